@@ -1,0 +1,408 @@
+"""The command line: thin functions over `experiment` and `report`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from pfedlms.errors import PfedlmsError, UsageError, did_you_mean
+
+DESCRIPTION = """\
+Personalised federated learning that talks in low-bit sketches.
+
+commands:
+  compare            several methods x seeds, one table (default: local, fedavg, pfedlms on digits)
+  run [CONFIG]       one method; --dry-run prints the plan, bytes and memory
+  resume DIR         go on with an interrupted run or comparison
+  export DIR         write one client's model: --client K -o model.pt
+  bits               bits per client and round of any model, method and setting
+  methods, datasets, models, settings
+                     what there is to choose from
+
+Each command explains itself: pfedlms run --help. Settings are section.key names:
+  pfedlms run --method pfedlms --set method.thresholds=3 --set data.alpha=0.1
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code: 0 done, 1 a run failed, 2 wrong use, 130 interrupted."""
+    options = _parser().parse_args(arguments)
+    complain = Console(stderr=True)
+    warnings.showwarning = lambda message, *rest, **more: complain.print(
+        f"warning: {message}", highlight=False, markup=False, soft_wrap=True
+    )
+    try:
+        return int(options.handler(options))
+    except PfedlmsError as error:
+        _print_error(complain, error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        complain.print("interrupted; a run directory keeps its latest checkpoint: pfedlms resume DIR", highlight=False)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output is gone (for example `| head`); there is nobody left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _print_error(console: Console, error: PfedlmsError) -> None:
+    lines = str(error).splitlines()
+    text = (
+        f"error: {lines[0]}"
+        if len(lines) == 1
+        else "\n  ".join([f"error: {len(lines)} problems in the settings", *lines])
+    )
+    console.print(text, highlight=False, markup=False, soft_wrap=True, style="red")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One readable line; argparse's own lists of choices are replaced by the nearest name."""
+        if "invalid choice: " in message:
+            wrong = message.split("invalid choice: ")[1].split("'")[1]
+            message = f"unknown command {wrong!r}; {did_you_mean(wrong, COMMANDS)}"
+        self.exit(2, f"error: {message}\nsee: {self.prog} --help\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    from pfedlms import __version__
+
+    parser = _Parser(
+        prog="pfedlms",
+        description=DESCRIPTION,
+        usage="pfedlms COMMAND [OPTIONS]",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"pfedlms {__version__}")
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS, parser_class=_Parser
+    )
+
+    def command(name: str, handler: Any, help: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, description=help, allow_abbrev=False)
+        sub.set_defaults(handler=handler)
+        return sub
+
+    sub = command("run", _run, "Train one federation and keep everything in a run directory.")
+    sub.add_argument("config", nargs="?", metavar="CONFIG", help="a TOML file; options below come on top of it")
+    sub.add_argument("--method", metavar="NAME", help="method by name (pfedlms methods)")
+    _add_settings(sub)
+    sub.add_argument("--dry-run", action="store_true", help="print the plan, bytes and memory; train nothing")
+    _add_output(sub)
+
+    sub = command("compare", _compare, "Train several methods with several seeds and print one table.")
+    sub.add_argument("config", nargs="?", metavar="CONFIG", help="a TOML file; options below come on top of it")
+    sub.add_argument(
+        "--methods",
+        metavar="A,B,C",
+        help="methods by name, separated by commas (default: local,fedavg,pfedlms)",
+    )
+    sub.add_argument("--seeds", type=int, metavar="N", help="how many seeds, from --seed on (default: 3)")
+    _add_settings(sub)
+    sub.add_argument(
+        "--plot",
+        metavar="FILE",
+        help="draw accuracy against bytes into a PNG, SVG or PDF file (extra: report)",
+    )
+    _add_output(sub)
+
+    sub = command("resume", _resume, "Go on with an interrupted run or comparison.")
+    sub.add_argument("directory", metavar="DIR", type=Path)
+    _add_output(sub)
+
+    sub = command("export", _export, "Write the model of one client as a PyTorch state dict.")
+    sub.add_argument("directory", metavar="DIR", type=Path)
+    sub.add_argument("--client", type=int, required=True, metavar="K", help="which client, from 0")
+    sub.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="where to write, for example model.pt",
+    )
+
+    sub = command(
+        "bits",
+        _bits,
+        "Bits of one client and round, from messages that are encoded and decoded; "
+        "FedProto as if every client held every class.",
+    )
+    sub.add_argument("--method", metavar="NAME", help="method by name (default: all)")
+    sub.add_argument("--model", metavar="NAME", help="model by name (default: the data set's)")
+    sub.add_argument("--classes", type=int, metavar="C", help="number of classes (default: the data set's)")
+    sub.add_argument("--clients", type=int, metavar="K", help="number of clients (default: 20)")
+    sub.add_argument(
+        "--dataset",
+        metavar="NAME",
+        help="take sample shape, model and classes from this data set (default: mnist; 32x32 images for vgg)",
+    )
+    sub.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="any setting; may be repeated"
+    )
+    sub.add_argument("--json", action="store_true", help="print JSON")
+
+    for name in ("methods", "datasets", "models", "settings"):
+        command(name, _list, f"List the {name}.").add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+COMMANDS = ("run", "compare", "resume", "export", "bits", "methods", "datasets", "models", "settings")
+
+
+def _add_settings(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--dataset", metavar="NAME", help="data set by name (pfedlms datasets)")
+    sub.add_argument("--data-dir", metavar="DIR", help="folder with the data set's files")
+    sub.add_argument("--rounds", metavar="N", help="communication rounds")
+    sub.add_argument("--seed", metavar="N", help="names every random stream (default: 0)")
+    sub.add_argument("--device", metavar="NAME", help="auto, cpu or cuda")
+    sub.add_argument("--out", metavar="DIR", help="where results go (default: a fresh folder under runs/)")
+    sub.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="any setting (pfedlms settings); may be repeated",
+    )
+
+
+def _add_output(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--json", action="store_true", help="print JSON and nothing else on standard output")
+    sub.add_argument("--quiet", action="store_true", help="no progress")
+
+
+# Options that stand for a setting.
+_OPTIONS = {
+    "dataset": "data.dataset",
+    "data_dir": "data.dir",
+    "rounds": "train.rounds",
+    "seed": "run.seed",
+    "device": "run.device",
+}
+
+
+def _overrides(options: argparse.Namespace, methods: Sequence[str]) -> dict[str, dict[str, Any]]:
+    from pfedlms.experiment.config import parse_overrides
+
+    given = [
+        f"{key}={getattr(options, name)}" for name, key in _OPTIONS.items() if getattr(options, name, None) is not None
+    ]
+    return parse_overrides([*options.set, *given], methods)
+
+
+def _out(options: argparse.Namespace, configured: str, label: str) -> Path:
+    """The directory asked for, or a fresh one named by time."""
+    if options.out or configured:
+        return Path(options.out or configured)
+    stem = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{label}"
+    candidates = (stem if number == 0 else stem.with_name(f"{stem.name}-{number}") for number in range(1000))
+    return next(path for path in candidates if not path.exists())
+
+
+def _progress(options: argparse.Namespace) -> Any:
+    from pfedlms.report.progress import LiveProgress, PlainProgress
+
+    console = Console(stderr=True, quiet=options.quiet)
+    return LiveProgress(console) if console.is_terminal else PlainProgress(console)
+
+
+def _print(text: Any) -> None:
+    """Tables and sentences on standard output; wide enough when piped, so that nothing is cut."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=140)
+    console.print(text, highlight=False)
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2))
+
+
+def _run(options: argparse.Namespace) -> int:
+    from pfedlms.experiment.config import load_config
+    from pfedlms.experiment.run import execute, prepare
+    from pfedlms.experiment.store import RunDirectory
+
+    # The file may name the method, so its own keys are known only then; texts that fit no key are reported by the
+    # check.
+    method = options.method or _method_in(options.config)
+    overrides = _overrides(options, [method])
+    if options.method:
+        overrides.setdefault("method", {})["name"] = options.method
+    config = load_config(options.config, overrides)
+    if options.dry_run:
+        from pfedlms.report.plan import plan_json, print_plan
+
+        federation = prepare(config)
+        if options.json:
+            _print_json(plan_json(config, federation))
+        else:
+            print_plan(config, federation, Console())
+        return 0
+    out = _out(options, "" if options.config else config.run.out, f"{config.data.dataset}-{config.method}")
+    config = config.with_run(out=str(out))
+    federation = prepare(config)
+    directory = RunDirectory(out)
+    directory.create(config.to_toml())
+    with _progress(options) as progress:
+        result = execute(config, federation, directory, progress)
+    return _report_run(options, result.summary, out)
+
+
+def _method_in(file: str | None) -> str:
+    from pfedlms.experiment.config import read_toml
+
+    section = read_toml(Path(file)).get("method", {}) if file else {}
+    return str(section.get("name", "pfedlms")) if isinstance(section, dict) else "pfedlms"
+
+
+def _report_run(options: argparse.Namespace, summary: dict[str, Any], out: Path) -> int:
+    from pfedlms.report.tables import comparison_table
+
+    if options.json:
+        _print_json(summary)
+    elif summary["accuracy"]["max"] is not None:
+        _print(comparison_table([summary]))
+    return _closing_words(summary["status"] == "interrupted", out, f"after {summary['rounds']} rounds")
+
+
+def _closing_words(interrupted: bool, out: Path, done: str) -> int:
+    console = Console(stderr=True)
+    if interrupted:
+        console.print(
+            f"interrupted {done}; all of it is kept. Go on with: pfedlms resume {out}",
+            highlight=False,
+            soft_wrap=True,
+        )
+        return 130
+    console.print(f"results: {out}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from pfedlms.experiment.compare import DEFAULT_METHODS, DEFAULT_SEEDS, plan, play
+
+    methods = (
+        list(DEFAULT_METHODS)
+        if options.methods is None
+        else [name.strip() for name in options.methods.split(",") if name.strip()]
+    )
+    configs = plan(
+        options.config,
+        _overrides(options, methods),
+        methods,
+        DEFAULT_SEEDS if options.seeds is None else options.seeds,
+    )
+    out = _out(options, "" if options.config else configs[0].run.out, f"{configs[0].data.dataset}-compare")
+    if options.plot:
+        _check_plot(options.plot)
+    with _progress(options) as progress:
+        comparison = play(configs, out, None, None, progress)
+    if options.plot and not comparison.interrupted:
+        from pfedlms.report.plots import accuracy_against_bytes
+
+        accuracy_against_bytes(out, Path(options.plot))
+    return _report_comparison(options, comparison, out)
+
+
+def _check_plot(file: str) -> None:
+    """Before hours of training rather than after: can the plot be drawn and written?"""
+    from importlib.util import find_spec
+
+    if find_spec("matplotlib") is None:
+        raise UsageError("--plot needs matplotlib; install it with: pip install 'pfedlms[report]'")
+    if Path(file).suffix not in (".png", ".svg", ".pdf") or not os.access(Path(file).resolve().parent, os.W_OK):
+        raise UsageError(f"--plot: got {file!r}, expected a .png, .svg or .pdf file in a folder that can be written")
+
+
+def _report_comparison(options: argparse.Namespace, comparison: Any, out: Path) -> int:
+    from pfedlms.report.tables import comparison_table
+
+    if options.json:
+        _print_json({"runs": comparison.runs})
+    elif any(summary["accuracy"]["max"] is not None for summary in comparison.runs):
+        _print(comparison_table(comparison.runs))
+    return _closing_words(comparison.interrupted, out, f"in run {len(comparison.runs)}")
+
+
+def _resume(options: argparse.Namespace) -> int:
+    from pfedlms.experiment.compare import is_comparison, resume_comparison
+    from pfedlms.experiment.run import resume
+
+    with _progress(options) as progress:
+        if is_comparison(options.directory):
+            comparison = resume_comparison(options.directory, None, None, progress)
+        else:
+            result = resume(options.directory, progress=progress)
+    if is_comparison(options.directory):
+        return _report_comparison(options, comparison, options.directory)
+    return _report_run(options, result.summary, options.directory)
+
+
+def _export(options: argparse.Namespace) -> int:
+    from pfedlms.experiment.run import export
+
+    export(options.directory, options.client, options.output)
+    Console(stderr=True).print(f"model of client {options.client}: {options.output}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _bits(options: argparse.Namespace) -> int:
+    from pfedlms.experiment.cost import bits_table
+
+    overrides = _overrides(argparse.Namespace(set=options.set), [options.method or "pfedlms"])
+    rows = bits_table(options.method, options.model, options.classes, options.clients, options.dataset, overrides)
+    if options.json:
+        _print_json(rows[0] if options.method else rows)
+        return 0
+    table = Table(
+        box=SIMPLE_HEAD,
+        title=f"{rows[0]['model']}, {rows[0]['parameters']:,} parameters, {rows[0]['clients']} clients",
+        title_style="bold",
+    )
+    table.add_column("method")
+    for name in ("bits ↑", "framing ↑", "bits ↓", "framing ↓", "bits/parameter ↑", "↓", "MiB/round"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        up, down = row["up_payload_bits"], row["down_payload_bits"]
+        cells = [f"{up:,}", f"{row['up_framing_bits']:,}", f"{down:,}", f"{row['down_framing_bits']:,}"]
+        table.add_row(
+            row["method"],
+            *cells,
+            f"{up / row['parameters']:.3g}",
+            f"{down / row['parameters']:.3g}",
+            f"{row['mib_per_round']:.4g}",
+        )
+    _print(table)
+    return 0
+
+
+def _list(options: argparse.Namespace) -> int:
+    from pfedlms.report.listings import LISTINGS
+
+    rows = LISTINGS[options.command]()
+    if options.json:
+        _print_json(rows)
+        return 0
+    table = Table(box=SIMPLE_HEAD)
+    for name in rows[0]:
+        table.add_column(name)
+    for row in rows:
+        table.add_row(*(str(value) for value in row.values()))
+    _print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

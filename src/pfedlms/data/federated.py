@@ -1,0 +1,109 @@
+"""A federation's data: one pool of samples on the device and, for each client, which of them it trains and tests on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from pfedlms.data.partition import Indices, partition, split
+from pfedlms.errors import DataError
+
+Pair = tuple[ArrayLike, ArrayLike]
+
+
+@dataclass(frozen=True)
+class FederatedData:
+    """Samples `x: [samples, ...]` float32, labels `y: [samples]` int64, and per client its train and test indices into
+    them."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+    train: tuple[Indices, ...]
+    test: tuple[Indices, ...]
+    classes: int
+
+    @property
+    def clients(self) -> int:
+        return len(self.train)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        return tuple(self.x.shape[1:])
+
+    @property
+    def samples(self) -> tuple[int, ...]:
+        """N_k: training samples of every client."""
+        return tuple(len(held) for held in self.train)
+
+    def to(self, device: torch.device) -> FederatedData:
+        return FederatedData(self.x.to(device), self.y.to(device), self.train, self.test, self.classes)
+
+
+def from_pool(
+    x: ArrayLike, y: ArrayLike, clients: int, alpha: float, seed: int, min_samples: int = 10
+) -> FederatedData:
+    """Partition one pool of samples over `clients` clients (Dirichlet(α), then 75/25 train/test)."""
+    samples, labels, classes = _check(x, y, "data")
+    sets = partition(labels, clients, alpha, seed, max(2, min_samples))
+    halves = [split(labels, held, seed, client) for client, held in enumerate(sets)]
+    return FederatedData(
+        torch.from_numpy(samples),
+        torch.from_numpy(labels),
+        tuple(a for a, _ in halves),
+        tuple(b for _, b in halves),
+        classes,
+    )
+
+
+def from_pairs(pairs: Sequence[tuple[Pair, Pair]]) -> FederatedData:
+    """Take every client's own ((x_train, y_train), (x_test, y_test)) as given."""
+    if not pairs:
+        raise DataError("data: got no clients, expected one (train, test) pair per client")
+    xs: list[NDArray[np.float32]] = []
+    ys: list[NDArray[np.int64]] = []
+    train: list[Indices] = []
+    test: list[Indices] = []
+    at = 0
+    for client, (own_train, own_test) in enumerate(pairs):
+        for name, (x, y), indices in (("train", own_train, train), ("test", own_test, test)):
+            samples, labels, _ = _check(x, y, f"client {client} {name}")
+            if xs and samples.shape[1:] != xs[0].shape[1:]:
+                raise DataError(
+                    f"client {client} {name}: got samples of shape {samples.shape[1:]}, expected "
+                    f"{xs[0].shape[1:]} as for client 0"
+                )
+            xs.append(samples)
+            ys.append(labels)
+            indices.append(np.arange(at, at + len(labels)))
+            at += len(labels)
+    y_all = np.concatenate(ys)
+    return FederatedData(
+        torch.from_numpy(np.concatenate(xs)),
+        torch.from_numpy(y_all),
+        tuple(train),
+        tuple(test),
+        int(y_all.max()) + 1,
+    )
+
+
+def _check(x: ArrayLike, y: ArrayLike, name: str) -> tuple[NDArray[np.float32], NDArray[np.int64], int]:
+    samples, raw = np.asarray(x, dtype=np.float32), np.asarray(y)
+    if raw.ndim != 1 or not (np.issubdtype(raw.dtype, np.integer) or np.array_equal(raw, np.floor(raw))):
+        raise DataError(
+            f"{name}: got labels of shape {raw.shape} and type {raw.dtype}, expected a vector of class numbers"
+        )
+    labels = raw.astype(np.int64)
+    if len(samples) != len(labels) or len(labels) == 0:
+        raise DataError(
+            f"{name}: got {len(samples)} samples and {len(labels)} labels, expected as many of each and at least one"
+        )
+    if labels.min() < 0:
+        raise DataError(f"{name}: got label {labels.min()}, expected classes numbered from 0")
+    if not np.isfinite(samples).all():
+        raise DataError(f"{name}: samples hold NaN or infinite values; clean them first")
+    return np.ascontiguousarray(samples), labels, int(labels.max()) + 1

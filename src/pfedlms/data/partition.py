@@ -1,0 +1,102 @@
+"""Non-IID partitions: Dirichlet shares of every class with a capacity, and a stratified train/test split."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pfedlms.errors import DataError
+from pfedlms.rng import generator, permutation, stream
+
+Indices = NDArray[np.int64]
+MAX_DRAWS = 100
+
+
+def partition(
+    labels: NDArray[np.integer], clients: int, alpha: float, seed: int, min_samples: int = 10
+) -> list[Indices]:
+    """Cut the samples `0..len(labels)−1` into `clients` disjoint sets that together hold every sample.
+
+    For each class, shares are drawn from Dirichlet(α) over the clients; the shares of clients that already hold at
+    least N / clients samples are set to zero and the rest renormalised. The whole draw is repeated until every client
+    has `min_samples`, at most 100 times.
+
+    Args:
+        labels: class of every sample, any integers.
+        clients: number of sets.
+        alpha: concentration; small values give each client few classes, large ones an even mix.
+        seed: names the stream the shares come from.
+        min_samples: smallest set that is accepted.
+    """
+    total = len(labels)
+    if not alpha > 0:
+        raise DataError(f"data.alpha: got {alpha}, expected a number above 0")
+    if clients < 1:
+        raise DataError(f"data.clients: got {clients}, expected at least 1")
+    if clients * max(1, min_samples) > total:
+        raise DataError(
+            f"data.clients: got {clients} clients with data.min_samples {min_samples} each, but there are only "
+            f"{total} samples; "
+            f"use at most {total // max(1, min_samples)} clients or a smaller data.min_samples"
+        )
+    smallest = 0
+    for draw in range(MAX_DRAWS):
+        sets = _draw(labels, clients, alpha, generator(stream(seed, "partition", draw)))
+        if min(len(held) for held in sets) >= min_samples:
+            return sets
+        smallest = max(smallest, min(len(held) for held in sets))
+    raise DataError(
+        f"data.alpha: no partition of {total} samples over {clients} clients with α = {alpha} gave every client "
+        f"data.min_samples = {min_samples} in {MAX_DRAWS} draws (the best draw's smallest client had {smallest}); "
+        f"use fewer clients, a larger data.alpha or a smaller data.min_samples"
+    )
+
+
+def _draw(labels: NDArray[np.integer], clients: int, alpha: float, random: np.random.Generator) -> list[Indices]:
+    held: list[list[Indices]] = [[] for _ in range(clients)]
+    counts = np.zeros(clients, dtype=np.int64)
+    capacity = len(labels) / clients
+    for label in np.unique(labels):
+        members = random.permutation(np.flatnonzero(labels == label))
+        open_clients = counts < capacity
+        shares = random.dirichlet(np.full(clients, alpha)) * open_clients
+        # For very small α all mass can lie on clients that are full; the open ones then share evenly.
+        shares = shares / shares.sum() if shares.sum() > 0 else open_clients / open_clients.sum()
+        cuts = np.floor(np.cumsum(shares)[:-1] * len(members)).astype(np.int64)
+        for client, part in enumerate(np.split(members, cuts)):
+            held[client].append(part)
+            counts[client] += len(part)
+    return [np.sort(np.concatenate(parts)) for parts in held]
+
+
+def split(
+    labels: NDArray[np.integer], held: Indices, seed: int, client: int, test_fraction: float = 0.25
+) -> tuple[Indices, Indices]:
+    """Split one client's samples into (train, test), stratified by label where it can be.
+
+    The test set has round(test_fraction · n) samples (at least one on each side when n ≥ 2). Each class gives the
+    floor of its quota; what is missing comes from the classes with the largest remainders, single-sample classes last,
+    so that a class seen once is trained on rather than only tested.
+    """
+    total = len(held)
+    if total < 2:
+        raise DataError(
+            f"client {client} holds {total} sample(s), expected at least 2 to split into train and test; "
+            "raise data.min_samples"
+        )
+    order = held[permutation(stream(seed, "split", client), total)]
+    classes, members = np.unique(labels[order], return_inverse=True)
+    sizes = np.bincount(members, minlength=len(classes))
+    wanted = min(max(round(test_fraction * total), 1), total - 1)
+    quota = test_fraction * sizes
+    take = np.floor(quota).astype(np.int64)
+    preference = np.lexsort((np.arange(len(classes)), -(quota - take), sizes == 1))
+    for index in np.resize(preference, total * len(classes)):
+        if take.sum() == wanted:
+            break
+        if take[index] < sizes[index]:
+            take[index] += 1
+    in_test = np.zeros(total, dtype=bool)
+    for label, count in enumerate(take):
+        in_test[np.flatnonzero(members == label)[:count]] = True
+    return np.sort(order[~in_test]), np.sort(order[in_test])

@@ -1,0 +1,153 @@
+"""What clients do on their own data: local steps, evaluation, gradients and features."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pfedlms import rng
+from pfedlms.data.batches import batch_positions
+from pfedlms.data.federated import FederatedData
+from pfedlms.methods.base import Objective
+from pfedlms.models.cohort import Cohort, CohortModel
+
+_EVALUATION_BATCH = 256
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How every method trains; the section [train] without the number of rounds."""
+
+    local_steps: int
+    batch_size: int
+    learning_rate: float
+    momentum: float
+    weight_decay: float
+
+
+class LocalWorker:
+    """Trains and evaluates cohorts on their clients' data."""
+
+    def __init__(self, model: CohortModel, data: FederatedData, train: TrainSettings, seed: int) -> None:
+        self._model, self._data, self._train, self._seed = model, data, train, seed
+
+    def train(self, cohort: Cohort, objective: Objective, phase: int) -> tuple[Cohort, Tensor]:
+        """E local steps; phase 0 is the start, phase r + 1 belongs to round r. Returns the cohort and the mean task
+        loss of each client."""
+        settings = self._train
+        params, momentum = cohort.params, cohort.momentum
+        buffers = {name: value.clone() for name, value in cohort.buffers.items()}
+        losses = torch.zeros(len(params), device=params.device)
+        with self._module_randomness(cohort, phase):
+            for step, (x, y) in enumerate(self._batches(cohort, phase)):
+                loss, gradient = self._gradient(params, buffers, x, y, objective)
+                losses += loss
+                extra = objective.gradient(params)
+                if extra is not None:
+                    gradient += extra
+                if settings.weight_decay:
+                    gradient.add_(params, alpha=settings.weight_decay)
+                if settings.momentum:
+                    momentum = momentum * settings.momentum + gradient
+                    gradient = momentum
+                params = objective.after_step(params - settings.learning_rate * gradient, step)
+        return replace(cohort, params=params, momentum=momentum, buffers=buffers), losses / settings.local_steps
+
+    def _gradient(
+        self, params: Tensor, buffers: dict[str, Tensor], x: Tensor, y: Tensor, objective: Objective
+    ) -> tuple[Tensor, Tensor]:
+        leaf = params.detach().requires_grad_()
+        outputs, features = self._model.forward(leaf, buffers, x, training=True, features=objective.needs_features)
+        losses = _cross_entropy(outputs, y).mean(dim=1)
+        # Clients share no parameter, so the gradient of the sum holds every client's own gradient in its row.
+        total = losses.sum() if features is None else (losses + objective.loss(features, y)).sum()
+        (gradient,) = torch.autograd.grad(total, leaf)
+        return losses.detach(), gradient
+
+    def mean_gradient(self, cohort: Cohort, params: Tensor, round: int) -> Tensor:
+        """See `ClientWork`; running statistics are left as they are."""
+        buffers = {name: value.clone() for name, value in cohort.buffers.items()}
+        total = torch.zeros_like(cohort.params)
+        for x, y in self._batches(cohort, round + 1):
+            total += self._gradient(params.expand_as(total), buffers, x, y, Objective())[1]
+        return total / self._train.local_steps
+
+    def class_features(self, cohort: Cohort) -> tuple[Tensor, Tensor]:
+        """See `ClientWork`."""
+        clients, classes = len(cohort.ids), self._data.classes
+        device = cohort.params.device
+        sums = torch.zeros(clients, classes, self._model.feature_size, device=device)
+        counts = torch.zeros(clients, classes, device=device)
+        for x, y, mask in self._sweep(cohort, self._data.train):
+            with torch.no_grad():
+                _, features = self._model.forward(cohort.params, cohort.buffers, x, training=False, features=True)
+            assert features is not None  # asked for above
+            member = F.one_hot(y, classes).to(features.dtype) * mask.unsqueeze(-1)
+            sums += torch.einsum("kbc,kbd->kcd", member, features)
+            counts += member.sum(dim=1)
+        return sums / counts.clamp(min=1).unsqueeze(-1), counts
+
+    def evaluate(self, cohort: Cohort, params: Tensor) -> tuple[Tensor, Tensor]:
+        """Correct predictions and summed loss of each client's `params` on its own test samples, with its own running
+        statistics."""
+        correct = torch.zeros(len(cohort.ids), dtype=torch.int64, device=cohort.params.device)
+        losses = torch.zeros(len(cohort.ids), dtype=torch.float64, device=cohort.params.device)
+        for x, y, mask in self._sweep(cohort, self._data.test):
+            with torch.no_grad():
+                outputs, _ = self._model.forward(params.expand_as(cohort.params), cohort.buffers, x, training=False)
+            correct += ((outputs.argmax(dim=-1) == y) & mask).sum(dim=1)
+            losses += torch.where(mask, _cross_entropy(outputs, y), 0.0).double().sum(dim=1)
+        return correct, losses
+
+    def _batches(self, cohort: Cohort, phase: int):  # type: ignore[no-untyped-def]
+        steps, size = self._train.local_steps, self._train.batch_size
+        positions = [
+            self._data.train[client][batch_positions(self._seed, client, samples, phase * steps, steps, size)]
+            for client, samples in zip(cohort.ids, cohort.samples, strict=True)
+        ]
+        indices = torch.from_numpy(np.stack(positions, axis=1)).to(self._data.x.device)
+        for index in indices:
+            yield self._data.x[index], self._data.y[index]
+
+    def _sweep(self, cohort: Cohort, held: tuple[np.ndarray, ...]):  # type: ignore[no-untyped-def]
+        """All samples of every client, in batches `[clients, batch]` with a mask over the places where a client has no
+        more."""
+        lengths = np.array([len(held[client]) for client in cohort.ids])
+        for start in range(0, int(lengths.max()), _EVALUATION_BATCH):
+            width = min(_EVALUATION_BATCH, int(lengths.max()) - start)
+            index = np.zeros((len(lengths), width), dtype=np.int64)
+            for row, client in enumerate(cohort.ids):
+                part = held[client][start : start + width]
+                index[row, : len(part)] = part
+            mask = torch.from_numpy(np.arange(start, start + width)[None, :] < lengths[:, None])
+            place = torch.from_numpy(index).to(self._data.x.device)
+            yield self._data.x[place], self._data.y[place], mask.to(self._data.x.device)
+
+    def _module_randomness(self, cohort: Cohort, phase: int):  # type: ignore[no-untyped-def]
+        """Dropout and the like draw from PyTorch's generator: seeded for the phase, and the caller's is left as it
+        was."""
+        return _seeded(rng.stream(self._seed, "module", phase, cohort.ids[0]))
+
+
+class _seeded:
+    def __init__(self, key: int) -> None:
+        self._fork = torch.random.fork_rng(
+            devices=range(torch.cuda.device_count()) if torch.cuda.is_available() else []
+        )
+        self._key = key
+
+    def __enter__(self) -> None:
+        self._fork.__enter__()
+        torch.manual_seed(self._key % (1 << 63))
+
+    def __exit__(self, *exc: object) -> None:
+        self._fork.__exit__(*exc)  # type: ignore[arg-type]
+
+
+def _cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of each sample, `[clients, batch]`."""
+    return F.cross_entropy(outputs.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)

@@ -1,0 +1,160 @@
+"""One round, written once for every method and every way to execute clients: the exchanges, then the local steps."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pfedlms.errors import DivergedError, QuorumError, WireError
+from pfedlms.methods.base import ClientWork, Exchange, Tensors
+from pfedlms.models.cohort import Cohort
+from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake, Received, frame
+
+Link = Callable[[bytes, int], bytes | None]
+"""The way from a client to the server: a frame and its sender go in; what arrives comes out, None if nothing does."""
+
+
+def perfect_link(data: bytes, sender: int) -> bytes | None:
+    """Everything arrives as it was sent."""
+    return data
+
+
+@dataclass
+class Traffic:
+    """Bytes that were sent, all clients together."""
+
+    up_payload: int = 0
+    up_framing: int = 0
+    down_payload: int = 0
+    down_framing: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(*(a + b for a, b in zip(self.as_tuple(), other.as_tuple(), strict=True)))
+
+    def as_tuple(self) -> tuple[int, int, int, int]:
+        return (self.up_payload, self.up_framing, self.down_payload, self.down_framing)
+
+    @property
+    def total(self) -> int:
+        return sum(self.as_tuple())
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Every client's model on its own test samples."""
+
+    correct: tuple[int, ...]
+    tested: tuple[int, ...]
+    loss: float
+
+    @property
+    def accuracy(self) -> float:
+        """Σ correct / Σ test samples, in percent."""
+        return 100.0 * sum(self.correct) / sum(self.tested)
+
+    @property
+    def per_client(self) -> list[float]:
+        return [100.0 * right / total for right, total in zip(self.correct, self.tested, strict=True)]
+
+
+@dataclass
+class RoundReport:
+    """What one round measured."""
+
+    loss: float
+    traffic: Traffic
+    rejected: int
+    global_evaluation: Evaluation | None = None
+
+
+@dataclass
+class Channel:
+    """Encodes, sends, checks, counts and decodes the messages of one round."""
+
+    digest: bytes
+    round: int
+    link: Link
+    quorum: float
+    traffic: Traffic = field(default_factory=Traffic)
+    rejected: int = 0
+
+    def hold(
+        self, exchange: Exchange[Any], cohorts: Sequence[Cohort], server: Tensors, work: ClientWork
+    ) -> tuple[list[Cohort], Tensors]:
+        """One whole exchange: every cohort's messages up, the server's answer down."""
+        everyone = {client for cohort in cohorts for client in cohort.ids}
+        intake = Intake(exchange.up, self.digest, self.round, everyone)
+        total = exchange.server_open(server, self.round)
+        accepted, after = 0, []
+        for cohort in cohorts:
+            cohort, values = exchange.client_send(cohort, self.round, work)
+            after.append(cohort)
+            arrived = self._send_up(exchange, cohort, values, intake)
+            if arrived:
+                total = exchange.server_add(total, [message.samples for message in arrived], _stack(arrived))
+            accepted += len(arrived)
+        if accepted < max(1, self.quorum * len(everyone)):
+            raise QuorumError(
+                f"round {self.round + 1}: {accepted} of {len(everyone)} messages were valid, expected at least "
+                f"run.quorum = {self.quorum:g} of them"
+            )
+        server, reply = exchange.server_reply(server, total, self.round)
+        return self._send_down(exchange, after, reply), server
+
+    def _send_up(self, exchange: Exchange[Any], cohort: Cohort, values: Tensors, intake: Intake) -> list[Received]:
+        arrays = {name: value.detach().cpu().numpy() for name, value in values.items()}
+        arrived = []
+        for row, (client, samples) in enumerate(zip(cohort.ids, cohort.samples, strict=True)):
+            own = {name: array[row] for name, array in arrays.items()}
+            sent = frame(exchange.up, own, round=self.round, sender=client, samples=samples, digest=self.digest)
+            self.traffic.up_payload += len(sent) - HEADER_BYTES
+            self.traffic.up_framing += HEADER_BYTES
+            got = self.link(sent, client)
+            try:
+                if got is None:
+                    raise WireError("nothing arrived")
+                arrived.append(intake.accept(got))
+            except WireError as error:
+                self.rejected += 1
+                warnings.warn(
+                    f"round {self.round + 1}: client {client} is left out of this exchange: "
+                    f"{type(error).__name__}: {error}",
+                    stacklevel=2,
+                )
+        return arrived
+
+    def _send_down(self, exchange: Exchange[Any], cohorts: Sequence[Cohort], reply: Tensors) -> list[Cohort]:
+        """The answer is one frame, received and decoded once by each cohort and counted once for each client."""
+        arrays = {name: value.cpu().numpy() for name, value in reply.items()}
+        sent = frame(exchange.down, arrays, round=self.round, sender=SERVER, samples=0, digest=self.digest)
+        after = []
+        for cohort in cohorts:
+            received = Intake(exchange.down, self.digest, self.round, (SERVER,)).accept(sent)
+            self.traffic.down_payload += received.payload_bytes * len(cohort.ids)
+            self.traffic.down_framing += (len(sent) - received.payload_bytes) * len(cohort.ids)
+            values = {name: torch.from_numpy(value).to(cohort.params.device) for name, value in received.values.items()}
+            after.append(exchange.client_receive(cohort, values, self.round))
+        return after
+
+
+def _stack(arrived: Sequence[Received]) -> Tensors:
+    names = arrived[0].values
+    return {name: torch.from_numpy(np.stack([message.values[name] for message in arrived])) for name in names}
+
+
+def check_finite(cohort: Cohort, losses: Tensor, round: int) -> None:
+    """Stop where a client's loss or model is no longer finite, and name it."""
+    fine = (torch.isfinite(losses) & torch.isfinite(cohort.params).all(dim=1)).tolist()
+    if not all(fine):
+        client = cohort.ids[fine.index(False)]
+        when = f"round {round}" if round else "the local steps before round 1"
+        raise DivergedError(
+            f"{when}: the loss or the model of client {client} is not finite any more; "
+            "lower train.learning_rate (or the method's strength)"
+        )

@@ -1,0 +1,125 @@
+"""Every error this package raises on purpose.
+
+PfedlmsError
+├── UsageError            what the user gave cannot be used (the command line exits with 2)
+│   ├── ConfigError       one or more settings are wrong; all of them are listed
+│   ├── DataError         a data set is missing, broken or cannot be partitioned
+│   └── RunDirectoryError a run directory is missing, in use, not writable or of another version
+├── RunError              a run that started could not go on (the command line exits with 1)
+│   ├── DivergedError     a loss or a model stopped being finite
+│   ├── QuorumError       too few valid messages arrived in one exchange
+│   └── StorageError      results could not be written
+└── WireError             a message was refused; the subclass says why
+    ├── TruncatedError    fewer bytes than the frame promises
+    ├── OversizedError    more bytes than the message can have
+    ├── MagicError        not a frame of this protocol
+    ├── VersionError      another protocol version
+    ├── ChecksumError     the bytes were changed on the way
+    ├── DigestError       the two ends disagree on model, method or seed
+    ├── KindError         another message than the one expected now
+    ├── RoundError        a message of another round
+    ├── SenderError       an unknown or repeated sender
+    └── DecodeError       well framed, but its contents are not valid values
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+
+class PfedlmsError(Exception):
+    """Base of all errors raised by pfedlms."""
+
+    exit_code = 1
+
+
+class UsageError(PfedlmsError):
+    """What the user gave cannot be used."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """One or more settings are wrong; `problems` holds one line for each."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class DataError(UsageError):
+    """A data set is missing, broken or cannot be partitioned as asked."""
+
+
+class RunDirectoryError(UsageError):
+    """A run directory is missing, in use, not writable or of another version."""
+
+
+class RunError(PfedlmsError):
+    """A run that started could not go on."""
+
+
+class DivergedError(RunError):
+    """A loss or a model stopped being finite."""
+
+
+class QuorumError(RunError):
+    """Too few valid messages arrived in one exchange."""
+
+
+class StorageError(RunError):
+    """Results could not be written, for example because the disk is full."""
+
+
+class WireError(PfedlmsError):
+    """A message was refused; the subclass says why."""
+
+
+class TruncatedError(WireError):
+    """Fewer bytes than the frame promises."""
+
+
+class OversizedError(WireError):
+    """More bytes than the message can have."""
+
+
+class MagicError(WireError):
+    """Not a frame of this protocol."""
+
+
+class VersionError(WireError):
+    """A frame of another protocol version."""
+
+
+class ChecksumError(WireError):
+    """The bytes were changed on the way."""
+
+
+class DigestError(WireError):
+    """The two ends disagree on model, method, settings or seed."""
+
+
+class KindError(WireError):
+    """Another message than the one expected now."""
+
+
+class RoundError(WireError):
+    """A message of another round."""
+
+
+class SenderError(WireError):
+    """An unknown or repeated sender."""
+
+
+class DecodeError(WireError):
+    """Well framed, but the contents are not valid values."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A closing sentence that names the nearest valid names, then all of them if there are few."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    return f"expected one of: {', '.join(known)}"

@@ -1,0 +1,131 @@
+"""Several methods × seeds on the same partitions, one table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from pfedlms.errors import ConfigError, RunDirectoryError, did_you_mean
+from pfedlms.experiment.config import Config, Tables, load_config
+from pfedlms.experiment.run import ModelLike, Progress, Result, execute, prepare, python_overrides, resume
+from pfedlms.experiment.store import RunDirectory
+from pfedlms.methods import METHODS
+
+SCHEMA = 1
+DEFAULT_METHODS = ("local", "fedavg", "pfedlms")
+DEFAULT_SEEDS = 3
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The finished runs of a comparison, in the order methods and seeds were given."""
+
+    runs: list[dict[str, Any]]
+    """Their summaries."""
+    directory: Path | None
+    interrupted: bool = False
+
+    def __str__(self) -> str:
+        from pfedlms.report.tables import comparison_text
+
+        return comparison_text(self.runs)
+
+
+def compare(
+    data: Any = None,
+    model: ModelLike = None,
+    *,
+    methods: Sequence[str] = DEFAULT_METHODS,
+    seeds: int = DEFAULT_SEEDS,
+    config: str | Path | None = None,
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> Comparison:
+    """Run every method with `seeds` seeds (from `seed` on); data, model and settings as in `run`. Printing the result
+    shows the table.
+
+    A setting that only some of the methods have goes to those.
+    """
+    overrides = python_overrides(data, model, methods, None, settings) if methods else {}
+    configs = plan(config, overrides, methods, seeds)
+    return play(configs, Path(out) if out else None, data, model, progress or Progress())
+
+
+def plan(
+    file: str | Path | None, overrides: Mapping[str, Mapping[str, Any]], methods: Sequence[str], seeds: int
+) -> list[Config]:
+    """One checked configuration for each method and seed; every problem of all of them is reported at once."""
+    found = [] if methods else ["--methods: got none, expected at least one name"]
+    found += [f"method.name: got {name!r}; {did_you_mean(name, METHODS)}" for name in methods if name not in METHODS]
+    if len(set(methods)) < len(methods):
+        found.append(f"--methods: got {','.join(methods)}, expected every method once")
+    if seeds < 1:
+        found.append(f"--seeds: got {seeds}, expected a count of at least 1")
+    if found:
+        raise ConfigError(found)
+    known = {each.name for name in methods for each in fields(METHODS[name].Settings)}
+    configs = []
+    for name in methods:
+        own = {each.name for each in fields(METHODS[name].Settings)}
+        # What no method knows stays in, to be reported; what only others know is theirs.
+        chosen = {key: value for key, value in overrides.get("method", {}).items() if key in own or key not in known}
+        tables: Tables = {
+            **{key: dict(value) for key, value in overrides.items()},
+            "method": {**chosen, "name": name},
+        }
+        try:
+            base = load_config(file, tables)
+        except ConfigError as error:
+            found += [problem for problem in error.problems if problem not in found]
+            continue
+        configs += [base.with_run(seed=base.run.seed + offset) for offset in range(seeds)]
+    if found:
+        raise ConfigError(found)
+    return configs
+
+
+def play(configs: Sequence[Config], out: Path | None, data: Any, model: ModelLike, progress: Progress) -> Comparison:
+    """Execute planned runs; with a directory, every run has its own folder in it, made before the first one starts."""
+    if out is None:
+        return _collect((execute(config, prepare(config, data, model), None, progress) for config in configs), None)
+    manifest = out / "compare.json"
+    if manifest.exists() or (out / "config.toml").exists():
+        raise RunDirectoryError(f"{out}: holds runs already; go on with `pfedlms resume {out}`, or name another --out")
+    names = [f"{config.method}-seed{config.run.seed}" for config in configs]
+    for name, config in zip(names, configs, strict=True):
+        folder = RunDirectory(out / name)
+        folder.create(config.with_run(out=str(out / name)).to_toml())
+        folder.close()
+    manifest.write_text(json.dumps({"schema": SCHEMA, "runs": names}, indent=2) + "\n")
+    return resume_comparison(out, data, model, progress)
+
+
+def is_comparison(directory: Path) -> bool:
+    return (directory / "compare.json").is_file()
+
+
+def resume_comparison(directory: Path, data: Any, model: ModelLike, progress: Progress) -> Comparison:
+    """Finish every run of a comparison that is not finished yet."""
+    try:
+        manifest = json.loads((directory / "compare.json").read_text())
+    except (OSError, ValueError) as error:
+        raise RunDirectoryError(f"{directory}: compare.json cannot be read ({error})") from error
+    if manifest.get("schema") != SCHEMA:
+        raise RunDirectoryError(
+            f"{directory}: got schema {manifest.get('schema')!r}, expected {SCHEMA}; "
+            "it is of another version of pfedlms"
+        )
+    return _collect((resume(directory / name, data, model, progress) for name in manifest["runs"]), directory)
+
+
+def _collect(results: Iterator[Result], directory: Path | None) -> Comparison:
+    summaries = []
+    for result in results:
+        summaries.append(result.summary)
+        if result.summary["status"] == "interrupted":
+            return Comparison(summaries, directory, interrupted=True)
+    return Comparison(summaries, directory)

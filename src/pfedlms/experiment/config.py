@@ -1,0 +1,236 @@
+"""The configuration of a run: one dataclass a section, every key documented where it is defined, all errors at once.
+
+Values are taken from, later ones first: `--set` and options; the user's TOML file; the shipped defaults of the data
+set and method (`pfedlms/configs/DATASET-METHOD.toml`, then `DATASET.toml`); the defaults below.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pfedlms.data.sources import DATASETS
+from pfedlms.errors import ConfigError, did_you_mean
+from pfedlms.methods import METHODS
+from pfedlms.models.zoo import MODELS
+from pfedlms.settings import parse, problems, setting
+
+SCHEMA = 1
+CUSTOM = "custom"
+"""Stands in a config for data or a model that was given in Python."""
+
+Tables = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class DataSection:
+    """Who holds what."""
+
+    dataset: str = setting("digits", "data set by name", choices=lambda: [*DATASETS, CUSTOM])
+    dir: str = setting("", "folder with the data set's files")
+    alpha: float = setting(0.5, "α of the Dirichlet partition; small: each client holds few classes", above=0)
+    clients: int = setting(20, "K, number of clients", minimum=1, maximum=(1 << 32) - 2)
+    min_samples: int = setting(10, "smallest number of samples (train and test) a client may get", minimum=1)
+
+
+@dataclass(frozen=True)
+class ModelSection:
+    """What every client trains."""
+
+    name: str = setting("dnn", "model by name", choices=lambda: [*MODELS, CUSTOM])
+    hidden: int = setting(256, "width of dnn's hidden layer", minimum=1)
+
+
+@dataclass(frozen=True)
+class TrainSection:
+    """How clients train, the same for every method."""
+
+    rounds: int = setting(200, "R, communication rounds", minimum=1)
+    local_steps: int = setting(20, "E, SGD steps a client takes in a round", minimum=1)
+    batch_size: int = setting(64, "samples of one step", minimum=1)
+    learning_rate: float = setting(0.1, "η", above=0)
+    momentum: float = setting(0.0, "momentum of the local steps; 0: none", minimum=0, maximum=1)
+    weight_decay: float = setting(1e-4, "μ, for every method", minimum=0)
+
+
+@dataclass(frozen=True)
+class RunSection:
+    """How the run is executed and what is kept."""
+
+    seed: int = setting(
+        0,
+        "names every random stream: partition, initial weights, batches, sketches",
+        minimum=0,
+        maximum=(1 << 63) - 1,
+    )
+    device: str = setting("auto", "auto takes a GPU where there is one", choices=lambda: ["auto", "cpu", "cuda"])
+    threads: int = setting(0, "CPU threads; 0: all", minimum=0)
+    out: str = setting("", "run directory; empty: a fresh one under runs/")
+    evaluate_every: int = setting(1, "rounds between evaluations (the last round is always evaluated)", minimum=1)
+    checkpoint_every: int = setting(10, "rounds between checkpoints (the last round always has one)", minimum=1)
+    quorum: float = setting(
+        0.5, "share of an exchange's messages that must be valid for the round to go on", minimum=0, maximum=1
+    )
+    cohort_size: int = setting(
+        0, "clients stacked together; 0: all; 1: the reference engine, one client after another", minimum=0
+    )
+
+
+SECTIONS: dict[str, type[Any]] = {
+    "data": DataSection,
+    "model": ModelSection,
+    "train": TrainSection,
+    "run": RunSection,
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """A complete, valid configuration of one run."""
+
+    method: str = "pfedlms"
+    settings: Any = None
+    data: DataSection = field(default_factory=DataSection)
+    model: ModelSection = field(default_factory=ModelSection)
+    train: TrainSection = field(default_factory=TrainSection)
+    run: RunSection = field(default_factory=RunSection)
+
+    def tables(self) -> Tables:
+        """All keys with their values, as they stand in a TOML file."""
+        return {
+            "data": asdict(self.data),
+            "model": asdict(self.model),
+            "train": asdict(self.train),
+            "method": {"name": self.method, **asdict(self.settings)},
+            "run": asdict(self.run),
+        }
+
+    def to_toml(self) -> str:
+        """The file that runs this configuration again."""
+        lines = ["# pfedlms run config.toml --out DIR", f"schema = {SCHEMA}"]
+        for section, values in self.tables().items():
+            lines += ["", f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in values.items())]
+        return "\n".join(lines) + "\n"
+
+    def with_run(self, **values: Any) -> Config:
+        return replace(self, run=replace(self.run, **values))
+
+
+def load_config(
+    file: str | Path | None = None,
+    overrides: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    schema_errors: str = "config",
+) -> Config:
+    """Read, merge and check a configuration; raises ConfigError with every problem found.
+
+    Args:
+        file: a TOML file of the user's.
+        overrides: values by section and key, on top of the file.
+    """
+    given = _merge(read_toml(Path(file)) if file else {}, overrides or {})
+    schema: Any = given.pop("schema", SCHEMA)
+    if schema != SCHEMA:
+        raise ConfigError(
+            [f"schema: got {schema!r}, expected {SCHEMA}; the {schema_errors} is of another version of pfedlms"]
+        )
+    method = given.get("method", {}).get("name", "pfedlms")
+    dataset = given.get("data", {}).get("dataset", "digits")
+    tables = _merge(preset(dataset, method), given)
+    found = _problems(tables, method)
+    if found:
+        raise ConfigError(found)
+    own = {key: value for key, value in tables.get("method", {}).items() if key != "name"}
+    sections = {name: _build(cls, tables.get(name, {})) for name, cls in SECTIONS.items()}
+    return Config(method=method, settings=_build(METHODS[method].Settings, own), **sections)
+
+
+def preset(dataset: Any, method: Any) -> Tables:
+    """Shipped defaults for a data set, then those for a method on it."""
+    tables: Tables = {}
+    folder = resources.files("pfedlms") / "configs"
+    for stem in (dataset, f"{dataset}-{method}"):
+        file = folder / f"{stem}.toml"
+        if isinstance(dataset, str) and dataset in DATASETS and file.is_file():
+            tables = _merge(tables, tomllib.loads(file.read_text(encoding="utf-8")))
+    tables.pop("schema", None)
+    return tables
+
+
+def parse_overrides(assignments: Sequence[str], methods: Sequence[str]) -> Tables:
+    """`section.key=value` texts as tables; a value takes the type its key has."""
+    tables: Tables = {}
+    wrong = []
+    for text in assignments:
+        place, equals, value = text.partition("=")
+        section, dot, key = place.strip().partition(".")
+        if not (equals and dot and section and key):
+            wrong.append(f"--set: got {text!r}, expected section.key=value, for example train.rounds=50")
+            continue
+        owners = (
+            [METHODS[name].Settings for name in methods if name in METHODS]
+            if section == "method"
+            else [SECTIONS.get(section)]
+        )
+        owner = next((cls for cls in owners if cls is not None and key in {each.name for each in fields(cls)}), None)
+        tables.setdefault(section, {})[key] = parse(owner, key, value.strip()) if owner else value.strip()
+    if wrong:
+        raise ConfigError(wrong)
+    return tables
+
+
+def read_toml(path: Path) -> Tables:
+    """A TOML file as tables; raises ConfigError where it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError([f"{path}: cannot be read ({error.strerror})"]) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError([f"{path}: not a TOML file: {error}"]) from error
+
+
+def _merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> Tables:
+    merged = dict(base)
+    for key, value in top.items():
+        merged[key] = (
+            {**merged.get(key, {}), **value}
+            if isinstance(value, Mapping) and isinstance(merged.get(key, {}), Mapping)
+            else value
+        )
+    return merged
+
+
+def _problems(tables: Tables, method: Any) -> list[str]:
+    found = []
+    names = [*SECTIONS, "method"]
+    for section, values in tables.items():
+        if section not in names:
+            found.append(f"[{section}]: unknown section; {did_you_mean(section, names)}")
+        elif not isinstance(values, Mapping):
+            found.append(f"{section}: got {values!r}, expected a section [{section}]")
+        elif section != "method":
+            found += problems(section, SECTIONS[section], dict(values))
+    if not isinstance(method, str) or method not in METHODS:
+        found.append(f"method.name: got {method!r}; {did_you_mean(str(method), METHODS)}")
+    elif isinstance(tables.get("method", {}), Mapping):
+        own = {key: value for key, value in tables.get("method", {}).items() if key != "name"}
+        found += problems("method", METHODS[method].Settings, own)
+    return found
+
+
+def _build(cls: type[Any], values: Mapping[str, Any]) -> Any:
+    kinds = {each.name: str(each.type) for each in fields(cls)}
+    return cls(**{key: float(value) if kinds[key] == "float" else value for key, value in values.items()})
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return '"' + "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in escaped) + '"'
+    return repr(value)

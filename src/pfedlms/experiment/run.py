@@ -1,0 +1,416 @@
+"""One run, from a configuration or from Python objects to metrics, a summary and every client's model."""
+
+from __future__ import annotations
+
+import copy
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from pfedlms import rng
+from pfedlms.data import FederatedData, from_pairs, from_pool, load
+from pfedlms.engine import Federation, RoundReport, Traffic
+from pfedlms.engine.local import TrainSettings
+from pfedlms.errors import ConfigError, DivergedError, RunDirectoryError, RunError, UsageError, did_you_mean
+from pfedlms.experiment.config import CUSTOM, SECTIONS, Config, Tables, load_config
+from pfedlms.experiment.store import RunDirectory, write_atomically
+from pfedlms.kernels import use_threads
+from pfedlms.methods import METHODS
+from pfedlms.models import CohortModel, build
+from pfedlms.models.zoo import seeded
+
+SUMMARY_SCHEMA = 1
+ModelLike = str | nn.Module | Callable[[], nn.Module] | None
+
+
+class Progress:
+    """Told what happens in a run; the default says nothing."""
+
+    def started(self, config: Config, rounds_played: int) -> None: ...
+
+    def evaluated(self, config: Config, record: Mapping[str, Any]) -> None: ...
+
+    def finished(self, config: Config, summary: Mapping[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run measured, and the models it trained."""
+
+    config: Config
+    summary: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    directory: Path | None
+    federation: Federation
+
+    @property
+    def accuracy(self) -> float:
+        """P-acc, mean of the last 10 evaluations, in percent."""
+        return float(self.summary["accuracy"]["last10"])
+
+    @property
+    def models(self) -> list[dict[str, torch.Tensor]]:
+        """Every client's model as a state dict."""
+        return [self.federation.client_state_dict(client) for client in range(self.federation.data.clients)]
+
+
+def run(
+    data: Any = None,
+    model: ModelLike = None,
+    *,
+    method: str = "pfedlms",
+    config: str | Path | None = None,
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> Result:
+    """Train one federation.
+
+    Args:
+        data: a data set's name; arrays `(x, y)` to be partitioned; or one `((x, y), (x, y))` train and test pair per
+        client. Default: the embedded digits. model: a name of the zoo, a factory that returns an `nn.Module`, or a
+        module (its weights are w⁰). Default: the data set's own. method: name of the method.
+        config: a TOML file with settings.
+        out: run directory; without one nothing is written.
+        progress: told what happens.
+        settings: any key of a section (`rounds=50, alpha=0.1, strength=0.05, seed=1, …`).
+
+    Example:
+        >>> import pfedlms
+        >>> result = pfedlms.run("digits", rounds=2, clients=5)
+        >>> sorted(result.summary["accuracy"])
+        ['final', 'last10', 'max']
+    """
+    checked = load_config(config, python_overrides(data, model, [method], out, settings))
+    directory = RunDirectory(Path(out)) if out else None
+    federation = prepare(checked, data, model)
+    if directory is not None:
+        directory.create(checked.to_toml())
+    return execute(checked, federation, directory, progress or Progress())
+
+
+def resume(
+    directory: str | Path, data: Any = None, model: ModelLike = None, progress: Progress | None = None
+) -> Result:
+    """Go on with the run in `directory`; data and model are needed again where they were given in Python."""
+    stored = RunDirectory(Path(directory))
+    if not stored.config.is_file():
+        raise RunDirectoryError(f"{directory}: no run here (config.toml is missing)")
+    config = load_config(stored.config, schema_errors="run directory")
+    for section, given, name in (("data", data, config.data.dataset), ("model", model, config.model.name)):
+        if name == CUSTOM and given is None:
+            raise UsageError(
+                f"{directory}: this run's {section} was given in Python; "
+                f"go on with pfedlms.resume({str(directory)!r}, data, model)"
+            )
+    federation = prepare(config, data, model)
+    stored.open()
+    return execute(config, federation, stored, progress or Progress())
+
+
+def export(directory: str | Path, client: int, file: str | Path) -> None:
+    """Write the model of one client, as of the latest checkpoint, as a state dict that `torch.load` reads."""
+    stored = RunDirectory(Path(directory))
+    if not stored.config.is_file():
+        raise RunDirectoryError(f"{directory}: no run here (config.toml is missing)")
+    config = load_config(stored.config, schema_errors="run directory")
+    if CUSTOM in (config.data.dataset, config.model.name):
+        raise UsageError(
+            f"{directory}: this run's data or model was given in Python; "
+            f"take the models from pfedlms.resume({str(directory)!r}, data, model).models"
+        )
+    state = stored.load_checkpoint()
+    if state is None:
+        raise RunDirectoryError(f"{directory}: no checkpoint yet; `pfedlms resume {directory}` first")
+    federation = prepare(config)
+    federation.load(state["federation"])
+    if not 0 <= client < federation.data.clients:
+        raise UsageError(f"--client: got {client}, expected 0 to {federation.data.clients - 1}")
+    try:
+        write_atomically(Path(file), lambda opened: torch.save(federation.client_state_dict(client), opened))
+    except (OSError, RuntimeError) as error:
+        raise UsageError(f"{file}: cannot be written ({getattr(error, 'strerror', None) or error})") from error
+
+
+def python_overrides(
+    data: Any, model: ModelLike, methods: Sequence[str], out: str | Path | None, settings: Mapping[str, Any]
+) -> Tables:
+    """Keyword arguments as sections and keys; a key is looked up in every section and in the methods' own."""
+    homes = {each.name: section for section, cls in SECTIONS.items() for each in fields(cls)}
+    homes |= {each.name: "method" for name in methods if name in METHODS for each in fields(METHODS[name].Settings)}
+    homes.pop("name")
+    unknown = [f"{key}: unknown setting; {did_you_mean(key, homes)}" for key in settings if key not in homes]
+    if unknown:
+        raise ConfigError(unknown)
+    tables: Tables = {"data": {}, "model": {}, "method": {"name": methods[0]}, "run": {"out": str(out or "")}}
+    for key, value in settings.items():
+        tables.setdefault(homes[key], {})[key] = value
+    if data is not None:
+        tables["data"]["dataset"] = data if isinstance(data, str) else CUSTOM
+        if not isinstance(data, str) and not _is_pool(data):
+            tables["data"]["clients"] = len(data)
+    if model is not None:
+        tables["model"]["name"] = model if isinstance(model, str) else CUSTOM
+    return tables
+
+
+def prepare(config: Config, data: Any = None, model: ModelLike = None) -> Federation:
+    """Everything up to the first local step: device, data, partition, model, method."""
+    device = _device(config.run.device)
+    if config.run.threads:
+        torch.set_num_threads(config.run.threads)
+        use_threads(config.run.threads)
+    federated = _federated(config, data)
+    cohort_model = CohortModel(_module(config, model, federated), device)
+    _check_model(cohort_model, federated)
+    train = TrainSettings(**{each.name: getattr(config.train, each.name) for each in fields(TrainSettings)})
+    return Federation(
+        METHODS[config.method], config.settings, cohort_model, federated.to(device), train,
+        config.run.seed, cohort_size=config.run.cohort_size, quorum=config.run.quorum,
+    )  # fmt: skip
+
+
+def execute(config: Config, federation: Federation, directory: RunDirectory | None, progress: Progress) -> Result:
+    """Play all rounds that are left, measuring and saving as the configuration says."""
+    recorder = _Recorder(config, federation, directory)
+    try:
+        recorder.restore()
+        progress.started(config, federation.rounds_played)
+        with _stop_on_interrupt() as stopped:
+            status = _play(config, federation, recorder, progress, stopped)
+        summary = recorder.finish(status)
+    except DivergedError:
+        recorder.finish("diverged")
+        raise
+    except RunError:
+        # The disk may be full, but what was measured so far is on it; a summary is worth a try, the cause is what
+        # counts.
+        recorder.finish("failed", quietly=True)
+        raise
+    finally:
+        if directory is not None:
+            directory.close()
+    progress.finished(config, summary)
+    return Result(config, summary, recorder.metrics, directory.path if directory else None, federation)
+
+
+def _play(
+    config: Config,
+    federation: Federation,
+    recorder: _Recorder,
+    progress: Progress,
+    stopped: Callable[[], bool],
+) -> str:
+    last = config.train.rounds
+    if federation.rounds_played == 0 and last > 0:
+        federation.start()
+    while federation.rounds_played < last:
+        number = federation.rounds_played + 1
+        evaluate = number % config.run.evaluate_every == 0 or number == last
+        report = federation.play_round(evaluate_global=evaluate)
+        recorder.count(report)
+        if evaluate:
+            progress.evaluated(config, recorder.evaluate(report))
+        interrupted = stopped() and number < last
+        if number % config.run.checkpoint_every == 0 or number == last or interrupted:
+            recorder.checkpoint()
+        if interrupted:
+            return "interrupted"
+    return "finished"
+
+
+class _Recorder:
+    """Turns what happens into metrics, checkpoints and a summary."""
+
+    def __init__(self, config: Config, federation: Federation, directory: RunDirectory | None) -> None:
+        self.metrics: list[dict[str, Any]] = []
+        self._config, self._federation, self._directory = config, federation, directory
+        self._traffic, self._rejected = Traffic(), 0
+        self._before, self._began = 0.0, time.perf_counter()
+
+    @property
+    def _seconds(self) -> float:
+        return round(self._before + time.perf_counter() - self._began, 3)
+
+    def restore(self) -> None:
+        """Go back to the latest checkpoint, or to the very beginning where there is none."""
+        if self._directory is None:
+            return
+        state = self._directory.load_checkpoint()
+        self.metrics = self._directory.rewind_metrics(state["metrics_bytes"] if state else 0)
+        if state:
+            try:
+                self._federation.load(state["federation"])
+            except (ValueError, KeyError) as error:
+                raise RunDirectoryError(f"{self._directory.path}: {error}") from error
+            self._traffic, self._rejected = Traffic(*state["traffic"]), state["rejected"]
+            self._before = state["seconds"]
+
+    def count(self, report: RoundReport) -> None:
+        self._traffic += report.traffic
+        self._rejected += report.rejected
+
+    def evaluate(self, report: RoundReport) -> dict[str, Any]:
+        measured = self._federation.evaluate()
+        record: dict[str, Any] = {"round": self._federation.rounds_played, "p_acc": measured.accuracy}
+        if report.global_evaluation is not None:
+            record["g_acc"] = report.global_evaluation.accuracy
+        record |= {
+            "loss": report.loss,
+            "test_loss": measured.loss,
+            "client_acc": measured.per_client,
+            "bytes": asdict(self._traffic),
+            "rejected": self._rejected,
+            "seconds": self._seconds,
+        }
+        self.metrics.append(record)
+        if self._directory is not None:
+            self._directory.append_metrics(record)
+        return record
+
+    def checkpoint(self) -> None:
+        if self._directory is not None:
+            state = {
+                "federation": self._federation.state(),
+                "traffic": list(self._traffic.as_tuple()),
+                "rejected": self._rejected,
+            }
+            self._directory.save_checkpoint({**state, "seconds": self._seconds})
+
+    def finish(self, status: str, quietly: bool = False) -> dict[str, Any]:
+        summary = self._summarise(status)
+        if self._directory is not None:
+            try:
+                self._directory.write_summary(summary)
+            except RunError:
+                if not quietly:
+                    raise
+        return summary
+
+    def _summarise(self, status: str) -> dict[str, Any]:
+        config, rounds = self._config, self._federation.rounds_played
+        summary: dict[str, Any] = {
+            "schema": SUMMARY_SCHEMA,
+            "status": status,
+            "method": config.method,
+            "dataset": config.data.dataset,
+            "model": config.model.name,
+            "seed": config.run.seed,
+            "clients": self._federation.data.clients,
+            "rounds": rounds,
+            "accuracy": _reached([record["p_acc"] for record in self.metrics]),
+        }
+        shared = [record["g_acc"] for record in self.metrics if "g_acc" in record]
+        if shared:
+            summary["global_accuracy"] = _reached(shared)
+        per_round = {name: _per_round(total, rounds) for name, total in asdict(self._traffic).items()}
+        return summary | {
+            "bytes_per_round": per_round,
+            "total_bytes": self._traffic.total,
+            "rejected": self._rejected,
+            "seconds": self._seconds,
+            "parameters": self._federation.model.layout.dim,
+        }
+
+
+def _reached(values: Sequence[float]) -> dict[str, float | None]:
+    """Maximum over evaluations, mean of the last 10, and the last; nothing yet is null."""
+    if not values:
+        return {"max": None, "last10": None, "final": None}
+    tail = values[-10:]
+    return {"max": max(values), "last10": sum(tail) / len(tail), "final": values[-1]}
+
+
+def _per_round(total: int, rounds: int) -> int | float:
+    if rounds == 0:
+        return 0
+    return total // rounds if total % rounds == 0 else total / rounds
+
+
+@contextmanager
+def _stop_on_interrupt() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C lets the round end and be saved; a second one ends the program at once."""
+    pressed = threading.Event()
+
+    def handle(number: int, where: FrameType | None) -> None:
+        if pressed.is_set():
+            raise KeyboardInterrupt
+        pressed.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield pressed.is_set
+        return
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield pressed.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UsageError("run.device: got 'cuda', but PyTorch finds no GPU here; use --device cpu or auto")
+    return torch.device(name)
+
+
+def _is_pool(data: Any) -> bool:
+    return isinstance(data, tuple) and len(data) == 2 and hasattr(data[0], "shape")
+
+
+def _federated(config: Config, data: Any) -> FederatedData:
+    chosen = config.data
+    if data is None or isinstance(data, str):
+        if chosen.dataset == CUSTOM:
+            raise UsageError(
+                "data.dataset: 'custom' stands for data given in Python; name a data set, or use pfedlms.run(data, …)"
+            )
+        source = load(chosen.dataset, chosen.dir or None)
+        x, y = source.x, source.y
+    elif _is_pool(data):
+        x, y = data
+    else:
+        return from_pairs(data)
+    return from_pool(x, y, chosen.clients, chosen.alpha, config.run.seed, chosen.min_samples)
+
+
+def _module(config: Config, model: ModelLike, data: FederatedData) -> nn.Module:
+    key = rng.stream(config.run.seed, "initial")
+    if isinstance(model, nn.Module):
+        return copy.deepcopy(model)
+    if callable(model):
+        return seeded(model, key)
+    if config.model.name == CUSTOM:
+        raise UsageError("model.name: 'custom' stands for a model given in Python; name a model of `pfedlms models`")
+    return build(config.model.name, data.shape, data.classes, config.model.hidden, key)
+
+
+def _check_model(model: CohortModel, data: FederatedData) -> None:
+    """Try two samples, so that a model that does not fit the data is found before anything is trained."""
+    cohort = model.cohort((0,), (1,), with_momentum=False)
+    sample = data.x[data.train[0][[0, -1]]].to(model.device).unsqueeze(0)
+    try:
+        with torch.no_grad():
+            outputs, _ = model.forward(cohort.params, cohort.buffers, sample, training=False)
+    except (RuntimeError, ValueError, TypeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UsageError(
+            f"model: fails on samples of shape {data.shape} ({reason}); "
+            f"expected a module that takes [batch, *{data.shape}]"
+        ) from error
+    if outputs.ndim != 3 or outputs.shape[-1] < data.classes:
+        got = tuple(outputs.shape[1:])
+        raise UsageError(
+            f"model: got outputs of shape {got} for 2 samples, expected (2, at least {data.classes}): one number "
+            "a class"
+        )

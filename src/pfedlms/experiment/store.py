@@ -1,0 +1,174 @@
+"""A run directory: config.toml, metrics.jsonl, summary.json and checkpoint.pt, each written so that a crash at any
+moment loses nothing.
+
+config.toml      complete configuration; `pfedlms run config.toml` does it again
+metrics.jsonl    one line an evaluation, appended
+checkpoint.pt    latest full state, and how long metrics.jsonl was then
+summary.json     what the run reached and cost
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from pfedlms.errors import RunDirectoryError, StorageError
+
+SCHEMA = 1
+
+
+class RunDirectory:
+    """Files of one run; at most one process writes to it at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: BinaryIO | None = None
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def _metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def _checkpoint(self) -> Path:
+        return self.path / "checkpoint.pt"
+
+    @property
+    def _summary(self) -> Path:
+        return self.path / "summary.json"
+
+    def create(self, config: str) -> None:
+        """Make the directory; refuse one that already holds a run."""
+        if self.config.exists():
+            raise RunDirectoryError(
+                f"{self.path}: holds a run already; "
+                f"go on with it by `pfedlms resume {self.path}`, or name another --out"
+            )
+        if self.path.exists() and not self.path.is_dir():
+            raise RunDirectoryError(f"{self.path}: is a file, expected a folder; name another --out")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._acquire()
+            write_atomically(self.config, lambda file: file.write(config.encode()))
+        except OSError as error:
+            raise RunDirectoryError(f"{self.path}: cannot be written ({error.strerror}); name another --out") from error
+
+    def open(self) -> None:
+        """Take an existing directory over, to go on with its run."""
+        if not self.config.is_file():
+            raise RunDirectoryError(f"{self.path}: no run here (config.toml is missing)")
+        try:
+            self._acquire()
+        except OSError as error:
+            raise RunDirectoryError(f"{self.path}: cannot be written ({error.strerror})") from error
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _acquire(self) -> None:
+        lock = open(self.path / ".lock", "wb")  # noqa: SIM115 - held open: the lock lives as long as the file is
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.close()
+            raise RunDirectoryError(
+                f"{self.path}: another process is running here; wait for it or name another --out"
+            ) from error
+        self._lock = lock
+
+    def append_metrics(self, record: dict[str, Any]) -> None:
+        with self._storing(), open(self._metrics, "ab") as file:
+            file.write(json.dumps(record).encode() + b"\n")
+
+    def save_checkpoint(self, state: dict[str, Any]) -> None:
+        """Replace the checkpoint; lines of metrics.jsonl written so far belong to it."""
+        with self._storing():
+            length = 0
+            if self._metrics.exists():
+                with open(self._metrics, "rb") as file:
+                    os.fsync(file.fileno())
+                    length = os.fstat(file.fileno()).st_size
+            content = {"schema": SCHEMA, "metrics_bytes": length, **state}
+            write_atomically(self._checkpoint, lambda file: torch.save(content, file))
+
+    def load_checkpoint(self) -> dict[str, Any] | None:
+        """The latest checkpoint, or None before the first one."""
+        if not self._checkpoint.exists():
+            return None
+        try:
+            state: dict[str, Any] = torch.load(self._checkpoint, map_location="cpu", weights_only=True)
+        except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
+            raise RunDirectoryError(
+                f"{self._checkpoint}: cannot be read ({type(error).__name__}); delete it to start this run over"
+            ) from error
+        if state.get("schema") != SCHEMA:
+            raise RunDirectoryError(
+                f"{self._checkpoint}: got schema {state.get('schema')!r}, expected {SCHEMA}; "
+                "it is of another version of pfedlms"
+            )
+        return state
+
+    def rewind_metrics(self, length: int) -> list[dict[str, Any]]:
+        """Cut metrics.jsonl to what the checkpoint knows, and return those records."""
+        with self._storing():
+            if not self._metrics.exists():
+                if length:
+                    raise RunDirectoryError(
+                        f"{self._metrics}: is missing, but the checkpoint has measurements; "
+                        "delete checkpoint.pt to start over"
+                    )
+                return []
+            if self._metrics.stat().st_size < length:
+                raise RunDirectoryError(
+                    f"{self._metrics}: is shorter than at the checkpoint; delete checkpoint.pt to start this run over"
+                )
+            os.truncate(self._metrics, length)
+            return [json.loads(line) for line in self._metrics.read_text().splitlines()]
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        with self._storing():
+            write_atomically(self._summary, lambda file: file.write(json.dumps(summary, indent=2).encode() + b"\n"))
+
+    @contextmanager
+    def _storing(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, RuntimeError) as error:
+            # torch.save reports a full disk as a RuntimeError of its zip writer.
+            reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+            raise StorageError(
+                f"{self.path}: cannot write ({reason}); make room, then `pfedlms resume {self.path}`"
+            ) from error
+
+
+def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write beside the file, make it durable, then put it in place: readers see the old content or the new, never a
+    part."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with open(temporary, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

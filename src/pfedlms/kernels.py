@@ -1,0 +1,28 @@
+"""How CPU kernels are compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def compiled(*, parallel: bool = False) -> Callable[[Function], Function]:
+    """`numba.njit` for kernels: compiled at the first call, cached on disk, typed as the function it wraps.
+
+    Without fastmath, because the order of float operations is part of the protocol; with NumPy's error model, so that
+    a division by zero gives what IEEE 754 says instead of an exception and loops can be vectorised.
+    """
+
+    def decorate(function: Function) -> Function:
+        return cast(Function, numba.njit(cache=True, nogil=True, error_model="numpy", parallel=parallel)(function))
+
+    return decorate
+
+
+def use_threads(count: int) -> None:
+    """Let kernels use `count` threads, or as many of them as numba has."""
+    numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]

@@ -1,0 +1,154 @@
+"""The contract between methods, engine and wire.
+
+A round is written once, in `engine.round`: the method's exchanges one after another, then E local steps on the
+method's objective. An exchange is
+
+    client_send → bytes → server_open, server_add…, server_reply → bytes → client_receive
+
+and a method is its exchanges, its objective and its settings. All of it is pure: state goes in, state comes out.
+Client-side functions work on a cohort (tensors with a leading `clients` axis); a real device is a cohort of one. The
+server side is a fold over the clients' messages, so its memory need not grow with their number; it runs on the host. A
+method never sees bytes, and never decides who takes part: it gets whichever clients' messages arrived.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+from torch import Tensor
+
+from pfedlms.models.cohort import Cohort
+from pfedlms.models.layout import Layout
+from pfedlms.wire.fields import Message
+
+Tensors = dict[str, Tensor]
+Total = TypeVar("Total")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What both ends know before the first round."""
+
+    layout: Layout
+    classes: int
+    feature_size: int
+    """Width of what enters the last linear layer."""
+    seed: int
+    initial: Tensor
+    """w⁰, `[dim]`, on the host."""
+    local_steps: int
+    learning_rate: float
+
+
+class ClientWork(Protocol):
+    """What a client can compute on its own data besides its local steps; handed to `client_send`."""
+
+    def mean_gradient(self, cohort: Cohort, params: Tensor, round: int) -> Tensor:
+        """Gradient of the task loss at `params: [clients, dim]`, averaged over the E batches of the round's local
+        steps."""
+        ...
+
+    def class_features(self, cohort: Cohort) -> tuple[Tensor, Tensor]:
+        """Mean features of every class, `[clients, classes, width]` (zero where absent), and the number of training
+        samples of it, `[clients, classes]`."""
+        ...
+
+
+class Objective:
+    """What the local steps minimise besides the task's cross-entropy; the default adds nothing.
+
+    A step is θ ← θ − η (∇[cross-entropy + loss] + gradient(θ) + μθ), through the momentum buffer if there is one, then
+    after_step.
+    """
+
+    needs_features: ClassVar[bool] = False
+
+    def loss(self, features: Tensor, labels: Tensor) -> Tensor:
+        """A differentiable term of each client's loss, `[clients]`, from features `[clients, batch, width]`; asked for
+        if `needs_features`."""
+        return features.new_zeros(len(features))
+
+    def gradient(self, params: Tensor) -> Tensor | None:
+        """A gradient known in closed form, `[clients, dim]`."""
+        return None
+
+    def after_step(self, params: Tensor, step: int) -> Tensor:
+        """The models after local step `step` (0..E−1), for instance projected."""
+        return params
+
+
+class Exchange(ABC, Generic[Total]):
+    """One question to the clients and one answer to all of them."""
+
+    up: Message
+    down: Message
+
+    @abstractmethod
+    def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
+        """Values of the `up` message, each with a leading clients axis."""
+
+    @abstractmethod
+    def server_open(self, server: Tensors, round: int) -> Total:
+        """The empty sum."""
+
+    @abstractmethod
+    def server_add(self, total: Total, samples: list[int], values: Tensors) -> Total:
+        """Add some clients' decoded messages (leading axis: senders, ascending ids; N_k in `samples`). Called once or
+        more, in the order of ids."""
+
+    @abstractmethod
+    def server_reply(self, server: Tensors, total: Total, round: int) -> tuple[Tensors, Tensors]:
+        """The server's next state and the values of the `down` message."""
+
+    @abstractmethod
+    def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
+        """Take the decoded `down` message (no clients axis) in."""
+
+
+class Method(ABC):
+    """A federated method: exchanges, objective, settings."""
+
+    name: ClassVar[str]
+    paper: ClassVar[str]
+    """Where it was published, in one line."""
+    personal: ClassVar[bool]
+    """Whether every client keeps its own model from round to round."""
+    Settings: ClassVar[type[Any]]
+    """Frozen dataclass of the method's own keys of the section [method]."""
+
+    def __init__(self, task: Task, settings: Any) -> None:
+        self.task = task
+        self.settings = settings
+
+    @property
+    @abstractmethod
+    def exchanges(self) -> tuple[Exchange[Any], ...]:
+        """In the order they are held; none for a method that does not communicate."""
+
+    def client_start(self, cohort: Cohort) -> Cohort:
+        """Add what the method keeps with every client; called once, before the first local steps."""
+        return cohort
+
+    def server_start(self) -> Tensors:
+        """The server's first state."""
+        return {}
+
+    def objective(self, cohort: Cohort, round: int) -> Objective:
+        """What this round's local steps minimise, after all exchanges."""
+        return Objective()
+
+    def global_model(self, cohort: Cohort) -> Tensor | None:
+        """The model all clients share after the exchanges and before the local steps, `[dim]` or `[clients, dim]`;
+        None if there is none."""
+        return None
+
+
+def weighted_sum(samples: list[int], values: Tensor, start: Tensor) -> Tensor:
+    """start + Σ N_k x_k over the leading axis, in float64, one client after another, so that it does not matter how
+    clients were grouped."""
+    total = start.clone()
+    for weight, value in zip(samples, values, strict=True):
+        total += value.double() * weight
+    return total

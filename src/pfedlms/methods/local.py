@@ -1,0 +1,24 @@
+"""Local training: no communication at all; what every federated method must beat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pfedlms.methods.base import Exchange, Method
+
+
+class Local(Method):
+    """Each client trains alone, θ_k ← θ_k − η (∇f_k + μθ_k)."""
+
+    name = "local"
+    paper = "baseline without communication"
+    personal = True
+
+    @dataclass(frozen=True)
+    class Settings:
+        """No settings of its own."""
+
+    @property
+    def exchanges(self) -> tuple[Exchange[Any], ...]:
+        return ()

@@ -1,0 +1,156 @@
+"""K models of one architecture as one flat tensor `[clients, dim]`, and the state that clients carry from round to
+round."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
+
+from pfedlms.models.layout import flat_layout
+
+# Stacked, these sum in another order than for one client alone (grouped convolutions, normalisation folded into
+# channels) and are no faster on a CPU; there a cohort runs them one client after another, so that results do not
+# depend on how clients are grouped.
+_LOOP_ON_CPU = (_ConvNd, _NormBase, nn.GroupNorm, nn.LayerNorm, nn.RNNBase, nn.MultiheadAttention)
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The state of some clients, stacked; a simulation has all of them in one cohort, a real device is a cohort of one.
+
+    Every tensor has a leading `clients` axis in the order of `ids` (ascending). Functions take a cohort and return a
+    new one.
+    """
+
+    ids: tuple[int, ...]
+    samples: tuple[int, ...]
+    """N_k, the weight of each client."""
+    params: Tensor
+    """θ: `[clients, dim]`."""
+    momentum: Tensor
+    """`[clients, dim]`, or `[clients, 0]` when training without momentum."""
+    buffers: dict[str, Tensor]
+    """Running statistics of batch norm and the like: local, never sent."""
+    state: dict[str, Tensor] = field(default_factory=dict)
+    """What the method keeps between rounds."""
+    scratch: dict[str, Tensor] = field(default_factory=dict)
+    """What was computed or received in this round only (no clients axis for what was broadcast); dropped when the
+    round ends."""
+
+    def with_state(self, **values: Tensor) -> Cohort:
+        return replace(self, state={**self.state, **values})
+
+    def with_scratch(self, **values: Tensor) -> Cohort:
+        return replace(self, scratch={**self.scratch, **values})
+
+    def with_model(self, params: Tensor) -> Cohort:
+        """Replace every client's model by `params` (`[dim]` or `[clients, dim]`); the momentum of the old one is
+        forgotten."""
+        return replace(self, params=params.expand_as(self.params).clone(), momentum=torch.zeros_like(self.momentum))
+
+
+class CohortModel:
+    """A module's architecture, applied to many flat parameter vectors at once.
+
+    The module given is never trained; it supplies the computation, the frozen parameters and the initial values.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        self.module = module.to(device)
+        self.device = device
+        self.layout = flat_layout(module)
+        named = dict(module.named_parameters())
+        trained = {parameter.name for parameter in self.layout.parameters}
+        self._frozen = {name: value.detach() for name, value in named.items() if name not in trained}
+        self._sizes = [parameter.size for parameter in self.layout.parameters]
+        self.initial = torch.cat([named[p.name].detach().reshape(-1) for p in self.layout.parameters]).to(torch.float32)
+        self.initial_buffers = {name: value.detach().clone() for name, value in module.named_buffers()}
+        linear = [m for m in module.modules() if isinstance(m, nn.Linear)]
+        self._head = linear[-1] if linear else None
+        self._stacks: bool | None = None
+        if device.type == "cpu" and any(isinstance(m, _LOOP_ON_CPU) for m in module.modules()):
+            self._stacks = False
+
+    @property
+    def feature_size(self) -> int:
+        """Width of the features: what enters the last linear layer; 0 if there is none."""
+        return self._head.in_features if self._head is not None else 0
+
+    def cohort(self, ids: tuple[int, ...], samples: tuple[int, ...], with_momentum: bool) -> Cohort:
+        """Clients that all start from the initial weights w⁰."""
+        clients = len(ids)
+        params = self.initial.expand(clients, -1).clone()
+        momentum = torch.zeros_like(params) if with_momentum else params.new_zeros(clients, 0)
+        buffers = {name: value.expand(clients, *value.shape).clone() for name, value in self.initial_buffers.items()}
+        return Cohort(ids, samples, params, momentum, buffers)
+
+    def forward(
+        self, params: Tensor, buffers: dict[str, Tensor], x: Tensor, *, training: bool, features: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Outputs `[clients, batch, classes]` for `x: [clients, batch, ...]`, and the features `[clients, batch,
+        width]` if asked for.
+
+        In training, running statistics in `buffers` are updated in place, as `nn.Module.forward` does.
+        """
+        self.module.train(training)
+        pieces = torch.split(params, self._sizes, dim=1)
+        named = {p.name: piece.view(-1, *p.shape) for p, piece in zip(self.layout.parameters, pieces, strict=True)}
+        call = self._call_with_features if features else self._call
+        if self._stacks is None:
+            self._stacks = self._can_stack(named, buffers, x)
+        if self._stacks:
+            out = vmap(call, randomness="different")(named, buffers, x)
+        else:
+            each = [
+                call({n: v[k] for n, v in named.items()}, {n: v[k] for n, v in buffers.items()}, x[k])
+                for k in range(len(params))
+            ]
+            out = tuple(map(torch.stack, zip(*each, strict=True))) if features else torch.stack(each)
+        return out if features else (out, None)
+
+    def _can_stack(self, named: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> bool:
+        """Whether `torch.func` can vectorise the module: tried once, on copies, because nothing else tells."""
+        copies = {name: value.detach().clone() for name, value in buffers.items()}
+        try:
+            with torch.no_grad():
+                vmap(self._call, randomness="different")({n: v.detach() for n, v in named.items()}, copies, x)
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[0]
+            warnings.warn(
+                f"model: clients are trained one after another, because torch.func cannot stack it ({reason})",
+                stacklevel=4,
+            )
+            return False
+        return True
+
+    def _call(self, named: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> Any:
+        return functional_call(self.module, (named, buffers, self._frozen), (x,))
+
+    def _call_with_features(self, named: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> Any:
+        if self._head is None:
+            raise ValueError(f"model: {type(self.module).__name__} has no linear layer, so it has no features to send")
+        caught: list[Tensor] = []
+        handle = self._head.register_forward_pre_hook(lambda module, inputs: caught.append(inputs[0]))
+        try:
+            return self._call(named, buffers, x), caught[0]
+        finally:
+            handle.remove()
+
+    def state_dict(self, params: Tensor, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """One client's `params: [dim]` and `buffers` as a state dict that `load_state_dict` of the module takes."""
+        pieces = torch.split(params, self._sizes)
+        values = {p.name: piece.view(p.shape) for p, piece in zip(self.layout.parameters, pieces, strict=True)}
+        values |= {name: buffers[name] for name in self.initial_buffers} | self._frozen
+        aliases = {id(value): name for name, value in self.module.named_parameters()}
+        result = {}
+        for name, own in self.module.state_dict(keep_vars=True).items():
+            result[name] = values[aliases.get(id(own), name)].detach().cpu().clone()
+        return result

@@ -1,0 +1,87 @@
+"""The layer table: where each layer of a model lies in its flat parameter vector, and how large its sketch is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import floor
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer: a module's own trainable parameters, flattened together in registration order."""
+
+    name: str
+    offset: int
+    size: int
+
+    @property
+    def pad(self) -> int:
+        """Size rounded up to a power of two: the length the Hadamard transform works on."""
+        return 1 << (self.size - 1).bit_length()
+
+    def sketch(self, ratio: float) -> int:
+        """m = max(1, floor(ratio · pad)) rows are kept."""
+        return max(1, floor(ratio * self.pad))
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One trainable parameter: its name in the module and its place in the flat vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a module's trainable parameters lie in a flat vector of length `dim`."""
+
+    parameters: tuple[Parameter, ...]
+    layers: tuple[Layer, ...]
+
+    @property
+    def dim(self) -> int:
+        return sum(layer.size for layer in self.layers)
+
+    def whole(self) -> Layout:
+        """The same vector seen as one layer (sketching without `layerwise`)."""
+        return Layout(self.parameters, (Layer("model", 0, self.dim),))
+
+    def sketch_sizes(self, ratio: float) -> tuple[int, ...]:
+        return tuple(layer.sketch(ratio) for layer in self.layers)
+
+
+def flat_layout(module: nn.Module) -> Layout:
+    """Layer table of a module.
+
+    A layer is a module that owns trainable parameters. A tied parameter counts once, where it is first registered;
+    frozen parameters and buffers have no place in the table, so they are never sent.
+    """
+    parameters: list[Parameter] = []
+    layers: list[Layer] = []
+    seen: set[int] = set()
+    offset = 0
+    for module_name, owner in module.named_modules():
+        start = offset
+        for name, value in owner._parameters.items():
+            if value is None or not value.requires_grad or id(value) in seen:
+                continue
+            seen.add(id(value))
+            full_name = f"{module_name}.{name}" if module_name else name
+            parameters.append(Parameter(full_name, tuple(value.shape), offset, value.numel()))
+            offset += value.numel()
+        if offset > start:
+            layers.append(Layer(module_name or type(owner).__name__, start, offset - start))
+    if not layers:
+        raise ValueError(f"model: {type(module).__name__} has no trainable parameters, expected at least one to train")
+    return Layout(tuple(parameters), tuple(layers))
+
+
+def format_table(layout: Layout, ratio: float) -> Sequence[tuple[str, int, int, int, int]]:
+    """Rows (name, offset, size, padded size, sketch size) of the layer table."""
+    return [(layer.name, layer.offset, layer.size, layer.pad, layer.sketch(ratio)) for layer in layout.layers]

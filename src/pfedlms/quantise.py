@@ -1,0 +1,130 @@
+"""Statistics → thresholds → symbols, and the vote over them.
+
+Both ends compute thresholds from the same few float32 numbers in the same order and precision, so they agree on every
+bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pfedlms.kernels import compiled
+
+
+def statistics(sketched: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Mean and population variance of each layer's sketch: `[clients, Σ m]` → two `[clients, layers]`, taken in
+    float64, returned as float32."""
+    parts = [part.double() for part in torch.split(sketched, list(sizes), dim=1)]
+    means = torch.stack([part.mean(dim=1) for part in parts], dim=1)
+    variances = torch.stack([part.var(dim=1, correction=0) for part in parts], dim=1)
+    return means.float(), variances.float()
+
+
+def pool_statistics(
+    samples: Sequence[int], means: NDArray[np.float32], variances: NDArray[np.float32]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Mean and standard deviation of all clients' sketches together: `[clients, layers]` → two `[layers]`.
+
+        μ̄ = (Σ N_k m_k) / N          σ̄² = (Σ N_k (s_k + (m_k − μ̄)²)) / N
+
+    Sums run over the clients in the order given (ascending ids), one after another, in float64; results are rounded to
+    float32.
+    """
+    m, s = means.astype(np.float64), variances.astype(np.float64)
+    mean, square = np.zeros(m.shape[1]), np.zeros(m.shape[1])
+    for weight, own in zip(samples, m, strict=True):
+        mean += weight * own
+    mean /= sum(samples)
+    for weight, own, variance in zip(samples, m, s, strict=True):
+        square += weight * (variance + (own - mean) ** 2)
+    return mean.astype(np.float32), np.sqrt(square / sum(samples)).astype(np.float32)
+
+
+def normal_quantiles(thresholds: int) -> NDArray[np.float32]:
+    """Υ⁻¹(t / (T + 1)) for t = 1..T, computed in float64 and rounded to float32."""
+    return np.array([NormalDist().inv_cdf(t / (thresholds + 1)) for t in range(1, thresholds + 1)], dtype=np.float32)
+
+
+def thresholds_of(
+    mean: NDArray[np.float32], deviation: NDArray[np.float32], quantiles: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """τ_t = μ̄ + σ̄ Υ⁻¹(t / (T + 1)): `[layers]`, `[layers]`, `[T]` → `[layers, T]`, in float64 from float32 values,
+    rounded to float32."""
+    product = deviation.astype(np.float64)[:, None] * quantiles.astype(np.float64)[None, :]
+    return (mean.astype(np.float64)[:, None] + product).astype(np.float32)
+
+
+def symbols_of(sketched: Tensor, thresholds: Tensor, sizes: Sequence[int]) -> Tensor:
+    """q(i) = #{t : y(i) ≥ τ_t}: `[clients, Σ m]` and `[layers, T]` → uint8 `[clients, Σ m]`."""
+    parts = torch.split(sketched, list(sizes), dim=1)
+    bins = [
+        torch.bucketize(part.contiguous(), own, right=True)
+        for part, own in zip(parts, thresholds.contiguous(), strict=True)
+    ]
+    return torch.cat(bins, dim=1).to(torch.uint8)
+
+
+class Vote:
+    """A weighted majority vote at every threshold, one client at a time.
+
+        v_t(i) = sign(Σ_k N_k b_t^k(i)),   sign(0) = +1;     q̃(i) = #{t : v_t(i) = +1}
+
+    which is the bin of the upper weighted median of the clients' values. A ballot adds N_k to one counter per
+    coordinate (the weight that chose each symbol); the T sums are suffix sums of those. Memory is T counters a
+    coordinate, in the narrowest integers that hold N, whatever the number of clients.
+    """
+
+    def __init__(self, size: int, thresholds: int) -> None:
+        self.total = 0
+        self._counts: NDArray[np.unsignedinteger] = np.zeros((size, thresholds), dtype=np.uint8)
+
+    def add(self, symbols: NDArray[np.uint8], weight: int) -> None:
+        """Count one client's symbols `[size]` with weight N_k."""
+        self.total += weight
+        needed = np.min_scalar_type(self.total)
+        if needed.itemsize > self._counts.dtype.itemsize:
+            self._counts = self._counts.astype(needed)
+        _count(self._counts, np.ascontiguousarray(symbols), self._counts.dtype.type(weight))
+
+    def result(self) -> NDArray[np.uint8]:
+        """Consensus symbols `[size]`."""
+        return np.asarray(_majority(self._counts, np.uint64(self.total)))
+
+    @property
+    def nbytes(self) -> int:
+        return self._counts.nbytes
+
+
+@compiled()
+def _count(counts: NDArray[Any], symbols: NDArray[Any], weight: Any) -> None:
+    for i in range(len(symbols)):
+        if symbols[i] > 0:
+            counts[i, symbols[i] - 1] += weight
+
+
+@compiled()
+def _majority(counts: NDArray[Any], total: Any) -> NDArray[Any]:
+    size, thresholds = counts.shape
+    result = np.zeros(size, dtype=np.uint8)
+    for i in range(size):
+        above = np.uint64(0)
+        for t in range(thresholds - 1, -1, -1):
+            above += np.uint64(counts[i, t])
+            # Σ N_k b_t ≥ 0 means that those at or above the threshold weigh at least as much as those below; no
+            # doubling, so no overflow.
+            if above >= total - above:
+                result[i] = t + 1
+                break
+    return result
+
+
+def narrowest_interval(quantiles: NDArray[np.float32]) -> float:
+    """Smallest distance of two neighbouring thresholds in units of σ̄; infinite for one threshold."""
+    return float(np.diff(quantiles.astype(np.float64)).min()) if len(quantiles) > 1 else float("inf")

@@ -1,0 +1,126 @@
+"""The pull towards the consensus: the penalty of the paper, its smooth form and its gradient, each once.
+
+For one layer with sketch y = Φθ, thresholds τ_1 < … < τ_T and consensus signs v_t(i) = +1 iff q̃(i) ≥ t:
+
+    R(y)    = (2/T) Σ_t Σ_i max(0, −v_t(i) (y(i) − τ_t))                     zero iff y(i) lies in the closed interval
+    [τ_q̃, τ_q̃+1] R̃_ρ(y)  = (1/T) Σ_t Σ_i [huber_ρ(y(i) − τ_t) − v_t(i) (y(i) − τ_t)]      huber_ρ(z) = max_{|u|≤1}
+    (u z − ρ u²/2) ∇_y R̃_ρ = (1/T) Σ_t [clip((y − τ_t)/ρ, −1, 1) − v_t]                     ∇_θ = Φᵀ ∇_y
+
+with ρ_l = ρ σ̄_l, relative to the layer's scale. Traps: R̃_ρ is not zero but −ρ/2 for each coordinate and threshold
+where all is consistent; in an interval narrower than 2 ρ_l the gradient never vanishes; a layer with σ̄ = 0 has no
+pull.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from numba import prange
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pfedlms.kernels import compiled
+from pfedlms.sketch.operator import Sketch
+
+Array = NDArray[Any]
+
+
+class Pull:
+    """λ ∇R̃_ρ as a function of the models, for one round's sketch, thresholds and consensus.
+
+    Args:
+        sketch: Φ of the round.
+        thresholds: τ, `[layers, T]`.
+        deviations: σ̄, `[layers]`.
+        consensus: q̃, uint8 `[Σ m]`.
+        strength: λ; one step moves a sketched coordinate by up to 2 η λ N/m.
+        smoothing: ρ, in units of σ̄.
+    """
+
+    def __init__(
+        self,
+        sketch: Sketch,
+        thresholds: Tensor,
+        deviations: Tensor,
+        consensus: Tensor,
+        strength: float,
+        smoothing: float,
+    ) -> None:
+        self._sketch = sketch
+        self._strength = strength
+        self._thresholds = thresholds
+        self._consensus = consensus
+        self._layers = sketch.layers.to(thresholds.device)
+        self._widths = smoothing * deviations
+
+    def gradient(self, params: Tensor) -> Tensor:
+        """λ Φᵀ ∇_y R̃_ρ(Φθ): `[clients, dim]` → `[clients, dim]`."""
+        sketched = self._sketch.forward(params)
+        slope = penalty_slope(sketched, self._thresholds, self._widths, self._consensus, self._layers)
+        return self._sketch.adjoint(slope.mul_(self._strength))
+
+
+def penalty_slope(sketched: Tensor, thresholds: Tensor, widths: Tensor, consensus: Tensor, layers: Tensor) -> Tensor:
+    """∇_y R̃_ρ at `sketched: [clients, Σ m]`, with `thresholds: [layers, T]`, `widths: [layers]` (ρ_l), `consensus: [Σ
+    m]` and `layers: [Σ m]`, the layer of every coordinate."""
+    if sketched.device.type != "cpu":
+        return slope_reference(sketched, thresholds, widths, consensus, layers)
+    out = torch.empty_like(sketched)
+    _slope(
+        sketched.numpy(),
+        thresholds.to(sketched.dtype).numpy(),
+        widths.to(sketched.dtype).numpy(),
+        consensus.numpy(),
+        layers.numpy(),
+        out.numpy(),
+    )
+    return out
+
+
+def slope_reference(sketched: Tensor, thresholds: Tensor, widths: Tensor, consensus: Tensor, layers: Tensor) -> Tensor:
+    """The formula in plain torch, on any device."""
+    levels = thresholds.shape[1]
+    rho = widths[layers]
+    # Σ_t v_t = 2 q̃ − T, so the signs never have to be spelled out.
+    total = (levels - 2.0 * consensus.to(sketched.dtype)).expand_as(sketched).clone()
+    for tau in thresholds.unbind(dim=1):
+        total += ((sketched - tau[layers]) / rho).clamp(-1, 1)
+    return torch.where(rho > 0, total / levels, torch.zeros_like(total))
+
+
+@compiled(parallel=True)
+def _slope(sketched: Array, thresholds: Array, widths: Array, consensus: Array, layers: Array, out: Array) -> None:
+    levels = thresholds.shape[1]
+    one = widths.dtype.type(1)
+    for client in prange(len(sketched)):
+        for i in range(sketched.shape[1]):
+            layer = layers[i]
+            rho = widths[layer]
+            total = widths.dtype.type(0)
+            if rho > 0:
+                total = widths.dtype.type(levels) - widths.dtype.type(2 * consensus[i])
+                for t in range(levels):
+                    total += max(-one, min(one, (sketched[client, i] - thresholds[layer, t]) / rho))
+            out[client, i] = total / widths.dtype.type(levels)
+
+
+def penalty(sketched: Tensor, thresholds: Tensor, consensus: Tensor, layers: Tensor) -> Tensor:
+    """R, summed over layers: `[clients, Σ m]` → `[clients]`."""
+    total = sketched.new_zeros(len(sketched))
+    for t, tau in enumerate(thresholds.unbind(dim=1), start=1):
+        votes = torch.where(consensus >= t, 1.0, -1.0).to(sketched.dtype)
+        total += (-votes * (sketched - tau[layers])).clamp(min=0).sum(dim=1)
+    return 2 * total / thresholds.shape[1]
+
+
+def smoothed_penalty(sketched: Tensor, thresholds: Tensor, widths: Tensor, consensus: Tensor, layers: Tensor) -> Tensor:
+    """R̃_ρ, summed over layers: `[clients, Σ m]` → `[clients]`."""
+    rho = widths[layers]
+    total = sketched.new_zeros(len(sketched))
+    for t, tau in enumerate(thresholds.unbind(dim=1), start=1):
+        votes = torch.where(consensus >= t, 1.0, -1.0).to(sketched.dtype)
+        z = sketched - tau[layers]
+        huber = torch.where(z.abs() <= rho, z**2 / (2 * rho), z.abs() - rho / 2)
+        total += (huber - votes * z).sum(dim=1)
+    return total / thresholds.shape[1]

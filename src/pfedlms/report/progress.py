@@ -1,0 +1,92 @@
+"""Progress of runs: a live line on a terminal, plain lines otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from pfedlms.experiment.config import Config
+from pfedlms.experiment.run import Progress
+from pfedlms.report.tables import MIB
+
+
+def _label(config: Config) -> str:
+    return f"{config.method} seed {config.run.seed}"
+
+
+def _sent(record: Mapping[str, Any]) -> str:
+    total = sum(record["bytes"].values()) / MIB
+    return f"{total:,.2f} MiB" if total < 10 else f"{total:,.0f} MiB"
+
+
+def _accuracy(record: Mapping[str, Any]) -> str:
+    shared = f"  G-acc {record['g_acc']:5.2f} %" if "g_acc" in record else ""
+    return f"P-acc {record['p_acc']:5.2f} %{shared}"
+
+
+class LiveProgress(Progress):
+    """One bar a run, with accuracy, bytes sent and time left."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[accuracy]}"),
+            TextColumn("{task.fields[sent]}", style="cyan"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+        )
+        self._bar = Bar(*columns, console=console)
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> LiveProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._bar.stop()
+
+    def started(self, config: Config, rounds_played: int) -> None:
+        self._task = self._bar.add_task(
+            _label(config), total=config.train.rounds, completed=rounds_played, accuracy="", sent=""
+        )
+
+    def evaluated(self, config: Config, record: Mapping[str, Any]) -> None:
+        if self._task is not None:
+            self._bar.update(self._task, completed=record["round"], accuracy=_accuracy(record), sent=_sent(record))
+
+
+class PlainProgress(Progress):
+    """About ten lines a run, for logs and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._next = 0
+
+    def __enter__(self) -> PlainProgress:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        return None
+
+    def started(self, config: Config, rounds_played: int) -> None:
+        self._next = 0
+        already = f", from round {rounds_played} on" if rounds_played else ""
+        self._say(f"{_label(config)}: {config.train.rounds} rounds on {config.data.dataset}{already}")
+
+    def evaluated(self, config: Config, record: Mapping[str, Any]) -> None:
+        if record["round"] < self._next and record["round"] < config.train.rounds:
+            return
+        self._next = record["round"] + max(1, config.train.rounds // 10)
+        self._say(
+            f"{_label(config)}: round {record['round']}/{config.train.rounds}  {_accuracy(record)}  loss "
+            f"{record['loss']:.4f}  "
+            f"{_sent(record)}  {record['seconds']:.1f} s"
+        )
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, highlight=False, soft_wrap=True, markup=False)

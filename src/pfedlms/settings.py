@@ -1,0 +1,83 @@
+"""Documented, bounded settings: one line declares default, meaning and limits of a field of a config dataclass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import Field, field, fields
+from math import isfinite
+from typing import Any
+
+from pfedlms.errors import did_you_mean
+
+_TYPES = {"int": int, "float": float, "bool": bool, "str": str}
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    minimum: float | None = None,
+    above: float | None = None,
+    maximum: float | None = None,
+    choices: Callable[[], list[str]] | None = None,
+) -> Any:
+    """A dataclass field that carries its meaning and its limits (at least `minimum`, strictly above `above`, at most
+    `maximum`, one of `choices`)."""
+    limits = {"minimum": minimum, "above": above, "maximum": maximum}
+    return field(default=default, metadata={"help": help, "limits": limits, "choices": choices})
+
+
+def problems(section: str, cls: type[Any], values: dict[str, Any]) -> list[str]:
+    """Everything wrong with `values` as fields of the dataclass `cls`, one line each: key, got, expected, nearest
+    valid name."""
+    known = {each.name: each for each in fields(cls)}
+    found = []
+    for key, value in values.items():
+        if key not in known:
+            names = ", ".join(known) or "no keys at all"
+            found.append(
+                f"{section}.{key}: unknown key; {did_you_mean(key, known) if known else f'this section has {names}'}"
+            )
+        elif wrong := _wrong(known[key], value):
+            found.append(f"{section}.{key}: got {value!r}, expected {wrong}")
+    return found
+
+
+def _wrong(declared: Field[Any], value: Any) -> str | None:
+    kind = _TYPES[str(declared.type)]
+    limits, choices = declared.metadata["limits"], declared.metadata["choices"]
+    expected = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]
+    bounds = [text.format(limits[name]) for name, text in _BOUNDS.items() if limits[name] is not None]
+    expected += f" {' and '.join(bounds)}" if bounds else ""
+    fits = isinstance(value, bool) == (kind is bool) and isinstance(value, (int, float) if kind is float else kind)
+    if not fits:
+        return expected
+    if kind in (int, float) and not (isfinite(value) and _within(value, limits)):
+        return expected
+    if choices is not None and value not in choices():
+        return did_you_mean(value, choices()).removeprefix("expected ")
+    return None
+
+
+_BOUNDS = {"minimum": "of at least {}", "above": "above {}", "maximum": "at most {}"}
+
+
+def _within(value: float, limits: dict[str, float | None]) -> bool:
+    minimum, above, maximum = limits["minimum"], limits["above"], limits["maximum"]
+    return (
+        (minimum is None or value >= minimum)
+        and (above is None or value > above)
+        and (maximum is None or value <= maximum)
+    )
+
+
+def parse(cls: type[Any], key: str, text: str) -> Any:
+    """The text of a command line as the type the key has; left as text where it does not fit, so that the check names
+    it."""
+    declared = {each.name: str(each.type) for each in fields(cls)}.get(key, "str")
+    try:
+        if declared == "bool":
+            return {"true": True, "false": False}[text.lower()]
+        return _TYPES[declared](text)
+    except (ValueError, KeyError):
+        return text

@@ -1,0 +1,168 @@
+"""The sketch Φ of every layer: θ → Φθ and back, one fused pass per client and layer on the CPU."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import sqrt
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from numba import get_thread_id, prange  # type: ignore[attr-defined]
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pfedlms import rng
+from pfedlms.kernels import compiled
+from pfedlms.models.layout import Layout
+from pfedlms.sketch.hadamard import fwht_reference, fwht_row
+
+Array = NDArray[Any]
+
+
+class Sketch:
+    """Φ = 1/√m · S H D P for each layer of a layout, applied to many models at once.
+
+    P pads a layer with zeros to N = pad, D flips signs, H is the unnormalised Walsh–Hadamard matrix and S keeps m
+    rows. D and S are pure functions of (seed, epoch, layer), see `rng`. So ‖Φ‖ ≤ √(N/m), ΦΦᵀ = (N/m) I for a layer
+    without padding, and ⟨Φx, u⟩ = ⟨x, Φᵀu⟩.
+
+    Args:
+        layout: layer table of the model.
+        ratio: m / N; m = max(1, floor(ratio · N)).
+        seed: the experiment's seed.
+        epoch: round // refresh; another epoch is another Φ.
+    """
+
+    def __init__(self, layout: Layout, ratio: float, seed: int, epoch: int) -> None:
+        self.sizes = layout.sketch_sizes(ratio)
+        """m of every layer; a sketch is the concatenation of its layers' sketches."""
+        layers = layout.layers
+        self._signs = np.concatenate(
+            [
+                rng.signs(rng.stream(seed, "sketch-signs", epoch, index), layer.size)
+                for index, layer in enumerate(layers)
+            ]
+        )
+        self._rows = np.concatenate(
+            [
+                rng.rows(rng.stream(seed, "sketch-rows", epoch, index), layer.pad.bit_length() - 1, m)
+                for index, (layer, m) in enumerate(zip(layers, self.sizes, strict=True))
+            ]
+        )
+        starts = np.concatenate([[0], np.cumsum(self.sizes)])
+        # One row a layer: where its parameters start and end, its padded length, where its sketch starts and ends.
+        self._table = np.array(
+            [
+                (layer.offset, layer.offset + layer.size, layer.pad, starts[index], starts[index + 1])
+                for index, layer in enumerate(layers)
+            ],
+            dtype=np.int64,
+        )
+        self.layers = torch.repeat_interleave(torch.arange(len(layers)), torch.tensor(self.sizes))
+        """The layer of every entry of a sketch, `[Σ m]`."""
+        self._scales = np.array([1 / sqrt(m) for m in self.sizes])
+
+    @property
+    def size(self) -> int:
+        """Entries of a whole sketch, Σ m."""
+        return sum(self.sizes)
+
+    def forward(self, params: Tensor) -> Tensor:
+        """Φθ: `[clients, dim]` → `[clients, Σ m]`."""
+        if params.device.type != "cpu":
+            return self.forward_reference(params)
+        theta = params.detach().contiguous().numpy()
+        out = np.empty((len(theta), self.size), dtype=theta.dtype)
+        _forward(
+            theta,
+            self._signs,
+            self._rows,
+            self._table,
+            self._scales.astype(theta.dtype),
+            self._workspace(theta.dtype),
+            out,
+        )
+        return torch.from_numpy(out)
+
+    def adjoint(self, sketched: Tensor) -> Tensor:
+        """Φᵀu: `[clients, Σ m]` → `[clients, dim]`."""
+        if sketched.device.type != "cpu":
+            return self.adjoint_reference(sketched)
+        u = sketched.detach().contiguous().numpy()
+        out = np.empty((len(u), len(self._signs)), dtype=u.dtype)
+        _adjoint(
+            u,
+            self._signs,
+            self._rows,
+            self._table,
+            self._scales.astype(u.dtype),
+            self._workspace(u.dtype),
+            out,
+        )
+        return torch.from_numpy(out)
+
+    def forward_reference(self, params: Tensor) -> Tensor:
+        """The definition in plain torch, on any device; `forward` gives the same bits."""
+        parts = []
+        for (begin, end, pad, start, stop), scale in zip(self._table.tolist(), self._scales, strict=True):
+            padded = params.new_zeros(len(params), pad)
+            padded[:, : end - begin] = params[:, begin:end] * self._tensor(self._signs[begin:end], params)
+            kept = fwht_reference(padded)[:, torch.from_numpy(self._rows[start:stop]).to(params.device)]
+            parts.append(kept * torch.tensor(scale, dtype=params.dtype, device=params.device))
+        return torch.cat(parts, dim=1)
+
+    def adjoint_reference(self, sketched: Tensor) -> Tensor:
+        """The adjoint in plain torch, on any device."""
+        parts = []
+        for (begin, end, pad, start, stop), scale in zip(self._table.tolist(), self._scales, strict=True):
+            spread = sketched.new_zeros(len(sketched), pad)
+            spread[:, torch.from_numpy(self._rows[start:stop]).to(sketched.device)] = sketched[:, start:stop]
+            back = fwht_reference(spread)[:, : end - begin] * self._tensor(self._signs[begin:end], sketched)
+            parts.append(back * torch.tensor(scale, dtype=sketched.dtype, device=sketched.device))
+        return torch.cat(parts, dim=1)
+
+    def _tensor(self, values: NDArray[np.float32], like: Tensor) -> Tensor:
+        return torch.from_numpy(values).to(device=like.device, dtype=like.dtype)
+
+    def _workspace(self, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
+        return np.empty((numba.get_num_threads(), int(self._table[:, 2].max())), dtype=dtype)
+
+
+@lru_cache(maxsize=4)
+def sketch_of_round(layout: Layout, ratio: float, seed: int, epoch: int) -> Sketch:
+    """The sketch of one epoch, kept for the other cohorts and the other exchange of the same round."""
+    return Sketch(layout, ratio, seed, epoch)
+
+
+@compiled(parallel=True)
+def _forward(
+    theta: Array, signs: Array, rows: Array, table: Array, scales: Array, workspace: Array, out: Array
+) -> None:
+    layers = len(table)
+    for task in prange(len(theta) * layers):
+        client, layer = task // layers, task % layers
+        begin, end, pad, start, stop = table[layer]
+        work = workspace[get_thread_id(), :pad]
+        for i in range(end - begin):
+            work[i] = theta[client, begin + i] * signs[begin + i]
+        work[end - begin :] = 0
+        fwht_row(work)
+        for j in range(start, stop):
+            out[client, j] = work[rows[j]] * scales[layer]
+
+
+@compiled(parallel=True)
+def _adjoint(u: Array, signs: Array, rows: Array, table: Array, scales: Array, workspace: Array, out: Array) -> None:
+    layers = len(table)
+    for task in prange(len(u) * layers):
+        client, layer = task // layers, task % layers
+        begin, end, pad, start, stop = table[layer]
+        work = workspace[get_thread_id(), :pad]
+        work[:] = 0
+        for j in range(start, stop):
+            work[rows[j]] = u[client, j]
+        fwht_row(work)
+        for i in range(end - begin):
+            out[client, begin + i] = work[i] * signs[begin + i] * scales[layer]

@@ -1,0 +1,152 @@
+"""Frames: a fixed header of 40 bytes before every payload, and the checks a receiver makes before it believes one.
+
+    offset size
+    0      4     magic "PFLM"
+    4      1     protocol version
+    5      1     kind: 2 · exchange for client → server, 2 · exchange + 1 for server → client
+    6      2     reserved, zero
+    8      4     round
+    12     4     sender: the client's id, 0xFFFFFFFF for the server
+    16     4     samples: the client's N_k, zero from the server
+    20     8     payload length in bytes
+    28     8     digest of what both ends must agree on
+    36     4     CRC-32 (zlib's) of bytes 0–35 and the payload
+
+Numbers are unsigned, little endian. The checksum finds accidents; it is no authentication.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import zlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pfedlms.errors import (
+    ChecksumError,
+    DecodeError,
+    DigestError,
+    KindError,
+    MagicError,
+    OversizedError,
+    RoundError,
+    SenderError,
+    TruncatedError,
+    VersionError,
+)
+from pfedlms.wire.fields import Message, Values
+
+MAGIC = b"PFLM"
+VERSION = 1
+SERVER = 0xFFFFFFFF
+MAX_SAMPLES = 0xFFFFFFFF
+_HEADER = struct.Struct("<4sBBHIIIQ8s")
+_CRC = struct.Struct("<I")
+HEADER_BYTES = _HEADER.size + _CRC.size
+
+
+def agreement_digest(agreement: Mapping[str, int | float | bool | str | bytes]) -> bytes:
+    """First 8 bytes of SHA-256 over the lines `key=value\\n`, keys in ASCII order.
+
+    Integers and booleans (1, 0) are written in decimal, floats as the 16 hex digits of their big-endian IEEE 754
+    double, text as it is, bytes in hex.
+    """
+    lines = [f"{key}={_canonical(agreement[key])}\n" for key in sorted(agreement)]
+    return hashlib.sha256("".join(lines).encode()).digest()[:8]
+
+
+def _canonical(value: int | float | bool | str | bytes) -> str:
+    if isinstance(value, float):
+        return struct.pack(">d", value).hex()
+    if isinstance(value, bytes):
+        return value.hex()
+    return str(int(value)) if isinstance(value, int) else value
+
+
+def frame(message: Message, values: Values, *, round: int, sender: int, samples: int, digest: bytes) -> bytes:
+    """Encode `values` as one complete frame."""
+    payload = message.encode(values)
+    header = _HEADER.pack(MAGIC, VERSION, message.kind, 0, round, sender, samples, len(payload), digest)
+    return header + _CRC.pack(zlib.crc32(payload, zlib.crc32(header))) + payload
+
+
+@dataclass(frozen=True)
+class Received:
+    """A frame that passed every check."""
+
+    sender: int
+    samples: int
+    values: dict[str, NDArray[np.generic]]
+    payload_bytes: int
+
+
+class Intake:
+    """Checks the frames of one direction of one exchange; each sender is accepted once.
+
+    Args:
+        message: what is expected.
+        digest: this end's digest of what both must agree on.
+        round: the round now played.
+        senders: who may send (clients of the round, or the server alone).
+    """
+
+    def __init__(self, message: Message, digest: bytes, round: int, senders: Collection[int]) -> None:
+        self._message, self._digest, self._round, self._senders = message, digest, round, senders
+        self._seen: set[int] = set()
+
+    def accept(self, data: bytes) -> Received:
+        """Parse and check one frame; raises the WireError that says what is wrong with it."""
+        payload, (kind, round, sender, samples, digest) = self._open(data)
+        if digest != self._digest:
+            raise DigestError(
+                f"digest: got {digest.hex()}, expected {self._digest.hex()}; "
+                "the ends differ in model, method, settings, seed or w⁰"
+            )
+        if kind != self._message.kind:
+            raise KindError(f"kind: got {kind}, expected {self._message.kind}")
+        if round != self._round:
+            raise RoundError(f"round: got {round}, expected {self._round}")
+        if sender not in self._senders:
+            raise SenderError(f"sender: got {sender}, which takes no part in this exchange")
+        if sender in self._seen:
+            raise SenderError(f"sender: got a second message of {sender} in one exchange")
+        if (samples == 0) != (sender == SERVER):
+            raise DecodeError(
+                f"samples: got {samples} from sender {sender}, expected at least 1 from a client and 0 from the server"
+            )
+        values = self._message.decode(payload)
+        self._seen.add(sender)
+        return Received(sender, samples, values, len(payload))
+
+    def _open(self, data: bytes) -> tuple[memoryview, tuple[int, int, int, int, bytes]]:
+        """Check the envelope; nothing is allocated by a length that was not compared with what is there and what is
+        allowed."""
+        if len(data) < HEADER_BYTES:
+            raise TruncatedError(f"frame: got {len(data)} bytes, expected a header of {HEADER_BYTES}")
+        view = memoryview(data)
+        magic, version, kind, reserved, round, sender, samples, length, digest = _HEADER.unpack_from(view)
+        if magic != MAGIC:
+            raise MagicError(f"magic: got {bytes(magic)!r}, expected {MAGIC!r}")
+        if version != VERSION:
+            raise VersionError(f"version: got {version}, expected {VERSION}; update the older end")
+        if length > self._message.max_bytes or len(data) - HEADER_BYTES > length:
+            raise OversizedError(
+                f"payload: got {max(length, len(data) - HEADER_BYTES)} bytes, expected at most "
+                f"{self._message.max_bytes}"
+            )
+        if len(data) - HEADER_BYTES < length:
+            raise TruncatedError(f"payload: got {len(data) - HEADER_BYTES} bytes, expected {length}")
+        payload = view[HEADER_BYTES:]
+        (checksum,) = _CRC.unpack_from(view, _HEADER.size)
+        actual = zlib.crc32(payload, zlib.crc32(view[: _HEADER.size]))
+        if checksum != actual:
+            raise ChecksumError(
+                f"checksum: got {checksum:08x}, expected {actual:08x}; the frame was changed on the way"
+            )
+        if reserved:
+            raise DecodeError(f"reserved: got {reserved}, expected 0")
+        return payload, (kind, round, sender, samples, digest)
