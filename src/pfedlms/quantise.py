@@ -7,6 +7,9 @@ bit.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
+from math import inf, isfinite
 from statistics import NormalDist
 from typing import Any
 
@@ -50,6 +53,41 @@ def pool_statistics(
 def normal_quantiles(thresholds: int) -> NDArray[np.float32]:
     """Υ⁻¹(t / (T + 1)) for t = 1..T, computed in float64 and rounded to float32."""
     return np.array([NormalDist().inv_cdf(t / (thresholds + 1)) for t in range(1, thresholds + 1)], dtype=np.float32)
+
+
+@lru_cache
+def lloyd_max(levels: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Centroids `[levels]` and the boundaries between them `[levels − 1]` of least mean squared error for a standard
+    normal.
+
+    Lloyd's iteration in float64: boundaries halfway between centroids, centroids at the mean of their cell,
+    (φ(a) − φ(b)) / (Υ(b) − Υ(a)), until nothing moves.
+    """
+    normal = NormalDist()
+    centroids = [normal.inv_cdf((i + 0.5) / levels) for i in range(levels)]
+    for _ in range(10_000):
+        middle = [(a + b) / 2 for a, b in pairwise(centroids)]
+        edges = [-inf, *middle, inf]
+        means = [
+            (normal.pdf(a) - normal.pdf(b)) / (normal.cdf(b) - normal.cdf(a))
+            if isfinite(a) and isfinite(b)
+            else _tail_mean(a, b)
+            for a, b in pairwise(edges)
+        ]
+        moved = max(abs(a - b) for a, b in zip(means, centroids, strict=True))
+        centroids = means
+        if moved < 1e-12:
+            break
+    # Exactly symmetric, whatever rounding did.
+    halves = [(a - b) / 2 for a, b in zip(centroids, reversed(centroids), strict=True)]
+    return np.array(halves, dtype=np.float32), np.array([(a + b) / 2 for a, b in pairwise(halves)], dtype=np.float32)
+
+
+def _tail_mean(low: float, high: float) -> float:
+    normal = NormalDist()
+    if low == -inf and high == inf:
+        return 0.0
+    return -normal.pdf(high) / normal.cdf(high) if low == -inf else normal.pdf(low) / (1 - normal.cdf(low))
 
 
 def thresholds_of(

@@ -77,6 +77,19 @@ def rows(key: int, bits: int, count: int) -> NDArray[np.int64]:
     return x.astype(np.int64)
 
 
+def uniforms(key: int, count: int) -> NDArray[np.float64]:
+    """`count` numbers in (0, 1): the top 53 bits of each word, plus a half, over 2^53."""
+    return ((words(key, count) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+
+
+def normals(key: int, count: int) -> NDArray[np.float64]:
+    """`count` standard normal numbers, by Box and Muller from two uniforms each pair."""
+    pairs = -(-count // 2)
+    u = uniforms(key, 2 * pairs).reshape(2, pairs)
+    radius, angle = np.sqrt(-2 * np.log(u[0])), 2 * np.pi * u[1]
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+
+
 def permutation(key: int, count: int) -> NDArray[np.int64]:
     """A permutation of 0..count−1: the order that sorts the stream's first `count` words (ties by index)."""
     return np.argsort(words(key, count), kind="stable")

@@ -97,7 +97,8 @@ class Channel:
             after.append(cohort)
             arrived = self._send_up(exchange, cohort, values, intake)
             if arrived:
-                total = exchange.server_add(total, [message.samples for message in arrived], _stack(arrived))
+                ids, samples = [message.sender for message in arrived], [message.samples for message in arrived]
+                total = exchange.server_add(total, ids, samples, _stack(arrived))
             accepted += len(arrived)
         if accepted < max(1, self.quorum * len(everyone)):
             raise QuorumError(

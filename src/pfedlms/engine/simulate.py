@@ -49,8 +49,10 @@ class Federation:
             model.feature_size,
             seed,
             model.initial.cpu(),
+            data.clients,
             train.local_steps,
             train.learning_rate,
+            train.weight_decay,
         )
         self.method = method(task, settings)
         self.model, self.data = model, data

@@ -88,8 +88,10 @@ def _row(config: Config, shape: tuple[int, ...], classes: int) -> dict[str, Any]
         model.feature_size,
         0,
         model.initial,
+        config.data.clients,
         config.train.local_steps,
         config.train.learning_rate,
+        config.train.weight_decay,
     )
     cost = message_cost(METHODS[config.method](task, config.settings), config.data.clients)
     bits = {f"{name}_bits": 8 * count for name, count in asdict(cost.per_client).items()}

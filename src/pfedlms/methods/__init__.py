@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from pfedlms.methods.base import Exchange, Method, Objective, Task
+from pfedlms.methods.eden import EDEN
 from pfedlms.methods.fedavg import FedAvg
+from pfedlms.methods.fedproto import FedProto
 from pfedlms.methods.local import Local
+from pfedlms.methods.obcsaa import OBCSAA
+from pfedlms.methods.obda import OBDA
+from pfedlms.methods.pfed1bs import PFed1BS
 from pfedlms.methods.pfedlms import PFedLMS
+from pfedlms.methods.zsign import ZSign
 
-METHODS: dict[str, type[Method]] = {method.name: method for method in (PFedLMS, FedAvg, Local)}
+_ALL: tuple[type[Method], ...] = (PFedLMS, PFed1BS, FedAvg, EDEN, ZSign, OBCSAA, OBDA, FedProto, Local)
+METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 
 __all__ = ["METHODS", "Exchange", "Method", "Objective", "Task"]

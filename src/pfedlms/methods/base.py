@@ -38,8 +38,10 @@ class Task:
     seed: int
     initial: Tensor
     """w⁰, `[dim]`, on the host."""
+    clients: int
     local_steps: int
     learning_rate: float
+    weight_decay: float
 
 
 class ClientWork(Protocol):
@@ -94,7 +96,7 @@ class Exchange(ABC, Generic[Total]):
         """The empty sum."""
 
     @abstractmethod
-    def server_add(self, total: Total, samples: list[int], values: Tensors) -> Total:
+    def server_add(self, total: Total, ids: list[int], samples: list[int], values: Tensors) -> Total:
         """Add some clients' decoded messages (leading axis: senders, ascending ids; N_k in `samples`). Called once or
         more, in the order of ids."""
 
@@ -143,6 +145,28 @@ class Method(ABC):
         """The model all clients share after the exchanges and before the local steps, `[dim]` or `[clients, dim]`;
         None if there is none."""
         return None
+
+
+class Anchored(Method):
+    """A method with one global model w that every client knows; it is kept in `state["model"]` while θ is trained away
+    from it."""
+
+    personal = False
+
+    def client_start(self, cohort: Cohort) -> Cohort:
+        return cohort.with_state(model=cohort.params)
+
+    def server_start(self) -> Tensors:
+        return {"model": self.task.initial}
+
+    def global_model(self, cohort: Cohort) -> Tensor | None:
+        return cohort.state["model"]
+
+
+def go_on_from(cohort: Cohort, model: Tensor) -> Cohort:
+    """All clients of an anchored method adopt `model` (`[dim]` or `[clients, dim]`) as w and train on from it."""
+    adopted = cohort.with_model(model)
+    return adopted.with_state(model=adopted.params)
 
 
 def weighted_sum(samples: list[int], values: Tensor, start: Tensor) -> Tensor:

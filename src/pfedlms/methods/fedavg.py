@@ -28,7 +28,9 @@ class Average(Exchange[tuple[Tensor, int]]):
     def server_open(self, server: Tensors, round: int) -> tuple[Tensor, int]:
         return torch.zeros(self._dim, dtype=torch.float64), 0
 
-    def server_add(self, total: tuple[Tensor, int], samples: list[int], values: Tensors) -> tuple[Tensor, int]:
+    def server_add(
+        self, total: tuple[Tensor, int], ids: list[int], samples: list[int], values: Tensors
+    ) -> tuple[Tensor, int]:
         return weighted_sum(samples, values["model"], total[0]), total[1] + sum(samples)
 
     def server_reply(self, server: Tensors, total: tuple[Tensor, int], round: int) -> tuple[Tensors, Tensors]:

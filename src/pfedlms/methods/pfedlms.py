@@ -82,7 +82,7 @@ class AgreeOnThresholds(Exchange[Gathered]):
     def server_open(self, server: Tensors, round: int) -> Gathered:
         return Gathered()
 
-    def server_add(self, total: Gathered, samples: list[int], values: Tensors) -> Gathered:
+    def server_add(self, total: Gathered, ids: list[int], samples: list[int], values: Tensors) -> Gathered:
         return Gathered(
             total.samples + samples,
             [*total.means, values["mean"].numpy()],
@@ -114,7 +114,7 @@ class VoteOnSymbols(Exchange[Vote]):
     def server_open(self, server: Tensors, round: int) -> Vote:
         return Vote(sum(self._sizes), self._thresholds)
 
-    def server_add(self, total: Vote, samples: list[int], values: Tensors) -> Vote:
+    def server_add(self, total: Vote, ids: list[int], samples: list[int], values: Tensors) -> Vote:
         for weight, symbols in zip(samples, values["symbols"].numpy(), strict=True):
             total.add(symbols, weight)
         return total

@@ -57,6 +57,7 @@ def memory_estimate(config: Config, federation: Federation) -> dict[str, int]:
 
 
 def print_plan(config: Config, federation: Federation, console: Console) -> None:
+    """The plan for people."""
     plan = plan_json(config, federation)
     samples, memory, traffic = plan["samples"], plan["memory_bytes"], plan["bytes_per_round"]
     console.print(

@@ -1,0 +1,142 @@
+"""EDEN: Vargaftik, Ben Basat, Portnoy, Mendelson, Ben-Itzhak, Mitzenmacher, "EDEN: Communication-Efficient and Robust
+Distributed Mean Estimation for Federated Learning", ICML 2022.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pfedlms import rng
+from pfedlms.methods.base import Anchored, ClientWork, Exchange, Task, Tensors, go_on_from, weighted_sum
+from pfedlms.models.cohort import Cohort
+from pfedlms.quantise import lloyd_max
+from pfedlms.settings import setting
+from pfedlms.sketch.hadamard import fwht_
+from pfedlms.wire.fields import Floats, Message, Symbols
+
+SMALLEST_CHUNK = 1024
+
+
+@dataclass(frozen=True)
+class EDENSettings:
+    """The section [method] of EDEN."""
+
+    bits: int = setting(1, "b, bits a coordinate", minimum=1, maximum=8)
+
+
+def chunks_of(dim: int) -> tuple[tuple[int, int], ...]:
+    """Cut a vector into (length, padded length) pieces: powers of two from large to small, and a padded rest below
+    1,024.
+
+    One pad for the whole vector would waste up to half of the uplink; a scale of 32 bits for every piece costs next to
+    nothing.
+    """
+    pieces, rest = [], dim
+    while rest >= SMALLEST_CHUNK:
+        size = 1 << (rest.bit_length() - 1)
+        pieces.append((size, size))
+        rest -= size
+    if rest:
+        pieces.append((rest, 1 << (rest - 1).bit_length()))
+    return tuple(pieces)
+
+
+class Codec:
+    """x → (indices, scales) → x̂, with a rotation that is a function of seed, round and client.
+
+    For a chunk of padded length d: y = H D x / √d, q = centroid nearest to √d y / ‖x‖, scale = ‖x‖² / ⟨q, y⟩, x̂ =
+    scale · D H q / √d. The scale makes the estimate unbiased over the rotation.
+    """
+
+    def __init__(self, dim: int, bits: int, seed: int) -> None:
+        self.chunks = chunks_of(dim)
+        self._seed = seed
+        centroids, boundaries = lloyd_max(1 << bits)
+        self._centroids, self._boundaries = torch.from_numpy(centroids), torch.from_numpy(boundaries)
+
+    def encode(self, x: Tensor, ids: tuple[int, ...], round: int) -> tuple[Tensor, Tensor]:
+        """`[clients, dim]` → indices uint8 `[clients, Σ padded]` and scales `[clients, chunks]`."""
+        indices, scales, at = [], [], 0
+        for number, (length, padded) in enumerate(self.chunks):
+            piece = x[:, at : at + length]
+            y = self._rotated(torch.nn.functional.pad(piece, (0, padded - length)), ids, round, number)
+            norm = piece.norm(dim=1, keepdim=True)
+            unit = torch.where(norm > 0, y * (sqrt(padded) / norm.clamp(min=1e-38)), 0.0)
+            index = torch.bucketize(unit, self._boundaries.to(x.device))
+            product = (self._centroids.to(x.device)[index] * y).sum(dim=1, keepdim=True)
+            scales.append(torch.where(norm > 0, norm**2 / product.clamp(min=1e-38), 0.0))
+            indices.append(index.to(torch.uint8))
+            at += length
+        return torch.cat(indices, dim=1), torch.cat(scales, dim=1)
+
+    def decode(self, indices: Tensor, scales: Tensor, ids: list[int], round: int) -> Tensor:
+        """The reverse: `[clients, dim]`."""
+        parts, at = [], 0
+        for number, (length, padded) in enumerate(self.chunks):
+            q = self._centroids[indices[:, at : at + padded].long()] * scales[:, number : number + 1]
+            back = fwht_(q.contiguous()) / sqrt(padded)
+            parts.append((back * self._signs(ids, round, number, padded))[:, :length])
+            at += padded
+        return torch.cat(parts, dim=1)
+
+    def _rotated(self, x: Tensor, ids: tuple[int, ...], round: int, number: int) -> Tensor:
+        return fwht_((x * self._signs(ids, round, number, x.shape[1]).to(x.device)).contiguous()) / sqrt(x.shape[1])
+
+    def _signs(self, ids: tuple[int, ...] | list[int], round: int, number: int, padded: int) -> Tensor:
+        keys = [rng.stream(self._seed, "eden", round, client, number) for client in ids]
+        return torch.from_numpy(np.stack([rng.signs(key, padded) for key in keys]))
+
+
+class QuantisedUpdates(Exchange[tuple[Tensor, int, int]]):
+    """↑ θ_k − w, rotated and quantised, with a scale a chunk      ↓ w ← w + Σ p_k x̂_k, 32 bits each"""
+
+    def __init__(self, task: Task, bits: int) -> None:
+        self._codec = Codec(task.layout.dim, bits, task.seed)
+        self._dim = task.layout.dim
+        padded = tuple(size for _, size in self._codec.chunks)
+        self.up = Message(0, (Symbols("indices", padded, 1 << bits), Floats("scales", len(padded), minimum=0)))
+        self.down = Message(1, (Floats("model", self._dim),))
+
+    def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
+        indices, scales = self._codec.encode(cohort.params - cohort.state["model"], cohort.ids, round)
+        return cohort, {"indices": indices, "scales": scales}
+
+    def server_open(self, server: Tensors, round: int) -> tuple[Tensor, int, int]:
+        return torch.zeros(self._dim, dtype=torch.float64), 0, round
+
+    def server_add(
+        self, total: tuple[Tensor, int, int], ids: list[int], samples: list[int], values: Tensors
+    ) -> tuple[Tensor, int, int]:
+        update, weight, round = total
+        decoded = self._codec.decode(values["indices"], values["scales"], ids, round)
+        return weighted_sum(samples, decoded, update), weight + sum(samples), round
+
+    def server_reply(self, server: Tensors, total: tuple[Tensor, int, int], round: int) -> tuple[Tensors, Tensors]:
+        model = (server["model"].double() + total[0] / total[1]).float()
+        return {"model": model}, {"model": model}
+
+    def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
+        return go_on_from(cohort, values["model"])
+
+
+class EDEN(Anchored):
+    """FedAvg whose updates travel as b-bit indices of a rotated vector. b → ∞ is FedAvg; the error at b = 1 is near
+    π/2 − 1 of ‖x‖²."""
+
+    name = "eden"
+    paper = "Vargaftik et al., ICML 2022"
+    Settings = EDENSettings
+
+    def __init__(self, task: Task, settings: EDENSettings) -> None:
+        super().__init__(task, settings)
+        self._updates = QuantisedUpdates(task, settings.bits)
+
+    @property
+    def exchanges(self) -> tuple[Exchange[Any], ...]:
+        return (self._updates,)

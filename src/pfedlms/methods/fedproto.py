@@ -1,0 +1,99 @@
+"""FedProto: Tan, Long, Liu, Zhou, Lu, Jiang, Zhang, "FedProto: Federated Prototype Learning across Heterogeneous
+Clients", AAAI 2022."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pfedlms.errors import UsageError
+from pfedlms.methods.base import ClientWork, Exchange, Method, Objective, Task, Tensors
+from pfedlms.models.cohort import Cohort
+from pfedlms.settings import setting
+from pfedlms.wire.fields import Mask, MaskedRows, Message
+
+
+@dataclass(frozen=True)
+class FedProtoSettings:
+    """The section [method] of FedProto."""
+
+    strength: float = setting(1.0, "λ, weight of the distance to the prototypes; 0 is `local` exactly", minimum=0)
+
+
+class MeanPrototypes(Exchange[tuple[Tensor, Tensor]]):
+    """↑ mean feature of each class the client holds, and which it holds      ↓ their unweighted mean over the holders
+
+    Features are what enters the last linear layer, taken over the training samples with the model as it is.
+    """
+
+    def __init__(self, classes: int, width: int) -> None:
+        self._shape = (classes, width)
+        fields = (Mask("held", classes), MaskedRows("prototypes", "held", classes, width))
+        self.up, self.down = Message(0, fields), Message(1, fields)
+
+    def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
+        means, counts = work.class_features(cohort)
+        return cohort, {"held": counts > 0, "prototypes": means}
+
+    def server_open(self, server: Tensors, round: int) -> tuple[Tensor, Tensor]:
+        return torch.zeros(self._shape, dtype=torch.float64), torch.zeros(self._shape[0], 1, dtype=torch.int64)
+
+    def server_add(
+        self, total: tuple[Tensor, Tensor], ids: list[int], samples: list[int], values: Tensors
+    ) -> tuple[Tensor, Tensor]:
+        sums, holders = total[0].clone(), total[1] + values["held"].long().sum(dim=0).unsqueeze(1)
+        for prototypes in values["prototypes"]:  # classes a client does not hold read as zero
+            sums += prototypes.double()
+        return sums, holders
+
+    def server_reply(self, server: Tensors, total: tuple[Tensor, Tensor], round: int) -> tuple[Tensors, Tensors]:
+        sums, holders = total
+        return server, {"held": holders.squeeze(1) > 0, "prototypes": (sums / holders.clamp(min=1)).float()}
+
+    def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
+        return cohort.with_scratch(held=values["held"], prototypes=values["prototypes"])
+
+
+class NearPrototypes(Objective):
+    """Cross-entropy + λ · mean squared distance of each sample's feature to the prototype of its class; classes
+    without one are ignored."""
+
+    needs_features = True
+
+    def __init__(self, prototypes: Tensor, held: Tensor, strength: float) -> None:
+        self._prototypes, self._held, self._strength = prototypes, held, strength
+
+    def loss(self, features: Tensor, labels: Tensor) -> Tensor:
+        distance = (features - self._prototypes[labels]).square().mean(dim=-1)
+        known = self._held[labels]
+        return self._strength * torch.where(known, distance, 0.0).sum(dim=1) / known.sum(dim=1).clamp(min=1)
+
+
+class FedProto(Method):
+    """Clients keep their models and exchange only class prototypes: a few hundred floats, whatever the size of the
+    model."""
+
+    name = "fedproto"
+    paper = "Tan et al., AAAI 2022"
+    personal = True
+    Settings = FedProtoSettings
+
+    def __init__(self, task: Task, settings: FedProtoSettings) -> None:
+        super().__init__(task, settings)
+        if task.feature_size == 0:
+            raise UsageError(
+                "method.name: fedproto sends what enters the last linear layer, but this model has no linear layer"
+            )
+        self._prototypes = MeanPrototypes(task.classes, task.feature_size)
+
+    @property
+    def exchanges(self) -> tuple[Exchange[Any], ...]:
+        return (self._prototypes,)
+
+    def objective(self, cohort: Cohort, round: int) -> Objective:
+        if self.settings.strength == 0:
+            return Objective()
+        return NearPrototypes(cohort.scratch["prototypes"], cohort.scratch["held"], self.settings.strength)

@@ -1,0 +1,129 @@
+"""OBCSAA: Fan, Yuan, Pan, Bennis, "1-Bit Compressive Sensing for Efficient Federated Learning Over the Air", IEEE
+Transactions on Wireless Communications, 2023. Run here digitally and without noise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import floor, sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pfedlms.methods.base import Anchored, ClientWork, Exchange, Task, Tensors, go_on_from, weighted_sum
+from pfedlms.models.cohort import Cohort
+from pfedlms.settings import setting
+from pfedlms.sketch.operator import Sketch
+from pfedlms.wire.fields import Floats, Message, Scalar, Signs
+
+
+@dataclass(frozen=True)
+class OBCSAASettings:
+    """The section [method] of OBCSAA."""
+
+    ratio: float = setting(0.1, "m / n, measurements (bits) per parameter", above=0, maximum=1)
+    sparsity: float = setting(
+        0.01,
+        "κ / n, share of the update's largest entries that is kept, and that the decoder looks for",
+        above=0,
+        maximum=1,
+    )
+    iterations: int = setting(10, "steps of the decoder (normalised BIHT)", minimum=1)
+    downlink: str = setting(
+        "model",
+        "model: w, 32 bits each; mean: the mean of the signs, 32 bits a measurement",
+        choices=lambda: ["model", "mean"],
+    )
+
+
+def largest(x: Tensor, count: int) -> Tensor:
+    """x: `[rows, dim]` with all but the `count` entries of largest magnitude of each row set to zero."""
+    kept = x.abs().topk(count, dim=1).indices
+    return torch.zeros_like(x).scatter_(1, kept, x.gather(1, kept))
+
+
+def biht(sketch: Sketch, measured: Tensor, sparsity: int, iterations: int) -> Tensor:
+    """Direction of a sparse vector from (averaged) signs of its measurements: `[1, m]` → unit `[1, dim]`.
+
+    x ← x + Φᵀ(y − sign(Φx)) / √m, keep the largest entries, normalise; from x = Φᵀy (Jacques et al., IEEE Trans. Inf.
+    Theory 2013).
+    """
+    x = _unit(largest(sketch.adjoint(measured), sparsity))
+    for _ in range(iterations):
+        residual = measured - torch.where(sketch.forward(x) >= 0, 1.0, -1.0)
+        x = _unit(largest(x + sketch.adjoint(residual) / sqrt(sketch.size), sparsity))
+    return x
+
+
+def _unit(x: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(x, dim=1)
+
+
+class SparseDirections(Exchange[tuple[Tensor, Tensor, int]]):
+    """↑ sign(Φ top_κ(w − θ_k)) and its norm      ↓ w ← w − (Σ p_k ‖·‖) · direction decoded from Σ p_k sign(·)
+
+    With `downlink = "mean"` the server sends the mean of the signs and the clients decode it themselves; both ways
+    give the same w.
+    """
+
+    def __init__(self, task: Task, settings: OBCSAASettings) -> None:
+        self._settings = settings
+        dim, whole = task.layout.dim, task.layout.whole()
+        measured = max(1, floor(settings.ratio * dim))
+        self._sparsity = max(1, floor(settings.sparsity * dim))
+        self._sketch = Sketch(whole, measured / whole.layers[0].pad, task.seed, epoch=0)
+        self.up = Message(0, (Signs("signs", measured), Scalar("norm", minimum=0)))
+        mean = (Floats("mean", measured), Scalar("norm", minimum=0))
+        self.down = Message(1, mean if settings.downlink == "mean" else (Floats("model", dim),))
+
+    def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
+        update = largest(cohort.state["model"] - cohort.params, self._sparsity)
+        return cohort, {"signs": self._sketch.forward(update), "norm": update.norm(dim=1, keepdim=True)}
+
+    def server_open(self, server: Tensors, round: int) -> tuple[Tensor, Tensor, int]:
+        return torch.zeros(self._sketch.size, dtype=torch.float64), torch.zeros(1, dtype=torch.float64), 0
+
+    def server_add(
+        self, total: tuple[Tensor, Tensor, int], ids: list[int], samples: list[int], values: Tensors
+    ) -> tuple[Tensor, Tensor, int]:
+        signs, norm, weight = total
+        return (
+            weighted_sum(samples, values["signs"], signs),
+            weighted_sum(samples, values["norm"], norm),
+            weight + sum(samples),
+        )
+
+    def server_reply(self, server: Tensors, total: tuple[Tensor, Tensor, int], round: int) -> tuple[Tensors, Tensors]:
+        mean, norm = (total[0] / total[2]).float(), (total[1] / total[2]).float()
+        model = self._stepped(server["model"].unsqueeze(0), mean, norm).squeeze(0)
+        reply = {"mean": mean, "norm": norm} if self._settings.downlink == "mean" else {"model": model}
+        return {"model": model}, reply
+
+    def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
+        if self._settings.downlink == "mean":
+            return go_on_from(cohort, self._stepped(cohort.state["model"], values["mean"], values["norm"]))
+        return go_on_from(cohort, values["model"])
+
+    def _stepped(self, model: Tensor, mean: Tensor, norm: Tensor) -> Tensor:
+        return model - norm * biht(self._sketch, mean.unsqueeze(0), self._sparsity, self._settings.iterations)
+
+
+class OBCSAA(Anchored):
+    """FedAvg whose updates are made sparse and travel as the signs of random measurements.
+
+    The same κ is kept by clients and looked for by the decoder (the paper leaves the decoder's open). Φ is fixed for
+    the run.
+    """
+
+    name = "obcsaa"
+    paper = "Fan et al., IEEE TWC 2023"
+    Settings = OBCSAASettings
+
+    def __init__(self, task: Task, settings: OBCSAASettings) -> None:
+        super().__init__(task, settings)
+        self._directions = SparseDirections(task, settings)
+
+    @property
+    def exchanges(self) -> tuple[Exchange[Any], ...]:
+        return (self._directions,)

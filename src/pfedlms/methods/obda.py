@@ -1,0 +1,75 @@
+"""OBDA: Zhu, Du, Gündüz, Huang, "One-Bit Over-the-Air Aggregation for Communication-Efficient Federated Edge Learning:
+Design and Convergence Analysis", IEEE Transactions on Wireless Communications, 2021. Run here digitally and without
+noise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pfedlms import rng
+from pfedlms.methods.base import Anchored, ClientWork, Exchange, Task, Tensors, go_on_from
+from pfedlms.models.cohort import Cohort
+from pfedlms.settings import setting
+from pfedlms.wire.fields import Message, Signs
+
+
+@dataclass(frozen=True)
+class OBDASettings:
+    """The section [method] of OBDA."""
+
+    step: float = setting(1e-3, "η of the sign step w ← w − η v; every coordinate moves by η a round", above=0)
+
+
+class MajorityOfGradients(Exchange[Tensor]):
+    """↑ sign of the gradient at w      ↓ v, the sign most clients sent      then w ← w − η v on both ends
+
+    The count is unweighted. An even split is decided by a coin that is a function of seed and round, so that a message
+    stays one bit a parameter (leaving ties at zero would make it ternary).
+    """
+
+    def __init__(self, task: Task, step: float) -> None:
+        self._task, self._step = task, step
+        self.up, self.down = (Message(kind, (Signs("signs", task.layout.dim),)) for kind in (0, 1))
+
+    def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
+        model = cohort.state["model"]
+        return cohort, {"signs": work.mean_gradient(cohort, model, round) + self._task.weight_decay * model}
+
+    def server_open(self, server: Tensors, round: int) -> Tensor:
+        return torch.zeros(self._task.layout.dim, dtype=torch.int64)
+
+    def server_add(self, total: Tensor, ids: list[int], samples: list[int], values: Tensors) -> Tensor:
+        return total + values["signs"].to(torch.int64).sum(dim=0)
+
+    def server_reply(self, server: Tensors, total: Tensor, round: int) -> tuple[Tensors, Tensors]:
+        coin = torch.from_numpy(rng.signs(rng.stream(self._task.seed, "obda-coin", round), len(total)))
+        vote = torch.where(total == 0, coin, total.sign().float())
+        return {"model": server["model"] - self._step * vote}, {"signs": vote}
+
+    def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
+        return go_on_from(cohort, cohort.state["model"] - self._step * values["signs"])
+
+
+class OBDA(Anchored):
+    """signSGD with majority vote on one mini-batch gradient a round, averaged over the E batches.
+
+    P-acc is of a copy of w that each client trains for E steps on its own data; the copy is dropped when the next w
+    comes.
+    """
+
+    name = "obda"
+    paper = "Zhu et al., IEEE TWC 2021"
+    Settings = OBDASettings
+
+    def __init__(self, task: Task, settings: OBDASettings) -> None:
+        super().__init__(task, settings)
+        self._majority = MajorityOfGradients(task, settings.step)
+
+    @property
+    def exchanges(self) -> tuple[Exchange[Any], ...]:
+        return (self._majority,)

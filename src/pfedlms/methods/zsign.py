@@ -1,0 +1,122 @@
+"""z-SignFedAvg: Tang, Wang, Chang, "z-SignFedAvg: A Unified Stochastic Sign-Based Compression for Federated Learning",
+AAAI 2024."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import pi, sqrt
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pfedlms import rng
+from pfedlms.errors import UsageError
+from pfedlms.methods.base import Anchored, ClientWork, Exchange, Task, Tensors, go_on_from
+from pfedlms.models.cohort import Cohort
+from pfedlms.settings import setting
+from pfedlms.wire.fields import Floats, Message, Scalar, Signs, Symbols
+
+
+@dataclass(frozen=True)
+class ZSignSettings:
+    """The section [method] of z-SignFedAvg."""
+
+    sigma: float = setting(
+        0.05, "σ, size of the noise before the sign; 0 is signFedAvg and needs method.step", minimum=0
+    )
+    noise: str = setting(
+        "uniform", "ξ_z: uniform on [−1, 1] (z = ∞) or gaussian (z = 1)", choices=lambda: ["uniform", "gaussian"]
+    )
+    step: float = setting(
+        0.0, "server step η; 0: η_z σ, which makes the update unbiased where |update| / γ ≤ σ", minimum=0
+    )
+    downlink: str = setting(
+        "model",
+        "model: w, 32 bits each; sum: how many sent +1, log2(K + 1) bits each",
+        choices=lambda: ["model", "sum"],
+    )
+
+
+class SumOfSigns(Exchange[tuple[Tensor, int]]):
+    """↑ sign((w − θ_k)/γ + σ ξ_z)      ↓ w ← w − η γ mean      (or the sum itself, and every client does that step)"""
+
+    def __init__(self, task: Task, settings: ZSignSettings) -> None:
+        self._task, self._settings = task, settings
+        scale = {"uniform": 1.0, "gaussian": sqrt(pi / 2)}[settings.noise]
+        self._move = (settings.step or scale * settings.sigma) * task.learning_rate
+        dim = task.layout.dim
+        self.up = Message(0, (Signs("signs", dim),))
+        whole = (Floats("model", dim),)
+        counts = (
+            (Symbols("positive", (dim,), task.clients + 1), Scalar("senders", minimum=1))
+            if settings.downlink == "sum"
+            else ()
+        )
+        self.down = Message(1, counts or whole)
+
+    def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
+        update = (cohort.state["model"] - cohort.params) / self._task.learning_rate
+        if self._settings.sigma:
+            noise = np.stack([self._noise(client, round) for client in cohort.ids]).astype(np.float32)
+            update = update + self._settings.sigma * torch.from_numpy(noise).to(update.device)
+        return cohort, {"signs": update}
+
+    def _noise(self, client: int, round: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+        key = rng.stream(self._task.seed, "zsign-noise", round, client)
+        if self._settings.noise == "uniform":
+            return 2 * rng.uniforms(key, self._task.layout.dim) - 1
+        return rng.normals(key, self._task.layout.dim)
+
+    def server_open(self, server: Tensors, round: int) -> tuple[Tensor, int]:
+        return torch.zeros(self._task.layout.dim, dtype=torch.int32), 0
+
+    def server_add(
+        self, total: tuple[Tensor, int], ids: list[int], samples: list[int], values: Tensors
+    ) -> tuple[Tensor, int]:
+        return total[0] + (values["signs"] > 0).sum(dim=0, dtype=torch.int32), total[1] + len(ids)
+
+    def server_reply(self, server: Tensors, total: tuple[Tensor, int], round: int) -> tuple[Tensors, Tensors]:
+        positive, senders = total[0], torch.tensor([float(total[1])])
+        model = self._stepped(server["model"], positive, senders)
+        if self._settings.downlink == "sum":
+            return {"model": model}, {"positive": positive.to(torch.uint8), "senders": senders}
+        return {"model": model}, {"model": model}
+
+    def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
+        if self._settings.downlink == "sum":
+            return go_on_from(cohort, self._stepped(cohort.state["model"], values["positive"], values["senders"]))
+        return go_on_from(cohort, values["model"])
+
+    def _stepped(self, model: Tensor, positive: Tensor, senders: Tensor) -> Tensor:
+        """w − η γ (2 c / K − 1), c of K clients having sent +1."""
+        return model - self._move * (2 * positive.float() / senders - 1)
+
+
+class ZSign(Anchored):
+    """FedAvg whose updates travel as noisy signs, one bit a parameter; the noise makes their mean an estimate of the
+    mean update.
+
+    Limits: σ = 0 is signFedAvg; σ → ∞ with many clients is FedAvg (unbiased, and as noisy as σ is large). The mean is
+    unweighted.
+    """
+
+    name = "zsign"
+    paper = "Tang, Wang, Chang, AAAI 2024"
+    Settings = ZSignSettings
+
+    def __init__(self, task: Task, settings: ZSignSettings) -> None:
+        super().__init__(task, settings)
+        if settings.sigma == 0 and settings.step == 0:
+            raise UsageError(
+                "method.step: got 0 with method.sigma = 0, expected a server step above 0; "
+                "without noise there is no natural one"
+            )
+        if settings.downlink == "sum" and task.clients > 255:
+            raise UsageError(f"method.downlink: 'sum' takes at most 255 clients, got {task.clients}; use 'model'")
+        self._sum = SumOfSigns(task, settings)
+
+    @property
+    def exchanges(self) -> tuple[Exchange[Any], ...]:
+        return (self._sum,)
