@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -22,7 +23,8 @@ DESCRIPTION = """\
 Personalised federated learning that talks in low-bit sketches.
 
 commands:
-  compare            several methods x seeds, one table (default: local, fedavg, pfedlms on digits)
+  compare            several methods x seeds, one table; without options:
+                     local, fedavg and pfedlms on digits
   run [CONFIG]       one method; --dry-run prints the plan, bytes and memory
   resume DIR         go on with an interrupted run or comparison
   export DIR         write one client's model: --client K -o model.pt
@@ -38,6 +40,8 @@ Each command explains itself: pfedlms run --help. Settings are section.key names
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code: 0 done, 1 a run failed, 2 wrong use, 130 interrupted."""
     options = _parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # an old terminal shows "?" for "±" instead of a traceback
     complain = Console(stderr=True)
     warnings.showwarning = lambda message, *rest, **more: complain.print(
         f"warning: {message}", highlight=False, markup=False, soft_wrap=True
@@ -54,6 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of our output is gone (for example `| head`); there is nobody left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        # What fails while a run is stored is a StorageError; the rest is about a path that was given.
+        _say(f"error: {error.filename}: {error.strerror}")
+        return 2
 
 
 def _print_error(console: Console, error: PfedlmsError) -> None:
@@ -70,8 +78,8 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """One readable line; argparse's own lists of choices are replaced by the nearest name."""
         if "invalid choice: " in message:
-            wrong = message.split("invalid choice: ")[1].split("'")[1]
-            message = f"unknown command {wrong!r}; {did_you_mean(wrong, COMMANDS)}"
+            wrong = message.split("invalid choice: ")[1].rsplit(" (choose", 1)[0]
+            message = f"unknown command {wrong}; {did_you_mean(wrong, COMMANDS)}"
         self.exit(2, f"error: {message}\nsee: {self.prog} --help\n")
 
 
@@ -202,7 +210,10 @@ def _overrides(options: argparse.Namespace, methods: Sequence[str]) -> dict[str,
 
 
 def _out(options: argparse.Namespace, configured: str, label: str) -> Path:
-    """The directory asked for, or a fresh one named by time."""
+    """The directory asked for, or a fresh one named by time; a run's own config.toml names the directory it lies in,
+    which is not meant when it is run again."""
+    if options.config and not options.out and Path(configured).resolve() == Path(options.config).resolve().parent:
+        configured = ""
     if options.out or configured:
         return Path(options.out or configured)
     stem = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{label}"
@@ -218,11 +229,14 @@ def _progress(options: argparse.Namespace) -> Any:
 
 
 def _print(text: Any) -> None:
-    """Tables and sentences on standard output; wide enough when piped, so that nothing is cut."""
+    """Tables and sentences on standard output."""
+    _console().print(text, highlight=False)
+
+
+def _console() -> Console:
+    """Standard output; wide enough when piped, so that nothing is cut."""
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=140)
-    console.print(text, highlight=False)
+    return console if console.is_terminal else Console(width=140)
 
 
 def _print_json(value: Any) -> None:
@@ -230,13 +244,13 @@ def _print_json(value: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from pfedlms.experiment.config import load_config
+    from pfedlms.experiment.config import load_config, method_in
     from pfedlms.experiment.run import execute, prepare
     from pfedlms.experiment.store import RunDirectory
 
     # The file may name the method, so its own keys are known only then; texts that fit no key are reported by the
     # check.
-    method = options.method or _method_in(options.config)
+    method = options.method or method_in(options.config)
     overrides = _overrides(options, [method])
     if options.method:
         overrides.setdefault("method", {})["name"] = options.method
@@ -248,9 +262,9 @@ def _run(options: argparse.Namespace) -> int:
         if options.json:
             _print_json(plan_json(config, federation))
         else:
-            print_plan(config, federation, Console())
+            print_plan(config, federation, _console())
         return 0
-    out = _out(options, "" if options.config else config.run.out, f"{config.data.dataset}-{config.method}")
+    out = _out(options, config.run.out, f"{config.data.dataset}-{config.method}")
     config = config.with_run(out=str(out))
     federation = prepare(config)
     directory = RunDirectory(out)
@@ -260,13 +274,6 @@ def _run(options: argparse.Namespace) -> int:
     return _report_run(options, result.summary, out)
 
 
-def _method_in(file: str | None) -> str:
-    from pfedlms.experiment.config import read_toml
-
-    section = read_toml(Path(file)).get("method", {}) if file else {}
-    return str(section.get("name", "pfedlms")) if isinstance(section, dict) else "pfedlms"
-
-
 def _report_run(options: argparse.Namespace, summary: dict[str, Any], out: Path) -> int:
     from pfedlms.report.tables import comparison_table
 
@@ -274,20 +281,22 @@ def _report_run(options: argparse.Namespace, summary: dict[str, Any], out: Path)
         _print_json(summary)
     elif summary["accuracy"]["max"] is not None:
         _print(comparison_table([summary]))
-    return _closing_words(summary["status"] == "interrupted", out, f"after {summary['rounds']} rounds")
+    interrupted = summary["status"] == "interrupted"
+    return _closing_words(interrupted, out, f"after {summary['rounds']} rounds", options.quiet)
 
 
-def _closing_words(interrupted: bool, out: Path, done: str) -> int:
-    console = Console(stderr=True)
+def _closing_words(interrupted: bool, out: Path, done: str, quiet: bool) -> int:
     if interrupted:
-        console.print(
-            f"interrupted {done}; all of it is kept. Go on with: pfedlms resume {out}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        _say(f"interrupted {done}; all of it is kept. Go on with: pfedlms resume {out}")
         return 130
-    console.print(f"results: {out}", highlight=False, soft_wrap=True)
+    if not quiet:
+        _say(f"results: {out}")
     return 0
+
+
+def _say(text: str) -> None:
+    """One line on standard error, as it is."""
+    Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -304,7 +313,7 @@ def _compare(options: argparse.Namespace) -> int:
         methods,
         DEFAULT_SEEDS if options.seeds is None else options.seeds,
     )
-    out = _out(options, "" if options.config else configs[0].run.out, f"{configs[0].data.dataset}-compare")
+    out = _out(options, configs[0].run.out, f"{configs[0].data.dataset}-compare")
     if options.plot:
         _check_plot(options.plot)
     with _progress(options) as progress:
@@ -333,7 +342,8 @@ def _report_comparison(options: argparse.Namespace, comparison: Any, out: Path) 
         _print_json({"runs": comparison.runs})
     elif any(summary["accuracy"]["max"] is not None for summary in comparison.runs):
         _print(comparison_table(comparison.runs))
-    return _closing_words(comparison.interrupted, out, f"in run {len(comparison.runs)}")
+    finished = sum(summary["status"] == "finished" for summary in comparison.runs)
+    return _closing_words(comparison.interrupted, out, f"with {finished} runs finished", options.quiet)
 
 
 def _resume(options: argparse.Namespace) -> int:
@@ -354,7 +364,7 @@ def _export(options: argparse.Namespace) -> int:
     from pfedlms.experiment.run import export
 
     export(options.directory, options.client, options.output)
-    Console(stderr=True).print(f"model of client {options.client}: {options.output}", highlight=False, soft_wrap=True)
+    _say(f"model of client {options.client}: {options.output}")
     return 0
 
 

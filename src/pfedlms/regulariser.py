@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedlms.kernels import compiled
-from pfedlms.sketch.operator import Sketch
+from pfedlms.sketch.operator import Sketch, kernels_for
 
 Array = NDArray[Any]
 
@@ -53,12 +53,56 @@ class Pull:
         self._consensus = consensus
         self._layers = sketch.layers.to(thresholds.device)
         self._widths = smoothing * deviations
+        kernels = kernels_for(thresholds) if thresholds.is_cuda and thresholds.shape[1] < 255 else None
+        self._fused = _FusedPull(kernels, sketch, thresholds, self._widths, consensus, strength) if kernels else None
 
     def gradient(self, params: Tensor) -> Tensor:
         """λ Φᵀ ∇_y R̃_ρ(Φθ): `[clients, dim]` → `[clients, dim]`."""
+        if self._fused is not None:
+            return self._fused.gradient(params)
         sketched = self._sketch.forward(params)
         slope = penalty_slope(sketched, self._thresholds, self._widths, self._consensus, self._layers)
         return self._sketch.adjoint(slope.mul_(self._strength))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that changes from round to round, for replays of a recorded computation."""
+        if self._fused is not None:
+            return self._fused.tensors()
+        return {"thresholds": self._thresholds, "widths": self._widths, "consensus": self._consensus}
+
+
+class _FusedPull:
+    """The same on a GPU: sketch, slope and adjoint of a layer without leaving registers in between.
+
+    The consensus lies in position space, so that no row has to be gathered or scattered: q̃ where a row was kept, a
+    mark elsewhere.
+    """
+
+    def __init__(
+        self, kernels: Any, sketch: Sketch, thresholds: Tensor, widths: Tensor, consensus: Tensor, strength: float
+    ) -> None:
+        self._kernels, self._strength = kernels, strength
+        self._layers = sketch.on_device(thresholds.device)
+        self._thresholds, self._widths = thresholds.contiguous(), widths
+        self._keys = torch.cat([layer.key for layer in self._layers])
+        pads = [layer.pad for layer in self._layers]
+        self._starts = [sum(pads[:index]) for index in range(len(pads))]
+        self._kept = torch.full((sum(pads),), kernels.NOT_KEPT, dtype=torch.uint8, device=thresholds.device)
+        places = torch.cat([layer.rows + start for layer, start in zip(self._layers, self._starts, strict=True)])
+        self._kept[places] = consensus
+
+    def gradient(self, params: Tensor) -> Tensor:
+        out = torch.empty_like(params)
+        for index, (layer, start) in enumerate(zip(self._layers, self._starts, strict=True)):
+            self._kernels.pull_layer(
+                params, out, layer.begin, layer.size, layer.pad, self._keys[index : index + 1],
+                self._kept[start : start + layer.pad], self._thresholds[index], self._widths[index : index + 1],
+                layer.scale, self._strength,
+            )  # fmt: skip
+        return out
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"thresholds": self._thresholds, "widths": self._widths, "kept": self._kept, "keys": self._keys}
 
 
 def penalty_slope(sketched: Tensor, thresholds: Tensor, widths: Tensor, consensus: Tensor, layers: Tensor) -> Tensor:
@@ -121,6 +165,6 @@ def smoothed_penalty(sketched: Tensor, thresholds: Tensor, widths: Tensor, conse
     for t, tau in enumerate(thresholds.unbind(dim=1), start=1):
         votes = torch.where(consensus >= t, 1.0, -1.0).to(sketched.dtype)
         z = sketched - tau[layers]
-        huber = torch.where(z.abs() <= rho, z**2 / (2 * rho), z.abs() - rho / 2)
+        huber = torch.where(z.abs() < rho, z**2 / (2 * rho), z.abs() - rho / 2)
         total += (huber - votes * z).sum(dim=1)
     return total / thresholds.shape[1]

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
-_ROUNDS = 4  # of the row bijection; three already pass the tests, four leave a margin
+# Rounds of the row bijection. With four, the distribution of pairs of rows is 4 % away from uniform at N = 16; with six, 1 %.
+_ROUNDS = 6
 
 
 def _mix(z: int) -> int:
@@ -61,7 +62,7 @@ def signs(key: int, count: int) -> NDArray[np.float32]:
 def rows(key: int, bits: int, count: int) -> NDArray[np.int64]:
     """`count` distinct integers below 2^bits: the images of 0, 1, … under a keyed bijection, O(count) anywhere.
 
-    The bijection on `bits`-bit integers is, four times over (r = 0..3), with a_r = word(2r) | 1 and b_r = word(2r + 1):
+    The bijection on `bits`-bit integers is, six times over (r = 0..5), with a_r = word(2r) | 1 and b_r = word(2r + 1):
 
         x ← (a_r x + b_r) mod 2^bits;   x ← x xor (x >> ceil(bits / 2))        (shift by at least one)
     """

@@ -52,14 +52,22 @@ def _wrong(declared: Field[Any], value: Any) -> str | None:
     fits = isinstance(value, bool) == (kind is bool) and isinstance(value, (int, float) if kind is float else kind)
     if not fits:
         return expected
-    if kind in (int, float) and not (isfinite(value) and _within(value, limits)):
+    if kind in (int, float) and not (_finite(value) and _within(value, limits)):
         return expected
     if choices is not None and value not in choices():
-        return did_you_mean(value, choices()).removeprefix("expected ")
+        near = did_you_mean(value, choices())
+        return f"one of: {', '.join(choices())}" + (f"; {near}" if near.startswith("did") else "")
     return None
 
 
 _BOUNDS = {"minimum": "of at least {}", "above": "above {}", "maximum": "at most {}"}
+
+
+def _finite(value: float) -> bool:
+    try:
+        return isfinite(value)
+    except OverflowError:  # a whole number beyond the largest float
+        return False
 
 
 def _within(value: float, limits: dict[str, float | None]) -> bool:

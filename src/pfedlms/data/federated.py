@@ -92,8 +92,14 @@ def from_pairs(pairs: Sequence[tuple[Pair, Pair]]) -> FederatedData:
 
 
 def _check(x: ArrayLike, y: ArrayLike, name: str) -> tuple[NDArray[np.float32], NDArray[np.int64], int]:
-    samples, raw = np.asarray(x, dtype=np.float32), np.asarray(y)
-    if raw.ndim != 1 or not (np.issubdtype(raw.dtype, np.integer) or np.array_equal(raw, np.floor(raw))):
+    try:
+        samples, raw = np.asarray(x, dtype=np.float32), np.asarray(y)
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{name}: samples and labels must be arrays of numbers ({error})") from error
+    whole = raw.dtype.kind in "iub" or (
+        raw.dtype.kind == "f" and bool(np.isfinite(raw).all() and (raw == raw.round()).all())
+    )
+    if raw.ndim != 1 or not whole:
         raise DataError(
             f"{name}: got labels of shape {raw.shape} and type {raw.dtype}, expected a vector of class numbers"
         )

@@ -61,8 +61,10 @@ def _draw(labels: NDArray[np.integer], clients: int, alpha: float, random: np.ra
         open_clients = counts < capacity
         shares = random.dirichlet(np.full(clients, alpha)) * open_clients
         # For very small α all mass can lie on clients that are full; the open ones then share evenly.
-        shares = shares / shares.sum() if shares.sum() > 0 else open_clients / open_clients.sum()
-        cuts = np.floor(np.cumsum(shares)[:-1] * len(members)).astype(np.int64)
+        ends = np.cumsum(shares if shares.sum() > 0 else open_clients)
+        # Divided by the last sum itself, the end of the last open client is exactly 1, and full clients after it get
+        # nothing.
+        cuts = np.floor(ends[:-1] / ends[-1] * len(members)).astype(np.int64)
         for client, part in enumerate(np.split(members, cuts)):
             held[client].append(part)
             counts[client] += len(part)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import struct
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
@@ -47,6 +48,14 @@ def load(name: str, directory: str | Path | None = None) -> Dataset:
     if source.needs_dir and not directory:
         raise DataError(f"data.dir: the data set {name!r} is read from files; name their folder with --data-dir DIR")
     raw, labels = source.read(Path(directory) if directory else None)
+    if raw.shape[1:] != source.shape[-2:]:
+        raise DataError(
+            f"{name}: got images of {raw.shape[1:]} pixels, expected {source.shape[-2:]}; the files are not {name}'s"
+        )
+    if labels.max() >= source.classes:
+        raise DataError(
+            f"{name}: got label {labels.max()}, expected below {source.classes}; the files are not {name}'s"
+        )
     x = (raw.astype(np.float32) / np.float32(source.scale) - np.float32(source.mean)) / np.float32(source.std)
     return Dataset(name, x.reshape(-1, *source.shape), labels, source.classes)
 
@@ -93,7 +102,7 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
         opened = gzip.open(path) if path.suffix == ".gz" else open(path, "rb")  # noqa: SIM115 - closed by the with below
         with opened as file:
             content = file.read()
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read ({error}); fetch the file again") from error
     header = 4 + 4 * dimensions
     if len(content) < header or content[:4] != bytes((0, 0, 8, dimensions)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,8 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pfedlms import rng
-from pfedlms.data.batches import batch_positions
+from pfedlms.data.batches import Shuffles
 from pfedlms.data.federated import FederatedData
+from pfedlms.data.partition import Indices
+from pfedlms.engine.graphs import Replayed
 from pfedlms.methods.base import Objective
 from pfedlms.models.cohort import Cohort, CohortModel
 
@@ -34,28 +38,36 @@ class LocalWorker:
 
     def __init__(self, model: CohortModel, data: FederatedData, train: TrainSettings, seed: int) -> None:
         self._model, self._data, self._train, self._seed = model, data, train, seed
+        self._shuffles = Shuffles(seed)
+        self._run_steps = Replayed(self._steps) if model.device.type == "cuda" else self._steps
 
     def train(self, cohort: Cohort, objective: Objective, phase: int) -> tuple[Cohort, Tensor]:
-        """E local steps; phase 0 is the start, phase r + 1 belongs to round r. Returns the cohort and the mean task
-        loss of each client."""
+        """E local steps; phase 0 is the start, phase r + 1 belongs to round r. Also returns each client's mean task
+        loss."""
+        indices = self._batch_indices(cohort, phase)
+        with seeded_modules(rng.stream(self._seed, "module", phase, cohort.ids[0])):
+            return self._run_steps(cohort, indices, objective)
+
+    def _steps(self, cohort: Cohort, indices: Tensor, objective: Objective) -> tuple[Cohort, Tensor]:
+        """SGD on the samples `indices: [steps, clients, batch]`; a pure function of its arguments, so that it can be
+        replayed."""
         settings = self._train
         params, momentum = cohort.params, cohort.momentum
         buffers = {name: value.clone() for name, value in cohort.buffers.items()}
         losses = torch.zeros(len(params), device=params.device)
-        with self._module_randomness(cohort, phase):
-            for step, (x, y) in enumerate(self._batches(cohort, phase)):
-                loss, gradient = self._gradient(params, buffers, x, y, objective)
-                losses += loss
-                extra = objective.gradient(params)
-                if extra is not None:
-                    gradient += extra
-                if settings.weight_decay:
-                    gradient.add_(params, alpha=settings.weight_decay)
-                if settings.momentum:
-                    momentum = momentum * settings.momentum + gradient
-                    gradient = momentum
-                params = objective.after_step(params - settings.learning_rate * gradient, step)
-        return replace(cohort, params=params, momentum=momentum, buffers=buffers), losses / settings.local_steps
+        for step, index in enumerate(indices):
+            loss, gradient = self._gradient(params, buffers, self._data.x[index], self._data.y[index], objective)
+            losses += loss
+            extra = objective.gradient(params)
+            if extra is not None:
+                gradient += extra
+            if settings.weight_decay:
+                gradient.add_(params, alpha=settings.weight_decay)
+            if settings.momentum:
+                momentum = momentum * settings.momentum + gradient
+                gradient = momentum
+            params = objective.after_step(params - settings.learning_rate * gradient, step)
+        return replace(cohort, params=params, momentum=momentum, buffers=buffers), losses / len(indices)
 
     def _gradient(
         self, params: Tensor, buffers: dict[str, Tensor], x: Tensor, y: Tensor, objective: Objective
@@ -72,7 +84,8 @@ class LocalWorker:
         """See `ClientWork`; running statistics are left as they are."""
         buffers = {name: value.clone() for name, value in cohort.buffers.items()}
         total = torch.zeros_like(cohort.params)
-        for x, y in self._batches(cohort, round + 1):
+        for index in self._batch_indices(cohort, round + 1):
+            x, y = self._data.x[index], self._data.y[index]
             total += self._gradient(params.expand_as(total), buffers, x, y, Objective())[1]
         return total / self._train.local_steps
 
@@ -103,17 +116,16 @@ class LocalWorker:
             losses += torch.where(mask, _cross_entropy(outputs, y), 0.0).double().sum(dim=1)
         return correct, losses
 
-    def _batches(self, cohort: Cohort, phase: int):  # type: ignore[no-untyped-def]
+    def _batch_indices(self, cohort: Cohort, phase: int) -> Tensor:
+        """Samples of a phase's steps, `[steps, clients, batch]`."""
         steps, size = self._train.local_steps, self._train.batch_size
-        positions = [
-            self._data.train[client][batch_positions(self._seed, client, samples, phase * steps, steps, size)]
+        own = [
+            self._data.train[client][self._shuffles.positions(client, samples, phase * steps, steps, size)]
             for client, samples in zip(cohort.ids, cohort.samples, strict=True)
         ]
-        indices = torch.from_numpy(np.stack(positions, axis=1)).to(self._data.x.device)
-        for index in indices:
-            yield self._data.x[index], self._data.y[index]
+        return torch.from_numpy(np.stack(own, axis=1)).to(self._data.x.device, non_blocking=True)
 
-    def _sweep(self, cohort: Cohort, held: tuple[np.ndarray, ...]):  # type: ignore[no-untyped-def]
+    def _sweep(self, cohort: Cohort, held: tuple[Indices, ...]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """All samples of every client, in batches `[clients, batch]` with a mask over the places where a client has no
         more."""
         lengths = np.array([len(held[client]) for client in cohort.ids])
@@ -127,25 +139,13 @@ class LocalWorker:
             place = torch.from_numpy(index).to(self._data.x.device)
             yield self._data.x[place], self._data.y[place], mask.to(self._data.x.device)
 
-    def _module_randomness(self, cohort: Cohort, phase: int):  # type: ignore[no-untyped-def]
-        """Dropout and the like draw from PyTorch's generator: seeded for the phase, and the caller's is left as it
-        was."""
-        return _seeded(rng.stream(self._seed, "module", phase, cohort.ids[0]))
 
-
-class _seeded:
-    def __init__(self, key: int) -> None:
-        self._fork = torch.random.fork_rng(
-            devices=range(torch.cuda.device_count()) if torch.cuda.is_available() else []
-        )
-        self._key = key
-
-    def __enter__(self) -> None:
-        self._fork.__enter__()
-        torch.manual_seed(self._key % (1 << 63))
-
-    def __exit__(self, *exc: object) -> None:
-        self._fork.__exit__(*exc)  # type: ignore[arg-type]
+@contextmanager
+def seeded_modules(key: int) -> Iterator[None]:
+    """Dropout and the like draw from PyTorch's generators: seeded here, and left as the caller had them."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(key % (1 << 63))
+        yield
 
 
 def _cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfedlms.errors import DivergedError, QuorumError, WireError
+from pfedlms.errors import DivergedError, QuorumError, RunError, WireError
 from pfedlms.methods.base import ClientWork, Exchange, Tensors
 from pfedlms.models.cohort import Cohort
 from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake, Received, frame
@@ -128,7 +128,7 @@ class Channel:
                     f"{type(error).__name__}: {error}",
                     stacklevel=2,
                 )
-        return arrived
+        return sorted(arrived, key=lambda message: message.sender)
 
     def _send_down(self, exchange: Exchange[Any], cohorts: Sequence[Cohort], reply: Tensors) -> list[Cohort]:
         """The answer is one frame, received and decoded once by each cohort and counted once for each client."""
@@ -136,12 +136,21 @@ class Channel:
         sent = frame(exchange.down, arrays, round=self.round, sender=SERVER, samples=0, digest=self.digest)
         after = []
         for cohort in cohorts:
-            received = Intake(exchange.down, self.digest, self.round, (SERVER,)).accept(sent)
+            received = self._checked(exchange, sent)
             self.traffic.down_payload += received.payload_bytes * len(cohort.ids)
             self.traffic.down_framing += (len(sent) - received.payload_bytes) * len(cohort.ids)
             values = {name: torch.from_numpy(value).to(cohort.params.device) for name, value in received.values.items()}
             after.append(exchange.client_receive(cohort, values, self.round))
         return after
+
+    def _checked(self, exchange: Exchange[Any], sent: bytes) -> Received:
+        try:
+            return Intake(exchange.down, self.digest, self.round, (SERVER,)).accept(sent)
+        except WireError as error:
+            # Clients cannot go on without the answer. It is the server's own, so what went into it was already wrong.
+            raise RunError(
+                f"round {self.round + 1}: the server's answer is not valid: {type(error).__name__}: {error}"
+            ) from error
 
 
 def _stack(arrived: Sequence[Received]) -> Tensors:

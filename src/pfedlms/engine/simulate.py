@@ -59,7 +59,7 @@ class Federation:
         self.rounds_played = 0
         self._quorum, self._link = quorum, link
         self._worker = LocalWorker(model, data, train, seed)
-        self._digest = agreement(method.name, settings, task)
+        self._digest = agreement(self.method)
         self._server = self.method.server_start()
         step = cohort_size or data.clients
         groups = [tuple(range(start, min(start + step, data.clients))) for start in range(0, data.clients, step)]
@@ -170,18 +170,19 @@ class Federation:
         return Evaluation(tuple(correct), tested, loss / sum(tested))
 
 
-def agreement(method: str, settings: Any, task: Task) -> bytes:
+def agreement(method: Method) -> bytes:
     """Digest of what both ends must agree on: protocol, method and its settings, layer table, seed and w⁰."""
-    layers = ",".join(f"{layer.offset}:{layer.size}" for layer in task.layout.layers)
+    task = method.task
     return agreement_digest(
         {
             "protocol": VERSION,
-            "method": method,
-            "layers": layers,
+            "method": method.name,
+            "layers": ",".join(f"{layer.offset}:{layer.size}" for layer in task.layout.layers),
             "classes": task.classes,
             "seed": task.seed,
             "initial": _sha256(task.initial),
-            **{f"method.{key}": value for key, value in asdict(settings).items()},
+            **{f"method.{key}": value for key, value in asdict(method.settings).items()},
+            **{f"agreement.{key}": value for key, value in method.agreement().items()},
         }
     )
 

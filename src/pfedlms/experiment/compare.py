@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from pfedlms.errors import ConfigError, RunDirectoryError, did_you_mean
-from pfedlms.experiment.config import Config, Tables, load_config
+from pfedlms.experiment.config import Config, load_config, merge, read_toml
 from pfedlms.experiment.run import ModelLike, Progress, Result, execute, prepare, python_overrides, resume
-from pfedlms.experiment.store import RunDirectory
+from pfedlms.experiment.store import RunDirectory, write_atomically
 from pfedlms.methods import METHODS
 
 SCHEMA = 1
@@ -67,40 +67,44 @@ def plan(
         found.append(f"--seeds: got {seeds}, expected a count of at least 1")
     if found:
         raise ConfigError(found)
+    given = merge(read_toml(Path(file)) if file else {}, overrides)
+    asked = given.get("method", {})
     known = {each.name for name in methods for each in fields(METHODS[name].Settings)}
     configs = []
     for name in methods:
         own = {each.name for each in fields(METHODS[name].Settings)}
-        # What no method knows stays in, to be reported; what only others know is theirs.
-        chosen = {key: value for key, value in overrides.get("method", {}).items() if key in own or key not in known}
-        tables: Tables = {
-            **{key: dict(value) for key, value in overrides.items()},
-            "method": {**chosen, "name": name},
-        }
+        if isinstance(asked, Mapping):
+            # What no method knows stays in, to be reported; what only others know is theirs.
+            chosen = {key: value for key, value in asked.items() if key in own or key not in known}
+            given["method"] = {**chosen, "name": name}
         try:
-            base = load_config(file, tables)
+            base = load_config(None, given)
+            seeded = [merge(given, {"run": {"seed": base.run.seed + offset}}) for offset in range(seeds)]
+            configs += [load_config(None, tables) for tables in seeded]
         except ConfigError as error:
             found += [problem for problem in error.problems if problem not in found]
-            continue
-        configs += [base.with_run(seed=base.run.seed + offset) for offset in range(seeds)]
     if found:
         raise ConfigError(found)
     return configs
 
 
 def play(configs: Sequence[Config], out: Path | None, data: Any, model: ModelLike, progress: Progress) -> Comparison:
-    """Execute planned runs; with a directory, every run has its own folder in it, made before the first one starts."""
+    """Execute planned runs; with a directory, every run has its own folder in it, and compare.json the whole plan."""
     if out is None:
-        return _collect((execute(config, prepare(config, data, model), None, progress) for config in configs), None)
+        results = (execute(config, prepare(config, data, model), None, progress) for config in configs)
+        return _collect(results, len(configs), None)
+    prepare(configs[0], data, model)  # finds what is wrong with data and model before anything is written
     manifest = out / "compare.json"
     if manifest.exists() or (out / "config.toml").exists():
         raise RunDirectoryError(f"{out}: holds runs already; go on with `pfedlms resume {out}`, or name another --out")
-    names = [f"{config.method}-seed{config.run.seed}" for config in configs]
-    for name, config in zip(names, configs, strict=True):
-        folder = RunDirectory(out / name)
-        folder.create(config.with_run(out=str(out / name)).to_toml())
-        folder.close()
-    manifest.write_text(json.dumps({"schema": SCHEMA, "runs": names}, indent=2) + "\n")
+    named = {f"{config.method}-seed{config.run.seed}": config for config in configs}
+    runs = {name: config.with_run(out=str(out / name)).to_toml() for name, config in named.items()}
+    content = json.dumps({"schema": SCHEMA, "runs": runs}, indent=2) + "\n"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomically(manifest, lambda file: file.write(content.encode()))
+    except OSError as error:
+        raise RunDirectoryError(f"{out}: cannot be written ({error.strerror}); name another --out") from error
     return resume_comparison(out, data, model, progress)
 
 
@@ -119,13 +123,23 @@ def resume_comparison(directory: Path, data: Any, model: ModelLike, progress: Pr
             f"{directory}: got schema {manifest.get('schema')!r}, expected {SCHEMA}; "
             "it is of another version of pfedlms"
         )
-    return _collect((resume(directory / name, data, model, progress) for name in manifest["runs"]), directory)
+    runs = manifest["runs"]
+    for name, config in runs.items():
+        folder = RunDirectory(directory / name)
+        if not folder.config.is_file():
+            folder.create(config)
+            folder.close()
+    return _collect((resume(directory / name, data, model, progress) for name in runs), len(runs), directory)
 
 
-def _collect(results: Iterator[Result], directory: Path | None) -> Comparison:
+def _collect(results: Iterator[Result], planned: int, directory: Path | None) -> Comparison:
     summaries = []
-    for result in results:
-        summaries.append(result.summary)
-        if result.summary["status"] == "interrupted":
-            return Comparison(summaries, directory, interrupted=True)
-    return Comparison(summaries, directory)
+    try:
+        for result in results:
+            summaries.append(result.summary)
+            if result.stopped:
+                break
+    except KeyboardInterrupt:  # between two runs, or Ctrl-C pressed twice
+        return Comparison(summaries, directory, interrupted=True)
+    unfinished = any(summary["status"] == "interrupted" for summary in summaries)
+    return Comparison(summaries, directory, interrupted=unfinished or len(summaries) < planned)

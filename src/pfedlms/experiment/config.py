@@ -68,7 +68,7 @@ class RunSection:
         maximum=(1 << 63) - 1,
     )
     device: str = setting("auto", "auto takes a GPU where there is one", choices=lambda: ["auto", "cpu", "cuda"])
-    threads: int = setting(0, "CPU threads; 0: all", minimum=0)
+    threads: int = setting(0, "CPU threads; 0: all", minimum=0, maximum=1024)
     out: str = setting("", "run directory; empty: a fresh one under runs/")
     evaluate_every: int = setting(1, "rounds between evaluations (the last round is always evaluated)", minimum=1)
     checkpoint_every: int = setting(10, "rounds between checkpoints (the last round always has one)", minimum=1)
@@ -132,15 +132,15 @@ def load_config(
         file: a TOML file of the user's.
         overrides: values by section and key, on top of the file.
     """
-    given = _merge(read_toml(Path(file)) if file else {}, overrides or {})
+    given = merge(read_toml(Path(file)) if file else {}, overrides or {})
     schema: Any = given.pop("schema", SCHEMA)
     if schema != SCHEMA:
         raise ConfigError(
             [f"schema: got {schema!r}, expected {SCHEMA}; the {schema_errors} is of another version of pfedlms"]
         )
-    method = given.get("method", {}).get("name", "pfedlms")
-    dataset = given.get("data", {}).get("dataset", "digits")
-    tables = _merge(preset(dataset, method), given)
+    method = _given(given, "method", "name", "pfedlms")
+    dataset = _given(given, "data", "dataset", "digits")
+    tables = merge(preset(dataset, method), given)
     found = _problems(tables, method)
     if found:
         raise ConfigError(found)
@@ -156,7 +156,7 @@ def preset(dataset: Any, method: Any) -> Tables:
     for stem in (dataset, f"{dataset}-{method}"):
         file = folder / f"{stem}.toml"
         if isinstance(dataset, str) and dataset in DATASETS and file.is_file():
-            tables = _merge(tables, tomllib.loads(file.read_text(encoding="utf-8")))
+            tables = merge(tables, tomllib.loads(file.read_text(encoding="utf-8")))
     tables.pop("schema", None)
     return tables
 
@@ -189,11 +189,26 @@ def read_toml(path: Path) -> Tables:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError([f"{path}: cannot be read ({error.strerror})"]) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # bad syntax, bad UTF-8, a number of thousands of digits, deep nesting
         raise ConfigError([f"{path}: not a TOML file: {error}"]) from error
 
 
-def _merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> Tables:
+def method_in(file: str | Path | None) -> str:
+    """The method a TOML file names, so that its own keys are known before the whole is checked."""
+    return str(_given(read_toml(Path(file)) if file else {}, "method", "name", "pfedlms"))
+
+
+def _given(tables: Mapping[str, Any], section: str, key: str, default: str) -> Any:
+    """One value that others depend on; a section that is no table is reported by the check."""
+    values = tables.get(section, {})
+    return values.get(key, default) if isinstance(values, Mapping) else default
+
+
+def merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> Tables:
+    """Both, key by key; where both have one, that of `top`."""
     merged = dict(base)
     for key, value in top.items():
         merged[key] = (
@@ -231,6 +246,7 @@ def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return '"' + "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in escaped) + '"'
+        # Bytes of a path that are no UTF-8 (lone surrogates in Python) have no place in TOML; "?" keeps it readable.
+        escaped = value.encode(errors="replace").decode().replace("\\", "\\\\").replace('"', '\\"')
+        return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'
     return repr(value)

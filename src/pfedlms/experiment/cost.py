@@ -12,7 +12,7 @@ from pfedlms.data.sources import DATASETS
 from pfedlms.engine.round import Traffic
 from pfedlms.engine.simulate import agreement
 from pfedlms.errors import ConfigError
-from pfedlms.experiment.config import Config, load_config
+from pfedlms.experiment.config import CUSTOM, Config, load_config
 from pfedlms.methods import METHODS
 from pfedlms.methods.base import Method, Task
 from pfedlms.models import CohortModel, build
@@ -34,7 +34,7 @@ class Cost:
 
 def message_cost(method: Method, clients: int) -> Cost:
     """Encode one message of every kind at its largest size, decode it again, and count its bytes."""
-    digest = agreement(method.name, method.settings, method.task)
+    digest = agreement(method)
     total = Traffic()
     for exchange in method.exchanges:
         for message, sender, samples in ((exchange.up, 0, 1), (exchange.down, SERVER, 0)):
@@ -63,11 +63,16 @@ def bits_table(
     if clients is not None:
         wanted.setdefault("data", {})["clients"] = clients
     # Without a data set: the paper's inputs, 28x28 for dnn and 32x32 in colour for the VGGs.
+    dataset = dataset or wanted.get("data", {}).get("dataset")
     wanted.setdefault("data", {})["dataset"] = dataset or "mnist"
     rows = []
     for name in [method] if method else list(METHODS):
         own = {key: value for key, value in wanted.get("method", {}).items() if method or key in _keys(name)}
         config = load_config(None, {**wanted, "method": {**own, "name": name}})
+        if CUSTOM in (config.data.dataset, config.model.name):
+            raise ConfigError(
+                ["--dataset, --model: got 'custom', expected names of `pfedlms datasets` and `pfedlms models`"]
+            )
         source = DATASETS[config.data.dataset]
         shape = source.shape if dataset or config.model.name == "dnn" else (3, 32, 32)
         if classes is not None and classes < 1:

@@ -21,7 +21,7 @@ from pfedlms.data import FederatedData, from_pairs, from_pool, load
 from pfedlms.engine import Federation, RoundReport, Traffic
 from pfedlms.engine.local import TrainSettings
 from pfedlms.errors import ConfigError, DivergedError, RunDirectoryError, RunError, UsageError, did_you_mean
-from pfedlms.experiment.config import CUSTOM, SECTIONS, Config, Tables, load_config
+from pfedlms.experiment.config import CUSTOM, SECTIONS, Config, Tables, load_config, method_in
 from pfedlms.experiment.store import RunDirectory, write_atomically
 from pfedlms.kernels import use_threads
 from pfedlms.methods import METHODS
@@ -51,6 +51,8 @@ class Result:
     metrics: list[dict[str, Any]]
     directory: Path | None
     federation: Federation
+    stopped: bool = False
+    """Whether Ctrl-C was pressed, be it in the very last round."""
 
     @property
     def accuracy(self) -> float:
@@ -67,7 +69,7 @@ def run(
     data: Any = None,
     model: ModelLike = None,
     *,
-    method: str = "pfedlms",
+    method: str | None = None,
     config: str | Path | None = None,
     out: str | Path | None = None,
     progress: Progress | None = None,
@@ -77,8 +79,10 @@ def run(
 
     Args:
         data: a data set's name; arrays `(x, y)` to be partitioned; or one `((x, y), (x, y))` train and test pair per
-        client. Default: the embedded digits. model: a name of the zoo, a factory that returns an `nn.Module`, or a
-        module (its weights are w⁰). Default: the data set's own. method: name of the method.
+        client. Default: the embedded digits.
+        model: a name of the zoo, a factory that returns an `nn.Module`, or a module (its weights are w⁰). Default: the
+        data set's own.
+        method: name of the method. Default: the one `config` names, or pfedlms.
         config: a TOML file with settings.
         out: run directory; without one nothing is written.
         progress: told what happens.
@@ -90,7 +94,7 @@ def run(
         >>> sorted(result.summary["accuracy"])
         ['final', 'last10', 'max']
     """
-    checked = load_config(config, python_overrides(data, model, [method], out, settings))
+    checked = load_config(config, python_overrides(data, model, [method or method_in(config)], out, settings))
     directory = RunDirectory(Path(out)) if out else None
     federation = prepare(checked, data, model)
     if directory is not None:
@@ -132,13 +136,22 @@ def export(directory: str | Path, client: int, file: str | Path) -> None:
     if state is None:
         raise RunDirectoryError(f"{directory}: no checkpoint yet; `pfedlms resume {directory}` first")
     federation = prepare(config)
-    federation.load(state["federation"])
     if not 0 <= client < federation.data.clients:
         raise UsageError(f"--client: got {client}, expected 0 to {federation.data.clients - 1}")
+    _load(federation, state, stored)
     try:
         write_atomically(Path(file), lambda opened: torch.save(federation.client_state_dict(client), opened))
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise UsageError(f"{file}: cannot be written ({getattr(error, 'strerror', None) or error})") from error
+
+
+def _load(federation: Federation, state: Mapping[str, Any], stored: RunDirectory) -> None:
+    try:
+        federation.load(state["federation"])
+    except (ValueError, KeyError, IndexError) as error:
+        raise RunDirectoryError(
+            f"{stored.path}: checkpoint.pt does not fit config.toml ({error}); put the run's own config.toml back"
+        ) from error
 
 
 def python_overrides(
@@ -170,7 +183,10 @@ def prepare(config: Config, data: Any = None, model: ModelLike = None) -> Federa
         torch.set_num_threads(config.run.threads)
         use_threads(config.run.threads)
     federated = _federated(config, data)
-    cohort_model = CohortModel(_module(config, model, federated), device)
+    try:
+        cohort_model = CohortModel(_module(config, model, federated), device)
+    except (RuntimeError, ValueError) as error:
+        raise UsageError(f"model: cannot be built ({str(error).strip().splitlines()[0]})") from error
     _check_model(cohort_model, federated)
     train = TrainSettings(**{each.name: getattr(config.train, each.name) for each in fields(TrainSettings)})
     return Federation(
@@ -187,7 +203,7 @@ def execute(config: Config, federation: Federation, directory: RunDirectory | No
         progress.started(config, federation.rounds_played)
         with _stop_on_interrupt() as stopped:
             status = _play(config, federation, recorder, progress, stopped)
-        summary = recorder.finish(status)
+            summary = recorder.finish(status)
     except DivergedError:
         recorder.finish("diverged")
         raise
@@ -200,7 +216,8 @@ def execute(config: Config, federation: Federation, directory: RunDirectory | No
         if directory is not None:
             directory.close()
     progress.finished(config, summary)
-    return Result(config, summary, recorder.metrics, directory.path if directory else None, federation)
+    path = directory.path if directory else None
+    return Result(config, summary, recorder.metrics, path, federation, stopped())
 
 
 def _play(
@@ -246,12 +263,11 @@ class _Recorder:
         if self._directory is None:
             return
         state = self._directory.load_checkpoint()
+        if state:
+            _load(self._federation, state, self._directory)
+        # Only now, so that a checkpoint that is refused costs no measurement.
         self.metrics = self._directory.rewind_metrics(state["metrics_bytes"] if state else 0)
         if state:
-            try:
-                self._federation.load(state["federation"])
-            except (ValueError, KeyError) as error:
-                raise RunDirectoryError(f"{self._directory.path}: {error}") from error
             self._traffic, self._rejected = Traffic(*state["traffic"]), state["rejected"]
             self._before = state["seconds"]
 
@@ -289,6 +305,9 @@ class _Recorder:
     def finish(self, status: str, quietly: bool = False) -> dict[str, Any]:
         summary = self._summarise(status)
         if self._directory is not None:
+            stored = self._directory.read_summary()
+            if stored is not None and {**stored, "seconds": 0} == {**summary, "seconds": 0}:
+                return stored  # a finished run that was resumed: nothing was done, nothing is changed
             try:
                 self._directory.write_summary(summary)
             except RunError:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import pickle
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +23,7 @@ import torch
 from pfedlms.errors import RunDirectoryError, StorageError
 
 SCHEMA = 1
+_CHECKPOINT = ("metrics_bytes", "federation", "traffic", "rejected", "seconds")
 
 
 class RunDirectory:
@@ -50,19 +51,20 @@ class RunDirectory:
 
     def create(self, config: str) -> None:
         """Make the directory; refuse one that already holds a run."""
-        if self.config.exists():
-            raise RunDirectoryError(
-                f"{self.path}: holds a run already; "
-                f"go on with it by `pfedlms resume {self.path}`, or name another --out"
-            )
-        if self.path.exists() and not self.path.is_dir():
-            raise RunDirectoryError(f"{self.path}: is a file, expected a folder; name another --out")
         try:
+            if self.config.exists():
+                raise RunDirectoryError(
+                    f"{self.path}: holds a run already; "
+                    f"go on with it by `pfedlms resume {self.path}`, or name another --out"
+                )
+            if self.path.exists() and not self.path.is_dir():
+                raise RunDirectoryError(f"{self.path}: is a file, expected a folder; name another --out")
             self.path.mkdir(parents=True, exist_ok=True)
             self._acquire()
             write_atomically(self.config, lambda file: file.write(config.encode()))
-        except OSError as error:
-            raise RunDirectoryError(f"{self.path}: cannot be written ({error.strerror}); name another --out") from error
+        except (OSError, ValueError) as error:  # ValueError: a null character in the path
+            reason = getattr(error, "strerror", None) or error
+            raise RunDirectoryError(f"{self.path}: cannot be written ({reason}); name another --out") from error
 
     def open(self) -> None:
         """Take an existing directory over, to go on with its run."""
@@ -109,15 +111,22 @@ class RunDirectory:
         if not self._checkpoint.exists():
             return None
         try:
+            with zipfile.ZipFile(self._checkpoint) as archive:
+                if damaged := archive.testzip():  # torch.load itself compares no checksums
+                    raise ValueError(f"checksum of {damaged}")
             state: dict[str, Any] = torch.load(self._checkpoint, map_location="cpu", weights_only=True)
-        except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
+            schema = state["schema"]
+            missing = [key for key in _CHECKPOINT if key not in state]
+            if schema == SCHEMA and missing:
+                raise KeyError(*missing)
+        except Exception as error:  # damaged bytes can make the unpickler raise anything
             raise RunDirectoryError(
-                f"{self._checkpoint}: cannot be read ({type(error).__name__}); delete it to start this run over"
+                f"{self._checkpoint}: cannot be read ({type(error).__name__}: {error}); "
+                "delete it to start this run over"
             ) from error
-        if state.get("schema") != SCHEMA:
+        if schema != SCHEMA:
             raise RunDirectoryError(
-                f"{self._checkpoint}: got schema {state.get('schema')!r}, expected {SCHEMA}; "
-                "it is of another version of pfedlms"
+                f"{self._checkpoint}: got schema {schema!r}, expected {SCHEMA}; it is of another version of pfedlms"
             )
         return state
 
@@ -131,12 +140,22 @@ class RunDirectory:
                         "delete checkpoint.pt to start over"
                     )
                 return []
-            if self._metrics.stat().st_size < length:
+            size = self._metrics.stat().st_size
+            if size < length:
                 raise RunDirectoryError(
                     f"{self._metrics}: is shorter than at the checkpoint; delete checkpoint.pt to start this run over"
                 )
-            os.truncate(self._metrics, length)
+            if size > length:
+                os.truncate(self._metrics, length)
             return [json.loads(line) for line in self._metrics.read_text().splitlines()]
+
+    def read_summary(self) -> dict[str, Any] | None:
+        """The summary of an earlier process, None if there is none that can be read."""
+        try:
+            summary = json.loads(self._summary.read_text())
+        except (OSError, ValueError):
+            return None
+        return summary if isinstance(summary, dict) else None
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         with self._storing():

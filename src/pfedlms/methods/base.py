@@ -76,6 +76,11 @@ class Objective:
         """A gradient known in closed form, `[clients, dim]`."""
         return None
 
+    def tensors(self) -> Tensors:
+        """The tensors that differ from round to round. All else must stay the same while the type of the objective
+        does, so that recorded steps can be replayed on new values."""
+        return {}
+
     def after_step(self, params: Tensor, step: int) -> Tensor:
         """The models after local step `step` (0..E−1), for instance projected."""
         return params
@@ -128,6 +133,11 @@ class Method(ABC):
     @abstractmethod
     def exchanges(self) -> tuple[Exchange[Any], ...]:
         """In the order they are held; none for a method that does not communicate."""
+
+    def agreement(self) -> dict[str, int | float]:
+        """What both ends must agree on besides layer table, settings, seed and w⁰; it enters the digest of every
+        message."""
+        return {}
 
     def client_start(self, cohort: Cohort) -> Cohort:
         """Add what the method keeps with every client; called once, before the first local steps."""

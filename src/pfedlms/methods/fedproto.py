@@ -66,6 +66,9 @@ class NearPrototypes(Objective):
     def __init__(self, prototypes: Tensor, held: Tensor, strength: float) -> None:
         self._prototypes, self._held, self._strength = prototypes, held, strength
 
+    def tensors(self) -> Tensors:
+        return {"prototypes": self._prototypes, "held": self._held}
+
     def loss(self, features: Tensor, labels: Tensor) -> Tensor:
         distance = (features - self._prototypes[labels]).square().mean(dim=-1)
         known = self._held[labels]

@@ -58,6 +58,9 @@ class AlignedSigns(Objective):
     def __init__(self, sketch: Sketch, consensus: Tensor, settings: PFed1BSSettings) -> None:
         self._sketch, self._consensus, self._settings = sketch, consensus, settings
 
+    def tensors(self) -> Tensors:
+        return {"consensus": self._consensus}
+
     def gradient(self, params: Tensor) -> Tensor:
         sketched = self._sketch.forward(params)
         return self._sketch.adjoint(

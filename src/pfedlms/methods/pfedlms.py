@@ -145,6 +145,9 @@ class PulledTowardsConsensus(Objective):
     def gradient(self, params: Tensor) -> Tensor:
         return self._pull.gradient(params)
 
+    def tensors(self) -> Tensors:
+        return self._pull.tensors()
+
 
 class PFedLMS(Method):
     """One personal model per client; low-bit sketches up, a low-bit consensus down. λ = 0 is `local` exactly."""

@@ -120,7 +120,8 @@ class CohortModel:
         """Whether `torch.func` can vectorise the module: tried once, on copies, because nothing else tells."""
         copies = {name: value.detach().clone() for name, value in buffers.items()}
         try:
-            with torch.no_grad():
+            devices = [self.device] if self.device.type == "cuda" else []
+            with torch.no_grad(), torch.random.fork_rng(devices=devices):
                 vmap(self._call, randomness="different")({n: v.detach() for n, v in named.items()}, copies, x)
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0]
@@ -150,6 +151,7 @@ class CohortModel:
         values = {p.name: piece.view(p.shape) for p, piece in zip(self.layout.parameters, pieces, strict=True)}
         values |= {name: buffers[name] for name in self.initial_buffers} | self._frozen
         aliases = {id(value): name for name, value in self.module.named_parameters()}
+        aliases |= {id(value): name for name, value in self.module.named_buffers()}
         result = {}
         for name, own in self.module.state_dict(keep_vars=True).items():
             result[name] = values[aliases.get(id(own), name)].detach().cpu().clone()

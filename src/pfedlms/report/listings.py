@@ -62,10 +62,12 @@ def models() -> Rows:
 
 
 def settings() -> Rows:
-    owners = [*SECTIONS.items(), *(("method", method.Settings) for method in METHODS.values())]
+    """Every key; methods may share a name with another default and meaning, so each row says whose it is."""
+    owners = [(section, "all", cls) for section, cls in SECTIONS.items()]
+    owners += [("method", name, method.Settings) for name, method in METHODS.items()]
     return [
-        {"setting": f"{section}.{each.name}", "default": each.default, "meaning": each.metadata["help"]}
-        for section, cls in owners
+        {"setting": f"{section}.{each.name}", "for": name, "default": each.default, "meaning": each.metadata["help"]}
+        for section, name, cls in owners
         for each in fields(cls)
     ]
 

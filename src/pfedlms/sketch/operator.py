@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from math import sqrt
 from typing import Any
 
@@ -39,12 +40,8 @@ class Sketch:
         self.sizes = layout.sketch_sizes(ratio)
         """m of every layer; a sketch is the concatenation of its layers' sketches."""
         layers = layout.layers
-        self._signs = np.concatenate(
-            [
-                rng.signs(rng.stream(seed, "sketch-signs", epoch, index), layer.size)
-                for index, layer in enumerate(layers)
-            ]
-        )
+        self._dim = layout.dim
+        self._sign_keys = [rng.stream(seed, "sketch-signs", epoch, index) for index in range(len(layers))]
         self._rows = np.concatenate(
             [
                 rng.rows(rng.stream(seed, "sketch-rows", epoch, index), layer.pad.bit_length() - 1, m)
@@ -60,9 +57,19 @@ class Sketch:
             ],
             dtype=np.int64,
         )
-        self.layers = torch.repeat_interleave(torch.arange(len(layers)), torch.tensor(self.sizes))
-        """The layer of every entry of a sketch, `[Σ m]`."""
         self._scales = np.array([1 / sqrt(m) for m in self.sizes])
+        self._device_layers: dict[torch.device, list[DeviceLayer]] = {}
+
+    @cached_property
+    def layers(self) -> Tensor:
+        """The layer of every entry of a sketch, `[Σ m]`."""
+        return torch.from_numpy(np.repeat(np.arange(len(self.sizes)), self.sizes))
+
+    @cached_property
+    def _signs(self) -> NDArray[np.float32]:
+        """D of all layers, one sign a parameter; kernels on a GPU hash theirs where they use them."""
+        sizes = (self._table[:, 1] - self._table[:, 0]).tolist()
+        return np.concatenate([rng.signs(key, size) for key, size in zip(self._sign_keys, sizes, strict=True)])
 
     @property
     def size(self) -> int:
@@ -71,6 +78,9 @@ class Sketch:
 
     def forward(self, params: Tensor) -> Tensor:
         """Φθ: `[clients, dim]` → `[clients, Σ m]`."""
+        _check_width("params", params, self._dim)
+        if params.is_cuda and kernels_for(params) is not None:
+            return self._forward_gpu(params)
         if params.device.type != "cpu":
             return self.forward_reference(params)
         theta = params.detach().contiguous().numpy()
@@ -88,10 +98,13 @@ class Sketch:
 
     def adjoint(self, sketched: Tensor) -> Tensor:
         """Φᵀu: `[clients, Σ m]` → `[clients, dim]`."""
+        _check_width("sketched", sketched, self.size)
+        if sketched.is_cuda and kernels_for(sketched) is not None:
+            return self._adjoint_gpu(sketched)
         if sketched.device.type != "cpu":
             return self.adjoint_reference(sketched)
         u = sketched.detach().contiguous().numpy()
-        out = np.empty((len(u), len(self._signs)), dtype=u.dtype)
+        out = np.empty((len(u), self._dim), dtype=u.dtype)
         _adjoint(
             u,
             self._signs,
@@ -123,11 +136,74 @@ class Sketch:
             parts.append(back * torch.tensor(scale, dtype=sketched.dtype, device=sketched.device))
         return torch.cat(parts, dim=1)
 
+    def _forward_gpu(self, params: Tensor) -> Tensor:
+        kernels, parts = kernels_for(params), []
+        for layer in self.on_device(params.device):
+            whole = kernels.transform(params, layer.begin, layer.size, layer.pad, layer.key)
+            parts.append(whole[:, layer.rows] * layer.scale)
+        return torch.cat(parts, dim=1)
+
+    def _adjoint_gpu(self, sketched: Tensor) -> Tensor:
+        kernels = kernels_for(sketched)
+        out = sketched.new_empty(len(sketched), self._dim)
+        for layer in self.on_device(sketched.device):
+            spread = sketched.new_zeros(len(sketched), layer.pad)
+            spread[:, layer.rows] = sketched[:, layer.start : layer.start + len(layer.rows)]
+            kernels.transform_back(spread, out, layer.begin, layer.size, layer.key, layer.scale)
+        return out
+
+    def on_device(self, device: torch.device) -> list[DeviceLayer]:
+        """What GPU kernels need of every layer, sent to the device once."""
+        if device not in self._device_layers:
+            keys = torch.from_numpy(np.array(self._sign_keys, dtype=np.uint64).view(np.int64)).to(device)
+            rows = torch.from_numpy(self._rows).to(device)
+            self._device_layers[device] = [
+                DeviceLayer(
+                    begin, end - begin, pad, start, keys[index : index + 1], rows[start:stop], float(np.float32(scale))
+                )
+                for index, ((begin, end, pad, start, stop), scale) in enumerate(
+                    zip(self._table.tolist(), self._scales, strict=True)
+                )
+            ]
+        return self._device_layers[device]
+
     def _tensor(self, values: NDArray[np.float32], like: Tensor) -> Tensor:
         return torch.from_numpy(values).to(device=like.device, dtype=like.dtype)
 
     def _workspace(self, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
         return np.empty((numba.get_num_threads(), int(self._table[:, 2].max())), dtype=dtype)
+
+
+def _check_width(name: str, values: Tensor, width: int) -> None:
+    if values.ndim != 2 or values.shape[1] != width:
+        raise ValueError(
+            f"{name}: got shape {tuple(values.shape)}, expected [clients, {width}]; the sketch is of another model"
+        )
+
+
+@dataclass(frozen=True)
+class DeviceLayer:
+    """One layer's part of a sketch on a GPU: where it lies, its sign stream `key: [1]`, the rows kept and the scale
+    1/√m."""
+
+    begin: int
+    size: int
+    pad: int
+    start: int
+    key: Tensor
+    rows: Tensor
+    scale: float
+
+
+def kernels_for(values: Tensor) -> Any:
+    """The Triton kernels where they can work on `values`, else None."""
+    if values.dtype != torch.float32:
+        return None
+    try:
+        from pfedlms.sketch import triton_kernels
+    except ImportError:
+        return None
+    return triton_kernels
 
 
 @lru_cache(maxsize=4)

@@ -120,7 +120,7 @@ class Floats(_Fixed):
         return _finite(self.name, np.frombuffer(data, dtype="<f4").astype(np.float32), self.minimum)
 
     def example(self) -> NDArray[np.generic]:
-        return np.zeros(self.count, dtype=np.float32)
+        return np.full(self.count, max(0.0, self.minimum), dtype=np.float32)
 
 
 def Scalar(name: str, minimum: float = -np.inf) -> Floats:

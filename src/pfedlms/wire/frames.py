@@ -43,7 +43,6 @@ from pfedlms.wire.fields import Message, Values
 MAGIC = b"PFLM"
 VERSION = 1
 SERVER = 0xFFFFFFFF
-MAX_SAMPLES = 0xFFFFFFFF
 _HEADER = struct.Struct("<4sBBHIIIQ8s")
 _CRC = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size + _CRC.size
@@ -133,13 +132,13 @@ class Intake:
             raise MagicError(f"magic: got {bytes(magic)!r}, expected {MAGIC!r}")
         if version != VERSION:
             raise VersionError(f"version: got {version}, expected {VERSION}; update the older end")
-        if length > self._message.max_bytes or len(data) - HEADER_BYTES > length:
-            raise OversizedError(
-                f"payload: got {max(length, len(data) - HEADER_BYTES)} bytes, expected at most "
-                f"{self._message.max_bytes}"
-            )
-        if len(data) - HEADER_BYTES < length:
-            raise TruncatedError(f"payload: got {len(data) - HEADER_BYTES} bytes, expected {length}")
+        present = len(data) - HEADER_BYTES
+        if length > self._message.max_bytes:
+            raise OversizedError(f"payload: got {length} bytes, expected at most {self._message.max_bytes}")
+        if present > length:
+            raise OversizedError(f"payload: got {present} bytes, expected {length}")
+        if present < length:
+            raise TruncatedError(f"payload: got {present} bytes, expected {length}")
         payload = view[HEADER_BYTES:]
         (checksum,) = _CRC.unpack_from(view, _HEADER.size)
         actual = zlib.crc32(payload, zlib.crc32(view[: _HEADER.size]))

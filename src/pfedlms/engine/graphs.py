@@ -1,0 +1,81 @@
+"""Local steps recorded once as a CUDA graph and replayed every round: no Python and no launch gaps inside a round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pfedlms.methods.base import Objective
+from pfedlms.models.cohort import Cohort
+
+Steps = Callable[[Cohort, Tensor, Objective], tuple[Cohort, Tensor]]
+"""E local steps: a cohort, sample indices `[steps, clients, batch]` and an objective give the trained cohort and its
+losses."""
+
+
+@dataclass
+class _Recording:
+    graph: torch.cuda.CUDAGraph
+    cohort: Cohort
+    indices: Tensor
+    objective: Objective
+    trained: Cohort
+    losses: Tensor
+
+
+class Replayed:
+    """Wraps `steps` so that each kind of objective is recorded on first use and replayed after that.
+
+    Inputs are copied into the tensors the recording reads, results out of those it writes; so callers see ordinary
+    values.
+    """
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._recordings: dict[tuple[object, ...], _Recording] = {}
+
+    def __call__(self, cohort: Cohort, indices: Tensor, objective: Objective) -> tuple[Cohort, Tensor]:
+        key = (cohort.ids, type(objective))
+        recording = self._recordings.get(key)
+        if recording is None:
+            recording = self._recordings[key] = self._record(cohort, indices, objective)
+        else:
+            _copy(recording.cohort, cohort)
+            recording.indices.copy_(indices)
+            own = recording.objective.tensors()
+            for name, value in objective.tensors().items():
+                own[name].copy_(value)
+        recording.graph.replay()
+        trained = recording.trained
+        buffers = {name: value.clone() for name, value in trained.buffers.items()}
+        result = replace(cohort, params=trained.params.clone(), momentum=trained.momentum.clone(), buffers=buffers)
+        return result, recording.losses.clone()
+
+    def _record(self, cohort: Cohort, indices: Tensor, objective: Objective) -> _Recording:
+        still = replace(
+            cohort,
+            params=cohort.params.clone(),
+            momentum=cohort.momentum.clone(),
+            buffers={name: value.clone() for name, value in cohort.buffers.items()},
+        )
+        indices = indices.clone()
+        # Libraries choose algorithms and allocate workspaces on first use, which may not happen while recording.
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self._steps(still, indices[:2], objective)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            trained, losses = self._steps(still, indices, objective)
+        return _Recording(graph, still, indices, objective, trained, losses)
+
+
+def _copy(target: Cohort, source: Cohort) -> None:
+    target.params.copy_(source.params)
+    target.momentum.copy_(source.momentum)
+    for name, value in source.buffers.items():
+        target.buffers[name].copy_(value)

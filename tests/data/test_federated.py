@@ -1,0 +1,143 @@
+"""A federation's data from one pool or from each client's own arrays, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from pfedlms.data import from_pairs, from_pool, load
+from pfedlms.errors import DataError
+
+X, Y = np.arange(12.0).reshape(6, 2), np.array([0, 1, 0, 1, 2, 0])
+
+
+def pair(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    return X[start:stop], Y[start:stop]
+
+
+# --- one pool -------------------------------------------------------------------------------------
+
+
+def test_pool_of_digits() -> None:
+    digits = load("digits")
+    data = from_pool(digits.x, digits.y, clients=8, alpha=0.5, seed=1)
+    assert data.clients == 8
+    assert data.shape == (1, 8, 8)
+    assert data.classes == 10
+    assert data.x.dtype == torch.float32
+    assert data.y.dtype == torch.int64
+    assert torch.equal(data.x, torch.from_numpy(digits.x))
+    assert torch.equal(data.y, torch.from_numpy(digits.y))
+    everything = np.concatenate([*data.train, *data.test])
+    assert sorted(everything.tolist()) == list(range(1797))
+    for train, test in zip(data.train, data.test, strict=True):
+        assert len(test) == round(0.25 * (len(train) + len(test)))
+        assert len(train) + len(test) >= 10
+    assert data.samples == tuple(len(train) for train in data.train)
+
+
+def test_pool_is_a_function_of_its_seed() -> None:
+    y = np.repeat(np.arange(4), 50)
+    x = np.zeros((200, 3))
+    first, again, other = (from_pool(x, y, 4, 0.5, seed) for seed in (1, 1, 2))
+    assert [own.tolist() for own in first.train] == [own.tolist() for own in again.train]
+    assert [own.tolist() for own in first.test] == [own.tolist() for own in again.test]
+    assert [own.tolist() for own in first.train] != [own.tolist() for own in other.train]
+
+
+def test_every_client_of_a_pool_can_be_split() -> None:
+    """A client needs one sample to train and one to test on, whatever min_samples says."""
+    data = from_pool(np.zeros((8, 1)), np.zeros(8, dtype=int), 4, 50.0, 1, min_samples=0)
+    assert all(len(own) >= 1 for own in (*data.train, *data.test))
+
+
+# --- each client's own ----------------------------------------------------------------------------
+
+
+def test_pairs_by_hand() -> None:
+    data = from_pairs([(pair(0, 2), pair(2, 3)), (pair(3, 4), pair(4, 6))])
+    assert data.clients == 2
+    assert data.shape == (2,)
+    assert data.samples == (2, 1)
+    assert data.classes == 3
+    assert data.x.dtype == torch.float32
+    assert data.x[data.train[0]].tolist() == [[0, 1], [2, 3]]
+    assert data.y[data.train[0]].tolist() == [0, 1]
+    assert data.x[data.test[0]].tolist() == [[4, 5]]
+    assert data.x[data.train[1]].tolist() == [[6, 7]]
+    assert data.y[data.test[1]].tolist() == [2, 0]
+
+
+def test_pairs_take_lists_tensors_and_whole_floats() -> None:
+    data = from_pairs([(([[1, 2]], [1.0]), (torch.tensor([[3.0, 4.0]]), torch.tensor([0])))])
+    assert data.x.tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    assert data.y.tolist() == [1, 0]
+    assert data.y.dtype == torch.int64
+
+
+def test_pairs_keep_the_shape_of_samples() -> None:
+    images = np.zeros((4, 3, 8, 8)), np.arange(4)
+    assert from_pairs([(images, images)]).shape == (3, 8, 8)
+
+
+def test_classes_are_counted_over_all_clients_and_splits() -> None:
+    data = from_pairs([((X[:1], [0]), (X[:1], [0])), ((X[:1], [1]), (X[:1], [6]))])
+    assert data.classes == 7
+
+
+def test_data_moves_to_a_device_without_its_indices() -> None:
+    data = from_pairs([(pair(0, 2), pair(2, 3))])
+    moved = data.to(torch.device("meta"))
+    assert moved.x.device.type == moved.y.device.type == "meta"
+    assert moved.train is data.train
+    assert (moved.classes, moved.shape) == (2, (2,))
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (X[:2], Y[:1], "got 2 samples and 1 labels"),
+        (X[:0], Y[:0], "got 0 samples and 0 labels.*at least one"),
+        (X[:2], [[0], [1]], r"labels of shape \(2, 1\).*expected a vector of class numbers"),
+        (X[:2], [0.5, 1], "labels of shape .* type float64"),
+        (X[:2], [float("nan"), 1], "labels of shape .* type float64"),
+        (X[:2], [-1, 1], "got label -1, expected classes numbered from 0"),
+        ([[1.0, float("nan")]], [0], "NaN or infinite"),
+        ([[1.0, float("inf")]], [0], "NaN or infinite"),
+        pytest.param(
+            X[:2], ["cat", "dog"], "expected a vector of class numbers",
+        ),
+        pytest.param(
+            [[1.0, 2.0], [3.0]], [0, 1], "samples",
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("place", ["client 1 train", "client 1 test", "data"])
+def test_wrong_arrays_are_refused_by_name(x: object, y: object, message: str, place: str) -> None:
+    good = pair(0, 2)
+    make = {
+        "client 1 train": lambda: from_pairs([(good, good), ((x, y), good)]),
+        "client 1 test": lambda: from_pairs([(good, good), (good, (x, y))]),
+        "data": lambda: from_pool(x, y, 1, 0.5, 0),
+    }
+    with pytest.raises(DataError, match=f"^{place}: .*{message}"):
+        make[place]()
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_samples_of_another_shape_are_refused(split: str) -> None:
+    good, other = pair(0, 2), (np.zeros((2, 3)), np.array([0, 1]))
+    pairs = [(good, good), (other, good) if split == "train" else (good, other)]
+    with pytest.raises(
+        DataError, match=rf"client 1 {split}: got samples of shape \(3,\), expected \(2,\) as for client 0"
+    ):
+        from_pairs(pairs)
+
+
+def test_no_clients() -> None:
+    with pytest.raises(DataError, match="got no clients, expected one"):
+        from_pairs([])

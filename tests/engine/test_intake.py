@@ -1,0 +1,314 @@
+"""A federation over a link that loses, damages, repeats and replays messages."""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pfedlms.data.federated import from_pairs
+from pfedlms.engine import Federation, RoundReport
+from pfedlms.engine import round as engine_round
+from pfedlms.engine.local import TrainSettings
+from pfedlms.errors import QuorumError
+from pfedlms.methods import METHODS
+from pfedlms.models.cohort import CohortModel
+from pfedlms.wire import SERVER, frame, unpack
+
+CLIENTS = 4
+THRESHOLDS = 2  # three levels, so that symbols can be out of range
+SIZES = (25, 3, 3)  # 0.4 of 64, 8 and 8, to which 8 * 6 + 6, 6 and 3 + 3 parameters are padded
+
+Link = Callable[[bytes, int], bytes | None]
+Frames = dict[tuple[int, int, int], bytes]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Models this small are not worth a second thread, and on a busy machine threads that wait for each other cost
+    most."""
+    before = torch.get_num_threads(), numba.get_num_threads()
+    torch.set_num_threads(1)
+    numba.set_num_threads(1)
+    yield
+    torch.set_num_threads(before[0])
+    numba.set_num_threads(before[1])
+
+
+@pytest.fixture
+def frames(monkeypatch: pytest.MonkeyPatch) -> Frames:
+    """Every frame as it is sent, by kind, round and sender."""
+    made: Frames = {}
+
+    def spy(message: Any, values: Any, **header: Any) -> bytes:
+        data = frame(message, values, **header)
+        made[message.kind, header["round"], header["sender"]] = data
+        return data
+
+    monkeypatch.setattr(engine_round, "frame", spy)
+    return made
+
+
+def federation(link: Link = engine_round.perfect_link, *, method: str = "pfedlms", **options: Any) -> Federation:
+    draw = np.random.default_rng(5)
+    pairs = []
+    for client in range(CLIENTS):
+        count = 7 + 3 * client
+        part = (draw.normal(size=(count, 8)).astype(np.float32), draw.integers(0, 3, count))
+        pairs.append((part, part))
+    torch.manual_seed(3)
+    model = CohortModel(
+        nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 1, bias=False), nn.Linear(1, 3)), torch.device("cpu")
+    )
+    chosen = {"thresholds": THRESHOLDS, "ratio": 0.4} if method == "pfedlms" else {}
+    settings = METHODS[method].Settings(**chosen)
+    train = TrainSettings(local_steps=2, batch_size=4, learning_rate=0.1, momentum=0.0, weight_decay=1e-4)
+    return Federation(METHODS[method], settings, model, from_pairs(pairs), train, seed=99, link=link, **options)
+
+
+def played(link: Link, rounds: int = 1, **options: Any) -> tuple[Federation, list[RoundReport]]:
+    run = federation(link, **options)
+    run.start()
+    return run, [run.play_round() for _ in range(rounds)]
+
+
+# What the server must make of the frames of some clients, from the frames alone.
+
+
+def samples_of(data: bytes) -> int:
+    return struct.unpack_from("<I", data, 16)[0]
+
+
+def symbols_in(data: bytes) -> np.ndarray:
+    parts, at = [], 40
+    for size in SIZES:
+        length = math.ceil(size * math.log2(3) / 8)  # a single block, as all sizes are below 29
+        parts.append(unpack(data[at : at + length], size, 3))
+        at += length
+    assert at == len(data)
+    return np.concatenate(parts).astype(np.int64)
+
+
+def batch_vote(frames: list[bytes]) -> list[int]:
+    """v_t(i) = sign(Σ N_k b_t^k(i)), all clients at once."""
+    symbols, weights = np.stack([symbols_in(data) for data in frames]), np.array([samples_of(data) for data in frames])
+    result = np.zeros(symbols.shape[1], dtype=np.int64)
+    for t in range(1, THRESHOLDS + 1):
+        result += (weights @ np.where(symbols >= t, 1, -1)) >= 0
+    return result.tolist()
+
+
+def pooled(frames: list[bytes]) -> bytes:
+    """The payload of the reply of exchange A."""
+    weights, total = [samples_of(data) for data in frames], sum(samples_of(data) for data in frames)
+    parts = [struct.unpack(f"<{2 * len(SIZES)}f", data[40:]) for data in frames]
+    means, deviations = [], []
+    for layer in range(len(SIZES)):
+        mean = square = 0.0
+        for n, part in zip(weights, parts, strict=True):
+            mean += n * part[layer]
+        mean /= total
+        for n, part in zip(weights, parts, strict=True):
+            square += n * (part[len(SIZES) + layer] + (part[layer] - mean) ** 2)
+        means.append(mean)
+        deviations.append(math.sqrt(square / total))
+    return struct.pack(f"<{2 * len(SIZES)}f", *means, *deviations)
+
+
+def check_replies(frames: Frames, round: int, statistics_of: tuple[int, ...], votes_of: tuple[int, ...]) -> None:
+    assert frames[1, round, SERVER][40:] == pooled([frames[0, round, k] for k in statistics_of])
+    assert symbols_in(frames[3, round, SERVER]).tolist() == batch_vote([frames[2, round, k] for k in votes_of])
+
+
+def sealed(data: bytes) -> bytes:
+    return data[:36] + struct.pack("<I", zlib.crc32(data[:36] + data[40:])) + data[40:]
+
+
+def test_sizes(frames: Frames) -> None:
+    """The layout that this file spells out, and a round in which nothing is lost."""
+    run, (report,) = played(engine_round.perfect_link)
+    assert run.model.layout.sketch_sizes(0.4) == SIZES
+    assert report.rejected == 0
+    check_replies(frames, 0, (0, 1, 2, 3), (0, 1, 2, 3))
+
+
+# One client's messages do not get through.
+
+DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes | None]]] = {
+    "lost": ("WireError: nothing arrived", lambda data: None),
+    "empty": ("TruncatedError", lambda data: b""),
+    "cut": ("TruncatedError", lambda data: data[:-1]),
+    "longer": ("OversizedError", lambda data: data + b"\0"),
+    "flipped": ("ChecksumError", lambda data: data[:-1] + bytes([data[-1] ^ 1])),
+    "noise": ("MagicError", lambda data: bytes(len(data))),
+    "another version": ("VersionError", lambda data: sealed(data[:4] + b"\2" + data[5:])),
+    "another digest": ("DigestError", lambda data: sealed(data[:28] + bytes(8) + data[36:])),
+    "another kind": ("KindError", lambda data: sealed(data[:5] + b"\7" + data[6:])),
+    "another round": ("RoundError", lambda data: sealed(data[:8] + b"\7" + data[9:])),
+    "a stranger": ("SenderError", lambda data: sealed(data[:12] + b"\7" + data[13:])),
+    "no samples": ("DecodeError", lambda data: sealed(data[:16] + bytes(4) + data[20:])),
+    # NaN in exchange A, symbols of a block out of range in exchange B.
+    "contents": ("DecodeError", lambda data: sealed(data[:40] + b"\xff" * (len(data) - 40))),
+}
+
+
+@pytest.mark.parametrize("cohort_size", [0, 1])
+@pytest.mark.parametrize("kind", [0, 2])
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_message_is_left_out(frames: Frames, name: str, kind: int, cohort_size: int) -> None:
+    error, damage = DAMAGE[name]
+    link = lambda data, sender: damage(data) if (data[5], sender) == (kind, 2) else data  # noqa: E731
+    with pytest.warns(UserWarning, match=f"round 1: client 2 is left out of this exchange: {error}") as caught:
+        run, (report,) = played(link, cohort_size=cohort_size)
+    assert report.rejected == 1 == len(caught)
+    rest = (0, 1, 3)
+    check_replies(frames, 0, rest if kind == 0 else (0, 1, 2, 3), rest if kind == 2 else (0, 1, 2, 3))
+    # What was sent is counted, whether it arrived or not; everybody goes on training.
+    assert report.traffic.up_framing == report.traffic.down_framing == 2 * 40 * CLIENTS
+    assert report.traffic.up_payload == report.traffic.down_payload
+    assert run.rounds_played == 1
+    assert torch.isfinite(run.state()["params"]).all()
+
+
+def test_the_average_is_taken_over_the_rest(frames: Frames) -> None:
+    link = lambda data, sender: None if sender == 0 else data  # noqa: E731
+    with pytest.warns(UserWarning, match="client 0 is left out"):
+        _, (report,) = played(link, method="fedavg")
+    assert report.rejected == 1
+    sent = [frames[0, 0, k] for k in (1, 2, 3)]
+    models = np.stack([np.frombuffer(data[40:], "<f4").astype(np.float64) for data in sent])
+    weights = np.array([samples_of(data) for data in sent])
+    expected = (weights @ models / weights.sum()).astype(np.float32)
+    np.testing.assert_allclose(np.frombuffer(frames[1, 0, SERVER][40:], "<f4"), expected, rtol=1e-6)
+
+
+def test_a_client_comes_back_in_the_next_round(frames: Frames) -> None:
+    link = lambda data, sender: None if (data[8], sender) == (0, 1) else data  # noqa: E731
+    with pytest.warns(UserWarning, match="round 1: client 1"):
+        _, reports = played(link, rounds=2)
+    assert [report.rejected for report in reports] == [2, 0]
+    check_replies(frames, 0, (0, 2, 3), (0, 2, 3))
+    check_replies(frames, 1, (0, 1, 2, 3), (0, 1, 2, 3))
+
+
+# Nothing is voted on twice. The link hands over one thing for each frame sent, so a duplicate takes another's place.
+
+
+@pytest.mark.parametrize("cohort_size", [0, 1])
+def test_a_duplicate_counts_once(frames: Frames, cohort_size: int) -> None:
+    """In place of client 1's message arrives client 0's once more."""
+    before: dict[int, bytes] = {}
+
+    def link(data: bytes, sender: int) -> bytes:
+        if sender == 1:
+            return before[0]
+        before[sender] = data
+        return data
+
+    with pytest.warns(UserWarning, match="client 1 is left out of this exchange: SenderError: .* second message of 0"):
+        _, (report,) = played(link, cohort_size=cohort_size)
+    assert report.rejected == 2
+    check_replies(frames, 0, (0, 2, 3), (0, 2, 3))
+
+
+def test_everybody_sends_the_same_message(frames: Frames) -> None:
+    first: dict[int, bytes] = {}
+    with pytest.warns(UserWarning, match="second message of 0"), pytest.raises(QuorumError, match="1 of 4 messages"):
+        played(lambda data, sender: first.setdefault(data[5], data))
+    with pytest.warns(UserWarning, match="second message of 0"):
+        _, (report,) = played(lambda data, sender: first.setdefault(data[5], data), quorum=0.25)
+    assert report.rejected == 6
+    check_replies(frames, 0, (0,), (0,))
+
+
+def test_a_replay_of_the_round_before_is_refused(frames: Frames) -> None:
+    def link(data: bytes, sender: int) -> bytes:
+        return frames[data[5], 0, sender] if (data[8], sender) == (1, 3) else data
+
+    with pytest.warns(
+        UserWarning, match="round 2: client 3 is left out of this exchange: RoundError: .* got 0, expected 1"
+    ):
+        _, reports = played(link, rounds=2)
+    assert [report.rejected for report in reports] == [0, 2]
+    check_replies(frames, 1, (0, 1, 2), (0, 1, 2))
+
+
+def test_a_message_of_the_exchange_before_is_refused(frames: Frames) -> None:
+    def link(data: bytes, sender: int) -> bytes:
+        return frames[0, 0, sender] if (data[5], sender) == (2, 1) else data
+
+    # 24 bytes of statistics are more than the 7 of symbols; the length is looked at before the kind.
+    with pytest.warns(UserWarning, match="client 1 is left out of this exchange: OversizedError"):
+        _, (report,) = played(link)
+    assert report.rejected == 1
+    check_replies(frames, 0, (0, 1, 2, 3), (0, 2, 3))
+
+
+# Quorum.
+
+
+def lose(count: int, kind: int) -> Link:
+    return lambda data, sender: None if data[5] == kind and sender < count else data
+
+
+@pytest.mark.parametrize("kind", [0, 2])
+@pytest.mark.parametrize(
+    ("quorum", "lost", "goes_on"),
+    [
+        (None, 2, True),  # the default: half of them
+        (None, 3, False),
+        (0.75, 1, True),
+        (0.75, 2, False),
+        (0.76, 1, False),
+        (1.0, 0, True),
+        (1.0, 1, False),
+        (0.0, 3, True),
+        (0.0, 4, False),  # nobody is never enough
+    ],
+)
+@pytest.mark.filterwarnings("ignore:round 1. client . is left out")
+def test_quorum(quorum: float | None, lost: int, goes_on: bool, kind: int) -> None:
+    options = {} if quorum is None else {"quorum": quorum}
+    if goes_on:
+        _, (report,) = played(lose(lost, kind), **options)
+        assert report.rejected == lost
+    else:
+        share = 0.5 if quorum is None else quorum
+        expected = rf"round 1: {CLIENTS - lost} of 4 messages were valid, expected at least run.quorum = {share:g}"
+        with pytest.raises(QuorumError, match=expected):
+            played(lose(lost, kind), **options)
+
+
+@pytest.mark.parametrize("kind", [0, 2])
+@pytest.mark.filterwarnings("ignore:round 2. client . is left out")
+def test_below_quorum_nothing_is_changed_and_the_round_can_be_played_again(kind: int) -> None:
+    broken = [True]
+    lost = lose(3, kind)
+    run = federation(lambda data, sender: lost(data, sender) if broken[0] and data[8] == 1 else data)
+    run.start()
+    run.play_round()
+    before = run.state()
+    with pytest.raises(QuorumError):
+        run.play_round()
+    assert same(run.state(), before)
+    assert run.rounds_played == 1
+
+    broken[0] = False
+    report = run.play_round()
+    undisturbed, reports = played(engine_round.perfect_link, rounds=2)
+    assert same(run.state(), undisturbed.state())
+    assert (report.loss, report.rejected) == (reports[1].loss, 0)
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b

@@ -1,0 +1,299 @@
+"""Settings: where a value comes from, what is refused and how it is said, and that a written file reads back."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pfedlms.errors import ConfigError
+from pfedlms.experiment.config import SCHEMA, SECTIONS, Config, load_config, method_in, parse_overrides, preset
+from pfedlms.methods import METHODS
+
+SHIPPED = sorted(
+    file.name for file in (resources.files("pfedlms") / "configs").iterdir() if file.name.endswith(".toml")
+)
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "my.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def problems(file: Path | None = None, **tables: dict[str, Any]) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, tables)
+    return list(caught.value.problems)
+
+
+# --- where values come from ---
+
+
+def test_defaults_then_preset_then_file_then_overrides(tmp_path: Path) -> None:
+    """digits.toml ships hidden = 252 and batch_size = 32 where the code says 256 and 64."""
+    default, shipped = Config().model.hidden, load_config().model.hidden
+    assert (default, shipped) == (256, 252)
+    file = write(tmp_path, "[model]\nhidden = 100\n[train]\nrounds = 7\n")
+    assert load_config(file).model.hidden == 100
+    config = load_config(file, {"model": {"hidden": 50}})
+    assert config.model.hidden == 50  # the override
+    assert config.train.rounds == 7  # the file
+    assert config.train.batch_size == 32  # the preset
+    assert config.data.clients == 20  # the default
+
+
+def test_the_preset_is_that_of_the_data_set_asked_for(tmp_path: Path) -> None:
+    assert load_config(None, {"data": {"dataset": "mnist"}}).train.batch_size == 64
+    assert load_config(write(tmp_path, '[data]\ndataset = "mnist"\n')).train.rounds == 200
+    assert load_config(None, {"data": {"dataset": "custom"}}).model.hidden == 256  # none: the defaults
+
+
+def test_a_method_brings_its_own_settings() -> None:
+    assert load_config().method == "pfedlms"
+    for name, method in METHODS.items():
+        config = load_config(None, {"method": {"name": name}})
+        assert config.settings == method.Settings()
+        assert config.tables()["method"]["name"] == name
+
+
+def test_the_method_a_file_names(tmp_path: Path) -> None:
+    assert method_in(None) == "pfedlms"
+    assert method_in(write(tmp_path, '[method]\nname = "fedavg"\n')) == "fedavg"
+    assert method_in(write(tmp_path, "method = 3\n")) == "pfedlms"  # the check reports it
+
+
+def test_whole_numbers_are_taken_where_a_number_is_expected() -> None:
+    config = load_config(None, {"train": {"learning_rate": 1, "momentum": 0}})
+    assert (config.train.learning_rate, config.train.momentum) == (1.0, 0.0)
+    assert isinstance(config.train.learning_rate, float)
+
+
+def test_texts_of_the_command_line_take_the_type_of_their_key() -> None:
+    texts = ["train.rounds=5", "train.learning_rate=1e-2", "method.layerwise=False", "data.dir=a=b c", "method.ratio=1"]
+    tables = parse_overrides(texts, ["pfedlms"])
+    assert tables == {
+        "train": {"rounds": 5, "learning_rate": 0.01},
+        "method": {"layerwise": False, "ratio": 1.0},
+        "data": {"dir": "a=b c"},
+    }
+    assert isinstance(tables["method"]["ratio"], float)
+
+
+# --- what is refused ---
+
+
+def test_every_error_at_once_with_key_got_expected_and_nearest_name(tmp_path: Path) -> None:
+    file = write(
+        tmp_path,
+        """
+        [data]
+        alpha = 0
+        clinets = 5
+        dataset = "digts"
+        [model]
+        name = "vgg9"
+        [train]
+        rounds = 2.5
+        [method]
+        thresholds = 0
+        stength = 1.0
+        [trian]
+        rounds = 3
+        """,
+    )
+    found = problems(file, run={"seed": -1, "evaluate_every": True})
+    expected = [
+        ("data.alpha: got 0, expected a number above 0", ""),
+        ("data.clinets: unknown key; did you mean clients?", ""),
+        ("data.dataset: got 'digts', expected one of: digits, ", "; did you mean digits?"),
+        ("model.name: got 'vgg9', expected one of: dnn, vgg8, ", "; did you mean vgg8 or vgg16 or vgg11?"),
+        ("train.rounds: got 2.5, expected a whole number of at least 1", ""),
+        ("method.thresholds: got 0, expected a whole number of at least 1 and at most 255", ""),
+        ("method.stength: unknown key; did you mean strength?", ""),
+        ("[trian]: unknown section; did you mean train", ""),
+        ("run.seed: got -1, expected a whole number of at least 0 and at most 9223372036854775807", ""),
+        ("run.evaluate_every: got True, expected a whole number of at least 1", ""),
+    ]
+    assert len(found) == len(expected)
+    for start, end in expected:
+        assert any(line.startswith(start) and line.endswith(end) for line in found), start
+
+
+def test_an_unknown_method_shows_the_nearest_names() -> None:
+    (found,) = problems(method={"name": "pfedlsm"})
+    assert found.startswith("method.name: got 'pfedlsm'; did you mean pfedlms")
+    (found,) = problems(method={"name": "zzz"})
+    assert found == f"method.name: got 'zzz'; expected one of: {', '.join(METHODS)}"
+    (found,) = problems(method={"name": 5})
+    assert found.startswith("method.name: got 5")
+
+
+def test_a_key_of_another_method_is_unknown() -> None:
+    (found,) = problems(method={"name": "fedavg", "thresholds": 3})
+    assert found == "method.thresholds: unknown key; this section has no keys at all"
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "values"),
+    [
+        ("data", "alpha", [0, 0.0, -1, -1e-9, float("nan"), float("inf"), float("-inf"), "0.5", True, None, [0.5]]),
+        ("data", "clients", [0, -1, 1.0, "5", True, 1 << 32]),
+        ("data", "min_samples", [0, 1.5]),
+        ("method", "thresholds", [0, -3, 1.0, 256, True, "7"]),
+        ("method", "ratio", [0, 0.0, -0.1, 1.0000001, 2, float("nan"), "0.1", False]),
+        ("method", "strength", [-1e-9, float("nan"), float("inf")]),
+        ("method", "smoothing", [0, -1.0]),
+        ("method", "refresh", [0, 1.5]),
+        ("method", "layerwise", [0, 1, "true", None]),
+        ("train", "rounds", [0, -1, 10**400, "ten"]),
+        ("train", "learning_rate", [0, -0.1, float("nan"), float("inf"), 10**400, "fast"]),
+        ("train", "momentum", [-0.1, 1.1]),
+        ("train", "weight_decay", [-1e-9, float("inf")]),
+        ("run", "seed", [-1, 1 << 63, 0.0, "x"]),
+        ("run", "device", ["gpu", 0, ""]),
+        ("run", "threads", [-1, 100_000]),
+        ("run", "quorum", [-0.1, 1.1]),
+        ("run", "out", [5, None, False]),
+    ],
+)
+def test_a_value_of_the_wrong_type_or_out_of_bounds(section: str, key: str, values: list[Any]) -> None:
+    for value in values:
+        (found,) = problems(**{section: {key: value}})
+        assert found.startswith(f"{section}.{key}: got {value!r}, expected "), found
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "values"),
+    [
+        ("data", "alpha", [1e-9, 100]),
+        ("method", "thresholds", [1, 255]),
+        ("method", "ratio", [1e-6, 1, 1.0]),
+        ("method", "strength", [0, 0.0]),
+        ("run", "seed", [0, (1 << 63) - 1]),
+        ("run", "quorum", [0, 1]),
+    ],
+)
+def test_the_bounds_themselves_are_allowed(section: str, key: str, values: list[Any]) -> None:
+    for value in values:
+        assert load_config(None, {section: {key: value}}).tables()[section][key] == value
+
+
+@pytest.mark.parametrize("section", [*SECTIONS, "method"])
+def test_a_section_that_is_no_table(section: str, tmp_path: Path) -> None:
+    for text, got in ((f"{section} = 3", "3"), (f"[[{section}]]\nseed = 1", "[{'seed': 1}]")):
+        (found,) = problems(write(tmp_path, text))
+        assert found == f"{section}: got {got}, expected a section [{section}]"
+
+
+BROKEN = {
+    "bracket": "[train\nrounds = 1",
+    "no value": "rounds = ",
+    "twice": "[train]\nrounds = 1\nrounds = 2",
+    "too many digits": "[run]\nseed = " + "9" * 5000,
+    "too deep": "a = " + "[" * 5000,
+}
+
+
+@pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
+def test_broken_toml_names_the_file(text: str, tmp_path: Path) -> None:
+    file = write(tmp_path, text)
+    (found,) = problems(file)
+    assert found.startswith(f"{file}: not a TOML file: ")
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    assert problems(tmp_path / "none.toml") == [f"{tmp_path / 'none.toml'}: cannot be read (No such file or directory)"]
+    assert problems(tmp_path) == [f"{tmp_path}: cannot be read (Is a directory)"]
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(b"\xff\xfe")
+    (found,) = problems(binary)
+    assert found.startswith(f"{binary}: not a TOML file: ")
+
+
+@pytest.mark.parametrize("schema", [0, 2, '"1"', "[1]"])
+def test_another_schema_is_refused_before_anything_else(schema: Any, tmp_path: Path) -> None:
+    (found,) = problems(write(tmp_path, f"schema = {schema}\n[train]\nrounds = -1\n"))
+    assert found.startswith("schema: got ")
+    assert "expected 1" in found
+    assert "another version of pfedlms" in found
+
+
+def test_malformed_overrides_are_all_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_overrides(["rounds=5", "train.rounds", "=5", ".rounds=5", "train.=5", "train.rounds=5"], ["pfedlms"])
+    assert len(caught.value.problems) == 5
+    assert "--set: got 'rounds=5', expected section.key=value" in caught.value.problems[0]
+
+
+def test_a_text_that_fits_no_type_is_reported_as_it_was_given() -> None:
+    tables = parse_overrides(["train.rounds=ten", "method.layerwise=maybe", "method.ratio=nan"], ["pfedlms"])
+    found = problems(**tables)
+    assert [line.split(",")[0] for line in found] == [
+        "train.rounds: got 'ten'",
+        "method.layerwise: got 'maybe'",
+        "method.ratio: got nan",
+    ]
+
+
+# --- files ---
+
+
+STRANGE = [
+    *("runs/a b", 'quote " and \\ backslash', "'", '"""', "[section] # comment", "key = 1", ""),
+    *("line\nbreak\ttab\r", "\x00\x07\x1f\x7f", "é ☃ 😀", "\u2028\u0085", "\U000e0001 beyond the first plane"),
+]
+
+
+@pytest.mark.parametrize("text", STRANGE)
+def test_a_written_configuration_reads_back(text: str, tmp_path: Path) -> None:
+    config = load_config(None, {"run": {"out": text}, "train": {"learning_rate": 1e-22, "weight_decay": 1e16}})
+    assert load_config(write(tmp_path, config.to_toml())) == config
+    assert tomllib.loads(config.to_toml())["run"]["out"] == text
+
+
+@given(st.text(), st.floats(min_value=0, exclude_min=True, allow_infinity=False), st.integers(0, (1 << 63) - 1))
+def test_a_written_configuration_reads_back_whatever_it_holds(text: str, number: float, seed: int) -> None:
+    config = load_config(None, {"run": {"out": text, "seed": seed}, "train": {"learning_rate": number}})
+    read = tomllib.loads(config.to_toml())
+    assert (read["run"]["out"], read["run"]["seed"], read["train"]["learning_rate"]) == (text, seed, number)
+
+
+def test_bytes_of_a_path_that_are_no_text_leave_the_file_readable() -> None:
+    config = load_config(None, {"run": {"out": b"runs/\xff".decode(errors="surrogateescape")}})
+    assert tomllib.loads(config.to_toml())["run"]["out"] == "runs/?"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_written_file_is_complete(name: str) -> None:
+    """Every key of every section stands in it, so that later defaults change nothing."""
+    written = tomllib.loads(load_config(None, {"method": {"name": name}}).to_toml())
+    assert written.pop("schema") == SCHEMA
+    for section, cls in SECTIONS.items():
+        assert written.pop(section).keys() == cls.__dataclass_fields__.keys()
+    assert written.pop("method").keys() == {"name", *METHODS[name].Settings.__dataclass_fields__}
+    assert not written
+
+
+def test_something_is_shipped() -> None:
+    assert {"digits.toml", "mnist.toml"} <= set(SHIPPED)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_files_load_and_open_with_the_command_that_runs_them(name: str) -> None:
+    text = (resources.files("pfedlms") / "configs" / name).read_text(encoding="utf-8")
+    assert text.startswith("# pfedlms run")
+    dataset, _, method = name.removesuffix(".toml").partition("-")
+    assert f"--dataset {dataset}" in text.splitlines()[0]
+    tables = tomllib.loads(text)
+    assert tables.pop("schema") == SCHEMA
+    config = load_config(None, {"data": {"dataset": dataset}, "method": {"name": method or "pfedlms"}})
+    for section, values in tables.items():
+        for key, value in values.items():
+            assert config.tables()[section][key] == value
+    assert preset(dataset, method or "pfedlms")

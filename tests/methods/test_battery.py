@@ -1,0 +1,377 @@
+"""One battery for every method of the registry. What differs between methods stands in the table CASES; a method that
+is missing there fails `test_every_method_has_a_case`."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, is_dataclass
+from inspect import getmodule
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from method_tools import CLIENTS, DIM, HIDDEN, SEED, Post, Sent, digits, federation, overheard
+
+from pfedlms.engine import Federation
+from pfedlms.engine.local import TrainSettings
+from pfedlms.methods import METHODS
+from pfedlms.models import Cohort
+from pfedlms.settings import problems
+from pfedlms.wire import HEADER_BYTES, SERVER, Field, Floats, Intake, Mask, MaskedRows, Signs, Symbols
+
+Bits = list[int]
+"""Bits of every part of a client's messages of one round; each part is padded to whole bytes."""
+
+
+def held_by(*clients: int) -> int:
+    """How many classes these clients train on, counted from the labels."""
+    labels = digits().y.numpy()
+    return len({int(label) for client in clients for label in labels[digits().train[client]]})
+
+
+def nothing(client: int) -> Bits:
+    return []
+
+
+def one_bit_each(client: int) -> Bits:
+    return [DIM]
+
+
+def model(client: int) -> Bits:
+    return [32 * DIM]
+
+
+def sketch(client: int) -> Bits:
+    return [DIM // 10]
+
+
+def sketch_and_norm(client: int) -> Bits:
+    return [DIM // 10, 32]
+
+
+def mean_and_norm(client: int) -> Bits:
+    return [32 * (DIM // 10), 32]
+
+
+def prototypes(client: int) -> Bits:
+    return [10, 32 * HIDDEN * held_by(client)]
+
+
+def all_prototypes(client: int) -> Bits:
+    return [10, 32 * HIDDEN * held_by(*range(CLIENTS))]
+
+
+def layerwise(client: int) -> Bits:
+    """1,300 and 210 parameters are padded to 2,048 and 256, so m = 204 and 25; T = 7 takes 3 bits; two floats a
+    layer."""
+    return [3 * 204, 3 * 25, 64, 64]
+
+
+def whole_one_bit(client: int) -> Bits:
+    return [204, 64]
+
+
+def rotated(bits: int) -> Callable[[int], Bits]:
+    """1,510 = 1,024 + 486, the rest padded to 512; a scale each."""
+    return lambda client: [1024 * bits, 512 * bits, 32, 32]
+
+
+def counts(client: int) -> Bits:
+    """Six values a count: blocks of 17 in bit_length(6^17 − 1) = 44 bits; 1,510 = 88 · 17 + 14, and 6^14 − 1 has 37.
+    Then the number of senders."""
+    return [88 * 44 + 37, 32]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method under some settings, and what is known about it."""
+
+    method: str
+    personal: bool
+    up: Callable[[int], Bits]
+    down: Callable[[int], Bits]
+    settings: dict[str, Any] = field(default_factory=dict)
+    learns_with: dict[str, Any] = field(default_factory=dict)
+    """Settings for a dozen rounds on a model of 1,510 parameters, where they differ."""
+
+    def __str__(self) -> str:
+        return "-".join([self.method, *(f"{key}={value}" for key, value in self.settings.items())])
+
+
+DENSE = {"ratio": 0.5, "sparsity": 0.3}
+
+CASES = [
+    Case("local", True, nothing, nothing),
+    Case("fedavg", False, model, model),
+    Case("obda", False, one_bit_each, one_bit_each, learns_with={"step": 0.01}),
+    Case("obcsaa", False, sketch_and_norm, model, learns_with=DENSE),
+    Case("obcsaa", False, sketch_and_norm, mean_and_norm, {"downlink": "mean"}, DENSE),
+    Case("fedproto", True, prototypes, all_prototypes),
+    Case("eden", False, rotated(1), model),
+    Case("eden", False, rotated(3), model, {"bits": 3}),
+    Case("zsign", False, one_bit_each, model, learns_with={"sigma": 0.5}),
+    Case("zsign", False, one_bit_each, model, {"noise": "gaussian"}, {"sigma": 0.5}),
+    Case("zsign", False, one_bit_each, counts, {"downlink": "sum"}, {"sigma": 0.5}),
+    Case("pfed1bs", True, sketch, sketch),
+    Case("pfedlms", True, layerwise, layerwise),
+    Case("pfedlms", True, whole_one_bit, whole_one_bit, {"thresholds": 1, "layerwise": False, "refresh": 2}),
+]
+
+TRAIN = TrainSettings(local_steps=3, batch_size=16, learning_rate=0.1, momentum=0.5, weight_decay=1e-4)
+
+every_case = pytest.mark.parametrize("case", CASES, ids=str)
+every_method = pytest.mark.parametrize("name", METHODS)
+
+
+def federation_of(case: Case, **options: Any) -> Federation:
+    return federation(case.method, train=TRAIN, **options, **case.settings)
+
+
+def play(chosen: Federation, rounds: int = 3) -> None:
+    if chosen.rounds_played == 0:
+        chosen.start()
+    for _ in range(rounds):
+        chosen.play_round()
+
+
+def tensors_of(chosen: Federation) -> dict[str, bytes]:
+    """Every tensor of the clients and the server, as bytes."""
+    found = {}
+    for name, value in chosen.state().items():
+        parts = value if isinstance(value, dict) else {"": value}
+        for key, part in parts.items():
+            if isinstance(part, torch.Tensor):
+                found[f"{name}.{key}"] = part.numpy().tobytes()
+    return found
+
+
+def transcript(case: Case, **options: Any) -> tuple[list[bytes], dict[str, bytes]]:
+    """What three rounds send up (without the headers, which name the seed) and leave behind."""
+    post = Post()
+    chosen = federation_of(case, link=post, **options)
+    play(chosen)
+    return post.payloads, tensors_of(chosen)
+
+
+# --- the registry -----------------------------------------------------------------------------------------------------
+
+
+def test_every_method_has_a_case() -> None:
+    assert {case.method for case in CASES} == set(METHODS)
+
+
+@every_method
+def test_registry_entry(name: str) -> None:
+    method = METHODS[name]
+    assert method.name == name
+    assert method.paper.strip()
+    assert "\n" not in method.paper
+    assert (method.__doc__ or "").strip()
+    module = getmodule(method)
+    assert module is not None
+    assert (module.__doc__ or "").strip()
+    assert is_dataclass(method.Settings)
+    assert method.Settings.__dataclass_params__.frozen
+    assert (method.Settings.__doc__ or "").strip()
+    for each in fields(method.Settings):
+        assert each.metadata["help"].strip(), each.name
+    defaults = {each.name: each.default for each in fields(method.Settings)}
+    assert problems("method", method.Settings, defaults) == []
+
+
+@every_case
+def test_personal_or_global(case: Case) -> None:
+    chosen = federation_of(case)
+    chosen.start()
+    assert METHODS[case.method].personal is case.personal
+    assert (chosen.play_round(evaluate_global=True).global_evaluation is None) is case.personal
+
+
+@every_case
+def test_all_ends_have_the_same_global_model(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every client, however grouped, and the server where it keeps w: bit for bit, also where each end takes the step
+    itself."""
+    chosen = federation_of(case, cohort_size=2)
+    play(chosen)
+    known, global_model = [], chosen.method.global_model
+
+    def listening(cohort: Cohort) -> torch.Tensor | None:
+        shared = global_model(cohort)
+        known.extend([] if shared is None else shared.numpy().copy())
+        return shared
+
+    monkeypatch.setattr(chosen.method, "global_model", listening)
+    chosen.play_round(evaluate_global=True)
+    assert len(known) == (0 if case.personal else CLIENTS)
+    known.extend(value.numpy() for value in chosen.state()["server"].values())
+    assert len({value.tobytes() for value in known}) == (0 if case.personal else 1)
+
+
+# --- learning ---------------------------------------------------------------------------------------------------------
+
+
+def majority_accuracy() -> float:
+    """Test accuracy, in percent, of predicting each client's most frequent training label."""
+    labels, right, total = digits().y.numpy(), 0, 0
+    for train, test in zip(digits().train, digits().test, strict=True):
+        favourite = Counter(labels[train].tolist()).most_common(1)[0][0]
+        right += int((labels[test] == favourite).sum())
+        total += len(test)
+    return 100 * right / total
+
+
+@every_case
+def test_learns(case: Case) -> None:
+    """Personal models beat each client's majority class by far; a global model is far above the 10 % of chance."""
+    train = TrainSettings(local_steps=5, batch_size=32, learning_rate=0.1, momentum=0.0, weight_decay=1e-4)
+    chosen = federation(case.method, train=train, **{**case.settings, **case.learns_with})
+    chosen.start()
+    for _ in range(12):
+        report = chosen.play_round(evaluate_global=True)
+    assert np.isfinite(report.loss)
+    assert chosen.evaluate().accuracy > majority_accuracy() + 30
+    assert report.global_evaluation is None or report.global_evaluation.accuracy > 45
+
+
+# --- the same and other bytes -----------------------------------------------------------------------------------------
+
+
+@every_case
+def test_same_seed_same_bytes(case: Case) -> None:
+    assert transcript(case) == transcript(case)
+
+
+@every_case
+def test_other_seed_other_bytes(case: Case) -> None:
+    """Not only somewhere: every client's every message, and every client's model."""
+    (sent, left), (other_sent, other_left) = transcript(case), transcript(case, seed=SEED + 1)
+    assert len(sent) == len(other_sent) == 3 * CLIENTS * len(federation_of(case).method.exchanges)
+    assert all(a != b for a, b in zip(sent, other_sent, strict=True))
+    assert left["params."] != other_left["params."]
+
+
+@every_case
+@pytest.mark.parametrize("size", [1, 3])
+def test_stacked_equals_reference(case: Case, size: int) -> None:
+    """Cohorts of one (the reference engine) and cohorts of three and two send and keep what one stack does."""
+    assert transcript(case, cohort_size=size) == transcript(case, cohort_size=0)
+
+
+@every_case
+def test_state_survives_save_and_load(case: Case) -> None:
+    """Another process, which even groups its clients otherwise, goes on as if nothing had happened."""
+    post, later = Post(), Post()
+    chosen = federation_of(case, link=post)
+    play(chosen, 2)
+    file = io.BytesIO()
+    torch.save(chosen.state(), file)
+    before = len(post.frames)
+    play(chosen, 2)
+
+    file.seek(0)
+    resumed = federation_of(case, link=later, cohort_size=2)
+    resumed.load(torch.load(file, weights_only=True))
+    play(resumed, 2)
+    assert resumed.rounds_played == 4
+    assert later.frames == post.frames[before:]
+    assert tensors_of(resumed) == tensors_of(chosen)
+
+
+@every_case
+def test_keeps_float32(case: Case) -> None:
+    with overheard() as messages:
+        chosen = federation_of(case)
+        play(chosen)
+    state = chosen.state()
+    kept = [state["params"], state["momentum"], *state["state"].values(), *state["server"].values()]
+    assert {value.dtype for value in kept} == {torch.float32}
+    sent = {value.dtype for message in messages for value in message.values.values()}
+    assert sent <= {np.dtype(np.float32), np.dtype(np.uint8), np.dtype(bool)}
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+def signs_sent(part: Field, values: dict[str, np.ndarray]) -> np.ndarray:
+    return np.where(values[part.name] >= 0, 1, -1).astype(np.float32)
+
+
+def as_sent(part: Field, values: dict[str, np.ndarray]) -> np.ndarray:
+    return values[part.name]
+
+
+def rows_sent(part: MaskedRows, values: dict[str, np.ndarray]) -> np.ndarray:
+    return values[part.name] * values[part.mask].astype(np.float32)[:, None]
+
+
+MEANT = {Signs: signs_sent, Floats: as_sent, Symbols: as_sent, Mask: as_sent, MaskedRows: rows_sent}
+"""What a receiver should read in a field, from what was given to the encoder."""
+
+
+@every_case
+def test_every_message_decodes_to_what_was_sent(case: Case) -> None:
+    with overheard() as messages:
+        play(federation_of(case))
+    exchanges = len(federation_of(case).method.exchanges)
+    assert len(messages) == 3 * exchanges * (CLIENTS + 1)
+    for sent in messages:
+        received = Intake(sent.message, sent.digest, sent.round, (sent.sender,)).accept(sent.data)
+        assert received.sender == sent.sender
+        assert received.samples == (0 if sent.sender == SERVER else digits().samples[sent.sender])
+        assert set(received.values) == set(sent.values)
+        for part in sent.message.fields:
+            meant = MEANT[type(part)](part, sent.values)
+            assert received.values[part.name].dtype == meant.dtype
+            np.testing.assert_array_equal(received.values[part.name], meant)
+
+
+def whole_bytes(parts: Bits) -> int:
+    return sum(-(-bits // 8) for bits in parts)
+
+
+@every_case
+def test_bits_are_those_of_the_formula(case: Case) -> None:
+    """Counted from real frames, per client and for the round; the traffic reported is the same bytes."""
+    everyone = range(CLIENTS)
+    with overheard() as messages:
+        chosen = federation_of(case)
+        chosen.start()
+        traffic = chosen.play_round().traffic
+
+    def payload(sender: int) -> int:
+        return sum(len(sent.payload) for sent in _from(messages, sender))
+
+    assert [payload(client) for client in everyone] == [whole_bytes(case.up(client)) for client in everyone]
+    assert [payload(SERVER)] * CLIENTS == [whole_bytes(case.down(client)) for client in everyone]
+    assert traffic.up_payload == sum(whole_bytes(case.up(client)) for client in everyone)
+    assert traffic.down_payload == sum(whole_bytes(case.down(client)) for client in everyone)
+    framing = HEADER_BYTES * CLIENTS * len(chosen.method.exchanges)
+    assert (traffic.up_framing, traffic.down_framing) == (framing, framing)
+
+
+def _from(messages: list[Sent], sender: int) -> list[Sent]:
+    return [sent for sent in messages if sent.sender == sender]
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+PULLED = [case for case in CASES if "strength" in {each.name for each in fields(METHODS[case.method].Settings)}]
+
+
+@pytest.mark.parametrize("case", PULLED, ids=str)
+def test_no_strength_is_local_exactly(case: Case) -> None:
+    """Messages still travel, but every client's model and momentum are those of local training, bit for bit; and with
+    some strength they are not."""
+    alone, without = (
+        federation("local", train=TRAIN),
+        federation(case.method, train=TRAIN, **{**case.settings, "strength": 0.0}),
+    )
+    pulled = federation(case.method, train=TRAIN, **{**case.settings, "strength": 0.01})
+    for each in (alone, without, pulled):
+        play(each)
+    for name in ("params", "momentum"):
+        assert torch.equal(without.state()[name], alone.state()[name])
+        assert not torch.equal(pulled.state()[name], alone.state()[name])

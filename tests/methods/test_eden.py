@@ -1,0 +1,253 @@
+"""EDEN: the estimate is unbiased, its error is the one its paper states, and every client has its own rotation."""
+
+from __future__ import annotations
+
+from math import erf, exp, inf, pi, sqrt
+
+import numpy as np
+import pytest
+import torch
+from method_tools import cohort_of, federation, hadamard, hold, normal, plain_signs, plain_stream, power_of_two, task_of
+from torch import Tensor
+
+from pfedlms.methods.eden import Codec, QuantisedUpdates, chunks_of
+from pfedlms.quantise import lloyd_max
+
+# Max, "Quantizing for minimum distortion", IRE Trans. Inf. Theory 1960, table 1 (output levels and mean squared error).
+PUBLISHED = {
+    1: ([0.7980], 0.3634),
+    2: ([0.4528, 1.510], 0.1175),
+    3: ([0.2451, 0.7560, 1.344, 2.152], 0.03454),
+    4: ([0.1284, 0.3881, 0.6568, 0.9424, 1.256, 1.618, 2.069, 2.733], 0.009497),
+}
+
+
+def estimates(x: Tensor, bits: int, rotations: int, seed: int = 1) -> Tensor:
+    """x̂ under `rotations` different rotations (as many clients), float64 `[rotations, dim]`."""
+    codec, ids = Codec(len(x), bits, seed), tuple(range(rotations))
+    indices, scales = codec.encode(x.expand(rotations, -1).contiguous(), ids, 0)
+    return codec.decode(indices, scales, list(ids), 0).double()
+
+
+def heavy_tailed(dim: int) -> Tensor:
+    return normal(dim, seed=2) ** 3
+
+
+# --- the quantiser ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", PUBLISHED)
+def test_centroids_are_the_published_ones(bits: int) -> None:
+    centroids, boundaries = lloyd_max(1 << bits)
+    upper, _ = PUBLISHED[bits]
+    assert centroids.tolist() == pytest.approx([-c for c in reversed(upper)] + upper, abs=6e-4)
+    assert centroids.tolist() == sorted(centroids.tolist())
+    assert boundaries.tolist() == pytest.approx([(a + b) / 2 for a, b in zip(centroids, centroids[1:], strict=False)])
+
+
+def test_centroids_of_one_two_and_three_bits_to_four_digits() -> None:
+    assert lloyd_max(2)[0][1] == pytest.approx(sqrt(2 / pi), abs=1e-7)
+    assert lloyd_max(4)[0][2:].tolist() == pytest.approx([0.4528, 1.5104], abs=6e-5)
+    assert lloyd_max(8)[0][4:].tolist() == pytest.approx([0.2451, 0.7560, 1.3439, 2.1519], abs=6e-5)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 6])
+def test_centroids_are_the_means_of_their_cells(bits: int) -> None:
+    """The condition of optimality, with the error function and not with `statistics.NormalDist`."""
+    centroids, boundaries = (values.astype(np.float64) for values in lloyd_max(1 << bits))
+    edges = [-inf, *boundaries, inf]
+    for low, high, centroid in zip(edges, edges[1:], centroids, strict=False):
+        mass = (erf(high / sqrt(2)) - erf(low / sqrt(2))) / 2
+        moment = (exp(-(low**2) / 2) - exp(-(high**2) / 2)) / sqrt(2 * pi)
+        assert moment / mass == pytest.approx(centroid, abs=1e-6)
+
+
+# --- chunks -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 5, 1023, 1024, 1025, 1510, 2047, 3000, 203_530, 279_706, 9_799_844])
+def test_chunks_cover_the_vector_without_waste(dim: int) -> None:
+    chunks = chunks_of(dim)
+    assert sum(length for length, _ in chunks) == dim
+    assert all(padded == power_of_two(length) for length, padded in chunks)
+    assert all(padded == length for length, padded in chunks[:-1])
+    assert [padded for _, padded in chunks] == sorted((padded for _, padded in chunks), reverse=True)
+    assert sum(padded for _, padded in chunks) - dim < 2**10
+    assert len(chunks) <= dim.bit_length()
+
+
+def test_chunks_by_hand() -> None:
+    assert chunks_of(1) == ((1, 1),)
+    assert chunks_of(5) == ((5, 8),)
+    assert chunks_of(1024) == ((1024, 1024),)
+    assert chunks_of(5000) == ((4096, 4096), (904, 1024))
+
+
+# --- the estimate -----------------------------------------------------------------------------------------------------
+
+
+def dense_estimate(x: np.ndarray, bits: int, seed: int, round: int, client: int) -> np.ndarray:
+    """x̂ of one client from the definition: dense rotation, nearest centroid by comparing with all, everything
+    float64."""
+    centroids, _ = PUBLISHED[bits]
+    levels = np.array([-c for c in reversed(centroids)] + list(centroids))
+    parts, at, number = [], 0, 0
+    while at < len(x):
+        left = len(x) - at
+        length = left if left < 1024 else 1 << left.bit_length() - 1
+        padded = power_of_two(length)
+        piece = np.zeros(padded)
+        piece[:length] = x[at : at + length]
+        rotation = (
+            hadamard(padded) * plain_signs(plain_stream(seed, "eden", round, client, number), padded) / sqrt(padded)
+        )
+        y, norm = rotation @ piece, np.linalg.norm(piece)
+        q = levels[np.abs(sqrt(padded) * y[:, None] / norm - levels).argmin(axis=1)]
+        parts.append((norm**2 / (q @ y) * (rotation.T @ q))[:length])
+        at, number = at + length, number + 1
+    return np.concatenate(parts)
+
+
+@pytest.mark.parametrize("dim", [7, 64, 1100])
+def test_one_bit_equals_the_dense_definition(dim: int) -> None:
+    """At one bit the size of the centroid cancels, so that the published two digits do not limit the comparison."""
+    codec, x = Codec(dim, 1, seed=9), normal(2, dim, seed=4)
+    decoded = codec.decode(*codec.encode(x, (3, 8), 5), [3, 8], 5)
+    for row, client in enumerate((3, 8)):
+        expected = dense_estimate(x[row].double().numpy(), 1, 9, 5, client)
+        np.testing.assert_allclose(decoded[row].numpy(), expected, atol=1e-5 * float(x.norm()))
+
+
+def test_three_bits_equal_the_dense_definition() -> None:
+    codec, x = Codec(64, 3, seed=9), normal(1, 64, seed=4)
+    decoded = codec.decode(*codec.encode(x, (3,), 5), [3], 5)
+    expected = dense_estimate(x[0].double().numpy(), 3, 9, 5, 3)
+    np.testing.assert_allclose(decoded[0].numpy(), expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3])
+def test_along_the_vector_every_single_estimate_is_exact(bits: int) -> None:
+    """⟨x̂, x⟩ = scale ⟨q, y⟩ = ‖x‖² for each rotation, in every chunk; so all error is across x, and averages out."""
+    x = heavy_tailed(1024 + 300)
+    for part in (slice(0, 1024), slice(1024, None)):
+        along = estimates(x, bits, 20)[:, part] @ x[part].double()
+        np.testing.assert_allclose(along.numpy(), float(x[part].double() @ x[part].double()), rtol=1e-5)
+
+
+@pytest.mark.parametrize("bits", [1, 3])
+@pytest.mark.parametrize("make", [lambda dim: normal(dim, seed=3), heavy_tailed], ids=["normal", "heavy-tailed"])
+def test_unbiased_over_rotations(bits: int, make: object) -> None:
+    """The mean of R estimates errs by 1/R of one estimate's squared error: a bias would leave a floor. The ratio is 1
+    within 5 standard deviations, about 5 √(2 / dim)."""
+    dim, rotations = 2048, 600
+    x = make(dim).double()  # type: ignore[operator]
+    each = estimates(x.float(), bits, rotations)
+    single = ((each - x) ** 2).sum(dim=1).mean()
+    mean = ((each.mean(dim=0) - x) ** 2).sum()
+    assert float(mean * rotations / single) == pytest.approx(1, abs=5 * sqrt(2 / dim))
+
+
+@pytest.mark.parametrize(("bits", "stated", "within"), [(1, pi / 2 - 1, 0.01), (2, 0.1331, 0.004), (3, 0.035, 0.0015)])
+@pytest.mark.parametrize("make", [lambda dim: normal(dim, seed=3), heavy_tailed], ids=["normal", "heavy-tailed"])
+def test_normalised_error(bits: int, stated: float, within: float, make: object) -> None:
+    """E ‖x̂ − x‖² / ‖x‖², whatever x: π/2 − 1 at one bit, near 0.035 at three; for large dim it is 1/(1 − D) − 1 with
+    D the quantiser's published mean squared error."""
+    x = make(1 << 14)  # type: ignore[operator]
+    each = estimates(x, bits, 10)
+    error = float((((each - x.double()) ** 2).sum(dim=1) / x.double().norm() ** 2).mean())
+    assert error == pytest.approx(stated, abs=within)
+    assert error == pytest.approx(1 / (1 - PUBLISHED[bits][1]) - 1, rel=0.015)
+
+
+def test_more_bits_are_closer_to_fedavg() -> None:
+    """b → ∞ is FedAvg: each bit takes the error down at least threefold, to below a thousandth at 6."""
+    x = normal(4096, seed=6)
+    errors = [float(((estimates(x, bits, 4) - x) ** 2).sum(dim=1).mean() / x.norm() ** 2) for bits in range(1, 7)]
+    assert all(after < before / 3 for before, after in zip(errors, errors[1:], strict=False))
+    assert errors[-1] < 1e-3
+
+
+def test_every_chunk_has_a_scale_of_its_own() -> None:
+    """A piece a million times smaller is estimated as well as the large one."""
+    x = normal(1024 + 512, seed=7)
+    x[1024:] *= 1e-6
+    error = (estimates(x, 1, 20) - x) ** 2
+    for part in (slice(0, 1024), slice(1024, None)):
+        assert float(error[:, part].sum(dim=1).mean() / x[part].norm() ** 2) == pytest.approx(pi / 2 - 1, abs=0.05)
+
+
+# --- degenerate vectors -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", [1, 3])
+def test_zero_vector_and_zero_chunk(bits: int) -> None:
+    x = torch.zeros(3, 1024 + 300)
+    x[1, :1024] = normal(1024, seed=1)
+    x[2, 1024:] = normal(300, seed=2)
+    codec = Codec(x.shape[1], bits, seed=2)
+    indices, scales = codec.encode(x, (0, 1, 2), 0)
+    assert int(indices.max()) < 1 << bits
+    assert (scales > 0).tolist() == [[False, False], [True, False], [False, True]]
+    decoded = codec.decode(indices, scales, [0, 1, 2], 0)
+    assert decoded.isfinite().all()
+    assert not decoded[0].any()
+    assert not decoded[1, 1024:].any()
+    assert not decoded[2, :1024].any()
+
+
+@pytest.mark.parametrize("value", [3.5, -0.25, 0.0])
+@pytest.mark.parametrize("bits", [1, 2])
+def test_a_single_number_is_exact(value: float, bits: int) -> None:
+    """dim 1: y = ±x and scale · q = x²/y."""
+    for client in range(4):
+        codec = Codec(1, bits, seed=1)
+        decoded = codec.decode(*codec.encode(torch.tensor([[value]]), (client,), 0), [client], 0)
+        assert decoded.item() == pytest.approx(value, rel=1e-6)
+
+
+# --- the exchange -----------------------------------------------------------------------------------------------------
+
+
+def test_rotations_differ_by_client_and_round() -> None:
+    """Read with another client's or another round's rotation, an estimate has nothing to do with x."""
+    x, codec = normal(1, 1024, seed=5), Codec(1024, 1, seed=3)
+    indices, scales = codec.encode(x, (4,), 7)
+    right = codec.decode(indices, scales, [4], 7)
+    assert torch.nn.functional.cosine_similarity(right, x).item() == pytest.approx(sqrt(2 / pi), abs=0.03)
+    for client, round in ((5, 7), (4, 8)):
+        wrong = codec.decode(indices, scales, [client], round)
+        assert abs(torch.nn.functional.cosine_similarity(wrong, x).item()) < 5 / sqrt(1024)
+
+
+def test_server_undoes_each_clients_own_rotation() -> None:
+    """w' = w + Σ p_k x̂_k, with x̂_k from the dense definition; ids that are not 0, 1, 2, and a client that is lost."""
+    dim, ids, samples = 1100, [2, 5, 9], [1, 6, 3]
+    start, updates = normal(dim, seed=1), normal(3, dim, seed=2)
+    task = task_of(dim, initial=start)
+    cohort = cohort_of(start + updates, ids, samples, model=start)
+    sent = (cohort.params - start).double().numpy()
+    each = {client: dense_estimate(sent[row], 1, task.seed, 4, client) for row, client in enumerate(ids)}
+
+    (after,), server = hold(QuantisedUpdates(task, 1), cohort, {"model": start}, round=4)
+    expected = start.double().numpy() + (1 * each[2] + 6 * each[5] + 3 * each[9]) / 10
+    np.testing.assert_allclose(server["model"].numpy(), expected, atol=2e-5)
+    assert all(torch.equal(row, server["model"]) for row in (*after.params, *after.state["model"]))
+
+    with pytest.warns(UserWarning, match="client 5 is left out"):
+        _, server = hold(
+            QuantisedUpdates(task, 1), cohort, {"model": start}, round=4, link=lambda data, k: None if k == 5 else data
+        )
+    expected = start.double().numpy() + (1 * each[2] + 3 * each[9]) / 4
+    np.testing.assert_allclose(server["model"].numpy(), expected, atol=2e-5)
+
+
+def test_many_bits_follow_fedavg() -> None:
+    """The limit b → ∞, in a federation: after three rounds the model is FedAvg's but for a small part of the way."""
+    fine, coarse, exact = federation("eden", bits=6), federation("eden", bits=1), federation("fedavg")
+    for each in (fine, coarse, exact):
+        each.start()
+        for _ in range(3):
+            each.play_round()
+    way = (exact.state()["params"] - exact.model.initial).norm()
+    assert float((fine.state()["params"] - exact.state()["params"]).norm() / way) < 0.03
+    assert float((coarse.state()["params"] - exact.state()["params"]).norm() / way) > 0.1

@@ -1,0 +1,228 @@
+"""OBCSAA: the decoder finds the direction of a sparse vector from signs alone, and the step has the clients' norm."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from method_tools import (
+    CLIENTS,
+    DIM,
+    Post,
+    cohort_of,
+    dense_phi,
+    federation,
+    hold,
+    layout_of,
+    normal,
+    overheard,
+    power_of_two,
+    task_of,
+)
+from torch import Tensor
+
+from pfedlms.methods.obcsaa import OBCSAASettings, SparseDirections, biht, largest
+from pfedlms.sketch.operator import Sketch
+
+
+def sketch_of(dim: int, measured: int, seed: int = 0) -> Sketch:
+    return Sketch(layout_of(dim), measured / power_of_two(dim), seed, epoch=0)
+
+
+def sparse(dim: int, kept: int, seed: int) -> Tensor:
+    """`[1, dim]` with `kept` normal entries anywhere."""
+    x = torch.zeros(1, dim)
+    x[0, torch.randperm(dim, generator=torch.Generator().manual_seed(seed))[:kept]] = normal(kept, seed=seed + 100)
+    return x
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    return float(torch.nn.functional.cosine_similarity(a.double(), b.double()))
+
+
+# --- the largest entries ----------------------------------------------------------------------------------------------
+
+
+def test_largest_by_hand() -> None:
+    x = torch.tensor([[1.0, -5.0, 0.5, 3.0], [-0.1, 0.0, 0.2, -0.3]])
+    assert torch.equal(largest(x, 2), torch.tensor([[0.0, -5.0, 0.0, 3.0], [0.0, 0.0, 0.2, -0.3]]))
+    assert torch.equal(largest(x, 4), x)
+
+
+@pytest.mark.parametrize("count", [1, 3, 7])
+def test_largest_keeps_the_subset_with_most_energy(count: int) -> None:
+    """By brute force over all subsets of that size."""
+    x = normal(4, 8, seed=1)
+    kept = largest(x, count)
+    for row, own in zip(x.double().numpy(), kept.double().numpy(), strict=True):
+        best = max(combinations(range(8), count), key=lambda chosen: sum(row[i] ** 2 for i in chosen))
+        expected = np.zeros(8)
+        expected[list(best)] = row[list(best)]
+        np.testing.assert_array_equal(own, expected)
+
+
+# --- the decoder ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dim", "measured", "kept"), [(4096, 2048, 40), (1000, 900, 20)], ids=["whole", "padded"])
+def test_decoder_recovers_the_direction(dim: int, measured: int, kept: int) -> None:
+    """Signs alone, at least twenty measurements for each entry that is not zero: every direction within 25° (the mean
+    within 10°), and nearer than Φᵀy, where the iteration begins."""
+    first, last = [], []
+    for seed in range(8):
+        sketch, x = sketch_of(dim, measured, seed), sparse(dim, kept, seed)
+        y = torch.where(sketch.forward(x) >= 0, 1.0, -1.0)
+        found = biht(sketch, y, kept, 10)
+        assert float(found.norm()) == pytest.approx(1, abs=1e-5)
+        assert int((found != 0).sum()) <= kept
+        first.append(cosine(biht(sketch, y, kept, 0), x))
+        last.append(cosine(found, x))
+    assert min(last) > 0.91
+    assert np.mean(last) > 0.985
+    assert 1 - np.mean(last) < (1 - np.mean(first)) / 2
+
+
+def test_decoder_does_not_see_the_length() -> None:
+    sketch, x = sketch_of(512, 256), sparse(512, 20, 1)
+    y = [torch.where(sketch.forward(scale * x) >= 0, 1.0, -1.0) for scale in (1.0, 2.0**-30, 2.0**30)]
+    assert torch.equal(y[0], y[1])
+    assert torch.equal(y[0], y[2])
+
+
+def plain_biht(phi: np.ndarray, y: np.ndarray, kept: int, iterations: int) -> np.ndarray:
+    """x ← unit(top_κ(x + Φᵀ(y − sign(Φx)) / √m)) from unit(top_κ(Φᵀy)), float64 through a dense Φ."""
+
+    def sparse_unit(x: np.ndarray) -> np.ndarray:
+        x = np.where(np.abs(x) >= np.sort(np.abs(x))[-kept], x, 0)
+        return x / np.linalg.norm(x)
+
+    x = sparse_unit(phi.T @ y)
+    for _ in range(iterations):
+        x = sparse_unit(x + phi.T @ (y - np.where(phi @ x >= 0, 1, -1)) / np.sqrt(len(phi)))
+    return x
+
+
+@pytest.mark.parametrize("iterations", [0, 1, 6])
+@pytest.mark.parametrize("dim", [64, 50])
+def test_decoder_equals_its_transcription(dim: int, iterations: int) -> None:
+    """For averages of signs (which is what the server has) that leave no two entries equally large."""
+    y = normal(1, 37, seed=dim).tanh()
+    found = biht(sketch_of(dim, 37, seed=3), y, 6, iterations)
+    expected = plain_biht(dense_phi(dim, 37, seed=3), y[0].double().numpy(), 6, iterations)
+    np.testing.assert_allclose(found[0].numpy(), expected, atol=1e-5)
+
+
+def test_decoder_recovers_a_common_direction_from_averaged_signs() -> None:
+    """Five clients whose updates are one sparse vector and their own noise: the mean of their signs tells more than the
+    signs of one of them."""
+    sketch, common = sketch_of(4096, 2048), sparse(4096, 40, 1)
+    noisy = common + 0.05 * normal(5, 4096, seed=2)
+    signs = torch.where(sketch.forward(noisy) >= 0, 1.0, -1.0)
+    together = cosine(biht(sketch, signs.mean(dim=0, keepdim=True), 40, 10), common)
+    alone = [cosine(biht(sketch, signs[k : k + 1], 40, 10), common) for k in range(5)]
+    assert together > 0.9
+    assert together > max(alone)
+
+
+# --- the exchange -----------------------------------------------------------------------------------------------------
+
+TASK_DIM, KEPT, MEASURED = 60, 3, 30
+SETTINGS = {"ratio": 0.5, "sparsity": 0.05, "iterations": 4}
+
+
+def exchange_of(initial: Tensor, **settings: object) -> SparseDirections:
+    return SparseDirections(task_of(TASK_DIM, initial=initial), OBCSAASettings(**{**SETTINGS, **settings}))  # type: ignore[arg-type]
+
+
+def updates_of(rows: list[dict[int, float]]) -> Tensor:
+    x = torch.zeros(len(rows), TASK_DIM)
+    for row, entries in zip(x, rows, strict=True):
+        for place, value in entries.items():
+            row[place] = value
+    return x
+
+
+def test_clients_send_signs_and_norm_of_their_largest_entries() -> None:
+    """The norm of (3, −4, 12) is 13: the entry of 0.5 is cut. Signs from a dense Φ; the same in every round."""
+    start = normal(TASK_DIM, seed=1)
+    update = updates_of([{2: 3.0, 11: -4.0, 40: 12.0, 41: 0.5}, {0: 0.5}])
+    phi = dense_phi(TASK_DIM, MEASURED, seed=5)
+    cut = update.double().numpy().copy()
+    cut[0, 41] = 0
+    products = cut @ phi.T
+    clear = np.abs(products) > 1e-4
+    for round in (0, 3):
+        cohort = cohort_of(start - update, model=start)
+        with overheard() as messages:
+            hold(exchange_of(start), cohort, {"model": start}, round=round)
+        for client in range(2):
+            signs = np.where(messages[client].values["signs"] >= 0, 1, -1)
+            np.testing.assert_array_equal(signs[clear[client]], np.sign(products[client][clear[client]]))
+        assert clear.sum() >= 0.9 * clear.size
+        norms = [float(messages[client].values["norm"][0]) for client in range(2)]
+        assert norms == pytest.approx([13.0, 0.5], rel=1e-6)
+
+
+@pytest.mark.parametrize("downlink", ["model", "mean"])
+def test_the_step_has_the_weighted_norm(downlink: str) -> None:
+    """Norms 5 and 10 with 1 and 3 samples: a step of (5 + 30) / 4 = 8.75 over at most κ entries, mostly backwards."""
+    start = torch.zeros(TASK_DIM)
+    update = updates_of([{2: 3.0, 30: -4.0}, {2: 6.0, 30: -8.0}])
+    cohort = cohort_of(-update, samples=[1, 3], model=start)
+    (after,), server = hold(exchange_of(start, downlink=downlink), cohort, {"model": start})
+    assert float(server["model"].norm()) == pytest.approx(8.75, rel=1e-5)
+    assert int((server["model"] != 0).sum()) <= KEPT
+    assert cosine(server["model"][None], -update[:1]) > 0.7
+    assert all(torch.equal(row, server["model"]) for row in (*after.params, *after.state["model"]))
+
+
+def test_the_step_is_along_what_is_decoded_from_the_weighted_mean_of_signs() -> None:
+    """Seven clients with odd weights, so that the mean of the signs has no ties; through the dense Φ in float64."""
+    samples = [101, 211, 307, 401, 503, 601, 701]
+    start, update = torch.zeros(TASK_DIM), largest(normal(7, TASK_DIM, seed=3), KEPT)
+    cohort = cohort_of(-update, samples=samples, model=start)
+    _, server = hold(exchange_of(start), cohort, {"model": start})
+    phi, exact, share = dense_phi(TASK_DIM, MEASURED, seed=5), update.double().numpy(), np.array(samples) / sum(samples)
+    direction = plain_biht(phi, share @ np.where(exact @ phi.T >= 0, 1, -1), KEPT, 4)
+    norm = share @ np.linalg.norm(exact, axis=1)
+    np.testing.assert_allclose(server["model"].numpy(), -norm * direction, atol=1e-5)
+
+
+@pytest.mark.parametrize("downlink", ["model", "mean"])
+def test_nothing_learned_is_nothing_moved(downlink: str) -> None:
+    """All updates zero: w stays, bit for bit."""
+    start = normal(TASK_DIM, seed=1)
+    (after,), server = hold(
+        exchange_of(start, downlink=downlink), cohort_of(start.expand(3, -1).clone(), model=start), {"model": start}
+    )
+    assert torch.equal(server["model"], start)
+    assert all(torch.equal(row, start) for row in after.params)
+
+
+def test_a_single_entry_of_a_tiny_model() -> None:
+    """dim 1: one measurement ±x, decoded exactly."""
+    task = task_of(1)
+    exchange = SparseDirections(task, OBCSAASettings())
+    for value in (2.5, -0.5):
+        _, server = hold(exchange, cohort_of(torch.tensor([[-value]]), model=torch.zeros(1)), {"model": torch.zeros(1)})
+        assert server["model"].item() == pytest.approx(-value)
+
+
+def test_means_give_the_same_model_with_fewer_bytes() -> None:
+    """Bit for bit over five rounds, for 4 · 151 + 4 instead of 4 · 1,510 bytes down."""
+    states, payloads, down = [], [], []
+    for downlink in ("model", "mean"):
+        post = Post()
+        chosen = federation("obcsaa", link=post, downlink=downlink, cohort_size=2)
+        chosen.start()
+        down.append([chosen.play_round().traffic.down_payload for _ in range(5)])
+        states.append(chosen.state())
+        payloads.append(post.payloads)
+    assert torch.equal(states[0]["params"], states[1]["params"])
+    assert torch.equal(states[0]["state"]["model"], states[1]["state"]["model"])
+    assert torch.equal(states[0]["server"]["model"], states[1]["server"]["model"])
+    assert not torch.equal(states[0]["server"]["model"], chosen.model.initial)
+    assert payloads[0] == payloads[1]
+    assert down == [[CLIENTS * 4 * DIM] * 5, [CLIENTS * (4 * (DIM // 10) + 4)] * 5]

@@ -1,0 +1,238 @@
+"""OBDA: the majority and its coin, the gradient whose sign is sent, and the step both ends take."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from method_tools import (
+    SEED,
+    Post,
+    Work,
+    cohort_of,
+    federation,
+    hold,
+    normal,
+    overheard,
+    plain_signs,
+    plain_stream,
+    task_of,
+)
+from torch import Tensor, nn
+
+from pfedlms.data import FederatedData, batch_positions, from_pairs
+from pfedlms.engine.local import LocalWorker, TrainSettings
+from pfedlms.methods.obda import MajorityOfGradients
+from pfedlms.models import CohortModel
+from pfedlms.wire import SERVER
+
+STEP = 0.25
+
+
+def coin(seed: int, round: int, count: int) -> np.ndarray:
+    """The coin of every coordinate, in plain Python."""
+    return plain_signs(plain_stream(seed, "obda-coin", round), count)
+
+
+def vote_on(signs: Tensor, round: int = 0, seed: int = 5, samples: list[int] | None = None) -> Tensor:
+    """v of one exchange between clients whose gradients are `signs: [clients, dim]`, from w = 0 and back: −Δw/η."""
+    clients, dim = signs.shape
+    task, zero = task_of(dim, clients=clients, seed=seed), torch.zeros(dim)
+    cohort = cohort_of(torch.zeros(clients, dim), samples=samples, model=zero)
+    (after,), server = hold(
+        MajorityOfGradients(task, STEP), cohort, {"model": zero}, round=round, work=Work(gradient=signs)
+    )
+    assert all(torch.equal(row, server["model"]) for row in (*after.params, *after.state["model"]))
+    return -server["model"] / STEP
+
+
+# --- the vote ---------------------------------------------------------------------------------------------------------
+
+
+def test_majority_by_hand() -> None:
+    """Four clients. Columns: all +, all −, three of four either way, and even splits that only the coin decides. A zero
+    counts as +."""
+    gradients = torch.tensor(
+        [
+            [1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 0.0, 1.0],
+            [2.0, -1.0, 1.0, -1.0, 1.0, -1.0, 0.0, 1.0],
+            [0.1, -1.0, 9.0, -1.0, -9.0, 5.0, -1.0, -1.0],
+            [5.0, -7.0, -99.0, 99.0, -9.0, 5.0, -1.0, -1.0],
+        ]
+    )
+    flips = coin(5, 0, 8).tolist()
+    assert len(set(flips[4:])) == 2  # so that this seed shows both outcomes
+    assert vote_on(gradients).tolist() == [1, -1, 1, -1, *flips[4:]]
+
+
+def test_the_count_is_unweighted() -> None:
+    gradients = torch.tensor([[1.0], [-1.0], [-1.0]])
+    assert vote_on(gradients, samples=[1000, 1, 1]).item() == -1
+
+
+def test_a_tie_is_decided_by_a_coin_of_seed_and_round() -> None:
+    """On 2,000 tied coordinates: the second implementation's coin, fair, and another one in another round or run."""
+    tied = torch.stack([torch.ones(2000), -torch.ones(2000)])
+    votes = {(seed, round): vote_on(tied, round, seed) for seed in (5, 6) for round in (0, 1, 7)}
+    for (seed, round), vote in votes.items():
+        assert vote.tolist() == coin(seed, round, 2000).tolist()
+        assert abs(float(vote.mean())) < 5 / 2000**0.5
+    keys = list(votes)
+    for index, first in enumerate(keys):
+        for second in keys[index + 1 :]:
+            assert abs(float((votes[first] * votes[second]).mean())) < 5 / 2000**0.5
+
+
+def test_the_coin_does_not_know_who_voted() -> None:
+    """Which half of the clients said + does not matter, nor how many there are, nor how they are grouped."""
+    half = torch.cat([torch.ones(2, 300), -torch.ones(2, 300)])
+    expected = vote_on(half)
+    assert torch.equal(vote_on(half.flip(0)), expected)
+    assert torch.equal(vote_on(half[1:3]), expected)
+
+
+def test_three_clients_need_no_coin() -> None:
+    """A vote of an odd number of clients is the sign of the sum of their signs, in every round."""
+    gradients = normal(3, 500, seed=3)
+    expected = np.sign(np.where(gradients.numpy() >= 0, 1, -1).sum(axis=0)).tolist()
+    assert vote_on(gradients, round=0).tolist() == vote_on(gradients, round=1).tolist() == expected
+
+
+def test_a_lost_message_can_make_a_tie() -> None:
+    task, zero = task_of(400), torch.zeros(400)
+    gradients = torch.tensor([1.0, 1.0, -1.0])[:, None].expand(3, 400)
+    with pytest.warns(UserWarning, match="client 0 is left out"):
+        _, server = hold(
+            MajorityOfGradients(task, STEP),
+            cohort_of(torch.zeros(3, 400), model=zero),
+            {"model": zero},
+            work=Work(gradient=gradients),
+            link=lambda data, client: None if client == 0 else data,
+        )
+    assert (-server["model"] / STEP).tolist() == coin(5, 0, 400).tolist()
+
+
+# --- what is sent -----------------------------------------------------------------------------------------------------
+
+
+def test_weight_decay_enters_the_sign() -> None:
+    """g + μw with μ = 0.1: 1 − 2 < 0, 1 − 0.5 > 0, −1 + 3 > 0, 0 + 1 > 0; without μ only the signs of g count."""
+    gradient, model = torch.tensor([[1.0, 1.0, -1.0, 0.0, -1.0]]), torch.tensor([-20.0, -5.0, 30.0, 10.0, 5.0])
+    for decay, expected in ((0.1, [-1, 1, 1, 1, -1]), (0.0, [1, 1, -1, 1, -1])):
+        exchange = MajorityOfGradients(task_of(5, weight_decay=decay), STEP)
+        cohort = cohort_of(torch.full((1, 5), 7.0), model=model)
+        _, server = hold(exchange, cohort, {"model": model}, work=Work(gradient=gradient))
+        assert ((model - server["model"]) / STEP).tolist() == expected
+
+
+def small_data() -> FederatedData:
+    """Three clients with 9, 4 and 20 training samples of 4 numbers in 3 classes."""
+    random = np.random.default_rng(4)
+
+    def drawn(count: int) -> tuple[np.ndarray, np.ndarray]:
+        labels = np.concatenate([np.arange(3), random.integers(0, 3, count)])[:count]
+        return random.normal(size=(count, 4)) + labels[:, None], labels
+
+    return from_pairs([(drawn(count), drawn(3)) for count in (9, 4, 20)])
+
+
+def small_module() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def plain_gradient(params: Tensor, data: FederatedData, client: int, round: int, train: TrainSettings) -> Tensor:
+    """∇f at `params: [dim]`, float64, by torch's own module and autograd, averaged over the round's E batches."""
+    module = small_module().double()
+    nn.utils.vector_to_parameters(params.double(), module.parameters())
+    held = data.train[client]
+    walk = batch_positions(7, client, len(held), (round + 1) * train.local_steps, train.local_steps, train.batch_size)
+    for positions in walk:
+        x, y = data.x[held[positions]].double(), data.y[held[positions]]
+        (nn.functional.cross_entropy(module(x), y) / train.local_steps).backward()
+    return torch.cat([p.grad.reshape(-1) for p in module.parameters()])  # type: ignore[union-attr]
+
+
+def test_the_sign_is_that_of_the_gradient_at_the_common_model() -> None:
+    """Against float64 autograd, for clients whose own models are elsewhere; coordinates within rounding of zero are
+    left out, and there are hardly any."""
+    data, train = small_data(), TrainSettings(3, 8, 0.1, 0.0, 0.02)
+    model = CohortModel(small_module(), torch.device("cpu"))
+    common = normal(model.layout.dim, seed=8) * 0.5
+    task = task_of(model.layout.dim, weight_decay=train.weight_decay)
+    cohort = cohort_of(normal(3, model.layout.dim, seed=9), samples=data.samples, model=common)
+    exchange, worker = MajorityOfGradients(task, STEP), LocalWorker(model, data, train, seed=7)
+    for round in (0, 4):
+        _, values = exchange.client_send(cohort, round, worker)
+        sent = values["signs"]
+        for client in range(3):
+            expected = plain_gradient(common, data, client, round, train) + 0.02 * common.double()
+            clear = expected.abs() > 1e-5
+            assert int(clear.sum()) >= len(expected) - 1
+            assert torch.equal(sent[client][clear] >= 0, expected[clear] >= 0)
+            torch.testing.assert_close(sent[client].double(), expected, rtol=1e-4, atol=1e-6)
+
+
+# --- the step ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_coordinate_moves_by_the_step_exactly() -> None:
+    """w_r = w_{r−1} − η v_r in float32, v_r read from the server's frame; the same on both ends."""
+    with overheard() as messages:
+        chosen = federation("obda", step=0.003)
+        chosen.start()
+        for _ in range(4):
+            chosen.play_round()
+    votes = [sent.values["signs"] for sent in messages if sent.sender == SERVER]
+    assert len(votes) == 4
+    model = chosen.model.initial.numpy().copy()
+    for vote in votes:
+        assert set(np.unique(vote)) == {-1.0, 1.0}
+        model = model - np.float32(0.003) * vote
+    np.testing.assert_array_equal(chosen.state()["server"]["model"].numpy(), model)
+    for row in chosen.state()["state"]["model"].numpy():
+        np.testing.assert_array_equal(row, model)
+
+
+def test_the_vote_of_a_federation_is_the_majority_of_its_frames() -> None:
+    """Five clients, so no ties: the sign of the sum of the five messages."""
+    with overheard() as messages:
+        chosen = federation("obda")
+        chosen.start()
+        chosen.play_round()
+    ups = [np.where(sent.values["signs"] >= 0, 1, -1) for sent in messages if sent.sender != SERVER]
+    (down,) = [sent.values["signs"] for sent in messages if sent.sender == SERVER]
+    assert len(ups) == 5
+    np.testing.assert_array_equal(down, np.sign(np.sum(ups, axis=0)))
+
+
+def test_the_copy_that_was_trained_is_dropped() -> None:
+    """P-acc is of a copy of w: whatever became of it, the next messages and the next w are the same."""
+    chosen = federation("obda", step=0.003)
+    chosen.start()
+    chosen.play_round()
+    state = chosen.state()
+    assert not torch.equal(state["params"], state["state"]["model"])
+    sent, left = [], []
+    for params in (state["params"], state["params"] + 1.0):
+        post = Post()
+        resumed = federation("obda", link=post, step=0.003)
+        resumed.load({**state, "params": params})
+        resumed.play_round()
+        sent.append(post.frames)
+        left.append(resumed.state())
+    assert sent[0] == sent[1]
+    assert torch.equal(left[0]["server"]["model"], left[1]["server"]["model"])
+    assert torch.equal(left[0]["params"], left[1]["params"])
+
+
+def test_the_trained_copy_is_fine_tuned_from_the_model() -> None:
+    """After a round P-acc is above G-acc: the copy has taken E steps on its client's data."""
+    train = TrainSettings(5, 32, 0.1, 0.0, 0.0)
+    chosen = federation("obda", seed=SEED, train=train, step=0.01)
+    chosen.start()
+    for _ in range(6):
+        report = chosen.play_round(evaluate_global=True)
+    assert report.global_evaluation is not None
+    assert chosen.evaluate().accuracy > report.global_evaluation.accuracy + 5

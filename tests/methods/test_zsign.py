@@ -1,0 +1,201 @@
+"""z-SignFedAvg: its limits, its noise, and the downlink that sends counts instead of weights."""
+
+from __future__ import annotations
+
+from math import erf, pi, sqrt
+
+import numpy as np
+import pytest
+import torch
+from method_tools import CLIENTS, DIM, Post, cohort_of, federation, hold, normal, task_of
+from torch import Tensor
+
+from pfedlms.errors import UsageError
+from pfedlms.methods.zsign import SumOfSigns, ZSign, ZSignSettings
+from pfedlms.models import Cohort
+
+RATE = 0.1
+SIGMA = 0.4
+
+
+def exchange_of(dim: int, clients: int = 4, seed: int = 5, **settings: object) -> SumOfSigns:
+    chosen = ZSignSettings(**{"sigma": SIGMA, **settings})  # type: ignore[arg-type]
+    return SumOfSigns(task_of(dim, clients=clients, seed=seed, learning_rate=RATE), chosen)
+
+
+def clients_with(updates: Tensor) -> Cohort:
+    """Clients whose (w − θ_k)/γ is `updates: [clients, dim]`, with w = 0."""
+    return cohort_of(-RATE * updates, model=torch.zeros(updates.shape[1]))
+
+
+def mean_step(values: list[float], repeats: int, clients: int, **settings: object) -> list[float]:
+    """What a server of `clients` clients that all have the update x takes for x, averaged over `repeats` coordinates
+    with that x; for each x of `values`."""
+    update = torch.tensor(values).repeat_interleave(repeats)
+    exchange = exchange_of(len(update), clients, **settings)
+    _, server = hold(exchange, clients_with(update.expand(clients, -1)), {"model": torch.zeros(len(update))})
+    return (-server["model"].double() / RATE).reshape(len(values), repeats).mean(dim=1).tolist()
+
+
+# --- what the mean of noisy signs estimates ---------------------------------------------------------------------------
+
+
+def test_uniform_noise_is_unbiased_up_to_sigma() -> None:
+    """σ E[sign(x + σξ)] = x for |x| ≤ σ, within 5 standard deviations."""
+    values = [share * SIGMA for share in (-1.0, -0.7, -0.1, 0.0, 0.25, 0.5, 0.9, 1.0)]
+    repeats, clients = 20_000, 4
+    got = mean_step(values, repeats, clients)
+    assert got == pytest.approx(values, abs=5 * SIGMA / sqrt(repeats * clients))
+
+
+def test_uniform_noise_saturates_beyond_sigma() -> None:
+    """No noise can turn an update larger than σ, so that every estimate of it is ±σ."""
+    assert mean_step([1.1 * SIGMA, -3 * SIGMA], 500, 3) == pytest.approx([SIGMA, -SIGMA], rel=1e-6)
+
+
+def test_gaussian_noise_is_unbiased_far_below_sigma_only() -> None:
+    """√(π/2) σ E[sign(x + σξ)] = √(π/2) σ erf(x / (σ√2)), which tends to x for σ ≫ |x| and stays below it otherwise."""
+    shares = (-0.1, -0.05, 0.0, 0.02, 0.1, 1.0, -1.0)
+    repeats, clients = 40_000, 4
+    bound = 5 * sqrt(pi / 2) * SIGMA / sqrt(repeats * clients)
+    got = mean_step([share * SIGMA for share in shares], repeats, clients, noise="gaussian")
+    exact = [sqrt(pi / 2) * SIGMA * erf(share / sqrt(2)) for share in shares]
+    assert got == pytest.approx(exact, abs=bound)
+    assert got[:5] == pytest.approx([share * SIGMA for share in shares[:5]], abs=bound + SIGMA * 0.1**3 / 6)
+    assert abs(got[5] - SIGMA) > 5 * bound
+
+
+def test_larger_sigma_brings_the_gaussian_limit_nearer() -> None:
+    """At x = 0.3 the bias x³/(6σ²) is 0.072 for σ = 0.25 and a sixteenth of that for σ = 1."""
+    biases = [abs(mean_step([0.3], 200_000, 4, noise="gaussian", sigma=sigma)[0] - 0.3) for sigma in (0.25, 1.0)]
+    assert biases[0] > 0.04
+    assert biases[1] < 0.011
+
+
+# --- noise ------------------------------------------------------------------------------------------------------------
+
+
+def noise_of(kind: str, clients: int = 1, dim: int = 200_000, round: int = 0, seed: int = 5) -> np.ndarray:
+    """ξ of every client, read off what it would take the sign of when its update is zero."""
+    exchange = exchange_of(dim, clients, seed, noise=kind)
+    _, values = exchange.client_send(clients_with(torch.zeros(clients, dim)), round, None)  # type: ignore[arg-type]
+    return (values["signs"] / SIGMA).double().numpy()
+
+
+@pytest.mark.parametrize(
+    ("kind", "variance", "fourth"), [("uniform", 1 / 3, 1 / 5), ("gaussian", 1.0, 3.0)], ids=["uniform", "gaussian"]
+)
+def test_moments_of_the_noise(kind: str, variance: float, fourth: float) -> None:
+    """Mean 0, and the second and fourth moment of the distribution, within 5 standard deviations."""
+    xi = noise_of(kind)[0]
+    count = len(xi)
+    assert abs(xi.mean()) < 5 * sqrt(variance / count)
+    assert (xi**2).mean() == pytest.approx(variance, abs=5 * sqrt((fourth - variance**2) / count))
+    assert (xi**4).mean() == pytest.approx(fourth, abs=5 * (xi**4).std() / sqrt(count))
+    assert abs(np.mean(xi[1:] * xi[:-1])) < 5 * variance / sqrt(count)
+    assert abs(np.mean(xi[: count // 2] * xi[count // 2 :])) < 5 * variance / sqrt(count / 2)
+
+
+def test_range_of_uniform_noise() -> None:
+    xi = noise_of("uniform")[0]
+    assert -1 <= xi.min() < -0.9999
+    assert 0.9999 < xi.max() <= 1
+
+
+@pytest.mark.parametrize("kind", ["uniform", "gaussian"])
+def test_noise_is_named_by_seed_round_and_client(kind: str) -> None:
+    """Streams of different names are uncorrelated; the same name gives the same noise, whoever shares the cohort."""
+    dim = 20_000
+    two = noise_of(kind, clients=2, dim=dim)
+    later, elsewhere = noise_of(kind, dim=dim, round=1)[0], noise_of(kind, dim=dim, seed=6)[0]
+    for other in (two[1], later, elsewhere):
+        assert abs(np.corrcoef(two[0], other)[0, 1]) < 5 / sqrt(dim)
+    np.testing.assert_array_equal(noise_of(kind, dim=dim)[0], two[0])
+
+
+# --- degenerate limits ------------------------------------------------------------------------------------------------
+
+
+def test_no_noise_is_the_plain_sign() -> None:
+    """σ = 0, signFedAvg: three clients, γ = 0.1, step 0.3, by hand. Zero counts as +1."""
+    updates = torch.tensor([[2.0, -1.0, 0.0, 1e-30], [3.0, -2.0, 0.0, -1e-30], [-4.0, -1e-3, 0.0, -5.0]])
+    exchange = exchange_of(4, 3, sigma=0.0, step=0.3)
+    (after,), server = hold(exchange, clients_with(updates), {"model": torch.zeros(4)})
+    expected = [-0.03 / 3, 0.03, -0.03, 0.03 / 3]
+    assert server["model"].tolist() == pytest.approx(expected, rel=1e-6)
+    assert all(torch.equal(row, server["model"]) for row in (*after.params, *after.state["model"]))
+
+
+def test_no_noise_needs_a_step() -> None:
+    with pytest.raises(UsageError, match=r"method\.step: got 0 with method\.sigma = 0"):
+        ZSign(task_of(4), ZSignSettings(sigma=0.0))
+
+
+def test_a_step_replaces_the_natural_one() -> None:
+    """One client and an update beyond σ: w moves by γ · step whatever the noise."""
+    for noise in ("uniform", "gaussian"):
+        exchange = exchange_of(2, 1, noise=noise, step=0.7)
+        _, server = hold(exchange, clients_with(torch.tensor([[50.0, -50.0]])), {"model": torch.zeros(2)})
+        assert server["model"].tolist() == pytest.approx([-0.07, 0.07], rel=1e-6)
+
+
+def test_the_mean_is_unweighted() -> None:
+    """A client with a thousand samples counts as much as one with a single one."""
+    cohort = cohort_of(-RATE * torch.tensor([[9.0], [-9.0], [-9.0]]), samples=[1000, 1, 1], model=torch.zeros(1))
+    _, server = hold(exchange_of(1, 3), cohort, {"model": torch.zeros(1)})
+    assert server["model"].item() == pytest.approx(RATE * SIGMA / 3, rel=1e-6)
+
+
+# --- the cheaper downlink ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("noise", ["uniform", "gaussian"])
+def test_counts_give_the_same_model_with_fewer_bytes(noise: str) -> None:
+    """Bit for bit over five rounds, for 4 · 1,510 bytes down in the one case. In the other a count takes one of six
+    values, 17 of them 44 bits: (88 · 44 + 37) bits in 489 bytes, and 4 for the number of senders."""
+    states, payloads, down = [], [], []
+    for downlink in ("model", "sum"):
+        post = Post()
+        chosen = federation("zsign", link=post, noise=noise, downlink=downlink)
+        chosen.start()
+        traffic = [chosen.play_round().traffic.down_payload for _ in range(5)]
+        states.append(chosen.state())
+        payloads.append(post.payloads)
+        down.append(traffic)
+    for name in ("params", "momentum"):
+        assert torch.equal(states[0][name], states[1][name])
+    assert torch.equal(states[0]["state"]["model"], states[1]["state"]["model"])
+    assert torch.equal(states[0]["server"]["model"], states[1]["server"]["model"])
+    assert payloads[0] == payloads[1]
+    assert down == [[CLIENTS * 4 * DIM] * 5, [CLIENTS * 493] * 5]
+
+
+def test_counts_of_more_than_255_clients_are_refused() -> None:
+    settings = ZSignSettings(downlink="sum")
+    with pytest.raises(UsageError, match=r"method\.downlink: 'sum' takes at most 255 clients, got 256; use 'model'"):
+        ZSign(task_of(4, clients=256), settings)
+    ZSign(task_of(4, clients=256), ZSignSettings(downlink="model"))
+
+
+def test_counts_of_255_clients_arrive() -> None:
+    """All 255 send +1 to the first coordinate and −1 to the second, so that a count reaches both ends of a byte."""
+    exchange = exchange_of(2, 255, downlink="sum")
+    updates = torch.tensor([50.0, -50.0]).expand(255, -1)
+    (after,), server = hold(exchange, clients_with(updates), {"model": torch.zeros(2)})
+    assert after.params[0].tolist() == pytest.approx([-RATE * SIGMA, RATE * SIGMA], rel=1e-6)
+    assert all(torch.equal(row, server["model"]) for row in after.params)
+
+
+@pytest.mark.parametrize("downlink", ["model", "sum"])
+def test_a_lost_message_changes_the_divisor(downlink: str) -> None:
+    """Of (+, −, −) the second is lost: the mean of the two that arrived is 0 and not −1/3 or −1/2; client 1 still gets
+    the new model."""
+    updates = torch.tensor([[9.0, 9.0], [-9.0, 9.0], [-9.0, 9.0]])
+    exchange, start = exchange_of(2, 3, downlink=downlink), normal(2, seed=1)
+    cohort = cohort_of(start - RATE * updates, model=start)
+    with pytest.warns(UserWarning, match="client 1 is left out of this exchange"):
+        (after,), server = hold(
+            exchange, cohort, {"model": start}, link=lambda data, client: None if client == 1 else data
+        )
+    assert (server["model"] - start).tolist() == pytest.approx([0.0, -RATE * SIGMA], abs=1e-7)
+    assert all(torch.equal(row, server["model"]) for row in after.params)

@@ -1,0 +1,198 @@
+"""The layer table: by hand for every kind of module, and the parameter counts of the paper's models."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from pfedlms.errors import UsageError
+from pfedlms.models import MODELS, build, flat_layout
+from pfedlms.models.layout import Layer, format_table
+from pfedlms.models.zoo import seeded
+
+
+def table(module: nn.Module) -> list[tuple[str, int, int]]:
+    return [(layer.name, layer.offset, layer.size) for layer in flat_layout(module).layers]
+
+
+def entries(module: nn.Module) -> list[tuple[str, tuple[int, ...], int, int]]:
+    return [(p.name, p.shape, p.offset, p.size) for p in flat_layout(module).parameters]
+
+
+# --- sizes of one layer
+# -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "pad"),
+    [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (1024, 1024), (1025, 2048), (200_960, 262_144), (2570, 4096)],
+)
+def test_padded_size_is_the_next_power_of_two(size: int, pad: int) -> None:
+    assert Layer("any", 0, size).pad == pad
+
+
+@pytest.mark.parametrize(
+    ("size", "ratio", "m"),
+    [
+        (200_960, 0.1, 26_214),
+        (2570, 0.1, 409),
+        (16, 0.1, 1),
+        (1, 0.1, 1),
+        (8, 0.1, 1),
+        (32, 0.1, 3),
+        (5, 1.0, 8),
+        (5, 0.5, 4),
+    ],
+)
+def test_sketch_size(size: int, ratio: float, m: int) -> None:
+    """m = max(1, floor(ratio · pad))."""
+    assert Layer("any", 0, size).sketch(ratio) == m
+
+
+# --- tables by hand
+# -----------------------------------------------------------------------------------------------------
+
+
+def test_table_of_the_dnn() -> None:
+    module = build("dnn", (1, 28, 28), 10, 256, key=1)
+    assert table(module) == [("1", 0, 200_960), ("3", 200_960, 2570)]
+    assert entries(module) == [
+        ("1.weight", (256, 784), 0, 200_704),
+        ("1.bias", (256,), 200_704, 256),
+        ("3.weight", (10, 256), 200_960, 2560),
+        ("3.bias", (10,), 203_520, 10),
+    ]
+    assert format_table(flat_layout(module), 0.1) == [
+        ("1", 0, 200_960, 262_144, 26_214),
+        ("3", 200_960, 2570, 4096, 409),
+    ]
+
+
+def test_batch_norm_is_a_layer_of_its_own_and_its_statistics_are_none() -> None:
+    module = nn.Sequential(nn.Conv2d(2, 3, 3, bias=False), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 5))
+    assert table(module) == [("0", 0, 54), ("1", 54, 6), ("4", 60, 65)]
+    assert [name for name, *_ in entries(module)] == ["0.weight", "1.weight", "1.bias", "4.weight", "4.bias"]
+    assert flat_layout(module).dim == 125
+
+
+def test_batch_norm_without_affine_parameters_is_no_layer() -> None:
+    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3, affine=False))
+    assert table(module) == [("0", 0, 9)]
+
+
+def test_nested_modules_and_a_parameter_of_the_root() -> None:
+    """The root's own parameter comes first: it is the first module that owns parameters."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.Linear(3, 1, bias=False)))
+            self.scale = nn.Parameter(torch.ones(()))
+
+    assert table(Scaled()) == [("Scaled", 0, 1), ("body.0", 1, 9), ("body.1.0", 10, 3)]
+    assert entries(Scaled())[0] == ("scale", (), 0, 1)
+
+
+def test_a_tied_parameter_counts_once_where_it_is_first_registered() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4, bias=False))
+    module[1].weight = module[0].weight
+    module[2].weight = module[0].weight
+    assert table(module) == [("0", 0, 20), ("1", 20, 4)]  # layer 2 has nothing of its own left
+    assert [name for name, *_ in entries(module)] == ["0.weight", "0.bias", "1.bias"]
+
+
+def test_a_module_used_twice_counts_once() -> None:
+    shared = nn.Linear(3, 3)
+    assert table(nn.Sequential(shared, nn.ReLU(), shared)) == [("0", 0, 12)]
+
+
+def test_frozen_parameters_have_no_place() -> None:
+    module = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
+    module[0].requires_grad_(False)
+    module[1].bias.requires_grad_(False)
+    assert table(module) == [("1", 0, 12)]
+    assert entries(module) == [("1.weight", (4, 3), 0, 12)]
+
+
+@pytest.mark.parametrize("module", [nn.ReLU(), nn.Sequential(), nn.Linear(2, 2).requires_grad_(False)])
+def test_nothing_to_train_is_an_error(module: nn.Module) -> None:
+    with pytest.raises(ValueError, match=f"{type(module).__name__} has no trainable parameters"):
+        flat_layout(module)
+
+
+def test_the_whole_model_as_one_layer() -> None:
+    layout = flat_layout(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4)))
+    whole = layout.whole()
+    assert [(layer.offset, layer.size) for layer in whole.layers] == [(0, 25)]
+    assert whole.parameters == layout.parameters
+    assert whole.dim == layout.dim == 25
+    assert whole.sketch_sizes(0.1) == (3,)  # floor(3.2)
+    assert layout.sketch_sizes(0.1) == (1, 1)  # floor(1.6) for both
+
+
+# --- the zoo
+# --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "count"),
+    [("dnn", (1, 28, 28), 10, 203_530), ("vgg8", (3, 32, 32), 10, 279_706), ("vgg11", (3, 32, 32), 100, 9_799_844)],
+)
+def test_parameter_counts_of_the_paper(name: str, shape: tuple[int, ...], classes: int, count: int) -> None:
+    with torch.device("meta"):  # shapes only
+        module = MODELS[name].build(shape, classes, 256)
+    assert flat_layout(module).dim == count
+
+
+def test_table_of_vgg8() -> None:
+    with torch.device("meta"):
+        module = MODELS["vgg8"].build((3, 32, 32), 10, 256)
+    convolutions_and_norms = [432, 32, 4608, 64, 18_432, 128, 73_728, 256, 147_456, 256]
+    assert [size for _, _, size in table(module)] == [*convolutions_and_norms, 16_512, 16_512, 1290]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "mebibytes"),
+    [("dnn", (1, 28, 28), 10, 0.38), ("vgg8", (3, 32, 32), 10, 0.72), ("vgg11", (3, 32, 32), 100, 25.05)],
+)
+def test_cost_of_a_round_in_the_paper(name: str, shape: tuple[int, ...], classes: int, mebibytes: float) -> None:
+    """20 clients, up and down: 3 bits an entry (T = 7) and two float32 a layer. The paper's table has two decimals."""
+    with torch.device("meta"):
+        layout = flat_layout(MODELS[name].build(shape, classes, 256))
+    bits = sum(3 * m + 64 for m in layout.sketch_sizes(0.1))
+    assert round(20 * 2 * bits / 8 / 2**20, 2) == mebibytes
+
+
+@pytest.mark.parametrize("name", ["dnn", "vgg8"])
+def test_initial_weights_are_a_function_of_the_key(name: str) -> None:
+    def weights(key: int) -> torch.Tensor:
+        return nn.utils.parameters_to_vector(build(name, (3, 32, 32), 10, 8, key).parameters()).detach()
+
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    first = weights(2**64 - 1)
+    assert torch.equal(torch.rand(3), expected)  # the caller's generator was left alone
+    assert torch.equal(weights(2**64 - 1), first)
+    assert not torch.equal(weights(7), first)
+
+
+def test_models_give_one_score_a_class() -> None:
+    for name in ("dnn", "vgg8"):
+        assert build(name, (3, 32, 32), 7, 16, key=1)(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
+
+
+def test_vgg_on_other_images_is_an_error() -> None:
+    with pytest.raises(UsageError, match=r"vgg8 takes images of shape \(channels, 32, 32\), got \(1, 28, 28\)"):
+        build("vgg8", (1, 28, 28), 10, 256, key=1)
+
+
+def test_unknown_model_names_the_nearest() -> None:
+    with pytest.raises(UsageError, match=r"'vgg9'; did you mean .*vgg"):
+        build("vgg9", (3, 32, 32), 10, 256, key=1)
+
+
+def test_a_factory_must_return_a_module() -> None:
+    with pytest.raises(UsageError, match=r"returned int, expected a torch\.nn\.Module"):
+        seeded(lambda: 3, key=1)  # type: ignore[arg-type, return-value]

@@ -1,0 +1,208 @@
+"""The Walsh–Hadamard transform: definition, identities, and the kernel's bit-equality with the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numba
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numba.core.errors import TypingError
+
+from pfedlms.sketch.hadamard import fwht_, fwht_reference, fwht_row
+
+# Blocks change at 2^6, 2^12 and 2^18; threads share a row beyond 2^18.
+EXPONENTS = [*range(17), 20]
+
+
+def hadamard_matrix(size: int) -> torch.Tensor:
+    """H entry by entry from (-1)^popcount(i & j), which knows nothing of butterflies."""
+    return torch.tensor([[(-1.0) ** (i & j).bit_count() for j in range(size)] for i in range(size)])
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+def integers(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Small integers as float32: sums of 2^14 of them are exact."""
+    return torch.randint(-9, 10, shape, generator=torch.Generator().manual_seed(seed)).float()
+
+
+@pytest.fixture
+def restore_threads() -> Iterator[None]:
+    before = numba.get_num_threads()
+    yield
+    numba.set_num_threads(before)
+
+
+def test_four_elements_by_hand() -> None:
+    assert fwht_(torch.tensor([1.0, 2.0, 3.0, 5.0])).tolist() == [11.0, -3.0, -5.0, 1.0]
+
+
+def test_stages_run_from_stride_one_upwards() -> None:
+    # 2^24 + 1 rounds to 2^24 in float32. So (a + b) + (c + d) = 2^24 + (1 - 2^24) = 1, while strides 2, 1
+    # would give (a + c) + (b + d) = 0 + 2 = 2.
+    big = 2.0**24
+    values = torch.tensor([big, 1.0, -big, 1.0])
+    assert fwht_reference(values)[0].item() == 1.0
+    assert fwht_(values.clone())[0].item() == 1.0
+
+
+@pytest.mark.parametrize("exponent", range(9))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_columns_of_the_matrix(exponent: int, dtype: torch.dtype) -> None:
+    size = 2**exponent
+    expected = hadamard_matrix(size).to(dtype)
+    assert torch.equal(fwht_(torch.eye(size, dtype=dtype)), expected)
+    assert torch.equal(fwht_reference(torch.eye(size, dtype=dtype)), expected)
+
+
+@pytest.mark.parametrize("exponent", [10, 13])
+def test_one_nonzero_gives_a_signed_row_of_the_matrix(exponent: int) -> None:
+    size, place = 2**exponent, 2**exponent - 3
+    values = torch.zeros(size)
+    values[place] = 1.0
+    assert fwht_(values).tolist() == [(-1.0) ** (place & j).bit_count() for j in range(size)]
+
+
+@pytest.mark.parametrize("exponent", EXPONENTS)
+def test_bit_equal_to_the_reference(exponent: int) -> None:
+    values = normal(2, 2**exponent)
+    expected = fwht_reference(values)
+    assert torch.equal(fwht_(values), expected)
+
+
+@pytest.mark.parametrize("exponent", [0, 3, 6, 7, 11, 13, 15])
+def test_bit_equal_to_the_reference_in_float64(exponent: int) -> None:
+    values = normal(3, 2**exponent, dtype=torch.float64)
+    expected = fwht_reference(values)
+    assert torch.equal(fwht_(values), expected)
+
+
+@pytest.mark.parametrize("exponent", [2, 6, 9, 14])
+def test_twice_is_n_times_the_identity(exponent: int) -> None:
+    size = 2**exponent
+    values = integers(3, size)
+    assert torch.equal(fwht_(fwht_(values.double())), size * values.double())
+
+
+@settings(max_examples=30, deadline=None)
+@given(exponent=st.integers(0, 10), a=st.integers(-9, 9), b=st.integers(-9, 9), seed=st.integers(0, 2**31 - 1))
+def test_linear_and_symmetric_on_integers(exponent: int, a: int, b: int, seed: int) -> None:
+    x, y = integers(2, 2**exponent, seed=seed).unbind()
+    hx, hy = fwht_(x.clone()), fwht_(y.clone())
+    assert torch.equal(fwht_(a * x + b * y), a * hx + b * hy)
+    assert hx.double() @ y.double() == x.double() @ hy.double()
+
+
+@pytest.mark.parametrize("shape", [(64,), (5, 64), (2, 3, 128), (2, 1, 3, 16), (0, 64), (1, 1)])
+def test_any_number_of_leading_axes_in_place(shape: tuple[int, ...]) -> None:
+    values = normal(*shape)
+    rows = values.clone().reshape(-1, shape[-1])
+    result = fwht_(values)
+    assert result is values
+    assert result.shape == shape
+    for row, got in zip(rows, result.view(-1, shape[-1]), strict=True):
+        assert torch.equal(got, fwht_reference(row))
+
+
+def test_reference_leaves_its_argument_alone() -> None:
+    for size in (1, 8):
+        values = normal(2, size)
+        before = values.clone()
+        fwht_reference(values)[:] = 0.0
+        assert torch.equal(values, before)
+
+
+def test_reference_takes_transposed_values_and_gradients() -> None:
+    values = normal(8, 3).T.requires_grad_()
+    result = fwht_reference(values)
+    assert torch.equal(result, fwht_(values.detach().contiguous()))
+    cotangent = normal(3, 8, seed=1)
+    (gradient,) = torch.autograd.grad(result, values, cotangent)
+    torch.testing.assert_close(gradient, cotangent @ hadamard_matrix(8))
+
+
+@pytest.mark.parametrize("offset", [1, 3])
+def test_rows_need_no_vector_alignment(offset: int) -> None:
+    values = normal(256 + offset)[offset:]
+    expected = fwht_reference(values)
+    assert torch.equal(fwht_(values), expected)
+
+
+@pytest.mark.parametrize("size", [16, 2**13, 2**19])
+@pytest.mark.usefixtures("restore_threads")
+def test_threads_and_rows_do_not_change_the_result(size: int) -> None:
+    values = normal(3, size)
+    expected = fwht_reference(values)
+    for threads in {1, min(2, numba.config.NUMBA_NUM_THREADS), numba.config.NUMBA_NUM_THREADS}:
+        numba.set_num_threads(threads)
+        for rows in (1, 2, 3):
+            assert torch.equal(fwht_(values[:rows].clone()), expected[:rows])
+
+
+def test_row_function_inside_another_parallel_kernel() -> None:
+    @numba.njit(parallel=True)
+    def sign_then_transform(matrix: np.ndarray, signs: np.ndarray) -> None:
+        for index in numba.prange(matrix.shape[0]):
+            row = matrix[index]
+            row *= signs
+            fwht_row(row)
+
+    values = normal(4, 512)
+    signs = 1.0 - 2.0 * (torch.arange(512) % 3 == 0).float()
+    expected = fwht_reference(values * signs)
+    sign_then_transform(values.numpy(), signs.numpy())
+    assert torch.equal(values, expected)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (np.zeros(256, np.float32)[::2], "contiguous"),
+        (np.zeros(128, np.int64), "float32 or float64"),
+        (np.zeros((2, 64), np.float32), "1-D"),
+    ],
+)
+def test_row_function_refuses_arrays_it_would_transform_wrongly(row: np.ndarray, message: str) -> None:
+    with pytest.raises(TypingError, match=message):
+        fwht_row(row)
+
+
+@pytest.mark.parametrize("shape", [(3,), (4, 12), (0,), (2, 0), (), (2**24 + 1,)])
+def test_size_must_be_a_power_of_two(shape: tuple[int, ...]) -> None:
+    values = torch.zeros(()).expand(shape)
+    for transform in (fwht_, fwht_reference):
+        with pytest.raises(ValueError, match=r"values has shape .*expected .*power of two .*pad"):
+            transform(values)
+
+
+def test_size_limit() -> None:
+    with pytest.raises(ValueError, match="from 1 to 16777216"):
+        fwht_(torch.zeros(()).expand(2**25))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int32, torch.complex64])
+def test_dtype_must_be_float32_or_float64(dtype: torch.dtype) -> None:
+    with pytest.raises(ValueError, match=rf"{dtype}; expected torch.float32 or torch.float64; convert"):
+        fwht_(torch.zeros(8, dtype=dtype))
+
+
+@pytest.mark.parametrize("values", [torch.zeros(8, 4).T, torch.zeros(2, 16)[:, ::2], torch.zeros(8).expand(3, 8)])
+def test_values_must_be_contiguous(values: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match=r"strides .*expected a contiguous tensor.*pass values.contiguous"):
+        fwht_(values)
+
+
+def test_values_must_not_require_grad() -> None:
+    with pytest.raises(ValueError, match=r"requires grad; .*values.detach"):
+        fwht_(torch.zeros(8, requires_grad=True))
+
+
+def test_other_devices_take_the_reference() -> None:
+    values = torch.zeros(2, 8, device="meta")
+    assert fwht_(values) is values

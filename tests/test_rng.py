@@ -1,0 +1,234 @@
+"""Random streams: published values, a plain-Python transcription, uniformity, and vectors that must never change."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pfedlms import rng
+
+MASK = (1 << 64) - 1
+GAMMA = 0x9E3779B97F4A7C15
+KEYS = st.integers(0, MASK)
+
+
+# --- the documented definitions, in unbounded Python integers
+# -----------------------------------------------------------
+
+
+def mix(z: int) -> int:
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & MASK
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & MASK
+    return z ^ z >> 31
+
+
+def word(key: int, index: int) -> int:
+    return mix(key + (index + 1) * GAMMA & MASK)
+
+
+def fnv1a(text: str) -> int:
+    value = 0xCBF29CE484222325
+    for byte in text.encode():
+        value = (value ^ byte) * 0x100000001B3 % 2**64
+    return value
+
+
+def plain_stream(seed: int, purpose: str, *counters: int) -> int:
+    key = mix((seed + GAMMA) % 2**64)
+    for part in (fnv1a(purpose), *counters):
+        key = mix((key ^ part % 2**64) + GAMMA & MASK)
+    return key
+
+
+def plain_sign(key: int, index: int) -> int:
+    return -1 if word(key, index // 64) >> index % 64 & 1 else 1
+
+
+def plain_row(key: int, bits: int, x: int) -> int:
+    for r in range(6):
+        x = ((word(key, 2 * r) | 1) * x + word(key, 2 * r + 1)) % 2**bits
+        x ^= x >> max(1, (bits + 1) // 2)
+    return x
+
+
+def chi_square_is_plausible(counts: np.ndarray) -> bool:
+    """Pearson's statistic within five standard deviations of its mean, both sides (too even is wrong as well)."""
+    expected, freedom = counts.sum() / counts.size, counts.size - 1
+    statistic = float(((counts - expected) ** 2 / expected).sum())
+    return abs(statistic - freedom) < 5 * sqrt(2 * freedom)
+
+
+# --- words and keys
+# -----------------------------------------------------------------------------------------------------
+
+
+def test_words_are_splitmix64() -> None:
+    """The published output of SplitMix64 for seed 1234567 (Vigna's splitmix64.c; rosettacode.org)."""
+    published = [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
+    assert rng.words(1234567, 5).tolist() == published
+
+
+def test_fnv1a_has_its_published_values() -> None:
+    """Test vectors of Fowler, Noll and Vo (64-bit FNV-1a), for the transcription the streams below are checked with."""
+    assert fnv1a("") == 0xCBF29CE484222325
+    assert fnv1a("a") == 0xAF63DC4C8601EC8C
+    assert fnv1a("foobar") == 0x85944171F73967E8
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(KEYS, st.integers(0, 20))
+def test_words_equal_the_transcription(key: int, count: int) -> None:
+    assert rng.words(key, count).tolist() == [word(key, index) for index in range(count)]
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    st.integers(-(2**70), 2**70),
+    st.text(st.characters(max_codepoint=127), max_size=12),
+    st.lists(st.integers(-3, 2**65), max_size=4),
+)
+def test_stream_equals_the_transcription(seed: int, purpose: str, counters: list[int]) -> None:
+    assert rng.stream(seed, purpose, *counters) == plain_stream(seed, purpose, *counters)
+
+
+def test_different_names_give_different_streams() -> None:
+    counters = ((), (0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1), (0, 0, 0))
+    purposes = ("a", "b", "sketch-signs", "sketch-rows")
+    names = [(seed, purpose, *own) for seed in (0, 1, 2**63) for purpose in purposes for own in counters]
+    keys = {rng.stream(*name) for name in names}
+    assert len(keys) == len(names) == 96
+    words = np.concatenate([rng.words(key, 8) for key in keys])
+    assert len(np.unique(words)) == 96 * 8
+
+
+# --- signs
+# --------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(KEYS, st.integers(0, 200))
+def test_signs_equal_the_transcription(key: int, count: int) -> None:
+    signs = rng.signs(key, count)
+    assert signs.dtype == np.float32
+    assert signs.tolist() == [plain_sign(key, index) for index in range(count)]
+
+
+def test_signs_are_balanced_and_uncorrelated() -> None:
+    count = 1 << 16
+    signs = rng.signs(rng.stream(1, "test"), count).astype(np.float64)
+    # A sum of n independent signs has standard deviation √n.
+    assert abs(signs.sum()) < 5 * sqrt(count)
+    for lag in (1, 2, 63, 64, 65):
+        assert abs((signs[lag:] * signs[:-lag]).sum()) < 5 * sqrt(count)
+
+
+# --- rows
+# ---------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(KEYS, st.integers(0, 24), st.integers(0, 30))
+def test_rows_equal_the_transcription(key: int, bits: int, count: int) -> None:
+    count = min(count, 1 << bits)
+    rows = rng.rows(key, bits, count)
+    assert rows.dtype == np.int64
+    assert rows.tolist() == [plain_row(key, bits, x) for x in range(count)]
+
+
+@pytest.mark.parametrize("bits", [0, 1, 2, 3, 7, 8, 13])
+def test_full_range_is_a_permutation(bits: int) -> None:
+    for key in range(20):
+        assert sorted(rng.rows(rng.stream(key, "test"), bits, 1 << bits).tolist()) == list(range(1 << bits))
+
+
+def test_first_rows_do_not_depend_on_how_many_are_asked_for() -> None:
+    key = rng.stream(5, "test")
+    assert rng.rows(key, 10, 3).tolist() == rng.rows(key, 10, 1024)[:3].tolist()
+
+
+def test_one_row_and_two_rows() -> None:
+    """bits = 0: the only row; bits = 1: both orders come up about equally often."""
+    assert rng.rows(123, 0, 1).tolist() == [0]
+    assert rng.rows(123, 0, 0).tolist() == []
+    first = np.array([rng.rows(rng.stream(key, "test"), 1, 2) for key in range(1000)])
+    assert (first.sum(axis=1) == 1).all()
+    assert chi_square_is_plausible(np.bincount(first[:, 0], minlength=2))
+
+
+@pytest.mark.parametrize(("bits", "count"), [(0, 2), (3, 9)])
+def test_more_rows_than_there_are_is_an_error(bits: int, count: int) -> None:
+    with pytest.raises(ValueError, match=rf"count {count}, expected at most 2\^{bits}"):
+        rng.rows(1, bits, count)
+
+
+def test_rows_are_uniform_over_keys() -> None:
+    """Each row is uniform over the keys, whatever its position."""
+    bits, keys = 5, 4000
+    rows = np.array([rng.rows(rng.stream(key, "test"), bits, 8) for key in range(keys)])
+    for position in range(8):
+        assert chi_square_is_plausible(np.bincount(rows[:, position], minlength=1 << bits))
+
+
+@pytest.mark.parametrize(("first", "second"), [(0, 1), (0, 2), (3, 7)])
+def test_pairs_of_rows_are_uniform_over_keys(first: int, second: int) -> None:
+    """Two different rows take all N (N − 1) ordered values equally often, up to 2 % in total variation for N = 32."""
+    bits, keys = 5, 10_000
+    rows = np.array([rng.rows(rng.stream(key, "pairs"), bits, 8) for key in range(keys)])
+    counts = np.bincount(rows[:, first] * 32 + rows[:, second], minlength=1024).reshape(32, 32)
+    assert np.diag(counts).sum() == 0
+    assert chi_square_is_plausible(counts[~np.eye(32, dtype=bool)])
+
+
+# --- permutations and generators
+# ----------------------------------------------------------------------------------------
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(KEYS, st.integers(0, 60))
+def test_permutation_sorts_the_words(key: int, count: int) -> None:
+    assert rng.permutation(key, count).tolist() == sorted(range(count), key=lambda index: (word(key, index), index))
+
+
+def test_permutations_are_uniform_over_keys() -> None:
+    counts = np.zeros(24)
+    names = {
+        order: index
+        for index, order in enumerate(sorted({tuple(rng.permutation(key, 4).tolist()) for key in range(500)}))
+    }
+    assert len(names) == 24
+    for key in range(4800):
+        counts[names[tuple(rng.permutation(rng.stream(key, "order"), 4).tolist())]] += 1
+    assert chi_square_is_plausible(counts)
+
+
+def test_generator_is_a_function_of_its_key() -> None:
+    first, again, other = (rng.generator(key).random(4).tolist() for key in (9, 9, 10))
+    assert first == again
+    assert first != other
+
+
+# --- part of the protocol: these never change
+# -----------------------------------------------------------------------------
+
+
+def test_frozen_vectors() -> None:
+    """Made by the transcription above; a client in another language must find the same."""
+    assert rng.stream(42, "sketch-signs", 3, 1) == 3379134359421790783
+    assert rng.stream(42, "partition") == 1130712376729931460
+    assert rng.stream(0, "") == 6566800829925814604
+    signs = "".join("+" if sign > 0 else "-" for sign in rng.signs(rng.stream(42, "sketch-signs", 3, 1), 70))
+    assert signs == "+++++-+--+-+--+-+---++--+-++-++++-+++----+-----++-++++-+---+-+-+------"
+    key = rng.stream(42, "sketch-rows", 3, 1)
+    assert rng.rows(key, 6, 10).tolist() == [40, 2, 14, 7, 22, 4, 53, 21, 54, 59]
+    assert rng.rows(key, 17, 5).tolist() == [119914, 6518, 79889, 34479, 44317]
+    assert rng.permutation(rng.stream(42, "batches", 0, 0), 8).tolist() == [5, 1, 4, 0, 6, 2, 7, 3]

@@ -1,0 +1,542 @@
+"""A second implementation of docs/protocol.md, written from that page alone: plain Python, standard library only.
+
+It is slow and short on purpose. Section numbers are those of the page.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+import zlib
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+WORD = (1 << 64) - 1
+GAMMA = 0x9E3779B97F4A7C15
+SERVER = 0xFFFFFFFF
+HEADER = struct.Struct("<4sBBHIIIQ8s")
+
+
+class Refused(Exception):
+    """A frame was refused; `error` is the name in the table of section 8."""
+
+    def __init__(self, error: str) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+# Section 1: conventions.
+
+
+def f32(value: float) -> float:
+    """The nearest float32."""
+    try:
+        return struct.unpack("<f", struct.pack("<f", value))[0]
+    except OverflowError:
+        return math.copysign(math.inf, value)
+
+
+# Section 2: the layer table.
+
+Table = Sequence[tuple[int, int]]
+
+
+def padded(size: int) -> int:
+    pad = 1
+    while pad < size:
+        pad *= 2
+    return pad
+
+
+def sketch_size(size: int, ratio: float) -> int:
+    return max(1, math.floor(ratio * padded(size)))
+
+
+# Section 3: random numbers.
+
+
+def mix(z: int) -> int:
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & WORD
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & WORD
+    return z ^ (z >> 31)
+
+
+def fnv1a(text: str) -> int:
+    h = 0xCBF29CE484222325
+    for byte in text.encode("ascii"):
+        h = ((h ^ byte) * 0x100000001B3) & WORD
+    return h
+
+
+def stream(seed: int, purpose: str, *counters: int) -> int:
+    k = mix((seed + GAMMA) & WORD)
+    for part in (fnv1a(purpose), *counters):
+        k = mix(((k ^ part) + GAMMA) & WORD)
+    return k
+
+
+def word(key: int, i: int) -> int:
+    return mix((key + (i + 1) * GAMMA) & WORD)
+
+
+def signs(key: int, count: int) -> list[float]:
+    words = [word(key, i) for i in range((count + 63) // 64)]
+    return [-1.0 if words[i // 64] >> (i % 64) & 1 else 1.0 for i in range(count)]
+
+
+def row(key: int, bits: int, i: int) -> int:
+    shift = max(1, (bits + 1) // 2)
+    x = i
+    for j in range(6):
+        a, c = word(key, 2 * j) | 1, word(key, 2 * j + 1)
+        x = (a * x + c) % (1 << bits)
+        x ^= x >> shift
+    return x
+
+
+# Section 4: the sketch.
+
+
+def transform(values: Iterable[float]) -> list[float]:
+    x = list(values)
+    h = 1
+    while h < len(x):
+        for i in range(len(x)):
+            if (i // h) % 2 == 0:
+                a, b = x[i], x[i + h]
+                x[i], x[i + h] = f32(a + b), f32(a - b)
+        h *= 2
+    return x
+
+
+def sketch(model: Sequence[float], table: Table, ratio: float, seed: int, epoch: int) -> list[list[float]]:
+    """One list of entries for each layer."""
+    layers = []
+    for index, (offset, size) in enumerate(table):
+        pad, m = padded(size), sketch_size(size, ratio)
+        flips = signs(stream(seed, "sketch-signs", epoch, index), size)
+        x = [model[offset + i] * flips[i] for i in range(size)] + [0.0] * (pad - size)
+        x = transform(x)
+        key, bits, scale = stream(seed, "sketch-rows", epoch, index), pad.bit_length() - 1, f32(1 / math.sqrt(m))
+        layers.append([f32(x[row(key, bits, j)] * scale) for j in range(m)])
+    return layers
+
+
+# Section 5: statistics, thresholds, symbols.
+
+
+def statistics(entries: Sequence[float]) -> tuple[float, float]:
+    mean = math.fsum(entries) / len(entries)
+    variance = math.fsum((y - mean) ** 2 for y in entries) / len(entries)
+    return f32(mean), f32(variance)
+
+
+def pool(samples: Sequence[int], means: Sequence[float], variances: Sequence[float]) -> tuple[float, float]:
+    """One layer of all clients, in ascending order of ids."""
+    total = sum(samples)
+    mean = 0.0
+    for n, m in zip(samples, means, strict=True):
+        mean = mean + n * m
+    mean = mean / total
+    square = 0.0
+    for n, m, s in zip(samples, means, variances, strict=True):
+        d = m - mean
+        square = square + n * (s + d * d)
+    return f32(mean), f32(math.sqrt(square / total))
+
+
+def quantiles(thresholds: int) -> list[float]:
+    return [f32(NormalDist().inv_cdf(t / (thresholds + 1))) for t in range(1, thresholds + 1)]
+
+
+def thresholds_of(mean: float, deviation: float, count: int) -> list[float]:
+    return [f32(mean + deviation * z) for z in quantiles(count)]
+
+
+def symbols_of(entries: Iterable[float], thresholds: Sequence[float]) -> list[int]:
+    return [sum(y >= tau for tau in thresholds) for y in entries]
+
+
+def vote(samples: Sequence[int], ballots: Sequence[Sequence[int]], thresholds: int) -> list[int]:
+    total = sum(samples)
+    result = []
+    for chosen in zip(*ballots, strict=True):
+        above = [sum(n for n, q in zip(samples, chosen, strict=True) if q >= t) for t in range(1, thresholds + 1)]
+        result.append(sum(a >= total - a for a in above))
+    return result
+
+
+# Section 6: packed symbols.
+
+
+def width(count: int, levels: int) -> int:
+    return (levels**count - 1).bit_length()
+
+
+def block_size(levels: int) -> int:
+    best = 1
+    for s in range(2, 57):
+        if width(s, levels) <= 56 and width(s, levels) * best <= width(best, levels) * s:
+            best = s
+    return best
+
+
+def packed_size(count: int, levels: int) -> int:
+    s = block_size(levels)
+    return ((count // s) * width(s, levels) + width(count % s, levels) + 7) // 8
+
+
+def pack(symbols: Sequence[int], levels: int) -> bytes:
+    s, bits, at = block_size(levels), 0, 0
+    for start in range(0, len(symbols), s):
+        block = symbols[start : start + s]
+        bits |= sum(q * levels**i for i, q in enumerate(block)) << at
+        at += width(len(block), levels)
+    return bits.to_bytes((at + 7) // 8, "little")
+
+
+def unpack(data: bytes, count: int, levels: int) -> list[int]:
+    if len(data) != packed_size(count, levels):
+        raise Refused("decode")
+    s, bits, symbols = block_size(levels), int.from_bytes(data, "little"), []
+    while len(symbols) < count:
+        n = min(s, count - len(symbols))
+        value, bits = bits % (1 << width(n, levels)), bits >> width(n, levels)
+        if value >= levels**n:
+            raise Refused("decode")
+        for _ in range(n):
+            symbols.append(value % levels)
+            value //= levels
+    if bits:
+        raise Refused("decode")
+    return symbols
+
+
+# Section 7: fields. Each has `largest` and `size(known)` in bytes, `write(value, known)` and `read(data, known)`.
+
+
+@dataclass(frozen=True)
+class Symbols:
+    segments: tuple[int, ...]
+    levels: int
+
+    @property
+    def largest(self) -> int:
+        return sum(packed_size(count, self.levels) for count in self.segments)
+
+    def size(self, known: list) -> int:
+        return self.largest
+
+    def write(self, value: Sequence[int], known: list) -> bytes:
+        parts, at = [], 0
+        for count in self.segments:
+            parts.append(pack(value[at : at + count], self.levels))
+            at += count
+        return b"".join(parts)
+
+    def read(self, data: bytes, known: list) -> list[int]:
+        symbols, at = [], 0
+        for count in self.segments:
+            length = packed_size(count, self.levels)
+            symbols += unpack(data[at : at + length], count, self.levels)
+            at += length
+        return symbols
+
+
+@dataclass(frozen=True)
+class Floats:
+    count: int
+    minimum: float = -math.inf
+
+    @property
+    def largest(self) -> int:
+        return 4 * self.count
+
+    def size(self, known: list) -> int:
+        return self.largest
+
+    def write(self, value: Sequence[float], known: list) -> bytes:
+        return struct.pack(f"<{self.count}f", *value)
+
+    def read(self, data: bytes, known: list) -> list[float]:
+        values = list(struct.unpack(f"<{self.count}f", data))
+        if not all(math.isfinite(x) and x >= self.minimum for x in values):
+            raise Refused("decode")
+        return values
+
+
+@dataclass(frozen=True)
+class Mask:
+    count: int
+
+    @property
+    def largest(self) -> int:
+        return (self.count + 7) // 8
+
+    def size(self, known: list) -> int:
+        return self.largest
+
+    def write(self, value: Sequence[int], known: list) -> bytes:
+        return pack(value, 2)
+
+    def read(self, data: bytes, known: list) -> list[int]:
+        return unpack(data, self.count, 2)
+
+
+@dataclass(frozen=True)
+class Signs(Mask):
+    def write(self, value: Sequence[float], known: list) -> bytes:
+        return pack([int(x >= 0) for x in value], 2)
+
+    def read(self, data: bytes, known: list) -> list[float]:
+        return [1.0 if bit else -1.0 for bit in unpack(data, self.count, 2)]
+
+
+@dataclass(frozen=True)
+class MaskedRows:
+    mask: int  # position of the mask among the fields
+    count: int
+    width: int
+
+    @property
+    def largest(self) -> int:
+        return 4 * self.count * self.width
+
+    def size(self, known: list) -> int:
+        return 4 * self.width * sum(known[self.mask])
+
+    def write(self, value: Sequence[Sequence[float]], known: list) -> bytes:
+        return b"".join(
+            Floats(self.width).write(r, known) for r, yes in zip(value, known[self.mask], strict=True) if yes
+        )
+
+    def read(self, data: bytes, known: list) -> list[list[float]]:
+        sent = Floats(self.width * sum(known[self.mask])).read(data, known)
+        rows = []
+        for yes in known[self.mask]:
+            rows.append(sent[: self.width] if yes else [0.0] * self.width)
+            sent = sent[self.width :] if yes else sent
+        return rows
+
+
+Field = Symbols | Floats | Mask | MaskedRows
+
+
+def write_payload(fields: Sequence[Field], values: Sequence) -> bytes:
+    return b"".join(field.write(value, list(values)) for field, value in zip(fields, values, strict=True))
+
+
+def read_payload(fields: Sequence[Field], payload: bytes) -> list:
+    known, at = [], 0
+    for field in fields:
+        size = field.size(known)
+        if len(payload) - at < size:
+            raise Refused("truncated")
+        known.append(field.read(payload[at : at + size], known))
+        at += size
+    if at != len(payload):
+        raise Refused("oversized")
+    return known
+
+
+# Section 8: frames.
+
+
+def write_frame(kind: int, round: int, sender: int, samples: int, digest: bytes, payload: bytes) -> bytes:
+    header = HEADER.pack(b"PFLM", 1, kind, 0, round, sender, samples, len(payload), digest)
+    return header + struct.pack("<I", zlib.crc32(header + payload)) + payload
+
+
+class Receiver:
+    """Takes one kind of message of one round, once from each sender."""
+
+    def __init__(self, kind: int, fields: Sequence[Field], round: int, digest: bytes, senders: Collection[int]) -> None:
+        self.kind, self.fields, self.round, self.digest, self.senders = kind, fields, round, digest, senders
+        self.seen: set[int] = set()
+
+    def accept(self, data: bytes) -> tuple[int, int, list]:
+        """(sender, samples, values) of a good frame."""
+        if len(data) < 40:
+            raise Refused("truncated")
+        magic, version, kind, reserved, round, sender, samples, length, digest = HEADER.unpack(data[:36])
+        payload = data[40:]
+        checks = [
+            (magic == b"PFLM", "magic"),
+            (version == 1, "version"),
+            (length <= sum(field.largest for field in self.fields) and len(payload) <= length, "oversized"),
+            (len(payload) >= length, "truncated"),
+            (struct.unpack("<I", data[36:40])[0] == zlib.crc32(data[:36] + payload), "checksum"),
+            (reserved == 0, "decode"),
+            (digest == self.digest, "digest"),
+            (kind == self.kind, "kind"),
+            (round == self.round, "round"),
+            (sender in self.senders, "sender"),
+            (sender not in self.seen, "sender"),
+            ((samples == 0) == (sender == SERVER), "decode"),
+        ]
+        for good, error in checks:
+            if not good:
+                raise Refused(error)
+        values = read_payload(self.fields, payload)
+        self.seen.add(sender)
+        return sender, samples, values
+
+
+# Section 9: the digest.
+
+
+def digest_text(values: dict[str, int | float | bool | str | bytes]) -> str:
+    def written(value: int | float | bool | str | bytes) -> str:
+        if isinstance(value, float):
+            return struct.pack(">d", value).hex()
+        if isinstance(value, bytes):
+            return value.hex()
+        return value if isinstance(value, str) else str(int(value))
+
+    return "".join(f"{key}={written(values[key])}\n" for key in sorted(values))
+
+
+def digest_of(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()[:8]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What both ends know before the first round (section 2)."""
+
+    layers: Table
+    classes: int
+    seed: int
+    initial: Sequence[float]
+    thresholds: int = 7
+    ratio: float = 0.1
+    strength: float = 0.05
+    smoothing: float = 0.1
+    refresh: int = 1
+    layerwise: bool = True
+
+    def text(self) -> str:
+        names = ("thresholds", "ratio", "strength", "smoothing", "refresh", "layerwise")
+        return digest_text(
+            common_lines("pfedlms", self.layers, self.classes, self.seed, self.initial)
+            | {f"method.{name}": getattr(self, name) for name in names}
+        )
+
+    @property
+    def digest(self) -> bytes:
+        return digest_of(self.text())
+
+    @property
+    def table(self) -> Table:
+        """The layers that the sketch uses."""
+        return self.layers if self.layerwise else [(0, sum(size for _, size in self.layers))]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(sketch_size(size, self.ratio) for _, size in self.table)
+
+    def fields(self, kind: int) -> tuple[Field, ...]:
+        layers = len(self.table)
+        if kind < 2:
+            return Floats(layers), Floats(layers, minimum=0.0)
+        return (Symbols(self.sizes, self.thresholds + 1),)
+
+    def receiver(self, kind: int, round: int, senders: Collection[int]) -> Receiver:
+        return Receiver(kind, self.fields(kind), round, self.digest, senders)
+
+
+def common_lines(
+    method: str, layers: Table, classes: int, seed: int, initial: Sequence[float]
+) -> dict[str, int | float | bool | str | bytes]:
+    return {
+        "classes": classes,
+        "initial": hashlib.sha256(struct.pack(f"<{len(initial)}f", *initial)).digest(),
+        "layers": ",".join(f"{offset}:{size}" for offset, size in layers),
+        "method": method,
+        "protocol": 1,
+        "seed": seed,
+    }
+
+
+# Section 10: a run, message by message.
+
+
+class Client:
+    """One client in one round; `model` is θ_k."""
+
+    def __init__(self, run: Run, id: int, samples: int, round: int, model: Sequence[float]) -> None:
+        self.run, self.id, self.samples, self.round = run, id, samples, round
+        self.sketch = sketch(model, run.table, run.ratio, run.seed, round // run.refresh)
+
+    def send_statistics(self) -> bytes:
+        means, variances = zip(*map(statistics, self.sketch), strict=True)
+        return self._send(0, [means, variances])
+
+    def hear_thresholds(self, reply: bytes) -> None:
+        _, _, (means, deviations) = self.run.receiver(1, self.round, [SERVER]).accept(reply)
+        self.thresholds = [
+            thresholds_of(mean, deviation, self.run.thresholds)
+            for mean, deviation in zip(means, deviations, strict=True)
+        ]
+
+    def send_symbols(self) -> bytes:
+        self.symbols = [q for y, tau in zip(self.sketch, self.thresholds, strict=True) for q in symbols_of(y, tau)]
+        return self._send(2, [self.symbols])
+
+    def hear_consensus(self, reply: bytes) -> None:
+        _, _, (self.consensus,) = self.run.receiver(3, self.round, [SERVER]).accept(reply)
+
+    def _send(self, kind: int, values: Sequence) -> bytes:
+        payload = write_payload(self.run.fields(kind), values)
+        return write_frame(kind, self.round, self.id, self.samples, self.run.digest, payload)
+
+
+class Server:
+    """The server in one round; refused frames are left out and listed in `refused`."""
+
+    def __init__(self, run: Run, clients: Collection[int], round: int) -> None:
+        self.run, self.clients, self.round = run, clients, round
+        self.refused: list[str] = []
+
+    def pool_statistics(self, frames: Iterable[bytes]) -> bytes:
+        accepted = self._accept(0, frames)
+        samples = [samples for _, samples, _ in accepted]
+        pooled = []
+        for layer in range(len(self.run.table)):
+            means = [values[0][layer] for _, _, values in accepted]
+            variances = [values[1][layer] for _, _, values in accepted]
+            pooled.append(pool(samples, means, variances))
+        return self._reply(1, list(zip(*pooled, strict=True)))
+
+    def count_votes(self, frames: Iterable[bytes]) -> bytes:
+        accepted = self._accept(2, frames)
+        ballots = [values[0] for _, _, values in accepted]
+        return self._reply(3, [vote([samples for _, samples, _ in accepted], ballots, self.run.thresholds)])
+
+    def _accept(self, kind: int, frames: Iterable[bytes]) -> list[tuple[int, int, list]]:
+        receiver, accepted = self.run.receiver(kind, self.round, self.clients), []
+        for data in frames:
+            try:
+                accepted.append(receiver.accept(data))
+            except Refused as refused:
+                self.refused.append(refused.error)
+        return sorted(accepted, key=lambda message: message[0])
+
+    def _reply(self, kind: int, values: Sequence) -> bytes:
+        payload = write_payload(self.run.fields(kind), values)
+        return write_frame(kind, self.round, SERVER, 0, self.run.digest, payload)
+
+
+# Section 11: FedAvg.
+
+
+def average(samples: Sequence[int], models: Sequence[Sequence[float]]) -> list[float]:
+    total, result = sum(samples), []
+    for values in zip(*models, strict=True):
+        weighted = 0.0
+        for n, x in zip(samples, values, strict=True):
+            weighted = weighted + n * x
+        result.append(f32(weighted / total))
+    return result

@@ -1,0 +1,332 @@
+"""The codec against vectors worked by hand and against big-integer arithmetic written from the definition."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pfedlms.errors import DecodeError
+from pfedlms.wire import codec
+from pfedlms.wire.codec import block_shape, pack, packed_size, unpack
+
+ALL_LEVELS = range(2, 257)
+POWERS = [2, 4, 8, 16, 32, 64, 128, 256]
+
+
+def u8(*values: int) -> np.ndarray:
+    return np.array(values, np.uint8)
+
+
+# The definition, in Python's integers.
+
+
+def width(count: int, levels: int) -> int:
+    return (levels**count - 1).bit_length()
+
+
+def reference_block(levels: int) -> int:
+    sizes = [s for s in range(1, 57) if width(s, levels) <= 56]
+    return min(sizes, key=lambda s: (Fraction(width(s, levels), s), -s))
+
+
+def reference_bits(count: int, levels: int) -> int:
+    size = reference_block(levels)
+    return count // size * width(size, levels) + width(count % size, levels)
+
+
+def reference_pack(symbols: np.ndarray, levels: int) -> bytes:
+    size = reference_block(levels)
+    stream, bit = 0, 0
+    for start in range(0, len(symbols), size):
+        block = symbols[start : start + size].tolist()
+        stream |= sum(q * levels**i for i, q in enumerate(block)) << bit
+        bit += width(len(block), levels)
+    return stream.to_bytes((bit + 7) // 8, "little")
+
+
+def random_symbols(count: int, levels: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng([seed, count, levels]).integers(0, levels, count).astype(np.uint8)
+
+
+# By hand.
+
+HAND = [
+    # bits 0, 2, 3 of the first byte: 1 + 4 + 8 = 0x0d; bit 8 is bit 0 of the second.
+    pytest.param(2, [1, 0, 1, 1, 0, 0, 0, 0, 1], "0d01", id="2"),
+    # Octal 07654321 = 000 111 110 101 | 100 011 010 001 = 0x1f5 8d1, low byte first; then 5 alone.
+    pytest.param(8, [1, 2, 3, 4, 5, 6, 7, 0, 5], "d1581f05", id="8"),
+    # One symbol per byte.
+    pytest.param(256, [0, 255, 17], "00ff11", id="256"),
+    # A single short block: 1 + 2*3 + 0*9 + 2*27 = 61 = 0x3d in bit_length(80) = 7 bits.
+    pytest.param(3, [1, 2, 0, 2], "3d", id="3-short"),
+    # A block of 29 symbols in bit_length(3**29 - 1) = 46 bits, value 1. Then 2 + 1*3 = 5 in bit_length(8) = 4
+    # bits, from bit 46 on: bits 46 and 48, that is bit 6 of byte 5 (0x40) and bit 0 of byte 6 (0x01).
+    pytest.param(3, [1] + [0] * 28 + [2, 1], "01000000004001", id="3-two-blocks"),
+    # 2 * 3**28 = 45,753,584,909,922 = 0x299c d62c fe62: the last symbol of a block weighs most.
+    pytest.param(3, [0] * 28 + [2], "62fe2cd69c29", id="3-full"),
+    # 1 + 20 + 300 = 321 = 0x141 in bit_length(999) = 10 bits.
+    pytest.param(10, [1, 2, 3], "4101", id="10-short"),
+    # Fifteen nines: 10**15 - 1 = 0x3 8d7e a4c6 7fff in 50 bits; then 7 in 4 bits, from bit 50 on: the seventh
+    # byte is 0x3 + (7 << 2) = 0x1f.
+    pytest.param(10, [9] * 15 + [7], "ff7fc6a47e8d1f", id="10-two-blocks"),
+]
+
+
+@pytest.mark.parametrize(("levels", "symbols", "expected"), HAND)
+def test_hand_worked_vectors(levels: int, symbols: list[int], expected: str) -> None:
+    assert pack(u8(*symbols), levels).hex() == expected
+    assert unpack(bytes.fromhex(expected), len(symbols), levels).tolist() == symbols
+
+
+def test_block_shapes_by_hand() -> None:
+    # log2: 1.58496*29 = 45.96, 2.32193*24 = 55.73, 2.58496*17 = 43.94, 2.80735*16 = 44.92, 3.32193*15 = 49.83
+    shapes = {levels: block_shape(levels) for levels in (3, 5, 6, 7, 10)}
+    assert shapes == {3: (29, 46), 5: (24, 56), 6: (17, 44), 7: (16, 45), 10: (15, 50)}
+
+
+# Against the definition.
+
+
+@pytest.mark.parametrize("levels", ALL_LEVELS)
+def test_every_levels_agrees_with_the_definition(levels: int) -> None:
+    size = reference_block(levels)
+    assert block_shape(levels) == (size, width(size, levels))
+    for count in (1, size - 1, size, 8 * size + 7, 8 * size + 8, 17 * size + 1):
+        symbols = random_symbols(count, levels)
+        data = pack(symbols, levels)
+        assert data == reference_pack(symbols, levels)
+        assert len(data) == packed_size(count, levels) == (reference_bits(count, levels) + 7) // 8
+        np.testing.assert_array_equal(unpack(data, count, levels), symbols)
+
+
+@pytest.mark.parametrize("levels", [2, 3, 8, 10, 128, 255, 256])
+def test_every_short_length(levels: int) -> None:
+    for count in range(2 * 8 * block_shape(levels)[0] + 20):
+        symbols = random_symbols(count, levels)
+        data = pack(symbols, levels)
+        assert data == reference_pack(symbols, levels)
+        np.testing.assert_array_equal(unpack(data, count, levels), symbols)
+
+
+@pytest.mark.parametrize("levels", [*POWERS, 3, 10, 255])
+def test_extreme_symbols(levels: int) -> None:
+    for value in (0, levels - 1):
+        symbols = np.full(3001, value, np.uint8)
+        data = pack(symbols, levels)
+        assert data == reference_pack(symbols, levels)
+        np.testing.assert_array_equal(unpack(data, 3001, levels), symbols)
+
+
+@settings(deadline=None)  # the first example may compile
+@given(levels=st.integers(2, 256), data=st.data())
+def test_round_trip_of_any_symbols(levels: int, data: st.DataObject) -> None:
+    symbols = np.array(data.draw(st.lists(st.integers(0, levels - 1), max_size=300)), np.uint8)
+    packed = pack(symbols, levels)
+    assert packed == reference_pack(symbols, levels)
+    np.testing.assert_array_equal(unpack(packed, symbols.size, levels), symbols)
+
+
+@settings(deadline=None)
+@given(levels=st.integers(2, 256), count=st.integers(0, 20_000), seed=st.integers(0, 2**32))
+def test_round_trip_of_any_length(levels: int, count: int, seed: int) -> None:
+    symbols = random_symbols(count, levels, seed)
+    np.testing.assert_array_equal(unpack(pack(symbols, levels), count, levels), symbols)
+
+
+@settings(deadline=None)
+@given(levels=st.integers(2, 256), count=st.integers(0, 200), data=st.data())
+def test_arbitrary_bytes_are_refused_or_canonical(levels: int, count: int, data: st.DataObject) -> None:
+    """Whatever arrives, either it is refused or it is the only encoding of valid symbols."""
+    size = packed_size(count, levels)
+    received = data.draw(st.binary(min_size=size, max_size=size))
+    try:
+        symbols = unpack(received, count, levels)
+    except DecodeError:
+        return
+    assert symbols.shape == (count,)
+    assert symbols.max(initial=0) < levels
+    assert reference_pack(symbols, levels) == received
+
+
+# Size.
+
+
+@pytest.mark.parametrize("count", [4096, 5000, 100_003])
+def test_size_is_close_to_the_entropy(count: int) -> None:
+    for levels in ALL_LEVELS:
+        ideal = math.ceil(count * math.log2(levels))
+        allowed = 1.006 if levels <= 16 else 1.02
+        assert ideal <= 8 * packed_size(count, levels) <= allowed * ideal, levels
+
+
+@pytest.mark.parametrize("levels", POWERS)
+def test_size_of_powers_of_two_is_exact(levels: int) -> None:
+    for count in (*range(70), 4096, 5000, 100_003):
+        assert packed_size(count, levels) == math.ceil(count * math.log2(levels) / 8)
+
+
+# Refusals on the way in.
+
+
+@pytest.mark.parametrize("levels", [3, 8])
+@pytest.mark.parametrize("change", [-1, 1])
+def test_wrong_length_is_refused(levels: int, change: int) -> None:
+    data = pack(random_symbols(1000, levels), levels)
+    wrong = data[:change] if change < 0 else data + b"\0"
+    with pytest.raises(DecodeError, match=rf"got {len(wrong)} bytes, expected {len(data)} \(1000 symbols"):
+        unpack(wrong, 1000, levels)
+
+
+def test_no_symbols_means_no_bytes() -> None:
+    with pytest.raises(DecodeError, match="got 1 bytes, expected 0"):
+        unpack(b"\0", 0, 3)
+
+
+@pytest.mark.parametrize("count", [1, 29, 29 * 100, 29 * 100 + 5])
+def test_a_block_value_that_is_too_large_is_refused(count: int) -> None:
+    """Each block in turn, in the long part and the short block at the end, gets its first invalid value."""
+    for block, start in enumerate(range(0, count, 29)):
+        length = min(29, count - start)
+        bad = (3**length << 46 * block).to_bytes(packed_size(count, 3), "little")
+        with pytest.raises(DecodeError, match=rf"block {block}: got {3**length}, expected below 3\*\*{length} "):
+            unpack(bad, count, 3)
+        largest = (3**length - 1 << 46 * block).to_bytes(packed_size(count, 3), "little")
+        assert unpack(largest, count, 3)[start : start + length].tolist() == [2] * length
+
+
+@pytest.mark.parametrize(("levels", "count", "used"), [(8, 1, 3), (2, 9, 1), (3, 4, 7), (10, 18, 4)])
+def test_bits_after_the_end_are_refused(levels: int, count: int, used: int) -> None:
+    # (10, 18): a block of 50 bits and three symbols in 10 make 60 = 7*8 + 4.
+    data = bytearray(pack(np.zeros(count, np.uint8), levels))
+    for bit in range(used, 8):
+        data[-1] = 1 << bit
+        with pytest.raises(DecodeError, match=f"got last byte 0x{1 << bit:02x}, expected only its lowest {used}"):
+            unpack(data, count, levels)
+
+
+@pytest.mark.parametrize("levels", [-3, 0, 1, 257, 3.0, 2.5, "3", None, True])
+def test_levels_out_of_range(levels: object) -> None:
+    calls = [
+        lambda: pack(u8(0), levels),
+        lambda: unpack(b"\0", 1, levels),
+        lambda: packed_size(1, levels),
+        lambda: block_shape(levels),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"levels: got .*, expected a whole number from 2 to 256"):
+            call()
+
+
+@pytest.mark.parametrize("count", [-1, 2.0, None])
+def test_count_out_of_range(count: object) -> None:
+    for call in (lambda: packed_size(count, 3), lambda: unpack(b"\0", count, 3)):
+        with pytest.raises(ValueError, match=r"count: got .*, expected a whole number of symbols"):
+            call()
+
+
+@pytest.mark.parametrize("levels", [2, 3, 8, 255])
+@pytest.mark.parametrize("at", [0, 777, 999])
+def test_symbol_out_of_range(levels: int, at: int) -> None:
+    symbols = random_symbols(1000, levels)
+    symbols[at:] = levels
+    for given_as in (symbols, torch.from_numpy(symbols)):
+        with pytest.raises(ValueError, match=rf"symbols\[{at}\]: got {levels}, expected a value below {levels}"):
+            pack(given_as, levels)
+
+
+@pytest.mark.parametrize(
+    "symbols",
+    [
+        np.zeros(4, np.int64),
+        np.zeros(4, np.int8),
+        np.zeros(4, np.float32),
+        np.zeros(4, bool),
+        [0, 1],
+        torch.zeros(4),
+        torch.zeros(4, dtype=torch.bfloat16),
+        torch.zeros(4, dtype=torch.int64),
+        np.zeros((2, 2), np.uint8),
+        np.uint8(1),
+        torch.zeros(2, 2, dtype=torch.uint8),
+    ],
+    ids=str,
+)
+def test_symbols_of_another_type_or_shape(symbols: object) -> None:
+    with pytest.raises(ValueError, match=r"symbols: got .* of shape .*, expected uint8 of shape \[count\]"):
+        pack(symbols, 3)
+
+
+# What may be given.
+
+
+@pytest.mark.parametrize("levels", [2, 3, 8, 256])
+def test_empty(levels: int) -> None:
+    assert pack(u8(), levels) == b""
+    assert pack(torch.zeros(0, dtype=torch.uint8), levels) == b""
+    assert packed_size(0, levels) == 0
+    for data in (b"", bytearray(), memoryview(b"")):
+        symbols = unpack(data, 0, levels)
+        assert symbols.shape == (0,)
+        assert symbols.dtype == np.uint8
+
+
+@pytest.mark.parametrize("levels", [8, 3])
+def test_tensors_and_views_pack_like_their_copy(levels: int) -> None:
+    symbols = random_symbols(3000, levels)
+    expected = reference_pack(symbols[::3], levels)
+    assert pack(symbols[::3].copy(), levels) == expected
+    assert pack(symbols[::3], levels) == expected
+    assert pack(symbols[::-1][2::3][::-1], levels) == expected
+    assert pack(torch.from_numpy(symbols)[::3], levels) == expected
+    frozen = symbols[::3].copy()
+    frozen.flags.writeable = False
+    assert pack(frozen, levels) == expected
+    assert pack(symbols[1:], levels) == reference_pack(symbols[1:], levels)  # not aligned to a word
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_tensor_on_another_device() -> None:
+    symbols = random_symbols(3000, 3)
+    assert pack(torch.from_numpy(symbols).cuda(), 3) == reference_pack(symbols, 3)
+
+
+@pytest.mark.parametrize("levels", [8, 3])
+def test_any_bytes_like_object(levels: int) -> None:
+    symbols = random_symbols(1000, levels)
+    data = pack(symbols, levels)
+    for given_as in (data, bytearray(data), memoryview(data), memoryview(b"?" + data + b"?")[1:-1]):
+        np.testing.assert_array_equal(unpack(given_as, 1000, levels), symbols)
+
+
+def test_numpy_integers_are_integers() -> None:
+    data = pack(u8(1, 2, 0, 2), np.uint8(3))
+    assert data == b"\x3d"
+    assert unpack(data, np.int64(4), np.uint8(3)).tolist() == [1, 2, 0, 2]
+
+
+@pytest.mark.parametrize("levels", [8, 3])
+def test_the_result_is_new_and_writable(levels: int) -> None:
+    data = bytearray(pack(random_symbols(100, levels), levels))
+    before = bytes(data)
+    symbols = unpack(data, 100, levels)
+    symbols[:] = 0
+    assert data == before
+    assert symbols.flags.c_contiguous
+
+
+def test_each_kernel_is_compiled_once() -> None:
+    """Compiling costs a fraction of a second; inputs of any kind must not make it happen again."""
+    symbols = random_symbols(100, 2)
+    for levels in (3, 8):
+        for given_as in (symbols, torch.from_numpy(symbols), np.frombuffer(symbols.tobytes(), np.uint8)):
+            data = pack(given_as, levels)
+            for received in (data, bytearray(data)):
+                unpack(received, 100, levels)
+    for kernel in (codec._pack_bits, codec._unpack_bits, codec._pack_blocks, codec._unpack_blocks):
+        assert len(kernel.signatures) == 1

@@ -1,0 +1,277 @@
+"""Frames: the header by hand, and each check of an intake by a frame crafted to fail it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+import tracemalloc
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pfedlms.errors import (
+    ChecksumError,
+    DecodeError,
+    DigestError,
+    KindError,
+    MagicError,
+    OversizedError,
+    RoundError,
+    SenderError,
+    TruncatedError,
+    VersionError,
+    WireError,
+)
+from pfedlms.wire import (
+    HEADER_BYTES,
+    SERVER,
+    Floats,
+    Intake,
+    Message,
+    Received,
+    Symbols,
+    agreement_digest,
+    frame,
+)
+
+DIGEST = bytes(range(1, 9))
+STATISTICS = Message(0, (Floats("mean", 2), Floats("variance", 2, minimum=0)))
+REPLY = Message(1, (Floats("mean", 2), Floats("deviation", 2, minimum=0)))
+TERNARY = Message(2, (Symbols("symbols", (5, 40), 3),))
+VALUES = {"mean": np.float32([0.5, -2]), "variance": np.float32([1, 0])}
+SYMBOLS = {"symbols": np.arange(45, dtype=np.uint8) % 3}
+
+
+def good(**changes: Any) -> bytes:
+    header = {"round": 3, "sender": 1, "samples": 17, "digest": DIGEST, **changes}
+    return frame(STATISTICS, VALUES, **header)
+
+
+def ternary() -> bytes:
+    return frame(TERNARY, SYMBOLS, round=3, sender=1, samples=17, digest=DIGEST)
+
+
+def sealed(data: bytes) -> bytes:
+    """The frame with its checksum made good again."""
+    return data[:36] + struct.pack("<I", zlib.crc32(data[:36] + data[40:])) + data[40:]
+
+
+def edited(data: bytes, at: int, new: bytes) -> bytes:
+    return sealed(data[:at] + new + data[at + len(new) :])
+
+
+def intake(message: Message = STATISTICS, senders: tuple[int, ...] = (0, 1, 2)) -> Intake:
+    return Intake(message, DIGEST, 3, senders)
+
+
+# The header.
+
+
+def test_a_frame_by_hand() -> None:
+    payload = bytes.fromhex("0000003f000000c00000803f00000000")
+    header = bytes.fromhex("50464c4d 01 00 0000 03000000 01000000 11000000 1000000000000000 0102030405060708")
+    assert good() == header + struct.pack("<I", zlib.crc32(header + payload)) + payload
+
+
+def test_framing_is_within_its_budget() -> None:
+    assert HEADER_BYTES == 40 == len(good()) - 16
+    for layers in (1, 2, 40):
+        message = Message(0, (Floats("mean", layers),))
+        data = frame(message, message.example(), round=0, sender=0, samples=1, digest=DIGEST)
+        assert len(data) - 4 * layers <= 64 + 8 * layers
+
+
+def test_a_good_frame_is_accepted() -> None:
+    received = intake().accept(good())
+    assert (received.sender, received.samples, received.payload_bytes) == (1, 17, 16)
+    assert {name: value.tolist() for name, value in received.values.items()} == {"mean": [0.5, -2], "variance": [1, 0]}
+
+
+@pytest.mark.parametrize("kind", [bytearray, memoryview])
+def test_any_buffer_is_taken(kind: type) -> None:
+    assert intake().accept(kind(good())).sender == 1
+
+
+def test_extremes_of_the_header() -> None:
+    largest = 0xFFFFFFFE
+    data = frame(STATISTICS, VALUES, round=0xFFFFFFFF, sender=largest, samples=0xFFFFFFFF, digest=DIGEST)
+    received = Intake(STATISTICS, DIGEST, 0xFFFFFFFF, (largest,)).accept(data)
+    assert (received.sender, received.samples) == (largest, 0xFFFFFFFF)
+
+
+def test_the_server_sends_no_samples() -> None:
+    values = {"mean": VALUES["mean"], "deviation": VALUES["variance"]}
+    data = frame(REPLY, values, round=3, sender=SERVER, samples=0, digest=DIGEST)
+    assert isinstance(intake(REPLY, (SERVER,)).accept(data), Received)
+    with pytest.raises(DecodeError, match="samples: got 1 from sender 4294967295"):
+        intake(REPLY, (SERVER,)).accept(edited(data, 16, b"\1\0\0\0"))
+
+
+# Each refusal.
+
+u32 = struct.Struct("<I").pack
+u64 = struct.Struct("<Q").pack
+REFUSED = [
+    pytest.param(b"", TruncatedError, "got 0 bytes, expected a header of 40", id="nothing"),
+    pytest.param(good()[:39], TruncatedError, "got 39 bytes", id="header-cut"),
+    pytest.param(good()[:40], TruncatedError, "payload: got 0 bytes, expected 16", id="payload-missing"),
+    pytest.param(good()[:-1], TruncatedError, "payload: got 15 bytes, expected 16", id="payload-cut"),
+    pytest.param(edited(good()[:-4], 20, u64(12)), TruncatedError, "up to field 'variance'", id="field-cut"),
+    pytest.param(good() + b"\0", OversizedError, "payload: got 17 bytes", id="one-byte-more"),
+    pytest.param(edited(good() + b"\0", 20, u64(17)), OversizedError, "got 17 bytes", id="one-byte-more-declared"),
+    pytest.param(
+        edited(good()[:-1], 20, u64(14)), OversizedError, "payload: got 15 bytes, expected 14", id="less-declared"
+    ),
+    pytest.param(edited(good(), 20, u64(1 << 60)), OversizedError, f"got {1 << 60} bytes", id="length-2^60"),
+    pytest.param(edited(good(), 20, u64((1 << 64) - 1)), OversizedError, "expected at most 16", id="length-2^64-1"),
+    pytest.param(edited(good(), 0, b"PFLN"), MagicError, "got b'PFLN', expected b'PFLM'", id="magic"),
+    pytest.param(edited(good(), 4, b"\0"), VersionError, "got 0, expected 1", id="version-0"),
+    pytest.param(edited(good(), 4, b"\2"), VersionError, "got 2, expected 1", id="version-2"),
+    pytest.param(good()[:36] + b"\0\0\0\0" + good()[40:], ChecksumError, "got 00000000", id="checksum"),
+    pytest.param(good()[:-1] + b"\1", ChecksumError, "changed on the way", id="payload-changed"),
+    pytest.param(good()[:8] + b"\4" + good()[9:], ChecksumError, "changed on the way", id="header-changed"),
+    pytest.param(edited(good(), 6, b"\1\0"), DecodeError, "reserved: got 1, expected 0", id="reserved"),
+    pytest.param(edited(good(), 6, b"\0\x80"), DecodeError, "reserved: got 32768", id="reserved-high"),
+    pytest.param(good(digest=bytes(8)), DigestError, "got 0000000000000000, expected 0102030405060708", id="digest"),
+    pytest.param(edited(good(), 5, b"\1"), KindError, "got 1, expected 0", id="kind-of-the-reply"),
+    pytest.param(edited(good(), 5, b"\xff"), KindError, "got 255, expected 0", id="kind-unknown"),
+    pytest.param(good(round=2), RoundError, "got 2, expected 3", id="round-before"),
+    pytest.param(good(round=4), RoundError, "got 4, expected 3", id="round-after"),
+    pytest.param(good(sender=3), SenderError, "got 3, which takes no part", id="unknown-sender"),
+    pytest.param(good(sender=SERVER, samples=0), SenderError, "which takes no part", id="a-client-as-server"),
+    pytest.param(good(samples=0), DecodeError, "samples: got 0 from sender 1", id="no-samples"),
+    pytest.param(edited(good(), 40, struct.pack("<f", math.nan)), DecodeError, "'mean': got nan", id="mean-nan"),
+    pytest.param(edited(good(), 44, struct.pack("<f", math.inf)), DecodeError, "'mean': got inf", id="mean-inf"),
+    pytest.param(
+        edited(good(), 48, struct.pack("<f", math.nan)), DecodeError, "'variance': got nan", id="variance-nan"
+    ),
+    pytest.param(
+        edited(good(), 52, struct.pack("<f", math.inf)), DecodeError, "'variance': got inf", id="variance-inf"
+    ),
+    pytest.param(edited(good(), 52, struct.pack("<f", -1)), DecodeError, "at least 0", id="variance-negative"),
+]
+
+
+@pytest.mark.parametrize(("data", "error", "text"), REFUSED)
+def test_refused(data: bytes, error: type[WireError], text: str) -> None:
+    receiver = intake()
+    with pytest.raises(error) as caught:
+        receiver.accept(data)
+    assert type(caught.value) is error
+    assert text in str(caught.value)
+    assert receiver.accept(good()).sender == 1  # a refused frame leaves no trace
+
+
+def test_every_typed_error_has_a_frame() -> None:
+    def below(error: type[WireError]) -> set[type[WireError]]:
+        return {error}.union(*map(below, error.__subclasses__()))
+
+    assert {case.values[1] for case in REFUSED} == below(WireError) - {WireError}
+
+
+def test_symbols_out_of_range_with_a_good_checksum() -> None:
+    # 5 symbols of 3 levels take 8 bits, 243 … 255 stand for nothing; 29 take 46 of the next 48 bits.
+    assert intake(TERNARY).accept(ternary()).values["symbols"].tolist() == SYMBOLS["symbols"].tolist()
+    for at, new in ((40, b"\xf3"), (41, b"\xff" * 6)):
+        with pytest.raises(DecodeError, match=r"packed symbols, block 0: got \d+, expected below 3"):
+            intake(TERNARY).accept(edited(ternary(), at, new))
+
+
+def test_the_order_of_checks() -> None:
+    """A frame that fails every check, mended one by one, names them in the order of docs/protocol.md, section 8."""
+    wrong = struct.pack("<4sBBHIIIQ8s", b"XXXX", 9, 9, 9, 9, 9, 0, 1 << 40, bytes(8)) + bytes(4)
+    wrong += struct.pack("<4f", math.nan, 0, 0, 0)
+    mended, order = bytearray(wrong), []
+    true = good()
+    fixes = [(0, 4), (4, 5), (20, 28), None, (6, 8), (28, 36), (5, 6), (8, 12), (12, 16), (16, 20), (40, 56)]
+    for fix in fixes:
+        with pytest.raises(WireError) as caught:
+            intake().accept(bytes(mended))
+        order.append(type(caught.value))
+        if fix is not None:
+            mended[fix[0] : fix[1]] = true[fix[0] : fix[1]]
+        if ChecksumError in order:
+            mended[:] = sealed(bytes(mended))
+    assert order == [
+        MagicError,
+        VersionError,
+        OversizedError,
+        ChecksumError,
+        DecodeError,
+        DigestError,
+        KindError,
+        RoundError,
+        SenderError,
+        DecodeError,
+        DecodeError,
+    ]
+    assert bytes(mended) == true
+
+
+# Once each.
+
+
+def test_a_repeated_sender_is_refused_and_does_not_count_twice() -> None:
+    receiver = intake()
+    accepted = [receiver.accept(good()).sender]
+    for again in (good(), good(samples=99)):
+        with pytest.raises(SenderError, match="a second message of 1 in one exchange"):
+            receiver.accept(again)
+    accepted += [receiver.accept(good(sender=k)).sender for k in (0, 2)]
+    assert accepted == [1, 0, 2]
+
+
+def test_a_broken_message_does_not_use_up_the_senders_turn() -> None:
+    receiver = intake()
+    with pytest.raises(DecodeError):
+        receiver.accept(edited(good(), 40, struct.pack("<f", math.nan)))
+    assert receiver.accept(good()).sender == 1
+
+
+# Memory.
+
+
+@pytest.mark.parametrize("length", [1 << 20, 1 << 32, 1 << 60, (1 << 64) - 1])
+@pytest.mark.parametrize("version", [1, 2])
+def test_no_memory_is_allocated_by_a_claimed_length(length: int, version: int) -> None:
+    data = edited(good(), 20, u64(length))
+    data = edited(data, 4, bytes([version]))
+    receiver = intake()
+    with pytest.raises(WireError):  # what the first call keeps (caches, interned names) is not counted
+        receiver.accept(data)
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireError):
+            receiver.accept(data)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 50_000
+
+
+def test_a_masked_message_is_bounded_by_its_declaration() -> None:
+    """A mask cannot ask for more rows than are declared, whatever its bytes say."""
+    from pfedlms.wire import Mask, MaskedRows
+
+    message = Message(0, (Mask("mask", 3), MaskedRows("rows", "mask", 3, 2)))
+    data = frame(message, message.example(), round=3, sender=1, samples=1, digest=DIGEST)
+    with pytest.raises(DecodeError, match="last byte 0xff"):
+        intake(message).accept(edited(data, 40, b"\xff"))
+    with pytest.raises(OversizedError, match="got 25 bytes, expected 17"):
+        intake(message).accept(edited(data, 40, b"\3"))
+
+
+# The digest.
+
+
+def test_digest_by_hand() -> None:
+    text = "a=0\nb=3fb999999999999a\nb.x=1\nc=00ff\nd=text\ne=-7\n"
+    values = {"e": -7, "d": "text", "c": b"\x00\xff", "b.x": True, "b": 0.1, "a": False}
+    assert agreement_digest(values) == hashlib.sha256(text.encode()).digest()[:8]
+
+
+def test_digest_tells_types_apart() -> None:
+    assert len({agreement_digest({"a": value}) for value in (1, 1.0, "one", b"\1")}) == 4

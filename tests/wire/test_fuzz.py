@@ -1,0 +1,210 @@
+"""Mutated messages: 300,000 of them, the same ones in every run.
+
+Without a repaired checksum none may be accepted. With the checksum made good again (a checksum is no authentication)
+what is accepted must be well formed, and what is refused must be refused with a WireError, never another exception.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from pfedlms.errors import WireError
+from pfedlms.wire import Floats, Intake, Mask, MaskedRows, Message, Received, Scalar, Signs, Symbols, frame
+
+BROKEN, REPAIRED = 150_000, 150_000
+DIGEST, ROUND, SENDERS = bytes.fromhex("0123456789abcdef"), 5, (0, 1, 2)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A message that is expected, and frames of it that are good."""
+
+    message: Message
+    frames: tuple[bytes, ...]
+
+    def accept(self, data: bytes) -> Received:
+        return Intake(self.message, DIGEST, ROUND, SENDERS).accept(data)
+
+
+def target(draw: np.random.Generator, kind: int, *fields: Symbols | Floats | Signs | Mask | MaskedRows) -> Target:
+    message = Message(kind, fields)
+    frames = []
+    for sender in SENDERS:
+        values = {name: fill(draw, value) for name, value in message.example().items()}
+        for field in fields:
+            if isinstance(field, Symbols):
+                values[field.name] = draw.integers(0, field.levels, sum(field.segments)).astype(np.uint8)
+        header = {"round": ROUND, "sender": sender, "samples": 10 + sender, "digest": DIGEST}
+        frames.append(frame(message, values, **header))
+    return Target(message, tuple(frames))
+
+
+def fill(draw: np.random.Generator, example: np.ndarray) -> np.ndarray:
+    if example.dtype == bool:
+        return draw.random(example.shape) < 0.6
+    return np.abs(draw.normal(size=example.shape)).astype(np.float32) + np.float32(0.1)
+
+
+@pytest.fixture(scope="module")
+def targets() -> list[Target]:
+    draw = np.random.default_rng(1)
+    return [
+        target(draw, 0, Floats("mean", 2), Floats("variance", 2, minimum=0)),
+        target(draw, 2, Symbols("symbols", (5, 40), 3)),
+        target(draw, 2, Symbols("symbols", (9, 3), 8)),
+        target(draw, 2, Symbols("symbols", (16, 1), 10)),
+        target(draw, 0, Floats("model", 3)),
+        target(draw, 0, Signs("signs", 11), Scalar("norm", 0.0)),
+        target(draw, 0, Mask("mask", 5), MaskedRows("rows", "mask", 5, 2)),
+    ]
+
+
+# Mutations: a frame and another one go in, bytes come out.
+
+Mutation = Callable[[random.Random, bytes, bytes], bytes]
+HEADER_FIELDS = ((0, 4), (4, 1), (5, 1), (6, 2), (8, 4), (12, 4), (16, 4), (20, 8), (28, 8), (36, 4))
+
+
+def flip_bits(draw: random.Random, data: bytes, other: bytes) -> bytes:
+    changed = bytearray(data)
+    for _ in range(draw.choice((1, 1, 2, 5))):
+        changed[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+    return bytes(changed)
+
+
+def set_bytes(draw: random.Random, data: bytes, other: bytes) -> bytes:
+    changed = bytearray(data)
+    for _ in range(draw.choice((1, 1, 3))):
+        changed[draw.randrange(len(data))] = draw.choice((0, 1, 127, 128, 255, draw.randrange(256)))
+    return bytes(changed)
+
+
+def payload_bytes(draw: random.Random, data: bytes, other: bytes) -> bytes:
+    at = draw.randrange(40, len(data))
+    new = draw.randbytes(draw.randint(1, len(data) - at))
+    return data[:at] + new + data[at + len(new) :]
+
+
+def truncate(draw: random.Random, data: bytes, other: bytes) -> bytes:
+    return data[: draw.randrange(len(data))]
+
+
+def extend(draw: random.Random, data: bytes, other: bytes) -> bytes:
+    return data + draw.randbytes(draw.choice((1, 1, 2, 8, 60)))
+
+
+def splice(draw: random.Random, data: bytes, other: bytes) -> bytes:
+    at = draw.randint(0, len(data))
+    return data[:at] + other[draw.choice((at, draw.randint(0, len(other)))) :]
+
+
+def edit_header(draw: random.Random, data: bytes, other: bytes) -> bytes:
+    at, size = draw.choice(HEADER_FIELDS)
+    most = (1 << 8 * size) - 1
+    now = int.from_bytes(data[at : at + size], "little")
+    value = draw.choice((0, 1, 2, 3, most, most >> 1, now + 1, now - 1, 1 << draw.randrange(8 * size)))
+    return data[:at] + (value & most).to_bytes(size, "little") + data[at + size :]
+
+
+def random_bytes(draw: random.Random, data: bytes, other: bytes) -> bytes:
+    start = draw.choice((0, 0, 4, 5, 36))
+    return data[:start] + draw.randbytes(draw.randrange(100))
+
+
+MUTATIONS: tuple[Mutation, ...] = (
+    flip_bits,
+    set_bytes,
+    payload_bytes,
+    truncate,
+    extend,
+    splice,
+    edit_header,
+    random_bytes,
+)
+
+
+# With a good checksum these can be valid messages; the others change the length, which only a varying message survives.
+CAN_PASS = ("flip_bits", "set_bytes", "payload_bytes", "splice", "edit_header")
+
+
+def repaired(draw: random.Random, data: bytes) -> bytes:
+    """The same with a good checksum, and half of the time with a length that fits."""
+    if len(data) < 40:
+        return data
+    if draw.random() < 0.5:
+        data = data[:20] + struct.pack("<Q", len(data) - 40) + data[28:]
+    return data[:36] + struct.pack("<I", zlib.crc32(data[40:], zlib.crc32(data[:36]))) + data[40:]
+
+
+def mutants(seed: int, targets: list[Target], count: int):  # type: ignore[no-untyped-def]
+    """`count` times (who receives, the mutated bytes, by which mutation); nothing that was sent as it is."""
+    draw = random.Random(seed)
+    sent = {data for each in targets for data in each.frames}
+    made = 0
+    while made < count:
+        mutate = MUTATIONS[made % len(MUTATIONS)]
+        receiver = draw.choice(targets)
+        other = draw.choice(draw.choice(targets).frames if draw.random() < 0.5 else receiver.frames)
+        data = mutate(draw, draw.choice(receiver.frames), other)
+        if data not in sent:
+            made += 1
+            yield draw, receiver, data, mutate.__name__
+
+
+def test_no_changed_message_is_accepted(targets: list[Target]) -> None:
+    refused: Counter[str] = Counter()
+    for _, receiver, data, mutation in mutants(1, targets, BROKEN):
+        try:
+            receiver.accept(data)
+        except WireError as error:
+            refused[type(error).__name__] += 1
+        else:
+            pytest.fail(f"accepted after {mutation}: {data.hex()}")
+    assert refused.total() == BROKEN
+    assert set(refused) == {"TruncatedError", "OversizedError", "MagicError", "VersionError", "ChecksumError"}
+    assert refused["ChecksumError"] > BROKEN // 4
+
+
+def test_repaired_messages_are_well_formed_or_refused(targets: list[Target]) -> None:
+    refused: Counter[str] = Counter()
+    accepted: Counter[str] = Counter()
+    for draw, receiver, broken, mutation in mutants(2, targets, REPAIRED):
+        data = repaired(draw, broken)
+        try:
+            received = receiver.accept(data)
+        except WireError as error:
+            refused[type(error).__name__] += 1
+        else:
+            check_well_formed(receiver.message, received, data)
+            accepted[mutation] += 1
+    assert refused.total() + accepted.total() == REPAIRED
+    # The fuzzer reaches every error that one message by itself can cause, and is accepted often enough to mean
+    # something.
+    names = "Truncated Oversized Magic Version Digest Kind Round Sender Decode"
+    assert set(refused) == {f"{name}Error" for name in names.split()}
+    assert refused["DecodeError"] > 1000
+    assert min(accepted[name] for name in CAN_PASS) > 500, accepted
+
+
+def check_well_formed(message: Message, received: Received, data: bytes) -> None:
+    assert received.sender in SENDERS
+    assert 1 <= received.samples <= 0xFFFFFFFF
+    assert received.payload_bytes == len(data) - 40 <= message.max_bytes
+    for field in message.fields:
+        values, example = received.values[field.name], field.example()
+        assert (values.dtype, values.shape) == (example.dtype, example.shape)
+        if isinstance(field, Symbols):
+            assert values.max() < field.levels
+        else:
+            assert np.isfinite(values).all()
+            assert values.min() >= getattr(field, "minimum", -np.inf)
+    # One encoding for each value: what was decoded is exactly what the bytes say.
+    assert message.encode(received.values) == data[40:]

@@ -1,0 +1,429 @@
+"""docs/protocol.md, its vectors, the package and the plain second implementation say the same, bit for bit."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import struct
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import make_vectors
+import numba
+import numpy as np
+import plain_client as plain
+import pytest
+import torch
+from torch import nn
+
+from pfedlms.data.federated import FederatedData, from_pairs
+from pfedlms.engine import Federation
+from pfedlms.engine import round as engine_round
+from pfedlms.engine.local import TrainSettings
+from pfedlms.methods import METHODS
+from pfedlms.methods.pfedlms import PFedLMS, PFedLMSSettings
+from pfedlms.models.cohort import Cohort, CohortModel
+from pfedlms.wire import SERVER, Intake, frame
+
+HERE = Path(__file__).parent
+PAGE = (HERE.parents[1] / "docs" / "protocol.md").read_text(encoding="utf-8")
+VECTORS = json.loads((HERE / "vectors.json").read_text(encoding="ascii"))
+STANDARD = {"hashlib", "math", "struct", "zlib", "statistics", "collections", "dataclasses", "__future__"}
+
+
+def f32(bits: str) -> float:
+    return struct.unpack(">f", bytes.fromhex(bits))[0]
+
+
+def f32s(values: list[str]) -> list[float]:
+    return [f32(bits) for bits in values]
+
+
+def bits32(values: Any) -> list[str]:
+    return [struct.pack(">f", value).hex() for value in values]
+
+
+def f64(bits: str) -> float:
+    return struct.unpack(">d", bytes.fromhex(bits))[0]
+
+
+def signs(text: str) -> list[float]:
+    return [1.0 if sign == "+" else -1.0 for sign in text]
+
+
+# The file and the page.
+
+
+def test_the_package_reproduces_the_committed_file() -> None:
+    assert make_vectors.text() == make_vectors.FILE.read_text(encoding="ascii")
+
+
+def test_the_second_implementation_is_plain() -> None:
+    tree = ast.parse((HERE / "plain_client.py").read_text(encoding="utf-8"))
+    names = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    names += [str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    assert {name.partition(".")[0] for name in names} <= STANDARD <= set(sys.stdlib_module_names)
+
+
+def test_the_page_quotes_the_vectors() -> None:
+    """What the page prints as examples is in the vectors."""
+    for line in VECTORS["digests"][0]["text"].splitlines():
+        shown = line[: len("initial=") + 8] + "…" if line.startswith("initial=") else line
+        assert f"\n    {shown}\n" in PAGE
+    rows = [[cell.strip() for cell in line.split("|")[2:-1]] for line in PAGE.splitlines() if line.startswith("|")]
+    labels = [line.split("|")[1].strip() for line in PAGE.splitlines() if line.startswith("|")]
+    shown = [rows[labels.index(label)] for label in ("levels", "symbols in a block", "bits of a block")]
+    for entry in zip(*shown, strict=True):
+        assert [int(x) for x in entry] in VECTORS["blocks"]
+    described = {name for row in rows for name in re.findall(r"`(\w+)`", " ".join(row))}
+    described |= {name for label in labels for name in re.findall(r"`(\w+)`", label)}
+    assert set(VECTORS) - {"protocol"} <= described
+
+
+def test_the_page_lists_the_messages_of_every_method() -> None:
+    """A method that is added, or a field that is renamed, has to be written down."""
+    known = replace(make_vectors.task([30, 12], 1, np.zeros(42, np.float32)), feature_size=3)
+    choices = [(name, {}) for name in METHODS] + [("zsign", {"downlink": "sum"}), ("obcsaa", {"downlink": "mean"})]
+    of_pfedlms = PAGE[PAGE.index("## 10.") : PAGE.index("## 11.")]
+    of_others = PAGE[PAGE.index("## 11.") : PAGE.index("## 12.")]
+    for name, chosen in choices:
+        title = f"`{name}`, `downlink` = `{chosen['downlink']}`" if chosen else f"`{name}`"
+        section = of_pfedlms
+        if name != "pfedlms":
+            (section,) = [line for line in of_others.splitlines() if line.startswith(f"| {title} |")]
+        method = METHODS[name](known, METHODS[name].Settings(**chosen))
+        for exchange in method.exchanges:
+            for field in (*exchange.up.fields, *exchange.down.fields):
+                assert f"`{field.name}`" in section, (name, field.name)
+        assert [exchange.up.kind for exchange in method.exchanges] == list(range(0, 2 * len(method.exchanges), 2))
+        assert [exchange.down.kind for exchange in method.exchanges] == list(range(1, 2 * len(method.exchanges), 2))
+
+
+# The second implementation against the vectors.
+
+
+def test_generator() -> None:
+    for entry in VECTORS["fnv1a"]:
+        assert f"{plain.fnv1a(entry['text']):016x}" == entry["hash"]
+    for entry in VECTORS["streams"]:
+        counters = [int(c, 16) for c in entry["counters"]]
+        assert f"{plain.stream(int(entry['seed'], 16), entry['purpose'], *counters):016x}" == entry["key"]
+    for entry in VECTORS["words"]:
+        assert [f"{plain.word(int(entry['key'], 16), i):016x}" for i in range(len(entry["words"]))] == entry["words"]
+    for entry in VECTORS["signs"]:
+        assert plain.signs(int(entry["key"], 16), len(entry["signs"])) == signs(entry["signs"])
+    for entry in VECTORS["rows"]:
+        count = len(entry["rows"])
+        assert [plain.row(int(entry["key"], 16), entry["bits"], i) for i in range(count)] == entry["rows"]
+
+
+def test_words_are_those_published_for_splitmix64() -> None:
+    # First outputs of the public-domain splitmix64.c for the state 1234567 (Rosetta Code, "Pseudo-random
+    # numbers/Splitmix64").
+    expected = [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
+    assert [plain.word(1234567, i) for i in range(5)] == expected
+
+
+def test_sizes() -> None:
+    for entry in VECTORS["sizes"]:
+        assert plain.padded(entry["size"]) == entry["pad"]
+        assert plain.sketch_size(entry["size"], f64(entry["ratio"])) == entry["sketch"]
+
+
+def test_transforms() -> None:
+    for entry in VECTORS["transforms"]:
+        assert bits32(plain.transform(f32s(entry["input"]))) == entry["output"]
+
+
+def test_quantiles_thresholds_symbols_votes() -> None:
+    for entry in VECTORS["quantiles"]:
+        assert bits32(plain.quantiles(entry["thresholds"])) == entry["quantiles"]
+    for entry in VECTORS["thresholds"]:
+        taus = plain.thresholds_of(f32(entry["mean"]), f32(entry["deviation"]), len(entry["thresholds"]))
+        assert bits32(taus) == entry["thresholds"]
+    for entry in VECTORS["symbols"]:
+        assert plain.symbols_of(f32s(entry["values"]), f32s(entry["thresholds"])) == entry["symbols"]
+    for entry in VECTORS["votes"]:
+        assert plain.vote(entry["samples"], entry["symbols"], entry["thresholds"]) == entry["consensus"]
+
+
+def test_packing() -> None:
+    assert [[levels, s := plain.block_size(levels), plain.width(s, levels)] for levels in range(2, 257)] == VECTORS[
+        "blocks"
+    ]
+    for entry in VECTORS["packed"]:
+        assert plain.pack(entry["symbols"], entry["levels"]).hex() == entry["bytes"]
+        assert plain.unpack(bytes.fromhex(entry["bytes"]), len(entry["symbols"]), entry["levels"]) == entry["symbols"]
+
+
+def test_fields() -> None:
+    for entry in VECTORS["fields"]:
+        match entry["field"]:
+            case "symbols":
+                fields, values = [plain.Symbols(tuple(entry["segments"]), entry["levels"])], [entry["symbols"]]
+            case "signs":
+                fields, values = [plain.Signs(len(entry["signs"]))], [signs(entry["signs"])]
+            case "floats" | "scalar":
+                fields, values = [plain.Floats(len(entry["values"]))], [f32s(entry["values"])]
+            case "mask":
+                fields, values = [plain.Mask(len(entry["mask"]))], [entry["mask"]]
+            case "masked rows":
+                count, width = len(entry["rows"]), len(entry["rows"][0])
+                fields = [plain.Mask(count), plain.MaskedRows(0, count, width)]
+                values = [entry["mask"], [f32s(row) for row in entry["rows"]]]
+        assert plain.write_payload(fields, values).hex() == entry["payload"]
+        assert plain.read_payload(fields, bytes.fromhex(entry["payload"])) == values
+
+
+def plain_run(known: dict[str, Any]) -> plain.Run:
+    settings = make_vectors.as_settings(known["settings"])
+    layers = [tuple(pair) for pair in known["layers"]]
+    return plain.Run(layers, known["classes"], int(known["seed"], 16), f32s(known["initial"]), **settings)
+
+
+@pytest.mark.parametrize("number", range(len(VECTORS["runs"])))
+def test_runs(number: int) -> None:
+    entry = VECTORS["runs"][number]
+    known = entry["agreement"]
+    run = plain_run(known)
+    assert (run.text(), run.digest.hex()) == (known["text"], known["digest"])
+    for played in entry["rounds"]:
+        stored = played["clients"]
+        clients = [plain.Client(run, c["id"], c["samples"], played["round"], f32s(c["model"])) for c in stored]
+        server = plain.Server(run, [c["id"] for c in stored], played["round"])
+        for client, expected in zip(clients, stored, strict=True):
+            assert bits32(y for layer in client.sketch for y in layer) == expected["sketch"]
+            means, variances = zip(*map(plain.statistics, client.sketch), strict=True)
+            assert (bits32(means), bits32(variances)) == (expected["mean"], expected["variance"])
+        up = [client.send_statistics() for client in clients]
+        assert [data.hex() for data in up] == [c["frame_a"] for c in stored]
+        down = server.pool_statistics(up)
+        assert down.hex() == played["reply_a"]
+        for client in clients:
+            client.hear_thresholds(down)
+            assert [bits32(layer) for layer in client.thresholds] == played["thresholds"]
+        up = [client.send_symbols() for client in clients]
+        assert [client.symbols for client in clients] == [c["symbols"] for c in stored]
+        assert [data.hex() for data in up] == [c["frame_b"] for c in stored]
+        down = server.count_votes(up)
+        assert down.hex() == played["reply_b"]
+        for client in clients:
+            client.hear_consensus(down)
+            assert client.consensus == played["consensus"]
+        assert server.refused == []
+
+
+def test_the_runs_hold_what_they_should() -> None:
+    """A layer without padding, one with one parameter, one without spread, a refresh that was kept and one that was
+    not."""
+    first, second, third = VECTORS["runs"]
+    assert first["agreement"]["layers"] == [[0, 18], [18, 8]]
+    assert second["agreement"]["settings"]["refresh"] == 2
+    assert [played["round"] // 2 for played in second["rounds"]] == [0, 1]
+    assert all(played["thresholds"][-1] == ["00000000"] * 2 for played in second["rounds"])
+    assert len(third["rounds"][0]["thresholds"]) == 1
+    for played in (first["rounds"][0], *second["rounds"], third["rounds"][0]):
+        assert all(a <= b for layer in played["thresholds"] for a, b in pairwise(f32s(layer)))
+
+
+def test_fedavg() -> None:
+    entry = VECTORS["fedavg"]
+    known, models = entry["agreement"], [f32s(client["model"]) for client in entry["clients"]]
+    common = plain.common_lines(
+        "fedavg", known["layers"], known["classes"], int(known["seed"], 16), f32s(known["initial"])
+    )
+    assert plain.digest_text(common) == known["text"]
+    digest = plain.digest_of(known["text"])
+    fields = [plain.Floats(len(models[0]))]
+    receiver = plain.Receiver(0, fields, entry["round"], digest, [0, 1, 2])
+    for client, model in zip(entry["clients"], models, strict=True):
+        data = plain.write_frame(
+            0, entry["round"], client["id"], client["samples"], digest, plain.write_payload(fields, [model])
+        )
+        assert data.hex() == client["frame"]
+        assert receiver.accept(data) == (client["id"], client["samples"], [model])
+    average = plain.average([client["samples"] for client in entry["clients"]], models)
+    assert bits32(average) == entry["average"]
+    reply = plain.write_frame(1, entry["round"], plain.SERVER, 0, digest, plain.write_payload(fields, [average]))
+    assert reply.hex() == entry["reply"]
+
+
+@pytest.mark.parametrize("entry", VECTORS["refused"], ids=lambda entry: entry["what"].replace(" ", "-"))
+def test_both_refuse_for_the_same_reason(entry: dict[str, Any]) -> None:
+    make_vectors.checked(entry, VECTORS["runs"])  # the package
+    run = plain_run(VECTORS["runs"][entry["run"]]["agreement"])
+    receiver = run.receiver(entry["kind"], entry["round"], entry["senders"])
+    for data in entry["before"]:
+        receiver.accept(bytes.fromhex(data))
+    with pytest.raises(plain.Refused) as caught:
+        receiver.accept(bytes.fromhex(entry["frame"]))
+    assert caught.value.error == entry["error"]
+
+
+# Live: a real federation.
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Models this small are not worth a second thread, and on a busy machine threads that wait for each other cost
+    most."""
+    before = torch.get_num_threads(), numba.get_num_threads()
+    torch.set_num_threads(1)
+    numba.set_num_threads(1)
+    yield
+    torch.set_num_threads(before[0])
+    numba.set_num_threads(before[1])
+
+
+CLIENTS = 4
+CASES = [
+    pytest.param({}, id="7-thresholds"),
+    pytest.param({"thresholds": 2, "ratio": 0.3}, id="3-levels"),
+    pytest.param({"thresholds": 1, "ratio": 0.5}, id="one-threshold"),
+    pytest.param({"layerwise": False}, id="not-layerwise"),
+    pytest.param({"refresh": 2, "thresholds": 15, "smoothing": 0.05}, id="refresh-2"),
+]
+
+
+def small_data(clients: int = CLIENTS) -> FederatedData:
+    draw = np.random.default_rng(5)
+    pairs = []
+    for client in range(clients):
+        count = 7 + 3 * client
+        part = (draw.normal(size=(count, 8)).astype(np.float32), draw.integers(0, 3, count))
+        pairs.append((part, part))
+    return from_pairs(pairs)
+
+
+def small_federation(
+    settings: PFedLMSSettings, cohort_size: int = 0, link: Any = engine_round.perfect_link
+) -> Federation:
+    torch.manual_seed(3)
+    module = nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 1, bias=False), nn.Linear(1, 3))
+    train = TrainSettings(local_steps=3, batch_size=4, learning_rate=0.1, momentum=0.0, weight_decay=1e-4)
+    model = CohortModel(module, torch.device("cpu"))
+    return Federation(PFedLMS, settings, model, small_data(), train, seed=99, cohort_size=cohort_size, link=link)
+
+
+def run_of(federation: Federation, settings: PFedLMSSettings) -> plain.Run:
+    layers = [(layer.offset, layer.size) for layer in federation.model.layout.layers]
+    chosen = {name: getattr(settings, name) for name in PFedLMSSettings.__dataclass_fields__}
+    return plain.Run(layers, federation.data.classes, 99, federation.model.initial.tolist(), **chosen)
+
+
+@pytest.fixture
+def frames(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> dict[tuple[int, int, int], bytes]:
+    """Every frame that the engine makes, by kind, round and sender."""
+    made: dict[tuple[int, int, int], bytes] = {}
+
+    def spy(message: Any, values: Any, **header: Any) -> bytes:
+        data = frame(message, values, **header)
+        made[message.kind, header["round"], header["sender"]] = data
+        return data
+
+    monkeypatch.setattr(engine_round, "frame", spy)
+    return made
+
+
+@pytest.mark.parametrize("cohort_size", [0, 1])
+@pytest.mark.parametrize("chosen", CASES)
+def test_every_frame_of_a_federation_is_recomputed(
+    frames: dict[tuple[int, int, int], bytes], chosen: dict[str, Any], cohort_size: int
+) -> None:
+    settings = PFedLMSSettings(**chosen)
+    federation = small_federation(settings, cohort_size)
+    federation.start()
+    run, samples = run_of(federation, settings), federation.data.samples
+    for number in range(3):
+        models = federation.state()["params"].tolist()
+        federation.play_round()
+        clients = [plain.Client(run, k, samples[k], number, models[k]) for k in range(CLIENTS)]
+        server = plain.Server(run, range(CLIENTS), number)
+        up = [client.send_statistics() for client in clients]
+        assert up == [frames[0, number, k] for k in range(CLIENTS)]
+        down = server.pool_statistics(up)
+        assert down == frames[1, number, SERVER]
+        for client in clients:
+            client.hear_thresholds(down)
+        up = [client.send_symbols() for client in clients]
+        assert up == [frames[2, number, k] for k in range(CLIENTS)]
+        assert server.count_votes(reversed(up)) == frames[3, number, SERVER]  # arrival order does not matter
+    assert len(frames) == 3 * 2 * (CLIENTS + 1)
+    assert any(set(client.symbols) != {client.symbols[0]} for client in clients)
+
+
+@pytest.mark.parametrize("chosen", CASES)
+def test_plain_clients_take_part_in_a_federation(
+    frames: dict[tuple[int, int, int], bytes], chosen: dict[str, Any]
+) -> None:
+    """Clients 1 and 3 speak through the second implementation; the models are those of a run without it."""
+    settings = PFedLMSSettings(**chosen)
+    alone = small_federation(settings)
+    alone.start()
+    for _ in range(3):
+        alone.play_round()
+
+    speaking: dict[tuple[int, int], plain.Client] = {}
+
+    def link(data: bytes, sender: int) -> bytes | None:
+        if sender % 2 == 0:
+            return data
+        number = mixed.rounds_played
+        if data[5] == 0:
+            client = plain.Client(run, sender, mixed.data.samples[sender], number, models[sender])
+            speaking[number, sender] = client
+            return client.send_statistics()
+        speaking[number, sender].hear_thresholds(frames[1, number, SERVER])
+        return speaking[number, sender].send_symbols()
+
+    mixed = small_federation(settings, link=link)
+    run = run_of(mixed, settings)
+    mixed.start()
+    for number in range(3):
+        models = mixed.state()["params"].tolist()
+        assert mixed.play_round().rejected == 0
+        for sender in (1, 3):
+            speaking[number, sender].hear_consensus(frames[3, number, SERVER])
+    assert torch.equal(mixed.state()["params"], alone.state()["params"])
+    assert len(speaking) == 6
+
+
+@pytest.mark.parametrize("chosen", CASES)
+def test_package_clients_with_a_plain_server(chosen: dict[str, Any]) -> None:
+    settings = PFedLMSSettings(**chosen)
+    federation = small_federation(settings)
+    run, samples = run_of(federation, settings), federation.data.samples
+    models = torch.randn(CLIENTS, federation.model.layout.dim, generator=torch.Generator().manual_seed(8))
+    number = 6
+    server = plain.Server(run, range(CLIENTS), number)
+    cohort = Cohort(tuple(range(CLIENTS)), samples, models, torch.zeros(CLIENTS, 0), {})
+    for exchange, answer in zip(federation.method.exchanges, (server.pool_statistics, server.count_votes), strict=True):
+        cohort, values = exchange.client_send(cohort, number, None)
+        up = [
+            frame(exchange.up, {name: value[k].numpy() for name, value in values.items()},
+                  round=number, sender=k, samples=samples[k], digest=run.digest)
+            for k in range(CLIENTS)
+        ]  # fmt: skip
+        received = Intake(exchange.down, run.digest, number, (SERVER,)).accept(answer(up))
+        cohort = exchange.client_receive(cohort, {n: torch.from_numpy(v) for n, v in received.values.items()}, number)
+    assert server.refused == []
+    symbols = values["symbols"].tolist()
+    assert cohort.scratch["consensus"].tolist() == plain.vote(samples, symbols, settings.thresholds)
+
+
+def test_every_quantile_of_every_number_of_thresholds() -> None:
+    from pfedlms.quantise import normal_quantiles
+
+    for count in range(1, 256):
+        assert plain.quantiles(count) == normal_quantiles(count).tolist()
