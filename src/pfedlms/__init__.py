@@ -1,5 +1,6 @@
 """Personalised federated learning that talks in low-bit sketches."""
 
+from pfedlms.data import load_dataset
 from pfedlms.errors import PfedlmsError
 from pfedlms.experiment import Comparison, Config, Result, compare, load_config, resume, run
 
@@ -12,6 +13,7 @@ __all__ = [
     "__version__",
     "compare",
     "load_config",
+    "load_dataset",
     "resume",
     "run",
 ]

@@ -32,7 +32,7 @@ commands:
   methods, datasets, models, settings
                      what there is to choose from
 
-Each command explains itself: pfedlms run --help. Settings are section.key names:
+Each command explains itself: pfedlms run --help. Any setting can be given, too:
   pfedlms run --method pfedlms --set method.thresholds=3 --set data.alpha=0.1
 """
 
@@ -94,7 +94,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"pfedlms {__version__}")
     commands = parser.add_subparsers(
-        dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS, parser_class=_Parser
+        dest="command",
+        required=True,
+        metavar="COMMAND",
+        help=argparse.SUPPRESS,
+        parser_class=_Parser,
+        prog="pfedlms",
     )
 
     def command(name: str, handler: Any, help: str) -> argparse.ArgumentParser:
@@ -392,7 +397,7 @@ def _bits(options: argparse.Namespace) -> int:
             *cells,
             f"{up / row['parameters']:.3g}",
             f"{down / row['parameters']:.3g}",
-            f"{row['mib_per_round']:.4g}",
+            f"{row['mib_per_round']:,.2f}" if row["mib_per_round"] >= 1 else f"{row['mib_per_round']:.3g}",
         )
     _print(table)
     return 0

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
-# Rounds of the row bijection. With four, the distribution of pairs of rows is 4 % away from uniform at N = 16; with six, 1 %.
+# Rounds of the row bijection. With four, the distribution of pairs of rows is 4 % away from uniform at N = 16; with
+# six, 1 %.
 _ROUNDS = 6
 
 

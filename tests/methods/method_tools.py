@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import pfedlms.engine.round as engine_round
 from pfedlms import rng
-from pfedlms.data import FederatedData, from_pool, load
+from pfedlms.data import FederatedData, batch_positions, from_pairs, from_pool, load
 from pfedlms.engine import Federation
-from pfedlms.engine.local import TrainSettings
+from pfedlms.engine.local import LocalWorker, TrainSettings
 from pfedlms.engine.round import Channel, Link, perfect_link
 from pfedlms.methods import METHODS, Exchange, Task
 from pfedlms.models import Cohort, CohortModel, Layer, Layout, build
@@ -146,12 +146,74 @@ def power_of_two(size: int) -> int:
 
 
 def dense_phi(size: int, kept: int, seed: int, epoch: int = 0, layer: int = 0) -> np.ndarray:
-    """Φ = 1/√m S H D P of one layer, float64 `[kept, size]`, entry by entry. Which rows are kept comes from `rng`, which
-    has a transcription of its own in test_rng.py."""
+    """Φ = 1/√m S H D P of one layer, float64 `[kept, size]`, entry by entry. Which rows are kept comes from `rng`,
+    which has a transcription of its own in test_rng.py."""
     pad = power_of_two(size)
     signs = plain_signs(plain_stream(seed, "sketch-signs", epoch, layer), size)
     rows = rng.rows(plain_stream(seed, "sketch-rows", epoch, layer), pad.bit_length() - 1, kept)
     return hadamard(pad)[rows][:, :size] * signs / sqrt(kept)
+
+
+# --- data and a model small enough for plain loops --------------------------------------------------------------------
+
+
+def small_data(*counts: int) -> FederatedData:
+    """Clients with that many training samples of 4 numbers; client k has none of class k of the four, nobody of class
+    3."""
+    random = np.random.default_rng(4)
+
+    def drawn(client: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        held = [label for label in range(3) if label != client]
+        labels = np.array([held[i % len(held)] for i in range(count)])
+        return random.normal(size=(count, 4)) + labels[:, None], labels
+
+    data = from_pairs([(drawn(client, count), drawn(client, 3)) for client, count in enumerate(counts)])
+    return FederatedData(data.x, data.y, data.train, data.test, classes=4)
+
+
+def small_module() -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4))
+
+
+def worker_of(model: CohortModel, data: FederatedData, train: TrainSettings, seed: int) -> LocalWorker:
+    """The worker of a federation, which makes it the way the engine does."""
+    return Federation(METHODS["local"], METHODS["local"].Settings(), model, data, train, seed)._worker
+
+
+def exact_module(params: Tensor) -> nn.Sequential:
+    """The small module in float64 with the flat `params: [dim]`."""
+    module = small_module().double()
+    nn.utils.vector_to_parameters(params.double(), module.parameters())
+    return module
+
+
+def small_batches(
+    data: FederatedData, client: int, phase: int, train: TrainSettings, seed: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The samples (float64) and labels of a client's E steps of one phase."""
+    held = data.train[client]
+    walk = batch_positions(seed, client, len(held), phase * train.local_steps, train.local_steps, train.batch_size)
+    for positions in walk:
+        yield data.x[held[positions]].double(), data.y[held[positions]]
+
+
+def exact_steps(
+    params: Tensor, batches: Iterator[tuple[Tensor, Tensor]], train: TrainSettings, extra: Callable[..., Tensor]
+) -> Tensor:
+    """Plain SGD on cross-entropy + μ/2 ‖θ‖² + extra(flat parameters, features, labels), float64, by autograd."""
+    module = exact_module(params)
+    for x, y in batches:
+        features = module[:-1](x)
+        flat = torch.cat([p.reshape(-1) for p in module.parameters()])
+        decay = train.weight_decay / 2 * (flat**2).sum()
+        loss = nn.functional.cross_entropy(module[-1](features), y) + decay + extra(flat, features, y)
+        gradients = torch.autograd.grad(loss, list(module.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(module.parameters(), gradients, strict=True):
+                parameter -= train.learning_rate * gradient
+    return nn.utils.parameters_to_vector(module.parameters()).detach()
 
 
 # --- a small federation on digits -------------------------------------------------------------------------------------
@@ -176,10 +238,12 @@ def federation(
     cohort_size: int = 0,
     link: Link = perfect_link,
     train: TrainSettings | None = None,
+    module: nn.Module | None = None,
     **settings: Any,
 ) -> Federation:
     data, chosen = digits(), METHODS[method]
-    model = CohortModel(build("dnn", data.shape, data.classes, HIDDEN, key=1), torch.device("cpu"))
+    own = module or build("dnn", data.shape, data.classes, HIDDEN, key=1)
+    model = CohortModel(own, torch.device("cpu"))
     how = train or TrainSettings(local_steps=3, batch_size=16, learning_rate=0.1, momentum=0.0, weight_decay=1e-4)
     return Federation(chosen, chosen.Settings(**settings), model, data, how, seed, cohort_size=cohort_size, link=link)
 

@@ -7,6 +7,7 @@ import io
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass
+from hashlib import sha256
 from inspect import getmodule
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from method_tools import CLIENTS, DIM, HIDDEN, SEED, Post, Sent, digits, federation, overheard
+from torch import nn
 
 from pfedlms.engine import Federation
 from pfedlms.engine.local import TrainSettings
@@ -117,6 +119,7 @@ CASES = [
     Case("zsign", False, one_bit_each, counts, {"downlink": "sum"}, {"sigma": 0.5}),
     Case("pfed1bs", True, sketch, sketch),
     Case("pfedlms", True, layerwise, layerwise),
+    Case("pfedlms", True, layerwise, layerwise, {"spacing": "lloyd-max"}),
     Case("pfedlms", True, whole_one_bit, whole_one_bit, {"thresholds": 1, "layerwise": False, "refresh": 2}),
 ]
 
@@ -137,30 +140,31 @@ def play(chosen: Federation, rounds: int = 3) -> None:
         chosen.play_round()
 
 
-def tensors_of(chosen: Federation) -> dict[str, bytes]:
-    """Every tensor of the clients and the server, as bytes."""
+def tensors_of(chosen: Federation) -> dict[str, str]:
+    """A hash of every tensor of the clients and the server."""
     found = {}
     for name, value in chosen.state().items():
         parts = value if isinstance(value, dict) else {"": value}
         for key, part in parts.items():
             if isinstance(part, torch.Tensor):
-                found[f"{name}.{key}"] = part.numpy().tobytes()
+                found[f"{name}.{key}"] = sha256(part.numpy().tobytes()).hexdigest()
     return found
 
 
-def transcript(case: Case, **options: Any) -> tuple[list[bytes], dict[str, bytes]]:
-    """What three rounds send up (without the headers, which name the seed) and leave behind."""
+def transcript(case: Case, **options: Any) -> tuple[list[str], dict[str, str]]:
+    """Hashes of what three rounds send up (without the headers, which name the seed) and of what they leave behind."""
     post = Post()
     chosen = federation_of(case, link=post, **options)
     play(chosen)
-    return post.payloads, tensors_of(chosen)
+    return [sha256(payload).hexdigest() for payload in post.payloads], tensors_of(chosen)
 
 
 # --- the registry -----------------------------------------------------------------------------------------------------
 
 
 def test_every_method_has_a_case() -> None:
-    assert {case.method for case in CASES} == set(METHODS)
+    ours = {name for name, method in METHODS.items() if method.__module__.startswith("pfedlms.")}
+    assert {case.method for case in CASES} == ours
 
 
 @every_method
@@ -278,6 +282,37 @@ def test_state_survives_save_and_load(case: Case) -> None:
     assert resumed.rounds_played == 4
     assert later.frames == post.frames[before:]
     assert tensors_of(resumed) == tensors_of(chosen)
+
+
+@every_case
+def test_dropout_draws_from_the_seed_of_the_run(case: Case) -> None:
+    """And not from PyTorch's generator, which is left as it was."""
+    seen = []
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        shape = [nn.Flatten(), nn.Linear(64, HIDDEN), nn.ReLU(), nn.Dropout(0.5), nn.Linear(HIDDEN, 10)]
+        for seed in (2, 3):
+            torch.manual_seed(seed)
+            before = torch.get_rng_state()
+            seen.append(transcript(case, module=nn.Sequential(*shape)))
+            assert torch.equal(torch.get_rng_state(), before)
+    assert seen[0] == seen[1]
+
+
+@every_case
+def test_momentum_stays_with_a_personal_model_only(case: Case) -> None:
+    """Where all clients go on from a new model, what the old one's momentum was does not matter."""
+    chosen = federation_of(case)
+    play(chosen, 2)
+    state = chosen.state()
+    assert state["momentum"].any(dim=1).all()
+    params = []
+    for momentum in (state["momentum"], state["momentum"] + 1):
+        resumed = federation_of(case)
+        resumed.load({**state, "momentum": momentum})
+        play(resumed, 1)
+        params.append(resumed.state()["params"])
+    assert torch.equal(*params) is not case.personal
 
 
 @every_case

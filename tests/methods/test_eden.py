@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import pairwise
 from math import erf, exp, inf, pi, sqrt
 
 import numpy as np
@@ -42,7 +44,7 @@ def test_centroids_are_the_published_ones(bits: int) -> None:
     upper, _ = PUBLISHED[bits]
     assert centroids.tolist() == pytest.approx([-c for c in reversed(upper)] + upper, abs=6e-4)
     assert centroids.tolist() == sorted(centroids.tolist())
-    assert boundaries.tolist() == pytest.approx([(a + b) / 2 for a, b in zip(centroids, centroids[1:], strict=False)])
+    assert boundaries.tolist() == pytest.approx([(a + b) / 2 for a, b in pairwise(centroids)])
 
 
 def test_centroids_of_one_two_and_three_bits_to_four_digits() -> None:
@@ -56,7 +58,7 @@ def test_centroids_are_the_means_of_their_cells(bits: int) -> None:
     """The condition of optimality, with the error function and not with `statistics.NormalDist`."""
     centroids, boundaries = (values.astype(np.float64) for values in lloyd_max(1 << bits))
     edges = [-inf, *boundaries, inf]
-    for low, high, centroid in zip(edges, edges[1:], centroids, strict=False):
+    for (low, high), centroid in zip(pairwise(edges), centroids, strict=True):
         mass = (erf(high / sqrt(2)) - erf(low / sqrt(2))) / 2
         moment = (exp(-(low**2) / 2) - exp(-(high**2) / 2)) / sqrt(2 * pi)
         assert moment / mass == pytest.approx(centroid, abs=1e-6)
@@ -136,11 +138,11 @@ def test_along_the_vector_every_single_estimate_is_exact(bits: int) -> None:
 
 @pytest.mark.parametrize("bits", [1, 3])
 @pytest.mark.parametrize("make", [lambda dim: normal(dim, seed=3), heavy_tailed], ids=["normal", "heavy-tailed"])
-def test_unbiased_over_rotations(bits: int, make: object) -> None:
+def test_unbiased_over_rotations(bits: int, make: Callable[[int], Tensor]) -> None:
     """The mean of R estimates errs by 1/R of one estimate's squared error: a bias would leave a floor. The ratio is 1
     within 5 standard deviations, about 5 √(2 / dim)."""
     dim, rotations = 2048, 600
-    x = make(dim).double()  # type: ignore[operator]
+    x = make(dim).double()
     each = estimates(x.float(), bits, rotations)
     single = ((each - x) ** 2).sum(dim=1).mean()
     mean = ((each.mean(dim=0) - x) ** 2).sum()
@@ -149,10 +151,10 @@ def test_unbiased_over_rotations(bits: int, make: object) -> None:
 
 @pytest.mark.parametrize(("bits", "stated", "within"), [(1, pi / 2 - 1, 0.01), (2, 0.1331, 0.004), (3, 0.035, 0.0015)])
 @pytest.mark.parametrize("make", [lambda dim: normal(dim, seed=3), heavy_tailed], ids=["normal", "heavy-tailed"])
-def test_normalised_error(bits: int, stated: float, within: float, make: object) -> None:
+def test_normalised_error(bits: int, stated: float, within: float, make: Callable[[int], Tensor]) -> None:
     """E ‖x̂ − x‖² / ‖x‖², whatever x: π/2 − 1 at one bit, near 0.035 at three; for large dim it is 1/(1 − D) − 1 with
     D the quantiser's published mean squared error."""
-    x = make(1 << 14)  # type: ignore[operator]
+    x = make(1 << 14)
     each = estimates(x, bits, 10)
     error = float((((each - x.double()) ** 2).sum(dim=1) / x.double().norm() ** 2).mean())
     assert error == pytest.approx(stated, abs=within)
@@ -163,7 +165,7 @@ def test_more_bits_are_closer_to_fedavg() -> None:
     """b → ∞ is FedAvg: each bit takes the error down at least threefold, to below a thousandth at 6."""
     x = normal(4096, seed=6)
     errors = [float(((estimates(x, bits, 4) - x) ** 2).sum(dim=1).mean() / x.norm() ** 2) for bits in range(1, 7)]
-    assert all(after < before / 3 for before, after in zip(errors, errors[1:], strict=False))
+    assert all(after < before / 3 for before, after in pairwise(errors))
     assert errors[-1] < 1e-3
 
 

@@ -10,18 +10,23 @@ from method_tools import (
     Post,
     Work,
     cohort_of,
+    exact_module,
     federation,
     hold,
     normal,
     overheard,
     plain_signs,
     plain_stream,
+    small_batches,
+    small_data,
+    small_module,
     task_of,
+    worker_of,
 )
 from torch import Tensor, nn
 
-from pfedlms.data import FederatedData, batch_positions, from_pairs
-from pfedlms.engine.local import LocalWorker, TrainSettings
+from pfedlms.data import FederatedData
+from pfedlms.engine.local import TrainSettings
 from pfedlms.methods.obda import MajorityOfGradients
 from pfedlms.models import CohortModel
 from pfedlms.wire import SERVER
@@ -125,31 +130,10 @@ def test_weight_decay_enters_the_sign() -> None:
         assert ((model - server["model"]) / STEP).tolist() == expected
 
 
-def small_data() -> FederatedData:
-    """Three clients with 9, 4 and 20 training samples of 4 numbers in 3 classes."""
-    random = np.random.default_rng(4)
-
-    def drawn(count: int) -> tuple[np.ndarray, np.ndarray]:
-        labels = np.concatenate([np.arange(3), random.integers(0, 3, count)])[:count]
-        return random.normal(size=(count, 4)) + labels[:, None], labels
-
-    return from_pairs([(drawn(count), drawn(3)) for count in (9, 4, 20)])
-
-
-def small_module() -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(2)
-        return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
-
-
-def plain_gradient(params: Tensor, data: FederatedData, client: int, round: int, train: TrainSettings) -> Tensor:
+def exact_gradient(params: Tensor, data: FederatedData, client: int, round: int, train: TrainSettings) -> Tensor:
     """∇f at `params: [dim]`, float64, by torch's own module and autograd, averaged over the round's E batches."""
-    module = small_module().double()
-    nn.utils.vector_to_parameters(params.double(), module.parameters())
-    held = data.train[client]
-    walk = batch_positions(7, client, len(held), (round + 1) * train.local_steps, train.local_steps, train.batch_size)
-    for positions in walk:
-        x, y = data.x[held[positions]].double(), data.y[held[positions]]
+    module = exact_module(params)
+    for x, y in small_batches(data, client, round + 1, train, seed=7):
         (nn.functional.cross_entropy(module(x), y) / train.local_steps).backward()
     return torch.cat([p.grad.reshape(-1) for p in module.parameters()])  # type: ignore[union-attr]
 
@@ -157,17 +141,17 @@ def plain_gradient(params: Tensor, data: FederatedData, client: int, round: int,
 def test_the_sign_is_that_of_the_gradient_at_the_common_model() -> None:
     """Against float64 autograd, for clients whose own models are elsewhere; coordinates within rounding of zero are
     left out, and there are hardly any."""
-    data, train = small_data(), TrainSettings(3, 8, 0.1, 0.0, 0.02)
+    data, train = small_data(9, 4, 20), TrainSettings(3, 8, 0.1, 0.0, 0.02)
     model = CohortModel(small_module(), torch.device("cpu"))
     common = normal(model.layout.dim, seed=8) * 0.5
     task = task_of(model.layout.dim, weight_decay=train.weight_decay)
     cohort = cohort_of(normal(3, model.layout.dim, seed=9), samples=data.samples, model=common)
-    exchange, worker = MajorityOfGradients(task, STEP), LocalWorker(model, data, train, seed=7)
+    exchange, worker = MajorityOfGradients(task, STEP), worker_of(model, data, train, seed=7)
     for round in (0, 4):
         _, values = exchange.client_send(cohort, round, worker)
         sent = values["signs"]
         for client in range(3):
-            expected = plain_gradient(common, data, client, round, train) + 0.02 * common.double()
+            expected = exact_gradient(common, data, client, round, train) + 0.02 * common.double()
             clear = expected.abs() > 1e-5
             assert int(clear.sum()) >= len(expected) - 1
             assert torch.equal(sent[client][clear] >= 0, expected[clear] >= 0)

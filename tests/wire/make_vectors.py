@@ -225,7 +225,8 @@ def digest_text(method: str, settings: Any, known: Task) -> str:
         "seed": str(known.seed),
     }
     for name, value in asdict(settings).items():
-        lines[f"method.{name}"] = bits64(value) if isinstance(value, float) else str(int(value))
+        written = value if isinstance(value, str) else str(int(value))
+        lines[f"method.{name}"] = bits64(value) if isinstance(value, float) else written
     return "".join(f"{key}={lines[key]}\n" for key in sorted(lines))
 
 
@@ -422,7 +423,11 @@ def package_intake(entry: dict[str, Any], runs: list[dict[str, Any]]) -> Intake:
 
 
 def as_settings(stored: dict[str, Any]) -> dict[str, Any]:
-    return {k: struct.unpack(">d", bytes.fromhex(v))[0] if isinstance(v, str) else v for k, v in stored.items()}
+    texts = {name for name, field in METHODS["pfedlms"].Settings.__dataclass_fields__.items() if field.type == "str"}
+    return {
+        name: struct.unpack(">d", bytes.fromhex(value))[0] if isinstance(value, str) and name not in texts else value
+        for name, value in stored.items()
+    }
 
 
 def vectors() -> dict[str, Any]:

@@ -147,12 +147,26 @@ def pool(samples: Sequence[int], means: Sequence[float], variances: Sequence[flo
     return f32(mean), f32(math.sqrt(square / total))
 
 
-def quantiles(thresholds: int) -> list[float]:
+def quantiles(thresholds: int, spacing: str = "quantile") -> list[float]:
+    if spacing == "lloyd-max":
+        return lloyd_max_boundaries(thresholds + 1)
     return [f32(NormalDist().inv_cdf(t / (thresholds + 1))) for t in range(1, thresholds + 1)]
 
 
-def thresholds_of(mean: float, deviation: float, count: int) -> list[float]:
-    return [f32(mean + deviation * z) for z in quantiles(count)]
+def lloyd_max_boundaries(levels: int) -> list[float]:
+    """Fixed point of: boundaries halfway between centroids, centroids at the mean of the normal in their cell."""
+    normal = NormalDist()
+    bounds = [normal.inv_cdf(i / levels) for i in range(1, levels)]
+    for _ in range(5000):
+        heights = [0.0, *map(normal.pdf, bounds), 0.0]
+        shares = [0.0, *map(normal.cdf, bounds), 1.0]
+        means = [(heights[i] - heights[i + 1]) / (shares[i + 1] - shares[i]) for i in range(levels)]
+        bounds = [(means[i] + means[i + 1]) / 2 for i in range(levels - 1)]
+    return [f32((a - b) / 2) for a, b in zip(bounds, reversed(bounds), strict=True)]
+
+
+def thresholds_of(mean: float, deviation: float, count: int, spacing: str = "quantile") -> list[float]:
+    return [f32(mean + deviation * z) for z in quantiles(count, spacing)]
 
 
 def symbols_of(entries: Iterable[float], thresholds: Sequence[float]) -> list[int]:
@@ -415,10 +429,11 @@ class Run:
     strength: float = 0.05
     smoothing: float = 0.1
     refresh: int = 1
+    spacing: str = "quantile"
     layerwise: bool = True
 
     def text(self) -> str:
-        names = ("thresholds", "ratio", "strength", "smoothing", "refresh", "layerwise")
+        names = ("thresholds", "ratio", "strength", "smoothing", "refresh", "spacing", "layerwise")
         return digest_text(
             common_lines("pfedlms", self.layers, self.classes, self.seed, self.initial)
             | {f"method.{name}": getattr(self, name) for name in names}
@@ -477,7 +492,7 @@ class Client:
     def hear_thresholds(self, reply: bytes) -> None:
         _, _, (means, deviations) = self.run.receiver(1, self.round, [SERVER]).accept(reply)
         self.thresholds = [
-            thresholds_of(mean, deviation, self.run.thresholds)
+            thresholds_of(mean, deviation, self.run.thresholds, self.run.spacing)
             for mean, deviation in zip(means, deviations, strict=True)
         ]
 

@@ -3,7 +3,7 @@
 from pfedlms.data.batches import batch_positions
 from pfedlms.data.federated import FederatedData, from_pairs, from_pool
 from pfedlms.data.partition import partition, split
-from pfedlms.data.sources import DATASETS, Dataset, load
+from pfedlms.data.sources import DATASETS, Dataset, load, load_dataset
 
 __all__ = [
     "DATASETS",
@@ -13,6 +13,7 @@ __all__ = [
     "from_pairs",
     "from_pool",
     "load",
+    "load_dataset",
     "partition",
     "split",
 ]

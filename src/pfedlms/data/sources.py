@@ -128,3 +128,9 @@ DATASETS: dict[str, Source] = {
     "mnist": _grey("mnist", "MNIST, 70,000 handwritten digits", 0.1307, 0.3081),
     "fmnist": _grey("fmnist", "Fashion-MNIST, 70,000 articles of clothing", 0.2860, 0.3530),
 }
+
+
+def load_dataset(name: str, directory: str | Path | None = None) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Samples and labels of a data set by name, as `run` and `compare` take them."""
+    loaded = load(name, directory)
+    return loaded.x, loaded.y

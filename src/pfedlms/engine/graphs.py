@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -69,8 +70,14 @@ class Replayed:
             self._steps(still, indices[:2], objective)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            trained, losses = self._steps(still, indices, objective)
+        # An older recording that is collected while this one is made would end both.
+        gc.collect()
+        gc.disable()
+        try:
+            with torch.cuda.graph(graph):
+                trained, losses = self._steps(still, indices, objective)
+        finally:
+            gc.enable()
         return _Recording(graph, still, indices, objective, trained, losses)
 
 

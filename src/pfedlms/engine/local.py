@@ -16,6 +16,7 @@ from pfedlms.data.batches import Shuffles
 from pfedlms.data.federated import FederatedData
 from pfedlms.data.partition import Indices
 from pfedlms.engine.graphs import Replayed
+from pfedlms.engine.sgd import sgd_step
 from pfedlms.methods.base import Objective
 from pfedlms.models.cohort import Cohort, CohortModel
 
@@ -34,19 +35,29 @@ class TrainSettings:
 
 
 class LocalWorker:
-    """Trains and evaluates cohorts on their clients' data."""
+    """Trains and evaluates cohorts on their clients' data; with `recorded`, a GPU replays local steps as a CUDA
+    graph."""
 
-    def __init__(self, model: CohortModel, data: FederatedData, train: TrainSettings, seed: int) -> None:
+    def __init__(
+        self, model: CohortModel, data: FederatedData, train: TrainSettings, seed: int, recorded: bool
+    ) -> None:
         self._model, self._data, self._train, self._seed = model, data, train, seed
         self._shuffles = Shuffles(seed)
-        self._run_steps = Replayed(self._steps) if model.device.type == "cuda" else self._steps
+        self._run_steps = Replayed(self._steps) if recorded and model.device.type == "cuda" else self._steps
+        self._ahead: tuple[tuple[int, ...], int, Tensor] | None = None
 
     def train(self, cohort: Cohort, objective: Objective, phase: int) -> tuple[Cohort, Tensor]:
         """E local steps; phase 0 is the start, phase r + 1 belongs to round r. Also returns each client's mean task
         loss."""
-        indices = self._batch_indices(cohort, phase)
+        ahead = self._ahead
+        fits = ahead is not None and ahead[:2] == (cohort.ids, phase)
+        indices = ahead[2] if ahead is not None and fits else self._batch_indices(cohort, phase)
         with seeded_modules(rng.stream(self._seed, "module", phase, cohort.ids[0])):
-            return self._run_steps(cohort, indices, objective)
+            result = self._run_steps(cohort, indices, objective)
+        if cohort.params.is_cuda and len(cohort.ids) == self._data.clients:
+            # The GPU is still busy with the steps; the host shuffles for the next round meanwhile.
+            self._ahead = (cohort.ids, phase + 1, self._batch_indices(cohort, phase + 1))
+        return result
 
     def _steps(self, cohort: Cohort, indices: Tensor, objective: Objective) -> tuple[Cohort, Tensor]:
         """SGD on the samples `indices: [steps, clients, batch]`; a pure function of its arguments, so that it can be
@@ -58,20 +69,29 @@ class LocalWorker:
         for step, index in enumerate(indices):
             loss, gradient = self._gradient(params, buffers, self._data.x[index], self._data.y[index], objective)
             losses += loss
-            extra = objective.gradient(params)
-            if extra is not None:
-                gradient += extra
-            if settings.weight_decay:
-                gradient.add_(params, alpha=settings.weight_decay)
-            if settings.momentum:
-                momentum = momentum * settings.momentum + gradient
-                gradient = momentum
-            params = objective.after_step(params - settings.learning_rate * gradient, step)
+            params, momentum = sgd_step(
+                params,
+                gradient,
+                objective.gradient(params),
+                momentum,
+                settings.learning_rate,
+                settings.momentum,
+                settings.weight_decay,
+            )
+            params = objective.after_step(params, step)
         return replace(cohort, params=params, momentum=momentum, buffers=buffers), losses / len(indices)
 
     def _gradient(
         self, params: Tensor, buffers: dict[str, Tensor], x: Tensor, y: Tensor, objective: Objective
     ) -> tuple[Tensor, Tensor]:
+        if len(params) > 1 and not self._model.stacks(params, buffers, x):
+            # Forward and backward of one client together: what it needs stays in the cache, or on its stream.
+            alone = [{name: value[k : k + 1] for name, value in buffers.items()} for k in range(len(params))]
+            each = self._model.each(
+                len(params),
+                lambda k: self._gradient(params[k : k + 1], alone[k], x[k : k + 1], y[k : k + 1], objective),
+            )
+            return torch.cat([loss for loss, _ in each]), torch.cat([gradient for _, gradient in each])
         leaf = params.detach().requires_grad_()
         outputs, features = self._model.forward(leaf, buffers, x, training=True, features=objective.needs_features)
         losses = _cross_entropy(outputs, y).mean(dim=1)
@@ -84,9 +104,10 @@ class LocalWorker:
         """See `ClientWork`; running statistics are left as they are."""
         buffers = {name: value.clone() for name, value in cohort.buffers.items()}
         total = torch.zeros_like(cohort.params)
-        for index in self._batch_indices(cohort, round + 1):
-            x, y = self._data.x[index], self._data.y[index]
-            total += self._gradient(params.expand_as(total), buffers, x, y, Objective())[1]
+        with seeded_modules(rng.stream(self._seed, "module", round + 1, cohort.ids[0])):
+            for index in self._batch_indices(cohort, round + 1):
+                x, y = self._data.x[index], self._data.y[index]
+                total += self._gradient(params.expand_as(total), buffers, x, y, Objective())[1]
         return total / self._train.local_steps
 
     def class_features(self, cohort: Cohort) -> tuple[Tensor, Tensor]:
@@ -100,7 +121,9 @@ class LocalWorker:
                 _, features = self._model.forward(cohort.params, cohort.buffers, x, training=False, features=True)
             assert features is not None  # asked for above
             member = F.one_hot(y, classes).to(features.dtype) * mask.unsqueeze(-1)
-            sums += torch.einsum("kbc,kbd->kcd", member, features)
+            # A client at a time and without the padding, so that the order of the sum does not depend on the grouping.
+            for row, own in enumerate(mask.sum(dim=1).tolist()):
+                sums[row] += member[row, :own].T @ features[row, :own]
             counts += member.sum(dim=1)
         return sums / counts.clamp(min=1).unsqueeze(-1), counts
 

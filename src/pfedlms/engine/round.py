@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pfedlms.engine.stopwatch import NoStopwatch, Stopwatch
 from pfedlms.errors import DivergedError, QuorumError, RunError, WireError
 from pfedlms.methods.base import ClientWork, Exchange, Tensors
 from pfedlms.models.cohort import Cohort
@@ -81,6 +82,7 @@ class Channel:
     round: int
     link: Link
     quorum: float
+    watch: Stopwatch = field(default_factory=NoStopwatch)
     traffic: Traffic = field(default_factory=Traffic)
     rejected: int = 0
 
@@ -93,20 +95,25 @@ class Channel:
         total = exchange.server_open(server, self.round)
         accepted, after = 0, []
         for cohort in cohorts:
-            cohort, values = exchange.client_send(cohort, self.round, work)
+            with self.watch.stage("clients compute messages"):
+                cohort, values = exchange.client_send(cohort, self.round, work)
             after.append(cohort)
-            arrived = self._send_up(exchange, cohort, values, intake)
+            with self.watch.stage("messages up"):
+                arrived = self._send_up(exchange, cohort, values, intake)
             if arrived:
                 ids, samples = [message.sender for message in arrived], [message.samples for message in arrived]
-                total = exchange.server_add(total, ids, samples, _stack(arrived))
+                with self.watch.stage("server"):
+                    total = exchange.server_add(total, ids, samples, _stack(arrived))
             accepted += len(arrived)
         if accepted < max(1, self.quorum * len(everyone)):
             raise QuorumError(
                 f"round {self.round + 1}: {accepted} of {len(everyone)} messages were valid, expected at least "
                 f"run.quorum = {self.quorum:g} of them"
             )
-        server, reply = exchange.server_reply(server, total, self.round)
-        return self._send_down(exchange, after, reply), server
+        with self.watch.stage("server"):
+            server, reply = exchange.server_reply(server, total, self.round)
+        with self.watch.stage("messages down"):
+            return self._send_down(exchange, after, reply), server
 
     def _send_up(self, exchange: Exchange[Any], cohort: Cohort, values: Tensors, intake: Intake) -> list[Received]:
         arrays = {name: value.detach().cpu().numpy() for name, value in values.items()}

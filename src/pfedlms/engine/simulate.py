@@ -11,6 +11,7 @@ import torch
 from pfedlms.data.federated import FederatedData
 from pfedlms.engine.local import LocalWorker, TrainSettings
 from pfedlms.engine.round import Channel, Evaluation, Link, RoundReport, check_finite, perfect_link
+from pfedlms.engine.stopwatch import NoStopwatch, Stopwatch
 from pfedlms.methods.base import Method, Objective, Task
 from pfedlms.models.cohort import Cohort, CohortModel
 from pfedlms.wire.frames import VERSION, agreement_digest
@@ -29,6 +30,7 @@ class Federation:
         cohort_size: clients stacked into one cohort; 0 stacks all, 1 is the reference engine.
         quorum: share of the messages of an exchange that must be valid.
         link: the way messages take to the server.
+        watch: told how long each stage takes.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Federation:
         cohort_size: int = 0,
         quorum: float = 0.5,
         link: Link = perfect_link,
+        watch: Stopwatch | None = None,
     ) -> None:
         task = Task(
             model.layout,
@@ -58,7 +61,8 @@ class Federation:
         self.model, self.data = model, data
         self.rounds_played = 0
         self._quorum, self._link = quorum, link
-        self._worker = LocalWorker(model, data, train, seed)
+        self.watch = watch or NoStopwatch()
+        self._worker = LocalWorker(model, data, train, seed, recorded=cohort_size != 1)
         self._digest = agreement(self.method)
         self._server = self.method.server_start()
         step = cohort_size or data.clients
@@ -76,20 +80,21 @@ class Federation:
 
     def play_round(self, evaluate_global: bool = False) -> RoundReport:
         """The method's exchanges, then E local steps."""
-        channel = Channel(self._digest, self.rounds_played, self._link, self._quorum)
+        channel = Channel(self._digest, self.rounds_played, self._link, self._quorum, self.watch)
         for exchange in self.method.exchanges:
             self._cohorts, self._server = channel.hold(exchange, self._cohorts, self._server, self._worker)
         shared = self._evaluate_global() if evaluate_global else None
-        loss = self._local_steps(
-            lambda cohort: self.method.objective(cohort, channel.round), phase=self.rounds_played + 1
-        )
+        objective_of = lambda cohort: self.method.objective(cohort, channel.round)  # noqa: E731 - an argument
+        with self.watch.stage("local steps"):
+            loss = self._local_steps(objective_of, phase=self.rounds_played + 1)
         self._cohorts = [replace(cohort, scratch={}) for cohort in self._cohorts]
         self.rounds_played += 1
         return RoundReport(loss, channel.traffic, channel.rejected, shared)
 
     def evaluate(self) -> Evaluation:
         """Each client's own model on its own test split."""
-        return self._evaluate([(cohort, cohort.params) for cohort in self._cohorts])
+        with self.watch.stage("evaluation"):
+            return self._evaluate([(cohort, cohort.params) for cohort in self._cohorts])
 
     def client_state_dict(self, client: int) -> dict[str, torch.Tensor]:
         """The personal model of one client, as its module's `load_state_dict` takes it."""
@@ -156,7 +161,8 @@ class Federation:
     def _evaluate_global(self) -> Evaluation | None:
         models = [(cohort, self.method.global_model(cohort)) for cohort in self._cohorts]
         shared = [(cohort, model) for cohort, model in models if model is not None]
-        return self._evaluate(shared) if shared else None
+        with self.watch.stage("evaluation"):
+            return self._evaluate(shared) if shared else None
 
     def _evaluate(self, models: list[tuple[Cohort, torch.Tensor]]) -> Evaluation:
         correct: list[int] = []

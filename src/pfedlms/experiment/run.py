@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
+from math import isfinite
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -282,15 +283,15 @@ class _Recorder:
             record["g_acc"] = report.global_evaluation.accuracy
         record |= {
             "loss": report.loss,
-            "test_loss": measured.loss,
+            "test_loss": measured.loss if isfinite(measured.loss) else None,  # JSON has no NaN
             "client_acc": measured.per_client,
             "bytes": asdict(self._traffic),
             "rejected": self._rejected,
             "seconds": self._seconds,
         }
-        self.metrics.append(record)
         if self._directory is not None:
             self._directory.append_metrics(record)
+        self.metrics.append(record)
         return record
 
     def checkpoint(self) -> None:
@@ -416,19 +417,18 @@ def _module(config: Config, model: ModelLike, data: FederatedData) -> nn.Module:
 
 def _check_model(model: CohortModel, data: FederatedData) -> None:
     """Try two samples, so that a model that does not fit the data is found before anything is trained."""
-    cohort = model.cohort((0,), (1,), with_momentum=False)
-    sample = data.x[data.train[0][[0, -1]]].to(model.device).unsqueeze(0)
+    sample = data.x[data.train[0][[0, -1]]].to(model.device)
     try:
         with torch.no_grad():
-            outputs, _ = model.forward(cohort.params, cohort.buffers, sample, training=False)
+            outputs = model.module.eval()(sample)
     except (RuntimeError, ValueError, TypeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UsageError(
             f"model: fails on samples of shape {data.shape} ({reason}); "
             f"expected a module that takes [batch, *{data.shape}]"
         ) from error
-    if outputs.ndim != 3 or outputs.shape[-1] < data.classes:
-        got = tuple(outputs.shape[1:])
+    got = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+    if not isinstance(got, tuple) or len(got) != 2 or got[1] < data.classes:
         raise UsageError(
             f"model: got outputs of shape {got} for 2 samples, expected (2, at least {data.classes}): one number "
             "a class"

@@ -16,4 +16,15 @@ from pfedlms.methods.zsign import ZSign
 _ALL: tuple[type[Method], ...] = (PFedLMS, PFed1BS, FedAvg, EDEN, ZSign, OBCSAA, OBDA, FedProto, Local)
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 
-__all__ = ["METHODS", "Exchange", "Method", "Objective", "Task"]
+
+def register(method: type[Method]) -> type[Method]:
+    """Make a method of your own known by its name; use as a decorator."""
+    if METHODS.get(method.name, method) is not method:
+        raise ValueError(
+            f"method: the name {method.name!r} is taken by {METHODS[method.name].__name__}; choose another"
+        )
+    METHODS[method.name] = method
+    return method
+
+
+__all__ = ["METHODS", "Exchange", "Method", "Objective", "Task", "register"]

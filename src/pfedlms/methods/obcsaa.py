@@ -24,7 +24,7 @@ class OBCSAASettings:
 
     ratio: float = setting(0.1, "m / n, measurements (bits) per parameter", above=0, maximum=1)
     sparsity: float = setting(
-        0.01,
+        0.1,
         "κ / n, share of the update's largest entries that is kept, and that the decoder looks for",
         above=0,
         maximum=1,
@@ -49,6 +49,8 @@ def biht(sketch: Sketch, measured: Tensor, sparsity: int, iterations: int) -> Te
     x ← x + Φᵀ(y − sign(Φx)) / √m, keep the largest entries, normalise; from x = Φᵀy (Jacques et al., IEEE Trans. Inf.
     Theory 2013).
     """
+    if not measured.any():
+        return measured.new_zeros(1, sketch.dim)  # the clients cancel out: no direction
     x = _unit(largest(sketch.adjoint(measured), sparsity))
     for _ in range(iterations):
         residual = measured - torch.where(sketch.forward(x) >= 0, 1.0, -1.0)

@@ -21,6 +21,7 @@ from pfedlms.models.cohort import Cohort
 from pfedlms.models.layout import Layout
 from pfedlms.quantise import (
     Vote,
+    lloyd_max,
     narrowest_interval,
     normal_quantiles,
     pool_statistics,
@@ -52,6 +53,11 @@ class PFedLMSSettings:
     )
     smoothing: float = setting(0.1, "ρ in units of a layer's σ̄; 0 < ρ; 1.0 costs a point on MNIST", above=0)
     refresh: int = setting(1, "h, rounds between fresh sketches", minimum=1)
+    spacing: str = setting(
+        "quantile",
+        "τ at equal shares of a normal (the paper), or where its Lloyd–Max quantiser has its boundaries",
+        choices=lambda: ["quantile", "lloyd-max"],
+    )
     layerwise: bool = setting(True, "a sketch and thresholds for every layer; false: one for the whole model")
 
 
@@ -161,7 +167,8 @@ class PFedLMS(Method):
         super().__init__(task, settings)
         self._layout = task.layout if settings.layerwise else task.layout.whole()
         self._sketches = Sketches(self._layout, settings.ratio, task.seed, settings.refresh)
-        quantiles = normal_quantiles(settings.thresholds)
+        chosen = settings.spacing == "quantile"
+        quantiles = normal_quantiles(settings.thresholds) if chosen else lloyd_max(settings.thresholds + 1)[1]
         self._exchanges = (
             AgreeOnThresholds(self._sketches, quantiles, len(self._layout.layers)),
             VoteOnSymbols(self._layout.sketch_sizes(settings.ratio), settings.thresholds),

@@ -24,7 +24,7 @@ class ZSignSettings:
     """The section [method] of z-SignFedAvg."""
 
     sigma: float = setting(
-        0.05, "σ, size of the noise before the sign; 0 is signFedAvg and needs method.step", minimum=0
+        0.1, "σ, size of the noise before the sign; 0 is signFedAvg and needs method.step", minimum=0
     )
     noise: str = setting(
         "uniform", "ξ_z: uniform on [−1, 1] (z = ∞) or gaussian (z = 1)", choices=lambda: ["uniform", "gaussian"]

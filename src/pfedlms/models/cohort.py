@@ -4,9 +4,9 @@ round."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,11 @@ from pfedlms.models.layout import flat_layout
 # channels) and are no faster on a CPU; there a cohort runs them one client after another, so that results do not
 # depend on how clients are grouped.
 _LOOP_ON_CPU = (_ConvNd, _NormBase, nn.GroupNorm, nn.LayerNorm, nn.RNNBase, nn.MultiheadAttention)
+# Convolutions of models from this size on are faster on a stream a client than grouped (docs/performance.md).
+_STREAMS_FROM = 1_000_000
+_STREAMS = 8
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -60,10 +65,11 @@ class Cohort:
 class CohortModel:
     """A module's architecture, applied to many flat parameter vectors at once.
 
-    The module given is never trained; it supplies the computation, the frozen parameters and the initial values.
+    The module given is never trained; it supplies the computation, the frozen parameters and the initial values. With
+    `fast`, training on a GPU is compiled: quicker after a minute of compiling, with other rounding.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device) -> None:
+    def __init__(self, module: nn.Module, device: torch.device, fast: bool = False) -> None:
         self.module = module.to(device)
         self.device = device
         self.layout = flat_layout(module)
@@ -78,6 +84,12 @@ class CohortModel:
         self._stacks: bool | None = None
         if device.type == "cpu" and any(isinstance(m, _LOOP_ON_CPU) for m in module.modules()):
             self._stacks = False
+        if device.type == "cuda" and any(isinstance(m, _ConvNd) for m in module.modules()):
+            self._stacks = self.layout.dim < _STREAMS_FROM
+        self._streams: list[torch.cuda.Stream] = []
+        self._compiled: Any = None
+        if fast and device.type == "cuda":
+            self._compiled = torch.compile(vmap(self._call, randomness="different"), dynamic=False)
 
     @property
     def feature_size(self) -> int:
@@ -101,20 +113,49 @@ class CohortModel:
         In training, running statistics in `buffers` are updated in place, as `nn.Module.forward` does.
         """
         self.module.train(training)
-        pieces = torch.split(params, self._sizes, dim=1)
-        named = {p.name: piece.view(-1, *p.shape) for p, piece in zip(self.layout.parameters, pieces, strict=True)}
         call = self._call_with_features if features else self._call
-        if self._stacks is None:
-            self._stacks = self._can_stack(named, buffers, x)
-        if self._stacks:
-            out = vmap(call, randomness="different")(named, buffers, x)
+        if self.stacks(params, buffers, x):
+            stacked = (
+                self._compiled if training and not features and self._compiled else vmap(call, randomness="different")
+            )
+            out = stacked(self._named(params), buffers, x)
         else:
-            each = [
-                call({n: v[k] for n, v in named.items()}, {n: v[k] for n, v in buffers.items()}, x[k])
-                for k in range(len(params))
-            ]
+            each = self.each(
+                len(params),
+                lambda k: call(self._named(params[k]), {name: value[k] for name, value in buffers.items()}, x[k]),
+            )
             out = tuple(map(torch.stack, zip(*each, strict=True))) if features else torch.stack(each)
         return out if features else (out, None)
+
+    def stacks(self, params: Tensor, buffers: dict[str, Tensor], x: Tensor) -> bool:
+        """Whether clients run as one stacked computation; otherwise one by one, see `each`."""
+        if self._stacks is None:
+            self._stacks = self._can_stack(self._named(params), buffers, x)
+        return self._stacks
+
+    def each(self, clients: int, work: Callable[[int], Result]) -> list[Result]:
+        """`work(k)` for every client; on a GPU each on a stream of its own, so that kernels of different clients
+        overlap."""
+        if self.device.type != "cuda" or clients == 1:
+            return [work(client) for client in range(clients)]
+        while len(self._streams) < min(clients, _STREAMS):
+            self._streams.append(torch.cuda.Stream(self.device))  # type: ignore[no-untyped-call]
+        here = torch.cuda.current_stream(self.device)
+        results = []
+        for client in range(clients):
+            stream = self._streams[client % len(self._streams)]
+            stream.wait_stream(here)
+            with torch.cuda.stream(stream):
+                results.append(work(client))
+        for stream in self._streams:
+            here.wait_stream(stream)
+        return results
+
+    def _named(self, params: Tensor) -> dict[str, Tensor]:
+        """Parameters by name, from `[clients, dim]` or `[dim]`: views, whose gradients are put together by one copy."""
+        pieces = torch.split(params, self._sizes, dim=-1)
+        shapes = [(*params.shape[:-1], *p.shape) for p in self.layout.parameters]
+        return {p.name: piece.view(s) for p, piece, s in zip(self.layout.parameters, pieces, shapes, strict=True)}
 
     def _can_stack(self, named: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> bool:
         """Whether `torch.func` can vectorise the module: tried once, on copies, because nothing else tells."""
@@ -147,8 +188,7 @@ class CohortModel:
 
     def state_dict(self, params: Tensor, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """One client's `params: [dim]` and `buffers` as a state dict that `load_state_dict` of the module takes."""
-        pieces = torch.split(params, self._sizes)
-        values = {p.name: piece.view(p.shape) for p, piece in zip(self.layout.parameters, pieces, strict=True)}
+        values = self._named(params)
         values |= {name: buffers[name] for name in self.initial_buffers} | self._frozen
         aliases = {id(value): name for name, value in self.module.named_parameters()}
         aliases |= {id(value): name for name, value in self.module.named_buffers()}

@@ -40,7 +40,7 @@ class Sketch:
         self.sizes = layout.sketch_sizes(ratio)
         """m of every layer; a sketch is the concatenation of its layers' sketches."""
         layers = layout.layers
-        self._dim = layout.dim
+        self.dim = layout.dim
         self._sign_keys = [rng.stream(seed, "sketch-signs", epoch, index) for index in range(len(layers))]
         self._rows = np.concatenate(
             [
@@ -78,7 +78,7 @@ class Sketch:
 
     def forward(self, params: Tensor) -> Tensor:
         """Φθ: `[clients, dim]` → `[clients, Σ m]`."""
-        _check_width("params", params, self._dim)
+        _check_width("params", params, self.dim)
         if params.is_cuda and kernels_for(params) is not None:
             return self._forward_gpu(params)
         if params.device.type != "cpu":
@@ -104,7 +104,7 @@ class Sketch:
         if sketched.device.type != "cpu":
             return self.adjoint_reference(sketched)
         u = sketched.detach().contiguous().numpy()
-        out = np.empty((len(u), self._dim), dtype=u.dtype)
+        out = np.empty((len(u), self.dim), dtype=u.dtype)
         _adjoint(
             u,
             self._signs,
@@ -145,7 +145,7 @@ class Sketch:
 
     def _adjoint_gpu(self, sketched: Tensor) -> Tensor:
         kernels = kernels_for(sketched)
-        out = sketched.new_empty(len(sketched), self._dim)
+        out = sketched.new_empty(len(sketched), self.dim)
         for layer in self.on_device(sketched.device):
             spread = sketched.new_zeros(len(sketched), layer.pad)
             spread[:, layer.rows] = sketched[:, layer.start : layer.start + len(layer.rows)]

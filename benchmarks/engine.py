@@ -1,0 +1,152 @@
+"""Time of a local step and of a round: stacked engine, reference engine, and a plain loop of `nn.Module`s, in one run.
+
+    python benchmarks/engine.py --model dnn --device auto --json out.json
+
+Data are random: nothing here depends on what is learnt. Times are medians; the last column is the ratio to the
+stacked engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from pfedlms.data import batch_positions, from_pairs
+from pfedlms.engine import Federation
+from pfedlms.engine.local import TrainSettings
+from pfedlms.engine.stopwatch import Stopwatch
+from pfedlms.methods import METHODS
+from pfedlms.methods.base import Objective
+from pfedlms.models import CohortModel, build
+
+SHAPES = {"dnn": (1, 28, 28)}
+
+
+def federation(options: argparse.Namespace, method: str, cohort_size: int, watch: bool = False) -> Federation:
+    shape = SHAPES.get(options.model, (3, 32, 32))
+    draw = np.random.default_rng(0)
+    pairs = []
+    for _ in range(options.clients):
+        sets = [
+            (draw.standard_normal((n, *shape), dtype=np.float32), draw.integers(0, options.classes, n))
+            for n in (options.samples, 64)
+        ]
+        sets[0][1][0] = options.classes - 1  # every class number up to the last is known to the data
+        pairs.append((sets[0], sets[1]))
+    device = torch.device(options.device)
+    model = CohortModel(build(options.model, shape, options.classes, 256, 0), device)
+    train = TrainSettings(options.steps, options.batch, 0.05, 0.0, 1e-4)
+    settings = METHODS[method].Settings()
+    stopwatch = Stopwatch(device) if watch else None
+    return Federation(
+        METHODS[method], settings, model, from_pairs(pairs).to(device), train, 0, cohort_size, watch=stopwatch
+    )
+
+
+def median_seconds(work: Callable[[], object], device: torch.device, repeats: int) -> float:
+    times = []
+    for turn in range(repeats + 2):
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        if turn >= 2:
+            times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def plain_loop(options: argparse.Namespace) -> Callable[[], None]:
+    """E steps of every client as most code does it: one module and one optimiser each, one client after another."""
+    made = federation(options, "local", 0)
+    shape, data = SHAPES.get(options.model, (3, 32, 32)), made.data
+    device = torch.device(options.device)
+    modules = [build(options.model, shape, options.classes, 256, 0).to(device) for _ in range(options.clients)]
+    optimisers = [torch.optim.SGD(module.parameters(), lr=0.05, weight_decay=1e-4) for module in modules]
+    batches = [
+        torch.from_numpy(data.train[k][batch_positions(0, k, len(data.train[k]), 0, options.steps, options.batch)])
+        for k in range(options.clients)
+    ]
+
+    def steps() -> None:
+        for client, (module, optimiser) in enumerate(zip(modules, optimisers, strict=True)):
+            for index in batches[client].to(device):
+                optimiser.zero_grad()
+                F.cross_entropy(module(data.x[index]), data.y[index]).backward()
+                optimiser.step()
+
+    return steps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="dnn")
+    parser.add_argument("--classes", type=int, default=10)
+    parser.add_argument("--clients", type=int, default=20)
+    parser.add_argument("--samples", type=int, default=400, help="training samples a client")
+    parser.add_argument("--steps", type=int, default=20, help="local steps a round")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--methods", default="fedavg,pfedlms")
+    parser.add_argument("--skip-reference", action="store_true")
+    parser.add_argument("--json")
+    options = parser.parse_args()
+    if options.device == "auto":
+        options.device = "cuda" if torch.cuda.is_available() else "cpu"
+    warnings.simplefilter("ignore")
+    device = torch.device(options.device)
+    where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    print(f"{options.model}, {options.clients} clients, batch {options.batch}, {options.steps} steps a round, {where}")
+
+    rows: dict[str, float] = {}
+    stacked = federation(options, "local", 0)
+    (cohort,) = stacked._cohorts
+    step = (
+        median_seconds(lambda: stacked._worker.train(cohort, Objective(), 1), device, options.repeats) / options.steps
+    )
+    rows["step, stacked"] = step
+    if not options.skip_reference:
+        rows["step, plain loop"] = median_seconds(plain_loop(options), device, 3) / options.steps
+        alone = federation(options, "local", 1)
+        loop = lambda: [alone._worker.train(c, Objective(), 1) for c in alone._cohorts]  # noqa: E731 - used once
+        rows["step, reference engine"] = median_seconds(loop, device, 3) / options.steps
+    for method in options.methods.split(","):
+        made = federation(options, method, 0)
+        made.start()
+        rows[f"round, {method}"] = median_seconds(made.play_round, device, options.repeats)
+    watched = federation(options, "pfedlms", 0, watch=True)
+    watched.start()
+    for _ in range(2):
+        watched.play_round()
+    watched.watch.seconds.clear()
+    for _ in range(options.repeats):
+        watched.play_round()
+        watched.evaluate()
+    for name, seconds in watched.watch.seconds.items():
+        rows[f"  pfedlms: {name}"] = seconds / options.repeats
+    rows["step, stacked, with the pull"] = rows["  pfedlms: local steps"] / options.steps
+
+    for name, seconds in rows.items():
+        against = f"{seconds / step:8.1f}x" if name.startswith("step") else ""
+        print(f"{name:36s} {seconds * 1e3:10.3f} ms {against}")
+    if "round, fedavg" in rows and "round, pfedlms" in rows:
+        print(f"round, pfedlms / fedavg: {rows['round, pfedlms'] / rows['round, fedavg']:.2f}")
+    if device.type == "cuda":
+        print(f"peak GPU memory {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB")
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump({"options": vars(options), "where": where, "seconds": rows}, file, indent=2)
+
+
+if __name__ == "__main__":
+    main()

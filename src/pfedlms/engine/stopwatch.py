@@ -1,0 +1,39 @@
+"""Where a round's time goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+class Stopwatch:
+    """Seconds by stage. On a GPU every stage waits for the device at its end, so a profiled run is a little slower."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.seconds: dict[str, float] = {}
+        self._device = device
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Add the time of the block to `name`; the time of a stage inside another counts for both."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
+
+
+class NoStopwatch(Stopwatch):
+    """Measures nothing and waits for nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        yield

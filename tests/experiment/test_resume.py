@@ -1,0 +1,508 @@
+"""A run that ends at any moment, by any cause, goes on to the very same measurements."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numba
+import pytest
+import torch
+from torch import nn
+
+import pfedlms
+from pfedlms.cli import main
+from pfedlms.errors import RunDirectoryError
+from pfedlms.experiment.run import Progress
+from pfedlms.methods import METHODS
+from pfedlms.report.progress import PlainProgress
+
+ROUNDS = 12
+SMALL = {
+    "data.clients": 5, "model.hidden": 16, "train.local_steps": 3, "train.batch_size": 8, "train.momentum": 0.5,
+    "run.checkpoint_every": 2, "run.threads": 1,
+}  # fmt: skip
+OPTIONS = [part for key, value in SMALL.items() for part in ("--set", f"{key}={value}")]
+SETTINGS = {key.split(".")[1]: value for key, value in SMALL.items()}
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before() -> Iterator[None]:
+    """`run.threads` holds for the process, which here is pytest's."""
+    before = torch.get_num_threads(), numba.get_num_threads()
+    yield
+    torch.set_num_threads(before[0])
+    numba.set_num_threads(before[1])
+
+
+def arguments(out: Path, *more: str, method: str = "fedavg", rounds: int = ROUNDS) -> list[str]:
+    return ["run", "--method", method, "--rounds", str(rounds), "--out", str(out), *OPTIONS, *more]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Run directories of runs that nothing happened to, each made once."""
+    made: dict[tuple[str, int], Path] = {}
+
+    def get(method: str = "fedavg", rounds: int = ROUNDS) -> Path:
+        if (method, rounds) not in made:
+            out = tmp_path_factory.mktemp("uninterrupted") / "run"
+            assert main(arguments(out, "--quiet", method=method, rounds=rounds)) == 0
+            made[method, rounds] = out
+        return made[method, rounds]
+
+    return get
+
+
+def without_seconds(file: Path) -> bytes:
+    return re.sub(rb',\s*"seconds": [0-9.e+-]+', b"", file.read_bytes())
+
+
+def tensors(value: Any, path: str = "") -> dict[str, torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return {path: value}
+    if isinstance(value, dict):
+        return {name: found for key, part in value.items() for name, found in tensors(part, f"{path}/{key}").items()}
+    return {}
+
+
+def assert_same(got: Path, expected: Path) -> None:
+    """Metrics byte for byte, the summary and every tensor of the last checkpoint; only timings may differ."""
+    assert without_seconds(got / "metrics.jsonl") == without_seconds(expected / "metrics.jsonl")
+    assert without_seconds(got / "summary.json") == without_seconds(expected / "summary.json")
+    states = [torch.load(folder / "checkpoint.pt", weights_only=True) for folder in (got, expected)]
+    assert states[0]["traffic"] == states[1]["traffic"]
+    assert states[0]["federation"]["rounds_played"] == states[1]["federation"]["rounds_played"]
+    ours, theirs = tensors(states[0]), tensors(states[1])
+    assert ours.keys() == theirs.keys()
+    for path, value in theirs.items():
+        assert torch.equal(ours[path], value), path
+
+
+# --- kill -9 ---
+
+# One process imports the package once and forks a life for every moment. A life counts the files of its run that are
+# opened or renamed (Python's audit events, so nothing of the package is touched). At the given one it kills itself, or
+# lets the system kill it in the middle of a write: of any that takes a file beyond 1500 bytes.
+LIVES = """
+import os, resource, signal, sys
+from pfedlms.cli import main
+
+def live(how, moment, folder, arguments):
+    seen = 0
+    def watch(event, details):
+        nonlocal seen
+        if event in ("open", "os.rename", "os.truncate") and str(details[0]).startswith(folder):
+            seen += 1
+            if seen == moment + 1 and how == "tear":
+                signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+                resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+                resource.setrlimit(resource.RLIMIT_FSIZE, (1500, resource.RLIM_INFINITY))
+            elif seen == moment + 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(watch)
+    main(arguments)
+
+how, moments, folder, arguments = *sys.argv[1:4], sys.argv[4:]
+for moment in moments.split(","):
+    own = os.path.join(folder, moment)
+    child = os.fork()
+    if child == 0:
+        live(how, int(moment), own, [part.replace("OUT", own) for part in arguments])
+        os._exit(0)
+    print(moment, os.waitpid(child, 0)[1] & 127)
+"""
+
+
+def lives(how: str, moments: range, folder: Path, command: list[str]) -> dict[int, int]:
+    """The signal that ended the life of every moment, 0 for none."""
+    script = [sys.executable, "-c", LIVES, how, ",".join(map(str, moments)), str(folder), *command]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=120, check=True)
+    return dict(map(int, line.split()) for line in done.stdout.splitlines() if re.fullmatch(r"\d+ \d+", line))
+
+
+@pytest.mark.parametrize(("how", "by"), [("kill", signal.SIGKILL), ("tear", signal.SIGXFSZ)])
+def test_killed_at_any_file_operation_of_a_run(
+    how: str, by: signal.Signals, tmp_path: Path, uninterrupted: Callable[..., Path]
+) -> None:
+    """Between two operations or within a write, from when config.toml is in place to when the summary is; a run that
+    was killed before that does not exist yet."""
+    moments = range(3, 46, 3)
+    ends = lives(how, moments, tmp_path, [*arguments(Path("OUT")), "--quiet"])
+    assert list(ends) == list(moments)
+    assert list(ends.values()).count(by) >= len(moments) - 3  # the last ones may come after the end
+    for moment in moments:
+        assert main(["resume", str(tmp_path / str(moment)), "--quiet"]) == 0
+        assert_same(tmp_path / str(moment), uninterrupted())
+
+
+def test_killed_before_the_run_exists(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert lives("kill", range(1, 2), tmp_path, [*arguments(Path("OUT")), "--quiet"]) == {1: signal.SIGKILL}
+    assert main(["resume", str(tmp_path / "1")]) == 2
+    assert "config.toml is missing" in capsys.readouterr().err
+    assert main([*arguments(tmp_path / "1", rounds=1), "--quiet"]) == 0  # what was left is in nobody's way
+
+
+def test_a_comparison_killed_at_several_moments(tmp_path: Path, uninterrupted: Callable[..., Path]) -> None:
+    """From the first moment on: the plan is on disk before any of its runs."""
+    compare = [
+        "compare",
+        "--methods",
+        "fedavg,local",
+        "--seeds",
+        "1",
+        "--rounds",
+        str(ROUNDS),
+        "--out",
+        "OUT",
+        *OPTIONS,
+    ]
+    moments = range(3, 80, 19)
+    ends = lives("kill", moments, tmp_path, [*compare, "--quiet"])
+    assert set(ends.values()) == {signal.SIGKILL}
+    for moment in moments:
+        assert main(["resume", str(tmp_path / str(moment)), "--quiet"]) == 0
+        for method in ("fedavg", "local"):
+            assert_same(tmp_path / str(moment) / f"{method}-seed0", uninterrupted(method))
+
+
+def started(command: list[str]) -> subprocess.Popen[str]:
+    line = [sys.executable, "-m", "pfedlms.cli", *command]
+    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(process: subprocess.Popen[str], happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not happened():
+        assert process.poll() is None, f"ended too early: {process.communicate()}"
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def lines(file: Path) -> int:
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+@pytest.mark.parametrize("evaluations", [0, 1, 7])
+def test_kill_9_from_outside(evaluations: int, tmp_path: Path, uninterrupted: Callable[..., Path]) -> None:
+    """At a moment nobody chose: right after config.toml appears, or shortly after some evaluation."""
+    out = tmp_path / "run"
+    process = started(arguments(out, method="pfedlms", rounds=40))
+    try:
+        wait_for(process, lambda: (out / "config.toml").exists() and lines(out / "metrics.jsonl") >= evaluations)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert not (out / "summary.json").exists()
+    assert main(["resume", str(out), "--quiet"]) == 0
+    assert_same(out, uninterrupted("pfedlms", 40))
+
+
+# --- a crash, for every method ---
+
+
+class Crash(Exception):
+    pass
+
+
+class Crashing(Progress):
+    def __init__(self, at: int) -> None:
+        self._at = at
+
+    def evaluated(self, config: Any, record: Mapping[str, Any]) -> None:
+        if record["round"] == self._at:
+            raise Crash
+
+
+def crashed(out: Path, at: int = 5, **options: Any) -> Path:
+    """A run of six rounds that ended in round `at`, with a checkpoint after every second."""
+    with pytest.raises(Crash):
+        pfedlms.run(out=out, rounds=6, progress=Crashing(at), **SETTINGS, **options)
+    return out
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_resumes(method: str, tmp_path: Path) -> None:
+    """With what its server and its clients keep between rounds."""
+    whole = pfedlms.run(out=tmp_path / "whole", rounds=6, method=method, **SETTINGS)
+    resumed = pfedlms.resume(crashed(tmp_path / "crashed", method=method))
+    assert_same(tmp_path / "crashed", tmp_path / "whole")
+    for ours, theirs in zip(resumed.models, whole.models, strict=True):
+        assert all(torch.equal(ours[name], value) for name, value in theirs.items())
+
+
+def batch_norm() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
+
+
+@pytest.mark.parametrize("evaluate_every", [1, 4])
+def test_running_statistics_and_sparse_evaluations_resume(evaluate_every: int, tmp_path: Path) -> None:
+    options = {"model": batch_norm, "method": "fedavg", "evaluate_every": evaluate_every}
+    pfedlms.run(out=tmp_path / "whole", rounds=6, **options, **SETTINGS)
+    out = crashed(tmp_path / "crashed", at=5 if evaluate_every == 1 else 4, **options)
+    with pytest.raises(pfedlms.PfedlmsError, match=r"was given in Python.*pfedlms\.resume"):
+        pfedlms.resume(out)
+    pfedlms.resume(out, model=batch_norm)
+    assert_same(out, tmp_path / "whole")
+
+
+# --- damaged files ---
+
+
+@pytest.mark.parametrize("tail", [b'{"round": 6, "p_ac', b"\x00\x00\x00", b"{}\n", b""])
+@pytest.mark.parametrize("cut", [0, 1, 100])
+def test_a_torn_last_line_of_metrics_is_repaired(
+    tail: bytes, cut: int, tmp_path: Path, uninterrupted: Callable[..., Path]
+) -> None:
+    """Lines 1 to 4 belong to the checkpoint; the fifth is cut short, and something may stand behind it."""
+    out = crashed(tmp_path / "run", method="fedavg")
+    metrics = out / "metrics.jsonl"
+    content = metrics.read_bytes()
+    assert content.count(b"\n") == 5
+    metrics.write_bytes(content[: len(content) - cut] + tail)
+    pfedlms.resume(out)
+    assert_same(out, uninterrupted("fedavg", 6))
+
+
+def test_metrics_that_the_checkpoint_counted_but_are_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = crashed(tmp_path / "run")
+    whole = (out / "metrics.jsonl").read_bytes()
+    for left in (whole[:200], None):
+        (out / "metrics.jsonl").unlink()
+        if left is not None:
+            (out / "metrics.jsonl").write_bytes(left)
+        assert main(["resume", str(out)]) == 2
+        message = capsys.readouterr().err
+        assert "metrics.jsonl" in message
+        assert "delete checkpoint.pt" in message
+        if left is not None:
+            assert (out / "metrics.jsonl").read_bytes() == left
+
+
+def flipped(content: bytes) -> bytes:
+    """One bit of a model's weights, which PyTorch itself would load without a word."""
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda content: b"",
+    "text": lambda content: b"this is no checkpoint\n",
+    "half": lambda content: content[: len(content) // 2],
+    "one byte short": lambda content: content[:-1],
+    "one bit": flipped,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_corrupt_checkpoint_is_named_and_costs_no_measurement(
+    damage: Callable[[bytes], bytes], tmp_path: Path, uninterrupted: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    out = crashed(tmp_path / "run", method="fedavg")
+    checkpoint, measured = out / "checkpoint.pt", (out / "metrics.jsonl").read_bytes()
+    checkpoint.write_bytes(damage(checkpoint.read_bytes()))
+    for command in (["resume", str(out)], ["export", str(out), "--client", "0", "-o", str(tmp_path / "model.pt")]):
+        capsys.readouterr()
+        assert main(command) == 2
+        message = capsys.readouterr().err
+        assert f"{checkpoint}: cannot be read" in message
+        assert "delete it to start this run over" in message
+        assert "Traceback" not in message
+    assert (out / "metrics.jsonl").read_bytes() == measured
+    assert not (tmp_path / "model.pt").exists()
+    checkpoint.unlink()  # as told
+    assert main(["resume", str(out), "--quiet"]) == 0
+    assert_same(out, uninterrupted("fedavg", 6))
+
+
+@pytest.mark.parametrize("content", [[1, 2], {"schema": 1}, {"schema": 2}, {}, torch.zeros(3)])
+def test_a_checkpoint_of_something_else(content: Any, tmp_path: Path) -> None:
+    out = crashed(tmp_path / "run", method="fedavg")
+    measured = (out / "metrics.jsonl").read_bytes()
+    torch.save(content, out / "checkpoint.pt")
+    with pytest.raises(RunDirectoryError, match=r"checkpoint\.pt: (cannot be read|got schema 2, expected 1)"):
+        pfedlms.resume(out)
+    assert (out / "metrics.jsonl").read_bytes() == measured
+
+
+def test_a_checkpoint_of_another_model_is_refused_and_costs_no_measurement(tmp_path: Path) -> None:
+    out = crashed(tmp_path / "run", method="fedavg")
+    measured = (out / "metrics.jsonl").read_bytes()
+    config = out / "config.toml"
+    config.write_text(config.read_text().replace("hidden = 16", "hidden = 17"))
+    with pytest.raises(RunDirectoryError, match=r"does not fit config\.toml"):
+        pfedlms.resume(out)
+    assert (out / "metrics.jsonl").read_bytes() == measured
+
+
+def test_a_run_directory_of_another_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = crashed(tmp_path / "run", method="fedavg")
+    config = out / "config.toml"
+    config.write_text(config.read_text().replace("schema = 1", "schema = 2"))
+    assert main(["resume", str(out)]) == 2
+    assert "got 2, expected 1; the run directory is of another version" in capsys.readouterr().err
+
+
+# --- Ctrl-C ---
+
+
+@pytest.fixture
+def press(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
+    """Ctrl-C while `method` plays the round after evaluation number `at`."""
+
+    def install(method: str, at: int) -> None:
+        def evaluated(self: PlainProgress, config: Any, record: Mapping[str, Any]) -> None:
+            if (config.method, record["round"]) == (method, at):
+                signal.raise_signal(signal.SIGINT)
+
+        monkeypatch.setattr(PlainProgress, "evaluated", evaluated)
+
+    return install
+
+
+@pytest.mark.parametrize("at", [1, 5])
+def test_ctrl_c_says_what_was_done_and_how_to_go_on(
+    at: int, press: Callable[[str, int], None], tmp_path: Path, uninterrupted: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Also in a round without a checkpoint of its own."""
+    out = tmp_path / "run"
+    before = signal.getsignal(signal.SIGINT)
+    press("fedavg", at)
+    assert main(arguments(out)) == 130
+    shown = capsys.readouterr()
+    assert f"after {at} rounds" in shown.err
+    assert f"pfedlms resume {out}" in shown.err
+    assert "fedavg" in shown.out  # the table of what was reached
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["status"], summary["rounds"]) == ("interrupted", at)
+    assert lines(out / "metrics.jsonl") == at
+    assert signal.getsignal(signal.SIGINT) is before
+    monkeypatch.undo()
+    assert main(["resume", str(out), "--quiet"]) == 0
+    assert_same(out, uninterrupted())
+
+
+def test_ctrl_c_in_the_last_round_comes_too_late(
+    press: Callable[[str, int], None], tmp_path: Path, uninterrupted: Callable[..., Path]
+) -> None:
+    press("fedavg", ROUNDS)
+    assert main(arguments(tmp_path / "run", "--quiet")) == 0
+    assert_same(tmp_path / "run", uninterrupted())
+
+
+@pytest.mark.parametrize(("method", "at", "begun"), [("fedavg", 4, 1), ("fedavg", ROUNDS, 1), ("local", 1, 2)])
+def test_ctrl_c_stops_a_comparison_wherever_it_is(
+    method: str, at: int, begun: int, press: Callable[[str, int], None], tmp_path: Path,
+    uninterrupted: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """In the middle of a run, and in the last round of one: no other is started."""
+    press(method, at)
+    compare = ["compare", "--methods", "fedavg,local", "--seeds", "1", "--rounds", str(ROUNDS), *OPTIONS]
+    assert main([*compare, "--out", str(tmp_path / "c"), "--json"]) == 130
+    shown = capsys.readouterr()
+    assert len(json.loads(shown.out)["runs"]) == begun
+    assert f"pfedlms resume {tmp_path / 'c'}" in shown.err
+    monkeypatch.undo()
+    assert main(["resume", str(tmp_path / "c"), "--json", "--quiet"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [(run["method"], run["status"]) for run in runs] == [("fedavg", "finished"), ("local", "finished")]
+    for name in ("fedavg", "local"):
+        assert_same(tmp_path / "c" / f"{name}-seed0", uninterrupted(name))
+
+
+def test_sigint_from_outside_ends_a_comparison_with_130(tmp_path: Path) -> None:
+    out = tmp_path / "c"
+    command = [
+        "compare",
+        "--methods",
+        "local,fedavg",
+        "--seeds",
+        "1",
+        "--rounds",
+        "100000",
+        "--out",
+        str(out),
+        *OPTIONS,
+    ]
+    process = started(command)
+    try:
+        wait_for(process, lambda: lines(out / "local-seed0" / "metrics.jsonl") >= 2)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert err.strip().splitlines()[-1].endswith(f"pfedlms resume {out}")
+    summary = json.loads((out / "local-seed0" / "summary.json").read_text())
+    assert (summary["status"], summary["rounds"]) == ("interrupted", lines(out / "local-seed0" / "metrics.jsonl"))
+
+
+# --- one writer at a time, and runs that are over ---
+
+
+def test_two_processes_in_one_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    process = started(arguments(out, method="local", rounds=100_000))
+    try:
+        wait_for(process, lambda: lines(out / "metrics.jsonl") >= 1)
+        assert main(["resume", str(out)]) == 2
+        assert f"{out}: another process is running here" in capsys.readouterr().err
+        assert main(arguments(out)) == 2
+        assert f"pfedlms resume {out}" in capsys.readouterr().err
+        before = lines(out / "metrics.jsonl")
+        wait_for(process, lambda: lines(out / "metrics.jsonl") > before)  # the first one is not disturbed
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_finished_run_is_shown_and_left_alone(
+    tmp_path: Path, uninterrupted: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(uninterrupted(), out)
+    files = [file for file in sorted(out.iterdir()) if file.name != ".lock"]
+    before = [(file.name, file.read_bytes(), file.stat().st_mtime_ns, file.stat().st_ino) for file in files]
+    assert len(before) == 4
+    assert main(["resume", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads((out / "summary.json").read_text())
+    assert main(["resume", str(out)]) == 0
+    assert "fedavg" in capsys.readouterr().out
+    assert before == [(file.name, file.read_bytes(), file.stat().st_mtime_ns, file.stat().st_ino) for file in files]
+
+
+def test_a_finished_run_with_more_rounds_goes_on(tmp_path: Path, uninterrupted: Callable[..., Path]) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(uninterrupted("fedavg", 6), out)
+    config = out / "config.toml"
+    config.write_text(config.read_text().replace("rounds = 6", f"rounds = {ROUNDS}"))
+    assert main(["resume", str(out), "--quiet"]) == 0
+    assert_same(out, uninterrupted())
+
+
+def test_the_directory_a_run_was_moved_to_is_the_one_it_goes_on_in(
+    tmp_path: Path, uninterrupted: Callable[..., Path]
+) -> None:
+    crashed(tmp_path / "old", method="fedavg")
+    os.rename(tmp_path / "old", tmp_path / "new")
+    assert main(["resume", str(tmp_path / "new"), "--quiet"]) == 0
+    assert_same(tmp_path / "new", uninterrupted("fedavg", 6))
+    assert not (tmp_path / "old").exists()
+
+
+def test_no_half_written_file_is_left_behind(uninterrupted: Callable[..., Path]) -> None:
+    names = {file.name for file in uninterrupted().iterdir()}
+    assert names == {".lock", "config.toml", "metrics.jsonl", "checkpoint.pt", "summary.json"}

@@ -1,0 +1,491 @@
+"""`pfedlms.run` and `pfedlms.compare`: what goes in, what comes out, and what is kept when something goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pfedlms
+from pfedlms.cli import main
+from pfedlms.errors import ConfigError, DivergedError, PfedlmsError, RunDirectoryError, UsageError
+from pfedlms.experiment.run import Progress
+
+QUICK = {"rounds": 3, "clients": 4, "local_steps": 3, "batch_size": 8, "threads": 1}
+FEATURES, CLASSES = 6, 3
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before() -> Iterator[None]:
+    """`run.threads` holds for the process, which here is pytest's."""
+    before = torch.get_num_threads(), numba.get_num_threads()
+    yield
+    torch.set_num_threads(before[0])
+    numba.set_num_threads(before[1])
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Tests run in a folder of their own, so that what is written by mistake is seen."""
+    folder = tmp_path / "cwd"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def pool(count: int, key: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    draw = np.random.default_rng(key)
+    labels = np.arange(count) % CLASSES
+    return draw.normal(size=(count, FEATURES)) + 2 * np.eye(CLASSES, FEATURES)[labels], labels
+
+
+def linear() -> nn.Module:
+    return nn.Linear(FEATURES, CLASSES)
+
+
+def normalised() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
+
+
+def accuracy_by_hand(module: nn.Module, x: Any, y: Any) -> float:
+    with torch.no_grad():
+        outputs = module.eval()(torch.as_tensor(np.asarray(x), dtype=torch.float32))
+    return 100.0 * float((outputs.argmax(dim=1).numpy() == np.asarray(y)).mean())
+
+
+# --- what goes in ---
+
+
+def test_ten_lines_of_python(empty_folder: Path) -> None:
+    result = pfedlms.run("digits", rounds=2, clients=5, threads=1)
+    assert result.summary["status"] == "finished"
+    assert 0 <= result.accuracy <= 100
+    assert result.accuracy == result.summary["accuracy"]["last10"]
+    assert len(result.models) == 5
+    assert not list(empty_folder.iterdir())  # without `out` nothing is written
+
+
+@pytest.mark.parametrize("factory", [linear, normalised])
+@pytest.mark.parametrize("method", ["pfedlms", "fedavg", "local"])
+def test_pairs_and_a_factory_give_models_that_reach_what_is_reported(method: str, factory: Any) -> None:
+    """Every client's state dict, in a fresh module, on the very samples given, scores what the metrics say."""
+    pairs = [(pool(30 + key, key), pool(9 + key, 50 + key)) for key in range(4)]
+    result = pfedlms.run(pairs, factory, method=method, rounds=4, local_steps=5, batch_size=8, threads=1)
+    assert (result.summary["dataset"], result.summary["model"], result.summary["clients"]) == ("custom", "custom", 4)
+    reported = result.metrics[-1]["client_acc"]
+    right = 0
+    for state, (_, (x, y)), said in zip(result.models, pairs, reported, strict=True):
+        module = factory()
+        module.load_state_dict(state)
+        reached = accuracy_by_hand(module, x, y)
+        assert reached == pytest.approx(said, abs=1e-9)
+        right += round(reached / 100 * len(y))
+    assert result.metrics[-1]["p_acc"] == pytest.approx(100 * right / sum(len(y) for _, (_, y) in pairs))
+    assert result.metrics[-1]["p_acc"] > 50  # of three classes
+
+
+def test_arrays_are_partitioned() -> None:
+    x, y = pool(400)
+    result = pfedlms.run((x, y), linear, alpha=0.3, **QUICK)
+    data = result.federation.data
+    held = np.concatenate([*data.train, *data.test])
+    assert sorted(held) == list(range(400))  # every sample once
+    assert data.clients == 4
+    assert np.allclose(data.x.numpy(), x)
+    for state, test, said in zip(result.models, data.test, result.metrics[-1]["client_acc"], strict=True):
+        module = linear()
+        module.load_state_dict(state)
+        assert accuracy_by_hand(module, x[test], y[test]) == pytest.approx(said)
+
+
+def test_tensors_are_arrays_too() -> None:
+    x, y = pool(100)
+    arrays = pfedlms.run((x, y), linear, **QUICK)
+    tensors = pfedlms.run((torch.from_numpy(x), torch.from_numpy(y)), linear, **QUICK)
+    assert arrays.metrics[-1]["client_acc"] == tensors.metrics[-1]["client_acc"]
+
+
+def test_an_instance_is_the_initial_model_and_stays_as_it_is() -> None:
+    """Close to no learning: every client ends where the module began."""
+    module = normalised()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    result = pfedlms.run(pool(100), module, method="local", learning_rate=1e-30, weight_decay=0.0, **QUICK)
+    for state in result.models:
+        for name, _ in module.named_parameters():
+            assert torch.allclose(state[name], before[name], rtol=0, atol=1e-25)
+        assert not torch.equal(state["1.running_mean"], before["1.running_mean"])
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+def test_a_factory_draws_from_the_seed_and_leaves_the_callers_generator_alone() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    runs = [pfedlms.run(pool(100), linear, seed=seed, **QUICK) for seed in (0, 0, 1)]
+    assert torch.equal(torch.rand(3), expected)
+    first, again, other = [run.federation.model.initial for run in runs]
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+class WithFrozenAndTied(nn.Module):
+    """A frozen layer, and an output that shares its weights with the layer before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(FEATURES, CLASSES)
+        self.first = nn.Linear(CLASSES, CLASSES)
+        self.second = nn.Linear(CLASSES, CLASSES)
+        self.second.weight = self.first.weight
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(self.frozen(x))))
+
+
+def test_frozen_and_tied_parameters_come_back_in_their_places() -> None:
+    module = WithFrozenAndTied()
+    result = pfedlms.run(pool(100), module, method="fedavg", **QUICK)
+    assert result.summary["parameters"] == 9 + 3 + 3  # the shared matrix once, two biases
+    for state in result.models:
+        assert torch.equal(state["frozen.weight"], module.frozen.weight)
+        assert torch.equal(state["first.weight"], state["second.weight"])
+        WithFrozenAndTied().load_state_dict(state)
+
+
+def test_settings_may_stand_in_a_file_which_may_name_the_method(tmp_path: Path) -> None:
+    file = tmp_path / "my.toml"
+    file.write_text('[method]\nname = "fedavg"\n[train]\nrounds = 5\nlocal_steps = 2\n')
+    result = pfedlms.run(pool(100), linear, config=file, **{**QUICK, "rounds": 2})
+    assert result.summary["method"] == "fedavg"
+    assert result.summary["rounds"] == 2  # the keyword comes on top
+    assert result.config.train.local_steps == 3
+    assert pfedlms.run(pool(100), linear, config=file, method="local", **QUICK).summary["method"] == "local"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"round": 3}, "round: unknown setting; did you mean rounds"),
+        ({"stength": 0.1}, "stength: unknown setting; did you mean strength?"),
+        ({"method": "fedavg", "strength": 0.1}, "strength: unknown setting"),
+        ({"method": "pfedlsm"}, "method.name: got 'pfedlsm'; did you mean pfedlms"),
+        ({"alpha": 0}, "data.alpha: got 0, expected a number above 0"),
+        ({"thresholds": 0}, "method.thresholds: got 0, expected a whole number of at least 1"),
+        ({"ratio": 1.5}, "method.ratio: got 1.5, expected a number above 0 and at most 1"),
+        ({"data": "digtis"}, "data.dataset: got 'digtis'"),
+        ({"model": "vgg9"}, "model.name: got 'vgg9'"),
+    ],
+)
+def test_wrong_settings_are_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        pfedlms.run(**settings)
+    assert message in str(caught.value)
+
+
+def test_all_unknown_keywords_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        pfedlms.run(round=3, alfa=1.0)
+    assert len(caught.value.problems) == 2
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "message"),
+    [
+        (pool(3), linear, "got 4 clients with data.min_samples 10 each, but there are only 3 samples"),
+        ((pool(50)[0], pool(40)[1]), linear, "got 50 samples and 40 labels"),
+        ((np.full((60, FEATURES), np.nan), pool(60)[1]), linear, "NaN"),
+        ((pool(60)[0], pool(60)[1] - 1), linear, "got label -1"),
+        ((pool(60)[0], pool(60)[1] + 0.5), linear, "expected a vector of class numbers"),
+        ([], linear, "data.clients: got 0"),
+        (pool(60), lambda: nn.Linear(FEATURES + 1, CLASSES), "model: fails on samples of shape"),
+        (pool(60), lambda: nn.Linear(FEATURES, CLASSES - 1), "model: got outputs of shape (2, 2)"),
+        (pool(60), lambda: nn.LSTM(FEATURES, CLASSES), "model: got outputs of shape tuple"),
+        (pool(60), lambda: nn.Flatten(), "no trainable parameters"),
+        (pool(60), lambda: "a model", "the factory returned str"),
+        (pool(60), lambda: nn.Linear(FEATURES, 10**14), "model: cannot be built"),
+    ],
+)
+def test_wrong_data_and_models_are_named_before_anything_is_written(
+    data: Any, model: Any, message: str, tmp_path: Path
+) -> None:
+    settings = {key: value for key, value in QUICK.items() if key != "clients" or isinstance(data, tuple)}
+    with pytest.raises(PfedlmsError) as caught:
+        pfedlms.run(data, model, out=tmp_path / "run", **settings)
+    assert isinstance(caught.value, UsageError)
+    assert message in str(caught.value)
+    with pytest.raises(PfedlmsError):
+        pfedlms.compare(data, model, out=tmp_path / "compare", **settings)
+    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "compare").exists()
+
+
+# --- what comes out ---
+
+
+class Noting(Progress):
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def started(self, config: Any, rounds_played: int) -> None:
+        self.seen.append(("started", rounds_played))
+
+    def evaluated(self, config: Any, record: Any) -> None:
+        self.seen.append(("evaluated", record["round"]))
+
+    def finished(self, config: Any, summary: Any) -> None:
+        self.seen.append(("finished", summary["rounds"]))
+
+
+def test_progress_is_told_what_happens() -> None:
+    noting = Noting()
+    pfedlms.run(pool(100), linear, progress=noting, evaluate_every=2, **QUICK)
+    assert noting.seen == [("started", 0), ("evaluated", 2), ("evaluated", 3), ("finished", 3)]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local", "pfedlms"])
+def test_the_summary_agrees_with_the_metrics(method: str, tmp_path: Path) -> None:
+    """Keys as the issue names them; maximum, mean of the last ten and last by hand; bytes per round times rounds."""
+    out = tmp_path / "run"
+    result = pfedlms.run(pool(120), normalised, method=method, out=out, seed=7, **{**QUICK, "rounds": 13})
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    summary = json.loads((out / "summary.json").read_text())
+    assert result.summary == summary
+    assert result.metrics == records
+    assert result.directory == out
+    assert {
+        "method", "dataset", "model", "seed", "clients", "rounds", "accuracy", "bytes_per_round", "total_bytes",
+        "seconds", "parameters",
+    } <= summary.keys()  # fmt: skip
+    assert (summary["method"], summary["seed"], summary["clients"], summary["rounds"]) == (method, 7, 4, 13)
+    assert summary["parameters"] == FEATURES * 8 + 8 + 2 * 8 + 8 * CLASSES + CLASSES
+
+    reached = [record["p_acc"] for record in records]
+    assert [record["round"] for record in records] == list(range(1, 14))
+    assert summary["accuracy"].keys() == {"max", "last10", "final"}
+    assert summary["accuracy"]["max"] == max(reached)
+    assert summary["accuracy"]["last10"] == pytest.approx(mean(reached[3:]))
+    assert summary["accuracy"]["final"] == reached[12]
+
+    last = records[-1]["bytes"]
+    assert (
+        last.keys() == summary["bytes_per_round"].keys() == {"up_payload", "up_framing", "down_payload", "down_framing"}
+    )
+    assert all(13 * summary["bytes_per_round"][key] == last[key] for key in last)
+    assert summary["total_bytes"] == sum(last.values())
+    assert [sum(record["bytes"].values()) for record in records] == [
+        n * sum(records[0]["bytes"].values()) for n in range(1, 14)
+    ]
+    for record in records:
+        assert {"round", "p_acc", "client_acc", "loss", "bytes", "seconds"} <= record.keys()
+        assert len(record["client_acc"]) == 4
+        assert ("g_acc" in record) == (method == "fedavg")
+
+
+def test_fewer_than_ten_evaluations() -> None:
+    result = pfedlms.run(pool(100), linear, **QUICK)
+    reached = [record["p_acc"] for record in result.metrics]
+    assert result.summary["accuracy"]["last10"] == pytest.approx(mean(reached))
+
+
+@pytest.mark.parametrize(("every", "evaluated"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (5, [5]), (9, [5])])
+def test_the_last_round_is_always_evaluated(every: int, evaluated: list[int]) -> None:
+    result = pfedlms.run(pool(100), linear, method="fedavg", evaluate_every=every, **{**QUICK, "rounds": 5})
+    assert [record["round"] for record in result.metrics] == evaluated
+    assert all("g_acc" in record for record in result.metrics)
+
+
+def test_measuring_more_often_changes_nothing() -> None:
+    runs = [pfedlms.run(pool(100), normalised, evaluate_every=every, **QUICK) for every in (1, 3)]
+    assert runs[0].metrics[-1]["client_acc"] == runs[1].metrics[-1]["client_acc"]
+    for ours, theirs in zip(runs[0].models, runs[1].models, strict=True):
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_config_toml_runs_the_same_again(tmp_path: Path) -> None:
+    settings = {**QUICK, "hidden": 12}
+    first = pfedlms.run("digits", method="fedavg", seed=3, out=tmp_path / "first", **settings)
+    assert main(["run", str(tmp_path / "first" / "config.toml"), "--out", str(tmp_path / "second"), "--quiet"]) == 0
+    again = json.loads((tmp_path / "second" / "summary.json").read_text())
+    assert {**again, "seconds": 0} == {**first.summary, "seconds": 0}
+
+
+# --- comparisons ---
+
+
+def test_compare_gives_every_method_the_same_partition_and_start() -> None:
+    comparison = pfedlms.compare(pool(200), linear, methods=["local", "fedavg"], seeds=2, seed=4, **QUICK)
+    named = [(run["method"], run["seed"]) for run in comparison.runs]
+    assert named == [("local", 4), ("local", 5), ("fedavg", 4), ("fedavg", 5)]
+    for run in comparison.runs:
+        alone = pfedlms.run(pool(200), linear, method=run["method"], seed=run["seed"], **QUICK)
+        assert {**alone.summary, "seconds": 0} == {**run, "seconds": 0}
+    text = str(comparison)
+    assert "local" in text
+    assert "none sent" in text
+    assert not comparison.interrupted
+
+
+def test_a_setting_of_some_methods_goes_to_those(tmp_path: Path) -> None:
+    """By keyword, and in a file that names one of them."""
+    comparison = pfedlms.compare(pool(100), linear, methods=["local", "pfedlms"], seeds=1, thresholds=1, **QUICK)
+    # 21 parameters, padded to 32, m = 3: three bits are one byte, and two float32 of statistics; both ways alike
+    assert [run["bytes_per_round"]["up_payload"] for run in comparison.runs] == [0, 4 * (1 + 8)]
+    file = tmp_path / "my.toml"
+    file.write_text('[method]\nname = "pfedlms"\nthresholds = 1\n')
+    again = pfedlms.compare(pool(100), linear, methods=["local", "pfedlms"], seeds=1, config=file, **QUICK)
+    assert [run["total_bytes"] for run in again.runs] == [run["total_bytes"] for run in comparison.runs]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"methods": []}, "--methods: got none"),
+        ({"methods": ["pfedlsm"]}, "did you mean pfedlms"),
+        ({"methods": ["local", "local"]}, "expected every method once"),
+        ({"seeds": 0}, "--seeds: got 0"),
+        ({"seed": (1 << 63) - 1, "seeds": 2}, "run.seed: got 9223372036854775808"),
+        ({"alpha": -1, "ratio": 0}, "data.alpha: got -1"),
+        ({"alpha": -1, "ratio": 0}, "method.ratio: got 0"),
+    ],
+)
+def test_wrong_comparisons_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        pfedlms.compare(pool(100), linear, **options)
+    assert message in str(caught.value)
+
+
+def test_a_comparison_on_disk_has_a_folder_a_run(tmp_path: Path) -> None:
+    out = tmp_path / "c"
+    pfedlms.compare(pool(100), linear, methods=["local", "fedavg"], seeds=2, out=out, **QUICK)
+    assert sorted(file.name for file in out.iterdir()) == [
+        "compare.json", "fedavg-seed0", "fedavg-seed1", "local-seed0", "local-seed1",
+    ]  # fmt: skip
+    with pytest.raises(RunDirectoryError, match="holds runs already"):
+        pfedlms.compare(pool(100), linear, methods=["local"], seeds=1, out=out, **QUICK)
+
+
+# --- what is kept when something goes wrong ---
+
+
+def test_a_loss_that_becomes_nan_keeps_what_was_measured(tmp_path: Path) -> None:
+    """One client's samples are huge, and a learning rate of 2 doubles its model's error every step."""
+    x, y = pool(40)
+    pairs = [(pool(40, key), pool(9, 50 + key)) for key in range(3)]
+    pairs[1] = ((x * 1e3, y), pool(9, 51))
+    out = tmp_path / "run"
+    settings = {"rounds": 50, "learning_rate": 2.0, "weight_decay": 10.0, "local_steps": 1, "threads": 1}
+    with pytest.raises(DivergedError, match=r"round \d+: .* client \d ") as caught:
+        pfedlms.run(pairs, linear, method="local", out=out, checkpoint_every=5, **settings)
+    failed = int(str(caught.value).split(":")[0].removeprefix("round "))
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    summary = json.loads((out / "summary.json").read_text())
+    assert 2 < failed < 50
+    assert [record["round"] for record in records] == list(range(1, failed))
+    assert (summary["status"], summary["rounds"]) == ("diverged", failed - 1)
+    assert summary["accuracy"]["max"] == max(record["p_acc"] for record in records)
+    with pytest.raises(DivergedError, match=f"round {failed}:"):
+        pfedlms.resume(out, pairs, linear)  # the same again, and nothing lost
+    assert len((out / "metrics.jsonl").read_text().splitlines()) == failed - 1
+
+
+def test_metrics_are_json_even_where_a_test_loss_is_not_finite(tmp_path: Path) -> None:
+    """A test sample so large that the outputs overflow, which no training sample is."""
+    module = linear()
+    nn.init.constant_(module.weight, 2.0)
+    pairs = [(pool(30), (np.full((1, FEATURES), 3e38), [0])), (pool(30, 1), pool(9, 2))]
+    pfedlms.run(pairs, module, method="local", out=tmp_path / "run", rounds=2, local_steps=1, threads=1)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line, parse_constant=refuse)
+        assert record["test_loss"] is None
+        assert record["loss"] > 0
+
+
+LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
+from pfedlms.cli import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("full", ["checkpoint", "metrics"])
+def test_a_full_disk_loses_nothing(full: str, tmp_path: Path) -> None:
+    """A limit on file sizes fails writes as a full disk does: of the first checkpoint, which is larger than all else,
+    or in the middle of the third line of metrics, before any checkpoint."""
+    chosen = {
+        "data.clients": 3, "train.local_steps": 2, "run.threads": 1, "model.hidden": 64,
+        "run.checkpoint_every": 2 if full == "checkpoint" else 8,
+    }  # fmt: skip
+    run = ["run", "--method", "fedavg", "--rounds", "8"]
+    run += [part for key, value in chosen.items() for part in ("--set", f"{key}={value}")]
+    out, fresh = tmp_path / "run", tmp_path / "fresh"
+    assert main([*run, "--out", str(fresh), "--quiet"]) == 0
+    first, second, third, *_ = (fresh / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    limit = 20_000 if full == "checkpoint" else len(first + second) + len(third) // 2
+
+    command = [sys.executable, "-c", LIMITED, str(limit), *run, "--out", str(out)]
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 1, done.stderr
+    (message,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert message.startswith(f"error: {out}: cannot write (")
+    assert message.endswith(f"make room, then `pfedlms resume {out}`")
+    assert "Traceback" not in done.stderr
+    kept = (out / "metrics.jsonl").read_bytes()
+    assert kept.count(b"\n") == 2
+    assert [json.loads(line)["round"] for line in kept.splitlines()[:2]] == [1, 2]
+    assert {file.name for file in out.iterdir()} == {".lock", "config.toml", "metrics.jsonl", "summary.json"}
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert summary["accuracy"]["max"] == max(json.loads(line)["p_acc"] for line in (first, second))
+
+    assert main(["resume", str(out), "--quiet"]) == 0  # there is room again
+    ours, theirs = (
+        [{**json.loads(line), "seconds": 0} for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in (out, fresh)
+    )
+    assert ours == theirs
+    assert json.loads((out / "summary.json").read_text())["status"] == "finished"
+
+
+def test_a_directory_that_cannot_be_written_is_found_before_training(tmp_path: Path) -> None:
+    """Permission bits do not bind root, so: below a regular file, in /proc, with a name that is too long."""
+    (tmp_path / "file").write_text("not a folder")
+    for out in (tmp_path / "file", tmp_path / "file" / "run", Path("/proc/pfedlms/run"), tmp_path / ("a" * 300)):
+        noting = Noting()
+        with pytest.raises(RunDirectoryError, match="name another --out"):
+            pfedlms.run(pool(100), linear, out=out, progress=noting, **QUICK)
+        assert not noting.seen
+    assert (tmp_path / "file").read_text() == "not a folder"
+
+
+def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    pfedlms.run(pool(100), linear, out=out, **QUICK)
+    before = {file.name: file.read_bytes() for file in out.iterdir()}
+    with pytest.raises(RunDirectoryError, match=f"pfedlms resume {out}"):
+        pfedlms.run(pool(100), linear, out=out, **QUICK)
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == before
+
+
+def test_files_of_others_in_the_directory_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    pfedlms.run(pool(100), linear, out=tmp_path / "run", **QUICK)
+    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"

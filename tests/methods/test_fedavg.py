@@ -1,0 +1,103 @@
+"""FedAvg: the weighted mean by hand, and distributed gradient descent as its limit. `local` is plain SGD."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from method_tools import (
+    cohort_of,
+    exact_steps,
+    hold,
+    normal,
+    overheard,
+    small_batches,
+    small_data,
+    small_module,
+    worker_of,
+)
+from torch import Tensor, nn
+
+from pfedlms.engine import Federation
+from pfedlms.engine.local import TrainSettings
+from pfedlms.methods import METHODS
+from pfedlms.methods.fedavg import Average
+from pfedlms.models import CohortModel
+from pfedlms.wire import SERVER
+
+
+def test_mean_by_hand() -> None:
+    """(1 · (4, 0) + 2 · (−2, 3) + 5 · (0, 2)) / 8 = (0, 2), for all clients, however they are grouped."""
+    params, samples = torch.tensor([[4.0, 0.0], [-2.0, 3.0], [0.0, 2.0]]), [1, 2, 5]
+    groups = [
+        [cohort_of(params, samples=samples)],
+        [cohort_of(params[:1], [0], [1]), cohort_of(params[1:], [1, 2], [2, 5])],
+    ]
+    for cohorts in groups:
+        after, _ = hold(Average(2), cohorts)
+        assert [row for cohort in after for row in cohort.params.tolist()] == [[0.0, 2.0]] * 3
+
+
+def test_a_lost_model_is_left_out_of_the_mean() -> None:
+    """(1 · (4, 0) + 5 · (0, 2)) / 6; the client whose message was lost still goes on from it."""
+    params = torch.tensor([[4.0, 0.0], [-2.0, 3.0], [0.0, 2.0]])
+    with pytest.warns(UserWarning, match="client 1 is left out"):
+        (after,), _ = hold(
+            Average(2),
+            cohort_of(params, samples=[1, 2, 5]),
+            link=lambda data, client: None if client == 1 else data,
+        )
+    assert after.params.flatten().tolist() == pytest.approx([4 / 6, 10 / 6] * 3, rel=1e-6)
+
+
+def test_the_mean_is_taken_in_float64() -> None:
+    """2^24 + 1 + 1 is lost one by one in float32, and 2^24 stays."""
+    params = torch.tensor([[2.0**24], [1.0], [1.0], [2.0]])
+    (after,), _ = hold(Average(1), cohort_of(params))
+    assert after.params[0].item() == 2.0**22 + 1
+
+
+def test_equal_models_stay_as_they_are() -> None:
+    model = normal(50, seed=1)
+    (after,), _ = hold(Average(50), cohort_of(model.expand(3, -1).clone(), samples=[3, 5, 6]))
+    assert torch.equal(after.params, model.expand(3, -1))
+
+
+def test_one_step_on_all_samples_is_distributed_gradient_descent() -> None:
+    """E = 1 and full batches: the models sent down are those of gradient descent on all samples together, float64."""
+    data, rate = small_data(8, 8, 8), 0.3
+    model = CohortModel(small_module(), torch.device("cpu"))
+    train = TrainSettings(local_steps=1, batch_size=8, learning_rate=rate, momentum=0.0, weight_decay=0.0)
+    with overheard() as messages:
+        chosen = Federation(METHODS["fedavg"], METHODS["fedavg"].Settings(), model, data, train, seed=7)
+        chosen.start()
+        for _ in range(4):
+            chosen.play_round()
+    module = small_module().double()
+    everything = torch.tensor([index for held in data.train for index in held])
+    sent_down = [sent.values["model"] for sent in messages if sent.sender == SERVER]
+    assert len(sent_down) == 4
+    for sent in sent_down:
+        loss = nn.functional.cross_entropy(module(data.x[everything].double()), data.y[everything])
+        gradients = torch.autograd.grad(loss, list(module.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(module.parameters(), gradients, strict=True):
+                parameter -= rate * gradient
+        expected = nn.utils.parameters_to_vector(module.parameters())
+        torch.testing.assert_close(torch.from_numpy(sent).double(), expected.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_local_is_plain_sgd() -> None:
+    """θ ← θ − η (∇f + μθ), five steps against float64 autograd."""
+    data, train = small_data(9, 4, 20), TrainSettings(5, 8, 0.2, 0.0, 0.05)
+    model = CohortModel(small_module(), torch.device("cpu"))
+    params = 0.5 * normal(3, model.layout.dim, seed=6)
+    cohort = cohort_of(params, samples=data.samples)
+    worker = worker_of(model, data, train, seed=7)
+    after, _ = worker.train(cohort, METHODS["local"](None, None).objective(cohort, 0), phase=1)  # type: ignore[arg-type]
+
+    def nothing(flat: Tensor, features: Tensor, labels: Tensor) -> Tensor:
+        return flat.new_zeros(())
+
+    for client in range(3):
+        expected = exact_steps(params[client], small_batches(data, client, 1, train, seed=7), train, nothing)
+        torch.testing.assert_close(after.params[client].double(), expected, rtol=1e-5, atol=1e-6)

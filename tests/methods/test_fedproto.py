@@ -1,0 +1,157 @@
+"""FedProto: prototypes by hand, the loss by hand and by autograd, and the features behind them by a plain loop."""
+
+from __future__ import annotations
+
+from math import nan
+
+import pytest
+import torch
+from method_tools import (
+    Work,
+    cohort_of,
+    exact_module,
+    exact_steps,
+    hold,
+    normal,
+    small_batches,
+    small_data,
+    small_module,
+    task_of,
+    worker_of,
+)
+from torch import Tensor
+
+from pfedlms.engine.local import TrainSettings
+from pfedlms.errors import UsageError
+from pfedlms.methods import Task
+from pfedlms.methods.fedproto import FedProto, FedProtoSettings, MeanPrototypes, NearPrototypes
+from pfedlms.models import CohortModel
+from pfedlms.wire import HEADER_BYTES
+
+# --- prototypes -------------------------------------------------------------------------------------------------------
+
+COUNTS = torch.tensor([[9.0, 1.0, 0.0, 0.0], [1.0, 0.0, 2.0, 0.0], [100.0, 0.0, 5.0, 0.0]])
+MEANS = torch.full((3, 4, 2), nan)  # what a client does not hold must not matter
+MEANS[0, 0], MEANS[0, 1] = torch.tensor([1.0, 2.0]), torch.tensor([4.0, -4.0])
+MEANS[1, 0], MEANS[1, 2] = torch.tensor([3.0, 0.0]), torch.tensor([-2.0, 6.0])
+MEANS[2, 0], MEANS[2, 2] = torch.tensor([5.0, 4.0]), torch.tensor([0.0, 2.0])
+
+
+def test_prototypes_by_hand() -> None:
+    """Class 0 has three holders with 9, 1 and 100 samples, who count the same; class 1 has one, class 2 two, class 3
+    none. However the clients are grouped."""
+    exchange, work = MeanPrototypes(4, 2), Work(features=(MEANS, COUNTS))
+    everyone = cohort_of(torch.zeros(3, 1), samples=[10, 3, 105])
+    pair, single = cohort_of(torch.zeros(2, 1), [0, 1], [10, 3]), cohort_of(torch.zeros(1, 1), [2], [105])
+    for cohorts in ([everyone], [pair, single]):
+        after, _ = hold(exchange, cohorts, work=work)
+        for cohort in after:
+            assert cohort.scratch["held"].tolist() == [True, True, True, False]
+            assert cohort.scratch["prototypes"].tolist() == [[3, 2], [4, -4], [-1, 4], [0, 0]]
+
+
+def test_a_lost_message_is_no_holder() -> None:
+    """Without client 0 nobody holds class 1, and class 0 is the mean of two."""
+    with pytest.warns(UserWarning, match="client 0 is left out"):
+        (after,), _ = hold(
+            MeanPrototypes(4, 2),
+            cohort_of(torch.zeros(3, 1)),
+            work=Work(features=(MEANS, COUNTS)),
+            link=lambda data, client: None if client == 0 else data,
+        )
+    assert after.scratch["held"].tolist() == [True, False, True, False]
+    assert after.scratch["prototypes"].tolist() == [[4, 2], [0, 0], [-1, 4], [0, 0]]
+
+
+def test_only_classes_that_are_held_are_sent() -> None:
+    """A byte for the mask of four classes and 4 · 2 bytes a class."""
+    sizes = []
+    hold(
+        MeanPrototypes(4, 2),
+        cohort_of(torch.zeros(3, 1)),
+        work=Work(features=(MEANS, COUNTS)),
+        link=lambda data, client: sizes.append(len(data) - HEADER_BYTES) or data,
+    )
+    assert sizes == [1 + 8 * 2] * 3
+
+
+def test_mean_features_against_a_plain_loop() -> None:
+    """One sample after another through torch's own module in float64; clients of 9, 4 and 600 samples (more than an
+    evaluation batch), each without one class."""
+    data = small_data(9, 4, 600)
+    model = CohortModel(small_module(), torch.device("cpu"))
+    params = normal(3, model.layout.dim, seed=6)
+    worker = worker_of(model, data, TrainSettings(1, 4, 0.1, 0.0, 0.0), seed=0)
+    for ids in ([0, 1, 2], [1], [2]):
+        cohort = cohort_of(params[ids], ids, [data.samples[k] for k in ids])
+        means, counts = worker.class_features(cohort)
+        for row, client in enumerate(ids):
+            body = exact_module(params[client])[:-1]
+            sums, seen = torch.zeros(4, 6, dtype=torch.float64), [0, 0, 0, 0]
+            for index in data.train[client]:
+                label = int(data.y[index])
+                sums[label] += body(data.x[index].double()).detach()
+                seen[label] += 1
+            assert counts[row].tolist() == seen
+            assert seen[client] == seen[3] == 0
+            expected = sums / torch.tensor(seen).clamp(min=1)[:, None]
+            torch.testing.assert_close(means[row].double(), expected, rtol=1e-5, atol=1e-6)
+            assert not means[row, client].any()
+
+
+# --- the loss ---------------------------------------------------------------------------------------------------------
+
+
+def test_loss_and_gradient_by_hand() -> None:
+    """λ = 0.4. Client 0: squared distances (1 + 0)/2 and (0 + 4)/2, the third sample's class has no prototype: λ · 2.5
+    / 2 = 0.5, and a gradient of λ · 2 (f − p) / (2 · 2) = 0.2 (f − p). Client 1: one sample is known, at distance (9 +
+    1)/2: λ · 5 = 2, gradient 0.4 (f − p)."""
+    prototypes = torch.tensor([[0.0, 0.0], [1.0, 1.0], [7.0, 7.0]])
+    loss = NearPrototypes(prototypes, torch.tensor([True, True, False]), 0.4).loss
+    features = torch.tensor(
+        [[[1.0, 0.0], [1.0, 3.0], [5.0, 5.0]], [[4.0, 2.0], [9.0, 9.0], [8.0, 8.0]]], requires_grad=True
+    )
+    value = loss(features, torch.tensor([[0, 1, 2], [1, 2, 2]]))
+    assert value.tolist() == pytest.approx([0.5, 2.0])
+    (gradient,) = torch.autograd.grad(value.sum(), features)
+    expected = torch.tensor([[[0.2, 0.0], [0.0, 0.4], [0.0, 0.0]], [[1.2, 0.4], [0.0, 0.0], [0.0, 0.0]]])
+    torch.testing.assert_close(gradient, expected)
+
+
+def test_a_batch_without_any_known_class_has_no_loss() -> None:
+    features = normal(1, 5, 2, seed=1).requires_grad_()
+    value = NearPrototypes(torch.zeros(3, 2), torch.tensor([True, True, False]), 1.0).loss(
+        features, torch.full((1, 5), 2)
+    )
+    (gradient,) = torch.autograd.grad(value.sum(), features)
+    assert value.tolist() == [0.0]
+    assert not gradient.any()
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.7])
+def test_local_steps_follow_the_objective(strength: float) -> None:
+    """Three steps of CE + λ MSE + μ/2 ‖θ‖² against float64 autograd through the whole model; class 1 has no
+    prototype."""
+    data, train = small_data(9, 12, 20), TrainSettings(3, 8, 0.2, 0.0, 0.03)
+    model = CohortModel(small_module(), torch.device("cpu"))
+    params, prototypes = 0.5 * normal(3, model.layout.dim, seed=6), normal(4, 6, seed=7)
+    held = torch.tensor([True, False, True, False])
+    task = task_of(model.layout.dim)
+    cohort = cohort_of(params, samples=data.samples).with_scratch(prototypes=prototypes, held=held)
+    objective = FedProto(Task(**{**vars(task), "feature_size": 6, "classes": 4}), FedProtoSettings(strength)).objective(
+        cohort, 0
+    )
+    after, _ = worker_of(model, data, train, seed=7).train(cohort, objective, phase=2)
+
+    def pull(flat: Tensor, features: Tensor, labels: Tensor) -> Tensor:
+        known = [(f - prototypes[y].double()) ** 2 for f, y in zip(features, labels, strict=True) if held[y]]
+        return strength * torch.stack(known).mean() if known else flat.new_zeros(())
+
+    for client in range(3):
+        expected = exact_steps(params[client], small_batches(data, client, 2, train, seed=7), train, pull)
+        torch.testing.assert_close(after.params[client].double(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_model_without_features_is_refused() -> None:
+    with pytest.raises(UsageError, match="no linear layer"):
+        FedProto(Task(**{**vars(task_of(4)), "feature_size": 0}), FedProtoSettings())

@@ -1,0 +1,287 @@
+"""pFedLMS: thresholds and consensus of a round recomputed in float64 from the clients' models, and the edges of its
+settings."""
+
+from __future__ import annotations
+
+from math import floor, sqrt
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from method_tools import (
+    LAYERS,
+    SEED,
+    cohort_of,
+    dense_phi,
+    exact_steps,
+    federation,
+    hold,
+    normal,
+    overheard,
+    power_of_two,
+    small_batches,
+    small_data,
+    small_module,
+    task_of,
+    worker_of,
+)
+from torch import Tensor
+
+from pfedlms.engine.local import TrainSettings
+from pfedlms.methods.pfedlms import PFedLMS, PFedLMSSettings
+from pfedlms.models import Cohort, CohortModel
+from pfedlms.wire import SERVER
+
+
+def kept_of(size: int, ratio: float) -> int:
+    return max(1, floor(ratio * power_of_two(size)))
+
+
+def sketches_of(params: np.ndarray, sizes: tuple[int, ...], ratio: float, seed: int, epoch: int) -> list[np.ndarray]:
+    """Φ_l θ_k,l of every layer, float64 `[clients, m_l]`, through the dense Φ."""
+    ends = np.cumsum(sizes)
+    parts = [params[:, end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    return [
+        part @ dense_phi(part.shape[1], kept_of(part.shape[1], ratio), seed, epoch, layer).T
+        for layer, part in enumerate(parts)
+    ]
+
+
+def thresholds_by_definition(sketched: np.ndarray, samples: tuple[int, ...], levels: int) -> list[float]:
+    """Quantiles of the normal distribution with the mean and variance of all clients' entries, each weighted by its
+    client's samples."""
+    weights = np.repeat(np.array(samples, dtype=np.float64), sketched.shape[1])
+    mean = np.average(sketched.ravel(), weights=weights)
+    deviation = sqrt(np.average((sketched.ravel() - mean) ** 2, weights=weights))
+    return [mean + deviation * NormalDist().inv_cdf(t / (levels + 1)) for t in range(1, levels + 1)]
+
+
+def upper_weighted_median(values: np.ndarray, samples: tuple[int, ...]) -> float:
+    """The largest of `values: [clients]` that clients with at least half of all samples reach."""
+    return max(
+        v for v in values if 2 * sum(n for n, own in zip(samples, values, strict=True) if own >= v) >= sum(samples)
+    )
+
+
+def consensus_by_definition(
+    sketched: list[np.ndarray], samples: tuple[int, ...], levels: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """q̃ of every coordinate as the bin of the weighted median, and its distance to the nearest threshold over σ̄."""
+    chosen, margin = [], []
+    for layer in sketched:
+        tau = thresholds_by_definition(layer, samples, levels)
+        scale = layer.std() or 1.0
+        for column in layer.T:
+            median = upper_weighted_median(column, samples)
+            chosen.append(sum(median >= t for t in tau))
+            margin.append(min(abs(v - t) for v in column for t in tau) / scale)
+    return np.array(chosen), np.array(margin)
+
+
+def played(method: PFedLMS, cohort: Cohort, round: int = 0) -> Cohort:
+    """Both exchanges, through real bytes."""
+    for exchange in method.exchanges:
+        (cohort,), _ = hold(exchange, cohort, round=round)
+    return cohort
+
+
+# --- thresholds and consensus -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{}, {"thresholds": 1}, {"thresholds": 4, "refresh": 2}, {"layerwise": False}])
+def test_consensus_of_a_federation_by_brute_force(settings: dict[str, Any]) -> None:
+    """Three rounds on digits: thresholds and consensus recomputed from the models every client had before the round."""
+    chosen = federation("pfedlms", **settings)
+    levels, refresh = settings.get("thresholds", 7), settings.get("refresh", 1)
+    sizes = LAYERS if settings.get("layerwise", True) else (sum(LAYERS),)
+    chosen.start()
+    for round in range(3):
+        params = chosen.state()["params"].double().numpy()
+        with overheard() as messages:
+            chosen.play_round()
+        downs = [sent.values for sent in messages if sent.sender == SERVER]
+        sketched = sketches_of(params, sizes, 0.1, SEED, round // refresh)
+        pooled = [thresholds_by_definition(layer, chosen.data.samples, 3) for layer in sketched]
+        assert downs[0]["mean"].tolist() == pytest.approx([tau[1] for tau in pooled], abs=1e-6)
+        deviations = [(tau[2] - tau[1]) / NormalDist().inv_cdf(0.75) for tau in pooled]
+        assert downs[0]["deviation"].tolist() == pytest.approx(deviations, rel=1e-5)
+        expected, margin = consensus_by_definition(sketched, chosen.data.samples, levels)
+        clear = margin > 1e-5  # of rounding in float32
+        assert clear.mean() > 0.98
+        np.testing.assert_array_equal(downs[1]["symbols"][clear], expected[clear])
+        assert len(np.unique(expected)) == levels + 1
+
+
+@pytest.mark.parametrize("samples", [(1, 1, 1), (7, 2, 2), (3, 2, 1), (10, 1, 1)])
+def test_consensus_follows_the_samples(samples: tuple[int, ...]) -> None:
+    """Ties at (3, 2, 1), a client that decides alone at (10, 1, 1)."""
+    sizes, cohort = (20, 7, 32), cohort_of(normal(3, 59, seed=1), samples=samples)
+    method = PFedLMS(task_of(*sizes), PFedLMSSettings(thresholds=5, ratio=0.5, strength=0.01))
+    expected, margin = consensus_by_definition(
+        sketches_of(cohort.params.double().numpy(), sizes, 0.5, 5, 0), samples, 5
+    )
+    clear = margin > 1e-5
+    assert clear.mean() > 0.9
+    np.testing.assert_array_equal(played(method, cohort).scratch["consensus"].numpy()[clear], expected[clear])
+
+
+def test_local_steps_follow_the_objective() -> None:
+    """Three steps of f + λ R̃_ρ + μ/2 ‖θ‖² against float64 autograd through dense Φ and the definition of R̃_ρ."""
+    data, train, levels, strength, smoothing = small_data(9, 12, 20), TrainSettings(3, 8, 0.2, 0.0, 0.05), 3, 0.02, 0.2
+    model = CohortModel(small_module(), torch.device("cpu"))
+    sizes = (30, 28)
+    params = 0.5 * normal(3, 58, seed=6)
+    method = PFedLMS(
+        task_of(*sizes, learning_rate=0.2),
+        PFedLMSSettings(thresholds=levels, ratio=0.5, strength=strength, smoothing=smoothing),
+    )
+    cohort = played(method, cohort_of(params, samples=data.samples))
+    after, _ = worker_of(model, data, train, seed=7).train(cohort, method.objective(cohort, 0), phase=2)
+
+    sketched = sketches_of(params.double().numpy(), sizes, 0.5, 5, 0)
+    consensus, _ = consensus_by_definition(sketched, data.samples, levels)
+
+    def pull(flat: Tensor, features: Tensor, labels: Tensor) -> Tensor:
+        total, at = flat.new_zeros(()), 0
+        for layer, part in enumerate(flat.split(sizes)):
+            phi = torch.from_numpy(dense_phi(len(part), kept_of(len(part), 0.5), 5, 0, layer))
+            tau = thresholds_by_definition(sketched[layer], data.samples, levels)
+            rho = smoothing * (tau[2] - tau[1]) / NormalDist().inv_cdf(0.75)
+            own = torch.from_numpy(consensus[at : at + len(phi)])
+            for t in range(levels):
+                z = phi @ part - tau[t]
+                huber = torch.where(z.abs() <= rho, z**2 / (2 * rho), z.abs() - rho / 2)
+                total = total + (huber - torch.where(own > t, 1.0, -1.0) * z).sum() / levels
+            at += len(phi)
+        return strength * total
+
+    for client in range(3):
+        expected = exact_steps(params[client], small_batches(data, client, 2, train, seed=7), train, pull)
+        torch.testing.assert_close(after.params[client].double(), expected, rtol=1e-3, atol=1e-5)
+
+
+# --- the settings -----------------------------------------------------------------------------------------------------
+
+
+def test_not_layerwise_is_one_layer() -> None:
+    """One sketch of floor(0.1 · 2,048) = 204 entries and one pair of statistics for 1,510 parameters."""
+    method = federation("pfedlms", layerwise=False).method
+    agree, vote = method.exchanges
+    assert [(part.name, part.max_bytes) for part in agree.up.fields] == [("mean", 4), ("variance", 4)]
+    (symbols,) = vote.up.fields
+    assert symbols.segments == (204,)
+    (symbols,) = federation("pfedlms").method.exchanges[1].up.fields
+    assert symbols.segments == (204, 25)
+
+
+def test_one_layer_of_one_is_the_same_either_way() -> None:
+    """A model that has only one layer does not notice `layerwise`."""
+    cohort = cohort_of(normal(3, 50, seed=2), samples=[3, 1, 2])
+    heard = [
+        played(PFedLMS(task_of(50), PFedLMSSettings(ratio=0.5, layerwise=layerwise)), cohort).scratch
+        for layerwise in (True, False)
+    ]
+    for name in ("thresholds", "deviation", "consensus"):
+        assert torch.equal(heard[0][name], heard[1][name])
+
+
+@pytest.mark.parametrize("refresh", [1, 3])
+def test_a_sketch_is_kept_for_so_many_rounds(refresh: int) -> None:
+    """The same models in seven rounds: their sketch is that of Φ of the epoch round // h."""
+    sizes, params = (20, 7), normal(2, 27, seed=3)
+    agree, _ = PFedLMS(task_of(*sizes), PFedLMSSettings(ratio=0.5, refresh=refresh)).exchanges
+    seen = []
+    for round in range(7):
+        (after,), _ = hold(agree, cohort_of(params), round=round)
+        sketched = after.scratch["sketched"]
+        expected = np.concatenate(sketches_of(params.double().numpy(), sizes, 0.5, 5, round // refresh), axis=1)
+        np.testing.assert_allclose(sketched.numpy(), expected, atol=1e-5)
+        seen.append(sketched.numpy().tobytes())
+    changes = [round for round in range(1, 7) if seen[round] != seen[round - 1]]
+    assert changes == list(range(refresh, 7, refresh))
+
+
+@pytest.mark.parametrize(("levels", "upper"), [(1, [0.0]), (3, [0.0, 0.9816]), (7, [0.0, 0.5006, 1.050, 1.748])])
+def test_lloyd_max_spacing_has_the_published_boundaries(levels: int, upper: list[float]) -> None:
+    """τ = μ̄ + σ̄ b with b of Max 1960, table 1; μ̄ and σ̄ are what they are with quantiles."""
+    cohort = cohort_of(normal(3, 27, seed=3), samples=[3, 1, 2])
+    settings = PFedLMSSettings(thresholds=levels, ratio=0.5, strength=0.01, spacing="lloyd-max")
+    heard = played(PFedLMS(task_of(20, 7), settings), cohort).scratch
+    boundaries = np.array([-b for b in reversed(upper[1:])] + upper)
+    for layer, sketched in enumerate(sketches_of(cohort.params.double().numpy(), (20, 7), 0.5, 5, 0)):
+        middle, upper_quartile = thresholds_by_definition(sketched, (3, 1, 2), 3)[1:]
+        deviation = (upper_quartile - middle) / NormalDist().inv_cdf(0.75)
+        np.testing.assert_allclose(heard["thresholds"][layer].numpy(), middle + deviation * boundaries, atol=2e-3)
+
+
+def test_another_seed_is_another_sketch() -> None:
+    cohort = cohort_of(normal(2, 50, seed=4))
+    one, other = (
+        hold(PFedLMS(task_of(50, seed=seed), PFedLMSSettings(ratio=0.5)).exchanges[0], cohort)[0][0].scratch["sketched"]
+        for seed in (5, 6)
+    )
+    assert not torch.equal(one.abs(), other.abs())
+
+
+def method_of(rate: float, **settings: Any) -> PFedLMS:
+    return PFedLMS(task_of(50, learning_rate=rate), PFedLMSSettings(**settings))
+
+
+def test_warns_where_the_pull_never_vanishes() -> None:
+    """T = 7: the narrowest interval is Υ⁻¹(5/8) = 0.3186 σ̄ wide, so that ρ above 0.159 overlaps. T = 1 has none."""
+    with pytest.warns(UserWarning, match=r"method\.smoothing: with 7 thresholds the narrowest interval is 0\.319 σ̄"):
+        method_of(0.01, smoothing=0.16)
+    with pytest.warns(UserWarning, match=r"use method\.smoothing below 0\.16 or fewer thresholds"):
+        method_of(0.01, smoothing=0.5)
+    method_of(0.01, smoothing=0.159)  # a warning would be an error
+    method_of(0.01, smoothing=5.0, thresholds=1)
+
+
+def test_warns_where_a_step_is_too_long() -> None:
+    """2 η λ / ratio = 2 · 0.1 · 0.11 / 0.1 = 0.22 > 0.2; the strength that just does is 0.1."""
+    with pytest.warns(UserWarning, match=r"method\.strength: 2 η λ / ratio = 0\.22; .* of at most 0\.1$"):
+        method_of(0.1, strength=0.11)
+    method_of(0.1, strength=0.09)
+    method_of(0.04, strength=0.24)
+    method_of(0.1, strength=0.9, ratio=1.0)
+
+
+# --- models without scale ---------------------------------------------------------------------------------------------
+
+
+def test_a_client_whose_parameters_are_all_zero() -> None:
+    """Its sketch is zero, its variance zero; thresholds and votes of the others are as by definition, and its own pull
+    is finite."""
+    sizes, params = (20, 7), normal(3, 27, seed=5)
+    params[1] = 0
+    samples = (2, 3, 4)
+    method = PFedLMS(task_of(*sizes), PFedLMSSettings(thresholds=3, ratio=0.5, strength=0.01))
+    after = played(method, cohort_of(params, samples=samples))
+    sketched = sketches_of(params.double().numpy(), sizes, 0.5, 5, 0)
+    tau = [thresholds_by_definition(layer, samples, 3) for layer in sketched]
+    np.testing.assert_allclose(after.scratch["thresholds"].numpy(), tau, atol=1e-5)
+    expected, margin = consensus_by_definition(sketched, samples, 3)
+    clear = margin > 1e-5
+    assert clear.mean() > 0.9
+    np.testing.assert_array_equal(after.scratch["consensus"].numpy()[clear], expected[clear])
+    gradient = method.objective(after, 0).gradient(after.params)
+    assert gradient is not None
+    assert gradient.isfinite().all()
+    assert gradient[1].any()
+
+
+def test_a_layer_that_is_zero_everywhere_has_no_pull() -> None:
+    """σ̄ = 0 for the second layer of all clients: no division by it, and no pull there; the first layer has one."""
+    params = normal(3, 27, seed=5)
+    params[:, 20:] = 0
+    method = PFedLMS(task_of(20, 7), PFedLMSSettings(ratio=0.5, strength=0.01))
+    after = played(method, cohort_of(params))
+    assert after.scratch["deviation"][1] == 0
+    assert not after.scratch["thresholds"][1].any()
+    gradient = method.objective(after, 0).gradient(after.params)
+    assert gradient is not None
+    assert gradient.isfinite().all()
+    assert gradient[:, :20].any(dim=1).all()
+    assert not gradient[:, 20:].any()

@@ -1,0 +1,556 @@
+"""The command line: every command, and every wrong call answered by one readable message."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numba
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+import pfedlms
+from pfedlms.cli import COMMANDS, main
+from pfedlms.data import DATASETS
+from pfedlms.methods import METHODS
+from pfedlms.models import MODELS
+from pfedlms.report.progress import LiveProgress
+
+SMALL = {"data.clients": 4, "model.hidden": 12, "train.local_steps": 2, "train.batch_size": 8, "run.threads": 1}
+OPTIONS = [part for key, value in SMALL.items() for part in ("--set", f"{key}={value}")]
+RUN = ["run", "--method", "fedavg", "--rounds", "3", *OPTIONS]
+COMPARE = ["compare", "--methods", "local,fedavg", "--seeds", "2", "--rounds", "2", *OPTIONS]
+PARAMETERS = 64 * 12 + 12 + 12 * 10 + 10
+ESCAPE = "\x1b"
+
+
+@pytest.fixture(autouse=True)
+def own_process_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An empty folder to work in, a screen of 80 columns, and threads as they were before."""
+    folder = tmp_path / "cwd"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    before = torch.get_num_threads(), numba.get_num_threads()
+    yield
+    torch.set_num_threads(before[0])
+    numba.set_num_threads(before[1])
+
+
+class Done:
+    """What a call returned and printed."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Any:
+    def run(*arguments: str) -> Done:
+        capsys.readouterr()
+        try:
+            code = main(list(arguments))
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        return Done(code, *capsys.readouterr())
+
+    return run
+
+
+def here() -> list[str]:
+    return sorted(str(path) for path in Path().rglob("*"))
+
+
+# --- help ---
+
+
+def test_help_fits_a_screen(call: Any) -> None:
+    shown = call("--help")
+    lines = shown.out.splitlines()
+    assert shown.code == 0
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    assert all(re.search(rf"\b{command}\b", shown.out) for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str, call: Any) -> None:
+    shown = call(command, "--help")
+    assert shown.code == 0
+    assert f"usage: pfedlms {command}" in shown.out
+    assert max(map(len, shown.out.splitlines())) <= 80
+
+
+def test_the_options_others_rely_on(call: Any) -> None:
+    common = ["--dataset", "--data-dir", "--rounds", "--seed", "--device", "--out", "--set", "--json", "--quiet"]
+    for command, own in (("run", ["--method", "--dry-run"]), ("compare", ["--methods", "--seeds"])):
+        shown = call(command, "--help").out
+        assert all(f"{option} " in shown for option in common + own)
+
+
+def test_version(call: Any) -> None:
+    assert call("--version").out == f"pfedlms {pfedlms.__version__}\n"
+
+
+# --- wrong calls ---
+
+BAD = {
+    "no command": ([], "COMMAND"),
+    "mistyped command": (["rnu"], "unknown command 'rnu'; did you mean run?"),
+    "a quote in a command": (["r'n"], 'unknown command "r\'n"'),
+    "mistyped option": (["run", "--methd", "pfedlms"], "unrecognized arguments: --methd"),
+    "abbreviated option": (["run", "--round", "3"], "unrecognized arguments: --round"),
+    "option without a value": (["run", "--rounds"], "--rounds: expected one argument"),
+    "mistyped method": (["run", "--method", "pfedlsm"], "method.name: got 'pfedlsm'; did you mean pfedlms"),
+    "mistyped methods": (["compare", "--methods", "local,fedvag"], "method.name: got 'fedvag'; did you mean fedavg"),
+    "no methods": (["compare", "--methods", ","], "--methods: got none"),
+    "a method twice": (["compare", "--methods", "local,local"], "expected every method once"),
+    "no seeds": (["compare", "--seeds", "0"], "--seeds: got 0, expected a count of at least 1"),
+    "seeds in words": (["compare", "--seeds", "three"], "--seeds: invalid int value: 'three'"),
+    "mistyped data set": (["run", "--dataset", "digit"], "data.dataset: got 'digit'"),
+    "mistyped model": (["run", "--set", "model.name=dmn"], "model.name: got 'dmn'"),
+    "model of other inputs": (["run", "--set", "model.name=vgg8"], "vgg8 takes images of shape (channels, 32, 32)"),
+    "custom data": (["run", "--dataset", "custom"], "stands for data given in Python"),
+    "custom model": (["run", "--set", "model.name=custom"], "stands for a model given in Python"),
+    "rounds in words": (["run", "--rounds", "ten"], "train.rounds: got 'ten', expected a whole number of at least 1"),
+    "rounds below one": (["run", "--rounds", "0"], "train.rounds: got 0"),
+    "negative rounds": (["run", "--rounds", "-5"], "train.rounds: got -5"),
+    "negative seed": (["run", "--seed", "-1"], "run.seed: got -1"),
+    "alpha of zero": (["run", "--set", "data.alpha=0"], "data.alpha: got 0.0, expected a number above 0"),
+    "no thresholds": (["run", "--set", "method.thresholds=0"], "method.thresholds: got 0"),
+    "ratio above one": (["run", "--set", "method.ratio=1.01"], "method.ratio: got 1.01"),
+    "not a number": (["run", "--set", "method.strength=nan"], "method.strength: got nan"),
+    "too many threads": (["run", "--set", "run.threads=1000000"], "run.threads: got 1000000"),
+    "too large a model": (["run", "--set", "model.hidden=100000000000000"], "model: cannot be built"),
+    "more clients than samples": (["run", "--set", "data.clients=2000"], "there are only 1797 samples"),
+    "no such partition": (
+        ["run", "--set", "data.clients=170", "--set", "data.alpha=0.01"],
+        "use fewer clients, a larger data.alpha or a smaller data.min_samples",
+    ),
+    "unknown device": (["run", "--device", "tpu"], "run.device: got 'tpu', expected one of: auto, cpu, cuda"),
+    "unknown setting": (["run", "--set", "train.round=3"], "train.round: unknown key; did you mean rounds?"),
+    "unknown section": (["run", "--set", "trian.rounds=3"], "[trian]: unknown section; did you mean train"),
+    "malformed setting": (["run", "--set", "rounds=3"], "--set: got 'rounds=3', expected section.key=value"),
+    "setting without a value": (["compare", "--set", "train.rounds"], "--set: got 'train.rounds'"),
+    "missing file": (["run", "none.toml"], "none.toml: cannot be read (No such file or directory)"),
+    "missing file to compare": (["compare", "none.toml"], "none.toml: cannot be read"),
+    "no data folder named": (["run", "--dataset", "mnist"], "name their folder with --data-dir DIR"),
+    "missing data folder": (
+        ["run", "--dataset", "mnist", "--data-dir", "none"],
+        "is neither in none/mnist nor in none",
+    ),
+    "missing data to compare": (["compare", "--dataset", "mnist", "--data-dir", "none"], "point --data-dir at"),
+    "missing directory": (["resume", "none"], "none: no run here"),
+    "resume nothing": (["resume"], "DIR"),
+    "a directory of something else": (["resume", "."], "no run here"),
+    "too long a name": (["resume", "a" * 300], "File name too long"),
+    "too long a name to write": (["compare", *OPTIONS, "--out", "a" * 300], "File name too long"),
+    "export from nowhere": (["export", "none", "--client", "0", "-o", "m.pt"], "none: no run here"),
+    "export without a client": (["export", "none", "-o", "m.pt"], "--client"),
+    "client in words": (["export", "none", "--client", "one", "-o", "m.pt"], "--client: invalid int value: 'one'"),
+    "plot of no kind": (["compare", "--plot", "picture.xyz"], "--plot: got 'picture.xyz'"),
+    "plot to nowhere": (["compare", "--plot", "none/picture.png"], "--plot: got 'none/picture.png'"),
+    "bits of no method": (["bits", "--method", "fedagv"], "did you mean fedavg"),
+    "bits of no model": (["bits", "--model", "vgg9"], "model.name: got 'vgg9'"),
+    "bits of custom data": (["bits", "--dataset", "custom"], "expected names of"),
+    "bits of no classes": (["bits", "--classes", "0"], "--classes: got 0"),
+    "bits of no clients": (["bits", "--clients", "0"], "data.clients: got 0"),
+    "out in a file": (["run", *OPTIONS, "--out", "/proc/version/run"], "/proc/version/run: cannot be written"),
+    "out in proc": (["compare", *OPTIONS, "--out", "/proc/pfedlms"], "/proc/pfedlms: cannot be written"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD.values(), ids=BAD)
+def test_a_wrong_call_exits_with_2_and_one_readable_message(arguments: list[str], message: str, call: Any) -> None:
+    done = call(*arguments)
+    assert done.code == 2, done.err
+    assert message in done.err
+    assert done.err.startswith("error: ")
+    assert done.err.count("error: ") == 1
+    assert "Traceback" not in done.err
+    assert done.out == ""
+    assert here() == []  # nothing was begun
+
+
+def test_a_cuda_that_is_not_there(call: Any) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    done = call("run", "--device", "cuda")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "PyTorch finds no GPU here; use --device cpu or auto" in done.err
+
+
+def test_all_wrong_settings_at_once(call: Any) -> None:
+    done = call("run", "--rounds", "0", "--seed", "x", "--set", "data.alpha=-1", "--set", "method.ration=1")
+    assert done.code == 2
+    assert done.err.splitlines()[0] == "error: 4 problems in the settings"
+    assert len(done.err.splitlines()) == 5
+
+
+def idx(*shape: int, missing: int = 0) -> bytes:
+    values = bytes(i % 10 for i in range(torch.Size(shape).numel() - missing))
+    return bytes((0, 0, 8, len(shape))) + struct.pack(f">{len(shape)}I", *shape) + values
+
+
+def mnist(folder: Path, **files: bytes) -> Path:
+    """Forty images for training and forty for testing, with some of the files replaced."""
+    (folder / "mnist").mkdir(parents=True)
+    for part in ("train", "t10k"):
+        for kind, content in (("images-idx3", idx(40, 28, 28)), ("labels-idx1", idx(40))):
+            name = f"{part}-{kind}-ubyte"
+            key = f"{part}_{kind.partition('-')[0]}"
+            if f"{key}_gz" in files:
+                (folder / "mnist" / f"{name}.gz").write_bytes(files[f"{key}_gz"])
+            else:
+                (folder / "mnist" / name).write_bytes(files.get(key, content))
+    return folder
+
+
+def test_idx_files_plain_and_gzipped(tmp_path: Path, call: Any) -> None:
+    folder = mnist(tmp_path / "data", train_images_gz=gzip.compress(idx(40, 28, 28)))
+    done = call(*RUN, "--dataset", "mnist", "--data-dir", str(folder), "--out", "run", "--json", "--quiet")
+    assert done.code == 0
+    summary = json.loads(done.out)
+    assert (summary["dataset"], summary["parameters"]) == ("mnist", 784 * 12 + 12 + 130)
+
+
+BROKEN = {
+    "cut": ({"train_images": idx(40, 28, 28, missing=1)}, "train-images-idx3-ubyte: got 31359 bytes"),
+    "no header": ({"t10k_labels": b"\x00"}, "t10k-labels-idx1-ubyte: not an IDX file"),
+    "another type": ({"t10k_labels": b"\x00\x00\x0d\x01" + bytes(50)}, "t10k-labels-idx1-ubyte: not an IDX file"),
+    "labels of others": ({"train_labels": idx(39)}, "train has 40 images but 39 labels"),
+    "cut gzip": ({"train_images_gz": gzip.compress(idx(40, 28, 28))[:-20]}, "cannot be read"),
+    "no gzip": ({"train_images_gz": b"not compressed at all"}, "cannot be read"),
+}
+
+
+@pytest.mark.parametrize(("files", "message"), BROKEN.values(), ids=BROKEN)
+def test_broken_idx_files_are_named(files: dict[str, bytes], message: str, tmp_path: Path, call: Any) -> None:
+    folder = mnist(tmp_path / "data", **files)
+    for command in (RUN, COMPARE):
+        done = call(*command, "--dataset", "mnist", "--data-dir", str(folder), "--out", "run")
+        assert done.code == 2
+        assert message in done.err
+        assert "Traceback" not in done.err
+        assert here() == []
+
+
+# --- run ---
+
+
+def test_run_prints_a_table_on_stdout_and_plain_lines_on_stderr(call: Any) -> None:
+    done = call(*RUN, "--out", "r")
+    assert done.code == 0
+    assert "fedavg" in done.out
+    assert "P-acc max %" in done.out
+    assert done.err.splitlines()[0] == "fedavg seed 0: 3 rounds on digits"
+    assert re.match(r"fedavg seed 0: round 1/3  P-acc [ \d]\d\.\d\d %  G-acc ", done.err.splitlines()[1])
+    assert done.err.splitlines()[-1] == "results: r"
+    assert ESCAPE not in done.out + done.err
+    assert here() == ["r", "r/.lock", "r/checkpoint.pt", "r/config.toml", "r/metrics.jsonl", "r/summary.json"]
+
+
+def test_run_json_is_the_summary(call: Any) -> None:
+    done = call(*RUN, "--out", "r", "--json")
+    assert json.loads(done.out) == json.loads(Path("r/summary.json").read_text())
+
+
+@pytest.mark.parametrize("command", [RUN, COMPARE], ids=["run", "compare"])
+def test_quiet_is_silent_on_stderr(command: list[str], call: Any) -> None:
+    done = call(*command, "--out", "r", "--quiet")
+    assert (done.code, done.err) == (0, "")
+    assert "fedavg" in done.out
+    done = call("resume", "r", "--quiet", "--json")
+    assert (done.code, done.err) == (0, "")
+    json.loads(done.out)
+
+
+def test_quiet_still_says_what_went_wrong(call: Any) -> None:
+    done = call("run", "--quiet", "--rounds", "0")
+    assert done.code == 2
+    assert "train.rounds" in done.err
+
+
+def test_without_out_every_run_gets_a_fresh_folder(call: Any) -> None:
+    assert call(*RUN, "--quiet").code == 0
+    assert call(*RUN, "--quiet").code == 0
+    folders = sorted(Path("runs").iterdir())
+    assert len(folders) == 2
+    assert all(re.match(r"\d{8}-\d{6}-digits-fedavg", folder.name) for folder in folders)
+
+
+def test_out_may_stand_in_a_file_and_an_option_comes_on_top(call: Any) -> None:
+    Path("my.toml").write_text('[run]\nout = "there"\n')
+    assert call("run", "my.toml", *RUN[1:], "--quiet").code == 0
+    assert Path("there/summary.json").exists()
+    assert call("run", "my.toml", *RUN[1:], "--quiet", "--out", "elsewhere").code == 0
+    assert Path("elsewhere/summary.json").exists()
+    assert call("run", "my.toml", *RUN[1:], "--quiet", "--set", "run.out=third").code == 0
+    assert Path("third/summary.json").exists()
+    again = call("run", "my.toml", *RUN[1:])
+    assert again.code == 2
+    assert "there: holds a run already" in again.err
+
+
+def test_a_runs_own_config_runs_again_in_a_fresh_folder(call: Any) -> None:
+    assert call(*RUN, "--quiet", "--out", "r").code == 0
+    before = Path("r/metrics.jsonl").read_bytes()
+    assert call("run", "r/config.toml", "--quiet").code == 0
+    (fresh,) = Path("runs").iterdir()
+    pick = [json.loads(line)["client_acc"] for line in (fresh / "metrics.jsonl").read_text().splitlines()]
+    assert pick == [json.loads(line)["client_acc"] for line in before.splitlines()]
+    assert Path("r/metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["with space", "[bold]", "a[/b]", "ünïcode ☃", "100%"])
+def test_paths_are_shown_as_they_are(name: str, call: Any) -> None:
+    done = call(*RUN, "--out", name)
+    assert done.code == 0
+    assert done.err.splitlines()[-1] == f"results: {name}"
+    assert call("resume", name, "--quiet").code == 0
+    done = call("export", name, "--client", "0", "-o", f"{name}/m.pt")
+    assert done.err == f"model of client 0: {name}/m.pt\n"
+
+
+def test_a_diverging_run_exits_with_1_and_names_round_and_client(call: Any) -> None:
+    done = call(*RUN, "--out", "r", "--set", "train.learning_rate=1e30")
+    assert done.code == 1
+    assert re.fullmatch(r"error: .*round 1: .* client \d .*train\.learning_rate.*", done.err.splitlines()[-1])
+    assert "Traceback" not in done.err
+    assert json.loads(Path("r/summary.json").read_text())["status"] == "diverged"
+
+
+# --- dry run ---
+
+
+def test_dry_run_prints_plan_bytes_and_memory_and_writes_nothing(call: Any) -> None:
+    done = call(*RUN, "--dry-run", "--out", "r")
+    assert done.code == 0
+    assert here() == []
+    assert f"{PARAMETERS:,} parameters" in done.out
+    assert f"{4 * 4 * PARAMETERS:,} bytes a round and 160 of framing" in done.out
+    assert "memory: about" in done.out
+    assert ESCAPE not in done.out
+
+
+def test_dry_run_json_by_hand(call: Any) -> None:
+    """Layers of 780 and 130 parameters; T = 7 at ratio 0.1: m = 102 and 25, 39 + 10 bytes, and 16 of statistics."""
+    done = call(*RUN, "--dry-run", "--json", "--method", "pfedlms")
+    plan = json.loads(done.out)
+    assert [(layer["offset"], layer["size"], layer["pad"], layer["sketch"]) for layer in plan["layers"]] == [
+        (0, 780, 1024, 102),
+        (780, 130, 256, 25),
+    ]
+    assert plan["bytes_per_round"] == {
+        "up_payload": 4 * 65, "up_framing": 4 * 80, "down_payload": 4 * 65, "down_framing": 4 * 80,
+    }  # fmt: skip
+    assert plan["total_bytes"] == 3 * 4 * 2 * (65 + 80)
+    assert plan["samples"]["train"] == pytest.approx(0.75 * 1797, abs=4)
+    assert plan["memory_bytes"]["clients"] == 4 * PARAMETERS * 4
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_a_dry_run_promises_is_what_a_run_sends(method: str, call: Any) -> None:
+    """FedProto is counted as if every client held every class, so there it is a bound."""
+    promised = json.loads(call(*RUN, "--dry-run", "--json", "--method", method).out)["bytes_per_round"]
+    measured = json.loads(call(*RUN, "--out", "r", "--json", "--quiet", "--method", method).out)["bytes_per_round"]
+    assert measured == promised or (method == "fedproto" and all(measured[key] <= promised[key] for key in promised))
+
+
+# --- compare ---
+
+
+def test_compare_json_is_one_document(call: Any) -> None:
+    done = call(*COMPARE, "--out", "c", "--json", "--seed", "5")
+    document = json.loads(done.out)
+    assert document.keys() == {"runs"}
+    assert [(run["method"], run["seed"]) for run in document["runs"]] == [
+        ("local", 5), ("local", 6), ("fedavg", 5), ("fedavg", 6),
+    ]  # fmt: skip
+    assert "fedavg seed 6: 2 rounds on digits" in done.err
+
+
+def test_the_table_shows_what_the_summaries_say(call: Any) -> None:
+    """Means and deviations over two seeds by hand; FedAvg's bytes over pFedLMS's."""
+    arguments = [
+        "compare",
+        "--methods",
+        "local,fedavg,pfedlms",
+        "--seeds",
+        "2",
+        "--rounds",
+        "2",
+        *OPTIONS,
+        "--out",
+        "c",
+    ]
+    table = call(*arguments, "--quiet").out
+    runs = json.loads(call("resume", "c", "--json", "--quiet").out)["runs"]
+    rows = {line.split()[0]: line for line in table.splitlines() if line.split()[:1] and line.split()[0] in METHODS}
+    for method in ("local", "fedavg", "pfedlms"):
+        one, two = [run["accuracy"]["max"] for run in runs if run["method"] == method]
+        assert f"{(one + two) / 2:.2f} ± {abs(one - two) / 2**0.5:.2f}" in rows[method]
+    sent = {run["method"]: run["total_bytes"] for run in runs}
+    assert f"{sent['fedavg'] / sent['pfedlms']:.1f}× fewer" in rows["pfedlms"]
+    assert "none sent" in rows["local"]
+    assert f"{4 * (4 * PARAMETERS + 40) / 2**20:.4f}" in rows["fedavg"]
+    assert ESCAPE not in table
+
+
+def test_compare_takes_a_file_with_settings_of_one_method(call: Any) -> None:
+    Path("my.toml").write_text('[method]\nname = "pfedlms"\nthresholds = 3\n')
+    done = call("compare", "my.toml", *COMPARE[1:], "--methods", "local,pfedlms", "--json", "--quiet", "--out", "c")
+    assert done.code == 0
+    assert "thresholds = 3" in Path("c/pfedlms-seed1/config.toml").read_text()
+    assert "thresholds" not in Path("c/local-seed0/config.toml").read_text()
+
+
+def test_compare_plots(call: Any) -> None:
+    pytest.importorskip("matplotlib")
+    assert call(*COMPARE, "--out", "c", "--quiet", "--plot", "picture.png").code == 0
+    assert Path("picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+# --- export ---
+
+
+def test_export_writes_a_state_dict_that_loads(call: Any) -> None:
+    assert call(*RUN, "--out", "r", "--quiet").code == 0
+    assert call("export", "r", "--client", "3", "-o", "model.pt").code == 0
+    state = torch.load("model.pt", weights_only=True)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))
+    module.load_state_dict(state)
+    result = pfedlms.resume("r")
+    data, held = result.federation.data, torch.from_numpy(result.federation.data.test[3])
+    with torch.no_grad():
+        right = (module(data.x[held]).argmax(dim=1) == data.y[held]).double().mean()
+    assert 100 * float(right) == pytest.approx(result.metrics[-1]["client_acc"][3])
+
+
+def test_export_of_what_is_not_there(call: Any) -> None:
+    assert call(*RUN, "--out", "r", "--quiet").code == 0
+    before = here()
+    for client in ("-1", "4", "99"):
+        done = call("export", "r", "--client", client, "-o", "model.pt")
+        assert done.code == 2
+        assert f"--client: got {client}, expected 0 to 3" in done.err
+    for output in ("none/model.pt", ".", "r"):
+        done = call("export", "r", "--client", "0", "-o", output)
+        assert done.code == 2
+        assert f"{output}: cannot be written" in done.err
+    assert here() == before
+    Path("r/checkpoint.pt").unlink()
+    done = call("export", "r", "--client", "0", "-o", "model.pt")
+    assert done.code == 2
+    assert "r: no checkpoint yet; `pfedlms resume r` first" in done.err
+
+
+# --- lists and bits ---
+
+
+@pytest.mark.parametrize(("command", "names"), [("methods", METHODS), ("datasets", DATASETS), ("models", MODELS)])
+def test_lists(command: str, names: Any, call: Any) -> None:
+    rows = json.loads(call(command, "--json").out)
+    assert [row["name"] for row in rows] == list(names)
+    table = call(command)
+    assert table.code == 0
+    assert all(name in table.out for name in names)
+    assert ESCAPE not in table.out
+
+
+def test_settings_are_listed_with_default_and_meaning(call: Any) -> None:
+    rows = json.loads(call("settings", "--json").out)
+    listed = {(row["setting"], row["for"]): row for row in rows}
+    assert len(listed) == len(rows)
+    assert listed["data.alpha", "all"]["default"] == 0.5
+    assert listed["method.strength", "pfedlms"]["default"] == 0.05
+    assert all(row["meaning"] for row in rows)
+    names = (
+        "data.dataset data.dir data.alpha data.clients data.min_samples model.name train.rounds train.local_steps "
+        "train.batch_size train.learning_rate train.momentum train.weight_decay run.seed run.device run.threads "
+        "run.out run.evaluate_every run.checkpoint_every run.quorum method.thresholds method.ratio method.strength "
+        "method.smoothing method.refresh method.layerwise"
+    )
+    shown = call("settings").out
+    assert all(name in shown for name in names.split())
+
+
+# Issue 4 and spec §7: MiB of payload per round, 20 clients, up and down.
+MIB = {
+    ("dnn", None): {"parameters": 203_530, "fedavg": "31.06", "pfedlms": "0.38", "pfed1bs": "0.097"},
+    ("vgg8", None): {"parameters": 279_706, "fedavg": "42.68", "pfedlms": "0.72", "pfed1bs": "0.133"},
+    ("vgg11", "100"): {"parameters": 9_799_844, "fedavg": "1495.34", "pfedlms": "25.05", "pfed1bs": "4.67"},
+}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "pfedlms", "pfed1bs"])
+@pytest.mark.parametrize(("model", "classes"), MIB)
+def test_bits_are_those_of_the_paper(model: str, classes: str | None, method: str, call: Any) -> None:
+    arguments = ["bits", "--model", model, "--method", method, "--clients", "20", "--json"]
+    arguments += ["--classes", classes] if classes else []
+    arguments += ["--set", "method.thresholds=7"] if method == "pfedlms" else []
+    row = json.loads(call(*arguments).out)
+    expected = MIB[model, classes]
+    decimals = len(expected[method].partition(".")[2])
+    assert f"{row['mib_per_round']:.{decimals}f}" == expected[method]
+    assert row["parameters"] == expected["parameters"]
+    assert row["mib_per_round"] == 20 * (row["up_payload_bits"] + row["down_payload_bits"]) / 8 / 2**20
+    assert row["up_framing_bits"] == row["down_framing_bits"] == 320 * (2 if method == "pfedlms" else 1)
+
+
+def test_bits_of_all_methods_in_a_table(call: Any) -> None:
+    shown = call("bits")
+    assert shown.code == 0
+    assert all(re.search(rf"^ +{name} ", shown.out, re.MULTILINE) for name in METHODS)
+    assert "31.06" in shown.out
+    rows = json.loads(call("bits", "--json", "--set", "data.dataset=digits").out)
+    assert [row["method"] for row in rows] == list(METHODS)
+    assert rows[0]["parameters"] == 64 * 252 + 252 + 252 * 10 + 10  # the data set's own model
+
+
+# --- as a program ---
+
+
+def program(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "pfedlms.cli", *arguments]
+    return subprocess.run(line, capture_output=True, text=True, timeout=120, env={**os.environ, **environment})
+
+
+def test_piped_output_is_plain_even_where_letters_are_few() -> None:
+    done = program("datasets", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0
+    assert "digits" in done.stdout
+    assert ESCAPE not in done.stdout
+    assert done.stderr == ""
+
+
+def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
+    line = f"{sys.executable} -m pfedlms.cli settings --json | head -n 1"
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "[\n"
+    assert "Traceback" not in done.stderr
+
+
+def test_live_progress_shows_round_accuracy_bytes_and_time() -> None:
+    """On a terminal: one bar a run."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=140, legacy_windows=False)
+    settings: dict[str, Any] = {key.split(".")[1]: value for key, value in SMALL.items()}
+    with LiveProgress(console) as progress:
+        pfedlms.run(method="fedavg", rounds=3, progress=progress, **settings)
+    assert isinstance(console.file, io.StringIO)
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue())
+    last = shown.splitlines()[-1]
+    assert re.search(r"fedavg seed 0 .*3/3 P-acc +\d+\.\d\d %  G-acc +\d+\.\d\d % 0\.\d\d MiB 0:00:\d\d", last), last

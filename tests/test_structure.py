@@ -1,0 +1,142 @@
+"""The shape of the package: who may import whom, what is public, and that every test file tests."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pfedlms
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "pfedlms"
+FILES = sorted(PACKAGE.rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
+
+# From the ground up; a module imports from its own level and those below.
+LEVELS = (
+    {"errors", "rng", "settings", "kernels"},
+    {"data", "models", "sketch", "quantise", "regulariser", "wire"},
+    {"methods"},
+    {"engine"},
+    {"experiment", "report", "cli", "__init__"},
+)
+LEVEL = {name: number for number, names in enumerate(LEVELS) for name in names}
+
+
+def part(file: Path) -> str:
+    """The part of the package a file belongs to: `methods` for methods/fedavg.py, `rng` for rng.py."""
+    return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(tree: ast.AST) -> list[str]:
+    """Full names of all modules imported anywhere in a file, also inside functions; `from a import b` gives a.b too."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide where they point"
+            found += [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return found
+
+
+def parts_imported(file: Path) -> set[str]:
+    names = imports(ast.parse(file.read_text(encoding="utf-8")))
+    inside = [name.split(".")[1] for name in names if name.startswith("pfedlms.")]
+    return {name for name in inside if name in LEVEL or (PACKAGE / name).exists() or (PACKAGE / f"{name}.py").exists()}
+
+
+def identified(file: Path) -> str:
+    return str(file.relative_to(ROOT))
+
+
+def test_every_part_has_a_level() -> None:
+    assert {part(file) for file in FILES} == set(LEVEL)
+
+
+@pytest.mark.parametrize("file", FILES, ids=identified)
+def test_imports_point_one_way(file: Path) -> None:
+    upwards = {name for name in parts_imported(file) if LEVEL[name] > LEVEL[part(file)]}
+    assert not upwards, f"{identified(file)} imports {sorted(upwards)}"
+
+
+def test_the_check_sees_what_is_there() -> None:
+    """Imports that are known to exist, at the top and inside functions."""
+    assert {"methods", "data", "wire"} <= parts_imported(PACKAGE / "engine" / "round.py") | parts_imported(
+        PACKAGE / "engine" / "local.py"
+    )
+    assert "report" in parts_imported(PACKAGE / "cli.py")  # imported where it is needed
+    assert imports(ast.parse("def f():\n    from pfedlms.engine import round\n")) == [
+        "pfedlms.engine",
+        "pfedlms.engine.round",
+    ]
+    assert imports(ast.parse("import a.b as c, d")) == ["a.b", "d"]
+
+
+@pytest.mark.parametrize("file", sorted((PACKAGE / "methods").glob("*.py")), ids=identified)
+def test_a_method_knows_no_engine_flower_or_triton(file: Path) -> None:
+    named = {name.split(".")[0] for name in imports(ast.parse(file.read_text(encoding="utf-8")))}
+    assert not named & {"flwr", "triton"}
+    assert not parts_imported(file) & {"engine", "experiment", "report", "cli"}
+
+
+def test_public_names_are_pinned() -> None:
+    assert sorted(pfedlms.__all__) == [
+        "Comparison", "Config", "PfedlmsError", "Result", "__version__", "compare", "load_config",
+        "load_dataset", "resume", "run",
+    ]  # fmt: skip
+    assert all(hasattr(pfedlms, name) for name in pfedlms.__all__)
+
+
+def test_importing_the_package_takes_no_extra() -> None:
+    """In a fresh interpreter: neither plots nor Flower nor a GPU's compiler are loaded."""
+    script = "import sys, pfedlms, pfedlms.cli; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    loaded = set(done.stdout.split())
+    assert {"pfedlms", "torch", "numpy"} <= loaded
+    assert not loaded & {"matplotlib", "flwr", "sklearn", "pandas", "pytest"}
+
+
+ABSOLUTE = re.compile(r"(?<![\w.:/<])/(?:home|root|work|usr|tmp|opt|mnt|data|Users|var|private)/\w|\b[A-Za-z]:\\\\?\w")
+
+
+@pytest.mark.parametrize("file", FILES, ids=identified)
+def test_no_file_names_a_path_of_some_machine(file: Path) -> None:
+    texts = [
+        node.value for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.Constant)
+    ]
+    found = [text for text in texts if isinstance(text, str) and ABSOLUTE.search(text)]
+    assert not found
+
+
+def test_paths_of_machines_would_be_found() -> None:
+    for path in ("/home/me/data", "see /work/shared", "C:\\Users\\me", "/tmp/x"):
+        assert ABSOLUTE.search(path), path
+    for harmless in ("a/b", "https://example.org/data/x", "m / N", "../shared/data", "train/test", "1/√m"):
+        assert not ABSOLUTE.search(harmless), harmless
+
+
+@pytest.mark.parametrize("file", FILES, ids=identified)
+def test_modules_say_what_they_are_for(file: Path) -> None:
+    assert ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("file", TESTS, ids=identified)
+def test_a_test_file_tests_something(file: Path) -> None:
+    """By its names, so that it takes no import: a function test_… at the top or in a class Test…."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    places = [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name.startswith("Test"))]
+    tests = [[node.name for node in place.body if getattr(node, "name", "").startswith("test_")] for place in places]
+    assert any(tests)
+    assert all(len(set(names)) == len(names) for names in tests)  # a second one of that name would hide the first
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    """pytest imports them by name alone."""
+    names = [file.name for file in TESTS]
+    assert len(set(names)) == len(names)
