@@ -4,12 +4,20 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: run test lint install clean
+.PHONY: run test test-kernels lint install clean
 run: $(READY)
 	$(BIN)/pfedlms compare
 
 test: $(READY) lint
 	$(BIN)/python -m pytest
+
+# GPU kernels under Triton's interpreter; on a machine with a GPU `make test` runs them on it.
+test-kernels: $(VENV)/.triton
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/sketch/test_triton_kernels.py
+
+$(VENV)/.triton: $(READY)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt triton
+	touch $@
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -14,6 +14,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
+from itertools import count
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ import torch.nn.functional as F
 from pfedlms.data import batch_positions, from_pairs
 from pfedlms.engine import Federation
 from pfedlms.engine.local import TrainSettings
+from pfedlms.engine.round import Channel, perfect_link
 from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.methods import METHODS
 from pfedlms.methods.base import Objective
@@ -42,7 +44,7 @@ def federation(options: argparse.Namespace, method: str, cohort_size: int, watch
         sets[0][1][0] = options.classes - 1  # every class number up to the last is known to the data
         pairs.append((sets[0], sets[1]))
     device = torch.device(options.device)
-    model = CohortModel(build(options.model, shape, options.classes, 256, 0), device)
+    model = CohortModel(build(options.model, shape, options.classes, 256, 0), device, fast=options.fast)
     train = TrainSettings(options.steps, options.batch, 0.05, 0.0, 1e-4)
     settings = METHODS[method].Settings()
     stopwatch = Stopwatch(device) if watch else None
@@ -87,6 +89,17 @@ def plain_loop(options: argparse.Namespace) -> Callable[[], None]:
     return steps
 
 
+def pulled_step(made: Federation, device: torch.device, options: argparse.Namespace) -> float:
+    """A local step with the regulariser: one round's exchanges are held once, then only local steps are repeated."""
+    channel = Channel(made._digest, 0, perfect_link, 0.5)
+    cohorts, server = made._cohorts, made._server
+    for exchange in made.method.exchanges:
+        cohorts, server = channel.hold(exchange, cohorts, server, made._worker)
+    objective, phases = made.method.objective(cohorts[0], 0), count(1)
+    repeat = lambda: made._worker.train(cohorts[0], objective, next(phases))  # noqa: E731 - used once
+    return median_seconds(repeat, device, options.repeats) / options.steps
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="dnn")
@@ -99,6 +112,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--methods", default="fedavg,pfedlms")
     parser.add_argument("--skip-reference", action="store_true")
+    parser.add_argument("--fast", action="store_true", help="compile the local steps (GPU)")
     parser.add_argument("--json")
     options = parser.parse_args()
     if options.device == "auto":
@@ -111,8 +125,10 @@ def main() -> None:
     rows: dict[str, float] = {}
     stacked = federation(options, "local", 0)
     (cohort,) = stacked._cohorts
+    phases = count(1)
     step = (
-        median_seconds(lambda: stacked._worker.train(cohort, Objective(), 1), device, options.repeats) / options.steps
+        median_seconds(lambda: stacked._worker.train(cohort, Objective(), next(phases)), device, options.repeats)
+        / options.steps
     )
     rows["step, stacked"] = step
     if not options.skip_reference:
@@ -124,6 +140,9 @@ def main() -> None:
         made = federation(options, method, 0)
         made.start()
         rows[f"round, {method}"] = median_seconds(made.play_round, device, options.repeats)
+    pulled = federation(options, "pfedlms", 0)
+    pulled.start()
+    rows["step, stacked, with the pull"] = pulled_step(pulled, device, options)
     watched = federation(options, "pfedlms", 0, watch=True)
     watched.start()
     for _ in range(2):
@@ -134,7 +153,6 @@ def main() -> None:
         watched.evaluate()
     for name, seconds in watched.watch.seconds.items():
         rows[f"  pfedlms: {name}"] = seconds / options.repeats
-    rows["step, stacked, with the pull"] = rows["  pfedlms: local steps"] / options.steps
 
     for name, seconds in rows.items():
         against = f"{seconds / step:8.1f}x" if name.startswith("step") else ""

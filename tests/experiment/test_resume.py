@@ -90,9 +90,9 @@ def assert_same(got: Path, expected: Path) -> None:
 
 # --- kill -9 ---
 
-# One process imports the package once and forks a life for every moment. A life counts the files of its run that are
-# opened or renamed (Python's audit events, so nothing of the package is touched). At the given one it kills itself, or
-# lets the system kill it in the middle of a write: of any that takes a file beyond 1500 bytes.
+# One process loads the package and its kernels once and forks a life for every moment. A life counts the files of its
+# run that are opened or renamed (Python's audit events, so nothing of the package is touched). At the given one it
+# kills itself, or lets the system kill it in the middle of a write: of any that takes a file beyond 1500 bytes.
 LIVES = """
 import os, resource, signal, sys
 from pfedlms.cli import main
@@ -113,6 +113,7 @@ def live(how, moment, folder, arguments):
     main(arguments)
 
 how, moments, folder, arguments = *sys.argv[1:4], sys.argv[4:]
+main([part.replace("OUT", os.path.join(folder, "warm")) for part in arguments] + ["--rounds", "1"])
 for moment in moments.split(","):
     own = os.path.join(folder, moment)
     child = os.fork()
@@ -126,7 +127,9 @@ for moment in moments.split(","):
 def lives(how: str, moments: range, folder: Path, command: list[str]) -> dict[int, int]:
     """The signal that ended the life of every moment, 0 for none."""
     script = [sys.executable, "-c", LIVES, how, ",".join(map(str, moments)), str(folder), *command]
-    done = subprocess.run(script, capture_output=True, text=True, timeout=120, check=True)
+    # One thread, and the layer of threads that survives a fork.
+    environment = {**os.environ, "NUMBA_THREADING_LAYER": "workqueue", "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(script, capture_output=True, text=True, timeout=120, check=True, env=environment)
     return dict(map(int, line.split()) for line in done.stdout.splitlines() if re.fullmatch(r"\d+ \d+", line))
 
 
@@ -196,7 +199,7 @@ def lines(file: Path) -> int:
 def test_kill_9_from_outside(evaluations: int, tmp_path: Path, uninterrupted: Callable[..., Path]) -> None:
     """At a moment nobody chose: right after config.toml appears, or shortly after some evaluation."""
     out = tmp_path / "run"
-    process = started(arguments(out, method="pfedlms", rounds=40))
+    process = started(arguments(out, method="pfedlms", rounds=100))
     try:
         wait_for(process, lambda: (out / "config.toml").exists() and lines(out / "metrics.jsonl") >= evaluations)
     finally:
@@ -205,7 +208,7 @@ def test_kill_9_from_outside(evaluations: int, tmp_path: Path, uninterrupted: Ca
     assert process.returncode == -signal.SIGKILL
     assert not (out / "summary.json").exists()
     assert main(["resume", str(out), "--quiet"]) == 0
-    assert_same(out, uninterrupted("pfedlms", 40))
+    assert_same(out, uninterrupted("pfedlms", 100))
 
 
 # --- a crash, for every method ---
@@ -336,13 +339,35 @@ def test_a_checkpoint_of_something_else(content: Any, tmp_path: Path) -> None:
     assert (out / "metrics.jsonl").read_bytes() == measured
 
 
-def test_a_checkpoint_of_another_model_is_refused_and_costs_no_measurement(tmp_path: Path) -> None:
+CHANGES = {
+    "clients = 5": "clients = 4",
+    "momentum = 0.5": "momentum = 0.0",
+    "alpha = 0.5": "alpha = 0.4",
+    "hidden = 16": "hidden = 17",
+    "learning_rate = 0.1": "learning_rate = 0.2",
+    'name = "fedavg"': 'name = "local"',
+}
+
+
+@pytest.mark.parametrize("made_with", CHANGES)
+def test_a_checkpoint_of_other_settings_is_refused_and_costs_no_measurement(made_with: str, tmp_path: Path) -> None:
     out = crashed(tmp_path / "run", method="fedavg")
     measured = (out / "metrics.jsonl").read_bytes()
     config = out / "config.toml"
-    config.write_text(config.read_text().replace("hidden = 16", "hidden = 17"))
-    with pytest.raises(RunDirectoryError, match=r"does not fit config\.toml"):
+    changed = config.read_text().replace(made_with, CHANGES[made_with])
+    assert changed != config.read_text()
+    config.write_text(changed)
+    with pytest.raises(RunDirectoryError, match=r"checkpoint\.pt does not fit config\.toml") as caught:
         pfedlms.resume(out)
+    assert made_with.replace('"', "'") in str(caught.value)
+    assert (out / "metrics.jsonl").read_bytes() == measured
+
+
+def test_a_checkpoint_of_another_model_given_in_python_is_refused(tmp_path: Path) -> None:
+    out = crashed(tmp_path / "run", method="fedavg", model=batch_norm)
+    measured = (out / "metrics.jsonl").read_bytes()
+    with pytest.raises(RunDirectoryError, match="go on with the data and model it was made with"):
+        pfedlms.resume(out, model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
     assert (out / "metrics.jsonl").read_bytes() == measured
 
 

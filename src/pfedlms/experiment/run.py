@@ -139,20 +139,36 @@ def export(directory: str | Path, client: int, file: str | Path) -> None:
     federation = prepare(config)
     if not 0 <= client < federation.data.clients:
         raise UsageError(f"--client: got {client}, expected 0 to {federation.data.clients - 1}")
-    _load(federation, state, stored)
+    _load(config, federation, state, stored)
     try:
         write_atomically(Path(file), lambda opened: torch.save(federation.client_state_dict(client), opened))
     except (OSError, RuntimeError, ValueError) as error:
         raise UsageError(f"{file}: cannot be written ({getattr(error, 'strerror', None) or error})") from error
 
 
-def _load(federation: Federation, state: Mapping[str, Any], stored: RunDirectory) -> None:
+def _load(config: Config, federation: Federation, state: Mapping[str, Any], stored: RunDirectory) -> None:
+    """Take a checkpoint in; one that was made with other settings would train on as if nothing had happened."""
+    now = _settled(config)
+    changed = [f"{key} = {value!r}" for key, value in state["settings"].items() if now.get(key) != value]
+    if changed:
+        raise RunDirectoryError(
+            f"{stored.path}: checkpoint.pt does not fit config.toml, it was made with {', '.join(changed)}; "
+            "put that back, or delete checkpoint.pt to start this run over"
+        )
     try:
         federation.load(state["federation"])
     except (ValueError, KeyError, IndexError) as error:
         raise RunDirectoryError(
-            f"{stored.path}: checkpoint.pt does not fit config.toml ({error}); put the run's own config.toml back"
+            f"{stored.path}: checkpoint.pt does not fit ({error}); go on with the data and model it was made with"
         ) from error
+
+
+def _settled(config: Config) -> dict[str, Any]:
+    """What cannot change any more once a run has begun; the number of rounds, the data's folder and [run] can."""
+    tables = config.tables()
+    values = {f"{section}.{key}": value for section in tables for key, value in tables[section].items()}
+    free = {"train.rounds", "data.dir"}
+    return {key: value for key, value in values.items() if key not in free and not key.startswith("run.")}
 
 
 def python_overrides(
@@ -265,7 +281,7 @@ class _Recorder:
             return
         state = self._directory.load_checkpoint()
         if state:
-            _load(self._federation, state, self._directory)
+            _load(self._config, self._federation, state, self._directory)
         # Only now, so that a checkpoint that is refused costs no measurement.
         self.metrics = self._directory.rewind_metrics(state["metrics_bytes"] if state else 0)
         if state:
@@ -297,6 +313,7 @@ class _Recorder:
     def checkpoint(self) -> None:
         if self._directory is not None:
             state = {
+                "settings": _settled(self._config),
                 "federation": self._federation.state(),
                 "traffic": list(self._traffic.as_tuple()),
                 "rejected": self._rejected,

@@ -23,7 +23,7 @@ import torch
 from pfedlms.errors import RunDirectoryError, StorageError
 
 SCHEMA = 1
-_CHECKPOINT = ("metrics_bytes", "federation", "traffic", "rejected", "seconds")
+_CHECKPOINT = ("metrics_bytes", "settings", "federation", "traffic", "rejected", "seconds")
 
 
 class RunDirectory:

@@ -107,7 +107,7 @@ def _columns(
     if PULL:
         q = tl.load(kept + index)
         rho = tl.load(width)
-        inverse = tl.where(rho > 0, 1.0 / rho, 0.0)
+        inverse = 1.0 / tl.where(rho > 0, rho, 1.0)
         x = tl.where(rho > 0, _slope(x * scale, q, tau, inverse, T), 0.0)
         x = _row_stages(x, R, LOG, WIDE)
     tl.store(work + client * pad + index, x)
@@ -147,7 +147,7 @@ def _pull_block(
     x = tl.load(theta + client * dim + offset + index, mask=index < size, other=0.0) * signs
     y = _stages(x, SIZE, LOG) * scale
     rho = tl.load(width)
-    inverse = tl.where(rho > 0, 1.0 / rho, 0.0)
+    inverse = 1.0 / tl.where(rho > 0, rho, 1.0)
     slope = tl.where(rho > 0, _slope(y, tl.load(kept + index), tau, inverse, T), 0.0)
     x = _stages(slope, SIZE, LOG) * back * signs
     tl.store(out + client * dim + offset + index, x, mask=index < size)
