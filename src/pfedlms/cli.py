@@ -112,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--method", metavar="NAME", help="method by name (pfedlms methods)")
     _add_settings(sub)
     sub.add_argument("--dry-run", action="store_true", help="print the plan, bytes and memory; train nothing")
+    sub.add_argument("--profile", action="store_true", help="print where the time of a round went")
     _add_output(sub)
 
     sub = command("compare", _compare, "Train several methods with several seeds and print one table.")
@@ -180,6 +181,9 @@ def _add_settings(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--rounds", metavar="N", help="communication rounds")
     sub.add_argument("--seed", metavar="N", help="names every random stream (default: 0)")
     sub.add_argument("--device", metavar="NAME", help="auto, cpu or cuda")
+    sub.add_argument(
+        "--fast", action="store_true", help="GPU: compile local steps; quicker, not reproducible to the bit"
+    )
     sub.add_argument("--out", metavar="DIR", help="where results go (default: a fresh folder under runs/)")
     sub.add_argument(
         "--set",
@@ -211,6 +215,8 @@ def _overrides(options: argparse.Namespace, methods: Sequence[str]) -> dict[str,
     given = [
         f"{key}={getattr(options, name)}" for name, key in _OPTIONS.items() if getattr(options, name, None) is not None
     ]
+    if getattr(options, "fast", False):
+        given.append("run.fast=true")
     return parse_overrides([*options.set, *given], methods)
 
 
@@ -249,8 +255,10 @@ def _print_json(value: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from pfedlms.engine.stopwatch import Stopwatch
     from pfedlms.experiment.config import load_config, method_in
-    from pfedlms.experiment.run import execute, prepare
+    from pfedlms.experiment.prepare import prepare
+    from pfedlms.experiment.run import execute
     from pfedlms.experiment.store import RunDirectory
 
     # The file may name the method, so its own keys are known only then; texts that fit no key are reported by the
@@ -274,9 +282,23 @@ def _run(options: argparse.Namespace) -> int:
     federation = prepare(config)
     directory = RunDirectory(out)
     directory.create(config.to_toml())
+    if options.profile:
+        federation.watch = Stopwatch(federation.model.device)
     with _progress(options) as progress:
         result = execute(config, federation, directory, progress)
+    if options.profile:
+        _print_profile(federation.watch.seconds, max(1, result.summary["rounds"]))
     return _report_run(options, result.summary, out)
+
+
+def _print_profile(seconds: dict[str, float], rounds: int) -> None:
+    """On standard error, so that it goes with --json too."""
+    table = Table(box=SIMPLE_HEAD, title="where the time went", title_style="bold")
+    for name in ("stage", "ms a round", "share"):
+        table.add_column(name, justify="left" if name == "stage" else "right")
+    for stage, spent in sorted(seconds.items(), key=lambda item: -item[1]):
+        table.add_row(stage, f"{1e3 * spent / rounds:.2f}", f"{100 * spent / sum(seconds.values()):.0f} %")
+    Console(stderr=True).print(table, highlight=False)
 
 
 def _report_run(options: argparse.Namespace, summary: dict[str, Any], out: Path) -> int:
@@ -348,7 +370,8 @@ def _report_comparison(options: argparse.Namespace, comparison: Any, out: Path) 
     elif any(summary["accuracy"]["max"] is not None for summary in comparison.runs):
         _print(comparison_table(comparison.runs))
     finished = sum(summary["status"] == "finished" for summary in comparison.runs)
-    return _closing_words(comparison.interrupted, out, f"with {finished} runs finished", options.quiet)
+    code = _closing_words(comparison.interrupted, out, f"with {finished} runs finished", options.quiet)
+    return code or int(comparison.diverged)
 
 
 def _resume(options: argparse.Namespace) -> int:

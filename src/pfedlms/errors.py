@@ -61,7 +61,9 @@ class RunError(PfedlmsError):
 
 
 class DivergedError(RunError):
-    """A loss or a model stopped being finite."""
+    """A loss or a model stopped being finite; `summary` holds what the run had measured, where there was a run."""
+
+    summary: dict[str, object] | None = None
 
 
 class QuorumError(RunError):

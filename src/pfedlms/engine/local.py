@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +23,9 @@ from pfedlms.methods.base import Objective
 from pfedlms.models.cohort import Cohort, CohortModel
 
 _EVALUATION_BATCH = 256
+
+First = TypeVar("First")
+Second = TypeVar("Second")
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,9 @@ class LocalWorker:
         self._model, self._data, self._train, self._seed = model, data, train, seed
         self._shuffles = Shuffles(seed)
         self._run_steps = Replayed(self._steps) if recorded and model.device.type == "cuda" else self._steps
+        self._side: torch.cuda.Stream | None = None
+        if model.device.type == "cuda":
+            self._side = torch.cuda.Stream(model.device)  # type: ignore[no-untyped-call]
         self._ahead: tuple[tuple[int, ...], int, Tensor] | None = None
 
     def train(self, cohort: Cohort, objective: Objective, phase: int) -> tuple[Cohort, Tensor]:
@@ -67,12 +75,16 @@ class LocalWorker:
         buffers = {name: value.clone() for name, value in cohort.buffers.items()}
         losses = torch.zeros(len(params), device=params.device)
         for step, index in enumerate(indices):
-            loss, gradient = self._gradient(params, buffers, self._data.x[index], self._data.y[index], objective)
+            x, y = self._data.x[index], self._data.y[index]
+            # The pull depends on the models alone, so it is computed beside the gradient of the loss.
+            extra, (loss, gradient) = self._beside(
+                partial(objective.gradient, params), partial(self._gradient, params, buffers, x, y, objective)
+            )
             losses += loss
             params, momentum = sgd_step(
                 params,
                 gradient,
-                objective.gradient(params),
+                extra,
                 momentum,
                 settings.learning_rate,
                 settings.momentum,
@@ -80,6 +92,18 @@ class LocalWorker:
             )
             params = objective.after_step(params, step)
         return replace(cohort, params=params, momentum=momentum, buffers=buffers), losses / len(indices)
+
+    def _beside(self, first: Callable[[], First], second: Callable[[], Second]) -> tuple[First, Second]:
+        """Both results; on a GPU the two are computed at the same time."""
+        if self._side is None:
+            return first(), second()
+        here = torch.cuda.current_stream(self._model.device)
+        self._side.wait_stream(here)
+        with torch.cuda.stream(self._side):
+            one = first()
+        two = second()
+        here.wait_stream(self._side)
+        return one, two
 
     def _gradient(
         self, params: Tensor, buffers: dict[str, Tensor], x: Tensor, y: Tensor, objective: Objective

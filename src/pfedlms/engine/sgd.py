@@ -1,4 +1,4 @@
-"""One SGD step for many models, in one pass over memory on the CPU."""
+"""One SGD step for many models, in one pass over memory."""
 
 from __future__ import annotations
 
@@ -31,6 +31,9 @@ def sgd_step(
             out.numpy(), rate, momentum, decay,
         )  # fmt: skip
         return out, new
+    if params.is_cuda and params.dtype == torch.float32 and (kernels := _gpu_kernels()) is not None:
+        stepped: tuple[Tensor, Tensor] = kernels.step(params, gradient, extra, buffer, rate, momentum, decay)
+        return stepped
     if extra is not None:
         gradient += extra
     if decay:
@@ -38,6 +41,15 @@ def sgd_step(
     if momentum:
         gradient = buffer = buffer * momentum + gradient
     return torch.add(params, gradient, alpha=-rate), buffer
+
+
+def _gpu_kernels() -> Any:
+    """The Triton version, or None where Triton is not installed."""
+    try:
+        from pfedlms.engine import triton_sgd
+    except ImportError:
+        return None
+    return triton_sgd
 
 
 @compiled(parallel=True)

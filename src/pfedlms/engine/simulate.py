@@ -130,6 +130,12 @@ class Federation:
             raise ValueError(
                 "checkpoint: it belongs to another model, method, setting, seed or initial weights than this federation"
             )
+        kept = (self.data.clients, self.model.layout.dim)
+        if tuple(state["params"].shape) != kept or state["momentum"].shape[1:] != self._cohorts[0].momentum.shape[1:]:
+            raise ValueError(
+                f"checkpoint: got models of shape {tuple(state['params'].shape)}, expected {kept} with the same "
+                "momentum setting"
+            )
         self.rounds_played, self._server = state["rounds_played"], state["server"]
         device = self.model.device
         self._cohorts = [self._restored(cohort, state, device) for cohort in self._cohorts]

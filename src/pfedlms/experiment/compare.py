@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pfedlms.errors import ConfigError, RunDirectoryError, did_you_mean
+from pfedlms.errors import ConfigError, DivergedError, RunDirectoryError, did_you_mean
 from pfedlms.experiment.config import Config, load_config, merge, read_toml
-from pfedlms.experiment.run import ModelLike, Progress, Result, execute, prepare, python_overrides, resume
+from pfedlms.experiment.prepare import ModelLike, prepare, python_overrides
+from pfedlms.experiment.run import Progress, Result, execute, resume
 from pfedlms.experiment.store import RunDirectory, write_atomically
 from pfedlms.methods import METHODS
 
@@ -27,6 +30,11 @@ class Comparison:
     """Their summaries."""
     directory: Path | None
     interrupted: bool = False
+
+    @property
+    def diverged(self) -> bool:
+        """Whether any run ended because a loss or a model stopped being finite."""
+        return any(summary["status"] == "diverged" for summary in self.runs)
 
     def __str__(self) -> str:
         from pfedlms.report.tables import comparison_text
@@ -91,8 +99,7 @@ def plan(
 def play(configs: Sequence[Config], out: Path | None, data: Any, model: ModelLike, progress: Progress) -> Comparison:
     """Execute planned runs; with a directory, every run has its own folder in it, and compare.json the whole plan."""
     if out is None:
-        results = (execute(config, prepare(config, data, model), None, progress) for config in configs)
-        return _collect(results, len(configs), None)
+        return _collect([partial(_fresh, config, data, model, progress) for config in configs], None)
     prepare(configs[0], data, model)  # finds what is wrong with data and model before anything is written
     manifest = out / "compare.json"
     if manifest.exists() or (out / "config.toml").exists():
@@ -129,17 +136,28 @@ def resume_comparison(directory: Path, data: Any, model: ModelLike, progress: Pr
         if not folder.config.is_file():
             folder.create(config)
             folder.close()
-    return _collect((resume(directory / name, data, model, progress) for name in runs), len(runs), directory)
+    return _collect([partial(resume, directory / name, data, model, progress) for name in runs], directory)
 
 
-def _collect(results: Iterator[Result], planned: int, directory: Path | None) -> Comparison:
-    summaries = []
+def _fresh(config: Config, data: Any, model: ModelLike, progress: Progress) -> Result:
+    return execute(config, prepare(config, data, model), None, progress)
+
+
+def _collect(runs: Sequence[Callable[[], Result]], directory: Path | None) -> Comparison:
+    """Play run after run. One that diverges is marked and does not take the others with it."""
+    summaries: list[dict[str, Any]] = []
     try:
-        for result in results:
+        for play_one in runs:
+            try:
+                result = play_one()
+            except DivergedError as error:
+                warnings.warn(str(error), stacklevel=2)
+                summaries.append(dict(error.summary or {}))
+                continue
             summaries.append(result.summary)
             if result.stopped:
                 break
     except KeyboardInterrupt:  # between two runs, or Ctrl-C pressed twice
         return Comparison(summaries, directory, interrupted=True)
     unfinished = any(summary["status"] == "interrupted" for summary in summaries)
-    return Comparison(summaries, directory, interrupted=unfinished or len(summaries) < planned)
+    return Comparison(summaries, directory, interrupted=unfinished or len(summaries) < len(runs))

@@ -24,6 +24,8 @@ CUSTOM = "custom"
 """Stands in a config for data or a model that was given in Python."""
 
 Tables = dict[str, dict[str, Any]]
+_MALFORMED = "--set"
+"""Where texts that are no assignments wait to be reported."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,9 @@ class RunSection:
     checkpoint_every: int = setting(10, "rounds between checkpoints (the last round always has one)", minimum=1)
     quorum: float = setting(
         0.5, "share of an exchange's messages that must be valid for the round to go on", minimum=0, maximum=1
+    )
+    fast: bool = setting(
+        False, "on a GPU: compile the local steps; quicker, but other rounding, not reproducible to the bit"
     )
     cohort_size: int = setting(
         0, "clients stacked together; 0: all; 1: the reference engine, one client after another", minimum=0
@@ -164,12 +169,11 @@ def preset(dataset: Any, method: Any) -> Tables:
 def parse_overrides(assignments: Sequence[str], methods: Sequence[str]) -> Tables:
     """`section.key=value` texts as tables; a value takes the type its key has."""
     tables: Tables = {}
-    wrong = []
     for text in assignments:
         place, equals, value = text.partition("=")
         section, dot, key = place.strip().partition(".")
         if not (equals and dot and section and key):
-            wrong.append(f"--set: got {text!r}, expected section.key=value, for example train.rounds=50")
+            tables.setdefault(_MALFORMED, {})[text] = None  # reported with all other problems
             continue
         owners = (
             [METHODS[name].Settings for name in methods if name in METHODS]
@@ -178,8 +182,6 @@ def parse_overrides(assignments: Sequence[str], methods: Sequence[str]) -> Table
         )
         owner = next((cls for cls in owners if cls is not None and key in {each.name for each in fields(cls)}), None)
         tables.setdefault(section, {})[key] = parse(owner, key, value.strip()) if owner else value.strip()
-    if wrong:
-        raise ConfigError(wrong)
     return tables
 
 
@@ -223,7 +225,10 @@ def _problems(tables: Tables, method: Any) -> list[str]:
     found = []
     names = [*SECTIONS, "method"]
     for section, values in tables.items():
-        if section not in names:
+        if section == _MALFORMED:
+            example = "expected section.key=value, for example train.rounds=50"
+            found += [f"--set: got {text!r}, {example}" for text in values]
+        elif section not in names:
             found.append(f"[{section}]: unknown section; {did_you_mean(section, names)}")
         elif not isinstance(values, Mapping):
             found.append(f"{section}: got {values!r}, expected a section [{section}]")

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pfedlms.errors import DivergedError
 from pfedlms.methods.base import ClientWork, Exchange, Method, Objective, Task, Tensors
 from pfedlms.models.cohort import Cohort
 from pfedlms.models.layout import Layout
@@ -70,6 +71,16 @@ class Gathered:
     variances: list[NDArray[np.float32]] = field(default_factory=list)
 
 
+def check_finite_sketch(cohort: Cohort, means: Tensor, variances: Tensor, round: int) -> None:
+    """A model can be finite and yet too large to sketch; stop where it is, and name it."""
+    fine = (torch.isfinite(means) & torch.isfinite(variances)).all(dim=1).tolist()
+    if not all(fine):
+        raise DivergedError(
+            f"round {round + 1}: the model of client {cohort.ids[fine.index(False)]} is too large to be sketched; "
+            "lower train.learning_rate or method.strength"
+        )
+
+
 class AgreeOnThresholds(Exchange[Gathered]):
     """Exchange A: ↑ mean and variance of each layer's sketch      ↓ μ̄ and σ̄ of all clients together; τ is a function
     of these."""
@@ -83,6 +94,7 @@ class AgreeOnThresholds(Exchange[Gathered]):
         sketch = self._sketches.of(round)
         sketched = sketch.forward(cohort.params)
         means, variances = statistics(sketched, sketch.sizes)
+        check_finite_sketch(cohort, means, variances, round)
         return cohort.with_scratch(sketched=sketched), {"mean": means, "variance": variances}
 
     def server_open(self, server: Tensors, round: int) -> Gathered:

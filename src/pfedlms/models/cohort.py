@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from pfedlms.models.layout import flat_layout
+from pfedlms.models.linear import StackedLinear
 
 # Stacked, these sum in another order than for one client alone (grouped convolutions, normalisation folded into
 # channels) and are no faster on a CPU; there a cohort runs them one client after another, so that results do not
@@ -71,6 +72,7 @@ class CohortModel:
 
     def __init__(self, module: nn.Module, device: torch.device, fast: bool = False) -> None:
         self.module = module.to(device)
+        self._stacked_linear = StackedLinear(module)
         self.device = device
         self.layout = flat_layout(module)
         named = dict(module.named_parameters())
@@ -118,7 +120,8 @@ class CohortModel:
             stacked = (
                 self._compiled if training and not features and self._compiled else vmap(call, randomness="different")
             )
-            out = stacked(self._named(params), buffers, x)
+            with self._stacked_linear:
+                out = stacked(self._named(params), buffers, x)
         else:
             each = self.each(
                 len(params),
@@ -162,7 +165,7 @@ class CohortModel:
         copies = {name: value.detach().clone() for name, value in buffers.items()}
         try:
             devices = [self.device] if self.device.type == "cuda" else []
-            with torch.no_grad(), torch.random.fork_rng(devices=devices):
+            with torch.no_grad(), self._stacked_linear, torch.random.fork_rng(devices=devices):
                 vmap(self._call, randomness="different")({n: v.detach() for n, v in named.items()}, copies, x)
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0]

@@ -1,0 +1,132 @@
+"""From a configuration, or from Python objects, to a federation that is ready to start."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from pfedlms import rng
+from pfedlms.data import FederatedData, from_pairs, from_pool, load
+from pfedlms.engine import Federation
+from pfedlms.engine.local import TrainSettings
+from pfedlms.errors import ConfigError, UsageError, did_you_mean
+from pfedlms.experiment.config import CUSTOM, SECTIONS, Config, Tables
+from pfedlms.kernels import use_threads
+from pfedlms.methods import METHODS
+from pfedlms.models import CohortModel, build
+from pfedlms.models.zoo import seeded
+
+ModelLike = str | nn.Module | Callable[[], nn.Module] | None
+
+
+def python_overrides(
+    data: Any, model: ModelLike, methods: Sequence[str], out: str | Path | None, settings: Mapping[str, Any]
+) -> Tables:
+    """Keyword arguments as sections and keys; a key is looked up in every section and in the methods' own."""
+    homes = {each.name: section for section, cls in SECTIONS.items() for each in fields(cls)}
+    homes |= {each.name: "method" for name in methods if name in METHODS for each in fields(METHODS[name].Settings)}
+    homes.pop("name")
+    unknown = [f"{key}: unknown setting; {did_you_mean(key, homes)}" for key in settings if key not in homes]
+    if unknown:
+        raise ConfigError(unknown)
+    tables: Tables = {"data": {}, "model": {}, "method": {"name": methods[0]}, "run": {"out": str(out or "")}}
+    for key, value in settings.items():
+        tables.setdefault(homes[key], {})[key] = value
+    if data is not None:
+        tables["data"]["dataset"] = data if isinstance(data, str) else CUSTOM
+        if not isinstance(data, str) and not _is_pool(data):
+            tables["data"]["clients"] = len(data)
+    if model is not None:
+        tables["model"]["name"] = model if isinstance(model, str) else CUSTOM
+    return tables
+
+
+def prepare(config: Config, data: Any = None, model: ModelLike = None) -> Federation:
+    """Everything up to the first local step: device, data, partition, model, method."""
+    device = _device(config.run.device)
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = config.run.fast, not config.run.fast
+    if config.run.threads:
+        torch.set_num_threads(config.run.threads)
+        use_threads(config.run.threads)
+    federated = _federated(config, data)
+    try:
+        cohort_model = CohortModel(_module(config, model, federated), device, config.run.fast)
+    except (RuntimeError, ValueError) as error:
+        raise UsageError(f"model: cannot be built ({str(error).strip().splitlines()[0]})") from error
+    _check_model(cohort_model, federated)
+    train = TrainSettings(**{each.name: getattr(config.train, each.name) for each in fields(TrainSettings)})
+    return Federation(
+        METHODS[config.method], config.settings, cohort_model, federated.to(device), train,
+        config.run.seed, cohort_size=config.run.cohort_size, quorum=config.run.quorum,
+    )  # fmt: skip
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UsageError("run.device: got 'cuda', but PyTorch finds no GPU here; use --device cpu or auto")
+    return torch.device(name)
+
+
+def _is_pool(data: Any) -> bool:
+    """Two arrays, samples and labels, rather than two clients: labels are a row of plain numbers."""
+    if not (isinstance(data, tuple) and len(data) == 2):
+        return False
+    labels = data[1]
+    return hasattr(labels, "shape") or (
+        isinstance(labels, Sequence) and bool(labels) and isinstance(labels[0], int | float)
+    )
+
+
+def _federated(config: Config, data: Any) -> FederatedData:
+    chosen = config.data
+    if data is None or isinstance(data, str):
+        if chosen.dataset == CUSTOM:
+            raise UsageError(
+                "data.dataset: 'custom' stands for data given in Python; name a data set, or use pfedlms.run(data, …)"
+            )
+        source = load(chosen.dataset, chosen.dir or None)
+        x, y = source.x, source.y
+    elif _is_pool(data):
+        x, y = data
+    else:
+        return from_pairs(data)
+    return from_pool(x, y, chosen.clients, chosen.alpha, config.run.seed, chosen.min_samples)
+
+
+def _module(config: Config, model: ModelLike, data: FederatedData) -> nn.Module:
+    key = rng.stream(config.run.seed, "initial")
+    if isinstance(model, nn.Module):
+        return copy.deepcopy(model)
+    if callable(model):
+        return seeded(model, key)
+    if config.model.name == CUSTOM:
+        raise UsageError("model.name: 'custom' stands for a model given in Python; name a model of `pfedlms models`")
+    return build(config.model.name, data.shape, data.classes, config.model.hidden, key)
+
+
+def _check_model(model: CohortModel, data: FederatedData) -> None:
+    """Try two samples, so that a model that does not fit the data is found before anything is trained."""
+    sample = data.x[data.train[0][[0, -1]]].to(model.device)
+    try:
+        with torch.no_grad():
+            outputs = model.module.eval()(sample)
+    except (RuntimeError, ValueError, TypeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UsageError(
+            f"model: fails on samples of shape {data.shape} ({reason}); "
+            f"expected a module that takes [batch, *{data.shape}]"
+        ) from error
+    got = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+    if not isinstance(got, tuple) or len(got) != 2 or got[1] < data.classes:
+        raise UsageError(
+            f"model: got outputs of shape {got} for 2 samples, expected (2, at least {data.classes}): one number "
+            "a class"
+        )
