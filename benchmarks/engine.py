@@ -28,6 +28,7 @@ from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.methods import METHODS
 from pfedlms.methods.base import Objective
 from pfedlms.models import CohortModel, build
+from pfedlms.sketch import Sketch
 
 SHAPES = {"dnn": (1, 28, 28)}
 
@@ -100,6 +101,18 @@ def pulled_step(made: Federation, device: torch.device, options: argparse.Namesp
     return median_seconds(repeat, device, options.repeats) / options.steps
 
 
+def butterfly_round(options: argparse.Namespace) -> float:
+    """A pFedLMS round whose transforms are plain torch butterflies."""
+    fast = Sketch.forward, Sketch.adjoint
+    Sketch.forward, Sketch.adjoint = Sketch.forward_reference, Sketch.adjoint_reference  # type: ignore[method-assign]
+    try:
+        made = federation(options, "pfedlms", 0)
+        made.start()
+        return median_seconds(made.play_round, torch.device("cpu"), 1)
+    finally:
+        Sketch.forward, Sketch.adjoint = fast  # type: ignore[method-assign]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="dnn")
@@ -140,6 +153,8 @@ def main() -> None:
         made = federation(options, method, 0)
         made.start()
         rows[f"round, {method}"] = median_seconds(made.play_round, device, options.repeats)
+    if device.type == "cpu":
+        rows["round, pfedlms, torch butterfly"] = butterfly_round(options)
     pulled = federation(options, "pfedlms", 0)
     pulled.start()
     rows["step, stacked, with the pull"] = pulled_step(pulled, device, options)

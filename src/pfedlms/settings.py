@@ -27,6 +27,11 @@ def setting(
     return field(default=default, metadata={"help": help, "limits": limits, "choices": choices})
 
 
+def type_name(declared: Field[Any]) -> str:
+    """The type of a field by name, whether its module postpones annotations or not."""
+    return declared.type if isinstance(declared.type, str) else declared.type.__name__
+
+
 def problems(section: str, cls: type[Any], values: dict[str, Any]) -> list[str]:
     """Everything wrong with `values` as fields of the dataclass `cls`, one line each: key, got, expected, nearest
     valid name."""
@@ -44,7 +49,7 @@ def problems(section: str, cls: type[Any], values: dict[str, Any]) -> list[str]:
 
 
 def _wrong(declared: Field[Any], value: Any) -> str | None:
-    kind = _TYPES[str(declared.type)]
+    kind = _TYPES[type_name(declared)]
     limits, choices = declared.metadata["limits"], declared.metadata["choices"]
     expected = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]
     bounds = [text.format(limits[name]) for name, text in _BOUNDS.items() if limits[name] is not None]
@@ -82,7 +87,7 @@ def _within(value: float, limits: dict[str, float | None]) -> bool:
 def parse(cls: type[Any], key: str, text: str) -> Any:
     """The text of a command line as the type the key has; left as text where it does not fit, so that the check names
     it."""
-    declared = {each.name: str(each.type) for each in fields(cls)}.get(key, "str")
+    declared = {each.name: type_name(each) for each in fields(cls)}.get(key, "str")
     try:
         if declared == "bool":
             return {"true": True, "false": False}[text.lower()]

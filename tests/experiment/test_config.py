@@ -225,8 +225,8 @@ def test_another_schema_is_refused_before_anything_else(schema: Any, tmp_path: P
 
 
 def test_malformed_overrides_are_all_named() -> None:
+    texts = ["rounds=5", "train.rounds", "=5", ".rounds=5", "train.=5", "train.rounds=5", "data.alpha=-1"]
     with pytest.raises(ConfigError) as caught:
-        texts = ["rounds=5", "train.rounds", "=5", ".rounds=5", "train.=5", "train.rounds=5", "data.alpha=-1"]
         load_config(None, parse_overrides(texts, ["pfedlms"]))
     malformed = [problem for problem in caught.value.problems if problem.startswith("--set: got ")]
     assert len(malformed) == 5

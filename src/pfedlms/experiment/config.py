@@ -17,7 +17,7 @@ from pfedlms.data.sources import DATASETS
 from pfedlms.errors import ConfigError, did_you_mean
 from pfedlms.methods import METHODS
 from pfedlms.models.zoo import MODELS
-from pfedlms.settings import parse, problems, setting
+from pfedlms.settings import parse, problems, setting, type_name
 
 SCHEMA = 1
 CUSTOM = "custom"
@@ -243,7 +243,7 @@ def _problems(tables: Tables, method: Any) -> list[str]:
 
 
 def _build(cls: type[Any], values: Mapping[str, Any]) -> Any:
-    kinds = {each.name: str(each.type) for each in fields(cls)}
+    kinds = {each.name: type_name(each) for each in fields(cls)}
     return cls(**{key: float(value) if kinds[key] == "float" else value for key, value in values.items()})
 
 

@@ -1,0 +1,68 @@
+"""What the pages show runs as shown."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def python_blocks(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/methods.md"])
+def test_the_examples_run(page: str, tmp_path: Path) -> None:
+    blocks = python_blocks(page)
+    assert blocks, f"{page} has no example"
+    for block in blocks:
+        done = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip(), "an example that prints nothing shows nothing"
+    assert not list(tmp_path.iterdir()), "examples leave nothing behind"
+
+
+def test_the_example_method_is_short_and_learns(tmp_path: Path) -> None:
+    (block,) = python_blocks("docs/methods.md")
+    assert len(block.splitlines()) < 60
+    done = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    reached = float(re.findall(r"'max': ([\d.]+)", done.stdout)[0])
+    assert reached > 90, done.stdout
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in (ROOT / "examples").glob("*.py")))
+def test_the_scripts_in_examples_run(script: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "examples" / script)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "%" in done.stdout, "each script prints what it reached"
+
+
+def test_readme_example_is_ten_lines() -> None:
+    (block,) = python_blocks("README.md")
+    assert len([line for line in block.splitlines() if line.strip()]) <= 10
+
+
+def test_every_link_leads_somewhere() -> None:
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+?)\)", page.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_setting_named_in_the_pages_exists() -> None:
+    from pfedlms.report.listings import settings
+
+    known = {row["setting"] for row in settings()} | {"method.name"}
+    sections = {name.split(".")[0] for name in known}
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for section, key in re.findall(
+            r"\b(data|model|train|method|run)\.([a-z_]+)=", page.read_text(encoding="utf-8")
+        ):
+            assert section in sections
+            assert f"{section}.{key}" in known, f"{page.name}: {section}.{key}"
