@@ -514,10 +514,16 @@ def test_bits_are_those_of_the_paper(model: str, classes: str | None, method: st
 def test_bits_of_all_methods_in_a_table(call: Any) -> None:
     shown = call("bits")
     assert shown.code == 0
-    assert all(re.search(rf"^ +{name} ", shown.out, re.MULTILINE) for name in METHODS)
+    assert all(re.search(rf"^ +{name}[ ,]", shown.out, re.MULTILINE) for name in METHODS)
     assert "31.06" in shown.out
     rows = json.loads(call("bits", "--json", "--set", "data.dataset=digits").out)
-    assert [row["method"] for row in rows] == list(METHODS)
+    assert list(dict.fromkeys(row["method"] for row in rows)) == list(METHODS)
+    # Both costs of the methods that can answer in two ways: the whole model, and what the clients need to compute it.
+    for name, cheap in (("zsign", "sum"), ("obcsaa", "mean")):
+        model, other = (row for row in rows if row["method"] == name)
+        assert (model["downlink"], other["downlink"]) == ("model", cheap)
+        assert model["up_payload_bits"] == other["up_payload_bits"]
+        assert model["down_payload_bits"] > 5 * other["down_payload_bits"]
     assert rows[0]["parameters"] == 64 * 252 + 252 + 252 * 10 + 10  # the data set's own model
 
 

@@ -416,7 +416,7 @@ def _bits(options: argparse.Namespace) -> int:
         up, down = row["up_payload_bits"], row["down_payload_bits"]
         cells = [f"{up:,}", f"{row['up_framing_bits']:,}", f"{down:,}", f"{row['down_framing_bits']:,}"]
         table.add_row(
-            row["method"],
+            f"{row['method']}, downlink {row['downlink']}" if "downlink" in row else row["method"],
             *cells,
             f"{up / row['parameters']:.3g}",
             f"{down / row['parameters']:.3g}",

@@ -39,7 +39,8 @@ class Replayed:
         self._recordings: dict[tuple[object, ...], _Recording] = {}
 
     def __call__(self, cohort: Cohort, indices: Tensor, objective: Objective) -> tuple[Cohort, Tensor]:
-        key = (cohort.ids, type(objective))
+        # Recordings read copies of their inputs, so one serves every cohort of the same size.
+        key = (len(cohort.ids), type(objective))
         recording = self._recordings.get(key)
         if recording is None:
             recording = self._recordings[key] = self._record(cohort, indices, objective)

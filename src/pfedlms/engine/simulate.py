@@ -62,7 +62,7 @@ class Federation:
         self.rounds_played = 0
         self._quorum, self._link = quorum, link
         self.watch = watch or NoStopwatch()
-        self._worker = LocalWorker(model, data, train, seed, recorded=cohort_size != 1)
+        self._worker = LocalWorker(model, data, train, seed, recorded=cohort_size != 1 or data.clients == 1)
         self._digest = agreement(self.method)
         self._server = self.method.server_start()
         step = cohort_size or data.clients
@@ -73,6 +73,11 @@ class Federation:
             )
             for ids in groups
         ]
+
+    @property
+    def largest_cohort(self) -> int:
+        """Clients that are stacked together at most."""
+        return max(len(cohort.ids) for cohort in self._cohorts)
 
     def start(self) -> None:
         """E local steps from w⁰ without any consensus, the same for every method."""

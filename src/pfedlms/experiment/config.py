@@ -81,7 +81,7 @@ class RunSection:
         False, "on a GPU: compile the local steps; quicker, but other rounding, not reproducible to the bit"
     )
     cohort_size: int = setting(
-        0, "clients stacked together; 0: all; 1: the reference engine, one client after another", minimum=0
+        0, "clients stacked together; 0: as many as fit in memory; 1: the reference engine, one by one", minimum=0
     )
 
 

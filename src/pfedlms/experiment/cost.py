@@ -68,17 +68,30 @@ def bits_table(
     rows = []
     for name in [method] if method else list(METHODS):
         own = {key: value for key, value in wanted.get("method", {}).items() if method or key in _keys(name)}
-        config = load_config(None, {**wanted, "method": {**own, "name": name}})
-        if CUSTOM in (config.data.dataset, config.model.name):
-            raise ConfigError(
-                ["--dataset, --model: got 'custom', expected names of `pfedlms datasets` and `pfedlms models`"]
-            )
-        source = DATASETS[config.data.dataset]
-        shape = source.shape if dataset or config.model.name == "dnn" else (3, 32, 32)
-        if classes is not None and classes < 1:
-            raise ConfigError([f"--classes: got {classes}, expected at least 1"])
-        rows.append(_row(config, shape, classes or source.classes))
+        chosen = [{**wanted, "method": {**own, **choice, "name": name}} for choice in _downlinks(name, own)]
+        rows += [_row_of(tables, dataset, classes) for tables in chosen]
     return rows
+
+
+def _downlinks(method: str, chosen: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The ways a method can answer its clients, its default first; one where there is no choice or it was made."""
+    declared = {each.name: each for each in fields(METHODS[method].Settings)} if method in METHODS else {}
+    if "downlink" not in declared or "downlink" in chosen:
+        return [{}]
+    return [{"downlink": choice} for choice in declared["downlink"].metadata["choices"]()]
+
+
+def _row_of(tables: Mapping[str, Mapping[str, Any]], dataset: str | None, classes: int | None) -> dict[str, Any]:
+    config = load_config(None, tables)
+    if CUSTOM in (config.data.dataset, config.model.name):
+        raise ConfigError(
+            ["--dataset, --model: got 'custom', expected names of `pfedlms datasets` and `pfedlms models`"]
+        )
+    source = DATASETS[config.data.dataset]
+    shape = source.shape if dataset or config.model.name == "dnn" else (3, 32, 32)
+    if classes is not None and classes < 1:
+        raise ConfigError([f"--classes: got {classes}, expected at least 1"])
+    return _row(config, shape, classes or source.classes)
 
 
 def _keys(method: str) -> set[str]:
@@ -102,6 +115,7 @@ def _row(config: Config, shape: tuple[int, ...], classes: int) -> dict[str, Any]
     bits = {f"{name}_bits": 8 * count for name, count in asdict(cost.per_client).items()}
     return {
         "method": config.method,
+        **({"downlink": config.settings.downlink} if hasattr(config.settings, "downlink") else {}),
         "model": config.model.name,
         "classes": classes,
         "clients": config.data.clients,

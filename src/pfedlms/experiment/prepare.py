@@ -17,6 +17,7 @@ from pfedlms.engine import Federation
 from pfedlms.engine.local import TrainSettings
 from pfedlms.errors import ConfigError, UsageError, did_you_mean
 from pfedlms.experiment.config import CUSTOM, SECTIONS, Config, Tables
+from pfedlms.experiment.memory import fitting_cohort
 from pfedlms.kernels import use_threads
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel, build
@@ -61,9 +62,10 @@ def prepare(config: Config, data: Any = None, model: ModelLike = None) -> Federa
         raise UsageError(f"model: cannot be built ({str(error).strip().splitlines()[0]})") from error
     _check_model(cohort_model, federated)
     train = TrainSettings(**{each.name: getattr(config.train, each.name) for each in fields(TrainSettings)})
+    size = config.run.cohort_size or fitting_cohort(cohort_model, federated, config.train.batch_size)
     return Federation(
         METHODS[config.method], config.settings, cohort_model, federated.to(device), train,
-        config.run.seed, cohort_size=config.run.cohort_size, quorum=config.run.quorum,
+        config.run.seed, cohort_size=size, quorum=config.run.quorum,
     )  # fmt: skip
 
 

@@ -50,10 +50,9 @@ def memory_estimate(config: Config, federation: Federation) -> dict[str, int]:
     top)."""
     vector = 4 * federation.model.layout.dim
     clients = federation.data.clients
-    together = min(clients, config.run.cohort_size or clients)
     kept = clients * vector * (2 if config.train.momentum else 1)
     data = federation.data.x.numel() * 4 + federation.data.y.numel() * 8
-    return {"data": data, "clients": kept, "working": 4 * together * vector}
+    return {"data": data, "clients": kept, "working": 4 * federation.largest_cohort * vector}
 
 
 def print_plan(config: Config, federation: Federation, console: Console) -> None:

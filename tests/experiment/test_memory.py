@@ -1,0 +1,56 @@
+"""Cohorts split by the memory at hand; results do not depend on the split."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import pfedlms
+from pfedlms.data import from_pool, load
+from pfedlms.experiment import memory
+from pfedlms.models import CohortModel, build
+
+
+@pytest.fixture
+def model() -> CohortModel:
+    return CohortModel(build("dnn", (1, 8, 8), 10, 32, 0), torch.device("cpu"))
+
+
+def digits(clients: int) -> pfedlms.data.FederatedData:
+    source = load("digits")
+    return from_pool(source.x, source.y, clients, 1.0, 0)
+
+
+def test_a_client_takes_its_parameters_and_its_activations(model: CohortModel) -> None:
+    """64-32-10: 2,410 parameters; outputs of a sample: 64 (flatten), 32, 32 (ReLU), 10, and 10 for the container."""
+    expected = 8 * 4 * 2410 + 2 * 16 * 4 * (64 + 32 + 32 + 10 + 10)
+    assert memory.client_bytes(model, digits(4), batch_size=16) == expected
+
+
+@pytest.mark.parametrize(("room", "size"), [(1000, 20), (20, 20), (19.9, 10), (9, 7), (1, 1), (0.1, 1)])
+def test_cohorts_are_even_and_fit(model: CohortModel, monkeypatch: pytest.MonkeyPatch, room: float, size: int) -> None:
+    """Room for 19 of 20 clients gives two cohorts of ten; for 9, three of 7, 7 and 6; never less than one client."""
+    data = digits(20)
+    one = memory.client_bytes(model, data, 16)
+    monkeypatch.setattr(memory, "free_memory", lambda device: int(room * one / 0.6) + 1)
+    assert memory.fitting_cohort(model, data, 16) == size
+
+
+def test_where_the_system_does_not_tell_all_are_stacked(model: CohortModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda device: None)
+    assert memory.fitting_cohort(model, digits(5), 16) == 5
+
+
+def test_free_memory_is_a_plausible_number() -> None:
+    free = memory.free_memory(torch.device("cpu"))
+    assert free is None or 1 << 20 < free < 1 << 50
+
+
+def test_results_do_not_depend_on_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def metrics() -> list[dict[str, object]]:
+        records = pfedlms.run("digits", clients=5, rounds=3, threads=1).metrics
+        return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
+
+    plenty = metrics()
+    monkeypatch.setattr(memory, "free_memory", lambda device: 1)
+    assert metrics() == plenty
