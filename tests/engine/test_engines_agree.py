@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from typing import Any
 
-import numba
 import numpy as np
 import pytest
 import torch
@@ -38,17 +37,6 @@ def with_batch_norm() -> nn.Module:
 
 
 MODELS = {"dnn": dnn, "batch norm": with_batch_norm}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """A product cut into other pieces by more threads would sum in another order."""
-    before = torch.get_num_threads(), numba.get_num_threads()
-    torch.set_num_threads(1)
-    numba.set_num_threads(1)
-    yield
-    torch.set_num_threads(before[0])
-    numba.set_num_threads(before[1])
 
 
 @pytest.fixture(scope="module")

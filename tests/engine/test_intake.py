@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
 import pytest
 import torch
@@ -29,18 +28,6 @@ SIZES = (25, 3, 3)  # 0.4 of 64, 8 and 8, to which 8 * 6 + 6, 6 and 3 + 3 parame
 
 Link = Callable[[bytes, int], bytes | None]
 Frames = dict[tuple[int, int, int], bytes]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Models this small are not worth a second thread, and on a busy machine threads that wait for each other cost
-    most."""
-    before = torch.get_num_threads(), numba.get_num_threads()
-    torch.set_num_threads(1)
-    numba.set_num_threads(1)
-    yield
-    torch.set_num_threads(before[0])
-    numba.set_num_threads(before[1])
 
 
 @pytest.fixture

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
 import pytest
 import torch
@@ -21,16 +20,6 @@ from pfedlms.models import CohortModel
 
 HEADER = 40
 FEATURES, CLASSES = 6, 3
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads(), numba.get_num_threads()
-    torch.set_num_threads(1)
-    numba.set_num_threads(1)
-    yield
-    torch.set_num_threads(before[0])
-    numba.set_num_threads(before[1])
 
 
 def samples(count: int, key: int, classes: int = CLASSES) -> tuple[np.ndarray, np.ndarray]:

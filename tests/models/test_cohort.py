@@ -270,7 +270,9 @@ def test_a_module_that_can_be_stacked_does_not_warn() -> None:
     setup = Setup(dnn)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        setup.model.forward(setup.params, setup.buffers, setup.x, training=True)
+        outputs, _ = setup.model.forward(setup.params, setup.buffers, setup.x, training=True)
+    assert outputs.shape[:2] == setup.x.shape[:2]
+    assert setup.model.stacks(setup.params, setup.buffers, setup.x)
 
 
 def test_dropout_is_a_function_of_the_generator() -> None:

@@ -7,14 +7,12 @@ import json
 import re
 import struct
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import make_vectors
-import numba
 import numpy as np
 import plain_client as plain
 import pytest
@@ -272,18 +270,6 @@ def test_both_refuse_for_the_same_reason(entry: dict[str, Any]) -> None:
 
 
 # Live: a real federation.
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Models this small are not worth a second thread, and on a busy machine threads that wait for each other cost
-    most."""
-    before = torch.get_num_threads(), numba.get_num_threads()
-    torch.set_num_threads(1)
-    numba.set_num_threads(1)
-    yield
-    torch.set_num_threads(before[0])
-    numba.set_num_threads(before[1])
 
 
 CLIENTS = 4
