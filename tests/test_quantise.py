@@ -308,3 +308,12 @@ def test_constant_layer_has_no_pull_and_no_nan(level: float) -> None:
     assert torch.isfinite(gradient).all()
     assert not gradient[:, :8].any()
     assert gradient[:, 8:].any()
+
+
+@pytest.mark.parametrize("symbols", [[0, 1], [0, 1, 2, 0], [0, 1, 4]])
+def test_a_ballot_that_does_not_fit_is_refused(symbols: list[int]) -> None:
+    """The kernel does not check bounds, so the vote must: three coordinates, symbols 0 to 3."""
+    vote = Vote(3, thresholds=3)
+    with pytest.raises(ValueError, match=r"expected \(3,\) of 0 to 3"):
+        vote.add(np.array(symbols, dtype=np.uint8), 1)
+    assert vote.total == 0

@@ -13,9 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from pfedlms.errors import PfedlmsError, UsageError, did_you_mean
 
@@ -287,18 +285,11 @@ def _run(options: argparse.Namespace) -> int:
     with _progress(options) as progress:
         result = execute(config, federation, directory, progress)
     if options.profile:
-        _print_profile(federation.watch.seconds, max(1, result.summary["rounds"]))
+        from pfedlms.report.tables import profile_table
+
+        # On standard error, so that it goes with --json too.
+        Console(stderr=True).print(profile_table(federation.watch.seconds, max(1, result.summary["rounds"])))
     return _report_run(options, result.summary, out)
-
-
-def _print_profile(seconds: dict[str, float], rounds: int) -> None:
-    """On standard error, so that it goes with --json too."""
-    table = Table(box=SIMPLE_HEAD, title="where the time went", title_style="bold")
-    for name in ("stage", "ms a round", "share"):
-        table.add_column(name, justify="left" if name == "stage" else "right")
-    for stage, spent in sorted(seconds.items(), key=lambda item: -item[1]):
-        table.add_row(stage, f"{1e3 * spent / rounds:.2f}", f"{100 * spent / sum(seconds.values()):.0f} %")
-    Console(stderr=True).print(table, highlight=False)
 
 
 def _report_run(options: argparse.Namespace, summary: dict[str, Any], out: Path) -> int:
@@ -345,11 +336,12 @@ def _compare(options: argparse.Namespace) -> int:
         _check_plot(options.plot)
     with _progress(options) as progress:
         comparison = play(configs, out, None, None, progress)
+    code = _report_comparison(options, comparison, out)
     if options.plot and not comparison.interrupted:
         from pfedlms.report.plots import accuracy_against_bytes
 
         accuracy_against_bytes(out, Path(options.plot))
-    return _report_comparison(options, comparison, out)
+    return code
 
 
 def _check_plot(file: str) -> None:
@@ -398,31 +390,16 @@ def _export(options: argparse.Namespace) -> int:
 
 def _bits(options: argparse.Namespace) -> int:
     from pfedlms.experiment.cost import bits_table
+    from pfedlms.methods import METHODS
 
-    overrides = _overrides(argparse.Namespace(set=options.set), [options.method or "pfedlms"])
+    overrides = _overrides(argparse.Namespace(set=options.set), [options.method] if options.method else list(METHODS))
     rows = bits_table(options.method, options.model, options.classes, options.clients, options.dataset, overrides)
     if options.json:
         _print_json(rows[0] if options.method else rows)
         return 0
-    table = Table(
-        box=SIMPLE_HEAD,
-        title=f"{rows[0]['model']}, {rows[0]['parameters']:,} parameters, {rows[0]['clients']} clients",
-        title_style="bold",
-    )
-    table.add_column("method")
-    for name in ("bits ↑", "framing ↑", "bits ↓", "framing ↓", "bits/parameter ↑", "↓", "MiB/round"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        up, down = row["up_payload_bits"], row["down_payload_bits"]
-        cells = [f"{up:,}", f"{row['up_framing_bits']:,}", f"{down:,}", f"{row['down_framing_bits']:,}"]
-        table.add_row(
-            f"{row['method']}, downlink {row['downlink']}" if "downlink" in row else row["method"],
-            *cells,
-            f"{up / row['parameters']:.3g}",
-            f"{down / row['parameters']:.3g}",
-            f"{row['mib_per_round']:,.2f}" if row["mib_per_round"] >= 1 else f"{row['mib_per_round']:.3g}",
-        )
-    _print(table)
+    from pfedlms.report.tables import bits_table_of
+
+    _print(bits_table_of(rows))
     return 0
 
 
@@ -433,12 +410,9 @@ def _list(options: argparse.Namespace) -> int:
     if options.json:
         _print_json(rows)
         return 0
-    table = Table(box=SIMPLE_HEAD)
-    for name in rows[0]:
-        table.add_column(name)
-    for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
-    _print(table)
+    from pfedlms.report.tables import plain_table
+
+    _print(plain_table(rows))
     return 0
 
 

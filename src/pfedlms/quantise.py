@@ -118,6 +118,9 @@ class Vote:
 
     def add(self, symbols: NDArray[np.uint8], weight: int) -> None:
         """Count one client's symbols `[size]` with weight N_k."""
+        if symbols.shape != self._counts.shape[:1] or (symbols.size and symbols.max() > self._counts.shape[1]):
+            size, thresholds = self._counts.shape
+            raise ValueError(f"vote: got {symbols.shape} symbols, expected ({size},) of 0 to {thresholds}")
         self.total += weight
         needed = np.min_scalar_type(self.total)
         if needed.itemsize > self._counts.dtype.itemsize:

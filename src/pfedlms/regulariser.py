@@ -2,13 +2,14 @@
 
 For one layer with sketch y = Φθ, thresholds τ_1 < … < τ_T and consensus signs v_t(i) = +1 iff q̃(i) ≥ t:
 
-    R(y)    = (2/T) Σ_t Σ_i max(0, −v_t(i) (y(i) − τ_t))                     zero iff y(i) lies in the closed interval
-    [τ_q̃, τ_q̃+1] R̃_ρ(y)  = (1/T) Σ_t Σ_i [huber_ρ(y(i) − τ_t) − v_t(i) (y(i) − τ_t)]      huber_ρ(z) = max_{|u|≤1}
-    (u z − ρ u²/2) ∇_y R̃_ρ = (1/T) Σ_t [clip((y − τ_t)/ρ, −1, 1) − v_t]                     ∇_θ = Φᵀ ∇_y
+    R(y)    = (2/T) Σ_t Σ_i max(0, −v_t(i) (y(i) − τ_t))
+    R̃_ρ(y)  = (1/T) Σ_t Σ_i [huber_ρ(y(i) − τ_t) − v_t(i) (y(i) − τ_t)]
+    ∇_y R̃_ρ = (1/T) Σ_t [clip((y − τ_t)/ρ, −1, 1) − v_t]
 
-with ρ_l = ρ σ̄_l, relative to the layer's scale. Traps: R̃_ρ is not zero but −ρ/2 for each coordinate and threshold
-where all is consistent; in an interval narrower than 2 ρ_l the gradient never vanishes; a layer with σ̄ = 0 has no
-pull.
+where huber_ρ(z) = max_{|u| ≤ 1} (u z − ρ u²/2) and ∇_θ = Φᵀ ∇_y. R is zero iff every y(i) lies in the closed interval
+[τ_q̃(i), τ_q̃(i)+1]. ρ_l = ρ σ̄_l is relative to the layer's scale. Traps: R̃_ρ is not zero but −ρ/2 for each
+coordinate and threshold where all is consistent; in an interval narrower than 2 ρ_l the gradient never vanishes; a
+layer with σ̄ = 0 has no pull.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Pull:
         self._consensus = consensus
         self._layers = sketch.layers.to(thresholds.device)
         self._widths = smoothing * deviations
-        kernels = kernels_for(thresholds) if thresholds.is_cuda and thresholds.shape[1] < 255 else None
+        kernels = kernels_for(thresholds) if thresholds.is_cuda else None
         self._fused = _FusedPull(kernels, sketch, thresholds, self._widths, consensus, strength) if kernels else None
 
     def gradient(self, params: Tensor) -> Tensor:
@@ -87,9 +88,9 @@ class _FusedPull:
         self._keys = torch.cat([layer.key for layer in self._layers])
         pads = [layer.pad for layer in self._layers]
         self._starts = [sum(pads[:index]) for index in range(len(pads))]
-        self._kept = torch.full((sum(pads),), kernels.NOT_KEPT, dtype=torch.uint8, device=thresholds.device)
+        self._kept = torch.full((sum(pads),), kernels.NOT_KEPT, dtype=torch.int16, device=thresholds.device)
         places = torch.cat([layer.rows + start for layer, start in zip(self._layers, self._starts, strict=True)])
-        self._kept[places] = consensus
+        self._kept[places] = consensus.to(torch.int16)
 
     def gradient(self, params: Tensor) -> Tensor:
         out = torch.empty_like(params)

@@ -135,7 +135,7 @@ def test_an_unknown_method_shows_the_nearest_names() -> None:
 
 
 def test_a_key_of_another_method_is_unknown() -> None:
-    (found,) = problems(method={"name": "fedavg", "thresholds": 3})
+    (found,) = problems(method={"name": "local", "thresholds": 3})
     assert found == "method.thresholds: unknown key; this section has no keys at all"
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from torch import nn
 
 import pfedlms
 from pfedlms.data import from_pool, load
@@ -54,3 +57,30 @@ def test_results_do_not_depend_on_the_memory(monkeypatch: pytest.MonkeyPatch) ->
     plenty = metrics()
     monkeypatch.setattr(memory, "free_memory", lambda device: 1)
     assert metrics() == plenty
+
+
+def dropout() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Dropout(0.5), nn.Linear(16, 10))
+
+
+def test_a_resumed_run_keeps_its_cohorts_whatever_memory_is_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Dropout depends on the grouping, so a run that goes on with less memory must go on with the same cohorts."""
+    source = load("digits")
+    arrays = (source.x, source.y)
+    settings = {"clients": 4, "threads": 1, "checkpoint_every": 1, "evaluate_every": 1}
+    whole = pfedlms.run(arrays, dropout, rounds=4, out=tmp_path / "whole", **settings).metrics
+    pfedlms.run(arrays, dropout, rounds=2, out=tmp_path / "part", **settings)
+    config = tmp_path / "part" / "config.toml"
+    config.write_text(config.read_text().replace("rounds = 2", "rounds = 4"))
+    monkeypatch.setattr(memory, "free_memory", lambda device: 1)
+    resumed = pfedlms.resume(tmp_path / "part", arrays, dropout).metrics
+    assert [r["loss"] for r in resumed] == [r["loss"] for r in whole]
+
+
+def test_resuming_with_other_data_is_refused(tmp_path: Path) -> None:
+    source = load("digits")
+    pfedlms.run((source.x, source.y), dropout, rounds=1, clients=4, out=tmp_path / "run")
+    with pytest.raises(pfedlms.PfedlmsError, match="not those this run began with"):
+        pfedlms.resume(tmp_path / "run", (source.x + 1, source.y), dropout)

@@ -44,7 +44,7 @@ def task_of(
 ) -> Task:
     layout = layout_of(*sizes)
     start = torch.zeros(layout.dim) if initial is None else initial
-    return Task(layout, 10, 4, seed, start, clients, 5, learning_rate, weight_decay)
+    return Task(layout, 10, 4, seed, start, clients, learning_rate, weight_decay)
 
 
 def cohort_of(

@@ -110,7 +110,7 @@ CASES = [
     Case("fedavg", False, model, model),
     Case("obda", False, one_bit_each, one_bit_each, learns_with={"step": 0.01}),
     Case("obcsaa", False, sketch_and_norm, model, learns_with=DENSE),
-    Case("obcsaa", False, sketch_and_norm, mean_and_norm, {"downlink": "mean"}, DENSE),
+    Case("obcsaa", False, sketch_and_norm, mean_and_norm, {"downlink": "sum"}, DENSE),
     Case("fedproto", True, prototypes, all_prototypes),
     Case("eden", False, rotated(1), model),
     Case("eden", False, rotated(3), model, {"bits": 3}),

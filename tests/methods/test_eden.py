@@ -253,3 +253,12 @@ def test_many_bits_follow_fedavg() -> None:
     way = (exact.state()["params"] - exact.model.initial).norm()
     assert float((fine.state()["params"] - exact.state()["params"]).norm() / way) < 0.03
     assert float((coarse.state()["params"] - exact.state()["params"]).norm() / way) > 0.1
+
+
+def test_zero_counts_as_positive() -> None:
+    """sign(0) = +1 everywhere: a rotated coordinate that is exactly zero takes the upper centroid."""
+    codec = Codec(2, 1, seed=0)
+    for round in range(20):
+        indices, _ = codec.encode(torch.tensor([[1.0, 1.0]]), (0,), round)
+        # H D (1, 1) is (±2, 0) or (0, ±2): one coordinate is zero, and its index is 1.
+        assert 1 in indices[0].tolist()

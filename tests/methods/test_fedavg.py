@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from method_tools import (
@@ -101,3 +103,23 @@ def test_local_is_plain_sgd() -> None:
     for client in range(3):
         expected = exact_steps(params[client], small_batches(data, client, 1, train, seed=7), train, nothing)
         torch.testing.assert_close(after.params[client].double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_shared_statistics_are_averaged_and_counted() -> None:
+    """Two clients with N = 1 and 3; running means 0 and 4 have the weighted mean 3; two floats more travel each way."""
+    cohort = replace(
+        cohort_of(torch.zeros(2, 3), samples=[1, 3]),
+        buffers={
+            "mean": torch.tensor([[0.0], [4.0]]),
+            "var": torch.tensor([[1.0], [9.0]]),
+            "count": torch.tensor([1, 2]),
+        },
+    )
+    plain, shared = Average(3), Average(3, (("mean", 1), ("var", 1)))
+    (after,), _ = hold(shared, cohort)
+    assert after.buffers["mean"].tolist() == [[3.0], [3.0]]
+    assert after.buffers["var"].tolist() == [[7.0], [7.0]]
+    assert after.buffers["count"].tolist() == [1, 2], "what is not a float stays"
+    assert shared.up.max_bytes - plain.up.max_bytes == shared.down.max_bytes - plain.down.max_bytes == 8
+    (alone,), _ = hold(plain, cohort)
+    assert alone.buffers["mean"].tolist() == [[0.0], [4.0]], "without sharing they stay local"

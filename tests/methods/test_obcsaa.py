@@ -158,7 +158,7 @@ def test_clients_send_signs_and_norm_of_their_largest_entries() -> None:
         assert norms == pytest.approx([13.0, 0.5], rel=1e-6)
 
 
-@pytest.mark.parametrize("downlink", ["model", "mean"])
+@pytest.mark.parametrize("downlink", ["model", "sum"])
 def test_the_step_has_the_weighted_norm(downlink: str) -> None:
     """Norms 5 and 10 with 1 and 3 samples: a step of (5 + 30) / 4 = 8.75 over at most κ entries, mostly backwards."""
     start = torch.zeros(TASK_DIM)
@@ -183,7 +183,7 @@ def test_the_step_is_along_what_is_decoded_from_the_weighted_mean_of_signs() -> 
     np.testing.assert_allclose(server["model"].numpy(), -norm * direction, atol=1e-5)
 
 
-@pytest.mark.parametrize("downlink", ["model", "mean"])
+@pytest.mark.parametrize("downlink", ["model", "sum"])
 def test_nothing_learned_is_nothing_moved(downlink: str) -> None:
     """All updates zero: w stays, bit for bit."""
     start = normal(TASK_DIM, seed=1)
@@ -206,7 +206,7 @@ def test_a_single_entry_of_a_tiny_model() -> None:
 def test_means_give_the_same_model_with_fewer_bytes() -> None:
     """Bit for bit over five rounds, for 4 · 151 + 4 instead of 4 · 1,510 bytes down."""
     states, payloads, down = [], [], []
-    for downlink in ("model", "mean"):
+    for downlink in ("model", "sum"):
         post = Post()
         chosen = federation("obcsaa", link=post, downlink=downlink, cohort_size=2)
         chosen.start()

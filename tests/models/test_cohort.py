@@ -344,3 +344,25 @@ def test_state_and_scratch_are_added_to_a_new_cohort() -> None:
     assert set(one.state) == {"a"}
     assert not cohort.state
     assert not cohort.scratch
+
+
+class BranchesInTraining(nn.Module):
+    """Cannot be stacked, but only training shows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(12, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.flatten(1)
+        return self.linear(x / float(x.abs().mean())) if self.training else self.linear(x)
+
+
+def test_what_only_training_cannot_stack_is_found_in_evaluation_already() -> None:
+    model = CohortModel(BranchesInTraining(), CPU)
+    cohort = model.cohort((0, 1), (1, 1), with_momentum=False)
+    x = torch.randn(2, 5, 12, generator=torch.Generator().manual_seed(0))
+    with pytest.warns(UserWarning, match="one after another"):
+        model.forward(cohort.params, cohort.buffers, x, training=False)
+    outputs, _ = model.forward(cohort.params, cohort.buffers, x, training=True)
+    assert outputs.shape == (2, 5, 4)

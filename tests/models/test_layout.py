@@ -8,7 +8,7 @@ from torch import nn
 
 from pfedlms.errors import UsageError
 from pfedlms.models import MODELS, build, flat_layout
-from pfedlms.models.layout import Layer, format_table
+from pfedlms.models.layout import Layer
 from pfedlms.models.zoo import seeded
 
 
@@ -63,7 +63,8 @@ def test_table_of_the_dnn() -> None:
         ("3.weight", (10, 256), 200_960, 2560),
         ("3.bias", (10,), 203_520, 10),
     ]
-    assert format_table(flat_layout(module), 0.1) == [
+    layers = flat_layout(module).layers
+    assert [(each.name, each.offset, each.size, each.pad, each.sketch(0.1)) for each in layers] == [
         ("1", 0, 200_960, 262_144, 26_214),
         ("3", 200_960, 2570, 4096, 409),
     ]

@@ -208,7 +208,6 @@ def task(layers: Iterable[int], seed: int, initial: np.ndarray) -> Task:
         seed=seed,
         initial=torch.from_numpy(initial),
         clients=len(SAMPLES),
-        local_steps=1,
         learning_rate=0.1,
         weight_decay=0.0,
     )

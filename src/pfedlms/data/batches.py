@@ -23,11 +23,12 @@ def batch_positions(
 
 
 class Shuffles:
-    """Batch positions of all clients of a run; a shuffle that two rounds share is drawn once."""
+    """Batch positions of all clients of a run; a shuffle that two rounds share is drawn once, if `keep` is twice the
+    clients."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, keep: int = 1) -> None:
         self._seed = seed
-        self._shuffle = lru_cache(maxsize=4096)(self._draw)
+        self._shuffle = lru_cache(maxsize=keep)(self._draw)
 
     def _draw(self, client: int, epoch: int, samples: int) -> NDArray[np.int64]:
         return permutation(stream(self._seed, "batches", client, epoch), samples)

@@ -21,6 +21,7 @@ from pfedlms.engine.graphs import Replayed
 from pfedlms.engine.sgd import sgd_step
 from pfedlms.methods.base import Objective
 from pfedlms.models.cohort import Cohort, CohortModel
+from pfedlms.sketch.operator import kernels_for
 
 _EVALUATION_BATCH = 256
 
@@ -47,12 +48,17 @@ class LocalWorker:
         self, model: CohortModel, data: FederatedData, train: TrainSettings, seed: int, recorded: bool
     ) -> None:
         self._model, self._data, self._train, self._seed = model, data, train, seed
-        self._shuffles = Shuffles(seed)
-        self._run_steps = Replayed(self._steps) if recorded and model.device.type == "cuda" else self._steps
+        self._shuffles = Shuffles(seed, keep=2 * data.clients)
+        self._run_steps = Replayed(self._steps) if recorded and self._can_record() else self._steps
         self._side: torch.cuda.Stream | None = None
         if model.device.type == "cuda":
             self._side = torch.cuda.Stream(model.device)  # type: ignore[no-untyped-call]
         self._ahead: tuple[tuple[int, ...], int, Tensor] | None = None
+
+    def _can_record(self) -> bool:
+        """Only with the GPU kernels: without them a sketch is sent to the device in every round, outside of a
+        recording."""
+        return self._model.device.type == "cuda" and kernels_for(self._model.initial) is not None
 
     def train(self, cohort: Cohort, objective: Objective, phase: int) -> tuple[Cohort, Tensor]:
         """E local steps; phase 0 is the start, phase r + 1 belongs to round r. Also returns each client's mean task
@@ -60,7 +66,7 @@ class LocalWorker:
         ahead = self._ahead
         fits = ahead is not None and ahead[:2] == (cohort.ids, phase)
         indices = ahead[2] if ahead is not None and fits else self._batch_indices(cohort, phase)
-        with seeded_modules(rng.stream(self._seed, "module", phase, cohort.ids[0])):
+        with seeded_modules(rng.stream(self._seed, "module", phase, cohort.ids[0]), self._model.device):
             result = self._run_steps(cohort, indices, objective)
         if cohort.params.is_cuda and len(cohort.ids) == self._data.clients:
             # The GPU is still busy with the steps; the host shuffles for the next round meanwhile.
@@ -128,7 +134,7 @@ class LocalWorker:
         """See `ClientWork`; running statistics are left as they are."""
         buffers = {name: value.clone() for name, value in cohort.buffers.items()}
         total = torch.zeros_like(cohort.params)
-        with seeded_modules(rng.stream(self._seed, "module", round + 1, cohort.ids[0])):
+        with seeded_modules(rng.stream(self._seed, "module", round + 1, cohort.ids[0]), self._model.device):
             for index in self._batch_indices(cohort, round + 1):
                 x, y = self._data.x[index], self._data.y[index]
                 total += self._gradient(params.expand_as(total), buffers, x, y, Objective())[1]
@@ -188,10 +194,14 @@ class LocalWorker:
 
 
 @contextmanager
-def seeded_modules(key: int) -> Iterator[None]:
+def seeded_modules(key: int, device: torch.device) -> Iterator[None]:
     """Dropout and the like draw from PyTorch's generators: seeded here, and left as the caller had them."""
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        torch.manual_seed(key % (1 << 63))
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.default_generator.manual_seed(key % (1 << 63))
+        for each in devices:
+            with torch.cuda.device(each):
+                torch.cuda.manual_seed(key % (1 << 63))
         yield
 
 

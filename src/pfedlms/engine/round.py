@@ -1,4 +1,4 @@
-"""One round, written once for every method and every way to execute clients: the exchanges, then the local steps."""
+"""One exchange, written once for every method and every way to execute clients, and what a round reports."""
 
 from __future__ import annotations
 

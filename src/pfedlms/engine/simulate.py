@@ -46,17 +46,7 @@ class Federation:
         link: Link = perfect_link,
         watch: Stopwatch | None = None,
     ) -> None:
-        task = Task(
-            model.layout,
-            data.classes,
-            model.feature_size,
-            seed,
-            model.initial.cpu(),
-            data.clients,
-            train.local_steps,
-            train.learning_rate,
-            train.weight_decay,
-        )
+        task = task_of(model, data.classes, data.clients, train, seed)
         self.method = method(task, settings)
         self.model, self.data = model, data
         self.rounds_played = 0
@@ -73,6 +63,15 @@ class Federation:
             )
             for ids in groups
         ]
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of all that clients keep from round to round."""
+        return sum(
+            value.numel() * value.element_size()
+            for cohort in self._cohorts
+            for value in (cohort.params, cohort.momentum, *cohort.buffers.values(), *cohort.state.values())
+        )
 
     @property
     def largest_cohort(self) -> int:
@@ -185,6 +184,23 @@ class Federation:
                 loss += own
         tested = tuple(len(held) for held in self.data.test)
         return Evaluation(tuple(correct), tested, loss / sum(tested))
+
+
+def task_of(model: CohortModel, classes: int, clients: int, train: TrainSettings, seed: int) -> Task:
+    """What both ends know before the first round."""
+    return Task(
+        layout=model.layout,
+        classes=classes,
+        feature_size=model.feature_size,
+        seed=seed,
+        initial=model.initial.cpu(),
+        clients=clients,
+        learning_rate=train.learning_rate,
+        weight_decay=train.weight_decay,
+        statistics=tuple(
+            (name, value.numel()) for name, value in model.initial_buffers.items() if value.is_floating_point()
+        ),
+    )
 
 
 def agreement(method: Method) -> bytes:

@@ -70,7 +70,7 @@ class RunSection:
         maximum=(1 << 63) - 1,
     )
     device: str = setting("auto", "auto takes a GPU where there is one", choices=lambda: ["auto", "cpu", "cuda"])
-    threads: int = setting(0, "CPU threads; 0: all", minimum=0, maximum=1024)
+    threads: int = setting(0, "CPU threads; 0: as they are set, which is all unless changed", minimum=0, maximum=1024)
     out: str = setting("", "run directory; empty: a fresh one under runs/")
     evaluate_every: int = setting(1, "rounds between evaluations (the last round is always evaluated)", minimum=1)
     checkpoint_every: int = setting(10, "rounds between checkpoints (the last round always has one)", minimum=1)

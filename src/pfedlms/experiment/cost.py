@@ -10,11 +10,12 @@ import torch
 
 from pfedlms.data.sources import DATASETS
 from pfedlms.engine.round import Traffic
-from pfedlms.engine.simulate import agreement
+from pfedlms.engine.simulate import agreement, task_of
 from pfedlms.errors import ConfigError
 from pfedlms.experiment.config import CUSTOM, Config, load_config
+from pfedlms.experiment.prepare import train_settings
 from pfedlms.methods import METHODS
-from pfedlms.methods.base import Method, Task
+from pfedlms.methods.base import Method
 from pfedlms.models import CohortModel, build
 from pfedlms.wire.frames import SERVER, Intake, frame
 
@@ -100,17 +101,7 @@ def _keys(method: str) -> set[str]:
 
 def _row(config: Config, shape: tuple[int, ...], classes: int) -> dict[str, Any]:
     model = CohortModel(build(config.model.name, shape, classes, config.model.hidden, 0), torch.device("cpu"))
-    task = Task(
-        model.layout,
-        classes,
-        model.feature_size,
-        0,
-        model.initial,
-        config.data.clients,
-        config.train.local_steps,
-        config.train.learning_rate,
-        config.train.weight_decay,
-    )
+    task = task_of(model, classes, config.data.clients, train_settings(config), seed=0)
     cost = message_cost(METHODS[config.method](task, config.settings), config.data.clients)
     bits = {f"{name}_bits": 8 * count for name, count in asdict(cost.per_client).items()}
     return {

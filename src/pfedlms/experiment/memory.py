@@ -51,7 +51,8 @@ def client_bytes(model: CohortModel, data: FederatedData, batch_size: int) -> in
 
 
 def fitting_cohort(model: CohortModel, data: FederatedData, batch_size: int) -> int:
-    """The number of clients to stack: all that fit, in cohorts as even as they come; results do not depend on it."""
+    """The number of clients to stack: all that fit, in cohorts as even as they come. Results depend on it
+    only for models with dropout, and on a GPU by rounding."""
     free = free_memory(model.device)
     if free is None:
         return data.clients

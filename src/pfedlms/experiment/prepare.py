@@ -36,7 +36,9 @@ def python_overrides(
     unknown = [f"{key}: unknown setting; {did_you_mean(key, homes)}" for key in settings if key not in homes]
     if unknown:
         raise ConfigError(unknown)
-    tables: Tables = {"data": {}, "model": {}, "method": {"name": methods[0]}, "run": {"out": str(out or "")}}
+    tables: Tables = {"data": {}, "model": {}, "method": {"name": methods[0]}, "run": {}}
+    if out:
+        tables["run"]["out"] = str(out)
     for key, value in settings.items():
         tables.setdefault(homes[key], {})[key] = value
     if data is not None:
@@ -46,6 +48,10 @@ def python_overrides(
     if model is not None:
         tables["model"]["name"] = model if isinstance(model, str) else CUSTOM
     return tables
+
+
+def train_settings(config: Config) -> TrainSettings:
+    return TrainSettings(**{each.name: getattr(config.train, each.name) for each in fields(TrainSettings)})
 
 
 def prepare(config: Config, data: Any = None, model: ModelLike = None) -> Federation:
@@ -61,10 +67,9 @@ def prepare(config: Config, data: Any = None, model: ModelLike = None) -> Federa
     except (RuntimeError, ValueError) as error:
         raise UsageError(f"model: cannot be built ({str(error).strip().splitlines()[0]})") from error
     _check_model(cohort_model, federated)
-    train = TrainSettings(**{each.name: getattr(config.train, each.name) for each in fields(TrainSettings)})
     size = config.run.cohort_size or fitting_cohort(cohort_model, federated, config.train.batch_size)
     return Federation(
-        METHODS[config.method], config.settings, cohort_model, federated.to(device), train,
+        METHODS[config.method], config.settings, cohort_model, federated.to(device), train_settings(config),
         config.run.seed, cohort_size=size, quorum=config.run.quorum,
     )  # fmt: skip
 

@@ -31,8 +31,6 @@ class Progress:
 
     def evaluated(self, config: Config, record: Mapping[str, Any]) -> None: ...
 
-    def finished(self, config: Config, summary: Mapping[str, Any]) -> None: ...
-
 
 @dataclass(frozen=True)
 class Result:
@@ -87,7 +85,8 @@ def run(
         ['final', 'last10', 'max']
     """
     checked = load_config(config, python_overrides(data, model, [method or method_in(config)], out, settings))
-    directory = RunDirectory(Path(out)) if out else None
+    place = out or checked.run.out
+    directory = RunDirectory(Path(place)) if place else None
     federation = prepare(checked, data, model)
     if directory is not None:
         directory.create(checked.to_toml())
@@ -108,7 +107,10 @@ def resume(
                 f"{directory}: this run's {section} was given in Python; "
                 f"go on with pfedlms.resume({str(directory)!r}, data, model)"
             )
-    federation = prepare(config, data, model)
+    before = stored.load_checkpoint()
+    # Where the size of cohorts follows the memory at hand, it stays what it was: dropout depends on the grouping.
+    size = config.run.cohort_size or (before["cohort_size"] if before else 0)
+    federation = prepare(config.with_run(cohort_size=size), data, model)
     stored.open()
     return execute(config, federation, stored, progress or Progress())
 
@@ -146,12 +148,21 @@ def _load(config: Config, federation: Federation, state: Mapping[str, Any], stor
             f"{stored.path}: checkpoint.pt does not fit config.toml, it was made with {', '.join(changed)}; "
             "put that back, or delete checkpoint.pt to start this run over"
         )
+    if state["data"] != _data_of(config, federation):
+        raise RunDirectoryError(
+            f"{stored.path}: the data given are not those this run began with; give the same arrays"
+        )
     try:
         federation.load(state["federation"])
     except (ValueError, KeyError, IndexError) as error:
         raise RunDirectoryError(
             f"{stored.path}: checkpoint.pt does not fit ({error}); go on with the data and model it was made with"
         ) from error
+
+
+def _data_of(config: Config, federation: Federation) -> str:
+    """A fingerprint of data given in Python; data sets by name are told by their settings."""
+    return federation.data.fingerprint() if config.data.dataset == CUSTOM else config.data.dataset
 
 
 def _settled(config: Config) -> dict[str, Any]:
@@ -182,7 +193,6 @@ def execute(config: Config, federation: Federation, directory: RunDirectory | No
     finally:
         if directory is not None:
             directory.close()
-    progress.finished(config, summary)
     path = directory.path if directory else None
     return Result(config, summary, recorder.metrics, path, federation, stopped())
 
@@ -264,6 +274,8 @@ class _Recorder:
         if self._directory is not None:
             state = {
                 "settings": _settled(self._config),
+                "data": _data_of(self._config, self._federation),
+                "cohort_size": self._federation.largest_cohort,
                 "federation": self._federation.state(),
                 "traffic": list(self._traffic.as_tuple()),
                 "rejected": self._rejected,

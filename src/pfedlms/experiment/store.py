@@ -147,7 +147,12 @@ class RunDirectory:
                 )
             if size > length:
                 os.truncate(self._metrics, length)
-            return [json.loads(line) for line in self._metrics.read_text().splitlines()]
+            try:
+                return [json.loads(line) for line in self._metrics.read_text().splitlines()]
+            except ValueError as error:
+                raise RunDirectoryError(
+                    f"{self._metrics}: is damaged ({error}); delete checkpoint.pt to start this run over"
+                ) from error
 
     def read_summary(self) -> dict[str, Any] | None:
         """The summary of an earlier process, None if there is none that can be read."""

@@ -1,7 +1,7 @@
 """The contract between methods, engine and wire.
 
-A round is written once, in `engine.round`: the method's exchanges one after another, then E local steps on the
-method's objective. An exchange is
+A round is written once, in `engine.simulate`, and an exchange in `engine.round`: the method's exchanges one after
+another, then E local steps on the method's objective. An exchange is
 
     client_send → bytes → server_open, server_add…, server_reply → bytes → client_receive
 
@@ -39,9 +39,10 @@ class Task:
     initial: Tensor
     """w⁰, `[dim]`, on the host."""
     clients: int
-    local_steps: int
     learning_rate: float
     weight_decay: float
+    statistics: tuple[tuple[str, int], ...] = ()
+    """Running statistics of the model, by name and size; they stay with the clients unless a method shares them."""
 
 
 class ClientWork(Protocol):
@@ -77,8 +78,8 @@ class Objective:
         return None
 
     def tensors(self) -> Tensors:
-        """The tensors that differ from round to round. All else must stay the same while the type of the objective
-        does, so that recorded steps can be replayed on new values."""
+        """The tensors that differ from round to round, all of them broadcast: without a clients axis. All else must
+        stay the same while the type of the objective does, so that recorded steps can be replayed on new values."""
         return {}
 
     def after_step(self, params: Tensor, step: int) -> Tensor:
@@ -133,6 +134,11 @@ class Method(ABC):
     @abstractmethod
     def exchanges(self) -> tuple[Exchange[Any], ...]:
         """In the order they are held; none for a method that does not communicate."""
+
+    @property
+    def sketched(self) -> tuple[Layout, tuple[int, ...]] | None:
+        """The layers the method sketches and the entries kept of each; None if it does not sketch."""
+        return None
 
     def agreement(self) -> dict[str, int | float]:
         """What both ends must agree on besides layer table, settings, seed and w⁰; it enters the digest of every

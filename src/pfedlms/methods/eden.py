@@ -68,7 +68,7 @@ class Codec:
             y = self._rotated(torch.nn.functional.pad(piece, (0, padded - length)), ids, round, number)
             norm = piece.norm(dim=1, keepdim=True)
             unit = torch.where(norm > 0, y * (sqrt(padded) / norm.clamp(min=1e-38)), 0.0)
-            index = torch.bucketize(unit, self._boundaries.to(x.device))
+            index = torch.bucketize(unit, self._boundaries.to(x.device), right=True)
             product = (self._centroids.to(x.device)[index] * y).sum(dim=1, keepdim=True)
             scales.append(torch.where(norm > 0, norm**2 / product.clamp(min=1e-38), 0.0))
             indices.append(index.to(torch.uint8))

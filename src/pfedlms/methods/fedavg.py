@@ -3,7 +3,7 @@ Decentralized Data", AISTATS 2017."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,33 +11,56 @@ from torch import Tensor
 
 from pfedlms.methods.base import ClientWork, Exchange, Method, Task, Tensors, weighted_sum
 from pfedlms.models.cohort import Cohort
+from pfedlms.settings import setting
 from pfedlms.wire.fields import Floats, Message
 
 
-class Average(Exchange[tuple[Tensor, int]]):
-    """↑ θ_k      ↓ w = Σ p_k θ_k      then θ_k ← w"""
+@dataclass(frozen=True)
+class FedAvgSettings:
+    """The section [method] of FedAvg."""
 
-    def __init__(self, dim: int) -> None:
-        self._dim = dim
-        self.up = Message(0, (Floats("model", dim),))
-        self.down = Message(1, (Floats("model", dim),))
+    share_statistics: bool = setting(
+        False, "average the running statistics of batch norm too, and count their bytes; otherwise they stay local"
+    )
+
+
+class Average(Exchange[tuple[Tensor, int]]):
+    """↑ θ_k      ↓ w = Σ p_k θ_k      then θ_k ← w; running statistics travel behind the model if they are shared"""
+
+    def __init__(self, dim: int, statistics: tuple[tuple[str, int], ...] = ()) -> None:
+        self._dim, self._statistics = dim, statistics
+        shared = (Floats("statistics", sum(size for _, size in statistics)),) if statistics else ()
+        self.up, self.down = (Message(kind, (Floats("model", dim), *shared)) for kind in (0, 1))
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
-        return cohort, {"model": cohort.params}
+        if not self._statistics:
+            return cohort, {"model": cohort.params}
+        own = [cohort.buffers[name].flatten(1) for name, _ in self._statistics]
+        return cohort, {"model": cohort.params, "statistics": torch.cat(own, dim=1)}
 
     def server_open(self, server: Tensors, round: int) -> tuple[Tensor, int]:
-        return torch.zeros(self._dim, dtype=torch.float64), 0
+        return torch.zeros(self._dim + sum(size for _, size in self._statistics), dtype=torch.float64), 0
 
     def server_add(
         self, total: tuple[Tensor, int], ids: list[int], samples: list[int], values: Tensors
     ) -> tuple[Tensor, int]:
-        return weighted_sum(samples, values["model"], total[0]), total[1] + sum(samples)
+        return weighted_sum(samples, torch.cat(list(values.values()), dim=1), total[0]), total[1] + sum(samples)
 
     def server_reply(self, server: Tensors, total: tuple[Tensor, int], round: int) -> tuple[Tensors, Tensors]:
-        return server, {"model": (total[0] / total[1]).float()}
+        mean = (total[0] / total[1]).float()
+        shared = {"statistics": mean[self._dim :]} if self._statistics else {}
+        return server, {"model": mean[: self._dim], **shared}
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
-        return cohort.with_model(values["model"])
+        after = cohort.with_model(values["model"])
+        if not self._statistics:
+            return after
+        parts = torch.split(values["statistics"], [size for _, size in self._statistics])
+        shared = {
+            name: part.view(cohort.buffers[name].shape[1:]).expand_as(cohort.buffers[name]).clone()
+            for (name, _), part in zip(self._statistics, parts, strict=True)
+        }
+        return replace(after, buffers={**cohort.buffers, **shared})
 
 
 class FedAvg(Method):
@@ -49,14 +72,11 @@ class FedAvg(Method):
     name = "fedavg"
     paper = "McMahan et al., AISTATS 2017"
     personal = False
+    Settings = FedAvgSettings
 
-    @dataclass(frozen=True)
-    class Settings:
-        """No settings of its own."""
-
-    def __init__(self, task: Task, settings: Settings) -> None:
+    def __init__(self, task: Task, settings: FedAvgSettings) -> None:
         super().__init__(task, settings)
-        self._average = Average(task.layout.dim)
+        self._average = Average(task.layout.dim, task.statistics if settings.share_statistics else ())
 
     @property
     def exchanges(self) -> tuple[Exchange[Any], ...]:

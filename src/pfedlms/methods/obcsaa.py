@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pfedlms.methods.base import Anchored, ClientWork, Exchange, Task, Tensors, go_on_from, weighted_sum
 from pfedlms.models.cohort import Cohort
+from pfedlms.models.layout import Layout
 from pfedlms.settings import setting
 from pfedlms.sketch.operator import Sketch
 from pfedlms.wire.fields import Floats, Message, Scalar, Signs
@@ -32,8 +33,8 @@ class OBCSAASettings:
     iterations: int = setting(10, "steps of the decoder (normalised BIHT)", minimum=1)
     downlink: str = setting(
         "model",
-        "model: w, 32 bits each; mean: the mean of the signs, 32 bits a measurement",
-        choices=lambda: ["model", "mean"],
+        "model: w, 32 bits each; sum: the weighted sum of the signs, 32 bits a measurement",
+        choices=lambda: ["model", "sum"],
     )
 
 
@@ -65,7 +66,7 @@ def _unit(x: Tensor) -> Tensor:
 class SparseDirections(Exchange[tuple[Tensor, Tensor, int]]):
     """↑ sign(Φ top_κ(w − θ_k)) and its norm      ↓ w ← w − (Σ p_k ‖·‖) · direction decoded from Σ p_k sign(·)
 
-    With `downlink = "mean"` the server sends the mean of the signs and the clients decode it themselves; both ways
+    With `downlink = "sum"` the server sends the mean of the signs and the clients decode it themselves; both ways
     give the same w.
     """
 
@@ -75,9 +76,10 @@ class SparseDirections(Exchange[tuple[Tensor, Tensor, int]]):
         measured = max(1, floor(settings.ratio * dim))
         self._sparsity = max(1, floor(settings.sparsity * dim))
         self._sketch = Sketch(whole, measured / whole.layers[0].pad, task.seed, epoch=0)
+        self.sizes = self._sketch.sizes
         self.up = Message(0, (Signs("signs", measured), Scalar("norm", minimum=0)))
         mean = (Floats("mean", measured), Scalar("norm", minimum=0))
-        self.down = Message(1, mean if settings.downlink == "mean" else (Floats("model", dim),))
+        self.down = Message(1, mean if settings.downlink == "sum" else (Floats("model", dim),))
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
         update = largest(cohort.state["model"] - cohort.params, self._sparsity)
@@ -99,11 +101,11 @@ class SparseDirections(Exchange[tuple[Tensor, Tensor, int]]):
     def server_reply(self, server: Tensors, total: tuple[Tensor, Tensor, int], round: int) -> tuple[Tensors, Tensors]:
         mean, norm = (total[0] / total[2]).float(), (total[1] / total[2]).float()
         model = self._stepped(server["model"].unsqueeze(0), mean, norm).squeeze(0)
-        reply = {"mean": mean, "norm": norm} if self._settings.downlink == "mean" else {"model": model}
+        reply = {"mean": mean, "norm": norm} if self._settings.downlink == "sum" else {"model": model}
         return {"model": model}, reply
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
-        if self._settings.downlink == "mean":
+        if self._settings.downlink == "sum":
             return go_on_from(cohort, self._stepped(cohort.state["model"], values["mean"], values["norm"]))
         return go_on_from(cohort, values["model"])
 
@@ -113,6 +115,9 @@ class SparseDirections(Exchange[tuple[Tensor, Tensor, int]]):
 
 class OBCSAA(Anchored):
     """FedAvg whose updates are made sparse and travel as the signs of random measurements.
+
+    With unequal N_k the sum of K signs takes up to 2^K values rather than K + 1, so `downlink = "sum"` sends it,
+    divided by N, as float32: lossless, and a tenth of the 32-bit model at ratio 0.1. κ = n keeps the whole update.
 
     The same κ is kept by clients and looked for by the decoder (the paper leaves the decoder's open). Φ is fixed for
     the run.
@@ -125,6 +130,10 @@ class OBCSAA(Anchored):
     def __init__(self, task: Task, settings: OBCSAASettings) -> None:
         super().__init__(task, settings)
         self._directions = SparseDirections(task, settings)
+
+    @property
+    def sketched(self) -> tuple[Layout, tuple[int, ...]]:
+        return self.task.layout.whole(), self._directions.sizes
 
     @property
     def exchanges(self) -> tuple[Exchange[Any], ...]:

@@ -58,8 +58,9 @@ class MajorityOfGradients(Exchange[Tensor]):
 class OBDA(Anchored):
     """signSGD with majority vote on one mini-batch gradient a round, averaged over the E batches.
 
-    P-acc is of a copy of w that each client trains for E steps on its own data; the copy is dropped when the next w
-    comes.
+    Limits: with one client it is signSGD. The paper has no regulariser; μw is added to the gradient before the sign,
+    as weight decay would be. P-acc is of a copy of w that each client trains for E steps on its own data; the copy is
+    dropped when the next w comes.
     """
 
     name = "obda"

@@ -1,4 +1,4 @@
-"""pFed1BS: Cheng et al., "Personalized Federated Learning via One-Bit Random Sketching", 2026; the one-bit forerunner
+"""pFed1BS: Cheng et al., "Personalized Federated Learning via One-Bit Random Sketching", 2026, the one-bit forerunner
 of pFedLMS."""
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pfedlms.methods.base import ClientWork, Exchange, Method, Objective, Task, Tensors
 from pfedlms.models.cohort import Cohort
+from pfedlms.models.layout import Layout
 from pfedlms.quantise import Vote
 from pfedlms.settings import setting
 from pfedlms.sketch.operator import Sketch
@@ -88,6 +89,10 @@ class PFed1BS(Method):
     @property
     def exchanges(self) -> tuple[Exchange[Any], ...]:
         return (self._majority,)
+
+    @property
+    def sketched(self) -> tuple[Layout, tuple[int, ...]]:
+        return self.task.layout.whole(), self._sketch.sizes
 
     def objective(self, cohort: Cohort, round: int) -> Objective:
         if self.settings.strength == 0:

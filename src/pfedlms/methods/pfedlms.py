@@ -1,4 +1,5 @@
-"""pFedLMS: personalised federated learning via layer-wise multi-threshold random sketching.
+"""pFedLMS: "pFedLMS: Personalized Federated Learning via Layer-Wise Multi-Threshold Random Sketching", the paper this
+package implements. Its open choices are fixed in docs/protocol.md and at the settings below.
 
 Clients keep their models. Each round they sketch every layer, agree on thresholds from its statistics (exchange A),
 vote on which interval each sketched coordinate should lie in (exchange B), and are pulled towards that interval while
@@ -190,6 +191,10 @@ class PFedLMS(Method):
     @property
     def exchanges(self) -> tuple[Exchange[Any], ...]:
         return self._exchanges
+
+    @property
+    def sketched(self) -> tuple[Layout, tuple[int, ...]]:
+        return self._layout, self._layout.sketch_sizes(self.settings.ratio)
 
     def objective(self, cohort: Cohort, round: int) -> Objective:
         if self.settings.strength == 0:

@@ -163,6 +163,7 @@ class CohortModel:
     def _can_stack(self, named: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> bool:
         """Whether `torch.func` can vectorise the module: tried once, on copies, because nothing else tells."""
         copies = {name: value.detach().clone() for name, value in buffers.items()}
+        self.module.train()  # what cannot be stacked may lie on the way that only training takes
         try:
             devices = [self.device] if self.device.type == "cuda" else []
             with torch.no_grad(), self._stacked_linear, torch.random.fork_rng(devices=devices):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor
 
@@ -80,8 +79,3 @@ def flat_layout(module: nn.Module) -> Layout:
     if not layers:
         raise ValueError(f"model: {type(module).__name__} has no trainable parameters, expected at least one to train")
     return Layout(tuple(parameters), tuple(layers))
-
-
-def format_table(layout: Layout, ratio: float) -> Sequence[tuple[str, int, int, int, int]]:
-    """Rows (name, offset, size, padded size, sketch size) of the layer table."""
-    return [(layer.name, layer.offset, layer.size, layer.pad, layer.sketch(ratio)) for layer in layout.layers]

@@ -72,7 +72,7 @@ def build(name: str, shape: tuple[int, ...], classes: int, hidden: int, key: int
 def seeded(factory: Callable[[], nn.Module], key: int) -> nn.Module:
     """Call a model factory with PyTorch's generator seeded by `key`, leaving the caller's generator as it was."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(key % (1 << 63))
+        torch.default_generator.manual_seed(key % (1 << 63))
         module = factory()
     if not isinstance(module, nn.Module):
         raise UsageError(f"model: the factory returned {type(module).__name__}, expected a torch.nn.Module")

@@ -16,17 +16,12 @@ from pfedlms.experiment.cost import message_cost
 
 def plan_json(config: Config, federation: Federation) -> dict[str, Any]:
     """The plan as data: configuration, layer table, bytes and memory."""
-    ratio = getattr(config.settings, "ratio", 1.0)
-    layers = [
-        {
-            "name": layer.name,
-            "offset": layer.offset,
-            "size": layer.size,
-            "pad": layer.pad,
-            "sketch": layer.sketch(ratio),
-        }
-        for layer in federation.model.layout.layers
+    layout, kept = federation.method.sketched or (federation.model.layout, None)
+    layers: list[dict[str, Any]] = [
+        {"name": layer.name, "offset": layer.offset, "size": layer.size, "pad": layer.pad} for layer in layout.layers
     ]
+    for layer, entries in zip(layers, kept or (), strict=kept is not None):
+        layer["sketch"] = entries
     cost = message_cost(federation.method, federation.data.clients)
     per_round = {name: count * federation.data.clients for name, count in asdict(cost.per_client).items()}
     return {
@@ -49,10 +44,8 @@ def memory_estimate(config: Config, federation: Federation) -> dict[str, int]:
     """Bytes of the data, of the clients' kept state, and of the copies one local step makes of it (activations come on
     top)."""
     vector = 4 * federation.model.layout.dim
-    clients = federation.data.clients
-    kept = clients * vector * (2 if config.train.momentum else 1)
     data = federation.data.x.numel() * 4 + federation.data.y.numel() * 8
-    return {"data": data, "clients": kept, "working": 4 * federation.largest_cohort * vector}
+    return {"data": data, "clients": federation.kept_bytes, "working": 4 * federation.largest_cohort * vector}
 
 
 def print_plan(config: Config, federation: Federation, console: Console) -> None:
@@ -69,10 +62,10 @@ def print_plan(config: Config, federation: Federation, console: Console) -> None
         f"{config.train.local_steps} steps"
     )
     table = Table(box=SIMPLE_HEAD, title="layers")
-    for name in ("layer", "offset", "size", "padded", "sketch"):
-        table.add_column(name, justify="left" if name == "layer" else "right")
+    for name in plan["layers"][0]:
+        table.add_column(name, justify="left" if name == "name" else "right")
     for layer in plan["layers"]:
-        table.add_row(layer["name"], *(f"{layer[key]:,}" for key in ("offset", "size", "pad", "sketch")))
+        table.add_row(*(value if isinstance(value, str) else f"{value:,}" for value in layer.values()))
     console.print(table)
     for way, label in (("up", "clients → server"), ("down", "server → clients")):
         console.print(

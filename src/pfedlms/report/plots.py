@@ -27,6 +27,8 @@ def accuracy_against_bytes(directory: Path, file: Path) -> None:
     for name in json.loads((directory / "compare.json").read_text())["runs"]:
         summary = json.loads((directory / name / "summary.json").read_text())
         clients = summary["clients"]
+        if summary["status"] != "finished":
+            continue
         lines = (directory / name / "metrics.jsonl").read_text().splitlines()
         runs.setdefault(summary["method"], []).append([json.loads(line) for line in lines])
 

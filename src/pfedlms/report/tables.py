@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean, stdev
 from typing import Any
 
@@ -21,7 +21,8 @@ class Row:
     """One method of a comparison, over its seeds."""
 
     method: str
-    seeds: int
+    note: str
+    """What a reader must know: how many seeds finished, if not all."""
     best: tuple[float, float]
     last: tuple[float, float]
     shared: tuple[float, float] | None
@@ -34,30 +35,40 @@ class Row:
 
 
 def rows_of(summaries: Sequence[Summary]) -> list[Row]:
-    """Collect summaries by method, in the order methods first appear; runs that were never evaluated are left out."""
+    """Collect summaries by method, in the order methods first appear.
+
+    Runs that diverged or were interrupted do not enter the means of those that finished; a method of which none
+    finished shows what it had reached. Runs that were never evaluated are left out.
+    """
     groups: dict[str, list[Summary]] = {}
     for summary in summaries:
-        if summary["accuracy"]["max"] is not None:
-            groups.setdefault(summary["method"], []).append(summary)
-    traffic = {name: (_mib(group, "up"), _mib(group, "down")) for name, group in groups.items()}
-    fedavg = sum(traffic["fedavg"]) if "fedavg" in traffic else None
+        groups.setdefault(summary["method"], []).append(summary)
     rows = []
     for name, group in groups.items():
-        shared = [run["global_accuracy"]["max"] for run in group if "global_accuracy" in run]
-        used = sum(traffic[name])
-        rows.append(
-            Row(
-                name,
-                len(group),
-                _spread([run["accuracy"]["max"] for run in group]),
-                _spread([run["accuracy"]["last10"] for run in group]),
-                _spread(shared) if shared else None,
-                *traffic[name],
-                fedavg / used if fedavg and used else None,
-                mean(run["seconds"] for run in group),
-            )
-        )
-    return rows
+        finished = [run for run in group if run["status"] == "finished"]
+        shown = [run for run in finished or group if run["accuracy"]["max"] is not None]
+        if shown:
+            rows.append(_row(name, shown, len(group), bool(finished)))
+    fedavg = next((row.up + row.down for row in rows if row.method == "fedavg"), None)
+    return [
+        replace(row, times_less=fedavg / (row.up + row.down) if fedavg and row.up + row.down else None) for row in rows
+    ]
+
+
+def _row(method: str, group: Sequence[Summary], planned: int, finished: bool) -> Row:
+    shared = [run["global_accuracy"]["max"] for run in group if "global_accuracy" in run]
+    note = group[0]["status"] if not finished else f"{len(group)} of {planned} seeds" if len(group) < planned else ""
+    return Row(
+        method,
+        note,
+        _spread([run["accuracy"]["max"] for run in group]),
+        _spread([run["accuracy"]["last10"] for run in group]),
+        _spread(shared) if shared else None,
+        _mib(group, "up"),
+        _mib(group, "down"),
+        None,
+        mean(run["seconds"] for run in group),
+    )
 
 
 def comparison_table(summaries: Sequence[Summary]) -> Table:
@@ -79,7 +90,7 @@ def comparison_table(summaries: Sequence[Summary]) -> Table:
         table.add_column(name, justify="right")
     for row in rows_of(summaries):
         table.add_row(
-            row.method,
+            f"{row.method} ({row.note})" if row.note else row.method,
             _pair(row.best),
             _pair(row.last),
             _pair(row.shared) if row.shared else "–",
@@ -95,6 +106,50 @@ _CAPTION = (
     "P-acc: each client's own model on its own test split, after local steps. G-acc: the shared model before them. "
     "± over seeds. MiB: all clients, framing included."
 )
+
+
+def bits_table_of(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """The table of `pfedlms bits`."""
+    first = rows[0]
+    title = f"{first['model']}, {first['parameters']:,} parameters, {first['clients']} clients"
+    table = Table(box=SIMPLE_HEAD, title=title, title_style="bold", caption=_BITS_CAPTION, caption_justify="left")
+    table.add_column("method")
+    for name in ("bits ↑", "framing ↑", "bits ↓", "framing ↓", "bits/parameter ↑", "↓", "MiB/round"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        up, down, mib = row["up_payload_bits"], row["down_payload_bits"], row["mib_per_round"]
+        table.add_row(
+            f"{row['method']}, downlink {row['downlink']}" if "downlink" in row else row["method"],
+            *(f"{bits:,}" for bits in (up, row["up_framing_bits"], down, row["down_framing_bits"])),
+            *(f"{bits / row['parameters']:.3g}" for bits in (up, down)),
+            f"{mib:,.2f}" if mib >= 1 else f"{mib:.3g}",
+        )
+    return table
+
+
+_BITS_CAPTION = (
+    "Bits of one client in one round: payload, and framing apart. MiB/round: payload of all clients, up and down."
+)
+
+
+def profile_table(seconds: Mapping[str, float], rounds: int) -> Table:
+    """The table of `--profile`: time by stage, largest first."""
+    table = Table(box=SIMPLE_HEAD, title="where the time went", title_style="bold")
+    for name in ("stage", "ms a round", "share"):
+        table.add_column(name, justify="left" if name == "stage" else "right")
+    for stage, spent in sorted(seconds.items(), key=lambda item: -item[1]):
+        table.add_row(stage, f"{1e3 * spent / rounds:.2f}", f"{100 * spent / sum(seconds.values()):.0f} %")
+    return table
+
+
+def plain_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Rows as they are, a column a key."""
+    table = Table(box=SIMPLE_HEAD)
+    for name in rows[0]:
+        table.add_column(name)
+    for row in rows:
+        table.add_row(*(str(value) for value in row.values()))
+    return table
 
 
 def comparison_text(summaries: Sequence[Summary]) -> str:

@@ -180,8 +180,9 @@ def fwht_(values: torch.Tensor) -> torch.Tensor:
     """Replace each row x of `values: [..., N]` by H x, in place, and return `values`.
 
     N is a power of two up to 2^24; float32 or float64, contiguous. Equal, to the bit, to
-    `values.copy_(fwht_reference(values))`, whatever the number of rows and threads; off the CPU that slow
-    expression is what runs. On the CPU the rows are spread over numba's threads.
+    `values.copy_(fwht_reference(values))`, whatever the number of rows and threads. On a GPU Triton
+    kernels run where Triton is installed, and that slow expression elsewhere. On the CPU the rows are spread over
+    numba's threads.
     """
     size = _checked_size(values)
     if values.dtype not in (torch.float32, torch.float64):
@@ -199,6 +200,8 @@ def fwht_(values: torch.Tensor) -> torch.Tensor:
             "fwht_: values requires grad; expected a tensor outside autograd, because it is changed in "
             "place; pass values.detach(), or use fwht_reference, which autograd can follow"
         )
+    if values.is_cuda and values.dtype == torch.float32 and size > 1 and (kernels := gpu_kernels()) is not None:
+        return values.copy_(kernels.fwht(values.view(-1, size)).view_as(values))
     if values.device.type != "cpu":
         return values.copy_(fwht_reference(values))
     matrix = values.view(-1, size).numpy()
@@ -209,6 +212,15 @@ def fwht_(values: torch.Tensor) -> torch.Tensor:
     else:
         _rows(matrix)
     return values
+
+
+def gpu_kernels() -> Any:
+    """The Triton kernels, or None where Triton is not installed."""
+    try:
+        from pfedlms.sketch import triton_kernels
+    except ImportError:
+        return None
+    return triton_kernels
 
 
 def fwht_reference(values: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from pfedlms import rng
 from pfedlms.kernels import compiled
 from pfedlms.models.layout import Layout
-from pfedlms.sketch.hadamard import fwht_reference, fwht_row
+from pfedlms.sketch.hadamard import fwht_reference, fwht_row, gpu_kernels
 
 Array = NDArray[Any]
 
@@ -196,14 +196,8 @@ class DeviceLayer:
 
 
 def kernels_for(values: Tensor) -> Any:
-    """The Triton kernels where they can work on `values`, else None."""
-    if values.dtype != torch.float32:
-        return None
-    try:
-        from pfedlms.sketch import triton_kernels
-    except ImportError:
-        return None
-    return triton_kernels
+    """The GPU kernels where they can work on `values`, else None."""
+    return gpu_kernels() if values.dtype == torch.float32 else None
 
 
 @lru_cache(maxsize=4)

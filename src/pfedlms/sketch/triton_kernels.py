@@ -3,8 +3,7 @@
 A padded layer of N = 2^k entries is seen as a matrix of N / B rows of B = 2^12 contiguous entries:
 
     block pass     one program takes one row of B entries through the stages 1, 2, …, B/2 in registers
-    column pass    one program holds R ≤ 64 entries a stride apart for each of many columns and takes them through log2
-    R stages
+    column pass    one program takes R ≤ 64 entries a stride apart through log2 R stages, for many columns
 
 So N ≤ 2^12 takes one pass over memory, N ≤ 2^18 two and N ≤ 2^24 three. Stages run in the order of `hadamard`, each as
 (a + b, a − b), so results are those of the CPU bit for bit. Signs are hashed where they are used; the pull computes y
@@ -23,7 +22,7 @@ BLOCK = 4096
 COLUMNS = 256
 TILE = 4096
 RADIX = 64
-NOT_KEPT = 255
+NOT_KEPT = -1
 
 
 @triton.jit
@@ -54,7 +53,7 @@ def _slope(y, q, tau, inverse_width, T: tl.constexpr):
     for t in tl.static_range(T):
         step = (y - tl.load(tau + t)) * inverse_width
         total += tl.minimum(tl.maximum(step, -1.0), 1.0)
-    return tl.where(q != 255, total / T, 0.0)
+    return tl.where(q >= 0, total / T, 0.0)
 
 
 @triton.jit
@@ -250,8 +249,8 @@ def pull_layer(
     theta: Tensor, out: Tensor, offset: int, size: int, pad: int, key: Tensor,
     kept: Tensor, tau: Tensor, width: Tensor, scale: float, strength: float,
 ) -> None:  # fmt: skip
-    """out[:, layer] ← λ Φᵀ ∇_y R̃_ρ(Φθ): `kept: [pad]` is q̃ at the rows kept and 255 elsewhere, `tau: [T]`, `width:
-    [1]`."""
+    """out[:, layer] ← λ Φᵀ ∇_y R̃_ρ(Φθ): `kept: [pad]` is q̃ at the rows kept and −1 elsewhere, int16, `tau: [T]`,
+    `width: [1]`."""
     if pad <= BLOCK:
         _pull_block[(len(theta),)](
             theta, theta.stride(0), offset, size, key, kept, tau, width, scale, scale * strength, out,
