@@ -111,8 +111,8 @@ BAD = {
     "no command": ([], "COMMAND"),
     "mistyped command": (["rnu"], "unknown command 'rnu'; did you mean run?"),
     "a quote in a command": (["r'n"], 'unknown command "r\'n"'),
-    "mistyped option": (["run", "--methd", "pfedlms"], "unrecognized arguments: --methd"),
-    "abbreviated option": (["run", "--round", "3"], "unrecognized arguments: --round"),
+    "mistyped option": (["run", "--methd", "pfedlms"], "unknown argument '--methd'; did you mean --method"),
+    "abbreviated option": (["run", "--round", "3"], "unknown argument '--round'; did you mean --rounds"),
     "option without a value": (["run", "--rounds"], "--rounds: expected one argument"),
     "mistyped method": (["run", "--method", "pfedlsm"], "method.name: got 'pfedlsm'; did you mean pfedlms"),
     "mistyped methods": (["compare", "--methods", "local,fedvag"], "method.name: got 'fedvag'; did you mean fedavg"),
@@ -255,7 +255,7 @@ def test_run_prints_a_table_on_stdout_and_plain_lines_on_stderr(call: Any) -> No
     done = call(*RUN, "--out", "r")
     assert done.code == 0
     assert "fedavg" in done.out
-    assert "P-acc max %" in done.out
+    assert "P-acc max" in done.out
     assert done.err.splitlines()[0] == "fedavg seed 0: 3 rounds on digits"
     assert re.match(r"fedavg seed 0: round 1/3  P-acc [ \d]\d\.\d\d %  G-acc ", done.err.splitlines()[1])
     assert done.err.splitlines()[-1] == "results: r"
@@ -404,8 +404,8 @@ def test_the_table_shows_what_the_summaries_say(call: Any) -> None:
         one, two = [run["accuracy"]["max"] for run in runs if run["method"] == method]
         assert f"{(one + two) / 2:.2f} ± {abs(one - two) / 2**0.5:.2f}" in rows[method]
     sent = {run["method"]: run["total_bytes"] for run in runs}
-    assert f"{sent['fedavg'] / sent['pfedlms']:.1f}× fewer" in rows["pfedlms"]
-    assert "none sent" in rows["local"]
+    assert f"{sent['fedavg'] / sent['pfedlms']:.1f}×" in rows["pfedlms"]
+    assert "×" not in rows["local"]
     assert f"{4 * (4 * PARAMETERS + 40) / 2**20:.4f}" in rows["fedavg"]
     assert ESCAPE not in table
 

@@ -1,8 +1,20 @@
 """Personalised federated learning that talks in low-bit sketches."""
 
-from pfedlms.data import load_dataset
-from pfedlms.errors import PfedlmsError
-from pfedlms.experiment import Comparison, Config, Result, compare, load_config, resume, run
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+# PyTorch's and numba's OpenMP threads wait for work by spinning. On cores that are busy with other jobs the two pools
+# then wait for each other, and rounds take twenty times as long; giving up soon costs nothing on an idle machine. The
+# variable is only read before the first of them starts.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+if TYPE_CHECKING:
+    from pfedlms.data import load_dataset
+    from pfedlms.errors import PfedlmsError
+    from pfedlms.experiment import Comparison, Config, Result, compare, load_config, resume, run  # type: ignore[no-redef]
 
 __version__ = "0.1.0"
 __all__ = [
@@ -17,3 +29,16 @@ __all__ = [
     "resume",
     "run",
 ]
+
+_HOMES = {"PfedlmsError": "pfedlms.errors", "load_dataset": "pfedlms.data"}
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are imported when they are first used, so that `pfedlms --help` need not wait for PyTorch."""
+    if name not in __all__:
+        raise AttributeError(f"module 'pfedlms' has no attribute {name!r}")
+    return getattr(import_module(_HOMES.get(name, "pfedlms.experiment")), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

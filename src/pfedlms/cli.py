@@ -37,7 +37,10 @@ Each command explains itself: pfedlms run --help. Any setting can be given, too:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code: 0 done, 1 a run failed, 2 wrong use, 130 interrupted."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        parser.refuse(options.command, unknown[0])
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an old terminal shows "?" for "±" instead of a traceback
     complain = Console(stderr=True)
@@ -73,6 +76,13 @@ def _print_error(console: Console, error: PfedlmsError) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
+    def refuse(self, command: str, option: str) -> NoReturn:
+        """An option the command does not have, with the nearest one it has."""
+        parsers = next(each.choices for each in self._actions if isinstance(each, argparse._SubParsersAction))
+        known = [name for name in parsers[command]._option_string_actions if name.startswith("--")]
+        parsers[command].error(f"unknown argument {option!r}; {did_you_mean(option.partition('=')[0], known)}")
+        raise AssertionError  # error() does not return
+
     def error(self, message: str) -> NoReturn:
         """One readable line; argparse's own lists of choices are replaced by the nearest name."""
         if "invalid choice: " in message:
@@ -81,7 +91,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message}\nsee: {self.prog} --help\n")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> _Parser:
     from pfedlms import __version__
 
     parser = _Parser(
@@ -359,10 +369,14 @@ def _report_comparison(options: argparse.Namespace, comparison: Any, out: Path) 
 
     if options.json:
         _print_json({"runs": comparison.runs})
-    elif any(summary["accuracy"]["max"] is not None for summary in comparison.runs):
+    elif comparison.runs:
         _print(comparison_table(comparison.runs))
     finished = sum(summary["status"] == "finished" for summary in comparison.runs)
-    code = _closing_words(comparison.interrupted, out, f"with {finished} runs finished", options.quiet)
+    code = _closing_words(
+        comparison.interrupted, out, f"with {finished} run{'s' * (finished != 1)} finished", options.quiet
+    )
+    if comparison.diverged:
+        _say("error: not all runs came to an end: a loss stopped being finite; lower train.learning_rate")
     return code or int(comparison.diverged)
 
 

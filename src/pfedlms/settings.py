@@ -60,8 +60,10 @@ def _wrong(declared: Field[Any], value: Any) -> str | None:
     if kind in (int, float) and not (_finite(value) and _within(value, limits)):
         return expected
     if choices is not None and value not in choices():
-        near = did_you_mean(value, choices())
-        return f"one of: {', '.join(choices())}" + (f"; {near}" if near.startswith("did") else "")
+        # 'custom' stands for objects given in Python; nobody types it.
+        shown = [choice for choice in choices() if choice != "custom"]
+        near = did_you_mean(value, shown)
+        return f"one of: {', '.join(shown)}" + (f"; {near}" if near.startswith("did") else "")
     return None
 
 

@@ -151,8 +151,9 @@ def _collect(runs: Sequence[Callable[[], Result]], directory: Path | None) -> Co
             try:
                 result = play_one()
             except DivergedError as error:
-                warnings.warn(str(error), stacklevel=2)
-                summaries.append(dict(error.summary or {}))
+                summary = dict(error.summary or {})
+                warnings.warn(f"{summary['method']} seed {summary['seed']} diverged: {error}", stacklevel=2)
+                summaries.append(summary)
                 continue
             summaries.append(result.summary)
             if result.stopped:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -15,7 +16,7 @@ from pfedlms import rng
 from pfedlms.data import FederatedData, from_pairs, from_pool, load
 from pfedlms.engine import Federation
 from pfedlms.engine.local import TrainSettings
-from pfedlms.errors import ConfigError, UsageError, did_you_mean
+from pfedlms.errors import ConfigError, DataError, UsageError, did_you_mean
 from pfedlms.experiment.config import CUSTOM, SECTIONS, Config, Tables
 from pfedlms.experiment.memory import fitting_cohort
 from pfedlms.kernels import use_threads
@@ -43,7 +44,9 @@ def python_overrides(
         tables.setdefault(homes[key], {})[key] = value
     if data is not None:
         tables["data"]["dataset"] = data if isinstance(data, str) else CUSTOM
-        if not isinstance(data, str) and not _is_pool(data):
+        if not isinstance(data, str) and not _is_pool(data) and hasattr(data, "__len__"):
+            if settings.get("clients", len(data)) != len(data):
+                raise ConfigError([f"clients: got {settings['clients']}, but data has {len(data)} pairs; leave it out"])
             tables["data"]["clients"] = len(data)
     if model is not None:
         tables["model"]["name"] = model if isinstance(model, str) else CUSTOM
@@ -57,6 +60,8 @@ def train_settings(config: Config) -> TrainSettings:
 def prepare(config: Config, data: Any = None, model: ModelLike = None) -> Federation:
     """Everything up to the first local step: device, data, partition, model, method."""
     device = _device(config.run.device)
+    if config.run.fast and device.type == "cpu":
+        warnings.warn("run.fast: compiles local steps on a GPU; on this CPU it does nothing", stacklevel=2)
     torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = config.run.fast, not config.run.fast
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
@@ -103,6 +108,8 @@ def _federated(config: Config, data: Any) -> FederatedData:
         x, y = source.x, source.y
     elif _is_pool(data):
         x, y = data
+    elif hasattr(data, "shape"):
+        raise DataError(f"data: got one array of shape {tuple(data.shape)}, expected samples and labels, (x, y)")
     else:
         return from_pairs(data)
     return from_pool(x, y, chosen.clients, chosen.alpha, config.run.seed, chosen.min_samples)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -171,8 +172,11 @@ class RunDirectory:
         try:
             yield
         except (OSError, RuntimeError) as error:
-            # torch.save reports a full disk as a RuntimeError of its zip writer.
-            reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+            # torch.save reports a full disk as a RuntimeError of its zip writer, in words of its own.
+            full = not isinstance(error, OSError) and shutil.disk_usage(self.path).free < 1 << 20
+            reason = (
+                "No space left on device" if full else getattr(error, "strerror", None) or str(error).splitlines()[0]
+            )
             raise StorageError(
                 f"{self.path}: cannot write ({reason}); make room, then `pfedlms resume {self.path}`"
             ) from error

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import Field, fields
 from typing import Any
 
 from pfedlms.data import DATASETS
-from pfedlms.experiment.config import SECTIONS
+from pfedlms.experiment.config import CUSTOM, SECTIONS
 from pfedlms.experiment.cost import bits_table
 from pfedlms.methods import METHODS
 from pfedlms.models import MODELS, build, flat_layout
@@ -67,10 +67,16 @@ def settings() -> Rows:
     owners = [(section, "all", cls) for section, cls in SECTIONS.items()]
     owners += [("method", name, method.Settings) for name, method in METHODS.items()]
     return [
-        {"setting": f"{section}.{each.name}", "for": name, "default": each.default, "meaning": each.metadata["help"]}
+        {"setting": f"{section}.{each.name}", "for": name, "default": each.default, "meaning": _meaning(each)}
         for section, name, cls in owners
         for each in fields(cls)
     ]
+
+
+def _meaning(declared: Field[Any]) -> str:
+    choices = declared.metadata["choices"]
+    values = [value for value in choices() if value != CUSTOM] if choices else []
+    return f"{declared.metadata['help']} ({', '.join(values)})" if values else str(declared.metadata["help"])
 
 
 LISTINGS: dict[str, Callable[[], Rows]] = {

@@ -14,6 +14,8 @@ from rich.table import Table
 
 MIB = 1 << 20
 Summary = Mapping[str, Any]
+Spread = tuple[float, float, int]
+"""Mean, standard deviation, and over how many runs."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +25,9 @@ class Row:
     method: str
     note: str
     """What a reader must know: how many seeds finished, if not all."""
-    best: tuple[float, float]
-    last: tuple[float, float]
-    shared: tuple[float, float] | None
+    best: Spread | None
+    last: Spread | None
+    shared: Spread | None
     up: float
     """MiB a round, all clients together, framing included."""
     down: float
@@ -38,7 +40,7 @@ def rows_of(summaries: Sequence[Summary]) -> list[Row]:
     """Collect summaries by method, in the order methods first appear.
 
     Runs that diverged or were interrupted do not enter the means of those that finished; a method of which none
-    finished shows what it had reached. Runs that were never evaluated are left out.
+    finished shows what it had reached.
     """
     groups: dict[str, list[Summary]] = {}
     for summary in summaries:
@@ -46,9 +48,7 @@ def rows_of(summaries: Sequence[Summary]) -> list[Row]:
     rows = []
     for name, group in groups.items():
         finished = [run for run in group if run["status"] == "finished"]
-        shown = [run for run in finished or group if run["accuracy"]["max"] is not None]
-        if shown:
-            rows.append(_row(name, shown, len(group), bool(finished)))
+        rows.append(_row(name, finished or group, len(group), bool(finished)))
     fedavg = next((row.up + row.down for row in rows if row.method == "fedavg"), None)
     return [
         replace(row, times_less=fedavg / (row.up + row.down) if fedavg and row.up + row.down else None) for row in rows
@@ -56,14 +56,15 @@ def rows_of(summaries: Sequence[Summary]) -> list[Row]:
 
 
 def _row(method: str, group: Sequence[Summary], planned: int, finished: bool) -> Row:
-    shared = [run["global_accuracy"]["max"] for run in group if "global_accuracy" in run]
+    evaluated = [run for run in group if run["accuracy"]["max"] is not None]
+    shared = [run["global_accuracy"]["max"] for run in evaluated if "global_accuracy" in run]
     note = group[0]["status"] if not finished else f"{len(group)} of {planned} seeds" if len(group) < planned else ""
     return Row(
         method,
         note,
-        _spread([run["accuracy"]["max"] for run in group]),
-        _spread([run["accuracy"]["last10"] for run in group]),
-        _spread(shared) if shared else None,
+        _spread([run["accuracy"]["max"] for run in evaluated]),
+        _spread([run["accuracy"]["last10"] for run in evaluated]),
+        _spread(shared),
         _mib(group, "up"),
         _mib(group, "down"),
         None,
@@ -76,24 +77,24 @@ def comparison_table(summaries: Sequence[Summary]) -> Table:
     first = summaries[0]
     size = f"{first['model']}, {first['parameters']:,} parameters"
     title = f"{first['dataset']} · {size} · {first['clients']} clients · {first['rounds']} rounds"
-    table = Table(title=title, box=SIMPLE_HEAD, title_style="bold", caption_justify="left", caption=_CAPTION)
+    table = Table(
+        title=title,
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        title_style="bold",
+        caption_justify="left",
+        caption=_CAPTION,
+    )
     table.add_column("method")
-    for name in (
-        "P-acc max %",
-        "P-acc last 10 %",
-        "G-acc max %",
-        "MiB/round ↑",
-        "MiB/round ↓",
-        "bytes vs FedAvg",
-        "seconds",
-    ):
+    for name in ("P-acc max", "last 10", "G-acc max", "MiB ↑", "MiB ↓", "fewer", "s"):
         table.add_column(name, justify="right")
     for row in rows_of(summaries):
         table.add_row(
             f"{row.method} ({row.note})" if row.note else row.method,
             _pair(row.best),
             _pair(row.last),
-            _pair(row.shared) if row.shared else "–",
+            _pair(row.shared),
             _size(row.up),
             _size(row.down),
             _fewer(row),
@@ -103,8 +104,9 @@ def comparison_table(summaries: Sequence[Summary]) -> Table:
 
 
 _CAPTION = (
-    "P-acc: each client's own model on its own test split, after local steps. G-acc: the shared model before them. "
-    "± over seeds. MiB: all clients, framing included."
+    "Accuracy in %, ± over seeds: maximum, and mean of the last 10 evaluations. P-acc: each client's own model on its "
+    "own test split after local steps; G-acc: the shared model before them. MiB a round of all clients, framing "
+    "included; fewer: how many times fewer bytes than FedAvg; s: seconds a run."
 )
 
 
@@ -112,14 +114,22 @@ def bits_table_of(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The table of `pfedlms bits`."""
     first = rows[0]
     title = f"{first['model']}, {first['parameters']:,} parameters, {first['clients']} clients"
-    table = Table(box=SIMPLE_HEAD, title=title, title_style="bold", caption=_BITS_CAPTION, caption_justify="left")
+    table = Table(
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        title=title,
+        title_style="bold",
+        caption=_BITS_CAPTION,
+        caption_justify="left",
+    )
     table.add_column("method")
-    for name in ("bits ↑", "framing ↑", "bits ↓", "framing ↓", "bits/parameter ↑", "↓", "MiB/round"):
+    for name in ("bits ↑", "frame ↑", "bits ↓", "frame ↓", "per parameter ↑", "↓", "MiB"):
         table.add_column(name, justify="right")
     for row in rows:
         up, down, mib = row["up_payload_bits"], row["down_payload_bits"], row["mib_per_round"]
         table.add_row(
-            f"{row['method']}, downlink {row['downlink']}" if "downlink" in row else row["method"],
+            f"{row['method']} ({row['downlink']} ↓)" if "downlink" in row else row["method"],
             *(f"{bits:,}" for bits in (up, row["up_framing_bits"], down, row["down_framing_bits"])),
             *(f"{bits / row['parameters']:.3g}" for bits in (up, down)),
             f"{mib:,.2f}" if mib >= 1 else f"{mib:.3g}",
@@ -134,7 +144,9 @@ _BITS_CAPTION = (
 
 def profile_table(seconds: Mapping[str, float], rounds: int) -> Table:
     """The table of `--profile`: time by stage, largest first."""
-    table = Table(box=SIMPLE_HEAD, title="where the time went", title_style="bold")
+    table = Table(
+        box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title="where the time went", title_style="bold"
+    )
     for name in ("stage", "ms a round", "share"):
         table.add_column(name, justify="left" if name == "stage" else "right")
     for stage, spent in sorted(seconds.items(), key=lambda item: -item[1]):
@@ -166,12 +178,16 @@ def _mib(group: Sequence[Summary], way: str) -> float:
     return float(mean(sent)) / MIB
 
 
-def _spread(values: Sequence[float]) -> tuple[float, float]:
-    return mean(values), stdev(values) if len(values) > 1 else 0.0
+def _spread(values: Sequence[float]) -> Spread | None:
+    if not values:
+        return None
+    return mean(values), stdev(values) if len(values) > 1 else 0.0, len(values)
 
 
-def _pair(value: tuple[float, float]) -> str:
-    return f"{value[0]:.2f} ± {value[1]:.2f}"
+def _pair(value: Spread | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value[0]:.2f} ± {value[1]:.2f}" if value[2] > 1 else f"{value[0]:.2f}"
 
 
 def _size(mib: float) -> str:
@@ -179,6 +195,4 @@ def _size(mib: float) -> str:
 
 
 def _fewer(row: Row) -> str:
-    if row.times_less is None:
-        return "none sent" if row.up + row.down == 0 else "–"
-    return "1" if row.method == "fedavg" else f"{row.times_less:.1f}× fewer"
+    return "–" if row.times_less is None else f"{row.times_less:.1f}×"
