@@ -1,4 +1,4 @@
-"""On a GPU: recorded steps, streams and fused kernels give the results of the CPU."""
+"""On a GPU: recorded steps and fused kernels give the results of the CPU."""
 
 from __future__ import annotations
 
@@ -30,8 +30,12 @@ def test_a_gpu_run_is_deterministic() -> None:
     assert first == second
 
 
-def test_recorded_steps_equal_plain_steps() -> None:
-    """cohort_size 1 runs without recordings; 4 clients at a time with them."""
-    plain = pfedlms.run("digits", rounds=5, clients=8, device="cuda", cohort_size=1).metrics
-    recorded = pfedlms.run("digits", rounds=5, clients=8, device="cuda", cohort_size=4).metrics
-    np.testing.assert_allclose([r["p_acc"] for r in plain], [r["p_acc"] for r in recorded], atol=1.0)
+@pytest.mark.parametrize("method", ["local", "pfedlms", "pfed1bs", "fedproto"])
+def test_recorded_steps_equal_plain_steps(method: str) -> None:
+    """cohort_size 1 runs without recordings, 4 clients at a time with them; a recording that reads values of an earlier
+    round would drift away."""
+    settings = {"rounds": 4, "clients": 8, "device": "cuda", "momentum": 0.5, "method": method}
+    plain = pfedlms.run("digits", cohort_size=1, **settings).federation.state()["params"]
+    recorded = pfedlms.run("digits", cohort_size=4, **settings).federation.state()["params"]
+    distance = (plain - recorded).norm(dim=1) / plain.norm(dim=1)
+    assert distance.max() < 1e-2

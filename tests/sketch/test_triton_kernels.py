@@ -78,7 +78,7 @@ def test_sketch_has_the_bits_of_the_cpu() -> None:
 
 
 @pytest.mark.parametrize("index", [0, 2])
-@pytest.mark.parametrize("thresholds", [1, 7])
+@pytest.mark.parametrize("thresholds", [1, 7, 255])
 def test_pull_of_a_layer_is_the_adjoint_of_the_slope(index: int, thresholds: int) -> None:
     """One fused kernel (a small layer) and block and column passes (a wide one) against sketch, formula and adjoint
     apart."""
@@ -92,8 +92,8 @@ def test_pull_of_a_layer_is_the_adjoint_of_the_slope(index: int, thresholds: int
     layer, own = LAYOUT.layers[index], sketch.on_device(DEVICE)[index]
     expected = sketch.adjoint(0.05 * slope)[:, layer.offset : layer.offset + layer.size]
 
-    kept = torch.full((layer.pad,), kernels.NOT_KEPT, dtype=torch.uint8, device=DEVICE)
-    kept[own.rows] = consensus[own.start : own.start + len(own.rows)].to(DEVICE)
+    kept = torch.full((layer.pad,), kernels.NOT_KEPT, dtype=torch.int16, device=DEVICE)
+    kept[own.rows] = consensus[own.start : own.start + len(own.rows)].to(torch.int16).to(DEVICE)
     out = torch.zeros(2, LAYOUT.dim, device=DEVICE)
     width = (0.1 * deviation[index : index + 1]).to(DEVICE)
     kernels.pull_layer(
@@ -108,7 +108,7 @@ def test_pull_of_a_layer_is_the_adjoint_of_the_slope(index: int, thresholds: int
 
 def test_a_constant_layer_has_no_pull() -> None:
     layer, own = LAYOUT.layers[0], Sketch(LAYOUT, 0.1, seed=5, epoch=0).on_device(DEVICE)[0]
-    kept = torch.full((layer.pad,), 3, dtype=torch.uint8, device=DEVICE)
+    kept = torch.full((layer.pad,), 3, dtype=torch.int16, device=DEVICE)
     out = torch.ones(1, LAYOUT.dim, device=DEVICE)
     zero = torch.zeros(1, device=DEVICE)
     kernels.pull_layer(
