@@ -366,3 +366,13 @@ def test_what_only_training_cannot_stack_is_found_in_evaluation_already() -> Non
         model.forward(cohort.params, cohort.buffers, x, training=False)
     outputs, _ = model.forward(cohort.params, cohort.buffers, x, training=True)
     assert outputs.shape == (2, 5, 4)
+
+
+def test_the_first_evaluation_is_an_evaluation() -> None:
+    """The trial of the first call runs in training mode; that must not last."""
+    model = CohortModel(nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.Dropout(0.5), nn.Linear(8, 4)), CPU)
+    cohort = model.cohort((0, 1), (1, 1), with_momentum=False)
+    x = torch.randn(2, 5, 12, generator=torch.Generator().manual_seed(0))
+    first, _ = model.forward(cohort.params, cohort.buffers, x, training=False)
+    second, _ = model.forward(cohort.params, cohort.buffers, x, training=False)
+    assert torch.equal(first, second)

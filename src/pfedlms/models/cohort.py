@@ -114,9 +114,10 @@ class CohortModel:
 
         In training, running statistics in `buffers` are updated in place, as `nn.Module.forward` does.
         """
-        self.module.train(training)
         call = self._call_with_features if features else self._call
-        if self.stacks(params, buffers, x):
+        together = self.stacks(params, buffers, x)
+        self.module.train(training)  # after the trial, which tries training
+        if together:
             stacked = (
                 self._compiled if training and not features and self._compiled else vmap(call, randomness="different")
             )
