@@ -161,6 +161,14 @@ def _parser() -> _Parser:
         "Bits of one client and round, from messages that are encoded and decoded; "
         "FedProto as if every client held every class.",
     )
+    _add_bits(sub)
+
+    for name in ("methods", "datasets", "models", "settings"):
+        command(name, _list, f"List the {name}.").add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _add_bits(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--method", metavar="NAME", help="method by name (default: all)")
     sub.add_argument("--model", metavar="NAME", help="model by name (default: the data set's)")
     sub.add_argument("--classes", type=int, metavar="C", help="number of classes (default: the data set's)")
@@ -174,10 +182,6 @@ def _parser() -> _Parser:
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="any setting; may be repeated"
     )
     sub.add_argument("--json", action="store_true", help="print JSON")
-
-    for name in ("methods", "datasets", "models", "settings"):
-        command(name, _list, f"List the {name}.").add_argument("--json", action="store_true", help="print JSON")
-    return parser
 
 
 COMMANDS = ("run", "compare", "resume", "export", "bits", "methods", "datasets", "models", "settings")
