@@ -13,7 +13,7 @@ import torch
 def one_thread() -> Iterator[None]:
     """One thread, so that sums have one order and tiny kernels do not wait for each other; what there was is set again.
 
-    Tests about threads set their own number.
+    Tests about threads set their own number, and `run.threads` sets it for the process, which here is pytest's.
     """
     before = torch.get_num_threads(), numba.get_num_threads()
     torch.set_num_threads(1)

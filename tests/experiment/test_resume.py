@@ -10,11 +10,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numba
 import pytest
 import torch
 from torch import nn
@@ -33,15 +32,6 @@ SMALL = {
 }  # fmt: skip
 OPTIONS = [part for key, value in SMALL.items() for part in ("--set", f"{key}={value}")]
 SETTINGS = {key.split(".")[1]: value for key, value in SMALL.items()}
-
-
-@pytest.fixture(autouse=True)
-def threads_as_before() -> Iterator[None]:
-    """`run.threads` holds for the process, which here is pytest's."""
-    before = torch.get_num_threads(), numba.get_num_threads()
-    yield
-    torch.set_num_threads(before[0])
-    numba.set_num_threads(before[1])
 
 
 def arguments(out: Path, *more: str, method: str = "fedavg", rounds: int = ROUNDS) -> list[str]:

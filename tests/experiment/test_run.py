@@ -6,12 +6,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import numba
 import numpy as np
 import pytest
 import torch
@@ -24,15 +22,6 @@ from pfedlms.experiment.run import Progress
 
 QUICK = {"rounds": 3, "clients": 4, "local_steps": 3, "batch_size": 8, "threads": 1}
 FEATURES, CLASSES = 6, 3
-
-
-@pytest.fixture(autouse=True)
-def threads_as_before() -> Iterator[None]:
-    """`run.threads` holds for the process, which here is pytest's."""
-    before = torch.get_num_threads(), numba.get_num_threads()
-    yield
-    torch.set_num_threads(before[0])
-    numba.set_num_threads(before[1])
 
 
 @pytest.fixture(autouse=True)
