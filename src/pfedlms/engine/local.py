@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -18,15 +17,14 @@ from pfedlms.data.batches import Shuffles
 from pfedlms.data.federated import FederatedData
 from pfedlms.data.partition import Indices
 from pfedlms.engine.graphs import Replayed
+from pfedlms.engine.loss import cross_entropy, sample_losses
 from pfedlms.engine.sgd import sgd_step
 from pfedlms.methods.base import Objective
 from pfedlms.models.cohort import Cohort, CohortModel
+from pfedlms.models.streams import beside
 from pfedlms.sketch.operator import kernels_for
 
 _EVALUATION_BATCH = 256
-
-First = TypeVar("First")
-Second = TypeVar("Second")
 
 
 @dataclass(frozen=True)
@@ -50,9 +48,6 @@ class LocalWorker:
         self._model, self._data, self._train, self._seed = model, data, train, seed
         self._shuffles = Shuffles(seed, keep=2 * data.clients)
         self._run_steps = Replayed(self._steps) if recorded and self._can_record() else self._steps
-        self._side: torch.cuda.Stream | None = None
-        if model.device.type == "cuda":
-            self._side = torch.cuda.Stream(model.device)  # type: ignore[no-untyped-call]
         self._ahead: tuple[tuple[int, ...], int, Tensor] | None = None
 
     def _can_record(self) -> bool:
@@ -80,11 +75,14 @@ class LocalWorker:
         params, momentum = cohort.params, cohort.momentum
         buffers = {name: value.clone() for name, value in cohort.buffers.items()}
         losses = torch.zeros(len(params), device=params.device)
-        for step, index in enumerate(indices):
-            x, y = self._data.x[index], self._data.y[index]
+        labels = self._data.y[indices]
+        for step, (index, y) in enumerate(zip(indices, labels, strict=True)):
             # The pull depends on the models alone, so it is computed beside the gradient of the loss.
-            extra, (loss, gradient) = self._beside(
-                partial(objective.gradient, params), partial(self._gradient, params, buffers, x, y, objective)
+            extra, (loss, gradient) = beside(
+                partial(objective.gradient, params),
+                partial(self._gradient, params, buffers, self._data.x[index], y, objective),
+                self._model.device,
+                "pull",
             )
             losses += loss
             params, momentum = sgd_step(
@@ -99,36 +97,19 @@ class LocalWorker:
             params = objective.after_step(params, step)
         return replace(cohort, params=params, momentum=momentum, buffers=buffers), losses / len(indices)
 
-    def _beside(self, first: Callable[[], First], second: Callable[[], Second]) -> tuple[First, Second]:
-        """Both results; on a GPU the two are computed at the same time."""
-        if self._side is None:
-            return first(), second()
-        here = torch.cuda.current_stream(self._model.device)
-        self._side.wait_stream(here)
-        with torch.cuda.stream(self._side):
-            one = first()
-        two = second()
-        here.wait_stream(self._side)
-        return one, two
-
     def _gradient(
         self, params: Tensor, buffers: dict[str, Tensor], x: Tensor, y: Tensor, objective: Objective
     ) -> tuple[Tensor, Tensor]:
-        if len(params) > 1 and not self._model.stacks(params, buffers, x):
-            # Forward and backward of one client together: what it needs stays in the cache, or on its stream.
-            alone = [{name: value[k : k + 1] for name, value in buffers.items()} for k in range(len(params))]
-            each = self._model.each(
-                len(params),
-                lambda k: self._gradient(params[k : k + 1], alone[k], x[k : k + 1], y[k : k + 1], objective),
-            )
-            return torch.cat([loss for loss, _ in each]), torch.cat([gradient for _, gradient in each])
-        leaf = params.detach().requires_grad_()
-        outputs, features = self._model.forward(leaf, buffers, x, training=True, features=objective.needs_features)
-        losses = _cross_entropy(outputs, y).mean(dim=1)
-        # Clients share no parameter, so the gradient of the sum holds every client's own gradient in its row.
-        total = losses.sum() if features is None else (losses + objective.loss(features, y)).sum()
-        (gradient,) = torch.autograd.grad(total, leaf)
-        return losses.detach(), gradient
+        """Task loss of every client and the gradient of all that is differentiated, `[clients, dim]`."""
+
+        def ends(rows: slice, outputs: Tensor, features: Tensor | None) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+            losses, slope = cross_entropy(outputs, y[rows])
+            if features is None:
+                return losses, [outputs], [slope]
+            extra = objective.loss(features, y[rows])
+            return losses, [outputs, extra], [slope, torch.ones_like(extra)]
+
+        return self._model.gradient(params, buffers, x, ends, objective.needs_features)
 
     def mean_gradient(self, cohort: Cohort, params: Tensor, round: int) -> Tensor:
         """See `ClientWork`; running statistics are left as they are."""
@@ -166,7 +147,7 @@ class LocalWorker:
             with torch.no_grad():
                 outputs, _ = self._model.forward(params.expand_as(cohort.params), cohort.buffers, x, training=False)
             correct += ((outputs.argmax(dim=-1) == y) & mask).sum(dim=1)
-            losses += torch.where(mask, _cross_entropy(outputs, y), 0.0).double().sum(dim=1)
+            losses += torch.where(mask, sample_losses(outputs, y), 0.0).double().sum(dim=1)
         return correct, losses
 
     def _batch_indices(self, cohort: Cohort, phase: int) -> Tensor:
@@ -203,8 +184,3 @@ def seeded_modules(key: int, device: torch.device) -> Iterator[None]:
             with torch.cuda.device(each):
                 torch.cuda.manual_seed(key % (1 << 63))
         yield
-
-
-def _cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of each sample, `[clients, batch]`."""
-    return F.cross_entropy(outputs.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)

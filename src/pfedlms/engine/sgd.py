@@ -31,7 +31,7 @@ def sgd_step(
             out.numpy(), rate, momentum, decay,
         )  # fmt: skip
         return out, new
-    if params.is_cuda and params.dtype == torch.float32 and (kernels := _gpu_kernels()) is not None:
+    if params.is_cuda and params.dtype == torch.float32 and (kernels := gpu_kernels()) is not None:
         stepped: tuple[Tensor, Tensor] = kernels.step(params, gradient, extra, buffer, rate, momentum, decay)
         return stepped
     if extra is not None:
@@ -43,13 +43,13 @@ def sgd_step(
     return torch.add(params, gradient, alpha=-rate), buffer
 
 
-def _gpu_kernels() -> Any:
+def gpu_kernels() -> Any:
     """The Triton version, or None where Triton is not installed."""
     try:
-        from pfedlms.engine import triton_sgd
+        from pfedlms.engine import triton_kernels
     except ImportError:
         return None
-    return triton_sgd
+    return triton_kernels
 
 
 @compiled(parallel=True)

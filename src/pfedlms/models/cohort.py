@@ -6,7 +6,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,17 +15,17 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from pfedlms.models.layout import flat_layout
-from pfedlms.models.linear import StackedLinear
+from pfedlms.models.stacked import StackedLayers
+from pfedlms.models.streams import each
 
 # Stacked, these sum in another order than for one client alone (grouped convolutions, normalisation folded into
 # channels) and are no faster on a CPU; there a cohort runs them one client after another, so that results do not
 # depend on how clients are grouped.
 _LOOP_ON_CPU = (_ConvNd, _NormBase, nn.GroupNorm, nn.LayerNorm, nn.RNNBase, nn.MultiheadAttention)
-# Convolutions of models from this size on are faster on a stream a client than grouped (docs/performance.md).
-_STREAMS_FROM = 1_000_000
-_STREAMS = 8
 
-Result = TypeVar("Result")
+Ends = Callable[[slice, Tensor, Tensor | None], tuple[Tensor, list[Tensor], list[Tensor]]]
+"""What a training step minimises: for some rows of clients, their outputs `[clients, batch, classes]` and features it
+gives each client's loss, the tensors gradients flow back from, and the gradients there."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class CohortModel:
 
     def __init__(self, module: nn.Module, device: torch.device, fast: bool = False) -> None:
         self.module = module.to(device)
-        self._stacked_linear = StackedLinear(module)
+        self._stacked_layers = StackedLayers(module, folds=device.type == "cuda")
         self.device = device
         self.layout = flat_layout(module)
         named = dict(module.named_parameters())
@@ -86,9 +86,6 @@ class CohortModel:
         self._stacks: bool | None = None
         if device.type == "cpu" and any(isinstance(m, _LOOP_ON_CPU) for m in module.modules()):
             self._stacks = False
-        if device.type == "cuda" and any(isinstance(m, _ConvNd) for m in module.modules()):
-            self._stacks = self.layout.dim < _STREAMS_FROM
-        self._streams: list[torch.cuda.Stream] = []
         self._compiled: Any = None
         if fast and device.type == "cuda":
             self._compiled = torch.compile(vmap(self._call, randomness="different"), dynamic=False)
@@ -114,49 +111,89 @@ class CohortModel:
 
         In training, running statistics in `buffers` are updated in place, as `nn.Module.forward` does.
         """
+        return self._forward(self._named(params), {}, buffers, x, training, features)
+
+    def gradient(
+        self, params: Tensor, buffers: dict[str, Tensor], x: Tensor, ends: Ends, features: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """One training step's forward and backward pass of every client: losses `[clients]` and gradients `[clients,
+        dim]`."""
+        out = torch.empty_like(params)
+        if len(params) == 1 or self.stacks(params, buffers, x):
+            return self._gradient(out, slice(0, len(params)), params, buffers, x, ends, features), out
+
+        def alone(client: int) -> Tensor:
+            # Both passes of one client together: what it needs stays in the cache, or on its stream.
+            row = slice(client, client + 1)
+            own = {name: value[row] for name, value in buffers.items()}
+            return self._gradient(out[row], row, params[row], own, x[row], ends, features)
+
+        return torch.cat(each(len(params), alone, self.device)), out
+
+    def _gradient(
+        self,
+        out: Tensor,
+        rows: slice,
+        params: Tensor,
+        buffers: dict[str, Tensor],
+        x: Tensor,
+        ends: Ends,
+        features: bool,
+    ) -> Tensor:
+        """Losses of the clients in `rows`, whose gradients are written to `out`."""
+        leaves = {name: value.detach().requires_grad_() for name, value in self._named(params).items()}
+        places = self._named(out)
+        # On a CPU a batched product into a strided place takes another, slower way.
+        direct = places if out.is_cuda and self._compiled is None else {}
+        outputs, seen = self._forward(leaves, direct, buffers, x, True, features)
+        losses, roots, slopes = ends(rows, outputs, seen)
+        # Clients share no parameter, so every client's own gradient comes out in its row.
+        gradients = torch.autograd.grad(roots, list(leaves.values()), slopes, allow_unused=True)
+        for place, gradient in zip(places.values(), gradients, strict=True):
+            if gradient is None:
+                place.zero_()
+            elif gradient.data_ptr() != place.data_ptr():
+                place.copy_(gradient)
+        return losses
+
+    def _forward(
+        self,
+        named: dict[str, Tensor],
+        places: dict[str, Tensor],
+        buffers: dict[str, Tensor],
+        x: Tensor,
+        training: bool,
+        features: bool,
+    ) -> tuple[Tensor, Tensor | None]:
         call = self._call_with_features if features else self._call
-        together = self.stacks(params, buffers, x)
+        together = self._stacks_named(named, buffers, x)
         self.module.train(training)  # after the trial, which tries training
         if together:
             stacked = (
                 self._compiled if training and not features and self._compiled else vmap(call, randomness="different")
             )
-            with self._stacked_linear:
-                out = stacked(self._named(params), buffers, x)
+            with self._stacked_layers.on(places):
+                out = stacked(named, buffers, x)
         else:
-            each = self.each(
-                len(params),
-                lambda k: call(self._named(params[k]), {name: value[k] for name, value in buffers.items()}, x[k]),
-            )
-            out = tuple(map(torch.stack, zip(*each, strict=True))) if features else torch.stack(each)
+
+            def alone(k: int) -> Any:
+                return call({n: v[k] for n, v in named.items()}, {n: v[k] for n, v in buffers.items()}, x[k])
+
+            one_by_one = each(len(x), alone, self.device)
+            out = tuple(map(torch.stack, zip(*one_by_one, strict=True))) if features else torch.stack(one_by_one)
         return out if features else (out, None)
 
     def stacks(self, params: Tensor, buffers: dict[str, Tensor], x: Tensor) -> bool:
-        """Whether clients run as one stacked computation; otherwise one by one, see `each`."""
+        """Whether clients run as one stacked computation; otherwise one by one."""
+        return self._stacks_named(self._named(params), buffers, x)
+
+    def _stacks_named(self, named: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> bool:
         if self._stacks is None:
-            self._stacks = self._can_stack(self._named(params), buffers, x)
+            self._stacks = self._can_stack(named, buffers, x)
         return self._stacks
 
-    def each(self, clients: int, work: Callable[[int], Result]) -> list[Result]:
-        """`work(k)` for every client; on a GPU each on a stream of its own, so that kernels of different clients
-        overlap."""
-        if self.device.type != "cuda" or clients == 1:
-            return [work(client) for client in range(clients)]
-        while len(self._streams) < min(clients, _STREAMS):
-            self._streams.append(torch.cuda.Stream(self.device))  # type: ignore[no-untyped-call]
-        here = torch.cuda.current_stream(self.device)
-        results = []
-        for client in range(clients):
-            stream = self._streams[client % len(self._streams)]
-            stream.wait_stream(here)
-            with torch.cuda.stream(stream):
-                results.append(work(client))
-        for stream in self._streams:
-            here.wait_stream(stream)
-        return results
-
     def _named(self, params: Tensor) -> dict[str, Tensor]:
-        """Parameters by name, from `[clients, dim]` or `[dim]`: views, whose gradients are put together by one copy."""
+        """Parameters by name, from `[clients, dim]` or `[dim]`: views."""
         pieces = torch.split(params, self._sizes, dim=-1)
         shapes = [(*params.shape[:-1], *p.shape) for p in self.layout.parameters]
         return {p.name: piece.view(s) for p, piece, s in zip(self.layout.parameters, pieces, shapes, strict=True)}
@@ -167,7 +204,7 @@ class CohortModel:
         self.module.train()  # what cannot be stacked may lie on the way that only training takes
         try:
             devices = [self.device] if self.device.type == "cuda" else []
-            with torch.no_grad(), self._stacked_linear, torch.random.fork_rng(devices=devices):
+            with torch.no_grad(), self._stacked_layers.on({}), torch.random.fork_rng(devices=devices):
                 vmap(self._call, randomness="different")({n: v.detach() for n, v in named.items()}, copies, x)
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0]

@@ -1,0 +1,27 @@
+"""The task's loss, and its gradient at the outputs."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pfedlms.engine.sgd import gpu_kernels
+
+
+def sample_losses(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of each sample: `[clients, batch, classes]` and `[clients, batch]` → `[clients, batch]`."""
+    return F.cross_entropy(outputs.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
+
+
+def cross_entropy(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean cross-entropy of every client, `[clients]`, and its gradient at the outputs, `[clients, batch, classes]`."""
+    given = outputs.detach()
+    if given.is_cuda and (kernels := gpu_kernels()) is not None and kernels.fits(given):
+        both: tuple[Tensor, Tensor] = kernels.cross_entropy(given, labels)
+        return both
+    leaf = given.requires_grad_()
+    with torch.enable_grad():
+        losses = sample_losses(leaf, labels).mean(dim=1)
+    (gradient,) = torch.autograd.grad(losses.sum(), leaf)
+    return losses.detach(), gradient

@@ -1,0 +1,203 @@
+"""Layers of many models at once, where `torch.func.vmap` alone would go a roundabout way.
+
+    linear        one batched product; the gradient of the weight in the weight's own layout, on a GPU straight into
+                  the flat gradient
+    convolution   one grouped convolution on [batch, clients · channels, height, width]
+    batch norm    one call over clients · channels; vmap would scale and shift in passes of their own
+    max pooling   on clients · channels as well; vmap would turn the tensor round first
+
+Convolution, norm and pooling are for GPUs: on a CPU clients run them one by one (see `cohort`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from pfedlms.models.streams import beside
+
+# cuDNN takes grouped convolutions of [batch, channels, height, width] up to thirty times longer than those with the
+# channels last where a client's weights are this many or images this small (H200, docs/performance.md).
+_WIDE_WEIGHTS = 1 << 20
+_SMALL_IMAGE = 4
+
+
+class _StackedLinear(torch.autograd.Function):
+    """y = x Wᵀ + b for `x: [clients, batch, in]`, `W: [clients, out, in]`, `b: [clients, out]` or None; gradients of W
+    and b go into `places` where it has one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *places: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.biased, ctx.places = bias is not None, places
+        turned = weight.transpose(1, 2)
+        return torch.bmm(x, turned) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, turned)
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
+        # Under autocast the product was taken in another type than the weight's.
+        (of_y,), (x, weight) = outputs, (value.to(outputs[0].dtype) for value in ctx.saved_tensors)
+        to_weight, to_bias = (p if p is not None and p.dtype == of_y.dtype else None for p in ctx.places)
+
+        def sums() -> Tensor | None:
+            return torch.sum(of_y, dim=1, out=to_bias) if ctx.biased else None
+
+        def products() -> tuple[Tensor | None, Tensor]:
+            of_x = torch.bmm(of_y, weight) if ctx.needs_input_grad[0] else None
+            return of_x, torch.bmm(of_y.transpose(1, 2), x, out=to_weight)
+
+        of_bias, (of_x, of_weight) = beside(sums, products, x.device, "sums")
+        return of_x, of_weight, of_bias, None, None
+
+
+Fold = Callable[..., Tensor]
+
+
+class _Folded(torch.autograd.Function):
+    """`alone(x, *rest)` of one model; under `torch.func.vmap` over models `folded(clients, x, *rest)`, whose `x` and
+    result are `[batch, clients · channels, …]` and whose `rest` have all clients in their first axis. Only used
+    inside vmap."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(alone: Fold, folded: Fold, x: Tensor, *rest: Tensor | None) -> Tensor:
+        return alone(x, *rest)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing to save: under vmap the rule below runs instead, and autograd sees the functions it calls."""
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: tuple[int | None, ...], alone: Fold, folded: Fold, x: Tensor, *rest: Tensor | None
+    ) -> tuple[Tensor, int]:
+        clients = info.batch_size
+        wide = _moved(clients, x, dims[2], 1).flatten(1, 2)
+        others = [
+            None if value is None else _moved(clients, value, dim, 0).flatten(0, 1)
+            for value, dim in zip(rest, dims[3:], strict=True)
+        ]
+        out = folded(clients, wide, *others)
+        return out.view(len(out), clients, -1, *out.shape[2:]), 1
+
+
+class _Linear(torch.autograd.Function):
+    """`F.linear` with a rule for `torch.func.vmap` over models; only used inside vmap."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(places: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """As in `_Folded`."""
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: tuple[int | None, ...], places: Any, x: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, int]:
+        clients = info.batch_size
+        x, weight = _moved(clients, x, dims[1], 0), _moved(clients, weight, dims[2], 0)
+        bias = None if bias is None else _moved(clients, bias, dims[3], 0)
+        flat = x.reshape(clients, -1, x.shape[-1])
+        out: Tensor = _StackedLinear.apply(flat, weight, bias, *places)  # type: ignore[no-untyped-call]
+        return out.view(*x.shape[:-1], weight.shape[1]), 0
+
+
+def _moved(clients: int, value: Tensor, dim: int | None, to: int) -> Tensor:
+    """`value` with its clients in axis `to`; one that all clients share is repeated for each."""
+    return (
+        value.unsqueeze(to).expand(*value.shape[:to], clients, *value.shape[to:])
+        if dim is None
+        else value.movedim(dim, to)
+    )
+
+
+class StackedLayers:
+    """Makes plain linear layers (on a GPU also convolutions, batch norms and max poolings) of a module use the rules
+    above within `on(…)`, which must surround a vmap over models."""
+
+    def __init__(self, module: nn.Module, folds: bool) -> None:
+        self._on = False
+        self._places: dict[str, Tensor] = {}
+        for name, layer in module.named_modules():
+            if type(layer) is nn.Linear:
+                self._replace(layer, partial(self._linear, name, layer))
+            elif folds and type(layer) is nn.Conv2d and layer.padding_mode == "zeros":
+                self._replace(layer, partial(self._convolution, layer))
+            elif folds and type(layer) in (nn.BatchNorm1d, nn.BatchNorm2d) and _plain_norm(layer):
+                self._replace(layer, partial(self._batch_norm, layer))
+            elif folds and type(layer) is nn.MaxPool2d and not layer.return_indices:
+                self._replace(layer, partial(self._max_pool, layer))
+
+    def _replace(self, layer: nn.Module, rule: Callable[..., Tensor]) -> None:
+        usual = layer.forward
+        layer.forward = lambda x: rule(x) if self._on else usual(x)
+
+    @contextmanager
+    def on(self, places: Mapping[str, Tensor]) -> Iterator[None]:
+        """Within it layers use the rules; `places` are where gradients of parameters may be written, by name."""
+        self._on, self._places = True, dict(places)
+        try:
+            yield
+        finally:
+            self._on, self._places = False, {}
+
+    def _linear(self, name: str, layer: nn.Linear, x: Tensor) -> Tensor:
+        # A place is taken by the first use of a parameter; autograd adds up the others and the sum is copied there.
+        prefix = f"{name}." if name else ""
+        places = tuple(self._places.pop(prefix + own, None) for own in ("weight", "bias"))
+        out: Tensor = _Linear.apply(places, x, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
+        return out
+
+    def _convolution(self, layer: nn.Conv2d, x: Tensor) -> Tensor:
+        if x.ndim != 4:
+            return F.conv2d(x, layer.weight, layer.bias, layer.stride, layer.padding, layer.dilation, layer.groups)
+        return _fold(partial(_conv2d, layer), x, layer.weight, layer.bias)
+
+    def _batch_norm(self, layer: _BatchNorm, x: Tensor) -> Tensor:
+        if layer.training and layer.num_batches_tracked is not None:
+            layer.num_batches_tracked.add_(1)
+        return _fold(partial(_norm, layer), x, layer.weight, layer.bias, layer.running_mean, layer.running_var)
+
+    def _max_pool(self, layer: nn.MaxPool2d, x: Tensor) -> Tensor:
+        pool = partial(
+            F.max_pool2d,
+            kernel_size=layer.kernel_size, stride=layer.stride, padding=layer.padding, dilation=layer.dilation,
+            ceil_mode=layer.ceil_mode,
+        )  # fmt: skip
+        return pool(x) if x.ndim != 4 else _fold(lambda clients, wide: pool(wide), x)
+
+
+def _fold(folded: Fold, x: Tensor, *rest: Tensor | None) -> Tensor:
+    out: Tensor = _Folded.apply(partial(folded, 1), folded, x, *rest)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _conv2d(layer: nn.Conv2d, clients: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if weight.numel() >= clients * _WIDE_WEIGHTS or x.shape[2] * x.shape[3] <= _SMALL_IMAGE:
+        x, weight = (value.contiguous(memory_format=torch.channels_last) for value in (x, weight))
+    return F.conv2d(x, weight, bias, layer.stride, layer.padding, layer.dilation, clients * layer.groups)
+
+
+def _plain_norm(layer: _BatchNorm) -> bool:
+    """A momentum of None means an average over all batches so far, whose weight is a value on the device."""
+    return layer.affine and layer.momentum is not None
+
+
+def _norm(
+    layer: _BatchNorm, clients: int, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor | None, var: Tensor | None
+) -> Tensor:
+    training = layer.training or mean is None
+    assert layer.momentum is not None  # see `_plain_norm`
+    return F.batch_norm(x, mean, var, weight, bias, training, layer.momentum, layer.eps)
