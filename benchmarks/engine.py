@@ -28,6 +28,7 @@ from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.methods import METHODS
 from pfedlms.methods.base import Objective
 from pfedlms.models import CohortModel, build
+from pfedlms.regulariser import Pull
 from pfedlms.sketch import Sketch
 
 SHAPES = {"dnn": (1, 28, 28)}
@@ -103,14 +104,15 @@ def pulled_step(made: Federation, device: torch.device, options: argparse.Namesp
 
 def butterfly_round(options: argparse.Namespace) -> float:
     """A pFedLMS round whose transforms are plain torch butterflies."""
-    fast = Sketch.forward, Sketch.adjoint
+    fast = Sketch.forward, Sketch.adjoint, Pull.gradient
     Sketch.forward, Sketch.adjoint = Sketch.forward_reference, Sketch.adjoint_reference  # type: ignore[method-assign]
+    Pull.gradient = Pull.gradient_in_parts  # type: ignore[method-assign]
     try:
         made = federation(options, "pfedlms", 0)
         made.start()
         return median_seconds(made.play_round, torch.device("cpu"), 1)
     finally:
-        Sketch.forward, Sketch.adjoint = fast  # type: ignore[method-assign]
+        Sketch.forward, Sketch.adjoint, Pull.gradient = fast  # type: ignore[method-assign]
 
 
 def main() -> None:

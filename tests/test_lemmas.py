@@ -20,7 +20,7 @@ from torch import Tensor
 from pfedlms import rng
 from pfedlms.models.layout import Layer, Layout
 from pfedlms.quantise import Vote, normal_quantiles, pool_statistics, statistics, symbols_of, thresholds_of
-from pfedlms.regulariser import Pull, penalty, penalty_slope, slope_reference, smoothed_penalty
+from pfedlms.regulariser import Pull, penalty, penalty_slope, smoothed_penalty
 from pfedlms.sketch.operator import Sketch, sketch_of_round
 
 SEED = 11
@@ -696,17 +696,23 @@ def test_wrong_width_is_refused(direction: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("levels", [1, 7, 255])
-def test_fast_slope_has_the_bits_of_the_reference(dtype: torch.dtype, levels: int) -> None:
-    layers = layer_of_entry(SIZES)
-    tau, consensus = some_thresholds(len(SIZES), levels).to(dtype), some_consensus(len(layers), levels)
-    widths = torch.tensor([0.3, 0.0, 1e-30, 0.7, 0.2, 2.0], dtype=dtype)  # layer 1 is constant, layer 2 almost
-    y = normal(4, len(layers), seed=3, dtype=dtype)
-    y[0] = tau[layers, 0]  # on a threshold
-    fast, reference = (f(y, tau, widths, consensus, layers) for f in (penalty_slope, slope_reference))
+def test_the_pull_in_one_pass_has_the_bits_of_its_parts(dtype: torch.dtype, levels: int) -> None:
+    sketch = Sketch(layout_of(SIZES), RATIO, SEED, 0)
+    theta = normal(4, sketch.dim, seed=3, dtype=dtype)
+    tau, consensus = some_thresholds(len(SIZES), levels).to(dtype), some_consensus(sketch.size, levels)
+    tau[0] = sketch.forward(theta)[0, 0]  # on a threshold
+    deviations = torch.tensor([0.3, 0.0, 1e-30, 0.7, 0.2, 2.0], dtype=dtype)  # layer 1 is constant, layer 2 almost
+    pull = Pull(sketch, tau, deviations, consensus, 0.05, 0.5)
+    fast = pull.gradient(theta)
     assert fast.dtype == dtype
-    assert torch.equal(fast, reference)
-    assert not fast[:, layers == 1].any()
-    assert fast[:, layers == 0].any()
+    assert torch.equal(fast, pull.gradient_in_parts(theta))
+    first, second, third = (fast[:, offset : offset + size] for offset, size in parts_of(SIZES)[:3])
+    assert first.any() and third.any()
+    assert not second.any()
+
+
+def parts_of(sizes: tuple[int, ...]) -> list[tuple[int, int]]:
+    return [(sum(sizes[:index]), size) for index, size in enumerate(sizes)]
 
 
 def test_slope_by_hand() -> None:

@@ -16,13 +16,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
-from numba import prange
+from numba import get_thread_id, prange  # type: ignore[attr-defined]
 from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedlms.kernels import compiled
-from pfedlms.sketch.operator import Sketch, kernels_for
+from pfedlms.sketch.hadamard import fwht_row
+from pfedlms.sketch.operator import Sketch, enter, gather, kernels_for, leave, scatter
 
 Array = NDArray[Any]
 
@@ -48,31 +50,56 @@ class Pull:
         strength: float,
         smoothing: float,
     ) -> None:
-        self._sketch = sketch
-        self._strength = strength
-        self._thresholds = thresholds
-        self._consensus = consensus
-        self._layers = sketch.layers.to(thresholds.device)
-        self._widths = smoothing * deviations
-        kernels = kernels_for(thresholds) if thresholds.is_cuda else None
-        self._fused = _FusedPull(kernels, sketch, thresholds, self._widths, consensus, strength) if kernels else None
+        self._sketch, self._strength = sketch, strength
+        self._thresholds, self._consensus, self._widths = thresholds, consensus, smoothing * deviations
+        self._fused: _HostPull | _DevicePull | None = None
+        if thresholds.device.type == "cpu":
+            self._fused = _HostPull(sketch, thresholds, self._widths, consensus, strength)
+        elif thresholds.is_cuda and (kernels := kernels_for(thresholds)) is not None:
+            self._fused = _DevicePull(kernels, sketch, thresholds, self._widths, consensus, strength)
 
     def gradient(self, params: Tensor) -> Tensor:
         """λ Φᵀ ∇_y R̃_ρ(Φθ): `[clients, dim]` → `[clients, dim]`."""
-        if self._fused is not None:
-            return self._fused.gradient(params)
+        return self._fused.gradient(params) if self._fused is not None else self.gradient_in_parts(params)
+
+    def gradient_in_parts(self, params: Tensor) -> Tensor:
+        """The same, one operation after another, on any device; on the CPU with the same bits."""
         sketched = self._sketch.forward(params)
-        slope = penalty_slope(sketched, self._thresholds, self._widths, self._consensus, self._layers)
+        layers = self._sketch.layers.to(params.device)
+        slope = penalty_slope(sketched, self._thresholds, self._widths, self._consensus, layers)
         return self._sketch.adjoint(slope.mul_(self._strength))
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that changes from round to round, for replays of a recorded computation."""
-        if self._fused is not None:
+        if isinstance(self._fused, _DevicePull):
             return self._fused.tensors()
         return {"thresholds": self._thresholds, "widths": self._widths, "consensus": self._consensus}
 
 
-class _FusedPull:
+class _HostPull:
+    """The same on a CPU: a layer of one client goes through sketch, slope and adjoint while it is in the cache."""
+
+    def __init__(self, sketch: Sketch, thresholds: Tensor, widths: Tensor, consensus: Tensor, strength: float) -> None:
+        self._sketch, self._strength = sketch, strength
+        self._thresholds, self._widths = thresholds, widths
+        rows, table = sketch.on_host(np.dtype(np.float32)).rows, sketch.on_host(np.dtype(np.float32)).table
+        # Kept rows in the order they lie in memory: the pull does not care which message entry a row is.
+        order = np.concatenate([start + np.argsort(rows[start:stop]) for _, _, _, start, stop in table.tolist()])
+        self._rows, self._consensus = rows[order], consensus.numpy()[order]
+
+    def gradient(self, params: Tensor) -> Tensor:
+        theta = params.detach().contiguous()
+        kind = theta.numpy().dtype
+        host, out = self._sketch.on_host(kind), torch.empty_like(theta)
+        tau, widths = (value.to(theta.dtype).numpy() for value in (self._thresholds, self._widths))
+        _pull(
+            theta.numpy(), host.signs, self._rows, self._consensus, host.table, host.scales, tau, widths,
+            kind.type(self._strength), host.workspace(), out.numpy(),
+        )  # fmt: skip
+        return out
+
+
+class _DevicePull:
     """The same on a GPU: sketch, slope and adjoint of a layer without leaving registers in between.
 
     The consensus lies in position space, so that no row has to be gathered or scattered: q̃ where a row was kept, a
@@ -108,23 +135,7 @@ class _FusedPull:
 
 def penalty_slope(sketched: Tensor, thresholds: Tensor, widths: Tensor, consensus: Tensor, layers: Tensor) -> Tensor:
     """∇_y R̃_ρ at `sketched: [clients, Σ m]`, with `thresholds: [layers, T]`, `widths: [layers]` (ρ_l), `consensus: [Σ
-    m]` and `layers: [Σ m]`, the layer of every coordinate."""
-    if sketched.device.type != "cpu":
-        return slope_reference(sketched, thresholds, widths, consensus, layers)
-    out = torch.empty_like(sketched)
-    _slope(
-        sketched.numpy(),
-        thresholds.to(sketched.dtype).numpy(),
-        widths.to(sketched.dtype).numpy(),
-        consensus.numpy(),
-        layers.numpy(),
-        out.numpy(),
-    )
-    return out
-
-
-def slope_reference(sketched: Tensor, thresholds: Tensor, widths: Tensor, consensus: Tensor, layers: Tensor) -> Tensor:
-    """The formula in plain torch, on any device."""
+    m]` and `layers: [Σ m]`, the layer of every coordinate; in plain torch, on any device."""
     levels = thresholds.shape[1]
     rho = widths[layers]
     # Σ_t v_t = 2 q̃ − T, so the signs never have to be spelled out.
@@ -135,19 +146,40 @@ def slope_reference(sketched: Tensor, thresholds: Tensor, widths: Tensor, consen
 
 
 @compiled(parallel=True)
-def _slope(sketched: Array, thresholds: Array, widths: Array, consensus: Array, layers: Array, out: Array) -> None:
-    levels = thresholds.shape[1]
-    one = widths.dtype.type(1)
-    for client in prange(len(sketched)):
-        for i in range(sketched.shape[1]):
-            layer = layers[i]
-            rho = widths[layer]
-            total = widths.dtype.type(0)
-            if rho > 0:
-                total = widths.dtype.type(levels) - widths.dtype.type(2 * consensus[i])
-                for t in range(levels):
-                    total += max(-one, min(one, (sketched[client, i] - thresholds[layer, t]) / rho))
-            out[client, i] = total / widths.dtype.type(levels)
+def _pull(
+    theta: Array, signs: Array, rows: Array, consensus: Array, table: Array, scales: Array, thresholds: Array,
+    widths: Array, strength: Any, workspace: Array, out: Array,
+) -> None:  # fmt: skip
+    layers = len(table)
+    for task in prange(len(theta) * layers):
+        client, layer = task // layers, task % layers
+        begin, end, pad, start, stop = table[layer]
+        work, kept = workspace[get_thread_id(), :pad], np.empty(stop - start, theta.dtype)
+        enter(theta[client, begin:end], signs[begin:end], work)
+        fwht_row(work)
+        gather(work, rows[start:stop], scales[layer], kept)
+        slope = _slope(kept, consensus[start:stop], thresholds[layer], widths[layer])
+        scatter(slope, rows[start:stop], strength, work)
+        fwht_row(work)
+        leave(work, signs[begin:end], scales[layer], out[client, begin:end])
+
+
+@compiled()
+def _slope(sketched: Array, consensus: Array, thresholds: Array, width: Any) -> Array:
+    """`penalty_slope` of one layer of one client; a loop for each threshold, because such loops become vector code."""
+    kind = sketched.dtype.type
+    levels, total = kind(len(thresholds)), np.zeros_like(sketched)
+    if width > 0:
+        for i in range(len(total)):
+            total[i] = levels - kind(2) * kind(consensus[i])
+        for tau in thresholds:
+            for i in range(len(total)):
+                step = (sketched[i] - tau) / width
+                step = step if step > kind(-1) else kind(-1)
+                total[i] += step if step < kind(1) else kind(1)
+        for i in range(len(total)):
+            total[i] /= levels
+    return total
 
 
 def penalty(sketched: Tensor, thresholds: Tensor, consensus: Tensor, layers: Tensor) -> Tensor:

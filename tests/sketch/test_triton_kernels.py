@@ -18,7 +18,7 @@ if not (INTERPRETED or torch.cuda.is_available()):
 from pfedlms import rng  # noqa: E402 - after the skip
 from pfedlms.models.layout import Layer, Layout  # noqa: E402
 from pfedlms.quantise import normal_quantiles, statistics, symbols_of, thresholds_of  # noqa: E402
-from pfedlms.regulariser import slope_reference  # noqa: E402
+from pfedlms.regulariser import penalty_slope  # noqa: E402
 from pfedlms.sketch import Sketch, fwht_reference  # noqa: E402
 from pfedlms.sketch import triton_kernels as kernels  # noqa: E402
 
@@ -70,7 +70,7 @@ def test_sketch_has_the_bits_of_the_cpu() -> None:
     parts = []
     for layer, key, own in zip(LAYOUT.layers, layer_keys(3, 7), sketch.on_device(DEVICE), strict=True):
         if layer.pad == 1:
-            parts.append(params[:, layer.offset : layer.offset + 1] * sketch._signs[layer.offset])
+            parts.append(params[:, layer.offset : layer.offset + 1] * float(sketch._signs[layer.offset]))
             continue
         whole = kernels.transform(params.to(DEVICE), layer.offset, layer.size, layer.pad, key)
         parts.append((whole[:, own.rows] * own.scale).cpu())
@@ -88,7 +88,7 @@ def test_pull_of_a_layer_is_the_adjoint_of_the_slope(index: int, thresholds: int
     deviation = variance[0].sqrt()
     tau = torch.from_numpy(thresholds_of(mean[0].numpy(), deviation.numpy(), normal_quantiles(thresholds)))
     consensus = symbols_of(sketched, tau, sketch.sizes)[1]
-    slope = slope_reference(sketched, tau, 0.1 * deviation, consensus, sketch.layers)
+    slope = penalty_slope(sketched, tau, 0.1 * deviation, consensus, sketch.layers)
     layer, own = LAYOUT.layers[index], sketch.on_device(DEVICE)[index]
     expected = sketch.adjoint(0.05 * slope)[:, layer.offset : layer.offset + layer.size]
 

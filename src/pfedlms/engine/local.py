@@ -18,7 +18,7 @@ from pfedlms.data.federated import FederatedData
 from pfedlms.data.partition import Indices
 from pfedlms.engine.graphs import Replayed
 from pfedlms.engine.loss import cross_entropy, sample_losses
-from pfedlms.engine.sgd import sgd_step
+from pfedlms.engine.sgd import sgd_step_
 from pfedlms.methods.base import Objective
 from pfedlms.models.cohort import Cohort, CohortModel
 from pfedlms.models.streams import beside
@@ -62,45 +62,57 @@ class LocalWorker:
         fits = ahead is not None and ahead[:2] == (cohort.ids, phase)
         indices = ahead[2] if ahead is not None and fits else self._batch_indices(cohort, phase)
         with seeded_modules(rng.stream(self._seed, "module", phase, cohort.ids[0]), self._model.device):
-            result = self._run_steps(cohort, indices, objective)
+            result = self._in_parts(cohort, indices, objective)
         if cohort.params.is_cuda and len(cohort.ids) == self._data.clients:
             # The GPU is still busy with the steps; the host shuffles for the next round meanwhile.
             self._ahead = (cohort.ids, phase + 1, self._batch_indices(cohort, phase + 1))
         return result
 
+    def _in_parts(self, cohort: Cohort, indices: Tensor, objective: Objective) -> tuple[Cohort, Tensor]:
+        """All steps of some clients, then of the next ones, as many at once as the model likes best."""
+        clients, size = len(cohort.ids), self._model.at_once
+        if not 0 < size < clients:
+            return self._run_steps(cohort, indices, objective)
+        params, momentum = torch.empty_like(cohort.params), torch.empty_like(cohort.momentum)
+        buffers = {name: torch.empty_like(value) for name, value in cohort.buffers.items()}
+        losses = torch.empty(clients, device=params.device)
+        for start in range(0, clients, size):
+            rows = slice(start, min(start + size, clients))
+            part, losses[rows] = self._run_steps(cohort.rows(rows), indices[:, rows], objective)
+            params[rows], momentum[rows] = part.params, part.momentum
+            for name, value in part.buffers.items():
+                buffers[name][rows] = value
+        return replace(cohort, params=params, momentum=momentum, buffers=buffers), losses
+
     def _steps(self, cohort: Cohort, indices: Tensor, objective: Objective) -> tuple[Cohort, Tensor]:
         """SGD on the samples `indices: [steps, clients, batch]`; a pure function of its arguments, so that it can be
         replayed."""
         settings = self._train
-        params, momentum = cohort.params, cohort.momentum
+        # What is trained is written over from here on, as are the gradients: fresh memory in every step costs more
+        # than the step's arithmetic on it.
+        params, momentum = cohort.params.clone(), cohort.momentum.clone()
         buffers = {name: value.clone() for name, value in cohort.buffers.items()}
-        losses = torch.zeros(len(params), device=params.device)
+        losses, gradients = torch.zeros(len(params), device=params.device), torch.empty_like(params)
         labels = self._data.y[indices]
         for step, (index, y) in enumerate(zip(indices, labels, strict=True)):
             # The pull depends on the models alone, so it is computed beside the gradient of the loss.
-            extra, (loss, gradient) = beside(
+            extra, loss = beside(
                 partial(objective.gradient, params),
-                partial(self._gradient, params, buffers, self._data.x[index], y, objective),
+                partial(self._gradient, gradients, params, buffers, self._samples(index), y, objective),
                 self._model.device,
                 "pull",
             )
             losses += loss
-            params, momentum = sgd_step(
-                params,
-                gradient,
-                extra,
-                momentum,
-                settings.learning_rate,
-                settings.momentum,
-                settings.weight_decay,
+            sgd_step_(
+                params, gradients, extra, momentum, settings.learning_rate, settings.momentum, settings.weight_decay
             )
             params = objective.after_step(params, step)
         return replace(cohort, params=params, momentum=momentum, buffers=buffers), losses / len(indices)
 
     def _gradient(
-        self, params: Tensor, buffers: dict[str, Tensor], x: Tensor, y: Tensor, objective: Objective
-    ) -> tuple[Tensor, Tensor]:
-        """Task loss of every client and the gradient of all that is differentiated, `[clients, dim]`."""
+        self, out: Tensor, params: Tensor, buffers: dict[str, Tensor], x: Tensor, y: Tensor, objective: Objective
+    ) -> Tensor:
+        """Task loss of every client, and into `out: [clients, dim]` the gradient of all that is differentiated."""
 
         def ends(rows: slice, outputs: Tensor, features: Tensor | None) -> tuple[Tensor, list[Tensor], list[Tensor]]:
             losses, slope = cross_entropy(outputs, y[rows])
@@ -109,16 +121,17 @@ class LocalWorker:
             extra = objective.loss(features, y[rows])
             return losses, [outputs, extra], [slope, torch.ones_like(extra)]
 
-        return self._model.gradient(params, buffers, x, ends, objective.needs_features)
+        return self._model.gradient(out, params, buffers, x, ends, objective.needs_features)
 
     def mean_gradient(self, cohort: Cohort, params: Tensor, round: int) -> Tensor:
         """See `ClientWork`; running statistics are left as they are."""
         buffers = {name: value.clone() for name, value in cohort.buffers.items()}
-        total = torch.zeros_like(cohort.params)
+        total, gradients = torch.zeros_like(cohort.params), torch.empty_like(cohort.params)
         with seeded_modules(rng.stream(self._seed, "module", round + 1, cohort.ids[0]), self._model.device):
             for index in self._batch_indices(cohort, round + 1):
-                x, y = self._data.x[index], self._data.y[index]
-                total += self._gradient(params.expand_as(total), buffers, x, y, Objective())[1]
+                x, y = self._samples(index), self._data.y[index]
+                self._gradient(gradients, params.expand_as(total), buffers, x, y, Objective())
+                total += gradients
         return total / self._train.local_steps
 
     def class_features(self, cohort: Cohort) -> tuple[Tensor, Tensor]:
@@ -159,6 +172,10 @@ class LocalWorker:
         ]
         return torch.from_numpy(np.stack(own, axis=1)).to(self._data.x.device, non_blocking=True)
 
+    def _samples(self, index: Tensor) -> Tensor:
+        """Samples `[clients, batch, …]` by `index: [clients, batch]`; whole rows are copied faster than entries."""
+        return self._data.x.index_select(0, index.flatten()).view(*index.shape, *self._data.shape)
+
     def _sweep(self, cohort: Cohort, held: tuple[Indices, ...]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """All samples of every client, in batches `[clients, batch]` with a mask over the places where a client has no
         more."""
@@ -171,7 +188,7 @@ class LocalWorker:
                 index[row, : len(part)] = part
             mask = torch.from_numpy(np.arange(start, start + width)[None, :] < lengths[:, None])
             place = torch.from_numpy(index).to(self._data.x.device)
-            yield self._data.x[place], self._data.y[place], mask.to(self._data.x.device)
+            yield self._samples(place), self._data.y[place], mask.to(self._data.x.device)
 
 
 @contextmanager

@@ -20,8 +20,8 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     if given.is_cuda and (kernels := gpu_kernels()) is not None and kernels.fits(given):
         both: tuple[Tensor, Tensor] = kernels.cross_entropy(given, labels)
         return both
-    leaf = given.requires_grad_()
-    with torch.enable_grad():
-        losses = sample_losses(leaf, labels).mean(dim=1)
-    (gradient,) = torch.autograd.grad(losses.sum(), leaf)
-    return losses.detach(), gradient
+    # By hand, because autograd's way takes longer than the arithmetic for a few classes; the operations are its own.
+    logs, places = torch.log_softmax(given, dim=-1), labels.unsqueeze(-1)
+    each = 1 / labels.shape[1]
+    slope = logs.exp().mul_(each).scatter_add_(-1, places, logs.new_full((), -each).expand(places.shape))
+    return -logs.gather(-1, places).squeeze(-1).mean(dim=1), slope

@@ -14,33 +14,27 @@ from pfedlms.kernels import compiled
 Array = NDArray[Any]
 
 
-def sgd_step(
+def sgd_step_(
     params: Tensor, gradient: Tensor, extra: Tensor | None, buffer: Tensor, rate: float, momentum: float, decay: float
-) -> tuple[Tensor, Tensor]:
-    """θ ← θ − η b,  b ← β b + g,  g = gradient + extra + μ θ: all `[clients, dim]`; without momentum b is g and
-    `buffer` stays.
-
-    Returns the new models and the new momentum buffer; nothing is changed in place but `gradient`, which is consumed.
-    """
+) -> None:
+    """In place θ ← θ − η b,  b ← β b + g,  g = gradient + extra + μ θ: all `[clients, dim]`; without momentum b is g
+    and `buffer` stays. `gradient` is consumed."""
     if params.device.type == "cpu" and params.dtype == torch.float32:
-        out = torch.empty_like(params)
-        new = torch.empty_like(buffer)
         second = gradient if extra is None else extra
         _step(
-            params.numpy(), gradient.numpy(), second.numpy(), extra is not None, buffer.numpy(), new.numpy(),
-            out.numpy(), rate, momentum, decay,
-        )  # fmt: skip
-        return out, new
+            params.numpy(), gradient.numpy(), second.numpy(), extra is not None, buffer.numpy(), rate, momentum, decay
+        )
+        return
     if params.is_cuda and params.dtype == torch.float32 and (kernels := gpu_kernels()) is not None:
-        stepped: tuple[Tensor, Tensor] = kernels.step(params, gradient, extra, buffer, rate, momentum, decay)
-        return stepped
+        kernels.step_(params, gradient, extra, buffer, rate, momentum, decay)
+        return
     if extra is not None:
         gradient += extra
     if decay:
         gradient.add_(params, alpha=decay)
     if momentum:
-        gradient = buffer = buffer * momentum + gradient
-    return torch.add(params, gradient, alpha=-rate), buffer
+        gradient = buffer.mul_(momentum).add_(gradient)
+    params.sub_(gradient, alpha=rate)
 
 
 def gpu_kernels() -> Any:
@@ -54,18 +48,26 @@ def gpu_kernels() -> Any:
 
 @compiled(parallel=True)
 def _step(
-    params: Array, gradient: Array, extra: Array, has_extra: bool, buffer: Array, new: Array, out: Array,
+    params: Array, gradient: Array, extra: Array, has_extra: bool, buffer: Array,
     rate: float, momentum: float, decay: float,
 ) -> None:  # fmt: skip
-    kind = params.dtype.type
-    eta, beta, mu = kind(rate), kind(momentum), kind(decay)
     for client in prange(len(params)):
-        for i in range(params.shape[1]):
-            g = gradient[client, i]
-            if has_extra:
-                g += extra[client, i]
-            g += mu * params[client, i]
-            if momentum > 0:
-                g += beta * buffer[client, i]
-                new[client, i] = g
-            out[client, i] = params[client, i] - eta * g
+        _step_one(params[client], gradient[client], extra[client], has_extra, buffer[client], rate, momentum, decay)
+
+
+@compiled()
+def _step_one(
+    theta: Array, gradient: Array, extra: Array, has_extra: bool, buffer: Array,
+    rate: float, momentum: float, decay: float,
+) -> None:  # fmt: skip
+    kind = theta.dtype.type
+    eta, beta, mu = kind(rate), kind(momentum), kind(decay)
+    for i in range(len(theta)):
+        g = gradient[i]
+        if has_extra:
+            g += extra[i]
+        g += mu * theta[i]
+        if momentum > 0:
+            g += beta * buffer[i]
+            buffer[i] = g
+        theta[i] -= eta * g

@@ -17,14 +17,19 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+import numpy as np
+from numba import prange
+from numpy.typing import NDArray
 from torch import Tensor
 
+from pfedlms.kernels import compiled
 from pfedlms.models.cohort import Cohort
 from pfedlms.models.layout import Layout
 from pfedlms.wire.fields import Message
 
 Tensors = dict[str, Tensor]
 Total = TypeVar("Total")
+_PART = 4096  # entries of a sum that stay in the cache while clients are added to them
 
 
 @dataclass(frozen=True)
@@ -189,6 +194,16 @@ def weighted_sum(samples: list[int], values: Tensor, start: Tensor) -> Tensor:
     """start + Σ N_k x_k over the leading axis, in float64, one client after another, so that it does not matter how
     clients were grouped."""
     total = start.clone()
-    for weight, value in zip(samples, values, strict=True):
-        total += value.double() * weight
+    _add_weighted(total.numpy(), values.contiguous().view(len(values), -1).numpy(), np.array(samples, dtype=np.float64))
     return total
+
+
+@compiled(parallel=True)
+def _add_weighted(total: NDArray[Any], values: NDArray[Any], weights: NDArray[Any]) -> None:
+    flat, columns = total.reshape(-1), values.shape[1]
+    for part in prange((columns + _PART - 1) // _PART):
+        start, stop = part * _PART, min((part + 1) * _PART, columns)
+        for client in range(len(values)):
+            sums, own = flat[start:stop], values[client, start:stop]
+            for i in range(len(own)):
+                sums[i] += np.float64(own[i]) * weights[client]

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from pfedlms.models.layout import flat_layout
-from pfedlms.models.stacked import StackedLayers
+from pfedlms.models.stacked import Chain, StackedLayers
 from pfedlms.models.streams import each
 
 # Stacked, these sum in another order than for one client alone (grouped convolutions, normalisation folded into
@@ -51,6 +51,12 @@ class Cohort:
     """What was computed or received in this round only (no clients axis for what was broadcast); dropped when the
     round ends."""
 
+    def rows(self, rows: slice) -> Cohort:
+        """Some of the clients; without `scratch`."""
+        params, momentum = self.params[rows], self.momentum[rows]
+        buffers, state = ({n: v[rows] for n, v in values.items()} for values in (self.buffers, self.state))
+        return Cohort(self.ids[rows], self.samples[rows], params, momentum, buffers, state)
+
     def with_state(self, **values: Tensor) -> Cohort:
         return replace(self, state={**self.state, **values})
 
@@ -83,12 +89,19 @@ class CohortModel:
         self.initial_buffers = {name: value.detach().clone() for name, value in module.named_buffers()}
         linear = [m for m in module.modules() if isinstance(m, nn.Linear)]
         self._head = linear[-1] if linear else None
-        self._stacks: bool | None = None
+        self._chain = Chain.of(module, trained)
+        self._stacks: bool | None = True if self._chain else None
         if device.type == "cpu" and any(isinstance(m, _LOOP_ON_CPU) for m in module.modules()):
             self._stacks = False
         self._compiled: Any = None
         if fast and device.type == "cuda":
             self._compiled = torch.compile(vmap(self._call, randomness="different"), dynamic=False)
+
+    @property
+    def at_once(self) -> int:
+        """Clients that should take their local steps together; 0: all. On a CPU a few whose models stay in the cache
+        are faster than all of them, where calling a layer costs little."""
+        return max(4, 2 * torch.get_num_threads()) if self._chain and self.device.type == "cpu" else 0
 
     @property
     def feature_size(self) -> int:
@@ -114,13 +127,12 @@ class CohortModel:
         return self._forward(self._named(params), {}, buffers, x, training, features)
 
     def gradient(
-        self, params: Tensor, buffers: dict[str, Tensor], x: Tensor, ends: Ends, features: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        """One training step's forward and backward pass of every client: losses `[clients]` and gradients `[clients,
-        dim]`."""
-        out = torch.empty_like(params)
+        self, out: Tensor, params: Tensor, buffers: dict[str, Tensor], x: Tensor, ends: Ends, features: bool = False
+    ) -> Tensor:
+        """One training step's forward and backward pass of every client: gradients into `out: [clients, dim]`; returns
+        the losses `[clients]`."""
         if len(params) == 1 or self.stacks(params, buffers, x):
-            return self._gradient(out, slice(0, len(params)), params, buffers, x, ends, features), out
+            return self._gradient(out, slice(0, len(params)), params, buffers, x, ends, features)
 
         def alone(client: int) -> Tensor:
             # Both passes of one client together: what it needs stays in the cache, or on its stream.
@@ -128,7 +140,7 @@ class CohortModel:
             own = {name: value[row] for name, value in buffers.items()}
             return self._gradient(out[row], row, params[row], own, x[row], ends, features)
 
-        return torch.cat(each(len(params), alone, self.device)), out
+        return torch.cat(each(len(params), alone, self.device))
 
     def _gradient(
         self,
@@ -165,6 +177,10 @@ class CohortModel:
         training: bool,
         features: bool,
     ) -> tuple[Tensor, Tensor | None]:
+        if self._chain is not None and not (training and self._compiled):
+            self.module.train(training)
+            outputs, seen = self._chain(named, places, x)
+            return outputs, seen if features else None
         call = self._call_with_features if features else self._call
         together = self._stacks_named(named, buffers, x)
         self.module.train(training)  # after the trial, which tries training

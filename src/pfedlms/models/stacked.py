@@ -201,3 +201,49 @@ def _norm(
     training = layer.training or mean is None
     assert layer.momentum is not None  # see `_plain_norm`
     return F.batch_norm(x, mean, var, weight, bias, training, layer.momentum, layer.eps)
+
+
+_POINTWISE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity)
+
+
+class Chain:
+    """A plain chain of linear and pointwise layers, run on all clients without `torch.func.vmap`, whose overhead is as
+    long as a small layer's arithmetic; the operations, and so the bits, are the same."""
+
+    def __init__(self, layers: list[tuple[str, nn.Module]]) -> None:
+        self._layers = layers
+
+    @staticmethod
+    def of(module: nn.Module, trained: set[str]) -> Chain | None:
+        """The chain a module is, or None; all its parameters must be trained, and none twice."""
+        layers = [(name, layer) for name, layer in module.named_modules() if type(layer) is not nn.Sequential]
+        names = [f"{name}.{own}" if name else own for name, layer in layers for own, _ in layer.named_parameters()]
+        plain = all(
+            type(layer) in (nn.Linear, *_POINTWISE)
+            or (type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1))
+            for _, layer in layers
+        )
+        hooked = any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
+        repeated = len(layers) < sum(1 for _ in module.named_modules(remove_duplicate=False)) - sum(
+            1 for part in module.modules() if type(part) is nn.Sequential
+        )
+        return Chain(layers) if plain and not hooked and not repeated and trained == set(names) else None
+
+    def __call__(
+        self, named: Mapping[str, Tensor], places: Mapping[str, Tensor], x: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Outputs, and the features: what enters the last linear layer."""
+        features = None
+        for name, layer in self._layers:
+            if isinstance(layer, nn.Flatten):
+                x = x.flatten(2)
+            elif isinstance(layer, nn.Linear):
+                own = [f"{name}.{part}" if name else part for part in ("weight", "bias")]
+                features, shape = x, x.shape
+                flat = x.reshape(len(x), -1, shape[-1])
+                x = _StackedLinear.apply(  # type: ignore[no-untyped-call]
+                    flat, named[own[0]], named.get(own[1]), *map(places.get, own)
+                ).view(*shape[:-1], layer.out_features)
+            else:
+                x = layer(x)
+        return x, features
