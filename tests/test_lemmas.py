@@ -707,7 +707,8 @@ def test_the_pull_in_one_pass_has_the_bits_of_its_parts(dtype: torch.dtype, leve
     assert fast.dtype == dtype
     assert torch.equal(fast, pull.gradient_in_parts(theta))
     first, second, third = (fast[:, offset : offset + size] for offset, size in parts_of(SIZES)[:3])
-    assert first.any() and third.any()
+    assert first.any()
+    assert third.any()
     assert not second.any()
 
 

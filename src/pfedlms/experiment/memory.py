@@ -31,18 +31,16 @@ def free_memory(device: torch.device) -> int | None:
 def client_bytes(model: CohortModel, data: FederatedData, batch_size: int) -> int:
     """Bytes one client takes during a local step: its parameters several times over, and its activations twice."""
     outputs: list[int] = []
-    cohort = model.cohort((0,), (1,), with_momentum=False)
-    sample = data.x[data.train[0][:1]].to(model.device).expand(1, 2, *data.shape)
+    sample = data.x[data.train[0][:1]].to(model.device).expand(2, *data.shape)
 
     def count(module: nn.Module, inputs: object, output: object) -> None:
         if isinstance(output, Tensor):
             outputs.append(output.numel() * output.element_size())
 
-    model.stacks(cohort.params, cohort.buffers, sample)  # decided by a trial that must not be counted
     hooks = [module.register_forward_hook(count) for module in model.module.modules()]
     try:
         with torch.no_grad():
-            model.forward(cohort.params, cohort.buffers, sample, training=False)
+            model.module.eval()(sample)
     finally:
         for hook in hooks:
             hook.remove()
