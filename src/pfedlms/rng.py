@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
@@ -45,13 +46,43 @@ def stream(seed: int, purpose: str, *counters: int) -> int:
     return key
 
 
+def streams(seed: int, purpose: str, *counters: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """`stream` for many names at once: keys of (seed, purpose, counters[0][i], counters[1][i], …)."""
+    keys = np.full(len(counters[0]), stream(seed, purpose), dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        for part in counters:
+            keys = _mixed((keys ^ part.astype(np.uint64)) + np.uint64(_GAMMA))
+    return keys
+
+
+def _mixed(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """`mix` of every entry; overflow must be allowed by the caller."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(z ^ (z >> np.uint64(31)), dtype=np.uint64)
+
+
 def words(key: int, count: int) -> NDArray[np.uint64]:
     """First `count` 64-bit words of the stream."""
     with np.errstate(over="ignore"):
-        z = (np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GAMMA)) + np.uint64(key)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return np.asarray(z ^ (z >> np.uint64(31)), dtype=np.uint64)
+        return _mixed((np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GAMMA)) + np.uint64(key))
+
+
+def device_words(keys: Tensor, index: Tensor) -> Tensor:
+    """Word `index` of the streams `keys`, element by element, on any device; keys and words as int64, bit for bit."""
+    z = keys + (index + 1) * _signed(_GAMMA)
+    z = (z ^ _shifted(z, 30)) * _signed(0xBF58476D1CE4E5B9)
+    z = (z ^ _shifted(z, 27)) * _signed(0x94D049BB133111EB)
+    return z ^ _shifted(z, 31)
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >> 63 else word
+
+
+def _shifted(z: Tensor, bits: int) -> Tensor:
+    """A right shift that brings in zeros; PyTorch's brings in the sign."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def signs(key: int, count: int) -> NDArray[np.float32]:

@@ -1,13 +1,19 @@
-"""The order in which a client sees its samples."""
+"""The order in which a client sees its samples, and how they are changed on the way."""
 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from pfedlms.rng import permutation, stream
+from pfedlms.data.federated import FederatedData
+from pfedlms.rng import device_words, permutation, stream, streams
+
+CROP = 4  # pixels an image is moved at most
 
 
 def batch_positions(
@@ -40,3 +46,109 @@ class Shuffles:
         walk = np.concatenate([self._shuffle(client, epoch, samples) for epoch in epochs])
         start = first - epochs[0] * samples
         return walk[start : start + count].reshape(steps, batch_size)
+
+
+class Batches(Protocol):
+    """Which samples clients see in their local steps."""
+
+    def indices(self, clients: tuple[int, ...], first_step: int, steps: int, batch_size: int) -> Tensor:
+        """Samples of steps first_step, first_step + 1, …: int64 `[steps, clients, batch]`, on the data's device."""
+        ...
+
+
+def batches(seed: int, data: FederatedData) -> Batches:
+    """Drawn on the device where the data are; the same samples everywhere."""
+    return DeviceBatches(seed, data) if data.x.is_cuda else HostBatches(seed, data)
+
+
+class HostBatches:
+    """Batches drawn with NumPy; a shuffle that two rounds share is drawn once."""
+
+    def __init__(self, seed: int, data: FederatedData) -> None:
+        self._train = data.train
+        self._shuffles = Shuffles(seed, keep=2 * data.clients)
+
+    def indices(self, clients: tuple[int, ...], first_step: int, steps: int, batch_size: int) -> Tensor:
+        """See `Batches`."""
+        own = [
+            self._train[k][self._shuffles.positions(k, len(self._train[k]), first_step, steps, batch_size)]
+            for k in clients
+        ]
+        return torch.from_numpy(np.stack(own, axis=1))
+
+
+class DeviceBatches:
+    """The same batches without the host: keys are hashed, sorted and looked up on the device. All shuffles that a round
+    needs lie one after another in one row, ordered by client and epoch."""
+
+    def __init__(self, seed: int, data: FederatedData) -> None:
+        self._seed, self._device = seed, data.x.device
+        self._sizes = np.array(data.samples)
+        self._starts = np.concatenate([[0], np.cumsum(self._sizes)[:-1]])
+        self._held = torch.from_numpy(np.concatenate(data.train)).to(self._device)
+
+    def indices(self, clients: tuple[int, ...], first_step: int, steps: int, batch_size: int) -> Tensor:
+        """See `Batches`."""
+        ids, first, count = np.array(clients), first_step * batch_size, steps * batch_size
+        sizes = self._sizes[ids]
+        epoch = first // sizes
+        shuffles = (first + count - 1) // sizes - epoch + 1
+        row = np.repeat(np.arange(len(ids)), shuffles)
+        within = np.arange(len(row)) - np.repeat(np.cumsum(shuffles) - shuffles, shuffles)
+        keys = streams(self._seed, "batches", ids[row], epoch[row] + within).view(np.int64)
+        lengths = sizes[row]
+        begins = np.cumsum(lengths) - lengths
+        # Where in the row of shuffles a client's first sample of the round lies, and where in `held` its samples do.
+        walk = begins[np.cumsum(shuffles) - shuffles] + first - epoch * sizes
+        table = self._sent(np.stack([keys, lengths, begins]))
+        places = self._sent(np.stack([walk, self._starts[ids]]))
+
+        total = int(lengths.sum())
+        shuffle = torch.repeat_interleave(table[1], output_size=total)
+        position = torch.arange(total, device=self._device) - table[2][shuffle]
+        words = device_words(table[0][shuffle], position)
+        # Unsigned order: the lowest of signed numbers stands for the word 0.
+        order = torch.argsort(words ^ torch.iinfo(torch.int64).min, stable=True)
+        order = order[torch.argsort(shuffle[order], stable=True)]
+        chosen = position[order][places[0].unsqueeze(1) + torch.arange(count, device=self._device)]
+        samples = self._held[places[1].unsqueeze(1) + chosen]
+        return samples.view(len(ids), steps, batch_size).transpose(0, 1).contiguous()
+
+    def _sent(self, values: NDArray[np.int64]) -> Tensor:
+        host = torch.from_numpy(values)
+        pinned: Tensor = host.pin_memory() if self._device.type == "cuda" else host
+        return pinned.to(self._device, non_blocking=True)
+
+
+class Augmentation:
+    """Random crops (an image moved by up to `CROP` pixels, zeros at the edge) and horizontal flips of training samples.
+
+    The change of a sample is a pure function of (seed, client, place in the client's walk), so it is the same on every
+    device and for every grouping of clients.
+    """
+
+    def __init__(self, seed: int, crop: bool, flip: bool) -> None:
+        self._seed, self._crop, self._flip = seed, crop, flip
+
+    def draws(self, clients: tuple[int, ...], first_step: int, steps: int, batch_size: int, like: Tensor) -> Tensor:
+        """Moves down and right and whether to flip, for every place of a plan: int64 `[steps, 3, clients, batch]`."""
+        keys = torch.from_numpy(streams(self._seed, "augment", np.array(clients)).view(np.int64)).to(like.device)
+        places = torch.arange(first_step * batch_size, (first_step + steps) * batch_size, device=like.device)
+        word = device_words(keys.unsqueeze(1), places).view(len(clients), steps, batch_size).transpose(0, 1)
+        # 16 bits for each move: ⌊bits (2 CROP + 1) / 2^16⌋ − CROP.
+        down, right = (((word >> bits & 0xFFFF) * (2 * CROP + 1) >> 16) - CROP for bits in (0, 16))
+        flip = word >> 32 & 1
+        return torch.stack([down * self._crop, right * self._crop, flip * self._flip], dim=1)
+
+    @staticmethod
+    def apply(x: Tensor, draws: Tensor) -> Tensor:
+        """Images `x: [clients, batch, channels, height, width]` changed by `draws: [3, clients, batch]`."""
+        height, width = x.shape[-2:]
+        down, right, flip = (part.unsqueeze(-1) for part in draws)
+        row = torch.arange(height, device=x.device) + down
+        column = torch.arange(width, device=x.device)
+        column = torch.where(flip > 0, width - 1 - column, column) + right
+        inside = ((row >= 0) & (row < height)).unsqueeze(-1) & ((column >= 0) & (column < width)).unsqueeze(-2)
+        place = row.clamp(0, height - 1).unsqueeze(-1) * width + column.clamp(0, width - 1).unsqueeze(-2)
+        moved = x.flatten(-2).gather(-1, place.flatten(-2).unsqueeze(2).expand(*x.shape[:3], -1)).view_as(x)
+        return moved * inside.unsqueeze(2)

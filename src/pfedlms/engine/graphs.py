@@ -12,8 +12,8 @@ from torch import Tensor
 from pfedlms.methods.base import Objective
 from pfedlms.models.cohort import Cohort
 
-Steps = Callable[[Cohort, Tensor, Objective], tuple[Cohort, Tensor]]
-"""E local steps: a cohort, sample indices `[steps, clients, batch]` and an objective give the trained cohort and its
+TakeSteps = Callable[[Cohort, Tensor, Objective], tuple[Cohort, Tensor]]
+"""E local steps: a cohort, a plan `[steps, parts, clients, batch]` and an objective give the trained cohort and its
 losses."""
 
 
@@ -21,7 +21,7 @@ losses."""
 class _Recording:
     graph: torch.cuda.CUDAGraph
     cohort: Cohort
-    indices: Tensor
+    plan: Tensor
     objective: Objective
     trained: Cohort
     losses: Tensor
@@ -34,19 +34,19 @@ class Replayed:
     values.
     """
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: TakeSteps) -> None:
         self._steps = steps
         self._recordings: dict[tuple[object, ...], _Recording] = {}
 
-    def __call__(self, cohort: Cohort, indices: Tensor, objective: Objective) -> tuple[Cohort, Tensor]:
+    def __call__(self, cohort: Cohort, plan: Tensor, objective: Objective) -> tuple[Cohort, Tensor]:
         # Recordings read copies of their inputs, so one serves every cohort of the same size.
-        key = (len(cohort.ids), type(objective))
+        key = (len(cohort.ids), objective.kind)
         recording = self._recordings.get(key)
         if recording is None:
-            recording = self._recordings[key] = self._record(cohort, indices, objective)
+            recording = self._recordings[key] = self._record(cohort, plan, objective)
         else:
             _copy(recording.cohort, cohort)
-            recording.indices.copy_(indices)
+            recording.plan.copy_(plan)
             own = recording.objective.tensors()
             for name, value in objective.tensors().items():
                 own[name].copy_(value)
@@ -56,19 +56,19 @@ class Replayed:
         result = replace(cohort, params=trained.params.clone(), momentum=trained.momentum.clone(), buffers=buffers)
         return result, recording.losses.clone()
 
-    def _record(self, cohort: Cohort, indices: Tensor, objective: Objective) -> _Recording:
+    def _record(self, cohort: Cohort, plan: Tensor, objective: Objective) -> _Recording:
         still = replace(
             cohort,
             params=cohort.params.clone(),
             momentum=cohort.momentum.clone(),
             buffers={name: value.clone() for name, value in cohort.buffers.items()},
         )
-        indices = indices.clone()
+        plan = plan.clone()
         # Libraries choose algorithms and allocate workspaces on first use, which may not happen while recording.
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            self._steps(still, indices[:2], objective)
+            self._steps(still, plan[:2], objective)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # An older recording that is collected while this one is made would end both.
@@ -76,10 +76,10 @@ class Replayed:
         gc.disable()
         try:
             with torch.cuda.graph(graph):
-                trained, losses = self._steps(still, indices, objective)
+                trained, losses = self._steps(still, plan, objective)
         finally:
             gc.enable()
-        return _Recording(graph, still, indices, objective, trained, losses)
+        return _Recording(graph, still, plan, objective, trained, losses)
 
 
 def _copy(target: Cohort, source: Cohort) -> None:

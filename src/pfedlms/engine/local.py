@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,14 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pfedlms import rng
-from pfedlms.data.batches import Shuffles
+from pfedlms.data.batches import Augmentation, batches
 from pfedlms.data.federated import FederatedData
 from pfedlms.data.partition import Indices
 from pfedlms.engine.graphs import Replayed
 from pfedlms.engine.loss import cross_entropy, sample_losses
 from pfedlms.engine.sgd import sgd_step_
-from pfedlms.methods.base import Objective
-from pfedlms.models.cohort import Cohort, CohortModel
+from pfedlms.methods.base import Joined, Objective
+from pfedlms.models.cohort import Cohort, CohortModel, stacked
 from pfedlms.models.streams import beside
 from pfedlms.sketch.operator import kernels_for
 
@@ -36,6 +36,22 @@ class TrainSettings:
     learning_rate: float
     momentum: float
     weight_decay: float
+    augment: str = "none"
+
+
+@dataclass(frozen=True)
+class Steps:
+    """E local steps that are due: of one cohort, on one objective. Phase 0 is the start, phase r + 1 belongs to round
+    r."""
+
+    worker: LocalWorker
+    cohort: Cohort
+    objective: Objective
+    phase: int
+
+
+Trained = tuple[Cohort, Tensor]
+"""A cohort after its steps, and each client's mean task loss."""
 
 
 class LocalWorker:
@@ -46,7 +62,9 @@ class LocalWorker:
         self, model: CohortModel, data: FederatedData, train: TrainSettings, seed: int, recorded: bool
     ) -> None:
         self._model, self._data, self._train, self._seed = model, data, train, seed
-        self._shuffles = Shuffles(seed, keep=2 * data.clients)
+        self._batches = batches(seed, data)
+        crop, flip = (part in train.augment for part in ("crop", "flip"))
+        self._augmentation = Augmentation(seed, crop, flip) if crop or flip else None
         self._run_steps = Replayed(self._steps) if recorded and self._can_record() else self._steps
         self._ahead: tuple[tuple[int, ...], int, Tensor] | None = None
 
@@ -55,50 +73,63 @@ class LocalWorker:
         recording."""
         return self._model.device.type == "cuda" and kernels_for(self._model.initial) is not None
 
-    def train(self, cohort: Cohort, objective: Objective, phase: int) -> tuple[Cohort, Tensor]:
-        """E local steps; phase 0 is the start, phase r + 1 belongs to round r. Also returns each client's mean task
-        loss."""
-        ahead = self._ahead
-        fits = ahead is not None and ahead[:2] == (cohort.ids, phase)
-        indices = ahead[2] if ahead is not None and fits else self._batch_indices(cohort, phase)
-        with seeded_modules(rng.stream(self._seed, "module", phase, cohort.ids[0]), self._model.device):
-            result = self._in_parts(cohort, indices, objective)
-        if cohort.params.is_cuda and len(cohort.ids) == self._data.clients:
-            # The GPU is still busy with the steps; the host shuffles for the next round meanwhile.
-            self._ahead = (cohort.ids, phase + 1, self._batch_indices(cohort, phase + 1))
-        return result
+    def train(self, cohort: Cohort, objective: Objective, phase: int) -> Trained:
+        """The E local steps of one cohort."""
+        return train_together([Steps(self, cohort, objective, phase)])[0]
 
-    def _in_parts(self, cohort: Cohort, indices: Tensor, objective: Objective) -> tuple[Cohort, Tensor]:
+    def take(self, cohort: Cohort, plan: Tensor, objective: Objective, phase: int) -> Trained:
+        """Local steps on the samples of `plan`, see `plan`."""
+        with seeded_modules(rng.stream(self._seed, "module", phase, cohort.ids[0]), self._model.device):
+            return self._in_parts(cohort, plan, objective)
+
+    def plan(self, cohort: Cohort, phase: int) -> Tensor:
+        """What every client sees in the steps of a phase: `[steps, 1, clients, batch]`, indices of samples; with
+        augmentation `[steps, 4, clients, batch]`, how they are changed behind that."""
+        ahead = self._ahead
+        return ahead[2] if ahead is not None and ahead[:2] == (cohort.ids, phase) else self._drawn(cohort.ids, phase)
+
+    def plan_ahead(self, cohort: Cohort, phase: int) -> None:
+        """Draw the next phase's plan while a GPU is still busy with this one's steps."""
+        if cohort.params.is_cuda and len(cohort.ids) == self._data.clients:
+            self._ahead = (cohort.ids, phase + 1, self._drawn(cohort.ids, phase + 1))
+
+    def _drawn(self, ids: tuple[int, ...], phase: int) -> Tensor:
+        steps, size = self._train.local_steps, self._train.batch_size
+        indices = self._batches.indices(ids, phase * steps, steps, size).unsqueeze(1)
+        if self._augmentation is None:
+            return indices
+        return torch.cat([indices, self._augmentation.draws(ids, phase * steps, steps, size, indices)], dim=1)
+
+    def _in_parts(self, cohort: Cohort, plan: Tensor, objective: Objective) -> Trained:
         """All steps of some clients, then of the next ones, as many at once as the model likes best."""
         clients, size = len(cohort.ids), self._model.at_once
         if not 0 < size < clients:
-            return self._run_steps(cohort, indices, objective)
+            return self._run_steps(cohort, plan, objective)
         params, momentum = torch.empty_like(cohort.params), torch.empty_like(cohort.momentum)
         buffers = {name: torch.empty_like(value) for name, value in cohort.buffers.items()}
         losses = torch.empty(clients, device=params.device)
         for start in range(0, clients, size):
             rows = slice(start, min(start + size, clients))
-            part, losses[rows] = self._run_steps(cohort.rows(rows), indices[:, rows], objective)
+            part, losses[rows] = self._run_steps(cohort.rows(rows), plan[:, :, rows], objective.of(rows))
             params[rows], momentum[rows] = part.params, part.momentum
             for name, value in part.buffers.items():
                 buffers[name][rows] = value
         return replace(cohort, params=params, momentum=momentum, buffers=buffers), losses
 
-    def _steps(self, cohort: Cohort, indices: Tensor, objective: Objective) -> tuple[Cohort, Tensor]:
-        """SGD on the samples `indices: [steps, clients, batch]`; a pure function of its arguments, so that it can be
-        replayed."""
+    def _steps(self, cohort: Cohort, plan: Tensor, objective: Objective) -> Trained:
+        """SGD on the samples of a plan; a pure function of its arguments, so that it can be replayed."""
         settings = self._train
         # What is trained is written over from here on, as are the gradients: fresh memory in every step costs more
         # than the step's arithmetic on it.
         params, momentum = cohort.params.clone(), cohort.momentum.clone()
         buffers = {name: value.clone() for name, value in cohort.buffers.items()}
         losses, gradients = torch.zeros(len(params), device=params.device), torch.empty_like(params)
-        labels = self._data.y[indices]
-        for step, (index, y) in enumerate(zip(indices, labels, strict=True)):
+        labels = self._data.y[plan[:, 0]]
+        for step, (chosen, y) in enumerate(zip(plan, labels, strict=True)):
             # The pull depends on the models alone, so it is computed beside the gradient of the loss.
             extra, loss = beside(
                 partial(objective.gradient, params),
-                partial(self._gradient, gradients, params, buffers, self._samples(index), y, objective),
+                partial(self._gradient, gradients, params, buffers, self._training_samples(chosen), y, objective),
                 self._model.device,
                 "pull",
             )
@@ -107,7 +138,7 @@ class LocalWorker:
                 params, gradients, extra, momentum, settings.learning_rate, settings.momentum, settings.weight_decay
             )
             params = objective.after_step(params, step)
-        return replace(cohort, params=params, momentum=momentum, buffers=buffers), losses / len(indices)
+        return replace(cohort, params=params, momentum=momentum, buffers=buffers), losses / len(plan)
 
     def _gradient(
         self, out: Tensor, params: Tensor, buffers: dict[str, Tensor], x: Tensor, y: Tensor, objective: Objective
@@ -118,7 +149,7 @@ class LocalWorker:
             losses, slope = cross_entropy(outputs, y[rows])
             if features is None:
                 return losses, [outputs], [slope]
-            extra = objective.loss(features, y[rows])
+            extra = objective.of(rows).loss(features, y[rows])
             return losses, [outputs, extra], [slope, torch.ones_like(extra)]
 
         return self._model.gradient(out, params, buffers, x, ends, objective.needs_features)
@@ -128,8 +159,8 @@ class LocalWorker:
         buffers = {name: value.clone() for name, value in cohort.buffers.items()}
         total, gradients = torch.zeros_like(cohort.params), torch.empty_like(cohort.params)
         with seeded_modules(rng.stream(self._seed, "module", round + 1, cohort.ids[0]), self._model.device):
-            for index in self._batch_indices(cohort, round + 1):
-                x, y = self._samples(index), self._data.y[index]
+            for chosen in self.plan(cohort, round + 1):
+                x, y = self._training_samples(chosen), self._data.y[chosen[0]]
                 self._gradient(gradients, params.expand_as(total), buffers, x, y, Objective())
                 total += gradients
         return total / self._train.local_steps
@@ -163,18 +194,14 @@ class LocalWorker:
             losses += torch.where(mask, sample_losses(outputs, y), 0.0).double().sum(dim=1)
         return correct, losses
 
-    def _batch_indices(self, cohort: Cohort, phase: int) -> Tensor:
-        """Samples of a phase's steps, `[steps, clients, batch]`."""
-        steps, size = self._train.local_steps, self._train.batch_size
-        own = [
-            self._data.train[client][self._shuffles.positions(client, samples, phase * steps, steps, size)]
-            for client, samples in zip(cohort.ids, cohort.samples, strict=True)
-        ]
-        return torch.from_numpy(np.stack(own, axis=1)).to(self._data.x.device, non_blocking=True)
-
     def _samples(self, index: Tensor) -> Tensor:
         """Samples `[clients, batch, …]` by `index: [clients, batch]`; whole rows are copied faster than entries."""
         return self._data.x.index_select(0, index.flatten()).view(*index.shape, *self._data.shape)
+
+    def _training_samples(self, chosen: Tensor) -> Tensor:
+        """One step's samples, from one step of a plan."""
+        x = self._samples(chosen[0])
+        return x if self._augmentation is None else self._augmentation.apply(x, chosen[1:])
 
     def _sweep(self, cohort: Cohort, held: tuple[Indices, ...]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """All samples of every client, in batches `[clients, batch]` with a mask over the places where a client has no
@@ -189,6 +216,24 @@ class LocalWorker:
             mask = torch.from_numpy(np.arange(start, start + width)[None, :] < lengths[:, None])
             place = torch.from_numpy(index).to(self._data.x.device)
             yield self._samples(place), self._data.y[place], mask.to(self._data.x.device)
+
+
+def train_together(due: Sequence[Steps]) -> list[Trained]:
+    """Take local steps that are due, of federations of one architecture on one pool of samples, as one stack."""
+    first = due[0]
+    plans = [each.worker.plan(each.cohort, each.phase) for each in due]
+    if len(due) == 1:
+        results = [first.worker.take(first.cohort, plans[0], first.objective, first.phase)]
+    else:
+        ends = np.cumsum([len(each.cohort.ids) for each in due]).tolist()
+        rows = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+        objective = Joined(list(zip(rows, (each.objective for each in due), strict=True)))
+        cohort = stacked([each.cohort for each in due])
+        trained, losses = first.worker.take(cohort, torch.cat(plans, dim=2), objective, first.phase)
+        results = [(each.cohort.trained(trained.rows(own)), losses[own]) for each, own in zip(due, rows, strict=True)]
+    for each in due:
+        each.worker.plan_ahead(each.cohort, each.phase)
+    return results
 
 
 @contextmanager

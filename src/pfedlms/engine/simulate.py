@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 
 from pfedlms.data.federated import FederatedData
-from pfedlms.engine.local import LocalWorker, TrainSettings
+from pfedlms.engine.local import LocalWorker, Steps, TrainSettings
+from pfedlms.engine.lockstep import Playing, alone
 from pfedlms.engine.round import Channel, Evaluation, Link, RoundReport, check_finite, perfect_link
 from pfedlms.engine.stopwatch import NoStopwatch, Stopwatch
 from pfedlms.methods.base import Method, Objective, Task
@@ -74,23 +76,36 @@ class Federation:
         )
 
     @property
+    def stacks_with_others(self) -> bool:
+        """Whether clients of another seed can be trained in one stack with these."""
+        return len(self._cohorts) == 1 and self.model.stacks_with_others
+
+    @property
     def largest_cohort(self) -> int:
         """Clients that are stacked together at most."""
         return max(len(cohort.ids) for cohort in self._cohorts)
 
     def start(self) -> None:
         """E local steps from w⁰ without any consensus, the same for every method."""
-        self._local_steps(lambda cohort: Objective(), phase=0)
+        alone(self.starting())
 
     def play_round(self, evaluate_global: bool = False) -> RoundReport:
         """The method's exchanges, then E local steps."""
+        return alone(self.playing_round(evaluate_global))
+
+    def starting(self) -> Playing[None]:
+        """`start`, for whoever takes the steps that are due."""
+        yield from self._local_steps(lambda cohort: Objective(), phase=0)
+
+    def playing_round(self, evaluate_global: bool = False) -> Playing[RoundReport]:
+        """`play_round`, for whoever takes the steps that are due."""
         channel = Channel(self._digest, self.rounds_played, self._link, self._quorum, self.watch)
         for exchange in self.method.exchanges:
             self._cohorts, self._server = channel.hold(exchange, self._cohorts, self._server, self._worker)
         shared = self._evaluate_global() if evaluate_global else None
         objective_of = lambda cohort: self.method.objective(cohort, channel.round)  # noqa: E731 - an argument
         with self.watch.stage("local steps"):
-            loss = self._local_steps(objective_of, phase=self.rounds_played + 1)
+            loss = yield from self._local_steps(objective_of, phase=self.rounds_played + 1)
         self._cohorts = [replace(cohort, scratch={}) for cohort in self._cohorts]
         self.rounds_played += 1
         return RoundReport(loss, channel.traffic, channel.rejected, shared)
@@ -154,12 +169,12 @@ class Federation:
             state={name: value[rows].to(device) for name, value in state["state"].items()},
         )
 
-    def _local_steps(self, objective_of: Any, phase: int) -> float:
+    def _local_steps(self, objective_of: Callable[[Cohort], Objective], phase: int) -> Playing[float]:
         """Train every cohort; the mean of the clients' losses, weighted by their samples."""
         total = 0.0
         after = []
         for cohort in self._cohorts:
-            cohort, losses = self._worker.train(cohort, objective_of(cohort), phase)
+            cohort, losses = yield Steps(self._worker, cohort, objective_of(cohort), phase)
             check_finite(cohort, losses, phase)
             # One float after another in the order of clients, so that the sum is the same for every grouping.
             for samples, loss in zip(cohort.samples, losses.tolist(), strict=True):

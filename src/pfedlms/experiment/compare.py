@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from pfedlms.data import FederatedData
+from pfedlms.engine import Federation
 from pfedlms.errors import ConfigError, DivergedError, RunDirectoryError, did_you_mean
 from pfedlms.experiment.config import Config, load_config, merge, read_toml
+from pfedlms.experiment.memory import fitting_clients
 from pfedlms.experiment.prepare import ModelLike, prepare, python_overrides
-from pfedlms.experiment.run import Progress, Result, execute, resume
+from pfedlms.experiment.run import Progress, Ready, Result, execute_together, reopen
 from pfedlms.experiment.store import RunDirectory, write_atomically
 from pfedlms.methods import METHODS
 
@@ -99,7 +102,7 @@ def plan(
 def play(configs: Sequence[Config], out: Path | None, data: Any, model: ModelLike, progress: Progress) -> Comparison:
     """Execute planned runs; with a directory, every run has its own folder in it, and compare.json the whole plan."""
     if out is None:
-        return _collect([partial(_fresh, config, data, model, progress) for config in configs], None)
+        return _collect(configs, lambda number, shared: _fresh(configs[number], data, model, shared), None, progress)
     prepare(configs[0], data, model)  # finds what is wrong with data and model before anything is written
     manifest = out / "compare.json"
     if manifest.exists() or (out / "config.toml").exists():
@@ -136,29 +139,63 @@ def resume_comparison(directory: Path, data: Any, model: ModelLike, progress: Pr
         if not folder.config.is_file():
             folder.create(config)
             folder.close()
-    return _collect([partial(resume, directory / name, data, model, progress) for name in runs], directory)
+    folders = [directory / name for name in runs]
+    configs = [load_config(RunDirectory(folder).config, schema_errors="run directory") for folder in folders]
+    return _collect(configs, lambda number, shared: reopen(folders[number], data, model, shared), directory, progress)
 
 
-def _fresh(config: Config, data: Any, model: ModelLike, progress: Progress) -> Result:
-    return execute(config, prepare(config, data, model), None, progress)
+def _fresh(config: Config, data: Any, model: ModelLike, shared: FederatedData | None) -> Ready:
+    return Ready(config, prepare(config, data, model, shared), None)
 
 
-def _collect(runs: Sequence[Callable[[], Result]], directory: Path | None) -> Comparison:
-    """Play run after run. One that diverges is marked and does not take the others with it."""
+Open = Callable[[int, FederatedData | None], Ready]
+"""Makes the run of a number ready; the samples may be shared with another."""
+
+
+def _collect(configs: Sequence[Config], open: Open, directory: Path | None, progress: Progress) -> Comparison:
+    """Play all runs. One that diverges is marked and does not take the others with it."""
     summaries: list[dict[str, Any]] = []
     try:
-        for play_one in runs:
-            try:
-                result = play_one()
-            except DivergedError as error:
-                summary = dict(error.summary or {})
-                warnings.warn(f"{summary['method']} seed {summary['seed']} diverged: {error}", stacklevel=2)
-                summaries.append(summary)
-                continue
-            summaries.append(result.summary)
-            if result.stopped:
+        for outcomes in _played(configs, open, progress):
+            for outcome in outcomes:
+                if isinstance(outcome, DivergedError):
+                    summary = dict(outcome.summary or {})
+                    warnings.warn(f"{summary['method']} seed {summary['seed']} diverged: {outcome}", stacklevel=2)
+                    summaries.append(summary)
+                else:
+                    summaries.append(outcome.summary)
+            if any(isinstance(outcome, Result) and outcome.stopped for outcome in outcomes):
                 break
     except KeyboardInterrupt:  # between two runs, or Ctrl-C pressed twice
         return Comparison(summaries, directory, interrupted=True)
     unfinished = any(summary["status"] == "interrupted" for summary in summaries)
-    return Comparison(summaries, directory, interrupted=unfinished or len(summaries) < len(runs))
+    return Comparison(summaries, directory, interrupted=unfinished or len(summaries) < len(configs))
+
+
+def _played(configs: Sequence[Config], open: Open, progress: Progress) -> Iterator[list[Result | DivergedError]]:
+    """Outcomes of runs that were played together: all seeds of a method where they can be stacked, else each alone."""
+    for _, numbers in groupby(range(len(configs)), key=lambda number: configs[number].method):
+        first, *others = numbers
+        ready = open(first, None)
+        data = ready.federation.data
+        if others and _can_stack([configs[number] for number in (first, *others)], ready.federation):
+            yield execute_together([ready, *(open(number, data) for number in others)], progress)
+            continue
+        yield execute_together([ready], progress)
+        del ready  # and with it the clients' models
+        for number in others:
+            yield execute_together([open(number, data)], progress)
+
+
+def _can_stack(configs: Sequence[Config], first: Federation) -> bool:
+    """Whether runs that differ in nothing but their seeds can, and should, be trained as one stack."""
+    wanted = configs[0].run.stack_seeds
+    alike = {config.with_run(seed=0, out="").to_toml() for config in configs}
+    if wanted == "never" or len(alike) > 1 or not first.stacks_with_others:
+        return False
+    if wanted == "always":
+        return True
+    fitting = fitting_clients(first.model, first.data, configs[0].train.batch_size)
+    enough = fitting is None or fitting >= len(configs) * first.data.clients
+    # On a CPU a few clients at a time are as fast as all.
+    return first.model.device.type == "cuda" and enough

@@ -57,6 +57,11 @@ class TrainSection:
     learning_rate: float = setting(0.1, "η", above=0)
     momentum: float = setting(0.0, "momentum of the local steps; 0: none", minimum=0, maximum=1)
     weight_decay: float = setting(1e-4, "μ, for every method", minimum=0)
+    augment: str = setting(
+        "none",
+        "how training images are changed at random: moved by up to 4 pixels, mirrored, or both",
+        choices=lambda: ["none", "crop", "flip", "crop+flip"],
+    )
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,11 @@ class RunSection:
     )
     cohort_size: int = setting(
         0, "clients stacked together; 0: as many as fit in memory; 1: the reference engine, one by one", minimum=0
+    )
+    stack_seeds: str = setting(
+        "auto",
+        "whether compare trains all seeds of a method as one stack; auto: on a GPU, where memory allows",
+        choices=lambda: ["auto", "always", "never"],
     )
 
 

@@ -48,12 +48,17 @@ def client_bytes(model: CohortModel, data: FederatedData, batch_size: int) -> in
     return _COPIES * 4 * model.layout.dim + batch_size * sum(outputs)
 
 
+def fitting_clients(model: CohortModel, data: FederatedData, batch_size: int) -> int | None:
+    """How many clients fit into the memory that is free now; None where the system does not tell."""
+    free = free_memory(model.device)
+    return None if free is None else max(1, int(_SHARE * free) // client_bytes(model, data, batch_size))
+
+
 def fitting_cohort(model: CohortModel, data: FederatedData, batch_size: int) -> int:
     """The number of clients to stack: all that fit, in cohorts as even as they come. Results depend on it
     only for models with dropout, and on a GPU by rounding."""
-    free = free_memory(model.device)
-    if free is None:
+    fitting = fitting_clients(model, data, batch_size)
+    if fitting is None:
         return data.clients
-    fitting = max(1, int(_SHARE * free) // client_bytes(model, data, batch_size))
     cohorts = -(-data.clients // fitting)
     return -(-data.clients // cohorts)

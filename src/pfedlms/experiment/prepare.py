@@ -57,8 +57,11 @@ def train_settings(config: Config) -> TrainSettings:
     return TrainSettings(**{each.name: getattr(config.train, each.name) for each in fields(TrainSettings)})
 
 
-def prepare(config: Config, data: Any = None, model: ModelLike = None) -> Federation:
-    """Everything up to the first local step: device, data, partition, model, method."""
+def prepare(
+    config: Config, data: Any = None, model: ModelLike = None, shared: FederatedData | None = None
+) -> Federation:
+    """Everything up to the first local step: device, data, partition, model, method. `shared` holds the samples
+    already, dealt out for another seed."""
     device = _device(config.run.device)
     if config.run.fast and device.type == "cpu":
         warnings.warn("run.fast: compiles local steps on a GPU; on this CPU it does nothing", stacklevel=2)
@@ -66,12 +69,17 @@ def prepare(config: Config, data: Any = None, model: ModelLike = None) -> Federa
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
         use_threads(config.run.threads)
-    federated = _federated(config, data)
+    federated = _federated(config, data, shared)
     try:
         cohort_model = CohortModel(_module(config, model, federated), device, config.run.fast)
     except (RuntimeError, ValueError) as error:
         raise UsageError(f"model: cannot be built ({str(error).strip().splitlines()[0]})") from error
     _check_model(cohort_model, federated)
+    if config.train.augment != "none" and len(federated.shape) != 3:
+        raise UsageError(
+            f"train.augment: got {config.train.augment!r}, but samples have shape {federated.shape}, expected "
+            "images of (channels, height, width)"
+        )
     size = config.run.cohort_size or fitting_cohort(cohort_model, federated, config.train.batch_size)
     return Federation(
         METHODS[config.method], config.settings, cohort_model, federated.to(device), train_settings(config),
@@ -97,8 +105,12 @@ def _is_pool(data: Any) -> bool:
     )
 
 
-def _federated(config: Config, data: Any) -> FederatedData:
+def _federated(config: Config, data: Any, shared: FederatedData | None) -> FederatedData:
     chosen = config.data
+    if shared is not None:
+        by_client = not (data is None or isinstance(data, str) or _is_pool(data))
+        deal = (chosen.clients, chosen.alpha, config.run.seed, chosen.min_samples)
+        return shared if by_client else shared.dealt_again(*deal)
     if data is None or isinstance(data, str):
         if chosen.dataset == CUSTOM:
             raise UsageError(

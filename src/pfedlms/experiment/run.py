@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 
+from pfedlms.data import FederatedData
 from pfedlms.engine import Federation, RoundReport, Traffic
+from pfedlms.engine.lockstep import Playing, side_by_side
 from pfedlms.errors import DivergedError, RunDirectoryError, RunError, UsageError
 from pfedlms.experiment.config import CUSTOM, Config, load_config, method_in
 from pfedlms.experiment.prepare import ModelLike, prepare, python_overrides
@@ -97,6 +99,14 @@ def resume(
     directory: str | Path, data: Any = None, model: ModelLike = None, progress: Progress | None = None
 ) -> Result:
     """Go on with the run in `directory`; data and model are needed again where they were given in Python."""
+    ready = reopen(directory, data, model)
+    return execute(ready.config, ready.federation, ready.directory, progress or Progress())
+
+
+def reopen(
+    directory: str | Path, data: Any = None, model: ModelLike = None, shared: FederatedData | None = None
+) -> Ready:
+    """Make the run in `directory` ready to go on; `shared` holds the samples already, dealt out for another seed."""
     stored = RunDirectory(Path(directory))
     if not stored.config.is_file():
         raise RunDirectoryError(f"{directory}: no run here (config.toml is missing)")
@@ -110,9 +120,9 @@ def resume(
     before = stored.load_checkpoint()
     # Where the size of cohorts follows the memory at hand, it stays what it was: dropout depends on the grouping.
     size = config.run.cohort_size or (before["cohort_size"] if before else 0)
-    federation = prepare(config.with_run(cohort_size=size), data, model)
+    federation = prepare(config.with_run(cohort_size=size), data, model, shared)
     stored.open()
-    return execute(config, federation, stored, progress or Progress())
+    return Ready(config, federation, stored)
 
 
 def export(directory: str | Path, client: int, file: str | Path) -> None:
@@ -173,15 +183,37 @@ def _settled(config: Config) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in free and not key.startswith("run.")}
 
 
+@dataclass(frozen=True)
+class Ready:
+    """A run that can begin, or go on."""
+
+    config: Config
+    federation: Federation
+    directory: RunDirectory | None
+
+
 def execute(config: Config, federation: Federation, directory: RunDirectory | None, progress: Progress) -> Result:
     """Play all rounds that are left, measuring and saving as the configuration says."""
+    (outcome,) = execute_together([Ready(config, federation, directory)], progress)
+    if isinstance(outcome, DivergedError):
+        raise outcome
+    return outcome
+
+
+def execute_together(runs: Sequence[Ready], progress: Progress) -> list[Result | DivergedError]:
+    """The same for several runs whose clients are trained in one stack, round by round."""
+    with _stop_on_interrupt() as stopped:
+        return side_by_side([_executing(run, progress, stopped) for run in runs])
+
+
+def _executing(run: Ready, progress: Progress, stopped: Callable[[], bool]) -> Playing[Result]:
+    config, federation, directory = run.config, run.federation, run.directory
     recorder = _Recorder(config, federation, directory)
     try:
         recorder.restore()
         progress.started(config, federation.rounds_played)
-        with _stop_on_interrupt() as stopped:
-            status = _play(config, federation, recorder, progress, stopped)
-            summary = recorder.finish(status)
+        status = yield from _playing(config, federation, recorder, progress, stopped)
+        summary = recorder.finish(status)
     except DivergedError as error:
         error.summary = recorder.finish("diverged")
         raise
@@ -197,20 +229,20 @@ def execute(config: Config, federation: Federation, directory: RunDirectory | No
     return Result(config, summary, recorder.metrics, path, federation, stopped())
 
 
-def _play(
+def _playing(
     config: Config,
     federation: Federation,
     recorder: _Recorder,
     progress: Progress,
     stopped: Callable[[], bool],
-) -> str:
+) -> Playing[str]:
     last = config.train.rounds
     if federation.rounds_played == 0 and last > 0:
-        federation.start()
+        yield from federation.starting()
     while federation.rounds_played < last:
         number = federation.rounds_played + 1
         evaluate = number % config.run.evaluate_every == 0 or number == last
-        report = federation.play_round(evaluate_global=evaluate)
+        report = yield from federation.playing_round(evaluate_global=evaluate)
         recorder.count(report)
         if evaluate:
             progress.evaluated(config, recorder.evaluate(report))

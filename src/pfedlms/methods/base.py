@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
+import torch
 from numba import prange
 from numpy.typing import NDArray
 from torch import Tensor
@@ -90,6 +91,56 @@ class Objective:
     def after_step(self, params: Tensor, step: int) -> Tensor:
         """The models after local step `step` (0..E−1), for instance projected."""
         return params
+
+    def of(self, rows: slice) -> Objective:
+        """The objective of some of the clients; all share one, unless federations are stacked."""
+        return self
+
+    @property
+    def kind(self) -> object:
+        """Equal for objectives that do the same computation on other `tensors()`; hashable."""
+        return type(self)
+
+
+class Joined(Objective):
+    """The objectives of several federations whose clients are stacked: each for its own rows."""
+
+    def __init__(self, parts: list[tuple[slice, Objective]]) -> None:
+        self._parts = parts
+        self.needs_features = any(part.needs_features for _, part in parts)  # type: ignore[misc]
+
+    def loss(self, features: Tensor, labels: Tensor) -> Tensor:
+        return torch.cat([part.loss(features[rows], labels[rows]) for rows, part in self._parts])
+
+    def gradient(self, params: Tensor) -> Tensor | None:
+        found = [(params[rows], part.gradient(params[rows])) for rows, part in self._parts]
+        if all(gradient is None for _, gradient in found):
+            return None
+        return torch.cat([torch.zeros_like(own) if gradient is None else gradient for own, gradient in found])
+
+    def tensors(self) -> Tensors:
+        return {
+            f"{number}.{name}": value
+            for number, (_, part) in enumerate(self._parts)
+            for name, value in part.tensors().items()
+        }
+
+    def after_step(self, params: Tensor, step: int) -> Tensor:
+        if all(type(part).after_step is Objective.after_step for _, part in self._parts):
+            return params
+        return torch.cat([part.after_step(params[rows], step) for rows, part in self._parts])
+
+    def of(self, rows: slice) -> Objective:
+        shared = [
+            (slice(max(own.start, rows.start) - rows.start, min(own.stop, rows.stop) - rows.start), part)
+            for own, part in self._parts
+            if own.start < rows.stop and rows.start < own.stop
+        ]
+        return shared[0][1] if len(shared) == 1 else Joined(shared)
+
+    @property
+    def kind(self) -> object:
+        return tuple((rows.start, rows.stop, part.kind) for rows, part in self._parts)
 
 
 class Exchange(ABC, Generic[Total]):

@@ -4,8 +4,9 @@ round."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.dropout import _DropoutNd
 
 from pfedlms.models.layout import flat_layout
 from pfedlms.models.stacked import Chain, StackedLayers
@@ -57,6 +59,10 @@ class Cohort:
         buffers, state = ({n: v[rows] for n, v in values.items()} for values in (self.buffers, self.state))
         return Cohort(self.ids[rows], self.samples[rows], params, momentum, buffers, state)
 
+    def trained(self, other: Cohort) -> Cohort:
+        """The same clients with what `other` has learnt: its parameters, momentum and running statistics."""
+        return replace(self, params=other.params, momentum=other.momentum, buffers=other.buffers)
+
     def with_state(self, **values: Tensor) -> Cohort:
         return replace(self, state={**self.state, **values})
 
@@ -67,6 +73,15 @@ class Cohort:
         """Replace every client's model by `params` (`[dim]` or `[clients, dim]`); the momentum of the old one is
         forgotten."""
         return replace(self, params=params.expand_as(self.params).clone(), momentum=torch.zeros_like(self.momentum))
+
+
+def stacked(cohorts: Sequence[Cohort]) -> Cohort:
+    """What is trained of several cohorts, in one; clients of different federations may have the same id."""
+    first = cohorts[0]
+    buffers = {name: torch.cat([each.buffers[name] for each in cohorts]) for name in first.buffers}
+    ids, samples = (tuple(chain.from_iterable(getattr(each, name) for each in cohorts)) for name in ("ids", "samples"))
+    params, momentum = (torch.cat([getattr(each, name) for each in cohorts]) for name in ("params", "momentum"))
+    return Cohort(ids, samples, params, momentum, buffers)
 
 
 class CohortModel:
@@ -96,6 +111,13 @@ class CohortModel:
         self._compiled: Any = None
         if fast and device.type == "cuda":
             self._compiled = torch.compile(vmap(self._call, randomness="different"), dynamic=False)
+
+    @property
+    def stacks_with_others(self) -> bool:
+        """Whether clients of several federations can be trained by this one module: what is not in their parameters
+        and buffers must be the same for all of them, and nothing may be drawn by the module itself."""
+        draws = any(isinstance(m, _DropoutNd | nn.RReLU | nn.MultiheadAttention) for m in self.module.modules())
+        return not self._frozen and not draws
 
     @property
     def at_once(self) -> int:

@@ -41,7 +41,7 @@ class LiveProgress(Progress):
             TimeRemainingColumn(elapsed_when_finished=True),
         )
         self._bar = Bar(*columns, console=console)
-        self._task: TaskID | None = None
+        self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> LiveProgress:
         self._bar.start()
@@ -51,13 +51,13 @@ class LiveProgress(Progress):
         self._bar.stop()
 
     def started(self, config: Config, rounds_played: int) -> None:
-        self._task = self._bar.add_task(
+        self._tasks[_label(config)] = self._bar.add_task(
             _label(config), total=config.train.rounds, completed=rounds_played, accuracy="", sent=""
         )
 
     def evaluated(self, config: Config, record: Mapping[str, Any]) -> None:
-        if self._task is not None:
-            self._bar.update(self._task, completed=record["round"], accuracy=_accuracy(record), sent=_sent(record))
+        task = self._tasks[_label(config)]
+        self._bar.update(task, completed=record["round"], accuracy=_accuracy(record), sent=_sent(record))
 
 
 class PlainProgress(Progress):
@@ -65,7 +65,7 @@ class PlainProgress(Progress):
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._next = 0
+        self._next: dict[str, int] = {}
 
     def __enter__(self) -> PlainProgress:
         return self
@@ -74,14 +74,14 @@ class PlainProgress(Progress):
         return None
 
     def started(self, config: Config, rounds_played: int) -> None:
-        self._next = 0
+        self._next[_label(config)] = 0
         already = f", from round {rounds_played} on" if rounds_played else ""
         self._say(f"{_label(config)}: {config.train.rounds} rounds on {config.data.dataset}{already}")
 
     def evaluated(self, config: Config, record: Mapping[str, Any]) -> None:
-        if record["round"] < self._next and record["round"] < config.train.rounds:
+        if record["round"] < self._next[_label(config)] and record["round"] < config.train.rounds:
             return
-        self._next = record["round"] + max(1, config.train.rounds // 10)
+        self._next[_label(config)] = record["round"] + max(1, config.train.rounds // 10)
         self._say(
             f"{_label(config)}: round {record['round']}/{config.train.rounds}  {_accuracy(record)}  loss "
             f"{record['loss']:.4f}  "
