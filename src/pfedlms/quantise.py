@@ -14,10 +14,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numba import prange
 from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedlms.kernels import compiled
+
+_PART = 2048  # coordinates whose counters stay in the cache while clients are added to them
 
 
 def statistics(sketched: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -116,47 +119,54 @@ class Vote:
         self.total = 0
         self._counts: NDArray[np.unsignedinteger] = np.zeros((size, thresholds), dtype=np.uint8)
 
-    def add(self, symbols: NDArray[np.uint8], weight: int) -> None:
-        """Count one client's symbols `[size]` with weight N_k."""
-        if symbols.shape != self._counts.shape[:1] or (symbols.size and symbols.max() > self._counts.shape[1]):
-            size, thresholds = self._counts.shape
-            raise ValueError(f"vote: got {symbols.shape} symbols, expected ({size},) of 0 to {thresholds}")
-        self.total += weight
+    def add(self, symbols: NDArray[np.uint8], weights: int | Sequence[int]) -> None:
+        """Count one client's symbols `[size]` with weight N_k, or several clients' `[clients, size]` with theirs."""
+        rows = np.ascontiguousarray(np.atleast_2d(symbols))
+        own = [weights] if isinstance(weights, int) else weights
+        size, thresholds = self._counts.shape
+        if rows.shape != (len(own), size) or (rows.size and rows.max() > thresholds):
+            raise ValueError(f"vote: got {symbols.shape} symbols, expected ({size},) of 0 to {thresholds} a client")
+        self.total += sum(own)
         needed = np.min_scalar_type(self.total)
         if needed.itemsize > self._counts.dtype.itemsize:
             self._counts = self._counts.astype(needed)
-        _count(self._counts, np.ascontiguousarray(symbols), self._counts.dtype.type(weight))
+        _count(self._counts, rows, np.array(own, dtype=self._counts.dtype))
 
     def result(self) -> NDArray[np.uint8]:
         """Consensus symbols `[size]`."""
-        return np.asarray(_majority(self._counts, np.uint64(self.total)))
+        result = np.zeros(len(self._counts), dtype=np.uint8)
+        _majority(self._counts, np.uint64(self.total), result)
+        return result
 
     @property
     def nbytes(self) -> int:
         return self._counts.nbytes
 
 
-@compiled()
-def _count(counts: NDArray[Any], symbols: NDArray[Any], weight: Any) -> None:
-    for i in range(len(symbols)):
-        if symbols[i] > 0:
-            counts[i, symbols[i] - 1] += weight
+@compiled(parallel=True)
+def _count(counts: NDArray[Any], symbols: NDArray[Any], weights: NDArray[Any]) -> None:
+    for part in prange((len(counts) + _PART - 1) // _PART):
+        start, stop = part * _PART, min((part + 1) * _PART, len(counts))
+        own = counts[start:stop]
+        for client in range(len(symbols)):
+            chosen, weight = symbols[client, start:stop], weights[client]
+            for i in range(len(chosen)):
+                if chosen[i] > 0:
+                    own[i, chosen[i] - 1] += weight
 
 
-@compiled()
-def _majority(counts: NDArray[Any], total: Any) -> NDArray[Any]:
-    size, thresholds = counts.shape
-    result = np.zeros(size, dtype=np.uint8)
-    for i in range(size):
-        above = np.uint64(0)
-        for t in range(thresholds - 1, -1, -1):
-            above += np.uint64(counts[i, t])
-            # Σ N_k b_t ≥ 0 means that those at or above the threshold weigh at least as much as those below; no
-            # doubling, so no overflow.
-            if above >= total - above:
-                result[i] = t + 1
-                break
-    return result
+@compiled(parallel=True)
+def _majority(counts: NDArray[Any], total: Any, result: NDArray[Any]) -> None:
+    for part in prange((len(counts) + _PART - 1) // _PART):
+        for i in range(part * _PART, min((part + 1) * _PART, len(counts))):
+            above = np.uint64(0)
+            for t in range(counts.shape[1] - 1, -1, -1):
+                above += np.uint64(counts[i, t])
+                # Σ N_k b_t ≥ 0 means that those at or above the threshold weigh at least as much as those below; no
+                # doubling, so no overflow.
+                if above >= total - above:
+                    result[i] = t + 1
+                    break
 
 
 def narrowest_interval(quantiles: NDArray[np.float32]) -> float:

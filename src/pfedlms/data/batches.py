@@ -116,8 +116,7 @@ class DeviceBatches:
 
     def _sent(self, values: NDArray[np.int64]) -> Tensor:
         host = torch.from_numpy(values)
-        pinned: Tensor = host.pin_memory() if self._device.type == "cuda" else host
-        return pinned.to(self._device, non_blocking=True)
+        return host.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else host
 
 
 class Augmentation:
@@ -151,4 +150,4 @@ class Augmentation:
         inside = ((row >= 0) & (row < height)).unsqueeze(-1) & ((column >= 0) & (column < width)).unsqueeze(-2)
         place = row.clamp(0, height - 1).unsqueeze(-1) * width + column.clamp(0, width - 1).unsqueeze(-2)
         moved = x.flatten(-2).gather(-1, place.flatten(-2).unsqueeze(2).expand(*x.shape[:3], -1)).view_as(x)
-        return moved * inside.unsqueeze(2)
+        return torch.where(inside.unsqueeze(2), moved, 0.0)

@@ -175,6 +175,8 @@ class Federation:
         after = []
         for cohort in self._cohorts:
             cohort, losses = yield Steps(self._worker, cohort, objective_of(cohort), phase)
+            if cohort.params.is_cuda:
+                self.method.foresee(phase, cohort.params.device)  # phase r + 1 is of round r: this is the next round
             check_finite(cohort, losses, phase)
             # One float after another in the order of clients, so that the sum is the same for every grouping.
             for samples, loss in zip(cohort.samples, losses.tolist(), strict=True):

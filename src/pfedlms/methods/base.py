@@ -209,6 +209,10 @@ class Method(ABC):
         """The server's first state."""
         return {}
 
+    def foresee(self, round: int, device: torch.device) -> None:
+        """Compute what the next round will need whatever happens in this one; called while a GPU takes the local
+        steps."""
+
     def objective(self, cohort: Cohort, round: int) -> Objective:
         """What this round's local steps minimise, after all exchanges."""
         return Objective()

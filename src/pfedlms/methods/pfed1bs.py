@@ -42,8 +42,7 @@ class MajorityOfSketches(Exchange[Vote]):
         return Vote(self._sketch.size, thresholds=1)
 
     def server_add(self, total: Vote, ids: list[int], samples: list[int], values: Tensors) -> Vote:
-        for weight, positive in zip(samples, (values["signs"] > 0).to(torch.uint8).numpy(), strict=True):
-            total.add(positive, weight)
+        total.add((values["signs"] > 0).to(torch.uint8).numpy(), samples)
         return total
 
     def server_reply(self, server: Tensors, total: Vote, round: int) -> tuple[Tensors, Tensors]:

@@ -134,8 +134,7 @@ class VoteOnSymbols(Exchange[Vote]):
         return Vote(sum(self._sizes), self._thresholds)
 
     def server_add(self, total: Vote, ids: list[int], samples: list[int], values: Tensors) -> Vote:
-        for weight, symbols in zip(samples, values["symbols"].numpy(), strict=True):
-            total.add(symbols, weight)
+        total.add(values["symbols"].numpy(), samples)
         return total
 
     def server_reply(self, server: Tensors, total: Vote, round: int) -> tuple[Tensors, Tensors]:
@@ -195,6 +194,9 @@ class PFedLMS(Method):
     @property
     def sketched(self) -> tuple[Layout, tuple[int, ...]]:
         return self._layout, self._layout.sketch_sizes(self.settings.ratio)
+
+    def foresee(self, round: int, device: torch.device) -> None:
+        self._sketches.of(round).on_device(device)
 
     def objective(self, cohort: Cohort, round: int) -> Objective:
         if self.settings.strength == 0:

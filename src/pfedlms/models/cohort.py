@@ -93,7 +93,7 @@ class CohortModel:
 
     def __init__(self, module: nn.Module, device: torch.device, fast: bool = False) -> None:
         self.module = module.to(device)
-        self._stacked_layers = StackedLayers(module, folds=device.type == "cuda")
+        self._stacked_layers = StackedLayers(module, folds=device.type == "cuda" and not fast)
         self.device = device
         self.layout = flat_layout(module)
         named = dict(module.named_parameters())

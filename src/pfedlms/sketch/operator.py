@@ -220,9 +220,10 @@ def kernels_for(values: Tensor) -> Any:
     return gpu_kernels() if values.dtype == torch.float32 else None
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=12)
 def sketch_of_round(layout: Layout, ratio: float, seed: int, epoch: int) -> Sketch:
-    """The sketch of one epoch, kept for the other cohorts and the other exchange of the same round."""
+    """The sketch of one epoch, kept for the other cohorts and the other exchange of the same round; this round's and the
+    next one's of a few seeds fit."""
     return Sketch(layout, ratio, seed, epoch)
 
 

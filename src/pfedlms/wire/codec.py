@@ -22,7 +22,7 @@ short blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from pfedlms.errors import DecodeError
 from pfedlms.kernels import compiled
 
-__all__ = ["block_shape", "pack", "packed_size", "unpack"]
+__all__ = ["Segments", "block_shape", "pack", "pack_segments", "packed_size", "unpack", "unpack_segments"]
 
 Bytes = NDArray[np.uint8]
 u64 = np.uint64
@@ -114,6 +114,62 @@ def unpack(data: bytes | bytearray | memoryview, count: int, levels: int) -> Byt
     if good * size < count:
         raise _bad_block(stream, good, min(size, count - good * size), levels)
     return out[:count]
+
+
+def pack_segments(symbols: Bytes, segments: Segments) -> bytes:
+    """`pack` of every segment of `symbols: uint8 [Σ counts]`, one after another, in one pass.
+
+    Raises:
+        ValueError: `symbols` has not the size of all segments, or one of them is not below `levels`.
+    """
+    if symbols.shape != (segments.symbols,):
+        raise ValueError(f"symbols: got shape {list(symbols.shape)}, expected [{segments.symbols}], all segments")
+    out = np.empty(segments.bytes + SLACK, np.uint8)
+    _pack_segments(_on_host(symbols, segments.levels), out, segments.table, u64(segments.levels))
+    return out[: segments.bytes].tobytes()
+
+
+def unpack_segments(data: bytes | bytearray | memoryview, segments: Segments) -> Bytes:
+    """Read back what `pack_segments` wrote, `uint8 [Σ counts]`, and refuse every other byte string as `unpack` does."""
+    stream = _read_only(np.frombuffer(data, np.uint8))
+    out = np.empty(segments.symbols + SLACK, np.uint8)
+    chunk, digits = _digit_table(segments.levels)
+    levels, base = u64(segments.levels), u64(segments.levels**chunk)
+    if stream.size != segments.bytes or not _unpack_segments(
+        stream, out, segments.table, levels, digits, u64(chunk), base
+    ):
+        # Something is wrong: segment by segment, to say what and where.
+        parts = [
+            unpack(stream[begin:end].data, count, segments.levels) for begin, end, count in segments.places(stream)
+        ]
+        return np.concatenate(parts)
+    return out[: segments.symbols]
+
+
+class Segments:
+    """Lengths of rows of symbols that are packed one after another, each padded to whole bytes; known once, used for
+    every message."""
+
+    def __init__(self, counts: Sequence[int], levels: int) -> None:
+        self.levels = _checked_levels(levels)
+        self.symbols = sum(_checked_count(count) for count in counts)
+        size, width = _block_shape(self.levels)
+        rows, at, byte = [], 0, 0
+        for count in counts:
+            bits, rest = _stream_bits(count, self.levels), count % size
+            length, limits = (bits + 7) // 8, (self.levels**size, self.levels**rest)
+            rows.append((at, count, byte, length, bits % 8, size, width, _width(rest, self.levels), *limits))
+            at, byte = at + count, byte + length
+        self.bytes = byte
+        # A row a segment: first symbol, symbols, first byte, bytes, bits used of the last byte (0: all), then what the
+        # kernels for blocks take: block size and width, width of the last block, limits of full and last blocks.
+        self.table = np.array(rows, dtype=np.uint64).reshape(len(rows), 10)
+
+    def places(self, stream: Bytes) -> Iterator[tuple[int, int, int]]:
+        """Where each segment begins and ends in `stream`, and its number of symbols; the last one takes what is left,
+        so that a stream of another length is found out."""
+        for index, (_, count, begin, length, *_) in enumerate(self.table.tolist()):
+            yield begin, stream.size if index == len(self.table) - 1 else begin + length, count
 
 
 def packed_size(count: int, levels: int) -> int:
@@ -405,3 +461,43 @@ def _unpack_blocks(
         _write_digits(out, blocks * size, count - blocks * size, value, table, chunk, base)
         blocks += u64(1)
     return blocks
+
+
+@compiled()
+def _pack_segments(symbols: Bytes, out: Bytes, table: NDArray[np.uint64], levels: u64) -> None:
+    bits, power = u64(0), levels & (levels - u64(1)) == u64(0)
+    while (u64(1) << bits) < levels:
+        bits += u64(1)
+    for row in range(u64(len(table))):
+        start, count, byte = table[row, 0], table[row, 1], table[row, 2]
+        part = np.zeros(count + u64(SLACK), np.uint8)
+        part[:count] = symbols[start : start + count]
+        if power:
+            _pack_bits(part, out[byte:], count, bits)
+        else:
+            _pack_blocks(part, out[byte:], count, levels, table[row, 5], table[row, 6], table[row, 7])
+
+
+@compiled()
+def _unpack_segments(
+    data: Bytes, out: Bytes, table: NDArray[np.uint64], levels: u64, digits: NDArray[np.uint64], chunk: u64, base: u64
+) -> bool:
+    """Unpack all segments; whether every one of them is what `_pack_segments` can have written."""
+    bits, power = u64(0), levels & (levels - u64(1)) == u64(0)
+    while (u64(1) << bits) < levels:
+        bits += u64(1)
+    for row in range(u64(len(table))):
+        start, count, byte, length, used = table[row, 0], table[row, 1], table[row, 2], table[row, 3], table[row, 4]
+        part = np.zeros(length + u64(SLACK), np.uint8)
+        part[:length] = data[byte : byte + length]
+        if used and u64(part[length - u64(1)]) >> used:
+            return False
+        if power:
+            _unpack_bits(part, out[start:], count, bits)
+            continue
+        size = table[row, 5]
+        numbers = (table[row, 6], table[row, 8], table[row, 7], table[row, 9])
+        good = _unpack_blocks(part, out[start:], digits, count, size, *numbers, chunk, base)
+        if good * size < count:
+            return False
+    return True

@@ -9,12 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pfedlms.errors import DecodeError, OversizedError, TruncatedError
-from pfedlms.wire.codec import pack, packed_size, unpack
+from pfedlms.wire.codec import Segments, pack, pack_segments, packed_size, unpack, unpack_segments
 
 Values = Mapping[str, NDArray[np.generic]]
 
@@ -60,21 +61,19 @@ class Symbols(_Fixed):
     segments: tuple[int, ...]
     levels: int
 
+    @cached_property
+    def _packing(self) -> Segments:
+        return Segments(self.segments, self.levels)
+
     @property
     def max_bytes(self) -> int:
-        return sum(packed_size(count, self.levels) for count in self.segments)
+        return self._packing.bytes
 
     def encode(self, values: Values) -> bytes:
-        parts = np.split(np.asarray(values[self.name], dtype=np.uint8), np.cumsum(self.segments)[:-1])
-        return b"".join(pack(part, self.levels) for part in parts)
+        return pack_segments(np.asarray(values[self.name], dtype=np.uint8), self._packing)
 
     def decode(self, data: memoryview, known: Values) -> NDArray[np.generic]:
-        parts, at = [], 0
-        for count in self.segments:
-            length = packed_size(count, self.levels)
-            parts.append(unpack(data[at : at + length], count, self.levels))
-            at += length
-        return np.concatenate(parts)
+        return unpack_segments(data, self._packing)
 
     def example(self) -> NDArray[np.generic]:
         return np.zeros(sum(self.segments), dtype=np.uint8)
