@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
@@ -26,3 +28,17 @@ def compiled(*, parallel: bool = False) -> Callable[[Function], Function]:
 def use_threads(count: int) -> None:
     """Let kernels use `count` threads, or as many of them as numba has."""
     numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
+
+
+def _processors() -> int | None:
+    """Processors that a container's limit leaves to this process, or None where there is no limit."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return None if quota == "max" else max(1, int(quota) // int(period))
+    except (OSError, ValueError):
+        return None
+
+
+# Numba starts a thread for every processor it sees; more of them than a container may use wait for each other.
+if "NUMBA_NUM_THREADS" not in os.environ and (_limit := _processors()) is not None:
+    use_threads(_limit)

@@ -21,6 +21,7 @@ from torch import Tensor
 from pfedlms.kernels import compiled
 
 _PART = 2048  # coordinates whose counters stay in the cache while clients are added to them
+_WORTH_SHARING = 1 << 22  # symbols or counters; waking threads costs more than counting fewer
 
 
 def statistics(sketched: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -130,12 +131,14 @@ class Vote:
         needed = np.min_scalar_type(self.total)
         if needed.itemsize > self._counts.dtype.itemsize:
             self._counts = self._counts.astype(needed)
-        _count(self._counts, rows, np.array(own, dtype=self._counts.dtype))
+        count = _count_shared if rows.size > _WORTH_SHARING else _count
+        count(self._counts, rows, np.array(own, dtype=self._counts.dtype))
 
     def result(self) -> NDArray[np.uint8]:
         """Consensus symbols `[size]`."""
         result = np.zeros(len(self._counts), dtype=np.uint8)
-        _majority(self._counts, np.uint64(self.total), result)
+        decide = _majority_shared if self._counts.size > _WORTH_SHARING else _majority
+        decide(self._counts, np.uint64(self.total), result)
         return result
 
     @property
@@ -143,30 +146,50 @@ class Vote:
         return self._counts.nbytes
 
 
-@compiled(parallel=True)
+@compiled()
+def _count_part(counts: NDArray[Any], symbols: NDArray[Any], weights: NDArray[Any], start: int) -> None:
+    own = counts[start : start + _PART]
+    for client in range(len(symbols)):
+        chosen, weight = symbols[client, start : start + _PART], weights[client]
+        for i in range(len(chosen)):
+            if chosen[i] > 0:
+                own[i, chosen[i] - 1] += weight
+
+
+@compiled()
+def _majority_part(counts: NDArray[Any], total: Any, result: NDArray[Any], start: int) -> None:
+    for i in range(start, min(start + _PART, len(counts))):
+        above, chosen = np.uint64(0), 0
+        for t in range(counts.shape[1] - 1, -1, -1):
+            above += np.uint64(counts[i, t])
+            # Σ N_k b_t ≥ 0 means that those at or above the threshold weigh at least as much as those below; no
+            # doubling, so no overflow.
+            chosen += above >= total - above
+        result[i] = chosen
+
+
+@compiled()
 def _count(counts: NDArray[Any], symbols: NDArray[Any], weights: NDArray[Any]) -> None:
-    for part in prange((len(counts) + _PART - 1) // _PART):
-        start, stop = part * _PART, min((part + 1) * _PART, len(counts))
-        own = counts[start:stop]
-        for client in range(len(symbols)):
-            chosen, weight = symbols[client, start:stop], weights[client]
-            for i in range(len(chosen)):
-                if chosen[i] > 0:
-                    own[i, chosen[i] - 1] += weight
+    for start in range(0, len(counts), _PART):
+        _count_part(counts, symbols, weights, start)
 
 
 @compiled(parallel=True)
-def _majority(counts: NDArray[Any], total: Any, result: NDArray[Any]) -> None:
+def _count_shared(counts: NDArray[Any], symbols: NDArray[Any], weights: NDArray[Any]) -> None:
     for part in prange((len(counts) + _PART - 1) // _PART):
-        for i in range(part * _PART, min((part + 1) * _PART, len(counts))):
-            above = np.uint64(0)
-            for t in range(counts.shape[1] - 1, -1, -1):
-                above += np.uint64(counts[i, t])
-                # Σ N_k b_t ≥ 0 means that those at or above the threshold weigh at least as much as those below; no
-                # doubling, so no overflow.
-                if above >= total - above:
-                    result[i] = t + 1
-                    break
+        _count_part(counts, symbols, weights, part * _PART)
+
+
+@compiled()
+def _majority(counts: NDArray[Any], total: Any, result: NDArray[Any]) -> None:
+    for start in range(0, len(counts), _PART):
+        _majority_part(counts, total, result, start)
+
+
+@compiled(parallel=True)
+def _majority_shared(counts: NDArray[Any], total: Any, result: NDArray[Any]) -> None:
+    for part in prange((len(counts) + _PART - 1) // _PART):
+        _majority_part(counts, total, result, part * _PART)
 
 
 def narrowest_interval(quantiles: NDArray[np.float32]) -> float:

@@ -209,7 +209,7 @@ class Method(ABC):
         """The server's first state."""
         return {}
 
-    def foresee(self, round: int, device: torch.device) -> None:
+    def foresee(self, round: int, device: torch.device) -> None:  # noqa: B027 - most methods have nothing to foresee
         """Compute what the next round will need whatever happens in this one; called while a GPU takes the local
         steps."""
 

@@ -222,8 +222,8 @@ def kernels_for(values: Tensor) -> Any:
 
 @lru_cache(maxsize=12)
 def sketch_of_round(layout: Layout, ratio: float, seed: int, epoch: int) -> Sketch:
-    """The sketch of one epoch, kept for the other cohorts and the other exchange of the same round; this round's and the
-    next one's of a few seeds fit."""
+    """The sketch of one epoch, kept for other cohorts and exchanges; this round's and the next one's of some seeds
+    fit."""
     return Sketch(layout, ratio, seed, epoch)
 
 
