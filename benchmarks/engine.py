@@ -1,9 +1,11 @@
-"""Time of a local step and of a round: stacked engine, reference engine, and a plain loop of `nn.Module`s, in one run.
+"""Time of a local step and of a round: stacked engine, reference engine, and a plain loop of `nn.Module`s, in one run;
+every stage of a round; and how far a step is from what the machine could do.
 
-    python benchmarks/engine.py --model dnn --device auto --json out.json
+    python benchmarks/engine.py --model dnn|vgg8|vgg11 [--device auto] [--fast] [--precision bf16] [--json out.json]
 
 Data are random: nothing here depends on what is learnt. Times are medians; the last column is the ratio to the
-stacked engine.
+stacked engine. Floors: the bytes a step must move at least (every model read and written once, every sample read)
+over the measured speed of a copy, and its multiplications and additions over the measured rate of a matrix product.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from itertools import count
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from pfedlms.data import batch_positions, from_pairs
 from pfedlms.engine import Federation
@@ -46,13 +50,62 @@ def federation(options: argparse.Namespace, method: str, cohort_size: int, watch
         sets[0][1][0] = options.classes - 1  # every class number up to the last is known to the data
         pairs.append((sets[0], sets[1]))
     device = torch.device(options.device)
-    model = CohortModel(build(options.model, shape, options.classes, 256, 0), device, fast=options.fast)
+    module = build(options.model, shape, options.classes, 256, 0)
+    if getattr(options, "precision", "default") == "bf16":
+        module = InBfloat16(module)
+    model = CohortModel(module, device, fast=options.fast)
     train = TrainSettings(options.steps, options.batch, 0.05, 0.0, 1e-4)
     settings = METHODS[method].Settings()
     stopwatch = Stopwatch(device) if watch else None
     return Federation(
         METHODS[method], settings, model, from_pairs(pairs).to(device), train, 0, cohort_size, watch=stopwatch
     )
+
+
+class InBfloat16(nn.Module):
+    """A module whose products and convolutions run in bfloat16, as autocast does it; weights stay in float32."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16):
+            outputs: torch.Tensor = self.inner(x)
+        return outputs.float()
+
+
+def copy_speed(device: torch.device) -> float:
+    """Bytes moved a second (read and written) by copying an array that no cache holds."""
+    source = torch.ones(1 << (28 if device.type == "cuda" else 25), device=device)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / median_seconds(lambda: target.copy_(source), device, 7)
+
+
+def matrix_rate(device: torch.device, tf32: bool) -> float:
+    """Multiplications and additions a second of one large product."""
+    size = 8192 if device.type == "cuda" else 2048
+    a, b = (torch.ones(size, size, device=device) for _ in range(2))
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    try:
+        return 2 * size**3 / median_seconds(lambda: a @ b, device, 5)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def floors(options: argparse.Namespace, made: Federation) -> dict[str, float]:
+    """Least time of a step of all clients, by what must be moved and by what must be computed."""
+    device, shape = torch.device(options.device), made.data.shape
+    module = build(options.model, shape, options.classes, 256, 0).to(device)
+    x = torch.zeros(options.batch, *shape, device=device)
+    with FlopCounterMode(display=False) as counter:
+        module(x).sum().backward()
+    operations = options.clients * counter.get_total_flops()
+    moved = options.clients * (8 * made.model.layout.dim + x.nbytes)
+    convolutions = any(isinstance(part, nn.Conv2d) for part in module.modules())
+    rate = matrix_rate(device, tf32=convolutions and options.precision == "default")
+    return {"bytes": moved / copy_speed(device), "operations": operations / rate}
 
 
 def median_seconds(work: Callable[[], object], device: torch.device, repeats: int) -> float:
@@ -128,14 +181,23 @@ def main() -> None:
     parser.add_argument("--methods", default="fedavg,pfedlms")
     parser.add_argument("--skip-reference", action="store_true")
     parser.add_argument("--fast", action="store_true", help="compile the local steps (GPU)")
+    parser.add_argument(
+        "--precision",
+        choices=["default", "float32", "bf16"],
+        default="default",
+        help="default: convolutions in TF32, products in float32; float32: all of it; bf16: autocast",
+    )
     parser.add_argument("--json")
     options = parser.parse_args()
     if options.device == "auto":
         options.device = "cuda" if torch.cuda.is_available() else "cpu"
     warnings.simplefilter("ignore")
     device = torch.device(options.device)
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = options.fast, not options.fast
+    torch.backends.cudnn.allow_tf32 = options.precision != "float32"
     where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
-    print(f"{options.model}, {options.clients} clients, batch {options.batch}, {options.steps} steps a round, {where}")
+    print(f"{options.model}, {options.precision} precision, {where}")
+    print(f"{options.clients} clients, batch {options.batch}, {options.steps} steps a round")
 
     rows: dict[str, float] = {}
     stacked = federation(options, "local", 0)
@@ -171,8 +233,11 @@ def main() -> None:
     for name, seconds in watched.watch.seconds.items():
         rows[f"  pfedlms: {name}"] = seconds / options.repeats
 
+    least = floors(options, stacked)
+    for name, seconds in least.items():
+        rows[f"step, floor by {name}"] = seconds
     for name, seconds in rows.items():
-        against = f"{seconds / step:8.1f}x" if name.startswith("step") else ""
+        against = f"{seconds / step:8.2f}x" if name.startswith("step") else ""
         print(f"{name:36s} {seconds * 1e3:10.3f} ms {against}")
     if "round, fedavg" in rows and "round, pfedlms" in rows:
         print(f"round, pfedlms / fedavg: {rows['round, pfedlms'] / rows['round, fedavg']:.2f}")

@@ -1,10 +1,11 @@
 """How long the Walsh–Hadamard transform takes, as a ratio to copying the same floats with as many threads.
 
-    python benchmarks/hadamard.py [--threads N] [--repeats N] [--json FILE]
+    python benchmarks/hadamard.py [--device cpu|cuda] [--threads N] [--repeats N] [--json FILE]
 
 A copy is the lower bound: any transform reads and writes each element at least once. Every size is first
 checked bit for bit against `fwht_reference`; then copy, transform and plain torch butterfly take turns, so
-that a noisy neighbour disturbs all three, and medians are compared.
+that a noisy neighbour disturbs all three, and medians are compared. On a GPU a transform takes one to three passes
+over memory; each is compared with a copy.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import torch
 from pfedlms.sketch.hadamard import compiled, fwht_, fwht_reference
 
 SIZES = ((20, 18), (20, 14), (4, 22))  # (rows, log2 of the row size)
+GPU_SIZES = ((20, 12), (20, 18), (20, 22))
 BUDGET_SECONDS = 12.0  # per size, which bounds the turns of the large ones
 
 
@@ -75,8 +77,63 @@ def measure(rows: int, exponent: int, repeats: int) -> dict[str, float]:
     }
 
 
+def measure_gpu(rows: int, exponent: int, repeats: int) -> dict[str, float]:
+    """Check one size against the definition, then time replays of a recorded transform and of a recorded copy."""
+    from pfedlms.sketch import triton_kernels
+
+    source = torch.randn(rows, 2**exponent, device="cuda")
+    if not torch.equal(triton_kernels.fwht(source), fwht_reference(source)):
+        raise SystemExit(f"{rows} x 2^{exponent}: fwht and fwht_reference differ")
+    sink = torch.empty_like(source)
+    copy = replay_seconds(lambda: sink.copy_(source), repeats)
+    transform = replay_seconds(lambda: triton_kernels.fwht(source), repeats)
+    passes = triton_kernels.passes(2**exponent)
+    return {
+        "rows": rows,
+        "exponent": exponent,
+        "passes": passes,
+        "copy_ms": copy * 1e3,
+        "transform_ms": transform * 1e3,
+        "copy_gb_s": 2 * source.nbytes / copy / 1e9,
+        "copy_share": passes * copy / transform,
+    }
+
+
+def replay_seconds(work: Callable[[], object], repeats: int) -> float:
+    """Median time of `work` on the GPU, without the time the host takes to launch it."""
+    for _ in range(3):
+        work()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    times = []
+    for _ in range(repeats):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3)
+    return statistics.median(times)
+
+
+def main_gpu(arguments: argparse.Namespace) -> None:
+    print(f"float32, {torch.cuda.get_device_name()}, medians")
+    print(f"{'size':>10}  {'passes':>6}  {'copy ms':>9}  {'GB/s':>6}  {'transform ms':>12}  {'of copy, a pass':>15}")
+    results = [measure_gpu(rows, exponent, arguments.repeats) for rows, exponent in GPU_SIZES]
+    for result in results:
+        print(
+            f"{result['rows']:>4} x 2^{result['exponent']}  {result['passes']:6.0f}  {result['copy_ms']:9.4f}"
+            f"  {result['copy_gb_s']:6.0f}  {result['transform_ms']:12.4f}  {result['copy_share']:15.0%}"
+        )
+    if arguments.json:
+        report = {"machine": torch.cuda.get_device_name(), "torch": torch.__version__, "results": results}
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--threads", type=int, default=numba.config.NUMBA_NUM_THREADS, help="for all three")
     parser.add_argument("--repeats", type=int, default=100, help="turns per size, at most")
     parser.add_argument("--json", type=Path, help="also write the results here")
@@ -85,6 +142,9 @@ def main() -> None:
         parser.error(f"--threads is {arguments.threads}; expected 1 to {numba.config.NUMBA_NUM_THREADS}")
     if arguments.repeats < 1:
         parser.error(f"--repeats is {arguments.repeats}; expected at least 1")
+    if arguments.device == "cuda":
+        main_gpu(arguments)
+        return
     numba.set_num_threads(arguments.threads)
     torch.set_num_threads(arguments.threads)
 

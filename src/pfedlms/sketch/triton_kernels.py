@@ -176,6 +176,11 @@ def _column_passes(pad: int) -> list[tuple[int, int]]:
     return passes
 
 
+def passes(pad: int) -> int:
+    """How often a transform of `pad` entries goes over memory."""
+    return 1 + len(_column_passes(pad))
+
+
 def _run_columns(work: Tensor, stride: int, radix: int, pull: tuple[Tensor, Tensor, Tensor, float] | None) -> None:
     clients, pad = work.shape
     wide = min(COLUMNS, TILE // radix)
