@@ -114,6 +114,57 @@ class _Linear(torch.autograd.Function):
         return out.view(*x.shape[:-1], weight.shape[1]), 0
 
 
+class _Convolution(torch.autograd.Function):
+    """`F.conv2d` of a layer, likewise."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(layer: nn.Conv2d, place: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.conv2d(x, weight, bias, layer.stride, layer.padding, layer.dilation, layer.groups)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """As in `_Folded`."""
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: tuple[int | None, ...], layer: nn.Conv2d, place: Tensor | None,
+        x: Tensor, weight: Tensor, bias: Tensor | None,
+    ) -> tuple[Tensor, int]:  # fmt: skip
+        clients = info.batch_size
+        wide, weight = _moved(clients, x, dims[2], 1).flatten(1, 2), _moved(clients, weight, dims[3], 0)
+        kernels, pad = _gpu_kernels(), _padding_around(layer)
+        if kernels is not None and pad is not None and kernels.takes(wide, weight):
+            out: Tensor = kernels.StackedConvolution.apply(wide, weight, pad, place)
+        else:
+            flat = weight.flatten(0, 1)
+            if flat.numel() >= clients * _WIDE_WEIGHTS or wide.shape[2] * wide.shape[3] <= _SMALL_IMAGE:
+                wide, flat = (value.contiguous(memory_format=torch.channels_last) for value in (wide, flat))
+            out = F.conv2d(wide, flat, None, layer.stride, layer.padding, layer.dilation, clients * layer.groups)
+        if bias is not None:
+            out = out + _moved(clients, bias, dims[4], 0).flatten().view(1, -1, 1, 1)
+        return out.view(len(out), clients, -1, *out.shape[2:]), 1
+
+
+def _gpu_kernels() -> Any:
+    """The Triton convolution, or None where Triton is not installed."""
+    try:
+        from pfedlms.models import triton_conv
+    except ImportError:
+        return None
+    return triton_conv
+
+
+def _padding_around(layer: nn.Conv2d) -> tuple[int, int] | None:
+    """Rows and columns of zeros at each side, if the layer is one that the Triton kernels know."""
+    plain = layer.stride == layer.dilation == (1, 1) and layer.groups == 1 and not isinstance(layer.padding, str)
+    if not plain:
+        return None
+    around = (int(layer.padding[0]), int(layer.padding[1]))
+    return around if all(a < k for a, k in zip(around, layer.kernel_size, strict=True)) else None
+
+
 def _moved(clients: int, value: Tensor, dim: int | None, to: int) -> Tensor:
     """`value` with its clients in axis `to`; one that all clients share is repeated for each."""
     return (
@@ -134,7 +185,7 @@ class StackedLayers:
             if type(layer) is nn.Linear:
                 self._replace(layer, partial(self._linear, name, layer))
             elif folds and type(layer) is nn.Conv2d and layer.padding_mode == "zeros":
-                self._replace(layer, partial(self._convolution, layer))
+                self._replace(layer, partial(self._convolution, name, layer))
             elif folds and type(layer) in (nn.BatchNorm1d, nn.BatchNorm2d) and _plain_norm(layer):
                 self._replace(layer, partial(self._batch_norm, layer))
             elif folds and type(layer) is nn.MaxPool2d and not layer.return_indices:
@@ -153,17 +204,23 @@ class StackedLayers:
         finally:
             self._on, self._places = False, {}
 
-    def _linear(self, name: str, layer: nn.Linear, x: Tensor) -> Tensor:
-        # A place is taken by the first use of a parameter; autograd adds up the others and the sum is copied there.
+    def _taken(self, name: str, *own: str) -> tuple[Tensor | None, ...]:
+        """Places for a layer's gradients. The first use of a parameter takes its place; autograd adds up the others and
+        the sum is copied there."""
         prefix = f"{name}." if name else ""
-        places = tuple(self._places.pop(prefix + own, None) for own in ("weight", "bias"))
+        return tuple(self._places.pop(prefix + each, None) for each in own)
+
+    def _linear(self, name: str, layer: nn.Linear, x: Tensor) -> Tensor:
+        places = self._taken(name, "weight", "bias")
         out: Tensor = _Linear.apply(places, x, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
         return out
 
-    def _convolution(self, layer: nn.Conv2d, x: Tensor) -> Tensor:
+    def _convolution(self, name: str, layer: nn.Conv2d, x: Tensor) -> Tensor:
         if x.ndim != 4:
             return F.conv2d(x, layer.weight, layer.bias, layer.stride, layer.padding, layer.dilation, layer.groups)
-        return _fold(partial(_conv2d, layer), x, layer.weight, layer.bias)
+        (place,) = self._taken(name, "weight")
+        out: Tensor = _Convolution.apply(layer, place, x, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
+        return out
 
     def _batch_norm(self, layer: _BatchNorm, x: Tensor) -> Tensor:
         if layer.training and layer.num_batches_tracked is not None:
@@ -182,12 +239,6 @@ class StackedLayers:
 def _fold(folded: Fold, x: Tensor, *rest: Tensor | None) -> Tensor:
     out: Tensor = _Folded.apply(partial(folded, 1), folded, x, *rest)  # type: ignore[no-untyped-call]
     return out
-
-
-def _conv2d(layer: nn.Conv2d, clients: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if weight.numel() >= clients * _WIDE_WEIGHTS or x.shape[2] * x.shape[3] <= _SMALL_IMAGE:
-        x, weight = (value.contiguous(memory_format=torch.channels_last) for value in (x, weight))
-    return F.conv2d(x, weight, bias, layer.stride, layer.padding, layer.dilation, clients * layer.groups)
 
 
 def _plain_norm(layer: _BatchNorm) -> bool:

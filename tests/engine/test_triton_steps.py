@@ -1,0 +1,51 @@
+"""Kernels of a local step against the CPU, on a GPU or under Triton's interpreter (`make test-kernels`)."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton", reason="Triton is not installed; make test-kernels installs it")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+if not (INTERPRETED or torch.cuda.is_available()):
+    pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)
+
+from pfedlms.engine import triton_kernels as kernels  # noqa: E402 - after the skip
+from pfedlms.engine.loss import cross_entropy  # noqa: E402
+from pfedlms.engine.sgd import sgd_step_  # noqa: E402
+
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+
+
+def draw(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("batch", [1, 5, 64])
+@pytest.mark.parametrize("classes", [2, 10, 100])
+def test_losses_and_slopes(batch: int, classes: int) -> None:
+    outputs = 5 * draw(3, batch, classes, seed=1)
+    labels = torch.randint(0, classes, (3, batch), generator=torch.Generator().manual_seed(2))
+    assert kernels.fits(outputs)
+    got = kernels.cross_entropy(outputs.to(DEVICE), labels.to(DEVICE))
+    for ours, expected in zip(got, cross_entropy(outputs, labels), strict=True):
+        torch.testing.assert_close(ours.cpu(), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_outputs_too_large_for_one_program_are_left_to_pytorch() -> None:
+    assert not kernels.fits(torch.empty(1, 256, 1000))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("pulled", [False, True])
+def test_a_step(momentum: float, pulled: bool) -> None:
+    params, gradient, extra, buffer = (draw(3, 3000, seed=seed) for seed in range(4))
+    extra = extra if pulled else None
+    mine = [None if value is None else value.clone().to(DEVICE) for value in (params, gradient, extra, buffer)]
+    kernels.step_(*mine, 0.1, momentum, 1e-2)
+    sgd_step_(params, gradient, extra, buffer, 0.1, momentum, 1e-2)
+    torch.testing.assert_close(mine[0].cpu(), params, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(mine[3].cpu(), buffer, rtol=1e-6, atol=1e-6)
