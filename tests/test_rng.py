@@ -6,6 +6,7 @@ from math import sqrt
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -109,6 +110,34 @@ def test_different_names_give_different_streams() -> None:
     assert len(keys) == len(names) == 96
     words = np.concatenate([rng.words(key, 8) for key in keys])
     assert len(np.unique(words)) == 96 * 8
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**63 + 5])
+def test_many_streams_at_once_are_those_of_one_at_a_time(seed: int) -> None:
+    first = np.array([0, 1, 19, 2**62, 2**63 - 1, -1])
+    second = np.array([5, 0, 2**40, 3, 3, -(2**63)])
+    for counters in ((first,), (first, second), (first, second, first)):
+        keys = rng.streams(seed, "batches", *counters)
+        assert keys.dtype == np.uint64
+        assert keys.tolist() == [rng.stream(seed, "batches", *own) for own in np.stack(counters, axis=1).tolist()]
+
+
+def test_words_of_a_device_are_those_of_the_host_bit_for_bit() -> None:
+    """Many keys at once, the top bit set in some of them."""
+    keys = [0, 1, 2**63 - 1, 2**63, MASK, rng.stream(3, "batches", 1)]
+    signed = torch.from_numpy(np.array(keys, dtype=np.uint64).view(np.int64))
+    got = rng.device_words(signed.unsqueeze(1), torch.arange(300))
+    assert got.dtype == torch.int64
+    for key, own in zip(keys, got.numpy(), strict=True):
+        assert own.view(np.uint64).tolist() == rng.words(key, 300).tolist()
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(KEYS, st.integers(0, 2**63 - 1))
+def test_any_word_of_a_device_equals_the_transcription(key: int, index: int) -> None:
+    signed = torch.from_numpy(np.array([key], dtype=np.uint64).view(np.int64))
+    got = rng.device_words(signed, torch.tensor([index])).numpy().view(np.uint64)
+    assert got.tolist() == [word(key, index)]
 
 
 # --- signs

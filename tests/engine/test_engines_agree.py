@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pfedlms.data import FederatedData, batch_positions, from_pool, load
+from pfedlms.data.batches import Augmentation
 from pfedlms.engine import Evaluation, Federation
 from pfedlms.engine.local import TrainSettings
 from pfedlms.methods import METHODS
@@ -53,9 +54,9 @@ def initial(factory: Callable[[], nn.Module]) -> nn.Module:
 def federate(
     name: str, data: FederatedData, module: nn.Module, *, settings: Any = None, cohort_size: int = STACKED,
     link: Any = None, local_steps: int = 2, batch_size: int = 16, learning_rate: float = 0.1, momentum: float = 0.0,
-    weight_decay: float = 1e-3, seed: int = SEED,
+    weight_decay: float = 1e-3, seed: int = SEED, augment: str = "none",
 ) -> Federation:  # fmt: skip
-    train = TrainSettings(local_steps, batch_size, learning_rate, momentum, weight_decay)
+    train = TrainSettings(local_steps, batch_size, learning_rate, momentum, weight_decay, augment)
     model = CohortModel(copy.deepcopy(module), torch.device("cpu"))
     chosen = METHODS[name].Settings() if settings is None else settings
     options = {} if link is None else {"link": link}
@@ -192,6 +193,31 @@ def test_local_is_a_plain_pytorch_loop(
     assert (
         max(float((got - one_more[name]).abs().max()) for name, got in federation.client_state_dict(0).items()) > 1e-4
     )
+
+
+@pytest.mark.parametrize("cohort_size", [STACKED, REFERENCE])
+def test_augmented_training_is_a_plain_loop_on_changed_images(cohort_size: int, digits: FederatedData) -> None:
+    """Every client and step has draws of its own, from the start on; those are taken from `Augmentation` itself."""
+    rounds, local_steps = 2, 3
+    module = initial(dnn)
+    options = {"local_steps": local_steps, "weight_decay": 0.0, "augment": "crop+flip"}
+    federation = federate("local", digits, module, cohort_size=cohort_size, **options)
+    federation.start()
+    for _ in range(rounds):
+        federation.play_round()
+    steps = (rounds + 1) * local_steps
+    for client in (0, CLIENTS - 1):
+        model, own = copy.deepcopy(module), digits.train[client]
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+        draws = Augmentation(SEED, crop=True, flip=True).draws((client,), 0, steps, 16, digits.x)
+        for positions, changes in zip(batch_positions(SEED, client, len(own), 0, steps, 16), draws, strict=True):
+            chosen = torch.from_numpy(own[positions])
+            optimiser.zero_grad()
+            x = Augmentation.apply(digits.x[chosen].unsqueeze(0), changes).squeeze(0)
+            F.cross_entropy(model(x), digits.y[chosen]).backward()
+            optimiser.step()
+        for name, value in federation.client_state_dict(client).items():
+            torch.testing.assert_close(value, model.state_dict()[name], rtol=0, atol=1e-5)
 
 
 def gradient_of(module: nn.Module, flat: Tensor, data: FederatedData, client: int, step: int) -> Tensor:

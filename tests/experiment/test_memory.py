@@ -41,7 +41,20 @@ def test_cohorts_are_even_and_fit(model: CohortModel, monkeypatch: pytest.Monkey
 
 def test_where_the_system_does_not_tell_all_are_stacked(model: CohortModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda device: None)
+    assert memory.fitting_clients(model, digits(5), 16) is None
     assert memory.fitting_cohort(model, digits(5), 16) == 5
+
+
+@pytest.mark.parametrize(("room", "clients"), [(1000, 1000), (3.9, 3), (1, 1), (0.1, 1)])
+def test_as_many_clients_fit_as_the_free_memory_holds(
+    model: CohortModel, monkeypatch: pytest.MonkeyPatch, room: float, clients: int
+) -> None:
+    """More than the federation has, where its seeds are to be stacked; never less than one."""
+    data = digits(4)
+    monkeypatch.setattr(
+        memory, "free_memory", lambda device: int(room * memory.client_bytes(model, data, 16) / 0.6) + 1
+    )
+    assert memory.fitting_clients(model, data, 16) == clients
 
 
 def test_free_memory_is_a_plausible_number() -> None:

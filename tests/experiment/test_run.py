@@ -307,6 +307,50 @@ def test_config_toml_runs_the_same_again(tmp_path: Path) -> None:
     assert {**again, "seconds": 0} == {**first.summary, "seconds": 0}
 
 
+# --- augmentation ---
+
+IMAGES = {**QUICK, "rounds": 2, "hidden": 16, "method": "fedavg"}
+
+
+def measured(data: Any = "digits", **settings: Any) -> list[dict[str, Any]]:
+    """Metrics of a run, without what depends on the time of day."""
+    records = pfedlms.run(data, **{**IMAGES, **settings}).metrics
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
+
+
+@pytest.mark.parametrize("augment", ["crop", "flip", "crop+flip"])
+def test_augmentation_does_not_depend_on_the_grouping_of_clients(augment: str) -> None:
+    stacked = measured(augment=augment, cohort_size=0)
+    assert measured(augment=augment, cohort_size=1) == stacked
+    assert measured(augment="none") != stacked
+
+
+def test_images_that_a_flip_leaves_alone_train_as_if_there_were_none() -> None:
+    """Labels and the order of samples stay as they are: mirror images of themselves give the very same measurements."""
+    random = np.random.default_rng(3)
+    labels = np.arange(200) % CLASSES
+    half = random.normal(size=(200, 1, 8, 4)) + labels[:, None, None, None]
+    mirrored = (np.concatenate([half, half[..., ::-1]], axis=-1), labels)
+    plain = measured(mirrored, model="dnn")
+    assert measured(mirrored, model="dnn", augment="flip") == plain
+    assert measured(mirrored, model="dnn", augment="crop+flip") != plain
+
+
+def test_only_training_is_augmented() -> None:
+    """With a learning rate of nearly zero all models stay the same, and so does what they reach on test samples."""
+    plain, changed = (measured(augment=augment, learning_rate=1e-30)[-1] for augment in ("none", "crop+flip"))
+    assert changed["loss"] != plain["loss"]
+    for key in ("p_acc", "g_acc", "test_loss"):
+        assert changed[key] == plain[key]
+
+
+def test_augmentation_needs_images() -> None:
+    with pytest.raises(UsageError, match=r"train\.augment: got 'crop', but samples have shape \(6,\)"):
+        pfedlms.run(pool(100), linear, augment="crop", **QUICK)
+    with pytest.raises(ConfigError, match=r"train\.augment: got 'mirror', expected one of: none, crop, flip"):
+        pfedlms.run(augment="mirror")
+
+
 # --- comparisons ---
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from pfedlms.engine.local import TrainSettings
 from pfedlms.errors import UsageError
 from pfedlms.methods import Task
+from pfedlms.methods.base import Objective
 from pfedlms.methods.fedproto import FedProto, FedProtoSettings, MeanPrototypes, NearPrototypes
 from pfedlms.models import CohortModel
 from pfedlms.wire import HEADER_BYTES
@@ -155,3 +156,14 @@ def test_local_steps_follow_the_objective(strength: float) -> None:
 def test_a_model_without_features_is_refused() -> None:
     with pytest.raises(UsageError, match="no linear layer"):
         FedProto(Task(**{**vars(task_of(4)), "feature_size": 0}), FedProtoSettings())
+
+
+def test_the_features_of_one_linear_layer_are_the_samples_and_pull_nothing() -> None:
+    """So local steps are those of cross-entropy alone."""
+    train, data = TrainSettings(3, 4, 0.1, 0.0, 0.0), small_data(9, 7)
+    model = CohortModel(small_module()[:1], torch.device("cpu"))
+    cohort = model.cohort((0, 1), data.samples, with_momentum=False)
+    worker = worker_of(model, data, train, seed=8)
+    alone, _ = worker.train(cohort, Objective(), 1)
+    pulled, _ = worker.train(cohort, NearPrototypes(normal(4, 4), torch.ones(4, dtype=torch.bool), 2.0), 1)
+    assert torch.equal(pulled.params, alone.params)

@@ -60,7 +60,7 @@ def test_a_stacked_convolution_is_every_clients_own(case: tuple[Any, ...]) -> No
     expected = F.conv2d(exact_x, exact_w.flatten(0, 1), padding=pad, groups=clients)
     gradients = torch.autograd.grad(expected, (exact_x, exact_w), tf32(slope).double())
     for ours, theirs in zip((got, of_x, of_weight), (expected, *gradients), strict=True):
-        assert (ours.double() - theirs).norm() <= 2e-6 * theirs.norm()
+        assert (ours.double() - theirs).norm() <= 2e-5 * theirs.norm()
 
 
 def test_without_a_place_the_gradient_is_a_tensor_of_its_own() -> None:

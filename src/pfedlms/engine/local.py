@@ -147,9 +147,9 @@ class LocalWorker:
 
         def ends(rows: slice, outputs: Tensor, features: Tensor | None) -> tuple[Tensor, list[Tensor], list[Tensor]]:
             losses, slope = cross_entropy(outputs, y[rows])
-            if features is None:
+            extra = None if features is None else objective.of(rows).loss(features, y[rows])
+            if extra is None or not extra.requires_grad:  # features that no parameter has a part in
                 return losses, [outputs], [slope]
-            extra = objective.of(rows).loss(features, y[rows])
             return losses, [outputs, extra], [slope, torch.ones_like(extra)]
 
         return self._model.gradient(out, params, buffers, x, ends, objective.needs_features)

@@ -78,7 +78,7 @@ class Federation:
     @property
     def stacks_with_others(self) -> bool:
         """Whether clients of another seed can be trained in one stack with these."""
-        return len(self._cohorts) == 1 and self.model.stacks_with_others
+        return len(self._cohorts) == 1 and self.model.stacks_with_others(self.data.x[:2])
 
     @property
     def largest_cohort(self) -> int:

@@ -179,12 +179,25 @@ def _played(configs: Sequence[Config], open: Open, progress: Progress) -> Iterat
         ready = open(first, None)
         data = ready.federation.data
         if others and _can_stack([configs[number] for number in (first, *others)], ready.federation):
-            yield execute_together([ready, *(open(number, data) for number in others)], progress)
+            yield execute_together(_all_open(ready, others, data, open), progress)
             continue
         yield execute_together([ready], progress)
         del ready  # and with it the clients' models
         for number in others:
             yield execute_together([open(number, data)], progress)
+
+
+def _all_open(first: Ready, others: Sequence[int], data: FederatedData, open: Open) -> list[Ready]:
+    """Runs of one stack; if one cannot be opened, none stays locked."""
+    runs = [first]
+    try:
+        runs += [open(number, data) for number in others]
+    except BaseException:
+        for run in runs:
+            if run.directory is not None:
+                run.directory.close()
+        raise
+    return runs
 
 
 def _can_stack(configs: Sequence[Config], first: Federation) -> bool:

@@ -202,8 +202,13 @@ def execute(config: Config, federation: Federation, directory: RunDirectory | No
 
 def execute_together(runs: Sequence[Ready], progress: Progress) -> list[Result | DivergedError]:
     """The same for several runs whose clients are trained in one stack, round by round."""
-    with _stop_on_interrupt() as stopped:
-        return side_by_side([_executing(run, progress, stopped) for run in runs])
+    try:
+        with _stop_on_interrupt() as stopped:
+            return side_by_side([_executing(run, progress, stopped) for run in runs])
+    finally:
+        for run in runs:
+            if run.directory is not None:
+                run.directory.close()
 
 
 def _executing(run: Ready, progress: Progress, stopped: Callable[[], bool]) -> Playing[Result]:
@@ -222,9 +227,6 @@ def _executing(run: Ready, progress: Progress, stopped: Callable[[], bool]) -> P
         # counts.
         recorder.finish("failed", quietly=True)
         raise
-    finally:
-        if directory is not None:
-            directory.close()
     path = directory.path if directory else None
     return Result(config, summary, recorder.metrics, path, federation, stopped())
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.dropout import _DropoutNd
 
 from pfedlms.models.layout import flat_layout
 from pfedlms.models.stacked import Chain, StackedLayers
@@ -112,12 +111,22 @@ class CohortModel:
         if fast and device.type == "cuda":
             self._compiled = torch.compile(vmap(self._call, randomness="different"), dynamic=False)
 
-    @property
-    def stacks_with_others(self) -> bool:
+    def stacks_with_others(self, x: Tensor) -> bool:
         """Whether clients of several federations can be trained by this one module: what is not in their parameters
-        and buffers must be the same for all of them, and nothing may be drawn by the module itself."""
-        draws = any(isinstance(m, _DropoutNd | nn.RReLU | nn.MultiheadAttention) for m in self.module.modules())
-        return not self._frozen and not draws
+        and buffers must be the same for all of them, and nothing may be drawn by the module itself, which is tried on
+        samples `x: [batch, …]`."""
+        own = any(isinstance(value, Tensor) for part in self.module.modules() for value in vars(part).values())
+        if self._frozen or own:
+            return False
+        generators = [torch.default_generator]
+        if self.device.type == "cuda":
+            generators.append(torch.cuda.default_generators[self.device.index or 0])
+        named, buffers = self._named(self.initial), {n: v.clone() for n, v in self.initial_buffers.items()}
+        self.module.train()
+        with torch.no_grad(), torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            before = [generator.get_state() for generator in generators]
+            self._call(named, buffers, x)
+            return all(torch.equal(a, g.get_state()) for a, g in zip(before, generators, strict=True))
 
     @property
     def at_once(self) -> int:

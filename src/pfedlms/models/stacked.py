@@ -179,30 +179,33 @@ class StackedLayers:
     above within `on(…)`, which must surround a vmap over models."""
 
     def __init__(self, module: nn.Module, folds: bool) -> None:
-        self._on = False
         self._places: dict[str, Tensor] = {}
+        self._rules: list[tuple[nn.Module, Callable[..., Tensor]]] = []
         for name, layer in module.named_modules():
+            if "forward" in vars(layer):  # somebody's own
+                continue
             if type(layer) is nn.Linear:
-                self._replace(layer, partial(self._linear, name, layer))
+                self._rules.append((layer, partial(self._linear, name, layer)))
             elif folds and type(layer) is nn.Conv2d and layer.padding_mode == "zeros":
-                self._replace(layer, partial(self._convolution, name, layer))
+                self._rules.append((layer, partial(self._convolution, name, layer)))
             elif folds and type(layer) in (nn.BatchNorm1d, nn.BatchNorm2d) and _plain_norm(layer):
-                self._replace(layer, partial(self._batch_norm, layer))
+                self._rules.append((layer, partial(self._batch_norm, layer)))
             elif folds and type(layer) is nn.MaxPool2d and not layer.return_indices:
-                self._replace(layer, partial(self._max_pool, layer))
-
-    def _replace(self, layer: nn.Module, rule: Callable[..., Tensor]) -> None:
-        usual = layer.forward
-        layer.forward = lambda x: rule(x) if self._on else usual(x)
+                self._rules.append((layer, partial(self._max_pool, layer)))
 
     @contextmanager
     def on(self, places: Mapping[str, Tensor]) -> Iterator[None]:
         """Within it layers use the rules; `places` are where gradients of parameters may be written, by name."""
-        self._on, self._places = True, dict(places)
+        self._places = dict(places)
+        # Only for as long as it takes: a module that is copied or saved must have none of this in it.
+        for layer, rule in self._rules:
+            layer.forward = rule
         try:
             yield
         finally:
-            self._on, self._places = False, {}
+            self._places = {}
+            for layer, _ in self._rules:
+                del layer.forward
 
     def _taken(self, name: str, *own: str) -> tuple[Tensor | None, ...]:
         """Places for a layer's gradients. The first use of a parameter takes its place; autograd adds up the others and
@@ -223,9 +226,11 @@ class StackedLayers:
         return out
 
     def _batch_norm(self, layer: _BatchNorm, x: Tensor) -> Tensor:
-        if layer.training and layer.num_batches_tracked is not None:
+        if layer.training and layer.track_running_stats and layer.num_batches_tracked is not None:
             layer.num_batches_tracked.add_(1)
-        return _fold(partial(_norm, layer), x, layer.weight, layer.bias, layer.running_mean, layer.running_var)
+        kept = not layer.training or layer.track_running_stats
+        statistics = (layer.running_mean, layer.running_var) if kept else (None, None)
+        return _fold(partial(_norm, layer), x, layer.weight, layer.bias, *statistics)
 
     def _max_pool(self, layer: nn.MaxPool2d, x: Tensor) -> Tensor:
         pool = partial(
@@ -274,7 +279,11 @@ class Chain:
             or (type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1))
             for _, layer in layers
         )
-        hooked = any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
+        hooked = any(
+            part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
+            or "forward" in vars(part)
+            for part in module.modules()
+        )  # fmt: skip
         repeated = len(layers) < sum(1 for _ in module.named_modules(remove_duplicate=False)) - sum(
             1 for part in module.modules() if type(part) is nn.Sequential
         )

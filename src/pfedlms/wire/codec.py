@@ -124,19 +124,22 @@ def pack_segments(symbols: Bytes, segments: Segments) -> bytes:
     """
     if symbols.shape != (segments.symbols,):
         raise ValueError(f"symbols: got shape {list(symbols.shape)}, expected [{segments.symbols}], all segments")
-    out = np.empty(segments.bytes + SLACK, np.uint8)
-    _pack_segments(_on_host(symbols, segments.levels), out, segments.table, u64(segments.levels))
+    host, out = _on_host(symbols, segments.levels), np.empty(segments.bytes + SLACK, np.uint8)
+    spaced = np.zeros(segments.symbols + SLACK * len(segments.table), np.uint8)
+    for index, (start, count) in enumerate(segments.spans):
+        spaced[start + SLACK * index : start + SLACK * index + count] = host[start : start + count]
+    _pack_segments(spaced, out, segments.table, u64(segments.levels))
     return out[: segments.bytes].tobytes()
 
 
 def unpack_segments(data: bytes | bytearray | memoryview, segments: Segments) -> Bytes:
     """Read back what `pack_segments` wrote, `uint8 [Σ counts]`, and refuse every other byte string as `unpack` does."""
-    stream = _read_only(np.frombuffer(data, np.uint8))
+    stream = np.frombuffer(data, np.uint8)
     out = np.empty(segments.symbols + SLACK, np.uint8)
     chunk, digits = _digit_table(segments.levels)
     levels, base = u64(segments.levels), u64(segments.levels**chunk)
     if stream.size != segments.bytes or not _unpack_segments(
-        stream, out, segments.table, levels, digits, u64(chunk), base
+        _with_slack(stream), out, segments.table, levels, digits, u64(chunk), base
     ):
         # Something is wrong: segment by segment, to say what and where.
         parts = [
@@ -161,6 +164,7 @@ class Segments:
             rows.append((at, count, byte, length, bits % 8, size, width, _width(rest, self.levels), *limits))
             at, byte = at + count, byte + length
         self.bytes = byte
+        self.spans = [(row[0], row[1]) for row in rows]
         # A row a segment: first symbol, symbols, first byte, bytes, bits used of the last byte (0: all), then what the
         # kernels for blocks take: block size and width, width of the last block, limits of full and last blocks.
         self.table = np.array(rows, dtype=np.uint64).reshape(len(rows), 10)
@@ -465,17 +469,16 @@ def _unpack_blocks(
 
 @compiled()
 def _pack_segments(symbols: Bytes, out: Bytes, table: NDArray[np.uint64], levels: u64) -> None:
+    """Pack all segments; in `symbols` each is followed by SLACK zeros."""
     bits, power = u64(0), levels & (levels - u64(1)) == u64(0)
     while (u64(1) << bits) < levels:
         bits += u64(1)
     for row in range(u64(len(table))):
-        start, count, byte = table[row, 0], table[row, 1], table[row, 2]
-        part = np.zeros(count + u64(SLACK), np.uint8)
-        part[:count] = symbols[start : start + count]
+        start, count, byte = table[row, 0] + u64(SLACK) * row, table[row, 1], table[row, 2]
         if power:
-            _pack_bits(part, out[byte:], count, bits)
+            _pack_bits(symbols[start:], out[byte:], count, bits)
         else:
-            _pack_blocks(part, out[byte:], count, levels, table[row, 5], table[row, 6], table[row, 7])
+            _pack_blocks(symbols[start:], out[byte:], count, levels, table[row, 5], table[row, 6], table[row, 7])
 
 
 @compiled()
@@ -488,8 +491,7 @@ def _unpack_segments(
         bits += u64(1)
     for row in range(u64(len(table))):
         start, count, byte, length, used = table[row, 0], table[row, 1], table[row, 2], table[row, 3], table[row, 4]
-        part = np.zeros(length + u64(SLACK), np.uint8)
-        part[:length] = data[byte : byte + length]
+        part = data[byte:]
         if used and u64(part[length - u64(1)]) >> used:
             return False
         if power:

@@ -1,0 +1,415 @@
+"""Layers of many models at once give what a plain loop over copies of the module gives."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from pfedlms.models import CohortModel, cohort
+from pfedlms.models.stacked import Chain, StackedLayers
+
+CPU = torch.device("cpu")
+CLIENTS, BATCH = 3, 5
+Factory = Callable[[], nn.Module]
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def made(factory: Factory) -> nn.Module:
+    """In float64, so that another order of sums does not show."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        return factory().double()
+
+
+class Pair:
+    """The same clients twice: a module each, and one module for all of them with its parameters and buffers stacked."""
+
+    def __init__(self, factory: Factory) -> None:
+        self.module = made(factory)
+        self.plain = [copy.deepcopy(self.module) for _ in range(CLIENTS)]
+        for client, own in enumerate(self.plain):
+            for number, parameter in enumerate(own.parameters()):
+                parameter.data += 0.3 * normal(*parameter.shape, seed=10 * client + number)
+        self.layers = StackedLayers(self.module, folds=True)
+        each = [dict(own.named_parameters()) for own in self.plain]
+        self.named = {name: torch.stack([own[name].detach() for own in each]).requires_grad_() for name in each[0]}
+        kept = [dict(own.named_buffers()) for own in self.plain]
+        self.buffers = {name: torch.stack([own[name] for own in kept]) for name in kept[0]}
+
+    def forward(self, x: Tensor, *, training: bool, places: Mapping[str, Tensor] | None = None) -> Tensor:
+        def call(named: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> Tensor:
+            return functional_call(self.module, (named, buffers), (x,))
+
+        self.module.train(training)
+        with self.layers.on(places or {}):
+            return vmap(call, randomness="different")(self.named, self.buffers, x)
+
+    def gradients(self, x: Tensor, places: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        loss = self.forward(x, training=True, places=places).square().sum()
+        return dict(zip(self.named, torch.autograd.grad(loss, list(self.named.values())), strict=True))
+
+
+class Twice(nn.Module):
+    """One linear layer used twice, and its weight once more by another layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.other.weight = self.one.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.other(torch.tanh(self.one(torch.tanh(self.one(x)))))
+
+
+class First(nn.Module):
+    def forward(self, both: tuple[Tensor, Tensor]) -> Tensor:
+        return both[0]
+
+
+def network() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 8, 3, padding=1),
+        nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 9, 5), nn.BatchNorm1d(5), nn.Linear(5, 3),
+    )  # fmt: skip
+
+
+LAYERS: dict[str, tuple[Factory, tuple[int, ...]]] = {
+    "convolution": (partial(nn.Conv2d, 4, 6, 3, stride=2, padding=1), (BATCH, 4, 7, 6)),
+    "convolution in groups": (partial(nn.Conv2d, 4, 6, 2, groups=2, dilation=2, bias=False), (BATCH, 4, 7, 6)),
+    "convolution of the same size": (partial(nn.Conv2d, 4, 6, (3, 5), padding="same"), (BATCH, 4, 4, 5)),
+    "convolution of small images": (partial(nn.Conv2d, 4, 6, 3, padding=1, groups=2), (BATCH, 4, 2, 2)),
+    "convolution of one image": (partial(nn.Conv2d, 4, 6, 3), (4, 7, 6)),
+    "circular convolution": (partial(nn.Conv2d, 4, 6, 3, padding=1, padding_mode="circular"), (BATCH, 4, 5, 4)),
+    "norm": (partial(nn.BatchNorm1d, 6, momentum=0.3, eps=0.1), (BATCH, 6)),
+    "norm of sequences": (partial(nn.BatchNorm1d, 6), (BATCH, 6, 4)),
+    "norm of images": (partial(nn.BatchNorm2d, 6), (BATCH, 6, 3, 2)),
+    "norm without statistics": (partial(nn.BatchNorm2d, 6, track_running_stats=False), (BATCH, 6, 3, 2)),
+    "norm without weights": (partial(nn.BatchNorm2d, 6, affine=False), (BATCH, 6, 3, 2)),
+    "pooling": (partial(nn.MaxPool2d, 3, stride=2, padding=1, ceil_mode=True), (BATCH, 4, 6, 7)),
+    "dilated pooling": (partial(nn.MaxPool2d, (2, 3), dilation=2), (BATCH, 4, 6, 7)),
+    "pooling of one image": (partial(nn.MaxPool2d, 2), (4, 6, 7)),
+    "pooling with indices": (lambda: nn.Sequential(nn.MaxPool2d(2, return_indices=True), First()), (BATCH, 4, 6, 6)),
+    "linear": (partial(nn.Linear, 6, 4), (BATCH, 6)),
+    "linear on sequences": (partial(nn.Linear, 6, 4, bias=False), (BATCH, 7, 6)),
+    "linear on one vector": (partial(nn.Linear, 6, 4), (6,)),
+    "linear used twice": (Twice, (BATCH, 6)),
+    "network": (network, (BATCH, 4, 6, 6)),
+}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("factory", "shape"), LAYERS.values(), ids=LAYERS)
+def test_stacked_layers_are_a_loop_over_modules(factory: Factory, shape: tuple[int, ...], training: bool) -> None:
+    """Outputs, gradients of parameters and of what went in, and all buffers after two steps."""
+    pair = Pair(factory)
+    for step in range(2):
+        x = normal(CLIENTS, *shape, seed=100 + step).requires_grad_()
+        outputs = pair.forward(x, training=training)
+        weights = normal(*outputs.shape, seed=200)
+        got = torch.autograd.grad((outputs * weights).sum(), [*pair.named.values(), x])
+        for client, module in enumerate(pair.plain):
+            own = x[client].detach().requires_grad_()
+            expected = module.train(training)(own)
+            torch.testing.assert_close(outputs[client], expected)
+            slopes = torch.autograd.grad((expected * weights[client]).sum(), [*module.parameters(), own])
+            for gradient, slope in zip(got, slopes, strict=True):
+                torch.testing.assert_close(gradient[client], slope)
+            for name, value in module.named_buffers():
+                torch.testing.assert_close(pair.buffers[name][client], value)
+
+
+@pytest.mark.parametrize(
+    ("name", "operation", "clients"),
+    [
+        ("convolution", "conv2d", CLIENTS),
+        ("convolution of small images", "conv2d", CLIENTS),
+        ("circular convolution", "conv2d", 1),
+        ("norm", "batch_norm", CLIENTS),
+        ("norm of images", "batch_norm", CLIENTS),
+        ("norm without weights", "batch_norm", 1),
+        ("pooling", "max_pool2d", CLIENTS),
+        ("pooling with indices", "max_pool2d", 1),
+    ],
+)
+def test_all_clients_take_one_call(name: str, operation: str, clients: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Channels of all clients side by side, last in memory for small images; other layers are left to torch.func."""
+    factory, shape = LAYERS[name]
+    seen = []
+    usual = getattr(F, operation)
+    monkeypatch.setattr(F, operation, lambda x, *rest, **named: seen.append(x) or usual(x, *rest, **named))
+    Pair(factory).forward(normal(CLIENTS, *shape), training=True)
+    assert [x.shape[1] for x in seen] == [clients * shape[1]]
+    if operation == "conv2d" and clients > 1:
+        assert seen[0].is_contiguous(memory_format=torch.channels_last) == (name == "convolution of small images")
+
+
+def test_a_layer_is_as_it_was_outside_of_a_stack() -> None:
+    pair, untouched = Pair(network), made(network)
+    x = normal(CLIENTS, BATCH, 4, 6, 6)
+    pair.forward(x, training=False)
+    for module in (pair.module, untouched):
+        module.eval()(x[0]).square().sum().backward()
+    for ours, theirs in zip(pair.module.parameters(), untouched.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cohorts on the CPU take the way that they take on a GPU."""
+    monkeypatch.setattr(cohort, "_LOOP_ON_CPU", ())
+    monkeypatch.setattr(cohort, "StackedLayers", lambda module, folds: StackedLayers(module, folds=True))
+
+
+def test_an_average_over_all_batches_is_found_to_be_none_for_stacks(as_on_a_gpu: None) -> None:
+    """Batch norm with a momentum of None takes a number out of a tensor: clients go one by one, and are right."""
+    module = nn.Sequential(nn.Flatten(), nn.Linear(6, 4), nn.BatchNorm1d(4, momentum=None))
+    plain = [copy.deepcopy(module) for _ in range(CLIENTS)]
+    model = CohortModel(module, CPU)
+    clients = model.cohort((0, 1, 2), (1, 1, 1), with_momentum=False)
+    x = normal(CLIENTS, BATCH, 6).float()
+    with pytest.warns(UserWarning, match="one after another"):
+        outputs, _ = model.forward(clients.params, clients.buffers, x, training=True)
+    for client, own in enumerate(plain):
+        torch.testing.assert_close(outputs[client], own.train()(x[client]))
+        for name, value in own.named_buffers():
+            torch.testing.assert_close(clients.buffers[name][client], value)
+
+
+def partly_frozen() -> nn.Module:
+    module = network()
+    for parameter in (module[0].weight, module[1].bias, module[8].weight, *module[9].parameters()):
+        parameter.requires_grad_(False)
+    return module
+
+
+def test_what_is_frozen_is_shared_by_all_clients(as_on_a_gpu: None) -> None:
+    """It reaches the stacked layers without a clients axis."""
+    model, plain = CohortModel(made(partly_frozen), CPU), [made(partly_frozen) for _ in range(CLIENTS)]
+    params = normal(CLIENTS, model.layout.dim)
+    for own, module in zip(params, plain, strict=True):
+        nn.utils.vector_to_parameters(own, [value for value in module.parameters() if value.requires_grad])
+    buffers = model.cohort((0, 1, 2), (1, 1, 1), with_momentum=False).buffers
+    x, out = normal(CLIENTS, BATCH, 4, 6, 6), torch.full_like(params, torch.nan)
+    assert model.stacks(params, buffers, x)
+    model.gradient(out, params, buffers, x, squares)
+    for client, module in enumerate(plain):
+        loss = module.train()(x[client]).square().sum() / 2
+        trained = [value for value in module.parameters() if value.requires_grad]
+        expected = torch.cat([slope.flatten() for slope in torch.autograd.grad(loss, trained)])
+        torch.testing.assert_close(out[client], expected)
+        for name, value in module.named_buffers():
+            torch.testing.assert_close(buffers[name][client], value)
+
+
+def test_a_copy_of_a_module_whose_layers_were_replaced_is_a_module_of_its_own() -> None:
+    pair = Pair(network)
+    copied, x = copy.deepcopy(pair.module).eval(), normal(BATCH, 4, 6, 6)
+    before = pair.module.eval()(x)
+    for parameter in pair.module.parameters():
+        parameter.data.zero_()
+    torch.testing.assert_close(copied(x), before)
+
+
+# --- places for gradients
+
+
+def places_of(pair: Pair, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    """Views of one flat gradient `[clients, dim]`, as a cohort has them, full of what must not stay."""
+    sizes = [value[0].numel() for value in pair.named.values()]
+    pieces = torch.full((CLIENTS, sum(sizes)), torch.nan, dtype=dtype).split(sizes, dim=1)
+    return {name: piece.view(value.shape) for piece, (name, value) in zip(pieces, pair.named.items(), strict=True)}
+
+
+def two_linear() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4, bias=False))
+
+
+def plain_gradients(pair: Pair, x: Tensor) -> dict[str, Tensor]:
+    each = []
+    for own, module in zip(x, pair.plain, strict=True):
+        each.append(torch.autograd.grad(module(own).square().sum(), list(module.parameters())))
+    return {name: torch.stack(parts) for name, parts in zip(pair.named, zip(*each, strict=True), strict=True)}
+
+
+@pytest.mark.parametrize("shape", [(BATCH, 6), (BATCH, 7, 6)])
+def test_gradients_of_linear_layers_land_in_their_places(shape: tuple[int, ...]) -> None:
+    pair = Pair(two_linear)
+    places = places_of(pair)
+    x = normal(CLIENTS, *shape)
+    gradients, expected = pair.gradients(x, places), plain_gradients(pair, x)
+    for name, place in places.items():
+        assert gradients[name].data_ptr() == place.data_ptr()
+        torch.testing.assert_close(place, expected[name])
+    again = pair.gradients(x, {})  # places are for one pass
+    assert all(again[name].data_ptr() != place.data_ptr() for name, place in places.items())
+
+
+def test_a_place_of_another_type_is_not_used() -> None:
+    pair = Pair(two_linear)
+    x = normal(CLIENTS, BATCH, 6)
+    places = places_of(pair, torch.float32)
+    gradients, expected = pair.gradients(x, places), plain_gradients(pair, x)
+    for name, place in places.items():
+        torch.testing.assert_close(gradients[name], expected[name])
+        assert place.isnan().all()
+
+
+def test_a_layer_used_twice_adds_its_gradients_up() -> None:
+    """A place can take one of the uses at most; the sum of all of them comes back."""
+    pair = Pair(Twice)
+    x = normal(CLIENTS, BATCH, 6)
+    gradients, expected = pair.gradients(x, places_of(pair)), plain_gradients(pair, x)
+    assert list(gradients) == ["one.weight", "one.bias", "other.bias"]
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, expected[name])
+
+
+def squares(rows: slice, outputs: Tensor, features: Tensor | None) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Half the squared length of outputs and of features, whose gradients are themselves; those of a first layer are
+    the samples."""
+    ends = [end for end in (outputs, features) if end is not None and end.requires_grad]
+    losses = sum(end.detach().flatten(1).square().sum(dim=1) / 2 for end in ends)
+    return losses, ends, [end.detach().clone() for end in ends]
+
+
+def test_the_flat_gradient_of_a_layer_used_twice_is_that_of_autograd() -> None:
+    pair = Pair(Twice)
+    model = CohortModel(made(Twice), CPU)
+    params = torch.cat([value.detach().flatten(1) for value in pair.named.values()], dim=1)
+    out = torch.full_like(params, torch.nan)
+    x = normal(CLIENTS, BATCH, 6)
+    losses = model.gradient(out, params, {}, x, squares)
+    expected = torch.cat([value.flatten(1) for value in plain_gradients(pair, x).values()], dim=1) / 2
+    torch.testing.assert_close(out, expected)
+    halves = [module(own).square().sum() / 2 for own, module in zip(x, pair.plain, strict=True)]
+    torch.testing.assert_close(losses, torch.stack(halves))
+
+
+# --- chains
+
+
+def hooked(kind: str) -> nn.Module:
+    module = nn.Sequential(nn.Linear(6, 4), nn.ReLU())
+    getattr(module[1], kind)(lambda *given: None)
+    return module
+
+
+def frozen() -> nn.Module:
+    module = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
+    module[0].bias.requires_grad_(False)
+    return module
+
+
+def tied() -> nn.Module:
+    module = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    module[1].weight = module[0].weight
+    return module
+
+
+def repeated(part: nn.Module) -> nn.Module:
+    return nn.Sequential(part, nn.Linear(6, 6), part)
+
+
+class OwnLinear(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class OwnSequential(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class Wrapped(nn.Module):
+    """No chain, whatever is in it."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+def chain_of(module: nn.Module) -> Chain | None:
+    return Chain.of(module, {name for name, value in module.named_parameters() if value.requires_grad})
+
+
+POINTWISE: dict[str, Factory] = {
+    "in place": partial(nn.ReLU, inplace=True),
+    "leaky": partial(nn.LeakyReLU, 0.2),
+    "approximate": partial(nn.GELU, approximate="tanh"),
+    **{kind.__name__: kind for kind in (nn.ReLU, nn.ELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity)},
+}
+
+
+def with_pointwise(kind: Factory) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 5), kind(), nn.Flatten(), nn.Linear(15, 4), kind())
+
+
+CHAINS: dict[str, Factory] = {
+    "one layer": lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 4)),
+    "nested": lambda: nn.Sequential(
+        nn.Sequential(nn.Linear(4, 5, bias=False), nn.Tanh()),
+        nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(15, 6)), nn.Sequential()),
+        nn.Linear(6, 4),
+    ),
+    **{name: partial(with_pointwise, kind) for name, kind in POINTWISE.items()},
+}
+
+
+@pytest.mark.parametrize("factory", CHAINS.values(), ids=CHAINS)
+def test_a_chain_has_the_bits_of_the_same_module_under_vmap(factory: Factory) -> None:
+    """Outputs and features, in training and evaluation, losses and gradients, with and without a slope at features."""
+    module = made(factory).float()
+    assert chain_of(module) is not None
+    chain, other = CohortModel(copy.deepcopy(module), CPU), CohortModel(Wrapped(module), CPU)
+    params = chain.initial + normal(CLIENTS, chain.layout.dim, seed=3).float()
+    x = normal(CLIENTS, BATCH, 3, 4, seed=4).float()
+    assert other.stacks(params, {}, x)
+    for training in (True, False):
+        ways = [model.forward(params, {}, x.clone(), training=training, features=True) for model in (chain, other)]
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(*ways, strict=True))
+    for features in (True, False):
+        out = torch.full((2, *params.shape), torch.nan)
+        losses = [
+            model.gradient(own, params, {}, x.clone(), squares, features)
+            for own, model in zip(out, (chain, other), strict=True)
+        ]
+        assert torch.equal(losses[0], losses[1])
+        assert torch.equal(out[0], out[1])
+
+
+NO_CHAINS: dict[str, Factory] = {
+    "dropout": lambda: nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5)),
+    "flatten from axis 2": lambda: nn.Sequential(nn.Flatten(start_dim=2), nn.Linear(6, 4)),
+    "flatten to axis 2": lambda: nn.Sequential(nn.Flatten(1, 2), nn.Linear(6, 4)),
+    "batch norm": lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)),
+    "softmax": lambda: nn.Sequential(nn.Linear(6, 4), nn.Softmax(dim=1)),
+    "own linear": lambda: nn.Sequential(OwnLinear(6, 4)),
+    "own sequential": lambda: OwnSequential(nn.Linear(6, 4)),
+    "own module": lambda: Wrapped(nn.Linear(6, 4)),
+    "weight norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 4)),
+    "hook": lambda: hooked("register_forward_hook"),
+    "hook before": lambda: hooked("register_forward_pre_hook"),
+    "frozen": frozen,
+    "tied": tied,
+    "repeated linear": lambda: repeated(nn.Linear(6, 6)),
+    "repeated pointwise": lambda: repeated(nn.ReLU()),
+    "repeated block": lambda: repeated(nn.Sequential(nn.Linear(6, 6), nn.ReLU())),
+}
+
+
+@pytest.mark.parametrize("factory", NO_CHAINS.values(), ids=NO_CHAINS)
+def test_what_is_more_than_linear_and_pointwise_layers_in_a_row_is_no_chain(factory: Factory) -> None:
+    assert chain_of(factory()) is None
