@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+import torch
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Item = TypeVar("Item")
+
+_WORKERS = 4  # beyond, threads wait for the interpreter rather than for arithmetic
+
+
+class _Here(threading.local):
+    shares = True
+    """Whether kernels called from this thread may use others."""
+
+
+_here = _Here()
 
 
 def compiled(*, parallel: bool = False) -> Callable[[Function], Function]:
@@ -28,6 +42,31 @@ def compiled(*, parallel: bool = False) -> Callable[[Function], Function]:
 def use_threads(count: int) -> None:
     """Let kernels use `count` threads, or as many of them as numba has."""
     numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
+
+
+def shares_work() -> bool:
+    """Whether a kernel should spread its work over threads: not from a thread of `spread`."""
+    return _here.shares
+
+
+def spread(work: Callable[[Item], None], items: Sequence[Item]) -> None:
+    """`work` on every item, on several threads at once, each with its share of PyTorch's threads."""
+    threads = torch.get_num_threads()
+    workers = min(threads, _WORKERS, len(items))
+    if workers <= 1:
+        for item in items:
+            work(item)
+        return
+
+    def begin() -> None:
+        _here.shares = False
+
+    torch.set_num_threads(threads // workers)
+    try:
+        with ThreadPoolExecutor(workers, initializer=begin) as pool:
+            list(pool.map(work, items))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _processors() -> int | None:

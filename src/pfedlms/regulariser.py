@@ -22,7 +22,7 @@ from numba import get_thread_id, prange  # type: ignore[attr-defined]
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pfedlms.kernels import compiled
+from pfedlms.kernels import compiled, shares_work
 from pfedlms.sketch.hadamard import fwht_row
 from pfedlms.sketch.operator import Sketch, enter, gather, kernels_for, leave, scatter
 
@@ -92,7 +92,8 @@ class _HostPull:
         kind = theta.numpy().dtype
         host, out = self._sketch.on_host(kind), torch.empty_like(theta)
         tau, widths = (value.to(theta.dtype).numpy() for value in (self._thresholds, self._widths))
-        _pull(
+        pull = _pull_shared if shares_work() else _pull
+        pull(
             theta.numpy(), host.signs, self._rows, self._consensus, host.table, host.scales, tau, widths,
             kind.type(self._strength), host.workspace(), out.numpy(),
         )  # fmt: skip
@@ -145,23 +146,47 @@ def penalty_slope(sketched: Tensor, thresholds: Tensor, widths: Tensor, consensu
     return torch.where(rho > 0, total / levels, torch.zeros_like(total))
 
 
-@compiled(parallel=True)
+@compiled()
 def _pull(
+    theta: Array, signs: Array, rows: Array, consensus: Array, table: Array, scales: Array, thresholds: Array,
+    widths: Array, strength: Any, workspace: Array, out: Array,
+) -> None:  # fmt: skip
+    for client in range(len(theta)):
+        for layer in range(len(table)):
+            _pull_layer(
+                theta[client], signs, rows, consensus, table[layer], scales[layer], thresholds[layer], widths[layer],
+                strength, workspace[0], out[client],
+            )  # fmt: skip
+
+
+@compiled(parallel=True)
+def _pull_shared(
     theta: Array, signs: Array, rows: Array, consensus: Array, table: Array, scales: Array, thresholds: Array,
     widths: Array, strength: Any, workspace: Array, out: Array,
 ) -> None:  # fmt: skip
     layers = len(table)
     for task in prange(len(theta) * layers):
         client, layer = task // layers, task % layers
-        begin, end, pad, start, stop = table[layer]
-        work, kept = workspace[get_thread_id(), :pad], np.empty(stop - start, theta.dtype)
-        enter(theta[client, begin:end], signs[begin:end], work)
-        fwht_row(work)
-        gather(work, rows[start:stop], scales[layer], kept)
-        slope = _slope(kept, consensus[start:stop], thresholds[layer], widths[layer])
-        scatter(slope, rows[start:stop], strength, work)
-        fwht_row(work)
-        leave(work, signs[begin:end], scales[layer], out[client, begin:end])
+        _pull_layer(
+            theta[client], signs, rows, consensus, table[layer], scales[layer], thresholds[layer], widths[layer],
+            strength, workspace[get_thread_id()], out[client],
+        )  # fmt: skip
+
+
+@compiled()
+def _pull_layer(
+    theta: Array, signs: Array, rows: Array, consensus: Array, place: Array, scale: Any, thresholds: Array,
+    width: Any, strength: Any, workspace: Array, out: Array,
+) -> None:  # fmt: skip
+    """One layer of one client: sketch, slope, adjoint."""
+    begin, end, pad, start, stop = place
+    work, kept = workspace[:pad], np.empty(stop - start, theta.dtype)
+    enter(theta[begin:end], signs[begin:end], work)
+    fwht_row(work)
+    gather(work, rows[start:stop], scale, kept)
+    scatter(_slope(kept, consensus[start:stop], thresholds, width), rows[start:stop], strength, work)
+    fwht_row(work)
+    leave(work, signs[begin:end], scale, out[begin:end])
 
 
 @compiled()

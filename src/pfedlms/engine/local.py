@@ -19,6 +19,7 @@ from pfedlms.data.partition import Indices
 from pfedlms.engine.graphs import Replayed
 from pfedlms.engine.loss import cross_entropy, sample_losses
 from pfedlms.engine.sgd import sgd_step_
+from pfedlms.kernels import spread
 from pfedlms.methods.base import Joined, Objective
 from pfedlms.models.cohort import Cohort, CohortModel, stacked
 from pfedlms.models.streams import beside
@@ -101,20 +102,19 @@ class LocalWorker:
         return torch.cat([indices, self._augmentation.draws(ids, phase * steps, steps, size, indices)], dim=1)
 
     def _in_parts(self, cohort: Cohort, plan: Tensor, objective: Objective) -> Trained:
-        """All steps of some clients, then of the next ones, as many at once as the model likes best."""
-        clients, size = len(cohort.ids), self._model.at_once
-        if not 0 < size < clients:
+        """All steps of some clients, then of the next ones, as the model likes it best."""
+        parts = self._model.parts(len(cohort.ids))
+        if len(parts) == 1:
             return self._run_steps(cohort, plan, objective)
         params, momentum = torch.empty_like(cohort.params), torch.empty_like(cohort.momentum)
-        buffers = {name: torch.empty_like(value) for name, value in cohort.buffers.items()}
-        losses = torch.empty(clients, device=params.device)
-        for start in range(0, clients, size):
-            rows = slice(start, min(start + size, clients))
+        losses = torch.empty(len(cohort.ids))
+
+        def train(rows: slice) -> None:
             part, losses[rows] = self._run_steps(cohort.rows(rows), plan[:, :, rows], objective.of(rows))
             params[rows], momentum[rows] = part.params, part.momentum
-            for name, value in part.buffers.items():
-                buffers[name][rows] = value
-        return replace(cohort, params=params, momentum=momentum, buffers=buffers), losses
+
+        spread(train, parts)
+        return replace(cohort, params=params, momentum=momentum), losses  # such models have no buffers
 
     def _steps(self, cohort: Cohort, plan: Tensor, objective: Objective) -> Trained:
         """SGD on the samples of a plan; a pure function of its arguments, so that it can be replayed."""

@@ -9,7 +9,7 @@ from numba import prange
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pfedlms.kernels import compiled
+from pfedlms.kernels import compiled, shares_work
 
 Array = NDArray[Any]
 
@@ -21,9 +21,8 @@ def sgd_step_(
     and `buffer` stays. `gradient` is consumed."""
     if params.device.type == "cpu" and params.dtype == torch.float32:
         second = gradient if extra is None else extra
-        _step(
-            params.numpy(), gradient.numpy(), second.numpy(), extra is not None, buffer.numpy(), rate, momentum, decay
-        )
+        step = _step_shared if shares_work() else _step
+        step(params.numpy(), gradient.numpy(), second.numpy(), extra is not None, buffer.numpy(), rate, momentum, decay)
         return
     if params.is_cuda and params.dtype == torch.float32 and (kernels := gpu_kernels()) is not None:
         kernels.step_(params, gradient, extra, buffer, rate, momentum, decay)
@@ -46,8 +45,17 @@ def gpu_kernels() -> Any:
     return triton_kernels
 
 
-@compiled(parallel=True)
+@compiled()
 def _step(
+    params: Array, gradient: Array, extra: Array, has_extra: bool, buffer: Array,
+    rate: float, momentum: float, decay: float,
+) -> None:  # fmt: skip
+    for client in range(len(params)):
+        _step_one(params[client], gradient[client], extra[client], has_extra, buffer[client], rate, momentum, decay)
+
+
+@compiled(parallel=True)
+def _step_shared(
     params: Array, gradient: Array, extra: Array, has_extra: bool, buffer: Array,
     rate: float, momentum: float, decay: float,
 ) -> None:  # fmt: skip

@@ -44,7 +44,9 @@ class Average(Exchange[tuple[Tensor, int]]):
     def server_add(
         self, total: tuple[Tensor, int], ids: list[int], samples: list[int], values: Tensors
     ) -> tuple[Tensor, int]:
-        return weighted_sum(samples, torch.cat(list(values.values()), dim=1), total[0]), total[1] + sum(samples)
+        parts = list(values.values())
+        model = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return weighted_sum(samples, model, total[0]), total[1] + sum(samples)
 
     def server_reply(self, server: Tensors, total: tuple[Tensor, int], round: int) -> tuple[Tensors, Tensors]:
         mean = (total[0] / total[1]).float()

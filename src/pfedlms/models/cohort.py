@@ -24,6 +24,8 @@ from pfedlms.models.streams import each
 # depend on how clients are grouped.
 _LOOP_ON_CPU = (_ConvNd, _NormBase, nn.GroupNorm, nn.LayerNorm, nn.RNNBase, nn.MultiheadAttention)
 
+_CACHED = 5  # models of a few hundred thousand parameters, with their gradients, that a CPU's cache holds
+
 Ends = Callable[[slice, Tensor, Tensor | None], tuple[Tensor, list[Tensor], list[Tensor]]]
 """What a training step minimises: for some rows of clients, their outputs `[clients, batch, classes]` and features it
 gives each client's loss, the tensors gradients flow back from, and the gradients there."""
@@ -128,11 +130,15 @@ class CohortModel:
             self._call(named, buffers, x)
             return all(torch.equal(a, g.get_state()) for a, g in zip(before, generators, strict=True))
 
-    @property
-    def at_once(self) -> int:
-        """Clients that should take their local steps together; 0: all. On a CPU a few whose models stay in the cache
-        are faster than all of them, where calling a layer costs little."""
-        return max(4, 2 * torch.get_num_threads()) if self._chain and self.device.type == "cpu" else 0
+    def parts(self, clients: int) -> list[slice]:
+        """Rows of clients that should take their local steps together. On a CPU a few whose models stay in the cache,
+        where calling a layer costs little: as many parts as keep all threads busy."""
+        if self._chain is None or self.device.type != "cpu":
+            return [slice(0, clients)]
+        threads = torch.get_num_threads()
+        count = min(clients, threads * -(-clients // (threads * _CACHED)))
+        ends = [clients * (number + 1) // count for number in range(count)]
+        return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
     @property
     def feature_size(self) -> int:
@@ -186,8 +192,9 @@ class CohortModel:
         """Losses of the clients in `rows`, whose gradients are written to `out`."""
         leaves = {name: value.detach().requires_grad_() for name, value in self._named(params).items()}
         places = self._named(out)
-        # On a CPU a batched product into a strided place takes another, slower way.
-        direct = places if out.is_cuda and self._compiled is None else {}
+        # With several CPU threads a batched product into a strided place takes another, slower way.
+        suits = out.is_cuda or torch.get_num_threads() == 1
+        direct = places if suits and self._compiled is None else {}
         outputs, seen = self._forward(leaves, direct, buffers, x, True, features)
         losses, roots, slopes = ends(rows, outputs, seen)
         # Clients share no parameter, so every client's own gradient comes out in its row.
