@@ -245,7 +245,8 @@ def main() -> None:
         print(f"peak GPU memory {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB")
     if options.json:
         with open(options.json, "w") as file:
-            json.dump({"options": vars(options), "where": where, "seconds": rows}, file, indent=2)
+            told = {name: value for name, value in vars(options).items() if name != "json"}
+            json.dump({"options": told, "where": where, "seconds": rows}, file, indent=2)
 
 
 if __name__ == "__main__":

@@ -82,7 +82,8 @@ def main() -> None:
         )
     if options.json:
         with open(options.json, "w") as file:
-            json.dump({"options": vars(options), "rows": rows}, file, indent=2)
+            told = {name: value for name, value in vars(options).items() if name != "json"}
+            json.dump({"options": told, "rows": rows}, file, indent=2)
 
 
 if __name__ == "__main__":
