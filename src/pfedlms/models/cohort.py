@@ -24,7 +24,7 @@ from pfedlms.models.streams import each
 # depend on how clients are grouped.
 _LOOP_ON_CPU = (_ConvNd, _NormBase, nn.GroupNorm, nn.LayerNorm, nn.RNNBase, nn.MultiheadAttention)
 
-_CACHED = 5  # models of a few hundred thousand parameters, with their gradients, that a CPU's cache holds
+_CACHED = 1 << 20  # parameters, with their gradients, that a CPU's cache holds
 
 Ends = Callable[[slice, Tensor, Tensor | None], tuple[Tensor, list[Tensor], list[Tensor]]]
 """What a training step minimises: for some rows of clients, their outputs `[clients, batch, classes]` and features it
@@ -135,8 +135,8 @@ class CohortModel:
         where calling a layer costs little: as many parts as keep all threads busy."""
         if self._chain is None or self.device.type != "cpu":
             return [slice(0, clients)]
-        threads = torch.get_num_threads()
-        count = min(clients, threads * -(-clients // (threads * _CACHED)))
+        threads, most = torch.get_num_threads(), max(1, _CACHED // self.layout.dim)
+        count = 1 if clients <= most else min(clients, threads * -(-clients // (threads * most)))
         ends = [clients * (number + 1) // count for number in range(count)]
         return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
