@@ -181,15 +181,12 @@ class Method(ABC):
     """Whether every client keeps its own model from round to round."""
     Settings: ClassVar[type[Any]]
     """Frozen dataclass of the method's own keys of the section [method]."""
+    exchanges: tuple[Exchange[Any], ...] = ()
+    """In the order they are held; none for a method that does not communicate."""
 
     def __init__(self, task: Task, settings: Any) -> None:
         self.task = task
         self.settings = settings
-
-    @property
-    @abstractmethod
-    def exchanges(self) -> tuple[Exchange[Any], ...]:
-        """In the order they are held; none for a method that does not communicate."""
 
     @property
     def sketched(self) -> tuple[Layout, tuple[int, ...]] | None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any
 
 import numpy as np
 import torch
@@ -135,8 +134,4 @@ class EDEN(Anchored):
 
     def __init__(self, task: Task, settings: EDENSettings) -> None:
         super().__init__(task, settings)
-        self._updates = QuantisedUpdates(task, settings.bits)
-
-    @property
-    def exchanges(self) -> tuple[Exchange[Any], ...]:
-        return (self._updates,)
+        self.exchanges = (QuantisedUpdates(task, settings.bits),)

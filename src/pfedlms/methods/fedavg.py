@@ -4,7 +4,6 @@ Decentralized Data", AISTATS 2017."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,11 +77,7 @@ class FedAvg(Method):
 
     def __init__(self, task: Task, settings: FedAvgSettings) -> None:
         super().__init__(task, settings)
-        self._average = Average(task.layout.dim, task.statistics if settings.share_statistics else ())
-
-    @property
-    def exchanges(self) -> tuple[Exchange[Any], ...]:
-        return (self._average,)
+        self.exchanges = (Average(task.layout.dim, task.statistics if settings.share_statistics else ()),)
 
     def global_model(self, cohort: Cohort) -> Tensor | None:
         return cohort.params

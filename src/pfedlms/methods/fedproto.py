@@ -4,7 +4,6 @@ Clients", AAAI 2022."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,11 +89,7 @@ class FedProto(Method):
             raise UsageError(
                 "method.name: fedproto sends what enters the last linear layer, but this model has no linear layer"
             )
-        self._prototypes = MeanPrototypes(task.classes, task.feature_size)
-
-    @property
-    def exchanges(self) -> tuple[Exchange[Any], ...]:
-        return (self._prototypes,)
+        self.exchanges = (MeanPrototypes(task.classes, task.feature_size),)
 
     def objective(self, cohort: Cohort, round: int) -> Objective:
         if self.settings.strength == 0:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from pfedlms.methods.base import Exchange, Method
+from pfedlms.methods.base import Method
 
 
 class Local(Method):
@@ -18,7 +17,3 @@ class Local(Method):
     @dataclass(frozen=True)
     class Settings:
         """No settings of its own."""
-
-    @property
-    def exchanges(self) -> tuple[Exchange[Any], ...]:
-        return ()

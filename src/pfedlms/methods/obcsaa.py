@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import floor, sqrt
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -130,11 +129,8 @@ class OBCSAA(Anchored):
     def __init__(self, task: Task, settings: OBCSAASettings) -> None:
         super().__init__(task, settings)
         self._directions = SparseDirections(task, settings)
+        self.exchanges = (self._directions,)
 
     @property
     def sketched(self) -> tuple[Layout, tuple[int, ...]]:
         return self.task.layout.whole(), self._directions.sizes
-
-    @property
-    def exchanges(self) -> tuple[Exchange[Any], ...]:
-        return (self._directions,)

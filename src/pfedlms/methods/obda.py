@@ -6,7 +6,6 @@ noise.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,8 +68,4 @@ class OBDA(Anchored):
 
     def __init__(self, task: Task, settings: OBDASettings) -> None:
         super().__init__(task, settings)
-        self._majority = MajorityOfGradients(task, settings.step)
-
-    @property
-    def exchanges(self) -> tuple[Exchange[Any], ...]:
-        return (self._majority,)
+        self.exchanges = (MajorityOfGradients(task, settings.step),)

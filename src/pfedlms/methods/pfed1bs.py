@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import floor
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,11 +82,7 @@ class PFed1BS(Method):
         kept = max(1, floor(settings.ratio * task.layout.dim))
         # A ratio of m / N with N a power of two is exact in floating point, so the sketch has exactly m rows.
         self._sketch = Sketch(whole, kept / whole.layers[0].pad, task.seed, epoch=0)
-        self._majority = MajorityOfSketches(self._sketch)
-
-    @property
-    def exchanges(self) -> tuple[Exchange[Any], ...]:
-        return (self._majority,)
+        self.exchanges = (MajorityOfSketches(self._sketch),)
 
     @property
     def sketched(self) -> tuple[Layout, tuple[int, ...]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -181,15 +180,11 @@ class PFedLMS(Method):
         self._sketches = Sketches(self._layout, settings.ratio, task.seed, settings.refresh)
         chosen = settings.spacing == "quantile"
         quantiles = normal_quantiles(settings.thresholds) if chosen else lloyd_max(settings.thresholds + 1)[1]
-        self._exchanges = (
+        self.exchanges = (
             AgreeOnThresholds(self._sketches, quantiles, len(self._layout.layers)),
             VoteOnSymbols(self._layout.sketch_sizes(settings.ratio), settings.thresholds),
         )
         self._warn(narrowest_interval(quantiles))
-
-    @property
-    def exchanges(self) -> tuple[Exchange[Any], ...]:
-        return self._exchanges
 
     @property
     def sketched(self) -> tuple[Layout, tuple[int, ...]]:

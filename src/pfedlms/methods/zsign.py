@@ -115,11 +115,7 @@ class ZSign(Anchored):
             )
         if settings.downlink == "sum" and task.clients > 255:
             raise UsageError(f"method.downlink: 'sum' takes at most 255 clients, got {task.clients}; use 'model'")
-        self._sum = SumOfSigns(task, settings)
+        self.exchanges = (SumOfSigns(task, settings),)
 
     def agreement(self) -> dict[str, int | float]:
         return {"clients": self.task.clients, "learning_rate": self.task.learning_rate}
-
-    @property
-    def exchanges(self) -> tuple[Exchange[Any], ...]:
-        return (self._sum,)

@@ -1,8 +1,9 @@
 """Layers of many models at once, where `torch.func.vmap` alone would go a roundabout way.
 
-    linear        one batched product; the gradient of the weight in the weight's own layout, on a GPU straight into
-                  the flat gradient
-    convolution   one grouped convolution on [batch, clients · channels, height, width]
+    linear        one batched product; the gradient of the weight in the weight's own layout, where it pays straight
+                  into the flat gradient
+    convolution   on [batch, clients · channels, height, width]: one kernel for all clients (`triton_conv`), or
+                  PyTorch's grouped convolution
     batch norm    one call over clients · channels; vmap would scale and shift in passes of their own
     max pooling   on clients · channels as well; vmap would turn the tensor round first
 

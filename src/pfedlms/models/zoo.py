@@ -57,7 +57,7 @@ def _vgg_entry(name: str, description: str) -> Entry:
 MODELS: dict[str, Entry] = {
     "dnn": Entry("one hidden layer (model.hidden) with ReLU, any input size", dnn),
     "vgg8": _vgg_entry("vgg8", "5 convolutions 16..128 + batch norm, head 128-128, 32x32 images"),
-    "vgg11": _vgg_entry("vgg11", "6 convolutions 64..512 + batch norm, head 512-512, 32x32 images"),
+    "vgg11": _vgg_entry("vgg11", "8 convolutions 64..512 + batch norm, head 512-512, 32x32 images"),
     "vgg16": _vgg_entry("vgg16", "13 convolutions 64..512 + batch norm, head 512-512, 32x32 images"),
 }
 
