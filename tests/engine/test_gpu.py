@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import pfedlms
+from pfedlms.data.batches import DeviceBatches, HostBatches
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -39,3 +41,39 @@ def test_recorded_steps_equal_plain_steps(method: str) -> None:
     recorded = pfedlms.run("digits", cohort_size=4, **settings).federation.state()["params"]
     distance = (plain - recorded).norm(dim=1) / plain.norm(dim=1)
     assert distance.max() < 1e-2
+
+
+def convolutional() -> nn.Module:
+    """Every layer that is stacked by a rule of its own."""
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(8, 20, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(20, 20, 2, stride=2), nn.Flatten(), nn.Linear(20, 10),
+    )  # fmt: skip
+
+
+def test_a_convolutional_model_learns_on_a_gpu_what_it_learns_on_a_cpu() -> None:
+    settings = {"method": "pfedlms", "rounds": 5, "clients": 6, "seed": 3, "augment": "flip"}
+    cpu, gpu = (pfedlms.run("digits", convolutional, device=device, **settings) for device in ("cpu", "cuda"))
+    first_cpu, first_gpu = cpu.metrics[0], gpu.metrics[0]
+    assert first_cpu["bytes"] == first_gpu["bytes"]
+    np.testing.assert_allclose(first_cpu["loss"], first_gpu["loss"], rtol=2e-2)  # convolutions in TF32
+    np.testing.assert_allclose(cpu.accuracy, gpu.accuracy, atol=6)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "pfedlms", "fedproto"])
+def test_stacked_seeds_are_those_apart(method: str) -> None:
+    """Apart from the order in which products are summed, which may follow the number of clients."""
+    settings = {"methods": [method], "seeds": 3, "rounds": 5, "clients": 6, "device": "cuda"}
+    apart, together = (pfedlms.compare("digits", stack_seeds=choice, **settings).runs for choice in ("never", "always"))
+    assert [run["total_bytes"] for run in apart] == [run["total_bytes"] for run in together]
+    for one, other in zip(apart, together, strict=True):
+        np.testing.assert_allclose(one["accuracy"]["final"], other["accuracy"]["final"], atol=1.5)
+
+
+def test_batches_are_drawn_on_the_device_as_on_the_host() -> None:
+    federation = pfedlms.run("digits", rounds=1, clients=8, device="cuda").federation
+    ids = tuple(range(8))
+    device, host = DeviceBatches(5, federation.data), HostBatches(5, federation.data)
+    for first in (0, 20, 45):
+        assert torch.equal(device.indices(ids, first, 20, 32).cpu(), host.indices(ids, first, 20, 32))
