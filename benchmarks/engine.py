@@ -82,10 +82,10 @@ def copy_speed(device: torch.device) -> float:
     return 2 * source.nbytes / median_seconds(lambda: target.copy_(source), device, 7)
 
 
-def matrix_rate(device: torch.device, tf32: bool) -> float:
+def matrix_rate(device: torch.device, tf32: bool, kind: torch.dtype = torch.float32) -> float:
     """Multiplications and additions a second of one large product."""
     size = 8192 if device.type == "cuda" else 2048
-    a, b = (torch.ones(size, size, device=device) for _ in range(2))
+    a, b = (torch.ones(size, size, device=device, dtype=kind) for _ in range(2))
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = tf32
     try:
@@ -104,7 +104,8 @@ def floors(options: argparse.Namespace, made: Federation) -> dict[str, float]:
     operations = options.clients * counter.get_total_flops()
     moved = options.clients * (8 * made.model.layout.dim + x.nbytes)
     convolutions = any(isinstance(part, nn.Conv2d) for part in module.modules())
-    rate = matrix_rate(device, tf32=convolutions and options.precision == "default")
+    kind = torch.bfloat16 if options.precision == "bf16" else torch.float32
+    rate = matrix_rate(device, convolutions and options.precision == "default", kind)
     return {"bytes": moved / copy_speed(device), "operations": operations / rate}
 
 

@@ -47,7 +47,7 @@ def test_an_error_in_a_thread_reaches_the_caller() -> None:
     assert torch.get_num_threads() == 3
 
 
-@pytest.mark.parametrize("method", ["fedavg", "pfedlms", "fedproto"])
+@pytest.mark.parametrize("method", ["fedavg", "pfedlms", "fedproto", "pfed1bs"])
 def test_results_do_not_depend_on_the_number_of_threads(method: str) -> None:
     """Every client's steps are taken by one thread, however many there are (up to four)."""
 

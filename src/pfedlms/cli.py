@@ -193,9 +193,7 @@ def _add_settings(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--rounds", metavar="N", help="communication rounds")
     sub.add_argument("--seed", metavar="N", help="names every random stream (default: 0)")
     sub.add_argument("--device", metavar="NAME", help="auto, cpu or cuda")
-    sub.add_argument(
-        "--fast", action="store_true", help="GPU: compile local steps; quicker, not reproducible to the bit"
-    )
+    sub.add_argument("--fast", action="store_true", help="GPU: compile the model; not reproducible to the bit")
     sub.add_argument("--out", metavar="DIR", help="where results go (default: a fresh folder under runs/)")
     sub.add_argument(
         "--set",

@@ -1,4 +1,4 @@
-"""How CPU kernels are compiled."""
+"""How CPU kernels are compiled, and how work is spread over threads."""
 
 from __future__ import annotations
 

@@ -82,7 +82,8 @@ class _HostPull:
     def __init__(self, sketch: Sketch, thresholds: Tensor, widths: Tensor, consensus: Tensor, strength: float) -> None:
         self._sketch, self._strength = sketch, strength
         self._thresholds, self._widths = thresholds, widths
-        rows, table = sketch.on_host(np.dtype(np.float32)).rows, sketch.on_host(np.dtype(np.float32)).table
+        host = sketch.on_host(np.dtype(np.float32))
+        rows, table = host.rows, host.table
         # Kept rows in the order they lie in memory: the pull does not care which message entry a row is.
         order = np.concatenate([start + np.argsort(rows[start:stop]) for _, _, _, start, stop in table.tolist()])
         self._rows, self._consensus = rows[order], consensus.numpy()[order]
@@ -200,8 +201,8 @@ def _slope(sketched: Array, consensus: Array, thresholds: Array, width: Any) -> 
         for tau in thresholds:
             for i in range(len(total)):
                 step = (sketched[i] - tau) / width
-                step = step if step > kind(-1) else kind(-1)
-                total[i] += step if step < kind(1) else kind(1)
+                step = kind(-1) if step < kind(-1) else step  # so that NaN stays NaN
+                total[i] += kind(1) if step > kind(1) else step
         for i in range(len(total)):
             total[i] /= levels
     return total

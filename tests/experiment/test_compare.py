@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -20,7 +21,7 @@ import pfedlms
 from pfedlms import rng
 from pfedlms.data import load
 from pfedlms.engine import lockstep
-from pfedlms.errors import RunDirectoryError
+from pfedlms.errors import PfedlmsError, RunDirectoryError
 from pfedlms.experiment.compare import resume_comparison
 from pfedlms.experiment.run import Progress
 from pfedlms.methods import METHODS
@@ -176,6 +177,17 @@ class Masked(nn.Module):
         return self.layers(x * self.mask)
 
 
+class Ordered(nn.Module):
+    """Columns in an order that is drawn for each seed and is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.order = plain(), torch.randperm(8).tolist()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x[..., self.order])
+
+
 ALONE = [
     pytest.param({"model": dropout}, id="dropout"),
     pytest.param({"model": frozen}, id="frozen"),
@@ -183,9 +195,11 @@ ALONE = [
     pytest.param({"model": FunctionalDropout}, id="functional dropout"),
     pytest.param({"model": Recurrent}, id="recurrent dropout"),
     pytest.param({"model": Masked}, id="tensor attribute"),
+    pytest.param({"model": Ordered}, id="an order of its own"),
 ]
 
 
+@pytest.mark.filterwarnings("ignore:run.stack_seeds")
 @pytest.mark.parametrize("case", ALONE)
 def test_what_cannot_be_stacked_runs_one_by_one(case: dict[str, Any], stacks: list[int]) -> None:
     together = measured(methods=["fedavg"], **case, stack_seeds="always")
@@ -301,3 +315,26 @@ def test_a_run_that_cannot_go_on_leaves_no_other_locked(broken: str, tmp_path: P
         held = [file for file in Path("/proc/self/fd").iterdir() if str(file.resolve()).startswith(str(out))]
         del caught  # until then nothing is collected
     assert not held
+
+
+def test_asking_for_a_stack_that_cannot_be_is_answered() -> None:
+    with pytest.warns(UserWarning, match=r"run\.stack_seeds: seeds run one by one"):
+        measured(methods=["local"], model=dropout, stack_seeds="always")
+
+
+def test_runs_of_a_stack_share_its_time() -> None:
+    began = time.perf_counter()
+    runs = pfedlms.compare("digits", methods=["local"], seeds=3, rounds=3, clients=3, stack_seeds="always").runs
+    assert 0 < sum(run["seconds"] for run in runs) <= time.perf_counter() - began + 0.01  # each is rounded
+
+
+def test_a_run_of_a_comparison_keeps_its_own_data(tmp_path: Path) -> None:
+    """A folder whose config.toml was changed before it began must not be trained on the others' samples."""
+    pfedlms.compare("digits", methods=["local"], seeds=2, rounds=1, clients=3, out=tmp_path / "c")
+    folder = tmp_path / "c" / "local-seed1"
+    for name in ("checkpoint.pt", "metrics.jsonl", "summary.json"):
+        (folder / name).unlink(missing_ok=True)
+    config = folder / "config.toml"
+    config.write_text(config.read_text().replace('dataset = "digits"', 'dataset = "mnist"'))
+    with pytest.raises(PfedlmsError, match="mnist"):
+        resume_comparison(tmp_path / "c", None, None, Progress())

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import pfedlms
+from pfedlms import rng
 from pfedlms.models import Cohort, CohortModel
 
 CPU = torch.device("cpu")
@@ -376,3 +380,36 @@ def test_the_first_evaluation_is_an_evaluation() -> None:
     first, _ = model.forward(cohort.params, cohort.buffers, x, training=False)
     second, _ = model.forward(cohort.params, cohort.buffers, x, training=False)
     assert torch.equal(first, second)
+
+
+def silenced() -> nn.Module:
+    """A hook of the backward pass keeps everything before the Tanh as it is."""
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10))
+    module[2].register_full_backward_hook(lambda own, inputs, outputs: (0 * inputs[0],))
+    return module
+
+
+class Bag(nn.Module):
+    """Pixels as words; word 0 is padding, whose vector is never trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(8, 6, padding_idx=0), nn.Linear(6, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.words(x.flatten(1).abs().long().clamp(max=7)).mean(dim=1))
+
+
+@pytest.mark.parametrize(("factory", "name", "part"), [(silenced, "1.weight", slice(None)), (Bag, "words.weight", 0)])
+def test_what_vmap_would_pass_over_is_obeyed(factory: Callable[[], nn.Module], name: str, part: Any) -> None:
+    result = pfedlms.run("digits", factory, method="local", rounds=1, clients=3, weight_decay=0.0, seed=2)
+    models = [model[name][part] for model in result.models]
+    with torch.random.fork_rng():
+        torch.manual_seed(rng.stream(2, "initial") % (1 << 63))
+        initial = factory().state_dict()[name][part]
+    assert all(torch.equal(model, initial) for model in models)
+
+
+def test_a_first_layer_may_work_in_place() -> None:
+    factory = lambda: nn.Sequential(nn.Flatten(), nn.ReLU(inplace=True), nn.Linear(64, 10))  # noqa: E731 - an argument
+    assert pfedlms.run("digits", factory, rounds=2, clients=3).accuracy > 50

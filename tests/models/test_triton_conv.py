@@ -72,6 +72,11 @@ def test_without_a_place_the_gradient_is_a_tensor_of_its_own() -> None:
     torch.testing.assert_close(gradient, expected, rtol=5e-3, atol=5e-3)
 
 
+def test_nan_stays_nan() -> None:
+    nan = torch.full((1, 2, 4, 4), 0x7FFFFFFF, dtype=torch.int32).view(torch.float32).to(DEVICE)
+    assert StackedConvolution.apply(nan, torch.ones(1, 3, 2, 3, 3, device=DEVICE), (1, 1), None).isnan().all()
+
+
 @pytest.mark.skipif(INTERPRETED, reason="needs a GPU")
 def test_a_stacked_convolution_is_as_exact_as_pytorchs() -> None:
     x, weight = draw(64, 20 * 64, 8, 8, seed=1), draw(20, 128, 64, 3, 3, seed=2)

@@ -114,7 +114,7 @@ class LocalWorker:
             params[rows], momentum[rows] = part.params, part.momentum
 
         spread(train, parts)
-        return replace(cohort, params=params, momentum=momentum), losses  # such models have no buffers
+        return replace(cohort, params=params, momentum=momentum), losses  # such models change no buffers
 
     def _steps(self, cohort: Cohort, plan: Tensor, objective: Objective) -> Trained:
         """SGD on the samples of a plan; a pure function of its arguments, so that it can be replayed."""

@@ -76,9 +76,13 @@ class Federation:
         )
 
     @property
-    def stacks_with_others(self) -> bool:
-        """Whether clients of another seed can be trained in one stack with these."""
-        return len(self._cohorts) == 1 and self.model.stacks_with_others(self.data.x[:2])
+    def can_be_stacked(self) -> bool:
+        """Whether these clients could be trained in one stack with those of another seed."""
+        return len(self._cohorts) == 1 and not self.model.draws(self.data.x[:2])
+
+    def trains_like(self, other: Federation) -> bool:
+        """Whether this federation's module computes what the other's does, so that it can train its clients."""
+        return self.model.computes_like(other.model, self.data.x[:2])
 
     @property
     def largest_cohort(self) -> int:

@@ -177,34 +177,52 @@ def _played(configs: Sequence[Config], open: Open, progress: Progress) -> Iterat
     for _, numbers in groupby(range(len(configs)), key=lambda number: configs[number].method):
         first, *others = numbers
         ready = open(first, None)
-        data = ready.federation.data
+        samples = ready.federation.data
+
+        def open_next(number: int, like: Config = configs[first], samples: FederatedData = samples) -> Ready:
+            return open(number, samples if configs[number].data == like.data else None)
+
         if others and _can_stack([configs[number] for number in (first, *others)], ready.federation):
-            yield execute_together(_all_open(ready, others, data, open), progress)
+            yield from _stacked(ready, others, open_next, progress)
             continue
         yield execute_together([ready], progress)
         del ready  # and with it the clients' models
         for number in others:
-            yield execute_together([open(number, data)], progress)
+            yield execute_together([open_next(number)], progress)
 
 
-def _all_open(first: Ready, others: Sequence[int], data: FederatedData, open: Open) -> list[Ready]:
-    """Runs of one stack; if one cannot be opened, none stays locked."""
+def _stacked(
+    first: Ready, others: Sequence[int], open_next: Callable[[int], Ready], progress: Progress
+) -> Iterator[list[Result | DivergedError]]:
+    """Play runs in one stack, or one by one if their modules turn out to differ; in the end none is locked."""
     runs = [first]
     try:
-        runs += [open(number, data) for number in others]
-    except BaseException:
+        for number in others:
+            runs.append(open_next(number))  # noqa: PERF401 - known one by one, should the next fail
+        if all(first.federation.trains_like(run.federation) for run in runs[1:]):
+            yield execute_together(runs, progress)
+            return
+        for run in runs:
+            yield execute_together([run], progress)
+    finally:
         for run in runs:
             if run.directory is not None:
                 run.directory.close()
-        raise
-    return runs
 
 
 def _can_stack(configs: Sequence[Config], first: Federation) -> bool:
     """Whether runs that differ in nothing but their seeds can, and should, be trained as one stack."""
     wanted = configs[0].run.stack_seeds
     alike = {config.with_run(seed=0, out="").to_toml() for config in configs}
-    if wanted == "never" or len(alike) > 1 or not first.stacks_with_others:
+    if wanted == "never":
+        return False
+    if len(alike) > 1 or not first.can_be_stacked:
+        if wanted == "always":
+            warnings.warn(
+                "run.stack_seeds: seeds run one by one: settings differ, clients do not fit one cohort, or the model "
+                "draws random numbers",
+                stacklevel=2,
+            )
         return False
     if wanted == "always":
         return True

@@ -83,7 +83,9 @@ class RunSection:
         0.5, "share of an exchange's messages that must be valid for the round to go on", minimum=0, maximum=1
     )
     fast: bool = setting(
-        False, "on a GPU: compile the local steps; quicker, but other rounding, not reproducible to the bit"
+        False,
+        "on a GPU: compile the model (instead of the stacked layers); other rounding, not reproducible to the bit; "
+        "worth a try where it has layers without a rule of their own",
     )
     cohort_size: int = setting(
         0, "clients stacked together; 0: as many as fit in memory; 1: the reference engine, one by one", minimum=0

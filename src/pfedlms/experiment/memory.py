@@ -12,7 +12,7 @@ from pfedlms.data import FederatedData
 from pfedlms.models import CohortModel
 
 _SHARE = 0.6  # of the free memory; the rest is for evaluation, messages and what allocators waste
-_COPIES = 8  # of a client's parameters during a step: old and new, gradient and its parts, pull, momentum
+_COPIES = 8  # of a client's parameters during a step: model, gradient and its parts, pull and its work, momentum
 
 
 def free_memory(device: torch.device) -> int | None:
@@ -31,7 +31,7 @@ def free_memory(device: torch.device) -> int | None:
 def client_bytes(model: CohortModel, data: FederatedData, batch_size: int) -> int:
     """Bytes one client takes during a local step: its parameters several times over, and its activations twice."""
     outputs: list[int] = []
-    sample = data.x[data.train[0][:1]].to(model.device).expand(2, *data.shape)
+    sample = data.x[data.train[0][:1]].to(model.device).expand(2, *data.shape).clone()
 
     def count(module: nn.Module, inputs: object, output: object) -> None:
         if isinstance(output, Tensor):

@@ -204,16 +204,16 @@ def execute_together(runs: Sequence[Ready], progress: Progress) -> list[Result |
     """The same for several runs whose clients are trained in one stack, round by round."""
     try:
         with _stop_on_interrupt() as stopped:
-            return side_by_side([_executing(run, progress, stopped) for run in runs])
+            return side_by_side([_executing(run, progress, stopped, 1 / len(runs)) for run in runs])
     finally:
         for run in runs:
             if run.directory is not None:
                 run.directory.close()
 
 
-def _executing(run: Ready, progress: Progress, stopped: Callable[[], bool]) -> Playing[Result]:
+def _executing(run: Ready, progress: Progress, stopped: Callable[[], bool], share: float) -> Playing[Result]:
     config, federation, directory = run.config, run.federation, run.directory
-    recorder = _Recorder(config, federation, directory)
+    recorder = _Recorder(config, federation, directory, share)
     try:
         recorder.restore()
         progress.started(config, federation.rounds_played)
@@ -257,17 +257,18 @@ def _playing(
 
 
 class _Recorder:
-    """Turns what happens into metrics, checkpoints and a summary."""
+    """Turns what happens into metrics, checkpoints and a summary. `share` of the time is this run's: runs of one stack
+    have equal parts in it."""
 
-    def __init__(self, config: Config, federation: Federation, directory: RunDirectory | None) -> None:
+    def __init__(self, config: Config, federation: Federation, directory: RunDirectory | None, share: float) -> None:
         self.metrics: list[dict[str, Any]] = []
         self._config, self._federation, self._directory = config, federation, directory
         self._traffic, self._rejected = Traffic(), 0
-        self._before, self._began = 0.0, time.perf_counter()
+        self._before, self._began, self._share = 0.0, time.perf_counter(), share
 
     @property
     def _seconds(self) -> float:
-        return round(self._before + time.perf_counter() - self._began, 3)
+        return round(self._before + self._share * (time.perf_counter() - self._began), 3)
 
     def restore(self) -> None:
         """Go back to the latest checkpoint, or to the very beginning where there is none."""

@@ -15,6 +15,7 @@ from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
+from pfedlms.errors import UsageError
 from pfedlms.models.layout import flat_layout
 from pfedlms.models.stacked import Chain, StackedLayers
 from pfedlms.models.streams import each
@@ -29,6 +30,13 @@ _CACHED = 1 << 20  # parameters, with their gradients, that a CPU's cache holds
 Ends = Callable[[slice, Tensor, Tensor | None], tuple[Tensor, list[Tensor], list[Tensor]]]
 """What a training step minimises: for some rows of clients, their outputs `[clients, batch, classes]` and features it
 gives each client's loss, the tensors gradients flow back from, and the gradients there."""
+
+
+def _must_run_alone(part: nn.Module, device: torch.device) -> bool:
+    """What vmap would pass over in silence (hooks of the backward pass, a padding row that is not trained), and what is
+    no faster stacked."""
+    passed_over = part._backward_hooks or part._backward_pre_hooks or getattr(part, "padding_idx", None) is not None
+    return bool(passed_over) or (device.type == "cpu" and isinstance(part, _LOOP_ON_CPU))
 
 
 @dataclass(frozen=True)
@@ -89,7 +97,7 @@ class CohortModel:
     """A module's architecture, applied to many flat parameter vectors at once.
 
     The module given is never trained; it supplies the computation, the frozen parameters and the initial values. With
-    `fast`, training on a GPU is compiled: quicker after a minute of compiling, with other rounding.
+    `fast`, training on a GPU is compiled instead of run by the rules of `stacked`, with other rounding.
     """
 
     def __init__(self, module: nn.Module, device: torch.device, fast: bool = False) -> None:
@@ -107,28 +115,36 @@ class CohortModel:
         self._head = linear[-1] if linear else None
         self._chain = Chain.of(module, trained)
         self._stacks: bool | None = True if self._chain else None
-        if device.type == "cpu" and any(isinstance(m, _LOOP_ON_CPU) for m in module.modules()):
+        if any(_must_run_alone(part, device) for part in module.modules()):
             self._stacks = False
         self._compiled: Any = None
         if fast and device.type == "cuda":
             self._compiled = torch.compile(vmap(self._call, randomness="different"), dynamic=False)
 
-    def stacks_with_others(self, x: Tensor) -> bool:
-        """Whether clients of several federations can be trained by this one module: what is not in their parameters
-        and buffers must be the same for all of them, and nothing may be drawn by the module itself, which is tried on
-        samples `x: [batch, …]`."""
-        own = any(isinstance(value, Tensor) for part in self.module.modules() for value in vars(part).values())
-        if self._frozen or own:
-            return False
-        generators = [torch.default_generator]
+    def draws(self, x: Tensor) -> bool:
+        """Whether the module draws random numbers in training; tried on samples `x: [batch, …]`."""
+        generators, devices = [torch.default_generator], []
         if self.device.type == "cuda":
-            generators.append(torch.cuda.default_generators[self.device.index or 0])
-        named, buffers = self._named(self.initial), {n: v.clone() for n, v in self.initial_buffers.items()}
-        self.module.train()
-        with torch.no_grad(), torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            index = torch.cuda.current_device() if self.device.index is None else self.device.index
+            generators, devices = [*generators, torch.cuda.default_generators[index]], [index]
+        with torch.random.fork_rng(devices=devices):
             before = [generator.get_state() for generator in generators]
-            self._call(named, buffers, x)
-            return all(torch.equal(a, g.get_state()) for a, g in zip(before, generators, strict=True))
+            self._tried(self.initial, self.initial_buffers, x)
+            return not all(torch.equal(a, g.get_state()) for a, g in zip(before, generators, strict=True))
+
+    def computes_like(self, other: CohortModel, x: Tensor) -> bool:
+        """Whether both modules give the same outputs for the same parameters and buffers, tried on samples `x`: so that
+        whatever else they hold is the same, and one can train the other's clients."""
+        if self.layout != other.layout or self.initial_buffers.keys() != other.initial_buffers.keys():
+            return False
+        first, second = (each._tried(self.initial, self.initial_buffers, x) for each in (self, other))
+        return torch.equal(first, second)
+
+    def _tried(self, params: Tensor, buffers: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        self.module.train()
+        with torch.no_grad():
+            outputs: Tensor = self._call(self._named(params), {n: v.clone() for n, v in buffers.items()}, x)
+        return outputs
 
     def parts(self, clients: int) -> list[slice]:
         """Rows of clients that should take their local steps together. On a CPU a few whose models stay in the cache,
@@ -278,9 +294,12 @@ class CohortModel:
         caught: list[Tensor] = []
         handle = self._head.register_forward_pre_hook(lambda module, inputs: caught.append(inputs[0]))
         try:
-            return self._call(named, buffers, x), caught[0]
+            outputs = self._call(named, buffers, x)
         finally:
             handle.remove()
+        if not caught:
+            raise UsageError("model: its last linear layer takes no part in the outputs, so it has no features to send")
+        return outputs, caught[0]
 
     def state_dict(self, params: Tensor, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """One client's `params: [dim]` and `buffers` as a state dict that `load_state_dict` of the module takes."""

@@ -58,19 +58,15 @@ class _StackedLinear(torch.autograd.Function):
         return of_x, of_weight, of_bias, None, None
 
 
-Fold = Callable[..., Tensor]
-
-
 class _Folded(torch.autograd.Function):
-    """`alone(x, *rest)` of one model; under `torch.func.vmap` over models `folded(clients, x, *rest)`, whose `x` and
-    result are `[batch, clients · channels, …]` and whose `rest` have all clients in their first axis. Only used
-    inside vmap."""
+    """`operation(x, *rest)` of one model; under `torch.func.vmap` over models the same once for all: on `x: [batch,
+    clients · channels, …]` and on `rest` with clients · channels in the first axis. Only used inside vmap."""
 
     generate_vmap_rule = False
 
     @staticmethod
-    def forward(alone: Fold, folded: Fold, x: Tensor, *rest: Tensor | None) -> Tensor:
-        return alone(x, *rest)
+    def forward(operation: Callable[..., Tensor], x: Tensor, *rest: Tensor | None) -> Tensor:
+        return operation(x, *rest)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -78,15 +74,15 @@ class _Folded(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any, dims: tuple[int | None, ...], alone: Fold, folded: Fold, x: Tensor, *rest: Tensor | None
+        info: Any, dims: tuple[int | None, ...], operation: Callable[..., Tensor], x: Tensor, *rest: Tensor | None
     ) -> tuple[Tensor, int]:
         clients = info.batch_size
-        wide = _moved(clients, x, dims[2], 1).flatten(1, 2)
+        wide = _moved(clients, x, dims[1], 1).flatten(1, 2)
         others = [
             None if value is None else _moved(clients, value, dim, 0).flatten(0, 1)
-            for value, dim in zip(rest, dims[3:], strict=True)
+            for value, dim in zip(rest, dims[2:], strict=True)
         ]
-        out = folded(clients, wide, *others)
+        out = operation(wide, *others)
         return out.view(len(out), clients, -1, *out.shape[2:]), 1
 
 
@@ -239,11 +235,11 @@ class StackedLayers:
             kernel_size=layer.kernel_size, stride=layer.stride, padding=layer.padding, dilation=layer.dilation,
             ceil_mode=layer.ceil_mode,
         )  # fmt: skip
-        return pool(x) if x.ndim != 4 else _fold(lambda clients, wide: pool(wide), x)
+        return pool(x) if x.ndim != 4 else _fold(pool, x)
 
 
-def _fold(folded: Fold, x: Tensor, *rest: Tensor | None) -> Tensor:
-    out: Tensor = _Folded.apply(partial(folded, 1), folded, x, *rest)  # type: ignore[no-untyped-call]
+def _fold(operation: Callable[..., Tensor], x: Tensor, *rest: Tensor | None) -> Tensor:
+    out: Tensor = _Folded.apply(operation, x, *rest)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -253,7 +249,7 @@ def _plain_norm(layer: _BatchNorm) -> bool:
 
 
 def _norm(
-    layer: _BatchNorm, clients: int, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor | None, var: Tensor | None
+    layer: _BatchNorm, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor | None, var: Tensor | None
 ) -> Tensor:
     training = layer.training or mean is None
     assert layer.momentum is not None  # see `_plain_norm`

@@ -21,7 +21,7 @@ def _streams(device: torch.device, purpose: str, count: int) -> list[torch.cuda.
 
 
 def beside(
-    first: Callable[[], First], second: Callable[[], Second], device: torch.device, purpose: str = ""
+    first: Callable[[], First], second: Callable[[], Second], device: torch.device, purpose: str
 ) -> tuple[First, Second]:
     """Both results; on a GPU the first is computed on a stream beside the second. Calls inside one another need
     different purposes."""

@@ -25,7 +25,8 @@ _FEW_CHANNELS = 16  # up to which taps and channels share a tile
 @triton.jit
 def _rounded(x):
     """To the nearest TF32 number; tensor cores would cut the last 13 bits off, which doubles the error."""
-    return ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    nearest = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return tl.where(x == x, nearest, x)  # NaN stays NaN
 
 
 @triton.jit
@@ -109,8 +110,9 @@ def _transpose(
     source, out, rows, columns, source_stride, out_stride,
     ROUND: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    batch = tl.program_id(2).to(tl.int64)
-    r, c = tl.program_id(0) * BR + tl.arange(0, BR), tl.program_id(1) * BC + tl.arange(0, BC)
+    tiles = tl.cdiv(rows, BR)
+    batch = (tl.program_id(0) // tiles).to(tl.int64)
+    r, c = (tl.program_id(0) % tiles) * BR + tl.arange(0, BR), tl.program_id(1) * BC + tl.arange(0, BC)
     inside = (r < rows)[:, None] & (c < columns)[None, :]
     tile = tl.load(source + batch * source_stride + r.to(tl.int64)[:, None] * columns + c[None, :], mask=inside)
     if ROUND:
@@ -127,7 +129,7 @@ def _transposed(source: Tensor, out: Tensor | None = None) -> Tensor:
     if out is None:
         out = torch.empty(batch, columns, rows, device=source.device, dtype=source.dtype)
     tile = {"BR": 64, "BC": 64} if columns > 16 else {"BR": 256, "BC": 16}
-    grid = (triton.cdiv(rows, tile["BR"]), triton.cdiv(columns, tile["BC"]), batch)
+    grid = (batch * triton.cdiv(rows, tile["BR"]), triton.cdiv(columns, tile["BC"]))
     _transpose[grid](source, out, rows, columns, source.stride(0), out.stride(0), fresh, **tile, num_warps=4)
     return out
 
@@ -213,5 +215,11 @@ class StackedConvolution(torch.autograd.Function):
 
 def takes(x: Tensor, weight: Tensor) -> bool:
     """Whether the kernels compute what PyTorch would: float32 images in TF32."""
-    plain = x.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
-    return x.is_cuda and plain and torch.backends.cudnn.allow_tf32
+    plain = x.is_cuda and x.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
+    return plain and torch.cuda.get_device_capability(x.device) >= (8, 0) and _in_tf32()
+
+
+def _in_tf32() -> bool:
+    """PyTorch's setting for convolutions, by its newer name where there is one: mixing both names is an error there."""
+    precision = getattr(getattr(torch.backends.cudnn, "conv", None), "fp32_precision", "none")
+    return torch.backends.cudnn.allow_tf32 if precision == "none" else bool(precision == "tf32")

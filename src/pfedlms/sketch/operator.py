@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedlms import rng
-from pfedlms.kernels import compiled
+from pfedlms.kernels import compiled, shares_work
 from pfedlms.models.layout import Layout
 from pfedlms.sketch.hadamard import fwht_reference, fwht_row, gpu_kernels
 
@@ -86,15 +86,8 @@ class Sketch:
             return self.forward_reference(params)
         theta = params.detach().contiguous().numpy()
         out = np.empty((len(theta), self.size), dtype=theta.dtype)
-        _forward(
-            theta,
-            self._signs,
-            self._rows,
-            self._table,
-            self._scales.astype(theta.dtype),
-            self._workspace(theta.dtype),
-            out,
-        )
+        host, kernel = self.on_host(theta.dtype), _forward_shared if shares_work() else _forward
+        kernel(theta, host.signs, host.rows, host.table, host.scales, host.workspace(), out)
         return torch.from_numpy(out)
 
     def adjoint(self, sketched: Tensor) -> Tensor:
@@ -106,15 +99,8 @@ class Sketch:
             return self.adjoint_reference(sketched)
         u = sketched.detach().contiguous().numpy()
         out = np.empty((len(u), self.dim), dtype=u.dtype)
-        _adjoint(
-            u,
-            self._signs,
-            self._rows,
-            self._table,
-            self._scales.astype(u.dtype),
-            self._workspace(u.dtype),
-            out,
-        )
+        host, kernel = self.on_host(u.dtype), _adjoint_shared if shares_work() else _adjoint
+        kernel(u, host.signs, host.rows, host.table, host.scales, host.workspace(), out)
         return torch.from_numpy(out)
 
     def forward_reference(self, params: Tensor) -> Tensor:
@@ -174,9 +160,6 @@ class Sketch:
 
     def _tensor(self, values: NDArray[np.int8], like: Tensor) -> Tensor:
         return torch.from_numpy(values).to(device=like.device, dtype=like.dtype)
-
-    def _workspace(self, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
-        return self.on_host(dtype).workspace()
 
 
 def _check_width(name: str, values: Tensor, width: int) -> None:
@@ -260,27 +243,55 @@ def scatter(values: Array, rows: Array, scale: Any, work: Array) -> None:
         work[rows[j]] = values[j] * scale
 
 
-@compiled(parallel=True)
+@compiled()
+def _forward_layer(theta: Array, signs: Array, rows: Array, place: Array, scale: Any, work: Array, out: Array) -> None:
+    begin, end, pad, start, stop = place
+    enter(theta[begin:end], signs[begin:end], work[:pad])
+    fwht_row(work[:pad])
+    gather(work, rows[start:stop], scale, out[start:stop])
+
+
+@compiled()
+def _adjoint_layer(u: Array, signs: Array, rows: Array, place: Array, scale: Any, work: Array, out: Array) -> None:
+    begin, end, pad, start, stop = place
+    scatter(u[start:stop], rows[start:stop], u.dtype.type(1), work[:pad])
+    fwht_row(work[:pad])
+    leave(work, signs[begin:end], scale, out[begin:end])
+
+
+@compiled()
 def _forward(
+    theta: Array, signs: Array, rows: Array, table: Array, scales: Array, workspace: Array, out: Array
+) -> None:
+    for client in range(len(theta)):
+        for layer in range(len(table)):
+            _forward_layer(theta[client], signs, rows, table[layer], scales[layer], workspace[0], out[client])
+
+
+@compiled(parallel=True)
+def _forward_shared(
     theta: Array, signs: Array, rows: Array, table: Array, scales: Array, workspace: Array, out: Array
 ) -> None:
     layers = len(table)
     for task in prange(len(theta) * layers):
         client, layer = task // layers, task % layers
-        begin, end, pad, start, stop = table[layer]
-        work = workspace[get_thread_id(), :pad]
-        enter(theta[client, begin:end], signs[begin:end], work)
-        fwht_row(work)
-        gather(work, rows[start:stop], scales[layer], out[client, start:stop])
+        work = workspace[get_thread_id()]
+        _forward_layer(theta[client], signs, rows, table[layer], scales[layer], work, out[client])
+
+
+@compiled()
+def _adjoint(u: Array, signs: Array, rows: Array, table: Array, scales: Array, workspace: Array, out: Array) -> None:
+    for client in range(len(u)):
+        for layer in range(len(table)):
+            _adjoint_layer(u[client], signs, rows, table[layer], scales[layer], workspace[0], out[client])
 
 
 @compiled(parallel=True)
-def _adjoint(u: Array, signs: Array, rows: Array, table: Array, scales: Array, workspace: Array, out: Array) -> None:
+def _adjoint_shared(
+    u: Array, signs: Array, rows: Array, table: Array, scales: Array, workspace: Array, out: Array
+) -> None:
     layers = len(table)
     for task in prange(len(u) * layers):
         client, layer = task // layers, task % layers
-        begin, end, pad, start, stop = table[layer]
-        work = workspace[get_thread_id(), :pad]
-        scatter(u[client, start:stop], rows[start:stop], u.dtype.type(1), work)
-        fwht_row(work)
-        leave(work, signs[begin:end], scales[layer], out[client, begin:end])
+        work = workspace[get_thread_id()]
+        _adjoint_layer(u[client], signs, rows, table[layer], scales[layer], work, out[client])
