@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pfedlms.errors import DecodeError
-from pfedlms.wire import codec
+from pfedlms.wire import Symbols, kernels
 from pfedlms.wire.codec import block_shape, pack, packed_size, unpack
 
 ALL_LEVELS = range(2, 257)
@@ -328,5 +328,7 @@ def test_each_kernel_is_compiled_once() -> None:
             data = pack(given_as, levels)
             for received in (data, bytearray(data)):
                 unpack(received, 100, levels)
-    for kernel in (codec._pack_bits, codec._unpack_bits, codec._pack_blocks, codec._unpack_blocks):
+        field = Symbols("symbols", (60, 40), levels)
+        field.decode(memoryview(field.encode({"symbols": symbols})), {})
+    for kernel in (kernels.pack_bits, kernels.unpack_bits, kernels.pack_blocks, kernels.unpack_blocks):
         assert len(kernel.signatures) == 1
