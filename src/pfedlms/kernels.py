@@ -6,6 +6,8 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -42,6 +44,15 @@ def compiled(*, parallel: bool = False) -> Callable[[Function], Function]:
 def use_threads(count: int) -> None:
     """Let kernels use `count` threads, or as many of them as numba has."""
     numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
+
+
+@cache
+def triton_kernels(module: str) -> Any:
+    """A module of kernels for GPUs, or None where Triton is not installed."""
+    try:
+        return import_module(f"pfedlms.{module}")
+    except ImportError:
+        return None
 
 
 def shares_work() -> bool:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pfedlms.engine.sgd import gpu_kernels
+from pfedlms.kernels import triton_kernels
 
 
 def sample_losses(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -17,7 +17,7 @@ def sample_losses(outputs: Tensor, labels: Tensor) -> Tensor:
 def cross_entropy(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Mean cross-entropy of every client, `[clients]`, and its gradient at the outputs, `[clients, batch, classes]`."""
     given = outputs.detach()
-    if given.is_cuda and (kernels := gpu_kernels()) is not None and kernels.fits(given):
+    if given.is_cuda and (kernels := triton_kernels("engine.triton_kernels")) is not None and kernels.fits(given):
         both: tuple[Tensor, Tensor] = kernels.cross_entropy(given, labels)
         return both
     # By hand, because autograd's way takes longer than the arithmetic for a few classes; the operations are its own.

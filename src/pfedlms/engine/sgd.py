@@ -9,7 +9,7 @@ from numba import prange
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pfedlms.kernels import compiled, shares_work
+from pfedlms.kernels import compiled, shares_work, triton_kernels
 
 Array = NDArray[Any]
 
@@ -24,7 +24,11 @@ def sgd_step_(
         step = _step_shared if shares_work() else _step
         step(params.numpy(), gradient.numpy(), second.numpy(), extra is not None, buffer.numpy(), rate, momentum, decay)
         return
-    if params.is_cuda and params.dtype == torch.float32 and (kernels := gpu_kernels()) is not None:
+    if (
+        params.is_cuda
+        and params.dtype == torch.float32
+        and (kernels := triton_kernels("engine.triton_kernels")) is not None
+    ):
         kernels.step_(params, gradient, extra, buffer, rate, momentum, decay)
         return
     if extra is not None:
@@ -34,15 +38,6 @@ def sgd_step_(
     if momentum:
         gradient = buffer.mul_(momentum).add_(gradient)
     params.sub_(gradient, alpha=rate)
-
-
-def gpu_kernels() -> Any:
-    """The Triton version, or None where Triton is not installed."""
-    try:
-        from pfedlms.engine import triton_kernels
-    except ImportError:
-        return None
-    return triton_kernels
 
 
 @compiled()

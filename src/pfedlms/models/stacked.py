@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from pfedlms.kernels import triton_kernels
 from pfedlms.models.streams import beside
 
 # cuDNN takes grouped convolutions of [batch, channels, height, width] up to thirty times longer than those with the
@@ -131,7 +132,7 @@ class _Convolution(torch.autograd.Function):
     ) -> tuple[Tensor, int]:  # fmt: skip
         clients = info.batch_size
         wide, weight = _moved(clients, x, dims[2], 1).flatten(1, 2), _moved(clients, weight, dims[3], 0)
-        kernels, pad = _gpu_kernels(), _padding_around(layer)
+        kernels, pad = triton_kernels("models.triton_conv"), _padding_around(layer)
         if kernels is not None and pad is not None and kernels.takes(wide, weight):
             out: Tensor = kernels.StackedConvolution.apply(wide, weight, pad, place)
         else:
@@ -142,15 +143,6 @@ class _Convolution(torch.autograd.Function):
         if bias is not None:
             out = out + _moved(clients, bias, dims[4], 0).flatten().view(1, -1, 1, 1)
         return out.view(len(out), clients, -1, *out.shape[2:]), 1
-
-
-def _gpu_kernels() -> Any:
-    """The Triton convolution, or None where Triton is not installed."""
-    try:
-        from pfedlms.models import triton_conv
-    except ImportError:
-        return None
-    return triton_conv
 
 
 def _padding_around(layer: nn.Conv2d) -> tuple[int, int] | None:

@@ -30,7 +30,7 @@ from numba import types
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
-from pfedlms.kernels import compiled
+from pfedlms.kernels import compiled, triton_kernels
 
 MAX_SIZE = 1 << 24
 
@@ -200,7 +200,12 @@ def fwht_(values: torch.Tensor) -> torch.Tensor:
             "fwht_: values requires grad; expected a tensor outside autograd, because it is changed in "
             "place; pass values.detach(), or use fwht_reference, which autograd can follow"
         )
-    if values.is_cuda and values.dtype == torch.float32 and size > 1 and (kernels := gpu_kernels()) is not None:
+    if (
+        values.is_cuda
+        and values.dtype == torch.float32
+        and size > 1
+        and (kernels := triton_kernels("sketch.triton_kernels")) is not None
+    ):
         return values.copy_(kernels.fwht(values.view(-1, size)).view_as(values))
     if values.device.type != "cpu":
         return values.copy_(fwht_reference(values))
@@ -212,15 +217,6 @@ def fwht_(values: torch.Tensor) -> torch.Tensor:
     else:
         _rows(matrix)
     return values
-
-
-def gpu_kernels() -> Any:
-    """The Triton kernels, or None where Triton is not installed."""
-    try:
-        from pfedlms.sketch import triton_kernels
-    except ImportError:
-        return None
-    return triton_kernels
 
 
 def fwht_reference(values: torch.Tensor) -> torch.Tensor:

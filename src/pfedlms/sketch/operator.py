@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedlms import rng
-from pfedlms.kernels import compiled, shares_work
+from pfedlms.kernels import compiled, shares_work, triton_kernels
 from pfedlms.models.layout import Layout
-from pfedlms.sketch.hadamard import fwht_reference, fwht_row, gpu_kernels
+from pfedlms.sketch.hadamard import fwht_reference, fwht_row
 
 Array = NDArray[Any]
 
@@ -200,7 +200,7 @@ class DeviceLayer:
 
 def kernels_for(values: Tensor) -> Any:
     """The GPU kernels where they can work on `values`, else None."""
-    return gpu_kernels() if values.dtype == torch.float32 else None
+    return triton_kernels("sketch.triton_kernels") if values.dtype == torch.float32 else None
 
 
 @lru_cache(maxsize=12)
