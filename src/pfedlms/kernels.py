@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
@@ -78,17 +76,3 @@ def spread(work: Callable[[Item], None], items: Sequence[Item]) -> None:
             list(pool.map(work, items))
     finally:
         torch.set_num_threads(threads)
-
-
-def _processors() -> int | None:
-    """Processors that a container's limit leaves to this process, or None where there is no limit."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return None if quota == "max" else max(1, int(quota) // int(period))
-    except (OSError, ValueError):
-        return None
-
-
-# Numba starts a thread for every processor it sees; more of them than a container may use wait for each other.
-if "NUMBA_NUM_THREADS" not in os.environ and (_limit := _processors()) is not None:
-    use_threads(_limit)

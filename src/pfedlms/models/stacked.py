@@ -209,7 +209,7 @@ class StackedLayers:
 
     def _convolution(self, name: str, layer: nn.Conv2d, x: Tensor) -> Tensor:
         if x.ndim != 4:
-            return F.conv2d(x, layer.weight, layer.bias, layer.stride, layer.padding, layer.dilation, layer.groups)
+            return nn.Conv2d.forward(layer, x)
         (place,) = self._taken(name, "weight")
         out: Tensor = _Convolution.apply(layer, place, x, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
         return out
@@ -222,12 +222,8 @@ class StackedLayers:
         return _fold(partial(_norm, layer), x, layer.weight, layer.bias, *statistics)
 
     def _max_pool(self, layer: nn.MaxPool2d, x: Tensor) -> Tensor:
-        pool = partial(
-            F.max_pool2d,
-            kernel_size=layer.kernel_size, stride=layer.stride, padding=layer.padding, dilation=layer.dilation,
-            ceil_mode=layer.ceil_mode,
-        )  # fmt: skip
-        return pool(x) if x.ndim != 4 else _fold(pool, x)
+        pool = partial(nn.MaxPool2d.forward, layer)
+        return _fold(pool, x) if x.ndim == 4 else pool(x)
 
 
 def _fold(operation: Callable[..., Tensor], x: Tensor, *rest: Tensor | None) -> Tensor:
@@ -273,9 +269,7 @@ class Chain:
             or "forward" in vars(part)
             for part in module.modules()
         )  # fmt: skip
-        repeated = len(layers) < sum(1 for _ in module.named_modules(remove_duplicate=False)) - sum(
-            1 for part in module.modules() if type(part) is nn.Sequential
-        )
+        repeated = len(list(module.named_modules(remove_duplicate=False))) > len(list(module.modules()))
         return Chain(layers) if plain and not hooked and not repeated and trained == set(names) else None
 
     def __call__(
