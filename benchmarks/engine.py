@@ -26,13 +26,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pfedlms.data import batch_positions, from_pairs
 from pfedlms.engine import Federation
-from pfedlms.engine.local import TrainSettings
-from pfedlms.engine.round import Channel, perfect_link
+from pfedlms.engine.exchange import Channel, perfect_link
 from pfedlms.engine.stopwatch import Stopwatch
+from pfedlms.engine.training import TrainSettings
 from pfedlms.methods import METHODS
-from pfedlms.methods.base import Objective
+from pfedlms.methods.contract import Objective
 from pfedlms.models import CohortModel, build
-from pfedlms.regulariser import Pull
+from pfedlms.pull import Pull
 from pfedlms.sketch import Sketch
 
 SHAPES = {"dnn": (1, 28, 28)}

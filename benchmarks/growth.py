@@ -21,7 +21,7 @@ import torch
 from engine import SHAPES, median_seconds
 from pfedlms.data import from_pool
 from pfedlms.engine import Federation
-from pfedlms.engine.local import TrainSettings
+from pfedlms.engine.training import TrainSettings
 from pfedlms.experiment.memory import fitting_cohort
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel, build

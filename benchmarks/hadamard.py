@@ -79,7 +79,7 @@ def measure(rows: int, exponent: int, repeats: int) -> dict[str, float]:
 
 def measure_gpu(rows: int, exponent: int, repeats: int) -> dict[str, float]:
     """Check one size against the definition, then time replays of a recorded transform and of a recorded copy."""
-    from pfedlms.sketch import triton_kernels
+    from pfedlms.sketch import gpu as triton_kernels
 
     source = torch.randn(rows, 2**exponent, device="cuda")
     if not torch.equal(triton_kernels.fwht(source), fwht_reference(source)):

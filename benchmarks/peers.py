@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from pfedlms.data import batch_positions, from_pairs
 from pfedlms.data.federated import FederatedData
 from pfedlms.engine import Federation
-from pfedlms.engine.local import TrainSettings
+from pfedlms.engine.training import TrainSettings
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel, build
 

@@ -23,9 +23,9 @@ from pathlib import Path
 
 import numpy as np
 
+from pfedlms.aggregate import Vote
 from pfedlms.models.layout import flat_layout
 from pfedlms.models.zoo import dnn
-from pfedlms.quantise import Vote
 from pfedlms.wire import Intake, Message, Symbols, frame
 
 DIGEST = bytes(8)

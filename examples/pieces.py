@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import torch
 
+from pfedlms.aggregate import Vote, pool_statistics
 from pfedlms.models import Layer, Layout
-from pfedlms.quantise import Vote, normal_quantiles, pool_statistics, statistics, symbols_of, thresholds_of
+from pfedlms.quantise import normal_quantiles, statistics, symbols_of, thresholds_of
 from pfedlms.sketch import Sketch
 from pfedlms.wire import pack, unpack
 

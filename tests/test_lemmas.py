@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from pfedlms import rng
+from pfedlms.aggregate import Vote, pool_statistics
 from pfedlms.models.layout import Layer, Layout
-from pfedlms.quantise import Vote, normal_quantiles, pool_statistics, statistics, symbols_of, thresholds_of
-from pfedlms.regulariser import Pull, penalty, penalty_slope, smoothed_penalty
-from pfedlms.sketch.operator import Sketch, sketch_of_round
+from pfedlms.pull import Pull, penalty, penalty_slope, smoothed_penalty
+from pfedlms.quantise import normal_quantiles, statistics, symbols_of, thresholds_of
+from pfedlms.sketch import Sketch, sketch_of_round
 
 SEED = 11
 RATIO = 0.5

@@ -12,18 +12,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pfedlms.aggregate import Vote, pool_statistics
 from pfedlms.models.layout import Layer, Layout
+from pfedlms.pull import Pull
 from pfedlms.quantise import (
-    Vote,
     narrowest_interval,
     normal_quantiles,
-    pool_statistics,
     statistics,
     symbols_of,
     thresholds_of,
 )
-from pfedlms.regulariser import Pull
-from pfedlms.sketch.operator import Sketch
+from pfedlms.sketch import Sketch
 
 
 def to_float32(value: float) -> float:

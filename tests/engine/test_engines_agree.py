@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from pfedlms.data import FederatedData, batch_positions, from_pool, load
 from pfedlms.data.batches import Augmentation
 from pfedlms.engine import Evaluation, Federation
-from pfedlms.engine.local import TrainSettings
+from pfedlms.engine.training import TrainSettings
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel
 

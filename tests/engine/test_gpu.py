@@ -61,16 +61,6 @@ def test_a_convolutional_model_learns_on_a_gpu_what_it_learns_on_a_cpu() -> None
     np.testing.assert_allclose(cpu.accuracy, gpu.accuracy, atol=6)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "pfedlms", "fedproto"])
-def test_stacked_seeds_are_those_apart(method: str) -> None:
-    """Apart from the order in which products are summed, which may follow the number of clients."""
-    settings = {"methods": [method], "seeds": 3, "rounds": 5, "clients": 6, "device": "cuda"}
-    apart, together = (pfedlms.compare("digits", stack_seeds=choice, **settings).runs for choice in ("never", "always"))
-    assert [run["total_bytes"] for run in apart] == [run["total_bytes"] for run in together]
-    for one, other in zip(apart, together, strict=True):
-        np.testing.assert_allclose(one["accuracy"]["final"], other["accuracy"]["final"], atol=1.5)
-
-
 def test_batches_are_drawn_on_the_device_as_on_the_host() -> None:
     federation = pfedlms.run("digits", rounds=1, clients=8, device="cuda").federation
     ids = tuple(range(8))

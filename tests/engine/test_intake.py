@@ -15,11 +15,11 @@ from torch import nn
 
 from pfedlms.data.federated import from_pairs
 from pfedlms.engine import Federation, RoundReport
-from pfedlms.engine import round as engine_round
-from pfedlms.engine.local import TrainSettings
+from pfedlms.engine import exchange as engine_exchange
+from pfedlms.engine.training import TrainSettings
 from pfedlms.errors import QuorumError
 from pfedlms.methods import METHODS
-from pfedlms.models.cohort import CohortModel
+from pfedlms.models.forward import CohortModel
 from pfedlms.wire import SERVER, frame, unpack
 
 CLIENTS = 4
@@ -40,11 +40,11 @@ def frames(monkeypatch: pytest.MonkeyPatch) -> Frames:
         made[message.kind, header["round"], header["sender"]] = data
         return data
 
-    monkeypatch.setattr(engine_round, "frame", spy)
+    monkeypatch.setattr(engine_exchange, "frame", spy)
     return made
 
 
-def federation(link: Link = engine_round.perfect_link, *, method: str = "pfedlms", **options: Any) -> Federation:
+def federation(link: Link = engine_exchange.perfect_link, *, method: str = "pfedlms", **options: Any) -> Federation:
     draw = np.random.default_rng(5)
     pairs = []
     for client in range(CLIENTS):
@@ -121,7 +121,7 @@ def sealed(data: bytes) -> bytes:
 
 def test_sizes(frames: Frames) -> None:
     """The layout that this file spells out, and a round in which nothing is lost."""
-    run, (report,) = played(engine_round.perfect_link)
+    run, (report,) = played(engine_exchange.perfect_link)
     assert run.model.layout.sketch_sizes(0.4) == SIZES
     assert report.rejected == 0
     check_replies(frames, 0, (0, 1, 2, 3), (0, 1, 2, 3))
@@ -290,7 +290,7 @@ def test_below_quorum_nothing_is_changed_and_the_round_can_be_played_again(kind:
 
     broken[0] = False
     report = run.play_round()
-    undisturbed, reports = played(engine_round.perfect_link, rounds=2)
+    undisturbed, reports = played(engine_exchange.perfect_link, rounds=2)
     assert same(run.state(), undisturbed.state())
     assert (report.loss, report.rejected) == (reports[1].loss, 0)
 

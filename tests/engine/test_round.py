@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pfedlms.data import FederatedData, from_pairs
 from pfedlms.engine import Federation, RoundReport
-from pfedlms.engine.local import TrainSettings
+from pfedlms.engine.training import TrainSettings
 from pfedlms.errors import DivergedError, QuorumError
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel

@@ -15,12 +15,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import pfedlms.engine.round as engine_round
+import pfedlms.engine.exchange as engine_exchange
 from pfedlms import rng
 from pfedlms.data import FederatedData, batch_positions, from_pairs, from_pool, load
 from pfedlms.engine import Federation
-from pfedlms.engine.local import LocalWorker, TrainSettings
-from pfedlms.engine.round import Channel, Link, perfect_link
+from pfedlms.engine.exchange import Channel, Link, perfect_link
+from pfedlms.engine.training import LocalWorker, TrainSettings
 from pfedlms.methods import METHODS, Exchange, Task
 from pfedlms.models import Cohort, CohortModel, Layer, Layout, build
 from pfedlms.wire import Message
@@ -283,7 +283,7 @@ class Sent:
 def overheard() -> Iterator[list[Sent]]:
     """Every message of both directions that the engine encodes meanwhile."""
     heard: list[Sent] = []
-    encode: Callable[..., bytes] = engine_round.frame
+    encode: Callable[..., bytes] = engine_exchange.frame
 
     def listening(message: Message, values: Any, *, round: int, sender: int, samples: int, digest: bytes) -> bytes:
         data = encode(message, values, round=round, sender=sender, samples=samples, digest=digest)
@@ -291,5 +291,5 @@ def overheard() -> Iterator[list[Sent]]:
         return data
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_round, "frame", listening)
+        patch.setattr(engine_exchange, "frame", listening)
         yield heard

@@ -18,7 +18,7 @@ from method_tools import CLIENTS, DIM, HIDDEN, SEED, Post, Sent, digits, federat
 from torch import nn
 
 from pfedlms.engine import Federation
-from pfedlms.engine.local import TrainSettings
+from pfedlms.engine.training import TrainSettings
 from pfedlms.methods import METHODS
 from pfedlms.models import Cohort
 from pfedlms.settings import problems

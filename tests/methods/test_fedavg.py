@@ -20,7 +20,7 @@ from method_tools import (
 from torch import Tensor, nn
 
 from pfedlms.engine import Federation
-from pfedlms.engine.local import TrainSettings
+from pfedlms.engine.training import TrainSettings
 from pfedlms.methods import METHODS
 from pfedlms.methods.fedavg import Average
 from pfedlms.models import CohortModel

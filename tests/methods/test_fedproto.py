@@ -21,10 +21,10 @@ from method_tools import (
 )
 from torch import Tensor
 
-from pfedlms.engine.local import TrainSettings
+from pfedlms.engine.training import TrainSettings
 from pfedlms.errors import UsageError
 from pfedlms.methods import Task
-from pfedlms.methods.base import Objective
+from pfedlms.methods.contract import Objective
 from pfedlms.methods.fedproto import FedProto, FedProtoSettings, MeanPrototypes, NearPrototypes
 from pfedlms.models import CohortModel
 from pfedlms.wire import HEADER_BYTES

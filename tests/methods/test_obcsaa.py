@@ -24,7 +24,7 @@ from method_tools import (
 from torch import Tensor
 
 from pfedlms.methods.obcsaa import OBCSAASettings, SparseDirections, biht, largest
-from pfedlms.sketch.operator import Sketch
+from pfedlms.sketch import Sketch
 
 
 def sketch_of(dim: int, measured: int, seed: int = 0) -> Sketch:

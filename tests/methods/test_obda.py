@@ -26,7 +26,7 @@ from method_tools import (
 from torch import Tensor, nn
 
 from pfedlms.data import FederatedData
-from pfedlms.engine.local import TrainSettings
+from pfedlms.engine.training import TrainSettings
 from pfedlms.methods.obda import MajorityOfGradients
 from pfedlms.models import CohortModel
 from pfedlms.wire import SERVER

@@ -29,11 +29,11 @@ from method_tools import (
 from torch import Tensor
 
 from pfedlms import rng
-from pfedlms.engine.local import TrainSettings
+from pfedlms.engine.training import TrainSettings
 from pfedlms.methods.pfed1bs import MajorityOfSketches, PFed1BS, PFed1BSSettings
 from pfedlms.methods.pfedlms import PFedLMS, PFedLMSSettings
 from pfedlms.models import CohortModel
-from pfedlms.sketch.operator import Sketch
+from pfedlms.sketch import Sketch
 from pfedlms.wire import SERVER
 
 SEED = 5

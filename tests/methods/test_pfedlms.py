@@ -29,7 +29,7 @@ from method_tools import (
 )
 from torch import Tensor
 
-from pfedlms.engine.local import TrainSettings
+from pfedlms.engine.training import TrainSettings
 from pfedlms.methods.pfedlms import PFedLMS, PFedLMSSettings
 from pfedlms.models import Cohort, CohortModel
 from pfedlms.wire import SERVER

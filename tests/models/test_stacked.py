@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from pfedlms.models import CohortModel, cohort
+from pfedlms.models import CohortModel, forward
 from pfedlms.models.stacked import Chain, StackedLayers
 
 CPU = torch.device("cpu")
@@ -166,8 +166,8 @@ def test_a_layer_is_as_it_was_outside_of_a_stack() -> None:
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cohorts on the CPU take the way that they take on a GPU."""
-    monkeypatch.setattr(cohort, "_LOOP_ON_CPU", ())
-    monkeypatch.setattr(cohort, "StackedLayers", lambda module, folds: StackedLayers(module, folds=True))
+    monkeypatch.setattr(forward, "_LOOP_ON_CPU", ())
+    monkeypatch.setattr(forward, "StackedLayers", lambda module, folds: StackedLayers(module, folds=True))
 
 
 def test_an_average_over_all_batches_is_found_to_be_none_for_stacks(as_on_a_gpu: None) -> None:

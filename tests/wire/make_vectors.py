@@ -22,11 +22,12 @@ import numpy as np
 import torch
 
 from pfedlms import errors, rng
-from pfedlms.engine.simulate import agreement
+from pfedlms.aggregate import Vote
+from pfedlms.cohort import Cohort
+from pfedlms.engine.federation import agreement
 from pfedlms.methods import METHODS, Task
-from pfedlms.models.cohort import Cohort
 from pfedlms.models.layout import Layer, Layout
-from pfedlms.quantise import Vote, normal_quantiles, symbols_of, thresholds_of
+from pfedlms.quantise import normal_quantiles, symbols_of, thresholds_of
 from pfedlms.sketch.hadamard import fwht_
 from pfedlms.wire import SERVER, Floats, Intake, Mask, MaskedRows, Message, Scalar, Signs, Symbols, frame, pack
 from pfedlms.wire.codec import block_shape

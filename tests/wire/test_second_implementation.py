@@ -19,13 +19,14 @@ import pytest
 import torch
 from torch import nn
 
+from pfedlms.cohort import Cohort
 from pfedlms.data.federated import FederatedData, from_pairs
 from pfedlms.engine import Federation
-from pfedlms.engine import round as engine_round
-from pfedlms.engine.local import TrainSettings
+from pfedlms.engine import exchange as engine_exchange
+from pfedlms.engine.training import TrainSettings
 from pfedlms.methods import METHODS
 from pfedlms.methods.pfedlms import PFedLMS, PFedLMSSettings
-from pfedlms.models.cohort import Cohort, CohortModel
+from pfedlms.models.forward import CohortModel
 from pfedlms.wire import SERVER, Intake, frame
 
 HERE = Path(__file__).parent
@@ -294,7 +295,7 @@ def small_data(clients: int = CLIENTS) -> FederatedData:
 
 
 def small_federation(
-    settings: PFedLMSSettings, cohort_size: int = 0, link: Any = engine_round.perfect_link
+    settings: PFedLMSSettings, cohort_size: int = 0, link: Any = engine_exchange.perfect_link
 ) -> Federation:
     torch.manual_seed(3)
     module = nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 1, bias=False), nn.Linear(1, 3))
@@ -319,7 +320,7 @@ def frames(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> dict[tuple[int,
         made[message.kind, header["round"], header["sender"]] = data
         return data
 
-    monkeypatch.setattr(engine_round, "frame", spy)
+    monkeypatch.setattr(engine_exchange, "frame", spy)
     return made
 
 

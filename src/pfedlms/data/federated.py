@@ -49,10 +49,6 @@ class FederatedData:
             digest.update(len(part).to_bytes(8, "little") + np.ascontiguousarray(part).tobytes())
         return digest.hexdigest()
 
-    def dealt_again(self, clients: int, alpha: float, seed: int, min_samples: int) -> FederatedData:
-        """The same samples, where they are, partitioned as `from_pool` does it."""
-        return _dealt(self.x, self.y, self.y.cpu().numpy(), self.classes, clients, alpha, seed, min_samples)
-
     def to(self, device: torch.device) -> FederatedData:
         return FederatedData(self.x.to(device), self.y.to(device), self.train, self.test, self.classes)
 
@@ -62,23 +58,10 @@ def from_pool(
 ) -> FederatedData:
     """Partition one pool of samples over `clients` clients (Dirichlet(α), then 75/25 train/test)."""
     samples, labels, classes = _check(x, y, "data")
-    pool = torch.from_numpy(samples), torch.from_numpy(labels)
-    return _dealt(*pool, labels, classes, clients, alpha, seed, min_samples)
-
-
-def _dealt(
-    x: torch.Tensor,
-    y: torch.Tensor,
-    labels: NDArray[np.int64],
-    classes: int,
-    clients: int,
-    alpha: float,
-    seed: int,
-    min_samples: int,
-) -> FederatedData:
     sets = partition(labels, clients, alpha, seed, max(2, min_samples))
     halves = [split(labels, held, seed, client) for client, held in enumerate(sets)]
-    return FederatedData(x, y, tuple(a for a, _ in halves), tuple(b for _, b in halves), classes)
+    pool = torch.from_numpy(samples), torch.from_numpy(labels)
+    return FederatedData(*pool, tuple(a for a, _ in halves), tuple(b for _, b in halves), classes)
 
 
 def from_pairs(pairs: Sequence[tuple[Pair, Pair]]) -> FederatedData:

@@ -1,6 +1,6 @@
 """How cohorts are executed."""
 
-from pfedlms.engine.round import Evaluation, RoundReport, Traffic
-from pfedlms.engine.simulate import Federation
+from pfedlms.engine.federation import Federation
+from pfedlms.engine.reports import Evaluation, RoundReport, Traffic
 
 __all__ = ["Evaluation", "Federation", "RoundReport", "Traffic"]

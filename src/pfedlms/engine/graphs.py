@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pfedlms.methods.base import Objective
-from pfedlms.models.cohort import Cohort
+from pfedlms.cohort import Cohort
+from pfedlms.methods.contract import Objective
 
 TakeSteps = Callable[[Cohort, Tensor, Objective], tuple[Cohort, Tensor]]
 """E local steps: a cohort, a plan `[steps, parts, clients, batch]` and an objective give the trained cohort and its

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import groupby
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pfedlms.data import FederatedData
-from pfedlms.engine import Federation
 from pfedlms.errors import ConfigError, DivergedError, RunDirectoryError, did_you_mean
 from pfedlms.experiment.config import Config, load_config, merge, read_toml
-from pfedlms.experiment.memory import fitting_clients
 from pfedlms.experiment.prepare import ModelLike, prepare, python_overrides
-from pfedlms.experiment.run import Progress, Ready, Result, execute_together, reopen
+from pfedlms.experiment.run import Progress, Result, execute, resume
 from pfedlms.experiment.store import RunDirectory, write_atomically
 from pfedlms.methods import METHODS
 
@@ -102,7 +99,8 @@ def plan(
 def play(configs: Sequence[Config], out: Path | None, data: Any, model: ModelLike, progress: Progress) -> Comparison:
     """Execute planned runs; with a directory, every run has its own folder in it, and compare.json the whole plan."""
     if out is None:
-        return _collect(configs, lambda number, shared: _fresh(configs[number], data, model, shared), None, progress)
+        plays = (partial(_fresh, config, data, model, progress) for config in configs)
+        return _collect(plays, len(configs), None)
     prepare(configs[0], data, model)  # finds what is wrong with data and model before anything is written
     manifest = out / "compare.json"
     if manifest.exists() or (out / "config.toml").exists():
@@ -139,94 +137,30 @@ def resume_comparison(directory: Path, data: Any, model: ModelLike, progress: Pr
         if not folder.config.is_file():
             folder.create(config)
             folder.close()
-    folders = [directory / name for name in runs]
-    configs = [load_config(RunDirectory(folder).config, schema_errors="run directory") for folder in folders]
-    return _collect(configs, lambda number, shared: reopen(folders[number], data, model, shared), directory, progress)
+    plays = (partial(resume, directory / name, data, model, progress) for name in runs)
+    return _collect(plays, len(runs), directory)
 
 
-def _fresh(config: Config, data: Any, model: ModelLike, shared: FederatedData | None) -> Ready:
-    return Ready(config, prepare(config, data, model, shared), None)
+def _fresh(config: Config, data: Any, model: ModelLike, progress: Progress) -> Result:
+    return execute(config, prepare(config, data, model), None, progress)
 
 
-Open = Callable[[int, FederatedData | None], Ready]
-"""Makes the run of a number ready; the samples may be shared with another."""
-
-
-def _collect(configs: Sequence[Config], open: Open, directory: Path | None, progress: Progress) -> Comparison:
+def _collect(plays: Iterable[Callable[[], Result]], planned: int, directory: Path | None) -> Comparison:
     """Play all runs. One that diverges is marked and does not take the others with it."""
     summaries: list[dict[str, Any]] = []
     try:
-        for outcomes in _played(configs, open, progress):
-            for outcome in outcomes:
-                if isinstance(outcome, DivergedError):
-                    summary = dict(outcome.summary or {})
-                    warnings.warn(f"{summary['method']} seed {summary['seed']} diverged: {outcome}", stacklevel=2)
-                    summaries.append(summary)
-                else:
-                    summaries.append(outcome.summary)
-            if any(isinstance(outcome, Result) and outcome.stopped for outcome in outcomes):
+        for play in plays:
+            try:
+                result = play()
+            except DivergedError as error:
+                summary = dict(error.summary or {})
+                warnings.warn(f"{summary['method']} seed {summary['seed']} diverged: {error}", stacklevel=2)
+                summaries.append(summary)
+                continue
+            summaries.append(result.summary)
+            if result.stopped:
                 break
     except KeyboardInterrupt:  # between two runs, or Ctrl-C pressed twice
         return Comparison(summaries, directory, interrupted=True)
     unfinished = any(summary["status"] == "interrupted" for summary in summaries)
-    return Comparison(summaries, directory, interrupted=unfinished or len(summaries) < len(configs))
-
-
-def _played(configs: Sequence[Config], open: Open, progress: Progress) -> Iterator[list[Result | DivergedError]]:
-    """Outcomes of runs that were played together: all seeds of a method where they can be stacked, else each alone."""
-    for _, numbers in groupby(range(len(configs)), key=lambda number: configs[number].method):
-        first, *others = numbers
-        ready = open(first, None)
-        samples = ready.federation.data
-
-        def open_next(number: int, like: Config = configs[first], samples: FederatedData = samples) -> Ready:
-            return open(number, samples if configs[number].data == like.data else None)
-
-        if others and _can_stack([configs[number] for number in (first, *others)], ready.federation):
-            yield from _stacked(ready, others, open_next, progress)
-            continue
-        yield execute_together([ready], progress)
-        del ready  # and with it the clients' models
-        for number in others:
-            yield execute_together([open_next(number)], progress)
-
-
-def _stacked(
-    first: Ready, others: Sequence[int], open_next: Callable[[int], Ready], progress: Progress
-) -> Iterator[list[Result | DivergedError]]:
-    """Play runs in one stack, or one by one if their modules turn out to differ; in the end none is locked."""
-    runs = [first]
-    try:
-        for number in others:
-            runs.append(open_next(number))  # noqa: PERF401 - known one by one, should the next fail
-        if all(first.federation.trains_like(run.federation) for run in runs[1:]):
-            yield execute_together(runs, progress)
-            return
-        for run in runs:
-            yield execute_together([run], progress)
-    finally:
-        for run in runs:
-            if run.directory is not None:
-                run.directory.close()
-
-
-def _can_stack(configs: Sequence[Config], first: Federation) -> bool:
-    """Whether runs that differ in nothing but their seeds can, and should, be trained as one stack."""
-    wanted = configs[0].run.stack_seeds
-    alike = {config.with_run(seed=0, out="").to_toml() for config in configs}
-    if wanted == "never":
-        return False
-    if len(alike) > 1 or not first.can_be_stacked:
-        if wanted == "always":
-            warnings.warn(
-                "run.stack_seeds: seeds run one by one: settings differ, clients do not fit one cohort, or the model "
-                "draws random numbers",
-                stacklevel=2,
-            )
-        return False
-    if wanted == "always":
-        return True
-    fitting = fitting_clients(first.model, first.data, configs[0].train.batch_size)
-    enough = fitting is None or fitting >= len(configs) * first.data.clients
-    # On a CPU a few clients at a time are as fast as all.
-    return first.model.device.type == "cuda" and enough
+    return Comparison(summaries, directory, interrupted=unfinished or len(summaries) < planned)

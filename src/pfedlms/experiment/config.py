@@ -90,11 +90,6 @@ class RunSection:
     cohort_size: int = setting(
         0, "clients stacked together; 0: as many as fit in memory; 1: the reference engine, one by one", minimum=0
     )
-    stack_seeds: str = setting(
-        "auto",
-        "whether compare trains all seeds of a method as one stack; auto: on a GPU, where memory allows",
-        choices=lambda: ["auto", "always", "never"],
-    )
 
 
 SECTIONS: dict[str, type[Any]] = {

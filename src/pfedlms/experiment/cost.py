@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from pfedlms.data.sources import DATASETS
-from pfedlms.engine.round import Traffic
-from pfedlms.engine.simulate import agreement, task_of
+from pfedlms.engine.federation import agreement, task_of
+from pfedlms.engine.reports import Traffic
 from pfedlms.errors import ConfigError
 from pfedlms.experiment.config import CUSTOM, Config, load_config
 from pfedlms.experiment.prepare import train_settings
 from pfedlms.methods import METHODS
-from pfedlms.methods.base import Method
+from pfedlms.methods.contract import Method
 from pfedlms.models import CohortModel, build
 from pfedlms.wire.frames import SERVER, Intake, frame
 

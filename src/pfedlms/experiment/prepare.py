@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from pfedlms import rng
+from pfedlms.backend import use_threads
 from pfedlms.data import FederatedData, from_pairs, from_pool, load
 from pfedlms.engine import Federation
-from pfedlms.engine.local import TrainSettings
+from pfedlms.engine.training import TrainSettings
 from pfedlms.errors import ConfigError, DataError, UsageError, did_you_mean
 from pfedlms.experiment.config import CUSTOM, SECTIONS, Config, Tables
 from pfedlms.experiment.memory import fitting_cohort
-from pfedlms.kernels import use_threads
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel, build
 from pfedlms.models.zoo import seeded
@@ -57,11 +57,8 @@ def train_settings(config: Config) -> TrainSettings:
     return TrainSettings(**{each.name: getattr(config.train, each.name) for each in fields(TrainSettings)})
 
 
-def prepare(
-    config: Config, data: Any = None, model: ModelLike = None, shared: FederatedData | None = None
-) -> Federation:
-    """Everything up to the first local step: device, data, partition, model, method. `shared` holds the samples
-    already, dealt out for another seed."""
+def prepare(config: Config, data: Any = None, model: ModelLike = None) -> Federation:
+    """Everything up to the first local step: device, data, partition, model, method."""
     device = _device(config.run.device)
     if config.run.fast and device.type == "cpu":
         warnings.warn("run.fast: compiles local steps on a GPU; on this CPU it does nothing", stacklevel=2)
@@ -69,7 +66,7 @@ def prepare(
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
         use_threads(config.run.threads)
-    federated = _federated(config, data, shared)
+    federated = _federated(config, data)
     try:
         cohort_model = CohortModel(_module(config, model, federated), device, config.run.fast)
     except (RuntimeError, ValueError) as error:
@@ -105,12 +102,8 @@ def _is_pool(data: Any) -> bool:
     )
 
 
-def _federated(config: Config, data: Any, shared: FederatedData | None) -> FederatedData:
+def _federated(config: Config, data: Any) -> FederatedData:
     chosen = config.data
-    if shared is not None:
-        by_client = not (data is None or isinstance(data, str) or _is_pool(data))
-        deal = (chosen.clients, chosen.alpha, config.run.seed, chosen.min_samples)
-        return shared if by_client else shared.dealt_again(*deal)
     if data is None or isinstance(data, str):
         if chosen.dataset == CUSTOM:
             raise UsageError(

@@ -15,9 +15,7 @@ from typing import Any
 
 import torch
 
-from pfedlms.data import FederatedData
 from pfedlms.engine import Federation, RoundReport, Traffic
-from pfedlms.engine.lockstep import Playing, side_by_side
 from pfedlms.errors import DivergedError, RunDirectoryError, RunError, UsageError
 from pfedlms.experiment.config import CUSTOM, Config, load_config, method_in
 from pfedlms.experiment.prepare import ModelLike, prepare, python_overrides
@@ -99,14 +97,6 @@ def resume(
     directory: str | Path, data: Any = None, model: ModelLike = None, progress: Progress | None = None
 ) -> Result:
     """Go on with the run in `directory`; data and model are needed again where they were given in Python."""
-    ready = reopen(directory, data, model)
-    return execute(ready.config, ready.federation, ready.directory, progress or Progress())
-
-
-def reopen(
-    directory: str | Path, data: Any = None, model: ModelLike = None, shared: FederatedData | None = None
-) -> Ready:
-    """Make the run in `directory` ready to go on; `shared` holds the samples already, dealt out for another seed."""
     stored = RunDirectory(Path(directory))
     if not stored.config.is_file():
         raise RunDirectoryError(f"{directory}: no run here (config.toml is missing)")
@@ -120,9 +110,9 @@ def reopen(
     before = stored.load_checkpoint()
     # Where the size of cohorts follows the memory at hand, it stays what it was: dropout depends on the grouping.
     size = config.run.cohort_size or (before["cohort_size"] if before else 0)
-    federation = prepare(config.with_run(cohort_size=size), data, model, shared)
+    federation = prepare(config.with_run(cohort_size=size), data, model)
     stored.open()
-    return Ready(config, federation, stored)
+    return execute(config, federation, stored, progress or Progress())
 
 
 def export(directory: str | Path, client: int, file: str | Path) -> None:
@@ -183,42 +173,17 @@ def _settled(config: Config) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in free and not key.startswith("run.")}
 
 
-@dataclass(frozen=True)
-class Ready:
-    """A run that can begin, or go on."""
-
-    config: Config
-    federation: Federation
-    directory: RunDirectory | None
-
-
 def execute(config: Config, federation: Federation, directory: RunDirectory | None, progress: Progress) -> Result:
     """Play all rounds that are left, measuring and saving as the configuration says."""
-    (outcome,) = execute_together([Ready(config, federation, directory)], progress)
-    if isinstance(outcome, DivergedError):
-        raise outcome
-    return outcome
-
-
-def execute_together(runs: Sequence[Ready], progress: Progress) -> list[Result | DivergedError]:
-    """The same for several runs whose clients are trained in one stack, round by round."""
+    recorder = _Recorder(config, federation, directory)
     try:
         with _stop_on_interrupt() as stopped:
-            return side_by_side([_executing(run, progress, stopped, 1 / len(runs)) for run in runs])
-    finally:
-        for run in runs:
-            if run.directory is not None:
-                run.directory.close()
-
-
-def _executing(run: Ready, progress: Progress, stopped: Callable[[], bool], share: float) -> Playing[Result]:
-    config, federation, directory = run.config, run.federation, run.directory
-    recorder = _Recorder(config, federation, directory, share)
-    try:
-        recorder.restore()
-        progress.started(config, federation.rounds_played)
-        status = yield from _playing(config, federation, recorder, progress, stopped)
-        summary = recorder.finish(status)
+            recorder.restore()
+            progress.started(config, federation.rounds_played)
+            status = _play(config, federation, recorder, progress, stopped)
+            summary = recorder.finish(status)
+            path = directory.path if directory else None
+            return Result(config, summary, recorder.metrics, path, federation, stopped())
     except DivergedError as error:
         error.summary = recorder.finish("diverged")
         raise
@@ -227,24 +192,21 @@ def _executing(run: Ready, progress: Progress, stopped: Callable[[], bool], shar
         # counts.
         recorder.finish("failed", quietly=True)
         raise
-    path = directory.path if directory else None
-    return Result(config, summary, recorder.metrics, path, federation, stopped())
+    finally:
+        if directory is not None:
+            directory.close()
 
 
-def _playing(
-    config: Config,
-    federation: Federation,
-    recorder: _Recorder,
-    progress: Progress,
-    stopped: Callable[[], bool],
-) -> Playing[str]:
+def _play(
+    config: Config, federation: Federation, recorder: _Recorder, progress: Progress, stopped: Callable[[], bool]
+) -> str:
     last = config.train.rounds
     if federation.rounds_played == 0 and last > 0:
-        yield from federation.starting()
+        federation.start()
     while federation.rounds_played < last:
         number = federation.rounds_played + 1
         evaluate = number % config.run.evaluate_every == 0 or number == last
-        report = yield from federation.playing_round(evaluate_global=evaluate)
+        report = federation.play_round(evaluate_global=evaluate)
         recorder.count(report)
         if evaluate:
             progress.evaluated(config, recorder.evaluate(report))
@@ -257,18 +219,17 @@ def _playing(
 
 
 class _Recorder:
-    """Turns what happens into metrics, checkpoints and a summary. `share` of the time is this run's: runs of one stack
-    have equal parts in it."""
+    """Turns what happens into metrics, checkpoints and a summary."""
 
-    def __init__(self, config: Config, federation: Federation, directory: RunDirectory | None, share: float) -> None:
+    def __init__(self, config: Config, federation: Federation, directory: RunDirectory | None) -> None:
         self.metrics: list[dict[str, Any]] = []
         self._config, self._federation, self._directory = config, federation, directory
         self._traffic, self._rejected = Traffic(), 0
-        self._before, self._began, self._share = 0.0, time.perf_counter(), share
+        self._before, self._began = 0.0, time.perf_counter()
 
     @property
     def _seconds(self) -> float:
-        return round(self._before + self._share * (time.perf_counter() - self._began), 3)
+        return round(self._before + time.perf_counter() - self._began, 3)
 
     def restore(self) -> None:
         """Go back to the latest checkpoint, or to the very beginning where there is none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pfedlms.methods.base import Exchange, Method, Objective, Task
+from pfedlms.methods.contract import Exchange, Method, Objective, Task
 from pfedlms.methods.eden import EDEN
 from pfedlms.methods.fedavg import FedAvg
 from pfedlms.methods.fedproto import FedProto

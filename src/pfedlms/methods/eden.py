@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from pfedlms import rng
-from pfedlms.methods.base import Anchored, ClientWork, Exchange, Task, Tensors, go_on_from, weighted_sum
-from pfedlms.models.cohort import Cohort
+from pfedlms.aggregate import weighted_sum
+from pfedlms.cohort import Cohort
+from pfedlms.methods.contract import Anchored, ClientWork, Exchange, Task, Tensors, go_on_from
 from pfedlms.quantise import lloyd_max
 from pfedlms.settings import setting
 from pfedlms.sketch.hadamard import fwht_

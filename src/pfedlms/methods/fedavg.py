@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pfedlms.methods.base import ClientWork, Exchange, Method, Task, Tensors, weighted_sum
-from pfedlms.models.cohort import Cohort
+from pfedlms.aggregate import weighted_sum
+from pfedlms.cohort import Cohort
+from pfedlms.methods.contract import ClientWork, Exchange, Method, Task, Tensors
 from pfedlms.settings import setting
 from pfedlms.wire.fields import Floats, Message
 

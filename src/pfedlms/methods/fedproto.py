@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pfedlms.cohort import Cohort
 from pfedlms.errors import UsageError
-from pfedlms.methods.base import ClientWork, Exchange, Method, Objective, Task, Tensors
-from pfedlms.models.cohort import Cohort
+from pfedlms.methods.contract import ClientWork, Exchange, Method, Objective, Task, Tensors
 from pfedlms.settings import setting
 from pfedlms.wire.fields import Mask, MaskedRows, Message
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pfedlms.methods.base import Method
+from pfedlms.methods.contract import Method
 
 
 class Local(Method):

@@ -10,11 +10,12 @@ from math import floor, sqrt
 import torch
 from torch import Tensor
 
-from pfedlms.methods.base import Anchored, ClientWork, Exchange, Task, Tensors, go_on_from, weighted_sum
-from pfedlms.models.cohort import Cohort
+from pfedlms.aggregate import weighted_sum
+from pfedlms.cohort import Cohort
+from pfedlms.methods.contract import Anchored, ClientWork, Exchange, Task, Tensors, go_on_from
 from pfedlms.models.layout import Layout
 from pfedlms.settings import setting
-from pfedlms.sketch.operator import Sketch
+from pfedlms.sketch import Sketch
 from pfedlms.wire.fields import Floats, Message, Scalar, Signs
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from pfedlms import rng
-from pfedlms.methods.base import Anchored, ClientWork, Exchange, Task, Tensors, go_on_from
-from pfedlms.models.cohort import Cohort
+from pfedlms.cohort import Cohort
+from pfedlms.methods.contract import Anchored, ClientWork, Exchange, Task, Tensors, go_on_from
 from pfedlms.settings import setting
 from pfedlms.wire.fields import Message, Signs
 

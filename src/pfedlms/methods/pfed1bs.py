@@ -9,12 +9,12 @@ from math import floor
 import torch
 from torch import Tensor
 
-from pfedlms.methods.base import ClientWork, Exchange, Method, Objective, Task, Tensors
-from pfedlms.models.cohort import Cohort
+from pfedlms.aggregate import Vote
+from pfedlms.cohort import Cohort
+from pfedlms.methods.contract import ClientWork, Exchange, Method, Objective, Task, Tensors
 from pfedlms.models.layout import Layout
-from pfedlms.quantise import Vote
 from pfedlms.settings import setting
-from pfedlms.sketch.operator import Sketch
+from pfedlms.sketch import Sketch
 from pfedlms.wire.fields import Message, Signs
 
 

@@ -16,23 +16,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pfedlms.aggregate import Vote, pool_statistics
+from pfedlms.cohort import Cohort
 from pfedlms.errors import DivergedError
-from pfedlms.methods.base import ClientWork, Exchange, Method, Objective, Task, Tensors
-from pfedlms.models.cohort import Cohort
+from pfedlms.methods.contract import ClientWork, Exchange, Method, Objective, Task, Tensors
 from pfedlms.models.layout import Layout
+from pfedlms.pull import Pull
 from pfedlms.quantise import (
-    Vote,
     lloyd_max,
     narrowest_interval,
     normal_quantiles,
-    pool_statistics,
     statistics,
     symbols_of,
     thresholds_of,
 )
-from pfedlms.regulariser import Pull
 from pfedlms.settings import setting
-from pfedlms.sketch.operator import Sketch, sketch_of_round
+from pfedlms.sketch import Sketch, sketch_of_round
 from pfedlms.wire.fields import Floats, Message, Symbols
 
 

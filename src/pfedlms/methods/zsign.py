@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from pfedlms import rng
+from pfedlms.cohort import Cohort
 from pfedlms.errors import UsageError
-from pfedlms.methods.base import Anchored, ClientWork, Exchange, Task, Tensors, go_on_from
-from pfedlms.models.cohort import Cohort
+from pfedlms.methods.contract import Anchored, ClientWork, Exchange, Task, Tensors, go_on_from
 from pfedlms.settings import setting
 from pfedlms.wire.fields import Floats, Message, Scalar, Signs, Symbols
 

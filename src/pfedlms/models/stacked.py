@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from pfedlms.kernels import triton_kernels
+from pfedlms.backend import triton_kernels
 from pfedlms.models.streams import beside
 
 # cuDNN takes grouped convolutions of [batch, channels, height, width] up to thirty times longer than those with the
@@ -132,7 +132,7 @@ class _Convolution(torch.autograd.Function):
     ) -> tuple[Tensor, int]:  # fmt: skip
         clients = info.batch_size
         wide, weight = _moved(clients, x, dims[2], 1).flatten(1, 2), _moved(clients, weight, dims[3], 0)
-        kernels, pad = triton_kernels("models.triton_conv"), _padding_around(layer)
+        kernels, pad = triton_kernels("models.conv_gpu"), _padding_around(layer)
         if kernels is not None and pad is not None and kernels.takes(wide, weight):
             out: Tensor = kernels.StackedConvolution.apply(wide, weight, pad, place)
         else:

@@ -30,7 +30,7 @@ from numba import types
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
-from pfedlms.kernels import compiled, triton_kernels
+from pfedlms.backend import compiled, triton_kernels
 
 MAX_SIZE = 1 << 24
 
@@ -204,7 +204,7 @@ def fwht_(values: torch.Tensor) -> torch.Tensor:
         values.is_cuda
         and values.dtype == torch.float32
         and size > 1
-        and (kernels := triton_kernels("sketch.triton_kernels")) is not None
+        and (kernels := triton_kernels("sketch.gpu")) is not None
     ):
         return values.copy_(kernels.fwht(values.view(-1, size)).view_as(values))
     if values.device.type != "cpu":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pfedlms.kernels import compiled
+from pfedlms.backend import compiled
 
 Bytes = NDArray[np.uint8]
 u64 = np.uint64

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
+from pfedlms.cohort import Cohort
 from pfedlms.data.federated import FederatedData
-from pfedlms.engine.local import LocalWorker, Steps, TrainSettings
-from pfedlms.engine.lockstep import Playing, alone
-from pfedlms.engine.round import Channel, Evaluation, Link, RoundReport, check_finite, perfect_link
+from pfedlms.engine.exchange import Channel, Link, check_finite, perfect_link
+from pfedlms.engine.reports import Evaluation, RoundReport
 from pfedlms.engine.stopwatch import NoStopwatch, Stopwatch
-from pfedlms.methods.base import Method, Objective, Task
-from pfedlms.models.cohort import Cohort, CohortModel
+from pfedlms.engine.training import LocalWorker, TrainSettings
+from pfedlms.methods.contract import Method, Objective, Task
+from pfedlms.models.forward import CohortModel
 from pfedlms.wire.frames import VERSION, agreement_digest
 
 
@@ -76,40 +77,24 @@ class Federation:
         )
 
     @property
-    def can_be_stacked(self) -> bool:
-        """Whether these clients could be trained in one stack with those of another seed."""
-        return len(self._cohorts) == 1 and not self.model.draws(self.data.x[:2])
-
-    def trains_like(self, other: Federation) -> bool:
-        """Whether this federation's module computes what the other's does, so that it can train its clients."""
-        return self.model.computes_like(other.model, self.data.x[:2])
-
-    @property
     def largest_cohort(self) -> int:
         """Clients that are stacked together at most."""
         return max(len(cohort.ids) for cohort in self._cohorts)
 
     def start(self) -> None:
         """E local steps from w⁰ without any consensus, the same for every method."""
-        alone(self.starting())
+        self._local_steps(lambda cohort: Objective(), phase=0)
 
     def play_round(self, evaluate_global: bool = False) -> RoundReport:
         """The method's exchanges, then E local steps."""
-        return alone(self.playing_round(evaluate_global))
-
-    def starting(self) -> Playing[None]:
-        """`start`, for whoever takes the steps that are due."""
-        yield from self._local_steps(lambda cohort: Objective(), phase=0)
-
-    def playing_round(self, evaluate_global: bool = False) -> Playing[RoundReport]:
-        """`play_round`, for whoever takes the steps that are due."""
         channel = Channel(self._digest, self.rounds_played, self._link, self._quorum, self.watch)
         for exchange in self.method.exchanges:
             self._cohorts, self._server = channel.hold(exchange, self._cohorts, self._server, self._worker)
         shared = self._evaluate_global() if evaluate_global else None
-        objective_of = lambda cohort: self.method.objective(cohort, channel.round)  # noqa: E731 - an argument
         with self.watch.stage("local steps"):
-            loss = yield from self._local_steps(objective_of, phase=self.rounds_played + 1)
+            loss = self._local_steps(
+                lambda cohort: self.method.objective(cohort, channel.round), phase=self.rounds_played + 1
+            )
         self._cohorts = [replace(cohort, scratch={}) for cohort in self._cohorts]
         self.rounds_played += 1
         return RoundReport(loss, channel.traffic, channel.rejected, shared)
@@ -173,12 +158,12 @@ class Federation:
             state={name: value[rows].to(device) for name, value in state["state"].items()},
         )
 
-    def _local_steps(self, objective_of: Callable[[Cohort], Objective], phase: int) -> Playing[float]:
+    def _local_steps(self, objective_of: Callable[[Cohort], Objective], phase: int) -> float:
         """Train every cohort; the mean of the clients' losses, weighted by their samples."""
         total = 0.0
         after = []
         for cohort in self._cohorts:
-            cohort, losses = yield Steps(self._worker, cohort, objective_of(cohort), phase)
+            cohort, losses = self._worker.train(cohort, objective_of(cohort), phase)
             if cohort.params.is_cuda:
                 self.method.foresee(phase, cohort.params.device)  # phase r + 1 is of round r: this is the next round
             check_finite(cohort, losses, phase)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pfedlms.engine.sgd import sgd_step_
+from pfedlms.step import sgd_step_
 
 CLIENTS, DIM, RATE = 3, 1001, 0.1
 

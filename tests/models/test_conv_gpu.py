@@ -15,7 +15,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not (INTERPRETED or torch.cuda.is_available()):
     pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)
 
-from pfedlms.models.triton_conv import StackedConvolution  # noqa: E402 - after the skip
+from pfedlms.models.conv_gpu import StackedConvolution  # noqa: E402 - after the skip
 
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import pfedlms
-from pfedlms import kernels
+from pfedlms import backend
 
 
 @pytest.fixture
@@ -27,13 +27,13 @@ def test_spread_does_everything_once_on_its_own_threads_and_puts_theirs_back() -
 
     def work(item: int) -> None:
         with lock:
-            seen.append((item, kernels.shares_work(), threading.current_thread().name))
+            seen.append((item, backend.shares_work(), threading.current_thread().name))
 
-    kernels.spread(work, list(range(10)))
+    backend.spread(work, list(range(10)))
     assert sorted(item for item, _, _ in seen) == list(range(10))
     assert not any(shares for _, shares, _ in seen)
     assert threading.current_thread().name not in {name for _, _, name in seen}
-    assert kernels.shares_work()
+    assert backend.shares_work()
     assert torch.get_num_threads() == 3
 
 
@@ -43,7 +43,7 @@ def test_an_error_in_a_thread_reaches_the_caller() -> None:
         raise ValueError(f"item {item}")
 
     with pytest.raises(ValueError, match="item"):
-        kernels.spread(work, [1, 2, 3])
+        backend.spread(work, [1, 2, 3])
     assert torch.get_num_threads() == 3
 
 

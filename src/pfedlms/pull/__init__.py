@@ -22,9 +22,9 @@ from numba import get_thread_id, prange  # type: ignore[attr-defined]
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pfedlms.kernels import compiled, shares_work
+from pfedlms.backend import compiled, shares_work
+from pfedlms.sketch import Sketch, enter, gather, kernels_for, leave, scatter
 from pfedlms.sketch.hadamard import fwht_row
-from pfedlms.sketch.operator import Sketch, enter, gather, kernels_for, leave, scatter
 
 Array = NDArray[Any]
 

@@ -17,10 +17,10 @@ if not (INTERPRETED or torch.cuda.is_available()):
 
 from pfedlms import rng  # noqa: E402 - after the skip
 from pfedlms.models.layout import Layer, Layout  # noqa: E402
+from pfedlms.pull import penalty_slope  # noqa: E402
 from pfedlms.quantise import normal_quantiles, statistics, symbols_of, thresholds_of  # noqa: E402
-from pfedlms.regulariser import penalty_slope  # noqa: E402
 from pfedlms.sketch import Sketch, fwht_reference  # noqa: E402
-from pfedlms.sketch import triton_kernels as kernels  # noqa: E402
+from pfedlms.sketch import gpu as kernels  # noqa: E402
 
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 SIZES = [*range(1, 13), 13, 14] if INTERPRETED else list(range(1, 25))

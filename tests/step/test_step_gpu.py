@@ -13,9 +13,11 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not (INTERPRETED or torch.cuda.is_available()):
     pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)
 
-from pfedlms.engine import triton_kernels as kernels  # noqa: E402 - after the skip
-from pfedlms.engine.loss import cross_entropy  # noqa: E402
-from pfedlms.engine.sgd import sgd_step_  # noqa: E402
+from pfedlms.step import (  # noqa: E402
+    cross_entropy,
+    sgd_step_,
+)
+from pfedlms.step import gpu as kernels  # noqa: E402 - after the skip
 
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 

@@ -17,20 +17,15 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-import numpy as np
 import torch
-from numba import prange
-from numpy.typing import NDArray
 from torch import Tensor
 
-from pfedlms.kernels import compiled
-from pfedlms.models.cohort import Cohort
+from pfedlms.cohort import Cohort
 from pfedlms.models.layout import Layout
 from pfedlms.wire.fields import Message
 
 Tensors = dict[str, Tensor]
 Total = TypeVar("Total")
-_PART = 4096  # entries of a sum that stay in the cache while clients are added to them
 
 
 @dataclass(frozen=True)
@@ -92,55 +87,10 @@ class Objective:
         """The models after local step `step` (0..E−1), for instance projected."""
         return params
 
-    def of(self, rows: slice) -> Objective:
-        """The objective of some of the clients; all share one, unless federations are stacked."""
-        return self
-
     @property
     def kind(self) -> object:
         """Equal for objectives that do the same computation on other `tensors()`; hashable."""
         return type(self)
-
-
-class Joined(Objective):
-    """The objectives of several federations whose clients are stacked: each for its own rows."""
-
-    def __init__(self, parts: list[tuple[slice, Objective]]) -> None:
-        self._parts = parts
-        self.needs_features = any(part.needs_features for _, part in parts)  # type: ignore[misc]
-
-    def loss(self, features: Tensor, labels: Tensor) -> Tensor:
-        return torch.cat([part.loss(features[rows], labels[rows]) for rows, part in self._parts])
-
-    def gradient(self, params: Tensor) -> Tensor | None:
-        found = [(params[rows], part.gradient(params[rows])) for rows, part in self._parts]
-        if all(gradient is None for _, gradient in found):
-            return None
-        return torch.cat([torch.zeros_like(own) if gradient is None else gradient for own, gradient in found])
-
-    def tensors(self) -> Tensors:
-        return {
-            f"{number}.{name}": value
-            for number, (_, part) in enumerate(self._parts)
-            for name, value in part.tensors().items()
-        }
-
-    def after_step(self, params: Tensor, step: int) -> Tensor:
-        if all(type(part).after_step is Objective.after_step for _, part in self._parts):
-            return params
-        return torch.cat([part.after_step(params[rows], step) for rows, part in self._parts])
-
-    def of(self, rows: slice) -> Objective:
-        shared = [
-            (slice(max(own.start, rows.start) - rows.start, min(own.stop, rows.stop) - rows.start), part)
-            for own, part in self._parts
-            if own.start < rows.stop and rows.start < own.stop
-        ]
-        return shared[0][1] if len(shared) == 1 else Joined(shared)
-
-    @property
-    def kind(self) -> object:
-        return tuple((rows.start, rows.stop, part.kind) for rows, part in self._parts)
 
 
 class Exchange(ABC, Generic[Total]):
@@ -240,22 +190,3 @@ def go_on_from(cohort: Cohort, model: Tensor) -> Cohort:
     """All clients of an anchored method adopt `model` (`[dim]` or `[clients, dim]`) as w and train on from it."""
     adopted = cohort.with_model(model)
     return adopted.with_state(model=adopted.params)
-
-
-def weighted_sum(samples: list[int], values: Tensor, start: Tensor) -> Tensor:
-    """start + Σ N_k x_k over the leading axis, in float64, one client after another, so that it does not matter how
-    clients were grouped."""
-    total = start.clone()
-    _add_weighted(total.numpy(), values.contiguous().view(len(values), -1).numpy(), np.array(samples, dtype=np.float64))
-    return total
-
-
-@compiled(parallel=True)
-def _add_weighted(total: NDArray[Any], values: NDArray[Any], weights: NDArray[Any]) -> None:
-    flat, columns = total.reshape(-1), values.shape[1]
-    for part in prange((columns + _PART - 1) // _PART):
-        start, stop = part * _PART, min((part + 1) * _PART, columns)
-        for client in range(len(values)):
-            sums, own = flat[start:stop], values[client, start:stop]
-            for i in range(len(own)):
-                sums[i] += np.float64(own[i]) * weights[client]

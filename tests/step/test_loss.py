@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pfedlms.engine.loss import cross_entropy, sample_losses
+from pfedlms.step import cross_entropy, sample_losses
 
 
 def drawn(clients: int, batch: int, classes: int, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

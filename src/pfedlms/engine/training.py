@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,17 +13,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pfedlms import rng
+from pfedlms.backend import spread
+from pfedlms.cohort import Cohort
 from pfedlms.data.batches import Augmentation, batches
 from pfedlms.data.federated import FederatedData
 from pfedlms.data.partition import Indices
 from pfedlms.engine.graphs import Replayed
-from pfedlms.engine.loss import cross_entropy, sample_losses
-from pfedlms.engine.sgd import sgd_step_
-from pfedlms.kernels import spread
-from pfedlms.methods.base import Joined, Objective
-from pfedlms.models.cohort import Cohort, CohortModel, stacked
+from pfedlms.methods.contract import Objective
+from pfedlms.models.forward import CohortModel
 from pfedlms.models.streams import beside
-from pfedlms.sketch.operator import kernels_for
+from pfedlms.sketch import kernels_for
+from pfedlms.step import cross_entropy, sample_losses, sgd_step_
 
 _EVALUATION_BATCH = 256
 
@@ -38,17 +38,6 @@ class TrainSettings:
     momentum: float
     weight_decay: float
     augment: str = "none"
-
-
-@dataclass(frozen=True)
-class Steps:
-    """E local steps that are due: of one cohort, on one objective. Phase 0 is the start, phase r + 1 belongs to round
-    r."""
-
-    worker: LocalWorker
-    cohort: Cohort
-    objective: Objective
-    phase: int
 
 
 Trained = tuple[Cohort, Tensor]
@@ -75,13 +64,12 @@ class LocalWorker:
         return self._model.device.type == "cuda" and kernels_for(self._model.initial) is not None
 
     def train(self, cohort: Cohort, objective: Objective, phase: int) -> Trained:
-        """The E local steps of one cohort."""
-        return train_together([Steps(self, cohort, objective, phase)])[0]
-
-    def take(self, cohort: Cohort, plan: Tensor, objective: Objective, phase: int) -> Trained:
-        """Local steps on the samples of `plan`, see `plan`."""
+        """The E local steps of one cohort; phase 0 is the start, phase r + 1 belongs to round r."""
+        plan = self.plan(cohort, phase)
         with seeded_modules(rng.stream(self._seed, "module", phase, cohort.ids[0]), self._model.device):
-            return self._in_parts(cohort, plan, objective)
+            trained = self._in_parts(cohort, plan, objective)
+        self.plan_ahead(cohort, phase)
+        return trained
 
     def plan(self, cohort: Cohort, phase: int) -> Tensor:
         """What every client sees in the steps of a phase: `[steps, 1, clients, batch]`, indices of samples; with
@@ -110,7 +98,7 @@ class LocalWorker:
         losses = torch.empty(len(cohort.ids))
 
         def train(rows: slice) -> None:
-            part, losses[rows] = self._run_steps(cohort.rows(rows), plan[:, :, rows], objective.of(rows))
+            part, losses[rows] = self._run_steps(cohort.rows(rows), plan[:, :, rows], objective)
             params[rows], momentum[rows] = part.params, part.momentum
 
         spread(train, parts)
@@ -147,7 +135,7 @@ class LocalWorker:
 
         def ends(rows: slice, outputs: Tensor, features: Tensor | None) -> tuple[Tensor, list[Tensor], list[Tensor]]:
             losses, slope = cross_entropy(outputs, y[rows])
-            extra = None if features is None else objective.of(rows).loss(features, y[rows])
+            extra = None if features is None else objective.loss(features, y[rows])
             if extra is None or not extra.requires_grad:  # features that no parameter has a part in
                 return losses, [outputs], [slope]
             return losses, [outputs, extra], [slope, torch.ones_like(extra)]
@@ -216,24 +204,6 @@ class LocalWorker:
             mask = torch.from_numpy(np.arange(start, start + width)[None, :] < lengths[:, None])
             place = torch.from_numpy(index).to(self._data.x.device)
             yield self._samples(place), self._data.y[place], mask.to(self._data.x.device)
-
-
-def train_together(due: Sequence[Steps]) -> list[Trained]:
-    """Take local steps that are due, of federations of one architecture on one pool of samples, as one stack."""
-    first = due[0]
-    plans = [each.worker.plan(each.cohort, each.phase) for each in due]
-    if len(due) == 1:
-        results = [first.worker.take(first.cohort, plans[0], first.objective, first.phase)]
-    else:
-        ends = np.cumsum([len(each.cohort.ids) for each in due]).tolist()
-        rows = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-        objective = Joined(list(zip(rows, (each.objective for each in due), strict=True)))
-        cohort = stacked([each.cohort for each in due])
-        trained, losses = first.worker.take(cohort, torch.cat(plans, dim=2), objective, first.phase)
-        results = [(each.cohort.trained(trained.rows(own)), losses[own]) for each, own in zip(due, rows, strict=True)]
-    for each in due:
-        each.worker.plan_ahead(each.cohort, each.phase)
-    return results
 
 
 @contextmanager

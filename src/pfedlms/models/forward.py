@@ -1,12 +1,9 @@
-"""K models of one architecture as one flat tensor `[clients, dim]`, and the state that clients carry from round to
-round."""
+"""K models of one architecture as one flat tensor `[clients, dim]`."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +12,7 @@ from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
+from pfedlms.cohort import Cohort
 from pfedlms.errors import UsageError
 from pfedlms.models.layout import flat_layout
 from pfedlms.models.stacked import Chain, StackedLayers
@@ -37,60 +35,6 @@ def _must_run_alone(part: nn.Module, device: torch.device) -> bool:
     no faster stacked."""
     passed_over = part._backward_hooks or part._backward_pre_hooks or getattr(part, "padding_idx", None) is not None
     return bool(passed_over) or (device.type == "cpu" and isinstance(part, _LOOP_ON_CPU))
-
-
-@dataclass(frozen=True)
-class Cohort:
-    """The state of some clients, stacked; a simulation has all of them in one cohort, a real device is a cohort of one.
-
-    Every tensor has a leading `clients` axis in the order of `ids` (ascending). Functions take a cohort and return a
-    new one.
-    """
-
-    ids: tuple[int, ...]
-    samples: tuple[int, ...]
-    """N_k, the weight of each client."""
-    params: Tensor
-    """θ: `[clients, dim]`."""
-    momentum: Tensor
-    """`[clients, dim]`, or `[clients, 0]` when training without momentum."""
-    buffers: dict[str, Tensor]
-    """Running statistics of batch norm and the like: local, never sent."""
-    state: dict[str, Tensor] = field(default_factory=dict)
-    """What the method keeps between rounds."""
-    scratch: dict[str, Tensor] = field(default_factory=dict)
-    """What was computed or received in this round only (no clients axis for what was broadcast); dropped when the
-    round ends."""
-
-    def rows(self, rows: slice) -> Cohort:
-        """Some of the clients; without `scratch`."""
-        params, momentum = self.params[rows], self.momentum[rows]
-        buffers, state = ({n: v[rows] for n, v in values.items()} for values in (self.buffers, self.state))
-        return Cohort(self.ids[rows], self.samples[rows], params, momentum, buffers, state)
-
-    def trained(self, other: Cohort) -> Cohort:
-        """The same clients with what `other` has learnt: its parameters, momentum and running statistics."""
-        return replace(self, params=other.params, momentum=other.momentum, buffers=other.buffers)
-
-    def with_state(self, **values: Tensor) -> Cohort:
-        return replace(self, state={**self.state, **values})
-
-    def with_scratch(self, **values: Tensor) -> Cohort:
-        return replace(self, scratch={**self.scratch, **values})
-
-    def with_model(self, params: Tensor) -> Cohort:
-        """Replace every client's model by `params` (`[dim]` or `[clients, dim]`); the momentum of the old one is
-        forgotten."""
-        return replace(self, params=params.expand_as(self.params).clone(), momentum=torch.zeros_like(self.momentum))
-
-
-def stacked(cohorts: Sequence[Cohort]) -> Cohort:
-    """What is trained of several cohorts, in one; clients of different federations may have the same id."""
-    first = cohorts[0]
-    buffers = {name: torch.cat([each.buffers[name] for each in cohorts]) for name in first.buffers}
-    ids, samples = (tuple(chain.from_iterable(getattr(each, name) for each in cohorts)) for name in ("ids", "samples"))
-    params, momentum = (torch.cat([getattr(each, name) for each in cohorts]) for name in ("params", "momentum"))
-    return Cohort(ids, samples, params, momentum, buffers)
 
 
 class CohortModel:
@@ -120,31 +64,6 @@ class CohortModel:
         self._compiled: Any = None
         if fast and device.type == "cuda":
             self._compiled = torch.compile(vmap(self._call, randomness="different"), dynamic=False)
-
-    def draws(self, x: Tensor) -> bool:
-        """Whether the module draws random numbers in training; tried on samples `x: [batch, …]`."""
-        generators, devices = [torch.default_generator], []
-        if self.device.type == "cuda":
-            index = torch.cuda.current_device() if self.device.index is None else self.device.index
-            generators, devices = [*generators, torch.cuda.default_generators[index]], [index]
-        with torch.random.fork_rng(devices=devices):
-            before = [generator.get_state() for generator in generators]
-            self._tried(self.initial, self.initial_buffers, x)
-            return not all(torch.equal(a, g.get_state()) for a, g in zip(before, generators, strict=True))
-
-    def computes_like(self, other: CohortModel, x: Tensor) -> bool:
-        """Whether both modules give the same outputs for the same parameters and buffers, tried on samples `x`: so that
-        whatever else they hold is the same, and one can train the other's clients."""
-        if self.layout != other.layout or self.initial_buffers.keys() != other.initial_buffers.keys():
-            return False
-        first, second = (each._tried(self.initial, self.initial_buffers, x) for each in (self, other))
-        return torch.equal(first, second)
-
-    def _tried(self, params: Tensor, buffers: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        self.module.train()
-        with torch.no_grad():
-            outputs: Tensor = self._call(self._named(params), {n: v.clone() for n, v in buffers.items()}, x)
-        return outputs
 
     def parts(self, clients: int) -> list[slice]:
         """Rows of clients that should take their local steps together. On a CPU a few whose models stay in the cache,
