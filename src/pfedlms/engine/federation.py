@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from pfedlms.backend import own_threads
 from pfedlms.cohort import Cohort
 from pfedlms.data.federated import FederatedData
 from pfedlms.engine.exchange import Channel, Link, check_finite, perfect_link
@@ -81,10 +82,12 @@ class Federation:
         """Clients that are stacked together at most."""
         return max(len(cohort.ids) for cohort in self._cohorts)
 
+    @own_threads()
     def start(self) -> None:
         """E local steps from w⁰ without any consensus, the same for every method."""
         self._local_steps(lambda cohort: Objective(), phase=0)
 
+    @own_threads()
     def play_round(self, evaluate_global: bool = False) -> RoundReport:
         """The method's exchanges, then E local steps."""
         channel = Channel(self._digest, self.rounds_played, self._link, self._quorum, self.watch)
@@ -99,6 +102,7 @@ class Federation:
         self.rounds_played += 1
         return RoundReport(loss, channel.traffic, channel.rejected, shared)
 
+    @own_threads()
     def evaluate(self) -> Evaluation:
         """Each client's own model on its own test split."""
         with self.watch.stage("evaluation"):
@@ -164,8 +168,6 @@ class Federation:
         after = []
         for cohort in self._cohorts:
             cohort, losses = self._worker.train(cohort, objective_of(cohort), phase)
-            if cohort.params.is_cuda:
-                self.method.foresee(phase, cohort.params.device)  # phase r + 1 is of round r: this is the next round
             check_finite(cohort, losses, phase)
             # One float after another in the order of clients, so that the sum is the same for every grouping.
             for samples, loss in zip(cohort.samples, losses.tolist(), strict=True):

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from pfedlms import rng
-from pfedlms.backend import use_threads
 from pfedlms.data import FederatedData, from_pairs, from_pool, load
 from pfedlms.engine import Federation
 from pfedlms.engine.training import TrainSettings
@@ -65,7 +64,6 @@ def prepare(config: Config, data: Any = None, model: ModelLike = None) -> Federa
     torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = config.run.fast, not config.run.fast
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
-        use_threads(config.run.threads)
     federated = _federated(config, data)
     try:
         cohort_model = CohortModel(_module(config, model, federated), device, config.run.fast)

@@ -17,7 +17,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-import torch
 from torch import Tensor
 
 from pfedlms.cohort import Cohort
@@ -155,10 +154,6 @@ class Method(ABC):
     def server_start(self) -> Tensors:
         """The server's first state."""
         return {}
-
-    def foresee(self, round: int, device: torch.device) -> None:  # noqa: B027 - most methods have nothing to foresee
-        """Compute what the next round will need whatever happens in this one; called while a GPU takes the local
-        steps."""
 
     def objective(self, cohort: Cohort, round: int) -> Objective:
         """What this round's local steps minimise, after all exchanges."""

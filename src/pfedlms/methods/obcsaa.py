@@ -5,6 +5,7 @@ Transactions on Wireless Communications, 2023. Run here digitally and without no
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from math import floor, sqrt
 
 import torch
@@ -15,7 +16,7 @@ from pfedlms.cohort import Cohort
 from pfedlms.methods.contract import Anchored, ClientWork, Exchange, Task, Tensors, go_on_from
 from pfedlms.models.layout import Layout
 from pfedlms.settings import setting
-from pfedlms.sketch import Sketch
+from pfedlms.sketch import Sketch, sketch_of_round
 from pfedlms.wire.fields import Floats, Message, Scalar, Signs
 
 
@@ -75,18 +76,21 @@ class SparseDirections(Exchange[tuple[Tensor, Tensor, int]]):
         dim, whole = task.layout.dim, task.layout.whole()
         measured = max(1, floor(settings.ratio * dim))
         self._sparsity = max(1, floor(settings.sparsity * dim))
-        self._sketch = Sketch(whole, measured / whole.layers[0].pad, task.seed, epoch=0)
-        self.sizes = self._sketch.sizes
+        self._sketch_on = partial(sketch_of_round, whole, measured / whole.layers[0].pad, task.seed, 0)
+        self.measured = measured
         self.up = Message(0, (Signs("signs", measured), Scalar("norm", minimum=0)))
         mean = (Floats("mean", measured), Scalar("norm", minimum=0))
         self.down = Message(1, mean if settings.downlink == "sum" else (Floats("model", dim),))
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
         update = largest(cohort.state["model"] - cohort.params, self._sparsity)
-        return cohort, {"signs": self._sketch.forward(update), "norm": update.norm(dim=1, keepdim=True)}
+        return cohort, {
+            "signs": self._sketch_on(update.device).forward(update),
+            "norm": update.norm(dim=1, keepdim=True),
+        }
 
     def server_open(self, server: Tensors, round: int) -> tuple[Tensor, Tensor, int]:
-        return torch.zeros(self._sketch.size, dtype=torch.float64), torch.zeros(1, dtype=torch.float64), 0
+        return torch.zeros(self.measured, dtype=torch.float64), torch.zeros(1, dtype=torch.float64), 0
 
     def server_add(
         self, total: tuple[Tensor, Tensor, int], ids: list[int], samples: list[int], values: Tensors
@@ -110,7 +114,8 @@ class SparseDirections(Exchange[tuple[Tensor, Tensor, int]]):
         return go_on_from(cohort, values["model"])
 
     def _stepped(self, model: Tensor, mean: Tensor, norm: Tensor) -> Tensor:
-        return model - norm * biht(self._sketch, mean.unsqueeze(0), self._sparsity, self._settings.iterations)
+        sketch = self._sketch_on(mean.device)
+        return model - norm * biht(sketch, mean.unsqueeze(0), self._sparsity, self._settings.iterations)
 
 
 class OBCSAA(Anchored):
@@ -134,4 +139,4 @@ class OBCSAA(Anchored):
 
     @property
     def sketched(self) -> tuple[Layout, tuple[int, ...]]:
-        return self.task.layout.whole(), self._directions.sizes
+        return self.task.layout.whole(), (self._directions.measured,)

@@ -3,7 +3,9 @@ of pFedLMS."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import floor
 
 import torch
@@ -14,7 +16,7 @@ from pfedlms.cohort import Cohort
 from pfedlms.methods.contract import ClientWork, Exchange, Method, Objective, Task, Tensors
 from pfedlms.models.layout import Layout
 from pfedlms.settings import setting
-from pfedlms.sketch import Sketch
+from pfedlms.sketch import Sketch, sketch_of_round
 from pfedlms.wire.fields import Message, Signs
 
 
@@ -30,15 +32,15 @@ class PFed1BSSettings:
 class MajorityOfSketches(Exchange[Vote]):
     """↑ sign(Φ θ_k), one bit each      ↓ v = sign(Σ N_k sign(Φ θ_k)), one bit each; an even split gives +1"""
 
-    def __init__(self, sketch: Sketch) -> None:
-        self._sketch = sketch
-        self.up, self.down = (Message(kind, (Signs("signs", sketch.size),)) for kind in (0, 1))
+    def __init__(self, sketch_on: Callable[[torch.device], Sketch], size: int) -> None:
+        self._sketch_on, self._size = sketch_on, size
+        self.up, self.down = (Message(kind, (Signs("signs", size),)) for kind in (0, 1))
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
-        return cohort, {"signs": self._sketch.forward(cohort.params)}
+        return cohort, {"signs": self._sketch_on(cohort.params.device).forward(cohort.params)}
 
     def server_open(self, server: Tensors, round: int) -> Vote:
-        return Vote(self._sketch.size, thresholds=1)
+        return Vote(self._size, thresholds=1)
 
     def server_add(self, total: Vote, ids: list[int], samples: list[int], values: Tensors) -> Vote:
         total.add((values["signs"] > 0).to(torch.uint8).numpy(), samples)
@@ -81,14 +83,15 @@ class PFed1BS(Method):
         whole = task.layout.whole()
         kept = max(1, floor(settings.ratio * task.layout.dim))
         # A ratio of m / N with N a power of two is exact in floating point, so the sketch has exactly m rows.
-        self._sketch = Sketch(whole, kept / whole.layers[0].pad, task.seed, epoch=0)
-        self.exchanges = (MajorityOfSketches(self._sketch),)
+        self._sketch_on = partial(sketch_of_round, whole, kept / whole.layers[0].pad, task.seed, 0)
+        self._kept = kept
+        self.exchanges = (MajorityOfSketches(self._sketch_on, kept),)
 
     @property
     def sketched(self) -> tuple[Layout, tuple[int, ...]]:
-        return self.task.layout.whole(), self._sketch.sizes
+        return self.task.layout.whole(), (self._kept,)
 
     def objective(self, cohort: Cohort, round: int) -> Objective:
         if self.settings.strength == 0:
             return Objective()
-        return AlignedSigns(self._sketch, cohort.scratch["consensus"], self.settings)
+        return AlignedSigns(self._sketch_on(cohort.params.device), cohort.scratch["consensus"], self.settings)

@@ -90,7 +90,7 @@ class AgreeOnThresholds(Exchange[Gathered]):
         self.down = Message(1, (Floats("mean", layers), Floats("deviation", layers, minimum=0)))
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
-        sketch = self._sketches.of(round)
+        sketch = self._sketches.of(round, cohort.params.device)
         sketched = sketch.forward(cohort.params)
         means, variances = statistics(sketched, sketch.sizes)
         check_finite_sketch(cohort, means, variances, round)
@@ -148,8 +148,8 @@ class Sketches:
     def __init__(self, layout: Layout, ratio: float, seed: int, refresh: int) -> None:
         self._layout, self._ratio, self._seed, self._refresh = layout, ratio, seed, refresh
 
-    def of(self, round: int) -> Sketch:
-        return sketch_of_round(self._layout, self._ratio, self._seed, round // self._refresh)
+    def of(self, round: int, device: torch.device) -> Sketch:
+        return sketch_of_round(self._layout, self._ratio, self._seed, round // self._refresh, device)
 
 
 class PulledTowardsConsensus(Objective):
@@ -160,9 +160,6 @@ class PulledTowardsConsensus(Objective):
 
     def gradient(self, params: Tensor) -> Tensor:
         return self._pull.gradient(params)
-
-    def tensors(self) -> Tensors:
-        return self._pull.tensors()
 
 
 class PFedLMS(Method):
@@ -189,14 +186,11 @@ class PFedLMS(Method):
     def sketched(self) -> tuple[Layout, tuple[int, ...]]:
         return self._layout, self._layout.sketch_sizes(self.settings.ratio)
 
-    def foresee(self, round: int, device: torch.device) -> None:
-        self._sketches.of(round).on_device(device)
-
     def objective(self, cohort: Cohort, round: int) -> Objective:
         if self.settings.strength == 0:
             return Objective()
         heard = cohort.scratch
-        sketch = self._sketches.of(round)
+        sketch = self._sketches.of(round, cohort.params.device)
         return PulledTowardsConsensus(
             Pull(
                 sketch,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
+from pfedlms.backend import threads, torch_threads
 from pfedlms.cohort import Cohort
 from pfedlms.errors import UsageError
 from pfedlms.models.layout import flat_layout
@@ -70,10 +72,15 @@ class CohortModel:
         where calling a layer costs little: as many parts as keep all threads busy."""
         if self._chain is None or self.device.type != "cpu":
             return [slice(0, clients)]
-        threads, most = torch.get_num_threads(), max(1, _CACHED // self.layout.dim)
-        count = 1 if clients <= most else min(clients, threads * -(-clients // (threads * most)))
+        spread_over, most = threads(), max(1, _CACHED // self.layout.dim)
+        count = 1 if clients <= most else min(clients, spread_over * -(-clients // (spread_over * most)))
         ends = [clients * (number + 1) // count for number in range(count)]
         return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+    def _threads(self, clients: int) -> AbstractContextManager[None]:
+        """The operators of a chain are short, and its clients are spread over threads; others may use all of them."""
+        spread_out = self._chain is not None and (clients > 1 or self.layout.dim <= _CACHED)
+        return nullcontext() if spread_out or self.device.type != "cpu" else torch_threads(threads())
 
     @property
     def feature_size(self) -> int:
@@ -96,7 +103,8 @@ class CohortModel:
 
         In training, running statistics in `buffers` are updated in place, as `nn.Module.forward` does.
         """
-        return self._forward(self._named(params), {}, buffers, x, training, features)
+        with self._threads(len(params)):
+            return self._forward(self._named(params), {}, buffers, x, training, features)
 
     def gradient(
         self, out: Tensor, params: Tensor, buffers: dict[str, Tensor], x: Tensor, ends: Ends, features: bool = False
@@ -128,12 +136,13 @@ class CohortModel:
         leaves = {name: value.detach().requires_grad_() for name, value in self._named(params).items()}
         places = self._named(out)
         # With several CPU threads a batched product into a strided place takes another, slower way.
-        suits = out.is_cuda or torch.get_num_threads() == 1
+        suits = out.is_cuda or self._chain is not None
         direct = places if suits and self._compiled is None else {}
-        outputs, seen = self._forward(leaves, direct, buffers, x, True, features)
-        losses, roots, slopes = ends(rows, outputs, seen)
-        # Clients share no parameter, so every client's own gradient comes out in its row.
-        gradients = torch.autograd.grad(roots, list(leaves.values()), slopes, allow_unused=True)
+        with self._threads(len(params)):
+            outputs, seen = self._forward(leaves, direct, buffers, x, True, features)
+            losses, roots, slopes = ends(rows, outputs, seen)
+            # Clients share no parameter, so every client's own gradient comes out in its row.
+            gradients = torch.autograd.grad(roots, list(leaves.values()), slopes, allow_unused=True)
         for place, gradient in zip(places.values(), gradients, strict=True):
             if gradient is None:
                 place.zero_()

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from pfedlms.backend import triton_kernels
+from pfedlms.backend import backend_of
 from pfedlms.models.streams import beside
 
 # cuDNN takes grouped convolutions of [batch, channels, height, width] up to thirty times longer than those with the
@@ -132,10 +132,13 @@ class _Convolution(torch.autograd.Function):
     ) -> tuple[Tensor, int]:  # fmt: skip
         clients = info.batch_size
         wide, weight = _moved(clients, x, dims[2], 1).flatten(1, 2), _moved(clients, weight, dims[3], 0)
-        kernels, pad = triton_kernels("models.conv_gpu"), _padding_around(layer)
-        if kernels is not None and pad is not None and kernels.takes(wide, weight):
-            out: Tensor = kernels.StackedConvolution.apply(wide, weight, pad, place)
-        else:
+        out, pad = None, _padding_around(layer)
+        if pad is not None and backend_of(wide) == "gpu":
+            from pfedlms.models import conv_gpu
+
+            if conv_gpu.takes(wide, weight):
+                out = conv_gpu.StackedConvolution.apply(wide, weight, pad, place)  # type: ignore[no-untyped-call]
+        if out is None:
             flat = weight.flatten(0, 1)
             if flat.numel() >= clients * _WIDE_WEIGHTS or wide.shape[2] * wide.shape[3] <= _SMALL_IMAGE:
                 wide, flat = (value.contiguous(memory_format=torch.channels_last) for value in (wide, flat))
