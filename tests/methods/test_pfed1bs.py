@@ -107,7 +107,7 @@ def test_vote_by_brute_force(samples: tuple[int, ...]) -> None:
     sketch = Sketch(task_of(8, seed=SEED).layout, 1.0, SEED, 0)
     wanted = torch.tensor(combinations).T  # [clients, m]
     cohort = cohort_of(sketch.adjoint(wanted), samples=samples)  # ΦΦᵀ = I: Φθ is what was wanted
-    (after,), _ = hold(MajorityOfSketches(sketch), cohort)
+    (after,), _ = hold(MajorityOfSketches(lambda device: sketch, sketch.size), cohort)
     expected = [1 if sum(n * s for n, s in zip(samples, signs, strict=True)) >= 0 else -1 for signs in combinations]
     assert after.scratch["consensus"].tolist() == expected
 
