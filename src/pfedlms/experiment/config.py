@@ -57,6 +57,12 @@ class TrainSection:
     learning_rate: float = setting(0.1, "η", above=0)
     momentum: float = setting(0.0, "momentum of the local steps; 0: none", minimum=0, maximum=1)
     weight_decay: float = setting(1e-4, "μ, for every method", minimum=0)
+    participation: float = setting(
+        1.0,
+        "share of the clients that take part in a phase; max(1, round(share · K)) of them are drawn",
+        above=0,
+        maximum=1,
+    )
     augment: str = setting(
         "none",
         "how training images are changed at random: moved by up to 4 pixels, mirrored, or both",

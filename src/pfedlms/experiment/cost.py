@@ -10,6 +10,7 @@ import torch
 
 from pfedlms.data.sources import DATASETS
 from pfedlms.engine.federation import agreement, task_of
+from pfedlms.engine.participation import Participation
 from pfedlms.engine.reports import Traffic
 from pfedlms.errors import ConfigError
 from pfedlms.experiment.config import CUSTOM, Config, load_config
@@ -101,7 +102,7 @@ def _keys(method: str) -> set[str]:
 
 def _row(config: Config, shape: tuple[int, ...], classes: int) -> dict[str, Any]:
     model = CohortModel(build(config.model.name, shape, classes, config.model.hidden, 0), torch.device("cpu"))
-    task = task_of(model, classes, config.data.clients, train_settings(config), seed=0)
+    task = task_of(model, classes, Participation(config.data.clients, 1.0, 0), train_settings(config), seed=0)
     cost = message_cost(METHODS[config.method](task, config.settings), config.data.clients)
     bits = {f"{name}_bits": 8 * count for name, count in asdict(cost.per_client).items()}
     return {
