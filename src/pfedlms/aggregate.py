@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numba import prange
 from numpy.typing import NDArray
 from torch import Tensor
@@ -20,7 +21,7 @@ _WORTH_SHARING = 1 << 22  # symbols or counters; waking threads costs more than 
 _SUM_PART = 4096  # entries of a sum that stay in the cache while clients are added to them
 
 
-def weighted_sum(samples: list[int], values: Tensor, start: Tensor) -> Tensor:
+def weighted_sum(samples: Sequence[int], values: Tensor, start: Tensor) -> Tensor:
     """start + Σ N_k x_k over the leading axis, in float64, one client after another, so that it does not matter how
     clients were grouped."""
     total = start.clone()
@@ -143,3 +144,20 @@ def _majority(counts: NDArray[Any], total: Any, result: NDArray[Any]) -> None:
 def _majority_shared(counts: NDArray[Any], total: Any, result: NDArray[Any]) -> None:
     for part in prange((len(counts) + _PART - 1) // _PART):
         _majority_part(counts, total, result, part * _PART)
+
+
+class WeightedMean:
+    """Σ N_k x_k / Σ N_k for vectors of `size` entries, added up as in `weighted_sum`."""
+
+    def __init__(self, size: int) -> None:
+        self._sum, self._weight = torch.zeros(size, dtype=torch.float64), 0
+
+    def add(self, samples: Sequence[int], values: Tensor) -> WeightedMean:
+        """Add some clients' vectors `[clients, size]`."""
+        self._sum = weighted_sum(samples, values, self._sum)
+        self._weight += sum(samples)
+        return self
+
+    def result(self) -> Tensor:
+        """In float64."""
+        return self._sum / self._weight
