@@ -16,13 +16,14 @@ from pfedlms.engine.reports import Traffic
 from pfedlms.engine.stopwatch import NoStopwatch, Stopwatch
 from pfedlms.errors import DivergedError, QuorumError, RunError, WireError
 from pfedlms.methods.contract import ClientWork, Exchange, Tensors
+from pfedlms.wire.codec import Buffer
 from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake, Received, frame
 
-Link = Callable[[bytes, int], bytes | None]
+Link = Callable[[Buffer, int], Buffer | None]
 """The way from a client to the server: a frame and its sender go in; what arrives comes out, None if nothing does."""
 
 
-def perfect_link(data: bytes, sender: int) -> bytes | None:
+def perfect_link(data: Buffer, sender: int) -> Buffer | None:
     """Everything arrives as it was sent."""
     return data
 
@@ -103,7 +104,7 @@ class Channel:
             after.append(exchange.client_receive(cohort, values, self.round))
         return after
 
-    def _checked(self, exchange: Exchange[Any], sent: bytes) -> Received:
+    def _checked(self, exchange: Exchange[Any], sent: Buffer) -> Received:
         try:
             return Intake(exchange.down, self.digest, self.round, (SERVER,)).accept(sent)
         except WireError as error:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import hashlib
 import struct
-import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -38,6 +37,8 @@ from pfedlms.errors import (
     TruncatedError,
     VersionError,
 )
+from pfedlms.wire.checksum import crc32
+from pfedlms.wire.codec import Buffer
 from pfedlms.wire.fields import Message, Values
 
 MAGIC = b"PFLM"
@@ -66,11 +67,27 @@ def _canonical(value: int | float | bool | str | bytes) -> str:
     return str(int(value)) if isinstance(value, int) else value
 
 
-def frame(message: Message, values: Values, *, round: int, sender: int, samples: int, digest: bytes) -> bytes:
-    """Encode `values` as one complete frame."""
-    payload = message.encode(values)
-    header = _HEADER.pack(MAGIC, VERSION, message.kind, 0, round, sender, samples, len(payload), digest)
-    return header + _CRC.pack(zlib.crc32(payload, zlib.crc32(header))) + payload
+def frame(
+    message: Message,
+    values: Values,
+    *,
+    round: int,
+    sender: int,
+    samples: int,
+    digest: bytes,
+    out: bytearray | memoryview | None = None,
+) -> bytes | memoryview:
+    """Encode `values` as one complete frame: bytes, or a view of the first bytes of `out`, good until `out` is used
+    again."""
+    length = message.size(values)
+    room = memoryview(bytearray(HEADER_BYTES + length) if out is None else out).cast("B")
+    if len(room) < HEADER_BYTES + length:
+        raise ValueError(f"out: got {len(room)} bytes, expected {HEADER_BYTES + length} or more")
+    header, payload = room[: _HEADER.size], room[HEADER_BYTES : HEADER_BYTES + length]
+    message.write(values, payload)
+    _HEADER.pack_into(header, 0, MAGIC, VERSION, message.kind, 0, round, sender, samples, length, digest)
+    _CRC.pack_into(room, _HEADER.size, crc32(payload, crc32(header)))
+    return bytes(room) if out is None else room[: HEADER_BYTES + length]
 
 
 @dataclass(frozen=True)
@@ -97,8 +114,12 @@ class Intake:
         self._message, self._digest, self._round, self._senders = message, digest, round, senders
         self._seen: set[int] = set()
 
-    def accept(self, data: bytes) -> Received:
-        """Parse and check one frame; raises the WireError that says what is wrong with it."""
+    def accept(self, data: Buffer, into: Values | None = None) -> Received:
+        """Parse and check one frame; raises the WireError that says what is wrong with it.
+
+        Values are decoded into the arrays of `into` (a row of `Message.room`), else into new ones; a frame that is
+        refused may leave anything there.
+        """
         payload, (kind, round, sender, samples, digest) = self._open(data)
         if digest != self._digest:
             raise DigestError(
@@ -117,22 +138,22 @@ class Intake:
             raise DecodeError(
                 f"samples: got {samples} from sender {sender}, expected at least 1 from a client and 0 from the server"
             )
-        values = self._message.decode(payload)
+        values = self._message.read(payload, into)
         self._seen.add(sender)
         return Received(sender, samples, values, len(payload))
 
-    def _open(self, data: bytes) -> tuple[memoryview, tuple[int, int, int, int, bytes]]:
+    def _open(self, data: Buffer) -> tuple[memoryview, tuple[int, int, int, int, bytes]]:
         """Check the envelope; nothing is allocated by a length that was not compared with what is there and what is
         allowed."""
-        if len(data) < HEADER_BYTES:
-            raise TruncatedError(f"frame: got {len(data)} bytes, expected a header of {HEADER_BYTES}")
-        view = memoryview(data)
+        view = memoryview(data).cast("B")
+        if len(view) < HEADER_BYTES:
+            raise TruncatedError(f"frame: got {len(view)} bytes, expected a header of {HEADER_BYTES}")
         magic, version, kind, reserved, round, sender, samples, length, digest = _HEADER.unpack_from(view)
         if magic != MAGIC:
             raise MagicError(f"magic: got {bytes(magic)!r}, expected {MAGIC!r}")
         if version != VERSION:
             raise VersionError(f"version: got {version}, expected {VERSION}; update the older end")
-        present = len(data) - HEADER_BYTES
+        present = len(view) - HEADER_BYTES
         if length > self._message.max_bytes:
             raise OversizedError(f"payload: got {length} bytes, expected at most {self._message.max_bytes}")
         if present > length:
@@ -141,7 +162,7 @@ class Intake:
             raise TruncatedError(f"payload: got {present} bytes, expected {length}")
         payload = view[HEADER_BYTES:]
         (checksum,) = _CRC.unpack_from(view, _HEADER.size)
-        actual = zlib.crc32(payload, zlib.crc32(view[: _HEADER.size]))
+        actual = crc32(payload, crc32(view[: _HEADER.size]))
         if checksum != actual:
             raise ChecksumError(
                 f"checksum: got {checksum:08x}, expected {actual:08x}; the frame was changed on the way"
