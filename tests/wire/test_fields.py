@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,7 +27,7 @@ def encoded(values: dict[str, Any], *fields: Field) -> bytes:
 
 def decoded(payload: bytes, *fields: Field, into: dict[str, Any] | None = None) -> Any:
     """The values of all fields, or the value of the only one."""
-    values = Message(0, fields).read(memoryview(payload), into)
+    values = Message(0, fields).read(memoryview(payload).toreadonly(), into)
     assert list(values) == [field.name for field in fields]
     return values if len(fields) > 1 else values[fields[0].name]
 
@@ -147,7 +148,60 @@ def test_example_of_masked_rows() -> None:
     assert len(encoded(message.example(), *message.fields)) == message.max_bytes == 2 + 120
 
 
+@pytest.mark.parametrize("offset", range(4))
+def test_floats_at_any_byte(offset: int) -> None:
+    """After a mask of one byte floats are not aligned, whatever buffer they come in."""
+    fields = (Mask("mask", 3), Floats("x", 50))
+    values = {"mask": np.ones(3, bool), "x": np.random.default_rng(1).normal(size=50).astype(np.float32)}
+    payload = bytearray(offset + 201)
+    part = memoryview(payload)[offset:]
+    Message(0, fields).write(values, part)
+    assert part == b"\7" + values["x"].tobytes()
+    assert decoded(part, *fields)["x"].tobytes() == values["x"].tobytes()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_long_vectors_are_cut_over_threads(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    monkeypatch.setattr("pfedlms.wire.pieces.PIECE", 1 << 10)
+    torch.set_num_threads(threads)
+    values = np.random.default_rng(2).normal(size=5000).astype(np.float32)
+    assert round_trip((Floats("x", 5000),), {"x": values})["x"].tobytes() == values.tobytes()
+    for at in (0, 1023, 1024, 4999):
+        bad = values.copy()
+        bad[at:] = np.inf  # also in every piece behind
+        with pytest.raises(DecodeError, match=f"got inf at position {at}, expected"):
+            decoded(bad.tobytes(), Floats("x", 5000))
+
+
 # Refusals.
+
+
+@pytest.mark.parametrize(
+    ("field", "shape"),
+    [(Floats("x", 3), (4,)), (Floats("x", 3), (1,)), (Signs("x", 9), (8,)), (Symbols("x", (2, 3), 3), (4,)),
+     (Mask("x", 3), (1, 3))],
+    ids=repr,
+)  # fmt: skip
+def test_values_of_another_shape(field: Field, shape: tuple[int, ...]) -> None:
+    expected = rf"field 'x': got shape \[{', '.join(map(str, shape))}\], expected \[{field.shape[0]}\]"
+    with pytest.raises(ValueError, match=expected):
+        encoded({"x": np.zeros(shape, field.dtype)}, field)
+
+
+@pytest.mark.parametrize(
+    "room",
+    [
+        np.empty(4, np.float32),
+        np.empty((1, 3), np.float32),
+        np.empty(3, np.float64),
+        np.empty(6, np.float32)[::2],
+        np.frombuffer(bytes(12), np.float32),
+    ],
+    ids=["longer", "deeper", "wider", "gaps", "read-only"],
+)
+def test_room_that_does_not_fit(room: np.ndarray) -> None:
+    with pytest.raises(ValueError, match=r"room for field 'x': got float.*, expected float32 \[3\], contiguous"):
+        decoded(bytes(12), Floats("x", 3), into={"x": room})
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -14,7 +14,7 @@ from __future__ import annotations
 import zlib
 from functools import lru_cache
 
-from pfedlms.wire.pieces import in_pieces
+from pfedlms.wire.pieces import PIECE, in_pieces
 
 _POLYNOMIAL = 0xEDB88320  # P without x^32
 _ONE, _X = 1 << 31, 1 << 30
@@ -22,14 +22,11 @@ _ONE, _X = 1 << 31, 1 << 30
 
 def crc32(data: memoryview, start: int = 0) -> int:
     """`zlib.crc32(data, start)`; `start` is the checksum of what stands before."""
-
-    def part(begin: int, end: int) -> tuple[int, int]:
-        return end - begin, zlib.crc32(data[begin:end], 0 if begin else start)
-
-    (_, total), *others = in_pieces(part, len(data))
-    for length, crc in others:
-        total = _times(total, _power(8 * length)) ^ crc
-    return total
+    if len(data) < 2 * PIECE:
+        return zlib.crc32(data, start)
+    for length, crc in in_pieces(lambda piece: (len(piece), zlib.crc32(piece)), data):
+        start = _times(start, _power(8 * length)) ^ crc
+    return start
 
 
 def _times(a: int, b: int) -> int:

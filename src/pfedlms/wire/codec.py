@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +36,6 @@ from pfedlms.wire.kernels import Bytes, pack_segments, pack_signs, u64, unpack_s
 __all__ = ["Segments", "block_shape", "pack", "packed_size", "unpack"]
 
 Buffer = bytes | bytearray | memoryview
-Kind = TypeVar("Kind", bound=np.generic)
 
 BLOCK_BITS = 56
 TABLE_ENTRIES = 1 << 16  # half a megabyte: stays in the second-level cache
@@ -69,9 +68,9 @@ def pack(symbols: Bytes | torch.Tensor, levels: int) -> bytes:
         raise ValueError(f"symbols: got {given.dtype} of shape {shape}, expected uint8 of shape [count]")
     host = given.detach().cpu().numpy() if isinstance(given, torch.Tensor) else given
     segments = Segments((host.size,), levels)
-    out = bytearray(segments.bytes)
-    segments.pack(host, out)
-    return bytes(out)
+    out = np.empty(segments.bytes, np.uint8)
+    segments.pack(host, out.data)
+    return out.tobytes()
 
 
 def unpack(data: Buffer, count: int, levels: int) -> Bytes:
@@ -121,51 +120,58 @@ class Segments:
         self._table = np.array(rows, dtype=np.uint64).reshape(len(rows), 5)
         self._blocks = _kernel_shape(self.levels)
 
-    def pack(self, symbols: NDArray[np.uint8], out: Buffer) -> None:
-        """Write `symbols: uint8 [Σ counts]`, each below `levels`, as the bytes of `out`.
+    def pack(self, values: NDArray[Any], out: Buffer) -> None:
+        """Write `values: [Σ counts]` as the `bytes` bytes of `out`.
+
+        Symbols are uint8 below `levels`. A single segment of two levels may also be bool, or float32, where 1 stands
+        for what is at least zero.
 
         Raises:
-            ValueError: `symbols` are not as many as all segments have, or one of them is not below `levels`.
+            ValueError: a size is not that of all segments, or a symbol is not below `levels`.
         """
-        if symbols.shape != (self.symbols,):
-            raise ValueError(f"symbols: got shape {list(symbols.shape)}, expected [{self.symbols}], all segments")
+        stream = np.frombuffer(out, np.uint8)
+        self._check_sizes(values, stream)
+        values = np.ascontiguousarray(values).view()
+        values.flags.writeable = False  # numba compiles a kernel for read-only inputs and again for others
+        if values.dtype == np.float32:
+            pack_signs(values, stream)
+            return
+        symbols = values.view(np.uint8)
         if symbols.size and int(symbols.max()) >= self.levels:
             at = int(np.argmax(symbols >= self.levels))
             raise ValueError(
                 f"symbols[{at}]: got {symbols[at]}, expected a value below {self.levels}, the number of levels"
             )
-        stream = np.frombuffer(out, np.uint8)
-        pack_segments(read_only(np.ascontiguousarray(symbols)), stream, self._table, *self._blocks[:2])
+        pack_segments(symbols, stream, self._table, *self._blocks[:2])
 
-    def unpack(self, data: Buffer, out: NDArray[np.uint8]) -> None:
-        """Read back into `out: uint8 [Σ counts]` what `pack` wrote, and refuse every other byte string.
+    def unpack(self, data: Buffer, out: NDArray[Any]) -> None:
+        """Read back into `out: [Σ counts]` what `pack` wrote, float32 as +1 and -1; refuse every other byte string.
 
         Raises:
-            DecodeError: see `unpack` of the module.
+            ValueError: `out` has not the size of all segments.
+            DecodeError: as `unpack`, the function.
         """
-        stream = self._stream(data)
-        row, block = unpack_segments(stream, out, self._table, *self._blocks)
-        if row < len(self._table):
-            raise self._refusal(stream, int(row), int(block))
-
-    def pack_signs(self, values: NDArray[np.float32], out: Buffer) -> None:
-        """`pack` of one segment with 1 where a value is at least zero, else 0."""
-        pack_signs(read_only(values), np.frombuffer(out, np.uint8))
-
-    def unpack_signs(self, data: Buffer, out: NDArray[np.float32]) -> None:
-        """`unpack` of one segment to +1 and -1."""
-        stream = self._stream(data)
-        if not unpack_signs(stream, out):
-            raise self._refusal(stream, 0, 0)
-
-    def _stream(self, data: Buffer) -> Bytes:
-        stream = np.frombuffer(data, np.uint8)
+        stream = np.frombuffer(memoryview(data).toreadonly(), np.uint8)
         if stream.size != self.bytes:
             raise DecodeError(
                 f"packed symbols: got {stream.size} bytes, expected {self.bytes} "
                 f"({self.symbols} symbols, {self.levels} levels)"
             )
-        return read_only(stream)
+        self._check_sizes(out, stream)
+        if out.dtype == np.float32:
+            good, block = unpack_signs(stream, out), u64(0)
+        else:
+            good, block = unpack_segments(stream, out.view(np.uint8), self._table, *self._blocks)
+        if good < len(self._table):
+            raise self._refusal(stream, int(good), int(block))
+
+    def _check_sizes(self, values: NDArray[Any], stream: Bytes) -> None:
+        """The kernels rely on them."""
+        if values.shape != (self.symbols,) or stream.size != self.bytes:
+            raise ValueError(
+                f"symbols: got shape {list(values.shape)} for {stream.size} bytes, "
+                f"expected [{self.symbols}], all segments, for {self.bytes}"
+            )
 
     def _refusal(self, stream: Bytes, row: int, block: int) -> DecodeError:
         """What is wrong with a segment of which only so many blocks are valid."""
@@ -253,13 +259,6 @@ def _checked_count(count: int) -> int:
     if not isinstance(count, int | np.integer) or count < 0:
         raise ValueError(f"count: got {count!r}, expected a whole number of symbols, 0 or more")
     return int(count)
-
-
-def read_only(array: NDArray[Kind]) -> NDArray[Kind]:
-    """A view that cannot be written to: numba compiles a kernel for writable and again for read-only inputs."""
-    view = array.view()
-    view.flags.writeable = False
-    return view
 
 
 @lru_cache(maxsize=8)

@@ -11,15 +11,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from math import prod
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pfedlms.errors import DecodeError, OversizedError, TruncatedError
-from pfedlms.wire.codec import Segments, read_only
+from pfedlms.wire.codec import Segments
 from pfedlms.wire.kernels import copy_finite
 from pfedlms.wire.pieces import in_pieces
 
@@ -59,12 +58,12 @@ class Field(ABC):
     def example(self) -> Array:
         """A valid value of the largest size, to measure messages with."""
 
-    def given(self, values: Values) -> Array:
+    def _given(self, values: Values) -> Array:
         """The value to write, contiguous; a copy only where it is not so already."""
         value = np.ascontiguousarray(values[self.name], dtype=self.dtype)
-        if value.size != prod(self.shape):
+        if value.shape != self.shape:
             raise ValueError(f"field {self.name!r}: got shape {list(value.shape)}, expected {list(self.shape)}")
-        return value.reshape(self.shape)
+        return value
 
 
 class _Packed(Field):
@@ -83,10 +82,10 @@ class _Packed(Field):
         return self._packing.bytes
 
     def write(self, values: Values, out: memoryview) -> None:
-        self._packing.pack(self.given(values).view(np.uint8), out)
+        self._packing.pack(self._given(values), out)
 
     def read(self, data: memoryview, known: Values, out: Array) -> None:
-        self._packing.unpack(data, out.view(np.uint8))
+        self._packing.unpack(data, out)
 
     def example(self) -> Array:
         return np.ones(self.shape, self.dtype)
@@ -128,12 +127,6 @@ class Signs(_Bits):
 
     dtype = np.float32
 
-    def write(self, values: Values, out: memoryview) -> None:
-        self._packing.pack_signs(self.given(values), out)
-
-    def read(self, data: memoryview, known: Values, out: Array) -> None:
-        self._packing.unpack_signs(data, out)
-
 
 @dataclass(frozen=True)
 class Floats(Field):
@@ -153,8 +146,7 @@ class Floats(Field):
         return 4 * self.count
 
     def write(self, values: Values, out: memoryview) -> None:
-        source, target = self.given(values), np.frombuffer(out, dtype="<f4")
-        in_pieces(lambda at, end: np.copyto(target[at // 4 : end // 4], source[at // 4 : end // 4]), len(out))
+        in_pieces(np.copyto, np.frombuffer(out, dtype="<f4"), self._given(values))
 
     def read(self, data: memoryview, known: Values, out: Array) -> None:
         _read_floats(self.name, data, out, self.minimum)
@@ -192,7 +184,7 @@ class MaskedRows(Field):
 
     def write(self, values: Values, out: memoryview) -> None:
         sent = np.asarray(values[self.mask], dtype=bool)
-        np.frombuffer(out, dtype="<f4").reshape(-1, self.width)[:] = self.given(values)[sent]
+        np.frombuffer(out, dtype="<f4").reshape(-1, self.width)[:] = self._given(values)[sent]
 
     def read(self, data: memoryview, known: Values, out: Array) -> None:
         rows = np.empty(len(data) // 4, dtype=np.float32)
@@ -206,13 +198,11 @@ class MaskedRows(Field):
 
 def _read_floats(name: str, data: memoryview, out: Array, minimum: float = -np.inf) -> None:
     """Copy float32 numbers from `data` into `out`; refuse those that are not finite or below the minimum."""
-    # Aligned, of this machine's byte order and read-only, so that one compiled loop takes them all.
-    source = read_only(np.require(np.frombuffer(data, dtype="<f4"), np.float32, "A"))
-    least = np.float32(minimum)
-    if not all(
-        in_pieces(lambda at, end: copy_finite(source[at // 4 : end // 4], out[at // 4 : end // 4], least), len(data))
-    ):
-        at = int(np.argmin(np.isfinite(out) & (out >= least)))
+    source = np.frombuffer(data, dtype="<f4")
+    if not source.flags.aligned:
+        source = np.frombuffer(bytes(data), dtype="<f4")
+    if not all(in_pieces(partial(copy_finite, float(minimum)), source, out)):
+        at = int(np.argmin(np.isfinite(out) & (out >= minimum)))
         raise DecodeError(
             f"field {name!r}: got {out[at]} at position {at}, expected a finite number of at least {minimum}"
         )

@@ -22,9 +22,6 @@ import struct
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pfedlms.errors import (
     ChecksumError,
     DecodeError,
@@ -39,7 +36,7 @@ from pfedlms.errors import (
 )
 from pfedlms.wire.checksum import crc32
 from pfedlms.wire.codec import Buffer
-from pfedlms.wire.fields import Message, Values
+from pfedlms.wire.fields import Array, Message, Values
 
 MAGIC = b"PFLM"
 VERSION = 1
@@ -77,17 +74,19 @@ def frame(
     digest: bytes,
     out: bytearray | memoryview | None = None,
 ) -> bytes | memoryview:
-    """Encode `values` as one complete frame: bytes, or a view of the first bytes of `out`, good until `out` is used
-    again."""
-    length = message.size(values)
-    room = memoryview(bytearray(HEADER_BYTES + length) if out is None else out).cast("B")
-    if len(room) < HEADER_BYTES + length:
-        raise ValueError(f"out: got {len(room)} bytes, expected {HEADER_BYTES + length} or more")
-    header, payload = room[: _HEADER.size], room[HEADER_BYTES : HEADER_BYTES + length]
-    message.write(values, payload)
-    _HEADER.pack_into(header, 0, MAGIC, VERSION, message.kind, 0, round, sender, samples, length, digest)
-    _CRC.pack_into(room, _HEADER.size, crc32(payload, crc32(header)))
-    return bytes(room) if out is None else room[: HEADER_BYTES + length]
+    """Encode `values` as one complete frame: bytes, or a view of the beginning of `out` until that is used again."""
+    end = HEADER_BYTES + message.size(values)
+    data = memoryview(bytearray(end) if out is None else out).cast("B")[:end]
+    if len(data) < end:
+        raise ValueError(f"out: got {len(data)} bytes, expected {end} or more")
+    message.write(values, data[HEADER_BYTES:])
+    _HEADER.pack_into(data, 0, MAGIC, VERSION, message.kind, 0, round, sender, samples, end - HEADER_BYTES, digest)
+    _CRC.pack_into(data, _HEADER.size, _checksum(data))
+    return bytes(data) if out is None else data
+
+
+def _checksum(data: memoryview) -> int:
+    return crc32(data[HEADER_BYTES:], crc32(data[: _HEADER.size]))
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ class Received:
 
     sender: int
     samples: int
-    values: dict[str, NDArray[np.generic]]
+    values: dict[str, Array]
     payload_bytes: int
 
 
@@ -145,7 +144,7 @@ class Intake:
     def _open(self, data: Buffer) -> tuple[memoryview, tuple[int, int, int, int, bytes]]:
         """Check the envelope; nothing is allocated by a length that was not compared with what is there and what is
         allowed."""
-        view = memoryview(data).cast("B")
+        view = memoryview(data).cast("B").toreadonly()
         if len(view) < HEADER_BYTES:
             raise TruncatedError(f"frame: got {len(view)} bytes, expected a header of {HEADER_BYTES}")
         magic, version, kind, reserved, round, sender, samples, length, digest = _HEADER.unpack_from(view)
@@ -160,13 +159,12 @@ class Intake:
             raise OversizedError(f"payload: got {present} bytes, expected {length}")
         if present < length:
             raise TruncatedError(f"payload: got {present} bytes, expected {length}")
-        payload = view[HEADER_BYTES:]
         (checksum,) = _CRC.unpack_from(view, _HEADER.size)
-        actual = crc32(payload, crc32(view[: _HEADER.size]))
+        actual = _checksum(view)
         if checksum != actual:
             raise ChecksumError(
                 f"checksum: got {checksum:08x}, expected {actual:08x}; the frame was changed on the way"
             )
         if reserved:
             raise DecodeError(f"reserved: got {reserved}, expected 0")
-        return payload, (kind, round, sender, samples, digest)
+        return view[HEADER_BYTES:], (kind, round, sender, samples, digest)

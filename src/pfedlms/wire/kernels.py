@@ -213,22 +213,22 @@ def pack_signs(values: Floats32, out: Bytes) -> None:
 
 
 @compiled()
-def unpack_signs(data: Bytes, out: Floats32) -> bool:
-    """+1 for every bit that is set, else -1; whether there is none behind the last sign."""
+def unpack_signs(data: Bytes, out: Floats32) -> u64:
+    """+1 for every bit that is set, else -1; returns 0 if there is one behind the last sign, else 1."""
     count = u64(len(out))
     for byte in range(u64(len(data))):
         bits = u64(data[byte])
         for bit in range(min(u64(8), count - u64(8) * byte)):
             out[u64(8) * byte + bit] = 1 if bits & (u64(1) << bit) else -1
-    return bool(count % u64(8) == u64(0) or data[len(data) - 1] >> (count % u64(8)) == 0)
+    return u64(count % u64(8) == u64(0) or data[len(data) - 1] >> (count % u64(8)) == 0)
 
 
 @compiled()
-def copy_finite(source: Floats32, out: Floats32, minimum: np.float32) -> bool:
+def copy_finite(minimum: float, source: Floats32, out: Floats32) -> bool:
     """Copy; whether all numbers are finite and not below `minimum`."""
-    good = True
+    good, least = True, np.float32(minimum)
     for at in range(len(out)):
         value = source[at]
         out[at] = value
-        good &= (abs(value) < np.inf) & (value >= minimum)
+        good &= (abs(value) < np.inf) & (value >= least)
     return good
