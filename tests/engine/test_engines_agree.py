@@ -265,6 +265,7 @@ def test_momentum_is_forgotten_when_fedavg_replaces_the_model(digits: FederatedD
 def test_fedavg_averages_by_samples(cohort_size: int, digits: FederatedData) -> None:
     """With a learning rate of nearly zero a round is the exchange alone; the mean is worked out in exact fractions."""
     federation = federate("fedavg", digits, initial(dnn), cohort_size=cohort_size, learning_rate=1e-30)
+    federation.start()
     state = federation.state()
     models = torch.randn(state["params"].shape, generator=torch.Generator().manual_seed(1))
     federation.load({**state, "params": models})

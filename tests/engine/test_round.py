@@ -95,7 +95,7 @@ def test_bytes_by_hand_down_once_for_each_client(name: str, cohort_size: int) ->
     exchanges, up, down = BY_HAND[name]
     traffic = play(federate(name, clients((20, 30, 40)), cohort_size=cohort_size), 1).traffic
     framing = 3 * HEADER * exchanges
-    assert traffic.as_tuple() == (3 * up, framing, 3 * down, framing)
+    assert traffic.as_tuple() == (3 * up, framing, 3 * down, framing, 0)
     assert traffic.total == 3 * (up + down) + 2 * framing
 
 
@@ -112,6 +112,7 @@ def test_a_lost_client_is_left_out_named_and_counted() -> None:
     """FedAvg of the two others: with a learning rate of nearly zero the round is the exchange alone."""
     data = clients((20, 30, 40))
     federation = federate("fedavg", data, link=Tap(1), learning_rate=1e-30)
+    federation.start()
     state = federation.state()
     models = torch.randn(state["params"].shape, generator=torch.Generator().manual_seed(0))
     federation.load({**state, "params": models})

@@ -117,13 +117,6 @@ def test_a_method_gets_what_it_knows_and_what_nobody_knows() -> None:
     assert keys.of_method("local", asked) == {"sgima": 0.2}
 
 
-@pytest.mark.parametrize(
-    ("share", "clients", "count"), [(1, 7, 7), (0.2, 20, 4), (0.1, 4, 1), (0.3, 5, 2), (1e-9, 9, 1)]
-)
-def test_how_many_take_part(share: float, clients: int, count: int) -> None:
-    assert load_config(None, {"train": {"participation": share}}).train.participants(clients) == count
-
-
 # --- what is refused ---
 
 

@@ -11,9 +11,11 @@ from torch import nn
 import pfedlms
 from pfedlms.data import from_pool, load
 from pfedlms.engine.federation import task_of
+from pfedlms.engine.participation import Participation
 from pfedlms.engine.training import TrainSettings
 from pfedlms.experiment import memory
 from pfedlms.methods import METHODS
+from pfedlms.methods.contract import Method
 from pfedlms.models import CohortModel, build
 
 
@@ -27,30 +29,31 @@ def digits(clients: int) -> pfedlms.data.FederatedData:
     return from_pool(source.x, source.y, clients, 1.0, 0)
 
 
-def test_a_client_keeps_its_model_and_what_its_method_adds(model: CohortModel) -> None:
-    """2,410 parameters of four bytes: one copy, with momentum two, and z-sign keeps w beside θ."""
-    train = TrainSettings(1, 1, 0.1, 0.0, 0.0)
-    task = task_of(model, 10, 4, train, seed=0)
-    kept = {
-        (name, momentum): memory.kept_bytes(METHODS[name](task, METHODS[name].Settings()), model, momentum)
-        for name in ("local", "zsign")
-        for momentum in (False, True)
-    }
+def made(name: str, model: CohortModel, **settings: object) -> Method:
+    """Of five clients two take part."""
+    task = task_of(model, 10, Participation(5, 0.4, 0), TrainSettings(1, 1, 0.1, 0.0, 0.0), seed=0)
+    return METHODS[name](task, METHODS[name].Settings(**settings))
+
+
+def kept(name: str, model: CohortModel, momentum: bool = False, **settings: object) -> tuple[int, int]:
+    return memory.kept_bytes(made(name, model, **settings), model, momentum)
+
+
+def test_a_client_keeps_what_it_will_need(model: CohortModel) -> None:
+    """2,410 parameters of four bytes. Here: θ, with momentum twice, and w where it is tracked or compared with. Away:
+    θ where it is its own, w where both ends track it, and nothing where the next answer is the model."""
     one = 4 * 2410
-    assert kept == {
-        ("local", False): one,
-        ("local", True): 2 * one,
-        ("zsign", False): 2 * one,
-        ("zsign", True): 3 * one,
-    }
+    assert (kept("local", model), kept("local", model, momentum=True)) == ((one, one), (2 * one, 2 * one))
+    assert (kept("fedavg", model), kept("fedavg", model, momentum=True)) == ((one, 0), (2 * one, 0))
+    assert (kept("zsign", model, downlink="model"), kept("obda", model)) == ((2 * one, 0), (2 * one, one))
+    assert memory.kept_by_all(made("obda", model), model, False) == 2 * 2 * one + 3 * one
 
 
 def test_running_statistics_are_kept_too() -> None:
     """Mean and variance of three features and one counter of eight bytes, beside 2 · 3 + 3 + 6 parameters."""
     model = CohortModel(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), torch.device("cpu"))
-    task = task_of(model, 3, 1, TrainSettings(1, 1, 0.1, 0.0, 0.0), seed=0)
-    kept = memory.kept_bytes(METHODS["local"](task, METHODS["local"].Settings()), model, False)
-    assert kept == 4 * (6 + 3 + 6) + 4 * (3 + 3) + 8
+    assert kept("local", model)[1] == 4 * (6 + 3 + 6) + 4 * (3 + 3) + 8
+    assert kept("fedavg", model)[1] == 4 * (3 + 3) + 8
 
 
 def test_a_client_works_with_copies_of_its_parameters_and_its_activations(model: CohortModel) -> None:
@@ -73,7 +76,7 @@ def test_where_the_system_does_not_tell_all_are_stacked(model: CohortModel, monk
     monkeypatch.setattr(memory, "free_memory", lambda device: None)
     assert memory.fitting_clients(1000, None) is None
     assert memory.fitting_cohort(model, digits(5), 16) == 5
-    assert memory.kept_beside(10**9, 10**9, 10**9, 10**9, None)
+    assert memory.kept_beside(10**9, 10**9, 10**9, None)
 
 
 @pytest.mark.parametrize(("free", "clients"), [(10**6, 600), (6500, 3), (6700, 4), (1, 1)])
@@ -85,7 +88,7 @@ def test_as_many_clients_fit_as_the_free_memory_holds(free: int, clients: int) -
 @pytest.mark.parametrize(("free", "fits"), [(10_000, True), (9_990, False)])
 def test_what_is_kept_lies_beside_the_work_or_elsewhere(free: int, fits: bool) -> None:
     """100 clients that keep 20 bytes and 4 that work with 1,000 take 6,000, which is 0.6 of 10,000."""
-    assert memory.kept_beside(100, 20, 4, 1000, free) is fits
+    assert memory.kept_beside(100 * 20, 4, 1000, free) is fits
 
 
 def test_free_memory_is_a_plausible_number() -> None:

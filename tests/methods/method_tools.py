@@ -19,7 +19,7 @@ import pfedlms.engine.exchange as engine_exchange
 from pfedlms import rng
 from pfedlms.data import FederatedData, batch_positions, from_pairs, from_pool, load
 from pfedlms.engine import Federation
-from pfedlms.engine.exchange import Channel, Link, perfect_link
+from pfedlms.engine.exchange import Channel, Link, Ways, perfect_link
 from pfedlms.engine.training import LocalWorker, TrainSettings
 from pfedlms.methods import METHODS, Exchange, Task
 from pfedlms.models import Cohort, CohortModel, Layer, Layout, build
@@ -44,7 +44,7 @@ def task_of(
 ) -> Task:
     layout = layout_of(*sizes)
     start = torch.zeros(layout.dim) if initial is None else initial
-    return Task(layout, 10, 4, seed, start, clients, learning_rate, weight_decay)
+    return Task(layout, 10, 4, seed, start, clients, clients, learning_rate, weight_decay)
 
 
 def cohort_of(
@@ -90,7 +90,9 @@ def hold(
 ) -> tuple[list[Cohort], dict[str, Tensor]]:
     """One exchange through real bytes."""
     groups = [cohorts] if isinstance(cohorts, Cohort) else list(cohorts)
-    return Channel(bytes(8), round, link, 0.0).hold(exchange, groups, server or {}, work or Work())
+    channel = Channel(bytes(8), round, Ways(link, quorum=0.0))
+    after, server, _ = channel.hold(exchange, groups, server or {}, work or Work())
+    return after, server
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -47,8 +47,8 @@ def test_prototypes_by_hand() -> None:
     for cohorts in ([everyone], [pair, single]):
         after, _ = hold(exchange, cohorts, work=work)
         for cohort in after:
-            assert cohort.scratch["held"].tolist() == [True, True, True, False]
-            assert cohort.scratch["prototypes"].tolist() == [[3, 2], [4, -4], [-1, 4], [0, 0]]
+            assert cohort.heard["held"].tolist() == [True, True, True, False]
+            assert cohort.heard["prototypes"].tolist() == [[3, 2], [4, -4], [-1, 4], [0, 0]]
 
 
 def test_a_lost_message_is_no_holder() -> None:
@@ -60,8 +60,8 @@ def test_a_lost_message_is_no_holder() -> None:
             work=Work(features=(MEANS, COUNTS)),
             link=lambda data, client: None if client == 0 else data,
         )
-    assert after.scratch["held"].tolist() == [True, False, True, False]
-    assert after.scratch["prototypes"].tolist() == [[4, 2], [0, 0], [-1, 4], [0, 0]]
+    assert after.heard["held"].tolist() == [True, False, True, False]
+    assert after.heard["prototypes"].tolist() == [[4, 2], [0, 0], [-1, 4], [0, 0]]
 
 
 def test_only_classes_that_are_held_are_sent() -> None:
@@ -138,7 +138,7 @@ def test_local_steps_follow_the_objective(strength: float) -> None:
     params, prototypes = 0.5 * normal(3, model.layout.dim, seed=6), normal(4, 6, seed=7)
     held = torch.tensor([True, False, True, False])
     task = task_of(model.layout.dim)
-    cohort = cohort_of(params, samples=data.samples).with_scratch(prototypes=prototypes, held=held)
+    cohort = cohort_of(params, samples=data.samples).with_heard(prototypes=prototypes, held=held)
     objective = FedProto(Task(**{**vars(task), "feature_size": 6, "classes": 4}), FedProtoSettings(strength)).objective(
         cohort, 0
     )

@@ -124,7 +124,7 @@ def test_consensus_follows_the_samples(samples: tuple[int, ...]) -> None:
     )
     clear = margin > 1e-5
     assert clear.mean() > 0.9
-    np.testing.assert_array_equal(played(method, cohort).scratch["consensus"].numpy()[clear], expected[clear])
+    np.testing.assert_array_equal(played(method, cohort).heard["consensus"].numpy()[clear], expected[clear])
 
 
 def test_local_steps_follow_the_objective() -> None:
@@ -180,7 +180,7 @@ def test_one_layer_of_one_is_the_same_either_way() -> None:
     """A model that has only one layer does not notice `layerwise`."""
     cohort = cohort_of(normal(3, 50, seed=2), samples=[3, 1, 2])
     heard = [
-        played(PFedLMS(task_of(50), PFedLMSSettings(ratio=0.5, layerwise=layerwise)), cohort).scratch
+        played(PFedLMS(task_of(50), PFedLMSSettings(ratio=0.5, layerwise=layerwise)), cohort).heard
         for layerwise in (True, False)
     ]
     for name in ("thresholds", "deviation", "consensus"):
@@ -208,7 +208,7 @@ def test_lloyd_max_spacing_has_the_published_boundaries(levels: int, upper: list
     """τ = μ̄ + σ̄ b with b of Max 1960, table 1; μ̄ and σ̄ are what they are with quantiles."""
     cohort = cohort_of(normal(3, 27, seed=3), samples=[3, 1, 2])
     settings = PFedLMSSettings(thresholds=levels, ratio=0.5, strength=0.01, spacing="lloyd-max")
-    heard = played(PFedLMS(task_of(20, 7), settings), cohort).scratch
+    heard = played(PFedLMS(task_of(20, 7), settings), cohort).heard
     boundaries = np.array([-b for b in reversed(upper[1:])] + upper)
     for layer, sketched in enumerate(sketches_of(cohort.params.double().numpy(), (20, 7), 0.5, 5, 0)):
         middle, upper_quartile = thresholds_by_definition(sketched, (3, 1, 2), 3)[1:]
@@ -261,11 +261,11 @@ def test_a_client_whose_parameters_are_all_zero() -> None:
     after = played(method, cohort_of(params, samples=samples))
     sketched = sketches_of(params.double().numpy(), sizes, 0.5, 5, 0)
     tau = [thresholds_by_definition(layer, samples, 3) for layer in sketched]
-    np.testing.assert_allclose(after.scratch["thresholds"].numpy(), tau, atol=1e-5)
+    np.testing.assert_allclose(after.heard["thresholds"].numpy(), tau, atol=1e-5)
     expected, margin = consensus_by_definition(sketched, samples, 3)
     clear = margin > 1e-5
     assert clear.mean() > 0.9
-    np.testing.assert_array_equal(after.scratch["consensus"].numpy()[clear], expected[clear])
+    np.testing.assert_array_equal(after.heard["consensus"].numpy()[clear], expected[clear])
     gradient = method.objective(after, 0).gradient(after.params)
     assert gradient is not None
     assert gradient.isfinite().all()
@@ -278,8 +278,8 @@ def test_a_layer_that_is_zero_everywhere_has_no_pull() -> None:
     params[:, 20:] = 0
     method = PFedLMS(task_of(20, 7), PFedLMSSettings(ratio=0.5, strength=0.01))
     after = played(method, cohort_of(params))
-    assert after.scratch["deviation"][1] == 0
-    assert not after.scratch["thresholds"][1].any()
+    assert after.heard["deviation"][1] == 0
+    assert not after.heard["thresholds"][1].any()
     gradient = method.objective(after, 0).gradient(after.params)
     assert gradient is not None
     assert gradient.isfinite().all()

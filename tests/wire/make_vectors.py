@@ -209,6 +209,7 @@ def task(layers: Iterable[int], seed: int, initial: np.ndarray) -> Task:
         seed=seed,
         initial=torch.from_numpy(initial),
         clients=len(SAMPLES),
+        participants=len(SAMPLES),
         learning_rate=0.1,
         weight_decay=0.0,
     )
@@ -285,7 +286,7 @@ def play(method: Any, digest: bytes, number: int, params: np.ndarray) -> dict[st
         replies.append(frame(exchange.down, arrays, round=number, sender=SERVER, samples=0, digest=digest))
         back = Intake(exchange.down, digest, number, (SERVER,)).accept(replies[-1]).values
         cohort = exchange.client_receive(cohort, {n: torch.from_numpy(v) for n, v in back.items()}, number)
-    scratch = {name: value.numpy() for name, value in cohort.scratch.items()}
+    scratch = {name: value.numpy() for name, value in {**cohort.scratch, **cohort.heard}.items()}
     clients = [
         {
             "id": k,

@@ -10,6 +10,7 @@ import torch
 
 from pfedlms.data.sources import DATASETS
 from pfedlms.engine.federation import agreement, task_of
+from pfedlms.engine.participation import Participation
 from pfedlms.engine.reports import Traffic
 from pfedlms.errors import ConfigError
 from pfedlms.experiment.config import Config, Tables, load_config, merge
@@ -39,8 +40,7 @@ def message_cost(method: Method) -> Traffic:
 
 def catches_up(config: Config, method: Method) -> bool:
     """Whether clients can miss answers that they have to be sent later, besides those `message_cost` counts."""
-    clients = method.task.clients
-    return method.tracks and (config.train.participants(clients) < clients or config.run.lost > 0)
+    return method.tracks and (method.task.participants < method.task.clients or config.run.lost > 0)
 
 
 def bits_table(
@@ -81,26 +81,25 @@ def _row(tables: Tables, classes: int | None, as_in_paper: bool) -> dict[str, An
         )
     if classes is not None and classes < 1:
         raise ConfigError([f"--classes: got {classes}, expected at least 1"])
-    source, clients = DATASETS[config.data.dataset], config.data.clients
+    source = DATASETS[config.data.dataset]
     shape = (3, 32, 32) if as_in_paper and config.model.name != "dnn" else source.shape
     classes = classes or source.classes
     model = CohortModel(build(config.model.name, shape, classes, config.model.hidden, 0), torch.device("cpu"))
-    task = task_of(model, classes, clients, train_settings(config), seed=0)
-    method = METHODS[config.method](task, config.settings)
+    who = Participation(config.data.clients, config.train.participation, seed=0)
+    method = METHODS[config.method](task_of(model, classes, who, train_settings(config), seed=0), config.settings)
     cost = message_cost(method)
-    participants = config.train.participants(clients)
     return {
         "method": config.method,
         **({"downlink": config.settings.downlink} if hasattr(config.settings, "downlink") else {}),
         "model": config.model.name,
         "classes": classes,
-        "clients": clients,
-        "participants": participants,
+        "clients": who.clients,
+        "participants": who.count,
         "parameters": model.layout.dim,
         "up_payload_bits": 8 * cost.up_payload,
         "up_framing_bits": 8 * cost.up_framing,
         "down_payload_bits": 8 * cost.down_payload,
         "down_framing_bits": 8 * cost.down_framing,
         "catches_up": catches_up(config, method),
-        "mib_per_round": participants * (cost.up_payload + cost.down_payload) / (1 << 20),
+        "mib_per_round": who.count * (cost.up_payload + cost.down_payload) / (1 << 20),
     }

@@ -1,9 +1,10 @@
 """How much memory clients take, and so how many train at once and where what they keep can lie.
 
-A client *keeps*, from round to round, its model, momentum, running statistics and what its method adds; on the device
-where all clients' fit, else on the host. While it trains it *works*, on the device, with copies of its parameters
-(the model trained, its gradient and the gradient's parts, the pull and the padded vectors of its transform, the inputs
-and results of recorded steps) and with its activations, for the backward pass and as gradients.
+A client *keeps*, from round to round, its model, momentum, running statistics and what its method adds; while it is
+away only what the next answer does not replace, on the device where all clients' fit, else on the host. While it trains
+it *works*, on the device, with copies of its parameters (the model trained, its gradient and the gradient's parts, the
+pull and the padded vectors of its transform, the inputs and results of recorded steps) and with its activations, for
+the backward pass and as gradients.
 
 Measured on an H200, pFedLMS without momentum, from 100 to 1,000 clients: 7.9 MB a client for `dnn` and 34 MB for
 `vgg8`, where this says 8.0 (0.8 of them kept) and 62.
@@ -38,9 +39,16 @@ def free_memory(device: torch.device) -> int | None:
         return None
 
 
-def kept_bytes(method: Method, model: CohortModel, with_momentum: bool) -> int:
-    """Bytes one client keeps from round to round."""
-    return method.client_start(model.cohort((0,), (1,), with_momentum)).nbytes
+def kept_bytes(method: Method, model: CohortModel, with_momentum: bool) -> tuple[int, int]:
+    """Bytes one client keeps from round to round: while it takes part, and while it is away."""
+    here = method.client_start(model.cohort((0,), (1,), with_momentum))
+    return here.nbytes, method.client_rest(here).nbytes
+
+
+def kept_by_all(method: Method, model: CohortModel, with_momentum: bool) -> int:
+    """Bytes all clients keep once each has taken part."""
+    here, away = kept_bytes(method, model, with_momentum)
+    return method.task.participants * here + (method.task.clients - method.task.participants) * away
 
 
 def working_bytes(model: CohortModel, data: FederatedData, batch_size: int) -> int:
@@ -68,9 +76,9 @@ def fitting_clients(working: int, free: int | None) -> int | None:
     return None if free is None else max(1, int(_SHARE * free) // working)
 
 
-def kept_beside(clients: int, kept: int, at_once: int, working: int, free: int | None) -> bool:
-    """Whether what `clients` clients keep fits into `free` bytes beside the work of `at_once` of them."""
-    return free is None or clients * kept + at_once * working <= int(_SHARE * free)
+def kept_beside(kept: int, at_once: int, working: int, free: int | None) -> bool:
+    """Whether `kept` bytes fit into `free` ones beside the work of `at_once` clients, of `working` bytes each."""
+    return free is None or kept + at_once * working <= int(_SHARE * free)
 
 
 def fitting_cohort(model: CohortModel, data: FederatedData, batch_size: int, participants: int | None = None) -> int:

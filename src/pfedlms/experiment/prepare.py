@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import numba
@@ -17,15 +18,17 @@ from pfedlms import rng
 from pfedlms.backend import plain, use_threads
 from pfedlms.data import FederatedData, from_pairs, from_pool, load
 from pfedlms.engine import Federation
+from pfedlms.engine.participation import Participation
 from pfedlms.engine.training import TrainSettings
 from pfedlms.errors import ConfigError, DataError, UsageError, did_you_mean
 from pfedlms.experiment.config import Config, Tables
-from pfedlms.experiment.memory import fitting_cohort
+from pfedlms.experiment.memory import fitting_cohort, free_memory, kept_beside, kept_by_all, working_bytes
 from pfedlms.experiment.sections import CUSTOM, Keys
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel, build
 from pfedlms.models.zoo import seeded
 
+_HOST = torch.device("cpu")
 ModelLike = str | nn.Module | Callable[[], nn.Module] | None
 
 
@@ -89,13 +92,24 @@ def prepare(config: Config, data: Any = None, model: ModelLike = None) -> Federa
                 f"train.augment: got {config.train.augment!r}, but samples have shape {federated.shape}, expected "
                 "images of (channels, height, width)"
             )
-        participants = config.train.participants(federated.clients)
+        federated, train = federated.to(device), train_settings(config)
+        who = Participation(federated.clients, train.participation, config.run.seed)
         size = config.run.cohort_size or int(config.run.reference)
-        size = size or fitting_cohort(cohort_model, federated, config.train.batch_size, participants)
-        return Federation(
-            METHODS[config.method], config.settings, cohort_model, federated.to(device), train_settings(config),
-            config.run.seed, cohort_size=size, quorum=config.run.quorum, lost=config.run.lost,
+        size = size or fitting_cohort(cohort_model, federated, train.batch_size, who.count)
+        make = partial(
+            Federation, METHODS[config.method], config.settings, cohort_model, federated, train, config.run.seed,
+            cohort_size=size, quorum=config.run.quorum, lost=config.run.lost,
         )  # fmt: skip
+        federation = make()
+        return federation if device.type == "cpu" or _room_for_all(federation, train) else make(home=_HOST)
+
+
+def _room_for_all(federation: Federation, train: TrainSettings) -> bool:
+    """Whether what all clients keep fits on the device beside those that train."""
+    model = federation.model
+    kept = kept_by_all(federation.method, model, train.momentum > 0)
+    working = working_bytes(model, federation.data, train.batch_size)
+    return kept_beside(kept, federation.largest_cohort, working, free_memory(model.device))
 
 
 def _device(name: str) -> torch.device:

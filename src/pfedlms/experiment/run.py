@@ -41,7 +41,7 @@ class Result:
     def models(self) -> list[dict[str, torch.Tensor]]:
         """Every client's model as a state dict."""
         with as_configured(self.config):
-            return [self.federation.client_state_dict(client) for client in range(self.federation.data.clients)]
+            return [model for _, model in sorted(self.federation.models(), key=lambda pair: pair[0])]
 
 
 def run(

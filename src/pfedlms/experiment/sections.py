@@ -56,10 +56,6 @@ class TrainSection:
         choices=lambda: ["none", "crop", "flip", "crop+flip"],
     )
 
-    def participants(self, clients: int) -> int:
-        """How many of `clients` clients take part in a phase."""
-        return max(1, round(self.participation * clients))
-
 
 @dataclass(frozen=True)
 class RunSection:

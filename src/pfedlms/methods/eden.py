@@ -13,8 +13,8 @@ from torch import Tensor
 
 from pfedlms import rng
 from pfedlms.aggregate import weighted_sum
-from pfedlms.cohort import Cohort
-from pfedlms.methods.contract import Anchored, ClientWork, Exchange, Task, Tensors, go_on_from
+from pfedlms.cohort import Cohort, Tensors
+from pfedlms.methods.contract import ClientWork, Exchange, Task, Tracked, go_on_from
 from pfedlms.quantise import lloyd_max
 from pfedlms.settings import setting
 from pfedlms.sketch.hadamard import fwht_
@@ -125,14 +125,20 @@ class QuantisedUpdates(Exchange[tuple[Tensor, int, int]]):
         return go_on_from(cohort, values["model"])
 
 
-class EDEN(Anchored):
+class EDEN(Tracked):
     """FedAvg whose updates travel as b-bit indices of a rotated vector. b → ∞ is FedAvg; the error at b = 1 is near
     π/2 − 1 of ‖x‖²."""
 
     name = "eden"
     paper = "Vargaftik et al., ICML 2022"
+    personal = False
+    about_last_steps = True
     Settings = EDENSettings
 
     def __init__(self, task: Task, settings: EDENSettings) -> None:
         super().__init__(task, settings)
         self.exchanges = (QuantisedUpdates(task, settings.bits),)
+
+    @property
+    def tracks(self) -> bool:
+        return False  # the answer is w itself

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from pfedlms.aggregate import weighted_sum
-from pfedlms.cohort import Cohort
-from pfedlms.methods.contract import ClientWork, Exchange, Method, Task, Tensors
+from pfedlms.cohort import Cohort, Tensors
+from pfedlms.methods.contract import ClientWork, Exchange, Method, Task
 from pfedlms.settings import setting
 from pfedlms.wire.fields import Floats, Message
 
@@ -74,6 +74,7 @@ class FedAvg(Method):
     name = "fedavg"
     paper = "McMahan et al., AISTATS 2017"
     personal = False
+    about_last_steps = True
     Settings = FedAvgSettings
 
     def __init__(self, task: Task, settings: FedAvgSettings) -> None:

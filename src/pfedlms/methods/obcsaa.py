@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from pfedlms.aggregate import weighted_sum
-from pfedlms.cohort import Cohort
-from pfedlms.methods.contract import Anchored, ClientWork, Exchange, Task, Tensors, go_on_from
+from pfedlms.cohort import Cohort, Tensors
+from pfedlms.methods.consensus import Sketches
+from pfedlms.methods.contract import ClientWork, Exchange, Task, Tracked, go_on_from
 from pfedlms.models.layout import Layout
 from pfedlms.settings import setting
 from pfedlms.sketch import Sketch
@@ -75,18 +76,18 @@ class SparseDirections(Exchange[tuple[Tensor, Tensor, int]]):
         dim, whole = task.layout.dim, task.layout.whole()
         measured = max(1, floor(settings.ratio * dim))
         self._sparsity = max(1, floor(settings.sparsity * dim))
-        self._sketch = Sketch(whole, measured / whole.layers[0].pad, task.seed, epoch=0)
-        self.sizes = self._sketch.sizes
+        self.sketches = Sketches(whole, measured / whole.layers[0].pad, task.seed, refresh=0)
         self.up = Message(0, (Signs("signs", measured), Scalar("norm", minimum=0)))
         mean = (Floats("mean", measured), Scalar("norm", minimum=0))
         self.down = Message(1, mean if settings.downlink == "sum" else (Floats("model", dim),))
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
         update = largest(cohort.state["model"] - cohort.params, self._sparsity)
-        return cohort, {"signs": self._sketch.forward(update), "norm": update.norm(dim=1, keepdim=True)}
+        signs = self.sketches.of(round, update.device).forward(update)
+        return cohort, {"signs": signs, "norm": update.norm(dim=1, keepdim=True)}
 
     def server_open(self, server: Tensors, round: int) -> tuple[Tensor, Tensor, int]:
-        return torch.zeros(self._sketch.size, dtype=torch.float64), torch.zeros(1, dtype=torch.float64), 0
+        return torch.zeros(sum(self.sketches.sizes), dtype=torch.float64), torch.zeros(1, dtype=torch.float64), 0
 
     def server_add(
         self, total: tuple[Tensor, Tensor, int], ids: list[int], samples: list[int], values: Tensors
@@ -110,10 +111,11 @@ class SparseDirections(Exchange[tuple[Tensor, Tensor, int]]):
         return go_on_from(cohort, values["model"])
 
     def _stepped(self, model: Tensor, mean: Tensor, norm: Tensor) -> Tensor:
-        return model - norm * biht(self._sketch, mean.unsqueeze(0), self._sparsity, self._settings.iterations)
+        sketch = self.sketches.of(0, mean.device)
+        return model - norm * biht(sketch, mean.unsqueeze(0), self._sparsity, self._settings.iterations)
 
 
-class OBCSAA(Anchored):
+class OBCSAA(Tracked):
     """FedAvg whose updates are made sparse and travel as the signs of random measurements.
 
     With unequal N_k the sum of K signs takes up to 2^K values rather than K + 1, so `downlink = "sum"` sends it,
@@ -125,6 +127,8 @@ class OBCSAA(Anchored):
 
     name = "obcsaa"
     paper = "Fan et al., IEEE TWC 2023"
+    personal = False
+    about_last_steps = True
     Settings = OBCSAASettings
 
     def __init__(self, task: Task, settings: OBCSAASettings) -> None:
@@ -134,4 +138,8 @@ class OBCSAA(Anchored):
 
     @property
     def sketched(self) -> tuple[Layout, tuple[int, ...]]:
-        return self.task.layout.whole(), self._directions.sizes
+        return self._directions.sketches.layout, self._directions.sketches.sizes
+
+    @property
+    def tracks(self) -> bool:
+        return bool(self.settings.downlink == "sum")

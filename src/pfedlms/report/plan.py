@@ -10,7 +10,7 @@ from rich.console import Console
 from pfedlms.engine import Federation
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.cost import catches_up, message_cost
-from pfedlms.experiment.memory import kept_bytes, working_bytes
+from pfedlms.experiment.memory import kept_by_all, working_bytes
 from pfedlms.report.tables import CATCHING_UP, MIB, table
 
 
@@ -22,7 +22,7 @@ def plan_json(config: Config, federation: Federation) -> dict[str, Any]:
     ]
     for layer, entries in zip(layers, kept or (), strict=kept is not None):
         layer["sketch"] = entries
-    data, participants = federation.data, config.train.participants(federation.data.clients)
+    data, participants = federation.data, federation.participation.count
     # What is sent to clients that come back depends on who is drawn, so it is in no plan.
     sent = {name: participants * count for name, count in asdict(message_cost(federation.method)).items()}
     return {
@@ -48,7 +48,7 @@ def _memory(config: Config, federation: Federation) -> dict[str, int]:
     model, data = federation.model, federation.data
     return {
         "data": data.x.numel() * 4 + data.y.numel() * 8,
-        "clients": data.clients * kept_bytes(federation.method, model, config.train.momentum > 0),
+        "clients": kept_by_all(federation.method, model, config.train.momentum > 0),
         "working": federation.largest_cohort * working_bytes(model, data, config.train.batch_size),
     }
 
