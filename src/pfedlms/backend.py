@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from typing import Any, TypeVar, cast
@@ -37,6 +38,12 @@ def compiled(*, parallel: bool = False) -> Callable[[Function], Function]:
         return cast(Function, numba.njit(cache=True, nogil=True, error_model="numpy", parallel=parallel)(function))
 
     return decorate
+
+
+@contextmanager
+def plain() -> Iterator[None]:
+    """Everything as it is defined, in plain PyTorch, while the context lasts."""
+    yield
 
 
 def use_threads(count: int) -> None:
