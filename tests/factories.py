@@ -230,14 +230,13 @@ def one_layer_pull(tau: float, strength: float, rho: float) -> Pull:
 
 @dataclass
 class Post:
-    """A link that keeps what clients send; frames of those in `lost` do not arrive."""
+    """A link that keeps what clients send."""
 
-    lost: tuple[int, ...] = ()
     frames: list[bytes] = field(default_factory=list)
 
-    def __call__(self, data: bytes, sender: int) -> bytes | None:
+    def __call__(self, data: bytes, sender: int) -> bytes:
         self.frames.append(data)
-        return None if sender in self.lost else data
+        return data
 
     @property
     def payloads(self) -> list[bytes]:
