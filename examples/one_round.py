@@ -18,6 +18,8 @@ LAYERS = (FEATURES * HIDDEN + HIDDEN, HIDDEN * CLASSES + CLASSES)  # weight and 
 T, RATIO, STRENGTH, SMOOTHING = 7, 0.25, 0.05, 0.1  # thresholds, m/N, λ, ρ in units of σ̄
 STEPS, BATCH, RATE, DECAY = 20, 16, 0.1, 1e-4  # E, samples a step, η, μ
 
+Arrays = list[np.ndarray]
+
 # --- random numbers (§3): every end draws the same Φ, so it never travels ---------------------------------------------
 
 WORD, GOLDEN = 2**64, 0x9E3779B97F4A7C15
@@ -95,7 +97,7 @@ class Phi:
 # --- exchange A (§5): statistics of the sketches up, pooled mean and deviation down -----------------------------------
 
 
-def pooled(sketches: list[np.ndarray], samples: list[int]) -> tuple[np.float32, np.float32]:
+def pooled(sketches: Arrays, samples: list[int]) -> tuple[np.float32, np.float32]:
     """μ̄ = Σ p_k m_k and σ̄² = Σ p_k (s_k + (m_k − μ̄)²), summed in float64, one client after another."""
     means = [float(np.float32(y.mean(dtype=np.float64))) for y in sketches]  # m_k and s_k travel as float32
     variances = [float(np.float32(y.var(dtype=np.float64))) for y in sketches]
@@ -122,7 +124,7 @@ def symbols(y: np.ndarray, tau: np.ndarray) -> np.ndarray:
     return np.array([sum(value >= tau) for value in y])
 
 
-def vote(ballots: list[np.ndarray], samples: list[int]) -> np.ndarray:
+def vote(ballots: Arrays, samples: list[int]) -> np.ndarray:
     """q̃(i) = #{t : Σ_k N_k b_t^k(i) ≥ 0}, b_t^k(i) = +1 where q_k(i) ≥ t and −1 elsewhere."""
     consensus = np.zeros_like(ballots[0])
     for t in range(1, T + 1):
@@ -152,6 +154,13 @@ def task_gradient(theta: np.ndarray, x: np.ndarray, labels: np.ndarray) -> np.nd
     return np.concatenate(parts)
 
 
+class Client(NamedTuple):
+    """A client's samples, float32 `[N_k, FEATURES]`, and their labels."""
+
+    x: np.ndarray
+    labels: np.ndarray
+
+
 class Agreed(NamedTuple):
     """What all clients know about a layer after the exchanges."""
 
@@ -172,19 +181,22 @@ def pull(theta: np.ndarray, agreed: Agreed) -> np.ndarray:
     return agreed.phi.adjoint(np.float32(STRENGTH / T) * total)
 
 
-def local_steps(theta: np.ndarray, batches: list[tuple[np.ndarray, np.ndarray]], agreed: list[Agreed]) -> np.ndarray:
-    """SGD on one batch of samples and labels after another; `agreed` is empty before the first round."""
-    for x, labels in batches:
-        gradient = task_gradient(theta, x, labels) + np.float32(DECAY) * theta
+def local_steps(theta: np.ndarray, client: Client, batches: np.ndarray, agreed: list[Agreed]) -> np.ndarray:
+    """SGD on the samples `batches: [steps, batch]`; nothing is agreed before the first round, so nothing pulls."""
+    for chosen in batches:
+        gradient = task_gradient(theta, client.x[chosen], client.labels[chosen]) + np.float32(DECAY) * theta
         if agreed:
             gradient += np.concatenate([pull(part, about) for part, about in zip(split(theta), agreed, strict=True)])
         theta = theta - np.float32(RATE) * gradient
     return theta
 
 
-def exchanges(models: list[np.ndarray], samples: list[int], seed: int, round: int) -> list[Agreed]:
-    """What the clients and the server say to each other, layer by layer."""
-    agreed = []
+# --- the round --------------------------------------------------------------------------------------------------------
+
+
+def exchanges(models: Arrays, clients: list[Client], seed: int, round: int) -> list[Agreed]:
+    """What clients and server agree on, layer by layer."""
+    samples, agreed = [len(client.labels) for client in clients], []
     for layer in range(len(LAYERS)):
         phi = Phi(seed, round, layer)
         sketches = [phi.forward(split(theta)[layer]) for theta in models]
@@ -194,27 +206,25 @@ def exchanges(models: list[np.ndarray], samples: list[int], seed: int, round: in
     return agreed
 
 
+def train(models: Arrays, clients: list[Client], batches: Arrays, agreed: list[Agreed]) -> Arrays:
+    """Every client's model after its local steps."""
+    return [local_steps(*own, agreed) for own in zip(models, clients, batches, strict=True)]
+
+
 # --- a handful of clients ---------------------------------------------------------------------------------------------
 
 
-def made_up_clients() -> list[tuple[np.ndarray, np.ndarray]]:
-    """Samples and labels of five clients, each of which sees one class most often."""
+def made_up_clients() -> list[Client]:
+    """Five clients, each of which sees one class most often."""
     random = np.random.default_rng(1)
     centres, clients = random.normal(size=(CLASSES, FEATURES)), []
     for client, count in enumerate((40, 60, 80, 50, 30)):
         labels = random.choice(CLASSES, size=count, p=np.roll([0.6, 0.3, 0.1], client))
-        clients.append(((centres[labels] + random.normal(size=(count, FEATURES))).astype(np.float32), labels))
+        clients.append(Client((centres[labels] + random.normal(size=(count, FEATURES))).astype(np.float32), labels))
     return clients
 
 
-def drawn(client: tuple[np.ndarray, np.ndarray], random: np.random.Generator) -> list[tuple[np.ndarray, np.ndarray]]:
-    """A client's batches of one round."""
-    x, labels = client
-    places = [random.choice(len(labels), BATCH, replace=False) for _ in range(STEPS)]
-    return [(x[own], labels[own]) for own in places]
-
-
-def inside(models: list[np.ndarray], agreed: list[Agreed]) -> str:
+def inside(models: Arrays, agreed: list[Agreed]) -> str:
     """How many of all clients' sketched entries lie in the interval of the consensus."""
     pairs = [(part, about) for theta in models for part, about in zip(split(theta), agreed, strict=True)]
     hits = [symbols(about.phi.forward(part), about.tau) == about.consensus for part, about in pairs]
@@ -223,17 +233,17 @@ def inside(models: list[np.ndarray], agreed: list[Agreed]) -> str:
 
 def main() -> None:
     random, clients = np.random.default_rng(2), made_up_clients()
+    first, second = ([random.integers(len(each.labels), size=(STEPS, BATCH)) for each in clients] for _ in range(2))
     initial = (random.normal(size=sum(LAYERS)) / sqrt(HIDDEN)).astype(np.float32)
-    models = [local_steps(initial, drawn(client, random), []) for client in clients]
-    agreed = exchanges(models, [len(labels) for _, labels in clients], seed=7, round=0)
+    models = train([initial] * len(clients), clients, first, [])
+
+    agreed = exchanges(models, clients, seed=7, round=0)
+    pulled, alone = (train(models, clients, second, heard) for heard in (agreed, []))
+
     for n, about in zip(LAYERS, agreed, strict=True):
         print(f"{n} parameters, padded to {about.phi.pad}: {len(about.consensus)} sketch entries a client")
         print("  thresholds", *(f"{t:.2f}" for t in about.tau))
         print("  consensus ", *about.consensus)
-    batches = [drawn(client, random) for client in clients]
-    pulled, alone = (
-        [local_steps(theta, own, heard) for theta, own in zip(models, batches, strict=True)] for heard in (agreed, [])
-    )
     print("Entries in the interval of the consensus:")
     print(f"  {inside(models, agreed)} before the local steps")
     print(f"  {inside(pulled, agreed)} after them, {inside(alone, agreed)} after the same steps without the pull")

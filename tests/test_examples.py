@@ -38,31 +38,34 @@ def engine(data: FederatedData) -> Federation:
     )  # fmt: skip
 
 
-def batches_of(data: FederatedData, client: int, phase: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The samples of a client's local steps of one phase, as the engine draws them."""
-    held = data.train[client]
-    walk = batch_positions(SEED, client, len(held), phase * example.STEPS, example.STEPS, example.BATCH)
-    return [(data.x[held[places]].numpy(), data.y[held[places]].numpy()) for places in walk]
+def batches_of(data: FederatedData, phase: int) -> list[np.ndarray]:
+    """The batches of every client's local steps of one phase, as the engine draws them."""
+    first = phase * example.STEPS
+    return [
+        batch_positions(SEED, client, count, first, example.STEPS, example.BATCH)
+        for client, count in enumerate(data.samples)
+    ]
 
 
 def test_the_start_is_plain_training(engine: Federation, data: FederatedData) -> None:
     initial = engine.model.initial.numpy()
     engine.start()
-    for client, own in enumerate(engine.state()["params"].numpy()):
-        expected = example.local_steps(initial, batches_of(data, client, phase=0), [])
-        np.testing.assert_allclose(own, expected, **WITHIN)
-        assert np.abs(own - initial).max() > 0.1
+    models = engine.state()["params"].numpy()
+    expected = example.train([initial] * len(models), example.made_up_clients(), batches_of(data, phase=0), [])
+    np.testing.assert_allclose(models, expected, **WITHIN)
+    assert (np.abs(models - initial).max(axis=1) > 0.1).all()
 
 
 def test_a_round_has_the_bits_of_the_package_and_its_models(engine: Federation, data: FederatedData) -> None:
     """Sketches, thresholds, symbols and consensus to the bit; models within rounding. Two rounds, so two Φ."""
+    clients = example.made_up_clients()
     engine.start()
     for round in range(2):
         before = engine.state()["params"]
         models = list(before.numpy())
         with overheard() as messages:
             engine.play_round()
-        agreed = example.exchanges(models, list(data.samples), SEED, round)
+        agreed = example.exchanges(models, clients, SEED, round)
 
         sketched = Sketch(engine.model.layout, example.RATIO, SEED, round).forward(before).numpy()
         down = {name: value for sent in messages if sent.sender == SERVER for name, value in sent.values.items()}
@@ -79,11 +82,10 @@ def test_a_round_has_the_bits_of_the_package_and_its_models(engine: Federation, 
         assert np.stack([about.tau for about in agreed]).tobytes() == tau.tobytes()
         assert np.concatenate([about.consensus for about in agreed]).tolist() == symbols[SERVER].tolist()
 
-        for client, own in enumerate(engine.state()["params"].numpy()):
-            batches = batches_of(data, client, phase=round + 1)
-            after, alone = (example.local_steps(models[client], batches, heard) for heard in (agreed, []))
-            np.testing.assert_allclose(own, after, **WITHIN)
-            assert np.abs(after - alone).max() > 1000 * WITHIN["atol"]  # the pull is well within sight
+        batches = batches_of(data, phase=round + 1)
+        after, alone = (np.stack(example.train(models, clients, batches, heard)) for heard in (agreed, []))
+        np.testing.assert_allclose(engine.state()["params"].numpy(), after, **WITHIN)
+        assert (np.abs(after - alone).max(axis=1) > 1000 * WITHIN["atol"]).all()  # the pull is well within sight
 
 
 def test_a_layer_without_spread_is_not_pulled() -> None:
