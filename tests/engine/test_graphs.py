@@ -24,7 +24,7 @@ class Place(NamedTuple):
 class Inner:
     scale: float
     rows: Tensor
-    place: Place = Place(3, torch.tensor([1, 2]))
+    place: Place = field(default_factory=lambda: Place(3, torch.tensor([1, 2])))
 
     @cached_property
     def doubled(self) -> Tensor:
