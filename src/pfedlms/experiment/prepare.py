@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from pfedlms import rng
-from pfedlms.backend import plain, use_threads
+from pfedlms.backend import plain, torch_threads
 from pfedlms.data import FederatedData, from_pairs, from_pool, load
 from pfedlms.engine import Federation
 from pfedlms.engine.participation import Participation
