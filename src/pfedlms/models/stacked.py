@@ -42,18 +42,24 @@ class Stacked(Way):
     def __init__(self, single: Single, folds: bool) -> None:
         self._single = single
         self._places: Values = {}
-        self._rules: list[tuple[nn.Module, Callable[..., Tensor]]] = []
-        for name, layer in single.module.named_modules():
-            if "forward" in vars(layer):  # somebody's own
-                continue
-            if type(layer) is nn.Linear:
-                self._rules.append((layer, partial(self._linear, name, layer)))
-            elif folds and type(layer) is nn.Conv2d and layer.padding_mode == "zeros":
-                self._rules.append((layer, partial(self._convolution, name, layer)))
-            elif folds and type(layer) in (nn.BatchNorm1d, nn.BatchNorm2d) and _plain_norm(layer):
-                self._rules.append((layer, partial(_batch_norm, layer)))
-            elif folds and type(layer) is nn.MaxPool2d and not layer.return_indices:
-                self._rules.append((layer, partial(_max_pool, layer)))
+        # A layer whose forward is somebody's own has no rule.
+        layers = [(name, layer) for name, layer in single.module.named_modules() if "forward" not in vars(layer)]
+        rules = [(layer, self._rule(name, layer, folds)) for name, layer in layers]
+        self._rules = [(layer, rule) for layer, rule in rules if rule is not None]
+
+    def _rule(self, name: str, layer: nn.Module, folds: bool) -> Callable[[Tensor], Tensor] | None:
+        if type(layer) is nn.Linear:
+            return partial(self._linear, name, layer)
+        if not folds:
+            return None
+        if type(layer) is nn.Conv2d and layer.padding_mode == "zeros":
+            return partial(self._convolution, name, layer)
+        if type(layer) is nn.BatchNorm1d or type(layer) is nn.BatchNorm2d:
+            # A momentum of None means an average over all batches so far, whose weight is a value on the device.
+            return partial(_batch_norm, layer) if layer.affine and layer.momentum is not None else None
+        if type(layer) is nn.MaxPool2d and not layer.return_indices:
+            return partial(_max_pool, layer)
+        return None
 
     def forward(self, given: Pass) -> tuple[Tensor, Tensor | None]:
         self._single.module.train(given.training)
@@ -99,21 +105,13 @@ def _batch_norm(layer: _BatchNorm, x: Tensor) -> Tensor:
         layer.num_batches_tracked.add_(1)
     kept = not layer.training or layer.track_running_stats
     statistics = (layer.running_mean, layer.running_var) if kept else (None, None)
-    norm = partial(_norm, layer)
+
+    def norm(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor | None, var: Tensor | None) -> Tensor:
+        assert layer.momentum is not None  # see `_rule`
+        training = layer.training or mean is None
+        return F.batch_norm(x, mean, var, weight, bias, training, layer.momentum, layer.eps)
+
     return _apply(norm, partial(_folded, norm), x, layer.weight, layer.bias, *statistics)
-
-
-def _plain_norm(layer: _BatchNorm) -> bool:
-    """A momentum of None means an average over all batches so far, whose weight is a value on the device."""
-    return layer.affine and layer.momentum is not None
-
-
-def _norm(
-    layer: _BatchNorm, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor | None, var: Tensor | None
-) -> Tensor:
-    training = layer.training or mean is None
-    assert layer.momentum is not None  # see `_plain_norm`
-    return F.batch_norm(x, mean, var, weight, bias, training, layer.momentum, layer.eps)
 
 
 def _max_pool(layer: nn.MaxPool2d, x: Tensor) -> Tensor:
@@ -206,11 +204,9 @@ def _by_kernels(layer: nn.Conv2d, x: Tensor, weight: Tensor, place: Tensor | Non
 
 def _moved(clients: int, value: Tensor, dim: int | None, to: int) -> Tensor:
     """`value` with its clients in axis `to`; one that all clients share is repeated for each."""
-    return (
-        value.unsqueeze(to).expand(*value.shape[:to], clients, *value.shape[to:])
-        if dim is None
-        else value.movedim(dim, to)
-    )
+    if dim is not None:
+        return value.movedim(dim, to)
+    return value.unsqueeze(to).expand(*value.shape[:to], clients, *value.shape[to:])
 
 
 def refusal(single: Single, params: Values, sample: Tensor) -> str | None:
