@@ -267,8 +267,10 @@ def overheard() -> Iterator[list[Sent]]:
     heard: list[Sent] = []
     encode: Callable[..., bytes] = engine_exchange.frame
 
-    def listening(message: Message, values: Any, *, round: int, sender: int, samples: int, digest: bytes) -> bytes:
-        data = encode(message, values, round=round, sender=sender, samples=samples, digest=digest)
+    def listening(
+        message: Message, values: Any, *, round: int, sender: int, samples: int, digest: bytes, out: Any = None
+    ) -> bytes:
+        data = bytes(encode(message, values, round=round, sender=sender, samples=samples, digest=digest, out=out))
         heard.append(Sent(message, {name: np.array(v) for name, v in values.items()}, round, sender, digest, data))
         return data
 

@@ -35,7 +35,7 @@ def frames(monkeypatch: pytest.MonkeyPatch) -> Frames:
     made: Frames = {}
 
     def spy(message: Any, values: Any, **header: Any) -> bytes:
-        data = frame(message, values, **header)
+        data = bytes(frame(message, values, **header))
         made[message.kind, header["round"], header["sender"]] = data
         return data
 

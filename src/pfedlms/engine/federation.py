@@ -131,6 +131,7 @@ class Federation:
         with self.watch.stage("evaluation"):
             return self._evaluate([(cohort, cohort.params) for cohort in self._clients.present])
 
+    @own_threads()
     def everyone(self) -> Evaluation:
         """All clients' models: of who took no part in the last phase a copy that hears its answer and takes its steps.
         No state changes and nothing is counted, so the run can go on as if nobody had looked."""

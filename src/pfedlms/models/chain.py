@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pfedlms.backend import threads
 from pfedlms.models.streams import beside
 from pfedlms.models.way import Pass, Way
 
@@ -68,10 +69,13 @@ class Chain(Way):
         keep all threads busy."""
         if self._device.type != "cpu":
             return super().parts(clients)
-        threads, most = torch.get_num_threads(), max(1, _CACHED // self._dim)
-        count = 1 if clients <= most else min(clients, threads * -(-clients // (threads * most)))
+        busy, most = threads(), max(1, _CACHED // self._dim)
+        count = 1 if clients <= most else min(clients, busy * -(-clients // (busy * most)))
         ends = [clients * number // count for number in range(count + 1)]
         return [slice(start, end) for start, end in pairwise(ends)]
+
+    def short(self, clients: int) -> bool:
+        return clients > 1 or self._dim <= _CACHED
 
     def forward(self, given: Pass) -> tuple[Tensor, Tensor | None]:
         x, seen = given.x, None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
+from pfedlms.backend import threads, torch_threads
 from pfedlms.cohort import Cohort
 from pfedlms.models.alone import Alone
 from pfedlms.models.chain import Chain
@@ -89,6 +91,11 @@ class CohortModel:
         assert self._way is not None  # with samples
         return self._way
 
+    def _threads(self, way: Way, clients: int) -> AbstractContextManager[None]:
+        """On a CPU, long operators may use all threads; inside the engine others run on one each."""
+        short = self.device.type != "cpu" or way.short(clients)
+        return nullcontext() if short else torch_threads(threads())
+
     @property
     def feature_size(self) -> int:
         """Width of the features: what enters the last linear layer; 0 if there is none."""
@@ -116,7 +123,8 @@ class CohortModel:
             own = {name: value[rows] for name, value in buffers.items()}
             return way.forward(Pass(self._named(params[rows]), {}, own, x[rows], training, features))
 
-        outputs, seen = zip(*way.over(len(x), some), strict=True)
+        with self._threads(way, len(x)):
+            outputs, seen = zip(*way.over(len(x), some), strict=True)
         return _joined(outputs), _joined(seen) if features else None
 
     def gradient(
@@ -144,7 +152,8 @@ class CohortModel:
                     place.copy_(gradient)
             return losses
 
-        return _joined(way.over(len(params), some))
+        with self._threads(way, len(params)):
+            return _joined(way.over(len(params), some))
 
     def _named(self, params: Tensor) -> dict[str, Tensor]:
         """Parameters by name, from `[clients, dim]` or `[dim]`: views."""

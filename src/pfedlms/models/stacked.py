@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
-from importlib.util import find_spec
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from pfedlms.backend import backend_of
 from pfedlms.models.chain import StackedLinear
 from pfedlms.models.way import Pass, Single, Values, Way
 
@@ -182,15 +182,10 @@ def _stacked_convolution(
     return out.view(len(out), clients, -1, *out.shape[2:]), 1
 
 
-@cache
-def has_triton() -> bool:
-    return find_spec("triton") is not None
-
-
 def _by_kernels(layer: nn.Conv2d, x: Tensor, weight: Tensor, place: Tensor | None) -> Tensor | None:
     """By the Triton kernels, where there are some for this layer: strides and dilations of one, and less padding than
     the kernel is wide."""
-    if not x.is_cuda or layer.stride != (1, 1) or layer.dilation != (1, 1) or layer.groups != 1 or not has_triton():
+    if backend_of(x) != "gpu" or layer.stride != (1, 1) or layer.dilation != (1, 1) or layer.groups != 1:
         return None
     if isinstance(layer.padding, str) or any(a >= k for a, k in zip(layer.padding, layer.kernel_size, strict=True)):
         return None

@@ -38,6 +38,10 @@ class Way(ABC):
         once, and a module serves one thread at a time: a way that calls it has one part."""
         return [slice(0, clients)]
 
+    def short(self, clients: int) -> bool:
+        """Whether operators on so many clients are so short that a CPU's threads would wait rather than work."""
+        return False
+
     def over(self, clients: int, work: Callable[[slice], Result]) -> list[Result]:
         """`work` on the rows of all clients, as many at a time as `forward` takes."""
         return [work(slice(0, clients))]
