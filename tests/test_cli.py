@@ -128,6 +128,11 @@ BAD = {
     "ratio above one": (["run", "--set", "method.ratio=1.01"], "method.ratio: got 1.01"),
     "not a number": (["run", "--set", "method.strength=nan"], "method.strength: got nan"),
     "too many threads": (["run", "--set", "run.threads=1000000"], "run.threads: got 1000000"),
+    "compiled reference": (["run", "--fast", "--reference"], "run.reference: got true with run.fast = true"),
+    "nobody takes part": (
+        ["compare", "--set", "train.participation=0"],
+        "train.participation: got 0.0, expected a number above 0 and at most 1",
+    ),
     "too large a model": (["run", "--set", "model.hidden=100000000000000"], "model: cannot be built"),
     "more clients than samples": (["run", "--set", "data.clients=2000"], "there are only 1797 samples"),
     "no such partition": (
@@ -159,7 +164,9 @@ BAD = {
     "plot to nowhere": (["compare", "--plot", "none/picture.png"], "--plot: got 'none/picture.png'"),
     "bits of no method": (["bits", "--method", "fedagv"], "did you mean fedavg"),
     "bits of no model": (["bits", "--model", "vgg9"], "model.name: got 'vgg9'"),
+    "clients in words": (["bits", "--clients", "ten"], "data.clients: got 'ten', expected a whole number"),
     "bits of custom data": (["bits", "--dataset", "custom"], "expected names of"),
+    "bits of an unknown setting": (["bits", "--set", "method.ration=1"], "method.ration: unknown key"),
     "bits of no classes": (["bits", "--classes", "0"], "--classes: got 0"),
     "bits of no clients": (["bits", "--clients", "0"], "data.clients: got 0"),
     "out in a file": (["run", *OPTIONS, "--out", "/proc/version/run"], "/proc/version/run: cannot be written"),
@@ -349,11 +356,15 @@ def test_dry_run_json_by_hand(call: Any) -> None:
         (780, 130, 256, 25),
     ]
     assert plan["bytes_per_round"] == {
-        "up_payload": 4 * 65, "up_framing": 4 * 80, "down_payload": 4 * 65, "down_framing": 4 * 80,
+        "up_payload": 4 * 65, "up_framing": 4 * 80, "down_payload": 4 * 65, "down_framing": 4 * 80, "catch_up": 0,
     }  # fmt: skip
     assert plan["total_bytes"] == 3 * 4 * 2 * (65 + 80)
     assert plan["samples"]["train"] == pytest.approx(0.75 * 1797, abs=4)
-    assert plan["memory_bytes"]["clients"] == 4 * PARAMETERS * 4
+    # A sample's outputs: 64 flattened, 12 and 12 hidden, 10, and 10 of the whole; eight samples, held twice.
+    copies, activations = 8 * 4 * PARAMETERS, 2 * 8 * 4 * (64 + 12 + 12 + 10 + 10)
+    assert plan["memory_bytes"] == {
+        "data": 1797 * (64 * 4 + 8), "clients": 4 * PARAMETERS * 4, "working": 4 * (copies + activations),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -18,7 +19,7 @@ _PART = 2048  # coordinates whose counters stay in the cache while clients are a
 _SUM_PART = 4096  # entries of a sum that stay in the cache while clients are added to them
 
 
-def weighted_sum(samples: list[int], values: Tensor, start: Tensor) -> Tensor:
+def weighted_sum(samples: Sequence[int], values: Tensor, start: Tensor) -> Tensor:
     """start + Σ N_k x_k over the leading axis, in float64, one client after another, so that it does not matter how
     clients were grouped."""
     total = start.clone()
@@ -119,3 +120,20 @@ def _majority(first: int, last: int, counts: NDArray[Any], total: Any, result: N
             # doubling, so no overflow.
             chosen += above >= total - above
         result[i] = chosen
+
+
+class WeightedMean:
+    """Σ N_k x_k / Σ N_k for vectors of `size` entries, added up as in `weighted_sum`."""
+
+    def __init__(self, size: int) -> None:
+        self._sum, self._weight = torch.zeros(size, dtype=torch.float64), 0
+
+    def add(self, samples: Sequence[int], values: Tensor) -> WeightedMean:
+        """Add some clients' vectors `[clients, size]`."""
+        self._sum = weighted_sum(samples, values, self._sum)
+        self._weight += sum(samples)
+        return self
+
+    def result(self) -> Tensor:
+        """In float64."""
+        return self._sum / self._weight

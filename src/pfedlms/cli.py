@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-from pfedlms.errors import PfedlmsError, UsageError, did_you_mean
+from pfedlms.errors import PfedlmsError, did_you_mean
 
 DESCRIPTION = """\
 Personalised federated learning that talks in low-bit sketches.
@@ -43,17 +43,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.refuse(options.command, unknown[0])
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an old terminal shows "?" for "±" instead of a traceback
-    complain = Console(stderr=True)
-    warnings.showwarning = lambda message, *rest, **more: complain.print(
-        f"warning: {message}", highlight=False, markup=False, soft_wrap=True
-    )
+    warnings.showwarning = lambda message, *rest, **more: _say(f"warning: {message}")
     try:
         return int(options.handler(options))
     except PfedlmsError as error:
-        _print_error(complain, error)
+        lines = str(error).splitlines()
+        title = lines if len(lines) == 1 else [f"{len(lines)} problems in the settings", *lines]
+        _say("error: " + "\n  ".join(title), style="red")
         return error.exit_code
     except KeyboardInterrupt:
-        complain.print("interrupted; a run directory keeps its latest checkpoint: pfedlms resume DIR", highlight=False)
+        _say("interrupted; a run directory keeps its latest checkpoint: pfedlms resume DIR")
         return 130
     except BrokenPipeError:
         # The reader of our output is gone (for example `| head`); there is nobody left to tell.
@@ -63,16 +62,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # What fails while a run is stored is a StorageError; the rest is about a path that was given.
         _say(f"error: {error.filename}: {error.strerror}")
         return 2
-
-
-def _print_error(console: Console, error: PfedlmsError) -> None:
-    lines = str(error).splitlines()
-    text = (
-        f"error: {lines[0]}"
-        if len(lines) == 1
-        else "\n  ".join([f"error: {len(lines)} problems in the settings", *lines])
-    )
-    console.print(text, highlight=False, markup=False, soft_wrap=True, style="red")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -102,12 +91,7 @@ def _parser() -> _Parser:
     )
     parser.add_argument("--version", action="version", version=f"pfedlms {__version__}")
     commands = parser.add_subparsers(
-        dest="command",
-        required=True,
-        metavar="COMMAND",
-        help=argparse.SUPPRESS,
-        parser_class=_Parser,
-        prog="pfedlms",
+        dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS, parser_class=_Parser, prog="pfedlms"
     )
 
     def command(name: str, handler: Any, help: str) -> argparse.ArgumentParser:
@@ -117,7 +101,7 @@ def _parser() -> _Parser:
 
     sub = command("run", _run, "Train one federation and keep everything in a run directory.")
     sub.add_argument("config", nargs="?", metavar="CONFIG", help="a TOML file; options below come on top of it")
-    sub.add_argument("--method", metavar="NAME", help="method by name (pfedlms methods)")
+    sub.add_argument("--method", dest="method.name", metavar="NAME", help="method by name (pfedlms methods)")
     _add_settings(sub)
     sub.add_argument("--dry-run", action="store_true", help="print the plan, bytes and memory; train nothing")
     sub.add_argument("--profile", action="store_true", help="print where the time of a round went")
@@ -125,18 +109,10 @@ def _parser() -> _Parser:
 
     sub = command("compare", _compare, "Train several methods with several seeds and print one table.")
     sub.add_argument("config", nargs="?", metavar="CONFIG", help="a TOML file; options below come on top of it")
-    sub.add_argument(
-        "--methods",
-        metavar="A,B,C",
-        help="methods by name, separated by commas (default: local,fedavg,pfedlms)",
-    )
+    sub.add_argument("--methods", metavar="A,B,C", help="methods by name (default: local,fedavg,pfedlms)")
     sub.add_argument("--seeds", type=int, metavar="N", help="how many seeds, from --seed on (default: 3)")
     _add_settings(sub)
-    sub.add_argument(
-        "--plot",
-        metavar="FILE",
-        help="draw accuracy against bytes into a PNG, SVG or PDF file (extra: report)",
-    )
+    sub.add_argument("--plot", metavar="FILE", help="draw accuracy against bytes; PNG, SVG or PDF (extra: report)")
     _add_output(sub)
 
     sub = command("resume", _resume, "Go on with an interrupted run or comparison.")
@@ -147,12 +123,7 @@ def _parser() -> _Parser:
     sub.add_argument("directory", metavar="DIR", type=Path)
     sub.add_argument("--client", type=int, required=True, metavar="K", help="which client, from 0")
     sub.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="where to write, for example model.pt",
+        "-o", "--output", type=Path, required=True, metavar="FILE", help="where to write, for example model.pt"
     )
 
     sub = command(
@@ -161,47 +132,46 @@ def _parser() -> _Parser:
         "Bits of one client and round, from messages that are encoded and decoded; "
         "FedProto as if every client held every class.",
     )
-    _add_bits(sub)
+    sub.add_argument("--method", dest="method.name", metavar="NAME", help="method by name (default: all)")
+    sub.add_argument("--model", dest="model.name", metavar="NAME", help="model by name (default: the data set's)")
+    sub.add_argument("--classes", type=int, metavar="C", help="number of classes (default: the data set's)")
+    sub.add_argument("--clients", dest="data.clients", metavar="K", help="number of clients (default: 20)")
+    sub.add_argument(
+        "--dataset",
+        dest="data.dataset",
+        metavar="NAME",
+        help="take sample shape, model and classes from this data set (default: mnist; 32x32 images for vgg)",
+    )
+    _add_set(sub)
+    sub.add_argument("--json", action="store_true", help="print JSON")
 
     for name in ("methods", "datasets", "models", "settings"):
         command(name, _list, f"List the {name}.").add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 
-def _add_bits(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--method", metavar="NAME", help="method by name (default: all)")
-    sub.add_argument("--model", metavar="NAME", help="model by name (default: the data set's)")
-    sub.add_argument("--classes", type=int, metavar="C", help="number of classes (default: the data set's)")
-    sub.add_argument("--clients", type=int, metavar="K", help="number of clients (default: 20)")
-    sub.add_argument(
-        "--dataset",
-        metavar="NAME",
-        help="take sample shape, model and classes from this data set (default: mnist; 32x32 images for vgg)",
-    )
-    sub.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="any setting; may be repeated"
-    )
-    sub.add_argument("--json", action="store_true", help="print JSON")
-
-
 COMMANDS = ("run", "compare", "resume", "export", "bits", "methods", "datasets", "models", "settings")
 
 
 def _add_settings(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--dataset", metavar="NAME", help="data set by name (pfedlms datasets)")
-    sub.add_argument("--data-dir", metavar="DIR", help="folder with the data set's files")
-    sub.add_argument("--rounds", metavar="N", help="communication rounds")
-    sub.add_argument("--seed", metavar="N", help="names every random stream (default: 0)")
-    sub.add_argument("--device", metavar="NAME", help="auto, cpu or cuda")
-    sub.add_argument("--fast", action="store_true", help="GPU: compile the model; not reproducible to the bit")
+    """Options that stand for a setting are stored under its name."""
+    sub.add_argument("--dataset", dest="data.dataset", metavar="NAME", help="data set by name (pfedlms datasets)")
+    sub.add_argument("--data-dir", dest="data.dir", metavar="DIR", help="folder with the data set's files")
+    sub.add_argument("--rounds", dest="train.rounds", metavar="N", help="communication rounds")
+    sub.add_argument("--seed", dest="run.seed", metavar="N", help="names every random stream (default: 0)")
+    sub.add_argument("--device", dest="run.device", metavar="NAME", help="auto, cpu or cuda")
+    for name, help in (
+        ("fast", "GPU: compile the model; not reproducible to the bit"),
+        ("reference", "plain PyTorch, one client after another: for checking; slow"),
+    ):
+        sub.add_argument(f"--{name}", dest=f"run.{name}", action="store_const", const="true", help=help)
     sub.add_argument("--out", metavar="DIR", help="where results go (default: a fresh folder under runs/)")
-    sub.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="SECTION.KEY=VALUE",
-        help="any setting (pfedlms settings); may be repeated",
-    )
+    _add_set(sub)
+
+
+def _add_set(sub: argparse.ArgumentParser) -> None:
+    help = "any setting (pfedlms settings); may be repeated"
+    sub.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help=help)
 
 
 def _add_output(sub: argparse.ArgumentParser) -> None:
@@ -209,24 +179,11 @@ def _add_output(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--quiet", action="store_true", help="no progress")
 
 
-# Options that stand for a setting.
-_OPTIONS = {
-    "dataset": "data.dataset",
-    "data_dir": "data.dir",
-    "rounds": "train.rounds",
-    "seed": "run.seed",
-    "device": "run.device",
-}
-
-
 def _overrides(options: argparse.Namespace, methods: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What `--set` and the options that stand for a setting say; the latter come last."""
     from pfedlms.experiment.config import parse_overrides
 
-    given = [
-        f"{key}={getattr(options, name)}" for name, key in _OPTIONS.items() if getattr(options, name, None) is not None
-    ]
-    if getattr(options, "fast", False):
-        given.append("run.fast=true")
+    given = [f"{name}={value}" for name, value in vars(options).items() if "." in name and value is not None]
     return parse_overrides([*options.set, *given], methods)
 
 
@@ -264,20 +221,18 @@ def _print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
 
 
+def _say(text: str, style: str | None = None) -> None:
+    """Words on standard error, as they are."""
+    Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True, style=style)
+
+
 def _run(options: argparse.Namespace) -> int:
-    from pfedlms.engine.stopwatch import Stopwatch
     from pfedlms.experiment.config import load_config, method_in
     from pfedlms.experiment.prepare import prepare
-    from pfedlms.experiment.run import execute
-    from pfedlms.experiment.store import RunDirectory
+    from pfedlms.experiment.run import begin
 
-    # The file may name the method, so its own keys are known only then; texts that fit no key are reported by the
-    # check.
-    method = options.method or method_in(options.config)
-    overrides = _overrides(options, [method])
-    if options.method:
-        overrides.setdefault("method", {})["name"] = options.method
-    config = load_config(options.config, overrides)
+    # The file may name the method, and only then its own keys are known.
+    config = load_config(options.config, _overrides(options, [method_in(options.config)]))
     if options.dry_run:
         from pfedlms.report.plan import plan_json, print_plan
 
@@ -288,98 +243,36 @@ def _run(options: argparse.Namespace) -> int:
             print_plan(config, federation, _console())
         return 0
     out = _out(options, config.run.out, f"{config.data.dataset}-{config.method}")
-    config = config.with_run(out=str(out))
-    federation = prepare(config)
-    directory = RunDirectory(out)
-    directory.create(config.to_toml())
-    if options.profile:
-        federation.watch = Stopwatch(federation.model.device)
     with _progress(options) as progress:
-        result = execute(config, federation, directory, progress)
+        result = begin(config.with_run(out=str(out)), out, progress, profile=options.profile)
     if options.profile:
         from pfedlms.report.tables import profile_table
 
         # On standard error, so that it goes with --json too.
-        Console(stderr=True).print(profile_table(federation.watch.seconds, max(1, result.summary["rounds"])))
+        Console(stderr=True).print(profile_table(result.federation.watch.seconds, max(1, result.summary["rounds"])))
     return _report_run(options, result.summary, out)
-
-
-def _report_run(options: argparse.Namespace, summary: dict[str, Any], out: Path) -> int:
-    from pfedlms.report.tables import comparison_table
-
-    if options.json:
-        _print_json(summary)
-    elif summary["accuracy"]["max"] is not None:
-        _print(comparison_table([summary]))
-    interrupted = summary["status"] == "interrupted"
-    return _closing_words(interrupted, out, f"after {summary['rounds']} rounds", options.quiet)
-
-
-def _closing_words(interrupted: bool, out: Path, done: str, quiet: bool) -> int:
-    if interrupted:
-        _say(f"interrupted {done}; all of it is kept. Go on with: pfedlms resume {out}")
-        return 130
-    if not quiet:
-        _say(f"results: {out}")
-    return 0
-
-
-def _say(text: str) -> None:
-    """One line on standard error, as it is."""
-    Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _compare(options: argparse.Namespace) -> int:
     from pfedlms.experiment.compare import DEFAULT_METHODS, DEFAULT_SEEDS, plan, play
+    from pfedlms.report.plots import accuracy_against_bytes, check_plot
 
     methods = (
         list(DEFAULT_METHODS)
         if options.methods is None
         else [name.strip() for name in options.methods.split(",") if name.strip()]
     )
-    configs = plan(
-        options.config,
-        _overrides(options, methods),
-        methods,
-        DEFAULT_SEEDS if options.seeds is None else options.seeds,
-    )
+    seeds = DEFAULT_SEEDS if options.seeds is None else options.seeds
+    configs = plan(options.config, _overrides(options, methods), methods, seeds)
     out = _out(options, configs[0].run.out, f"{configs[0].data.dataset}-compare")
     if options.plot:
-        _check_plot(options.plot)
+        check_plot(Path(options.plot))
     with _progress(options) as progress:
         comparison = play(configs, out, None, None, progress)
     code = _report_comparison(options, comparison, out)
     if options.plot and not comparison.interrupted:
-        from pfedlms.report.plots import accuracy_against_bytes
-
         accuracy_against_bytes(out, Path(options.plot))
     return code
-
-
-def _check_plot(file: str) -> None:
-    """Before hours of training rather than after: can the plot be drawn and written?"""
-    from importlib.util import find_spec
-
-    if find_spec("matplotlib") is None:
-        raise UsageError("--plot needs matplotlib; install it with: pip install 'pfedlms[report]'")
-    if Path(file).suffix not in (".png", ".svg", ".pdf") or not os.access(Path(file).resolve().parent, os.W_OK):
-        raise UsageError(f"--plot: got {file!r}, expected a .png, .svg or .pdf file in a folder that can be written")
-
-
-def _report_comparison(options: argparse.Namespace, comparison: Any, out: Path) -> int:
-    from pfedlms.report.tables import comparison_table
-
-    if options.json:
-        _print_json({"runs": comparison.runs})
-    elif comparison.runs:
-        _print(comparison_table(comparison.runs))
-    finished = sum(summary["status"] == "finished" for summary in comparison.runs)
-    code = _closing_words(
-        comparison.interrupted, out, f"with {finished} run{'s' * (finished != 1)} finished", options.quiet
-    )
-    if comparison.diverged:
-        _say("error: not all runs came to an end: a loss stopped being finite; lower train.learning_rate")
-    return code or int(comparison.diverged)
 
 
 def _resume(options: argparse.Namespace) -> int:
@@ -387,13 +280,47 @@ def _resume(options: argparse.Namespace) -> int:
     from pfedlms.experiment.run import resume
 
     with _progress(options) as progress:
-        if is_comparison(options.directory):
-            comparison = resume_comparison(options.directory, None, None, progress)
+        if not is_comparison(options.directory):
+            summary = resume(options.directory, progress=progress).summary
         else:
-            result = resume(options.directory, progress=progress)
+            comparison = resume_comparison(options.directory, None, None, progress)
     if is_comparison(options.directory):
         return _report_comparison(options, comparison, options.directory)
-    return _report_run(options, result.summary, options.directory)
+    return _report_run(options, summary, options.directory)
+
+
+def _report_run(options: argparse.Namespace, summary: dict[str, Any], out: Path) -> int:
+    shown = [summary] if summary["accuracy"]["max"] is not None else []
+    done = f"after {summary['rounds']} rounds"
+    return _report(options, summary, shown, out, done if summary["status"] == "interrupted" else None)
+
+
+def _report_comparison(options: argparse.Namespace, comparison: Any, out: Path) -> int:
+    finished = sum(summary["status"] == "finished" for summary in comparison.runs)
+    done = f"with {finished} run{'s' * (finished != 1)} finished"
+    document = {"runs": comparison.runs}
+    code = _report(options, document, comparison.runs, out, done if comparison.interrupted else None)
+    if comparison.diverged:
+        _say("error: not all runs came to an end: a loss stopped being finite; lower train.learning_rate")
+    return code or int(comparison.diverged)
+
+
+def _report(
+    options: argparse.Namespace, document: Any, shown: Sequence[Any], out: Path, interrupted: str | None
+) -> int:
+    """The table or the document, and the closing words."""
+    from pfedlms.report.tables import comparison_table
+
+    if options.json:
+        _print_json(document)
+    elif shown:
+        _print(comparison_table(shown))
+    if interrupted:
+        _say(f"interrupted {interrupted}; all of it is kept. Go on with: pfedlms resume {out}")
+        return 130
+    if not options.quiet:
+        _say(f"results: {out}")
+    return 0
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -408,10 +335,10 @@ def _bits(options: argparse.Namespace) -> int:
     from pfedlms.experiment.cost import bits_table
     from pfedlms.methods import METHODS
 
-    overrides = _overrides(argparse.Namespace(set=options.set), [options.method] if options.method else list(METHODS))
-    rows = bits_table(options.method, options.model, options.classes, options.clients, options.dataset, overrides)
+    overrides = _overrides(options, list(METHODS))
+    rows = bits_table(overrides, options.classes)
     if options.json:
-        _print_json(rows[0] if options.method else rows)
+        _print_json(rows[0] if "name" in overrides.get("method", {}) else rows)
         return 0
     from pfedlms.report.tables import bits_table_of
 

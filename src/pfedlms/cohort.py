@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
+
+Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Cohort:
     """The state of some clients, stacked; a simulation has all of them in one cohort, a real device is a cohort of one.
 
-    Every tensor has a leading `clients` axis in the order of `ids` (ascending). Functions take a cohort and return a
-    new one.
+    Every tensor but those of `heard` has a leading `clients` axis in the order of `ids` (ascending). Functions take a
+    cohort and return a new one.
     """
 
     ids: tuple[int, ...]
@@ -23,19 +28,58 @@ class Cohort:
     """θ: `[clients, dim]`."""
     momentum: Tensor
     """`[clients, dim]`, or `[clients, 0]` when training without momentum."""
-    buffers: dict[str, Tensor]
+    buffers: Tensors
     """Running statistics of batch norm and the like: local, never sent."""
-    state: dict[str, Tensor] = field(default_factory=dict)
+    state: Tensors = field(default_factory=dict)
     """What the method keeps between rounds."""
-    scratch: dict[str, Tensor] = field(default_factory=dict)
-    """What was computed or received in this round only (no clients axis for what was broadcast); dropped when the
-    round ends."""
+    scratch: Tensors = field(default_factory=dict)
+    """What clients computed in this round only."""
+    heard: Tensors = field(default_factory=dict)
+    """What the server told all of them in this round; no clients axis."""
+
+    def each(self, change: Callable[..., Tensor], *others: Cohort) -> Cohort:
+        """`change` applied to every tensor that has a clients axis, together with those of `others`."""
+        cohorts = (self, *others)
+        values: dict[str, Any] = {
+            name: change(*(getattr(one, name) for one in cohorts)) for name in ("params", "momentum")
+        }
+        for name in ("buffers", "state", "scratch"):
+            keys = getattr(self, name)
+            values[name] = {key: change(*(getattr(one, name)[key] for one in cohorts)) for key in keys}
+        return replace(self, **values)
 
     def rows(self, rows: slice) -> Cohort:
-        """Some of the clients; without `scratch`."""
-        params, momentum = self.params[rows], self.momentum[rows]
-        buffers, state = ({n: v[rows] for n, v in values.items()} for values in (self.buffers, self.state))
-        return Cohort(self.ids[rows], self.samples[rows], params, momentum, buffers, state)
+        """Clients that lie together: views."""
+        return replace(self.each(lambda value: value[rows]), ids=self.ids[rows], samples=self.samples[rows])
+
+    def take(self, ids: Sequence[int]) -> Cohort:
+        """Some of the clients, in the order of `ids`."""
+        if tuple(ids) == self.ids:
+            return self
+        place = {client: row for row, client in enumerate(self.ids)}
+        rows = [place[client] for client in ids]
+        if rows and rows == list(range(rows[0], rows[-1] + 1)):
+            return self.rows(slice(rows[0], rows[-1] + 1))
+        index = torch.tensor(rows, dtype=torch.int64, device=self.params.device)
+        taken = self.each(lambda value: value.index_select(0, index))
+        return replace(taken, ids=tuple(ids), samples=tuple(self.samples[row] for row in rows))
+
+    def put(self, other: Cohort) -> Cohort:
+        """The same clients; those that `other` holds as they are there."""
+        place = {client: row for row, client in enumerate(self.ids)}
+        rows = torch.tensor([place[client] for client in other.ids], dtype=torch.int64, device=self.params.device)
+        return self.each(lambda own, new: own.index_copy(0, rows, new), other)
+
+    def to(self, device: torch.device) -> Cohort:
+        return self if self.params.device == device else self.each(lambda value: value.to(device))
+
+    def without_model(self) -> Cohort:
+        """Without the clients' models and momentum: `[clients, 0]`."""
+        return replace(self, params=self.params[:, :0], momentum=self.momentum[:, :0])
+
+    def at_rest(self) -> Cohort:
+        """Without what belongs to the round now played."""
+        return replace(self, scratch={}, heard={})
 
     def with_state(self, **values: Tensor) -> Cohort:
         return replace(self, state={**self.state, **values})
@@ -43,7 +87,26 @@ class Cohort:
     def with_scratch(self, **values: Tensor) -> Cohort:
         return replace(self, scratch={**self.scratch, **values})
 
+    def with_heard(self, **values: Tensor) -> Cohort:
+        return replace(self, heard={**self.heard, **values})
+
     def with_model(self, params: Tensor) -> Cohort:
         """Replace every client's model by `params` (`[dim]` or `[clients, dim]`); the momentum of the old one is
         forgotten."""
         return replace(self, params=params.expand_as(self.params).clone(), momentum=torch.zeros_like(self.momentum))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that clients keep from round to round."""
+        kept = (self.params, self.momentum, *self.buffers.values(), *self.state.values())
+        return sum(value.numel() * value.element_size() for value in kept)
+
+
+def joined(cohorts: Sequence[Cohort]) -> Cohort:
+    """Several cohorts as one, in the order given."""
+    first, *others = cohorts
+    if not others:
+        return first
+    stacked = first.each(lambda *values: torch.cat(values), *others)
+    ids, samples = (tuple(chain.from_iterable(getattr(one, name) for one in cohorts)) for name in ("ids", "samples"))
+    return replace(stacked, ids=ids, samples=samples)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gzip
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pfedlms.data import load
-from pfedlms.data.sources import read_idx
+from pfedlms.data.idx import read_idx
+from pfedlms.data.sources import DATASETS, Source
 from pfedlms.errors import DataError
 
 
@@ -50,6 +52,28 @@ def test_digits() -> None:
     assert digits.y[0] == 0
     assert abs(float(digits.x.mean())) < 0.001
     assert abs(float(digits.x.std()) - 1) < 0.001
+
+
+def test_samples_are_normalised_channel_by_channel() -> None:
+    """By Python's floats, two colour images of two pixels; and every operation is rounded to float32, one by one."""
+    mean, std = (0.5, 0.25, 0.1), (0.5, 0.2, 0.3)
+    raw = np.array([0, 1, 128, 255, 7, 9, 50, 60, 70, 80, 90, 100], dtype=np.uint8).reshape(2, 3, 1, 2)
+    source = Source("two", (3, 1, 2), 2, lambda _: (raw, np.array([0, 1])), mean, std)
+    x = source.normalised(raw)
+    assert x.dtype == np.float32
+    for place in np.ndindex(*raw.shape):
+        channel = place[1]
+        assert x[place] == pytest.approx((int(raw[place]) / 255 - mean[channel]) / std[channel], rel=1e-5, abs=1e-6)
+        shifted = np.float32(raw[place]) / np.float32(255) - np.float32(mean[channel])
+        assert x[place] == shifted / np.float32(std[channel])
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 8), (2, 1, 8, 7), (2, 3, 8, 8)])
+def test_a_source_gives_images_of_its_shape(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    made = np.zeros(shape, dtype=np.uint8), np.zeros(2, dtype=np.int64)
+    monkeypatch.setitem(DATASETS, "digits", replace(DATASETS["digits"], read=lambda _: made))
+    with pytest.raises(DataError, match=r"digits: got images of shape .*, expected \(1, 8, 8\)"):
+        load("digits")
 
 
 # --- IDX ------------------------------------------------------------------------------------------
@@ -145,6 +169,13 @@ def test_files_that_do_not_belong_together(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(idx(np.array([1, 2, 3])))
     with pytest.raises(DataError, match="t10k has 2 images but 3 labels"):
+        load("mnist", tmp_path)
+
+
+def test_train_and_test_images_of_unlike_sizes_do_not_belong_together(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "t10k-images-idx3-ubyte").write_bytes(idx(np.zeros((2, 28, 27))))
+    with pytest.raises(DataError, match=r"t10k has images of \(28, 27\) pixels, expected \(28, 28\)"):
         load("mnist", tmp_path)
 
 

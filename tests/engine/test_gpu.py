@@ -2,18 +2,65 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import pfedlms
+from pfedlms.cohort import Cohort
 from pfedlms.data.batches import DeviceBatches, HostBatches
+from pfedlms.engine import training
+from pfedlms.engine.graphs import Replayed
+from pfedlms.methods import METHODS, Method, Objective
+from pfedlms.sketch import Sketch
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-@pytest.mark.parametrize("method", ["local", "fedavg", "pfedlms", "pfed1bs", "fedproto", "obda", "eden"])
+@dataclass(frozen=True)
+class Shrunk(Objective):
+    """A pull towards zero along a sketch that is fresh in every round, and a projection after every third step."""
+
+    sketch: Sketch
+    strength: float
+
+    def gradient(self, params: Tensor) -> Tensor:
+        return self.strength * self.sketch.adjoint(self.sketch.forward(params))
+
+    def after_step(self, params: Tensor, step: int) -> Tensor:
+        if step % 3 < 2:
+            return params
+        sketched = self.sketch.forward(params)
+        return params - 0.1 * self.sketch.adjoint(sketched.clamp(-0.5, 0.5))
+
+
+class Fresh(Method):
+    """Nothing is sent; the objective alone differs from round to round."""
+
+    name, paper, personal = "fresh-sketch", "a test", True
+
+    @dataclass(frozen=True)
+    class Settings:
+        """None."""
+
+    def objective(self, cohort: Cohort, round: int) -> Objective:
+        layout, device = self.task.layout, cohort.params.device
+        return Shrunk(Sketch(layout, 0.1, self.task.seed, round, device), 0.02)
+
+
+ALL = {**METHODS, Fresh.name: Fresh}
+
+
+@pytest.fixture(autouse=True)
+def _known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, Fresh.name, Fresh)
+
+
+@pytest.mark.parametrize("method", ALL)
 def test_a_gpu_run_agrees_with_a_cpu_run(method: str) -> None:
     runs = {
         device: pfedlms.run("digits", method=method, rounds=10, clients=8, device=device, seed=3)
@@ -32,15 +79,58 @@ def test_a_gpu_run_is_deterministic() -> None:
     assert first == second
 
 
-@pytest.mark.parametrize("method", ["local", "pfedlms", "pfed1bs", "fedproto"])
-def test_recorded_steps_equal_plain_steps(method: str) -> None:
-    """cohort_size 1 runs without recordings, 4 clients at a time with them; a recording that reads values of an earlier
-    round would drift away."""
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("method", ALL)
+def test_recorded_steps_equal_steps_that_are_not(
+    method: str, participation: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same kernels on the same numbers: a recording that reads values of an earlier round would differ at once."""
+    settings = {"rounds": 5, "clients": 8, "device": "cuda", "momentum": 0.5, "method": method, "local_steps": 7}
+    recorded = pfedlms.run("digits", participation=participation, **settings).federation.state()["params"]
+    monkeypatch.setattr(training, "Replayed", lambda steps, largest: steps)
+    plain = pfedlms.run("digits", participation=participation, **settings).federation.state()["params"]
+    assert torch.equal(plain, recorded)
+
+
+@pytest.mark.parametrize("method", ["local", "pfedlms", "pfed1bs", "fedproto", Fresh.name])
+def test_stacked_clients_learn_what_clients_alone_learn(method: str) -> None:
     settings = {"rounds": 4, "clients": 8, "device": "cuda", "momentum": 0.5, "method": method}
-    plain = pfedlms.run("digits", cohort_size=1, **settings).federation.state()["params"]
-    recorded = pfedlms.run("digits", cohort_size=4, **settings).federation.state()["params"]
-    distance = (plain - recorded).norm(dim=1) / plain.norm(dim=1)
+    alone = pfedlms.run("digits", cohort_size=1, **settings).federation.state()["params"]
+    stacked = pfedlms.run("digits", cohort_size=4, **settings).federation.state()["params"]
+    distance = (alone - stacked).norm(dim=1) / alone.norm(dim=1)
     assert distance.max() < 1e-2
+
+
+def test_cohorts_of_many_sizes_are_recorded_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers get lost, so every round trains another number of clients."""
+    made: list[Replayed] = []
+
+    def noted(steps: Any, largest: int) -> Replayed:
+        made.append(Replayed(steps, largest))
+        return made[-1]
+
+    monkeypatch.setattr(training, "Replayed", noted)
+    settings = {"rounds": 25, "clients": 16, "device": "cuda", "method": "pfedlms", "lost": 0.3, "quorum": 0.1}
+    result = pfedlms.run("digits", **settings)
+    sizes = {len(record.get("clients", range(16))) for record in result.metrics}
+    (replayed,) = made
+    assert len(sizes) >= 4
+    assert len(replayed._recordings) <= 5  # the start, and the rounds at 16, 8 and at most two smaller sizes
+
+
+def test_an_objective_that_is_another_computation_every_time_is_not_replayed() -> None:
+    """A number in place of a tensor: recorded apart each time, and run without recording when that is no use."""
+
+    class Counting(Fresh):
+        def objective(self, cohort: Cohort, round: int) -> Objective:
+            return Shrunk(Sketch(self.task.layout, 0.1, self.task.seed, 0, cohort.params.device), 0.001 * round)
+
+    METHODS[Fresh.name] = Counting
+    settings = {"rounds": 20, "clients": 4, "method": Fresh.name, "seed": 2}
+    with pytest.warns(UserWarning, match="another computation in every round"):
+        gpu = pfedlms.run("digits", device="cuda", **settings)
+    cpu = pfedlms.run("digits", device="cpu", **settings)
+    np.testing.assert_allclose(cpu.metrics[-1]["loss"], gpu.metrics[-1]["loss"], rtol=5e-2)
 
 
 def convolutional() -> nn.Module:

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pfedlms.errors import ConfigError
-from pfedlms.experiment.config import SCHEMA, SECTIONS, Config, load_config, method_in, parse_overrides, preset
+from pfedlms.experiment.config import SCHEMA, Config, load_config, method_in, parse_overrides, preset
+from pfedlms.experiment.sections import SECTIONS, Keys, TrainSection
 from pfedlms.methods import METHODS
 
 SHIPPED = sorted(
@@ -85,7 +86,44 @@ def test_texts_of_the_command_line_take_the_type_of_their_key() -> None:
     assert isinstance(tables["method"]["ratio"], float)
 
 
+def test_texts_take_the_types_of_the_method_they_name() -> None:
+    """`bits` among them is a whole number of eden's and unknown to pfedlms."""
+    tables = parse_overrides(["method.bits=2", "method.name=eden"], ["pfedlms"])
+    assert tables == {"method": {"bits": 2, "name": "eden"}}
+    assert load_config(None, tables).settings.bits == 2
+
+
+# --- whose a key is ---
+
+
+def test_a_key_has_the_section_that_declares_it() -> None:
+    keys = Keys(["pfedlms", "zsign", "no such method"])
+    assert keys.owner("train", "momentum") is TrainSection
+    assert keys.owner("method", "sigma") is METHODS["zsign"].Settings
+    assert keys.owner("method", "thresholds") is METHODS["pfedlms"].Settings
+    for section, key in (("train", "sigma"), ("method", "momentum"), ("method", "bits"), ("trian", "momentum")):
+        assert keys.owner(section, key) is None
+    sections = keys.sections()
+    assert (sections["alpha"], sections["hidden"], sections["rounds"], sections["seed"], sections["sigma"]) == (
+        "data", "model", "train", "run", "method",
+    )  # fmt: skip
+    assert not sections.keys() & {"bits", "name"}
+
+
+def test_a_method_gets_what_it_knows_and_what_nobody_knows() -> None:
+    keys, asked = Keys(["pfedlms", "zsign", "local"]), {"thresholds": 3, "sigma": 0.1, "sgima": 0.2}
+    assert keys.of_method("pfedlms", asked) == {"thresholds": 3, "sgima": 0.2}
+    assert keys.of_method("zsign", asked) == {"sigma": 0.1, "sgima": 0.2}
+    assert keys.of_method("local", asked) == {"sgima": 0.2}
+
+
 # --- what is refused ---
+
+
+def test_the_reference_is_neither_compiled_nor_stacked() -> None:
+    found = problems(run={"reference": True, "fast": True, "cohort_size": 5, "seed": -1})
+    assert [line.split(":")[0] for line in found] == ["run.seed", "run.reference", "run.cohort_size"]
+    assert load_config(None, {"run": {"reference": True, "cohort_size": 1}}).run.reference
 
 
 def test_every_error_at_once_with_key_got_expected_and_nearest_name(tmp_path: Path) -> None:
@@ -158,7 +196,10 @@ def test_a_key_of_another_method_is_unknown() -> None:
         ("run", "seed", [-1, 1 << 63, 0.0, "x"]),
         ("run", "device", ["gpu", 0, ""]),
         ("run", "threads", [-1, 100_000]),
+        ("train", "participation", [0, 0.0, -0.5, 1.01, float("nan"), "0.5", True]),
         ("run", "quorum", [-0.1, 1.1]),
+        ("run", "lost", [-0.1, 1.1, float("nan")]),
+        ("run", "reference", [0, 1, "true"]),
         ("run", "out", [5, None, False]),
     ],
 )
@@ -176,7 +217,9 @@ def test_a_value_of_the_wrong_type_or_out_of_bounds(section: str, key: str, valu
         ("method", "ratio", [1e-6, 1, 1.0]),
         ("method", "strength", [0, 0.0]),
         ("run", "seed", [0, (1 << 63) - 1]),
+        ("train", "participation", [1e-9, 1]),
         ("run", "quorum", [0, 1]),
+        ("run", "lost", [0, 1]),
     ],
 )
 def test_the_bounds_themselves_are_allowed(section: str, key: str, values: list[Any]) -> None:

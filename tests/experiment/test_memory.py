@@ -10,7 +10,12 @@ from torch import nn
 
 import pfedlms
 from pfedlms.data import from_pool, load
+from pfedlms.engine.federation import task_of
+from pfedlms.engine.participation import Participation
+from pfedlms.engine.training import TrainSettings
 from pfedlms.experiment import memory
+from pfedlms.methods import METHODS
+from pfedlms.methods.contract import Method
 from pfedlms.models import CohortModel, build
 
 
@@ -24,37 +29,66 @@ def digits(clients: int) -> pfedlms.data.FederatedData:
     return from_pool(source.x, source.y, clients, 1.0, 0)
 
 
-def test_a_client_takes_its_parameters_and_its_activations(model: CohortModel) -> None:
+def made(name: str, model: CohortModel, **settings: object) -> Method:
+    """Of five clients two take part."""
+    task = task_of(model, 10, Participation(5, 0.4, 0), TrainSettings(1, 1, 0.1, 0.0, 0.0), seed=0)
+    return METHODS[name](task, METHODS[name].Settings(**settings))
+
+
+def kept(name: str, model: CohortModel, momentum: bool = False, **settings: object) -> tuple[int, int]:
+    return memory.kept_bytes(made(name, model, **settings), model, momentum)
+
+
+def test_a_client_keeps_what_it_will_need(model: CohortModel) -> None:
+    """2,410 parameters of four bytes. Here: θ, with momentum twice, and w where it is tracked or compared with. Away:
+    θ where it is its own, w where both ends track it, and nothing where the next answer is the model."""
+    one = 4 * 2410
+    assert (kept("local", model), kept("local", model, momentum=True)) == ((one, one), (2 * one, 2 * one))
+    assert (kept("fedavg", model), kept("fedavg", model, momentum=True)) == ((one, 0), (2 * one, 0))
+    assert (kept("zsign", model, downlink="model"), kept("obda", model)) == ((2 * one, 0), (2 * one, one))
+    assert memory.kept_by_all(made("obda", model), model, False) == 2 * 2 * one + 3 * one
+
+
+def test_running_statistics_are_kept_too() -> None:
+    """Mean and variance of three features and one counter of eight bytes, beside 2 · 3 + 3 + 6 parameters."""
+    model = CohortModel(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), torch.device("cpu"))
+    assert kept("local", model)[1] == 4 * (6 + 3 + 6) + 4 * (3 + 3) + 8
+    assert kept("fedavg", model)[1] == 4 * (3 + 3) + 8
+
+
+def test_a_client_works_with_copies_of_its_parameters_and_its_activations(model: CohortModel) -> None:
     """64-32-10: 2,410 parameters; outputs of a sample: 64 (flatten), 32, 32 (ReLU), 10, and 10 for the container."""
     expected = 8 * 4 * 2410 + 2 * 16 * 4 * (64 + 32 + 32 + 10 + 10)
-    assert memory.client_bytes(model, digits(4), batch_size=16) == expected
+    assert memory.working_bytes(model, digits(4), batch_size=16) == expected
 
 
 @pytest.mark.parametrize(("room", "size"), [(1000, 20), (20, 20), (19.9, 10), (9, 7), (1, 1), (0.1, 1)])
 def test_cohorts_are_even_and_fit(model: CohortModel, monkeypatch: pytest.MonkeyPatch, room: float, size: int) -> None:
     """Room for 19 of 20 clients gives two cohorts of ten; for 9, three of 7, 7 and 6; never less than one client."""
     data = digits(20)
-    one = memory.client_bytes(model, data, 16)
+    one = memory.working_bytes(model, data, 16)
     monkeypatch.setattr(memory, "free_memory", lambda device: int(room * one / 0.6) + 1)
     assert memory.fitting_cohort(model, data, 16) == size
+    assert memory.fitting_cohort(model, data, 16, participants=5) == min(5, size)
 
 
 def test_where_the_system_does_not_tell_all_are_stacked(model: CohortModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda device: None)
-    assert memory.fitting_clients(model, digits(5), 16) is None
+    assert memory.fitting_clients(1000, None) is None
     assert memory.fitting_cohort(model, digits(5), 16) == 5
+    assert memory.kept_beside(10**9, 10**9, 10**9, None)
 
 
-@pytest.mark.parametrize(("room", "clients"), [(1000, 1000), (3.9, 3), (1, 1), (0.1, 1)])
-def test_as_many_clients_fit_as_the_free_memory_holds(
-    model: CohortModel, monkeypatch: pytest.MonkeyPatch, room: float, clients: int
-) -> None:
-    """More than the federation has, where its seeds are to be stacked; never less than one."""
-    data = digits(4)
-    monkeypatch.setattr(
-        memory, "free_memory", lambda device: int(room * memory.client_bytes(model, data, 16) / 0.6) + 1
-    )
-    assert memory.fitting_clients(model, data, 16) == clients
+@pytest.mark.parametrize(("free", "clients"), [(10**6, 600), (6500, 3), (6700, 4), (1, 1)])
+def test_as_many_clients_fit_as_the_free_memory_holds(free: int, clients: int) -> None:
+    """0.6 of it, 1,000 bytes each; never less than one."""
+    assert memory.fitting_clients(1000, free) == clients
+
+
+@pytest.mark.parametrize(("free", "fits"), [(10_000, True), (9_990, False)])
+def test_what_is_kept_lies_beside_the_work_or_elsewhere(free: int, fits: bool) -> None:
+    """100 clients that keep 20 bytes and 4 that work with 1,000 take 6,000, which is 0.6 of 10,000."""
+    assert memory.kept_beside(100 * 20, 4, 1000, free) is fits
 
 
 def test_free_memory_is_a_plausible_number() -> None:

@@ -21,7 +21,7 @@ from torch import nn
 import pfedlms
 from pfedlms.cli import main
 from pfedlms.errors import RunDirectoryError
-from pfedlms.experiment.run import Progress
+from pfedlms.experiment.play import Progress
 from pfedlms.methods import METHODS
 from pfedlms.report.progress import PlainProgress
 
@@ -319,12 +319,12 @@ def test_a_corrupt_checkpoint_is_named_and_costs_no_measurement(
     assert_same(out, uninterrupted("fedavg", 6))
 
 
-@pytest.mark.parametrize("content", [[1, 2], {"schema": 1}, {"schema": 2}, {}, torch.zeros(3)])
+@pytest.mark.parametrize("content", [[1, 2], {"schema": 2}, {"schema": 1}, {}, torch.zeros(3)])
 def test_a_checkpoint_of_something_else(content: Any, tmp_path: Path) -> None:
     out = crashed(tmp_path / "run", method="fedavg")
     measured = (out / "metrics.jsonl").read_bytes()
     torch.save(content, out / "checkpoint.pt")
-    with pytest.raises(RunDirectoryError, match=r"checkpoint\.pt: (cannot be read|got schema 2, expected 1)"):
+    with pytest.raises(RunDirectoryError, match=r"checkpoint\.pt: (cannot be read|got schema 1, expected 2)"):
         pfedlms.resume(out)
     assert (out / "metrics.jsonl").read_bytes() == measured
 

@@ -6,19 +6,23 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import pfedlms
+from pfedlms.backend import plain
 from pfedlms.cli import main
 from pfedlms.errors import ConfigError, DivergedError, PfedlmsError, RunDirectoryError, UsageError
-from pfedlms.experiment.run import Progress
+from pfedlms.experiment.play import Progress
 
 QUICK = {"rounds": 3, "clients": 4, "local_steps": 3, "batch_size": 8, "threads": 1}
 FEATURES, CLASSES = 6, 3
@@ -263,11 +267,15 @@ def test_the_summary_agrees_with_the_metrics(method: str, tmp_path: Path) -> Non
     assert summary["accuracy"]["max"] == max(reached)
     assert summary["accuracy"]["last10"] == pytest.approx(mean(reached[3:]))
     assert summary["accuracy"]["final"] == reached[12]
+    assert summary["participation"] == 1
+    assert summary["everyone"] == {
+        "accuracy": reached[12], "test_loss": records[12]["test_loss"], "client_acc": records[12]["client_acc"],
+    }  # fmt: skip
 
     last = records[-1]["bytes"]
-    assert (
-        last.keys() == summary["bytes_per_round"].keys() == {"up_payload", "up_framing", "down_payload", "down_framing"}
-    )
+    parts = {"up_payload", "up_framing", "down_payload", "down_framing", "catch_up"}
+    assert last.keys() == summary["bytes_per_round"].keys() == parts
+    assert last["catch_up"] == 0  # nobody was away
     assert all(13 * summary["bytes_per_round"][key] == last[key] for key in last)
     assert summary["total_bytes"] == sum(last.values())
     assert [sum(record["bytes"].values()) for record in records] == [
@@ -276,6 +284,7 @@ def test_the_summary_agrees_with_the_metrics(method: str, tmp_path: Path) -> Non
     for record in records:
         assert {"round", "p_acc", "client_acc", "loss", "bytes", "seconds"} <= record.keys()
         assert len(record["client_acc"]) == 4
+        assert not record.keys() & {"clients", "unheard"}  # all took part, and nothing can get lost
         assert ("g_acc" in record) == (method == "fedavg")
 
 
@@ -305,6 +314,48 @@ def test_config_toml_runs_the_same_again(tmp_path: Path) -> None:
     assert main(["run", str(tmp_path / "first" / "config.toml"), "--out", str(tmp_path / "second"), "--quiet"]) == 0
     again = json.loads((tmp_path / "second" / "summary.json").read_text())
     assert {**again, "seconds": 0} == {**first.summary, "seconds": 0}
+
+
+# --- how it is executed ---
+
+
+def test_settings_of_the_process_are_left_as_they_were() -> None:
+    """Also where a run fails."""
+    cudnn = torch.backends.cudnn
+
+    def now() -> tuple[object, ...]:
+        return torch.get_num_threads(), numba.get_num_threads(), cudnn.benchmark, cudnn.deterministic
+
+    before = now()
+    pfedlms.run(pool(100), linear, **{**QUICK, "threads": 2})
+    assert now() == before
+    with pytest.raises(DivergedError):
+        pfedlms.run(pool(100), linear, method="fedavg", learning_rate=1e30, **{**QUICK, "threads": 2})
+    assert now() == before
+
+
+@pytest.mark.parametrize("method", ["pfedlms", "fedavg", "fedproto"])
+def test_the_reference_is_plain_and_takes_one_client_after_another(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reaches what a run reaches, up to rounding."""
+    entered = []
+
+    @contextmanager
+    def noted() -> Iterator[None]:
+        entered.append("plain")
+        with plain():
+            yield
+
+    monkeypatch.setattr("pfedlms.experiment.prepare.plain", noted)
+    fast = pfedlms.run(pool(100), normalised, method=method, **QUICK)
+    assert not entered
+    reference = pfedlms.run(pool(100), normalised, method=method, reference=True, **QUICK)
+    assert entered
+    assert (fast.federation.largest_cohort, reference.federation.largest_cohort) == (4, 1)
+    for ours, theirs in zip(fast.metrics, reference.metrics, strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-3)
+        assert ours["bytes"] == theirs["bytes"]
 
 
 # --- augmentation ---

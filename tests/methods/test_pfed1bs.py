@@ -9,30 +9,25 @@ from math import log, sqrt
 import numpy as np
 import pytest
 import torch
-from method_tools import (
+from torch import Tensor
+
+from definitions import dense_phi, exact_steps, hadamard, rows_kept, signs_of, small_batches
+from factories import (
+    SMALL_DIM,
     cohort_of,
-    dense_phi,
-    exact_steps,
     federation,
-    hadamard,
     hold,
     normal,
     overheard,
-    plain_signs,
-    plain_stream,
-    small_batches,
     small_data,
     small_module,
     task_of,
     worker_of,
 )
-from torch import Tensor
-
-from pfedlms import rng
 from pfedlms.engine.training import TrainSettings
-from pfedlms.methods.pfed1bs import MajorityOfSketches, PFed1BS, PFed1BSSettings
+from pfedlms.methods.consensus import Sketches, VoteOnSigns, model
+from pfedlms.methods.pfed1bs import PFed1BS, PFed1BSSettings
 from pfedlms.methods.pfedlms import PFedLMS, PFedLMSSettings
-from pfedlms.models import CohortModel
 from pfedlms.sketch import Sketch
 from pfedlms.wire import SERVER
 
@@ -47,7 +42,7 @@ def penalty(theta: Tensor, phi: Tensor, consensus: Tensor, settings: PFed1BSSett
     return settings.strength * (smooth / settings.sharpness - consensus * y).sum()
 
 
-def some_consensus(size: int, seed: int = 0) -> Tensor:
+def some_signs(size: int, seed: int = 0) -> Tensor:
     return torch.where(normal(size, seed=seed) >= 0, 1.0, -1.0)
 
 
@@ -60,7 +55,7 @@ def test_gradient_of_the_objective(sizes: tuple[int, ...], sharpness: float) -> 
     """Against float64 autograd; the sketch is of the whole model, with m = floor(0.5 n) rows."""
     dim = sum(sizes)
     settings = PFed1BSSettings(ratio=0.5, strength=0.3, sharpness=sharpness)
-    theta, consensus = normal(3, dim, seed=2, dtype=torch.float64), some_consensus(dim // 2)
+    theta, consensus = normal(3, dim, seed=2, dtype=torch.float64), some_signs(dim // 2)
     phi = torch.from_numpy(dense_phi(dim, dim // 2, SEED))
     expected = []
     for own in theta:
@@ -69,7 +64,7 @@ def test_gradient_of_the_objective(sizes: tuple[int, ...], sharpness: float) -> 
         expected.append(leaf.grad)
     method = PFed1BS(task_of(*sizes, seed=SEED), settings)
     for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
-        cohort = cohort_of(theta.to(dtype)).with_scratch(consensus=consensus.to(dtype))
+        cohort = cohort_of(theta.to(dtype)).with_heard(consensus=consensus.to(dtype))
         gradient = method.objective(cohort, 0).gradient(cohort.params)
         assert gradient is not None
         assert gradient.dtype == dtype
@@ -79,14 +74,12 @@ def test_gradient_of_the_objective(sizes: tuple[int, ...], sharpness: float) -> 
 def test_local_steps_follow_the_whole_objective() -> None:
     """f + λ (…) + μ/2 ‖θ‖², three SGD steps against float64 autograd; μ is the weight decay."""
     data, train = small_data(9, 12, 20), TrainSettings(3, 8, 0.2, 0.0, 0.05)
-    model = CohortModel(small_module(), torch.device("cpu"))
-    dim = model.layout.dim
     settings = PFed1BSSettings(ratio=0.5, strength=0.1, sharpness=3.0)
-    params, consensus = 0.5 * normal(3, dim, seed=6), some_consensus(dim // 2)
-    phi = torch.from_numpy(dense_phi(dim, dim // 2, SEED))
-    cohort = cohort_of(params, samples=data.samples).with_scratch(consensus=consensus)
-    objective = PFed1BS(task_of(dim, seed=SEED), settings).objective(cohort, 0)
-    after, _ = worker_of(model, data, train, seed=7).train(cohort, objective, phase=2)
+    params, consensus = 0.5 * normal(3, SMALL_DIM, seed=6), some_signs(SMALL_DIM // 2)
+    phi = torch.from_numpy(dense_phi(SMALL_DIM, SMALL_DIM // 2, SEED))
+    cohort = cohort_of(params, samples=data.samples).with_heard(consensus=consensus)
+    objective = PFed1BS(task_of(SMALL_DIM, seed=SEED), settings).objective(cohort, 0)
+    after, _ = worker_of(small_module(), data, train, seed=7).train(cohort, objective, phase=2)
     for client in range(3):
         expected = exact_steps(
             params[client],
@@ -104,12 +97,13 @@ def test_local_steps_follow_the_whole_objective() -> None:
 def test_vote_by_brute_force(samples: tuple[int, ...]) -> None:
     """Every combination of three signs; an even split (3 against 1 + 2) gives +1."""
     combinations = list(product((-1.0, 1.0), repeat=3))
-    sketch = Sketch(task_of(8, seed=SEED).layout, 1.0, SEED, 0)
+    layout = task_of(8, seed=SEED).layout
+    sketch = Sketch(layout, 1.0, SEED, 0)
     wanted = torch.tensor(combinations).T  # [clients, m]
     cohort = cohort_of(sketch.adjoint(wanted), samples=samples)  # ΦΦᵀ = I: Φθ is what was wanted
-    (after,), _ = hold(MajorityOfSketches(lambda device: sketch, sketch.size), cohort)
+    (after,), _ = hold(VoteOnSigns(0, model, Sketches(layout, 1.0, SEED, refresh=0)), cohort)
     expected = [1 if sum(n * s for n, s in zip(samples, signs, strict=True)) >= 0 else -1 for signs in combinations]
-    assert after.scratch["consensus"].tolist() == expected
+    assert after.heard["consensus"].tolist() == expected
 
 
 def test_a_federation_sends_signs_of_one_fixed_sketch_and_their_majority() -> None:
@@ -140,8 +134,7 @@ DIM, KEPT = 256, 64
 def balanced_params(clients: int) -> Tensor:
     """Models whose sketch is known exactly and has mean zero: θ = D H Sᵀ u with small integers u in pairs of opposite
     sign, so that Φθ = N u / √m without rounding before the last product."""
-    signs = plain_signs(plain_stream(SEED, "sketch-signs", 0, 0), DIM)
-    rows = rng.rows(plain_stream(SEED, "sketch-rows", 0, 0), DIM.bit_length() - 1, KEPT)
+    signs, rows = signs_of(DIM, SEED, "sketch-signs", 0, 0), rows_kept(DIM, KEPT, SEED)
     random = np.random.default_rng(8)
     params = []
     for _ in range(clients):
@@ -164,21 +157,21 @@ def test_one_threshold_votes_like_pfed1bs_when_the_mean_is_zero() -> None:
             (theirs,), _ = hold(one_bit, cohort, round=round)
             (ours,), _ = hold(agree, cohort, round=round)
             (ours,), _ = hold(vote, ours, round=round)
-        assert ours.scratch["thresholds"].tolist() == [[0.0]]
-        assert float(ours.scratch["deviation"]) > 0
+        assert ours.heard["thresholds"].tolist() == [[0.0]]
+        assert float(ours.heard["deviation"]) > 0
         signs = [sent.values["signs"] for sent in messages if "signs" in sent.values and sent.sender != SERVER]
         symbols = [sent.values["symbols"] for sent in messages if "symbols" in sent.values and sent.sender != SERVER]
         assert len(signs) == len(symbols) == 4
         for sign, symbol in zip(signs, symbols, strict=True):
             np.testing.assert_array_equal(symbol, (sign >= 0).astype(np.uint8))
-        np.testing.assert_array_equal(ours.scratch["consensus"], (theirs.scratch["consensus"] > 0).to(torch.uint8))
-        assert 0 < int(ours.scratch["consensus"].sum()) < KEPT
+        np.testing.assert_array_equal(ours.heard["consensus"], (theirs.heard["consensus"] > 0).to(torch.uint8))
+        assert 0 < int(ours.heard["consensus"].sum()) < KEPT
 
 
 def test_one_threshold_pulls_like_pfed1bs_in_the_limit() -> None:
     """ρ → 0 and γ → ∞: both pull with λ Φᵀ(sign(Φθ) − v) wherever Φθ is not zero."""
-    task, consensus = task_of(DIM, seed=SEED), some_consensus(KEPT, seed=3)
-    cohort = cohort_of(normal(2, DIM, seed=4)).with_scratch(
+    task, consensus = task_of(DIM, seed=SEED), some_signs(KEPT, seed=3)
+    cohort = cohort_of(normal(2, DIM, seed=4)).with_heard(
         consensus=(consensus > 0).to(torch.uint8), thresholds=torch.zeros(1, 1), deviation=torch.ones(1)
     )
     ours = PFedLMS(
@@ -189,6 +182,6 @@ def test_one_threshold_pulls_like_pfed1bs_in_the_limit() -> None:
     phi = torch.from_numpy(dense_phi(DIM, KEPT, SEED))
     expected = 0.02 * (torch.sign(cohort.params.double() @ phi.T) - consensus) @ phi
     torch.testing.assert_close(ours.objective(cohort, 0).gradient(cohort.params).double(), expected, rtol=0, atol=1e-5)
-    heard = cohort.with_scratch(consensus=consensus)
+    heard = cohort.with_heard(consensus=consensus)
     torch.testing.assert_close(theirs.objective(heard, 0).gradient(heard.params).double(), expected, rtol=0, atol=1e-5)
     assert float(expected.abs().max()) > 0.02 / sqrt(KEPT)

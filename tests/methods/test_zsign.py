@@ -7,9 +7,9 @@ from math import erf, pi, sqrt
 import numpy as np
 import pytest
 import torch
-from method_tools import CLIENTS, DIM, Post, cohort_of, federation, hold, normal, task_of
 from torch import Tensor
 
+from factories import CLIENTS, DIM, Post, cohort_of, federation, hold, normal, task_of
 from pfedlms.errors import UsageError
 from pfedlms.methods.zsign import SumOfSigns, ZSign, ZSignSettings
 from pfedlms.models import Cohort
@@ -172,7 +172,7 @@ def test_counts_give_the_same_model_with_fewer_bytes(noise: str) -> None:
 
 def test_counts_of_more_than_255_clients_are_refused() -> None:
     settings = ZSignSettings(downlink="sum")
-    with pytest.raises(UsageError, match=r"method\.downlink: 'sum' takes at most 255 clients, got 256; use 'model'"):
+    with pytest.raises(UsageError, match=r"method\.downlink: 'sum' takes at most 255 clients a round, got 256;"):
         ZSign(task_of(4, clients=256), settings)
     ZSign(task_of(4, clients=256), ZSignSettings(downlink="model"))
 

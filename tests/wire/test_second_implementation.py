@@ -407,7 +407,7 @@ def test_package_clients_with_a_plain_server(chosen: dict[str, Any]) -> None:
         cohort = exchange.client_receive(cohort, {n: torch.from_numpy(v) for n, v in received.values.items()}, number)
     assert server.refused == []
     symbols = values["symbols"].tolist()
-    assert cohort.scratch["consensus"].tolist() == plain.vote(samples, symbols, settings.thresholds)
+    assert cohort.heard["consensus"].tolist() == plain.vote(samples, symbols, settings.thresholds)
 
 
 def test_every_quantile_of_every_number_of_thresholds() -> None:

@@ -1,30 +1,56 @@
-"""One exchange, written once for every method and every way to execute clients."""
+"""One exchange, written once for every method and every way to execute clients: bytes up, bytes down, both checked."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from pfedlms.cohort import Cohort
+from pfedlms import rng
+from pfedlms.cohort import Cohort, Tensors
+from pfedlms.engine.participation import Answers
 from pfedlms.engine.reports import Traffic
 from pfedlms.engine.stopwatch import NoStopwatch, Stopwatch
-from pfedlms.errors import DivergedError, QuorumError, RunError, WireError
-from pfedlms.methods.contract import ClientWork, Exchange, Tensors
+from pfedlms.errors import QuorumError, RunError, WireError
+from pfedlms.methods.contract import ClientWork, Exchange
+from pfedlms.wire.fields import Message
 from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake, Received, frame
 
+_ROOM_BYTES = 1 << 26  # of decoded messages that wait to be added up
+
+Data = bytes | memoryview
 Link = Callable[[bytes, int], bytes | None]
-"""The way from a client to the server: a frame and its sender go in; what arrives comes out, None if nothing does."""
+"""The way between the server and a client: a frame and the client's id go in; what arrives comes out, None if nothing
+does."""
 
 
-def perfect_link(data: bytes, sender: int) -> bytes | None:
+def perfect_link(data: bytes, client: int) -> bytes | None:
     """Everything arrives as it was sent."""
     return data
+
+
+@dataclass(frozen=True)
+class Ways:
+    """How messages travel: links up and down, the share of messages that is lost besides, and the share of those who
+    were to send whose messages must be valid."""
+
+    up: Link = perfect_link
+    down: Link = perfect_link
+    lost: float = 0.0
+    quorum: float = 0.5
+    seed: int = 0
+
+    def carry(self, link: Link, data: Data, client: int, *names: int) -> Data | None:
+        """What arrives; whether a message is lost is a function of seed, `names` and client."""
+        if self.lost and rng.uniforms(rng.stream(self.seed, "lost", *names, client), 1)[0] < self.lost:
+            return None
+        # A buffer that is written over by the next frame is nothing to hand to others.
+        return data if link is perfect_link else link(bytes(data), client)
 
 
 @dataclass
@@ -33,101 +59,188 @@ class Channel:
 
     digest: bytes
     round: int
-    link: Link
-    quorum: float
+    ways: Ways = Ways()
     watch: Stopwatch = field(default_factory=NoStopwatch)
     traffic: Traffic = field(default_factory=Traffic)
     rejected: int = 0
+    """Messages of clients that did not arrive or were refused."""
+    unheard: int = 0
+    """Answers that did not arrive or were refused."""
 
     def hold(
         self, exchange: Exchange[Any], cohorts: Sequence[Cohort], server: Tensors, work: ClientWork
-    ) -> tuple[list[Cohort], Tensors]:
-        """One whole exchange: every cohort's messages up, the server's answer down."""
-        everyone = {client for cohort in cohorts for client in cohort.ids}
-        intake = Intake(exchange.up, self.digest, self.round, everyone)
+    ) -> tuple[list[Cohort], Tensors, bytes]:
+        """One whole exchange with the same clients: who heard the answer, the server's next state, and the answer."""
+        asked, server, answer = self.ask(exchange, cohorts, server, work)
+        return self.tell(exchange, answer, asked), server, answer
+
+    def ask(
+        self, exchange: Exchange[Any], cohorts: Sequence[Cohort], server: Tensors, work: ClientWork
+    ) -> tuple[list[Cohort], Tensors, bytes]:
+        """Every cohort's messages up: the clients after sending, the server's next state, and its answer as a frame."""
+        senders = [client for cohort in cohorts for client in cohort.ids]
+        intake = Intake(exchange.up, self.digest, self.round, frozenset(senders))
         total = exchange.server_open(server, self.round)
-        accepted, after = 0, []
+        accepted, after, desk = 0, [], _Desk(exchange.up, len(senders))
         for cohort in cohorts:
             with self.watch.stage("clients compute messages"):
                 cohort, values = exchange.client_send(cohort, self.round, work)
             after.append(cohort)
             with self.watch.stage("messages up"):
-                arrived = self._send_up(exchange, cohort, values, intake)
-            if arrived:
-                ids, samples = [message.sender for message in arrived], [message.samples for message in arrived]
-                with self.watch.stage("server"):
-                    total = exchange.server_add(total, ids, samples, _stack(arrived))
-            accepted += len(arrived)
-        if accepted < max(1, self.quorum * len(everyone)):
+                rows = _on_host(values)
+            for start in range(0, len(cohort.ids), desk.places):
+                with self.watch.stage("messages up"):
+                    arrived, got = self._send_up(exchange.up, cohort, rows, start, intake, desk)
+                if arrived:
+                    ids, samples = [message.sender for message in arrived], [message.samples for message in arrived]
+                    with self.watch.stage("server"):
+                        total = exchange.server_add(total, ids, samples, got)
+                accepted += len(arrived)
+        if accepted < max(1, self.ways.quorum * len(senders)):
             raise QuorumError(
-                f"round {self.round + 1}: {accepted} of {len(everyone)} messages were valid, expected at least "
-                f"run.quorum = {self.quorum:g} of them"
+                f"round {self.round + 1}: {accepted} of {len(senders)} messages were valid, expected at least "
+                f"run.quorum = {self.ways.quorum:g} of them"
             )
         with self.watch.stage("server"):
             server, reply = exchange.server_reply(server, total, self.round)
         with self.watch.stage("messages down"):
-            return self._send_down(exchange, after, reply), server
+            arrays = {name: value.cpu().numpy() for name, value in reply.items()}
+            return after, server, self._from_server(exchange.down, arrays, self.round)
 
-    def _send_up(self, exchange: Exchange[Any], cohort: Cohort, values: Tensors, intake: Intake) -> list[Received]:
-        arrays = {name: value.detach().cpu().numpy() for name, value in values.items()}
-        arrived = []
-        for row, (client, samples) in enumerate(zip(cohort.ids, cohort.samples, strict=True)):
-            own = {name: array[row] for name, array in arrays.items()}
-            sent = frame(exchange.up, own, round=self.round, sender=client, samples=samples, digest=self.digest)
+    def tell(self, exchange: Exchange[Any], answer: bytes, cohorts: Sequence[Cohort]) -> list[Cohort]:
+        """The answer down: one frame, decoded once and counted for each client. Those who heard it."""
+        with self.watch.stage("messages down"):
+            received = self._read(exchange.down, answer, self.round)
+            after = []
+            for cohort in cohorts:
+                self.traffic.down_payload += received.payload_bytes * len(cohort.ids)
+                self.traffic.down_framing += HEADER_BYTES * len(cohort.ids)
+                heard = self._reached(exchange.down, answer, self.round, cohort.ids)
+                if heard:
+                    part = cohort.take(heard)
+                    after.append(exchange.client_receive(part, _on(part, received), self.round))
+        if not after:
+            raise QuorumError(f"round {self.round + 1}: the server's answer reached no client; nobody can go on")
+        return after
+
+    def catch_up(
+        self, exchange: Exchange[Any], cohort: Cohort, heard: Sequence[int], answers: Answers, model: Message, w: Any
+    ) -> Cohort | None:
+        """Send clients that were away the answers they missed, in order, or the model `w` where that is fewer bytes.
+
+        `heard` says how many answers each client of the cohort knows. Bytes are counted apart from the round's own.
+        Those whom all of it reached, as if they had been here; None if that is nobody.
+        """
+        gone: list[int] = []
+        for since in sorted({count for count in heard if count < self.round}):
+            ids = [client for client, count in zip(cohort.ids, heard, strict=True) if count == since]
+            frames, declared = answers.missed(since, self.round), exchange.down
+            if frames is None:
+                sent = self._from_server(model, {"model": w.cpu().numpy()}, self.round - 1)
+                frames, declared = {self.round - 1: sent}, model
+            self.traffic.catch_up += len(ids) * sum(map(len, frames.values()))
+            there = list(ids)
+            for number, sent in frames.items():
+                there = self._reached(declared, sent, number, there)
+            gone += [client for client in ids if client not in there]
+            if not there:
+                continue
+            part = cohort.take(there)
+            for number, sent in frames.items():
+                values = _on(part, self._read(declared, sent, number))
+                if declared is model:
+                    part = part.with_state(model=values["model"].expand_as(part.params).clone())
+                else:
+                    part = exchange.client_receive(part, values, number)
+            cohort = cohort.put(part)
+        left = [client for client in cohort.ids if client not in gone]
+        return cohort.take(left) if left else None
+
+    def _send_up(
+        self, message: Message, cohort: Cohort, rows: dict[str, Any], start: int, intake: Intake, desk: _Desk
+    ) -> tuple[list[Received], Tensors]:
+        """Messages of some clients, from row `start` on: those that arrived, in the order of ids, and what they hold,
+        `[senders, …]`, good until the next call."""
+        arrived: list[Received] = []
+        for row in range(start, min(start + desk.places, len(cohort.ids))):
+            client, own = cohort.ids[row], {name: array[row] for name, array in rows.items()}
+            sent = frame(
+                message, own, round=self.round, sender=client, samples=cohort.samples[row], digest=self.digest,
+                out=desk.buffer,
+            )  # fmt: skip
             self.traffic.up_payload += len(sent) - HEADER_BYTES
             self.traffic.up_framing += HEADER_BYTES
-            got = self.link(sent, client)
+            got = self.ways.carry(self.ways.up, sent, client, self.round, message.kind)
             try:
                 if got is None:
                     raise WireError("nothing arrived")
-                arrived.append(intake.accept(got))
+                # What is refused leaves its row to the next.
+                arrived.append(intake.accept(got, {name: array[len(arrived)] for name, array in desk.room.items()}))
             except WireError as error:
                 self.rejected += 1
-                warnings.warn(
-                    f"round {self.round + 1}: client {client} is left out of this exchange: "
-                    f"{type(error).__name__}: {error}",
-                    stacklevel=2,
-                )
-        return sorted(arrived, key=lambda message: message.sender)
+                self._tell_of(f"client {client} is left out of this exchange", error, got)
+        order = sorted(range(len(arrived)), key=lambda index: arrived[index].sender)
+        values = {name: torch.from_numpy(array[: len(arrived)]) for name, array in desk.room.items()}
+        if order != list(range(len(order))):
+            values = {name: value[order] for name, value in values.items()}
+        return [arrived[index] for index in order], values
 
-    def _send_down(self, exchange: Exchange[Any], cohorts: Sequence[Cohort], reply: Tensors) -> list[Cohort]:
-        """The answer is one frame, received and decoded once by each cohort and counted once for each client."""
-        arrays = {name: value.cpu().numpy() for name, value in reply.items()}
-        sent = frame(exchange.down, arrays, round=self.round, sender=SERVER, samples=0, digest=self.digest)
-        after = []
-        for cohort in cohorts:
-            received = self._checked(exchange, sent)
-            self.traffic.down_payload += received.payload_bytes * len(cohort.ids)
-            self.traffic.down_framing += (len(sent) - received.payload_bytes) * len(cohort.ids)
-            values = {name: torch.from_numpy(value).to(cohort.params.device) for name, value in received.values.items()}
-            after.append(exchange.client_receive(cohort, values, self.round))
-        return after
+    def _reached(self, message: Message, sent: bytes, number: int, clients: Sequence[int]) -> list[int]:
+        """The clients at whom a frame of the server's arrives as one they accept."""
+        heard = []
+        for client in clients:
+            got = self.ways.carry(self.ways.down, sent, client, self.round, message.kind, number)
+            try:
+                if got is None:
+                    raise WireError("nothing arrived")
+                if got is not sent:
+                    Intake(message, self.digest, number, (SERVER,)).accept(got)
+                heard.append(client)
+            except WireError as error:
+                self.unheard += 1
+                self._tell_of(f"client {client} did not hear the server and sits this round out", error, got)
+        return heard
 
-    def _checked(self, exchange: Exchange[Any], sent: bytes) -> Received:
+    def _tell_of(self, what: str, error: WireError, got: Data | None) -> None:
+        """Warn of a message that was refused; where losses were asked for, they are only counted."""
+        if got is not None or not self.ways.lost:
+            warnings.warn(f"round {self.round + 1}: {what}: {type(error).__name__}: {error}", stacklevel=2)
+
+    def _from_server(self, message: Message, arrays: dict[str, Any], number: int) -> bytes:
+        return bytes(frame(message, arrays, round=number, sender=SERVER, samples=0, digest=self.digest))
+
+    def _read(self, message: Message, sent: bytes, number: int) -> Received:
         try:
-            return Intake(exchange.down, self.digest, self.round, (SERVER,)).accept(sent)
+            return Intake(message, self.digest, number, (SERVER,)).accept(sent)
         except WireError as error:
             # Clients cannot go on without the answer. It is the server's own, so what went into it was already wrong.
             raise RunError(
-                f"round {self.round + 1}: the server's answer is not valid: {type(error).__name__}: {error}"
+                f"round {number + 1}: the server's answer is not valid: {type(error).__name__}: {error}"
             ) from error
 
 
-def _stack(arrived: Sequence[Received]) -> Tensors:
-    names = arrived[0].values
-    return {name: torch.from_numpy(np.stack([message.values[name] for message in arrived])) for name in names}
+class _Desk:
+    """Where messages are written and read, one after another: memory that is there already, because fresh memory costs
+    more than the copy into it."""
+
+    def __init__(self, message: Message, senders: int) -> None:
+        decoded = sum(prod(part.shape) * np.dtype(part.dtype).itemsize for part in message.fields)
+        self.places = max(1, min(senders, _ROOM_BYTES // max(1, decoded)))
+        self.room = message.room(self.places)
+        self.buffer = bytearray(HEADER_BYTES + message.max_bytes)
 
 
-def check_finite(cohort: Cohort, losses: Tensor, round: int) -> None:
-    """Stop where a client's loss or model is no longer finite, and name it."""
-    # A sum with a NaN or an infinity in it is not finite; one that merely overflows is looked at again.
-    if torch.isfinite(losses + cohort.params.sum(dim=1)).all():
-        return
-    fine = (torch.isfinite(losses) & torch.isfinite(cohort.params).all(dim=1)).tolist()
-    if not all(fine):
-        client = cohort.ids[fine.index(False)]
-        when = f"round {round}" if round else "the local steps before round 1"
-        raise DivergedError(
-            f"{when}: the loss or the model of client {client} is not finite any more; "
-            "lower train.learning_rate (or the method's strength)"
-        )
+def _on(cohort: Cohort, received: Received) -> Tensors:
+    return {name: torch.from_numpy(value).to(cohort.params.device) for name, value in received.values.items()}
+
+
+def _on_host(values: Tensors) -> dict[str, Any]:
+    """Rows of every client as arrays; from a GPU through pinned memory, which is several times as fast."""
+
+    def array(value: torch.Tensor) -> Any:
+        if not value.is_cuda:
+            return value.detach().numpy()
+        host = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+        return host.copy_(value.detach()).numpy()
+
+    return {name: array(value) for name, value in values.items()}

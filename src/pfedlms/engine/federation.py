@@ -1,10 +1,10 @@
-"""A whole federation in one process: all clients in one cohort (stacked), or one cohort each (the reference)."""
+"""A whole federation in one process: all participants in one cohort (stacked), or one cohort each (the reference)."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -12,13 +12,15 @@ import torch
 from pfedlms.backend import own_threads
 from pfedlms.cohort import Cohort
 from pfedlms.data.federated import FederatedData
-from pfedlms.engine.exchange import Channel, Link, check_finite, perfect_link
+from pfedlms.engine.exchange import Channel, Link, Ways, perfect_link
+from pfedlms.engine.participation import Answers, Clients, Participation
 from pfedlms.engine.reports import Evaluation, RoundReport
 from pfedlms.engine.stopwatch import NoStopwatch, Stopwatch
 from pfedlms.engine.training import LocalWorker, TrainSettings
 from pfedlms.methods.contract import Method, Objective, Task
 from pfedlms.models.forward import CohortModel
-from pfedlms.wire.frames import VERSION, agreement_digest
+from pfedlms.wire.fields import Floats, Message
+from pfedlms.wire.frames import HEADER_BYTES, VERSION, agreement_digest
 
 
 class Federation:
@@ -29,11 +31,14 @@ class Federation:
         settings: the method's own settings.
         model: architecture and initial weights.
         data: who holds what.
-        train: how clients train.
+        train: how clients train, and how many of them take part.
         seed: names every random stream of the run.
-        cohort_size: clients stacked into one cohort; 0 stacks all, 1 is the reference engine.
-        quorum: share of the messages of an exchange that must be valid.
-        link: the way messages take to the server.
+        cohort_size: clients stacked into one cohort; 0 stacks all participants, 1 is the reference engine.
+        quorum: share of those who were to send whose messages must be valid.
+        link: the way of messages to the server.
+        downlink: the way of answers to a client.
+        lost: share of messages that is lost besides, in each direction.
+        home: where the state of clients that are away is kept; the model's device if there is room for all.
         watch: told how long each stage takes.
     """
 
@@ -48,92 +53,116 @@ class Federation:
         cohort_size: int = 0,
         quorum: float = 0.5,
         link: Link = perfect_link,
+        downlink: Link = perfect_link,
+        lost: float = 0.0,
+        home: torch.device | None = None,
         watch: Stopwatch | None = None,
     ) -> None:
-        task = task_of(model, data.classes, data.clients, train, seed)
-        self.method = method(task, settings)
-        self.model, self.data = model, data
+        self.participation = Participation(data.clients, train.participation, seed)
+        self.method = method(task_of(model, data.classes, self.participation, train, seed), settings)
+        if (self.method.about_last_steps or self.method.tracks) and len(self.method.exchanges) != 1:
+            raise ValueError(f"method: {method.name} speaks of steps already taken, or tracks; it has one exchange")
+        self.model, self.data, self._samples = model, data, data.samples
         self.rounds_played = 0
-        self._quorum, self._link = quorum, link
         self.watch = watch or NoStopwatch()
-        self._worker = LocalWorker(model, data, train, seed, recorded=cohort_size != 1 or data.clients == 1)
+        self._ways = Ways(link, downlink, lost, quorum, seed)
         self._digest = agreement(self.method)
         self._server = self.method.server_start()
-        step = cohort_size or data.clients
-        groups = [tuple(range(start, min(start + step, data.clients))) for start in range(0, data.clients, step)]
-        self._cohorts = [
-            self.method.client_start(
-                model.cohort(ids, tuple(data.samples[k] for k in ids), with_momentum=train.momentum > 0)
-            )
-            for ids in groups
-        ]
+        self._momentum = train.momentum > 0
+        largest = min(cohort_size or self.participation.count, self.participation.count)
+        self._worker = LocalWorker(model, data, train, seed, self.participation, largest)
+        self._clients = Clients(self.method, self._fresh, model.device, home or model.device, largest)
+        # What a client that was away has missed: how many answers each has heard, and the answers themselves. Those of
+        # the round played last, and the server before them, are kept for clients that took no part in it.
+        self._catch_up = Message(2 * len(self.method.exchanges) + 1, (Floats("model", model.layout.dim),))
+        self._heard: dict[int, int] = {}
+        self._answers = Answers(HEADER_BYTES + self._catch_up.max_bytes)
+        self._last: list[bytes] = []
+        self._before = self._server
+
+    def _fresh(self, ids: tuple[int, ...]) -> Cohort:
+        return self.model.cohort(ids, tuple(self._samples[k] for k in ids), with_momentum=self._momentum)
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of all that clients keep from round to round."""
-        return sum(
-            value.numel() * value.element_size()
-            for cohort in self._cohorts
-            for value in (cohort.params, cohort.momentum, *cohort.buffers.values(), *cohort.state.values())
-        )
+        """Bytes of all that clients keep from round to round, as far as they have taken part."""
+        return sum(cohort.nbytes for cohort in self._clients.present) + self._clients.away_bytes
 
     @property
     def largest_cohort(self) -> int:
         """Clients that are stacked together at most."""
-        return max(len(cohort.ids) for cohort in self._cohorts)
+        return max(len(group) for group in self._clients.groups(self.participation.of(0)))
 
     @own_threads()
     def start(self) -> None:
-        """E local steps from w⁰ without any consensus, the same for every method."""
-        self._local_steps(lambda cohort: Objective(), phase=0)
+        """Phase 0: E local steps from w⁰ without any consensus, the same for every method."""
+        self._train(self._clients.take(self.participation.of(0), ()), phase=0)
 
     @own_threads()
     def play_round(self, evaluate_global: bool = False) -> RoundReport:
-        """The method's exchanges, then E local steps."""
-        channel = Channel(self._digest, self.rounds_played, self._link, self._quorum, self.watch)
+        """The method's exchanges, then E local steps of those who take part and heard the answers."""
+        round, phase = self.rounds_played, self.rounds_played + 1
+        channel = Channel(self._digest, round, self._ways, self.watch)
+        server, answers = self._server, []
+        senders = self._clients.present
+        cohorts = senders if self.method.about_last_steps else self._coming(channel, senders)
         for exchange in self.method.exchanges:
-            self._cohorts, self._server = channel.hold(exchange, self._cohorts, self._server, self._worker)
-        shared = self._evaluate_global() if evaluate_global else None
+            cohorts, server, answer = channel.ask(exchange, cohorts, server, self._worker)
+            if self.method.about_last_steps:
+                senders = cohorts
+                cohorts = self._coming(channel, senders)
+            cohorts = channel.tell(exchange, answer, cohorts)
+            answers.append(answer)
+        # From here on nothing can fail any more but the local steps.
+        self._clients.put(senders)
+        self._before, self._server, self._last = self._server, server, answers
+        shared = self._evaluate_global(cohorts) if evaluate_global else None
         with self.watch.stage("local steps"):
-            loss = self._local_steps(
-                lambda cohort: self.method.objective(cohort, channel.round), phase=self.rounds_played + 1
-            )
-        self._cohorts = [replace(cohort, scratch={}) for cohort in self._cohorts]
+            loss = self._train(cohorts, phase)
+        if self.method.tracks:
+            self._answers.add(round, answers[0])
+            self._heard.update(dict.fromkeys(self._clients.present_ids, round + 1))
         self.rounds_played += 1
-        return RoundReport(loss, channel.traffic, channel.rejected, shared)
+        return RoundReport(self._clients.present_ids, loss, channel.traffic, channel.rejected, channel.unheard, shared)
 
     @own_threads()
     def evaluate(self) -> Evaluation:
-        """Each client's own model on its own test split."""
+        """The models of those who trained last, each on its own test split."""
         with self.watch.stage("evaluation"):
-            return self._evaluate([(cohort, cohort.params) for cohort in self._cohorts])
+            return self._evaluate([(cohort, cohort.params) for cohort in self._clients.present])
+
+    @own_threads()
+    def everyone(self) -> Evaluation:
+        """All clients' models: of who took no part in the last phase a copy that hears its answer and takes its steps.
+        No state changes and nothing is counted, so the run can go on as if nobody had looked."""
+        return self._evaluate([(cohort, cohort.params) for cohort in self._all()])
+
+    def models(self) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
+        """Every client's id and model, as its module's `load_state_dict` takes it: those that `everyone` evaluates."""
+        for cohort in self._all():
+            yield from ((client, self._state_dict(cohort, row)) for row, client in enumerate(cohort.ids))
 
     def client_state_dict(self, client: int) -> dict[str, torch.Tensor]:
-        """The personal model of one client, as its module's `load_state_dict` takes it."""
-        for cohort in self._cohorts:
-            if client in cohort.ids:
-                row = cohort.ids.index(client)
-                return self.model.state_dict(
-                    cohort.params[row], {name: value[row] for name, value in cohort.buffers.items()}
-                )
-        raise IndexError(f"client: got {client}, expected 0 to {self.data.clients - 1}")
+        """The model of one client, as `models` has it."""
+        if not 0 <= client < self.data.clients:
+            raise IndexError(f"client: got {client}, expected 0 to {self.data.clients - 1}")
+        cohort = next(cohort for cohort in self._all(client) if client in cohort.ids)
+        return self._state_dict(cohort, cohort.ids.index(client))
+
+    def _state_dict(self, cohort: Cohort, row: int) -> dict[str, torch.Tensor]:
+        return self.model.state_dict(cohort.params[row], {name: value[row] for name, value in cohort.buffers.items()})
 
     def state(self) -> dict[str, Any]:
-        """Everything a later process needs to go on; clients in one stack, however they are grouped here."""
-        parts = {name: torch.cat([getattr(c, name) for c in self._cohorts]).cpu() for name in ("params", "momentum")}
-        dicts = {
-            name: {
-                key: torch.cat([getattr(c, name)[key] for c in self._cohorts]).cpu()
-                for key in getattr(self._cohorts[0], name)
-            }
-            for name in ("buffers", "state")
-        }
+        """Everything a later process needs to go on."""
         return {
             "rounds_played": self.rounds_played,
-            "server": self._server,
             "digest": self._digest,
-            **parts,
-            **dicts,
+            "server": self._server,
+            "before": self._before,
+            "last": self._last,
+            "answers": self._answers.frames,
+            "heard": self._heard,
+            **self._clients.state(),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -142,59 +171,89 @@ class Federation:
             raise ValueError(
                 "checkpoint: it belongs to another model, method, setting, seed or initial weights than this federation"
             )
-        kept = (self.data.clients, self.model.layout.dim)
-        if tuple(state["params"].shape) != kept or state["momentum"].shape[1:] != self._cohorts[0].momentum.shape[1:]:
+        expected = self._fresh(tuple(state["trained"]))
+        if state["params"].shape != expected.params.shape or state["momentum"].shape != expected.momentum.shape:
             raise ValueError(
-                f"checkpoint: got models of shape {tuple(state['params'].shape)}, expected {kept} with the same "
-                "momentum setting"
+                f"checkpoint: got models of shape {tuple(state['params'].shape)}, expected "
+                f"{tuple(expected.params.shape)} with the same momentum setting"
             )
         self.rounds_played, self._server = state["rounds_played"], state["server"]
-        device = self.model.device
-        self._cohorts = [self._restored(cohort, state, device) for cohort in self._cohorts]
+        self._before, self._last, self._heard = state["before"], state["last"], state["heard"]
+        self._answers.frames = state["answers"]
+        self._clients.load(state, self._samples)
 
-    def _restored(self, cohort: Cohort, state: dict[str, Any], device: torch.device) -> Cohort:
-        rows = list(cohort.ids)
-        return replace(
-            cohort,
-            params=state["params"][rows].to(device),
-            momentum=state["momentum"][rows].to(device),
-            buffers={name: value[rows].to(device) for name, value in state["buffers"].items()},
-            state={name: value[rows].to(device) for name, value in state["state"].items()},
-        )
+    def _coming(self, channel: Channel, present: Sequence[Cohort]) -> list[Cohort]:
+        """Who takes part in the phase after the round now played, having caught up with what they missed."""
+        cohorts = self._clients.take(self.participation.of(channel.round + 1), present)
+        if not self.method.tracks:
+            return cohorts
+        with self.watch.stage("catching up"):
+            caught_up = [self._caught_up(cohort, channel, self._server) for cohort in cohorts]
+        return [cohort for cohort in caught_up if cohort is not None]
 
-    def _local_steps(self, objective_of: Callable[[Cohort], Objective], phase: int) -> float:
-        """Train every cohort; the mean of the clients' losses, weighted by their samples."""
-        total = 0.0
-        after = []
-        for cohort in self._cohorts:
-            cohort, losses = self._worker.train(cohort, objective_of(cohort), phase)
-            check_finite(cohort, losses, phase)
+    def _caught_up(self, cohort: Cohort, channel: Channel, server: dict[str, torch.Tensor]) -> Cohort | None:
+        heard = [self._heard.get(client, 0) for client in cohort.ids]
+        if min(heard) == channel.round:
+            return cohort
+        (exchange,) = self.method.exchanges
+        return channel.catch_up(exchange, cohort, heard, self._answers, self._catch_up, server["model"])
+
+    def _all(self, client: int | None = None) -> Iterator[Cohort]:
+        """All clients after the last phase, some at a time; with `client`, only those stacked with it."""
+        yield from self._clients.present
+        here = set(self._clients.present_ids)
+        for group in self._clients.groups([k for k in range(self.data.clients) if k not in here]):
+            if client is None or client in group:
+                yield self._as_if_here(group)
+
+    def _as_if_here(self, ids: tuple[int, ...]) -> Cohort:
+        """Copies of clients that took no part in the last phase, after what they would have heard and done in it."""
+        (cohort,) = self._clients.take(ids, self._clients.present)
+        if not self._clients.present:
+            return cohort  # nobody has trained yet
+        round = self.rounds_played - 1
+        channel = Channel(self._digest, round, Ways())
+        if self.method.tracks:
+            cohort = self._caught_up(cohort, channel, self._before) or cohort
+        for exchange, answer in zip(self.method.exchanges, self._last, strict=False):
+            (cohort,) = channel.tell(exchange, answer, [cohort])
+        objective = self.method.objective(cohort, round) if self.rounds_played else Objective()
+        return self._worker.train(cohort, objective, self.rounds_played)[0]
+
+    def _train(self, cohorts: Sequence[Cohort], phase: int) -> float:
+        """Local steps of these cohorts, who are present after that; the mean of their losses, weighted by samples."""
+        total, weight, after = 0.0, 0, []
+        for cohort in cohorts:
+            objective = self.method.objective(cohort, phase - 1) if phase else Objective()
+            trained, losses = self._worker.train(cohort, objective, phase)
             # One float after another in the order of clients, so that the sum is the same for every grouping.
-            for samples, loss in zip(cohort.samples, losses.tolist(), strict=True):
+            for samples, loss in zip(trained.samples, losses.tolist(), strict=True):
                 total += samples * loss
-            after.append(cohort)
-        self._cohorts = after
-        return total / sum(self.data.samples)
+                weight += samples
+            after.append(trained)
+        self._clients.put(after)
+        return total / weight
 
-    def _evaluate_global(self) -> Evaluation | None:
-        models = [(cohort, self.method.global_model(cohort)) for cohort in self._cohorts]
+    def _evaluate_global(self, cohorts: Sequence[Cohort]) -> Evaluation | None:
+        models = [(cohort, self.method.global_model(cohort)) for cohort in cohorts]
         shared = [(cohort, model) for cohort, model in models if model is not None]
         with self.watch.stage("evaluation"):
             return self._evaluate(shared) if shared else None
 
-    def _evaluate(self, models: list[tuple[Cohort, torch.Tensor]]) -> Evaluation:
-        correct: list[int] = []
-        loss = 0.0
+    def _evaluate(self, models: Sequence[tuple[Cohort, torch.Tensor]]) -> Evaluation:
+        found: dict[int, tuple[int, float]] = {}
         for cohort, params in models:
             right, losses = self._worker.evaluate(cohort, params)
-            correct += right.tolist()
-            for own in losses.tolist():
-                loss += own
-        tested = tuple(len(held) for held in self.data.test)
-        return Evaluation(tuple(correct), tested, loss / sum(tested))
+            found |= dict(zip(cohort.ids, zip(right.tolist(), losses.tolist(), strict=True), strict=True))
+        ids = tuple(sorted(found))
+        tested = tuple(len(self.data.test[client]) for client in ids)
+        loss = 0.0
+        for client in ids:
+            loss += found[client][1]
+        return Evaluation(ids, tuple(found[client][0] for client in ids), tested, loss / sum(tested))
 
 
-def task_of(model: CohortModel, classes: int, clients: int, train: TrainSettings, seed: int) -> Task:
+def task_of(model: CohortModel, classes: int, who: Participation, train: TrainSettings, seed: int) -> Task:
     """What both ends know before the first round."""
     return Task(
         layout=model.layout,
@@ -202,7 +261,8 @@ def task_of(model: CohortModel, classes: int, clients: int, train: TrainSettings
         feature_size=model.feature_size,
         seed=seed,
         initial=model.initial.cpu(),
-        clients=clients,
+        clients=who.clients,
+        participants=who.count,
         learning_rate=train.learning_rate,
         weight_decay=train.weight_decay,
         statistics=tuple(

@@ -1,20 +1,78 @@
-"""Local steps recorded once as a CUDA graph and replayed every round: no Python and no launch gaps inside a round."""
+"""Local steps recorded once as a CUDA graph and replayed every round: no Python and no launch gaps inside a round.
+
+A recording is of one computation on tensors of its own. To replay it, all that differs this time is copied into them:
+the cohort, the plan, and every tensor the objective holds, found by walking all that is set on it. Where anything else
+differs (a number, a type, a shape, a function), it is another computation and is recorded apart.
+"""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from pfedlms.cohort import Cohort
+from pfedlms.cohort import Cohort, joined
 from pfedlms.methods.contract import Objective
 
 TakeSteps = Callable[[Cohort, Tensor, Objective], tuple[Cohort, Tensor]]
 """E local steps: a cohort, a plan `[steps, parts, clients, batch]` and an objective give the trained cohort and its
 losses."""
+
+_MOST_RECORDINGS = 16  # of one size of cohorts: beyond, objectives differ every time and recording them is no use
+
+
+def flat(value: Any, tensors: list[Tensor]) -> object:
+    """What `value` is but for the entries of its tensors, which are appended to `tensors`: equal for values on which
+    a recorded computation is the same. Objects are what is set on them; what cannot be looked into is equal to itself
+    alone."""
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return (Tensor, value.shape, value.dtype, value.device)
+    if isinstance(value, np.ndarray):  # its entries are part of the computation
+        return (np.ndarray, value.dtype.str, value.shape, value.tobytes())
+    if isinstance(value, list | tuple):
+        return (type(value), *(flat(entry, tensors) for entry in value))
+    if isinstance(value, dict):
+        return (dict, *((key, flat(entry, tensors)) for key, entry in value.items()))
+    if value is None or isinstance(value, bool | int | float | str | bytes | torch.dtype | torch.device):
+        return (type(value), value)
+    if (own := _attributes(value)) is not None:
+        return (type(value), *((name, flat(entry, tensors)) for name, entry in own.items()))
+    return ("only", id(value))  # the recording holds the object, so no other can get this number
+
+
+def rebuilt(value: Any, tensors: Iterator[Tensor]) -> Any:
+    """A copy of `value` with its tensors taken from `tensors` in the order of `flat`, and nothing that objects have
+    computed for themselves and keep."""
+    if isinstance(value, Tensor):
+        return next(tensors)
+    if isinstance(value, list | tuple):
+        entries = [rebuilt(entry, tensors) for entry in value]
+        return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)
+    if isinstance(value, dict):
+        return {key: rebuilt(entry, tensors) for key, entry in value.items()}
+    if (own := _attributes(value)) is not None:
+        copy = object.__new__(type(value))
+        for name, entry in own.items():
+            object.__setattr__(copy, name, rebuilt(entry, tensors))
+        return copy
+    return value
+
+
+def _attributes(value: Any) -> dict[str, Any] | None:
+    """What is set on an object, but for what it has computed from that and keeps (`cached_property`); None for what
+    cannot be looked into."""
+    if isinstance(value, type) or callable(value) or not hasattr(value, "__dict__"):
+        return None
+    kept = {name for cls in type(value).__mro__ for name, own in vars(cls).items() if isinstance(own, cached_property)}
+    return {name: entry for name, entry in vars(value).items() if name not in kept}
 
 
 @dataclass
@@ -22,53 +80,80 @@ class _Recording:
     graph: torch.cuda.CUDAGraph
     cohort: Cohort
     plan: Tensor
-    objective: Objective
+    tensors: list[Tensor]
+    """Of the objective, in the order of `flat`."""
     trained: Cohort
     losses: Tensor
+    holds: Objective
+    """The objective it was recorded for, so that what it refers to stays."""
 
 
 class Replayed:
-    """Wraps `steps` so that each kind of objective is recorded on first use and replayed after that.
+    """Wraps `steps` so that each computation is recorded on first use and replayed after that.
 
     Inputs are copied into the tensors the recording reads, results out of those it writes; so callers see ordinary
-    values.
+    values. A cohort of another size than `largest` (because answers were lost) is filled up with copies of its last
+    client to the nearest of largest, largest / 2, largest / 4, …, so that few sizes are ever recorded.
     """
 
-    def __init__(self, steps: TakeSteps) -> None:
-        self._steps = steps
-        self._recordings: dict[tuple[object, ...], _Recording] = {}
+    def __init__(self, steps: TakeSteps, largest: int) -> None:
+        self._steps, self._largest = steps, largest
+        self._recordings: dict[object, _Recording] = {}
+        self._of_size: dict[int, int] = {}
 
     def __call__(self, cohort: Cohort, plan: Tensor, objective: Objective) -> tuple[Cohort, Tensor]:
-        # Recordings read copies of their inputs, so one serves every cohort of the same size.
-        key = (len(cohort.ids), objective.kind)
+        clients, size = len(cohort.ids), self._size(len(cohort.ids))
+        tensors: list[Tensor] = []
+        key = (size, flat(objective, tensors))
         recording = self._recordings.get(key)
-        if recording is None:
-            recording = self._recordings[key] = self._record(cohort, plan, objective)
+        if recording is None and self._of_size.get(size, 0) >= _MOST_RECORDINGS:
+            warnings.warn(
+                f"local steps: {type(objective).__name__} is another computation in every round (fields that are no "
+                "tensors differ), so its steps are not recorded and take longer; keep what changes in tensors",
+                stacklevel=2,
+            )
+            return self._steps(cohort, plan, objective)
+        if size > clients:
+            last = cohort.at_rest().rows(slice(clients - 1, clients))
+            cohort_in = joined([cohort.at_rest(), *[last] * (size - clients)])
+            plan_in = torch.cat([plan, plan[:, :, -1:].expand(-1, -1, size - clients, -1)], dim=2)
         else:
-            _copy(recording.cohort, cohort)
-            recording.plan.copy_(plan)
-            own = recording.objective.tensors()
-            for name, value in objective.tensors().items():
-                own[name].copy_(value)
+            cohort_in, plan_in = cohort, plan
+        if recording is None:
+            self._of_size[size] = self._of_size.get(size, 0) + 1
+            recording = self._recordings[key] = self._record(cohort_in, plan_in, objective, tensors)
+        else:
+            _copy(recording.cohort, cohort_in)
+            recording.plan.copy_(plan_in)
+            for own, value in zip(recording.tensors, tensors, strict=True):
+                own.copy_(value)
         recording.graph.replay()
         trained = recording.trained
-        buffers = {name: value.clone() for name, value in trained.buffers.items()}
-        result = replace(cohort, params=trained.params.clone(), momentum=trained.momentum.clone(), buffers=buffers)
-        return result, recording.losses.clone()
+        buffers = {name: value[:clients].clone() for name, value in trained.buffers.items()}
+        params, momentum = trained.params[:clients].clone(), trained.momentum[:clients].clone()
+        return replace(cohort, params=params, momentum=momentum, buffers=buffers), recording.losses[:clients].clone()
 
-    def _record(self, cohort: Cohort, plan: Tensor, objective: Objective) -> _Recording:
+    def _size(self, clients: int) -> int:
+        """The size at which `clients` are recorded."""
+        size = max(self._largest, clients)
+        while size // 2 >= clients:
+            size //= 2
+        return size
+
+    def _record(self, cohort: Cohort, plan: Tensor, objective: Objective, tensors: list[Tensor]) -> _Recording:
         still = replace(
             cohort,
             params=cohort.params.clone(),
             momentum=cohort.momentum.clone(),
             buffers={name: value.clone() for name, value in cohort.buffers.items()},
         )
-        plan = plan.clone()
-        # Libraries choose algorithms and allocate workspaces on first use, which may not happen while recording.
+        plan, own = plan.clone(), [value.clone() for value in tensors]
+        # Libraries choose algorithms and allocate workspaces on first use, which may not happen while recording. The
+        # recording gets an objective without what this one may have computed and kept: it must be computed inside.
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            self._steps(still, plan[:2], objective)
+            self._steps(still, plan[:2], rebuilt(objective, iter(own)))
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # An older recording that is collected while this one is made would end both.
@@ -76,10 +161,10 @@ class Replayed:
         gc.disable()
         try:
             with torch.cuda.graph(graph):
-                trained, losses = self._steps(still, plan, objective)
+                trained, losses = self._steps(still, plan, rebuilt(objective, iter(own)))
         finally:
             gc.enable()
-        return _Recording(graph, still, plan, objective, trained, losses)
+        return _Recording(graph, still, plan, own, trained, losses, objective)
 
 
 def _copy(target: Cohort, source: Cohort) -> None:

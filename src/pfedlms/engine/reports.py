@@ -13,12 +13,14 @@ class Traffic:
     up_framing: int = 0
     down_payload: int = 0
     down_framing: int = 0
+    catch_up: int = 0
+    """What clients that had been away were sent to catch up, framing included."""
 
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(*(a + b for a, b in zip(self.as_tuple(), other.as_tuple(), strict=True)))
 
-    def as_tuple(self) -> tuple[int, int, int, int]:
-        return (self.up_payload, self.up_framing, self.down_payload, self.down_framing)
+    def as_tuple(self) -> tuple[int, int, int, int, int]:
+        return (self.up_payload, self.up_framing, self.down_payload, self.down_framing, self.catch_up)
 
     @property
     def total(self) -> int:
@@ -27,11 +29,13 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Every client's model on its own test samples."""
+    """Clients' models on their own test samples."""
 
+    ids: tuple[int, ...]
     correct: tuple[int, ...]
     tested: tuple[int, ...]
     loss: float
+    """Mean over all samples."""
 
     @property
     def accuracy(self) -> float:
@@ -47,7 +51,13 @@ class Evaluation:
 class RoundReport:
     """What one round measured."""
 
+    participants: tuple[int, ...]
+    """Who trained in it."""
     loss: float
+    """Task loss of the local steps: mean over the participants, weighted by their samples."""
     traffic: Traffic
     rejected: int
+    """Clients' messages that did not arrive or were refused."""
+    unheard: int
+    """Answers that did not arrive or were refused."""
     global_evaluation: Evaluation | None = None

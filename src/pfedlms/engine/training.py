@@ -19,6 +19,8 @@ from pfedlms.data.batches import Augmentation, batches
 from pfedlms.data.federated import FederatedData
 from pfedlms.data.partition import Indices
 from pfedlms.engine.graphs import Replayed
+from pfedlms.engine.participation import Participation
+from pfedlms.errors import DivergedError
 from pfedlms.methods.contract import Objective
 from pfedlms.models.forward import CohortModel
 from pfedlms.models.streams import beside
@@ -37,6 +39,7 @@ class TrainSettings:
     momentum: float
     weight_decay: float
     augment: str = "none"
+    participation: float = 1.0
 
 
 Trained = tuple[Cohort, Tensor]
@@ -44,17 +47,18 @@ Trained = tuple[Cohort, Tensor]
 
 
 class LocalWorker:
-    """Trains and evaluates cohorts on their clients' data; with `recorded`, a GPU replays local steps as a CUDA
-    graph."""
+    """Trains and evaluates cohorts of up to `largest` clients on their own data; with more than one a GPU replays
+    local steps as a CUDA graph."""
 
     def __init__(
-        self, model: CohortModel, data: FederatedData, train: TrainSettings, seed: int, recorded: bool
+        self, model: CohortModel, data: FederatedData, train: TrainSettings, seed: int, who: Participation, largest: int
     ) -> None:
-        self._model, self._data, self._train, self._seed = model, data, train, seed
+        self._model, self._data, self._train, self._seed, self._who = model, data, train, seed, who
         self._batches = batches(seed, data)
         crop, flip = (part in train.augment for part in ("crop", "flip"))
         self._augmentation = Augmentation(seed, crop, flip) if crop or flip else None
-        self._run_steps = Replayed(self._steps) if recorded and self._can_record() else self._steps
+        recorded = (largest > 1 or data.clients == 1) and self._can_record()
+        self._run_steps = Replayed(self._steps, largest) if recorded else self._steps
         self._ahead: tuple[tuple[int, ...], int, Tensor] | None = None
 
     def _can_record(self) -> bool:
@@ -66,20 +70,19 @@ class LocalWorker:
         """The E local steps of one cohort; phase 0 is the start, phase r + 1 belongs to round r."""
         plan = self.plan(cohort, phase)
         with seeded_modules(rng.stream(self._seed, "module", phase, cohort.ids[0]), self._model.device):
-            trained = self._in_parts(cohort, plan, objective)
-        self.plan_ahead(cohort, phase)
-        return trained
+            trained, losses = self._in_parts(cohort, plan, objective)
+        if cohort.params.is_cuda and len(cohort.ids) == self._who.count:
+            # While the GPU is still busy with these steps.
+            following = self._who.of(phase + 1)
+            self._ahead = (following, phase + 1, self._drawn(following, phase + 1))
+        check_finite(trained, losses, phase)
+        return trained, losses
 
     def plan(self, cohort: Cohort, phase: int) -> Tensor:
         """What every client sees in the steps of a phase: `[steps, 1, clients, batch]`, indices of samples; with
         augmentation `[steps, 4, clients, batch]`, how they are changed behind that."""
         ahead = self._ahead
         return ahead[2] if ahead is not None and ahead[:2] == (cohort.ids, phase) else self._drawn(cohort.ids, phase)
-
-    def plan_ahead(self, cohort: Cohort, phase: int) -> None:
-        """Draw the next phase's plan while a GPU is still busy with this one's steps."""
-        if cohort.params.is_cuda and len(cohort.ids) == self._data.clients:
-            self._ahead = (cohort.ids, phase + 1, self._drawn(cohort.ids, phase + 1))
 
     def _drawn(self, ids: tuple[int, ...], phase: int) -> Tensor:
         steps, size = self._train.local_steps, self._train.batch_size
@@ -209,6 +212,21 @@ class LocalWorker:
             mask = torch.from_numpy(np.arange(start, start + width)[None, :] < lengths[:, None])
             place = torch.from_numpy(index).to(self._data.x.device)
             yield self._samples(place), self._data.y[place], mask.to(self._data.x.device)
+
+
+def check_finite(cohort: Cohort, losses: Tensor, phase: int) -> None:
+    """Stop where a client's loss or model is no longer finite, and name it."""
+    # A sum with a NaN or an infinity in it is not finite; one that merely overflows is looked at again.
+    if torch.isfinite(losses + cohort.params.sum(dim=1)).all():
+        return
+    fine = (torch.isfinite(losses) & torch.isfinite(cohort.params).all(dim=1)).tolist()
+    if not all(fine):
+        client = cohort.ids[fine.index(False)]
+        when = f"round {phase}" if phase else "the local steps before round 1"
+        raise DivergedError(
+            f"{when}: the loss or the model of client {client} is not finite any more; "
+            "lower train.learning_rate (or the method's strength)"
+        )
 
 
 @contextmanager

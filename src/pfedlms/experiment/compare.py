@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pfedlms.errors import ConfigError, DivergedError, RunDirectoryError, did_you_mean
+from pfedlms.errors import ConfigError, DivergedError, RunDirectoryError
 from pfedlms.experiment.config import Config, load_config, merge, read_toml
+from pfedlms.experiment.play import Progress
 from pfedlms.experiment.prepare import ModelLike, prepare, python_overrides
-from pfedlms.experiment.run import Progress, Result, execute, resume
+from pfedlms.experiment.run import Result, begin, resume
+from pfedlms.experiment.sections import Keys
 from pfedlms.experiment.store import RunDirectory, write_atomically
-from pfedlms.methods import METHODS
 
 SCHEMA = 1
 DEFAULT_METHODS = ("local", "fedavg", "pfedlms")
@@ -58,7 +59,7 @@ def compare(
 
     A setting that only some of the methods have goes to those.
     """
-    overrides = python_overrides(data, model, methods, None, settings) if methods else {}
+    overrides = python_overrides(data, model, methods, settings)
     configs = plan(config, overrides, methods, seeds)
     return play(configs, Path(out) if out else None, data, model, progress or Progress())
 
@@ -68,27 +69,19 @@ def plan(
 ) -> list[Config]:
     """One checked configuration for each method and seed; every problem of all of them is reported at once."""
     found = [] if methods else ["--methods: got none, expected at least one name"]
-    found += [f"method.name: got {name!r}; {did_you_mean(name, METHODS)}" for name in methods if name not in METHODS]
     if len(set(methods)) < len(methods):
         found.append(f"--methods: got {','.join(methods)}, expected every method once")
     if seeds < 1:
         found.append(f"--seeds: got {seeds}, expected a count of at least 1")
-    if found:
-        raise ConfigError(found)
     given = merge(read_toml(Path(file)) if file else {}, overrides)
-    asked = given.get("method", {})
-    known = {each.name for name in methods for each in fields(METHODS[name].Settings)}
+    asked, keys = given.get("method", {}), Keys(methods)
     configs = []
     for name in methods:
-        own = {each.name for each in fields(METHODS[name].Settings)}
         if isinstance(asked, Mapping):
-            # What no method knows stays in, to be reported; what only others know is theirs.
-            chosen = {key: value for key, value in asked.items() if key in own or key not in known}
-            given["method"] = {**chosen, "name": name}
+            given["method"] = {**keys.of_method(name, asked), "name": name}
         try:
-            base = load_config(None, given)
-            seeded = [merge(given, {"run": {"seed": base.run.seed + offset}}) for offset in range(seeds)]
-            configs += [load_config(None, tables) for tables in seeded]
+            first = load_config(None, given).run.seed
+            configs += [load_config(None, merge(given, {"run": {"seed": first + more}})) for more in range(seeds)]
         except ConfigError as error:
             found += [problem for problem in error.problems if problem not in found]
     if found:
@@ -99,7 +92,7 @@ def plan(
 def play(configs: Sequence[Config], out: Path | None, data: Any, model: ModelLike, progress: Progress) -> Comparison:
     """Execute planned runs; with a directory, every run has its own folder in it, and compare.json the whole plan."""
     if out is None:
-        plays = (partial(_fresh, config, data, model, progress) for config in configs)
+        plays = (partial(begin, config, None, progress, data, model) for config in configs)
         return _collect(plays, len(configs), None)
     prepare(configs[0], data, model)  # finds what is wrong with data and model before anything is written
     manifest = out / "compare.json"
@@ -135,14 +128,10 @@ def resume_comparison(directory: Path, data: Any, model: ModelLike, progress: Pr
     for name, config in runs.items():
         folder = RunDirectory(directory / name)
         if not folder.config.is_file():
-            folder.create(config)
-            folder.close()
+            with folder:
+                folder.create(config)
     plays = (partial(resume, directory / name, data, model, progress) for name in runs)
     return _collect(plays, len(runs), directory)
-
-
-def _fresh(config: Config, data: Any, model: ModelLike, progress: Progress) -> Result:
-    return execute(config, prepare(config, data, model), None, progress)
 
 
 def _collect(plays: Iterable[Callable[[], Result]], planned: int, directory: Path | None) -> Comparison:

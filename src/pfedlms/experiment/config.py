@@ -1,7 +1,7 @@
-"""The configuration of a run: one dataclass a section, every key documented where it is defined, all errors at once.
+"""The configuration of a run, read, merged and checked; all errors at once.
 
 Values are taken from, later ones first: `--set` and options; the user's TOML file; the shipped defaults of the data
-set and method (`pfedlms/configs/DATASET-METHOD.toml`, then `DATASET.toml`); the defaults below.
+set and method (`pfedlms/configs/DATASET-METHOD.toml`, then `DATASET.toml`); the defaults in `sections`.
 """
 
 from __future__ import annotations
@@ -15,89 +15,15 @@ from typing import Any
 
 from pfedlms.data.sources import DATASETS
 from pfedlms.errors import ConfigError, did_you_mean
+from pfedlms.experiment.sections import SECTIONS, DataSection, Keys, ModelSection, RunSection, TrainSection
 from pfedlms.methods import METHODS
-from pfedlms.models.zoo import MODELS
-from pfedlms.settings import parse, problems, setting, type_name
+from pfedlms.settings import parse, problems, type_name
 
 SCHEMA = 1
-CUSTOM = "custom"
-"""Stands in a config for data or a model that was given in Python."""
 
 Tables = dict[str, dict[str, Any]]
 _MALFORMED = "--set"
 """Where texts that are no assignments wait to be reported."""
-
-
-@dataclass(frozen=True)
-class DataSection:
-    """Who holds what."""
-
-    dataset: str = setting("digits", "data set by name", choices=lambda: [*DATASETS, CUSTOM])
-    dir: str = setting("", "folder with the data set's files")
-    alpha: float = setting(0.5, "α of the Dirichlet partition; small: each client holds few classes", above=0)
-    clients: int = setting(20, "K, number of clients", minimum=1, maximum=(1 << 32) - 2)
-    min_samples: int = setting(10, "smallest number of samples (train and test) a client may get", minimum=1)
-
-
-@dataclass(frozen=True)
-class ModelSection:
-    """What every client trains."""
-
-    name: str = setting("dnn", "model by name", choices=lambda: [*MODELS, CUSTOM])
-    hidden: int = setting(256, "width of dnn's hidden layer", minimum=1)
-
-
-@dataclass(frozen=True)
-class TrainSection:
-    """How clients train, the same for every method."""
-
-    rounds: int = setting(200, "R, communication rounds", minimum=1)
-    local_steps: int = setting(20, "E, SGD steps a client takes in a round", minimum=1)
-    batch_size: int = setting(64, "samples of one step", minimum=1)
-    learning_rate: float = setting(0.1, "η", above=0)
-    momentum: float = setting(0.0, "momentum of the local steps; 0: none", minimum=0, maximum=1)
-    weight_decay: float = setting(1e-4, "μ, for every method", minimum=0)
-    augment: str = setting(
-        "none",
-        "how training images are changed at random: moved by up to 4 pixels, mirrored, or both",
-        choices=lambda: ["none", "crop", "flip", "crop+flip"],
-    )
-
-
-@dataclass(frozen=True)
-class RunSection:
-    """How the run is executed and what is kept."""
-
-    seed: int = setting(
-        0,
-        "names every random stream: partition, initial weights, batches, sketches",
-        minimum=0,
-        maximum=(1 << 63) - 1,
-    )
-    device: str = setting("auto", "auto takes a GPU where there is one", choices=lambda: ["auto", "cpu", "cuda"])
-    threads: int = setting(0, "CPU threads; 0: as they are set, which is all unless changed", minimum=0, maximum=1024)
-    out: str = setting("", "run directory; empty: a fresh one under runs/")
-    evaluate_every: int = setting(1, "rounds between evaluations (the last round is always evaluated)", minimum=1)
-    checkpoint_every: int = setting(10, "rounds between checkpoints (the last round always has one)", minimum=1)
-    quorum: float = setting(
-        0.5, "share of an exchange's messages that must be valid for the round to go on", minimum=0, maximum=1
-    )
-    fast: bool = setting(
-        False,
-        "on a GPU: compile the model (instead of the stacked layers); other rounding, not reproducible to the bit; "
-        "worth a try where it has layers without a rule of their own",
-    )
-    cohort_size: int = setting(
-        0, "clients stacked together; 0: as many as fit in memory; 1: the reference engine, one by one", minimum=0
-    )
-
-
-SECTIONS: dict[str, type[Any]] = {
-    "data": DataSection,
-    "model": ModelSection,
-    "train": TrainSection,
-    "run": RunSection,
-}
 
 
 @dataclass(frozen=True)
@@ -153,12 +79,16 @@ def load_config(
     method = _given(given, "method", "name", "pfedlms")
     dataset = _given(given, "data", "dataset", "digits")
     tables = merge(preset(dataset, method), given)
-    found = _problems(tables, method)
+    if isinstance(tables.get("method"), Mapping):
+        tables["method"] = {key: value for key, value in tables["method"].items() if key != "name"}
+    classes = {section: cls for section, _, cls in Keys([method]).owners}
+    found = _problems(tables, classes)
+    if "method" not in classes:
+        found.append(f"method.name: got {method!r}; {did_you_mean(str(method), METHODS)}")
     if found:
         raise ConfigError(found)
-    own = {key: value for key, value in tables.get("method", {}).items() if key != "name"}
-    sections = {name: _build(cls, tables.get(name, {})) for name, cls in SECTIONS.items()}
-    return Config(method=method, settings=_build(METHODS[method].Settings, own), **sections)
+    sections = {section: _build(cls, tables.get(section, {})) for section, cls in classes.items()}
+    return Config(method=method, settings=sections.pop("method"), **sections)
 
 
 def preset(dataset: Any, method: Any) -> Tables:
@@ -174,21 +104,22 @@ def preset(dataset: Any, method: Any) -> Tables:
 
 
 def parse_overrides(assignments: Sequence[str], methods: Sequence[str]) -> Tables:
-    """`section.key=value` texts as tables; a value takes the type its key has."""
+    """`section.key=value` texts as tables; a value takes the type its key has, with `methods` or the one that
+    `method.name=` names."""
     tables: Tables = {}
     for text in assignments:
         place, equals, value = text.partition("=")
         section, dot, key = place.strip().partition(".")
-        if not (equals and dot and section and key):
-            tables.setdefault(_MALFORMED, {})[text] = None  # reported with all other problems
-            continue
-        owners = (
-            [METHODS[name].Settings for name in methods if name in METHODS]
-            if section == "method"
-            else [SECTIONS.get(section)]
-        )
-        owner = next((cls for cls in owners if cls is not None and key in {each.name for each in fields(cls)}), None)
-        tables.setdefault(section, {})[key] = parse(owner, key, value.strip()) if owner else value.strip()
+        if equals and dot and section and key:
+            tables.setdefault(section, {})[key] = value.strip()
+        else:
+            tables.setdefault(_MALFORMED, {})[text] = ""  # reported with all other problems
+    named = tables.get("method", {}).get("name")
+    keys = Keys([named] if named else methods)
+    for section, values in tables.items():
+        for key, text in values.items():
+            owner = keys.owner(section, key)
+            values[key] = parse(owner, key, text) if owner else text
     return tables
 
 
@@ -228,7 +159,8 @@ def merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> Tables:
     return merged
 
 
-def _problems(tables: Tables, method: Any) -> list[str]:
+def _problems(tables: Mapping[str, Any], classes: Mapping[str, type[Any]]) -> list[str]:
+    """Everything wrong with `tables`, whose sections have the keys of `classes`."""
     found = []
     names = [*SECTIONS, "method"]
     for section, values in tables.items():
@@ -239,13 +171,17 @@ def _problems(tables: Tables, method: Any) -> list[str]:
             found.append(f"[{section}]: unknown section; {did_you_mean(section, names)}")
         elif not isinstance(values, Mapping):
             found.append(f"{section}: got {values!r}, expected a section [{section}]")
-        elif section != "method":
-            found += problems(section, SECTIONS[section], dict(values))
-    if not isinstance(method, str) or method not in METHODS:
-        found.append(f"method.name: got {method!r}; {did_you_mean(str(method), METHODS)}")
-    elif isinstance(tables.get("method", {}), Mapping):
-        own = {key: value for key, value in tables.get("method", {}).items() if key != "name"}
-        found += problems("method", METHODS[method].Settings, own)
+        elif section in classes:
+            found += problems(section, classes[section], dict(values))
+    run = tables.get("run", {})
+    if isinstance(run, Mapping) and run.get("reference") is True:
+        if run.get("fast") is True:
+            found.append("run.reference: got true with run.fast = true; the reference compiles nothing, leave one out")
+        if run.get("cohort_size", 0) not in (0, 1):
+            found.append(
+                f"run.cohort_size: got {run['cohort_size']!r} with run.reference = true; the reference takes one "
+                "client after another, leave it out"
+            )
     return found
 
 

@@ -3,38 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import torch
 
 from pfedlms.data.sources import DATASETS
 from pfedlms.engine.federation import agreement, task_of
+from pfedlms.engine.participation import Participation
 from pfedlms.engine.reports import Traffic
 from pfedlms.errors import ConfigError
-from pfedlms.experiment.config import CUSTOM, Config, load_config
+from pfedlms.experiment.config import Config, Tables, load_config, merge
 from pfedlms.experiment.prepare import train_settings
+from pfedlms.experiment.sections import CUSTOM, Keys
 from pfedlms.methods import METHODS
 from pfedlms.methods.contract import Method
 from pfedlms.models import CohortModel, build
 from pfedlms.wire.frames import SERVER, Intake, frame
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Bytes of one client in one round."""
-
-    per_client: Traffic
-    clients: int
-
-    @property
-    def mib_per_round(self) -> float:
-        """Payload of all clients, up and down."""
-        return self.clients * (self.per_client.up_payload + self.per_client.down_payload) / (1 << 20)
-
-
-def message_cost(method: Method, clients: int) -> Cost:
-    """Encode one message of every kind at its largest size, decode it again, and count its bytes."""
+def message_cost(method: Method) -> Traffic:
+    """Bytes of one client in one round: a message of every kind at its largest size, encoded and decoded again. What
+    catching up takes depends on who was away, so none of it is in here."""
     digest = agreement(method)
     total = Traffic()
     for exchange in method.exchanges:
@@ -45,72 +35,71 @@ def message_cost(method: Method, clients: int) -> Cost:
             total += (
                 Traffic(down_payload=payload, down_framing=framing) if sender == SERVER else Traffic(payload, framing)
             )
-    return Cost(total, clients)
+    return total
+
+
+def catches_up(config: Config, method: Method) -> bool:
+    """Whether clients can miss answers that they have to be sent later, besides those `message_cost` counts."""
+    return method.tracks and (method.task.participants < method.task.clients or config.run.lost > 0)
 
 
 def bits_table(
-    method: str | None = None,
-    model: str | None = None,
-    classes: int | None = None,
-    clients: int | None = None,
-    dataset: str | None = None,
-    overrides: Mapping[str, Mapping[str, Any]] | None = None,
+    overrides: Mapping[str, Mapping[str, Any]] | None = None, classes: int | None = None
 ) -> list[dict[str, Any]]:
-    """Cost of one client and round for one method, or for all of them: `up_payload_bits`, …, `parameters`,
-    `mib_per_round`."""
-    wanted: dict[str, dict[str, Any]] = {section: dict(values) for section, values in (overrides or {}).items()}
-    if model:
-        wanted.setdefault("model", {})["name"] = model
-    if clients is not None:
-        wanted.setdefault("data", {})["clients"] = clients
+    """Cost of one client and round for the method named in `overrides`, or for all of them: `up_payload_bits`, …,
+    `parameters`, and of a round `mib_per_round`."""
+    wanted = merge({"data": {}, "method": {}}, overrides or {})
+    named = wanted["method"].get("name")
     # Without a data set: the paper's inputs, 28x28 for dnn and 32x32 in colour for the VGGs.
-    dataset = dataset or wanted.get("data", {}).get("dataset")
-    wanted.setdefault("data", {})["dataset"] = dataset or "mnist"
+    as_in_paper = "dataset" not in wanted["data"]
+    if as_in_paper:
+        wanted["data"]["dataset"] = "mnist"
+    methods = [named] if named else list(METHODS)
     rows = []
-    for name in [method] if method else list(METHODS):
-        own = {key: value for key, value in wanted.get("method", {}).items() if method or key in _keys(name)}
-        chosen = [{**wanted, "method": {**own, **choice, "name": name}} for choice in _downlinks(name, own)]
-        rows += [_row_of(tables, dataset, classes) for tables in chosen]
+    for name in methods:
+        own = Keys(methods).of_method(name, wanted["method"])
+        for choice in _downlinks(name, own):
+            tables = {**wanted, "method": {**own, **choice, "name": name}}
+            rows.append(_row(tables, classes, as_in_paper))
     return rows
 
 
 def _downlinks(method: str, chosen: Mapping[str, Any]) -> list[dict[str, str]]:
     """The ways a method can answer its clients, its default first; one where there is no choice or it was made."""
-    declared = {each.name: each for each in fields(METHODS[method].Settings)} if method in METHODS else {}
-    if "downlink" not in declared or "downlink" in chosen:
+    owner = Keys([method]).owner("method", "downlink")
+    if owner is None or "downlink" in chosen:
         return [{}]
-    return [{"downlink": choice} for choice in declared["downlink"].metadata["choices"]()]
+    (declared,) = (each for each in fields(owner) if each.name == "downlink")
+    return [{"downlink": choice} for choice in declared.metadata["choices"]()]
 
 
-def _row_of(tables: Mapping[str, Mapping[str, Any]], dataset: str | None, classes: int | None) -> dict[str, Any]:
+def _row(tables: Tables, classes: int | None, as_in_paper: bool) -> dict[str, Any]:
     config = load_config(None, tables)
     if CUSTOM in (config.data.dataset, config.model.name):
         raise ConfigError(
             ["--dataset, --model: got 'custom', expected names of `pfedlms datasets` and `pfedlms models`"]
         )
-    source = DATASETS[config.data.dataset]
-    shape = source.shape if dataset or config.model.name == "dnn" else (3, 32, 32)
     if classes is not None and classes < 1:
         raise ConfigError([f"--classes: got {classes}, expected at least 1"])
-    return _row(config, shape, classes or source.classes)
-
-
-def _keys(method: str) -> set[str]:
-    return {each.name for each in fields(METHODS[method].Settings)}
-
-
-def _row(config: Config, shape: tuple[int, ...], classes: int) -> dict[str, Any]:
+    source = DATASETS[config.data.dataset]
+    shape = (3, 32, 32) if as_in_paper and config.model.name != "dnn" else source.shape
+    classes = classes or source.classes
     model = CohortModel(build(config.model.name, shape, classes, config.model.hidden, 0), torch.device("cpu"))
-    task = task_of(model, classes, config.data.clients, train_settings(config), seed=0)
-    cost = message_cost(METHODS[config.method](task, config.settings), config.data.clients)
-    bits = {f"{name}_bits": 8 * count for name, count in asdict(cost.per_client).items()}
+    who = Participation(config.data.clients, config.train.participation, seed=0)
+    method = METHODS[config.method](task_of(model, classes, who, train_settings(config), seed=0), config.settings)
+    cost = message_cost(method)
     return {
         "method": config.method,
         **({"downlink": config.settings.downlink} if hasattr(config.settings, "downlink") else {}),
         "model": config.model.name,
         "classes": classes,
-        "clients": config.data.clients,
+        "clients": who.clients,
+        "participants": who.count,
         "parameters": model.layout.dim,
-        **bits,
-        "mib_per_round": cost.mib_per_round,
+        "up_payload_bits": 8 * cost.up_payload,
+        "up_framing_bits": 8 * cost.up_framing,
+        "down_payload_bits": 8 * cost.down_payload,
+        "down_framing_bits": 8 * cost.down_framing,
+        "catches_up": catches_up(config, method),
+        "mib_per_round": who.count * (cost.up_payload + cost.down_payload) / (1 << 20),
     }

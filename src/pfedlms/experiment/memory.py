@@ -1,4 +1,14 @@
-"""How many clients fit into memory at once."""
+"""How much memory clients take, and so how many train at once and where what they keep can lie.
+
+A client *keeps*, from round to round, its model, momentum, running statistics and what its method adds; while it is
+away only what the next answer does not replace, on the device where all clients' fit, else on the host. While it trains
+it *works*, on the device, with copies of its parameters (the model trained, its gradient and the gradient's parts, the
+pull and the padded vectors of its transform, the inputs and results of recorded steps) and with its activations, for
+the backward pass and as gradients.
+
+Measured on an H200, pFedLMS without momentum, from 100 to 1,000 clients: 7.9 MB a client for `dnn` and 34 MB for
+`vgg8`, where this says 8.0 (0.8 of them kept) and 62.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from pfedlms.data import FederatedData
+from pfedlms.methods.contract import Method
 from pfedlms.models import CohortModel
 
 _SHARE = 0.6  # of the free memory; the rest is for evaluation, messages and what allocators waste
-_COPIES = 8  # of a client's parameters during a step: model, gradient and its parts, pull and its work, momentum
+_COPIES = 8  # of the parameters of a client at work
 
 
 def free_memory(device: torch.device) -> int | None:
@@ -28,8 +39,20 @@ def free_memory(device: torch.device) -> int | None:
         return None
 
 
-def client_bytes(model: CohortModel, data: FederatedData, batch_size: int) -> int:
-    """Bytes one client takes during a local step: its parameters several times over, and its activations twice."""
+def kept_bytes(method: Method, model: CohortModel, with_momentum: bool) -> tuple[int, int]:
+    """Bytes one client keeps from round to round: while it takes part, and while it is away."""
+    here = method.client_start(model.cohort((0,), (1,), with_momentum))
+    return here.nbytes, method.client_rest(here).nbytes
+
+
+def kept_by_all(method: Method, model: CohortModel, with_momentum: bool) -> int:
+    """Bytes all clients keep once each has taken part."""
+    here, away = kept_bytes(method, model, with_momentum)
+    return method.task.participants * here + (method.task.clients - method.task.participants) * away
+
+
+def working_bytes(model: CohortModel, data: FederatedData, batch_size: int) -> int:
+    """Bytes one client takes on the device during local steps, besides what it keeps."""
     outputs: list[int] = []
     sample = data.x[data.train[0][:1]].to(model.device).expand(2, *data.shape).clone()
 
@@ -44,21 +67,25 @@ def client_bytes(model: CohortModel, data: FederatedData, batch_size: int) -> in
     finally:
         for hook in hooks:
             hook.remove()
-    # Two samples were run, and activations are held twice: for the backward pass and as gradients.
+    # Two samples were run, and activations are held twice.
     return _COPIES * 4 * model.layout.dim + batch_size * sum(outputs)
 
 
-def fitting_clients(model: CohortModel, data: FederatedData, batch_size: int) -> int | None:
-    """How many clients fit into the memory that is free now; None where the system does not tell."""
-    free = free_memory(model.device)
-    return None if free is None else max(1, int(_SHARE * free) // client_bytes(model, data, batch_size))
+def fitting_clients(working: int, free: int | None) -> int | None:
+    """How many clients, of `working` bytes each, can take local steps at once in `free` bytes; None without a limit."""
+    return None if free is None else max(1, int(_SHARE * free) // working)
 
 
-def fitting_cohort(model: CohortModel, data: FederatedData, batch_size: int) -> int:
-    """The number of clients to stack: all that fit, in cohorts as even as they come. Results depend on it
-    only for models with dropout, and on a GPU by rounding."""
-    fitting = fitting_clients(model, data, batch_size)
-    if fitting is None:
-        return data.clients
-    cohorts = -(-data.clients // fitting)
-    return -(-data.clients // cohorts)
+def kept_beside(kept: int, at_once: int, working: int, free: int | None) -> bool:
+    """Whether `kept` bytes fit into `free` ones beside the work of `at_once` clients, of `working` bytes each."""
+    return free is None or kept + at_once * working <= int(_SHARE * free)
+
+
+def fitting_cohort(model: CohortModel, data: FederatedData, batch_size: int, participants: int | None = None) -> int:
+    """The number of clients to stack: all participants (by default all clients) that fit into the memory that is free
+    now, in cohorts as even as they come. Results depend on it only for models with dropout, and on a GPU by
+    rounding."""
+    participants = participants or data.clients
+    fitting = fitting_clients(working_bytes(model, data, batch_size), free_memory(model.device)) or participants
+    cohorts = -(-participants // fitting)
+    return -(-participants // cohorts)

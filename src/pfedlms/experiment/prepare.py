@@ -4,43 +4,42 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from pfedlms import rng
+from pfedlms.backend import plain, torch_threads
 from pfedlms.data import FederatedData, from_pairs, from_pool, load
 from pfedlms.engine import Federation
+from pfedlms.engine.participation import Participation
 from pfedlms.engine.training import TrainSettings
 from pfedlms.errors import ConfigError, DataError, UsageError, did_you_mean
-from pfedlms.experiment.config import CUSTOM, SECTIONS, Config, Tables
-from pfedlms.experiment.memory import fitting_cohort
+from pfedlms.experiment.config import Config, Tables
+from pfedlms.experiment.memory import fitting_cohort, free_memory, kept_beside, kept_by_all, working_bytes
+from pfedlms.experiment.sections import CUSTOM, Keys
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel, build
 from pfedlms.models.zoo import seeded
 
+_HOST = torch.device("cpu")
 ModelLike = str | nn.Module | Callable[[], nn.Module] | None
 
 
-def python_overrides(
-    data: Any, model: ModelLike, methods: Sequence[str], out: str | Path | None, settings: Mapping[str, Any]
-) -> Tables:
+def python_overrides(data: Any, model: ModelLike, methods: Sequence[str], settings: Mapping[str, Any]) -> Tables:
     """Keyword arguments as sections and keys; a key is looked up in every section and in the methods' own."""
-    homes = {each.name: section for section, cls in SECTIONS.items() for each in fields(cls)}
-    homes |= {each.name: "method" for name in methods if name in METHODS for each in fields(METHODS[name].Settings)}
-    homes.pop("name")
-    unknown = [f"{key}: unknown setting; {did_you_mean(key, homes)}" for key in settings if key not in homes]
+    sections = Keys(methods).sections()
+    unknown = [f"{key}: unknown setting; {did_you_mean(key, sections)}" for key in settings if key not in sections]
     if unknown:
         raise ConfigError(unknown)
-    tables: Tables = {"data": {}, "model": {}, "method": {"name": methods[0]}, "run": {}}
-    if out:
-        tables["run"]["out"] = str(out)
+    tables: Tables = {"data": {}, "model": {}, "train": {}, "method": {}, "run": {}}
     for key, value in settings.items():
-        tables.setdefault(homes[key], {})[key] = value
+        tables[sections[key]][key] = value
     if data is not None:
         tables["data"]["dataset"] = data if isinstance(data, str) else CUSTOM
         if not isinstance(data, str) and not _is_pool(data) and hasattr(data, "__len__"):
@@ -52,6 +51,22 @@ def python_overrides(
     return tables
 
 
+@contextmanager
+def as_configured(config: Config) -> Iterator[None]:
+    """Kernels, threads and cuDNN's algorithms as the configuration says; afterwards as they were."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.deterministic
+    cudnn.benchmark, cudnn.deterministic = config.run.fast, not config.run.fast
+    try:
+        with (
+            torch_threads(config.run.threads or torch.get_num_threads()),
+            plain() if config.run.reference else nullcontext(),
+        ):
+            yield
+    finally:
+        cudnn.benchmark, cudnn.deterministic = before
+
+
 def train_settings(config: Config) -> TrainSettings:
     return TrainSettings(**{each.name: getattr(config.train, each.name) for each in fields(TrainSettings)})
 
@@ -61,25 +76,36 @@ def prepare(config: Config, data: Any = None, model: ModelLike = None) -> Federa
     device = _device(config.run.device)
     if config.run.fast and device.type == "cpu":
         warnings.warn("run.fast: compiles local steps on a GPU; on this CPU it does nothing", stacklevel=2)
-    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = config.run.fast, not config.run.fast
-    if config.run.threads:
-        torch.set_num_threads(config.run.threads)
-    federated = _federated(config, data)
-    try:
-        cohort_model = CohortModel(_module(config, model, federated), device, config.run.fast)
-    except (RuntimeError, ValueError) as error:
-        raise UsageError(f"model: cannot be built ({str(error).strip().splitlines()[0]})") from error
-    _check_model(cohort_model, federated)
-    if config.train.augment != "none" and len(federated.shape) != 3:
-        raise UsageError(
-            f"train.augment: got {config.train.augment!r}, but samples have shape {federated.shape}, expected "
-            "images of (channels, height, width)"
-        )
-    size = config.run.cohort_size or fitting_cohort(cohort_model, federated, config.train.batch_size)
-    return Federation(
-        METHODS[config.method], config.settings, cohort_model, federated.to(device), train_settings(config),
-        config.run.seed, cohort_size=size, quorum=config.run.quorum,
-    )  # fmt: skip
+    with as_configured(config):
+        federated = _federated(config, data)
+        try:
+            cohort_model = CohortModel(_module(config, model, federated), device, config.run.fast)
+        except (RuntimeError, ValueError) as error:
+            raise UsageError(f"model: cannot be built ({str(error).strip().splitlines()[0]})") from error
+        _check_model(cohort_model, federated)
+        if config.train.augment != "none" and len(federated.shape) != 3:
+            raise UsageError(
+                f"train.augment: got {config.train.augment!r}, but samples have shape {federated.shape}, expected "
+                "images of (channels, height, width)"
+            )
+        federated, train = federated.to(device), train_settings(config)
+        who = Participation(federated.clients, train.participation, config.run.seed)
+        size = config.run.cohort_size or int(config.run.reference)
+        size = size or fitting_cohort(cohort_model, federated, train.batch_size, who.count)
+        make = partial(
+            Federation, METHODS[config.method], config.settings, cohort_model, federated, train, config.run.seed,
+            cohort_size=size, quorum=config.run.quorum, lost=config.run.lost,
+        )  # fmt: skip
+        federation = make()
+        return federation if device.type == "cpu" or _room_for_all(federation, train) else make(home=_HOST)
+
+
+def _room_for_all(federation: Federation, train: TrainSettings) -> bool:
+    """Whether what all clients keep fits on the device beside those that train."""
+    model = federation.model
+    kept = kept_by_all(federation.method, model, train.momentum > 0)
+    working = working_bytes(model, federation.data, train.batch_size)
+    return kept_beside(kept, federation.largest_cohort, working, free_memory(model.device))
 
 
 def _device(name: str) -> torch.device:

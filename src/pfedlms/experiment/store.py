@@ -23,16 +23,24 @@ import torch
 
 from pfedlms.errors import RunDirectoryError, StorageError
 
-SCHEMA = 1
-_CHECKPOINT = ("metrics_bytes", "settings", "federation", "traffic", "rejected", "seconds")
+SCHEMA = 2
+_CHECKPOINT = ("metrics_bytes", "settings", "federation", "traffic", "rejected", "unheard", "seconds")
 
 
 class RunDirectory:
-    """Files of one run; at most one process writes to it at a time."""
+    """Files of one run; at most one process writes to it at a time: from `create` or `open` to the end of a `with`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: BinaryIO | None = None
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     @property
     def config(self) -> Path:
@@ -67,19 +75,18 @@ class RunDirectory:
             reason = getattr(error, "strerror", None) or error
             raise RunDirectoryError(f"{self.path}: cannot be written ({reason}); name another --out") from error
 
-    def open(self) -> None:
-        """Take an existing directory over, to go on with its run."""
+    def existing(self) -> Path:
+        """The configuration of the run that is here."""
         if not self.config.is_file():
             raise RunDirectoryError(f"{self.path}: no run here (config.toml is missing)")
+        return self.config
+
+    def open(self) -> None:
+        """Take an existing directory over, to go on with its run."""
         try:
             self._acquire()
         except OSError as error:
             raise RunDirectoryError(f"{self.path}: cannot be written ({error.strerror})") from error
-
-    def close(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
 
     def _acquire(self) -> None:
         lock = open(self.path / ".lock", "wb")  # noqa: SIM115 - held open: the lock lives as long as the file is

@@ -1,6 +1,6 @@
 """The contract between methods, engine and wire.
 
-A round is written once, in `engine.simulate`, and an exchange in `engine.round`: the method's exchanges one after
+A round is written once, in `engine.federation`, and an exchange in `engine.exchange`: the method's exchanges one after
 another, then E local steps on the method's objective. An exchange is
 
     client_send → bytes → server_open, server_add…, server_reply → bytes → client_receive
@@ -14,16 +14,15 @@ method never sees bytes, and never decides who takes part: it gets whichever cli
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
-from pfedlms.cohort import Cohort
+from pfedlms.cohort import Cohort, Tensors
 from pfedlms.models.layout import Layout
 from pfedlms.wire.fields import Message
 
-Tensors = dict[str, Tensor]
 Total = TypeVar("Total")
 
 
@@ -39,6 +38,8 @@ class Task:
     initial: Tensor
     """w⁰, `[dim]`, on the host."""
     clients: int
+    participants: int
+    """How many of the clients take part in a round."""
     learning_rate: float
     weight_decay: float
     statistics: tuple[tuple[str, int], ...] = ()
@@ -59,11 +60,13 @@ class ClientWork(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class Objective:
     """What the local steps minimise besides the task's cross-entropy; the default adds nothing.
 
     A step is θ ← θ − η (∇[cross-entropy + loss] + gradient(θ) + μθ), through the momentum buffer if there is one, then
-    after_step.
+    after_step. All an objective knows are its fields: tensors without a clients axis (on the clients' device), numbers,
+    and objects made of these.
     """
 
     needs_features: ClassVar[bool] = False
@@ -77,19 +80,9 @@ class Objective:
         """A gradient known in closed form, `[clients, dim]`."""
         return None
 
-    def tensors(self) -> Tensors:
-        """The tensors that differ from round to round, all of them broadcast: without a clients axis. All else must
-        stay the same while the type of the objective does, so that recorded steps can be replayed on new values."""
-        return {}
-
     def after_step(self, params: Tensor, step: int) -> Tensor:
         """The models after local step `step` (0..E−1), for instance projected."""
         return params
-
-    @property
-    def kind(self) -> object:
-        """Equal for objectives that do the same computation on other `tensors()`; hashable."""
-        return type(self)
 
 
 class Exchange(ABC, Generic[Total]):
@@ -109,7 +102,7 @@ class Exchange(ABC, Generic[Total]):
     @abstractmethod
     def server_add(self, total: Total, ids: list[int], samples: list[int], values: Tensors) -> Total:
         """Add some clients' decoded messages (leading axis: senders, ascending ids; N_k in `samples`). Called once or
-        more, in the order of ids."""
+        more, in the order of ids. The tensors are written over after that: keep what is to be kept."""
 
     @abstractmethod
     def server_reply(self, server: Tensors, total: Total, round: int) -> tuple[Tensors, Tensors]:
@@ -128,6 +121,10 @@ class Method(ABC):
     """Where it was published, in one line."""
     personal: ClassVar[bool]
     """Whether every client keeps its own model from round to round."""
+    about_last_steps: ClassVar[bool] = False
+    """What messages are about. False: the model a client is about to train; who takes part next sends, hears the answer
+    and trains. True: the steps a client has just taken; who trained last sends, and the answer is what those who take
+    part next start from (one exchange at most)."""
     Settings: ClassVar[type[Any]]
     """Frozen dataclass of the method's own keys of the section [method]."""
     exchanges: tuple[Exchange[Any], ...] = ()
@@ -142,14 +139,23 @@ class Method(ABC):
         """The layers the method sketches and the entries kept of each; None if it does not sketch."""
         return None
 
+    @property
+    def tracks(self) -> bool:
+        """Whether a client must hear every answer of the run, in order, or the model they lead to (`Tracked`)."""
+        return False
+
     def agreement(self) -> dict[str, int | float]:
         """What both ends must agree on besides layer table, settings, seed and w⁰; it enters the digest of every
         message."""
         return {}
 
     def client_start(self, cohort: Cohort) -> Cohort:
-        """Add what the method keeps with every client; called once, before the first local steps."""
+        """Add what the method keeps with every client; called once for each, before it first takes part."""
         return cohort
+
+    def client_rest(self, cohort: Cohort) -> Cohort:
+        """What clients keep while they take no part. Nothing of a model that the next answer replaces."""
+        return cohort if self.personal else cohort.without_model()
 
     def server_start(self) -> Tensors:
         """The server's first state."""
@@ -165,14 +171,23 @@ class Method(ABC):
         return None
 
 
-class Anchored(Method):
-    """A method with one global model w that every client knows; it is kept in `state["model"]` while θ is trained away
-    from it."""
+class Tracked(Method):
+    """A mix-in: one model w that both ends hold, `state["model"]` with every client and with the server.
 
-    personal = False
+    Where the answer is not w itself, both move it by the same answers and so to the same bits. Then a client that was
+    away is sent the answers it missed, in order, or w where that is fewer bytes, before it sends or trains again.
+    """
+
+    @property
+    def tracks(self) -> bool:
+        return True
 
     def client_start(self, cohort: Cohort) -> Cohort:
         return cohort.with_state(model=cohort.params)
+
+    def client_rest(self, cohort: Cohort) -> Cohort:
+        kept = super().client_rest(cohort)
+        return kept if self.tracks else replace(kept, state={n: v for n, v in kept.state.items() if n != "model"})
 
     def server_start(self) -> Tensors:
         return {"model": self.task.initial}
@@ -182,6 +197,6 @@ class Anchored(Method):
 
 
 def go_on_from(cohort: Cohort, model: Tensor) -> Cohort:
-    """All clients of an anchored method adopt `model` (`[dim]` or `[clients, dim]`) as w and train on from it."""
+    """All clients of a tracked method take `model` (`[dim]` or `[clients, dim]`) as w and train on from it."""
     adopted = cohort.with_model(model)
     return adopted.with_state(model=adopted.params)

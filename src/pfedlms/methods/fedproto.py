@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pfedlms.cohort import Cohort
+from pfedlms.cohort import Cohort, Tensors
 from pfedlms.errors import UsageError
-from pfedlms.methods.contract import ClientWork, Exchange, Method, Objective, Task, Tensors
+from pfedlms.methods.contract import ClientWork, Exchange, Method, Objective, Task
 from pfedlms.settings import setting
 from pfedlms.wire.fields import Mask, MaskedRows, Message
 
@@ -53,25 +53,24 @@ class MeanPrototypes(Exchange[tuple[Tensor, Tensor]]):
         return server, {"held": holders.squeeze(1) > 0, "prototypes": (sums / holders.clamp(min=1)).float()}
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
-        return cohort.with_scratch(held=values["held"], prototypes=values["prototypes"])
+        return cohort.with_heard(held=values["held"], prototypes=values["prototypes"])
 
 
+@dataclass(frozen=True)
 class NearPrototypes(Objective):
     """Cross-entropy + λ · mean squared distance of each sample's feature to the prototype of its class; classes
     without one are ignored."""
 
     needs_features = True
 
-    def __init__(self, prototypes: Tensor, held: Tensor, strength: float) -> None:
-        self._prototypes, self._held, self._strength = prototypes, held, strength
-
-    def tensors(self) -> Tensors:
-        return {"prototypes": self._prototypes, "held": self._held}
+    prototypes: Tensor
+    held: Tensor
+    strength: float
 
     def loss(self, features: Tensor, labels: Tensor) -> Tensor:
-        distance = (features - self._prototypes[labels]).square().mean(dim=-1)
-        known = self._held[labels]
-        return self._strength * torch.where(known, distance, 0.0).sum(dim=1) / known.sum(dim=1).clamp(min=1)
+        distance = (features - self.prototypes[labels]).square().mean(dim=-1)
+        known = self.held[labels]
+        return self.strength * torch.where(known, distance, 0.0).sum(dim=1) / known.sum(dim=1).clamp(min=1)
 
 
 class FedProto(Method):
@@ -94,4 +93,4 @@ class FedProto(Method):
     def objective(self, cohort: Cohort, round: int) -> Objective:
         if self.settings.strength == 0:
             return Objective()
-        return NearPrototypes(cohort.scratch["prototypes"], cohort.scratch["held"], self.settings.strength)
+        return NearPrototypes(cohort.heard["prototypes"], cohort.heard["held"], self.settings.strength)

@@ -5,18 +5,18 @@ Transactions on Wireless Communications, 2023. Run here digitally and without no
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from math import floor, sqrt
 
 import torch
 from torch import Tensor
 
-from pfedlms.aggregate import weighted_sum
-from pfedlms.cohort import Cohort
-from pfedlms.methods.contract import Anchored, ClientWork, Exchange, Task, Tensors, go_on_from
+from pfedlms.aggregate import WeightedMean
+from pfedlms.cohort import Cohort, Tensors
+from pfedlms.methods.consensus import Sketches
+from pfedlms.methods.contract import ClientWork, Exchange, Task, Tracked, go_on_from
 from pfedlms.models.layout import Layout
 from pfedlms.settings import setting
-from pfedlms.sketch import Sketch, sketch_of_round
+from pfedlms.sketch import Sketch
 from pfedlms.wire.fields import Floats, Message, Scalar, Signs
 
 
@@ -64,7 +64,7 @@ def _unit(x: Tensor) -> Tensor:
     return torch.nn.functional.normalize(x, dim=1)
 
 
-class SparseDirections(Exchange[tuple[Tensor, Tensor, int]]):
+class SparseDirections(Exchange[tuple[WeightedMean, WeightedMean]]):
     """↑ sign(Φ top_κ(w − θ_k)) and its norm      ↓ w ← w − (Σ p_k ‖·‖) · direction decoded from Σ p_k sign(·)
 
     With `downlink = "sum"` the server sends the mean of the signs and the clients decode it themselves; both ways
@@ -76,34 +76,28 @@ class SparseDirections(Exchange[tuple[Tensor, Tensor, int]]):
         dim, whole = task.layout.dim, task.layout.whole()
         measured = max(1, floor(settings.ratio * dim))
         self._sparsity = max(1, floor(settings.sparsity * dim))
-        self._sketch_on = partial(sketch_of_round, whole, measured / whole.layers[0].pad, task.seed, 0)
-        self.measured = measured
+        self.sketches = Sketches(whole, measured / whole.layers[0].pad, task.seed, refresh=0)
         self.up = Message(0, (Signs("signs", measured), Scalar("norm", minimum=0)))
         mean = (Floats("mean", measured), Scalar("norm", minimum=0))
         self.down = Message(1, mean if settings.downlink == "sum" else (Floats("model", dim),))
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
         update = largest(cohort.state["model"] - cohort.params, self._sparsity)
-        return cohort, {
-            "signs": self._sketch_on(update.device).forward(update),
-            "norm": update.norm(dim=1, keepdim=True),
-        }
+        signs = self.sketches.of(round, update.device).forward(update)
+        return cohort, {"signs": signs, "norm": update.norm(dim=1, keepdim=True)}
 
-    def server_open(self, server: Tensors, round: int) -> tuple[Tensor, Tensor, int]:
-        return torch.zeros(self.measured, dtype=torch.float64), torch.zeros(1, dtype=torch.float64), 0
+    def server_open(self, server: Tensors, round: int) -> tuple[WeightedMean, WeightedMean]:
+        return WeightedMean(sum(self.sketches.sizes)), WeightedMean(1)
 
     def server_add(
-        self, total: tuple[Tensor, Tensor, int], ids: list[int], samples: list[int], values: Tensors
-    ) -> tuple[Tensor, Tensor, int]:
-        signs, norm, weight = total
-        return (
-            weighted_sum(samples, values["signs"], signs),
-            weighted_sum(samples, values["norm"], norm),
-            weight + sum(samples),
-        )
+        self, total: tuple[WeightedMean, WeightedMean], ids: list[int], samples: list[int], values: Tensors
+    ) -> tuple[WeightedMean, WeightedMean]:
+        return total[0].add(samples, values["signs"]), total[1].add(samples, values["norm"])
 
-    def server_reply(self, server: Tensors, total: tuple[Tensor, Tensor, int], round: int) -> tuple[Tensors, Tensors]:
-        mean, norm = (total[0] / total[2]).float(), (total[1] / total[2]).float()
+    def server_reply(
+        self, server: Tensors, total: tuple[WeightedMean, WeightedMean], round: int
+    ) -> tuple[Tensors, Tensors]:
+        mean, norm = (each.result().float() for each in total)
         model = self._stepped(server["model"].unsqueeze(0), mean, norm).squeeze(0)
         reply = {"mean": mean, "norm": norm} if self._settings.downlink == "sum" else {"model": model}
         return {"model": model}, reply
@@ -114,11 +108,11 @@ class SparseDirections(Exchange[tuple[Tensor, Tensor, int]]):
         return go_on_from(cohort, values["model"])
 
     def _stepped(self, model: Tensor, mean: Tensor, norm: Tensor) -> Tensor:
-        sketch = self._sketch_on(mean.device)
+        sketch = self.sketches.of(0, mean.device)
         return model - norm * biht(sketch, mean.unsqueeze(0), self._sparsity, self._settings.iterations)
 
 
-class OBCSAA(Anchored):
+class OBCSAA(Tracked):
     """FedAvg whose updates are made sparse and travel as the signs of random measurements.
 
     With unequal N_k the sum of K signs takes up to 2^K values rather than K + 1, so `downlink = "sum"` sends it,
@@ -130,6 +124,8 @@ class OBCSAA(Anchored):
 
     name = "obcsaa"
     paper = "Fan et al., IEEE TWC 2023"
+    personal = False
+    about_last_steps = True
     Settings = OBCSAASettings
 
     def __init__(self, task: Task, settings: OBCSAASettings) -> None:
@@ -139,4 +135,8 @@ class OBCSAA(Anchored):
 
     @property
     def sketched(self) -> tuple[Layout, tuple[int, ...]]:
-        return self.task.layout.whole(), (self._directions.measured,)
+        return self._directions.sketches.layout, self._directions.sketches.sizes
+
+    @property
+    def tracks(self) -> bool:
+        return bool(self.settings.downlink == "sum")

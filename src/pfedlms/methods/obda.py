@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from pfedlms import rng
-from pfedlms.cohort import Cohort
-from pfedlms.methods.contract import Anchored, ClientWork, Exchange, Task, Tensors, go_on_from
+from pfedlms.cohort import Cohort, Tensors
+from pfedlms.methods.contract import ClientWork, Exchange, Task, Tracked, go_on_from
 from pfedlms.settings import setting
 from pfedlms.wire.fields import Message, Signs
 
@@ -54,7 +54,7 @@ class MajorityOfGradients(Exchange[Tensor]):
         return go_on_from(cohort, cohort.state["model"] - self._step * values["signs"])
 
 
-class OBDA(Anchored):
+class OBDA(Tracked):
     """signSGD with majority vote on one mini-batch gradient a round, averaged over the E batches.
 
     Limits: with one client it is signSGD. The paper has no regulariser; μw is added to the gradient before the sign,
@@ -64,6 +64,7 @@ class OBDA(Anchored):
 
     name = "obda"
     paper = "Zhu et al., IEEE TWC 2021"
+    personal = False
     Settings = OBDASettings
 
     def __init__(self, task: Task, settings: OBDASettings) -> None:

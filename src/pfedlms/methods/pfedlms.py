@@ -9,30 +9,17 @@ they train.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from pfedlms.aggregate import Vote, pool_statistics
 from pfedlms.cohort import Cohort
-from pfedlms.errors import DivergedError
-from pfedlms.methods.contract import ClientWork, Exchange, Method, Objective, Task, Tensors
+from pfedlms.methods.consensus import AgreeOnThresholds, Sketches, VoteOnSymbols, model
+from pfedlms.methods.contract import Method, Objective, Task
 from pfedlms.models.layout import Layout
 from pfedlms.pull import Pull
-from pfedlms.quantise import (
-    lloyd_max,
-    narrowest_interval,
-    normal_quantiles,
-    statistics,
-    symbols_of,
-    thresholds_of,
-)
+from pfedlms.quantise import lloyd_max, narrowest_interval, normal_quantiles
 from pfedlms.settings import setting
-from pfedlms.sketch import Sketch, sketch_of_round
-from pfedlms.wire.fields import Floats, Message, Symbols
 
 
 @dataclass(frozen=True)
@@ -61,105 +48,14 @@ class PFedLMSSettings:
     layerwise: bool = setting(True, "a sketch and thresholds for every layer; false: one for the whole model")
 
 
-@dataclass
-class Gathered:
-    """Statistics received so far, in the order of client ids; a few numbers a client."""
-
-    samples: list[int] = field(default_factory=list)
-    means: list[NDArray[np.float32]] = field(default_factory=list)
-    variances: list[NDArray[np.float32]] = field(default_factory=list)
-
-
-def check_finite_sketch(cohort: Cohort, means: Tensor, variances: Tensor, round: int) -> None:
-    """A model can be finite and yet too large to sketch; stop where it is, and name it."""
-    fine = (torch.isfinite(means) & torch.isfinite(variances)).all(dim=1).tolist()
-    if not all(fine):
-        raise DivergedError(
-            f"round {round + 1}: the model of client {cohort.ids[fine.index(False)]} is too large to be sketched; "
-            "lower train.learning_rate or method.strength"
-        )
-
-
-class AgreeOnThresholds(Exchange[Gathered]):
-    """Exchange A: ↑ mean and variance of each layer's sketch      ↓ μ̄ and σ̄ of all clients together; τ is a function
-    of these."""
-
-    def __init__(self, sketches: Sketches, quantiles: NDArray[np.float32], layers: int) -> None:
-        self._sketches, self._quantiles = sketches, quantiles
-        self.up = Message(0, (Floats("mean", layers), Floats("variance", layers, minimum=0)))
-        self.down = Message(1, (Floats("mean", layers), Floats("deviation", layers, minimum=0)))
-
-    def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
-        sketch = self._sketches.of(round, cohort.params.device)
-        sketched = sketch.forward(cohort.params)
-        means, variances = statistics(sketched, sketch.sizes)
-        check_finite_sketch(cohort, means, variances, round)
-        return cohort.with_scratch(sketched=sketched), {"mean": means, "variance": variances}
-
-    def server_open(self, server: Tensors, round: int) -> Gathered:
-        return Gathered()
-
-    def server_add(self, total: Gathered, ids: list[int], samples: list[int], values: Tensors) -> Gathered:
-        return Gathered(
-            total.samples + samples,
-            [*total.means, values["mean"].numpy()],
-            [*total.variances, values["variance"].numpy()],
-        )
-
-    def server_reply(self, server: Tensors, total: Gathered, round: int) -> tuple[Tensors, Tensors]:
-        mean, deviation = pool_statistics(total.samples, np.concatenate(total.means), np.concatenate(total.variances))
-        return server, {"mean": torch.from_numpy(mean), "deviation": torch.from_numpy(deviation)}
-
-    def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
-        tau = thresholds_of(values["mean"].cpu().numpy(), values["deviation"].cpu().numpy(), self._quantiles)
-        return cohort.with_scratch(
-            thresholds=torch.from_numpy(tau).to(cohort.params.device), deviation=values["deviation"]
-        )
-
-
-class VoteOnSymbols(Exchange[Vote]):
-    """Exchange B: ↑ the interval every sketched coordinate lies in      ↓ the interval the weighted majority chose."""
-
-    def __init__(self, sizes: tuple[int, ...], thresholds: int) -> None:
-        self._sizes, self._thresholds = sizes, thresholds
-        symbols = Symbols("symbols", sizes, thresholds + 1)
-        self.up, self.down = Message(2, (symbols,)), Message(3, (symbols,))
-
-    def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
-        return cohort, {"symbols": symbols_of(cohort.scratch["sketched"], cohort.scratch["thresholds"], self._sizes)}
-
-    def server_open(self, server: Tensors, round: int) -> Vote:
-        return Vote(sum(self._sizes), self._thresholds)
-
-    def server_add(self, total: Vote, ids: list[int], samples: list[int], values: Tensors) -> Vote:
-        total.add(values["symbols"].numpy(), samples)
-        return total
-
-    def server_reply(self, server: Tensors, total: Vote, round: int) -> tuple[Tensors, Tensors]:
-        return server, {"symbols": torch.from_numpy(total.result())}
-
-    def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
-        return cohort.with_scratch(consensus=values["symbols"])
-
-
-class Sketches:
-    """Φ^r: the sketch of every round, the same on both ends."""
-
-    def __init__(self, layout: Layout, ratio: float, seed: int, refresh: int) -> None:
-        self._layout, self._ratio, self._seed, self._refresh = layout, ratio, seed, refresh
-
-    def of(self, round: int, device: torch.device) -> Sketch:
-        return sketch_of_round(self._layout, self._ratio, self._seed, round // self._refresh, device)
-
-
+@dataclass(frozen=True)
 class PulledTowardsConsensus(Objective):
     """f_k + λ R̃_ρ: the gradient of the regulariser in closed form."""
 
-    def __init__(self, pull: Pull) -> None:
-        self._pull = pull
+    pull: Pull
 
     def gradient(self, params: Tensor) -> Tensor:
-        return self._pull.gradient(params)
+        return self.pull.gradient(params)
 
 
 class PFedLMS(Method):
@@ -172,35 +68,27 @@ class PFedLMS(Method):
 
     def __init__(self, task: Task, settings: PFedLMSSettings) -> None:
         super().__init__(task, settings)
-        self._layout = task.layout if settings.layerwise else task.layout.whole()
-        self._sketches = Sketches(self._layout, settings.ratio, task.seed, settings.refresh)
+        layout = task.layout if settings.layerwise else task.layout.whole()
+        self._sketches = Sketches(layout, settings.ratio, task.seed, settings.refresh)
         chosen = settings.spacing == "quantile"
         quantiles = normal_quantiles(settings.thresholds) if chosen else lloyd_max(settings.thresholds + 1)[1]
         self.exchanges = (
-            AgreeOnThresholds(self._sketches, quantiles, len(self._layout.layers)),
-            VoteOnSymbols(self._layout.sketch_sizes(settings.ratio), settings.thresholds),
+            AgreeOnThresholds(0, model, self._sketches, quantiles),
+            VoteOnSymbols(2, self._sketches.sizes, settings.thresholds),
         )
         self._warn(narrowest_interval(quantiles))
 
     @property
     def sketched(self) -> tuple[Layout, tuple[int, ...]]:
-        return self._layout, self._layout.sketch_sizes(self.settings.ratio)
+        return self._sketches.layout, self._sketches.sizes
 
     def objective(self, cohort: Cohort, round: int) -> Objective:
-        if self.settings.strength == 0:
+        chosen, heard = self.settings, cohort.heard
+        if chosen.strength == 0:
             return Objective()
-        heard = cohort.scratch
         sketch = self._sketches.of(round, cohort.params.device)
-        return PulledTowardsConsensus(
-            Pull(
-                sketch,
-                heard["thresholds"],
-                heard["deviation"],
-                heard["consensus"],
-                self.settings.strength,
-                self.settings.smoothing,
-            )
-        )
+        agreed = heard["thresholds"], heard["deviation"], heard["consensus"]
+        return PulledTowardsConsensus(Pull(sketch, *agreed, chosen.strength, chosen.smoothing))
 
     def _warn(self, narrowest: float) -> None:
         chosen = self.settings

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from pfedlms import rng
-from pfedlms.cohort import Cohort
+from pfedlms.cohort import Cohort, Tensors
 from pfedlms.errors import UsageError
-from pfedlms.methods.contract import Anchored, ClientWork, Exchange, Task, Tensors, go_on_from
+from pfedlms.methods.contract import ClientWork, Exchange, Task, Tracked, go_on_from
 from pfedlms.settings import setting
 from pfedlms.wire.fields import Floats, Message, Scalar, Signs, Symbols
 
@@ -34,7 +34,7 @@ class ZSignSettings:
     )
     downlink: str = setting(
         "model",
-        "model: w, 32 bits each; sum: how many sent +1, log2(K + 1) bits each",
+        "model: w, 32 bits each; sum: how many sent +1, log2(K + 1) bits each for K participants",
         choices=lambda: ["model", "sum"],
     )
 
@@ -50,7 +50,7 @@ class SumOfSigns(Exchange[tuple[Tensor, int]]):
         self.up = Message(0, (Signs("signs", dim),))
         whole = (Floats("model", dim),)
         counts = (
-            (Symbols("positive", (dim,), task.clients + 1), Scalar("senders", minimum=1))
+            (Symbols("positive", (dim,), task.participants + 1), Scalar("senders", minimum=1))
             if settings.downlink == "sum"
             else ()
         )
@@ -94,7 +94,7 @@ class SumOfSigns(Exchange[tuple[Tensor, int]]):
         return model - self._move * (2 * positive.float() / senders - 1)
 
 
-class ZSign(Anchored):
+class ZSign(Tracked):
     """FedAvg whose updates travel as noisy signs, one bit a parameter; the noise makes their mean an estimate of the
     mean update.
 
@@ -104,6 +104,8 @@ class ZSign(Anchored):
 
     name = "zsign"
     paper = "Tang, Wang, Chang, AAAI 2024"
+    personal = False
+    about_last_steps = True
     Settings = ZSignSettings
 
     def __init__(self, task: Task, settings: ZSignSettings) -> None:
@@ -113,9 +115,15 @@ class ZSign(Anchored):
                 "method.step: got 0 with method.sigma = 0, expected a server step above 0; "
                 "without noise there is no natural one"
             )
-        if settings.downlink == "sum" and task.clients > 255:
-            raise UsageError(f"method.downlink: 'sum' takes at most 255 clients, got {task.clients}; use 'model'")
+        if settings.downlink == "sum" and task.participants > 255:
+            raise UsageError(
+                f"method.downlink: 'sum' takes at most 255 clients a round, got {task.participants}; use 'model'"
+            )
         self.exchanges = (SumOfSigns(task, settings),)
 
     def agreement(self) -> dict[str, int | float]:
-        return {"clients": self.task.clients, "learning_rate": self.task.learning_rate}
+        return {"clients": self.task.participants, "learning_rate": self.task.learning_rate}
+
+    @property
+    def tracks(self) -> bool:
+        return bool(self.settings.downlink == "sum")

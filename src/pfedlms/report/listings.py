@@ -7,8 +7,8 @@ from dataclasses import Field, fields
 from typing import Any
 
 from pfedlms.data import DATASETS
-from pfedlms.experiment.config import CUSTOM, SECTIONS
 from pfedlms.experiment.cost import bits_table
+from pfedlms.experiment.sections import CUSTOM, Keys
 from pfedlms.methods import METHODS
 from pfedlms.models import MODELS, build, flat_layout
 
@@ -17,20 +17,17 @@ Rows = list[dict[str, Any]]
 
 def methods() -> Rows:
     """Name, what is kept, bits per parameter for the paper's MNIST model, and the paper."""
-    rows = []
     costs = {cost["method"]: cost for cost in reversed(bits_table())}  # a method's default downlink comes first
-    for method in METHODS.values():
-        cost = costs[method.name]
-        rows.append(
-            {
-                "name": method.name,
-                "keeps": "personal models" if method.personal else "one global model",
-                "bits/parameter ↑": round(cost["up_payload_bits"] / cost["parameters"], 4),
-                "bits/parameter ↓": round(cost["down_payload_bits"] / cost["parameters"], 4),
-                "paper": method.paper,
-            }
-        )
-    return rows
+    return [
+        {
+            "name": name,
+            "keeps": "personal models" if method.personal else "one global model",
+            "bits/parameter ↑": round(costs[name]["up_payload_bits"] / costs[name]["parameters"], 4),
+            "bits/parameter ↓": round(costs[name]["down_payload_bits"] / costs[name]["parameters"], 4),
+            "paper": method.paper,
+        }
+        for name, method in METHODS.items()
+    ]
 
 
 def datasets() -> Rows:
@@ -47,28 +44,24 @@ def datasets() -> Rows:
 
 
 def models() -> Rows:
-    rows = []
-    for name, entry in MODELS.items():
-        layout = flat_layout(build(name, (1, 28, 28) if name == "dnn" else (3, 32, 32), 10, 256, 0))
-        parameters = f"{layout.dim:,}"
-        rows.append(
-            {
-                "name": name,
-                "parameters, 10 classes": parameters,
-                "layers": len(layout.layers),
-                "what": entry.description,
-            }
-        )
-    return rows
+    shapes = {name: (1, 28, 28) if name == "dnn" else (3, 32, 32) for name in MODELS}
+    layouts = {name: flat_layout(build(name, shape, 10, 256, 0)) for name, shape in shapes.items()}
+    return [
+        {
+            "name": name,
+            "parameters, 10 classes": f"{layouts[name].dim:,}",
+            "layers": len(layouts[name].layers),
+            "what": entry.description,
+        }
+        for name, entry in MODELS.items()
+    ]
 
 
 def settings() -> Rows:
     """Every key; methods may share a name with another default and meaning, so each row says whose it is."""
-    owners = [(section, "all", cls) for section, cls in SECTIONS.items()]
-    owners += [("method", name, method.Settings) for name, method in METHODS.items()]
     return [
         {"setting": f"{section}.{each.name}", "for": name, "default": each.default, "meaning": _meaning(each)}
-        for section, name, cls in owners
+        for section, name, cls in Keys(METHODS).owners
         for each in fields(cls)
     ]
 

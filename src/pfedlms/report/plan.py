@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from pfedlms.engine import Federation
 from pfedlms.experiment.config import Config
-from pfedlms.experiment.cost import message_cost
+from pfedlms.experiment.cost import catches_up, message_cost
+from pfedlms.experiment.memory import kept_by_all, working_bytes
+from pfedlms.report.tables import CATCHING_UP, MIB, table
 
 
 def plan_json(config: Config, federation: Federation) -> dict[str, Any]:
@@ -22,56 +22,63 @@ def plan_json(config: Config, federation: Federation) -> dict[str, Any]:
     ]
     for layer, entries in zip(layers, kept or (), strict=kept is not None):
         layer["sketch"] = entries
-    cost = message_cost(federation.method, federation.data.clients)
-    per_round = {name: count * federation.data.clients for name, count in asdict(cost.per_client).items()}
+    data, participants = federation.data, federation.participation.count
+    # What is sent to clients that come back depends on who is drawn, so it is in no plan.
+    sent = {name: participants * count for name, count in asdict(message_cost(federation.method)).items()}
     return {
         "config": config.tables(),
         "device": str(federation.model.device),
         "samples": {
-            "train": sum(federation.data.samples),
-            "smallest_client": min(federation.data.samples),
-            "largest_client": max(federation.data.samples),
+            "train": sum(data.samples),
+            "smallest_client": min(data.samples),
+            "largest_client": max(data.samples),
         },
+        "participants": participants,
         "parameters": federation.model.layout.dim,
         "layers": layers,
-        "bytes_per_round": per_round,
-        "total_bytes": sum(per_round.values()) * config.train.rounds,
-        "memory_bytes": memory_estimate(config, federation),
+        "bytes_per_round": sent,
+        "total_bytes": sum(sent.values()) * config.train.rounds,
+        "catches_up": catches_up(config, federation.method),
+        "memory_bytes": _memory(config, federation),
     }
 
 
-def memory_estimate(config: Config, federation: Federation) -> dict[str, int]:
-    """Bytes of the data, of the clients' kept state, and of the copies one local step makes of it (activations come on
-    top)."""
-    vector = 4 * federation.model.layout.dim
-    data = federation.data.x.numel() * 4 + federation.data.y.numel() * 8
-    return {"data": data, "clients": federation.kept_bytes, "working": 4 * federation.largest_cohort * vector}
+def _memory(config: Config, federation: Federation) -> dict[str, int]:
+    """Bytes of the data, of what all clients keep from round to round, and of those that take local steps at once."""
+    model, data = federation.model, federation.data
+    return {
+        "data": data.x.numel() * 4 + data.y.numel() * 8,
+        "clients": kept_by_all(federation.method, model, config.train.momentum > 0),
+        "working": federation.largest_cohort * working_bytes(model, data, config.train.batch_size),
+    }
 
 
 def print_plan(config: Config, federation: Federation, console: Console) -> None:
     """The plan for people."""
     plan = plan_json(config, federation)
     samples, memory, traffic = plan["samples"], plan["memory_bytes"], plan["bytes_per_round"]
+    clients, participants = federation.data.clients, plan["participants"]
     console.print(
         f"[bold]{config.method}[/bold] on {config.data.dataset}, model {config.model.name}, "
         f"{plan['parameters']:,} parameters, on {plan['device']}"
     )
+    taking_part = f", {participants} of them in a round" if participants < clients else ""
     console.print(
-        f"{federation.data.clients} clients, α = {config.data.alpha:g}, {samples['train']:,} training samples "
+        f"{clients} clients{taking_part}, α = {config.data.alpha:g}, {samples['train']:,} training samples "
         f"({samples['smallest_client']} to {samples['largest_client']} a client), {config.train.rounds} rounds of "
         f"{config.train.local_steps} steps"
     )
-    table = Table(box=SIMPLE_HEAD, title="layers")
-    for name in plan["layers"][0]:
-        table.add_column(name, justify="left" if name == "name" else "right")
-    for layer in plan["layers"]:
-        table.add_row(*(value if isinstance(value, str) else f"{value:,}" for value in layer.values()))
-    console.print(table)
+    rows = [[value if isinstance(value, str) else f"{value:,}" for value in layer.values()] for layer in plan["layers"]]
+    console.print(table(plan["layers"][0], rows, "layers"))
     for way, label in (("up", "clients → server"), ("down", "server → clients")):
         console.print(
             f"{label}: {traffic[f'{way}_payload']:,} bytes a round and {traffic[f'{way}_framing']:,} of framing, "
-            "all clients together"
+            "all participants together"
         )
-    console.print(f"whole run: {plan['total_bytes'] / 2**20:,.2f} MiB")
-    parts = ", ".join(f"{name} {size / 2**20:,.1f} MiB" for name, size in memory.items())
-    console.print(f"memory: about {parts}, plus activations")
+    more = f", and {CATCHING_UP}" if plan["catches_up"] else ""
+    console.print(f"whole run: {plan['total_bytes'] / MIB:,.2f} MiB{more}")
+    data, kept, working = (f"{memory[part] / MIB:,.1f} MiB" for part in ("data", "clients", "working"))
+    console.print(
+        f"memory: about {data} of data, {kept} kept by all clients, {working} at work "
+        f"({federation.largest_cohort} at once, activations included)"
+    )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +13,23 @@ from pfedlms.errors import UsageError
 _COLOURS = {"pfedlms": "#0b6e4f", "fedavg": "#c84c09", "local": "#6c757d"}
 
 
-def accuracy_against_bytes(directory: Path, file: Path) -> None:
-    """Draw P-acc against the bytes one client has exchanged, a line a method with its range over seeds, from a
-    comparison's folder."""
-    try:
-        import matplotlib
+def check_plot(file: Path) -> None:
+    """Before hours of training rather than after: can the plot be drawn and written?"""
+    if find_spec("matplotlib") is None:
+        raise UsageError("--plot needs matplotlib; install it with: pip install 'pfedlms[report]'")
+    if file.suffix not in (".png", ".svg", ".pdf") or not os.access(file.resolve().parent, os.W_OK):
+        raise UsageError(
+            f"--plot: got {str(file)!r}, expected a .png, .svg or .pdf file in a folder that can be written"
+        )
 
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise UsageError("--plot needs matplotlib; install it with: pip install 'pfedlms[report]'") from error
+
+def accuracy_against_bytes(directory: Path, file: Path) -> None:
+    """Draw P-acc against the bytes one client has exchanged on average, a line a method with its range over seeds, from
+    a comparison's folder."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
 
     runs: dict[str, list[list[dict[str, Any]]]] = {}
     clients = 1
@@ -46,7 +55,7 @@ def accuracy_against_bytes(directory: Path, file: Path) -> None:
         low, high = zip(*((min(column), max(column)) for column in zip(*curves, strict=True)), strict=True)
         axes.fill_between(sent, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
     axes.set_xscale("log")
-    axes.set_xlabel("bytes one client has sent and received, framing included")
+    axes.set_xlabel("bytes a client has sent and received on average, framing included")
     axes.set_ylabel("P-acc, % (range over seeds)")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)

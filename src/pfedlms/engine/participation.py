@@ -1,0 +1,157 @@
+"""Who takes part in a phase, and the state of all clients, be they here or away.
+
+Phase 0 is the start (E steps from w⁰), phase r + 1 the local steps of round r.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from pfedlms import rng
+from pfedlms.cohort import Cohort, joined
+from pfedlms.methods.contract import Method
+
+_KEPT = ("params", "momentum", "buffers", "state")
+
+
+@dataclass(frozen=True)
+class Participation:
+    """A share of the clients, drawn anew for every phase."""
+
+    clients: int
+    share: float
+    seed: int
+
+    @property
+    def count(self) -> int:
+        """How many take part: max(1, round(share · K))."""
+        return max(1, round(self.share * self.clients))
+
+    def of(self, phase: int) -> tuple[int, ...]:
+        """Ids of the phase's participants, ascending."""
+        if self.count == self.clients:
+            return tuple(range(self.clients))
+        drawn = rng.permutation(rng.stream(self.seed, "participants", phase), self.clients)[: self.count]
+        return tuple(sorted(drawn.tolist()))
+
+
+class Clients:
+    """The state of all clients.
+
+    Those who trained last are `present`, stacked on the device in cohorts of up to `group`. Whoever trained before is
+    away, each by itself, with what its method keeps of it, at `home`: on the device if there is room for all, else on
+    the host. Nothing is kept of clients that have never taken part.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        fresh: Callable[[tuple[int, ...]], Cohort],
+        device: torch.device,
+        home: torch.device,
+        group: int,
+    ) -> None:
+        self._method, self._fresh = method, fresh
+        self._device, self._home, self._group = device, home, group
+        self.present: list[Cohort] = []
+        self._away: dict[int, Cohort] = {}
+
+    @property
+    def present_ids(self) -> tuple[int, ...]:
+        return tuple(client for cohort in self.present for client in cohort.ids)
+
+    def groups(self, ids: Sequence[int]) -> list[tuple[int, ...]]:
+        """Who is stacked with whom."""
+        return [tuple(ids[start : start + self._group]) for start in range(0, len(ids), self._group)]
+
+    def take(self, ids: tuple[int, ...], present: Sequence[Cohort]) -> list[Cohort]:
+        """These clients as they are now, on the device, with those in `present` as they are there; nothing changes
+        before they are `put`."""
+        groups = self.groups(ids)
+        if groups == [cohort.ids for cohort in present]:
+            return list(present)
+        return [self._gathered(group, present) for group in groups]
+
+    def put(self, cohorts: Sequence[Cohort]) -> None:
+        """These clients are present now; who was and is not any more goes away."""
+        staying = {client for cohort in cohorts for client in cohort.ids}
+        for cohort in self.present:
+            leaving = [client for client in cohort.ids if client not in staying]
+            if leaving:
+                kept = self._method.client_rest(cohort.take(leaving)).to(self._home)
+                for row, client in enumerate(leaving):
+                    # Cloned, because a view would keep all of them in memory.
+                    self._away[client] = kept.rows(slice(row, row + 1)).each(torch.clone)
+        self.present = [cohort.at_rest() for cohort in cohorts]
+        for client in staying:
+            self._away.pop(client, None)
+
+    def _gathered(self, ids: tuple[int, ...], present: Sequence[Cohort]) -> Cohort:
+        wanted, parts = set(ids), []
+        for cohort in present:
+            staying = [client for client in cohort.ids if client in wanted]
+            if staying:
+                parts.append(cohort.at_rest().take(staying))
+                wanted.difference_update(staying)
+        back = [client for client in ids if client in wanted and client in self._away]
+        if back:
+            parts.append(self._restored(joined([self._away[client] for client in back]).to(self._device)))
+        new = tuple(client for client in ids if client in wanted and client not in self._away)
+        if new:
+            parts.append(self._method.client_start(self._fresh(new)))
+        return joined(parts).take(ids)
+
+    def _restored(self, kept: Cohort) -> Cohort:
+        """What was kept, and w⁰ for what was not: it is replaced before it is used."""
+        fresh = self._method.client_start(self._fresh(kept.ids))
+        if kept.params.shape[1]:
+            fresh = replace(fresh, params=kept.params, momentum=kept.momentum)
+        return replace(fresh, buffers=kept.buffers, state={**fresh.state, **kept.state})
+
+    def state(self) -> dict[str, Any]:
+        """All of it, on the host: the present in one stack, however they are grouped here, and each that is away."""
+        together = joined(self.present).to(torch.device("cpu"))
+        away = {
+            client: {name: getattr(cohort.to(torch.device("cpu")), name) for name in _KEPT}
+            for client, cohort in sorted(self._away.items())
+        }
+        return {**{name: getattr(together, name) for name in _KEPT}, "trained": list(together.ids), "away": away}
+
+    def load(self, state: dict[str, Any], samples: Sequence[int]) -> None:
+        """Go on from `state()`."""
+
+        def cohort(ids: tuple[int, ...], values: dict[str, Any], device: torch.device) -> Cohort:
+            return Cohort(ids, tuple(samples[k] for k in ids), **{name: values[name] for name in _KEPT}).to(device)
+
+        together = cohort(tuple(state["trained"]), state, torch.device("cpu"))
+        self.present = [together.take(group).to(self._device) for group in self.groups(together.ids)]
+        self._away = {client: cohort((client,), values, self._home) for client, values in state["away"].items()}
+
+    @property
+    def away_bytes(self) -> int:
+        """Bytes kept for clients that are away."""
+        return sum(cohort.nbytes for cohort in self._away.values())
+
+
+class Answers:
+    """The latest answers of a method whose ends track a model, by round: as many as are fewer bytes than the model."""
+
+    def __init__(self, model_bytes: int, frames: dict[int, bytes] | None = None) -> None:
+        self._model_bytes = model_bytes
+        self.frames = dict(frames or {})
+
+    def add(self, round: int, frame: bytes) -> None:
+        self.frames[round] = frame
+        while sum(map(len, self.frames.values())) > self._model_bytes and len(self.frames) > 1:
+            del self.frames[min(self.frames)]
+
+    def missed(self, since: int, until: int) -> dict[int, bytes] | None:
+        """The answers of rounds since .. until − 1, or None where the model is fewer bytes."""
+        if any(number not in self.frames for number in range(since, until)):
+            return None
+        frames = {number: self.frames[number] for number in range(since, until)}
+        return frames if sum(map(len, frames.values())) <= self._model_bytes else None

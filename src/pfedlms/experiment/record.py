@@ -1,0 +1,194 @@
+"""What is kept of a run: metrics, checkpoints and a summary."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from math import isfinite
+from typing import Any
+
+from pfedlms.engine import Federation, RoundReport, Traffic
+from pfedlms.errors import RunDirectoryError, RunError
+from pfedlms.experiment.config import Config
+from pfedlms.experiment.sections import CUSTOM
+from pfedlms.experiment.store import RunDirectory
+
+SUMMARY_SCHEMA = 1
+_FREE = {"train.rounds", "data.dir"}  # with all of [run] but these: what may change while a run is on its way
+_BOUND = {"run.lost"}
+
+
+class Recorder:
+    """Turns what happens into metrics, checkpoints and a summary; on disk where there is a directory."""
+
+    def __init__(self, config: Config, federation: Federation, directory: RunDirectory | None) -> None:
+        self.metrics: list[dict[str, Any]] = []
+        self._config, self._federation, self._directory = config, federation, directory
+        self._traffic, self._rejected, self._unheard = Traffic(), 0, 0
+        self._before, self._began = 0.0, time.perf_counter()
+
+    @property
+    def _seconds(self) -> float:
+        return round(self._before + time.perf_counter() - self._began, 3)
+
+    def restore(self, checkpoint: Mapping[str, Any] | None) -> None:
+        """Go back to a checkpoint, or to the very beginning where there is none."""
+        if self._directory is None:
+            return
+        if checkpoint:
+            load_into(self._federation, checkpoint, self._config, self._directory)
+        # Only now, so that a checkpoint that is refused costs no measurement.
+        self.metrics = self._directory.rewind_metrics(checkpoint["metrics_bytes"] if checkpoint else 0)
+        if checkpoint:
+            self._traffic = Traffic(*checkpoint["traffic"])
+            self._rejected, self._unheard = checkpoint["rejected"], checkpoint["unheard"]
+            self._before = checkpoint["seconds"]
+
+    def count(self, report: RoundReport) -> None:
+        self._traffic += report.traffic
+        self._rejected += report.rejected
+        self._unheard += report.unheard
+
+    def evaluate(self, report: RoundReport) -> dict[str, Any]:
+        """Measure, and keep what was measured; accuracies are over the clients that took part."""
+        measured = self._federation.evaluate()
+        record: dict[str, Any] = {"round": self._federation.rounds_played, "p_acc": measured.accuracy}
+        if report.global_evaluation is not None:
+            record["g_acc"] = report.global_evaluation.accuracy
+        record |= {"loss": report.loss, "test_loss": _finite(measured.loss), "client_acc": measured.per_client}
+        if len(measured.ids) < self._federation.data.clients:
+            record["clients"] = list(measured.ids)
+        record |= {"bytes": asdict(self._traffic), **self._failures(), "seconds": self._seconds}
+        if self._directory is not None:
+            self._directory.append_metrics(record)
+        self.metrics.append(record)
+        return record
+
+    def checkpoint(self) -> None:
+        if self._directory is not None:
+            state = {
+                "settings": _settled(self._config),
+                "data": _data_of(self._config, self._federation),
+                "cohort_size": self._federation.largest_cohort,
+                "federation": self._federation.state(),
+                "traffic": list(self._traffic.as_tuple()),
+                "rejected": self._rejected,
+                "unheard": self._unheard,
+            }
+            self._directory.save_checkpoint({**state, "seconds": self._seconds})
+
+    def finish(self, status: str, quietly: bool = False) -> dict[str, Any]:
+        """The summary of the run, as it is stored; `quietly` where it may not be possible to store it."""
+        summary = self._summarise(status)
+        stored = self._directory.read_summary() if self._directory is not None else None
+        unlike = {"seconds": None, "everyone": None}
+        if stored is not None and {**stored, **unlike} == {**summary, **unlike}:
+            return stored  # a finished run that was resumed: nothing was done, nothing is changed
+        if status == "finished":
+            summary["everyone"] = self._everyone()
+        if self._directory is not None:
+            try:
+                self._directory.write_summary(summary)
+            except RunError:
+                if not quietly:
+                    raise
+        return summary
+
+    def _summarise(self, status: str) -> dict[str, Any]:
+        config, rounds = self._config, self._federation.rounds_played
+        summary: dict[str, Any] = {
+            "schema": SUMMARY_SCHEMA,
+            "status": status,
+            "method": config.method,
+            "dataset": config.data.dataset,
+            "model": config.model.name,
+            "seed": config.run.seed,
+            "clients": self._federation.data.clients,
+            "participation": config.train.participation,
+            "rounds": rounds,
+            "accuracy": _reached([record["p_acc"] for record in self.metrics]),
+        }
+        shared = [record["g_acc"] for record in self.metrics if "g_acc" in record]
+        if shared:
+            summary["global_accuracy"] = _reached(shared)
+        return summary | {
+            "everyone": None,
+            "bytes_per_round": {name: _per_round(total, rounds) for name, total in asdict(self._traffic).items()},
+            "total_bytes": self._traffic.total,
+            **self._failures(),
+            "seconds": self._seconds,
+            "parameters": self._federation.model.layout.dim,
+        }
+
+    def _failures(self) -> dict[str, int]:
+        """Messages the server refused and, where they can get lost, answers that clients did not hear."""
+        unheard = {"unheard": self._unheard} if self._config.run.lost else {}
+        return {"rejected": self._rejected, **unheard}
+
+    def _everyone(self) -> dict[str, Any]:
+        """All clients at the end of the run; the last evaluation, if it was of all of them."""
+        last = self.metrics[-1] if self.metrics else {}
+        if last.get("round") == self._federation.rounds_played and "clients" not in last:
+            return {"accuracy": last["p_acc"], "test_loss": last["test_loss"], "client_acc": last["client_acc"]}
+        measured = self._federation.everyone()
+        return {
+            "accuracy": measured.accuracy,
+            "test_loss": _finite(measured.loss),
+            "client_acc": measured.per_client,
+        }
+
+
+def load_into(federation: Federation, checkpoint: Mapping[str, Any], config: Config, stored: RunDirectory) -> None:
+    """Take a checkpoint in; one that was made with other settings would train on as if nothing had happened."""
+    now = _settled(config)
+    changed = [f"{key} = {value!r}" for key, value in checkpoint["settings"].items() if now.get(key) != value]
+    if changed:
+        raise RunDirectoryError(
+            f"{stored.path}: checkpoint.pt does not fit config.toml, it was made with {', '.join(changed)}; "
+            "put that back, or delete checkpoint.pt to start this run over"
+        )
+    if checkpoint["data"] != _data_of(config, federation):
+        raise RunDirectoryError(
+            f"{stored.path}: the data given are not those this run began with; give the same arrays"
+        )
+    try:
+        federation.load(checkpoint["federation"])
+    except (ValueError, KeyError, IndexError) as error:
+        raise RunDirectoryError(
+            f"{stored.path}: checkpoint.pt does not fit ({error}); go on with the data and model it was made with"
+        ) from error
+
+
+def _data_of(config: Config, federation: Federation) -> str:
+    """A fingerprint of data given in Python; data sets by name are told by their settings."""
+    return federation.data.fingerprint() if config.data.dataset == CUSTOM else config.data.dataset
+
+
+def _settled(config: Config) -> dict[str, Any]:
+    """What cannot change any more once a run has begun."""
+    values = {f"{section}.{key}": value for section, own in config.tables().items() for key, value in own.items()}
+    return {
+        key: value
+        for key, value in values.items()
+        if key in _BOUND or (key not in _FREE and not key.startswith("run."))
+    }
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no NaN."""
+    return value if isfinite(value) else None
+
+
+def _reached(values: Sequence[float]) -> dict[str, float | None]:
+    """Maximum over evaluations, mean of the last 10, and the last; nothing yet is null."""
+    if not values:
+        return {"max": None, "last10": None, "final": None}
+    tail = values[-10:]
+    return {"max": max(values), "last10": sum(tail) / len(tail), "final": values[-1]}
+
+
+def _per_round(total: int, rounds: int) -> int | float:
+    if rounds == 0:
+        return 0
+    return total // rounds if total % rounds == 0 else total / rounds

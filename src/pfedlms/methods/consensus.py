@@ -1,0 +1,160 @@
+"""Exchanges in which clients agree on a sketch: of their models, or of whatever else a method sketches.
+
+*What* is sketched is a function of the cohort, `[clients, dim]`; everything else is the same for all methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pfedlms.aggregate import Vote, pool_statistics
+from pfedlms.cohort import Cohort, Tensors
+from pfedlms.errors import DivergedError
+from pfedlms.methods.contract import ClientWork, Exchange
+from pfedlms.models.layout import Layout
+from pfedlms.quantise import statistics, symbols_of, thresholds_of
+from pfedlms.sketch import Sketch, sketch_of_round
+from pfedlms.wire.fields import Floats, Message, Signs, Symbols
+
+What = Callable[[Cohort], Tensor]
+
+
+def model(cohort: Cohort) -> Tensor:
+    """The clients' own models."""
+    return cohort.params
+
+
+@dataclass(frozen=True)
+class Sketches:
+    """Φ^r: the sketch of every round, the same on both ends; a fresh one every `refresh` rounds, or one for the whole
+    run if that is 0."""
+
+    layout: Layout
+    ratio: float
+    seed: int
+    refresh: int
+
+    def of(self, round: int, device: torch.device) -> Sketch:
+        epoch = round // self.refresh if self.refresh else 0
+        return sketch_of_round(self.layout, self.ratio, self.seed, epoch, device)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Entries kept of every layer."""
+        return self.layout.sketch_sizes(self.ratio)
+
+
+@dataclass
+class Gathered:
+    """Statistics received so far, in the order of client ids; a few numbers a client."""
+
+    samples: list[int] = field(default_factory=list)
+    means: list[NDArray[np.float32]] = field(default_factory=list)
+    variances: list[NDArray[np.float32]] = field(default_factory=list)
+
+
+class AgreeOnThresholds(Exchange[Gathered]):
+    """↑ mean and variance of each layer's sketch      ↓ μ̄ and σ̄ of all clients together; τ is a function of these."""
+
+    def __init__(self, kind: int, what: What, sketches: Sketches, quantiles: NDArray[np.float32]) -> None:
+        self._what, self._sketches, self._quantiles = what, sketches, quantiles
+        layers = len(sketches.layout.layers)
+        self.up = Message(kind, (Floats("mean", layers), Floats("variance", layers, minimum=0)))
+        self.down = Message(kind + 1, (Floats("mean", layers), Floats("deviation", layers, minimum=0)))
+
+    def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
+        values = self._what(cohort)
+        sketched = self._sketches.of(round, values.device).forward(values)
+        means, variances = statistics(sketched, self._sketches.sizes)
+        _check_finite(cohort, means, variances, round)
+        return cohort.with_scratch(sketched=sketched), {"mean": means, "variance": variances}
+
+    def server_open(self, server: Tensors, round: int) -> Gathered:
+        return Gathered()
+
+    def server_add(self, total: Gathered, ids: list[int], samples: list[int], values: Tensors) -> Gathered:
+        return Gathered(
+            total.samples + samples,
+            [*total.means, values["mean"].numpy().copy()],
+            [*total.variances, values["variance"].numpy().copy()],
+        )
+
+    def server_reply(self, server: Tensors, total: Gathered, round: int) -> tuple[Tensors, Tensors]:
+        mean, deviation = pool_statistics(total.samples, np.concatenate(total.means), np.concatenate(total.variances))
+        return server, {"mean": torch.from_numpy(mean), "deviation": torch.from_numpy(deviation)}
+
+    def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
+        tau = thresholds_of(values["mean"].cpu().numpy(), values["deviation"].cpu().numpy(), self._quantiles)
+        return cohort.with_heard(
+            thresholds=torch.from_numpy(tau).to(cohort.params.device), deviation=values["deviation"]
+        )
+
+
+def _check_finite(cohort: Cohort, means: Tensor, variances: Tensor, round: int) -> None:
+    """A model can be finite and yet too large to sketch; stop where it is, and name it."""
+    fine = (torch.isfinite(means) & torch.isfinite(variances)).all(dim=1).tolist()
+    if not all(fine):
+        raise DivergedError(
+            f"round {round + 1}: the model of client {cohort.ids[fine.index(False)]} is too large to be sketched; "
+            "lower train.learning_rate or method.strength"
+        )
+
+
+class VoteOnSymbols(Exchange[Vote]):
+    """↑ the interval every sketched coordinate lies in      ↓ the interval the weighted majority chose
+
+    After `AgreeOnThresholds`, on what was sketched there.
+    """
+
+    def __init__(self, kind: int, sizes: tuple[int, ...], thresholds: int) -> None:
+        self._sizes, self._thresholds = sizes, thresholds
+        symbols = Symbols("symbols", sizes, thresholds + 1)
+        self.up, self.down = Message(kind, (symbols,)), Message(kind + 1, (symbols,))
+
+    def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
+        return cohort, {"symbols": symbols_of(cohort.scratch["sketched"], cohort.heard["thresholds"], self._sizes)}
+
+    def server_open(self, server: Tensors, round: int) -> Vote:
+        return Vote(sum(self._sizes), self._thresholds)
+
+    def server_add(self, total: Vote, ids: list[int], samples: list[int], values: Tensors) -> Vote:
+        total.add(values["symbols"].numpy(), samples)
+        return total
+
+    def server_reply(self, server: Tensors, total: Vote, round: int) -> tuple[Tensors, Tensors]:
+        return server, {"symbols": torch.from_numpy(total.result())}
+
+    def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
+        return cohort.with_heard(consensus=values["symbols"])
+
+
+class VoteOnSigns(Exchange[Vote]):
+    """↑ sign(Φ x_k), one bit each      ↓ v = sign(Σ N_k sign(Φ x_k)), one bit each; an even split gives +1"""
+
+    def __init__(self, kind: int, what: What, sketches: Sketches) -> None:
+        self._what, self._sketches = what, sketches
+        self._size = sum(sketches.sizes)
+        self.up, self.down = (Message(kind + way, (Signs("signs", self._size),)) for way in (0, 1))
+
+    def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
+        values = self._what(cohort)
+        return cohort, {"signs": self._sketches.of(round, values.device).forward(values)}
+
+    def server_open(self, server: Tensors, round: int) -> Vote:
+        return Vote(self._size, thresholds=1)
+
+    def server_add(self, total: Vote, ids: list[int], samples: list[int], values: Tensors) -> Vote:
+        total.add((values["signs"] > 0).to(torch.uint8).numpy(), samples)
+        return total
+
+    def server_reply(self, server: Tensors, total: Vote, round: int) -> tuple[Tensors, Tensors]:
+        return server, {"signs": torch.from_numpy(total.result()).float() * 2 - 1}
+
+    def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
+        return cohort.with_heard(consensus=values["signs"])

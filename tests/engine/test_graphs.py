@@ -1,0 +1,117 @@
+"""What a recorded computation depends on: tensors that are copied, and everything else, which must be the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pfedlms.engine.graphs import Replayed, flat, rebuilt
+from pfedlms.methods.contract import Objective
+
+
+class Place(NamedTuple):
+    start: int
+    offset: Tensor
+
+
+@dataclass(frozen=True)
+class Inner:
+    scale: float
+    rows: Tensor
+    place: Place = field(default_factory=lambda: Place(3, torch.tensor([1, 2])))
+
+    @cached_property
+    def doubled(self) -> Tensor:
+        return 2 * self.rows
+
+
+@dataclass(frozen=True)
+class Nested(Objective):
+    inner: Inner
+    many: tuple[Tensor, ...]
+    named: dict[str, Any] = field(default_factory=dict)
+
+
+class Plain(Objective):
+    """No dataclass of its own: whatever is set counts."""
+
+    def __init__(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+
+def nested(start: float = 0.0, scale: float = 2.0, **named: Any) -> Nested:
+    return Nested(Inner(scale, torch.full((3,), start)), (torch.tensor([start]), torch.tensor(7)), named)
+
+
+def kind(value: Any) -> object:
+    return flat(value, [])
+
+
+def test_other_tensors_are_the_same_computation() -> None:
+    assert kind(nested(0.0)) == kind(nested(5.0))
+    tensors: list[Tensor] = []
+    flat(nested(5.0), tensors)
+    assert [value.tolist() for value in tensors] == [[5.0, 5.0, 5.0], [1, 2], [5.0], 7]
+
+
+DIFFERENT = {
+    "a number": nested(scale=3.0),
+    "a shape": Nested(Inner(2.0, torch.zeros(4)), (torch.zeros(1), torch.tensor(7))),
+    "a dtype": Nested(Inner(2.0, torch.zeros(3, dtype=torch.float64)), (torch.zeros(1), torch.tensor(7))),
+    "one more": Nested(Inner(2.0, torch.zeros(3)), (torch.zeros(1), torch.tensor(7), torch.zeros(1))),
+    "a name": nested(extra=None),
+    "another class": Objective(),
+    "an array": nested(extra=np.arange(3)),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_anything_else_is_another_computation(name: str) -> None:
+    assert kind(DIFFERENT[name]) != kind(nested())
+
+
+def test_arrays_count_by_their_entries_and_unknown_objects_by_themselves() -> None:
+    assert kind(nested(a=np.arange(3))) == kind(nested(a=np.arange(3)))
+    assert kind(nested(a=np.arange(3))) != kind(nested(a=np.array([0, 1, 3])))
+    function = lambda: None  # noqa: E731
+    assert kind(nested(a=function)) == kind(nested(a=function))
+    assert kind(nested(a=lambda: None)) != kind(nested(a=function))
+
+
+def test_an_objective_that_is_no_dataclass_is_what_is_set_on_it() -> None:
+    assert kind(Plain(a=1, b=torch.ones(2))) == kind(Plain(a=1, b=torch.zeros(2)))
+    assert kind(Plain(a=1, b=torch.ones(2))) != kind(Plain(a=2, b=torch.ones(2)))
+
+
+@pytest.mark.parametrize("make", [lambda x: nested(x, t=torch.tensor(x)), lambda x: Plain(a=1, b=torch.tensor(x))])
+def test_a_rebuilt_value_has_the_tensors_given_and_nothing_computed(make: Any) -> None:
+    first, second = make(1.0), make(2.0)
+    if isinstance(first, Nested):
+        assert first.inner.doubled.tolist() == [2.0] * 3  # computed and kept
+    tensors: list[Tensor] = []
+    flat(second, tensors)
+    copy = rebuilt(first, iter(tensors))
+    again: list[Tensor] = []
+    assert flat(copy, again) == kind(second)
+    assert all(one is other for one, other in zip(again, tensors, strict=True))
+    if isinstance(copy, Nested):
+        assert copy.inner.doubled.tolist() == [4.0] * 3
+        assert copy.inner.place.start == 3
+
+
+@pytest.mark.parametrize(
+    ("clients", "size"), [(100, 100), (99, 100), (51, 100), (50, 50), (49, 50), (26, 50), (25, 25), (1, 1), (7, 12)]
+)
+def test_few_sizes_are_recorded(clients: int, size: int) -> None:
+    assert Replayed(lambda *_: (_[0], _[1]), largest=100)._size(clients) == size
+
+
+def test_a_larger_cohort_is_recorded_as_it_is() -> None:
+    assert Replayed(lambda *_: (_[0], _[1]), largest=4)._size(9) == 9

@@ -1,0 +1,424 @@
+"""Rounds with only some of the clients: who takes part, who hears what, and how those who were away catch up."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pfedlms import rng
+from pfedlms.data import FederatedData, batch_positions, from_pool, load
+from pfedlms.engine import Federation
+from pfedlms.engine.participation import Answers, Participation
+from pfedlms.engine.training import TrainSettings
+from pfedlms.errors import QuorumError
+from pfedlms.methods import METHODS
+from pfedlms.models import CohortModel
+from pfedlms.wire import HEADER_BYTES, packed_size
+
+CLIENTS, SEED, STEPS, BATCH, RATE, DECAY = 8, 5, 3, 16, 0.1, 1e-3
+SHARE = 0.4
+TAKING_PART = 3  # max(1, round(0.4 · 8))
+
+
+@pytest.fixture(scope="module")
+def digits() -> FederatedData:
+    pool = load("digits")
+    return from_pool(pool.x, pool.y, CLIENTS, 0.5, seed=0)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))
+
+
+ENGINE = ("cohort_size", "quorum", "link", "lost")
+
+
+def federate(
+    method: str,
+    data: FederatedData,
+    share: float = SHARE,
+    *,
+    momentum: float = 0.0,
+    downlink_of: Any = None,
+    **given: Any,
+) -> Federation:  # fmt: skip
+    """Options of the engine by their names (the link down as `downlink_of`); the rest are the method's settings."""
+    options = {key: given.pop(key) for key in ENGINE if key in given}
+    if downlink_of is not None:
+        options["downlink"] = downlink_of
+    train = TrainSettings(STEPS, BATCH, RATE, momentum, DECAY, participation=share)
+    model = CohortModel(network(), torch.device("cpu"))
+    return Federation(METHODS[method], METHODS[method].Settings(**given), model, data, train, SEED, **options)
+
+
+def play(federation: Federation, rounds: int) -> Federation:
+    federation.start()
+    for _ in range(rounds):
+        federation.play_round()
+    return federation
+
+
+# --- who takes part
+
+
+def test_the_draw_by_the_book() -> None:
+    """Without replacement, from the stream (seed, "participants", phase): the order that sorts its words."""
+    who = Participation(10, 0.3, seed=7)
+    for phase in range(5):
+        words = rng.words(rng.stream(7, "participants", phase), 10).tolist()
+        assert who.of(phase) == tuple(sorted(sorted(range(10), key=lambda k: words[k])[:3]))
+    assert len({who.of(phase) for phase in range(20)}) > 10
+
+
+@pytest.mark.parametrize(
+    ("clients", "share", "count"), [(10, 0.3, 3), (10, 1e-9, 1), (1, 0.2, 1), (3, 0.5, 2), (20, 1.0, 20), (7, 0.999, 7)]
+)
+def test_how_many(clients: int, share: float, count: int) -> None:
+    who = Participation(clients, share, seed=0)
+    assert who.count == count
+    assert len(set(who.of(4))) == count
+
+
+def test_everybody_takes_part_in_the_long_run() -> None:
+    who = Participation(50, 0.1, seed=3)
+    seen = np.bincount([client for phase in range(1000) for client in who.of(phase)], minlength=50)
+    assert seen.min() > 60  # 100 each, give or take 10
+    assert seen.max() < 140
+
+
+# --- an independent loop over plain modules
+
+
+def own_steps(module: nn.Module, data: FederatedData, client: int, phase: int) -> None:
+    """E plain SGD steps of one client."""
+    held = data.train[client]
+    optimiser = torch.optim.SGD(module.parameters(), lr=RATE, weight_decay=DECAY)
+    for positions in batch_positions(SEED, client, len(held), phase * STEPS, STEPS, BATCH):
+        chosen = torch.from_numpy(held[positions])
+        optimiser.zero_grad()
+        F.cross_entropy(module(data.x[chosen]), data.y[chosen]).backward()
+        optimiser.step()
+
+
+def flat(module: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()])
+
+
+def test_fedavg_is_a_plain_loop_over_modules(digits: FederatedData) -> None:
+    """Same participants, same weights: those who trained last are averaged, those who are next start from that."""
+    federation, rounds = federate("fedavg", digits), 6
+    who = Participation(CLIENTS, SHARE, SEED)
+    start = network()
+    trained = {}
+    for client in who.of(0):
+        trained[client] = copy.deepcopy(start)
+        own_steps(trained[client], digits, client, 0)
+    federation.start()
+    for round in range(rounds):
+        report = federation.play_round()
+        weights = {client: len(digits.train[client]) for client in trained}
+        mean = sum(weights[k] * flat(trained[k]).double() for k in trained) / sum(weights.values())
+        trained = {}
+        for client in who.of(round + 1):
+            trained[client] = network()
+            nn.utils.vector_to_parameters(mean.float(), trained[client].parameters())
+            own_steps(trained[client], digits, client, round + 1)
+        assert report.participants == who.of(round + 1)
+        for row, client in enumerate(report.participants):
+            torch.testing.assert_close(federation.state()["params"][row], flat(trained[client]), rtol=0, atol=2e-6)
+    assert len({who.of(phase) for phase in range(rounds)}) > 3
+
+
+def test_local_clients_train_when_they_are_drawn(digits: FederatedData) -> None:
+    federation = play(federate("local", digits), 5)
+    state = federation.state()
+    models = dict(zip(state["trained"], state["params"], strict=True))
+    models |= {client: kept["params"][0] for client, kept in state["away"].items()}
+    who, seen = Participation(CLIENTS, SHARE, SEED), set()
+    for client in range(CLIENTS):
+        alone = network()
+        for phase in range(6):
+            if client in who.of(phase):
+                own_steps(alone, digits, client, phase)
+                seen.add(client)
+        if client in seen:
+            torch.testing.assert_close(models[client], flat(alone), rtol=0, atol=2e-6)
+    assert models.keys() == seen
+
+
+# --- what travels
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "local"])
+def test_bytes_are_those_of_the_participants(method: str, digits: FederatedData) -> None:
+    part, whole = federate(method, digits), federate(method, digits, 1.0)
+    for federation in (part, whole):
+        federation.start()
+    one, all_of_them = part.play_round().traffic, whole.play_round().traffic
+    assert all_of_them.up_framing == CLIENTS * HEADER_BYTES * len(part.method.exchanges)
+    for name in ("up_framing", "down_framing"):
+        assert getattr(one, name) * CLIENTS == getattr(all_of_them, name) * TAKING_PART
+    if method != "fedproto":  # whose messages follow what a client holds
+        assert one.up_payload * CLIENTS == all_of_them.up_payload * TAKING_PART
+        assert one.down_payload * CLIENTS == all_of_them.down_payload * TAKING_PART
+    assert all_of_them.catch_up == 0
+
+
+def test_the_alphabet_of_a_sum_is_that_of_the_participants(digits: FederatedData) -> None:
+    federation = federate("zsign", digits, downlink="sum")
+    federation.start()
+    dim = federation.model.layout.dim
+    assert federation.play_round().traffic.down_payload == TAKING_PART * (packed_size(dim, TAKING_PART + 1) + 4)
+
+
+# --- catching up
+
+TRACKED = [("obda", {}), ("zsign", {"downlink": "sum"}), ("obcsaa", {"downlink": "sum"})]
+
+
+def models_of(federation: Federation) -> dict[int, Tensor]:
+    """w as every client that ever took part knows it."""
+    state = federation.state()
+    known = dict(zip(state["trained"], state["state"]["model"], strict=True))
+    return known | {client: kept["state"]["model"][0] for client, kept in state["away"].items()}
+
+
+class Absent:
+    """All take part but one client, for some phases."""
+
+    count = CLIENTS
+
+    def __init__(self, client: int, phases: range) -> None:
+        self._client, self._phases = client, phases
+
+    def of(self, phase: int) -> tuple[int, ...]:
+        return tuple(k for k in range(CLIENTS) if k != self._client or phase not in self._phases)
+
+
+@pytest.mark.parametrize("missed", [3, 10, 40])
+@pytest.mark.parametrize("cohort_size", [0, 3])
+@pytest.mark.parametrize(("method", "settings"), TRACKED[:2])
+def test_a_client_that_was_away_has_the_bits_of_one_that_stayed(
+    method: str, settings: dict[str, Any], cohort_size: int, missed: int, digits: FederatedData
+) -> None:
+    """By the answers it missed, or by the model, whichever is fewer bytes: worked out from the frames' sizes."""
+    federation = federate(method, digits, 1.0, cohort_size=cohort_size, **settings)
+    federation.participation = Absent(2, range(2, 2 + missed))
+    federation.start()
+    dim = federation.model.layout.dim
+    answer = HEADER_BYTES + (packed_size(dim, 2) if method == "obda" else packed_size(dim, CLIENTS + 1) + 4)
+    model = HEADER_BYTES + 4 * dim
+    for round in range(missed + 3):
+        report = federation.play_round()
+        away = 1 <= round <= missed
+        assert (2 in report.participants) == (not away)
+        assert report.traffic.catch_up == (min(missed * answer, model) if round == missed + 1 else 0)
+        known = models_of(federation)
+        server = federation.state()["server"]["model"]
+        assert all(torch.equal(own, server) for client, own in known.items() if client != 2 or not away)
+        assert torch.equal(known[2], server) == (not away)
+    by_model = {"obda": missed > 31, "zsign": missed > 7}  # 1 bit and about 3.2 against 32
+    assert (missed * answer > model) == by_model[method]
+
+
+@pytest.mark.parametrize(("method", "settings"), TRACKED)
+def test_sampled_clients_track_the_model(method: str, settings: dict[str, Any], digits: FederatedData) -> None:
+    federation = federate(method, digits, **settings)
+    federation.start()
+    caught_up = 0
+    for _ in range(12):
+        report = federation.play_round()
+        caught_up += report.traffic.catch_up
+        known, server = models_of(federation), federation.state()["server"]["model"]
+        for client in report.participants:
+            torch.testing.assert_close(known[client], server, rtol=0, atol=0 if method != "obcsaa" else 1e-6)
+    assert caught_up > 0
+
+
+def test_methods_that_need_only_the_current_answer_never_catch_up(digits: FederatedData) -> None:
+    for method in set(METHODS) - {name for name, _ in TRACKED}:
+        federation = federate(method, digits)
+        federation.start()
+        assert sum(federation.play_round().traffic.catch_up for _ in range(6)) == 0
+
+
+def test_answers_are_kept_as_long_as_they_are_fewer_bytes_than_the_model() -> None:
+    answers = Answers(model_bytes=100)
+    for round in range(10):
+        answers.add(round, bytes(30))
+    assert sorted(answers.frames) == [7, 8, 9]
+    assert answers.missed(7, 10) == {7: bytes(30), 8: bytes(30), 9: bytes(30)}
+    assert answers.missed(9, 10) == {9: bytes(30)}
+    assert answers.missed(6, 10) is None
+    answers.add(10, bytes(200))  # larger than the model: the model it is
+    assert answers.missed(10, 11) is None
+
+
+# --- losses
+
+
+@pytest.mark.filterwarnings("ignore:round")
+@pytest.mark.parametrize("method", METHODS)
+def test_who_loses_the_answer_sits_the_phase_out(method: str, digits: FederatedData) -> None:
+    """Client 1 hears nothing in round 2: it keeps what it has, is not measured, and is back after that."""
+    if method == "local":
+        pytest.skip("hears nothing")
+    lost = {"now": False}
+    way = lambda data, client: None if lost["now"] and client == 1 else data  # noqa: E731
+    federation = federate(method, digits, 1.0, downlink_of=way)
+    federation.start()
+    federation.play_round()
+    before = federation.state()
+    lost["now"] = True
+    report = federation.play_round()
+    lost["now"] = False
+    assert report.participants == tuple(k for k in range(CLIENTS) if k != 1)
+    assert federation.evaluate().ids == report.participants
+    kept = federation.state()["away"][1]
+    if federation.method.personal:
+        assert torch.equal(kept["params"][0], before["params"][1])
+    assert report.unheard == len(federation.method.exchanges[:1])
+    assert federation.play_round().participants == tuple(range(CLIENTS))
+
+
+@pytest.mark.filterwarnings("ignore:round")
+def test_who_loses_its_message_still_hears_and_trains(digits: FederatedData) -> None:
+    federation = federate("fedavg", digits, 1.0, link=lambda data, client: None if client == 3 else data)
+    federation.start()
+    report = federation.play_round()
+    assert report.rejected == 1
+    assert report.participants == tuple(range(CLIENTS))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_losses_both_ways_are_counted_and_repeatable(method: str, digits: FederatedData) -> None:
+    runs = []
+    for _ in range(2):
+        federation = federate(method, digits, 0.8, lost=0.25, quorum=0.1)
+        federation.start()
+        reports = [federation.play_round() for _ in range(8)]
+        runs.append([(r.participants, r.loss, r.traffic, r.rejected, r.unheard) for r in reports])
+    assert runs[0] == runs[1]
+    if method != "local":
+        assert sum(run[3] for run in runs[0]) > 0
+        assert sum(run[4] for run in runs[0]) > 0
+        assert all(len(run[0]) <= 6 for run in runs[0])
+
+
+@pytest.mark.parametrize("method", ["fedavg", "pfedlms", "obda"])
+def test_a_link_that_loses_everything_is_a_clear_error(method: str, digits: FederatedData) -> None:
+    federation = federate(method, digits, lost=1.0)
+    federation.start()
+    before = federation.state()
+    with pytest.raises(QuorumError, match=r"round 1: 0 of 3 messages were valid, expected at least run\.quorum = 0\.5"):
+        federation.play_round()
+    assert federation.rounds_played == 0
+    assert torch.equal(federation.state()["params"], before["params"])
+
+
+@pytest.mark.filterwarnings("ignore:round")
+@pytest.mark.parametrize("method", ["fedavg", "pfedlms", "zsign"])
+def test_an_answer_that_reaches_nobody_is_a_clear_error(method: str, digits: FederatedData) -> None:
+    federation = federate(method, digits, downlink_of=lambda data, client: None)
+    federation.start()
+    with pytest.raises(QuorumError, match="round 1: the server's answer reached no client"):
+        federation.play_round()
+    assert federation.rounds_played == 0
+
+
+# --- everyone, and going on
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_everyone_hears_and_trains_on_copies(method: str, momentum: float, digits: FederatedData) -> None:
+    """Nothing changes by it, and what was measured of participants is what `evaluate` says of them."""
+    federation = play(federate(method, digits, momentum=momentum), 4)
+    before = federation.state()
+    everyone, part = federation.everyone(), federation.evaluate()
+    assert everyone.ids == tuple(range(CLIENTS))
+    for client, correct in zip(part.ids, part.correct, strict=True):
+        assert everyone.correct[client] == correct
+    assert same(federation.state(), before)
+    models = dict(federation.models())
+    assert sorted(models) == list(range(CLIENTS))
+    for client in range(CLIENTS):
+        alone = federation.client_state_dict(client)
+        assert all(torch.equal(alone[name], value) for name, value in models[client].items())
+        module = network()
+        module.load_state_dict(alone)
+        held = torch.from_numpy(digits.test[client])
+        with torch.no_grad():
+            right = int((module(digits.x[held]).argmax(dim=1) == digits.y[held]).sum())
+        assert right == everyone.correct[client]
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    return bool(one == other)
+
+
+def test_everyone_of_fedavg_starts_from_the_last_average(digits: FederatedData) -> None:
+    federation = play(federate("fedavg", digits), 3)
+    module = network()
+    away = next(k for k in range(CLIENTS) if k not in federation.evaluate().ids)
+    answer = torch.frombuffer(bytearray(federation.state()["last"][0][HEADER_BYTES:]), dtype=torch.float32)
+    nn.utils.vector_to_parameters(answer, module.parameters())
+    own_steps(module, digits, away, 3)
+    got = torch.cat([value.reshape(-1) for value in federation.client_state_dict(away).values()])
+    torch.testing.assert_close(got, flat(module), rtol=0, atol=2e-6)
+
+
+def test_with_full_participation_everyone_is_the_last_evaluation(digits: FederatedData) -> None:
+    federation = play(federate("pfedlms", digits, 1.0), 2)
+    assert federation.everyone() == federation.evaluate()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("lost", [0.0, 0.15])
+def test_a_resumed_federation_goes_on_byte_for_byte(method: str, lost: float, digits: FederatedData) -> None:
+    settings = {"downlink": "sum"} if method in ("zsign", "obcsaa") else {}
+    options = {"lost": lost, "quorum": 0.1, "momentum": 0.5, **settings}
+    straight = play(federate(method, digits, 0.7, **options), 9)
+    first = play(federate(method, digits, 0.7, **options), 5)
+    second = federate(method, digits, 0.7, **options)
+    second.load(first.state())
+    assert second.everyone() == first.everyone()
+    for _ in range(4):
+        second.play_round()
+    assert same(second.state(), straight.state())
+    assert second.everyone() == straight.everyone()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_reference_engine_agrees(method: str, digits: FederatedData) -> None:
+    """Cohorts of one, of two and of all participants: the same bits on a CPU."""
+    states = [play(federate(method, digits, cohort_size=size, lost=0.1, quorum=0.1), 6).state() for size in (0, 1, 2)]
+    assert same(states[0], states[1])
+    assert same(states[0], states[2])
+
+
+def test_what_is_kept_is_what_the_method_needs(digits: FederatedData) -> None:
+    """Personal models, tracked models; nothing of a model that is replaced, nothing of clients never drawn."""
+    dim = CohortModel(network(), torch.device("cpu")).layout.dim
+    for method, settings, floats in [
+        ("local", {}, dim), ("pfedlms", {}, dim), ("fedavg", {}, 0), ("eden", {}, 0), ("zsign", {}, 0),
+        ("zsign", {"downlink": "sum"}, dim), ("obda", {}, dim),
+    ]:  # fmt: skip
+        federation = play(federate(method, digits, 0.13, **settings), 3)
+        drawn = {client for phase in range(4) for client in federation.participation.of(phase)}
+        state = federation.state()
+        assert set(state["away"]) | set(state["trained"]) == drawn
+        for kept in state["away"].values():
+            tensors = [kept["params"], kept["momentum"], *kept["buffers"].values(), *kept["state"].values()]
+            assert sum(value.numel() for value in tensors) == floats

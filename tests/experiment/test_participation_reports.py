@@ -1,0 +1,155 @@
+"""What a run reports where only some of the clients take part, or where messages get lost."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import pfedlms
+from pfedlms.cli import main
+from pfedlms.engine import Federation
+from pfedlms.errors import RunDirectoryError
+from pfedlms.report.tables import comparison_table
+
+SMALL = {"rounds": 4, "clients": 5, "hidden": 12, "local_steps": 2, "batch_size": 8, "threads": 1}
+PARAMETERS = 64 * 12 + 12 + 12 * 10 + 10
+FRAME = 40
+
+
+def options(**settings: Any) -> list[str]:
+    chosen = {
+        "train.rounds": 4, "data.clients": 5, "model.hidden": 12, "train.local_steps": 2, "train.batch_size": 8,
+        "run.threads": 1, **settings,
+    }  # fmt: skip
+    return [part for key, value in chosen.items() for part in ("--set", f"{key}={value}")]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "pfedlms", "obda", "local"])
+def test_metrics_are_of_those_who_took_part(method: str, tmp_path: Path) -> None:
+    """Two of five, named beside their accuracies; `everyone` is over all of them and in no mean."""
+    result = pfedlms.run(method=method, participation=0.4, out=tmp_path / "run", **SMALL)
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    tested = [len(held) for held in result.federation.data.test]
+    for record in records:
+        assert len(record["clients"]) == len(record["client_acc"]) == 2
+        assert record["clients"] == sorted(set(record["clients"]))
+        sizes = [tested[client] for client in record["clients"]]
+        right = sum(size * own / 100 for size, own in zip(sizes, record["client_acc"], strict=True))
+        assert record["p_acc"] == pytest.approx(100 * right / sum(sizes))
+        assert "unheard" not in record
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["participation"] == 0.4
+    assert summary["accuracy"]["max"] == max(record["p_acc"] for record in records)
+    everyone = summary["everyone"]
+    assert len(everyone["client_acc"]) == 5
+    right = sum(size * own / 100 for size, own in zip(tested, everyone["client_acc"], strict=True))
+    assert everyone["accuracy"] == pytest.approx(100 * right / sum(tested))
+
+
+def test_bytes_are_those_of_participants_and_of_catching_up_apart() -> None:
+    result = pfedlms.run(method="fedavg", participation=0.4, **SMALL)
+    message = {"payload": 2 * 4 * PARAMETERS, "framing": 2 * FRAME}
+    expected = {f"{way}_{part}": size for way in ("up", "down") for part, size in message.items()}
+    assert result.summary["bytes_per_round"] == {**expected, "catch_up": 0}  # the answer is the model
+    tracked = pfedlms.run(method="obda", participation=0.4, **SMALL).summary
+    assert tracked["bytes_per_round"]["catch_up"] > 0
+    assert tracked["total_bytes"] == pytest.approx(4 * sum(tracked["bytes_per_round"].values()))
+
+
+def test_a_finished_run_is_not_evaluated_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = pfedlms.run(method="fedavg", participation=0.4, out=tmp_path / "run", **SMALL).summary
+
+    def refuse(self: Federation) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(Federation, "everyone", refuse)
+    assert pfedlms.resume(tmp_path / "run").summary == first
+    pfedlms.run(method="fedavg", **SMALL)  # and with all clients the last evaluation was of everyone
+
+
+def test_answers_that_were_lost_are_counted_where_they_can_be(tmp_path: Path) -> None:
+    result = pfedlms.run(method="fedavg", lost=0.3, quorum=0, seed=1, out=tmp_path / "run", **SMALL)
+    assert [record["unheard"] for record in result.metrics] == sorted(record["unheard"] for record in result.metrics)
+    assert result.summary["unheard"] == result.metrics[-1]["unheard"] > 0
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text().replace("lost = 0.3", "lost = 0.4"))
+    with pytest.raises(RunDirectoryError, match=r"it was made with run\.lost = 0\.3"):
+        pfedlms.resume(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "catches_up"),
+    [
+        ({"method.name": "obda"}, True),
+        ({"method.name": "zsign", "method.downlink": "sum"}, True),
+        ({"method.name": "zsign", "method.downlink": "model"}, False),
+        ({"method.name": "fedavg"}, False),
+        ({"method.name": "local"}, False),
+    ],
+)
+def test_a_dry_run_says_who_takes_part_and_what_it_cannot_say(
+    chosen: dict[str, str], catches_up: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["run", "--dry-run", *options(**{"train.participation": 0.4, **chosen})]
+    assert main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert "5 clients, 2 of them in a round" in shown
+    assert ("sent to catch up, which depends on who is drawn" in shown) is catches_up
+    assert main([*arguments, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["participants"], plan["catches_up"]) == (2, catches_up)
+    if chosen["method.name"] == "fedavg":
+        assert plan["bytes_per_round"]["up_payload"] == 2 * 4 * PARAMETERS
+        assert plan["total_bytes"] == 4 * 2 * 2 * (4 * PARAMETERS + FRAME)
+    assert main(["run", "--dry-run", "--json", *options(**chosen)]) == 0
+    assert not json.loads(capsys.readouterr().out)["catches_up"]
+
+
+def test_bits_of_a_round_are_those_of_participants(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = []
+    for share in ("1", "0.25"):
+        assert main(["bits", "--method", "fedavg", "--set", f"train.participation={share}", "--json"]) == 0
+        rows.append(json.loads(capsys.readouterr().out))
+    assert [row["participants"] for row in rows] == [20, 5]
+    assert rows[0]["up_payload_bits"] == rows[1]["up_payload_bits"]  # one client's
+    assert rows[0]["mib_per_round"] == 4 * rows[1]["mib_per_round"]
+    assert main(["bits", "--set", "train.participation=0.25"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    marked = [line.split()[0].rstrip(",") for line in lines if re.search(r" \+ *$", line)]
+    assert set(marked) == {"zsign", "obcsaa", "obda"}
+
+
+def summary_of(method: str, seed: int, everyone: float | None, catch_up: int, participation: float) -> dict[str, Any]:
+    return {
+        "method": method, "dataset": "digits", "model": "dnn", "seed": seed, "clients": 20, "rounds": 3,
+        "status": "finished", "participation": participation, "parameters": 10, "seconds": 1.0,
+        "accuracy": {"max": 90.0 + seed, "last10": 80.0, "final": 70.0},
+        "everyone": {"accuracy": everyone} if everyone is not None else None,
+        "bytes_per_round": {
+            "up_payload": 1 << 20, "up_framing": 0, "down_payload": 1 << 20, "down_framing": 0, "catch_up": catch_up,
+        },
+    }  # fmt: skip
+
+
+def shown(summaries: list[dict[str, Any]], width: int) -> str:
+    console = Console(width=width, no_color=True, record=True, quiet=False)
+    with console.capture() as captured:
+        console.print(comparison_table(summaries))
+    return captured.get()
+
+
+def test_the_table_has_everyone_and_counts_catching_up_as_received() -> None:
+    """FedAvg moves 2 MiB, the other 1 up and 1 + 2 down, which is half as few."""
+    runs = [summary_of(m, s, 60.0 + s, c, 0.2) for m, c in (("fedavg", 0), ("obda", 2 << 20)) for s in (0, 1)]
+    for width in (80, 140):
+        rows = {line.split()[0]: line.split() for line in shown(runs, width).splitlines() if line.strip()}
+        assert rows["obda"][1:] == ["90.50±0.71", "80.00±0.00", "60.50±0.71", "–", "1.00", "3.00", "0.5×", "1.0"]
+        assert rows["fedavg"][-4:] == ["1.00", "1.00", "1.0×", "1.0"]
+    assert "20 % a round" in shown(runs, 80)
+    assert "everyone" not in shown([summary_of("fedavg", 0, 60.0, 0, 1.0)], 80)
+    assert "60" not in shown([summary_of("fedavg", 0, None, 0, 0.2)], 80)  # interrupted
