@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numba
 import pytest
-import torch
+
+from pfedlms.backend import torch_threads
 
 
 @pytest.fixture(autouse=True)
@@ -15,9 +15,5 @@ def one_thread() -> Iterator[None]:
 
     Tests about threads set their own number, and `run.threads` sets it for the process, which here is pytest's.
     """
-    before = torch.get_num_threads(), numba.get_num_threads()
-    torch.set_num_threads(1)
-    numba.set_num_threads(1)
-    yield
-    torch.set_num_threads(before[0])
-    numba.set_num_threads(before[1])
+    with torch_threads(1):
+        yield

@@ -1,4 +1,4 @@
-"""Random streams: published values, a plain-Python transcription, uniformity, and vectors that must never change."""
+"""Random streams: published values, the second implementation, uniformity, and vectors that must never change."""
 
 from __future__ import annotations
 
@@ -9,51 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_client import fnv1a, row, signs, stream, word
 
 from pfedlms import rng
 
 MASK = (1 << 64) - 1
-GAMMA = 0x9E3779B97F4A7C15
 KEYS = st.integers(0, MASK)
-
-
-# --- the documented definitions, in unbounded Python integers
-# -----------------------------------------------------------
-
-
-def mix(z: int) -> int:
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & MASK
-    z = (z ^ z >> 27) * 0x94D049BB133111EB & MASK
-    return z ^ z >> 31
-
-
-def word(key: int, index: int) -> int:
-    return mix(key + (index + 1) * GAMMA & MASK)
-
-
-def fnv1a(text: str) -> int:
-    value = 0xCBF29CE484222325
-    for byte in text.encode():
-        value = (value ^ byte) * 0x100000001B3 % 2**64
-    return value
-
-
-def plain_stream(seed: int, purpose: str, *counters: int) -> int:
-    key = mix((seed + GAMMA) % 2**64)
-    for part in (fnv1a(purpose), *counters):
-        key = mix((key ^ part % 2**64) + GAMMA & MASK)
-    return key
-
-
-def plain_sign(key: int, index: int) -> int:
-    return -1 if word(key, index // 64) >> index % 64 & 1 else 1
-
-
-def plain_row(key: int, bits: int, x: int) -> int:
-    for r in range(6):
-        x = ((word(key, 2 * r) | 1) * x + word(key, 2 * r + 1)) % 2**bits
-        x ^= x >> max(1, (bits + 1) // 2)
-    return x
 
 
 def chi_square_is_plausible(counts: np.ndarray) -> bool:
@@ -63,8 +24,7 @@ def chi_square_is_plausible(counts: np.ndarray) -> bool:
     return abs(statistic - freedom) < 5 * sqrt(2 * freedom)
 
 
-# --- words and keys
-# -----------------------------------------------------------------------------------------------------
+# --- words and keys ---------------------------------------------------------------------------------------------------
 
 
 def test_words_are_splitmix64() -> None:
@@ -80,7 +40,7 @@ def test_words_are_splitmix64() -> None:
 
 
 def test_fnv1a_has_its_published_values() -> None:
-    """Test vectors of Fowler, Noll and Vo (64-bit FNV-1a), for the transcription the streams below are checked with."""
+    """Test vectors of Fowler, Noll and Vo (64-bit FNV-1a), for the implementation that streams are checked with."""
     assert fnv1a("") == 0xCBF29CE484222325
     assert fnv1a("a") == 0xAF63DC4C8601EC8C
     assert fnv1a("foobar") == 0x85944171F73967E8
@@ -88,7 +48,7 @@ def test_fnv1a_has_its_published_values() -> None:
 
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(KEYS, st.integers(0, 20))
-def test_words_equal_the_transcription(key: int, count: int) -> None:
+def test_words_equal_the_second_implementation(key: int, count: int) -> None:
     assert rng.words(key, count).tolist() == [word(key, index) for index in range(count)]
 
 
@@ -98,8 +58,9 @@ def test_words_equal_the_transcription(key: int, count: int) -> None:
     st.text(st.characters(max_codepoint=127), max_size=12),
     st.lists(st.integers(-3, 2**65), max_size=4),
 )
-def test_stream_equals_the_transcription(seed: int, purpose: str, counters: list[int]) -> None:
-    assert rng.stream(seed, purpose, *counters) == plain_stream(seed, purpose, *counters)
+def test_stream_equals_the_second_implementation(seed: int, purpose: str, counters: list[int]) -> None:
+    """Whatever integers it is given: they count modulo 2^64."""
+    assert rng.stream(seed, purpose, *counters) == stream(seed, purpose, *(c % 2**64 for c in counters))
 
 
 def test_different_names_give_different_streams() -> None:
@@ -134,44 +95,42 @@ def test_words_of_a_device_are_those_of_the_host_bit_for_bit() -> None:
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(KEYS, st.integers(0, 2**63 - 1))
-def test_any_word_of_a_device_equals_the_transcription(key: int, index: int) -> None:
+def test_any_word_of_a_device_equals_the_second_implementation(key: int, index: int) -> None:
     signed = torch.from_numpy(np.array([key], dtype=np.uint64).view(np.int64))
     got = rng.device_words(signed, torch.tensor([index])).numpy().view(np.uint64)
     assert got.tolist() == [word(key, index)]
 
 
-# --- signs
-# --------------------------------------------------------------------------------------------------------------
+# --- signs ------------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(KEYS, st.integers(0, 200))
-def test_signs_equal_the_transcription(key: int, count: int) -> None:
-    signs = rng.signs(key, count)
-    assert signs.dtype == np.float32
-    assert signs.tolist() == [plain_sign(key, index) for index in range(count)]
+def test_signs_equal_the_second_implementation(key: int, count: int) -> None:
+    got = rng.signs(key, count)
+    assert got.dtype == np.float32
+    assert got.tolist() == signs(key, count)
 
 
 def test_signs_are_balanced_and_uncorrelated() -> None:
     count = 1 << 16
-    signs = rng.signs(rng.stream(1, "test"), count).astype(np.float64)
+    drawn = rng.signs(rng.stream(1, "test"), count).astype(np.float64)
     # A sum of n independent signs has standard deviation √n.
-    assert abs(signs.sum()) < 5 * sqrt(count)
+    assert abs(drawn.sum()) < 5 * sqrt(count)
     for lag in (1, 2, 63, 64, 65):
-        assert abs((signs[lag:] * signs[:-lag]).sum()) < 5 * sqrt(count)
+        assert abs((drawn[lag:] * drawn[:-lag]).sum()) < 5 * sqrt(count)
 
 
-# --- rows
-# ---------------------------------------------------------------------------------------------------------------
+# --- rows -------------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(KEYS, st.integers(0, 24), st.integers(0, 30))
-def test_rows_equal_the_transcription(key: int, bits: int, count: int) -> None:
+def test_rows_equal_the_second_implementation(key: int, bits: int, count: int) -> None:
     count = min(count, 1 << bits)
     rows = rng.rows(key, bits, count)
     assert rows.dtype == np.int64
-    assert rows.tolist() == [plain_row(key, bits, x) for x in range(count)]
+    assert rows.tolist() == [row(key, bits, x) for x in range(count)]
 
 
 @pytest.mark.parametrize("bits", [0, 1, 2, 3, 7, 8, 13])
@@ -218,8 +177,7 @@ def test_pairs_of_rows_are_uniform_over_keys(first: int, second: int) -> None:
     assert chi_square_is_plausible(counts[~np.eye(32, dtype=bool)])
 
 
-# --- permutations and generators
-# ----------------------------------------------------------------------------------------
+# --- permutations and generators --------------------------------------------------------------------------------------
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
@@ -246,17 +204,16 @@ def test_generator_is_a_function_of_its_key() -> None:
     assert first != other
 
 
-# --- part of the protocol: these never change
-# -----------------------------------------------------------------------------
+# --- part of the protocol: these never change -------------------------------------------------------------------------
 
 
 def test_frozen_vectors() -> None:
-    """Made by the transcription above; a client in another language must find the same."""
+    """Made by the second implementation; a client in another language must find the same."""
     assert rng.stream(42, "sketch-signs", 3, 1) == 3379134359421790783
     assert rng.stream(42, "partition") == 1130712376729931460
     assert rng.stream(0, "") == 6566800829925814604
-    signs = "".join("+" if sign > 0 else "-" for sign in rng.signs(rng.stream(42, "sketch-signs", 3, 1), 70))
-    assert signs == "+++++-+--+-+--+-+---++--+-++-++++-+++----+-----++-++++-+---+-+-+------"
+    drawn = "".join("+" if sign > 0 else "-" for sign in rng.signs(rng.stream(42, "sketch-signs", 3, 1), 70))
+    assert drawn == "+++++-+--+-+--+-+---++--+-++-++++-+++----+-----++-++++-+---+-+-+------"
     key = rng.stream(42, "sketch-rows", 3, 1)
     assert rng.rows(key, 6, 10).tolist() == [40, 2, 14, 7, 22, 4, 53, 21, 54, 59]
     assert rng.rows(key, 17, 5).tolist() == [119914, 6518, 79889, 34479, 44317]

@@ -9,32 +9,32 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numba import prange
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pfedlms.backend import compiled
+from pfedlms.backend import compiled, share
 
 _PART = 2048  # coordinates whose counters stay in the cache while clients are added to them
-_WORTH_SHARING = 1 << 22  # symbols or counters; waking threads costs more than counting fewer
 _SUM_PART = 4096  # entries of a sum that stay in the cache while clients are added to them
 
 
-def weighted_sum(samples: list[int], values: Tensor, start: Tensor) -> Tensor:
+def weighted_sum(samples: Sequence[int], values: Tensor, start: Tensor) -> Tensor:
     """start + Σ N_k x_k over the leading axis, in float64, one client after another, so that it does not matter how
     clients were grouped."""
     total = start.clone()
-    _add_weighted(total.numpy(), values.contiguous().view(len(values), -1).numpy(), np.array(samples, dtype=np.float64))
+    added = values.contiguous().view(len(values), -1).numpy()
+    weights = np.array(samples, dtype=np.float64)
+    share(_add_weighted, -(-added.shape[1] // _SUM_PART), len(added) * _SUM_PART, total.numpy(), added, weights)
     return total
 
 
-@compiled(parallel=True)
-def _add_weighted(total: NDArray[Any], values: NDArray[Any], weights: NDArray[Any]) -> None:
-    flat, columns = total.reshape(-1), values.shape[1]
-    for part in prange((columns + _SUM_PART - 1) // _SUM_PART):
-        start, stop = part * _SUM_PART, min((part + 1) * _SUM_PART, columns)
+@compiled()
+def _add_weighted(first: int, last: int, total: NDArray[Any], values: NDArray[Any], weights: NDArray[Any]) -> None:
+    flat = total.reshape(-1)
+    for start in range(first * _SUM_PART, min(last * _SUM_PART, len(flat)), _SUM_PART):
         for client in range(len(values)):
-            sums, own = flat[start:stop], values[client, start:stop]
+            sums, own = flat[start : start + _SUM_PART], values[client, start : start + _SUM_PART]
             for i in range(len(own)):
                 sums[i] += np.float64(own[i]) * weights[client]
 
@@ -84,14 +84,14 @@ class Vote:
         needed = np.min_scalar_type(self.total)
         if needed.itemsize > self._counts.dtype.itemsize:
             self._counts = self._counts.astype(needed)
-        count = _count_shared if rows.size > _WORTH_SHARING else _count
-        count(self._counts, rows, np.array(own, dtype=self._counts.dtype))
+        weight = np.array(own, dtype=self._counts.dtype)
+        share(_count, -(-size // _PART), len(rows) * _PART, self._counts, rows, weight)
 
     def result(self) -> NDArray[np.uint8]:
         """Consensus symbols `[size]`."""
         result = np.zeros(len(self._counts), dtype=np.uint8)
-        decide = _majority_shared if self._counts.size > _WORTH_SHARING else _majority
-        decide(self._counts, np.uint64(self.total), result)
+        size, thresholds = self._counts.shape
+        share(_majority, -(-size // _PART), thresholds * _PART, self._counts, np.uint64(self.total), result)
         return result
 
     @property
@@ -100,18 +100,19 @@ class Vote:
 
 
 @compiled()
-def _count_part(counts: NDArray[Any], symbols: NDArray[Any], weights: NDArray[Any], start: int) -> None:
-    own = counts[start : start + _PART]
-    for client in range(len(symbols)):
-        chosen, weight = symbols[client, start : start + _PART], weights[client]
-        for i in range(len(chosen)):
-            if chosen[i] > 0:
-                own[i, chosen[i] - 1] += weight
+def _count(first: int, last: int, counts: NDArray[Any], symbols: NDArray[Any], weights: NDArray[Any]) -> None:
+    for start in range(first * _PART, min(last * _PART, len(counts)), _PART):
+        own = counts[start : start + _PART]
+        for client in range(len(symbols)):
+            chosen, weight = symbols[client, start : start + _PART], weights[client]
+            for i in range(len(chosen)):
+                if chosen[i] > 0:
+                    own[i, chosen[i] - 1] += weight
 
 
 @compiled()
-def _majority_part(counts: NDArray[Any], total: Any, result: NDArray[Any], start: int) -> None:
-    for i in range(start, min(start + _PART, len(counts))):
+def _majority(first: int, last: int, counts: NDArray[Any], total: Any, result: NDArray[Any]) -> None:
+    for i in range(first * _PART, min(last * _PART, len(counts))):
         above, chosen = np.uint64(0), 0
         for t in range(counts.shape[1] - 1, -1, -1):
             above += np.uint64(counts[i, t])
@@ -121,25 +122,18 @@ def _majority_part(counts: NDArray[Any], total: Any, result: NDArray[Any], start
         result[i] = chosen
 
 
-@compiled()
-def _count(counts: NDArray[Any], symbols: NDArray[Any], weights: NDArray[Any]) -> None:
-    for start in range(0, len(counts), _PART):
-        _count_part(counts, symbols, weights, start)
+class WeightedMean:
+    """Σ N_k x_k / Σ N_k for vectors of `size` entries, added up as in `weighted_sum`."""
 
+    def __init__(self, size: int) -> None:
+        self._sum, self._weight = torch.zeros(size, dtype=torch.float64), 0
 
-@compiled(parallel=True)
-def _count_shared(counts: NDArray[Any], symbols: NDArray[Any], weights: NDArray[Any]) -> None:
-    for part in prange((len(counts) + _PART - 1) // _PART):
-        _count_part(counts, symbols, weights, part * _PART)
+    def add(self, samples: Sequence[int], values: Tensor) -> WeightedMean:
+        """Add some clients' vectors `[clients, size]`."""
+        self._sum = weighted_sum(samples, values, self._sum)
+        self._weight += sum(samples)
+        return self
 
-
-@compiled()
-def _majority(counts: NDArray[Any], total: Any, result: NDArray[Any]) -> None:
-    for start in range(0, len(counts), _PART):
-        _majority_part(counts, total, result, start)
-
-
-@compiled(parallel=True)
-def _majority_shared(counts: NDArray[Any], total: Any, result: NDArray[Any]) -> None:
-    for part in prange((len(counts) + _PART - 1) // _PART):
-        _majority_part(counts, total, result, part * _PART)
+    def result(self) -> Tensor:
+        """In float64."""
+        return self._sum / self._weight

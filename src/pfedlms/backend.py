@@ -1,85 +1,177 @@
-"""How CPU kernels are compiled, and how work is spread over threads."""
+"""Where an operation runs (plain torch, CPU kernels, GPU kernels), and how CPU kernels are compiled and share threads.
+
+Every room of fast operations (`sketch`, `pull`, `step`) holds the definition in torch in its `__init__`, kernels for
+CPUs in `cpu` and for GPUs in `gpu`, and asks `backend_of` which one takes a tensor. Under `with plain():` all of them
+run their definition.
+"""
 
 from __future__ import annotations
 
+import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
-from importlib import import_module
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import numba
 import torch
+from torch import Tensor
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Item = TypeVar("Item")
 
-_WORKERS = 4  # beyond, threads wait for the interpreter rather than for arithmetic
+_WORKERS = 8  # threads that call torch: beyond, they wait for the interpreter rather than for arithmetic
+_WORTH_WAKING = 1 << 18  # numbers to go over for each thread; waking one takes as long as some ten thousand
+_TURNS = 4  # pieces of work for each thread, so that one on a busy core does fewer of them
+
+_plain = False
+
+
+def compiled() -> Callable[[Function], Function]:
+    """`numba.njit` for kernels: compiled at the first call, cached on disk, typed as the function it wraps.
+
+    Without fastmath, because the order of float operations is part of the protocol; with NumPy's error model, so that
+    a division by zero gives what IEEE 754 says instead of an exception and loops can be vectorised. Without numba's
+    own threads, which set PyTorch's thread count and wait for work by spinning: see `share`.
+    """
+    return cast(Callable[[Function], Function], numba.njit(cache=True, nogil=True, error_model="numpy"))
+
+
+def backend_of(values: Tensor) -> Literal["plain", "cpu", "gpu"]:
+    """Which of a room's three ways takes `values`."""
+    if _plain:
+        return "plain"
+    if values.is_cuda:
+        return "gpu" if values.dtype == torch.float32 and has_triton() else "plain"
+    return "cpu" if values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64) else "plain"
+
+
+@cache
+def has_triton() -> bool:
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+@contextmanager
+def plain() -> Iterator[None]:
+    """Within it every room runs its definition in torch, on all threads of the process."""
+    global _plain
+    before, _plain = _plain, True
+    try:
+        yield
+    finally:
+        _plain = before
 
 
 class _Here(threading.local):
-    shares = True
-    """Whether kernels called from this thread may use others."""
+    threads: int | None = None
+    """How many threads work that begins in this one may use; as many as PyTorch's operators, unless told."""
+    shared = False
+    """Whether this thread does one part of some work while others do the rest."""
 
 
 _here = _Here()
 
 
-def compiled(*, parallel: bool = False) -> Callable[[Function], Function]:
-    """`numba.njit` for kernels: compiled at the first call, cached on disk, typed as the function it wraps.
-
-    Without fastmath, because the order of float operations is part of the protocol; with NumPy's error model, so that
-    a division by zero gives what IEEE 754 says instead of an exception and loops can be vectorised.
-    """
-
-    def decorate(function: Function) -> Function:
-        return cast(Function, numba.njit(cache=True, nogil=True, error_model="numpy", parallel=parallel)(function))
-
-    return decorate
+def threads() -> int:
+    """How many threads work that begins here may use."""
+    return torch.get_num_threads() if _here.threads is None else _here.threads
 
 
 @contextmanager
-def plain() -> Iterator[None]:
-    """Everything as it is defined, in plain PyTorch, while the context lasts."""
-    yield
-
-
-def use_threads(count: int) -> None:
-    """Let kernels use `count` threads, or as many of them as numba has."""
-    numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
-
-
-@cache
-def triton_kernels(module: str) -> Any:
-    """A module of kernels for GPUs, or None where Triton is not installed."""
+def torch_threads(count: int) -> Iterator[None]:
+    """Within it PyTorch's operators use `count` threads each; this is a setting of the thread that calls them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
     try:
-        return import_module(f"pfedlms.{module}")
-    except ImportError:
-        return None
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
-def shares_work() -> bool:
-    """Whether a kernel should spread its work over threads: not from a thread of `spread`."""
-    return _here.shares
+@contextmanager
+def own_threads() -> Iterator[None]:
+    """Within it PyTorch's operators run on one thread each, and `spread` and `share` have the threads they had.
+
+    An operator that uses several waits for all of them, and many are short: on cores that are busy with other jobs
+    such waiting takes many times as long as the work. `with torch_threads(threads()):` is for long ones inside of it.
+    """
+    before, _here.threads = _here.threads, threads()
+    try:
+        with torch_threads(1):
+            yield
+    finally:
+        _here.threads = before
 
 
-def spread(work: Callable[[Item], None], items: Sequence[Item]) -> None:
+def spread(work: Callable[[Item], object], items: Sequence[Item]) -> None:
     """`work` on every item, on several threads at once, each with its share of PyTorch's threads."""
-    threads = torch.get_num_threads()
-    workers = min(threads, _WORKERS, len(items))
+    workers = 1 if _here.shared else min(threads(), _WORKERS, len(items))
     if workers <= 1:
         for item in items:
             work(item)
         return
+    of_threads, of_torchs, before = threads() // workers, max(1, torch.get_num_threads() // workers), _here.threads
 
-    def begin() -> None:
-        _here.shares = False
+    def within_its_share(item: Item) -> None:
+        _here.threads = of_threads
+        torch.set_num_threads(of_torchs)
+        work(item)
 
-    torch.set_num_threads(threads // workers)
     try:
-        with ThreadPoolExecutor(workers, initializer=begin) as pool:
-            list(pool.map(work, items))
+        with torch_threads(of_torchs):
+            _together(within_its_share, items, workers)
     finally:
-        torch.set_num_threads(threads)
+        _here.threads = before
+
+
+def share(kernel: Callable[..., None], tasks: int, cost: int, *arguments: Any) -> None:
+    """`kernel(first, last, *arguments)`, a compiled function, on the tasks 0 to `tasks` − 1, by several threads where
+    it pays; a task goes over about `cost` numbers, and writes what no other one writes."""
+    workers = 1 if _here.shared else min(threads(), tasks, tasks * cost // _WORTH_WAKING)
+    if workers <= 1:
+        kernel(0, tasks, *arguments)
+        return
+    pieces = min(tasks, _TURNS * workers)
+    ends = [tasks * number // pieces for number in range(pieces + 1)]
+    _together(lambda piece: kernel(ends[piece], ends[piece + 1], *arguments), range(pieces), workers)
+
+
+def _together(work: Callable[[Item], object], items: Sequence[Item], workers: int) -> None:
+    """`work` on every item, each done by whichever of `workers` threads comes first, of which the caller's is one."""
+    waiting = deque(items)
+
+    def take() -> None:
+        _here.shared = True
+        try:
+            while waiting:
+                try:
+                    item = waiting.popleft()
+                except IndexError:  # another thread was faster
+                    return
+                work(item)
+        finally:
+            _here.shared = False
+            waiting.clear()  # after an error nobody goes on
+
+    others = [_pool(os.getpid()).submit(take) for _ in range(workers - 1)]
+    try:
+        take()
+    finally:
+        # Those that have not begun by now need not, so nobody waits for a busy core.
+        begun = [other for other in others if not other.cancel()]
+        errors = [other.exception() for other in begun]
+    for error in filter(None, errors):
+        raise error
+
+
+@cache
+def _pool(process: int) -> ThreadPoolExecutor:
+    """Threads that wait for work asleep; a forked process has none of its parent's."""
+    return ThreadPoolExecutor(256, thread_name_prefix="pfedlms")

@@ -14,7 +14,10 @@ Words depend on their index alone, so any part of a stream can be computed anywh
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -91,23 +94,41 @@ def signs(key: int, count: int) -> NDArray[np.float32]:
     return np.asarray(1.0 - 2.0 * bits, dtype=np.float32)
 
 
-def rows(key: int, bits: int, count: int) -> NDArray[np.int64]:
-    """`count` distinct integers below 2^bits: the images of 0, 1, … under a keyed bijection, O(count) anywhere.
+def device_signs(key: Tensor, count: int) -> Tensor:
+    """`signs` of the stream `key` (int64, without axes) on its device, as int8."""
+    index = torch.arange(-(-count // 64), device=key.device)
+    bits = device_words(key, index).unsqueeze(1) >> torch.arange(64, device=key.device)
+    return (1 - 2 * (bits & 1)).to(torch.int8).flatten()[:count]
 
-    The bijection on `bits`-bit integers is, six times over (r = 0..5), with a_r = word(2r) | 1 and b_r = word(2r + 1):
+
+def rows(key: int, bits: int, count: int) -> NDArray[np.int64]:
+    """`count` distinct integers below 2^bits: the images of 0, 1, … under a keyed bijection, O(count) anywhere."""
+    if count > 1 << bits:
+        raise ValueError(f"rows: got count {count}, expected at most 2^{bits}; there are no more distinct rows")
+    constants = row_constants(np.array([key], dtype=np.uint64))[:, 0]
+    return np.asarray(row_images(np.arange(count), constants, bits), dtype=np.int64)
+
+
+def row_constants(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """a_0, b_0, a_1, … of the row bijections of some streams: `[12, keys]`, modulo 2^64 as int64."""
+    with np.errstate(over="ignore"):
+        steps = np.arange(1, 2 * _ROUNDS + 1, dtype=np.uint64) * np.uint64(_GAMMA)
+        constants = _mixed(steps[:, None] + keys)
+    constants[::2] |= np.uint64(1)
+    return constants.view(np.int64)
+
+
+def row_images(x: Any, constants: Any, bits: int) -> Any:
+    """Images of `x`, an int64 array or tensor, under the bijection of `bits`-bit integers with these constants.
+
+    The bijection is, six times over (r = 0..5), with a_r = word(2r) | 1 and b_r = word(2r + 1):
 
         x ← (a_r x + b_r) mod 2^bits;   x ← x xor (x >> ceil(bits / 2))        (shift by at least one)
     """
-    if count > 1 << bits:
-        raise ValueError(f"rows: got count {count}, expected at most 2^{bits}; there are no more distinct rows")
-    constants = words(key, 2 * _ROUNDS)
-    mask, shift = np.uint64((1 << bits) - 1), np.uint64(max(1, (bits + 1) // 2))
-    x = np.arange(count, dtype=np.uint64)
-    with np.errstate(over="ignore"):
-        for r in range(_ROUNDS):
-            x = (x * (constants[2 * r] | np.uint64(1)) + constants[2 * r + 1]) & mask
-            x ^= x >> shift
-    return x.astype(np.int64)
+    for r in range(_ROUNDS):
+        x = (x * constants[2 * r] + constants[2 * r + 1]) & ((1 << bits) - 1)
+        x = x ^ (x >> max(1, (bits + 1) // 2))
+    return x
 
 
 def uniforms(key: int, count: int) -> NDArray[np.float64]:

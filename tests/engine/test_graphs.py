@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -15,10 +15,16 @@ from pfedlms.engine.graphs import Replayed, flat, rebuilt
 from pfedlms.methods.contract import Objective
 
 
+class Place(NamedTuple):
+    start: int
+    offset: Tensor
+
+
 @dataclass(frozen=True)
 class Inner:
     scale: float
     rows: Tensor
+    place: Place = field(default_factory=lambda: Place(3, torch.tensor([1, 2])))
 
     @cached_property
     def doubled(self) -> Tensor:
@@ -52,7 +58,7 @@ def test_other_tensors_are_the_same_computation() -> None:
     assert kind(nested(0.0)) == kind(nested(5.0))
     tensors: list[Tensor] = []
     flat(nested(5.0), tensors)
-    assert [value.tolist() for value in tensors] == [[5.0, 5.0, 5.0], [5.0], 7]
+    assert [value.tolist() for value in tensors] == [[5.0, 5.0, 5.0], [1, 2], [5.0], 7]
 
 
 DIFFERENT = {
@@ -97,6 +103,7 @@ def test_a_rebuilt_value_has_the_tensors_given_and_nothing_computed(make: Any) -
     assert all(one is other for one, other in zip(again, tensors, strict=True))
     if isinstance(copy, Nested):
         assert copy.inner.doubled.tolist() == [4.0] * 3
+        assert copy.inner.place.start == 3
 
 
 @pytest.mark.parametrize(

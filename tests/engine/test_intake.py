@@ -13,13 +13,12 @@ import pytest
 import torch
 from torch import nn
 
+import factories
+from factories import seeded
 from pfedlms.data.federated import from_pairs
 from pfedlms.engine import Federation, RoundReport
 from pfedlms.engine import exchange as engine_exchange
-from pfedlms.engine.training import TrainSettings
 from pfedlms.errors import QuorumError
-from pfedlms.methods import METHODS
-from pfedlms.models.forward import CohortModel
 from pfedlms.wire import SERVER, frame, unpack
 
 CLIENTS = 4
@@ -36,7 +35,7 @@ def frames(monkeypatch: pytest.MonkeyPatch) -> Frames:
     made: Frames = {}
 
     def spy(message: Any, values: Any, **header: Any) -> bytes:
-        data = frame(message, values, **header)
+        data = bytes(frame(message, values, **header))
         made[message.kind, header["round"], header["sender"]] = data
         return data
 
@@ -51,14 +50,10 @@ def federation(link: Link = engine_exchange.perfect_link, *, method: str = "pfed
         count = 7 + 3 * client
         part = (draw.normal(size=(count, 8)).astype(np.float32), draw.integers(0, 3, count))
         pairs.append((part, part))
-    torch.manual_seed(3)
-    model = CohortModel(
-        nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 1, bias=False), nn.Linear(1, 3)), torch.device("cpu")
-    )
-    chosen = {"thresholds": THRESHOLDS, "ratio": 0.4} if method == "pfedlms" else {}
-    settings = METHODS[method].Settings(**chosen)
-    train = TrainSettings(local_steps=2, batch_size=4, learning_rate=0.1, momentum=0.0, weight_decay=1e-4)
-    return Federation(METHODS[method], settings, model, from_pairs(pairs), train, seed=99, link=link, **options)
+    module = seeded(lambda: nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 1, bias=False), nn.Linear(1, 3)), 3)
+    if method == "pfedlms":
+        options |= {"thresholds": THRESHOLDS, "ratio": 0.4}
+    return factories.federation(method, from_pairs(pairs), module, link=link, local_steps=2, batch_size=4, **options)
 
 
 def played(link: Link, rounds: int = 1, **options: Any) -> tuple[Federation, list[RoundReport]]:

@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from method_tools import CLIENTS, DIM, HIDDEN, SEED, Post, Sent, digits, federation, overheard
 from torch import nn
 
+from factories import CLIENTS, DIM, HIDDEN, SEED, Post, Sent, digits, federation, overheard
 from pfedlms.engine import Federation
-from pfedlms.engine.training import TrainSettings
 from pfedlms.methods import METHODS
 from pfedlms.models import Cohort
 from pfedlms.settings import problems
@@ -123,14 +122,12 @@ CASES = [
     Case("pfedlms", True, whole_one_bit, whole_one_bit, {"thresholds": 1, "layerwise": False, "refresh": 2}),
 ]
 
-TRAIN = TrainSettings(local_steps=3, batch_size=16, learning_rate=0.1, momentum=0.5, weight_decay=1e-4)
-
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 every_method = pytest.mark.parametrize("name", METHODS)
 
 
 def federation_of(case: Case, **options: Any) -> Federation:
-    return federation(case.method, train=TRAIN, **options, **case.settings)
+    return federation(case.method, momentum=0.5, **options, **case.settings)
 
 
 def play(chosen: Federation, rounds: int = 3) -> None:
@@ -230,8 +227,7 @@ def majority_accuracy() -> float:
 @every_case
 def test_learns(case: Case) -> None:
     """Personal models beat each client's majority class by far; a global model is far above the 10 % of chance."""
-    train = TrainSettings(local_steps=5, batch_size=32, learning_rate=0.1, momentum=0.0, weight_decay=1e-4)
-    chosen = federation(case.method, train=train, **{**case.settings, **case.learns_with})
+    chosen = federation(case.method, local_steps=5, batch_size=32, **{**case.settings, **case.learns_with})
     chosen.start()
     for _ in range(12):
         report = chosen.play_round(evaluate_global=True)
@@ -400,11 +396,10 @@ PULLED = [case for case in CASES if "strength" in {each.name for each in fields(
 def test_no_strength_is_local_exactly(case: Case) -> None:
     """Messages still travel, but every client's model and momentum are those of local training, bit for bit; and with
     some strength they are not."""
-    alone, without = (
-        federation("local", train=TRAIN),
-        federation(case.method, train=TRAIN, **{**case.settings, "strength": 0.0}),
+    alone, without, pulled = (
+        federation("local", momentum=0.5),
+        *(federation(case.method, momentum=0.5, **{**case.settings, "strength": each}) for each in (0.0, 0.01)),
     )
-    pulled = federation(case.method, train=TRAIN, **{**case.settings, "strength": 0.01})
     for each in (alone, without, pulled):
         play(each)
     for name in ("params", "momentum"):

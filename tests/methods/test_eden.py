@@ -7,11 +7,13 @@ from itertools import pairwise
 from math import erf, exp, inf, pi, sqrt
 
 import numpy as np
+import plain_client as plain
 import pytest
 import torch
-from method_tools import cohort_of, federation, hadamard, hold, normal, plain_signs, plain_stream, power_of_two, task_of
 from torch import Tensor
 
+from definitions import hadamard, signs_of
+from factories import cohort_of, federation, hold, normal, task_of
 from pfedlms.methods.eden import Codec, QuantisedUpdates, chunks_of
 from pfedlms.quantise import lloyd_max
 
@@ -47,12 +49,6 @@ def test_centroids_are_the_published_ones(bits: int) -> None:
     assert boundaries.tolist() == pytest.approx([(a + b) / 2 for a, b in pairwise(centroids)])
 
 
-def test_centroids_of_one_two_and_three_bits_to_four_digits() -> None:
-    assert lloyd_max(2)[0][1] == pytest.approx(sqrt(2 / pi), abs=1e-7)
-    assert lloyd_max(4)[0][2:].tolist() == pytest.approx([0.4528, 1.5104], abs=6e-5)
-    assert lloyd_max(8)[0][4:].tolist() == pytest.approx([0.2451, 0.7560, 1.3439, 2.1519], abs=6e-5)
-
-
 @pytest.mark.parametrize("bits", [1, 2, 3, 6])
 def test_centroids_are_the_means_of_their_cells(bits: int) -> None:
     """The condition of optimality, with the error function and not with `statistics.NormalDist`."""
@@ -71,7 +67,7 @@ def test_centroids_are_the_means_of_their_cells(bits: int) -> None:
 def test_chunks_cover_the_vector_without_waste(dim: int) -> None:
     chunks = chunks_of(dim)
     assert sum(length for length, _ in chunks) == dim
-    assert all(padded == power_of_two(length) for length, padded in chunks)
+    assert all(padded == plain.padded(length) for length, padded in chunks)
     assert all(padded == length for length, padded in chunks[:-1])
     assert [padded for _, padded in chunks] == sorted((padded for _, padded in chunks), reverse=True)
     assert sum(padded for _, padded in chunks) - dim < 2**10
@@ -97,12 +93,10 @@ def dense_estimate(x: np.ndarray, bits: int, seed: int, round: int, client: int)
     while at < len(x):
         left = len(x) - at
         length = left if left < 1024 else 1 << left.bit_length() - 1
-        padded = power_of_two(length)
+        padded = plain.padded(length)
         piece = np.zeros(padded)
         piece[:length] = x[at : at + length]
-        rotation = (
-            hadamard(padded) * plain_signs(plain_stream(seed, "eden", round, client, number), padded) / sqrt(padded)
-        )
+        rotation = hadamard(padded) * signs_of(padded, seed, "eden", round, client, number) / sqrt(padded)
         y, norm = rotation @ piece, np.linalg.norm(piece)
         q = levels[np.abs(sqrt(padded) * y[:, None] / norm - levels).argmin(axis=1)]
         parts.append((norm**2 / (q @ y) * (rotation.T @ q))[:length])

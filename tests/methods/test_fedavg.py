@@ -1,4 +1,4 @@
-"""FedAvg: the weighted mean by hand, and distributed gradient descent as its limit. `local` is plain SGD."""
+"""FedAvg: the weighted mean by hand, and distributed gradient descent as its limit."""
 
 from __future__ import annotations
 
@@ -6,24 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from method_tools import (
-    cohort_of,
-    exact_steps,
-    hold,
-    normal,
-    overheard,
-    small_batches,
-    small_data,
-    small_module,
-    worker_of,
-)
-from torch import Tensor, nn
+from torch import nn
 
-from pfedlms.engine import Federation
-from pfedlms.engine.training import TrainSettings
-from pfedlms.methods import METHODS
+from factories import cohort_of, federation, hold, normal, overheard, small_data, small_module
 from pfedlms.methods.fedavg import Average
-from pfedlms.models import CohortModel
 from pfedlms.wire import SERVER
 
 
@@ -67,10 +53,9 @@ def test_equal_models_stay_as_they_are() -> None:
 def test_one_step_on_all_samples_is_distributed_gradient_descent() -> None:
     """E = 1 and full batches: the models sent down are those of gradient descent on all samples together, float64."""
     data, rate = small_data(8, 8, 8), 0.3
-    model = CohortModel(small_module(), torch.device("cpu"))
-    train = TrainSettings(local_steps=1, batch_size=8, learning_rate=rate, momentum=0.0, weight_decay=0.0)
+    train = {"local_steps": 1, "batch_size": 8, "learning_rate": rate, "weight_decay": 0.0}
     with overheard() as messages:
-        chosen = Federation(METHODS["fedavg"], METHODS["fedavg"].Settings(), model, data, train, seed=7)
+        chosen = federation("fedavg", data, small_module(), **train)
         chosen.start()
         for _ in range(4):
             chosen.play_round()
@@ -86,23 +71,6 @@ def test_one_step_on_all_samples_is_distributed_gradient_descent() -> None:
                 parameter -= rate * gradient
         expected = nn.utils.parameters_to_vector(module.parameters())
         torch.testing.assert_close(torch.from_numpy(sent).double(), expected.detach(), rtol=1e-5, atol=1e-6)
-
-
-def test_local_is_plain_sgd() -> None:
-    """θ ← θ − η (∇f + μθ), five steps against float64 autograd."""
-    data, train = small_data(9, 4, 20), TrainSettings(5, 8, 0.2, 0.0, 0.05)
-    model = CohortModel(small_module(), torch.device("cpu"))
-    params = 0.5 * normal(3, model.layout.dim, seed=6)
-    cohort = cohort_of(params, samples=data.samples)
-    worker = worker_of(model, data, train, seed=7)
-    after, _ = worker.train(cohort, METHODS["local"](None, None).objective(cohort, 0), phase=1)  # type: ignore[arg-type]
-
-    def nothing(flat: Tensor, features: Tensor, labels: Tensor) -> Tensor:
-        return flat.new_zeros(())
-
-    for client in range(3):
-        expected = exact_steps(params[client], small_batches(data, client, 1, train, seed=7), train, nothing)
-        torch.testing.assert_close(after.params[client].double(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_shared_statistics_are_averaged_and_counted() -> None:

@@ -6,27 +6,26 @@ from math import nan
 
 import pytest
 import torch
-from method_tools import (
+from torch import Tensor
+
+from definitions import exact_module, exact_steps, small_batches
+from factories import (
+    SMALL_DIM,
+    SMALL_LAYERS,
     Work,
     cohort_of,
-    exact_module,
-    exact_steps,
     hold,
     normal,
-    small_batches,
     small_data,
     small_module,
     task_of,
     worker_of,
 )
-from torch import Tensor
-
 from pfedlms.engine.training import TrainSettings
 from pfedlms.errors import UsageError
 from pfedlms.methods import Task
 from pfedlms.methods.contract import Objective
 from pfedlms.methods.fedproto import FedProto, FedProtoSettings, MeanPrototypes, NearPrototypes
-from pfedlms.models import CohortModel
 from pfedlms.wire import HEADER_BYTES
 
 # --- prototypes -------------------------------------------------------------------------------------------------------
@@ -80,9 +79,8 @@ def test_mean_features_against_a_plain_loop() -> None:
     """One sample after another through torch's own module in float64; clients of 9, 4 and 600 samples (more than an
     evaluation batch), each without one class."""
     data = small_data(9, 4, 600)
-    model = CohortModel(small_module(), torch.device("cpu"))
-    params = normal(3, model.layout.dim, seed=6)
-    worker = worker_of(model, data, TrainSettings(1, 4, 0.1, 0.0, 0.0), seed=0)
+    params = normal(3, SMALL_DIM, seed=6)
+    worker = worker_of(small_module(), data, TrainSettings(1, 4, 0.1, 0.0, 0.0), seed=0)
     for ids in ([0, 1, 2], [1], [2]):
         cohort = cohort_of(params[ids], ids, [data.samples[k] for k in ids])
         means, counts = worker.class_features(cohort)
@@ -134,15 +132,14 @@ def test_local_steps_follow_the_objective(strength: float) -> None:
     """Three steps of CE + λ MSE + μ/2 ‖θ‖² against float64 autograd through the whole model; class 1 has no
     prototype."""
     data, train = small_data(9, 12, 20), TrainSettings(3, 8, 0.2, 0.0, 0.03)
-    model = CohortModel(small_module(), torch.device("cpu"))
-    params, prototypes = 0.5 * normal(3, model.layout.dim, seed=6), normal(4, 6, seed=7)
+    params, prototypes = 0.5 * normal(3, SMALL_DIM, seed=6), normal(4, 6, seed=7)
     held = torch.tensor([True, False, True, False])
-    task = task_of(model.layout.dim)
+    task = task_of(SMALL_DIM)
     cohort = cohort_of(params, samples=data.samples).with_heard(prototypes=prototypes, held=held)
     objective = FedProto(Task(**{**vars(task), "feature_size": 6, "classes": 4}), FedProtoSettings(strength)).objective(
         cohort, 0
     )
-    after, _ = worker_of(model, data, train, seed=7).train(cohort, objective, phase=2)
+    after, _ = worker_of(small_module(), data, train, seed=7).train(cohort, objective, phase=2)
 
     def pull(flat: Tensor, features: Tensor, labels: Tensor) -> Tensor:
         known = [(f - prototypes[y].double()) ** 2 for f, y in zip(features, labels, strict=True) if held[y]]
@@ -161,9 +158,9 @@ def test_a_model_without_features_is_refused() -> None:
 def test_the_features_of_one_linear_layer_are_the_samples_and_pull_nothing() -> None:
     """So local steps are those of cross-entropy alone."""
     train, data = TrainSettings(3, 4, 0.1, 0.0, 0.0), small_data(9, 7)
-    model = CohortModel(small_module()[:1], torch.device("cpu"))
-    cohort = model.cohort((0, 1), data.samples, with_momentum=False)
-    worker = worker_of(model, data, train, seed=8)
+    module = small_module()[:1]
+    cohort = cohort_of(normal(2, SMALL_LAYERS[0]), samples=data.samples)
+    worker = worker_of(module, data, train, seed=8)
     alone, _ = worker.train(cohort, Objective(), 1)
     pulled, _ = worker.train(cohort, NearPrototypes(normal(4, 4), torch.ones(4, dtype=torch.bool), 2.0), 1)
     assert torch.equal(pulled.params, alone.params)

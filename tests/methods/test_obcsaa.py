@@ -7,28 +7,17 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from method_tools import (
-    CLIENTS,
-    DIM,
-    Post,
-    cohort_of,
-    dense_phi,
-    federation,
-    hold,
-    layout_of,
-    normal,
-    overheard,
-    power_of_two,
-    task_of,
-)
+from plain_client import padded
 from torch import Tensor
 
+from definitions import dense_phi
+from factories import CLIENTS, DIM, Post, cohort_of, federation, hold, layout_of, normal, overheard, task_of
 from pfedlms.methods.obcsaa import OBCSAASettings, SparseDirections, biht, largest
 from pfedlms.sketch import Sketch
 
 
 def sketch_of(dim: int, measured: int, seed: int = 0) -> Sketch:
-    return Sketch(layout_of(dim), measured / power_of_two(dim), seed, epoch=0)
+    return Sketch(layout_of(dim), measured / padded(dim), seed, epoch=0)
 
 
 def sparse(dim: int, kept: int, seed: int) -> Tensor:

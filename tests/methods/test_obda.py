@@ -5,30 +5,26 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from method_tools import (
-    SEED,
+from torch import Tensor, nn
+
+from definitions import exact_module, signs_of, small_batches
+from factories import (
+    SMALL_DIM,
     Post,
     Work,
     cohort_of,
-    exact_module,
     federation,
     hold,
     normal,
     overheard,
-    plain_signs,
-    plain_stream,
-    small_batches,
     small_data,
     small_module,
     task_of,
     worker_of,
 )
-from torch import Tensor, nn
-
 from pfedlms.data import FederatedData
 from pfedlms.engine.training import TrainSettings
 from pfedlms.methods.obda import MajorityOfGradients
-from pfedlms.models import CohortModel
 from pfedlms.wire import SERVER
 
 STEP = 0.25
@@ -36,7 +32,7 @@ STEP = 0.25
 
 def coin(seed: int, round: int, count: int) -> np.ndarray:
     """The coin of every coordinate, in plain Python."""
-    return plain_signs(plain_stream(seed, "obda-coin", round), count)
+    return signs_of(count, seed, "obda-coin", round)
 
 
 def vote_on(signs: Tensor, round: int = 0, seed: int = 5, samples: list[int] | None = None) -> Tensor:
@@ -142,11 +138,10 @@ def test_the_sign_is_that_of_the_gradient_at_the_common_model() -> None:
     """Against float64 autograd, for clients whose own models are elsewhere; coordinates within rounding of zero are
     left out, and there are hardly any."""
     data, train = small_data(9, 4, 20), TrainSettings(3, 8, 0.1, 0.0, 0.02)
-    model = CohortModel(small_module(), torch.device("cpu"))
-    common = normal(model.layout.dim, seed=8) * 0.5
-    task = task_of(model.layout.dim, weight_decay=train.weight_decay)
-    cohort = cohort_of(normal(3, model.layout.dim, seed=9), samples=data.samples, model=common)
-    exchange, worker = MajorityOfGradients(task, STEP), worker_of(model, data, train, seed=7)
+    common = normal(SMALL_DIM, seed=8) * 0.5
+    task = task_of(SMALL_DIM, weight_decay=train.weight_decay)
+    cohort = cohort_of(normal(3, SMALL_DIM, seed=9), samples=data.samples, model=common)
+    exchange, worker = MajorityOfGradients(task, STEP), worker_of(small_module(), data, train, seed=7)
     for round in (0, 4):
         _, values = exchange.client_send(cohort, round, worker)
         sent = values["signs"]
@@ -213,8 +208,7 @@ def test_the_copy_that_was_trained_is_dropped() -> None:
 
 def test_the_trained_copy_is_fine_tuned_from_the_model() -> None:
     """After a round P-acc is above G-acc: the copy has taken E steps on its client's data."""
-    train = TrainSettings(5, 32, 0.1, 0.0, 0.0)
-    chosen = federation("obda", seed=SEED, train=train, step=0.01)
+    chosen = federation("obda", local_steps=5, batch_size=32, step=0.01)
     chosen.start()
     for _ in range(6):
         report = chosen.play_round(evaluate_global=True)

@@ -9,31 +9,25 @@ from math import log, sqrt
 import numpy as np
 import pytest
 import torch
-from method_tools import (
+from torch import Tensor
+
+from definitions import dense_phi, exact_steps, hadamard, rows_kept, signs_of, small_batches
+from factories import (
+    SMALL_DIM,
     cohort_of,
-    dense_phi,
-    exact_steps,
     federation,
-    hadamard,
     hold,
     normal,
     overheard,
-    plain_signs,
-    plain_stream,
-    small_batches,
     small_data,
     small_module,
     task_of,
     worker_of,
 )
-from torch import Tensor
-
-from pfedlms import rng
 from pfedlms.engine.training import TrainSettings
 from pfedlms.methods.consensus import Sketches, VoteOnSigns, model
 from pfedlms.methods.pfed1bs import PFed1BS, PFed1BSSettings
 from pfedlms.methods.pfedlms import PFedLMS, PFedLMSSettings
-from pfedlms.models import CohortModel
 from pfedlms.sketch import Sketch
 from pfedlms.wire import SERVER
 
@@ -48,7 +42,7 @@ def penalty(theta: Tensor, phi: Tensor, consensus: Tensor, settings: PFed1BSSett
     return settings.strength * (smooth / settings.sharpness - consensus * y).sum()
 
 
-def some_consensus(size: int, seed: int = 0) -> Tensor:
+def some_signs(size: int, seed: int = 0) -> Tensor:
     return torch.where(normal(size, seed=seed) >= 0, 1.0, -1.0)
 
 
@@ -61,7 +55,7 @@ def test_gradient_of_the_objective(sizes: tuple[int, ...], sharpness: float) -> 
     """Against float64 autograd; the sketch is of the whole model, with m = floor(0.5 n) rows."""
     dim = sum(sizes)
     settings = PFed1BSSettings(ratio=0.5, strength=0.3, sharpness=sharpness)
-    theta, consensus = normal(3, dim, seed=2, dtype=torch.float64), some_consensus(dim // 2)
+    theta, consensus = normal(3, dim, seed=2, dtype=torch.float64), some_signs(dim // 2)
     phi = torch.from_numpy(dense_phi(dim, dim // 2, SEED))
     expected = []
     for own in theta:
@@ -80,14 +74,12 @@ def test_gradient_of_the_objective(sizes: tuple[int, ...], sharpness: float) -> 
 def test_local_steps_follow_the_whole_objective() -> None:
     """f + λ (…) + μ/2 ‖θ‖², three SGD steps against float64 autograd; μ is the weight decay."""
     data, train = small_data(9, 12, 20), TrainSettings(3, 8, 0.2, 0.0, 0.05)
-    model = CohortModel(small_module(), torch.device("cpu"))
-    dim = model.layout.dim
     settings = PFed1BSSettings(ratio=0.5, strength=0.1, sharpness=3.0)
-    params, consensus = 0.5 * normal(3, dim, seed=6), some_consensus(dim // 2)
-    phi = torch.from_numpy(dense_phi(dim, dim // 2, SEED))
+    params, consensus = 0.5 * normal(3, SMALL_DIM, seed=6), some_signs(SMALL_DIM // 2)
+    phi = torch.from_numpy(dense_phi(SMALL_DIM, SMALL_DIM // 2, SEED))
     cohort = cohort_of(params, samples=data.samples).with_heard(consensus=consensus)
-    objective = PFed1BS(task_of(dim, seed=SEED), settings).objective(cohort, 0)
-    after, _ = worker_of(model, data, train, seed=7).train(cohort, objective, phase=2)
+    objective = PFed1BS(task_of(SMALL_DIM, seed=SEED), settings).objective(cohort, 0)
+    after, _ = worker_of(small_module(), data, train, seed=7).train(cohort, objective, phase=2)
     for client in range(3):
         expected = exact_steps(
             params[client],
@@ -142,8 +134,7 @@ DIM, KEPT = 256, 64
 def balanced_params(clients: int) -> Tensor:
     """Models whose sketch is known exactly and has mean zero: θ = D H Sᵀ u with small integers u in pairs of opposite
     sign, so that Φθ = N u / √m without rounding before the last product."""
-    signs = plain_signs(plain_stream(SEED, "sketch-signs", 0, 0), DIM)
-    rows = rng.rows(plain_stream(SEED, "sketch-rows", 0, 0), DIM.bit_length() - 1, KEPT)
+    signs, rows = signs_of(DIM, SEED, "sketch-signs", 0, 0), rows_kept(DIM, KEPT, SEED)
     random = np.random.default_rng(8)
     params = []
     for _ in range(clients):
@@ -179,7 +170,7 @@ def test_one_threshold_votes_like_pfed1bs_when_the_mean_is_zero() -> None:
 
 def test_one_threshold_pulls_like_pfed1bs_in_the_limit() -> None:
     """ρ → 0 and γ → ∞: both pull with λ Φᵀ(sign(Φθ) − v) wherever Φθ is not zero."""
-    task, consensus = task_of(DIM, seed=SEED), some_consensus(KEPT, seed=3)
+    task, consensus = task_of(DIM, seed=SEED), some_signs(KEPT, seed=3)
     cohort = cohort_of(normal(2, DIM, seed=4)).with_heard(
         consensus=(consensus > 0).to(torch.uint8), thresholds=torch.zeros(1, 1), deviation=torch.ones(1)
     )

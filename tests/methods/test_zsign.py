@@ -7,9 +7,9 @@ from math import erf, pi, sqrt
 import numpy as np
 import pytest
 import torch
-from method_tools import CLIENTS, DIM, Post, cohort_of, federation, hold, normal, task_of
 from torch import Tensor
 
+from factories import CLIENTS, DIM, Post, cohort_of, federation, hold, normal, task_of
 from pfedlms.errors import UsageError
 from pfedlms.methods.zsign import SumOfSigns, ZSign, ZSignSettings
 from pfedlms.models import Cohort

@@ -10,10 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
 
-from pfedlms.models import CohortModel, forward
-from pfedlms.models.stacked import Chain, StackedLayers
+from pfedlms.models import CohortModel
+from pfedlms.models.stacked import Stacked
+from pfedlms.models.way import Pass, Single
 
 CPU = torch.device("cpu")
 CLIENTS, BATCH = 3, 5
@@ -40,19 +40,15 @@ class Pair:
         for client, own in enumerate(self.plain):
             for number, parameter in enumerate(own.parameters()):
                 parameter.data += 0.3 * normal(*parameter.shape, seed=10 * client + number)
-        self.layers = StackedLayers(self.module, folds=True)
+        self.way = Stacked(Single(self.module), folds=True)
         each = [dict(own.named_parameters()) for own in self.plain]
         self.named = {name: torch.stack([own[name].detach() for own in each]).requires_grad_() for name in each[0]}
         kept = [dict(own.named_buffers()) for own in self.plain]
         self.buffers = {name: torch.stack([own[name] for own in kept]) for name in kept[0]}
 
     def forward(self, x: Tensor, *, training: bool, places: Mapping[str, Tensor] | None = None) -> Tensor:
-        def call(named: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> Tensor:
-            return functional_call(self.module, (named, buffers), (x,))
-
-        self.module.train(training)
-        with self.layers.on(places or {}):
-            return vmap(call, randomness="different")(self.named, self.buffers, x)
+        outputs, _ = self.way.forward(Pass(self.named, dict(places or {}), self.buffers, x, training, False))
+        return outputs
 
     def gradients(self, x: Tensor, places: Mapping[str, Tensor]) -> dict[str, Tensor]:
         loss = self.forward(x, training=True, places=places).square().sum()
@@ -163,28 +159,6 @@ def test_a_layer_is_as_it_was_outside_of_a_stack() -> None:
         torch.testing.assert_close(ours.grad, theirs.grad)
 
 
-@pytest.fixture
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cohorts on the CPU take the way that they take on a GPU."""
-    monkeypatch.setattr(forward, "_LOOP_ON_CPU", ())
-    monkeypatch.setattr(forward, "StackedLayers", lambda module, folds: StackedLayers(module, folds=True))
-
-
-def test_an_average_over_all_batches_is_found_to_be_none_for_stacks(as_on_a_gpu: None) -> None:
-    """Batch norm with a momentum of None takes a number out of a tensor: clients go one by one, and are right."""
-    module = nn.Sequential(nn.Flatten(), nn.Linear(6, 4), nn.BatchNorm1d(4, momentum=None))
-    plain = [copy.deepcopy(module) for _ in range(CLIENTS)]
-    model = CohortModel(module, CPU)
-    clients = model.cohort((0, 1, 2), (1, 1, 1), with_momentum=False)
-    x = normal(CLIENTS, BATCH, 6).float()
-    with pytest.warns(UserWarning, match="one after another"):
-        outputs, _ = model.forward(clients.params, clients.buffers, x, training=True)
-    for client, own in enumerate(plain):
-        torch.testing.assert_close(outputs[client], own.train()(x[client]))
-        for name, value in own.named_buffers():
-            torch.testing.assert_close(clients.buffers[name][client], value)
-
-
 def partly_frozen() -> nn.Module:
     module = network()
     for parameter in (module[0].weight, module[1].bias, module[8].weight, *module[9].parameters()):
@@ -192,7 +166,7 @@ def partly_frozen() -> nn.Module:
     return module
 
 
-def test_what_is_frozen_is_shared_by_all_clients(as_on_a_gpu: None) -> None:
+def test_what_is_frozen_is_shared_by_all_clients() -> None:
     """It reaches the stacked layers without a clients axis."""
     model, plain = CohortModel(made(partly_frozen), CPU), [made(partly_frozen) for _ in range(CLIENTS)]
     params = normal(CLIENTS, model.layout.dim)
@@ -200,7 +174,7 @@ def test_what_is_frozen_is_shared_by_all_clients(as_on_a_gpu: None) -> None:
         nn.utils.vector_to_parameters(own, [value for value in module.parameters() if value.requires_grad])
     buffers = model.cohort((0, 1, 2), (1, 1, 1), with_momentum=False).buffers
     x, out = normal(CLIENTS, BATCH, 4, 6, 6), torch.full_like(params, torch.nan)
-    assert model.stacks(params, buffers, x)
+    model._way = Stacked(model._single, folds=True)
     model.gradient(out, params, buffers, x, squares)
     for client, module in enumerate(plain):
         loss = module.train()(x[client]).square().sum() / 2
@@ -275,11 +249,9 @@ def test_a_layer_used_twice_adds_its_gradients_up() -> None:
 
 
 def squares(rows: slice, outputs: Tensor, features: Tensor | None) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Half the squared length of outputs and of features, whose gradients are themselves; those of a first layer are
-    the samples."""
-    ends = [end for end in (outputs, features) if end is not None and end.requires_grad]
-    losses = sum(end.detach().flatten(1).square().sum(dim=1) / 2 for end in ends)
-    return losses, ends, [end.detach().clone() for end in ends]
+    """Half the squared length of outputs, whose gradients are themselves."""
+    given = outputs.detach()
+    return given.flatten(1).square().sum(dim=1) / 2, [outputs], [given.clone()]
 
 
 def test_the_flat_gradient_of_a_layer_used_twice_is_that_of_autograd() -> None:
@@ -293,123 +265,3 @@ def test_the_flat_gradient_of_a_layer_used_twice_is_that_of_autograd() -> None:
     torch.testing.assert_close(out, expected)
     halves = [module(own).square().sum() / 2 for own, module in zip(x, pair.plain, strict=True)]
     torch.testing.assert_close(losses, torch.stack(halves))
-
-
-# --- chains
-
-
-def hooked(kind: str) -> nn.Module:
-    module = nn.Sequential(nn.Linear(6, 4), nn.ReLU())
-    getattr(module[1], kind)(lambda *given: None)
-    return module
-
-
-def frozen() -> nn.Module:
-    module = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
-    module[0].bias.requires_grad_(False)
-    return module
-
-
-def tied() -> nn.Module:
-    module = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
-    module[1].weight = module[0].weight
-    return module
-
-
-def repeated(part: nn.Module) -> nn.Module:
-    return nn.Sequential(part, nn.Linear(6, 6), part)
-
-
-class OwnLinear(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * super().forward(x)
-
-
-class OwnSequential(nn.Sequential):
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * super().forward(x)
-
-
-class Wrapped(nn.Module):
-    """No chain, whatever is in it."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x)
-
-
-def chain_of(module: nn.Module) -> Chain | None:
-    return Chain.of(module, {name for name, value in module.named_parameters() if value.requires_grad})
-
-
-POINTWISE: dict[str, Factory] = {
-    "in place": partial(nn.ReLU, inplace=True),
-    "leaky": partial(nn.LeakyReLU, 0.2),
-    "approximate": partial(nn.GELU, approximate="tanh"),
-    **{kind.__name__: kind for kind in (nn.ReLU, nn.ELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity)},
-}
-
-
-def with_pointwise(kind: Factory) -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 5), kind(), nn.Flatten(), nn.Linear(15, 4), kind())
-
-
-CHAINS: dict[str, Factory] = {
-    "one layer": lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 4)),
-    "nested": lambda: nn.Sequential(
-        nn.Sequential(nn.Linear(4, 5, bias=False), nn.Tanh()),
-        nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(15, 6)), nn.Sequential()),
-        nn.Linear(6, 4),
-    ),
-    **{name: partial(with_pointwise, kind) for name, kind in POINTWISE.items()},
-}
-
-
-@pytest.mark.parametrize("factory", CHAINS.values(), ids=CHAINS)
-def test_a_chain_has_the_bits_of_the_same_module_under_vmap(factory: Factory) -> None:
-    """Outputs and features, in training and evaluation, losses and gradients, with and without a slope at features."""
-    module = made(factory).float()
-    assert chain_of(module) is not None
-    chain, other = CohortModel(copy.deepcopy(module), CPU), CohortModel(Wrapped(module), CPU)
-    params = chain.initial + normal(CLIENTS, chain.layout.dim, seed=3).float()
-    x = normal(CLIENTS, BATCH, 3, 4, seed=4).float()
-    assert other.stacks(params, {}, x)
-    for training in (True, False):
-        ways = [model.forward(params, {}, x.clone(), training=training, features=True) for model in (chain, other)]
-        assert all(torch.equal(ours, theirs) for ours, theirs in zip(*ways, strict=True))
-    for features in (True, False):
-        out = torch.full((2, *params.shape), torch.nan)
-        losses = [
-            model.gradient(own, params, {}, x.clone(), squares, features)
-            for own, model in zip(out, (chain, other), strict=True)
-        ]
-        assert torch.equal(losses[0], losses[1])
-        assert torch.equal(out[0], out[1])
-
-
-NO_CHAINS: dict[str, Factory] = {
-    "dropout": lambda: nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5)),
-    "flatten from axis 2": lambda: nn.Sequential(nn.Flatten(start_dim=2), nn.Linear(6, 4)),
-    "flatten to axis 2": lambda: nn.Sequential(nn.Flatten(1, 2), nn.Linear(6, 4)),
-    "batch norm": lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)),
-    "softmax": lambda: nn.Sequential(nn.Linear(6, 4), nn.Softmax(dim=1)),
-    "own linear": lambda: nn.Sequential(OwnLinear(6, 4)),
-    "own sequential": lambda: OwnSequential(nn.Linear(6, 4)),
-    "own module": lambda: Wrapped(nn.Linear(6, 4)),
-    "weight norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 4)),
-    "hook": lambda: hooked("register_forward_hook"),
-    "hook before": lambda: hooked("register_forward_pre_hook"),
-    "frozen": frozen,
-    "tied": tied,
-    "repeated linear": lambda: repeated(nn.Linear(6, 6)),
-    "repeated pointwise": lambda: repeated(nn.ReLU()),
-    "repeated block": lambda: repeated(nn.Sequential(nn.Linear(6, 6), nn.ReLU())),
-}
-
-
-@pytest.mark.parametrize("factory", NO_CHAINS.values(), ids=NO_CHAINS)
-def test_what_is_more_than_linear_and_pointwise_layers_in_a_row_is_no_chain(factory: Factory) -> None:
-    assert chain_of(factory()) is None

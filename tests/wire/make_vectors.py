@@ -29,7 +29,21 @@ from pfedlms.methods import METHODS, Task
 from pfedlms.models.layout import Layer, Layout
 from pfedlms.quantise import normal_quantiles, symbols_of, thresholds_of
 from pfedlms.sketch.hadamard import fwht_
-from pfedlms.wire import SERVER, Floats, Intake, Mask, MaskedRows, Message, Scalar, Signs, Symbols, frame, pack
+from pfedlms.wire import (
+    HEADER_BYTES,
+    SERVER,
+    Field,
+    Floats,
+    Intake,
+    Mask,
+    MaskedRows,
+    Message,
+    Scalar,
+    Signs,
+    Symbols,
+    frame,
+    pack,
+)
 from pfedlms.wire.codec import block_shape
 
 FILE = Path(__file__).with_name("vectors.json")
@@ -163,33 +177,37 @@ def packed() -> list[dict[str, Any]]:
     return entries
 
 
+def payload(values: dict[str, np.ndarray], *parts: Field) -> str:
+    return frame(Message(0, parts), values, round=0, sender=0, samples=1, digest=bytes(8))[HEADER_BYTES:].hex()
+
+
 def fields() -> list[dict[str, Any]]:
     mask = np.array([1, 0, 1, 1, 0, 0, 0, 0, 0, 1], dtype=bool)
     rows = floats(20, 5).reshape(10, 2) * mask[:, None]
     chosen, signs = symbols(12, 3, 6), rng.signs(6, 11)
     vector, scalar = floats(3, 7), np.float32([2.5])
-    masked = Message(0, (Mask("mask", 10), MaskedRows("rows", "mask", 10, 2)))
+    masked = (Mask("mask", 10), MaskedRows("rows", "mask", 10, 2))
     return [
         {
             "field": "symbols",
             "segments": [7, 5],
             "levels": 3,
             "symbols": chosen.tolist(),
-            "payload": Symbols("x", (7, 5), 3).encode({"x": chosen}).hex(),
+            "payload": payload({"x": chosen}, Symbols("x", (7, 5), 3)),
         },
         {
             "field": "signs",
             "signs": sign_text(signs),
-            "payload": Signs("x", 11).encode({"x": signs}).hex(),
+            "payload": payload({"x": signs}, Signs("x", 11)),
         },
-        {"field": "floats", "values": bits32(vector), "payload": Floats("x", 3).encode({"x": vector}).hex()},
-        {"field": "scalar", "values": bits32(scalar), "payload": Scalar("x").encode({"x": scalar}).hex()},
-        {"field": "mask", "mask": mask.astype(int).tolist(), "payload": Mask("x", 10).encode({"x": mask}).hex()},
+        {"field": "floats", "values": bits32(vector), "payload": payload({"x": vector}, Floats("x", 3))},
+        {"field": "scalar", "values": bits32(scalar), "payload": payload({"x": scalar}, Scalar("x"))},
+        {"field": "mask", "mask": mask.astype(int).tolist(), "payload": payload({"x": mask}, Mask("x", 10))},
         {
             "field": "masked rows",
             "mask": mask.astype(int).tolist(),
             "rows": [bits32(row) for row in rows],
-            "payload": masked.encode({"mask": mask, "rows": rows}).hex(),
+            "payload": payload({"mask": mask, "rows": rows}, *masked),
         },
     ]
 

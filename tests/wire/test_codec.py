@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pfedlms.errors import DecodeError
-from pfedlms.wire import Symbols, kernels
-from pfedlms.wire.codec import block_shape, pack, packed_size, unpack
+from pfedlms.wire import Floats, Message, Signs, Symbols, kernels
+from pfedlms.wire.codec import Segments, block_shape, pack, packed_size, unpack
 
 ALL_LEVELS = range(2, 257)
 POWERS = [2, 4, 8, 16, 32, 64, 128, 256]
@@ -320,6 +320,87 @@ def test_the_result_is_new_and_writable(levels: int) -> None:
     assert symbols.flags.c_contiguous
 
 
+# Segments, between bytes and symbols that belong to others.
+
+
+def between(count: int, dtype: type[np.generic] = np.uint8) -> tuple[np.ndarray, np.ndarray]:
+    """An array, and `count` items in its middle; not aligned to a word."""
+    whole = np.full(count + 40, 77, dtype)
+    return whole, whole[19 : 19 + count]
+
+
+def untouched(whole: np.ndarray) -> bool:
+    return bool((whole[:19] == 77).all() and (whole[-21:] == 77).all())
+
+
+@pytest.mark.parametrize("levels", [2, 3, 4, 8, 10, 128, 255, 256])
+def test_segments_touch_nothing_beside_them(levels: int) -> None:
+    unit = 8 * reference_block(levels)
+    for counts in [(n,) for n in (0, 1, 7, 63, 64, 65, 64 + unit, 65 + unit, 72 + 2 * unit)] + [
+        (5, 0, 1, 64 + unit, 3, 200),
+        (64 + unit, 64 + unit),
+        (),
+    ]:
+        segments = Segments(counts, levels)
+        symbols = random_symbols(sum(counts), levels)
+        parts = np.split(symbols, np.cumsum(counts)[:-1]) if counts else []
+        expected = b"".join(reference_pack(part, levels) for part in parts)
+        assert (segments.symbols, segments.bytes) == (len(symbols), len(expected))
+        stream, packed = between(segments.bytes)
+        segments.pack(symbols, packed.data)
+        assert packed.tobytes() == expected
+        assert untouched(stream)
+        row, unpacked = between(segments.symbols)
+        segments.unpack(packed.data, unpacked)
+        np.testing.assert_array_equal(unpacked, symbols)
+        assert untouched(row)
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.float32])
+def test_yes_and_no_and_signs_are_symbols_of_two_levels(dtype: type[np.generic]) -> None:
+    no = -1 if dtype == np.float32 else 0
+    for count in range(150):
+        symbols = random_symbols(count, 2)
+        values = np.where(symbols == 1, 1, no).astype(dtype)
+        stream, packed = between(packed_size(count, 2))
+        Segments((count,), 2).pack(values, packed.data)
+        assert packed.tobytes() == reference_pack(symbols, 2)
+        assert untouched(stream)
+        row, unpacked = between(count, np.float32)
+        if dtype == np.bool_:
+            unpacked = np.empty(count, np.bool_)
+        Segments((count,), 2).unpack(packed.data, unpacked)
+        np.testing.assert_array_equal(unpacked, values)
+        assert untouched(row)
+
+
+def test_the_segment_and_block_that_are_wrong_are_named() -> None:
+    # 4 symbols of 3 levels take 7 bits, 2 take 4, 31 a block of 46 bits and one of 4, together 7 bytes.
+    segments = Segments((4, 2, 31), 3)
+    good = bytearray(segments.bytes)
+    for at, value, message in (
+        (0, 0x80, "got last byte 0x80, expected only its lowest 7"),
+        (0, 81, r"block 0: got 81, expected below 3\*\*4 = 81"),
+        (1, 9, r"block 0: got 9, expected below 3\*\*2 = 9"),
+        (1, 0x10, "got last byte 0x10, expected only its lowest 4"),
+        (8, 0x04, "got last byte 0x04, expected only its lowest 2"),
+        (8, 0x03, r"block 1: got 12, expected below 3\*\*2 = 9"),
+    ):
+        bad = good.copy()
+        bad[at] = value
+        with pytest.raises(DecodeError, match=message):
+            segments.unpack(bad, np.empty(37, np.uint8))
+
+
+def test_segments_of_another_size() -> None:
+    segments = Segments((5, 3), 8)
+    for symbols, room in ((7, 4), (8, 3), (8, 5), (9, 4)):
+        with pytest.raises(ValueError, match=rf"got shape \[{symbols}\] for {room} bytes, expected \[8\], .* for 4"):
+            segments.pack(np.zeros(symbols, np.uint8), bytearray(room))
+    with pytest.raises(ValueError, match=r"got shape \[7\] for 4 bytes"):
+        segments.unpack(bytes(4), np.empty(7, np.uint8))
+
+
 def test_each_kernel_is_compiled_once() -> None:
     """Compiling costs a fraction of a second; inputs of any kind must not make it happen again."""
     symbols = random_symbols(100, 2)
@@ -328,7 +409,19 @@ def test_each_kernel_is_compiled_once() -> None:
             data = pack(given_as, levels)
             for received in (data, bytearray(data)):
                 unpack(received, 100, levels)
-        field = Symbols("symbols", (60, 40), levels)
-        field.decode(memoryview(field.encode({"symbols": symbols})), {})
-    for kernel in (kernels.pack_bits, kernels.unpack_bits, kernels.pack_blocks, kernels.unpack_blocks):
+    fields = (Symbols("x", (60, 40), 3), Signs("x", 100), Floats("x", 100), Floats("x", 100, minimum=0))
+    for message in (Message(0, (field,)) for field in fields):
+        for values in (symbols, symbols.astype(np.float32), np.frombuffer(symbols.tobytes(), np.uint8)):
+            payload = bytearray(1 + message.max_bytes)
+            for at in (0, 1):  # floats of which only one is aligned
+                part = memoryview(payload)[at : at + message.max_bytes]
+                message.write({"x": values}, part)
+                message.read(part.toreadonly(), {"x": message.room(2)["x"][1]})
+    for kernel in (
+        kernels.pack_segments,
+        kernels.unpack_segments,
+        kernels.pack_signs,
+        kernels.unpack_signs,
+        kernels.copy_finite,
+    ):
         assert len(kernel.signatures) == 1

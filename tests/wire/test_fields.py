@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,15 +18,39 @@ quick = settings(deadline=None, max_examples=60)  # the first example may compil
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
-def round_trip(fields: tuple[Field, ...], values: dict[str, Any]) -> dict[str, Any]:
-    """The decoded values, once the bytes are as many as declared and encode again to themselves."""
+def encoded(values: dict[str, Any], *fields: Field) -> bytes:
     message = Message(0, fields)
-    payload = message.encode(values)
+    payload = bytearray(message.size(values))
+    message.write(values, memoryview(payload))
+    return bytes(payload)
+
+
+def decoded(payload: bytes, *fields: Field, into: dict[str, Any] | None = None) -> Any:
+    """The values of all fields, or the value of the only one."""
+    values = Message(0, fields).read(memoryview(payload).toreadonly(), into)
+    assert list(values) == [field.name for field in fields]
+    return values if len(fields) > 1 else values[fields[0].name]
+
+
+def round_trip(fields: tuple[Field, ...], values: dict[str, Any]) -> dict[str, Any]:
+    """The decoded values, once the bytes are as many as declared, encode again to themselves and give the same in the
+    row of a room, beside which nothing is touched."""
+    message = Message(0, fields)
+    payload = encoded(values, *fields)
     assert len(payload) <= message.max_bytes == sum(field.max_bytes for field in fields)
-    decoded = message.decode(memoryview(payload))
-    assert list(decoded) == [field.name for field in fields]
-    assert message.encode(decoded) == payload
-    return decoded
+    new = message.read(memoryview(payload))
+    assert encoded(new, *fields) == payload
+    room = message.room(3)
+    for array in room.values():
+        array.view(np.uint8)[:] = 171
+    row = {name: array[1] for name, array in room.items()}
+    there = message.read(memoryview(payload), row)
+    for field in fields:
+        assert there[field.name] is row[field.name]
+        assert (new[field.name].dtype, new[field.name].shape) == (field.dtype, field.shape)
+        assert there[field.name].tobytes() == new[field.name].tobytes()
+        assert (room[field.name][::2].view(np.uint8) == 171).all()
+    return new
 
 
 # Bytes worked by hand.
@@ -33,30 +58,30 @@ def round_trip(fields: tuple[Field, ...], values: dict[str, Any]) -> dict[str, A
 
 def test_symbols_by_hand() -> None:
     # Levels 3: 1 + 2*3 = 7 in 4 bits; then 2 + 0*3 + 1*9 = 11 in 5 bits. Each segment begins a byte.
-    assert Symbols("x", (2, 3), 3).encode({"x": np.uint8([1, 2, 2, 0, 1])}).hex() == "070b"
+    assert encoded({"x": np.uint8([1, 2, 2, 0, 1])}, Symbols("x", (2, 3), 3)).hex() == "070b"
 
 
 def test_signs_by_hand() -> None:
     # +1 sets a bit, zero counts as +1: bits 0, 2 and 8.
     values = np.float32([1, -1, 0.0, -2, -3, -1, -1, -1e-30, 5])
-    assert Signs("x", 9).encode({"x": values}).hex() == "0501"
-    decoded = Signs("x", 9).decode(memoryview(bytes.fromhex("0501")), {})
-    assert decoded.dtype == np.float32
-    assert decoded.tolist() == [1, -1, 1, -1, -1, -1, -1, -1, 1]
+    assert encoded({"x": values}, Signs("x", 9)).hex() == "0501"
+    signs = decoded(bytes.fromhex("0501"), Signs("x", 9))
+    assert signs.dtype == np.float32
+    assert signs.tolist() == [1, -1, 1, -1, -1, -1, -1, -1, 1]
 
 
 def test_floats_by_hand() -> None:
-    assert Floats("x", 2).encode({"x": np.float64([1, -2])}).hex() == "0000803f000000c0"
-    assert Scalar("x").encode({"x": np.float32([0.5])}).hex() == "0000003f"
+    assert encoded({"x": np.float64([1, -2])}, Floats("x", 2)).hex() == "0000803f000000c0"
+    assert encoded({"x": np.float32([0.5])}, Scalar("x")).hex() == "0000003f"
 
 
 def test_masked_rows_by_hand() -> None:
     # Rows 1 and 2 of three: mask 0b110, then two floats a row.
     fields = (Mask("mask", 3), MaskedRows("rows", "mask", 3, 2))
     values = {"mask": np.array([False, True, True]), "rows": np.float32([[9, 9], [1, 2], [3, 4]])}
-    payload = Message(0, fields).encode(values)
+    payload = encoded(values, *fields)
     assert payload.hex() == "06" + "0000803f00000040" + "0000404000008040"
-    assert Message(0, fields).decode(memoryview(payload))["rows"].tolist() == [[0, 0], [1, 2], [3, 4]]
+    assert decoded(payload, *fields)["rows"].tolist() == [[0, 0], [1, 2], [3, 4]]
 
 
 # Round trips.
@@ -68,24 +93,24 @@ def test_masked_rows_by_hand() -> None:
 )
 def test_symbols(levels: int, segments: list[int], seed: int) -> None:
     symbols = np.random.default_rng(seed).integers(0, levels, sum(segments)).astype(np.uint8)
-    decoded = round_trip((Symbols("x", tuple(segments), levels),), {"x": symbols})["x"]
-    assert decoded.dtype == np.uint8
-    np.testing.assert_array_equal(decoded, symbols)
+    result = round_trip((Symbols("x", tuple(segments), levels),), {"x": symbols})["x"]
+    assert result.dtype == np.uint8
+    np.testing.assert_array_equal(result, symbols)
 
 
 @quick
 @given(st.lists(st.sampled_from([-1.0, 1.0]), min_size=1, max_size=50))
 def test_signs(values: list[float]) -> None:
-    decoded = round_trip((Signs("x", len(values)),), {"x": np.float32(values)})["x"]
-    assert decoded.tolist() == values
+    result = round_trip((Signs("x", len(values)),), {"x": np.float32(values)})["x"]
+    assert result.tolist() == values
 
 
 @quick
 @given(st.lists(finite, max_size=20))
 def test_floats(values: list[float]) -> None:
-    decoded = round_trip((Floats("x", len(values)),), {"x": np.float32(values)})["x"]
-    assert decoded.dtype == np.float32
-    assert decoded.tobytes() == np.float32(values).tobytes()  # also the sign of a zero
+    result = round_trip((Floats("x", len(values)),), {"x": np.float32(values)})["x"]
+    assert result.dtype == np.float32
+    assert result.tobytes() == np.float32(values).tobytes()  # also the sign of a zero
 
 
 @quick
@@ -101,10 +126,10 @@ def test_masks_and_masked_rows(mask: list[bool], width: int, data: st.DataObject
     rows = np.float32(data.draw(st.lists(row, min_size=len(mask), max_size=len(mask))))
     fields = (Mask("mask", len(mask)), MaskedRows("rows", "mask", len(mask), width))
     values = {"mask": np.array(mask), "rows": rows}
-    decoded = round_trip(fields, values)
-    assert decoded["mask"].tolist() == mask
-    np.testing.assert_array_equal(decoded["rows"], np.where(np.array(mask)[:, None], rows, 0))
-    assert len(Message(0, fields).encode(values)) == (len(mask) + 7) // 8 + 4 * width * sum(mask)
+    result = round_trip(fields, values)
+    assert result["mask"].tolist() == mask
+    np.testing.assert_array_equal(result["rows"], np.where(np.array(mask)[:, None], rows, 0))
+    assert len(encoded(values, *fields)) == (len(mask) + 7) // 8 + 4 * width * sum(mask)
 
 
 @pytest.mark.parametrize(
@@ -113,17 +138,70 @@ def test_masks_and_masked_rows(mask: list[bool], width: int, data: st.DataObject
     ids=repr,
 )
 def test_examples_are_valid_and_of_the_largest_size(field: Field) -> None:
-    payload = Message(0, (field,)).encode({"x": field.example()})
+    payload = encoded({"x": field.example()}, field)
     assert len(payload) == field.max_bytes
-    np.testing.assert_array_equal(Message(0, (field,)).decode(memoryview(payload))["x"], field.example())
+    np.testing.assert_array_equal(decoded(payload, field), field.example())
 
 
 def test_example_of_masked_rows() -> None:
     message = Message(0, (Mask("mask", 10), MaskedRows("rows", "mask", 10, 3)))
-    assert len(message.encode(message.example())) == message.max_bytes == 2 + 120
+    assert len(encoded(message.example(), *message.fields)) == message.max_bytes == 2 + 120
+
+
+@pytest.mark.parametrize("offset", range(4))
+def test_floats_at_any_byte(offset: int) -> None:
+    """After a mask of one byte floats are not aligned, whatever buffer they come in."""
+    fields = (Mask("mask", 3), Floats("x", 50))
+    values = {"mask": np.ones(3, bool), "x": np.random.default_rng(1).normal(size=50).astype(np.float32)}
+    payload = bytearray(offset + 201)
+    part = memoryview(payload)[offset:]
+    Message(0, fields).write(values, part)
+    assert part == b"\7" + values["x"].tobytes()
+    assert decoded(part, *fields)["x"].tobytes() == values["x"].tobytes()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_long_vectors_are_cut_over_threads(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    monkeypatch.setattr("pfedlms.wire.pieces.PIECE", 1 << 10)
+    torch.set_num_threads(threads)
+    values = np.random.default_rng(2).normal(size=5000).astype(np.float32)
+    assert round_trip((Floats("x", 5000),), {"x": values})["x"].tobytes() == values.tobytes()
+    for at in (0, 1023, 1024, 4999):
+        bad = values.copy()
+        bad[at:] = np.inf  # also in every piece behind
+        with pytest.raises(DecodeError, match=f"got inf at position {at}, expected"):
+            decoded(bad.tobytes(), Floats("x", 5000))
 
 
 # Refusals.
+
+
+@pytest.mark.parametrize(
+    ("field", "shape"),
+    [(Floats("x", 3), (4,)), (Floats("x", 3), (1,)), (Signs("x", 9), (8,)), (Symbols("x", (2, 3), 3), (4,)),
+     (Mask("x", 3), (1, 3))],
+    ids=repr,
+)  # fmt: skip
+def test_values_of_another_shape(field: Field, shape: tuple[int, ...]) -> None:
+    expected = rf"field 'x': got shape \[{', '.join(map(str, shape))}\], expected \[{field.shape[0]}\]"
+    with pytest.raises(ValueError, match=expected):
+        encoded({"x": np.zeros(shape, field.dtype)}, field)
+
+
+@pytest.mark.parametrize(
+    "room",
+    [
+        np.empty(4, np.float32),
+        np.empty((1, 3), np.float32),
+        np.empty(3, np.float64),
+        np.empty(6, np.float32)[::2],
+        np.frombuffer(bytes(12), np.float32),
+    ],
+    ids=["longer", "deeper", "wider", "gaps", "read-only"],
+)
+def test_room_that_does_not_fit(room: np.ndarray) -> None:
+    with pytest.raises(ValueError, match=r"room for field 'x': got float.*, expected float32 \[3\], contiguous"):
+        decoded(bytes(12), Floats("x", 3), into={"x": room})
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -132,42 +210,41 @@ def test_floats_that_are_not_finite(bad: float, at: int) -> None:
     values = np.zeros(3, np.float32)
     values[at] = bad
     with pytest.raises(DecodeError, match=rf"field 'x': got {bad} at position {at}, expected a finite number"):
-        Floats("x", 3).decode(memoryview(values.tobytes()), {})
+        decoded(values.tobytes(), Floats("x", 3))
 
 
 def test_floats_below_the_minimum() -> None:
     bounded = Floats("x", 2, minimum=0.0)
     with pytest.raises(DecodeError, match="at position 1, expected a finite number of at least 0"):
-        bounded.decode(memoryview(struct.pack("<2f", 0.0, -1e-40)), {})  # subnormal numbers count, too
-    assert bounded.decode(memoryview(struct.pack("<2f", -0.0, 0.0)), {}).tolist() == [0, 0]
+        decoded(struct.pack("<2f", 0.0, -1e-40), bounded)  # subnormal numbers count, too
+    assert decoded(struct.pack("<2f", -0.0, 0.0), bounded).tolist() == [0, 0]
 
 
 def test_masked_rows_that_are_not_finite() -> None:
-    message = Message(0, (Mask("mask", 2), MaskedRows("rows", "mask", 2, 1)))
     with pytest.raises(DecodeError, match="field 'rows': got nan"):
-        message.decode(memoryview(b"\2" + struct.pack("<f", np.nan)))
+        decoded(b"\2" + struct.pack("<f", np.nan), Mask("mask", 2), MaskedRows("rows", "mask", 2, 1))
 
 
 @pytest.mark.parametrize("field", [Symbols("x", (3,), 3), Signs("x", 3), Mask("x", 3)], ids=repr)
 def test_bits_after_the_end(field: Field) -> None:
     with pytest.raises(DecodeError, match="last byte 0x80"):
-        field.decode(memoryview(b"\x80"), {})
+        decoded(b"\x80", field)
 
 
 def test_symbols_out_of_range() -> None:
     # Three symbols of 3 levels take 5 bits, and 27 … 31 stand for nothing.
-    assert Symbols("x", (3,), 3).decode(memoryview(bytes([26])), {}).tolist() == [2, 2, 2]
+    assert decoded(bytes([26]), Symbols("x", (3,), 3)).tolist() == [2, 2, 2]
     for value in range(27, 32):
         with pytest.raises(DecodeError, match=f"got {value}, expected below 3"):
-            Symbols("x", (3,), 3).decode(memoryview(bytes([value])), {})
+            decoded(bytes([value]), Symbols("x", (3,), 3))
 
 
 def test_a_payload_must_end_with_its_last_field() -> None:
-    message = Message(0, (Floats("a", 1), Mask("mask", 3), MaskedRows("rows", "mask", 3, 1)))
+    fields = (Floats("a", 1), Mask("mask", 3), MaskedRows("rows", "mask", 3, 1))
     full = struct.pack("<f", 1.0) + b"\5" + struct.pack("<2f", 2.0, 3.0)
-    assert message.decode(memoryview(full))["rows"].ravel().tolist() == [2, 0, 3]
+    assert decoded(full, *fields)["rows"].ravel().tolist() == [2, 0, 3]
     for length, missing in ((0, "a"), (3, "a"), (4, "mask"), (5, "rows"), (12, "rows")):
         with pytest.raises(TruncatedError, match=f"up to field '{missing}'"):
-            message.decode(memoryview(full[:length]))
+            decoded(full[:length], *fields)
     with pytest.raises(OversizedError, match="got 14 bytes, expected 13"):
-        message.decode(memoryview(full + b"\0"))
+        decoded(full + b"\0", *fields)

@@ -95,6 +95,33 @@ def test_any_buffer_is_taken(kind: type) -> None:
     assert intake().accept(kind(good())).sender == 1
 
 
+def test_a_buffer_is_used_again() -> None:
+    buffer = bytearray(b"?" * 90)
+    for values in (VALUES, {"mean": VALUES["variance"], "variance": VALUES["variance"]}):
+        header = {"round": 3, "sender": 1, "samples": 17, "digest": DIGEST}
+        there = frame(STATISTICS, values, **header, out=buffer)
+        assert isinstance(there, memoryview)
+        assert there.obj is buffer
+        assert bytes(there) == frame(STATISTICS, values, **header) == buffer[:56]
+        assert buffer[56:] == b"?" * 34
+        row = {name: array[2] for name, array in STATISTICS.room(4).items()}
+        received = intake().accept(there, row)
+        assert all(received.values[name] is row[name] for name in row)
+        assert {name: value.tolist() for name, value in row.items()} == {n: v.tolist() for n, v in values.items()}
+
+
+def test_a_buffer_that_is_too_small() -> None:
+    with pytest.raises(ValueError, match="out: got 55 bytes, expected 56 or more"):
+        good(out=bytearray(55))
+
+
+def test_what_was_accepted_does_not_change_with_the_buffer() -> None:
+    buffer = bytearray(good())
+    received = intake().accept(buffer)
+    buffer[:] = bytes(len(buffer))
+    assert received.values["mean"].tolist() == [0.5, -2]
+
+
 def test_extremes_of_the_header() -> None:
     largest = 0xFFFFFFFE
     data = frame(STATISTICS, VALUES, round=0xFFFFFFFF, sender=largest, samples=0xFFFFFFFF, digest=DIGEST)

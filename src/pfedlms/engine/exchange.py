@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,9 @@ from pfedlms.methods.contract import ClientWork, Exchange
 from pfedlms.wire.fields import Message
 from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake, Received, frame
 
+_ROOM_BYTES = 1 << 26  # of decoded messages that wait to be added up
+
+Data = bytes | memoryview
 Link = Callable[[bytes, int], bytes | None]
 """The way between the server and a client: a frame and the client's id go in; what arrives comes out, None if nothing
 does."""
@@ -41,11 +45,12 @@ class Ways:
     quorum: float = 0.5
     seed: int = 0
 
-    def carry(self, link: Link, data: bytes, client: int, *names: int) -> bytes | None:
+    def carry(self, link: Link, data: Data, client: int, *names: int) -> Data | None:
         """What arrives; whether a message is lost is a function of seed, `names` and client."""
         if self.lost and rng.uniforms(rng.stream(self.seed, "lost", *names, client), 1)[0] < self.lost:
             return None
-        return link(data, client)
+        # A buffer that is written over by the next frame is nothing to hand to others.
+        return data if link is perfect_link else link(bytes(data), client)
 
 
 @dataclass
@@ -76,18 +81,21 @@ class Channel:
         senders = [client for cohort in cohorts for client in cohort.ids]
         intake = Intake(exchange.up, self.digest, self.round, frozenset(senders))
         total = exchange.server_open(server, self.round)
-        accepted, after = 0, []
+        accepted, after, desk = 0, [], _Desk(exchange.up, len(senders))
         for cohort in cohorts:
             with self.watch.stage("clients compute messages"):
                 cohort, values = exchange.client_send(cohort, self.round, work)
             after.append(cohort)
             with self.watch.stage("messages up"):
-                arrived = self._send_up(exchange.up, cohort, values, intake)
-            if arrived:
-                ids, samples = [message.sender for message in arrived], [message.samples for message in arrived]
-                with self.watch.stage("server"):
-                    total = exchange.server_add(total, ids, samples, _stack(arrived))
-            accepted += len(arrived)
+                rows = _on_host(values)
+            for start in range(0, len(cohort.ids), desk.places):
+                with self.watch.stage("messages up"):
+                    arrived, got = self._send_up(exchange.up, cohort, rows, start, intake, desk)
+                if arrived:
+                    ids, samples = [message.sender for message in arrived], [message.samples for message in arrived]
+                    with self.watch.stage("server"):
+                        total = exchange.server_add(total, ids, samples, got)
+                accepted += len(arrived)
         if accepted < max(1, self.ways.quorum * len(senders)):
             raise QuorumError(
                 f"round {self.round + 1}: {accepted} of {len(senders)} messages were valid, expected at least "
@@ -148,23 +156,34 @@ class Channel:
         left = [client for client in cohort.ids if client not in gone]
         return cohort.take(left) if left else None
 
-    def _send_up(self, message: Message, cohort: Cohort, values: Tensors, intake: Intake) -> list[Received]:
-        arrays = {name: value.detach().cpu().numpy() for name, value in values.items()}
-        arrived = []
-        for row, (client, samples) in enumerate(zip(cohort.ids, cohort.samples, strict=True)):
-            own = {name: array[row] for name, array in arrays.items()}
-            sent = frame(message, own, round=self.round, sender=client, samples=samples, digest=self.digest)
+    def _send_up(
+        self, message: Message, cohort: Cohort, rows: dict[str, Any], start: int, intake: Intake, desk: _Desk
+    ) -> tuple[list[Received], Tensors]:
+        """Messages of some clients, from row `start` on: those that arrived, in the order of ids, and what they hold,
+        `[senders, …]`, good until the next call."""
+        arrived: list[Received] = []
+        for row in range(start, min(start + desk.places, len(cohort.ids))):
+            client, own = cohort.ids[row], {name: array[row] for name, array in rows.items()}
+            sent = frame(
+                message, own, round=self.round, sender=client, samples=cohort.samples[row], digest=self.digest,
+                out=desk.buffer,
+            )  # fmt: skip
             self.traffic.up_payload += len(sent) - HEADER_BYTES
             self.traffic.up_framing += HEADER_BYTES
             got = self.ways.carry(self.ways.up, sent, client, self.round, message.kind)
             try:
                 if got is None:
                     raise WireError("nothing arrived")
-                arrived.append(intake.accept(got))
+                # What is refused leaves its row to the next.
+                arrived.append(intake.accept(got, {name: array[len(arrived)] for name, array in desk.room.items()}))
             except WireError as error:
                 self.rejected += 1
                 self._tell_of(f"client {client} is left out of this exchange", error, got)
-        return sorted(arrived, key=lambda received: received.sender)
+        order = sorted(range(len(arrived)), key=lambda index: arrived[index].sender)
+        values = {name: torch.from_numpy(array[: len(arrived)]) for name, array in desk.room.items()}
+        if order != list(range(len(order))):
+            values = {name: value[order] for name, value in values.items()}
+        return [arrived[index] for index in order], values
 
     def _reached(self, message: Message, sent: bytes, number: int, clients: Sequence[int]) -> list[int]:
         """The clients at whom a frame of the server's arrives as one they accept."""
@@ -182,13 +201,13 @@ class Channel:
                 self._tell_of(f"client {client} did not hear the server and sits this round out", error, got)
         return heard
 
-    def _tell_of(self, what: str, error: WireError, got: bytes | None) -> None:
+    def _tell_of(self, what: str, error: WireError, got: Data | None) -> None:
         """Warn of a message that was refused; where losses were asked for, they are only counted."""
         if got is not None or not self.ways.lost:
             warnings.warn(f"round {self.round + 1}: {what}: {type(error).__name__}: {error}", stacklevel=2)
 
     def _from_server(self, message: Message, arrays: dict[str, Any], number: int) -> bytes:
-        return frame(message, arrays, round=number, sender=SERVER, samples=0, digest=self.digest)
+        return bytes(frame(message, arrays, round=number, sender=SERVER, samples=0, digest=self.digest))
 
     def _read(self, message: Message, sent: bytes, number: int) -> Received:
         try:
@@ -200,10 +219,28 @@ class Channel:
             ) from error
 
 
+class _Desk:
+    """Where messages are written and read, one after another: memory that is there already, because fresh memory costs
+    more than the copy into it."""
+
+    def __init__(self, message: Message, senders: int) -> None:
+        decoded = sum(prod(part.shape) * np.dtype(part.dtype).itemsize for part in message.fields)
+        self.places = max(1, min(senders, _ROOM_BYTES // max(1, decoded)))
+        self.room = message.room(self.places)
+        self.buffer = bytearray(HEADER_BYTES + message.max_bytes)
+
+
 def _on(cohort: Cohort, received: Received) -> Tensors:
     return {name: torch.from_numpy(value).to(cohort.params.device) for name, value in received.values.items()}
 
 
-def _stack(arrived: Sequence[Received]) -> Tensors:
-    names = arrived[0].values
-    return {name: torch.from_numpy(np.stack([message.values[name] for message in arrived])) for name in names}
+def _on_host(values: Tensors) -> dict[str, Any]:
+    """Rows of every client as arrays; from a GPU through pinned memory, which is several times as fast."""
+
+    def array(value: torch.Tensor) -> Any:
+        if not value.is_cuda:
+            return value.detach().numpy()
+        host = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+        return host.copy_(value.detach()).numpy()
+
+    return {name: array(value) for name, value in values.items()}

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from pfedlms.backend import own_threads
 from pfedlms.cohort import Cohort
 from pfedlms.data.federated import FederatedData
 from pfedlms.engine.exchange import Channel, Link, Ways, perfect_link
@@ -92,10 +93,12 @@ class Federation:
         """Clients that are stacked together at most."""
         return max(len(group) for group in self._clients.groups(self.participation.of(0)))
 
+    @own_threads()
     def start(self) -> None:
         """Phase 0: E local steps from w⁰ without any consensus, the same for every method."""
         self._train(self._clients.take(self.participation.of(0), ()), phase=0)
 
+    @own_threads()
     def play_round(self, evaluate_global: bool = False) -> RoundReport:
         """The method's exchanges, then E local steps of those who take part and heard the answers."""
         round, phase = self.rounds_played, self.rounds_played + 1
@@ -122,11 +125,13 @@ class Federation:
         self.rounds_played += 1
         return RoundReport(self._clients.present_ids, loss, channel.traffic, channel.rejected, channel.unheard, shared)
 
+    @own_threads()
     def evaluate(self) -> Evaluation:
         """The models of those who trained last, each on its own test split."""
         with self.watch.stage("evaluation"):
             return self._evaluate([(cohort, cohort.params) for cohort in self._clients.present])
 
+    @own_threads()
     def everyone(self) -> Evaluation:
         """All clients' models: of who took no part in the last phase a copy that hears its answer and takes its steps.
         No state changes and nothing is counted, so the run can go on as if nobody had looked."""

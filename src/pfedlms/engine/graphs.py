@@ -54,7 +54,8 @@ def rebuilt(value: Any, tensors: Iterator[Tensor]) -> Any:
     if isinstance(value, Tensor):
         return next(tensors)
     if isinstance(value, list | tuple):
-        return type(value)(rebuilt(entry, tensors) for entry in value)
+        entries = [rebuilt(entry, tensors) for entry in value]
+        return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)
     if isinstance(value, dict):
         return {key: rebuilt(entry, tensors) for key, entry in value.items()}
     if (own := _attributes(value)) is not None:

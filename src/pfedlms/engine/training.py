@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pfedlms import rng
-from pfedlms.backend import spread
+from pfedlms.backend import backend_of, spread
 from pfedlms.cohort import Cohort
 from pfedlms.data.batches import Augmentation, batches
 from pfedlms.data.federated import FederatedData
@@ -24,7 +24,6 @@ from pfedlms.errors import DivergedError
 from pfedlms.methods.contract import Objective
 from pfedlms.models.forward import CohortModel
 from pfedlms.models.streams import beside
-from pfedlms.sketch import kernels_for
 from pfedlms.step import cross_entropy, sample_losses, sgd_step_
 
 _EVALUATION_BATCH = 256
@@ -65,7 +64,7 @@ class LocalWorker:
     def _can_record(self) -> bool:
         """Only with the GPU kernels: without them a sketch is sent to the device in every round, outside of a
         recording."""
-        return self._model.device.type == "cuda" and kernels_for(self._model.initial) is not None
+        return backend_of(self._model.initial) == "gpu"
 
     def train(self, cohort: Cohort, objective: Objective, phase: int) -> Trained:
         """The E local steps of one cohort; phase 0 is the start, phase r + 1 belongs to round r."""
@@ -178,11 +177,17 @@ class LocalWorker:
         statistics."""
         correct = torch.zeros(len(cohort.ids), dtype=torch.int64, device=cohort.params.device)
         losses = torch.zeros(len(cohort.ids), dtype=torch.float64, device=cohort.params.device)
-        for x, y, mask in self._sweep(cohort, self._data.test):
-            with torch.no_grad():
-                outputs, _ = self._model.forward(params.expand_as(cohort.params), cohort.buffers, x, training=False)
-            correct += ((outputs.argmax(dim=-1) == y) & mask).sum(dim=1)
-            losses += torch.where(mask, sample_losses(outputs, y), 0.0).double().sum(dim=1)
+        everyone = params.expand_as(cohort.params)
+
+        def test(rows: slice) -> None:
+            part = cohort.rows(rows)
+            for x, y, mask in self._sweep(part, self._data.test):
+                with torch.no_grad():
+                    outputs, _ = self._model.forward(everyone[rows], part.buffers, x, training=False)
+                correct[rows] += ((outputs.argmax(dim=-1) == y) & mask).sum(dim=1)
+                losses[rows] += torch.where(mask, sample_losses(outputs, y), 0.0).double().sum(dim=1)
+
+        spread(test, self._model.parts(len(cohort.ids)))
         return correct, losses
 
     def _samples(self, index: Tensor) -> Tensor:

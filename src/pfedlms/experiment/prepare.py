@@ -10,12 +10,11 @@ from dataclasses import fields
 from functools import partial
 from typing import Any
 
-import numba
 import torch
 from torch import nn
 
 from pfedlms import rng
-from pfedlms.backend import plain, use_threads
+from pfedlms.backend import plain, torch_threads
 from pfedlms.data import FederatedData, from_pairs, from_pool, load
 from pfedlms.engine import Federation
 from pfedlms.engine.participation import Participation
@@ -55,20 +54,17 @@ def python_overrides(data: Any, model: ModelLike, methods: Sequence[str], settin
 @contextmanager
 def as_configured(config: Config) -> Iterator[None]:
     """Kernels, threads and cuDNN's algorithms as the configuration says; afterwards as they were."""
-    cudnn, threads = torch.backends.cudnn, (torch.get_num_threads(), numba.get_num_threads())
+    cudnn = torch.backends.cudnn
     before = cudnn.benchmark, cudnn.deterministic
     cudnn.benchmark, cudnn.deterministic = config.run.fast, not config.run.fast
-    if config.run.threads:
-        torch.set_num_threads(config.run.threads)
-        use_threads(config.run.threads)
     try:
-        with plain() if config.run.reference else nullcontext():
+        with (
+            torch_threads(config.run.threads or torch.get_num_threads()),
+            plain() if config.run.reference else nullcontext(),
+        ):
             yield
     finally:
         cudnn.benchmark, cudnn.deterministic = before
-        if config.run.threads:
-            torch.set_num_threads(threads[0])
-            use_threads(threads[1])
 
 
 def train_settings(config: Config) -> TrainSettings:

@@ -42,7 +42,7 @@ class Sketches:
 
     def of(self, round: int, device: torch.device) -> Sketch:
         epoch = round // self.refresh if self.refresh else 0
-        return sketch_of_round(self.layout, self.ratio, self.seed, epoch)
+        return sketch_of_round(self.layout, self.ratio, self.seed, epoch, device)
 
     @property
     def sizes(self) -> tuple[int, ...]:

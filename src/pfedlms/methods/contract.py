@@ -102,7 +102,7 @@ class Exchange(ABC, Generic[Total]):
     @abstractmethod
     def server_add(self, total: Total, ids: list[int], samples: list[int], values: Tensors) -> Total:
         """Add some clients' decoded messages (leading axis: senders, ascending ids; N_k in `samples`). Called once or
-        more, in the order of ids."""
+        more, in the order of ids. The tensors are written over after that: keep what is to be kept."""
 
     @abstractmethod
     def server_reply(self, server: Tensors, total: Total, round: int) -> tuple[Tensors, Tensors]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pfedlms import rng
-from pfedlms.aggregate import weighted_sum
+from pfedlms.aggregate import WeightedMean
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.methods.contract import ClientWork, Exchange, Task, Tracked, go_on_from
 from pfedlms.quantise import lloyd_max
@@ -93,7 +93,7 @@ class Codec:
         return torch.from_numpy(np.stack([rng.signs(key, padded) for key in keys]))
 
 
-class QuantisedUpdates(Exchange[tuple[Tensor, int, int]]):
+class QuantisedUpdates(Exchange[tuple[int, WeightedMean]]):
     """↑ θ_k − w, rotated and quantised, with a scale a chunk      ↓ w ← w + Σ p_k x̂_k, 32 bits each"""
 
     def __init__(self, task: Task, bits: int) -> None:
@@ -107,18 +107,17 @@ class QuantisedUpdates(Exchange[tuple[Tensor, int, int]]):
         indices, scales = self._codec.encode(cohort.params - cohort.state["model"], cohort.ids, round)
         return cohort, {"indices": indices, "scales": scales}
 
-    def server_open(self, server: Tensors, round: int) -> tuple[Tensor, int, int]:
-        return torch.zeros(self._dim, dtype=torch.float64), 0, round
+    def server_open(self, server: Tensors, round: int) -> tuple[int, WeightedMean]:
+        return round, WeightedMean(self._dim)
 
     def server_add(
-        self, total: tuple[Tensor, int, int], ids: list[int], samples: list[int], values: Tensors
-    ) -> tuple[Tensor, int, int]:
-        update, weight, round = total
-        decoded = self._codec.decode(values["indices"], values["scales"], ids, round)
-        return weighted_sum(samples, decoded, update), weight + sum(samples), round
+        self, total: tuple[int, WeightedMean], ids: list[int], samples: list[int], values: Tensors
+    ) -> tuple[int, WeightedMean]:
+        round, update = total
+        return round, update.add(samples, self._codec.decode(values["indices"], values["scales"], ids, round))
 
-    def server_reply(self, server: Tensors, total: tuple[Tensor, int, int], round: int) -> tuple[Tensors, Tensors]:
-        model = (server["model"].double() + total[0] / total[1]).float()
+    def server_reply(self, server: Tensors, total: tuple[int, WeightedMean], round: int) -> tuple[Tensors, Tensors]:
+        model = (server["model"].double() + total[1].result()).float()
         return {"model": model}, {"model": model}
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:

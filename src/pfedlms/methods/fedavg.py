@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pfedlms.aggregate import weighted_sum
+from pfedlms.aggregate import WeightedMean
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.methods.contract import ClientWork, Exchange, Method, Task
 from pfedlms.settings import setting
@@ -24,13 +24,14 @@ class FedAvgSettings:
     )
 
 
-class Average(Exchange[tuple[Tensor, int]]):
+class Average(Exchange[dict[str, WeightedMean]]):
     """↑ θ_k      ↓ w = Σ p_k θ_k      then θ_k ← w; running statistics travel behind the model if they are shared"""
 
     def __init__(self, dim: int, statistics: tuple[tuple[str, int], ...] = ()) -> None:
-        self._dim, self._statistics = dim, statistics
+        self._statistics = statistics
         shared = (Floats("statistics", sum(size for _, size in statistics)),) if statistics else ()
-        self.up, self.down = (Message(kind, (Floats("model", dim), *shared)) for kind in (0, 1))
+        self._fields = (Floats("model", dim), *shared)
+        self.up, self.down = (Message(kind, self._fields) for kind in (0, 1))
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
         if not self._statistics:
@@ -38,20 +39,16 @@ class Average(Exchange[tuple[Tensor, int]]):
         own = [cohort.buffers[name].flatten(1) for name, _ in self._statistics]
         return cohort, {"model": cohort.params, "statistics": torch.cat(own, dim=1)}
 
-    def server_open(self, server: Tensors, round: int) -> tuple[Tensor, int]:
-        return torch.zeros(self._dim + sum(size for _, size in self._statistics), dtype=torch.float64), 0
+    def server_open(self, server: Tensors, round: int) -> dict[str, WeightedMean]:
+        return {field.name: WeightedMean(field.count) for field in self._fields}
 
     def server_add(
-        self, total: tuple[Tensor, int], ids: list[int], samples: list[int], values: Tensors
-    ) -> tuple[Tensor, int]:
-        parts = list(values.values())
-        model = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        return weighted_sum(samples, model, total[0]), total[1] + sum(samples)
+        self, total: dict[str, WeightedMean], ids: list[int], samples: list[int], values: Tensors
+    ) -> dict[str, WeightedMean]:
+        return {name: mean.add(samples, values[name]) for name, mean in total.items()}
 
-    def server_reply(self, server: Tensors, total: tuple[Tensor, int], round: int) -> tuple[Tensors, Tensors]:
-        mean = (total[0] / total[1]).float()
-        shared = {"statistics": mean[self._dim :]} if self._statistics else {}
-        return server, {"model": mean[: self._dim], **shared}
+    def server_reply(self, server: Tensors, total: dict[str, WeightedMean], round: int) -> tuple[Tensors, Tensors]:
+        return server, {name: mean.result().float() for name, mean in total.items()}
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
         after = cohort.with_model(values["model"])

@@ -10,7 +10,7 @@ from math import floor, sqrt
 import torch
 from torch import Tensor
 
-from pfedlms.aggregate import weighted_sum
+from pfedlms.aggregate import WeightedMean
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.methods.consensus import Sketches
 from pfedlms.methods.contract import ClientWork, Exchange, Task, Tracked, go_on_from
@@ -64,7 +64,7 @@ def _unit(x: Tensor) -> Tensor:
     return torch.nn.functional.normalize(x, dim=1)
 
 
-class SparseDirections(Exchange[tuple[Tensor, Tensor, int]]):
+class SparseDirections(Exchange[tuple[WeightedMean, WeightedMean]]):
     """↑ sign(Φ top_κ(w − θ_k)) and its norm      ↓ w ← w − (Σ p_k ‖·‖) · direction decoded from Σ p_k sign(·)
 
     With `downlink = "sum"` the server sends the mean of the signs and the clients decode it themselves; both ways
@@ -86,21 +86,18 @@ class SparseDirections(Exchange[tuple[Tensor, Tensor, int]]):
         signs = self.sketches.of(round, update.device).forward(update)
         return cohort, {"signs": signs, "norm": update.norm(dim=1, keepdim=True)}
 
-    def server_open(self, server: Tensors, round: int) -> tuple[Tensor, Tensor, int]:
-        return torch.zeros(sum(self.sketches.sizes), dtype=torch.float64), torch.zeros(1, dtype=torch.float64), 0
+    def server_open(self, server: Tensors, round: int) -> tuple[WeightedMean, WeightedMean]:
+        return WeightedMean(sum(self.sketches.sizes)), WeightedMean(1)
 
     def server_add(
-        self, total: tuple[Tensor, Tensor, int], ids: list[int], samples: list[int], values: Tensors
-    ) -> tuple[Tensor, Tensor, int]:
-        signs, norm, weight = total
-        return (
-            weighted_sum(samples, values["signs"], signs),
-            weighted_sum(samples, values["norm"], norm),
-            weight + sum(samples),
-        )
+        self, total: tuple[WeightedMean, WeightedMean], ids: list[int], samples: list[int], values: Tensors
+    ) -> tuple[WeightedMean, WeightedMean]:
+        return total[0].add(samples, values["signs"]), total[1].add(samples, values["norm"])
 
-    def server_reply(self, server: Tensors, total: tuple[Tensor, Tensor, int], round: int) -> tuple[Tensors, Tensors]:
-        mean, norm = (total[0] / total[2]).float(), (total[1] / total[2]).float()
+    def server_reply(
+        self, server: Tensors, total: tuple[WeightedMean, WeightedMean], round: int
+    ) -> tuple[Tensors, Tensors]:
+        mean, norm = (each.result().float() for each in total)
         model = self._stepped(server["model"].unsqueeze(0), mean, norm).squeeze(0)
         reply = {"mean": mean, "norm": norm} if self._settings.downlink == "sum" else {"model": model}
         return {"model": model}, reply

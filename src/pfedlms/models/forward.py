@@ -3,82 +3,103 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
+from pfedlms.backend import threads, torch_threads
 from pfedlms.cohort import Cohort
-from pfedlms.errors import UsageError
+from pfedlms.models.alone import Alone
+from pfedlms.models.chain import Chain
+from pfedlms.models.compiled import Compiled
 from pfedlms.models.layout import flat_layout
-from pfedlms.models.stacked import Chain, StackedLayers
-from pfedlms.models.streams import each
+from pfedlms.models.stacked import Stacked, refusal
+from pfedlms.models.way import Pass, Single, Values, Way
 
 # Stacked, these sum in another order than for one client alone (grouped convolutions, normalisation folded into
 # channels) and are no faster on a CPU; there a cohort runs them one client after another, so that results do not
 # depend on how clients are grouped.
 _LOOP_ON_CPU = (_ConvNd, _NormBase, nn.GroupNorm, nn.LayerNorm, nn.RNNBase, nn.MultiheadAttention)
 
-_CACHED = 1 << 20  # parameters, with their gradients, that a CPU's cache holds
-
 Ends = Callable[[slice, Tensor, Tensor | None], tuple[Tensor, list[Tensor], list[Tensor]]]
 """What a training step minimises: for some rows of clients, their outputs `[clients, batch, classes]` and features it
 gives each client's loss, the tensors gradients flow back from, and the gradients there."""
 
 
-def _must_run_alone(part: nn.Module, device: torch.device) -> bool:
-    """What vmap would pass over in silence (hooks of the backward pass, a padding row that is not trained), and what is
-    no faster stacked."""
-    passed_over = part._backward_hooks or part._backward_pre_hooks or getattr(part, "padding_idx", None) is not None
-    return bool(passed_over) or (device.type == "cpu" and isinstance(part, _LOOP_ON_CPU))
+def choose(single: Single, device: torch.device, fast: bool, params: Values, sample: Tensor | None) -> Way | None:
+    """The way a module goes; None where only a trial can tell, with one model's `params` on a `sample:
+    [batch, …]`, and there is none."""
+    module, gpu = single.module, device.type == "cuda"
+    if any(_passed_over(part) for part in module.modules()):
+        return Alone(single, device)
+    if not gpu and any(isinstance(part, _LOOP_ON_CPU) for part in module.modules()):
+        return Alone(single, device)
+    way: Way
+    if Chain.takes(module):
+        way = Chain(module, device)
+    elif sample is None:
+        return None
+    elif reason := refusal(single, params, sample):
+        told = f"model: clients are trained one after another, because torch.func cannot stack it ({reason})"
+        warnings.warn(told, stacklevel=2)
+        return Alone(single, device)
+    else:
+        way = Stacked(single, folds=gpu)
+    return Compiled(single, way) if fast and gpu else way
+
+
+def _passed_over(part: nn.Module) -> bool:
+    """What vmap would pass over in silence: hooks of the backward pass, and a padding row that is not trained."""
+    hooked = part._backward_hooks or part._backward_pre_hooks
+    return bool(hooked) or getattr(part, "padding_idx", None) is not None
 
 
 class CohortModel:
     """A module's architecture, applied to many flat parameter vectors at once.
 
-    The module given is never trained; it supplies the computation, the frozen parameters and the initial values. With
-    `fast`, training on a GPU is compiled instead of run by the rules of `stacked`, with other rounding.
+    The module given is never trained; it supplies the computation, the frozen parameters and the initial values. How
+    clients are run is chosen once: here with a `sample: [batch, …]`, otherwise at the first use. With `fast`, training
+    on a GPU is compiled.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device, fast: bool = False) -> None:
+    def __init__(
+        self, module: nn.Module, device: torch.device, fast: bool = False, sample: Tensor | None = None
+    ) -> None:
         self.module = module.to(device)
-        self._stacked_layers = StackedLayers(module, folds=device.type == "cuda" and not fast)
         self.device = device
         self.layout = flat_layout(module)
-        named = dict(module.named_parameters())
-        trained = {parameter.name for parameter in self.layout.parameters}
-        self._frozen = {name: value.detach() for name, value in named.items() if name not in trained}
         self._sizes = [parameter.size for parameter in self.layout.parameters]
-        self.initial = torch.cat([named[p.name].detach().reshape(-1) for p in self.layout.parameters]).to(torch.float32)
+        self._single, self._fast = Single(module), fast
+        trained = [value.detach().flatten() for value in module.parameters() if value.requires_grad]
+        self.initial = torch.cat(trained).to(torch.float32)
         self.initial_buffers = {name: value.detach().clone() for name, value in module.named_buffers()}
-        linear = [m for m in module.modules() if isinstance(m, nn.Linear)]
-        self._head = linear[-1] if linear else None
-        self._chain = Chain.of(module, trained)
-        self._stacks: bool | None = True if self._chain else None
-        if any(_must_run_alone(part, device) for part in module.modules()):
-            self._stacks = False
-        self._compiled: Any = None
-        if fast and device.type == "cuda":
-            self._compiled = torch.compile(vmap(self._call, randomness="different"), dynamic=False)
+        self._way = choose(self._single, device, fast, self._named(self.initial), sample)
 
     def parts(self, clients: int) -> list[slice]:
-        """Rows of clients that should take their local steps together. On a CPU a few whose models stay in the cache,
-        where calling a layer costs little: as many parts as keep all threads busy."""
-        if self._chain is None or self.device.type != "cpu":
-            return [slice(0, clients)]
-        threads, most = torch.get_num_threads(), max(1, _CACHED // self.layout.dim)
-        count = 1 if clients <= most else min(clients, threads * -(-clients // (threads * most)))
-        ends = [clients * (number + 1) // count for number in range(count)]
-        return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+        """Rows of clients that should take their local steps together; see `Way`."""
+        # A way that is not known yet will be one that has one part.
+        return [slice(0, clients)] if self._way is None else self._way.parts(clients)
+
+    def _way_of(self, params: Tensor, x: Tensor) -> Way:
+        """The way that was chosen, or is now that there are samples."""
+        if self._way is None:
+            self._way = choose(self._single, self.device, self._fast, self._named(params[0]), x[0])
+        assert self._way is not None  # with samples
+        return self._way
+
+    def _threads(self, way: Way, clients: int) -> AbstractContextManager[None]:
+        """On a CPU, long operators may use all threads; inside the engine others run on one each."""
+        short = self.device.type != "cpu" or way.short(clients)
+        return nullcontext() if short else torch_threads(threads())
 
     @property
     def feature_size(self) -> int:
         """Width of the features: what enters the last linear layer; 0 if there is none."""
-        return self._head.in_features if self._head is not None else 0
+        return self._single.head.in_features if self._single.head is not None else 0
 
     def cohort(self, ids: tuple[int, ...], samples: tuple[int, ...], with_momentum: bool) -> Cohort:
         """Clients that all start from the initial weights w⁰."""
@@ -96,90 +117,43 @@ class CohortModel:
 
         In training, running statistics in `buffers` are updated in place, as `nn.Module.forward` does.
         """
-        return self._forward(self._named(params), {}, buffers, x, training, features)
+        way = self._way_of(params, x)
+
+        def some(rows: slice) -> tuple[Tensor, Tensor | None]:
+            own = {name: value[rows] for name, value in buffers.items()}
+            return way.forward(Pass(self._named(params[rows]), {}, own, x[rows], training, features))
+
+        with self._threads(way, len(x)):
+            outputs, seen = zip(*way.over(len(x), some), strict=True)
+        return _joined(outputs), _joined(seen) if features else None
 
     def gradient(
         self, out: Tensor, params: Tensor, buffers: dict[str, Tensor], x: Tensor, ends: Ends, features: bool = False
     ) -> Tensor:
         """One training step's forward and backward pass of every client: gradients into `out: [clients, dim]`; returns
         the losses `[clients]`."""
-        if len(params) == 1 or self.stacks(params, buffers, x):
-            return self._gradient(out, slice(0, len(params)), params, buffers, x, ends, features)
+        way = self._way_of(params, x)
 
-        def alone(client: int) -> Tensor:
-            # Both passes of one client together: what it needs stays in the cache, or on its stream.
-            row = slice(client, client + 1)
-            own = {name: value[row] for name, value in buffers.items()}
-            return self._gradient(out[row], row, params[row], own, x[row], ends, features)
+        def some(rows: slice) -> Tensor:
+            leaves = {name: value.detach().requires_grad_() for name, value in self._named(params[rows]).items()}
+            own = {name: value[rows] for name, value in buffers.items()}
+            places = self._named(out[rows])
+            # On a CPU a batched product into a strided place goes another way: on one thread 1 % of a step faster, on
+            # several up to three times slower than a product of its own and a copy.
+            direct = places if out.is_cuda else {}
+            outputs, seen = way.forward(Pass(leaves, direct, own, x[rows], True, features))
+            losses, roots, slopes = ends(rows, outputs, seen)
+            # Clients share no parameter, so every client's own gradient comes out in its row.
+            gradients = torch.autograd.grad(roots, list(leaves.values()), slopes, allow_unused=True)
+            for place, gradient in zip(places.values(), gradients, strict=True):
+                if gradient is None:
+                    place.zero_()
+                elif gradient.data_ptr() != place.data_ptr():
+                    place.copy_(gradient)
+            return losses
 
-        return torch.cat(each(len(params), alone, self.device))
-
-    def _gradient(
-        self,
-        out: Tensor,
-        rows: slice,
-        params: Tensor,
-        buffers: dict[str, Tensor],
-        x: Tensor,
-        ends: Ends,
-        features: bool,
-    ) -> Tensor:
-        """Losses of the clients in `rows`, whose gradients are written to `out`."""
-        leaves = {name: value.detach().requires_grad_() for name, value in self._named(params).items()}
-        places = self._named(out)
-        # With several CPU threads a batched product into a strided place takes another, slower way.
-        suits = out.is_cuda or torch.get_num_threads() == 1
-        direct = places if suits and self._compiled is None else {}
-        outputs, seen = self._forward(leaves, direct, buffers, x, True, features)
-        losses, roots, slopes = ends(rows, outputs, seen)
-        # Clients share no parameter, so every client's own gradient comes out in its row.
-        gradients = torch.autograd.grad(roots, list(leaves.values()), slopes, allow_unused=True)
-        for place, gradient in zip(places.values(), gradients, strict=True):
-            if gradient is None:
-                place.zero_()
-            elif gradient.data_ptr() != place.data_ptr():
-                place.copy_(gradient)
-        return losses
-
-    def _forward(
-        self,
-        named: dict[str, Tensor],
-        places: dict[str, Tensor],
-        buffers: dict[str, Tensor],
-        x: Tensor,
-        training: bool,
-        features: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        if self._chain is not None and not (training and self._compiled):
-            self.module.train(training)
-            outputs, seen = self._chain(named, places, x)
-            return outputs, seen if features else None
-        call = self._call_with_features if features else self._call
-        together = self._stacks_named(named, buffers, x)
-        self.module.train(training)  # after the trial, which tries training
-        if together:
-            stacked = (
-                self._compiled if training and not features and self._compiled else vmap(call, randomness="different")
-            )
-            with self._stacked_layers.on(places):
-                out = stacked(named, buffers, x)
-        else:
-
-            def alone(k: int) -> Any:
-                return call({n: v[k] for n, v in named.items()}, {n: v[k] for n, v in buffers.items()}, x[k])
-
-            one_by_one = each(len(x), alone, self.device)
-            out = tuple(map(torch.stack, zip(*one_by_one, strict=True))) if features else torch.stack(one_by_one)
-        return out if features else (out, None)
-
-    def stacks(self, params: Tensor, buffers: dict[str, Tensor], x: Tensor) -> bool:
-        """Whether clients run as one stacked computation; otherwise one by one."""
-        return self._stacks_named(self._named(params), buffers, x)
-
-    def _stacks_named(self, named: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> bool:
-        if self._stacks is None:
-            self._stacks = self._can_stack(named, buffers, x)
-        return self._stacks
+        with self._threads(way, len(params)):
+            return _joined(way.over(len(params), some))
 
     def _named(self, params: Tensor) -> dict[str, Tensor]:
         """Parameters by name, from `[clients, dim]` or `[dim]`: views."""
@@ -187,46 +161,17 @@ class CohortModel:
         shapes = [(*params.shape[:-1], *p.shape) for p in self.layout.parameters]
         return {p.name: piece.view(s) for p, piece, s in zip(self.layout.parameters, pieces, shapes, strict=True)}
 
-    def _can_stack(self, named: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> bool:
-        """Whether `torch.func` can vectorise the module: tried once, on copies, because nothing else tells."""
-        copies = {name: value.detach().clone() for name, value in buffers.items()}
-        self.module.train()  # what cannot be stacked may lie on the way that only training takes
-        try:
-            devices = [self.device] if self.device.type == "cuda" else []
-            with torch.no_grad(), self._stacked_layers.on({}), torch.random.fork_rng(devices=devices):
-                vmap(self._call, randomness="different")({n: v.detach() for n, v in named.items()}, copies, x)
-        except RuntimeError as error:
-            reason = str(error).strip().splitlines()[0]
-            warnings.warn(
-                f"model: clients are trained one after another, because torch.func cannot stack it ({reason})",
-                stacklevel=4,
-            )
-            return False
-        return True
-
-    def _call(self, named: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> Any:
-        return functional_call(self.module, (named, buffers, self._frozen), (x,))
-
-    def _call_with_features(self, named: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> Any:
-        if self._head is None:
-            raise ValueError(f"model: {type(self.module).__name__} has no linear layer, so it has no features to send")
-        caught: list[Tensor] = []
-        handle = self._head.register_forward_pre_hook(lambda module, inputs: caught.append(inputs[0]))
-        try:
-            outputs = self._call(named, buffers, x)
-        finally:
-            handle.remove()
-        if not caught:
-            raise UsageError("model: its last linear layer takes no part in the outputs, so it has no features to send")
-        return outputs, caught[0]
-
     def state_dict(self, params: Tensor, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """One client's `params: [dim]` and `buffers` as a state dict that `load_state_dict` of the module takes."""
         values = self._named(params)
-        values |= {name: buffers[name] for name in self.initial_buffers} | self._frozen
+        values |= {name: buffers[name] for name in self.initial_buffers} | self._single.frozen
         aliases = {id(value): name for name, value in self.module.named_parameters()}
         aliases |= {id(value): name for name, value in self.module.named_buffers()}
         result = {}
         for name, own in self.module.state_dict(keep_vars=True).items():
             result[name] = values[aliases.get(id(own), name)].detach().cpu().clone()
         return result
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

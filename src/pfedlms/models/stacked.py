@@ -1,18 +1,18 @@
-"""Layers of many models at once, where `torch.func.vmap` alone would go a roundabout way.
+"""All clients together by `torch.func.vmap`, with rules of their own for layers where it would go a roundabout way.
 
-    linear        one batched product; the gradient of the weight in the weight's own layout, where it pays straight
-                  into the flat gradient
-    convolution   on [batch, clients · channels, height, width]: one kernel for all clients (`triton_conv`), or
+    linear        one batched product; the gradient of the weight in the weight's own layout, on a GPU straight into
+                  the flat gradient
+    convolution   on [batch, clients · channels, height, width]: one kernel for all clients (`conv_gpu`), or
                   PyTorch's grouped convolution
     batch norm    one call over clients · channels; vmap would scale and shift in passes of their own
     max pooling   on clients · channels as well; vmap would turn the tensor round first
 
-Convolution, norm and pooling are for GPUs: on a CPU clients run them one by one (see `cohort`).
+Convolution, norm and pooling are for GPUs: on a CPU clients run them one by one (see `forward.choose`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -20,173 +20,59 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from pfedlms.backend import triton_kernels
-from pfedlms.models.streams import beside
+from pfedlms.backend import backend_of
+from pfedlms.models.chain import StackedLinear
+from pfedlms.models.way import Pass, Single, Values, Way
 
 # cuDNN takes grouped convolutions of [batch, channels, height, width] up to thirty times longer than those with the
 # channels last where a client's weights are this many or images this small (H200, docs/performance.md).
 _WIDE_WEIGHTS = 1 << 20
 _SMALL_IMAGE = 4
 
-
-class _StackedLinear(torch.autograd.Function):
-    """y = x Wᵀ + b for `x: [clients, batch, in]`, `W: [clients, out, in]`, `b: [clients, out]` or None; gradients of W
-    and b go into `places` where it has one."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *places: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.biased, ctx.places = bias is not None, places
-        turned = weight.transpose(1, 2)
-        return torch.bmm(x, turned) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, turned)
-
-    @staticmethod
-    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
-        # Under autocast the product was taken in another type than the weight's.
-        (of_y,), (x, weight) = outputs, (value.to(outputs[0].dtype) for value in ctx.saved_tensors)
-        to_weight, to_bias = (p if p is not None and p.dtype == of_y.dtype else None for p in ctx.places)
-
-        def sums() -> Tensor | None:
-            return torch.sum(of_y, dim=1, out=to_bias) if ctx.biased else None
-
-        def products() -> tuple[Tensor | None, Tensor]:
-            of_x = torch.bmm(of_y, weight) if ctx.needs_input_grad[0] else None
-            return of_x, torch.bmm(of_y.transpose(1, 2), x, out=to_weight)
-
-        of_bias, (of_x, of_weight) = beside(sums, products, x.device, "sums")
-        return of_x, of_weight, of_bias, None, None
+Dims = tuple[int | None, ...]
+"""Which axis of each tensor is that of the clients; None for one that all clients share."""
 
 
-class _Folded(torch.autograd.Function):
-    """`operation(x, *rest)` of one model; under `torch.func.vmap` over models the same once for all: on `x: [batch,
-    clients · channels, …]` and on `rest` with clients · channels in the first axis. Only used inside vmap."""
+class Stacked(Way):
+    """`torch.func.vmap` over models; convolutions, batch norms and max poolings use their rules with `folds`."""
 
-    generate_vmap_rule = False
+    def __init__(self, single: Single, folds: bool) -> None:
+        self._single = single
+        self._places: Values = {}
+        # A layer whose forward is somebody's own has no rule.
+        layers = [(name, layer) for name, layer in single.module.named_modules() if "forward" not in vars(layer)]
+        rules = [(layer, self._rule(name, layer, folds)) for name, layer in layers]
+        self._rules = [(layer, rule) for layer, rule in rules if rule is not None]
 
-    @staticmethod
-    def forward(operation: Callable[..., Tensor], x: Tensor, *rest: Tensor | None) -> Tensor:
-        return operation(x, *rest)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing to save: under vmap the rule below runs instead, and autograd sees the functions it calls."""
-
-    @staticmethod
-    def vmap(
-        info: Any, dims: tuple[int | None, ...], operation: Callable[..., Tensor], x: Tensor, *rest: Tensor | None
-    ) -> tuple[Tensor, int]:
-        clients = info.batch_size
-        wide = _moved(clients, x, dims[1], 1).flatten(1, 2)
-        others = [
-            None if value is None else _moved(clients, value, dim, 0).flatten(0, 1)
-            for value, dim in zip(rest, dims[2:], strict=True)
-        ]
-        out = operation(wide, *others)
-        return out.view(len(out), clients, -1, *out.shape[2:]), 1
-
-
-class _Linear(torch.autograd.Function):
-    """`F.linear` with a rule for `torch.func.vmap` over models; only used inside vmap."""
-
-    generate_vmap_rule = False
-
-    @staticmethod
-    def forward(places: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return F.linear(x, weight, bias)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """As in `_Folded`."""
-
-    @staticmethod
-    def vmap(
-        info: Any, dims: tuple[int | None, ...], places: Any, x: Tensor, weight: Tensor, bias: Tensor | None
-    ) -> tuple[Tensor, int]:
-        clients = info.batch_size
-        x, weight = _moved(clients, x, dims[1], 0), _moved(clients, weight, dims[2], 0)
-        bias = None if bias is None else _moved(clients, bias, dims[3], 0)
-        flat = x.reshape(clients, -1, x.shape[-1])
-        out: Tensor = _StackedLinear.apply(flat, weight, bias, *places)  # type: ignore[no-untyped-call]
-        return out.view(*x.shape[:-1], weight.shape[1]), 0
-
-
-class _Convolution(torch.autograd.Function):
-    """`F.conv2d` of a layer, likewise."""
-
-    generate_vmap_rule = False
-
-    @staticmethod
-    def forward(layer: nn.Conv2d, place: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return F.conv2d(x, weight, bias, layer.stride, layer.padding, layer.dilation, layer.groups)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """As in `_Folded`."""
-
-    @staticmethod
-    def vmap(
-        info: Any, dims: tuple[int | None, ...], layer: nn.Conv2d, place: Tensor | None,
-        x: Tensor, weight: Tensor, bias: Tensor | None,
-    ) -> tuple[Tensor, int]:  # fmt: skip
-        clients = info.batch_size
-        wide, weight = _moved(clients, x, dims[2], 1).flatten(1, 2), _moved(clients, weight, dims[3], 0)
-        kernels, pad = triton_kernels("models.conv_gpu"), _padding_around(layer)
-        if kernels is not None and pad is not None and kernels.takes(wide, weight):
-            out: Tensor = kernels.StackedConvolution.apply(wide, weight, pad, place)
-        else:
-            flat = weight.flatten(0, 1)
-            if flat.numel() >= clients * _WIDE_WEIGHTS or wide.shape[2] * wide.shape[3] <= _SMALL_IMAGE:
-                wide, flat = (value.contiguous(memory_format=torch.channels_last) for value in (wide, flat))
-            out = F.conv2d(wide, flat, None, layer.stride, layer.padding, layer.dilation, clients * layer.groups)
-        if bias is not None:
-            out = out + _moved(clients, bias, dims[4], 0).flatten().view(1, -1, 1, 1)
-        return out.view(len(out), clients, -1, *out.shape[2:]), 1
-
-
-def _padding_around(layer: nn.Conv2d) -> tuple[int, int] | None:
-    """Rows and columns of zeros at each side, if the layer is one that the Triton kernels know."""
-    plain = layer.stride == layer.dilation == (1, 1) and layer.groups == 1 and not isinstance(layer.padding, str)
-    if not plain:
+    def _rule(self, name: str, layer: nn.Module, folds: bool) -> Callable[[Tensor], Tensor] | None:
+        if type(layer) is nn.Linear:
+            return partial(self._linear, name, layer)
+        if not folds:
+            return None
+        if type(layer) is nn.Conv2d and layer.padding_mode == "zeros":
+            return partial(self._convolution, name, layer)
+        if type(layer) is nn.BatchNorm1d or type(layer) is nn.BatchNorm2d:
+            # A momentum of None means an average over all batches so far, whose weight is a value on the device.
+            return partial(_batch_norm, layer) if layer.affine and layer.momentum is not None else None
+        if type(layer) is nn.MaxPool2d and not layer.return_indices:
+            return partial(_max_pool, layer)
         return None
-    around = (int(layer.padding[0]), int(layer.padding[1]))
-    return around if all(a < k for a, k in zip(around, layer.kernel_size, strict=True)) else None
 
-
-def _moved(clients: int, value: Tensor, dim: int | None, to: int) -> Tensor:
-    """`value` with its clients in axis `to`; one that all clients share is repeated for each."""
-    return (
-        value.unsqueeze(to).expand(*value.shape[:to], clients, *value.shape[to:])
-        if dim is None
-        else value.movedim(dim, to)
-    )
-
-
-class StackedLayers:
-    """Makes plain linear layers (on a GPU also convolutions, batch norms and max poolings) of a module use the rules
-    above within `on(…)`, which must surround a vmap over models."""
-
-    def __init__(self, module: nn.Module, folds: bool) -> None:
-        self._places: dict[str, Tensor] = {}
-        self._rules: list[tuple[nn.Module, Callable[..., Tensor]]] = []
-        for name, layer in module.named_modules():
-            if "forward" in vars(layer):  # somebody's own
-                continue
-            if type(layer) is nn.Linear:
-                self._rules.append((layer, partial(self._linear, name, layer)))
-            elif folds and type(layer) is nn.Conv2d and layer.padding_mode == "zeros":
-                self._rules.append((layer, partial(self._convolution, name, layer)))
-            elif folds and type(layer) in (nn.BatchNorm1d, nn.BatchNorm2d) and _plain_norm(layer):
-                self._rules.append((layer, partial(self._batch_norm, layer)))
-            elif folds and type(layer) is nn.MaxPool2d and not layer.return_indices:
-                self._rules.append((layer, partial(self._max_pool, layer)))
+    def forward(self, given: Pass) -> tuple[Tensor, Tensor | None]:
+        self._single.module.train(given.training)
+        call = vmap(self._single.call(given.features), randomness="different")
+        with self._ruled(given.places):
+            outputs, *seen = call(given.params, given.buffers, given.x)
+        return outputs, seen[0] if given.features else None
 
     @contextmanager
-    def on(self, places: Mapping[str, Tensor]) -> Iterator[None]:
-        """Within it layers use the rules; `places` are where gradients of parameters may be written, by name."""
+    def _ruled(self, places: Values) -> Iterator[None]:
+        """Layers use the rules, and write gradients to `places`, only for as long as it takes: a module that is copied
+        or saved must have none of this in it."""
         self._places = dict(places)
-        # Only for as long as it takes: a module that is copied or saved must have none of this in it.
         for layer, rule in self._rules:
             layer.forward = rule
         try:
@@ -203,90 +89,134 @@ class StackedLayers:
         return tuple(self._places.pop(prefix + each, None) for each in own)
 
     def _linear(self, name: str, layer: nn.Linear, x: Tensor) -> Tensor:
-        places = self._taken(name, "weight", "bias")
-        out: Tensor = _Linear.apply(places, x, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
-        return out
+        rule = partial(_stacked_linear, self._taken(name, "weight", "bias"))
+        return _apply(F.linear, rule, x, layer.weight, layer.bias)
 
     def _convolution(self, name: str, layer: nn.Conv2d, x: Tensor) -> Tensor:
         if x.ndim != 4:
             return nn.Conv2d.forward(layer, x)
         (place,) = self._taken(name, "weight")
-        out: Tensor = _Convolution.apply(layer, place, x, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
-        return out
-
-    def _batch_norm(self, layer: _BatchNorm, x: Tensor) -> Tensor:
-        if layer.training and layer.track_running_stats and layer.num_batches_tracked is not None:
-            layer.num_batches_tracked.add_(1)
-        kept = not layer.training or layer.track_running_stats
-        statistics = (layer.running_mean, layer.running_var) if kept else (None, None)
-        return _fold(partial(_norm, layer), x, layer.weight, layer.bias, *statistics)
-
-    def _max_pool(self, layer: nn.MaxPool2d, x: Tensor) -> Tensor:
-        pool = partial(nn.MaxPool2d.forward, layer)
-        return _fold(pool, x) if x.ndim == 4 else pool(x)
+        rule = partial(_stacked_convolution, layer, place)
+        return _apply(layer._conv_forward, rule, x, layer.weight, layer.bias)
 
 
-def _fold(operation: Callable[..., Tensor], x: Tensor, *rest: Tensor | None) -> Tensor:
-    out: Tensor = _Folded.apply(operation, x, *rest)  # type: ignore[no-untyped-call]
+def _batch_norm(layer: _BatchNorm, x: Tensor) -> Tensor:
+    if layer.training and layer.track_running_stats and layer.num_batches_tracked is not None:
+        layer.num_batches_tracked.add_(1)
+    kept = not layer.training or layer.track_running_stats
+    statistics = (layer.running_mean, layer.running_var) if kept else (None, None)
+
+    def norm(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor | None, var: Tensor | None) -> Tensor:
+        assert layer.momentum is not None  # see `_rule`
+        training = layer.training or mean is None
+        return F.batch_norm(x, mean, var, weight, bias, training, layer.momentum, layer.eps)
+
+    return _apply(norm, partial(_folded, norm), x, layer.weight, layer.bias, *statistics)
+
+
+def _max_pool(layer: nn.MaxPool2d, x: Tensor) -> Tensor:
+    pool = partial(nn.MaxPool2d.forward, layer)
+    return _apply(pool, partial(_folded, pool), x) if x.ndim == 4 else pool(x)
+
+
+class _Ruled(torch.autograd.Function):
+    """`plain(*tensors)` of one model; under vmap over models `rule(clients, dims, *tensors)` instead, which gives the
+    output of all and its axis of clients. Only used inside vmap."""
+
+    @staticmethod
+    def forward(plain: Callable[..., Tensor], rule: Any, *tensors: Tensor | None) -> Tensor:
+        return plain(*tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing to save: under vmap the rule runs, and autograd sees the functions it calls."""
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: Dims, plain: Any, rule: Callable[..., tuple[Tensor, int]], *tensors: Tensor | None
+    ) -> Any:
+        return rule(info.batch_size, dims[2:], *tensors)
+
+
+def _apply(plain: Callable[..., Tensor], rule: Callable[..., tuple[Tensor, int]], *tensors: Tensor | None) -> Tensor:
+    out: Tensor = _Ruled.apply(plain, rule, *tensors)  # type: ignore[no-untyped-call]
     return out
 
 
-def _plain_norm(layer: _BatchNorm) -> bool:
-    """A momentum of None means an average over all batches so far, whose weight is a value on the device."""
-    return layer.affine and layer.momentum is not None
+def _folded(
+    operation: Callable[..., Tensor], clients: int, dims: Dims, x: Tensor, *rest: Tensor | None
+) -> tuple[Tensor, int]:
+    """`operation` once, on `x: [batch, clients · channels, …]` and on `rest` with clients · channels in the first
+    axis."""
+    wide = _moved(clients, x, dims[0], 1).flatten(1, 2)
+    others = [
+        None if value is None else _moved(clients, value, dim, 0).flatten(0, 1)
+        for value, dim in zip(rest, dims[1:], strict=True)
+    ]
+    out = operation(wide, *others)
+    return out.view(len(out), clients, -1, *out.shape[2:]), 1
 
 
-def _norm(
-    layer: _BatchNorm, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor | None, var: Tensor | None
-) -> Tensor:
-    training = layer.training or mean is None
-    assert layer.momentum is not None  # see `_plain_norm`
-    return F.batch_norm(x, mean, var, weight, bias, training, layer.momentum, layer.eps)
+def _stacked_linear(
+    places: tuple[Tensor | None, ...], clients: int, dims: Dims, x: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, int]:
+    x, weight = _moved(clients, x, dims[0], 0), _moved(clients, weight, dims[1], 0)
+    bias = None if bias is None else _moved(clients, bias, dims[2], 0)
+    flat = x.reshape(clients, -1, x.shape[-1])
+    out: Tensor = StackedLinear.apply(flat, weight, bias, *places)  # type: ignore[no-untyped-call]
+    return out.view(*x.shape[:-1], weight.shape[1]), 0
 
 
-_POINTWISE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity)
+def _stacked_convolution(
+    layer: nn.Conv2d, place: Tensor | None, clients: int, dims: Dims, x: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, int]:
+    wide, weight = _moved(clients, x, dims[0], 1).flatten(1, 2), _moved(clients, weight, dims[1], 0)
+    out = _by_kernels(layer, wide, weight, place)
+    if out is None:
+        flat = weight.flatten(0, 1)
+        if flat.numel() >= clients * _WIDE_WEIGHTS or wide.shape[2] * wide.shape[3] <= _SMALL_IMAGE:
+            wide, flat = (value.contiguous(memory_format=torch.channels_last) for value in (wide, flat))
+        out = F.conv2d(wide, flat, None, layer.stride, layer.padding, layer.dilation, clients * layer.groups)
+    if bias is not None:
+        out = out + _moved(clients, bias, dims[2], 0).flatten().view(1, -1, 1, 1)
+    return out.view(len(out), clients, -1, *out.shape[2:]), 1
 
 
-class Chain:
-    """A plain chain of linear and pointwise layers, run on all clients without `torch.func.vmap`, whose overhead is as
-    long as a small layer's arithmetic; the operations, and so the bits, are the same."""
+def _by_kernels(layer: nn.Conv2d, x: Tensor, weight: Tensor, place: Tensor | None) -> Tensor | None:
+    """By the Triton kernels, where there are some for this layer: strides and dilations of one, and less padding than
+    the kernel is wide."""
+    if backend_of(x) != "gpu" or layer.stride != (1, 1) or layer.dilation != (1, 1) or layer.groups != 1:
+        return None
+    if isinstance(layer.padding, str) or any(a >= k for a, k in zip(layer.padding, layer.kernel_size, strict=True)):
+        return None
+    from pfedlms.models.conv_gpu import StackedConvolution, takes
 
-    def __init__(self, layers: list[tuple[str, nn.Module]]) -> None:
-        self._layers = layers
+    if not takes(x, weight):
+        return None
+    out: Tensor = StackedConvolution.apply(x, weight, tuple(layer.padding), place)  # type: ignore[no-untyped-call]
+    return out
 
-    @staticmethod
-    def of(module: nn.Module, trained: set[str]) -> Chain | None:
-        """The chain a module is, or None; all its parameters must be trained, and none twice."""
-        layers = [(name, layer) for name, layer in module.named_modules() if type(layer) is not nn.Sequential]
-        names = [f"{name}.{own}" if name else own for name, layer in layers for own, _ in layer.named_parameters()]
-        plain = all(
-            type(layer) in (nn.Linear, *_POINTWISE)
-            or (type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1))
-            for _, layer in layers
-        )
-        hooked = any(
-            part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
-            or "forward" in vars(part)
-            for part in module.modules()
-        )  # fmt: skip
-        repeated = len(list(module.named_modules(remove_duplicate=False))) > len(list(module.modules()))
-        return Chain(layers) if plain and not hooked and not repeated and trained == set(names) else None
 
-    def __call__(
-        self, named: Mapping[str, Tensor], places: Mapping[str, Tensor], x: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        """Outputs, and the features: what enters the last linear layer."""
-        features = None
-        for name, layer in self._layers:
-            if isinstance(layer, nn.Flatten):
-                x = x.flatten(2)
-            elif isinstance(layer, nn.Linear):
-                own = [f"{name}.{part}" if name else part for part in ("weight", "bias")]
-                features, shape = x, x.shape
-                flat = x.reshape(len(x), -1, shape[-1])
-                x = _StackedLinear.apply(  # type: ignore[no-untyped-call]
-                    flat, named[own[0]], named.get(own[1]), *map(places.get, own)
-                ).view(*shape[:-1], layer.out_features)
-            else:
-                x = layer(x)
-        return x, features
+def _moved(clients: int, value: Tensor, dim: int | None, to: int) -> Tensor:
+    """`value` with its clients in axis `to`; one that all clients share is repeated for each."""
+    if dim is not None:
+        return value.movedim(dim, to)
+    return value.unsqueeze(to).expand(*value.shape[:to], clients, *value.shape[to:])
+
+
+def refusal(single: Single, params: Values, sample: Tensor) -> str | None:
+    """Why torch.func cannot vectorise a module, or None: tried with one model's parameters on two samples of `sample:
+    [batch, …]`, because nothing else tells. Without `folds`, whose kernels would be compiled for this alone."""
+
+    def twice(values: Values) -> Values:
+        return {name: torch.stack([value.detach()] * 2) for name, value in values.items()}
+
+    x, buffers = sample[[0, -1]], dict(single.module.named_buffers())
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+            # In training: what cannot be stacked may lie on the way that only training takes.
+            given = Pass(twice(params), {}, twice(buffers), torch.stack([x, x]), training=True, features=False)
+            Stacked(single, folds=False).forward(given)
+    except RuntimeError as error:
+        return str(error).strip().splitlines()[0]
+    return None

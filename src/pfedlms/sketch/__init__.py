@@ -1,29 +1,65 @@
-"""θ → Φθ and back: the sketch Φ of every layer, one fused pass per client and layer on the CPU."""
+"""θ → Φθ and back: the sketch Φ of every layer. Its definition in torch stands here, kernels in `cpu` and `gpu`.
+
+All of them give the same bits, but for the adjoint on a GPU, whose stages run in another order.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import sqrt
-from typing import Any
+from typing import NamedTuple
 
-import numba
 import numpy as np
 import torch
-from numba import get_thread_id, prange  # type: ignore[attr-defined]
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 from pfedlms import rng
-from pfedlms.backend import compiled, shares_work, triton_kernels
+from pfedlms.backend import backend_of
 from pfedlms.models.layout import Layout
-from pfedlms.sketch.hadamard import fwht_, fwht_reference, fwht_row
+from pfedlms.sketch import cpu
+from pfedlms.sketch.hadamard import fwht_, fwht_reference
 
 __all__ = ["Sketch", "fwht_", "fwht_reference", "sketch_of_round"]
 
-Array = NDArray[Any]
+
+class Place(NamedTuple):
+    """Where one layer lies: its parameters begin … end, padded to `pad`, and its part start … stop of a sketch."""
+
+    begin: int
+    end: int
+    pad: int
+    start: int
+    stop: int
+
+    @property
+    def scale(self) -> float:
+        """1/√m."""
+        return 1 / sqrt(self.stop - self.start)
 
 
+@dataclass(frozen=True)
+class Shape:
+    """What the sketches of all epochs have in common."""
+
+    dim: int
+    places: tuple[Place, ...]
+
+    @cached_property
+    def table(self) -> NDArray[np.int64]:
+        """The places as `[layers, 5]`, for CPU kernels."""
+        return np.array(self.places, dtype=np.int64)
+
+    @cached_property
+    def row_table(self) -> NDArray[np.int64]:
+        """log2 N of every layer, and where its part of a sketch starts and stops: `[3, layers]`."""
+        return np.array([(pad.bit_length() - 1, start, stop) for _, _, pad, start, stop in self.places]).T
+
+
+@dataclass(frozen=True, eq=False, init=False)
 class Sketch:
     """Φ = 1/√m · S H D P for each layer of a layout, applied to many models at once.
 
@@ -31,269 +67,146 @@ class Sketch:
     rows. D and S are pure functions of (seed, epoch, layer), see `rng`. So ‖Φ‖ ≤ √(N/m), ΦΦᵀ = (N/m) I for a layer
     without padding, and ⟨Φx, u⟩ = ⟨x, Φᵀu⟩.
 
+    Its fields are all that it is: what else it holds is computed from them when it is first asked for.
+
     Args:
         layout: layer table of the model.
         ratio: m / N; m = max(1, floor(ratio · N)).
         seed: the experiment's seed.
         epoch: round // refresh; another epoch is another Φ.
+        device: where the models to be sketched are; the host unless told.
     """
 
-    def __init__(self, layout: Layout, ratio: float, seed: int, epoch: int) -> None:
-        self.sizes = layout.sketch_sizes(ratio)
-        """m of every layer; a sketch is the concatenation of its layers' sketches."""
-        layers = layout.layers
-        self.dim = layout.dim
-        self._sign_keys = [rng.stream(seed, "sketch-signs", epoch, index) for index in range(len(layers))]
-        self._rows = np.concatenate(
-            [
-                rng.rows(rng.stream(seed, "sketch-rows", epoch, index), layer.pad.bit_length() - 1, m)
-                for index, (layer, m) in enumerate(zip(layers, self.sizes, strict=True))
-            ]
-        )
-        starts = np.concatenate([[0], np.cumsum(self.sizes)])
-        # One row a layer: where its parameters start and end, its padded length, where its sketch starts and ends.
-        self._table = np.array(
-            [
-                (layer.offset, layer.offset + layer.size, layer.pad, starts[index], starts[index + 1])
-                for index, layer in enumerate(layers)
-            ],
-            dtype=np.int64,
-        )
-        self._scales = np.array([1 / sqrt(m) for m in self.sizes])
-        self._device_layers: dict[torch.device, list[DeviceLayer]] = {}
+    shape: Shape
+    keys: Tensor
+    """The stream of D of every layer, `[layers]`, bit for bit as int64."""
+    rows: Tensor
+    """The rows that S keeps of every layer, in the order of a message, `[Σ m]`."""
+
+    def __init__(
+        self, layout: Layout, ratio: float, seed: int, epoch: int, device: torch.device | str | None = None
+    ) -> None:
+        shape = shape_of(layout, ratio)
+        layer = np.arange(len(shape.places))
+        names = np.full_like(layer, epoch), layer
+        keys = rng.streams(seed, "sketch-signs", *names).view(np.int64)
+        constants = rng.row_constants(rng.streams(seed, "sketch-rows", *names))
+        # A few numbers a layer are hashed here and sent together; the rows themselves are made where they are used.
+        sent = torch.from_numpy(np.concatenate([keys[None], shape.row_table, constants]))
+        if torch.device(device or "cpu").type == "cuda":
+            sent = sent.pin_memory()  # so that nobody has to wait until it has arrived
+        sent = sent.to(device, non_blocking=True)
+        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "keys", sent[0])
+        object.__setattr__(self, "rows", kept_rows(shape, sent[1:]))
 
     @cached_property
     def layers(self) -> Tensor:
         """The layer of every entry of a sketch, `[Σ m]`."""
-        return torch.from_numpy(np.repeat(np.arange(len(self.sizes)), self.sizes))
+        return torch.cat([torch.full((size,), index, device=self.rows.device) for index, size in enumerate(self.sizes)])
 
     @cached_property
-    def _signs(self) -> NDArray[np.int8]:
-        """D of all layers, one sign a parameter; kernels on a GPU hash theirs where they use them."""
-        sizes = (self._table[:, 1] - self._table[:, 0]).tolist()
-        parts = [rng.signs(key, size) for key, size in zip(self._sign_keys, sizes, strict=True)]
-        return np.concatenate(parts).astype(np.int8)  # a quarter of the memory to read in every transform
+    def signs(self) -> Tensor:
+        """D of all layers, int8 `[dim]`: a quarter of the memory to read in every transform. Kernels on a GPU hash
+        theirs where they use them."""
+        return torch.cat(
+            [
+                rng.device_signs(key, end - begin)
+                for key, (begin, end, *_) in zip(self.keys, self.shape.places, strict=True)
+            ]
+        )
+
+    @property
+    def dim(self) -> int:
+        """Parameters of a model."""
+        return self.shape.dim
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """m of every layer; a sketch is the concatenation of its layers' sketches."""
+        return tuple(place.stop - place.start for place in self.shape.places)
 
     @property
     def size(self) -> int:
         """Entries of a whole sketch, Σ m."""
-        return sum(self.sizes)
+        return len(self.rows)
 
     def forward(self, params: Tensor) -> Tensor:
         """Φθ: `[clients, dim]` → `[clients, Σ m]`."""
-        _check_width("params", params, self.dim)
-        if params.is_cuda and kernels_for(params) is not None:
-            return self._forward_gpu(params)
-        if params.device.type != "cpu":
-            return self.forward_reference(params)
-        theta = params.detach().contiguous().numpy()
-        out = np.empty((len(theta), self.size), dtype=theta.dtype)
-        host, kernel = self.on_host(theta.dtype), _forward_shared if shares_work() else _forward
-        kernel(theta, host.signs, host.rows, host.table, host.scales, host.workspace(), out)
-        return torch.from_numpy(out)
+        self._check("params", params, self.dim)
+        where = backend_of(params)
+        if where == "cpu":
+            return cpu.forward(self, params)
+        if where == "gpu":
+            from pfedlms.sketch import gpu
+
+            return gpu.forward(self, params)
+        parts = []
+        for place, signs, rows in self._layers():
+            signed = F.pad(params[:, place.begin : place.end] * signs, (0, place.pad - len(signs)))
+            parts.append(fwht_reference(signed)[:, rows] * place.scale)
+        return torch.cat(parts, dim=1)
 
     def adjoint(self, sketched: Tensor) -> Tensor:
         """Φᵀu: `[clients, Σ m]` → `[clients, dim]`."""
-        _check_width("sketched", sketched, self.size)
-        if sketched.is_cuda and kernels_for(sketched) is not None:
-            return self._adjoint_gpu(sketched)
-        if sketched.device.type != "cpu":
-            return self.adjoint_reference(sketched)
-        u = sketched.detach().contiguous().numpy()
-        out = np.empty((len(u), self.dim), dtype=u.dtype)
-        host, kernel = self.on_host(u.dtype), _adjoint_shared if shares_work() else _adjoint
-        kernel(u, host.signs, host.rows, host.table, host.scales, host.workspace(), out)
-        return torch.from_numpy(out)
+        self._check("sketched", sketched, self.size)
+        where = backend_of(sketched)
+        if where == "cpu":
+            return cpu.adjoint(self, sketched)
+        if where == "gpu":
+            from pfedlms.sketch import gpu
 
-    def forward_reference(self, params: Tensor) -> Tensor:
-        """The definition in plain torch, on any device; `forward` gives the same bits."""
+            return gpu.adjoint(self, sketched)
         parts = []
-        for (begin, end, pad, start, stop), scale in zip(self._table.tolist(), self._scales, strict=True):
-            padded = params.new_zeros(len(params), pad)
-            padded[:, : end - begin] = params[:, begin:end] * self._tensor(self._signs[begin:end], params)
-            kept = fwht_reference(padded)[:, torch.from_numpy(self._rows[start:stop]).to(params.device)]
-            parts.append(kept * torch.tensor(scale, dtype=params.dtype, device=params.device))
+        for place, signs, rows in self._layers():
+            spread = sketched.new_zeros(len(sketched), place.pad)
+            spread[:, rows] = sketched[:, place.start : place.stop]
+            parts.append(fwht_reference(spread)[:, : len(signs)] * signs * place.scale)
         return torch.cat(parts, dim=1)
 
-    def adjoint_reference(self, sketched: Tensor) -> Tensor:
-        """The adjoint in plain torch, on any device."""
-        parts = []
-        for (begin, end, pad, start, stop), scale in zip(self._table.tolist(), self._scales, strict=True):
-            spread = sketched.new_zeros(len(sketched), pad)
-            spread[:, torch.from_numpy(self._rows[start:stop]).to(sketched.device)] = sketched[:, start:stop]
-            back = fwht_reference(spread)[:, : end - begin] * self._tensor(self._signs[begin:end], sketched)
-            parts.append(back * torch.tensor(scale, dtype=sketched.dtype, device=sketched.device))
-        return torch.cat(parts, dim=1)
+    def _layers(self) -> Iterator[tuple[Place, Tensor, Tensor]]:
+        """Every layer's place, signs and rows."""
+        for place in self.shape.places:
+            yield place, self.signs[place.begin : place.end], self.rows[place.start : place.stop]
 
-    def _forward_gpu(self, params: Tensor) -> Tensor:
-        kernels, parts = kernels_for(params), []
-        for layer in self.on_device(params.device):
-            whole = kernels.transform(params, layer.begin, layer.size, layer.pad, layer.key)
-            parts.append(whole[:, layer.rows] * layer.scale)
-        return torch.cat(parts, dim=1)
-
-    def _adjoint_gpu(self, sketched: Tensor) -> Tensor:
-        kernels = kernels_for(sketched)
-        out = sketched.new_empty(len(sketched), self.dim)
-        for layer in self.on_device(sketched.device):
-            spread = sketched.new_zeros(len(sketched), layer.pad)
-            spread[:, layer.rows] = sketched[:, layer.start : layer.start + len(layer.rows)]
-            kernels.transform_back(spread, out, layer.begin, layer.size, layer.key, layer.scale)
-        return out
-
-    def on_device(self, device: torch.device) -> list[DeviceLayer]:
-        """What GPU kernels need of every layer, sent to the device once."""
-        if device not in self._device_layers:
-            keys = torch.from_numpy(np.array(self._sign_keys, dtype=np.uint64).view(np.int64)).to(device)
-            rows = torch.from_numpy(self._rows).to(device)
-            self._device_layers[device] = [
-                DeviceLayer(
-                    begin, end - begin, pad, start, keys[index : index + 1], rows[start:stop], float(np.float32(scale))
-                )
-                for index, ((begin, end, pad, start, stop), scale) in enumerate(
-                    zip(self._table.tolist(), self._scales, strict=True)
-                )
-            ]
-        return self._device_layers[device]
-
-    def on_host(self, dtype: np.dtype[np.generic]) -> HostLayers:
-        """What CPU kernels need of all layers."""
-        return HostLayers(self._signs, self._rows, self._table, self._scales.astype(dtype))
-
-    def _tensor(self, values: NDArray[np.int8], like: Tensor) -> Tensor:
-        return torch.from_numpy(values).to(device=like.device, dtype=like.dtype)
+    def _check(self, name: str, values: Tensor, width: int) -> None:
+        if values.ndim != 2 or values.shape[1] != width:
+            raise ValueError(
+                f"{name}: got shape {tuple(values.shape)}, expected [clients, {width}]; the sketch is of another model"
+            )
+        if values.device != self.rows.device:
+            raise ValueError(
+                f"{name}: got a tensor on {values.device}, expected one on {self.rows.device}; make a sketch for that "
+                "device"
+            )
 
 
-def _check_width(name: str, values: Tensor, width: int) -> None:
-    if values.ndim != 2 or values.shape[1] != width:
-        raise ValueError(
-            f"{name}: got shape {tuple(values.shape)}, expected [clients, {width}]; the sketch is of another model"
-        )
+@lru_cache(maxsize=4)
+def sketch_of_round(layout: Layout, ratio: float, seed: int, epoch: int, device: torch.device) -> Sketch:
+    """The sketch of one epoch, kept for other cohorts and exchanges, on the clients' device and the server's."""
+    return Sketch(layout, ratio, seed, epoch, device)
 
 
-@dataclass(frozen=True)
-class HostLayers:
-    """A sketch as CPU kernels take it: D of all parameters, kept rows, scales 1/√m, and for every layer where its
-    parameters start and end, its padded length, where its sketch starts and ends."""
-
-    signs: NDArray[np.int8]
-    rows: NDArray[np.int64]
-    table: NDArray[np.int64]
-    scales: Array
-
-    def workspace(self) -> Array:
-        """Room for the longest layer of one client, for each thread."""
-        return np.empty((numba.get_num_threads(), int(self.table[:, 2].max())), dtype=self.scales.dtype)
+@lru_cache
+def shape_of(layout: Layout, ratio: float) -> Shape:
+    """The places of a layout's layers in models and sketches."""
+    places, start = [], 0
+    for layer, m in zip(layout.layers, layout.sketch_sizes(ratio), strict=True):
+        if m > layer.pad:
+            raise ValueError(f"ratio: got {ratio}, expected at most 1; there are no more distinct rows")
+        places.append(Place(layer.offset, layer.offset + layer.size, layer.pad, start, start + m))
+        start += m
+    return Shape(layout.dim, tuple(places))
 
 
-@dataclass(frozen=True)
-class DeviceLayer:
-    """One layer's part of a sketch on a GPU: where it lies, its sign stream `key: [1]`, the rows kept and the scale
-    1/√m."""
+def kept_rows(shape: Shape, constants: Tensor) -> Tensor:
+    """S of all layers, `[Σ m]`, on the device of `constants: [3 + 12, layers]`: `shape.row_table` and below it the
+    `rng.row_constants` of every layer."""
+    if backend_of(constants.new_empty(0, dtype=torch.float32)) == "gpu":
+        from pfedlms.sketch import gpu
 
-    begin: int
-    size: int
-    pad: int
-    start: int
-    key: Tensor
-    rows: Tensor
-    scale: float
-
-
-def kernels_for(values: Tensor) -> Any:
-    """The GPU kernels where they can work on `values`, else None."""
-    return triton_kernels("sketch.gpu") if values.dtype == torch.float32 else None
-
-
-@lru_cache(maxsize=12)
-def sketch_of_round(layout: Layout, ratio: float, seed: int, epoch: int) -> Sketch:
-    """The sketch of one epoch, kept for other cohorts and exchanges; this round's and the next one's of some seeds
-    fit."""
-    return Sketch(layout, ratio, seed, epoch)
-
-
-# Loops over one contiguous array each, because those become vector code; indices into matrices do not.
-
-
-@compiled()
-def enter(theta: Array, signs: Array, work: Array) -> None:
-    """work ← D P θ of one layer."""
-    for i in range(len(theta)):
-        work[i] = theta[i] * theta.dtype.type(signs[i])
-    work[len(theta) :] = 0
-
-
-@compiled()
-def leave(work: Array, signs: Array, scale: Any, out: Array) -> None:
-    """out ← scale · Pᵀ D work of one layer."""
-    for i in range(len(out)):
-        out[i] = work[i] * out.dtype.type(signs[i]) * scale
-
-
-@compiled()
-def gather(work: Array, rows: Array, scale: Any, out: Array) -> None:
-    """out ← scale · S work."""
-    for j in range(len(rows)):
-        out[j] = work[rows[j]] * scale
-
-
-@compiled()
-def scatter(values: Array, rows: Array, scale: Any, work: Array) -> None:
-    """work ← scale · Sᵀ values."""
-    work[:] = 0
-    for j in range(len(rows)):
-        work[rows[j]] = values[j] * scale
-
-
-@compiled()
-def _forward_layer(theta: Array, signs: Array, rows: Array, place: Array, scale: Any, work: Array, out: Array) -> None:
-    begin, end, pad, start, stop = place
-    enter(theta[begin:end], signs[begin:end], work[:pad])
-    fwht_row(work[:pad])
-    gather(work, rows[start:stop], scale, out[start:stop])
-
-
-@compiled()
-def _adjoint_layer(u: Array, signs: Array, rows: Array, place: Array, scale: Any, work: Array, out: Array) -> None:
-    begin, end, pad, start, stop = place
-    scatter(u[start:stop], rows[start:stop], u.dtype.type(1), work[:pad])
-    fwht_row(work[:pad])
-    leave(work, signs[begin:end], scale, out[begin:end])
-
-
-@compiled()
-def _forward(
-    theta: Array, signs: Array, rows: Array, table: Array, scales: Array, workspace: Array, out: Array
-) -> None:
-    for client in range(len(theta)):
-        for layer in range(len(table)):
-            _forward_layer(theta[client], signs, rows, table[layer], scales[layer], workspace[0], out[client])
-
-
-@compiled(parallel=True)
-def _forward_shared(
-    theta: Array, signs: Array, rows: Array, table: Array, scales: Array, workspace: Array, out: Array
-) -> None:
-    layers = len(table)
-    for task in prange(len(theta) * layers):
-        client, layer = task // layers, task % layers
-        work = workspace[get_thread_id()]
-        _forward_layer(theta[client], signs, rows, table[layer], scales[layer], work, out[client])
-
-
-@compiled()
-def _adjoint(u: Array, signs: Array, rows: Array, table: Array, scales: Array, workspace: Array, out: Array) -> None:
-    for client in range(len(u)):
-        for layer in range(len(table)):
-            _adjoint_layer(u[client], signs, rows, table[layer], scales[layer], workspace[0], out[client])
-
-
-@compiled(parallel=True)
-def _adjoint_shared(
-    u: Array, signs: Array, rows: Array, table: Array, scales: Array, workspace: Array, out: Array
-) -> None:
-    layers = len(table)
-    for task in prange(len(u) * layers):
-        client, layer = task // layers, task % layers
-        work = workspace[get_thread_id()]
-        _adjoint_layer(u[client], signs, rows, table[layer], scales[layer], work, out[client])
+        return gpu.kept_rows(shape, constants)
+    parts = []
+    for (bits, start, stop), own in zip(shape.row_table.T.tolist(), constants[3:].unbind(dim=1), strict=True):
+        parts.append(rng.row_images(torch.arange(stop - start, device=constants.device), own, bits))
+    return torch.cat(parts)

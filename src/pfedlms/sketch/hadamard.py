@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy.typing as npt
 import torch
 from llvmlite import ir  # type: ignore[import-untyped]
@@ -30,7 +29,7 @@ from numba import types
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
-from pfedlms.backend import compiled, triton_kernels
+from pfedlms.backend import backend_of, compiled, share
 
 MAX_SIZE = 1 << 24
 
@@ -157,23 +156,24 @@ def fwht_row(row: _Array) -> None:
                 _butterfly_first(block, start, _LANES)
             _wide_stages(block, _FIRST, 0, _FIRST)
         _wide_stages(row[outer_start : outer_start + outer], inner, 0, inner)
-    _wide_stages(row, outer, 0, outer)
+    for first in range(0, outer, min(outer, _TILE)):
+        _wide_stages(row, outer, first, first + min(outer, _TILE))
 
 
-@compiled(parallel=True)
-def _rows(matrix: _Array) -> None:
-    """Transform every row of `[rows, N]`, one task per row."""
-    for index in numba.prange(matrix.shape[0]):
+@compiled()
+def _rows(first: int, last: int, matrix: _Array) -> None:
+    """Transform the rows `first` to `last` − 1 of `[rows, N]`."""
+    for index in range(first, last):
         fwht_row(matrix[index])
 
 
-@compiled(parallel=True)
-def _wide_stages_shared(matrix: _Array, unit: int) -> None:
-    """Stages unit, 2 unit, ..., N/2 of every row of `[rows, N]`, one task per row and `_TILE` columns."""
-    tiles = unit // _TILE
-    for task in numba.prange(matrix.shape[0] * tiles):
-        first = task % tiles * _TILE
-        _wide_stages(matrix[task // tiles], unit, first, first + _TILE)
+@compiled()
+def _widest_stages(first: int, last: int, matrix: _Array) -> None:
+    """Stages `_OUTER`, 2 `_OUTER`, ..., N/2 of `[rows, N]`, whose tasks are `_TILE` columns of a row each."""
+    tiles = _OUTER // _TILE
+    for task in range(first, last):
+        column = task % tiles * _TILE
+        _wide_stages(matrix[task // tiles], _OUTER, column, column + _TILE)
 
 
 def fwht_(values: torch.Tensor) -> torch.Tensor:
@@ -200,22 +200,18 @@ def fwht_(values: torch.Tensor) -> torch.Tensor:
             "fwht_: values requires grad; expected a tensor outside autograd, because it is changed in "
             "place; pass values.detach(), or use fwht_reference, which autograd can follow"
         )
-    if (
-        values.is_cuda
-        and values.dtype == torch.float32
-        and size > 1
-        and (kernels := triton_kernels("sketch.gpu")) is not None
-    ):
-        return values.copy_(kernels.fwht(values.view(-1, size)).view_as(values))
-    if values.device.type != "cpu":
+    where = backend_of(values)
+    if where == "gpu" and size > 1:
+        from pfedlms.sketch import gpu
+
+        return values.copy_(gpu.fwht(values.view(-1, size)).view_as(values))
+    if where != "cpu":
         return values.copy_(fwht_reference(values))
-    matrix = values.view(-1, size).numpy()
-    if size > _OUTER and matrix.shape[0] < numba.get_num_threads():
-        # Too few rows to occupy the threads: take the blocks of a row as rows, then share its wide strides.
-        _rows(matrix.reshape(-1, _OUTER))
-        _wide_stages_shared(matrix, _OUTER)
-    else:
-        _rows(matrix)
+    matrix, block = values.view(-1, size).numpy(), min(size, _OUTER)
+    blocks = matrix.reshape(-1, block)
+    share(_rows, len(blocks), block, blocks)
+    if size > block:
+        share(_widest_stages, len(matrix) * (block // _TILE), size // block * _TILE, matrix)
     return values
 
 

@@ -1,12 +1,13 @@
 """Symbols ↔ bits ↔ checked messages."""
 
-from pfedlms.wire.codec import pack, packed_size, unpack
+from pfedlms.wire.codec import Buffer, pack, packed_size, unpack
 from pfedlms.wire.fields import Field, Floats, Mask, MaskedRows, Message, Scalar, Signs, Symbols
 from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake, Received, agreement_digest, frame
 
 __all__ = [
     "HEADER_BYTES",
     "SERVER",
+    "Buffer",
     "Field",
     "Floats",
     "Intake",

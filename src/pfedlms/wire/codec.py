@@ -22,28 +22,20 @@ short blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from pfedlms.errors import DecodeError
-from pfedlms.wire.kernels import (
-    SLACK,
-    Bytes,
-    pack_all,
-    pack_bits,
-    pack_blocks,
-    u64,
-    unpack_all,
-    unpack_bits,
-    unpack_blocks,
-)
+from pfedlms.wire.kernels import Bytes, pack_segments, pack_signs, u64, unpack_segments, unpack_signs
 
-__all__ = ["Segments", "block_shape", "pack", "pack_segments", "packed_size", "unpack", "unpack_segments"]
+__all__ = ["Segments", "block_shape", "pack", "packed_size", "unpack"]
 
+Buffer = bytes | bytearray | memoryview
 
 BLOCK_BITS = 56
 TABLE_ENTRIES = 1 << 16  # half a megabyte: stays in the second-level cache
@@ -70,20 +62,18 @@ def pack(symbols: Bytes | torch.Tensor, levels: int) -> bytes:
 
     Reference: appendix "Communication Protocol", "Client-Side (T+1)-ary Encoding".
     """
-    levels = _checked_levels(levels)
-    host = _on_host(symbols, levels)
-    size, width = _block_shape(levels)
-    length = packed_size(host.size, levels)
-    out = np.empty(length + SLACK, np.uint8)
-    # Eight blocks are `width` whole bytes. The last blocks are read from a copy that has the slack.
-    groups = max(0, host.size - SLACK) // (8 * size)
-    head = groups * 8 * size
-    _pack_part(host, out, head, levels)
-    _pack_part(_with_slack(host[head:]), out[groups * width :], host.size - head, levels)
-    return out[:length].tobytes()
+    given = symbols if isinstance(symbols, torch.Tensor) else np.asarray(symbols)
+    if given.dtype not in (torch.uint8, np.uint8) or given.ndim != 1:
+        shape = list(given.shape)
+        raise ValueError(f"symbols: got {given.dtype} of shape {shape}, expected uint8 of shape [count]")
+    host = given.detach().cpu().numpy() if isinstance(given, torch.Tensor) else given
+    segments = Segments((host.size,), levels)
+    out = np.empty(segments.bytes, np.uint8)
+    segments.pack(host, out.data)
+    return out.tobytes()
 
 
-def unpack(data: bytes | bytearray | memoryview, count: int, levels: int) -> Bytes:
+def unpack(data: Buffer, count: int, levels: int) -> Bytes:
     """Read back the `count` symbols that `pack` wrote, `uint8 [count]`, and refuse every other byte string.
 
     Symbol i of a block with the integer Q is  q(i) = floor(Q / levels^i) mod levels.
@@ -106,79 +96,98 @@ def unpack(data: bytes | bytearray | memoryview, count: int, levels: int) -> Byt
 
     Reference: appendix "Communication Protocol", "Server-Side Decoding and Aggregation".
     """
-    levels, count = _checked_levels(levels), _checked_count(count)
-    stream = _read_only(np.frombuffer(data, np.uint8))
-    _check_ends(stream, count, levels)
-    size, width = _block_shape(levels)
-    out = np.empty(count + SLACK, np.uint8)
-    groups = max(0, stream.size - SLACK) // width
-    head = groups * 8 * size
-    good = _unpack_part(stream, out, head, levels)
-    if good == head // size:
-        good += _unpack_part(_with_slack(stream[groups * width :]), out[head:], count - head, levels)
-    if good * size < count:
-        raise _bad_block(stream, good, min(size, count - good * size), levels)
-    return out[:count]
-
-
-def pack_segments(symbols: Bytes, segments: Segments) -> bytes:
-    """`pack` of every segment of `symbols: uint8 [Σ counts]`, one after another, in one pass.
-
-    Raises:
-        ValueError: `symbols` has not the size of all segments, or one of them is not below `levels`.
-    """
-    if symbols.shape != (segments.symbols,):
-        raise ValueError(f"symbols: got shape {list(symbols.shape)}, expected [{segments.symbols}], all segments")
-    host, out = _on_host(symbols, segments.levels), np.empty(segments.bytes + SLACK, np.uint8)
-    spaced = np.zeros(segments.symbols + SLACK * len(segments.table), np.uint8)
-    for index, (start, count) in enumerate(segments.spans):
-        spaced[start + SLACK * index : start + SLACK * index + count] = host[start : start + count]
-    pack_all(_read_only(spaced), out, segments.table, u64(segments.levels))
-    return out[: segments.bytes].tobytes()
-
-
-def unpack_segments(data: bytes | bytearray | memoryview, segments: Segments) -> Bytes:
-    """Read back what `pack_segments` wrote, `uint8 [Σ counts]`, and refuse every other byte string as `unpack` does."""
-    stream = np.frombuffer(data, np.uint8)
-    out = np.empty(segments.symbols + SLACK, np.uint8)
-    chunk, digits = _digit_table(segments.levels)
-    levels, base = u64(segments.levels), u64(segments.levels**chunk)
-    if stream.size != segments.bytes or not unpack_all(
-        _with_slack(stream), out, segments.table, levels, digits, u64(chunk), base
-    ):
-        # Something is wrong: segment by segment, to say what and where.
-        parts = [
-            unpack(stream[begin:end].data, count, segments.levels) for begin, end, count in segments.places(stream)
-        ]
-        return np.concatenate(parts)
-    return out[: segments.symbols]
+    segments = Segments((count,), levels)
+    out = np.empty(segments.symbols, np.uint8)
+    segments.unpack(data, out)
+    return out
 
 
 class Segments:
-    """Lengths of rows of symbols that are packed one after another, each padded to whole bytes; known once, used for
-    every message."""
+    """Rows of symbols, `counts` of them below `levels`, that are packed one after another, each padded to whole bytes.
+
+    Known once, used for every message.
+    """
 
     def __init__(self, counts: Sequence[int], levels: int) -> None:
         self.levels = _checked_levels(levels)
-        self.symbols = sum(_checked_count(count) for count in counts)
-        size, width = _block_shape(self.levels)
-        rows, at, byte = [], 0, 0
-        for count in counts:
-            bits, rest = _stream_bits(count, self.levels), count % size
-            length, limits = (bits + 7) // 8, (self.levels**size, self.levels**rest)
-            rows.append((at, count, byte, length, bits % 8, size, width, _width(rest, self.levels), *limits))
-            at, byte = at + count, byte + length
-        self.bytes = byte
-        self.spans = [(row[0], row[1]) for row in rows]
-        # A row a segment: first symbol, symbols, first byte, bytes, bits used of the last byte (0: all), then what the
-        # kernels for blocks take: block size and width, width of the last block, limits of full and last blocks.
-        self.table = np.array(rows, dtype=np.uint64).reshape(len(rows), 10)
+        rows, self.symbols, self.bytes = [], 0, 0
+        for count in map(_checked_count, counts):
+            bits = _stream_bits(count, self.levels)
+            length = (bits + 7) // 8
+            rows.append((self.symbols, count, self.bytes, length, bits % 8 or 8))
+            self.symbols, self.bytes = self.symbols + count, self.bytes + length
+        # What the kernels take, see there.
+        self._table = np.array(rows, dtype=np.uint64).reshape(len(rows), 5)
+        self._blocks = _kernel_shape(self.levels)
 
-    def places(self, stream: Bytes) -> Iterator[tuple[int, int, int]]:
-        """Where each segment begins and ends in `stream`, and its number of symbols; the last one takes what is left,
-        so that a stream of another length is found out."""
-        for index, (_, count, begin, length, *_) in enumerate(self.table.tolist()):
-            yield begin, stream.size if index == len(self.table) - 1 else begin + length, count
+    def pack(self, values: NDArray[Any], out: Buffer) -> None:
+        """Write `values: [Σ counts]` as the `bytes` bytes of `out`.
+
+        Symbols are uint8 below `levels`. A single segment of two levels may also be bool, or float32, where 1 stands
+        for what is at least zero.
+
+        Raises:
+            ValueError: a size is not that of all segments, or a symbol is not below `levels`.
+        """
+        stream = np.frombuffer(out, np.uint8)
+        self._check_sizes(values, stream)
+        values = np.ascontiguousarray(values).view()
+        values.flags.writeable = False  # numba compiles a kernel for read-only inputs and again for others
+        if values.dtype == np.float32:
+            pack_signs(values, stream)
+            return
+        symbols = values.view(np.uint8)
+        if symbols.size and int(symbols.max()) >= self.levels:
+            at = int(np.argmax(symbols >= self.levels))
+            raise ValueError(
+                f"symbols[{at}]: got {symbols[at]}, expected a value below {self.levels}, the number of levels"
+            )
+        pack_segments(symbols, stream, self._table, *self._blocks[:2])
+
+    def unpack(self, data: Buffer, out: NDArray[Any]) -> None:
+        """Read back into `out: [Σ counts]` what `pack` wrote, float32 as +1 and -1; refuse every other byte string.
+
+        Raises:
+            ValueError: `out` has not the size of all segments.
+            DecodeError: as `unpack`, the function.
+        """
+        stream = np.frombuffer(memoryview(data).toreadonly(), np.uint8)
+        if stream.size != self.bytes:
+            raise DecodeError(
+                f"packed symbols: got {stream.size} bytes, expected {self.bytes} "
+                f"({self.symbols} symbols, {self.levels} levels)"
+            )
+        self._check_sizes(out, stream)
+        if out.dtype == np.float32:
+            good, block = unpack_signs(stream, out), u64(0)
+        else:
+            good, block = unpack_segments(stream, out.view(np.uint8), self._table, *self._blocks)
+        if good < len(self._table):
+            raise self._refusal(stream, int(good), int(block))
+
+    def _check_sizes(self, values: NDArray[Any], stream: Bytes) -> None:
+        """The kernels rely on them."""
+        if values.shape != (self.symbols,) or stream.size != self.bytes:
+            raise ValueError(
+                f"symbols: got shape {list(values.shape)} for {stream.size} bytes, "
+                f"expected [{self.symbols}], all segments, for {self.bytes}"
+            )
+
+    def _refusal(self, stream: Bytes, row: int, block: int) -> DecodeError:
+        """What is wrong with a segment of which only so many blocks are valid."""
+        _, count, byte, length, used = self._table[row].tolist()
+        last = int(stream[byte + length - 1])
+        if last >> used:
+            return DecodeError(
+                f"packed symbols: got last byte 0x{last:02x}, expected only its lowest {used} bits in use"
+            )
+        size, width = _block_shape(self.levels)
+        count = min(size, count - block * size)
+        covering = stream[byte + block * width // 8 : byte + (block + 1) * width // 8 + 1].tobytes()
+        value = (int.from_bytes(covering, "little") >> block * width % 8) % 2 ** _width(count, self.levels)
+        return DecodeError(
+            f"packed symbols, block {block}: got {value}, expected below {self.levels}**{count} = {self.levels**count}"
+        )
 
 
 def packed_size(count: int, levels: int) -> int:
@@ -252,87 +261,21 @@ def _checked_count(count: int) -> int:
     return int(count)
 
 
-def _on_host(symbols: Bytes | torch.Tensor, levels: int) -> Bytes:
-    """The symbols as a contiguous read-only array in host memory, once they are known to be valid."""
-    given = symbols if isinstance(symbols, torch.Tensor) else np.asarray(symbols)
-    if given.dtype not in (torch.uint8, np.uint8) or given.ndim != 1:
-        shape = list(given.shape)
-        raise ValueError(f"symbols: got {given.dtype} of shape {shape}, expected uint8 of shape [count]")
-    host = given.detach().cpu().numpy() if isinstance(given, torch.Tensor) else given
-    if host.size and int(host.max()) >= levels:
-        at = int(np.argmax(host >= levels))
-        raise ValueError(f"symbols[{at}]: got {host[at]}, expected a value below {levels}, the number of levels")
-    return _read_only(np.ascontiguousarray(host))
-
-
-def _check_ends(stream: Bytes, count: int, levels: int) -> None:
-    """Refuse a stream that has not the length of `count` symbols or goes on behind them."""
-    bits = _stream_bits(count, levels)
-    expected, used = (bits + 7) // 8, bits % 8
-    if stream.size != expected:
-        raise DecodeError(
-            f"packed symbols: got {stream.size} bytes, expected {expected} ({count} symbols, {levels} levels)"
-        )
-    if used and int(stream[-1]) >> used:
-        raise DecodeError(
-            f"packed symbols: got last byte 0x{stream[-1]:02x}, expected only its lowest {used} bits in use"
-        )
-
-
-def _bad_block(stream: Bytes, index: int, count: int, levels: int) -> DecodeError:
-    first, width = index * _block_shape(levels)[1], _width(count, levels)
-    covering = stream[first // 8 : (first + width + 7) // 8].tobytes()
-    value = (int.from_bytes(covering, "little") >> first % 8) % 2**width
-    return DecodeError(
-        f"packed symbols, block {index}: got {value}, expected below {levels}**{count} = {levels**count}"
-    )
-
-
-def _read_only(array: Bytes) -> Bytes:
-    # Numba compiles a kernel for writable and again for read-only inputs; this way only once.
-    view = array.view()
-    view.flags.writeable = False
-    return view
-
-
-def _with_slack(array: Bytes) -> Bytes:
-    return _read_only(np.concatenate([array, np.zeros(SLACK, np.uint8)]))
-
-
-def _pack_part(source: Bytes, target: Bytes, count: int, levels: int) -> None:
-    """Encode the first `count` symbols of `source` from the start of `target` on."""
-    if levels & (levels - 1) == 0:
-        pack_bits(source, target, u64(count), u64(levels.bit_length() - 1))
-        return
-    size, width = _block_shape(levels)
-    numbers = (count, levels, size, width, _width(count % size, levels))
-    pack_blocks(source, target, *map(u64, numbers))
-
-
-def _unpack_part(source: Bytes, target: Bytes, count: int, levels: int) -> int:
-    """Decode the first `count` symbols of `source`; returns the number of blocks before the first bad one."""
-    size, width = _block_shape(levels)
-    if levels & (levels - 1) == 0:
-        unpack_bits(source, target, u64(count), u64(levels.bit_length() - 1))
-        return -(-count // size)
-    chunk, table = _digit_table(levels)
-    rest = count % size
-    numbers = (count, size, width, levels**size, _width(rest, levels), levels**rest, chunk, levels**chunk)
-    return int(unpack_blocks(source, target, table, *map(u64, numbers)))
-
-
 @lru_cache(maxsize=8)
-def _digit_table(levels: int) -> tuple[int, NDArray[np.uint64]]:
-    """(c, table): entry v of levels^c holds the c digits of v in base `levels`, one per byte, lowest first.
+def _kernel_shape(levels: int) -> tuple[NDArray[np.uint64], u64, NDArray[np.uint64], u64]:
+    """(powers, width, digits, c): the blocks of the kernels, and how their numbers are taken apart.
 
-    c is such that the table stays in the cache and splits a block into parts of about the same length.
+    Entry v of the levels^c of `digits` holds the c digits of v in base `levels`, one per byte, lowest first. c is such
+    that the table stays in the cache and splits a block into parts of about the same length.
     """
-    size, _ = _block_shape(levels)
+    if levels & (levels - 1) == 0:
+        return np.array([1, levels], np.uint64), u64(levels.bit_length() - 1), np.zeros(0, np.uint64), u64(0)
+    size, width = _block_shape(levels)
     most = max(c for c in range(1, 9) if c == 1 or levels**c <= TABLE_ENTRIES)
     parts = -(-size // most)
     chunk = -(-size // parts)
     values = np.arange(levels**chunk, dtype=np.uint64)
-    table = np.zeros_like(values)
+    digits = np.zeros_like(values)
     for digit in range(chunk):
-        table |= (values // u64(levels**digit) % u64(levels)) << u64(8 * digit)
-    return chunk, table
+        digits |= (values // u64(levels**digit) % u64(levels)) << u64(8 * digit)
+    return np.array([levels**n for n in range(size + 1)], np.uint64), u64(width), digits, u64(chunk)

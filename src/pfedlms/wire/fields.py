@@ -1,7 +1,9 @@
 """Field codecs: the kinds of values a message is made of, and the message a method declares from them.
 
 A method names its fields and their sizes; both ends derive every length from that declaration, so a payload is the
-plain concatenation of its fields. Values are NumPy arrays without a clients axis; numbers are little endian.
+plain concatenation of its fields. Values are NumPy arrays without a clients axis; numbers are little endian. Fields
+are written into a buffer that is there (a part of a frame) and read into arrays that are there (a sender's row of a
+room), without copies between.
 """
 
 from __future__ import annotations
@@ -9,143 +11,153 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pfedlms.errors import DecodeError, OversizedError, TruncatedError
-from pfedlms.wire.codec import Segments, pack, pack_segments, packed_size, unpack, unpack_segments
+from pfedlms.wire.codec import Segments
+from pfedlms.wire.kernels import copy_finite
+from pfedlms.wire.pieces import in_pieces
 
-Values = Mapping[str, NDArray[np.generic]]
+Array = NDArray[Any]
+Values = Mapping[str, Array]
 
 
 class Field(ABC):
     """One named part of a message."""
 
     name: str
+    dtype: ClassVar[type[np.generic]]
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one sender's value."""
 
     @property
     @abstractmethod
     def max_bytes(self) -> int:
         """Most bytes the field can take; fields of fixed size always take this many."""
 
-    @abstractmethod
-    def encode(self, values: Values) -> bytes:
-        """Bytes of `values[self.name]`."""
-
-    @abstractmethod
-    def size(self, known: Values) -> int:
+    def size(self, values: Values) -> int:
         """Bytes the field takes, given the fields before it."""
+        return self.max_bytes
 
     @abstractmethod
-    def decode(self, data: memoryview, known: Values) -> NDArray[np.generic]:
-        """Value from exactly `size(known)` bytes; raises DecodeError for values that cannot have been sent."""
+    def write(self, values: Values, out: memoryview) -> None:
+        """Encode `values[self.name]` as the `size(values)` bytes of `out`."""
 
     @abstractmethod
-    def example(self) -> NDArray[np.generic]:
+    def read(self, data: memoryview, known: Values, out: Array) -> None:
+        """Decode exactly `size(known)` bytes into `out`; raises DecodeError for values that cannot have been sent."""
+
+    @abstractmethod
+    def example(self) -> Array:
         """A valid value of the largest size, to measure messages with."""
 
+    def _given(self, values: Values) -> Array:
+        """The value to write, contiguous; a copy only where it is not so already."""
+        value = np.ascontiguousarray(values[self.name], dtype=self.dtype)
+        if value.shape != self.shape:
+            raise ValueError(f"field {self.name!r}: got shape {list(value.shape)}, expected {list(self.shape)}")
+        return value
 
-class _Fixed(Field):
-    def size(self, known: Values) -> int:
-        return self.max_bytes
+
+class _Packed(Field):
+    """Symbols of few levels, packed."""
+
+    @property
+    @abstractmethod
+    def _packing(self) -> Segments: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self._packing.symbols,)
+
+    @property
+    def max_bytes(self) -> int:
+        return self._packing.bytes
+
+    def write(self, values: Values, out: memoryview) -> None:
+        self._packing.pack(self._given(values), out)
+
+    def read(self, data: memoryview, known: Values, out: Array) -> None:
+        self._packing.unpack(data, out)
+
+    def example(self) -> Array:
+        return np.ones(self.shape, self.dtype)
 
 
 @dataclass(frozen=True)
-class Symbols(_Fixed):
+class Symbols(_Packed):
     """Symbols below `levels` in segments (one a layer), each packed and padded to whole bytes. Value: uint8
     `[sum(segments)]`."""
 
     name: str
     segments: tuple[int, ...]
     levels: int
+    dtype = np.uint8
 
     @cached_property
     def _packing(self) -> Segments:
         return Segments(self.segments, self.levels)
 
-    @property
-    def max_bytes(self) -> int:
-        return self._packing.bytes
-
-    def encode(self, values: Values) -> bytes:
-        return pack_segments(np.asarray(values[self.name], dtype=np.uint8), self._packing)
-
-    def decode(self, data: memoryview, known: Values) -> NDArray[np.generic]:
-        return unpack_segments(data, self._packing)
-
-    def example(self) -> NDArray[np.generic]:
-        return np.zeros(sum(self.segments), dtype=np.uint8)
-
 
 @dataclass(frozen=True)
-class Signs(_Fixed):
-    """Signs, one bit each (set: +1). Value: float32 `[count]` of ±1; zero counts as +1."""
-
+class _Bits(_Packed):
     name: str
     count: int
 
-    @property
-    def max_bytes(self) -> int:
-        return packed_size(self.count, 2)
+    @cached_property
+    def _packing(self) -> Segments:
+        return Segments((self.count,), levels=2)
 
-    def encode(self, values: Values) -> bytes:
-        return pack((np.asarray(values[self.name], dtype=np.float32) >= 0).astype(np.uint8), 2)
 
-    def decode(self, data: memoryview, known: Values) -> NDArray[np.generic]:
-        return unpack(data, self.count, 2).astype(np.float32) * np.float32(2) - np.float32(1)
+class Mask(_Bits):
+    """Yes or no for each of `count` things, one bit each. Value: bool `[count]`."""
 
-    def example(self) -> NDArray[np.generic]:
-        return np.ones(self.count, dtype=np.float32)
+    dtype = np.bool_
+
+
+class Signs(_Bits):
+    """Signs, one bit each (set: +1). Value: float32 `[count]` of ±1; zero counts as +1."""
+
+    dtype = np.float32
 
 
 @dataclass(frozen=True)
-class Floats(_Fixed):
+class Floats(Field):
     """A float32 vector, finite and not below `minimum`. Value: float32 `[count]`."""
 
     name: str
     count: int
     minimum: float = -np.inf
+    dtype = np.float32
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.count,)
 
     @property
     def max_bytes(self) -> int:
         return 4 * self.count
 
-    def encode(self, values: Values) -> bytes:
-        return np.asarray(values[self.name], dtype="<f4").tobytes()
+    def write(self, values: Values, out: memoryview) -> None:
+        in_pieces(np.copyto, np.frombuffer(out, dtype="<f4"), self._given(values))
 
-    def decode(self, data: memoryview, known: Values) -> NDArray[np.generic]:
-        return _finite(self.name, np.frombuffer(data, dtype="<f4").astype(np.float32), self.minimum)
+    def read(self, data: memoryview, known: Values, out: Array) -> None:
+        _read_floats(self.name, data, out, self.minimum)
 
-    def example(self) -> NDArray[np.generic]:
+    def example(self) -> Array:
         return np.full(self.count, max(0.0, self.minimum), dtype=np.float32)
 
 
 def Scalar(name: str, minimum: float = -np.inf) -> Floats:
     """A single float32. Value: float32 `[1]`."""
     return Floats(name, 1, minimum)
-
-
-@dataclass(frozen=True)
-class Mask(_Fixed):
-    """Yes or no for each of `count` things, one bit each. Value: bool `[count]`."""
-
-    name: str
-    count: int
-
-    @property
-    def max_bytes(self) -> int:
-        return packed_size(self.count, 2)
-
-    def encode(self, values: Values) -> bytes:
-        return pack(np.asarray(values[self.name], dtype=bool).astype(np.uint8), 2)
-
-    def decode(self, data: memoryview, known: Values) -> NDArray[np.generic]:
-        return unpack(data, self.count, 2).astype(bool)
-
-    def example(self) -> NDArray[np.generic]:
-        return np.ones(self.count, dtype=bool)
 
 
 @dataclass(frozen=True)
@@ -157,36 +169,43 @@ class MaskedRows(Field):
     mask: str
     count: int
     width: int
+    dtype = np.float32
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.count, self.width)
 
     @property
     def max_bytes(self) -> int:
         return 4 * self.count * self.width
 
-    def size(self, known: Values) -> int:
-        return 4 * self.width * int(np.count_nonzero(known[self.mask]))
+    def size(self, values: Values) -> int:
+        return 4 * self.width * int(np.count_nonzero(values[self.mask]))
 
-    def encode(self, values: Values) -> bytes:
-        rows = np.asarray(values[self.name], dtype="<f4").reshape(self.count, self.width)
-        return bytes(rows[np.asarray(values[self.mask], dtype=bool)].tobytes())
+    def write(self, values: Values, out: memoryview) -> None:
+        sent = np.asarray(values[self.mask], dtype=bool)
+        np.frombuffer(out, dtype="<f4").reshape(-1, self.width)[:] = self._given(values)[sent]
 
-    def decode(self, data: memoryview, known: Values) -> NDArray[np.generic]:
-        result = np.zeros((self.count, self.width), dtype=np.float32)
-        sent = np.asarray(known[self.mask], dtype=bool)
-        result[sent] = _finite(self.name, np.frombuffer(data, dtype="<f4").reshape(-1, self.width))
-        return result
+    def read(self, data: memoryview, known: Values, out: Array) -> None:
+        rows = np.empty(len(data) // 4, dtype=np.float32)
+        _read_floats(self.name, data, rows)
+        out[:] = 0
+        out[known[self.mask]] = rows.reshape(-1, self.width)
 
-    def example(self) -> NDArray[np.generic]:
-        return np.zeros((self.count, self.width), dtype=np.float32)
+    def example(self) -> Array:
+        return np.zeros(self.shape, dtype=np.float32)
 
 
-def _finite(name: str, values: NDArray[np.float32], minimum: float = -np.inf) -> NDArray[np.float32]:
-    wrong = ~(np.isfinite(values) & (values >= minimum))
-    if wrong.any():
-        at = int(np.argmax(wrong))
+def _read_floats(name: str, data: memoryview, out: Array, minimum: float = -np.inf) -> None:
+    """Copy float32 numbers from `data` into `out`; refuse those that are not finite or below the minimum."""
+    source = np.frombuffer(data, dtype="<f4")
+    if not source.flags.aligned:
+        source = np.frombuffer(bytes(data), dtype="<f4")
+    if not all(in_pieces(partial(copy_finite, float(minimum)), source, out)):
+        at = int(np.argmin(np.isfinite(out) & (out >= minimum)))
         raise DecodeError(
-            f"field {name!r}: got {values.flat[at]} at position {at}, expected a finite number of at least {minimum}"
+            f"field {name!r}: got {out[at]} at position {at}, expected a finite number of at least {minimum}"
         )
-    return values
 
 
 @dataclass(frozen=True)
@@ -200,12 +219,22 @@ class Message:
     def __post_init__(self) -> None:
         object.__setattr__(self, "max_bytes", sum(part.max_bytes for part in self.fields))
 
-    def encode(self, values: Values) -> bytes:
-        return b"".join(part.encode(values) for part in self.fields)
+    def size(self, values: Values) -> int:
+        """Bytes of the payload of `values`."""
+        return sum(part.size(values) for part in self.fields)
 
-    def decode(self, payload: memoryview) -> dict[str, NDArray[np.generic]]:
-        """Values of all fields; the payload must end exactly where the last one does."""
-        known: dict[str, NDArray[np.generic]] = {}
+    def write(self, values: Values, out: memoryview) -> None:
+        """Encode the values of all fields as the `size(values)` bytes of `out`."""
+        at = 0
+        for part in self.fields:
+            size = part.size(values)
+            part.write(values, out[at : at + size])
+            at += size
+
+    def read(self, payload: memoryview, into: Values | None = None) -> dict[str, Array]:
+        """Values of all fields, in the arrays of `into` or in new ones; the payload must end exactly where the last
+        one does."""
+        known: dict[str, Array] = {}
         at = 0
         for part in self.fields:
             size = part.size(known)
@@ -213,11 +242,22 @@ class Message:
                 raise TruncatedError(
                     f"payload: got {len(payload)} bytes, expected at least {at + size} up to field {part.name!r}"
                 )
-            known[part.name] = part.decode(payload[at : at + size], known)
+            out = np.empty(part.shape, part.dtype) if into is None else into[part.name]
+            if out.shape != part.shape or out.dtype != part.dtype or not out.flags.carray:
+                raise ValueError(
+                    f"room for field {part.name!r}: got {out.dtype} {list(out.shape)}, expected {part.dtype.__name__} "
+                    f"{list(part.shape)}, contiguous and writable, as a row of `Message.room`"
+                )
+            part.read(payload[at : at + size], known, out)
+            known[part.name] = out
             at += size
         if at != len(payload):
             raise OversizedError(f"payload: got {len(payload)} bytes, expected {at}")
         return known
 
-    def example(self) -> dict[str, NDArray[np.generic]]:
+    def room(self, senders: int) -> dict[str, Array]:
+        """Arrays `[senders, …]` for the values of several senders, to be used again for every message; not filled."""
+        return {part.name: np.empty((senders, *part.shape), part.dtype) for part in self.fields}
+
+    def example(self) -> dict[str, Array]:
         return {part.name: part.example() for part in self.fields}

@@ -19,12 +19,8 @@ from __future__ import annotations
 
 import hashlib
 import struct
-import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
 
 from pfedlms.errors import (
     ChecksumError,
@@ -38,7 +34,9 @@ from pfedlms.errors import (
     TruncatedError,
     VersionError,
 )
-from pfedlms.wire.fields import Message, Values
+from pfedlms.wire.checksum import crc32
+from pfedlms.wire.codec import Buffer
+from pfedlms.wire.fields import Array, Message, Values
 
 MAGIC = b"PFLM"
 VERSION = 1
@@ -66,11 +64,29 @@ def _canonical(value: int | float | bool | str | bytes) -> str:
     return str(int(value)) if isinstance(value, int) else value
 
 
-def frame(message: Message, values: Values, *, round: int, sender: int, samples: int, digest: bytes) -> bytes:
-    """Encode `values` as one complete frame."""
-    payload = message.encode(values)
-    header = _HEADER.pack(MAGIC, VERSION, message.kind, 0, round, sender, samples, len(payload), digest)
-    return header + _CRC.pack(zlib.crc32(payload, zlib.crc32(header))) + payload
+def frame(
+    message: Message,
+    values: Values,
+    *,
+    round: int,
+    sender: int,
+    samples: int,
+    digest: bytes,
+    out: bytearray | memoryview | None = None,
+) -> bytes | memoryview:
+    """Encode `values` as one complete frame: bytes, or a view of the beginning of `out` until that is used again."""
+    end = HEADER_BYTES + message.size(values)
+    data = memoryview(bytearray(end) if out is None else out).cast("B")[:end]
+    if len(data) < end:
+        raise ValueError(f"out: got {len(data)} bytes, expected {end} or more")
+    message.write(values, data[HEADER_BYTES:])
+    _HEADER.pack_into(data, 0, MAGIC, VERSION, message.kind, 0, round, sender, samples, end - HEADER_BYTES, digest)
+    _CRC.pack_into(data, _HEADER.size, _checksum(data))
+    return bytes(data) if out is None else data
+
+
+def _checksum(data: memoryview) -> int:
+    return crc32(data[HEADER_BYTES:], crc32(data[: _HEADER.size]))
 
 
 @dataclass(frozen=True)
@@ -79,7 +95,7 @@ class Received:
 
     sender: int
     samples: int
-    values: dict[str, NDArray[np.generic]]
+    values: dict[str, Array]
     payload_bytes: int
 
 
@@ -97,8 +113,12 @@ class Intake:
         self._message, self._digest, self._round, self._senders = message, digest, round, senders
         self._seen: set[int] = set()
 
-    def accept(self, data: bytes) -> Received:
-        """Parse and check one frame; raises the WireError that says what is wrong with it."""
+    def accept(self, data: Buffer, into: Values | None = None) -> Received:
+        """Parse and check one frame; raises the WireError that says what is wrong with it.
+
+        Values are decoded into the arrays of `into` (a row of `Message.room`), else into new ones; a frame that is
+        refused may leave anything there.
+        """
         payload, (kind, round, sender, samples, digest) = self._open(data)
         if digest != self._digest:
             raise DigestError(
@@ -117,35 +137,34 @@ class Intake:
             raise DecodeError(
                 f"samples: got {samples} from sender {sender}, expected at least 1 from a client and 0 from the server"
             )
-        values = self._message.decode(payload)
+        values = self._message.read(payload, into)
         self._seen.add(sender)
         return Received(sender, samples, values, len(payload))
 
-    def _open(self, data: bytes) -> tuple[memoryview, tuple[int, int, int, int, bytes]]:
+    def _open(self, data: Buffer) -> tuple[memoryview, tuple[int, int, int, int, bytes]]:
         """Check the envelope; nothing is allocated by a length that was not compared with what is there and what is
         allowed."""
-        if len(data) < HEADER_BYTES:
-            raise TruncatedError(f"frame: got {len(data)} bytes, expected a header of {HEADER_BYTES}")
-        view = memoryview(data)
+        view = memoryview(data).cast("B").toreadonly()
+        if len(view) < HEADER_BYTES:
+            raise TruncatedError(f"frame: got {len(view)} bytes, expected a header of {HEADER_BYTES}")
         magic, version, kind, reserved, round, sender, samples, length, digest = _HEADER.unpack_from(view)
         if magic != MAGIC:
             raise MagicError(f"magic: got {bytes(magic)!r}, expected {MAGIC!r}")
         if version != VERSION:
             raise VersionError(f"version: got {version}, expected {VERSION}; update the older end")
-        present = len(data) - HEADER_BYTES
+        present = len(view) - HEADER_BYTES
         if length > self._message.max_bytes:
             raise OversizedError(f"payload: got {length} bytes, expected at most {self._message.max_bytes}")
         if present > length:
             raise OversizedError(f"payload: got {present} bytes, expected {length}")
         if present < length:
             raise TruncatedError(f"payload: got {present} bytes, expected {length}")
-        payload = view[HEADER_BYTES:]
         (checksum,) = _CRC.unpack_from(view, _HEADER.size)
-        actual = zlib.crc32(payload, zlib.crc32(view[: _HEADER.size]))
+        actual = _checksum(view)
         if checksum != actual:
             raise ChecksumError(
                 f"checksum: got {checksum:08x}, expected {actual:08x}; the frame was changed on the way"
             )
         if reserved:
             raise DecodeError(f"reserved: got {reserved}, expected 0")
-        return payload, (kind, round, sender, samples, digest)
+        return view[HEADER_BYTES:], (kind, round, sender, samples, digest)

@@ -1,8 +1,10 @@
-"""The loops of the codec, compiled: symbols into blocks of bits and back.
+"""The loops of messages, compiled: symbols into blocks of bits and back, signs, and floats that are checked while they
+are copied.
 
-One thread each, without the interpreter lock. All integers are uint64, because numba turns uint64 with int64 into a
-float and lets a signed index count from the end. Reads and writes are of 8 bytes, however many of them count: arrays
-go on for SLACK bytes, and what one step writes too much the next writes again.
+One thread each, without the interpreter lock. Integers are uint64, because numba turns uint64 with int64 into a float
+and lets a signed index count from the end. Symbols and bits are read and written by 8 bytes, however many of them
+count: what one step writes too much the next writes again, and the end of every segment goes through a short array
+that has room behind it.
 """
 
 from __future__ import annotations
@@ -13,8 +15,12 @@ from numpy.typing import NDArray
 from pfedlms.backend import compiled
 
 Bytes = NDArray[np.uint8]
+Floats32 = NDArray[np.float32]
+Words = NDArray[np.uint64]
 u64 = np.uint64
-SLACK = 8  # bytes behind the last one that counts which a kernel may read or write
+
+_END = u64(64)  # symbols, and so 8 bytes or more, that a step before the end of a segment may reach into
+_ROOM = 512  # more than the end of a segment: 64 symbols, fewer than eight blocks of 29, and 8 bytes
 
 
 @compiled()
@@ -34,7 +40,7 @@ def _store(data: Bytes, at: u64, word: u64) -> None:
 
 
 @compiled()
-def pack_bits(symbols: Bytes, out: Bytes, count: u64, bits: u64) -> None:
+def _pack_bits(symbols: Bytes, out: Bytes, count: u64, bits: u64) -> None:
     """Draw eight symbols, one per byte of a word, together to `bits` bytes: pairs, then fours, then all."""
     gap = u64(8) - bits
     one = u64(0x0001000100010001) * ((u64(1) << bits) - u64(1))
@@ -49,8 +55,8 @@ def pack_bits(symbols: Bytes, out: Bytes, count: u64, bits: u64) -> None:
 
 
 @compiled()
-def unpack_bits(data: Bytes, out: Bytes, count: u64, bits: u64) -> None:
-    """The steps of `pack_bits` in reverse."""
+def _unpack_bits(data: Bytes, out: Bytes, count: u64, bits: u64) -> None:
+    """The steps of `_pack_bits` in reverse."""
     gap = u64(8) - bits
     one = u64(0x0001000100010001) * ((u64(1) << bits) - u64(1))
     two = u64(0x0000000100000001) * ((u64(1) << (u64(2) * bits)) - u64(1))
@@ -92,93 +98,137 @@ def _append(out: Bytes, bit: u64, value: u64) -> None:
 
 
 @compiled()
-def pack_blocks(symbols: Bytes, out: Bytes, count: u64, levels: u64, size: u64, width: u64, rest_width: u64) -> None:
+def _pack_blocks(symbols: Bytes, out: Bytes, count: u64, powers: Words, width: u64) -> None:
+    size, levels = u64(len(powers) - 1), powers[1]
     blocks = count // size
     for block in range(blocks):
         _append(out, block * width, _block_value(symbols, block * size, size, levels))
-    if rest_width:
-        _append(out, blocks * width, _block_value(symbols, blocks * size, count - blocks * size, levels))
+    if count % size:
+        _append(out, blocks * width, _block_value(symbols, blocks * size, count % size, levels))
 
 
 @compiled()
-def _write_digits(
-    out: Bytes, start: u64, count: u64, value: u64, table: NDArray[np.uint64], chunk: u64, base: u64
-) -> None:
+def _write_digits(out: Bytes, start: u64, count: u64, value: u64, digits: Words, chunk: u64, base: u64) -> None:
     """The `count` digits of `value`, `chunk` of them by each division by base = levels^chunk."""
     at, end = start, start + count
     while at + chunk < end:
         above = value // base
-        _store(out, at, table[value - above * base])
+        _store(out, at, digits[value - above * base])
         value = above
         at += chunk
-    _store(out, at, table[value])
+    _store(out, at, digits[value])
 
 
 @compiled()
-def unpack_blocks(
-    data: Bytes,
-    out: Bytes,
-    table: NDArray[np.uint64],
-    count: u64,
-    size: u64,
-    width: u64,
-    limit: u64,
-    rest_width: u64,
-    rest_limit: u64,
-    chunk: u64,
-    base: u64,
-) -> u64:
+def _unpack_blocks(data: Bytes, out: Bytes, count: u64, powers: Words, width: u64, digits: Words, chunk: u64) -> u64:
     """Decode until a value is not below its limit; returns the number of blocks decoded."""
-    blocks = count // size
+    size, mask, base = u64(len(powers) - 1), (u64(1) << width) - u64(1), powers[chunk]
+    blocks = (count + size - u64(1)) // size
     for block in range(blocks):
-        bit = block * width
-        value = (_load(data, bit >> u64(3)) >> (bit & u64(7))) & ((u64(1) << width) - u64(1))
-        if value >= limit:  # also what keeps the table index in range
+        bit, first = block * width, block * size
+        symbols = min(size, count - first)
+        value = (_load(data, bit >> u64(3)) >> (bit & u64(7))) & mask
+        if value >= powers[symbols]:  # also what keeps the index into `digits` in range
             return u64(block)
-        _write_digits(out, block * size, size, value, table, chunk, base)
-    if rest_width:
-        bit = blocks * width
-        value = (_load(data, bit >> u64(3)) >> (bit & u64(7))) & ((u64(1) << rest_width) - u64(1))
-        if value >= rest_limit:
-            return blocks
-        _write_digits(out, blocks * size, count - blocks * size, value, table, chunk, base)
-        blocks += u64(1)
+        _write_digits(out, first, symbols, value, digits, chunk, base)
     return blocks
 
 
 @compiled()
-def pack_all(symbols: Bytes, out: Bytes, table: NDArray[np.uint64], levels: u64) -> None:
-    """Pack all segments; in `symbols` each is followed by SLACK zeros."""
-    bits, power = u64(0), levels & (levels - u64(1)) == u64(0)
-    while (u64(1) << bits) < levels:
-        bits += u64(1)
-    for row in range(u64(len(table))):
-        start, count, byte = table[row, 0] + u64(SLACK) * row, table[row, 1], table[row, 2]
-        if power:
-            pack_bits(symbols[start:], out[byte:], count, bits)
-        else:
-            pack_blocks(symbols[start:], out[byte:], count, levels, table[row, 5], table[row, 6], table[row, 7])
+def _head(count: u64, size: u64) -> u64:
+    """Groups of eight blocks, so of whole bytes, that are packed where they lie."""
+    return (max(count, _END) - _END) // (u64(8) * size)
 
 
 @compiled()
-def unpack_all(
-    data: Bytes, out: Bytes, table: NDArray[np.uint64], levels: u64, digits: NDArray[np.uint64], chunk: u64, base: u64
-) -> bool:
-    """Unpack all segments; whether every one of them is what `pack_all` can have written."""
-    bits, power = u64(0), levels & (levels - u64(1)) == u64(0)
-    while (u64(1) << bits) < levels:
-        bits += u64(1)
+def _pack(symbols: Bytes, out: Bytes, count: u64, powers: Words, width: u64) -> None:
+    if len(powers) == 2:
+        _pack_bits(symbols, out, count, width)
+    else:
+        _pack_blocks(symbols, out, count, powers, width)
+
+
+@compiled()
+def pack_segments(symbols: Bytes, out: Bytes, table: Words, powers: Words, width: u64) -> None:
+    """Pack every row of `table: [segments, 5]` (first symbol, symbols, first byte, bytes, bits of the last byte).
+
+    `powers` are levels^0 … levels^size for blocks of `size` symbols in `width` bits; of one symbol where levels are a
+    power of two, because then every block size gives the same stream.
+    """
+    size = u64(len(powers) - 1)
+    ending, packed = np.zeros(_ROOM, np.uint8), np.empty(_ROOM, np.uint8)
     for row in range(u64(len(table))):
-        start, count, byte, length, used = table[row, 0], table[row, 1], table[row, 2], table[row, 3], table[row, 4]
-        part = data[byte:]
-        if used and u64(part[length - u64(1)]) >> used:
-            return False
-        if power:
-            unpack_bits(part, out[start:], count, bits)
-            continue
-        size = table[row, 5]
-        numbers = (table[row, 6], table[row, 8], table[row, 7], table[row, 9])
-        good = unpack_blocks(part, out[start:], digits, count, size, *numbers, chunk, base)
+        start, count, byte, length = table[row, 0], table[row, 1], table[row, 2], table[row, 3]
+        head = _head(count, size)
+        _pack(symbols[start:], out[byte:], head * u64(8) * size, powers, width)
+        start, count = start + head * u64(8) * size, count - head * u64(8) * size
+        byte, length = byte + head * width, length - head * width
+        ending[:count], ending[count:] = symbols[start : start + count], 0
+        _pack(ending, packed, count, powers, width)
+        out[byte : byte + length] = packed[:length]
+
+
+@compiled()
+def _unpack(data: Bytes, out: Bytes, count: u64, powers: Words, width: u64, digits: Words, chunk: u64) -> u64:
+    if len(powers) == 2:
+        _unpack_bits(data, out, count, width)
+        return count
+    return _unpack_blocks(data, out, count, powers, width, digits, chunk)
+
+
+@compiled()
+def unpack_segments(
+    data: Bytes, out: Bytes, table: Words, powers: Words, width: u64, digits: Words, chunk: u64
+) -> tuple[u64, u64]:
+    """The reverse: how many segments are valid, and how many blocks of the one behind them."""
+    size = u64(len(powers) - 1)
+    ending, unpacked = np.zeros(_ROOM, np.uint8), np.empty(_ROOM, np.uint8)
+    for row in range(u64(len(table))):
+        start, count, byte, length = table[row, 0], table[row, 1], table[row, 2], table[row, 3]
+        if length and data[byte + length - u64(1)] >> table[row, 4]:
+            return u64(row), u64(0)
+        head = _head(count, size)
+        good = _unpack(data[byte:], out[start:], head * u64(8) * size, powers, width, digits, chunk)
+        if good < head * u64(8):
+            return u64(row), good
+        start, count = start + head * u64(8) * size, count - head * u64(8) * size
+        byte, length = byte + head * width, length - head * width
+        ending[:length], ending[length:] = data[byte : byte + length], 0
+        good = _unpack(ending, unpacked, count, powers, width, digits, chunk)
         if good * size < count:
-            return False
-    return True
+            return u64(row), head * u64(8) + good
+        out[start : start + count] = unpacked[:count]
+    return u64(len(table)), u64(0)
+
+
+@compiled()
+def pack_signs(values: Floats32, out: Bytes) -> None:
+    """One bit each, set where a value is at least zero."""
+    count = u64(len(values))
+    for byte in range(u64(len(out))):
+        bits = u64(0)
+        for bit in range(min(u64(8), count - u64(8) * byte)):
+            bits |= u64(values[u64(8) * byte + bit] >= 0) << bit
+        out[byte] = bits
+
+
+@compiled()
+def unpack_signs(data: Bytes, out: Floats32) -> u64:
+    """+1 for every bit that is set, else -1; returns 0 if there is one behind the last sign, else 1."""
+    count = u64(len(out))
+    for byte in range(u64(len(data))):
+        bits = u64(data[byte])
+        for bit in range(min(u64(8), count - u64(8) * byte)):
+            out[u64(8) * byte + bit] = 1 if bits & (u64(1) << bit) else -1
+    return u64(count % u64(8) == u64(0) or data[len(data) - 1] >> (count % u64(8)) == 0)
+
+
+@compiled()
+def copy_finite(minimum: float, source: Floats32, out: Floats32) -> bool:
+    """Copy; whether all numbers are finite and not below `minimum`."""
+    good, least = True, np.float32(minimum)
+    for at in range(len(out)):
+        value = source[at]
+        out[at] = value
+        good &= (abs(value) < np.inf) & (value >= least)
+    return good

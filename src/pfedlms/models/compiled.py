@@ -1,0 +1,26 @@
+"""Training compiled by `torch.compile` instead of run by the rules of `stacked`: on a GPU, with other rounding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from pfedlms.models.way import Pass, Single, Way
+
+
+class Compiled(Way):
+    """The vmapped call, compiled for training steps; evaluation and features go `otherwise`."""
+
+    def __init__(self, single: Single, otherwise: Way) -> None:
+        self._module, self._otherwise = single.module, otherwise
+        self._call: Any = torch.compile(vmap(single.call(features=False), randomness="different"), dynamic=False)
+
+    def forward(self, given: Pass) -> tuple[Tensor, Tensor | None]:
+        if not given.training or given.features:
+            return self._otherwise.forward(given)
+        self._module.train()
+        (outputs,) = self._call(given.params, given.buffers, given.x)
+        return outputs, None

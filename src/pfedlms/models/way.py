@@ -1,0 +1,81 @@
+"""What the ways to run K models at once have in common; `forward.choose` says which one a module goes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from pfedlms.errors import UsageError
+
+Result = TypeVar("Result")
+Values = dict[str, Tensor]
+"""Parameters, their gradients or buffers, by name."""
+
+
+class Pass(NamedTuple):
+    """What a forward pass of some clients takes; tensors have the clients in their first axis."""
+
+    params: Values
+    places: Values
+    """Where gradients of parameters may be written."""
+    buffers: Values
+    """Updated in place in training."""
+    x: Tensor
+    training: bool
+    features: bool
+    """Whether what enters the last linear layer is asked for."""
+
+
+class Way(ABC):
+    """How the models of some clients are run."""
+
+    def parts(self, clients: int) -> list[slice]:
+        """Rows of clients that should take their local steps together. Several parts are run by several threads at
+        once, and a module serves one thread at a time: a way that calls it has one part."""
+        return [slice(0, clients)]
+
+    def short(self, clients: int) -> bool:
+        """Whether operators on so many clients are so short that a CPU's threads would wait rather than work."""
+        return False
+
+    def over(self, clients: int, work: Callable[[slice], Result]) -> list[Result]:
+        """`work` on the rows of all clients, as many at a time as `forward` takes."""
+        return [work(slice(0, clients))]
+
+    @abstractmethod
+    def forward(self, given: Pass) -> tuple[Tensor, Tensor | None]:
+        """Outputs `[clients, batch, classes]`, and features `[clients, batch, width]` if asked for."""
+
+
+class Single:
+    """A module as a function of one model's parameters and buffers; its own are left as they are."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.frozen = {name: value.detach() for name, value in module.named_parameters() if not value.requires_grad}
+        linear = [part for part in module.modules() if isinstance(part, nn.Linear)]
+        self.head = linear[-1] if linear else None
+
+    def call(self, features: bool) -> Callable[[Values, Values, Tensor], tuple[Tensor, ...]]:
+        """The function; it gives the outputs and, if asked for, the features."""
+        return self._with_features if features else self._without
+
+    def _without(self, params: Values, buffers: Values, x: Tensor) -> tuple[Tensor, ...]:
+        return (functional_call(self.module, (params, buffers, self.frozen), (x,)),)
+
+    def _with_features(self, params: Values, buffers: Values, x: Tensor) -> tuple[Tensor, ...]:
+        if self.head is None:
+            raise UsageError(f"model: {type(self.module).__name__} has no linear layer, so it has no features to send")
+        caught: list[Tensor] = []
+        handle = self.head.register_forward_pre_hook(lambda module, inputs: caught.append(inputs[0]))
+        try:
+            outputs = self._without(params, buffers, x)
+        finally:
+            handle.remove()
+        if not caught:
+            raise UsageError("model: its last linear layer takes no part in the outputs, so it has no features to send")
+        return *outputs, caught[0]

@@ -1,0 +1,76 @@
+"""The pull on a CPU: a layer of one client goes through sketch, slope and adjoint while it is in the cache."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pfedlms.backend import compiled
+from pfedlms.sketch.cpu import enter, gather, leave, scales, scatter, share_layers
+from pfedlms.sketch.hadamard import fwht_row
+
+if TYPE_CHECKING:
+    from pfedlms.pull import Pull
+
+Array = NDArray[Any]
+
+
+def by_row(pull: Pull) -> tuple[Array, Array]:
+    """Kept rows in the order they lie in memory, and their consensus: the pull does not care which entry of a message a
+    row is."""
+    rows, consensus = pull.sketch.rows.numpy(), pull.consensus.numpy()
+    order = np.concatenate([p.start + np.argsort(rows[p.start : p.stop]) for p in pull.sketch.shape.places])
+    return rows[order], consensus[order]
+
+
+def gradient(pull: Pull, params: Tensor) -> Tensor:
+    """See `Pull.gradient`."""
+    theta, sketch = params.detach().contiguous(), pull.sketch
+    out = torch.empty_like(theta)
+    tau, widths = (value.to(theta.dtype).numpy() for value in (pull.thresholds, pull.widths))
+    share_layers(
+        _pull, sketch, len(theta), theta.numpy(), sketch.signs.numpy(), *pull.rows_in_order, sketch.shape.table,
+        scales(sketch, theta), tau, widths, theta.numpy().dtype.type(pull.strength), out.numpy(),
+    )  # fmt: skip
+    return out
+
+
+@compiled()
+def _pull(
+    first: int, last: int, theta: Array, signs: Array, rows: Array, consensus: Array, table: Array, scales: Array,
+    thresholds: Array, widths: Array, strength: Any, out: Array,
+) -> None:  # fmt: skip
+    workspace = np.empty(table[:, 2].max(), theta.dtype)
+    for task in range(first, last):
+        client, layer = task // len(table), task % len(table)
+        begin, end, pad, start, stop = table[layer]
+        work, kept, scale = workspace[:pad], np.empty(stop - start, theta.dtype), scales[layer]
+        enter(theta[client][begin:end], signs[begin:end], work)
+        fwht_row(work)
+        gather(work, rows[start:stop], scale, kept)
+        slope = _slope(kept, consensus[start:stop], thresholds[layer], widths[layer])
+        scatter(slope, rows[start:stop], strength, work)
+        fwht_row(work)
+        leave(work, signs[begin:end], scale, out[client][begin:end])
+
+
+@compiled()
+def _slope(sketched: Array, consensus: Array, thresholds: Array, width: Any) -> Array:
+    """`penalty_slope` of one layer of one client; a loop for each threshold, because such loops become vector code."""
+    kind = sketched.dtype.type
+    levels, total = kind(len(thresholds)), np.zeros_like(sketched)
+    if width > 0:
+        for i in range(len(total)):
+            total[i] = levels - kind(2) * kind(consensus[i])
+        for tau in thresholds:
+            for i in range(len(total)):
+                step = (sketched[i] - tau) / width
+                step = kind(-1) if step < kind(-1) else step  # so that NaN stays NaN
+                total[i] += kind(1) if step > kind(1) else step
+        for i in range(len(total)):
+            total[i] /= levels
+    return total

@@ -1,0 +1,122 @@
+"""The pull on a GPU: sketch, slope and adjoint of a layer without leaving registers in between.
+
+The consensus lies in position space, so that no row has to be gathered or scattered: q̃ where a row was kept, a mark
+elsewhere. The transform's passes are those of `sketch.gpu`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pfedlms.sketch.gpu import (
+    BLOCK,
+    Layer,
+    block_stages,
+    column_index,
+    column_passes,
+    column_stages,
+    columns_at_once,
+    enter,
+    hashed_signs,
+    layers_of,
+    leave,
+    log2,
+    run_columns,
+    warps,
+)
+
+if TYPE_CHECKING:
+    from pfedlms.pull import Pull
+
+NOT_KEPT = -1
+
+
+def in_position_space(pull: Pull) -> Tensor:
+    """q̃ at the rows kept and `NOT_KEPT` elsewhere, int16, of all padded layers one after another."""
+    pads = [place.pad for place in pull.sketch.shape.places]
+    everywhere = torch.full((sum(pads),), NOT_KEPT, dtype=torch.int16, device=pull.consensus.device)
+    for layer, own in zip(layers_of(pull.sketch), everywhere.split(pads), strict=True):
+        own[layer.rows] = pull.consensus[layer.start : layer.start + len(layer.rows)].to(torch.int16)
+    return everywhere
+
+
+def gradient(pull: Pull, params: Tensor) -> Tensor:
+    """See `Pull.gradient`."""
+    params = params.contiguous()
+    layers, out = list(layers_of(pull.sketch)), torch.empty_like(params)
+    kept = pull.positions.split([layer.pad for layer in layers])
+    thresholds, widths = (value.to(params.dtype).contiguous() for value in (pull.thresholds, pull.widths))
+    for layer, own, tau, width in zip(layers, kept, thresholds, widths.unsqueeze(1), strict=True):
+        _pull_layer(layer, params, own, tau, width, pull.strength, out)
+    return out
+
+
+def _pull_layer(
+    layer: Layer, theta: Tensor, kept: Tensor, tau: Tensor, width: Tensor, strength: float, out: Tensor
+) -> None:
+    """out[:, layer] ← λ Φᵀ ∇_y R̃_ρ(Φθ), with `kept: [pad]`, `tau: [T]`, `width: [1]`."""
+    begin, size, pad, key, _, _, scale = layer
+    levels = tau.shape[0]
+    if pad <= BLOCK:
+        _pull_block[(len(theta),)](
+            theta, theta.stride(0), begin, size, key, kept, tau, width, scale, scale * strength, out,
+            T=levels, SIZE=pad, LOG=log2(pad), num_warps=warps(pad),
+        )  # fmt: skip
+        return
+    work = enter(theta, begin, size, pad, key)
+    *inner, (stride, radix) = column_passes(pad)
+    for each in inner:
+        run_columns(work, *each)
+    # After the last stage every entry of y is in a register: the slope is taken there and the way back starts at once.
+    wide = columns_at_once(radix)
+    _turn_columns[(pad // (wide * radix), len(work))](
+        work, pad, stride, kept, tau, width, scale, T=levels, R=radix, LOG=log2(radix), WIDE=wide, num_warps=4
+    )
+    for each in reversed(inner):
+        run_columns(work, *each)
+    leave(work, out, begin, size, key, scale * strength)
+
+
+@triton.jit
+def _slope(y, q, tau, width, T: tl.constexpr):
+    """`penalty_slope` of one layer, zero where the row was not kept and where ρ is zero."""
+    rho = tl.load(width)
+    inverse = 1.0 / tl.where(rho > 0, rho, 1.0)
+    total = T - 2.0 * q.to(tl.float32)
+    for t in tl.static_range(T):
+        step = (y - tl.load(tau + t)) * inverse
+        total += tl.minimum(tl.maximum(step, -1.0), 1.0)
+    return tl.where((q >= 0) & (rho > 0), total / T, 0.0)
+
+
+@triton.jit
+def _turn_columns(
+    work, pad, stride, kept, tau, width, scale,
+    T: tl.constexpr, R: tl.constexpr, LOG: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """In place: the last stages, y = scale · x, its slope, and the same stages back."""
+    index = column_index(tl.program_id(0), stride, R, WIDE)
+    own = work + tl.program_id(1).to(tl.int64) * pad
+    y = column_stages(tl.load(own + index), R, LOG, WIDE) * scale
+    slope = _slope(y, tl.load(kept + index), tau, width, T)
+    tl.store(own + index, column_stages(slope, R, LOG, WIDE))
+
+
+@triton.jit
+def _pull_block(
+    theta, dim, offset, size, key, kept, tau, width, scale, back, out,
+    T: tl.constexpr, SIZE: tl.constexpr, LOG: tl.constexpr,
+):  # fmt: skip
+    """The whole pull of a layer that fits one block."""
+    client = tl.program_id(0).to(tl.int64)
+    index = tl.arange(0, SIZE)
+    signs = hashed_signs(key, index)
+    x = tl.load(theta + client * dim + offset + index, mask=index < size, other=0.0) * signs
+    slope = _slope(block_stages(x, SIZE, LOG) * scale, tl.load(kept + index), tau, width, T)
+    x = block_stages(slope, SIZE, LOG) * back * signs
+    tl.store(out + client * dim + offset + index, x, mask=index < size)

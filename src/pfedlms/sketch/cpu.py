@@ -1,0 +1,106 @@
+"""The sketch on a CPU: one pass over a layer of one client while it is in the cache.
+
+Loops go over one contiguous array each, because those become vector code; indices into matrices do not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pfedlms.backend import compiled, share
+from pfedlms.sketch.hadamard import fwht_row
+
+if TYPE_CHECKING:
+    from pfedlms.sketch import Sketch
+
+Array = NDArray[Any]
+
+
+def forward(sketch: Sketch, params: Tensor) -> Tensor:
+    """See `Sketch.forward`."""
+    return _apply(_forward, sketch, params, sketch.size)
+
+
+def adjoint(sketch: Sketch, sketched: Tensor) -> Tensor:
+    """See `Sketch.adjoint`."""
+    return _apply(_adjoint, sketch, sketched, sketch.dim)
+
+
+def _apply(kernel: Any, sketch: Sketch, values: Tensor, width: int) -> Tensor:
+    values, out = values.detach().contiguous(), values.new_empty(len(values), width)
+    share_layers(
+        kernel, sketch, len(values), values.numpy(), sketch.signs.numpy(), sketch.rows.numpy(), sketch.shape.table,
+        scales(sketch, values), out.numpy(),
+    )  # fmt: skip
+    return out
+
+
+def scales(sketch: Sketch, like: Tensor) -> Array:
+    """1/√m of every layer."""
+    return np.array([place.scale for place in sketch.shape.places], dtype=like.numpy().dtype)
+
+
+def share_layers(kernel: Any, sketch: Sketch, clients: int, *arguments: Any) -> None:
+    """`kernel` on all layers of all clients: task = client · layers + layer."""
+    pads = [place.pad for place in sketch.shape.places]
+    share(kernel, clients * len(pads), sum(pads) // len(pads), *arguments)
+
+
+@compiled()
+def _forward(
+    first: int, last: int, theta: Array, signs: Array, rows: Array, table: Array, scales: Array, out: Array
+) -> None:
+    work = np.empty(table[:, 2].max(), theta.dtype)
+    for task in range(first, last):
+        client, layer = task // len(table), task % len(table)
+        begin, end, pad, start, stop = table[layer]
+        enter(theta[client][begin:end], signs[begin:end], work[:pad])
+        fwht_row(work[:pad])
+        gather(work, rows[start:stop], scales[layer], out[client][start:stop])
+
+
+@compiled()
+def _adjoint(
+    first: int, last: int, u: Array, signs: Array, rows: Array, table: Array, scales: Array, out: Array
+) -> None:
+    work = np.empty(table[:, 2].max(), u.dtype)
+    for task in range(first, last):
+        client, layer = task // len(table), task % len(table)
+        begin, end, pad, start, stop = table[layer]
+        scatter(u[client][start:stop], rows[start:stop], u.dtype.type(1), work[:pad])
+        fwht_row(work[:pad])
+        leave(work, signs[begin:end], scales[layer], out[client][begin:end])
+
+
+@compiled()
+def enter(theta: Array, signs: Array, work: Array) -> None:
+    """work ← D P θ of one layer."""
+    for i in range(len(theta)):
+        work[i] = theta[i] * theta.dtype.type(signs[i])
+    work[len(theta) :] = 0
+
+
+@compiled()
+def leave(work: Array, signs: Array, scale: Any, out: Array) -> None:
+    """out ← scale · Pᵀ D work of one layer."""
+    for i in range(len(out)):
+        out[i] = work[i] * out.dtype.type(signs[i]) * scale
+
+
+@compiled()
+def gather(work: Array, rows: Array, scale: Any, out: Array) -> None:
+    """out ← scale · S work."""
+    for j in range(len(rows)):
+        out[j] = work[rows[j]] * scale
+
+
+@compiled()
+def scatter(values: Array, rows: Array, scale: Any, work: Array) -> None:
+    """work ← scale · Sᵀ values."""
+    work[:] = 0
+    for j in range(len(rows)):
+        work[rows[j]] = values[j] * scale

@@ -1,0 +1,52 @@
+"""The CRC-32 of zlib, of long buffers in pieces by several threads.
+
+A CRC is the remainder of a polynomial over GF(2), the bits of the message being its coefficients, by P(x) of degree 32.
+Putting B behind A multiplies A by x^(8|B|), so that
+
+    crc(A B) = crc(A) · x^(8|B|) + crc(B)    mod P
+
+where + is xor; what zlib adds at the start and the end of each cancels out. So pieces are summed up by themselves and
+put together afterwards. Numbers are reflected as the CRC is: the highest of 32 bits belongs to x^0, the lowest to x^31.
+"""
+
+from __future__ import annotations
+
+import zlib
+from functools import lru_cache
+
+from pfedlms.wire.pieces import PIECE, in_pieces
+
+_POLYNOMIAL = 0xEDB88320  # P without x^32
+_ONE, _X = 1 << 31, 1 << 30
+
+
+def crc32(data: memoryview, start: int = 0) -> int:
+    """`zlib.crc32(data, start)`; `start` is the checksum of what stands before."""
+    if len(data) < 2 * PIECE:
+        return zlib.crc32(data, start)
+    for length, crc in in_pieces(lambda piece: (len(piece), zlib.crc32(piece)), data):
+        start = _times(start, _power(8 * length)) ^ crc
+    return start
+
+
+def _times(a: int, b: int) -> int:
+    """a(x) · b(x) mod P."""
+    product = 0
+    while a:
+        if a & _ONE:
+            product ^= b
+        a = a << 1 & 0xFFFFFFFF
+        b = b >> 1 ^ (_POLYNOMIAL if b & 1 else 0)
+    return product
+
+
+@lru_cache(maxsize=64)
+def _power(exponent: int) -> int:
+    """x^exponent mod P, by squaring."""
+    result, square = _ONE, _X
+    while exponent:
+        if exponent & 1:
+            result = _times(result, square)
+        square = _times(square, square)
+        exponent >>= 1
+    return result

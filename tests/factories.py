@@ -1,0 +1,279 @@
+"""What tests build: tiny tasks, cohorts, data and models, a federation of any method, and listeners on its messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field, fields
+from functools import cache
+from inspect import signature
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pfedlms.engine.exchange as engine_exchange
+from pfedlms.data import FederatedData, from_pairs, from_pool, load
+from pfedlms.engine import Federation
+from pfedlms.engine.exchange import Channel, Link, Ways, perfect_link
+from pfedlms.engine.training import LocalWorker, TrainSettings
+from pfedlms.methods import METHODS, Exchange, Task
+from pfedlms.models import Cohort, CohortModel, Layer, Layout, build
+from pfedlms.pull import Pull
+from pfedlms.sketch import Sketch
+from pfedlms.wire import HEADER_BYTES, Message
+
+CPU = torch.device("cpu")
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+# --- tiny tasks and cohorts -------------------------------------------------------------------------------------------
+
+
+def layout_of(*sizes: int) -> Layout:
+    offsets = [sum(sizes[:index]) for index in range(len(sizes))]
+    return Layout((), tuple(Layer(f"layer{i}", at, n) for i, (at, n) in enumerate(zip(offsets, sizes, strict=True))))
+
+
+def task_of(
+    *sizes: int,
+    clients: int = 3,
+    seed: int = 5,
+    initial: Tensor | None = None,
+    learning_rate: float = 0.1,
+    weight_decay: float = 0.0,
+) -> Task:
+    layout = layout_of(*sizes)
+    start = torch.zeros(layout.dim) if initial is None else initial
+    return Task(layout, 10, 4, seed, start, clients, clients, learning_rate, weight_decay)
+
+
+def cohort_of(
+    params: Tensor, ids: Sequence[int] | None = None, samples: Sequence[int] | None = None, **state: Tensor
+) -> Cohort:
+    """Clients with `params: [clients, dim]`; every tensor of `state` is given without a clients axis."""
+    clients = len(params)
+    return Cohort(
+        tuple(ids or range(clients)),
+        tuple(samples or [1] * clients),
+        params,
+        params.new_zeros(clients, 0),
+        {},
+        {name: value.expand(clients, *value.shape).clone() for name, value in state.items()},
+    )
+
+
+@dataclass(frozen=True)
+class Work:
+    """A `ClientWork` that answers with what it was given; asking for anything else is an error."""
+
+    gradient: Tensor | None = None
+    features: tuple[Tensor, Tensor] | None = None
+
+    def mean_gradient(self, cohort: Cohort, params: Tensor, round: int) -> Tensor:
+        assert self.gradient is not None
+        return self.gradient[list(cohort.ids)]
+
+    def class_features(self, cohort: Cohort) -> tuple[Tensor, Tensor]:
+        assert self.features is not None
+        means, counts = self.features
+        return means[list(cohort.ids)], counts[list(cohort.ids)]
+
+
+def hold(
+    exchange: Exchange[Any],
+    cohorts: Cohort | Sequence[Cohort],
+    server: dict[str, Tensor] | None = None,
+    *,
+    round: int = 0,
+    work: Work | None = None,
+    link: Link = perfect_link,
+) -> tuple[list[Cohort], dict[str, Tensor]]:
+    """One exchange through real bytes."""
+    groups = [cohorts] if isinstance(cohorts, Cohort) else list(cohorts)
+    channel = Channel(bytes(8), round, Ways(link, quorum=0.0))
+    after, server, _ = channel.hold(exchange, groups, server or {}, work or Work())
+    return after, server
+
+
+# --- data and models --------------------------------------------------------------------------------------------------
+
+
+def small_data(*counts: int) -> FederatedData:
+    """Clients with that many training samples of 4 numbers; client k has none of class k of the four, nobody of class
+    3."""
+    random = np.random.default_rng(4)
+
+    def drawn(client: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        held = [label for label in range(3) if label != client]
+        labels = np.array([held[i % len(held)] for i in range(count)])
+        return random.normal(size=(count, 4)) + labels[:, None], labels
+
+    data = from_pairs([(drawn(client, count), drawn(client, 3)) for client, count in enumerate(counts)])
+    return FederatedData(data.x, data.y, data.train, data.test, classes=4)
+
+
+def seeded(build: Callable[[], nn.Module], seed: int = 0) -> Any:
+    """A module with the weights PyTorch draws for it from that seed; its generator is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build()
+
+
+SMALL_LAYERS = (4 * 6 + 6, 6 * 4 + 4)
+SMALL_DIM = sum(SMALL_LAYERS)
+
+
+def small_module() -> nn.Sequential:
+    """A model for `small_data` with SMALL_LAYERS."""
+    return seeded(lambda: nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4)), 2)
+
+
+CLIENTS = 5
+HIDDEN = 20
+LAYERS = (64 * HIDDEN + HIDDEN, HIDDEN * 10 + 10)  # 1,300 and 210 parameters
+DIM = sum(LAYERS)
+SEED = 3
+
+
+@cache
+def digits(clients: int = CLIENTS, seed: int = 0) -> FederatedData:
+    pool = load("digits")
+    return from_pool(pool.x, pool.y, clients, 0.5, seed)
+
+
+def digits_module() -> nn.Module:
+    """A model for `digits` with LAYERS."""
+    return build("dnn", digits().shape, digits().classes, HIDDEN, key=1)
+
+
+# --- federations ------------------------------------------------------------------------------------------------------
+
+TRAIN = {"local_steps": 3, "batch_size": 16, "learning_rate": 0.1, "momentum": 0.0, "weight_decay": 1e-4}
+
+
+def federation(
+    method: str, data: FederatedData | None = None, module: nn.Module | None = None, *, seed: int = SEED, **chosen: Any
+) -> Federation:
+    """A federation on the CPU, of digits unless data and a module for it are given.
+
+    Keywords are those of `TrainSettings`, of `Federation` and of the method's settings, told apart by their names; the
+    module is copied.
+    """
+
+    def taken(names: Any) -> dict[str, Any]:
+        return {name: chosen.pop(name) for name in list(chosen) if name in names}
+
+    train = TrainSettings(**{**TRAIN, **taken({each.name for each in fields(TrainSettings)})})
+    engine = taken(signature(Federation).parameters)
+    model = CohortModel(deepcopy(module or digits_module()), CPU)
+    return Federation(
+        METHODS[method], METHODS[method].Settings(**chosen), model, data or digits(), train, seed, **engine
+    )
+
+
+def worker_of(module: nn.Module, data: FederatedData, train: TrainSettings, seed: int) -> LocalWorker:
+    """What the clients of a federation train with."""
+    return federation("local", data, module, seed=seed, **vars(train))._worker
+
+
+# --- sketches and pulls -----------------------------------------------------------------------------------------------
+
+# No padding (16, 64, 1), a little (5 → 8, 11 → 16) and as much as there can be (33 → 64).
+SIZES = (16, 11, 1, 5, 64, 33)
+RATIO = 0.5
+
+
+def sketch_of(*sizes: int, ratio: float = RATIO, seed: int = SEED, epoch: int = 0) -> Sketch:
+    return Sketch(layout_of(*sizes), ratio, seed, epoch)
+
+
+def some_thresholds(layers: int, levels: int, seed: int = 0) -> Tensor:
+    return normal(layers, levels, seed=seed, dtype=torch.float64).sort(dim=1).values
+
+
+def some_consensus(size: int, levels: int, seed: int = 0) -> Tensor:
+    chosen = torch.randint(0, levels + 1, (size,), generator=torch.Generator().manual_seed(seed))
+    return chosen.to(torch.uint8)
+
+
+@dataclass(frozen=True)
+class SomePull:
+    """A pull through Φ of SIZES towards some consensus, and what it is made of."""
+
+    pull: Pull
+    tau: Tensor
+    rho: Tensor
+    consensus: Tensor
+
+
+def some_pull(levels: int, strength: float, smoothing: float) -> SomePull:
+    sketch = sketch_of(*SIZES)
+    tau, consensus = some_thresholds(len(SIZES), levels, seed=1), some_consensus(sketch.size, levels, seed=2)
+    deviations = torch.tensor([1.0, 0.5, 2.0, 1.5, 0.8, 1.2], dtype=torch.float64)
+    pull = Pull(sketch, tau, deviations, consensus, strength, smoothing)
+    return SomePull(pull, tau, smoothing * deviations, consensus)
+
+
+def one_layer_pull(tau: float, strength: float, rho: float) -> Pull:
+    """T = 1, one layer of 16 parameters without padding (N/m = 2), every vote +1."""
+    thresholds, deviation = torch.full((1, 1), tau, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    return Pull(sketch_of(16), thresholds, deviation, torch.ones(8, dtype=torch.uint8), strength, rho)
+
+
+# --- listeners --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Post:
+    """A link that keeps what clients send."""
+
+    frames: list[bytes] = field(default_factory=list)
+
+    def __call__(self, data: bytes, sender: int) -> bytes:
+        self.frames.append(data)
+        return data
+
+    @property
+    def payloads(self) -> list[bytes]:
+        return [data[HEADER_BYTES:] for data in self.frames]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One message as it was given to the encoder, and the frame that came out."""
+
+    message: Message
+    values: dict[str, np.ndarray]
+    round: int
+    sender: int
+    digest: bytes
+    data: bytes
+
+    @property
+    def payload(self) -> bytes:
+        return self.data[HEADER_BYTES:]
+
+
+@contextmanager
+def overheard() -> Iterator[list[Sent]]:
+    """Every message of both directions that the engine encodes meanwhile."""
+    heard: list[Sent] = []
+    encode: Callable[..., bytes] = engine_exchange.frame
+
+    def listening(
+        message: Message, values: Any, *, round: int, sender: int, samples: int, digest: bytes, out: Any = None
+    ) -> bytes:
+        data = bytes(encode(message, values, round=round, sender=sender, samples=samples, digest=digest, out=out))
+        heard.append(Sent(message, {name: np.array(v) for name, v in values.items()}, round, sender, digest, data))
+        return data
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_exchange, "frame", listening)
+        yield heard

@@ -1,0 +1,166 @@
+"""Plain chains of linear and pointwise layers run as the same module does under vmap, and only they do."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pfedlms.models import CohortModel
+from pfedlms.models.chain import Chain
+from pfedlms.models.stacked import Stacked
+
+CPU = torch.device("cpu")
+CLIENTS, BATCH = 3, 5
+Factory = Callable[[], nn.Module]
+
+
+def normal(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def squares(rows: slice, outputs: Tensor, features: Tensor | None) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Half the squared length of outputs and of features, whose gradients are themselves; those of a first layer are
+    the samples."""
+    ends = [end for end in (outputs, features) if end is not None and end.requires_grad]
+    losses = sum(end.detach().flatten(1).square().sum(dim=1) / 2 for end in ends)
+    return losses, ends, [end.detach().clone() for end in ends]
+
+
+def hooked(kind: str) -> nn.Module:
+    module = nn.Sequential(nn.Linear(6, 4), nn.ReLU())
+    getattr(module[1], kind)(lambda *given: None)
+    return module
+
+
+def frozen() -> nn.Module:
+    module = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
+    module[0].bias.requires_grad_(False)
+    return module
+
+
+def tied() -> nn.Module:
+    module = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    module[1].weight = module[0].weight
+    return module
+
+
+def repeated(part: nn.Module) -> nn.Module:
+    return nn.Sequential(part, nn.Linear(6, 6), part)
+
+
+class OwnLinear(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class OwnSequential(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class Wrapped(nn.Module):
+    """No chain, whatever is in it."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+POINTWISE: dict[str, Factory] = {
+    "in place": partial(nn.ReLU, inplace=True),
+    "leaky": partial(nn.LeakyReLU, 0.2),
+    "approximate": partial(nn.GELU, approximate="tanh"),
+    **{kind.__name__: kind for kind in (nn.ReLU, nn.ELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity)},
+}
+
+
+def with_pointwise(kind: Factory) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 5), kind(), nn.Flatten(), nn.Linear(15, 4), kind())
+
+
+CHAINS: dict[str, Factory] = {
+    "one layer": lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 4)),
+    "nested": lambda: nn.Sequential(
+        nn.Sequential(nn.Linear(4, 5, bias=False), nn.Tanh()),
+        nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(15, 6)), nn.Sequential()),
+        nn.Linear(6, 4),
+    ),
+    **{name: partial(with_pointwise, kind) for name, kind in POINTWISE.items()},
+}
+
+
+@pytest.mark.parametrize("factory", CHAINS.values(), ids=CHAINS)
+def test_a_chain_has_the_bits_of_the_same_module_under_vmap(factory: Factory) -> None:
+    """Outputs and features, in training and evaluation, losses and gradients, with and without a slope at features."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        module = factory()
+    chain, other = CohortModel(module, CPU), CohortModel(copy.deepcopy(module), CPU)
+    assert isinstance(chain._way, Chain)
+    other._way = Stacked(other._single, folds=False)
+    params, x = chain.initial + normal(CLIENTS, chain.layout.dim, seed=3), normal(CLIENTS, BATCH, 3, 4, seed=4)
+    for training in (True, False):
+        ways = [model.forward(params, {}, x.clone(), training=training, features=True) for model in (chain, other)]
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(*ways, strict=True))
+    for features in (True, False):
+        out = torch.full((2, *params.shape), torch.nan)
+        losses = [
+            model.gradient(own, params, {}, x.clone(), squares, features)
+            for own, model in zip(out, (chain, other), strict=True)
+        ]
+        assert torch.equal(losses[0], losses[1])
+        assert torch.equal(out[0], out[1])
+
+
+NO_CHAINS: dict[str, Factory] = {
+    "dropout": lambda: nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5)),
+    "flatten from axis 2": lambda: nn.Sequential(nn.Flatten(start_dim=2), nn.Linear(6, 4)),
+    "flatten to axis 2": lambda: nn.Sequential(nn.Flatten(1, 2), nn.Linear(6, 4)),
+    "batch norm": lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)),
+    "softmax": lambda: nn.Sequential(nn.Linear(6, 4), nn.Softmax(dim=1)),
+    "own linear": lambda: nn.Sequential(OwnLinear(6, 4)),
+    "own sequential": lambda: OwnSequential(nn.Linear(6, 4)),
+    "own module": lambda: Wrapped(nn.Linear(6, 4)),
+    "weight norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 4)),
+    "hook": lambda: hooked("register_forward_hook"),
+    "hook before": lambda: hooked("register_forward_pre_hook"),
+    "frozen": frozen,
+    "tied": tied,
+    "repeated linear": lambda: repeated(nn.Linear(6, 6)),
+    "repeated pointwise": lambda: repeated(nn.ReLU()),
+    "repeated block": lambda: repeated(nn.Sequential(nn.Linear(6, 6), nn.ReLU())),
+}
+
+
+@pytest.mark.parametrize("factory", NO_CHAINS.values(), ids=NO_CHAINS)
+def test_what_is_more_than_linear_and_pointwise_layers_in_a_row_is_no_chain(factory: Factory) -> None:
+    assert not Chain.takes(factory())
+
+
+@pytest.mark.parametrize(
+    ("clients", "threads", "sizes"),
+    [
+        (5, 1, [5]),
+        (5, 2, [5]),  # they fit the cache, so they share its way through a layer
+        (6, 1, [3, 3]),
+        (6, 2, [3, 3]),
+        (20, 1, [5, 5, 5, 5]),
+        (20, 2, [5, 5, 5, 5]),
+        (20, 3, [3, 3, 4, 3, 3, 4]),
+        (7, 16, [1] * 7),
+    ],
+)
+def test_parts_fit_the_cache_and_keep_all_threads_busy(clients: int, threads: int, sizes: list[int]) -> None:
+    torch.set_num_threads(threads)
+    chain = Chain(nn.Sequential(nn.Flatten(), nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10)), CPU)
+    parts = chain.parts(clients)
+    assert [part.stop - part.start for part in parts] == sizes
+    assert [row for part in parts for row in range(clients)[part]] == list(range(clients))

@@ -1,0 +1,443 @@
+"""K models as one tensor: every way to run them gives the outputs, gradients and running statistics of K plain modules,
+and the way is chosen once."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pfedlms
+from pfedlms import rng
+from pfedlms.errors import UsageError
+from pfedlms.models import CohortModel, build, forward
+from pfedlms.models.alone import Alone
+from pfedlms.models.chain import Chain
+from pfedlms.models.compiled import Compiled
+from pfedlms.models.stacked import Stacked
+from pfedlms.models.way import Single, Way
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+CLIENTS, BATCH = 3, 8
+Factory = Callable[[], nn.Module]
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def dnn() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 6), nn.ReLU(), nn.Linear(6, 4))
+
+
+def convolutional() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 5, 3, padding=1, bias=False), nn.BatchNorm2d(5), nn.ReLU(), nn.Flatten(), nn.Linear(20, 4)
+    )
+
+
+def with_batch_norm() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 4))
+
+
+def with_dropout() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 32), nn.Dropout(0.5), nn.Linear(32, 4))
+
+
+class Tied(nn.Module):
+    """A weight under two names, a frozen layer, a frozen bias and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(12, 12)
+        self.frozen = nn.Linear(12, 12).requires_grad_(False)
+        self.norm = nn.BatchNorm1d(12)
+        self.second = nn.Linear(12, 12)
+        self.second.weight = self.first.weight
+        self.second.bias.requires_grad_(False)
+        self.register_buffer("shift", torch.arange(12.0) / 12)
+        self.head = nn.Linear(12, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.frozen(self.first(x.flatten(1)))) + self.shift
+        return self.head(self.second(x))
+
+
+FACTORIES = [dnn, convolutional, with_batch_norm, Tied]
+BY: dict[str, Callable[[CohortModel], Way | None]] = {
+    "one by one": lambda model: Alone(model._single, CPU),
+    "stacked": lambda model: Stacked(model._single, folds=False),
+    "stacked as on a GPU": lambda model: Stacked(model._single, folds=True),
+    "as chosen": lambda model: model._way,
+}
+
+
+class Setup:
+    """A cohort whose clients have different weights, and a plain module for each, filled parameter by parameter; in
+    float64, so that another order of sums does not show."""
+
+    def __init__(self, factory: Factory, way: Callable[[CohortModel], Way | None] = BY["as chosen"]) -> None:
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            original = factory().double()
+        self.plain = [copy.deepcopy(original) for _ in range(CLIENTS)]
+        self.model = CohortModel(copy.deepcopy(original), CPU)
+        self.model._way = way(self.model)
+        cohort = self.model.cohort((0, 1, 2), (1, 1, 1), with_momentum=False)
+        self.params, self.buffers = cohort.params + 0.3 * normal(*cohort.params.shape, seed=2), cohort.buffers
+        for module, own in zip(self.plain, self.params, strict=True):
+            at = 0
+            for parameter in module.parameters():  # trainable ones in registration order: what the flat vector holds
+                if parameter.requires_grad:
+                    # Setting .data of a tied parameter keeps the tie, because the parameter object is the same.
+                    parameter.data = own[at : at + parameter.numel()].view_as(parameter).clone()
+                    at += parameter.numel()
+            assert at == len(own)
+        self.x = normal(CLIENTS, BATCH, 3, 2, 2, seed=3)
+
+
+def squares(rows: slice, outputs: Tensor, features: Tensor | None) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Half the squared length of outputs and features, whose gradients are themselves."""
+    ends = [end for end in (outputs, features) if end is not None]
+    losses = sum(end.detach().flatten(1).square().sum(dim=1) / 2 for end in ends)
+    return losses, ends, [end.detach().clone() for end in ends]
+
+
+def flat_gradient(module: nn.Module, value: Tensor) -> Tensor:
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    return torch.cat([slope.flatten() for slope in torch.autograd.grad(value, trained, materialize_grads=True)])
+
+
+@pytest.mark.parametrize("way", BY.values(), ids=BY)
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_every_way_is_a_loop_over_plain_modules(factory: Factory, way: Any) -> None:
+    """Losses, gradients and running statistics of two training steps, then outputs of an evaluation, which leaves the
+    statistics as they are; neither the module nor the initial values are changed."""
+    setup = Setup(factory, way)
+    model = setup.model
+    before = copy.deepcopy((model.module.state_dict(), model.initial, model.initial_buffers))
+    for step in range(2):
+        x, out = normal(CLIENTS, BATCH, 3, 2, 2, seed=10 + step), torch.full_like(setup.params, torch.nan)
+        losses = model.gradient(out, setup.params, setup.buffers, x, squares)
+        for client, module in enumerate(setup.plain):
+            loss = module.train()(x[client]).square().sum() / 2
+            torch.testing.assert_close(losses[client], loss.detach())
+            torch.testing.assert_close(out[client], flat_gradient(module, loss))
+    outputs, features = model.forward(setup.params, setup.buffers, setup.x, training=False)
+    assert features is None
+    for client, module in enumerate(setup.plain):
+        torch.testing.assert_close(outputs[client], module.eval()(setup.x[client]))
+        for name, value in module.named_buffers():
+            torch.testing.assert_close(setup.buffers[name][client], value)
+            assert not name.endswith("num_batches_tracked") or int(value) == 2  # the plain modules did keep statistics
+    torch.testing.assert_close((model.module.state_dict(), model.initial, model.initial_buffers), before)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch by PyTorch
+def test_compiled_training_is_a_loop_over_plain_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced and differentiated ahead of time as always, but run by PyTorch's own operators: no compiler is needed."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    test_every_way_is_a_loop_over_plain_modules(
+        convolutional, lambda model: Compiled(model._single, Stacked(model._single, folds=True))
+    )
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_outputs_can_be_differentiated(factory: Factory) -> None:
+    setup, weights = Setup(factory), normal(CLIENTS, BATCH, 4, seed=4)
+    leaf = setup.params.clone().requires_grad_()
+    outputs, _ = setup.model.forward(leaf, setup.buffers, setup.x, training=True)
+    (gradient,) = torch.autograd.grad((outputs * weights).sum(), leaf)
+    for client, module in enumerate(setup.plain):
+        expected = flat_gradient(module, (module.train()(setup.x[client]) * weights[client]).sum())
+        torch.testing.assert_close(gradient[client], expected)
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_a_client_alone_has_the_bits_it_has_in_a_cohort(factory: Factory) -> None:
+    """How clients are grouped does not change results: a cohort of one against a cohort of three, in float32."""
+    setup = Setup(factory)
+    model = CohortModel(setup.model.module.float(), CPU)
+    cohort = model.cohort((0, 1, 2), (1, 1, 1), with_momentum=False)
+    params, x = setup.params.float(), setup.x.float()
+
+    def results(chosen: slice) -> tuple[Tensor, Tensor]:
+        out = torch.empty_like(params[chosen])
+        buffers = {name: value[chosen].clone() for name, value in cohort.buffers.items()}
+        return model.gradient(out, params[chosen], buffers, x[chosen], squares), out
+
+    for together, alone in zip(results(slice(0, 3)), results(slice(1, 2)), strict=True):
+        assert torch.equal(together[1:2], alone)
+
+
+def test_clients_start_from_the_initial_weights() -> None:
+    module = with_batch_norm()
+    expected = torch.cat([p.detach().flatten() for p in module.parameters()])
+    model = CohortModel(module, CPU)
+    cohort = model.cohort((4, 7), (10, 30), with_momentum=True)
+    assert (cohort.ids, cohort.samples) == ((4, 7), (10, 30))
+    assert torch.equal(cohort.params, torch.stack([expected, expected]))
+    assert cohort.momentum.shape == cohort.params.shape
+    assert not cohort.momentum.any()
+    assert {name: tuple(value.shape) for name, value in cohort.buffers.items()} == {
+        "2.running_mean": (2, 6), "2.running_var": (2, 6), "2.num_batches_tracked": (2,)
+    }  # fmt: skip
+    cohort.params[0] += 1  # clients share no memory, with each other or with the model
+    assert torch.equal(cohort.params[1], expected)
+    assert torch.equal(model.initial, expected)
+    assert model.cohort((0,), (1,), with_momentum=False).momentum.shape == (1, 0)
+
+
+# --- features
+
+
+@pytest.mark.parametrize("way", BY.values(), ids=BY)
+@pytest.mark.parametrize(("factory", "width"), [(dnn, 6), (convolutional, 20), (with_batch_norm, 6)])
+def test_features_are_what_enters_the_last_linear_layer(factory: Factory, width: int, way: Any) -> None:
+    """In evaluation, and with a gradient that comes from them as well in training."""
+    setup = Setup(factory, way)
+    outputs, features = setup.model.forward(setup.params, setup.buffers, setup.x, training=False, features=True)
+    assert features is not None
+    assert setup.model.feature_size == features.shape[2] == width
+    out = torch.full_like(setup.params, torch.nan)
+    losses = setup.model.gradient(out, setup.params, setup.buffers, setup.x, squares, features=True)
+    for client, module in enumerate(setup.plain):
+        x = setup.x[client]
+        torch.testing.assert_close(features[client], module.eval()[:-1](x))
+        torch.testing.assert_close(outputs[client], module(x))
+        seen = module.train()[:-1](x)
+        loss = (seen.square().sum() + module[-1](seen).square().sum()) / 2
+        torch.testing.assert_close(losses[client], loss.detach())
+        torch.testing.assert_close(out[client], flat_gradient(module, loss))
+    assert not setup.model.module[-1]._forward_pre_hooks  # what caught them is gone
+
+
+class Unused(nn.Module):
+    """Its last linear layer takes no part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(12, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x.flatten(1))
+
+
+def test_a_parameter_that_takes_no_part_has_no_gradient() -> None:
+    setup = Setup(Unused)
+    out = torch.full_like(setup.params, torch.nan)
+    setup.model.gradient(out, setup.params, {}, setup.x, squares)
+    assert out[:, :52].all()
+    assert not out[:, 52:].any()
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"), [(partial(nn.Conv2d, 3, 2, 1), "Conv2d has no linear layer"), (Unused, "takes no part")]
+)
+def test_a_model_without_features_says_so(factory: Factory, message: str) -> None:
+    setup = Setup(factory)
+    with pytest.raises(UsageError, match=message):
+        setup.model.forward(setup.params, setup.buffers, setup.x, training=False, features=True)
+
+
+# --- state dict
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_state_dict_fills_a_fresh_module(factory: Factory) -> None:
+    """Trained, tied, frozen parameters and buffers all arrive: the fresh module gives the client's own outputs."""
+    setup = Setup(factory)
+    setup.model.forward(setup.params, setup.buffers, setup.x, training=True)  # moves the running statistics
+    expected, _ = setup.model.forward(setup.params, setup.buffers, setup.x, training=False)
+    for client in range(CLIENTS):
+        own = {name: value[client] for name, value in setup.buffers.items()}
+        fresh = factory().double()
+        fresh.load_state_dict(setup.model.state_dict(setup.params[client], own))
+        torch.testing.assert_close(fresh.eval()(setup.x[client]), expected[client])
+
+
+def test_state_dict_is_a_copy() -> None:
+    setup = Setup(with_batch_norm)
+    taken = setup.model.state_dict(setup.params[0], {name: value[0] for name, value in setup.buffers.items()})
+    for value in taken.values():
+        value.zero_()
+    assert setup.params[0].any()
+    assert (setup.buffers["2.running_var"][0] == 1).all()
+
+
+def test_state_dict_with_a_buffer_under_two_names() -> None:
+    module = nn.Linear(2, 2)
+    shared = torch.arange(2.0)
+    module.register_buffer("one", shared)
+    module.register_buffer("two", shared)
+    model = CohortModel(module, CPU)
+    cohort = model.cohort((0,), (1,), with_momentum=False)
+    taken = model.state_dict(cohort.params[0], {name: value[0] for name, value in cohort.buffers.items()})
+    assert taken["two"].tolist() == [0.0, 1.0]
+
+
+# --- the choice
+
+
+class Branching(nn.Module):
+    """Looks at its data: the sign of a sum decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(12, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.linear(x.flatten(1))
+        return out if x.sum() > 0 else -2 * out
+
+
+class Counting(Branching):
+    """Takes a number out of a tensor."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x.flatten(1)) * x.abs().max().item()
+
+
+class CountingInTraining(Branching):
+    """Cannot be stacked, but only training shows it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.linear(x / float(x.abs().mean())) if self.training else self.linear(x)
+
+
+def averaging() -> nn.Module:
+    """A batch norm that takes the number of batches so far out of a tensor."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.BatchNorm1d(4, momentum=None))
+
+
+def silenced() -> nn.Module:
+    """A hook of the backward pass keeps everything before the Tanh as it is."""
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10))
+    module[2].register_full_backward_hook(lambda own, inputs, outputs: (0 * inputs[0],))
+    return module
+
+
+class Bag(nn.Module):
+    """Pixels as words; word 0 is padding, whose vector is never trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(8, 6, padding_idx=0), nn.Linear(6, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.words(x.flatten(1).abs().long().clamp(max=7)).mean(dim=1))
+
+
+def frozen() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 6).requires_grad_(False), nn.ReLU(), nn.Linear(6, 4))
+
+
+REFUSED = (Branching, Counting, CountingInTraining, averaging)
+# What a module is, and how it goes on a CPU, on a GPU and on a GPU with `fast`.
+CHOICES: list[tuple[Factory, type[Way], type[Way], type[Way]]] = [
+    (dnn, Chain, Chain, Compiled),
+    (lambda: build("dnn", (3, 2, 2), 4, 8, 0), Chain, Chain, Compiled),
+    (frozen, Stacked, Stacked, Compiled),
+    (with_dropout, Stacked, Stacked, Compiled),
+    (with_batch_norm, Alone, Stacked, Compiled),
+    (convolutional, Alone, Stacked, Compiled),
+    (lambda: nn.Sequential(nn.Flatten(), nn.LayerNorm(12), nn.Linear(12, 4)), Alone, Stacked, Compiled),
+    (Tied, Alone, Stacked, Compiled),
+    (silenced, Alone, Alone, Alone),
+    (Bag, Alone, Alone, Alone),
+    *((factory, Alone, Alone, Alone) for factory in REFUSED),
+]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:model. clients are trained one after another")
+@pytest.mark.parametrize(("factory", "cpu", "gpu", "fast"), CHOICES)
+def test_each_module_goes_the_way_it_should(factory: Factory, cpu: type[Way], gpu: type[Way], fast: type[Way]) -> None:
+    """A trial needs no GPU, so neither does the choice for one."""
+    single, sample = Single(factory()), torch.ones(5, 3, 2, 2)
+    params = {name: value for name, value in single.module.named_parameters() if value.requires_grad}
+    for device, compiles, expected in ((CPU, False, cpu), (CPU, True, cpu), (GPU, False, gpu), (GPU, True, fast)):
+        assert type(forward.choose(single, device, compiles, params, sample)) is expected
+
+
+def test_the_choice_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the beginning where the module or a sample says enough, otherwise at the first use."""
+    made: list[Way | None] = []
+    choose = forward.choose
+    monkeypatch.setattr(forward, "choose", lambda *given: made.append(choose(*given)) or made[-1])
+    for factory, sample, expected in (
+        (dnn, None, [Chain]),
+        (with_batch_norm, None, [Alone]),
+        (with_dropout, normal(BATCH, 12).float(), [Stacked]),
+        (with_dropout, None, [type(None), Stacked]),
+    ):
+        made.clear()
+        model = CohortModel(factory(), CPU, sample=sample)
+        cohort = model.cohort((0, 1, 2), (1, 1, 1), with_momentum=False)
+        assert model.parts(3) == [slice(0, 3)]
+        for training in (False, True, False):
+            model.forward(cohort.params, cohort.buffers, normal(CLIENTS, BATCH, 12).float(), training=training)
+        assert [type(way) for way in made] == expected
+
+
+@pytest.mark.parametrize("factory", REFUSED[:3])
+def test_a_module_that_cannot_be_stacked_warns_once_and_is_right(factory: Factory) -> None:
+    """What only training cannot do is found in an evaluation already."""
+    setup = Setup(factory)
+    setup.x[1] = -setup.x[1].abs()  # client 1 takes the other branch
+    setup.x[2] = setup.x[2].abs()
+    with pytest.warns(UserWarning, match="one after another, because torch.func cannot stack it"):
+        setup.model.forward(setup.params, setup.buffers, setup.x, training=False)
+    out = torch.full_like(setup.params, torch.nan)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        losses = setup.model.gradient(out, setup.params, setup.buffers, setup.x, squares)
+    for client, module in enumerate(setup.plain):
+        loss = module(setup.x[client]).square().sum() / 2
+        torch.testing.assert_close(losses[client], loss.detach())
+        torch.testing.assert_close(out[client], flat_gradient(module, loss))
+
+
+def test_the_trial_does_not_show() -> None:
+    """Neither in what the first evaluation gives, although it is tried in training, nor in the numbers drawn: a resumed
+    run and a continued one would differ."""
+    tried, model = CohortModel(with_dropout(), CPU, sample=torch.ones(2, 12)), CohortModel(with_dropout(), CPU)
+    cohort = model.cohort((0, 1, 2), (1, 1, 1), with_momentum=False)
+    x = normal(CLIENTS, BATCH, 12).float()
+    for training in (False, True):
+        outputs = []
+        for each in (model, tried, tried):
+            with torch.random.fork_rng():
+                torch.manual_seed(3)
+                outputs.append(each.forward(cohort.params, cohort.buffers, x, training=training)[0])
+        assert torch.equal(outputs[0], outputs[1])
+        assert torch.equal(outputs[0], outputs[2])
+        model = CohortModel(with_dropout(), CPU)  # whose first use is training
+
+
+def test_clients_draw_different_dropout_masks() -> None:
+    model = CohortModel(nn.Sequential(nn.Linear(50, 50), nn.Dropout(0.5)), CPU)
+    cohort = model.cohort((0, 1), (1, 1), with_momentum=False)
+    outputs, _ = model.forward(cohort.params, cohort.buffers, torch.ones(2, 1, 50), training=True)
+    assert not torch.equal(outputs[0] == 0, outputs[1] == 0)
+
+
+@pytest.mark.parametrize(("factory", "name", "part"), [(silenced, "1.weight", slice(None)), (Bag, "words.weight", 0)])
+def test_what_vmap_would_pass_over_is_obeyed(factory: Factory, name: str, part: Any) -> None:
+    result = pfedlms.run("digits", factory, method="local", rounds=1, clients=3, weight_decay=0.0, seed=2)
+    models = [model[name][part] for model in result.models]
+    with torch.random.fork_rng():
+        torch.manual_seed(rng.stream(2, "initial") % (1 << 63))
+        initial = factory().state_dict()[name][part]
+    assert all(torch.equal(model, initial) for model in models)
+
+
+def test_a_first_layer_may_work_in_place() -> None:
+    factory = lambda: nn.Sequential(nn.Flatten(), nn.ReLU(inplace=True), nn.Linear(64, 10))  # noqa: E731 - an argument
+    assert pfedlms.run("digits", factory, rounds=2, clients=3).accuracy > 50

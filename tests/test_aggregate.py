@@ -1,0 +1,205 @@
+"""Sums, pooled statistics and votes: by hand, by plain loops and by brute force."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pfedlms.aggregate import Vote, pool_statistics, weighted_sum
+from pfedlms.quantise import statistics
+
+# --- weighted sums ----------------------------------------------------------------------------------------------------
+
+
+def rounded_sum(samples: list[int], values: np.ndarray, start: np.ndarray) -> np.ndarray:
+    """One client after another, every operation rounded to float64."""
+    total = start.copy()
+    for weight, own in zip(samples, values, strict=True):
+        total = total + own.astype(np.float64) * float(weight)
+    return total
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(1,), (2,), (4095,), (4096,), (4097,), (9000,)])
+def test_a_weighted_sum_has_the_bits_of_a_plain_loop(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Around the size of the parts that stay in the cache, and of numbers whose sum depends on its order."""
+    random = torch.Generator().manual_seed(0)
+    samples = [3, 1, 1000003, 7]
+    spread = 10 ** (6 * torch.rand(4, *shape, generator=random, dtype=torch.float64) - 3)
+    values = (torch.randn(4, *shape, generator=random, dtype=torch.float64) * spread).to(dtype)
+    start = torch.randn(shape, generator=random, dtype=torch.float64)
+    before = start.clone()
+    got = weighted_sum(samples, values, start)
+    expected = rounded_sum(samples, values.numpy(), start.numpy())
+    assert got.dtype == torch.float64
+    assert got.shape == start.shape
+    assert np.array_equal(got.numpy(), expected)
+    assert torch.equal(weighted_sum(samples[1:], values[1:], weighted_sum(samples[:1], values[:1], start)), got)
+    assert torch.equal(start, before)
+
+
+def test_a_number_a_client_is_summed_as_well() -> None:
+    got = weighted_sum([2, 3], torch.tensor([0.5, 0.25]), torch.tensor([1.0], dtype=torch.float64))
+    assert got.tolist() == [2.75]
+
+
+def test_rows_of_a_wider_tensor_are_summed() -> None:
+    wide = torch.arange(24.0).view(3, 8)
+    got = weighted_sum([1, 10, 100], wide[:, 2:5], torch.zeros(3, dtype=torch.float64))
+    assert got.tolist() == [2 + 100 + 1800, 3 + 110 + 1900, 4 + 120 + 2000]
+
+
+# --- pooled statistics ------------------------------------------------------------------------------------------------
+
+
+def test_pooled_statistics_by_hand() -> None:
+    """N = (1, 3), m = (0, 4), s = (1, 2): μ̄ = 3, σ̄² = (1 (1 + 9) + 3 (2 + 1)) / 4 = 4.75."""
+    mean, deviation = pool_statistics((1, 3), np.float32([[0], [4]]), np.float32([[1], [2]]))
+    assert mean.dtype == deviation.dtype == np.float32
+    assert mean.tolist() == [3.0]
+    assert deviation.tolist() == [np.float32(4.75**0.5)]
+
+
+def test_pooled_statistics_are_those_of_all_entries_together() -> None:
+    """The weight N_k of a client is N_k copies of its entries; layers do not mix."""
+    samples, sizes = (3, 1, 6), (4, 9)
+    sketched = np.random.default_rng(1).normal(size=(3, 13)) * [[1], [5], [0.2]] + [[0], [2], [-3]]
+    means, variances = statistics(torch.tensor(sketched), sizes)
+    mean, deviation = pool_statistics(samples, means.numpy(), variances.numpy())
+    for layer, own in enumerate((slice(0, 4), slice(4, 13))):
+        pooled = np.concatenate([np.tile(row[own], n) for row, n in zip(sketched, samples, strict=True)])
+        assert mean[layer] == pytest.approx(pooled.mean(), rel=1e-6)
+        assert deviation[layer] == pytest.approx(pooled.std(), rel=1e-6)
+
+
+def test_pooled_sums_run_in_the_order_of_the_clients() -> None:
+    """Doubles near 10¹⁶ are 2 apart: (big + 1) − big = 0, but (big − big) + 1 = 1. Both ends must take the same
+    order."""
+    big = np.float32(1e16)
+    zeros = np.zeros((3, 1), dtype=np.float32)
+    assert pool_statistics((1, 1, 1), np.array([[big], [1], [-big]], dtype=np.float32), zeros)[0].tolist() == [0.0]
+    in_other_order = pool_statistics((1, 1, 1), np.array([[big], [-big], [1]], dtype=np.float32), zeros)[0]
+    assert in_other_order.tolist() == [np.float32(1 / 3)]
+
+
+# --- the vote ---------------------------------------------------------------------------------------------------------
+
+
+def tally(ballots: list[tuple[list[int], int]], levels: int) -> Vote:
+    vote = Vote(len(ballots[0][0]), levels)
+    for symbols, weight in ballots:
+        vote.add(np.array(symbols, dtype=np.uint8), weight)
+    return vote
+
+
+def brute_force(ballots: list[tuple[list[int], int]], levels: int) -> list[int]:
+    """q̃(i) = #{t : Σ_k N_k b_t^k(i) ≥ 0} with b = ±1, literally."""
+    return [
+        sum(sum(n * (1 if symbols[i] >= t else -1) for symbols, n in ballots) >= 0 for t in range(1, levels + 1))
+        for i in range(len(ballots[0][0]))
+    ]
+
+
+def upper_median(ballots: list[tuple[list[int], int]]) -> list[int]:
+    """The largest symbol such that those at or above it weigh at least half."""
+    result = []
+    for i in range(len(ballots[0][0])):
+        total, above = sum(n for _, n in ballots), 0
+        for symbol, n in sorted(((symbols[i], n) for symbols, n in ballots), reverse=True):
+            above += n
+            if 2 * above >= total:
+                result.append(symbol)
+                break
+    return result
+
+
+BALLOTS = st.integers(1, 9).flatmap(
+    lambda levels: st.tuples(
+        st.just(levels),
+        st.integers(1, 4).flatmap(
+            lambda size: st.lists(
+                st.tuples(
+                    st.lists(st.integers(0, levels), min_size=size, max_size=size),
+                    st.one_of(st.integers(1, 4), st.integers(1, 2**31)),
+                ),
+                min_size=1,
+                max_size=6,
+            )
+        ),
+    )
+)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(BALLOTS)
+def test_vote_is_the_formula_and_the_upper_weighted_median(case: tuple[int, list[tuple[list[int], int]]]) -> None:
+    levels, ballots = case
+    result = tally(ballots, levels).result()
+    assert result.dtype == np.uint8
+    assert result.tolist() == brute_force(ballots, levels) == upper_median(ballots)
+
+
+def test_ties_go_up() -> None:
+    """Weights 2 and 2, symbols 0 and 3: every threshold is a tie."""
+    assert tally([([0, 3, 1], 2), ([3, 0, 1], 2)], 3).result().tolist() == [3, 3, 1]
+    assert tally([([0, 3, 1], 3), ([3, 0, 1], 2)], 3).result().tolist() == [0, 3, 1]
+
+
+def test_one_client_votes_for_itself() -> None:
+    assert tally([([0, 1, 2, 3], 17)], 3).result().tolist() == [0, 1, 2, 3]
+
+
+def test_the_order_of_ballots_does_not_matter() -> None:
+    ballots = [([0, 3, 2], 300), ([1, 0, 3], 70_000), ([3, 2, 0], 5), ([2, 2, 2], 69_900)]
+    assert tally(ballots, 3).result().tolist() == tally(ballots[::-1], 3).result().tolist() == brute_force(ballots, 3)
+
+
+def test_result_can_be_asked_for_again() -> None:
+    vote = tally([([0, 3], 1)], 3)
+    assert vote.result().tolist() == vote.result().tolist() == [0, 3]
+
+
+def test_counters_grow_with_the_total_weight_only() -> None:
+    """5 coordinates × 3 thresholds: one byte a counter up to N = 255, two up to 65,535, four up to 2³² − 1, then
+    eight."""
+    vote = Vote(5, 3)
+    ballot = np.array([3, 0, 1, 2, 3], dtype=np.uint8)
+    sizes = []
+    for weight in (255, 1, 65_535 - 256, 1, 2**31, 2**32 - 1 - 65_536 - 2**31, 1):
+        vote.add(ballot, weight)
+        sizes.append((vote.total, vote.nbytes))
+    expected_totals = [255, 256, 65_535, 65_536, 2**31 + 65_536, 2**32 - 1, 2**32]
+    assert sizes == list(zip(expected_totals, (15, 30, 30, 60, 60, 60, 120), strict=True))
+    assert vote.result().tolist() == [3, 0, 1, 2, 3]
+    # Nothing was lost while the counters grew: 2³² − 1 against it is not enough, 2³² is a tie, one more decides.
+    against = np.array([0, 3, 0, 0, 0], dtype=np.uint8)
+    vote.add(against, 2**32 - 1)
+    assert vote.result().tolist() == [3, 0, 1, 2, 3]
+    vote.add(against, 1)
+    assert vote.result().tolist() == [3, 3, 1, 2, 3]
+    vote.add(against, 1)
+    assert vote.result().tolist() == [0, 3, 0, 0, 0]
+
+
+def test_memory_does_not_grow_with_the_number_of_clients() -> None:
+    vote = Vote(100, 7)
+    before = vote.nbytes
+    for _ in range(250):
+        vote.add(np.full(100, 3, dtype=np.uint8), 1)
+    assert vote.nbytes == before == 700
+
+
+def test_255_thresholds() -> None:
+    assert tally([([255, 0, 128], 1), ([255, 255, 127], 1), ([254, 0, 0], 1)], 255).result().tolist() == [255, 0, 127]
+
+
+@pytest.mark.parametrize("symbols", [[0, 1], [0, 1, 2, 0], [0, 1, 4]])
+def test_a_ballot_that_does_not_fit_is_refused(symbols: list[int]) -> None:
+    """The kernel does not check bounds, so the vote must: three coordinates, symbols 0 to 3."""
+    vote = Vote(3, thresholds=3)
+    with pytest.raises(ValueError, match=r"expected \(3,\) of 0 to 3"):
+        vote.add(np.array(symbols, dtype=np.uint8), 1)
+    assert vote.total == 0
