@@ -149,7 +149,8 @@ def pulled_step(made: Federation, device: torch.device, options: argparse.Namesp
     channel = Channel(made._digest, 0)
     cohorts, server = made._clients.present, made._server
     for exchange in made.method.exchanges:
-        cohorts, server, _ = channel.hold(exchange, cohorts, server, made._worker)
+        cohorts, server, answer = channel.ask(exchange, cohorts, server, made._worker)
+        cohorts = channel.tell(exchange, answer, cohorts)
     objective, phases = made.method.objective(cohorts[0], 0), count(1)
     repeat = lambda: made._worker.train(cohorts[0], objective, next(phases))  # noqa: E731 - used once
     return median_seconds(repeat, device, options.repeats) / options.steps

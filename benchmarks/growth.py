@@ -50,7 +50,7 @@ def measure(options: argparse.Namespace, clients: int, participants: int) -> dic
         made.play_round()
     seconds = median_seconds(made.play_round, device, options.rounds)
     host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    kept, file = made.kept_bytes, io.BytesIO()
+    file, clients_kept = io.BytesIO(), [*made._clients.present, *made._clients._away.values()]
     torch.save(made.state(), file)
     return {
         "clients": clients,
@@ -60,7 +60,7 @@ def measure(options: argparse.Namespace, clients: int, participants: int) -> dic
         "seconds": seconds,
         "device_bytes": torch.cuda.max_memory_allocated() if device.type == "cuda" else 0,
         "host_bytes": host,
-        "kept_bytes": kept,
+        "kept_bytes": sum(cohort.nbytes for cohort in clients_kept),
         "checkpoint_bytes": file.getbuffer().nbytes,
     }
 

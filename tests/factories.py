@@ -98,8 +98,8 @@ def hold(
     """One exchange through real bytes."""
     groups = [cohorts] if isinstance(cohorts, Cohort) else list(cohorts)
     channel = Channel(bytes(8), round, Ways(link, quorum=0.0))
-    after, server, _ = channel.hold(exchange, groups, server or {}, work or Work())
-    return after, server
+    asked, server, answer = channel.ask(exchange, groups, server or {}, work or Work())
+    return channel.tell(exchange, answer, asked), server
 
 
 # --- data and models --------------------------------------------------------------------------------------------------

@@ -98,8 +98,7 @@ class Cohort:
     @property
     def nbytes(self) -> int:
         """Bytes of all that clients keep from round to round."""
-        kept = (self.params, self.momentum, *self.buffers.values(), *self.state.values())
-        return sum(value.numel() * value.element_size() for value in kept)
+        return sum(t.nbytes for t in (self.params, self.momentum, *self.buffers.values(), *self.state.values()))
 
 
 def joined(cohorts: Sequence[Cohort]) -> Cohort:

@@ -15,7 +15,7 @@ from pfedlms import rng
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.engine.participation import Answers
 from pfedlms.engine.reports import Traffic
-from pfedlms.engine.stopwatch import NoStopwatch, Stopwatch
+from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.errors import QuorumError, RunError, WireError
 from pfedlms.methods.contract import ClientWork, Exchange
 from pfedlms.wire.fields import Message
@@ -60,19 +60,12 @@ class Channel:
     digest: bytes
     round: int
     ways: Ways = Ways()
-    watch: Stopwatch = field(default_factory=NoStopwatch)
+    watch: Stopwatch = field(default_factory=Stopwatch)
     traffic: Traffic = field(default_factory=Traffic)
     rejected: int = 0
     """Messages of clients that did not arrive or were refused."""
     unheard: int = 0
     """Answers that did not arrive or were refused."""
-
-    def hold(
-        self, exchange: Exchange[Any], cohorts: Sequence[Cohort], server: Tensors, work: ClientWork
-    ) -> tuple[list[Cohort], Tensors, bytes]:
-        """One whole exchange with the same clients: who heard the answer, the server's next state, and the answer."""
-        asked, server, answer = self.ask(exchange, cohorts, server, work)
-        return self.tell(exchange, answer, asked), server, answer
 
     def ask(
         self, exchange: Exchange[Any], cohorts: Sequence[Cohort], server: Tensors, work: ClientWork

@@ -15,7 +15,7 @@ from pfedlms.data.federated import FederatedData
 from pfedlms.engine.exchange import Channel, Link, Ways, perfect_link
 from pfedlms.engine.participation import Answers, Clients, Participation
 from pfedlms.engine.reports import Evaluation, RoundReport
-from pfedlms.engine.stopwatch import NoStopwatch, Stopwatch
+from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.engine.training import LocalWorker, TrainSettings
 from pfedlms.methods.contract import Method, Objective, Task
 from pfedlms.models.forward import CohortModel
@@ -64,7 +64,7 @@ class Federation:
             raise ValueError(f"method: {method.name} speaks of steps already taken, or tracks; it has one exchange")
         self.model, self.data, self._samples = model, data, data.samples
         self.rounds_played = 0
-        self.watch = watch or NoStopwatch()
+        self.watch = watch or Stopwatch()
         self._ways = Ways(link, answer_link, lost, quorum, seed)
         self._digest = agreement(self.method)
         self._server = self.method.server_start()
@@ -82,11 +82,6 @@ class Federation:
 
     def _fresh(self, ids: tuple[int, ...]) -> Cohort:
         return self.model.cohort(ids, tuple(self._samples[k] for k in ids), with_momentum=self._momentum)
-
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes of all that clients keep from round to round, as far as they have taken part."""
-        return sum(cohort.nbytes for cohort in self._clients.present) + self._clients.away_bytes
 
     @property
     def largest_cohort(self) -> int:

@@ -131,11 +131,6 @@ class Clients:
         self.present = [together.take(group).to(self._device) for group in self.groups(together.ids)]
         self._away = {client: cohort((client,), values, self._home) for client, values in state["away"].items()}
 
-    @property
-    def away_bytes(self) -> int:
-        """Bytes kept for clients that are away."""
-        return sum(cohort.nbytes for cohort in self._away.values())
-
 
 class Answers:
     """The latest answers of a method whose ends track a model, by round: as many as are fewer bytes than the model."""

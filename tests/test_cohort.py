@@ -1,0 +1,98 @@
+"""The state of clients: taking some, putting them back, joining them; nothing else changes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pfedlms.cohort import Cohort, joined
+
+IDS = (2, 3, 5, 8, 9)
+
+
+def cohort(ids: tuple[int, ...] = IDS, momentum: bool = True) -> Cohort:
+    """Every entry tells its client."""
+    column = torch.tensor(ids, dtype=torch.float32)[:, None]
+    return Cohort(
+        ids, tuple(10 * k for k in ids), column.expand(-1, 4).clone(), column.expand(-1, 4 * momentum).clone() + 0.5,
+        {"mean": column.expand(-1, 2).clone(), "count": torch.tensor(ids)},
+        {"model": -column.expand(-1, 4)}, {"sketched": column.expand(-1, 3).clone()}, {"told": torch.ones(7)},
+    )  # fmt: skip
+
+
+def tells(got: Cohort, ids: tuple[int, ...]) -> None:
+    """`got` holds these clients in this order, all of them and nothing of others."""
+    expected = cohort(ids)
+    assert (got.ids, got.samples) == (expected.ids, expected.samples)
+    for name in ("params", "momentum"):
+        assert torch.equal(getattr(got, name), getattr(expected, name))
+    for name in ("buffers", "state", "scratch"):
+        own, want = getattr(got, name), getattr(expected, name)
+        assert own.keys() == want.keys()
+        assert all(torch.equal(own[key], want[key]) for key in want)
+    assert torch.equal(got.heard["told"], torch.ones(7))
+
+
+@pytest.mark.parametrize("ids", [IDS, (2,), (9,), (3, 5, 8), (2, 5, 9), (9, 2)])
+def test_taking_some(ids: tuple[int, ...]) -> None:
+    tells(cohort().take(ids), ids)
+
+
+def test_taking_somebody_who_is_not_there() -> None:
+    with pytest.raises(KeyError):
+        cohort().take((2, 4))
+
+
+def test_rows_are_views() -> None:
+    whole = cohort()
+    part = whole.rows(slice(1, 3))
+    tells(part, (3, 5))
+    part.params.zero_()
+    assert whole.params[1:3].eq(0).all()
+
+
+def test_put_replaces_those_given_and_changes_neither() -> None:
+    whole = cohort()
+    part = whole.take((3, 9)).each(lambda value: value + 100)
+    after = whole.put(part)
+    tells(whole, IDS)
+    tells(after.take((2, 5, 8)), (2, 5, 8))
+    assert after.params[:, 0].tolist() == [2, 103, 5, 8, 109]
+    assert after.state["model"][:, 0].tolist() == [-2, 97, -5, -8, 91]
+    assert after.buffers["count"].tolist() == [2, 103, 5, 8, 109]
+
+
+def test_joined_in_the_order_given() -> None:
+    tells(joined([cohort((5, 8)), cohort((2,)), cohort((9,))]), (5, 8, 2, 9))
+    alone = cohort()
+    assert joined([alone]) is alone
+
+
+def test_at_rest_the_round_is_forgotten() -> None:
+    rest = cohort().at_rest()
+    assert (rest.scratch, rest.heard) == ({}, {})
+    assert torch.equal(rest.params, cohort().params)
+
+
+def test_without_a_model_the_rest_stays() -> None:
+    rest = cohort().without_model()
+    assert (rest.params.shape, rest.momentum.shape) == ((5, 0), (5, 0))
+    assert torch.equal(rest.buffers["mean"], cohort().buffers["mean"])
+
+
+@pytest.mark.parametrize("model", [torch.arange(4.0), torch.arange(20.0).view(5, 4)])
+def test_a_model_that_is_replaced_loses_its_momentum(model: torch.Tensor) -> None:
+    before = cohort()
+    after = before.with_model(model)
+    assert torch.equal(after.params, model.expand(5, 4))
+    assert not after.momentum.any()
+    after.params[0] = 99  # its own memory
+    assert torch.equal(before.params, cohort().params)
+    assert model.max() < 99
+
+
+def test_values_are_added_beside_those_there() -> None:
+    got = cohort().with_state(other=torch.ones(5)).with_scratch(mine=torch.ones(5)).with_heard(told=torch.zeros(1))
+    assert got.state.keys() == {"model", "other"}
+    assert got.scratch.keys() == {"sketched", "mine"}
+    assert got.heard["told"].tolist() == [0]
