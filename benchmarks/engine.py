@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from pfedlms.backend import plain
 from pfedlms.data import batch_positions, from_pairs
 from pfedlms.engine import Federation
 from pfedlms.engine.exchange import Channel, perfect_link
@@ -32,8 +33,6 @@ from pfedlms.engine.training import TrainSettings
 from pfedlms.methods import METHODS
 from pfedlms.methods.contract import Objective
 from pfedlms.models import CohortModel, build
-from pfedlms.pull import Pull
-from pfedlms.sketch import Sketch
 
 SHAPES = {"dnn": (1, 28, 28)}
 
@@ -156,17 +155,12 @@ def pulled_step(made: Federation, device: torch.device, options: argparse.Namesp
     return median_seconds(repeat, device, options.repeats) / options.steps
 
 
-def butterfly_round(options: argparse.Namespace) -> float:
-    """A pFedLMS round whose transforms are plain torch butterflies."""
-    fast = Sketch.forward, Sketch.adjoint, Pull.gradient
-    Sketch.forward, Sketch.adjoint = Sketch.forward_reference, Sketch.adjoint_reference  # type: ignore[method-assign]
-    Pull.gradient = Pull.gradient_in_parts  # type: ignore[method-assign]
-    try:
+def plain_round(options: argparse.Namespace) -> float:
+    """A pFedLMS round of plain torch, without any kernel of the rooms."""
+    with plain():
         made = federation(options, "pfedlms", 0)
         made.start()
         return median_seconds(made.play_round, torch.device("cpu"), 1)
-    finally:
-        Sketch.forward, Sketch.adjoint, Pull.gradient = fast  # type: ignore[method-assign]
 
 
 def main() -> None:
@@ -219,7 +213,7 @@ def main() -> None:
         made.start()
         rows[f"round, {method}"] = median_seconds(made.play_round, device, options.repeats)
     if device.type == "cpu":
-        rows["round, pfedlms, torch butterfly"] = butterfly_round(options)
+        rows["round, pfedlms, plain torch"] = plain_round(options)
     pulled = federation(options, "pfedlms", 0)
     pulled.start()
     rows["step, stacked, with the pull"] = pulled_step(pulled, device, options)
