@@ -27,7 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from pfedlms.backend import plain
 from pfedlms.data import batch_positions, from_pairs
 from pfedlms.engine import Federation
-from pfedlms.engine.exchange import Channel, perfect_link
+from pfedlms.engine.exchange import Channel
 from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.engine.training import TrainSettings
 from pfedlms.methods import METHODS
@@ -146,17 +146,17 @@ def plain_loop(options: argparse.Namespace) -> Callable[[], None]:
 
 def pulled_step(made: Federation, device: torch.device, options: argparse.Namespace) -> float:
     """A local step with the regulariser: one round's exchanges are held once, then only local steps are repeated."""
-    channel = Channel(made._digest, 0, perfect_link, 0.5)
-    cohorts, server = made._cohorts, made._server
+    channel = Channel(made._digest, 0)
+    cohorts, server = made._clients.present, made._server
     for exchange in made.method.exchanges:
-        cohorts, server = channel.hold(exchange, cohorts, server, made._worker)
+        cohorts, server, _ = channel.hold(exchange, cohorts, server, made._worker)
     objective, phases = made.method.objective(cohorts[0], 0), count(1)
     repeat = lambda: made._worker.train(cohorts[0], objective, next(phases))  # noqa: E731 - used once
     return median_seconds(repeat, device, options.repeats) / options.steps
 
 
-def plain_round(options: argparse.Namespace) -> float:
-    """A pFedLMS round of plain torch, without any kernel of the rooms."""
+def butterfly_round(options: argparse.Namespace) -> float:
+    """A pFedLMS round as it is defined: transforms are plain torch butterflies."""
     with plain():
         made = federation(options, "pfedlms", 0)
         made.start()
@@ -196,7 +196,8 @@ def main() -> None:
 
     rows: dict[str, float] = {}
     stacked = federation(options, "local", 0)
-    (cohort,) = stacked._cohorts
+    stacked.start()
+    (cohort,) = stacked._clients.present
     phases = count(1)
     step = (
         median_seconds(lambda: stacked._worker.train(cohort, Objective(), next(phases)), device, options.repeats)
@@ -206,14 +207,15 @@ def main() -> None:
     if not options.skip_reference:
         rows["step, plain loop"] = median_seconds(plain_loop(options), device, 3) / options.steps
         alone = federation(options, "local", 1)
-        loop = lambda: [alone._worker.train(c, Objective(), 1) for c in alone._cohorts]  # noqa: E731 - used once
+        alone.start()
+        loop = lambda: [alone._worker.train(c, Objective(), 1) for c in alone._clients.present]  # noqa: E731 - used once
         rows["step, reference engine"] = median_seconds(loop, device, 3) / options.steps
     for method in options.methods.split(","):
         made = federation(options, method, 0)
         made.start()
         rows[f"round, {method}"] = median_seconds(made.play_round, device, options.repeats)
     if device.type == "cpu":
-        rows["round, pfedlms, plain torch"] = plain_round(options)
+        rows["round, pfedlms, torch butterfly"] = butterfly_round(options)
     pulled = federation(options, "pfedlms", 0)
     pulled.start()
     rows["step, stacked, with the pull"] = pulled_step(pulled, device, options)

@@ -1,14 +1,18 @@
-"""Seconds a round and peak memory for more and more clients.
+"""Seconds a round and memory for more and more clients, all of them or some in a round.
 
     python benchmarks/growth.py --model dnn --clients 20,200,2000 [--method pfedlms] [--steps 5] [--json out.json]
+    python benchmarks/growth.py --clients 1000,10000 --participants 50,100,200 --method fedavg
 
-70,000 random samples are dealt out with α = 10 and at least one sample a client, as for MNIST. Every size runs in a
-process of its own, so that its peak memory is its own; cohorts are split by the memory at hand, as in a run.
+70,000 random samples are dealt out with α = 10 and at least two samples a client, as for MNIST. Every size runs in a
+process of its own, so that its peak memory is its own; cohorts are split by the memory at hand, as in a run. With
+--participants the state of clients that are away is kept on the host, as it is where not all fit on the device; `kept`
+is what the method keeps for clients drawn so far, `checkpoint` what is written of it.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import resource
 import subprocess
@@ -29,22 +33,39 @@ from pfedlms.models import CohortModel, build
 SAMPLES = 70_000
 
 
-def measure(options: argparse.Namespace, clients: int) -> dict[str, float]:
+def measure(options: argparse.Namespace, clients: int, participants: int) -> dict[str, float]:
     """One size, in this process."""
     device, shape = torch.device(options.device), SHAPES.get(options.model, (3, 32, 32))
     draw = np.random.default_rng(0)
     x = draw.standard_normal((SAMPLES, *shape), dtype=np.float32)
     data = from_pool(x, draw.integers(0, 10, SAMPLES), clients, 10.0, 0, min_samples=1)
     model = CohortModel(build(options.model, shape, 10, 256, 0), device)
-    cohort = fitting_cohort(model, data, options.batch)
-    train = TrainSettings(options.steps, options.batch, 0.05, 0.0, 1e-4)
-    method = METHODS[options.method]
-    made = Federation(method, method.Settings(), model, data.to(device), train, 0, cohort)
+    share = participants / clients if participants else 1.0
+    cohort = fitting_cohort(model, data, options.batch, participants or clients)
+    train = TrainSettings(options.steps, options.batch, 0.05, 0.0, 1e-4, participation=share)
+    method, home = METHODS[options.method], torch.device("cpu") if participants else None
+    made = Federation(method, method.Settings(), model, data.to(device), train, 0, cohort, home=home)
     made.start()
+    for _ in range(options.warm_up):
+        made.play_round()
     seconds = median_seconds(made.play_round, device, options.rounds)
     host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else host
-    return {"clients": clients, "cohort": cohort, "seconds": seconds, "peak_bytes": peak}
+    kept, file = made.kept_bytes, io.BytesIO()
+    torch.save(made.state(), file)
+    return {
+        "clients": clients,
+        "participants": made.participation.count,
+        "cohort": cohort,
+        "drawn": len({k for phase in range(made.rounds_played + 1) for k in made.participation.of(phase)}),
+        "seconds": seconds,
+        "device_bytes": torch.cuda.max_memory_allocated() if device.type == "cuda" else 0,
+        "host_bytes": host,
+        "kept_bytes": kept,
+        "checkpoint_bytes": file.getbuffer().nbytes,
+    }
+
+
+COLUMNS = ("clients", "taking part", "cohort", "s a round", "ms each", "GPU GiB", "host GiB", "drawn", "kept", "saved")
 
 
 def main() -> None:
@@ -52,9 +73,11 @@ def main() -> None:
     parser.add_argument("--model", default="dnn")
     parser.add_argument("--method", default="pfedlms", choices=list(METHODS))
     parser.add_argument("--clients", default="20,200,2000", help="numbers, separated by commas")
+    parser.add_argument("--participants", default="0", help="how many take part, separated by commas; 0: all")
     parser.add_argument("--steps", type=int, default=5, help="local steps a round")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3, help="timed rounds, after two")
+    parser.add_argument("--warm-up", type=int, default=0, help="rounds before that")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json")
     parser.add_argument("--alone", action="store_true", help="measure the one size here and print JSON")
@@ -63,27 +86,30 @@ def main() -> None:
         options.device = "cuda" if torch.cuda.is_available() else "cpu"
     if options.alone:
         warnings.simplefilter("ignore")
-        print(json.dumps(measure(options, int(options.clients))))
+        print(json.dumps(measure(options, int(options.clients), int(options.participants))))
         return
     print(f"{options.model}, {options.method}, {options.steps} steps a round, {options.device}")
-    print(f"{'clients':>8} {'cohort':>8} {'s a round':>10} {'ms a client':>12} {'peak GiB':>9}")
+    print(" ".join(f"{name:>11}" for name in COLUMNS))
     rows = []
     for clients in options.clients.split(","):
-        same = [
-            f"--{name}={getattr(options, name)}" for name in ("model", "method", "steps", "batch", "rounds", "device")
-        ]
-        command = [sys.executable, __file__, "--alone", f"--clients={clients}", *same]
-        row = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
-        rows.append(row)
-        print(
-            f"{row['clients']:8d} {row['cohort']:8d} {row['seconds']:10.3f} "
-            f"{1e3 * row['seconds'] / row['clients']:12.2f} {row['peak_bytes'] / 2**30:9.2f}",
-            flush=True,
-        )
+        for participants in options.participants.split(","):
+            names = ("model", "method", "steps", "batch", "rounds", "device")
+            same = [f"--{name}={getattr(options, name)}" for name in names] + [f"--warm-up={options.warm_up}"]
+            command = [sys.executable, __file__, "--alone", f"--clients={clients}", f"--participants={participants}"]
+            row = json.loads(subprocess.run([*command, *same], check=True, stdout=subprocess.PIPE).stdout)
+            rows.append(row)
+            gib = [row[f"{name}_bytes"] / 2**30 for name in ("device", "host", "kept", "checkpoint")]
+            print(
+                f"{row['clients']:11d} {row['participants']:11d} {row['cohort']:11d} {row['seconds']:11.3f} "
+                f"{1e3 * row['seconds'] / row['participants']:11.2f} {gib[0]:11.2f} {gib[1]:11.2f} {row['drawn']:11d} "
+                f"{gib[2]:11.3f} {gib[3]:11.3f}",
+                flush=True,
+            )
     if options.json:
         with open(options.json, "w") as file:
-            told = {name: value for name, value in vars(options).items() if name != "json"}
+            told = {name: value for name, value in vars(options).items() if name not in ("json", "alone")}
             json.dump({"options": told, "rows": rows}, file, indent=2)
+            file.write("\n")
 
 
 if __name__ == "__main__":

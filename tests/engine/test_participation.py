@@ -46,13 +46,13 @@ def federate(
     share: float = SHARE,
     *,
     momentum: float = 0.0,
-    downlink_of: Any = None,
+    answer_link: Any = None,
     **given: Any,
 ) -> Federation:  # fmt: skip
-    """Options of the engine by their names (the link down as `downlink_of`); the rest are the method's settings."""
+    """Options of the engine by their names (the link down as `answer_link`); the rest are the method's settings."""
     options = {key: given.pop(key) for key in ENGINE if key in given}
-    if downlink_of is not None:
-        options["downlink"] = downlink_of
+    if answer_link is not None:
+        options["answer_link"] = answer_link
     train = TrainSettings(STEPS, BATCH, RATE, momentum, DECAY, participation=share)
     model = CohortModel(network(), torch.device("cpu"))
     return Federation(METHODS[method], METHODS[method].Settings(**given), model, data, train, SEED, **options)
@@ -272,7 +272,7 @@ def test_who_loses_the_answer_sits_the_phase_out(method: str, digits: FederatedD
         pytest.skip("hears nothing")
     lost = {"now": False}
     way = lambda data, client: None if lost["now"] and client == 1 else data  # noqa: E731
-    federation = federate(method, digits, 1.0, downlink_of=way)
+    federation = federate(method, digits, 1.0, answer_link=way)
     federation.start()
     federation.play_round()
     before = federation.state()
@@ -326,7 +326,7 @@ def test_a_link_that_loses_everything_is_a_clear_error(method: str, digits: Fede
 @pytest.mark.filterwarnings("ignore:round")
 @pytest.mark.parametrize("method", ["fedavg", "pfedlms", "zsign"])
 def test_an_answer_that_reaches_nobody_is_a_clear_error(method: str, digits: FederatedData) -> None:
-    federation = federate(method, digits, downlink_of=lambda data, client: None)
+    federation = federate(method, digits, answer_link=lambda data, client: None)
     federation.start()
     with pytest.raises(QuorumError, match="round 1: the server's answer reached no client"):
         federation.play_round()

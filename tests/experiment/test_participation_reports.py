@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pfedlms
 from pfedlms.cli import main
 from pfedlms.engine import Federation
 from pfedlms.errors import RunDirectoryError
+from pfedlms.experiment.play import Progress
 from pfedlms.report.tables import comparison_table
 
 SMALL = {"rounds": 4, "clients": 5, "hidden": 12, "local_steps": 2, "batch_size": 8, "threads": 1}
@@ -153,3 +155,29 @@ def test_the_table_has_everyone_and_counts_catching_up_as_received() -> None:
     assert "20 % a round" in shown(runs, 80)
     assert "everyone" not in shown([summary_of("fedavg", 0, 60.0, 0, 1.0)], 80)
     assert "60" not in shown([summary_of("fedavg", 0, None, 0, 0.2)], 80)  # interrupted
+
+
+class Crash(Exception):
+    pass
+
+
+class Crashing(Progress):
+    def evaluated(self, config: Any, record: Mapping[str, Any]) -> None:
+        if record["round"] == 4:
+            raise Crash
+
+
+@pytest.mark.parametrize("method", ["fedavg", "pfedlms", "obda"])
+def test_a_run_that_crashed_goes_on_to_the_same_report(method: str, tmp_path: Path) -> None:
+    chosen = {**SMALL, "rounds": 6, "clients": 12, "participation": 0.5, "lost": 0.2, "quorum": 0.0}
+    chosen["checkpoint_every"] = 3
+    whole = pfedlms.run(method=method, out=tmp_path / "whole", **chosen).summary
+    with pytest.raises(Crash):
+        pfedlms.run(method=method, out=tmp_path / "crashed", progress=Crashing(), **chosen)
+    resumed = pfedlms.resume(tmp_path / "crashed").summary
+    assert {**resumed, "seconds": 0} == {**whole, "seconds": 0}
+    ours, theirs = (
+        [{**json.loads(line), "seconds": 0} for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("crashed", "whole")
+    )
+    assert ours == theirs

@@ -12,7 +12,6 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import numba
 import numpy as np
 import pytest
 import torch
@@ -324,7 +323,7 @@ def test_settings_of_the_process_are_left_as_they_were() -> None:
     cudnn = torch.backends.cudnn
 
     def now() -> tuple[object, ...]:
-        return torch.get_num_threads(), numba.get_num_threads(), cudnn.benchmark, cudnn.deterministic
+        return torch.get_num_threads(), cudnn.benchmark, cudnn.deterministic
 
     before = now()
     pfedlms.run(pool(100), linear, **{**QUICK, "threads": 2})

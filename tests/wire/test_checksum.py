@@ -57,9 +57,15 @@ def test_no_thread_is_asked_for_short_messages_or_by_one_thread() -> None:
     torch.set_num_threads(8)
     assert pieces.in_pieces(here, np.zeros(2 * pieces.PIECE - 1, np.uint8)) == [threading.get_ident()]
     torch.set_num_threads(1)
-    assert pieces.in_pieces(here, np.zeros(8 * pieces.PIECE, np.uint8)) == [threading.get_ident()]
+    assert set(pieces.in_pieces(here, np.zeros(8 * pieces.PIECE, np.uint8))) == {threading.get_ident()}
+    meet = threading.Barrier(2, timeout=30)  # two threads are there, or nobody passes
+
+    def together(array: np.ndarray) -> int:
+        meet.wait()
+        return threading.get_ident()
+
     torch.set_num_threads(2)
-    assert threading.get_ident() not in pieces.in_pieces(here, np.zeros(8 * pieces.PIECE, np.uint8))
+    assert len(set(pieces.in_pieces(together, np.zeros(8 * pieces.PIECE, np.uint8)))) == 2
 
 
 @pytest.mark.usefixtures("small_pieces")

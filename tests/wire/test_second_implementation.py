@@ -316,7 +316,7 @@ def frames(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> dict[tuple[int,
     made: dict[tuple[int, int, int], bytes] = {}
 
     def spy(message: Any, values: Any, **header: Any) -> bytes:
-        data = frame(message, values, **header)
+        data = bytes(frame(message, values, **header))
         made[message.kind, header["round"], header["sender"]] = data
         return data
 

@@ -36,7 +36,7 @@ class Federation:
         cohort_size: clients stacked into one cohort; 0 stacks all participants, 1 is the reference engine.
         quorum: share of those who were to send whose messages must be valid.
         link: the way of messages to the server.
-        downlink: the way of answers to a client.
+        answer_link: the way of answers to a client.
         lost: share of messages that is lost besides, in each direction.
         home: where the state of clients that are away is kept; the model's device if there is room for all.
         watch: told how long each stage takes.
@@ -53,7 +53,7 @@ class Federation:
         cohort_size: int = 0,
         quorum: float = 0.5,
         link: Link = perfect_link,
-        downlink: Link = perfect_link,
+        answer_link: Link = perfect_link,
         lost: float = 0.0,
         home: torch.device | None = None,
         watch: Stopwatch | None = None,
@@ -65,7 +65,7 @@ class Federation:
         self.model, self.data, self._samples = model, data, data.samples
         self.rounds_played = 0
         self.watch = watch or NoStopwatch()
-        self._ways = Ways(link, downlink, lost, quorum, seed)
+        self._ways = Ways(link, answer_link, lost, quorum, seed)
         self._digest = agreement(self.method)
         self._server = self.method.server_start()
         self._momentum = train.momentum > 0

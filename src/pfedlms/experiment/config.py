@@ -129,10 +129,7 @@ def read_toml(path: Path) -> Tables:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError([f"{path}: cannot be read ({error.strerror})"]) from error
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # bad syntax, bad UTF-8, a number of thousands of digits, deep nesting
+    except (ValueError, RecursionError) as error:  # bad syntax, bad UTF-8, thousands of digits, deep nesting
         raise ConfigError([f"{path}: not a TOML file: {error}"]) from error
 
 

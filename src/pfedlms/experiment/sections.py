@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import Field, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from pfedlms.data.sources import DATASETS
@@ -107,11 +107,7 @@ class Keys:
     def __init__(self, methods: Iterable[Any]) -> None:
         self.owners: list[tuple[str, str, type[Any]]] = [
             *((section, "all", cls) for section, cls in SECTIONS.items()),
-            *(
-                ("method", name, METHODS[name].Settings)
-                for name in methods
-                if isinstance(name, str) and name in METHODS
-            ),
+            *(("method", name, METHODS[name].Settings) for name in methods if name in list(METHODS)),
         ]
         """Section, method (or "all" of them) and the dataclass that declares the keys."""
 
@@ -132,5 +128,5 @@ class Keys:
         }
 
 
-def _declared(cls: type[Any]) -> dict[str, Field[Any]]:
-    return {each.name: each for each in fields(cls)}
+def _declared(cls: type[Any]) -> list[str]:
+    return [each.name for each in fields(cls)]

@@ -125,6 +125,8 @@ class Method(ABC):
     """What messages are about. False: the model a client is about to train; who takes part next sends, hears the answer
     and trains. True: the steps a client has just taken; who trained last sends, and the answer is what those who take
     part next start from (one exchange at most)."""
+    tracks: bool = False
+    """Whether a client must hear every answer of the run, in order, or the model they lead to; see `Tracked`."""
     Settings: ClassVar[type[Any]]
     """Frozen dataclass of the method's own keys of the section [method]."""
     exchanges: tuple[Exchange[Any], ...] = ()
@@ -138,11 +140,6 @@ class Method(ABC):
     def sketched(self) -> tuple[Layout, tuple[int, ...]] | None:
         """The layers the method sketches and the entries kept of each; None if it does not sketch."""
         return None
-
-    @property
-    def tracks(self) -> bool:
-        """Whether a client must hear every answer of the run, in order, or the model they lead to (`Tracked`)."""
-        return False
 
     def agreement(self) -> dict[str, int | float]:
         """What both ends must agree on besides layer table, settings, seed and w⁰; it enters the digest of every
@@ -174,13 +171,12 @@ class Method(ABC):
 class Tracked(Method):
     """A mix-in: one model w that both ends hold, `state["model"]` with every client and with the server.
 
-    Where the answer is not w itself, both move it by the same answers and so to the same bits. Then a client that was
-    away is sent the answers it missed, in order, or w where that is fewer bytes, before it sends or trains again.
+    Both move it by the same answers and so to the same bits; a client that was away is sent the answers it missed, in
+    order, or w where that is fewer bytes, before it sends or trains again. Where the answer is w itself, `tracks` is
+    set to False.
     """
 
-    @property
-    def tracks(self) -> bool:
-        return True
+    tracks = True
 
     def client_start(self, cohort: Cohort) -> Cohort:
         return cohort.with_state(model=cohort.params)

@@ -132,12 +132,9 @@ class EDEN(Tracked):
     paper = "Vargaftik et al., ICML 2022"
     personal = False
     about_last_steps = True
+    tracks = False
     Settings = EDENSettings
 
     def __init__(self, task: Task, settings: EDENSettings) -> None:
         super().__init__(task, settings)
         self.exchanges = (QuantisedUpdates(task, settings.bits),)
-
-    @property
-    def tracks(self) -> bool:
-        return False  # the answer is w itself

@@ -130,13 +130,10 @@ class OBCSAA(Tracked):
 
     def __init__(self, task: Task, settings: OBCSAASettings) -> None:
         super().__init__(task, settings)
+        self.tracks = settings.downlink == "sum"
         self._directions = SparseDirections(task, settings)
         self.exchanges = (self._directions,)
 
     @property
     def sketched(self) -> tuple[Layout, tuple[int, ...]]:
         return self._directions.sketches.layout, self._directions.sketches.sizes
-
-    @property
-    def tracks(self) -> bool:
-        return bool(self.settings.downlink == "sum")

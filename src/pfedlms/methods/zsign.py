@@ -110,6 +110,7 @@ class ZSign(Tracked):
 
     def __init__(self, task: Task, settings: ZSignSettings) -> None:
         super().__init__(task, settings)
+        self.tracks = settings.downlink == "sum"
         if settings.sigma == 0 and settings.step == 0:
             raise UsageError(
                 "method.step: got 0 with method.sigma = 0, expected a server step above 0; "
@@ -123,7 +124,3 @@ class ZSign(Tracked):
 
     def agreement(self) -> dict[str, int | float]:
         return {"clients": self.task.participants, "learning_rate": self.task.learning_rate}
-
-    @property
-    def tracks(self) -> bool:
-        return bool(self.settings.downlink == "sum")
