@@ -22,18 +22,26 @@ import numba
 import numpy as np
 import torch
 
-from pfedlms.sketch.hadamard import compiled, fwht_, fwht_reference
+from pfedlms.backend import compiled, share
+from pfedlms.sketch import fwht_, fwht_reference
 
 SIZES = ((20, 18), (20, 14), (4, 22))  # (rows, log2 of the row size)
 GPU_SIZES = ((20, 12), (20, 18), (20, 22))
+PART = 1 << 14  # floats of a task of the copy; no row is shorter
 BUDGET_SECONDS = 12.0  # per size, which bounds the turns of the large ones
 
 
-@compiled(parallel=True)
-def copy_rows(target: np.ndarray, source: np.ndarray) -> None:
-    """`np.copyto(target, source)` on `[parts, size]`, one task per part."""
-    for index in numba.prange(source.shape[0]):
+@compiled()
+def copy_parts(first: int, last: int, target: np.ndarray, source: np.ndarray) -> None:
+    """The parts `first` to `last` − 1 of `[parts, size]`."""
+    for index in range(first, last):
         target[index] = source[index]
+
+
+def copy_all(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copied by as many threads as the transform has, in parts of the same size."""
+    parts, size = source.numel() // PART, PART
+    share(copy_parts, parts, size, target.view(parts, size).numpy(), source.view(parts, size).numpy())
 
 
 def seconds(function: Callable[[], object]) -> float:
@@ -50,14 +58,14 @@ def measure(rows: int, exponent: int, repeats: int) -> dict[str, float]:
         raise SystemExit(f"{rows} x 2^{exponent}: fwht_ and fwht_reference differ")
 
     sink = torch.empty_like(source)
-    copy_rows(sink.numpy(), source.numpy())  # compiles, and touches the pages, before the clock runs
+    copy_all(sink, source)  # compiles, and touches the pages, before the clock runs
     times: dict[str, list[float]] = {"copy": [], "transform": [], "butterfly": []}
     began = time.perf_counter()
     for turn in range(repeats):
         # Fresh values, or they would overflow after some turns. The copy goes elsewhere and comes between, so
         # that the transform does not find its rows in the cache because they were just written.
         target.copy_(source)
-        times["copy"].append(seconds(lambda: copy_rows(sink.numpy(), source.numpy())))
+        times["copy"].append(seconds(lambda: copy_all(sink, source)))
         times["transform"].append(seconds(lambda: fwht_(target)))
         if turn % 4 == 0:  # dozens of times slower than the others, so it takes fewer turns
             times["butterfly"].append(seconds(lambda: fwht_reference(source)))
@@ -79,15 +87,15 @@ def measure(rows: int, exponent: int, repeats: int) -> dict[str, float]:
 
 def measure_gpu(rows: int, exponent: int, repeats: int) -> dict[str, float]:
     """Check one size against the definition, then time replays of a recorded transform and of a recorded copy."""
-    from pfedlms.sketch import gpu as triton_kernels
+    from pfedlms.sketch import gpu
 
     source = torch.randn(rows, 2**exponent, device="cuda")
-    if not torch.equal(triton_kernels.fwht(source), fwht_reference(source)):
+    if not torch.equal(gpu.fwht(source), fwht_reference(source)):
         raise SystemExit(f"{rows} x 2^{exponent}: fwht and fwht_reference differ")
     sink = torch.empty_like(source)
     copy = replay_seconds(lambda: sink.copy_(source), repeats)
-    transform = replay_seconds(lambda: triton_kernels.fwht(source), repeats)
-    passes = triton_kernels.passes(2**exponent)
+    transform = replay_seconds(lambda: gpu.fwht(source), repeats)
+    passes = 1 + len(gpu.column_passes(2**exponent))
     return {
         "rows": rows,
         "exponent": exponent,
@@ -134,18 +142,17 @@ def main_gpu(arguments: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--threads", type=int, default=numba.config.NUMBA_NUM_THREADS, help="for all three")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="for all three")
     parser.add_argument("--repeats", type=int, default=100, help="turns per size, at most")
     parser.add_argument("--json", type=Path, help="also write the results here")
     arguments = parser.parse_args()
-    if not 1 <= arguments.threads <= numba.config.NUMBA_NUM_THREADS:
-        parser.error(f"--threads is {arguments.threads}; expected 1 to {numba.config.NUMBA_NUM_THREADS}")
+    if arguments.threads < 1:
+        parser.error(f"--threads is {arguments.threads}; expected at least 1")
     if arguments.repeats < 1:
         parser.error(f"--repeats is {arguments.repeats}; expected at least 1")
     if arguments.device == "cuda":
         main_gpu(arguments)
         return
-    numba.set_num_threads(arguments.threads)
     torch.set_num_threads(arguments.threads)
 
     results = []

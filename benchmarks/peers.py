@@ -31,7 +31,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
-import numba
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -308,14 +307,13 @@ def measure(simulators: dict[str, Simulator], rounds: int) -> dict[str, list[flo
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10, help="measured rounds of each")
-    parser.add_argument("--threads", type=int, default=numba.config.NUMBA_NUM_THREADS, help="of each")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of each")
     parser.add_argument("--json", type=Path, help="also write the results here")
     arguments = parser.parse_args()
-    if not 1 <= arguments.threads <= numba.config.NUMBA_NUM_THREADS:
-        parser.error(f"--threads is {arguments.threads}; expected 1 to {numba.config.NUMBA_NUM_THREADS}")
+    if arguments.threads < 1:
+        parser.error(f"--threads is {arguments.threads}; expected at least 1")
     if arguments.rounds < 1:
         parser.error(f"--rounds is {arguments.rounds}; expected at least 1")
-    numba.set_num_threads(arguments.threads)
     torch.set_num_threads(arguments.threads)
 
     data = random_data()

@@ -1,55 +1,186 @@
-"""Threads: how work is spread over them, and that results do not depend on it."""
+"""Which way an operation runs, how work is spread over threads, and that results do not depend on it."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import pfedlms
+from factories import SIZES, federation, normal, sketch_of, some_pull
 from pfedlms import backend
+from pfedlms.backend import backend_of, compiled, own_threads, plain, share, spread, threads, torch_threads
+from pfedlms.pull import cpu as pull_cpu
+from pfedlms.sketch import cpu as sketch_cpu
+from pfedlms.step import cpu as step_cpu
+from pfedlms.step import sgd_step_
+
+# --- one dispatch -----------------------------------------------------------------------------------------------------
+
+
+def test_a_tensor_says_where_it_is_worked_on() -> None:
+    for dtype, where in ((torch.float32, "cpu"), (torch.float64, "cpu"), (torch.bfloat16, "plain")):
+        assert backend_of(torch.zeros(2, dtype=dtype)) == where
+    assert backend_of(torch.zeros(2, device="meta")) == "plain"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("installed", [False, True])
+def test_a_gpu_has_kernels_where_triton_is_installed(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "has_triton", lambda: installed)
+    assert backend_of(torch.zeros(2, device="cuda")) == ("gpu" if installed else "plain")
+    assert backend_of(torch.zeros(2, device="cuda", dtype=torch.float64)) == "plain"
+
+
+def test_plain_is_for_all_threads_and_ends() -> None:
+    seen: list[str] = []
+
+    def work(item: int) -> None:
+        time.sleep(0.01)
+        seen.append(backend_of(torch.zeros(1)))
+
+    with torch_threads(3), plain():
+        with plain():
+            spread(work, range(6))
+        assert backend_of(torch.zeros(1)) == "plain"
+    assert seen == ["plain"] * 6
+    with pytest.raises(KeyError), plain():
+        raise KeyError
+    assert backend_of(torch.zeros(1)) == "cpu"
+
+
+def test_under_plain_no_room_calls_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it gives then is compared in every room's own tests."""
+    sketch, pull, values = sketch_of(*SIZES), some_pull(3, 0.1, 0.3).pull, normal(2, sum(SIZES))
+    sketched = sketch.forward(values)
+    for room, name in (
+        (sketch_cpu, "forward"), (sketch_cpu, "adjoint"), (pull_cpu, "gradient"), (step_cpu, "sgd_step_"),
+    ):  # fmt: skip
+        monkeypatch.setattr(room, name, None)
+    calls = (
+        lambda: sketch.forward(values),
+        lambda: sketch.adjoint(sketched),
+        lambda: pull.gradient(values),
+        lambda: sgd_step_(values.clone(), values.clone(), None, values.clone(), 0.1, 0.9, 0.0),
+    )
+    for call in calls:
+        with plain():
+            call()
+        with pytest.raises(TypeError):
+            call()
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def three_threads() -> Iterator[None]:
-    torch.set_num_threads(3)
-    yield
-    torch.set_num_threads(1)
+    with torch_threads(3):
+        yield
+
+
+@compiled()
+def _counted(first: int, last: int, counts: Any, amount: int) -> None:
+    for task in range(first, last):
+        counts[task] += amount
 
 
 @pytest.mark.usefixtures("three_threads")
-def test_spread_does_everything_once_on_its_own_threads_and_puts_theirs_back() -> None:
-    seen: list[tuple[int, bool, str]] = []
-    lock = threading.Lock()
-
-    def work(item: int) -> None:
-        with lock:
-            seen.append((item, backend.shares_work(), threading.current_thread().name))
-
-    backend.spread(work, list(range(10)))
-    assert sorted(item for item, _, _ in seen) == list(range(10))
-    assert not any(shares for _, shares, _ in seen)
-    assert threading.current_thread().name not in {name for _, _, name in seen}
-    assert backend.shares_work()
-    assert torch.get_num_threads() == 3
+@pytest.mark.parametrize("tasks", [0, 1, 2, 5, 1000])
+@pytest.mark.parametrize("cost", [1, 1 << 20])
+def test_every_task_of_a_kernel_is_done_once(tasks: int, cost: int) -> None:
+    counts = np.zeros(tasks, dtype=np.int64)
+    share(_counted, tasks, cost, counts, 3)
+    assert counts.tolist() == [3] * tasks
 
 
 @pytest.mark.usefixtures("three_threads")
-def test_an_error_in_a_thread_reaches_the_caller() -> None:
+def test_small_work_stays_on_one_thread_and_large_work_is_dealt_out() -> None:
+    seen: list[tuple[int, int, int]] = []
+
+    def kernel(first: int, last: int) -> None:
+        time.sleep(0.01)  # so that nobody does it all
+        seen.append((first, last, threading.get_ident()))
+
+    share(kernel, 100, 10)
+    assert seen == [(0, 100, threading.get_ident())]
+    seen.clear()
+    share(kernel, 100, 1 << 20)
+    assert [last for _, last, _ in sorted(seen)][:-1] == [first for first, _, _ in sorted(seen)][1:]
+    assert (min(seen)[0], max(seen)[1]) == (0, 100)
+    assert 2 <= len({thread for _, _, thread in seen}) <= 3
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_spread_does_everything_once_with_a_share_of_the_threads() -> None:
+    seen: list[tuple[int, int, int, int]] = []
+
+    def kernel(first: int, last: int) -> None:
+        calls.append((first, last))
+
     def work(item: int) -> None:
-        raise ValueError(f"item {item}")
+        time.sleep(0.01)
+        share(kernel, 10, 1 << 30)
+        spread(lambda inner: calls.append(inner), [1, 2])
+        seen.append((item, torch.get_num_threads(), threads(), threading.get_ident()))
 
-    with pytest.raises(ValueError, match="item"):
-        backend.spread(work, [1, 2, 3])
+    calls: list[Any] = []
+    spread(work, list(range(10)))
+    assert sorted(item for item, *_ in seen) == list(range(10))
+    assert all(shares == [1, 1] for _, *shares, _ in seen)
+    assert calls.count((0, 10)) == 10  # inside, work is not dealt out again
+    names = {thread for *_, thread in seen}
+    assert 2 <= len(names) <= 3
+    assert threading.get_ident() in names
+    assert (torch.get_num_threads(), threads()) == (3, 3)
+
+
+@pytest.mark.usefixtures("three_threads")
+@pytest.mark.parametrize("bad", [0, 1, 5])
+def test_an_error_in_a_thread_reaches_the_caller_and_the_rest_is_left(bad: int) -> None:
+    done: list[int] = []
+
+    def work(item: int) -> None:
+        time.sleep(0.01)
+        if item == bad:
+            raise ValueError(f"item {item}")
+        done.append(item)
+
+    with pytest.raises(ValueError, match=f"item {bad}"):
+        spread(work, range(1000))
+    assert len(done) < 1000
     assert torch.get_num_threads() == 3
+    spread(done.append, [-1, -2])  # the threads work on
+    assert {-1, -2} <= set(done)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "pfedlms", "fedproto", "pfed1bs"])
-def test_results_do_not_depend_on_the_number_of_threads(method: str) -> None:
-    """Every client's steps are taken by one thread, however many there are (up to four)."""
+@pytest.mark.usefixtures("three_threads")
+def test_own_threads_leave_one_to_an_operator_and_all_to_work_that_is_spread() -> None:
+    with own_threads():
+        assert (torch.get_num_threads(), threads()) == (1, 3)
+        with own_threads(), torch_threads(threads()):
+            assert torch.get_num_threads() == 3
+        assert (torch.get_num_threads(), threads()) == (1, 3)
+        seen: list[tuple[int, int]] = []
+        spread(lambda item: seen.append((torch.get_num_threads(), threads())), range(3))
+        assert seen == [(1, 1)] * 3
+    with pytest.raises(KeyError), own_threads():
+        raise KeyError
+    assert (torch.get_num_threads(), threads()) == (3, 3)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "pfedlms", "fedproto", "pfed1bs", "eden"])
+def test_results_do_not_depend_on_the_number_of_threads(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With parts of a few clients each, and with kernels that are always shared."""
+    monkeypatch.setattr(backend, "_WORTH_WAKING", 1)
 
     def measured() -> tuple[Any, torch.Tensor]:
         result = pfedlms.run("digits", method=method, rounds=3, clients=7, hidden=2048, momentum=0.5, seed=1)
@@ -58,9 +189,54 @@ def test_results_do_not_depend_on_the_number_of_threads(method: str) -> None:
         return result.metrics, result.federation.state()["params"]
 
     metrics, params = measured()
-    try:
-        torch.set_num_threads(3)
-        assert torch.equal(measured()[1], params)
-        assert measured()[0] == metrics
-    finally:
-        torch.set_num_threads(1)
+    for count in (2, 5):
+        with torch_threads(count):
+            again, theirs = measured()
+        assert torch.equal(theirs, params)
+        assert again == metrics
+
+
+def test_a_run_leaves_torchs_threads_and_starts_none_of_numbas() -> None:
+    """In a fresh interpreter, because a threading layer that was started stays; with as many threads as there are and
+    with one."""
+    script = """
+import numba, torch
+import pfedlms
+for count in (3, 1):
+    torch.set_num_threads(count)
+    pfedlms.run("digits", rounds=2, clients=4, hidden=512)
+    assert torch.get_num_threads() == count, (torch.get_num_threads(), count)
+try:
+    numba.threading_layer()
+except ValueError as error:
+    assert "not initialized" in str(error), error
+else:
+    raise AssertionError("numba has started threads of its own")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+class Counted(TorchDispatchMode):
+    """Notes how many threads every operator may use that is called from this thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: dict[str, set[int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.threads.setdefault(func.name(), set()).add(torch.get_num_threads())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_operators_of_a_round_run_on_one_thread_each() -> None:
+    """Threads of one operator wait for each other, on busy cores many times as long as they work."""
+    made = federation("pfedlms")
+    with Counted() as counted:
+        made.start()
+        made.play_round(evaluate_global=True)
+        made.evaluate()
+    assert {"aten::bmm", "aten::_log_softmax", "aten::bucketize.Tensor"} <= set(counted.threads)
+    assert {name: found for name, found in counted.threads.items() if found != {1}} == {}
+    assert torch.get_num_threads() == 3

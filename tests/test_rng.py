@@ -112,6 +112,14 @@ def test_signs_equal_the_second_implementation(key: int, count: int) -> None:
     assert got.tolist() == signs(key, count)
 
 
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(KEYS, st.integers(0, 200))
+def test_signs_of_a_device_equal_the_second_implementation(key: int, count: int) -> None:
+    got = rng.device_signs(torch.from_numpy(np.array(key, dtype=np.uint64).view(np.int64)), count)
+    assert got.dtype == torch.int8
+    assert got.tolist() == signs(key, count)
+
+
 def test_signs_are_balanced_and_uncorrelated() -> None:
     count = 1 << 16
     drawn = rng.signs(rng.stream(1, "test"), count).astype(np.float64)
@@ -131,6 +139,17 @@ def test_rows_equal_the_second_implementation(key: int, bits: int, count: int) -
     rows = rng.rows(key, bits, count)
     assert rows.dtype == np.int64
     assert rows.tolist() == [row(key, bits, x) for x in range(count)]
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.lists(KEYS, min_size=1, max_size=3), st.integers(0, 24), st.integers(0, 30))
+def test_rows_of_a_device_equal_the_second_implementation(keys: list[int], bits: int, count: int) -> None:
+    """From constants that the host hashes for all streams at once."""
+    constants = torch.from_numpy(rng.row_constants(np.array(keys, dtype=np.uint64)))
+    assert constants.shape == (12, len(keys))
+    for key, own in zip(keys, constants.unbind(dim=1), strict=True):
+        got = rng.row_images(torch.arange(min(count, 1 << bits)), own, bits)
+        assert got.tolist() == [row(key, bits, x) for x in range(min(count, 1 << bits))]
 
 
 @pytest.mark.parametrize("bits", [0, 1, 2, 3, 7, 8, 13])

@@ -97,8 +97,8 @@ def signs(key: int, count: int) -> NDArray[np.float32]:
 def device_signs(key: Tensor, count: int) -> Tensor:
     """`signs` of the stream `key` (int64, without axes) on its device, as int8."""
     index = torch.arange(-(-count // 64), device=key.device)
-    bits = device_words(key, index).unsqueeze(1) >> torch.arange(64, device=key.device)
-    return (1 - 2 * (bits & 1)).to(torch.int8).flatten()[:count]
+    bits = (device_words(key, index).unsqueeze(1) >> torch.arange(64, device=key.device)).to(torch.int8) & 1
+    return (1 - 2 * bits).flatten()[:count]
 
 
 def rows(key: int, bits: int, count: int) -> NDArray[np.int64]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numba
 import numpy as np
 import pytest
@@ -12,6 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba.core.errors import TypingError
 
+from pfedlms import backend
+from pfedlms.backend import plain, torch_threads
+from pfedlms.sketch import hadamard
 from pfedlms.sketch.hadamard import fwht_, fwht_reference, fwht_row
 
 # Blocks change at 2^6, 2^12 and 2^18; threads share a row beyond 2^18.
@@ -30,13 +31,6 @@ def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> to
 def integers(*shape: int, seed: int = 0) -> torch.Tensor:
     """Small integers as float32: sums of 2^14 of them are exact."""
     return torch.randint(-9, 10, shape, generator=torch.Generator().manual_seed(seed)).float()
-
-
-@pytest.fixture
-def restore_threads() -> Iterator[None]:
-    before = numba.get_num_threads()
-    yield
-    numba.set_num_threads(before)
 
 
 def test_four_elements_by_hand() -> None:
@@ -135,20 +129,20 @@ def test_rows_need_no_vector_alignment(offset: int) -> None:
 
 
 @pytest.mark.parametrize("size", [16, 2**13, 2**19])
-@pytest.mark.usefixtures("restore_threads")
-def test_threads_and_rows_do_not_change_the_result(size: int) -> None:
+def test_threads_and_rows_do_not_change_the_result(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "_WORTH_WAKING", 1)
     values = normal(3, size)
     expected = fwht_reference(values)
-    for threads in {1, min(2, numba.config.NUMBA_NUM_THREADS), numba.config.NUMBA_NUM_THREADS}:
-        numba.set_num_threads(threads)
-        for rows in (1, 2, 3):
-            assert torch.equal(fwht_(values[:rows].clone()), expected[:rows])
+    for threads in (1, 2, 5):
+        with torch_threads(threads):
+            for rows in (1, 2, 3):
+                assert torch.equal(fwht_(values[:rows].clone()), expected[:rows])
 
 
-def test_row_function_inside_another_parallel_kernel() -> None:
-    @numba.njit(parallel=True)
+def test_row_function_inside_another_kernel() -> None:
+    @numba.njit
     def sign_then_transform(matrix: np.ndarray, signs: np.ndarray) -> None:
-        for index in numba.prange(matrix.shape[0]):
+        for index in range(len(matrix)):
             row = matrix[index]
             row *= signs
             fwht_row(row)
@@ -201,6 +195,14 @@ def test_values_must_be_contiguous(values: torch.Tensor) -> None:
 def test_values_must_not_require_grad() -> None:
     with pytest.raises(ValueError, match=r"requires grad; .*values.detach"):
         fwht_(torch.zeros(8, requires_grad=True))
+
+
+def test_plain_is_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = normal(2, 64)
+    expected = fwht_(values.clone())
+    monkeypatch.setattr(hadamard, "_rows", None)  # a kernel that is called now fails
+    with plain():
+        assert torch.equal(fwht_(values), expected)
 
 
 def test_other_devices_take_the_reference() -> None:

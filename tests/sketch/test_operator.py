@@ -1,42 +1,148 @@
-"""The sketch as an operator: threads, shapes, and what it is a function of. Identities are in tests/test_lemmas.py."""
+"""The sketch as an operator: its kernels against its definition, threads, what it is made of, and what it is a function
+of. What the paper states about it is in tests/theory."""
 
 from __future__ import annotations
 
-import numba
+from dataclasses import fields
+
+import numpy as np
 import pytest
 import torch
 
-from pfedlms.models.layout import Layer, Layout
-from pfedlms.sketch import Sketch
+from definitions import dense_model, rows_kept, signs_of
+from factories import RATIO, SEED, SIZES, layout_of, normal, sketch_of
+from pfedlms import backend, rng
+from pfedlms.backend import plain, torch_threads
+from pfedlms.sketch import Sketch, kept_rows, sketch_of_round
 
-LAYOUT = Layout((), (Layer("a", 0, 300), Layer("b", 300, 1), Layer("c", 301, 5000)))
-THREADS = sorted({1, 2, numba.config.NUMBA_NUM_THREADS} & set(range(1, numba.config.NUMBA_NUM_THREADS + 1)))
+LARGE = (300, 1, 5000)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("sizes", [SIZES, (1,), (2570, 8193), (70_000, 3, 64)])
+@pytest.mark.parametrize("clients", [1, 5])
+def test_kernels_have_the_bits_of_the_definition(sizes: tuple[int, ...], clients: int, dtype: torch.dtype) -> None:
+    sketch = sketch_of(*sizes, ratio=0.1, epoch=1)
+    theta, u = normal(clients, sum(sizes), seed=1, dtype=dtype), normal(clients, sketch.size, seed=2, dtype=dtype)
+    fast = sketch.forward(theta), sketch.adjoint(u)
+    assert fast[0].dtype == fast[1].dtype == dtype
+    with plain():
+        assert torch.equal(sketch.forward(theta), fast[0])
+        assert torch.equal(sketch.adjoint(u), fast[1])
 
 
 @pytest.mark.parametrize("clients", [1, 2, 7])
-def test_results_do_not_depend_on_threads_or_on_the_other_clients(clients: int) -> None:
-    sketch = Sketch(LAYOUT, 0.1, seed=1, epoch=2)
-    params = torch.randn(clients, LAYOUT.dim, generator=torch.Generator().manual_seed(clients))
-    expected = sketch.forward_reference(params)
-    for threads in THREADS:
-        numba.set_num_threads(threads)
-        assert torch.equal(sketch.forward(params), expected)
-        assert torch.equal(sketch.adjoint(expected), sketch.adjoint_reference(expected))
-        assert torch.equal(sketch.forward(params[-1:]), expected[-1:])
+def test_results_do_not_depend_on_threads_or_on_the_other_clients(
+    clients: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "_WORTH_WAKING", 1)
+    sketch, params = sketch_of(*LARGE, ratio=0.1), normal(clients, sum(LARGE), seed=clients)
+    with plain():
+        expected, back = sketch.forward(params), sketch.adjoint(sketch.forward(params))
+    for threads in (1, 2, 5):
+        with torch_threads(threads):
+            assert torch.equal(sketch.forward(params), expected)
+            assert torch.equal(sketch.adjoint(expected), back)
+            assert torch.equal(sketch.forward(params[-1:]), expected[-1:])
 
 
-def test_another_seed_or_epoch_is_another_sketch() -> None:
-    params = torch.randn(1, LAYOUT.dim, generator=torch.Generator().manual_seed(0))
-    first = Sketch(LAYOUT, 0.1, seed=1, epoch=0).forward(params)
-    assert torch.equal(first, Sketch(LAYOUT, 0.1, seed=1, epoch=0).forward(params))
-    assert not torch.equal(first, Sketch(LAYOUT, 0.1, seed=2, epoch=0).forward(params))
-    assert not torch.equal(first, Sketch(LAYOUT, 0.1, seed=1, epoch=1).forward(params))
+def test_models_that_do_not_lie_one_after_another_are_sketched_as_if_they_did() -> None:
+    theta = normal(7, sum(SIZES), seed=1)
+    assert torch.equal(sketch_of(*SIZES).forward(theta[::2]), sketch_of(*SIZES).forward(theta)[::2])
+
+
+def test_the_definition_can_be_differentiated() -> None:
+    """The gradient of ⟨u, Φθ⟩ is Φᵀu."""
+    sketch, u = sketch_of(*SIZES), normal(2, 85, seed=2, dtype=torch.float64)
+    theta = normal(2, sum(SIZES), dtype=torch.float64).requires_grad_()
+    with plain():
+        (u * sketch.forward(theta)).sum().backward()
+    torch.testing.assert_close(theta.grad, u @ dense_model(SIZES, RATIO, SEED), rtol=1e-12, atol=1e-12)
+
+
+# --- what it is made of -----------------------------------------------------------------------------------------------
+
+
+def test_signs_and_rows_are_those_of_the_protocol() -> None:
+    sketch, at, start = sketch_of(*SIZES, epoch=2), 0, 0
+    for layer, (size, m) in enumerate(zip(SIZES, sketch.sizes, strict=True)):
+        assert sketch.signs[at : at + size].tolist() == signs_of(size, SEED, "sketch-signs", 2, layer).tolist()
+        assert sketch.rows[start : start + m].tolist() == rows_kept(size, m, SEED, 2, layer)
+        at, start = at + size, start + m
+    assert (at, start) == (len(sketch.signs), len(sketch.rows))
+
+
+def test_a_sketch_is_a_shape_that_all_epochs_share_and_two_tensors() -> None:
+    first, second = sketch_of(*SIZES, epoch=0), sketch_of(*SIZES, epoch=1)
+    assert [field.name for field in fields(first)] == ["shape", "keys", "rows"]
+    assert first.shape == second.shape
+    assert hash(first.shape) == hash(second.shape)
+    assert first.shape != sketch_of(*SIZES, ratio=0.25).shape
+    for name, length in (("keys", len(SIZES)), ("rows", 85)):
+        own, other = getattr(first, name), getattr(second, name)
+        assert own.dtype == torch.int64
+        assert own.shape == (length,)
+        assert not torch.equal(own, other)
+
+
+def test_a_sketch_rebuilt_from_its_fields_is_the_same_one() -> None:
+    """What it has computed for itself is not taken along: with other tensors in its fields it is another sketch."""
+    theta, (first, second) = normal(2, sum(SIZES)), (sketch_of(*SIZES, epoch=epoch) for epoch in (0, 1))
+    expected = first.forward(theta), second.forward(theta)
+    copy = object.__new__(Sketch)
+    for field in fields(first):
+        value = getattr(first, field.name)
+        object.__setattr__(copy, field.name, value.clone() if isinstance(value, torch.Tensor) else value)
+    copy.keys.copy_(second.keys)
+    copy.rows.copy_(second.rows)
+    assert torch.equal(copy.forward(theta), expected[1])
+    assert torch.equal(first.forward(theta), expected[0])
+
+
+def test_its_fields_cannot_be_set() -> None:
+    with pytest.raises(AttributeError):
+        sketch_of(16).rows = torch.zeros(8, dtype=torch.int64)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("ratio", [0.1, 1.0])
+def test_rows_in_plain_torch_are_those_of_the_host(ratio: float) -> None:
+    """As on a device without kernels, from the constants that are sent there."""
+    sketch = sketch_of(*LARGE, ratio=ratio)
+    keys = np.array([rng.stream(SEED, "sketch-rows", 0, layer) for layer in range(3)], dtype=np.uint64)
+    sent = torch.from_numpy(np.concatenate([sketch.shape.row_table, rng.row_constants(keys)]))
+    with plain():
+        rows = kept_rows(sketch.shape, sent)
+    pads, expected = (9, 0, 13), []
+    for key, bits, m in zip(keys.tolist(), pads, sketch.sizes, strict=True):
+        expected += rng.rows(key, bits, m).tolist()
+    assert rows.tolist() == expected
+
+
+# --- what it is a function of -----------------------------------------------------------------------------------------
+
+
+def test_a_sketch_that_is_kept_is_the_one_that_is_asked_for() -> None:
+    theta = normal(1, sum(SIZES), dtype=torch.float64)
+    for seed, epoch in ((SEED, 0), (SEED + 1, 0), (SEED, 1), (SEED, 0)):
+        sketch = sketch_of_round(layout_of(*SIZES), RATIO, seed, epoch, torch.device("cpu"))
+        expected = theta @ dense_model(SIZES, RATIO, seed, epoch).T
+        torch.testing.assert_close(sketch.forward(theta), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_a_model_of_another_size_is_refused() -> None:
     """The kernels do not check bounds, so the operator must."""
-    sketch = Sketch(LAYOUT, 0.1, seed=1, epoch=0)
-    with pytest.raises(ValueError, match=rf"params: got shape \(2, 5\), expected \[clients, {LAYOUT.dim}\]"):
+    sketch = sketch_of(*LARGE)
+    with pytest.raises(ValueError, match=r"params: got shape \(2, 5\), expected \[clients, 5301\]"):
         sketch.forward(torch.ones(2, 5))
     with pytest.raises(ValueError, match="sketched: got shape"):
-        sketch.adjoint(torch.ones(2, LAYOUT.dim))
+        sketch.adjoint(torch.ones(2, sum(LARGE)))
+
+
+def test_a_model_on_another_device_is_refused() -> None:
+    with pytest.raises(ValueError, match="params: got a tensor on meta, expected one on cpu; make a sketch for that"):
+        sketch_of(16).forward(torch.ones(2, 16, device="meta"))
+
+
+def test_a_ratio_beyond_one_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"ratio: got 1.5, expected at most 1"):
+        sketch_of(16, ratio=1.5)

@@ -47,7 +47,7 @@ def test_a_step(momentum: float, pulled: bool) -> None:
     params, gradient, extra, buffer = (draw(3, 3000, seed=seed) for seed in range(4))
     extra = extra if pulled else None
     mine = [None if value is None else value.clone().to(DEVICE) for value in (params, gradient, extra, buffer)]
-    kernels.step_(*mine, 0.1, momentum, 1e-2)
+    kernels.sgd_step_(*mine, 0.1, momentum, 1e-2)
     sgd_step_(params, gradient, extra, buffer, 0.1, momentum, 1e-2)
     torch.testing.assert_close(mine[0].cpu(), params, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(mine[3].cpu(), buffer, rtol=1e-6, atol=1e-6)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from definitions import dense_model, layer_of_entry, smoothed, votes_of
-from factories import RATIO, SEED, SIZES, normal, sketch_of, some_consensus, some_pull, some_thresholds
-from pfedlms.pull import Pull, penalty, penalty_slope, smoothed_penalty
+from factories import RATIO, SEED, SIZES, normal, some_consensus, some_pull, some_thresholds
+from pfedlms.pull import penalty, penalty_slope, smoothed_penalty
 from pfedlms.quantise import normal_quantiles, thresholds_of
 
 LAYERS = layer_of_entry(SIZES, RATIO)
@@ -144,21 +144,3 @@ def test_lemma_closed_form_gradient_equals_autograd(levels: int, smoothing: floa
     gradient = made.pull.gradient
     torch.testing.assert_close(gradient(theta), torch.stack(expected), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(gradient(theta.float()).double(), torch.stack(expected), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("levels", [1, 7, 255])
-def test_the_pull_in_one_pass_has_the_bits_of_its_parts(dtype: torch.dtype, levels: int) -> None:
-    sketch = sketch_of(*SIZES)
-    theta = normal(4, sketch.dim, seed=3, dtype=dtype)
-    tau, consensus = some_thresholds(len(SIZES), levels).to(dtype), some_consensus(sketch.size, levels)
-    tau[0] = sketch.forward(theta)[0, 0]  # on a threshold
-    deviations = torch.tensor([0.3, 0.0, 1e-30, 0.7, 0.2, 2.0], dtype=dtype)  # layer 1 is constant, layer 2 almost
-    pull = Pull(sketch, tau, deviations, consensus, 0.05, 0.5)
-    fast = pull.gradient(theta)
-    assert fast.dtype == dtype
-    assert torch.equal(fast, pull.gradient_in_parts(theta))
-    first, constant, almost, *_ = fast.split(SIZES, dim=1)
-    assert first.any()
-    assert not constant.any()
-    assert almost.any()

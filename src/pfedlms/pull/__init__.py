@@ -53,8 +53,8 @@ class Pull:
             from pfedlms.pull import gpu
 
             return gpu.gradient(self, params)
-        sketched = self.sketch.forward(params)
-        slope = penalty_slope(sketched, self.thresholds, self.widths, self.consensus, self.sketch.layers)
+        tau, widths = self.thresholds.to(params.dtype), self.widths.to(params.dtype)
+        slope = penalty_slope(self.sketch.forward(params), tau, widths, self.consensus, self.sketch.layers)
         return self.sketch.adjoint(slope * self.strength)
 
     @cached_property

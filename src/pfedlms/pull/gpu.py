@@ -91,7 +91,7 @@ def _slope(y, q, tau, width, T: tl.constexpr):
     for t in tl.static_range(T):
         step = (y - tl.load(tau + t)) * inverse
         total += tl.minimum(tl.maximum(step, -1.0), 1.0)
-    return tl.where((q >= 0) & (rho > 0), total / T, 0.0)
+    return tl.where(rho > 0, tl.where(q >= 0, total / T, 0.0), 0.0)
 
 
 @triton.jit

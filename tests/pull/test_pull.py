@@ -1,0 +1,71 @@
+"""The pull's kernel on a CPU against its definition, and what it does at the edges. That the definition is the gradient
+of the smoothed penalty is in tests/theory."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+import torch
+
+from factories import SIZES, normal, sketch_of, some_consensus, some_pull, some_thresholds
+from pfedlms import backend
+from pfedlms.backend import plain, torch_threads
+from pfedlms.pull import Pull
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("levels", [1, 7, 255])
+def test_one_pass_has_the_bits_of_the_definition(dtype: torch.dtype, levels: int) -> None:
+    sketch = sketch_of(*SIZES)
+    theta = normal(4, sketch.dim, seed=3, dtype=dtype)
+    tau, consensus = some_thresholds(len(SIZES), levels).to(dtype), some_consensus(sketch.size, levels)
+    tau[0] = sketch.forward(theta)[0, 0]  # on a threshold
+    deviations = torch.tensor([0.3, 0.0, 1e-30, 0.7, 0.2, 2.0], dtype=dtype)  # layer 1 is constant, layer 2 almost
+    pull = Pull(sketch, tau, deviations, consensus, 0.05, 0.5)
+    fast = pull.gradient(theta)
+    assert fast.dtype == dtype
+    with plain():
+        assert torch.equal(fast, pull.gradient(theta))
+    first, constant, almost, *_ = fast.split(SIZES, dim=1)
+    assert first.any()
+    assert not constant.any()
+    assert almost.any()
+
+
+def test_results_do_not_depend_on_threads_or_on_the_other_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "_WORTH_WAKING", 1)
+    pull, theta = some_pull(7, 0.05, 0.3).pull, normal(7, sum(SIZES))
+    expected = pull.gradient(theta)
+    for threads in (2, 5):
+        with torch_threads(threads):
+            assert torch.equal(pull.gradient(theta), expected)
+            assert torch.equal(pull.gradient(theta[3:4]), expected[3:4])
+
+
+def test_a_pull_with_another_field_is_another_pull() -> None:
+    """Nothing that was computed from the old one is taken along; a recorded step is replayed that way."""
+    pull, theta = some_pull(7, 0.05, 0.3).pull, normal(2, sum(SIZES))
+    before = pull.gradient(theta)
+    others = {
+        "sketch": sketch_of(*SIZES, epoch=1), "thresholds": pull.thresholds + 1, "deviations": 2 * pull.deviations,
+        "consensus": 7 - pull.consensus, "strength": 0.1, "smoothing": 0.4,
+    }  # fmt: skip
+    assert {field.name for field in fields(Pull)} == set(others)
+    for name, value in others.items():
+        changed = replace(pull, **{name: value})
+        fast = changed.gradient(theta)
+        assert not torch.equal(fast, before), name
+        with plain():
+            assert torch.equal(replace(pull, **{name: value}).gradient(theta), fast), name
+    assert torch.equal(pull.gradient(theta), before)
+
+
+def test_a_model_that_is_not_finite_stays_so() -> None:
+    """Where the engine looks for it; the other client is pulled as ever."""
+    pull, theta = some_pull(3, 1.0, 0.3).pull, normal(2, sum(SIZES))
+    expected = pull.gradient(theta)[1]
+    theta[0, 0] = float("nan")
+    got = pull.gradient(theta)
+    assert got[0, :16].isnan().all()
+    assert torch.equal(got[1], expected)

@@ -1,0 +1,74 @@
+"""The pull's GPU kernels against its definition, on a GPU or under Triton's interpreter (`make test-kernels`)."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed; make test-kernels installs it")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+if not (INTERPRETED or torch.cuda.is_available()):
+    pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)
+
+from factories import layout_of, normal  # noqa: E402 - after the skip
+from pfedlms.pull import Pull, gpu, penalty_slope  # noqa: E402
+from pfedlms.quantise import normal_quantiles, statistics, symbols_of, thresholds_of  # noqa: E402
+from pfedlms.sketch import Sketch  # noqa: E402
+
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+SIZES = (37, 1, 5000)
+STRENGTH, SMOOTHING = 0.05, 0.1
+
+
+def of_second_client(params: torch.Tensor, thresholds: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """τ and σ̄ of the first client's sketch, and the second client's symbols as the consensus."""
+    sketch = Sketch(layout_of(*SIZES), 0.1, seed=5, epoch=0)
+    sketched = sketch.forward(params)
+    mean, variance = statistics(sketched, sketch.sizes)
+    deviation = variance[0].sqrt()
+    tau = torch.from_numpy(thresholds_of(mean[0].numpy(), deviation.numpy(), normal_quantiles(thresholds)))
+    return tau, deviation, symbols_of(sketched, tau, sketch.sizes)[1]
+
+
+def pull_on(device: torch.device, tau: torch.Tensor, deviation: torch.Tensor, consensus: torch.Tensor) -> Pull:
+    sketch = Sketch(layout_of(*SIZES), 0.1, seed=5, epoch=0, device=device)
+    return Pull(sketch, tau.to(device), deviation.to(device), consensus.to(device), STRENGTH, SMOOTHING)
+
+
+@pytest.mark.parametrize("thresholds", [1, 7, 255])
+def test_pull_is_the_adjoint_of_the_slope(thresholds: int) -> None:
+    """One fused kernel (small layers) and block and column passes (a wide one) against sketch, formula and adjoint
+    apart; the layer of one entry is constant, so it has no pull."""
+    params = normal(2, sum(SIZES), seed=2)
+    tau, deviation, consensus = of_second_client(params, thresholds)
+    sketch = Sketch(layout_of(*SIZES), 0.1, seed=5, epoch=0)
+    # The slope is steep where a threshold is near, so it is taken of the same float32 sketch.
+    slope = penalty_slope(sketch.forward(params), tau, SMOOTHING * deviation, consensus, sketch.layers)
+    expected = sketch.adjoint(STRENGTH * slope.double())
+    got = gpu.gradient(pull_on(DEVICE, tau, deviation, consensus), params.to(DEVICE))
+    torch.testing.assert_close(got.cpu().double(), expected, rtol=1e-5, atol=1e-6)
+    assert got[:, :37].any()
+    assert not got[:, 37].any()
+
+
+def test_thresholds_of_another_type_or_order_in_memory_are_the_same_pull() -> None:
+    params = normal(2, sum(SIZES), seed=2)
+    tau, deviation, consensus = of_second_client(params, 7)
+    plain, other = (
+        gpu.gradient(pull_on(DEVICE, own, deviation, consensus), params.to(DEVICE))
+        for own in (tau, tau.double().T.contiguous().T)
+    )
+    assert torch.equal(plain, other)
+
+
+def test_consensus_lies_where_its_rows_are() -> None:
+    """Layers of 37, 1 and 5000 parameters are padded to 64, 1 and 8192."""
+    sketch = Sketch(layout_of(*SIZES), 0.1, seed=5, epoch=0)
+    consensus = torch.arange(sketch.size).remainder(8).to(torch.uint8)
+    expected = torch.full((64 + 1 + 8192,), gpu.NOT_KEPT)
+    for entry, (row, layer) in enumerate(zip(sketch.rows.tolist(), sketch.layers.tolist(), strict=True)):
+        expected[(0, 64, 65)[layer] + row] = entry % 8
+    made = pull_on(DEVICE, torch.zeros(3, 7), torch.ones(3), consensus)
+    assert made.positions.tolist() == expected.tolist()
