@@ -8,48 +8,42 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pfedlms.aggregate import Vote, pool_statistics, weighted_sum
+from pfedlms.aggregate import Vote, WeightedMean, pool_statistics
 from pfedlms.quantise import statistics
 
-# --- weighted sums ----------------------------------------------------------------------------------------------------
+# --- weighted means ---------------------------------------------------------------------------------------------------
 
 
-def rounded_sum(samples: list[int], values: np.ndarray, start: np.ndarray) -> np.ndarray:
+def rounded_mean(samples: list[int], values: np.ndarray) -> np.ndarray:
     """One client after another, every operation rounded to float64."""
-    total = start.copy()
+    total = np.zeros(values.shape[1])
     for weight, own in zip(samples, values, strict=True):
         total = total + own.astype(np.float64) * float(weight)
-    return total
+    return total / sum(samples)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("shape", [(1,), (2,), (4095,), (4096,), (4097,), (9000,)])
-def test_a_weighted_sum_has_the_bits_of_a_plain_loop(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Around the size of the parts that stay in the cache, and of numbers whose sum depends on its order."""
+@pytest.mark.parametrize("size", [1, 2, 4095, 4096, 4097, 9000])
+def test_a_weighted_mean_has_the_bits_of_a_plain_loop(size: int, dtype: torch.dtype) -> None:
+    """Around the size of the parts that stay in the cache, of numbers whose sum depends on its order, in any groups."""
     random = torch.Generator().manual_seed(0)
     samples = [3, 1, 1000003, 7]
-    spread = 10 ** (6 * torch.rand(4, *shape, generator=random, dtype=torch.float64) - 3)
-    values = (torch.randn(4, *shape, generator=random, dtype=torch.float64) * spread).to(dtype)
-    start = torch.randn(shape, generator=random, dtype=torch.float64)
-    before = start.clone()
-    got = weighted_sum(samples, values, start)
-    expected = rounded_sum(samples, values.numpy(), start.numpy())
+    spread = 10 ** (6 * torch.rand(4, size, generator=random, dtype=torch.float64) - 3)
+    values = (torch.randn(4, size, generator=random, dtype=torch.float64) * spread).to(dtype)
+    got = WeightedMean(size).add(samples, values).result()
     assert got.dtype == torch.float64
-    assert got.shape == start.shape
-    assert np.array_equal(got.numpy(), expected)
-    assert torch.equal(weighted_sum(samples[1:], values[1:], weighted_sum(samples[:1], values[:1], start)), got)
-    assert torch.equal(start, before)
+    assert np.array_equal(got.numpy(), rounded_mean(samples, values.numpy()))
+    assert torch.equal(WeightedMean(size).add(samples[:1], values[:1]).add(samples[1:], values[1:]).result(), got)
 
 
-def test_a_number_a_client_is_summed_as_well() -> None:
-    got = weighted_sum([2, 3], torch.tensor([0.5, 0.25]), torch.tensor([1.0], dtype=torch.float64))
-    assert got.tolist() == [2.75]
+def test_a_mean_by_hand() -> None:
+    assert WeightedMean(1).add([2, 3], torch.tensor([[0.5], [0.25]])).result().tolist() == [1.75 / 5]
 
 
 def test_rows_of_a_wider_tensor_are_summed() -> None:
     wide = torch.arange(24.0).view(3, 8)
-    got = weighted_sum([1, 10, 100], wide[:, 2:5], torch.zeros(3, dtype=torch.float64))
-    assert got.tolist() == [2 + 100 + 1800, 3 + 110 + 1900, 4 + 120 + 2000]
+    got = WeightedMean(3).add([1, 10, 100], wide[:, 2:5]).result()
+    assert got.tolist() == [(2 + 100 + 1800) / 111, (3 + 110 + 1900) / 111, (4 + 120 + 2000) / 111]
 
 
 # --- pooled statistics ------------------------------------------------------------------------------------------------

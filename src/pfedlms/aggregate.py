@@ -19,22 +19,29 @@ _PART = 2048  # coordinates whose counters stay in the cache while clients are a
 _SUM_PART = 4096  # entries of a sum that stay in the cache while clients are added to them
 
 
-def weighted_sum(samples: Sequence[int], values: Tensor, start: Tensor) -> Tensor:
-    """start + Σ N_k x_k over the leading axis, in float64, one client after another, so that it does not matter how
-    clients were grouped."""
-    total = start.clone()
-    added = values.contiguous().view(len(values), -1).numpy()
-    weights = np.array(samples, dtype=np.float64)
-    share(_add_weighted, -(-added.shape[1] // _SUM_PART), len(added) * _SUM_PART, total.numpy(), added, weights)
-    return total
+class WeightedMean:
+    """Σ N_k x_k / Σ N_k for vectors of `size` entries, in float64, one client after another."""
+
+    def __init__(self, size: int) -> None:
+        self._sum, self._weight = torch.zeros(size, dtype=torch.float64), 0
+
+    def add(self, samples: Sequence[int], values: Tensor) -> WeightedMean:
+        """Add some clients' vectors `[clients, size]`."""
+        added, weights = values.contiguous().numpy(), np.array(samples, dtype=np.float64)
+        share(_add_weighted, -(-added.shape[1] // _SUM_PART), len(added) * _SUM_PART, self._sum.numpy(), added, weights)
+        self._weight += sum(samples)
+        return self
+
+    def result(self) -> Tensor:
+        """In float64."""
+        return self._sum / self._weight
 
 
 @compiled()
 def _add_weighted(first: int, last: int, total: NDArray[Any], values: NDArray[Any], weights: NDArray[Any]) -> None:
-    flat = total.reshape(-1)
-    for start in range(first * _SUM_PART, min(last * _SUM_PART, len(flat)), _SUM_PART):
+    for start in range(first * _SUM_PART, min(last * _SUM_PART, len(total)), _SUM_PART):
         for client in range(len(values)):
-            sums, own = flat[start : start + _SUM_PART], values[client, start : start + _SUM_PART]
+            sums, own = total[start : start + _SUM_PART], values[client, start : start + _SUM_PART]
             for i in range(len(own)):
                 sums[i] += np.float64(own[i]) * weights[client]
 
@@ -120,20 +127,3 @@ def _majority(first: int, last: int, counts: NDArray[Any], total: Any, result: N
             # doubling, so no overflow.
             chosen += above >= total - above
         result[i] = chosen
-
-
-class WeightedMean:
-    """Σ N_k x_k / Σ N_k for vectors of `size` entries, added up as in `weighted_sum`."""
-
-    def __init__(self, size: int) -> None:
-        self._sum, self._weight = torch.zeros(size, dtype=torch.float64), 0
-
-    def add(self, samples: Sequence[int], values: Tensor) -> WeightedMean:
-        """Add some clients' vectors `[clients, size]`."""
-        self._sum = weighted_sum(samples, values, self._sum)
-        self._weight += sum(samples)
-        return self
-
-    def result(self) -> Tensor:
-        """In float64."""
-        return self._sum / self._weight
