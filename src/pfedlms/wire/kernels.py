@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pfedlms.backend import compiled
 
 Bytes = NDArray[np.uint8]
+Bools = NDArray[np.bool_]
 Floats32 = NDArray[np.float32]
 Words = NDArray[np.uint64]
 u64 = np.uint64
@@ -90,62 +91,39 @@ def _block_value(symbols: Bytes, start: u64, count: u64, levels: u64) -> u64:
 
 
 @compiled()
-def _append(out: Bytes, bit: u64, value: u64) -> None:
-    """Write `value` from bit position `bit` on, keeping the bits below it in the same byte."""
-    at, shift = bit >> u64(3), bit & u64(7)
-    below = u64(out[at]) & ((u64(1) << shift) - u64(1))
-    _store(out, at, below | (value << shift))
-
-
-@compiled()
-def _pack_blocks(symbols: Bytes, out: Bytes, count: u64, powers: Words, width: u64) -> None:
+def _pack(symbols: Bytes, out: Bytes, count: u64, powers: Words, width: u64) -> None:
     size, levels = u64(len(powers) - 1), powers[1]
-    blocks = count // size
-    for block in range(blocks):
-        _append(out, block * width, _block_value(symbols, block * size, size, levels))
-    if count % size:
-        _append(out, blocks * width, _block_value(symbols, blocks * size, count % size, levels))
+    if size == u64(1):
+        _pack_bits(symbols, out, count, width)
+        return
+    for block in range((count + size - u64(1)) // size):
+        at, shift = (block * width) >> u64(3), (block * width) & u64(7)
+        value = _block_value(symbols, block * size, size, levels)  # zeros behind the last symbol do not change it
+        below = u64(out[at]) & ((u64(1) << shift) - u64(1))  # the end of the block before, in the same byte
+        _store(out, at, below | (value << shift))
 
 
 @compiled()
-def _write_digits(out: Bytes, start: u64, count: u64, value: u64, digits: Words, chunk: u64, base: u64) -> None:
-    """The `count` digits of `value`, `chunk` of them by each division by base = levels^chunk."""
-    at, end = start, start + count
-    while at + chunk < end:
-        above = value // base
-        _store(out, at, digits[value - above * base])
-        value = above
-        at += chunk
-    _store(out, at, digits[value])
-
-
-@compiled()
-def _unpack_blocks(data: Bytes, out: Bytes, count: u64, powers: Words, width: u64, digits: Words, chunk: u64) -> u64:
+def _unpack(data: Bytes, out: Bytes, count: u64, powers: Words, width: u64, digits: Words, chunk: u64) -> u64:
     """Decode until a value is not below its limit; returns the number of blocks decoded."""
     size, mask, base = u64(len(powers) - 1), (u64(1) << width) - u64(1), powers[chunk]
     blocks = (count + size - u64(1)) // size
+    if size == u64(1):
+        _unpack_bits(data, out, count, width)
+        return blocks
     for block in range(blocks):
-        bit, first = block * width, block * size
-        symbols = min(size, count - first)
+        bit, at = block * width, block * size
+        end = min(at + size, count)
         value = (_load(data, bit >> u64(3)) >> (bit & u64(7))) & mask
-        if value >= powers[symbols]:  # also what keeps the index into `digits` in range
+        if value >= powers[end - at]:  # also what keeps the index into `digits` in range
             return u64(block)
-        _write_digits(out, first, symbols, value, digits, chunk, base)
+        while at + chunk < end:  # so many digits by each division by base = levels^chunk
+            above = value // base
+            _store(out, at, digits[value - above * base])
+            value = above
+            at += chunk
+        _store(out, at, digits[value])
     return blocks
-
-
-@compiled()
-def _head(count: u64, size: u64) -> u64:
-    """Groups of eight blocks, so of whole bytes, that are packed where they lie."""
-    return (max(count, _END) - _END) // (u64(8) * size)
-
-
-@compiled()
-def _pack(symbols: Bytes, out: Bytes, count: u64, powers: Words, width: u64) -> None:
-    if len(powers) == 2:
-        _pack_bits(symbols, out, count, width)
-    else:
-        _pack_blocks(symbols, out, count, powers, width)
 
 
 @compiled()
@@ -159,21 +137,13 @@ def pack_segments(symbols: Bytes, out: Bytes, table: Words, powers: Words, width
     ending, packed = np.zeros(_ROOM, np.uint8), np.empty(_ROOM, np.uint8)
     for row in range(u64(len(table))):
         start, count, byte, length = table[row, 0], table[row, 1], table[row, 2], table[row, 3]
-        head = _head(count, size)
+        head = (max(count, _END) - _END) // (u64(8) * size)  # of whole bytes, packed where they lie
         _pack(symbols[start:], out[byte:], head * u64(8) * size, powers, width)
         start, count = start + head * u64(8) * size, count - head * u64(8) * size
         byte, length = byte + head * width, length - head * width
         ending[:count], ending[count:] = symbols[start : start + count], 0
         _pack(ending, packed, count, powers, width)
         out[byte : byte + length] = packed[:length]
-
-
-@compiled()
-def _unpack(data: Bytes, out: Bytes, count: u64, powers: Words, width: u64, digits: Words, chunk: u64) -> u64:
-    if len(powers) == 2:
-        _unpack_bits(data, out, count, width)
-        return count
-    return _unpack_blocks(data, out, count, powers, width, digits, chunk)
 
 
 @compiled()
@@ -187,7 +157,7 @@ def unpack_segments(
         start, count, byte, length = table[row, 0], table[row, 1], table[row, 2], table[row, 3]
         if length and data[byte + length - u64(1)] >> table[row, 4]:
             return u64(row), u64(0)
-        head = _head(count, size)
+        head = (max(count, _END) - _END) // (u64(8) * size)  # of whole bytes, packed where they lie
         good = _unpack(data[byte:], out[start:], head * u64(8) * size, powers, width, digits, chunk)
         if good < head * u64(8):
             return u64(row), good
@@ -224,11 +194,13 @@ def unpack_signs(data: Bytes, out: Floats32) -> u64:
 
 
 @compiled()
-def copy_finite(minimum: float, source: Floats32, out: Floats32) -> bool:
-    """Copy; whether all numbers are finite and not below `minimum`."""
+def copy_finite(first: int, last: int, source: Floats32, out: Floats32, minimum: float, refused: Bools) -> None:
+    """Copy numbers, and set `refused: [1]` if one of them is not finite or below `minimum`."""
     good, least = True, np.float32(minimum)
-    for at in range(len(out)):
-        value = source[at]
-        out[at] = value
+    numbers, places = source[first:last], out[first:last]
+    for at in range(len(numbers)):
+        value = numbers[at]
+        places[at] = value
         good &= (abs(value) < np.inf) & (value >= least)
-    return good
+    if not good:
+        refused[0] = True
