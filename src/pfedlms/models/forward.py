@@ -34,10 +34,11 @@ def choose(single: Single, device: torch.device, fast: bool, params: Values, sam
     """The way a module goes; None where only a trial can tell, with one model's `params` on a `sample:
     [batch, …]`, and there is none."""
     module, gpu = single.module, device.type == "cuda"
-    if any(_passed_over(part) for part in module.modules()):
-        return Alone(single, device)
-    if not gpu and any(isinstance(part, _LOOP_ON_CPU) for part in module.modules()):
-        return Alone(single, device)
+    for part in module.modules():
+        # What vmap would pass over in silence: hooks of the backward pass, and a padding row that is not trained.
+        passed_over = part._backward_hooks or part._backward_pre_hooks or getattr(part, "padding_idx", None) is not None
+        if passed_over or (not gpu and isinstance(part, _LOOP_ON_CPU)):
+            return Alone(single, device)
     way: Way
     if Chain.takes(module):
         way = Chain(module, device)
@@ -52,23 +53,15 @@ def choose(single: Single, device: torch.device, fast: bool, params: Values, sam
     return Compiled(single, way) if fast and gpu else way
 
 
-def _passed_over(part: nn.Module) -> bool:
-    """What vmap would pass over in silence: hooks of the backward pass, and a padding row that is not trained."""
-    hooked = part._backward_hooks or part._backward_pre_hooks
-    return bool(hooked) or getattr(part, "padding_idx", None) is not None
-
-
 class CohortModel:
     """A module's architecture, applied to many flat parameter vectors at once.
 
     The module given is never trained; it supplies the computation, the frozen parameters and the initial values. How
-    clients are run is chosen once: here with a `sample: [batch, …]`, otherwise at the first use. With `fast`, training
-    on a GPU is compiled.
+    clients are run is chosen once: here, or at the first use where only a trial can tell. With `fast`, training on a
+    GPU is compiled.
     """
 
-    def __init__(
-        self, module: nn.Module, device: torch.device, fast: bool = False, sample: Tensor | None = None
-    ) -> None:
+    def __init__(self, module: nn.Module, device: torch.device, fast: bool = False) -> None:
         self.module = module.to(device)
         self.device = device
         self.layout = flat_layout(module)
@@ -77,7 +70,7 @@ class CohortModel:
         trained = [value.detach().flatten() for value in module.parameters() if value.requires_grad]
         self.initial = torch.cat(trained).to(torch.float32)
         self.initial_buffers = {name: value.detach().clone() for name, value in module.named_buffers()}
-        self._way = choose(self._single, device, fast, self._named(self.initial), sample)
+        self._way = choose(self._single, device, fast, self._named(self.initial), None)
 
     def parts(self, clients: int) -> list[slice]:
         """Rows of clients that should take their local steps together; see `Way`."""
