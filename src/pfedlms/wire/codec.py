@@ -31,7 +31,7 @@ import torch
 from numpy.typing import NDArray
 
 from pfedlms.errors import DecodeError
-from pfedlms.wire.kernels import Bytes, pack_segments, pack_signs, u64, unpack_segments, unpack_signs
+from pfedlms.wire.kernels import Bytes, pack_signs, pack_symbols, u64, unpack_signs, unpack_symbols
 
 Buffer = bytes | bytearray | memoryview
 
@@ -78,40 +78,40 @@ class Segments:
 
     def __init__(self, counts: Sequence[int], levels: int) -> None:
         size, width = block_shape(levels)
-        self.levels = int(levels)
-        rows, self.symbols, self.bytes = [], 0, 0
+        self.levels, self.symbols, self.bytes = int(levels), 0, 0
+        self._rows: list[tuple[slice, slice, int]] = []  # symbols, bytes, and how many bits of the last byte are used
         for count in counts:
             if not isinstance(count, int | np.integer) or count < 0:
                 raise ValueError(f"count: got {count!r}, expected a whole number of symbols, 0 or more")
             blocks, rest = divmod(int(count), size)
             bits = blocks * width + _width(rest, self.levels)
-            length = (bits + 7) // 8
-            rows.append((self.symbols, count, self.bytes, length, bits % 8 or 8))
-            self.symbols, self.bytes = self.symbols + int(count), self.bytes + length
-        # What the kernels take, see there.
-        self._table = np.array(rows, dtype=np.uint64).reshape(len(rows), 5)
+            last, end = self.symbols + int(count), self.bytes + (bits + 7) // 8
+            self._rows.append((slice(self.symbols, last), slice(self.bytes, end), bits % 8 or 8))
+            self.symbols, self.bytes = last, end
 
     def pack(self, values: NDArray[Any], out: Buffer) -> None:
         """Write `values: [Σ counts]` as the `bytes` bytes of `out`.
 
-        Symbols are uint8 below `levels`. A single segment of two levels may also be bool, or float32, where 1 stands
-        for what is at least zero.
+        Symbols are uint8 below `levels`. Those of two levels may also be bool, or float32, where 1 stands for what is
+        at least zero.
         """
         stream = np.frombuffer(out, np.uint8)
         self._check_sizes(values, stream)
         values = np.ascontiguousarray(values).view()
         values.flags.writeable = False  # numba compiles a kernel for read-only inputs and again for others
         if values.dtype == np.float32:
-            pack_signs(values, stream)
+            for symbols, place, _ in self._rows:
+                pack_signs(values[symbols], stream[place])
             return
-        symbols = values.view(np.uint8)
-        if symbols.size and int(symbols.max()) >= self.levels:
-            at = int(np.argmax(symbols >= self.levels))
+        values = values.view(np.uint8)
+        if values.size and int(values.max()) >= self.levels:
+            at = int(np.argmax(values >= self.levels))
             raise ValueError(
-                f"symbols[{at}]: got {symbols[at]}, expected a value below {self.levels}, the number of levels"
+                f"symbols[{at}]: got {values[at]}, expected a value below {self.levels}, the number of levels"
             )
         powers, width, _, _ = _blocks(self.levels)
-        pack_segments(symbols, stream, self._table, powers, width)
+        for symbols, place, _ in self._rows:
+            pack_symbols(values[symbols], stream[place], powers, width)
 
     def unpack(self, data: Buffer, out: NDArray[Any]) -> None:
         """Read back into `out: [Σ counts]` what `pack` wrote, float32 as +1 and -1; refuse every other byte string."""
@@ -122,12 +122,25 @@ class Segments:
                 f"({self.symbols} symbols, {self.levels} levels)"
             )
         self._check_sizes(out, stream)
-        if out.dtype == np.float32:
-            good, block = unpack_signs(stream, out), u64(0)
-        else:
-            good, block = unpack_segments(stream, out.view(np.uint8), self._table, *_blocks(self.levels))
-        if good < len(self._table):
-            raise self._refusal(stream, int(good), int(block))
+        for symbols, place, used in self._rows:
+            packed, unpacked = stream[place], out[symbols]
+            if packed.size and packed[-1] >> used:
+                raise DecodeError(
+                    f"packed symbols: got last byte 0x{packed[-1]:02x}, expected only its lowest {used} bits in use"
+                )
+            if out.dtype == np.float32:
+                unpack_signs(packed, unpacked)
+                continue
+            good = int(unpack_symbols(packed, unpacked.view(np.uint8), *_blocks(self.levels)))
+            if good < unpacked.size:
+                size, width = block_shape(self.levels)
+                block, count = good // size, min(size, unpacked.size - good)
+                covering = packed[block * width // 8 :][:8].tobytes()
+                value = (int.from_bytes(covering, "little") >> block * width % 8) % 2 ** _width(count, self.levels)
+                raise DecodeError(
+                    f"packed symbols, block {block}: got {value}, "
+                    f"expected below {self.levels}**{count} = {self.levels**count}"
+                )
 
     def _check_sizes(self, values: NDArray[Any], stream: Bytes) -> None:
         """The kernels rely on them."""
@@ -136,22 +149,6 @@ class Segments:
                 f"symbols: got shape {list(values.shape)} for {stream.size} bytes, "
                 f"expected [{self.symbols}], all segments, for {self.bytes}"
             )
-
-    def _refusal(self, stream: Bytes, row: int, block: int) -> DecodeError:
-        """What is wrong with a segment of which only so many blocks are valid."""
-        _, count, byte, length, used = self._table[row].tolist()
-        last = int(stream[byte + length - 1])
-        if last >> used:
-            return DecodeError(
-                f"packed symbols: got last byte 0x{last:02x}, expected only its lowest {used} bits in use"
-            )
-        size, width = block_shape(self.levels)
-        count = min(size, count - block * size)
-        covering = stream[byte + block * width // 8 : byte + (block + 1) * width // 8 + 1].tobytes()
-        value = (int.from_bytes(covering, "little") >> block * width % 8) % 2 ** _width(count, self.levels)
-        return DecodeError(
-            f"packed symbols, block {block}: got {value}, expected below {self.levels}**{count} = {self.levels**count}"
-        )
 
 
 @lru_cache(maxsize=256, typed=True)  # 3.0 is not 3

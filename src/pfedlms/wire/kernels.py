@@ -127,48 +127,35 @@ def _unpack(data: Bytes, out: Bytes, count: u64, powers: Words, width: u64, digi
 
 
 @compiled()
-def pack_segments(symbols: Bytes, out: Bytes, table: Words, powers: Words, width: u64) -> None:
-    """Pack every row of `table: [segments, 5]` (first symbol, symbols, first byte, bytes, bits of the last byte).
-
-    `powers` are levels^0 … levels^size for blocks of `size` symbols in `width` bits; of one symbol where levels are a
-    power of two, because then every block size gives the same stream.
-    """
+def pack_symbols(symbols: Bytes, out: Bytes, powers: Words, width: u64) -> None:
+    """`powers` are levels^0 … levels^size for blocks of `size` symbols in `width` bits; of one symbol where levels are
+    a power of two, because then every block size gives the same stream."""
     size = u64(len(powers) - 1)
+    eights = (max(u64(len(symbols)), _END) - _END) // (u64(8) * size)  # blocks packed where they lie: whole bytes
+    first, byte = eights * u64(8) * size, eights * width
+    _pack(symbols, out, first, powers, width)
     ending, packed = np.zeros(_ROOM, np.uint8), np.empty(_ROOM, np.uint8)
-    for row in range(u64(len(table))):
-        start, count, byte, length = table[row, 0], table[row, 1], table[row, 2], table[row, 3]
-        head = (max(count, _END) - _END) // (u64(8) * size)  # of whole bytes, packed where they lie
-        _pack(symbols[start:], out[byte:], head * u64(8) * size, powers, width)
-        start, count = start + head * u64(8) * size, count - head * u64(8) * size
-        byte, length = byte + head * width, length - head * width
-        ending[:count], ending[count:] = symbols[start : start + count], 0
-        _pack(ending, packed, count, powers, width)
-        out[byte : byte + length] = packed[:length]
+    count, length = u64(len(symbols)) - first, u64(len(out)) - byte
+    ending[:count] = symbols[first:]
+    _pack(ending, packed, count, powers, width)
+    out[byte:] = packed[:length]
 
 
 @compiled()
-def unpack_segments(
-    data: Bytes, out: Bytes, table: Words, powers: Words, width: u64, digits: Words, chunk: u64
-) -> tuple[u64, u64]:
-    """The reverse: how many segments are valid, and how many blocks of the one behind them."""
+def unpack_symbols(data: Bytes, out: Bytes, powers: Words, width: u64, digits: Words, chunk: u64) -> u64:
+    """The reverse; returns how many symbols stand before the first block that is not valid."""
     size = u64(len(powers) - 1)
+    eights = (max(u64(len(out)), _END) - _END) // (u64(8) * size)
+    first, byte = eights * u64(8) * size, eights * width
+    good = _unpack(data, out, first, powers, width, digits, chunk)
+    if good < eights * u64(8):
+        return good * size
     ending, unpacked = np.zeros(_ROOM, np.uint8), np.empty(_ROOM, np.uint8)
-    for row in range(u64(len(table))):
-        start, count, byte, length = table[row, 0], table[row, 1], table[row, 2], table[row, 3]
-        if length and data[byte + length - u64(1)] >> table[row, 4]:
-            return u64(row), u64(0)
-        head = (max(count, _END) - _END) // (u64(8) * size)  # of whole bytes, packed where they lie
-        good = _unpack(data[byte:], out[start:], head * u64(8) * size, powers, width, digits, chunk)
-        if good < head * u64(8):
-            return u64(row), good
-        start, count = start + head * u64(8) * size, count - head * u64(8) * size
-        byte, length = byte + head * width, length - head * width
-        ending[:length], ending[length:] = data[byte : byte + length], 0
-        good = _unpack(ending, unpacked, count, powers, width, digits, chunk)
-        if good * size < count:
-            return u64(row), head * u64(8) + good
-        out[start : start + count] = unpacked[:count]
-    return u64(len(table)), u64(0)
+    count, length = u64(len(out)) - first, u64(len(data)) - byte
+    ending[:length] = data[byte:]
+    good += _unpack(ending, unpacked, count, powers, width, digits, chunk)
+    out[first:] = unpacked[:count]
+    return good * size
 
 
 @compiled()
@@ -183,14 +170,13 @@ def pack_signs(values: Floats32, out: Bytes) -> None:
 
 
 @compiled()
-def unpack_signs(data: Bytes, out: Floats32) -> u64:
-    """+1 for every bit that is set, else -1; returns 0 if there is one behind the last sign, else 1."""
+def unpack_signs(data: Bytes, out: Floats32) -> None:
+    """+1 for every bit that is set, else -1."""
     count = u64(len(out))
     for byte in range(u64(len(data))):
         bits = u64(data[byte])
         for bit in range(min(u64(8), count - u64(8) * byte)):
             out[u64(8) * byte + bit] = 1 if bits & (u64(1) << bit) else -1
-    return u64(count % u64(8) == u64(0) or data[len(data) - 1] >> (count % u64(8)) == 0)
 
 
 @compiled()
