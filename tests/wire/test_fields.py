@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pfedlms.errors import DecodeError, OversizedError, TruncatedError
-from pfedlms.wire import Field, Floats, Mask, MaskedRows, Message, Scalar, Signs, Symbols
+from pfedlms.wire.fields import Field, Floats, Mask, MaskedRows, Message, Scalar, Signs, Symbols
 
 quick = settings(deadline=None, max_examples=60)  # the first example may compile
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from pfedlms.errors import WireError
-from pfedlms.wire import Floats, Intake, Mask, MaskedRows, Message, Received, Scalar, Signs, Symbols, frame
+from pfedlms.wire import Floats, Mask, MaskedRows, Message, Scalar, Signs, Symbols
+from pfedlms.wire.frames import Intake, Received, frame
 
 BROKEN, REPAIRED = 150_000, 150_000
 DIGEST, ROUND, SENDERS = bytes.fromhex("0123456789abcdef"), 5, (0, 1, 2)

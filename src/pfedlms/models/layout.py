@@ -28,20 +28,11 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Parameter:
-    """One trainable parameter: its name in the module and its place in the flat vector."""
-
-    name: str
-    shape: tuple[int, ...]
-    offset: int
-    size: int
-
-
-@dataclass(frozen=True)
 class Layout:
     """How a module's trainable parameters lie in a flat vector of length `dim`."""
 
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[tuple[str, tuple[int, ...]], ...]
+    """Names and shapes, in the order of the vector."""
     layers: tuple[Layer, ...]
 
     @property
@@ -62,14 +53,12 @@ def flat_layout(module: nn.Module) -> Layout:
     A layer is a module that owns trainable parameters. A tied parameter counts once, where it is first registered;
     frozen parameters and buffers have no place in the table, so they are never sent.
     """
-    parameters: list[Parameter] = []
-    layers: list[Layer] = []
-    offset = 0
+    parameters, layers, offset = [], [], 0
     trained = ((name, value) for name, value in module.named_parameters() if value.requires_grad)
     for owner, own in groupby(trained, key=lambda named: named[0].rpartition(".")[0]):
         start = offset
         for name, value in own:
-            parameters.append(Parameter(name, tuple(value.shape), offset, value.numel()))
+            parameters.append((name, tuple(value.shape)))
             offset += value.numel()
         if offset > start:
             layers.append(Layer(owner or type(module).__name__, start, offset - start))
