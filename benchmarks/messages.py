@@ -21,7 +21,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pfedlms.wire import HEADER_BYTES, SERVER, Floats, Intake, Message, frame
+from pfedlms.wire import Floats, Message
+from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake, frame
 
 PARAMETERS = {"dnn": 203_530, "vgg11": 9_799_844}  # 784-256-10; 100 classes
 ROOM_BYTES = 64 << 20

@@ -26,7 +26,8 @@ import numpy as np
 from pfedlms.aggregate import Vote
 from pfedlms.models.layout import flat_layout
 from pfedlms.models.zoo import dnn
-from pfedlms.wire import Intake, Message, Symbols, frame
+from pfedlms.wire import Message, Symbols
+from pfedlms.wire.frames import Intake, frame
 
 DIGEST = bytes(8)
 PREPARED = 32  # different messages; more would only cost time to make

@@ -24,7 +24,8 @@ from pfedlms.methods import METHODS, Exchange, Task
 from pfedlms.models import Cohort, CohortModel, Layer, Layout, build
 from pfedlms.pull import Pull
 from pfedlms.sketch import Sketch
-from pfedlms.wire import HEADER_BYTES, Message
+from pfedlms.wire import Message
+from pfedlms.wire.frames import HEADER_BYTES
 
 CPU = torch.device("cpu")
 

@@ -15,7 +15,7 @@ from pfedlms.data import FederatedData, batch_positions, from_pairs
 from pfedlms.engine import Federation
 from pfedlms.quantise import normal_quantiles, thresholds_of
 from pfedlms.sketch import Sketch
-from pfedlms.wire import SERVER
+from pfedlms.wire.frames import SERVER
 
 SEED = 7
 # Twenty steps in float32 whose sums run in another order: each step rounds parameters of about 1 by 6e-8, and most of

@@ -19,7 +19,8 @@ from pfedlms.data.federated import from_pairs
 from pfedlms.engine import Federation, RoundReport
 from pfedlms.engine import exchange as engine_exchange
 from pfedlms.errors import QuorumError
-from pfedlms.wire import SERVER, frame, unpack
+from pfedlms.wire import unpack
+from pfedlms.wire.frames import SERVER, frame
 
 CLIENTS = 4
 THRESHOLDS = 2  # three levels, so that symbols can be out of range

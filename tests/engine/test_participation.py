@@ -19,7 +19,8 @@ from pfedlms.engine.training import TrainSettings
 from pfedlms.errors import QuorumError
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel
-from pfedlms.wire import HEADER_BYTES, packed_size
+from pfedlms.wire import packed_size
+from pfedlms.wire.frames import HEADER_BYTES
 
 CLIENTS, SEED, STEPS, BATCH, RATE, DECAY = 8, 5, 3, 16, 0.1, 1e-3
 SHARE = 0.4

@@ -21,7 +21,8 @@ from pfedlms.engine import Federation
 from pfedlms.methods import METHODS
 from pfedlms.models import Cohort
 from pfedlms.settings import problems
-from pfedlms.wire import HEADER_BYTES, SERVER, Field, Floats, Intake, Mask, MaskedRows, Signs, Symbols
+from pfedlms.wire.fields import Field, Floats, Mask, MaskedRows, Signs, Symbols
+from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake
 
 Bits = list[int]
 """Bits of every part of a client's messages of one round; each part is padded to whole bytes."""

@@ -10,7 +10,7 @@ from torch import nn
 
 from factories import cohort_of, federation, hold, normal, overheard, small_data, small_module
 from pfedlms.methods.fedavg import Average
-from pfedlms.wire import SERVER
+from pfedlms.wire.frames import SERVER
 
 
 def test_mean_by_hand() -> None:

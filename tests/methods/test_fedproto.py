@@ -26,7 +26,7 @@ from pfedlms.errors import UsageError
 from pfedlms.methods import Task
 from pfedlms.methods.contract import Objective
 from pfedlms.methods.fedproto import FedProto, FedProtoSettings, MeanPrototypes, NearPrototypes
-from pfedlms.wire import HEADER_BYTES
+from pfedlms.wire.frames import HEADER_BYTES
 
 # --- prototypes -------------------------------------------------------------------------------------------------------
 

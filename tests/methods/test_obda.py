@@ -25,7 +25,7 @@ from factories import (
 from pfedlms.data import FederatedData
 from pfedlms.engine.training import TrainSettings
 from pfedlms.methods.obda import MajorityOfGradients
-from pfedlms.wire import SERVER
+from pfedlms.wire.frames import SERVER
 
 STEP = 0.25
 

@@ -29,7 +29,7 @@ from pfedlms.methods.consensus import Sketches, VoteOnSigns, model
 from pfedlms.methods.pfed1bs import PFed1BS, PFed1BSSettings
 from pfedlms.methods.pfedlms import PFedLMS, PFedLMSSettings
 from pfedlms.sketch import Sketch
-from pfedlms.wire import SERVER
+from pfedlms.wire.frames import SERVER
 
 SEED = 5
 

@@ -32,7 +32,7 @@ from factories import (
 from pfedlms.engine.training import TrainSettings
 from pfedlms.methods.pfedlms import PFedLMS, PFedLMSSettings
 from pfedlms.models import Cohort
-from pfedlms.wire import SERVER
+from pfedlms.wire.frames import SERVER
 
 
 def sketches_of(params: np.ndarray, sizes: tuple[int, ...], ratio: float, seed: int, epoch: int) -> list[np.ndarray]:

@@ -367,18 +367,13 @@ def test_each_module_goes_the_way_it_should(factory: Factory, cpu: type[Way], gp
 
 
 def test_the_choice_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the beginning where the module or a sample says enough, otherwise at the first use."""
+    """At the beginning where the module says enough, otherwise at the first use."""
     made: list[Way | None] = []
     choose = forward.choose
     monkeypatch.setattr(forward, "choose", lambda *given: made.append(choose(*given)) or made[-1])
-    for factory, sample, expected in (
-        (dnn, None, [Chain]),
-        (with_batch_norm, None, [Alone]),
-        (with_dropout, normal(BATCH, 12).float(), [Stacked]),
-        (with_dropout, None, [type(None), Stacked]),
-    ):
+    for factory, expected in ((dnn, [Chain]), (with_batch_norm, [Alone]), (with_dropout, [type(None), Stacked])):
         made.clear()
-        model = CohortModel(factory(), CPU, sample=sample)
+        model = CohortModel(factory(), CPU)
         cohort = model.cohort((0, 1, 2), (1, 1, 1), with_momentum=False)
         assert model.parts(3) == [slice(0, 3)]
         for training in (False, True, False):
@@ -407,18 +402,15 @@ def test_a_module_that_cannot_be_stacked_warns_once_and_is_right(factory: Factor
 def test_the_trial_does_not_show() -> None:
     """Neither in what the first evaluation gives, although it is tried in training, nor in the numbers drawn: a resumed
     run and a continued one would differ."""
-    tried, model = CohortModel(with_dropout(), CPU, sample=torch.ones(2, 12)), CohortModel(with_dropout(), CPU)
-    cohort = model.cohort((0, 1, 2), (1, 1, 1), with_momentum=False)
+    cohort = CohortModel(with_dropout(), CPU).cohort((0, 1, 2), (1, 1, 1), with_momentum=False)
     x = normal(CLIENTS, BATCH, 12).float()
     for training in (False, True):
-        outputs = []
-        for each in (model, tried, tried):
+        model, outputs = CohortModel(with_dropout(), CPU), []  # which is tried at its first use
+        for _ in range(2):
             with torch.random.fork_rng():
                 torch.manual_seed(3)
-                outputs.append(each.forward(cohort.params, cohort.buffers, x, training=training)[0])
-        assert torch.equal(outputs[0], outputs[1])
-        assert torch.equal(outputs[0], outputs[2])
-        model = CohortModel(with_dropout(), CPU)  # whose first use is training
+                outputs.append(model.forward(cohort.params, cohort.buffers, x, training=training)[0])
+        assert torch.equal(*outputs)
 
 
 def test_clients_draw_different_dropout_masks() -> None:

@@ -29,22 +29,9 @@ from pfedlms.methods import METHODS, Task
 from pfedlms.models.layout import Layer, Layout
 from pfedlms.quantise import normal_quantiles, symbols_of, thresholds_of
 from pfedlms.sketch.hadamard import fwht_
-from pfedlms.wire import (
-    HEADER_BYTES,
-    SERVER,
-    Field,
-    Floats,
-    Intake,
-    Mask,
-    MaskedRows,
-    Message,
-    Scalar,
-    Signs,
-    Symbols,
-    frame,
-    pack,
-)
-from pfedlms.wire.codec import block_shape
+from pfedlms.wire.codec import block_shape, pack
+from pfedlms.wire.fields import Field, Floats, Mask, MaskedRows, Message, Scalar, Signs, Symbols
+from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake, frame
 
 FILE = Path(__file__).with_name("vectors.json")
 SAMPLES = (5, 17, 12)  # N_k; client 1 and clients 0 + 2 weigh the same, so that votes can tie

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from pfedlms.wire import pieces
+from pfedlms.wire import checksum
 from pfedlms.wire.checksum import crc32
 
 DATA = random.Random(4).randbytes(100_000)
@@ -19,8 +19,8 @@ DATA = random.Random(4).randbytes(100_000)
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "PIECE", 64)
-    monkeypatch.setattr("pfedlms.wire.checksum.PIECE", 64)
+    monkeypatch.setattr(checksum, "PIECE", 64)
+    monkeypatch.setattr("pfedlms.backend._WORTH_WAKING", 64)
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -34,45 +34,33 @@ def test_it_is_that_of_zlib(threads: int, start: int) -> None:
 
 def test_a_long_message_with_the_real_pieces() -> None:
     torch.set_num_threads(4)
-    data = np.random.default_rng(1).integers(0, 256, 5 * pieces.PIECE + 12_345).astype(np.uint8)
+    data = np.random.default_rng(1).integers(0, 256, 5 * checksum.PIECE + 12_345).astype(np.uint8)
     assert crc32(memoryview(data), crc32(memoryview(b"123"))) == zlib.crc32(b"123" + data.tobytes())
     assert crc32(memoryview(b"123456789")) == 0xCBF43926  # the published check value
 
 
-@pytest.mark.usefixtures("small_pieces")
-def test_pieces_are_in_order_and_make_up_the_whole() -> None:
-    torch.set_num_threads(3)
-    for length in (128, 129, 500, 4096, 10_001):
-        values, copy = np.arange(length, dtype=np.float32), np.empty(length, np.float32)
-        seen = pieces.in_pieces(lambda source, out: (np.copyto(out, source), source[0], len(out))[1:], values, copy)
-        assert 2 <= len(seen) <= 6
-        assert [first for first, _ in seen] == np.cumsum([0, *(size for _, size in seen)])[:-1].tolist()
-        np.testing.assert_array_equal(copy, values)
-
-
-def test_no_thread_is_asked_for_short_messages_or_by_one_thread() -> None:
-    def here(array: np.ndarray) -> int:
-        return threading.get_ident()
-
+def test_no_thread_is_asked_for_short_messages_or_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    usual = zlib.crc32
+    monkeypatch.setattr(zlib, "crc32", lambda *given: seen.append(threading.get_ident()) or usual(*given))
     torch.set_num_threads(8)
-    assert pieces.in_pieces(here, np.zeros(2 * pieces.PIECE - 1, np.uint8)) == [threading.get_ident()]
+    crc32(memoryview(bytes(2 * checksum.PIECE - 1)))
     torch.set_num_threads(1)
-    assert set(pieces.in_pieces(here, np.zeros(8 * pieces.PIECE, np.uint8))) == {threading.get_ident()}
+    crc32(memoryview(bytes(8 * checksum.PIECE)))
+    assert seen == 2 * [threading.get_ident()]
     meet = threading.Barrier(2, timeout=30)  # two threads are there, or nobody passes
-
-    def together(array: np.ndarray) -> int:
-        meet.wait()
-        return threading.get_ident()
-
+    monkeypatch.setattr(zlib, "crc32", lambda piece: meet.wait() * 0 + usual(piece))
     torch.set_num_threads(2)
-    assert len(set(pieces.in_pieces(together, np.zeros(8 * pieces.PIECE, np.uint8)))) == 2
+    data = random.Random(5).randbytes(8 * checksum.PIECE)
+    assert crc32(memoryview(data)) == usual(data)
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_an_error_in_a_piece_comes_out() -> None:
+def test_an_error_in_a_piece_comes_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zlib, "crc32", lambda piece: 1 // piece[0])
     torch.set_num_threads(2)
     with pytest.raises(ZeroDivisionError):
-        pieces.in_pieces(lambda array: 1 // int(array[0]), np.zeros(1000, np.uint8))
+        crc32(memoryview(bytes(1000)))
 
 
 def checked_in_child(expected: int) -> None:

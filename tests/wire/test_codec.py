@@ -418,8 +418,8 @@ def test_each_kernel_is_compiled_once() -> None:
                 message.write({"x": values}, part)
                 message.read(part.toreadonly(), {"x": message.room(2)["x"][1]})
     for kernel in (
-        kernels.pack_segments,
-        kernels.unpack_segments,
+        kernels.pack_symbols,
+        kernels.unpack_symbols,
         kernels.pack_signs,
         kernels.unpack_signs,
         kernels.copy_finite,

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pfedlms.errors import DecodeError, OversizedError, TruncatedError
-from pfedlms.wire import Field, Floats, Mask, MaskedRows, Message, Scalar, Signs, Symbols
+from pfedlms.wire.fields import Field, Floats, Mask, MaskedRows, Message, Scalar, Signs, Symbols
 
 quick = settings(deadline=None, max_examples=60)  # the first example may compile
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -162,7 +162,7 @@ def test_floats_at_any_byte(offset: int) -> None:
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_long_vectors_are_cut_over_threads(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
-    monkeypatch.setattr("pfedlms.wire.pieces.PIECE", 1 << 10)
+    monkeypatch.setattr("pfedlms.backend._WORTH_WAKING", 1 << 8)
     torch.set_num_threads(threads)
     values = np.random.default_rng(2).normal(size=5000).astype(np.float32)
     assert round_trip((Floats("x", 5000),), {"x": values})["x"].tobytes() == values.tobytes()

@@ -25,17 +25,8 @@ from pfedlms.errors import (
     VersionError,
     WireError,
 )
-from pfedlms.wire import (
-    HEADER_BYTES,
-    SERVER,
-    Floats,
-    Intake,
-    Message,
-    Received,
-    Symbols,
-    agreement_digest,
-    frame,
-)
+from pfedlms.wire import Floats, Message, Symbols
+from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake, Received, agreement_digest, frame
 
 DIGEST = bytes(range(1, 9))
 STATISTICS = Message(0, (Floats("mean", 2), Floats("variance", 2, minimum=0)))

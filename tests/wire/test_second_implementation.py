@@ -27,7 +27,7 @@ from pfedlms.engine.training import TrainSettings
 from pfedlms.methods import METHODS
 from pfedlms.methods.pfedlms import PFedLMS, PFedLMSSettings
 from pfedlms.models.forward import CohortModel
-from pfedlms.wire import SERVER, Intake, frame
+from pfedlms.wire.frames import SERVER, Intake, frame
 
 HERE = Path(__file__).parent
 PAGE = (HERE.parents[1] / "docs" / "protocol.md").read_text(encoding="utf-8")

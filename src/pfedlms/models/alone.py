@@ -7,8 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pfedlms.models.streams import each
+from pfedlms.models.streams import streams
 from pfedlms.models.way import Pass, Result, Single, Way
+
+_STREAMS = 8
 
 
 class Alone(Way):
@@ -23,10 +25,22 @@ class Alone(Way):
         self._single, self._device = single, device
 
     def over(self, clients: int, work: Callable[[slice], Result]) -> list[Result]:
-        return each(clients, lambda client: work(slice(client, client + 1)), self._device)
+        rows = [slice(client, client + 1) for client in range(clients)]
+        if self._device.type != "cuda" or clients == 1:
+            return [work(row) for row in rows]
+        here, others = torch.cuda.current_stream(self._device), streams(self._device, "alone", min(clients, _STREAMS))
+        results = []
+        for client, row in enumerate(rows):
+            stream = others[client % len(others)]
+            stream.wait_stream(here)
+            with torch.cuda.stream(stream):
+                results.append(work(row))
+        for stream in others:
+            here.wait_stream(stream)
+        return results
 
     def forward(self, given: Pass) -> tuple[Tensor, Tensor | None]:
         self._single.module.train(given.training)
         params, buffers = ({n: v.squeeze(0) for n, v in values.items()} for values in (given.params, given.buffers))
-        outputs, *seen = self._single.call(given.features)(params, buffers, given.x.squeeze(0))
+        outputs, *seen = self._single.call(given.features, params, buffers, given.x.squeeze(0))
         return outputs.unsqueeze(0), seen[0].unsqueeze(0) if given.features else None

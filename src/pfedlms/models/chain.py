@@ -46,6 +46,13 @@ class StackedLinear(torch.autograd.Function):
         return of_x, of_weight, of_bias, None, None
 
 
+def stacked_linear(x: Tensor, weight: Tensor, bias: Tensor | None, *places: Tensor | None) -> Tensor:
+    """The same for `x: [clients, batch, …, in]`."""
+    flat = x.reshape(len(x), -1, x.shape[-1])
+    out: Tensor = StackedLinear.apply(flat, weight, bias, *places)  # type: ignore[no-untyped-call]
+    return out.view(*x.shape[:-1], weight.shape[1])
+
+
 class Chain(Way):
     """The layers of a module in a row. Nothing of the module is changed or read but its pointwise layers, which have no
     state, so several threads may run one chain."""
@@ -84,11 +91,8 @@ class Chain(Way):
                 x = x.flatten(2)
             elif isinstance(layer, nn.Linear):
                 own = [f"{name}.{part}" if name else part for part in ("weight", "bias")]
-                seen, shape = x, x.shape
-                flat = x.reshape(len(x), -1, shape[-1])
-                x = StackedLinear.apply(  # type: ignore[no-untyped-call]
-                    flat, given.params[own[0]], given.params.get(own[1]), *map(given.places.get, own)
-                ).view(*shape[:-1], layer.out_features)
+                seen = x
+                x = stacked_linear(x, given.params[own[0]], given.params.get(own[1]), *map(given.places.get, own))
             else:
                 x = layer(x)
         return x, seen if given.features else None

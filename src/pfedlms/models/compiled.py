@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ class Compiled(Way):
 
     def __init__(self, single: Single, otherwise: Way) -> None:
         self._module, self._otherwise = single.module, otherwise
-        self._call: Any = torch.compile(vmap(single.call(features=False), randomness="different"), dynamic=False)
+        self._call: Any = torch.compile(vmap(partial(single.call, False), randomness="different"), dynamic=False)
 
     def forward(self, given: Pass) -> tuple[Tensor, Tensor | None]:
         if not given.training or given.features:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
+from functools import partial
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +20,7 @@ from pfedlms.models.chain import Chain
 from pfedlms.models.compiled import Compiled
 from pfedlms.models.layout import flat_layout
 from pfedlms.models.stacked import Stacked, refusal
-from pfedlms.models.way import Pass, Single, Values, Way
+from pfedlms.models.way import Pass, Result, Single, Values, Way
 
 # Stacked, these sum in another order than for one client alone (grouped convolutions, normalisation folded into
 # channels) and are no faster on a CPU; there a cohort runs them one client after another, so that results do not
@@ -34,10 +36,11 @@ def choose(single: Single, device: torch.device, fast: bool, params: Values, sam
     """The way a module goes; None where only a trial can tell, with one model's `params` on a `sample:
     [batch, …]`, and there is none."""
     module, gpu = single.module, device.type == "cuda"
-    if any(_passed_over(part) for part in module.modules()):
-        return Alone(single, device)
-    if not gpu and any(isinstance(part, _LOOP_ON_CPU) for part in module.modules()):
-        return Alone(single, device)
+    for part in module.modules():
+        # What vmap would pass over in silence: hooks of the backward pass, and a padding row that is not trained.
+        passed_over = part._backward_hooks or part._backward_pre_hooks or getattr(part, "padding_idx", None) is not None
+        if passed_over or (not gpu and isinstance(part, _LOOP_ON_CPU)):
+            return Alone(single, device)
     way: Way
     if Chain.takes(module):
         way = Chain(module, device)
@@ -52,49 +55,40 @@ def choose(single: Single, device: torch.device, fast: bool, params: Values, sam
     return Compiled(single, way) if fast and gpu else way
 
 
-def _passed_over(part: nn.Module) -> bool:
-    """What vmap would pass over in silence: hooks of the backward pass, and a padding row that is not trained."""
-    hooked = part._backward_hooks or part._backward_pre_hooks
-    return bool(hooked) or getattr(part, "padding_idx", None) is not None
-
-
 class CohortModel:
     """A module's architecture, applied to many flat parameter vectors at once.
 
     The module given is never trained; it supplies the computation, the frozen parameters and the initial values. How
-    clients are run is chosen once: here with a `sample: [batch, …]`, otherwise at the first use. With `fast`, training
-    on a GPU is compiled.
+    clients are run is chosen once: here, or at the first use where only a trial can tell. With `fast`, training on a
+    GPU is compiled.
     """
 
-    def __init__(
-        self, module: nn.Module, device: torch.device, fast: bool = False, sample: Tensor | None = None
-    ) -> None:
+    def __init__(self, module: nn.Module, device: torch.device, fast: bool = False) -> None:
         self.module = module.to(device)
         self.device = device
         self.layout = flat_layout(module)
-        self._sizes = [parameter.size for parameter in self.layout.parameters]
+        self._sizes = [prod(shape) for _, shape in self.layout.parameters]
         self._single, self._fast = Single(module), fast
         trained = [value.detach().flatten() for value in module.parameters() if value.requires_grad]
         self.initial = torch.cat(trained).to(torch.float32)
         self.initial_buffers = {name: value.detach().clone() for name, value in module.named_buffers()}
-        self._way = choose(self._single, device, fast, self._named(self.initial), sample)
+        self._way = choose(self._single, device, fast, self._named(self.initial), None)
 
     def parts(self, clients: int) -> list[slice]:
         """Rows of clients that should take their local steps together; see `Way`."""
         # A way that is not known yet will be one that has one part.
         return [slice(0, clients)] if self._way is None else self._way.parts(clients)
 
-    def _way_of(self, params: Tensor, x: Tensor) -> Way:
-        """The way that was chosen, or is now that there are samples."""
+    def _run(self, some: Callable[[Way, slice], Result], params: Tensor, x: Tensor) -> list[Result]:
+        """`some` on the rows of all clients, as many at a time as the way takes."""
         if self._way is None:
             self._way = choose(self._single, self.device, self._fast, self._named(params[0]), x[0])
-        assert self._way is not None  # with samples
-        return self._way
-
-    def _threads(self, way: Way, clients: int) -> AbstractContextManager[None]:
-        """On a CPU, long operators may use all threads; inside the engine others run on one each."""
-        short = self.device.type != "cpu" or way.short(clients)
-        return nullcontext() if short else torch_threads(threads())
+        way = self._way
+        assert way is not None  # with samples
+        # On a CPU, long operators may use all threads; inside the engine others run on one each.
+        short = self.device.type != "cpu" or way.short(len(x))
+        with nullcontext() if short else torch_threads(threads()):
+            return way.over(len(x), partial(some, way))
 
     @property
     def feature_size(self) -> int:
@@ -117,14 +111,12 @@ class CohortModel:
 
         In training, running statistics in `buffers` are updated in place, as `nn.Module.forward` does.
         """
-        way = self._way_of(params, x)
 
-        def some(rows: slice) -> tuple[Tensor, Tensor | None]:
+        def some(way: Way, rows: slice) -> tuple[Tensor, Tensor | None]:
             own = {name: value[rows] for name, value in buffers.items()}
             return way.forward(Pass(self._named(params[rows]), {}, own, x[rows], training, features))
 
-        with self._threads(way, len(x)):
-            outputs, seen = zip(*way.over(len(x), some), strict=True)
+        outputs, seen = zip(*self._run(some, params, x), strict=True)
         return _joined(outputs), _joined(seen) if features else None
 
     def gradient(
@@ -132,9 +124,8 @@ class CohortModel:
     ) -> Tensor:
         """One training step's forward and backward pass of every client: gradients into `out: [clients, dim]`; returns
         the losses `[clients]`."""
-        way = self._way_of(params, x)
 
-        def some(rows: slice) -> Tensor:
+        def some(way: Way, rows: slice) -> Tensor:
             leaves = {name: value.detach().requires_grad_() for name, value in self._named(params[rows]).items()}
             own = {name: value[rows] for name, value in buffers.items()}
             places = self._named(out[rows])
@@ -152,14 +143,13 @@ class CohortModel:
                     place.copy_(gradient)
             return losses
 
-        with self._threads(way, len(params)):
-            return _joined(way.over(len(params), some))
+        return _joined(self._run(some, params, x))
 
     def _named(self, params: Tensor) -> dict[str, Tensor]:
         """Parameters by name, from `[clients, dim]` or `[dim]`: views."""
         pieces = torch.split(params, self._sizes, dim=-1)
-        shapes = [(*params.shape[:-1], *p.shape) for p in self.layout.parameters]
-        return {p.name: piece.view(s) for p, piece, s in zip(self.layout.parameters, pieces, shapes, strict=True)}
+        named = zip(self.layout.parameters, pieces, strict=True)
+        return {name: piece.view((*params.shape[:-1], *shape)) for (name, shape), piece in named}
 
     def state_dict(self, params: Tensor, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """One client's `params: [dim]` and `buffers` as a state dict that `load_state_dict` of the module takes."""

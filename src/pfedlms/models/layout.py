@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 from math import floor
 
 from torch import nn
@@ -27,20 +28,11 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Parameter:
-    """One trainable parameter: its name in the module and its place in the flat vector."""
-
-    name: str
-    shape: tuple[int, ...]
-    offset: int
-    size: int
-
-
-@dataclass(frozen=True)
 class Layout:
     """How a module's trainable parameters lie in a flat vector of length `dim`."""
 
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[tuple[str, tuple[int, ...]], ...]
+    """Names and shapes, in the order of the vector."""
     layers: tuple[Layer, ...]
 
     @property
@@ -61,21 +53,15 @@ def flat_layout(module: nn.Module) -> Layout:
     A layer is a module that owns trainable parameters. A tied parameter counts once, where it is first registered;
     frozen parameters and buffers have no place in the table, so they are never sent.
     """
-    parameters: list[Parameter] = []
-    layers: list[Layer] = []
-    seen: set[int] = set()
-    offset = 0
-    for module_name, owner in module.named_modules():
+    parameters, layers, offset = [], [], 0
+    trained = ((name, value) for name, value in module.named_parameters() if value.requires_grad)
+    for owner, own in groupby(trained, key=lambda named: named[0].rpartition(".")[0]):
         start = offset
-        for name, value in owner._parameters.items():
-            if value is None or not value.requires_grad or id(value) in seen:
-                continue
-            seen.add(id(value))
-            full_name = f"{module_name}.{name}" if module_name else name
-            parameters.append(Parameter(full_name, tuple(value.shape), offset, value.numel()))
+        for name, value in own:
+            parameters.append((name, tuple(value.shape)))
             offset += value.numel()
         if offset > start:
-            layers.append(Layer(module_name or type(owner).__name__, start, offset - start))
+            layers.append(Layer(owner or type(module).__name__, start, offset - start))
     if not layers:
         raise ValueError(f"model: {type(module).__name__} has no trainable parameters, expected at least one to train")
     return Layout(tuple(parameters), tuple(layers))

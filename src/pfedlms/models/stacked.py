@@ -24,16 +24,13 @@ from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pfedlms.backend import backend_of
-from pfedlms.models.chain import StackedLinear
+from pfedlms.models.chain import stacked_linear
 from pfedlms.models.way import Pass, Single, Values, Way
 
 # cuDNN takes grouped convolutions of [batch, channels, height, width] up to thirty times longer than those with the
 # channels last where a client's weights are this many or images this small (H200, docs/performance.md).
 _WIDE_WEIGHTS = 1 << 20
 _SMALL_IMAGE = 4
-
-Dims = tuple[int | None, ...]
-"""Which axis of each tensor is that of the clients; None for one that all clients share."""
 
 
 class Stacked(Way):
@@ -63,7 +60,7 @@ class Stacked(Way):
 
     def forward(self, given: Pass) -> tuple[Tensor, Tensor | None]:
         self._single.module.train(given.training)
-        call = vmap(self._single.call(given.features), randomness="different")
+        call = vmap(partial(self._single.call, given.features), randomness="different")
         with self._ruled(given.places):
             outputs, *seen = call(given.params, given.buffers, given.x)
         return outputs, seen[0] if given.features else None
@@ -89,15 +86,15 @@ class Stacked(Way):
         return tuple(self._places.pop(prefix + each, None) for each in own)
 
     def _linear(self, name: str, layer: nn.Linear, x: Tensor) -> Tensor:
-        rule = partial(_stacked_linear, self._taken(name, "weight", "bias"))
-        return _apply(F.linear, rule, x, layer.weight, layer.bias)
+        places = self._taken(name, "weight", "bias")
+        return _apply(F.linear, lambda *given: stacked_linear(*given, *places), 0, x, layer.weight, layer.bias)
 
     def _convolution(self, name: str, layer: nn.Conv2d, x: Tensor) -> Tensor:
         if x.ndim != 4:
             return nn.Conv2d.forward(layer, x)
         (place,) = self._taken(name, "weight")
         rule = partial(_stacked_convolution, layer, place)
-        return _apply(layer._conv_forward, rule, x, layer.weight, layer.bias)
+        return _apply(layer._conv_forward, rule, 1, x, layer.weight, layer.bias)
 
 
 def _batch_norm(layer: _BatchNorm, x: Tensor) -> Tensor:
@@ -111,20 +108,20 @@ def _batch_norm(layer: _BatchNorm, x: Tensor) -> Tensor:
         training = layer.training or mean is None
         return F.batch_norm(x, mean, var, weight, bias, training, layer.momentum, layer.eps)
 
-    return _apply(norm, partial(_folded, norm), x, layer.weight, layer.bias, *statistics)
+    return _apply(norm, partial(_folded, norm), 1, x, layer.weight, layer.bias, *statistics)
 
 
 def _max_pool(layer: nn.MaxPool2d, x: Tensor) -> Tensor:
     pool = partial(nn.MaxPool2d.forward, layer)
-    return _apply(pool, partial(_folded, pool), x) if x.ndim == 4 else pool(x)
+    return _apply(pool, partial(_folded, pool), 1, x) if x.ndim == 4 else pool(x)
 
 
 class _Ruled(torch.autograd.Function):
-    """`plain(*tensors)` of one model; under vmap over models `rule(clients, dims, *tensors)` instead, which gives the
-    output of all and its axis of clients. Only used inside vmap."""
+    """`plain(x, *rest)` of one model; under vmap over models `rule(x, *rest)` instead, which takes and gives the values
+    of all: clients are in axis `axis` of `x` and of the output, and in the first of `rest`. Only used inside vmap."""
 
     @staticmethod
-    def forward(plain: Callable[..., Tensor], rule: Any, *tensors: Tensor | None) -> Tensor:
+    def forward(plain: Callable[..., Tensor], rule: Any, axis: int, *tensors: Tensor | None) -> Tensor:
         return plain(*tensors)
 
     @staticmethod
@@ -132,45 +129,37 @@ class _Ruled(torch.autograd.Function):
         """Nothing to save: under vmap the rule runs, and autograd sees the functions it calls."""
 
     @staticmethod
-    def vmap(
-        info: Any, dims: Dims, plain: Any, rule: Callable[..., tuple[Tensor, int]], *tensors: Tensor | None
-    ) -> Any:
-        return rule(info.batch_size, dims[2:], *tensors)
+    def vmap(info: Any, dims: Any, plain: Any, rule: Any, axis: int, *tensors: Tensor | None) -> tuple[Tensor, int]:
+        axes = (axis, *[0] * (len(tensors) - 1))
+        return rule(*map(partial(_moved, info.batch_size), tensors, dims[3:], axes)), axis
 
 
-def _apply(plain: Callable[..., Tensor], rule: Callable[..., tuple[Tensor, int]], *tensors: Tensor | None) -> Tensor:
-    out: Tensor = _Ruled.apply(plain, rule, *tensors)  # type: ignore[no-untyped-call]
+def _apply(plain: Callable[..., Tensor], rule: Callable[..., Tensor], axis: int, *tensors: Tensor | None) -> Tensor:
+    out: Tensor = _Ruled.apply(plain, rule, axis, *tensors)  # type: ignore[no-untyped-call]
     return out
 
 
-def _folded(
-    operation: Callable[..., Tensor], clients: int, dims: Dims, x: Tensor, *rest: Tensor | None
-) -> tuple[Tensor, int]:
+def _moved(clients: int, value: Tensor | None, dim: int | None, to: int) -> Tensor | None:
+    """`value` with its clients in axis `to` instead of `dim`; one that all clients share is repeated for each."""
+    if value is None:
+        return None
+    if dim is not None:
+        return value.movedim(dim, to)
+    return value.unsqueeze(to).expand(*value.shape[:to], clients, *value.shape[to:])
+
+
+def _folded(operation: Callable[..., Tensor], x: Tensor, *rest: Tensor | None) -> Tensor:
     """`operation` once, on `x: [batch, clients · channels, …]` and on `rest` with clients · channels in the first
     axis."""
-    wide = _moved(clients, x, dims[0], 1).flatten(1, 2)
-    others = [
-        None if value is None else _moved(clients, value, dim, 0).flatten(0, 1)
-        for value, dim in zip(rest, dims[1:], strict=True)
-    ]
-    out = operation(wide, *others)
-    return out.view(len(out), clients, -1, *out.shape[2:]), 1
-
-
-def _stacked_linear(
-    places: tuple[Tensor | None, ...], clients: int, dims: Dims, x: Tensor, weight: Tensor, bias: Tensor | None
-) -> tuple[Tensor, int]:
-    x, weight = _moved(clients, x, dims[0], 0), _moved(clients, weight, dims[1], 0)
-    bias = None if bias is None else _moved(clients, bias, dims[2], 0)
-    flat = x.reshape(clients, -1, x.shape[-1])
-    out: Tensor = StackedLinear.apply(flat, weight, bias, *places)  # type: ignore[no-untyped-call]
-    return out.view(*x.shape[:-1], weight.shape[1]), 0
+    others = [None if value is None else value.flatten(0, 1) for value in rest]
+    out = operation(x.flatten(1, 2), *others)
+    return out.view(len(out), x.shape[1], -1, *out.shape[2:])
 
 
 def _stacked_convolution(
-    layer: nn.Conv2d, place: Tensor | None, clients: int, dims: Dims, x: Tensor, weight: Tensor, bias: Tensor | None
-) -> tuple[Tensor, int]:
-    wide, weight = _moved(clients, x, dims[0], 1).flatten(1, 2), _moved(clients, weight, dims[1], 0)
+    layer: nn.Conv2d, place: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor | None
+) -> Tensor:
+    clients, wide = len(weight), x.flatten(1, 2)
     out = _by_kernels(layer, wide, weight, place)
     if out is None:
         flat = weight.flatten(0, 1)
@@ -178,8 +167,8 @@ def _stacked_convolution(
             wide, flat = (value.contiguous(memory_format=torch.channels_last) for value in (wide, flat))
         out = F.conv2d(wide, flat, None, layer.stride, layer.padding, layer.dilation, clients * layer.groups)
     if bias is not None:
-        out = out + _moved(clients, bias, dims[2], 0).flatten().view(1, -1, 1, 1)
-    return out.view(len(out), clients, -1, *out.shape[2:]), 1
+        out = out + bias.flatten().view(1, -1, 1, 1)
+    return out.view(len(out), clients, -1, *out.shape[2:])
 
 
 def _by_kernels(layer: nn.Conv2d, x: Tensor, weight: Tensor, place: Tensor | None) -> Tensor | None:
@@ -195,13 +184,6 @@ def _by_kernels(layer: nn.Conv2d, x: Tensor, weight: Tensor, place: Tensor | Non
         return None
     out: Tensor = StackedConvolution.apply(x, weight, tuple(layer.padding), place)  # type: ignore[no-untyped-call]
     return out
-
-
-def _moved(clients: int, value: Tensor, dim: int | None, to: int) -> Tensor:
-    """`value` with its clients in axis `to`; one that all clients share is repeated for each."""
-    if dim is not None:
-        return value.movedim(dim, to)
-    return value.unsqueeze(to).expand(*value.shape[:to], clients, *value.shape[to:])
 
 
 def refusal(single: Single, params: Values, sample: Tensor) -> str | None:

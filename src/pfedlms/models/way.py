@@ -60,22 +60,18 @@ class Single:
         linear = [part for part in module.modules() if isinstance(part, nn.Linear)]
         self.head = linear[-1] if linear else None
 
-    def call(self, features: bool) -> Callable[[Values, Values, Tensor], tuple[Tensor, ...]]:
-        """The function; it gives the outputs and, if asked for, the features."""
-        return self._with_features if features else self._without
-
-    def _without(self, params: Values, buffers: Values, x: Tensor) -> tuple[Tensor, ...]:
-        return (functional_call(self.module, (params, buffers, self.frozen), (x,)),)
-
-    def _with_features(self, params: Values, buffers: Values, x: Tensor) -> tuple[Tensor, ...]:
+    def call(self, features: bool, params: Values, buffers: Values, x: Tensor) -> tuple[Tensor, ...]:
+        """The outputs and, if asked for, the features."""
+        if not features:
+            return (functional_call(self.module, (params, buffers, self.frozen), (x,)),)
         if self.head is None:
             raise UsageError(f"model: {type(self.module).__name__} has no linear layer, so it has no features to send")
         caught: list[Tensor] = []
         handle = self.head.register_forward_pre_hook(lambda module, inputs: caught.append(inputs[0]))
         try:
-            outputs = self._without(params, buffers, x)
+            (outputs,) = self.call(False, params, buffers, x)
         finally:
             handle.remove()
         if not caught:
             raise UsageError("model: its last linear layer takes no part in the outputs, so it has no features to send")
-        return *outputs, caught[0]
+        return outputs, caught[0]

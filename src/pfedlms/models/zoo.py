@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import torch
@@ -23,9 +24,9 @@ def dnn(shape: tuple[int, ...], classes: int, hidden: int = 256) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
 
-def vgg(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+def vgg(name: str, shape: tuple[int, ...], classes: int, hidden: int) -> nn.Module:
     """A VGG of 3x3 convolutions (no bias) + batch norm + ReLU, and a head of three linear layers. Five poolings: 32x32
-    inputs."""
+    inputs. Its widths are fixed: `hidden` has no part in it."""
     if len(shape) != 3 or shape[1:] != (32, 32):
         raise UsageError(
             f"model.name: {name} takes images of shape (channels, 32, 32), got {shape}; use dnn for this data"
@@ -50,15 +51,11 @@ class Entry:
     build: Callable[[tuple[int, ...], int, int], nn.Module]
 
 
-def _vgg_entry(name: str, description: str) -> Entry:
-    return Entry(description, lambda shape, classes, hidden: vgg(name, shape, classes))
-
-
 MODELS: dict[str, Entry] = {
     "dnn": Entry("one hidden layer (model.hidden) with ReLU, any input size", dnn),
-    "vgg8": _vgg_entry("vgg8", "5 convolutions 16..128 + batch norm, head 128-128, 32x32 images"),
-    "vgg11": _vgg_entry("vgg11", "8 convolutions 64..512 + batch norm, head 512-512, 32x32 images"),
-    "vgg16": _vgg_entry("vgg16", "13 convolutions 64..512 + batch norm, head 512-512, 32x32 images"),
+    "vgg8": Entry("5 convolutions 16..128 + batch norm, head 128-128, 32x32 images", partial(vgg, "vgg8")),
+    "vgg11": Entry("8 convolutions 64..512 + batch norm, head 512-512, 32x32 images", partial(vgg, "vgg11")),
+    "vgg16": Entry("13 convolutions 64..512 + batch norm, head 512-512, 32x32 images", partial(vgg, "vgg16")),
 }
 
 

@@ -14,8 +14,9 @@ from __future__ import annotations
 import zlib
 from functools import lru_cache
 
-from pfedlms.wire.pieces import PIECE, in_pieces
+from pfedlms.backend import share
 
+PIECE = 1 << 20  # bytes, at least: below, handing work over takes longer than doing it
 _POLYNOMIAL = 0xEDB88320  # P without x^32
 _ONE, _X = 1 << 31, 1 << 30
 
@@ -24,7 +25,14 @@ def crc32(data: memoryview, start: int = 0) -> int:
     """`zlib.crc32(data, start)`; `start` is the checksum of what stands before."""
     if len(data) < 2 * PIECE:
         return zlib.crc32(data, start)
-    for length, crc in in_pieces(lambda piece: (len(piece), zlib.crc32(piece)), data):
+    sums: dict[int, tuple[int, int]] = {}
+
+    def sum_up(first: int, last: int) -> None:
+        piece = data[first * PIECE : last * PIECE]
+        sums[first] = len(piece), zlib.crc32(piece)
+
+    share(sum_up, -(-len(data) // PIECE), PIECE)
+    for _, (length, crc) in sorted(sums.items()):
         start = _times(start, _power(8 * length)) ^ crc
     return start
 

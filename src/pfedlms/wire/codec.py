@@ -16,13 +16,13 @@ ceil(count*b/8) bytes. Otherwise, from 4,096 symbols on, the stream is at most 0
 longer than the ceil(count*log2(levels)) bits of a single integer. Why 56: such a block lies within 8 bytes
 wherever it starts, so that it is read and written as one machine word.
 
-Reference: appendix "Communication Protocol" of the paper, "Client-Side (T+1)-ary Encoding" and its remark on
-short blocks.
+Reference: appendix "Communication Protocol" of the paper.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
@@ -31,9 +31,7 @@ import torch
 from numpy.typing import NDArray
 
 from pfedlms.errors import DecodeError
-from pfedlms.wire.kernels import Bytes, pack_segments, pack_signs, u64, unpack_segments, unpack_signs
-
-__all__ = ["Segments", "block_shape", "pack", "packed_size", "unpack"]
+from pfedlms.wire.kernels import Bytes, pack_signs, pack_symbols, u64, unpack_signs, unpack_symbols
 
 Buffer = bytes | bytearray | memoryview
 
@@ -42,25 +40,10 @@ TABLE_ENTRIES = 1 << 16  # half a megabyte: stays in the second-level cache
 
 
 def pack(symbols: Bytes | torch.Tensor, levels: int) -> bytes:
-    """Write `symbols: uint8 [count]`, each below `levels`, as a stream of `packed_size(count, levels)` bytes.
+    """Write `symbols: uint8 [count]`, each below `levels` (2 to 256), as `packed_size(count, levels)` bytes.
 
-    A block of n symbols is the integer Σ_i q(i) levels^i in bit_length(levels^n - 1) bits; see the module.
-
-    Args:
-        symbols: 1-D uint8 array, or tensor on any device.
-        levels: number of values a symbol can take, 2 to 256.
-
-    Returns:
-        The bit stream; unused bits of the last byte are zero.
-
-    Raises:
-        ValueError: `levels` is out of range, or `symbols` are not uint8 [count] or not below `levels`.
-
-    Example:
-        >>> pack(np.array([1, 2, 0, 2], np.uint8), levels=3).hex()  # 1 + 2*3 + 0*9 + 2*27 = 61
-        '3d'
-
-    Reference: appendix "Communication Protocol", "Client-Side (T+1)-ary Encoding".
+    >>> pack(np.array([1, 2, 0, 2], np.uint8), levels=3).hex()  # 1 + 2*3 + 0*9 + 2*27 = 61
+    '3d'
     """
     given = symbols if isinstance(symbols, torch.Tensor) else np.asarray(symbols)
     if given.dtype not in (torch.uint8, np.uint8) or given.ndim != 1:
@@ -74,32 +57,17 @@ def pack(symbols: Bytes | torch.Tensor, levels: int) -> bytes:
 
 
 def unpack(data: Buffer, count: int, levels: int) -> Bytes:
-    """Read back the `count` symbols that `pack` wrote, `uint8 [count]`, and refuse every other byte string.
-
-    Symbol i of a block with the integer Q is  q(i) = floor(Q / levels^i) mod levels.
-
-    Args:
-        data: the bit stream, any bytes-like object.
-        count: number of symbols.
-        levels: number of values a symbol can take, 2 to 256.
-
-    Returns:
-        A new array; every symbol is below `levels`.
-
-    Raises:
-        ValueError: `count` or `levels` is out of range.
-        DecodeError: `data` has another length, a block beyond levels^n - 1, or a bit set after the end.
-
-    Example:
-        >>> unpack(bytes.fromhex("3d"), count=4, levels=3)
-        array([1, 2, 0, 2], dtype=uint8)
-
-    Reference: appendix "Communication Protocol", "Server-Side Decoding and Aggregation".
-    """
+    """Read back the `count` symbols that `pack` wrote, a new `uint8 [count]`, and refuse every other byte string: one
+    of another length, with a block beyond levels^n - 1, or with a bit set after the end (DecodeError)."""
     segments = Segments((count,), levels)
     out = np.empty(segments.symbols, np.uint8)
     segments.unpack(data, out)
     return out
+
+
+def packed_size(count: int, levels: int) -> int:
+    """Bytes of `count` packed symbols: ceil(stream bits / 8), which is ceil(count * b / 8) for levels = 2^b."""
+    return Segments((count,), levels).bytes
 
 
 class Segments:
@@ -109,48 +77,44 @@ class Segments:
     """
 
     def __init__(self, counts: Sequence[int], levels: int) -> None:
-        self.levels = _checked_levels(levels)
-        rows, self.symbols, self.bytes = [], 0, 0
-        for count in map(_checked_count, counts):
-            bits = _stream_bits(count, self.levels)
-            length = (bits + 7) // 8
-            rows.append((self.symbols, count, self.bytes, length, bits % 8 or 8))
-            self.symbols, self.bytes = self.symbols + count, self.bytes + length
-        # What the kernels take, see there.
-        self._table = np.array(rows, dtype=np.uint64).reshape(len(rows), 5)
-        self._blocks = _kernel_shape(self.levels)
+        size, width = block_shape(levels)
+        self.levels, self.symbols, self.bytes = int(levels), 0, 0
+        self._rows: list[tuple[slice, slice, int]] = []  # symbols, bytes, and how many bits of the last byte are used
+        for count in counts:
+            if not isinstance(count, int | np.integer) or count < 0:
+                raise ValueError(f"count: got {count!r}, expected a whole number of symbols, 0 or more")
+            blocks, rest = divmod(int(count), size)
+            bits = blocks * width + _width(rest, self.levels)
+            last, end = self.symbols + int(count), self.bytes + (bits + 7) // 8
+            self._rows.append((slice(self.symbols, last), slice(self.bytes, end), bits % 8 or 8))
+            self.symbols, self.bytes = last, end
 
     def pack(self, values: NDArray[Any], out: Buffer) -> None:
         """Write `values: [Σ counts]` as the `bytes` bytes of `out`.
 
-        Symbols are uint8 below `levels`. A single segment of two levels may also be bool, or float32, where 1 stands
-        for what is at least zero.
-
-        Raises:
-            ValueError: a size is not that of all segments, or a symbol is not below `levels`.
+        Symbols are uint8 below `levels`. Those of two levels may also be bool, or float32, where 1 stands for what is
+        at least zero.
         """
         stream = np.frombuffer(out, np.uint8)
         self._check_sizes(values, stream)
         values = np.ascontiguousarray(values).view()
         values.flags.writeable = False  # numba compiles a kernel for read-only inputs and again for others
         if values.dtype == np.float32:
-            pack_signs(values, stream)
+            for symbols, place, _ in self._rows:
+                pack_signs(values[symbols], stream[place])
             return
-        symbols = values.view(np.uint8)
-        if symbols.size and int(symbols.max()) >= self.levels:
-            at = int(np.argmax(symbols >= self.levels))
+        values = values.view(np.uint8)
+        if values.size and int(values.max()) >= self.levels:
+            at = int(np.argmax(values >= self.levels))
             raise ValueError(
-                f"symbols[{at}]: got {symbols[at]}, expected a value below {self.levels}, the number of levels"
+                f"symbols[{at}]: got {values[at]}, expected a value below {self.levels}, the number of levels"
             )
-        pack_segments(symbols, stream, self._table, *self._blocks[:2])
+        powers, width, _, _ = _blocks(self.levels)
+        for symbols, place, _ in self._rows:
+            pack_symbols(values[symbols], stream[place], powers, width)
 
     def unpack(self, data: Buffer, out: NDArray[Any]) -> None:
-        """Read back into `out: [Σ counts]` what `pack` wrote, float32 as +1 and -1; refuse every other byte string.
-
-        Raises:
-            ValueError: `out` has not the size of all segments.
-            DecodeError: as `unpack`, the function.
-        """
+        """Read back into `out: [Σ counts]` what `pack` wrote, float32 as +1 and -1; refuse every other byte string."""
         stream = np.frombuffer(memoryview(data).toreadonly(), np.uint8)
         if stream.size != self.bytes:
             raise DecodeError(
@@ -158,12 +122,25 @@ class Segments:
                 f"({self.symbols} symbols, {self.levels} levels)"
             )
         self._check_sizes(out, stream)
-        if out.dtype == np.float32:
-            good, block = unpack_signs(stream, out), u64(0)
-        else:
-            good, block = unpack_segments(stream, out.view(np.uint8), self._table, *self._blocks)
-        if good < len(self._table):
-            raise self._refusal(stream, int(good), int(block))
+        for symbols, place, used in self._rows:
+            packed, unpacked = stream[place], out[symbols]
+            if packed.size and packed[-1] >> used:
+                raise DecodeError(
+                    f"packed symbols: got last byte 0x{packed[-1]:02x}, expected only its lowest {used} bits in use"
+                )
+            if out.dtype == np.float32:
+                unpack_signs(packed, unpacked)
+                continue
+            good = int(unpack_symbols(packed, unpacked.view(np.uint8), *_blocks(self.levels)))
+            if good < unpacked.size:
+                size, width = block_shape(self.levels)
+                block, count = good // size, min(size, unpacked.size - good)
+                covering = packed[block * width // 8 :][:8].tobytes()
+                value = (int.from_bytes(covering, "little") >> block * width % 8) % 2 ** _width(count, self.levels)
+                raise DecodeError(
+                    f"packed symbols, block {block}: got {value}, "
+                    f"expected below {self.levels}**{count} = {self.levels**count}"
+                )
 
     def _check_sizes(self, values: NDArray[Any], stream: Bytes) -> None:
         """The kernels rely on them."""
@@ -173,69 +150,16 @@ class Segments:
                 f"expected [{self.symbols}], all segments, for {self.bytes}"
             )
 
-    def _refusal(self, stream: Bytes, row: int, block: int) -> DecodeError:
-        """What is wrong with a segment of which only so many blocks are valid."""
-        _, count, byte, length, used = self._table[row].tolist()
-        last = int(stream[byte + length - 1])
-        if last >> used:
-            return DecodeError(
-                f"packed symbols: got last byte 0x{last:02x}, expected only its lowest {used} bits in use"
-            )
-        size, width = _block_shape(self.levels)
-        count = min(size, count - block * size)
-        covering = stream[byte + block * width // 8 : byte + (block + 1) * width // 8 + 1].tobytes()
-        value = (int.from_bytes(covering, "little") >> block * width % 8) % 2 ** _width(count, self.levels)
-        return DecodeError(
-            f"packed symbols, block {block}: got {value}, expected below {self.levels}**{count} = {self.levels**count}"
-        )
 
-
-def packed_size(count: int, levels: int) -> int:
-    """Bytes of `count` packed symbols: ceil(stream bits / 8), which is ceil(count * b / 8) for levels = 2^b.
-
-    Args:
-        count: number of symbols, 0 or more.
-        levels: number of values a symbol can take, 2 to 256.
-
-    Returns:
-        The length of what `pack` returns.
-
-    Example:
-        >>> packed_size(1000, levels=8), packed_size(1000, levels=3)
-        (375, 199)
-
-    Reference: appendix "Communication Protocol", "Communication Complexity".
-    """
-    return (_stream_bits(_checked_count(count), _checked_levels(levels)) + 7) // 8
-
-
+@lru_cache(maxsize=256, typed=True)  # 3.0 is not 3
 def block_shape(levels: int) -> tuple[int, int]:
-    """Symbols s and bits width(s) of a full block: width(s)/s least with width(s) <= 56, largest s on a tie.
-
-    Args:
-        levels: number of values a symbol can take, 2 to 256.
-
-    Returns:
-        The pair (symbols, bits).
-
-    Example:
-        >>> block_shape(3), block_shape(10)  # 1.586 and 3.333 bits; log2 is 1.585 and 3.322
-        ((29, 46), (15, 50))
-
-    Reference: appendix "Communication Protocol", remark on short blocks.
-    """
-    return _block_shape(_checked_levels(levels))
-
-
-@lru_cache(maxsize=256)
-def _block_shape(levels: int) -> tuple[int, int]:
-    best, bits = 1, _width(1, levels)
-    size = 2
-    while (width := _width(size, levels)) <= BLOCK_BITS:
-        if width * best <= bits * size:
-            best, bits = size, width
-        size += 1
-    return best, bits
+    """Symbols s and bits width(s) of a full block: rule 2."""
+    if not isinstance(levels, int | np.integer) or not 2 <= levels <= 256:
+        raise ValueError(f"levels: got {levels!r}, expected a whole number from 2 to 256")
+    widths = {size: _width(size, int(levels)) for size in range(1, BLOCK_BITS + 1)}
+    fitting = [size for size, width in widths.items() if width <= BLOCK_BITS]
+    best = max(fitting, key=lambda size: (Fraction(size, widths[size]), size))
+    return best, widths[best]
 
 
 def _width(count: int, levels: int) -> int:
@@ -243,26 +167,8 @@ def _width(count: int, levels: int) -> int:
     return most.bit_length()
 
 
-def _stream_bits(count: int, levels: int) -> int:
-    size, width = _block_shape(levels)
-    blocks, rest = divmod(count, size)
-    return blocks * width + _width(rest, levels)
-
-
-def _checked_levels(levels: int) -> int:
-    if not isinstance(levels, int | np.integer) or not 2 <= levels <= 256:
-        raise ValueError(f"levels: got {levels!r}, expected a whole number from 2 to 256")
-    return int(levels)
-
-
-def _checked_count(count: int) -> int:
-    if not isinstance(count, int | np.integer) or count < 0:
-        raise ValueError(f"count: got {count!r}, expected a whole number of symbols, 0 or more")
-    return int(count)
-
-
 @lru_cache(maxsize=8)
-def _kernel_shape(levels: int) -> tuple[NDArray[np.uint64], u64, NDArray[np.uint64], u64]:
+def _blocks(levels: int) -> tuple[NDArray[np.uint64], u64, NDArray[np.uint64], u64]:
     """(powers, width, digits, c): the blocks of the kernels, and how their numbers are taken apart.
 
     Entry v of the levels^c of `digits` holds the c digits of v in base `levels`, one per byte, lowest first. c is such
@@ -270,7 +176,7 @@ def _kernel_shape(levels: int) -> tuple[NDArray[np.uint64], u64, NDArray[np.uint
     """
     if levels & (levels - 1) == 0:
         return np.array([1, levels], np.uint64), u64(levels.bit_length() - 1), np.zeros(0, np.uint64), u64(0)
-    size, width = _block_shape(levels)
+    size, width = block_shape(levels)
     most = max(c for c in range(1, 9) if c == 1 or levels**c <= TABLE_ENTRIES)
     parts = -(-size // most)
     chunk = -(-size // parts)

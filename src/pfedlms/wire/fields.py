@@ -10,17 +10,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pfedlms.backend import share
 from pfedlms.errors import DecodeError, OversizedError, TruncatedError
 from pfedlms.wire.codec import Segments
 from pfedlms.wire.kernels import copy_finite
-from pfedlms.wire.pieces import in_pieces
 
 Array = NDArray[Any]
 Values = Mapping[str, Array]
@@ -37,10 +38,10 @@ class Field(ABC):
     def shape(self) -> tuple[int, ...]:
         """Shape of one sender's value."""
 
-    @property
-    @abstractmethod
+    @cached_property
     def max_bytes(self) -> int:
         """Most bytes the field can take; fields of fixed size always take this many."""
+        return prod(self.shape) * np.dtype(self.dtype).itemsize
 
     def size(self, values: Values) -> int:
         """Bytes the field takes, given the fields before it."""
@@ -54,9 +55,9 @@ class Field(ABC):
     def read(self, data: memoryview, known: Values, out: Array) -> None:
         """Decode exactly `size(known)` bytes into `out`; raises DecodeError for values that cannot have been sent."""
 
-    @abstractmethod
     def example(self) -> Array:
         """A valid value of the largest size, to measure messages with."""
+        return np.ones(self.shape, self.dtype)
 
     def _given(self, values: Values) -> Array:
         """The value to write, contiguous; a copy only where it is not so already."""
@@ -66,18 +67,25 @@ class Field(ABC):
         return value
 
 
-class _Packed(Field):
-    """Symbols of few levels, packed."""
+@dataclass(frozen=True)
+class Symbols(Field):
+    """Symbols below `levels` in segments (one a layer), each packed and padded to whole bytes. Value: uint8
+    `[sum(segments)]`."""
 
-    @property
-    @abstractmethod
-    def _packing(self) -> Segments: ...
+    name: str
+    segments: tuple[int, ...]
+    levels: int
+    dtype: ClassVar[type[np.generic]] = np.uint8
+
+    @cached_property
+    def _packing(self) -> Segments:
+        return Segments(self.segments, self.levels)
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (self._packing.symbols,)
 
-    @property
+    @cached_property
     def max_bytes(self) -> int:
         return self._packing.bytes
 
@@ -87,43 +95,18 @@ class _Packed(Field):
     def read(self, data: memoryview, known: Values, out: Array) -> None:
         self._packing.unpack(data, out)
 
-    def example(self) -> Array:
-        return np.ones(self.shape, self.dtype)
 
-
-@dataclass(frozen=True)
-class Symbols(_Packed):
-    """Symbols below `levels` in segments (one a layer), each packed and padded to whole bytes. Value: uint8
-    `[sum(segments)]`."""
-
-    name: str
-    segments: tuple[int, ...]
-    levels: int
-    dtype = np.uint8
-
-    @cached_property
-    def _packing(self) -> Segments:
-        return Segments(self.segments, self.levels)
-
-
-@dataclass(frozen=True)
-class _Bits(_Packed):
-    name: str
-    count: int
-
-    @cached_property
-    def _packing(self) -> Segments:
-        return Segments((self.count,), levels=2)
-
-
-class Mask(_Bits):
+class Mask(Symbols):
     """Yes or no for each of `count` things, one bit each. Value: bool `[count]`."""
 
-    dtype = np.bool_
+    dtype: ClassVar[type[np.generic]] = np.bool_
+
+    def __init__(self, name: str, count: int) -> None:
+        super().__init__(name, (count,), levels=2)
 
 
-class Signs(_Bits):
-    """Signs, one bit each (set: +1). Value: float32 `[count]` of ±1; zero counts as +1."""
+class Signs(Mask):
+    """Signs, a mask of those that are +1. Value: float32 `[count]` of ±1; zero counts as +1."""
 
     dtype = np.float32
 
@@ -141,12 +124,9 @@ class Floats(Field):
     def shape(self) -> tuple[int, ...]:
         return (self.count,)
 
-    @property
-    def max_bytes(self) -> int:
-        return 4 * self.count
-
     def write(self, values: Values, out: memoryview) -> None:
-        in_pieces(np.copyto, np.frombuffer(out, dtype="<f4"), self._given(values))
+        target, given = np.frombuffer(out, dtype="<f4"), self._given(values)
+        share(lambda first, last: np.copyto(target[first:last], given[first:last]), self.count, 1)
 
     def read(self, data: memoryview, known: Values, out: Array) -> None:
         _read_floats(self.name, data, out, self.minimum)
@@ -175,10 +155,6 @@ class MaskedRows(Field):
     def shape(self) -> tuple[int, ...]:
         return (self.count, self.width)
 
-    @property
-    def max_bytes(self) -> int:
-        return 4 * self.count * self.width
-
     def size(self, values: Values) -> int:
         return 4 * self.width * int(np.count_nonzero(values[self.mask]))
 
@@ -192,16 +168,15 @@ class MaskedRows(Field):
         out[:] = 0
         out[known[self.mask]] = rows.reshape(-1, self.width)
 
-    def example(self) -> Array:
-        return np.zeros(self.shape, dtype=np.float32)
-
 
 def _read_floats(name: str, data: memoryview, out: Array, minimum: float = -np.inf) -> None:
     """Copy float32 numbers from `data` into `out`; refuse those that are not finite or below the minimum."""
     source = np.frombuffer(data, dtype="<f4")
     if not source.flags.aligned:
         source = np.frombuffer(bytes(data), dtype="<f4")
-    if not all(in_pieces(partial(copy_finite, float(minimum)), source, out)):
+    refused = np.zeros(1, np.bool_)
+    share(copy_finite, len(out), 1, source, out, float(minimum), refused)
+    if refused[0]:
         at = int(np.argmin(np.isfinite(out) & (out >= minimum)))
         raise DecodeError(
             f"field {name!r}: got {out[at]} at position {at}, expected a finite number of at least {minimum}"
@@ -214,10 +189,10 @@ class Message:
 
     kind: int
     fields: tuple[Field, ...]
-    max_bytes: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "max_bytes", sum(part.max_bytes for part in self.fields))
+    @cached_property
+    def max_bytes(self) -> int:
+        return sum(part.max_bytes for part in self.fields)
 
     def size(self, values: Values) -> int:
         """Bytes of the payload of `values`."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pfedlms.backend import compiled
 
 Bytes = NDArray[np.uint8]
+Bools = NDArray[np.bool_]
 Floats32 = NDArray[np.float32]
 Words = NDArray[np.uint64]
 u64 = np.uint64
@@ -90,115 +91,71 @@ def _block_value(symbols: Bytes, start: u64, count: u64, levels: u64) -> u64:
 
 
 @compiled()
-def _append(out: Bytes, bit: u64, value: u64) -> None:
-    """Write `value` from bit position `bit` on, keeping the bits below it in the same byte."""
-    at, shift = bit >> u64(3), bit & u64(7)
-    below = u64(out[at]) & ((u64(1) << shift) - u64(1))
-    _store(out, at, below | (value << shift))
-
-
-@compiled()
-def _pack_blocks(symbols: Bytes, out: Bytes, count: u64, powers: Words, width: u64) -> None:
-    size, levels = u64(len(powers) - 1), powers[1]
-    blocks = count // size
-    for block in range(blocks):
-        _append(out, block * width, _block_value(symbols, block * size, size, levels))
-    if count % size:
-        _append(out, blocks * width, _block_value(symbols, blocks * size, count % size, levels))
-
-
-@compiled()
-def _write_digits(out: Bytes, start: u64, count: u64, value: u64, digits: Words, chunk: u64, base: u64) -> None:
-    """The `count` digits of `value`, `chunk` of them by each division by base = levels^chunk."""
-    at, end = start, start + count
-    while at + chunk < end:
-        above = value // base
-        _store(out, at, digits[value - above * base])
-        value = above
-        at += chunk
-    _store(out, at, digits[value])
-
-
-@compiled()
-def _unpack_blocks(data: Bytes, out: Bytes, count: u64, powers: Words, width: u64, digits: Words, chunk: u64) -> u64:
-    """Decode until a value is not below its limit; returns the number of blocks decoded."""
-    size, mask, base = u64(len(powers) - 1), (u64(1) << width) - u64(1), powers[chunk]
-    blocks = (count + size - u64(1)) // size
-    for block in range(blocks):
-        bit, first = block * width, block * size
-        symbols = min(size, count - first)
-        value = (_load(data, bit >> u64(3)) >> (bit & u64(7))) & mask
-        if value >= powers[symbols]:  # also what keeps the index into `digits` in range
-            return u64(block)
-        _write_digits(out, first, symbols, value, digits, chunk, base)
-    return blocks
-
-
-@compiled()
-def _head(count: u64, size: u64) -> u64:
-    """Groups of eight blocks, so of whole bytes, that are packed where they lie."""
-    return (max(count, _END) - _END) // (u64(8) * size)
-
-
-@compiled()
 def _pack(symbols: Bytes, out: Bytes, count: u64, powers: Words, width: u64) -> None:
-    if len(powers) == 2:
+    size, levels = u64(len(powers) - 1), powers[1]
+    if size == u64(1):
         _pack_bits(symbols, out, count, width)
-    else:
-        _pack_blocks(symbols, out, count, powers, width)
-
-
-@compiled()
-def pack_segments(symbols: Bytes, out: Bytes, table: Words, powers: Words, width: u64) -> None:
-    """Pack every row of `table: [segments, 5]` (first symbol, symbols, first byte, bytes, bits of the last byte).
-
-    `powers` are levels^0 … levels^size for blocks of `size` symbols in `width` bits; of one symbol where levels are a
-    power of two, because then every block size gives the same stream.
-    """
-    size = u64(len(powers) - 1)
-    ending, packed = np.zeros(_ROOM, np.uint8), np.empty(_ROOM, np.uint8)
-    for row in range(u64(len(table))):
-        start, count, byte, length = table[row, 0], table[row, 1], table[row, 2], table[row, 3]
-        head = _head(count, size)
-        _pack(symbols[start:], out[byte:], head * u64(8) * size, powers, width)
-        start, count = start + head * u64(8) * size, count - head * u64(8) * size
-        byte, length = byte + head * width, length - head * width
-        ending[:count], ending[count:] = symbols[start : start + count], 0
-        _pack(ending, packed, count, powers, width)
-        out[byte : byte + length] = packed[:length]
+        return
+    for block in range((count + size - u64(1)) // size):
+        at, shift = (block * width) >> u64(3), (block * width) & u64(7)
+        value = _block_value(symbols, block * size, size, levels)  # zeros behind the last symbol do not change it
+        below = u64(out[at]) & ((u64(1) << shift) - u64(1))  # the end of the block before, in the same byte
+        _store(out, at, below | (value << shift))
 
 
 @compiled()
 def _unpack(data: Bytes, out: Bytes, count: u64, powers: Words, width: u64, digits: Words, chunk: u64) -> u64:
-    if len(powers) == 2:
+    """Decode until a value is not below its limit; returns the number of blocks decoded."""
+    size, mask, base = u64(len(powers) - 1), (u64(1) << width) - u64(1), powers[chunk]
+    blocks = (count + size - u64(1)) // size
+    if size == u64(1):
         _unpack_bits(data, out, count, width)
-        return count
-    return _unpack_blocks(data, out, count, powers, width, digits, chunk)
+        return blocks
+    for block in range(blocks):
+        bit, at = block * width, block * size
+        end = min(at + size, count)
+        value = (_load(data, bit >> u64(3)) >> (bit & u64(7))) & mask
+        if value >= powers[end - at]:  # also what keeps the index into `digits` in range
+            return u64(block)
+        while at + chunk < end:  # so many digits by each division by base = levels^chunk
+            above = value // base
+            _store(out, at, digits[value - above * base])
+            value = above
+            at += chunk
+        _store(out, at, digits[value])
+    return blocks
 
 
 @compiled()
-def unpack_segments(
-    data: Bytes, out: Bytes, table: Words, powers: Words, width: u64, digits: Words, chunk: u64
-) -> tuple[u64, u64]:
-    """The reverse: how many segments are valid, and how many blocks of the one behind them."""
+def pack_symbols(symbols: Bytes, out: Bytes, powers: Words, width: u64) -> None:
+    """`powers` are levels^0 … levels^size for blocks of `size` symbols in `width` bits; of one symbol where levels are
+    a power of two, because then every block size gives the same stream."""
     size = u64(len(powers) - 1)
+    eights = (max(u64(len(symbols)), _END) - _END) // (u64(8) * size)  # blocks packed where they lie: whole bytes
+    first, byte = eights * u64(8) * size, eights * width
+    _pack(symbols, out, first, powers, width)
+    ending, packed = np.zeros(_ROOM, np.uint8), np.empty(_ROOM, np.uint8)
+    count, length = u64(len(symbols)) - first, u64(len(out)) - byte
+    ending[:count] = symbols[first:]
+    _pack(ending, packed, count, powers, width)
+    out[byte:] = packed[:length]
+
+
+@compiled()
+def unpack_symbols(data: Bytes, out: Bytes, powers: Words, width: u64, digits: Words, chunk: u64) -> u64:
+    """The reverse; returns how many symbols stand before the first block that is not valid."""
+    size = u64(len(powers) - 1)
+    eights = (max(u64(len(out)), _END) - _END) // (u64(8) * size)
+    first, byte = eights * u64(8) * size, eights * width
+    good = _unpack(data, out, first, powers, width, digits, chunk)
+    if good < eights * u64(8):
+        return good * size
     ending, unpacked = np.zeros(_ROOM, np.uint8), np.empty(_ROOM, np.uint8)
-    for row in range(u64(len(table))):
-        start, count, byte, length = table[row, 0], table[row, 1], table[row, 2], table[row, 3]
-        if length and data[byte + length - u64(1)] >> table[row, 4]:
-            return u64(row), u64(0)
-        head = _head(count, size)
-        good = _unpack(data[byte:], out[start:], head * u64(8) * size, powers, width, digits, chunk)
-        if good < head * u64(8):
-            return u64(row), good
-        start, count = start + head * u64(8) * size, count - head * u64(8) * size
-        byte, length = byte + head * width, length - head * width
-        ending[:length], ending[length:] = data[byte : byte + length], 0
-        good = _unpack(ending, unpacked, count, powers, width, digits, chunk)
-        if good * size < count:
-            return u64(row), head * u64(8) + good
-        out[start : start + count] = unpacked[:count]
-    return u64(len(table)), u64(0)
+    count, length = u64(len(out)) - first, u64(len(data)) - byte
+    ending[:length] = data[byte:]
+    good += _unpack(ending, unpacked, count, powers, width, digits, chunk)
+    out[first:] = unpacked[:count]
+    return good * size
 
 
 @compiled()
@@ -213,22 +170,23 @@ def pack_signs(values: Floats32, out: Bytes) -> None:
 
 
 @compiled()
-def unpack_signs(data: Bytes, out: Floats32) -> u64:
-    """+1 for every bit that is set, else -1; returns 0 if there is one behind the last sign, else 1."""
+def unpack_signs(data: Bytes, out: Floats32) -> None:
+    """+1 for every bit that is set, else -1."""
     count = u64(len(out))
     for byte in range(u64(len(data))):
         bits = u64(data[byte])
         for bit in range(min(u64(8), count - u64(8) * byte)):
             out[u64(8) * byte + bit] = 1 if bits & (u64(1) << bit) else -1
-    return u64(count % u64(8) == u64(0) or data[len(data) - 1] >> (count % u64(8)) == 0)
 
 
 @compiled()
-def copy_finite(minimum: float, source: Floats32, out: Floats32) -> bool:
-    """Copy; whether all numbers are finite and not below `minimum`."""
+def copy_finite(first: int, last: int, source: Floats32, out: Floats32, minimum: float, refused: Bools) -> None:
+    """Copy numbers, and set `refused: [1]` if one of them is not finite or below `minimum`."""
     good, least = True, np.float32(minimum)
-    for at in range(len(out)):
-        value = source[at]
-        out[at] = value
+    numbers, places = source[first:last], out[first:last]
+    for at in range(len(numbers)):
+        value = numbers[at]
+        places[at] = value
         good &= (abs(value) < np.inf) & (value >= least)
-    return good
+    if not good:
+        refused[0] = True
