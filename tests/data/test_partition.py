@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pfedlms.data import partition, split
+from pfedlms.data.partition import partition, split
 from pfedlms.errors import DataError
 
 LABELS = np.repeat(np.arange(10), 100)

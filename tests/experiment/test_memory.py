@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import pfedlms
-from pfedlms.data import from_pool, load
+from pfedlms.data import from_pool, load_dataset
 from pfedlms.engine.federation import task_of
 from pfedlms.engine.participation import Participation
 from pfedlms.engine.training import TrainSettings
@@ -25,8 +25,7 @@ def model() -> CohortModel:
 
 
 def digits(clients: int) -> pfedlms.data.FederatedData:
-    source = load("digits")
-    return from_pool(source.x, source.y, clients, 1.0, 0)
+    return from_pool(*load_dataset("digits"), clients, 1.0, 0)
 
 
 def made(name: str, model: CohortModel, **settings: object) -> Method:
@@ -114,8 +113,7 @@ def test_a_resumed_run_keeps_its_cohorts_whatever_memory_is_left(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Dropout depends on the grouping, so a run that goes on with less memory must go on with the same cohorts."""
-    source = load("digits")
-    arrays = (source.x, source.y)
+    arrays = load_dataset("digits")
     settings = {"clients": 4, "threads": 1, "checkpoint_every": 1, "evaluate_every": 1}
     whole = pfedlms.run(arrays, dropout, rounds=4, out=tmp_path / "whole", **settings).metrics
     pfedlms.run(arrays, dropout, rounds=2, out=tmp_path / "part", **settings)
@@ -127,7 +125,7 @@ def test_a_resumed_run_keeps_its_cohorts_whatever_memory_is_left(
 
 
 def test_resuming_with_other_data_is_refused(tmp_path: Path) -> None:
-    source = load("digits")
-    pfedlms.run((source.x, source.y), dropout, rounds=1, clients=4, out=tmp_path / "run")
+    x, y = load_dataset("digits")
+    pfedlms.run((x, y), dropout, rounds=1, clients=4, out=tmp_path / "run")
     with pytest.raises(pfedlms.PfedlmsError, match="not those this run began with"):
-        pfedlms.resume(tmp_path / "run", (source.x + 1, source.y), dropout)
+        pfedlms.resume(tmp_path / "run", (x + 1, y), dropout)

@@ -19,14 +19,7 @@ def partition(
 
     For each class, shares are drawn from Dirichlet(α) over the clients; the shares of clients that already hold at
     least N / clients samples are set to zero and the rest renormalised. The whole draw is repeated until every client
-    has `min_samples`, at most 100 times.
-
-    Args:
-        labels: class of every sample, any integers.
-        clients: number of sets.
-        alpha: concentration; small values give each client few classes, large ones an even mix.
-        seed: names the stream the shares come from.
-        min_samples: smallest set that is accepted.
+    has `min_samples`, at most 100 times. A small α gives each client few classes, a large one an even mix.
     """
     total = len(labels)
     if not alpha > 0:

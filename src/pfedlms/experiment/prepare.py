@@ -15,7 +15,7 @@ from torch import nn
 
 from pfedlms import rng
 from pfedlms.backend import plain, torch_threads
-from pfedlms.data import FederatedData, from_pairs, from_pool, load
+from pfedlms.data import FederatedData, from_pairs, from_pool, load_dataset
 from pfedlms.engine import Federation
 from pfedlms.engine.participation import Participation
 from pfedlms.engine.training import TrainSettings
@@ -133,8 +133,7 @@ def _federated(config: Config, data: Any) -> FederatedData:
             raise UsageError(
                 "data.dataset: 'custom' stands for data given in Python; name a data set, or use pfedlms.run(data, …)"
             )
-        source = load(chosen.dataset, chosen.dir or None)
-        x, y = source.x, source.y
+        x, y = load_dataset(chosen.dataset, chosen.dir or None)
     elif _is_pool(data):
         x, y = data
     elif hasattr(data, "shape"):
