@@ -15,7 +15,7 @@ from pfedlms.experiment.config import Config, load_config, merge, read_toml
 from pfedlms.experiment.play import Progress
 from pfedlms.experiment.prepare import ModelLike, prepare, python_overrides
 from pfedlms.experiment.run import Result, begin, resume
-from pfedlms.experiment.sections import Keys
+from pfedlms.experiment.sections import of_method
 from pfedlms.experiment.store import RunDirectory, write_atomically
 
 SCHEMA = 1
@@ -74,11 +74,11 @@ def plan(
     if seeds < 1:
         found.append(f"--seeds: got {seeds}, expected a count of at least 1")
     given = merge(read_toml(Path(file)) if file else {}, overrides)
-    asked, keys = given.get("method", {}), Keys(methods)
+    asked = given.get("method", {})
     configs = []
     for name in methods:
         if isinstance(asked, Mapping):
-            given["method"] = {**keys.of_method(name, asked), "name": name}
+            given["method"] = {**of_method(name, methods, asked), "name": name}
         try:
             first = load_config(None, given).run.seed
             configs += [load_config(None, merge(given, {"run": {"seed": first + more}})) for more in range(seeds)]

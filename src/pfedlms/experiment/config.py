@@ -15,7 +15,7 @@ from typing import Any
 
 from pfedlms.data.sources import DATASETS
 from pfedlms.errors import ConfigError, did_you_mean
-from pfedlms.experiment.sections import SECTIONS, DataSection, Keys, ModelSection, RunSection, TrainSection
+from pfedlms.experiment.sections import SECTIONS, DataSection, ModelSection, RunSection, TrainSection, keys, owners
 from pfedlms.methods import METHODS
 from pfedlms.settings import parse, problems, type_name
 
@@ -64,12 +64,8 @@ def load_config(
     *,
     schema_errors: str = "config",
 ) -> Config:
-    """Read, merge and check a configuration; raises ConfigError with every problem found.
-
-    Args:
-        file: a TOML file of the user's.
-        overrides: values by section and key, on top of the file.
-    """
+    """Read a TOML file, put `overrides` (by section and key) on top and check it all; raises ConfigError with every
+    problem found."""
     given = merge(read_toml(Path(file)) if file else {}, overrides or {})
     schema: Any = given.pop("schema", SCHEMA)
     if schema != SCHEMA:
@@ -81,7 +77,7 @@ def load_config(
     tables = merge(preset(dataset, method), given)
     if isinstance(tables.get("method"), Mapping):
         tables["method"] = {key: value for key, value in tables["method"].items() if key != "name"}
-    classes = {section: cls for section, _, cls in Keys([method]).owners}
+    classes = {section: cls for section, _, cls in owners([method])}
     found = _problems(tables, classes)
     if "method" not in classes:
         found.append(f"method.name: got {method!r}; {did_you_mean(str(method), METHODS)}")
@@ -115,11 +111,9 @@ def parse_overrides(assignments: Sequence[str], methods: Sequence[str]) -> Table
         else:
             tables.setdefault(_MALFORMED, {})[text] = ""  # reported with all other problems
     named = tables.get("method", {}).get("name")
-    keys = Keys([named] if named else methods)
-    for section, values in tables.items():
-        for key, text in values.items():
-            owner = keys.owner(section, key)
-            values[key] = parse(owner, key, text) if owner else text
+    for (section, key), declared in keys([named] if named else methods).items():
+        if key in tables.get(section, {}):
+            tables[section][key] = parse(declared, tables[section][key])
     return tables
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from pfedlms.engine.reports import Traffic
 from pfedlms.errors import ConfigError
 from pfedlms.experiment.config import Config, Tables, load_config, merge
 from pfedlms.experiment.prepare import train_settings
-from pfedlms.experiment.sections import CUSTOM, Keys
+from pfedlms.experiment.sections import CUSTOM, keys, of_method
 from pfedlms.methods import METHODS
 from pfedlms.methods.contract import Method
 from pfedlms.models import CohortModel, build
@@ -57,7 +56,7 @@ def bits_table(
     methods = [named] if named else list(METHODS)
     rows = []
     for name in methods:
-        own = Keys(methods).of_method(name, wanted["method"])
+        own = of_method(name, methods, wanted["method"])
         for choice in _downlinks(name, own):
             tables = {**wanted, "method": {**own, **choice, "name": name}}
             rows.append(_row(tables, classes, as_in_paper))
@@ -66,10 +65,9 @@ def bits_table(
 
 def _downlinks(method: str, chosen: Mapping[str, Any]) -> list[dict[str, str]]:
     """The ways a method can answer its clients, its default first; one where there is no choice or it was made."""
-    owner = Keys([method]).owner("method", "downlink")
-    if owner is None or "downlink" in chosen:
+    declared = keys([method]).get(("method", "downlink"))
+    if declared is None or "downlink" in chosen:
         return [{}]
-    (declared,) = (each for each in fields(owner) if each.name == "downlink")
     return [{"downlink": choice} for choice in declared.metadata["choices"]()]
 
 

@@ -22,7 +22,7 @@ from pfedlms.engine.training import TrainSettings
 from pfedlms.errors import ConfigError, DataError, UsageError, did_you_mean
 from pfedlms.experiment.config import Config, Tables
 from pfedlms.experiment.memory import fitting_cohort, free_memory, kept_beside, kept_by_all, working_bytes
-from pfedlms.experiment.sections import CUSTOM, Keys
+from pfedlms.experiment.sections import CUSTOM, keys
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel, build
 from pfedlms.models.zoo import seeded
@@ -33,7 +33,7 @@ ModelLike = str | nn.Module | Callable[[], nn.Module] | None
 
 def python_overrides(data: Any, model: ModelLike, methods: Sequence[str], settings: Mapping[str, Any]) -> Tables:
     """Keyword arguments as sections and keys; a key is looked up in every section and in the methods' own."""
-    sections = Keys(methods).sections()
+    sections = {key: section for section, key in keys(methods) if key != "name"}
     unknown = [f"{key}: unknown setting; {did_you_mean(key, sections)}" for key in settings if key not in sections]
     if unknown:
         raise ConfigError(unknown)

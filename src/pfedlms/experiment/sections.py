@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
 from typing import Any
 
 from pfedlms.data.sources import DATASETS
@@ -100,33 +100,26 @@ SECTIONS: dict[str, type[Any]] = {
 }
 
 
-class Keys:
-    """Whose a key is, where `methods` are in question: each section has its own keys, and [method] those of every
-    method among them. A method that does not exist has none; the check of a configuration reports it."""
-
-    def __init__(self, methods: Iterable[Any]) -> None:
-        self.owners: list[tuple[str, str, type[Any]]] = [
-            *((section, "all", cls) for section, cls in SECTIONS.items()),
-            *(("method", name, METHODS[name].Settings) for name in methods if name in list(METHODS)),
-        ]
-        """Section, method (or "all" of them) and the dataclass that declares the keys."""
-
-    def owner(self, section: str, key: str) -> type[Any] | None:
-        """The dataclass that declares `section.key`, the first of them; None if nobody does."""
-        return next((cls for place, _, cls in self.owners if place == section and key in _declared(cls)), None)
-
-    def sections(self) -> dict[str, str]:
-        """The section of every key that can be given without naming it."""
-        return {key: section for section, _, cls in self.owners for key in _declared(cls) if key != "name"}
-
-    def of_method(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Of the values of a section [method], those of one method: without what only others know, but with what
-        nobody knows, so that the check reports it."""
-        own = Keys([name])
-        return {
-            key: value for key, value in values.items() if own.owner("method", key) or not self.owner("method", key)
-        }
+def owners(methods: Iterable[Any]) -> list[tuple[str, str, type[Any]]]:
+    """Whose keys are whose, where `methods` are in question: section, method (or "all" of them) and the dataclass that
+    declares the keys. A method that does not exist has none; the check of a configuration reports it."""
+    return [
+        *((section, "all", cls) for section, cls in SECTIONS.items()),
+        *(("method", name, METHODS[name].Settings) for name in methods if name in list(METHODS)),
+    ]
 
 
-def _declared(cls: type[Any]) -> list[str]:
-    return [each.name for each in fields(cls)]
+def keys(methods: Iterable[Any]) -> dict[tuple[str, str], Field[Any]]:
+    """Every key by section and name; one that several methods have is the first's."""
+    known: dict[tuple[str, str], Field[Any]] = {}
+    for section, _, cls in owners(methods):
+        for each in fields(cls):
+            known.setdefault((section, each.name), each)
+    return known
+
+
+def of_method(name: str, methods: Iterable[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the values of a section [method], those of one of `methods`: without what only others know, but with what
+    nobody knows, so that the check reports it."""
+    others = keys(methods).keys() - keys([name]).keys()
+    return {key: value for key, value in values.items() if ("method", key) not in others}

@@ -8,7 +8,7 @@ from typing import Any
 
 from pfedlms.data import DATASETS
 from pfedlms.experiment.cost import bits_table
-from pfedlms.experiment.sections import CUSTOM, Keys
+from pfedlms.experiment.sections import CUSTOM, owners
 from pfedlms.methods import METHODS
 from pfedlms.models import MODELS, build, flat_layout
 
@@ -61,7 +61,7 @@ def settings() -> Rows:
     """Every key; methods may share a name with another default and meaning, so each row says whose it is."""
     return [
         {"setting": f"{section}.{each.name}", "for": name, "default": each.default, "meaning": _meaning(each)}
-        for section, name, cls in Keys(METHODS).owners
+        for section, name, cls in owners(METHODS)
         for each in fields(cls)
     ]
 
