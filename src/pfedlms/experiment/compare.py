@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,9 +13,8 @@ from typing import Any
 
 from pfedlms.errors import ConfigError, DivergedError, RunDirectoryError
 from pfedlms.experiment.config import Config, load_config, merge, read_toml
-from pfedlms.experiment.play import Progress
 from pfedlms.experiment.prepare import ModelLike, prepare, python_overrides
-from pfedlms.experiment.run import Result, begin, resume
+from pfedlms.experiment.run import Progress, Result, begin, resume
 from pfedlms.experiment.sections import of_method
 from pfedlms.experiment.store import RunDirectory, write_atomically
 
@@ -92,8 +92,7 @@ def plan(
 def play(configs: Sequence[Config], out: Path | None, data: Any, model: ModelLike, progress: Progress) -> Comparison:
     """Execute planned runs; with a directory, every run has its own folder in it, and compare.json the whole plan."""
     if out is None:
-        plays = (partial(begin, config, None, progress, data, model) for config in configs)
-        return _collect(plays, len(configs), None)
+        return _collect([partial(begin, config, None, progress, data, model) for config in configs], None)
     prepare(configs[0], data, model)  # finds what is wrong with data and model before anything is written
     manifest = out / "compare.json"
     if manifest.exists() or (out / "config.toml").exists():
@@ -130,14 +129,13 @@ def resume_comparison(directory: Path, data: Any, model: ModelLike, progress: Pr
         if not folder.config.is_file():
             with folder:
                 folder.create(config)
-    plays = (partial(resume, directory / name, data, model, progress) for name in runs)
-    return _collect(plays, len(runs), directory)
+    return _collect([partial(resume, directory / name, data, model, progress) for name in runs], directory)
 
 
-def _collect(plays: Iterable[Callable[[], Result]], planned: int, directory: Path | None) -> Comparison:
+def _collect(plays: Sequence[Callable[[], Result]], directory: Path | None) -> Comparison:
     """Play all runs. One that diverges is marked and does not take the others with it."""
     summaries: list[dict[str, Any]] = []
-    try:
+    with suppress(KeyboardInterrupt):  # between two runs, or Ctrl-C pressed twice
         for play in plays:
             try:
                 result = play()
@@ -149,7 +147,5 @@ def _collect(plays: Iterable[Callable[[], Result]], planned: int, directory: Pat
             summaries.append(result.summary)
             if result.stopped:
                 break
-    except KeyboardInterrupt:  # between two runs, or Ctrl-C pressed twice
-        return Comparison(summaries, directory, interrupted=True)
     unfinished = any(summary["status"] == "interrupted" for summary in summaries)
-    return Comparison(summaries, directory, interrupted=unfinished or len(summaries) < planned)
+    return Comparison(summaries, directory, interrupted=unfinished or len(summaries) < len(plays))

@@ -38,12 +38,11 @@ class Recorder:
             return
         if checkpoint:
             load_into(self._federation, checkpoint, self._config, self._directory)
-        # Only now, so that a checkpoint that is refused costs no measurement.
-        self.metrics = self._directory.rewind_metrics(checkpoint["metrics_bytes"] if checkpoint else 0)
-        if checkpoint:
             self._traffic = Traffic(*checkpoint["traffic"])
             self._rejected, self._unheard = checkpoint["rejected"], checkpoint["unheard"]
             self._before = checkpoint["seconds"]
+        # Only now, so that a checkpoint that is refused costs no measurement.
+        self.metrics = self._directory.rewind_metrics(checkpoint["metrics_bytes"] if checkpoint else 0)
 
     def count(self, report: RoundReport) -> None:
         self._traffic += report.traffic
@@ -78,8 +77,8 @@ class Recorder:
             }
             self._directory.save_checkpoint({**state, "seconds": self._seconds})
 
-    def finish(self, status: str, quietly: bool = False) -> dict[str, Any]:
-        """The summary of the run, as it is stored; `quietly` where it may not be possible to store it."""
+    def finish(self, status: str) -> dict[str, Any]:
+        """The summary of the run, as it is stored; of one that failed, if it can be stored."""
         summary = self._summarise(status)
         stored = self._directory.read_summary() if self._directory is not None else None
         unlike = {"seconds": None, "everyone": None}
@@ -91,7 +90,7 @@ class Recorder:
             try:
                 self._directory.write_summary(summary)
             except RunError:
-                if not quietly:
+                if status != "failed":
                     raise
         return summary
 

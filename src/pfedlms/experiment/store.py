@@ -31,7 +31,10 @@ class RunDirectory:
     """Files of one run; at most one process writes to it at a time: from `create` or `open` to the end of a `with`."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.config = path, path / "config.toml"
+        self._metrics, self._summary, self._checkpoint = (
+            path / name for name in ("metrics.jsonl", "summary.json", "checkpoint.pt")
+        )
         self._lock: BinaryIO | None = None
 
     def __enter__(self) -> RunDirectory:
@@ -41,22 +44,6 @@ class RunDirectory:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.toml"
-
-    @property
-    def _metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def _checkpoint(self) -> Path:
-        return self.path / "checkpoint.pt"
-
-    @property
-    def _summary(self) -> Path:
-        return self.path / "summary.json"
 
     def create(self, config: str) -> None:
         """Make the directory; refuse one that already holds a run."""
