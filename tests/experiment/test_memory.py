@@ -9,11 +9,13 @@ import torch
 from torch import nn
 
 import pfedlms
+from factories import DIM, federation
 from pfedlms.data import from_pool, load_dataset
 from pfedlms.engine.federation import task_of
 from pfedlms.engine.participation import Participation
 from pfedlms.engine.training import TrainSettings
 from pfedlms.experiment import memory
+from pfedlms.experiment.sections import TrainSection
 from pfedlms.methods import METHODS
 from pfedlms.methods.contract import Method
 from pfedlms.models import CohortModel, build
@@ -73,21 +75,22 @@ def test_cohorts_are_even_and_fit(model: CohortModel, monkeypatch: pytest.Monkey
 
 def test_where_the_system_does_not_tell_all_are_stacked(model: CohortModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda device: None)
-    assert memory.fitting_clients(1000, None) is None
     assert memory.fitting_cohort(model, digits(5), 16) == 5
-    assert memory.kept_beside(10**9, 10**9, 10**9, None)
+    assert memory.room_for_all(federation("local"), TrainSection())
 
 
-@pytest.mark.parametrize(("free", "clients"), [(10**6, 600), (6500, 3), (6700, 4), (1, 1)])
-def test_as_many_clients_fit_as_the_free_memory_holds(free: int, clients: int) -> None:
-    """0.6 of it, 1,000 bytes each; never less than one."""
-    assert memory.fitting_clients(1000, free) == clients
-
-
-@pytest.mark.parametrize(("free", "fits"), [(10_000, True), (9_990, False)])
-def test_what_is_kept_lies_beside_the_work_or_elsewhere(free: int, fits: bool) -> None:
-    """100 clients that keep 20 bytes and 4 that work with 1,000 take 6,000, which is 0.6 of 10,000."""
-    assert memory.kept_beside(100 * 20, 4, 1000, free) is fits
+@pytest.mark.parametrize(("missing", "fits"), [(0, True), (10, False)])
+def test_what_is_kept_lies_beside_the_work_or_elsewhere(
+    missing: int, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64-20-10, two of five clients at a time in batches of 8: all keep θ, two work; together 0.6 of what is free."""
+    one = 4 * DIM
+    work = 8 * one + 2 * 8 * 4 * (64 + 20 + 20 + 10 + 10)
+    free = (5 * one + 2 * work) * 10 // 6 + 1
+    monkeypatch.setattr(memory, "free_memory", lambda device: free - missing)
+    made = federation("local", participation=0.4)
+    assert memory.needed_bytes(made, TrainSection(batch_size=8)) == (5 * one, 2 * work)
+    assert memory.room_for_all(made, TrainSection(batch_size=8)) is fits
 
 
 def test_free_memory_is_a_plausible_number() -> None:

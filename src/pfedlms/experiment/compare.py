@@ -19,8 +19,6 @@ from pfedlms.experiment.sections import of_method
 from pfedlms.experiment.store import RunDirectory, write_atomically
 
 SCHEMA = 1
-DEFAULT_METHODS = ("local", "fedavg", "pfedlms")
-DEFAULT_SEEDS = 3
 
 
 @dataclass(frozen=True)
@@ -47,8 +45,8 @@ def compare(
     data: Any = None,
     model: ModelLike = None,
     *,
-    methods: Sequence[str] = DEFAULT_METHODS,
-    seeds: int = DEFAULT_SEEDS,
+    methods: Sequence[str] = ("local", "fedavg", "pfedlms"),
+    seeds: int = 3,
     config: str | Path | None = None,
     out: str | Path | None = None,
     progress: Progress | None = None,
@@ -106,10 +104,6 @@ def play(configs: Sequence[Config], out: Path | None, data: Any, model: ModelLik
     except OSError as error:
         raise RunDirectoryError(f"{out}: cannot be written ({error.strerror}); name another --out") from error
     return resume_comparison(out, data, model, progress)
-
-
-def is_comparison(directory: Path) -> bool:
-    return (directory / "compare.json").is_file()
 
 
 def resume_comparison(directory: Path, data: Any, model: ModelLike, progress: Progress) -> Comparison:

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from pfedlms.data import FederatedData
+from pfedlms.engine import Federation
+from pfedlms.experiment.sections import TrainSection
 from pfedlms.methods.contract import Method
 from pfedlms.models import CohortModel
 
@@ -71,21 +73,25 @@ def working_bytes(model: CohortModel, data: FederatedData, batch_size: int) -> i
     return _COPIES * 4 * model.layout.dim + batch_size * sum(outputs)
 
 
-def fitting_clients(working: int, free: int | None) -> int | None:
-    """How many clients, of `working` bytes each, can take local steps at once in `free` bytes; None without a limit."""
-    return None if free is None else max(1, int(_SHARE * free) // working)
-
-
-def kept_beside(kept: int, at_once: int, working: int, free: int | None) -> bool:
-    """Whether `kept` bytes fit into `free` ones beside the work of `at_once` clients, of `working` bytes each."""
-    return free is None or kept + at_once * working <= int(_SHARE * free)
-
-
 def fitting_cohort(model: CohortModel, data: FederatedData, batch_size: int, participants: int | None = None) -> int:
     """The number of clients to stack: all participants (by default all clients) that fit into the memory that is free
     now, in cohorts as even as they come. Results depend on it only for models with dropout, and on a GPU by
     rounding."""
-    participants = participants or data.clients
-    fitting = fitting_clients(working_bytes(model, data, batch_size), free_memory(model.device)) or participants
+    participants, free = participants or data.clients, free_memory(model.device)
+    if free is None:
+        return participants
+    fitting = max(1, int(_SHARE * free) // working_bytes(model, data, batch_size))
     cohorts = -(-participants // fitting)
     return -(-participants // cohorts)
+
+
+def needed_bytes(federation: Federation, train: TrainSection) -> tuple[int, int]:
+    """Bytes that all clients keep, and those that the largest cohort works with."""
+    kept = kept_by_all(federation.method, federation.model, train.momentum > 0)
+    return kept, federation.largest_cohort * working_bytes(federation.model, federation.data, train.batch_size)
+
+
+def room_for_all(federation: Federation, train: TrainSection) -> bool:
+    """Whether what all clients keep fits on the device beside the work."""
+    free = free_memory(federation.model.device)
+    return free is None or sum(needed_bytes(federation, train)) <= int(_SHARE * free)

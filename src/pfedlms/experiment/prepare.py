@@ -21,13 +21,12 @@ from pfedlms.engine.participation import Participation
 from pfedlms.engine.training import TrainSettings
 from pfedlms.errors import ConfigError, DataError, UsageError, did_you_mean
 from pfedlms.experiment.config import Config, Tables
-from pfedlms.experiment.memory import fitting_cohort, free_memory, kept_beside, kept_by_all, working_bytes
+from pfedlms.experiment.memory import fitting_cohort, room_for_all
 from pfedlms.experiment.sections import CUSTOM, keys
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel, build
 from pfedlms.models.zoo import seeded
 
-_HOST = torch.device("cpu")
 ModelLike = str | nn.Module | Callable[[], nn.Module] | None
 
 
@@ -97,15 +96,9 @@ def prepare(config: Config, data: Any = None, model: ModelLike = None) -> Federa
             cohort_size=size, quorum=config.run.quorum, lost=config.run.lost,
         )  # fmt: skip
         federation = make()
-        return federation if device.type == "cpu" or _room_for_all(federation, train) else make(home=_HOST)
-
-
-def _room_for_all(federation: Federation, train: TrainSettings) -> bool:
-    """Whether what all clients keep fits on the device beside those that train."""
-    model = federation.model
-    kept = kept_by_all(federation.method, model, train.momentum > 0)
-    working = working_bytes(model, federation.data, train.batch_size)
-    return kept_beside(kept, federation.largest_cohort, working, free_memory(model.device))
+        if device.type == "cpu" or room_for_all(federation, config.train):
+            return federation
+        return make(home=torch.device("cpu"))
 
 
 def _device(name: str) -> torch.device:

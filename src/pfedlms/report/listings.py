@@ -72,9 +72,4 @@ def _meaning(declared: Field[Any]) -> str:
     return f"{declared.metadata['help']} ({', '.join(values)})" if values else str(declared.metadata["help"])
 
 
-LISTINGS: dict[str, Callable[[], Rows]] = {
-    "methods": methods,
-    "datasets": datasets,
-    "models": models,
-    "settings": settings,
-}
+LISTINGS: dict[str, Callable[[], Rows]] = {each.__name__: each for each in (methods, datasets, models, settings)}
