@@ -47,7 +47,6 @@ def test_a_client_keeps_what_it_will_need(model: CohortModel) -> None:
     assert (kept("local", model), kept("local", model, momentum=True)) == ((one, one), (2 * one, 2 * one))
     assert (kept("fedavg", model), kept("fedavg", model, momentum=True)) == ((one, 0), (2 * one, 0))
     assert (kept("zsign", model, downlink="model"), kept("obda", model)) == ((2 * one, 0), (2 * one, one))
-    assert memory.kept_by_all(made("obda", model), model, False) == 2 * 2 * one + 3 * one
 
 
 def test_running_statistics_are_kept_too() -> None:
@@ -88,9 +87,11 @@ def test_what_is_kept_lies_beside_the_work_or_elsewhere(
     work = 8 * one + 2 * 8 * 4 * (64 + 20 + 20 + 10 + 10)
     free = (5 * one + 2 * work) * 10 // 6 + 1
     monkeypatch.setattr(memory, "free_memory", lambda device: free - missing)
-    made = federation("local", participation=0.4)
-    assert memory.needed_bytes(made, TrainSection(batch_size=8)) == (5 * one, 2 * work)
-    assert memory.room_for_all(made, TrainSection(batch_size=8)) is fits
+    made, train = federation("local", participation=0.4), TrainSection(batch_size=8)
+    assert memory.needed_bytes(made, train) == (5 * one, 2 * work)
+    assert memory.room_for_all(made, train) is fits
+    tracked = federation("obda", participation=0.4)  # who takes part keeps θ and w, who is away w
+    assert memory.needed_bytes(tracked, train) == (2 * 2 * one + 3 * one, 2 * work)
 
 
 def test_free_memory_is_a_plausible_number() -> None:

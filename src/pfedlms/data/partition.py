@@ -85,12 +85,7 @@ def split(
     wanted = min(max(round(test_fraction * total), 1), total - 1)
     quota = test_fraction * sizes
     take = np.floor(quota).astype(np.int64)
-    preference = np.lexsort((np.arange(len(classes)), -(quota - take), sizes == 1))
-    for index in np.resize(preference, total * len(classes)):
-        if take.sum() == wanted:
-            break
-        if take[index] < sizes[index]:
-            take[index] += 1
+    take[np.lexsort((take - quota, sizes == 1))[: wanted - take.sum()]] += 1
     in_test = np.zeros(total, dtype=bool)
     for label, count in enumerate(take):
         in_test[np.flatnonzero(members == label)[:count]] = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -94,10 +95,7 @@ def _row(tables: Tables, classes: int | None, as_in_paper: bool) -> dict[str, An
         "clients": who.clients,
         "participants": who.count,
         "parameters": model.layout.dim,
-        "up_payload_bits": 8 * cost.up_payload,
-        "up_framing_bits": 8 * cost.up_framing,
-        "down_payload_bits": 8 * cost.down_payload,
-        "down_framing_bits": 8 * cost.down_framing,
+        **{f"{part}_bits": 8 * count for part, count in asdict(cost).items() if part != "catch_up"},
         "catches_up": catches_up(config, method),
         "mib_per_round": who.count * (cost.up_payload + cost.down_payload) / (1 << 20),
     }

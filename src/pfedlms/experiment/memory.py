@@ -12,7 +12,6 @@ Measured on an H200, pFedLMS without momentum, from 100 to 1,000 clients: 7.9 MB
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import torch
@@ -33,24 +32,16 @@ def free_memory(device: torch.device) -> int | None:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024 * int(line.split()[1])
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
         return None
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
 
 
 def kept_bytes(method: Method, model: CohortModel, with_momentum: bool) -> tuple[int, int]:
     """Bytes one client keeps from round to round: while it takes part, and while it is away."""
     here = method.client_start(model.cohort((0,), (1,), with_momentum))
     return here.nbytes, method.client_rest(here).nbytes
-
-
-def kept_by_all(method: Method, model: CohortModel, with_momentum: bool) -> int:
-    """Bytes all clients keep once each has taken part."""
-    here, away = kept_bytes(method, model, with_momentum)
-    return method.task.participants * here + (method.task.clients - method.task.participants) * away
 
 
 def working_bytes(model: CohortModel, data: FederatedData, batch_size: int) -> int:
@@ -86,9 +77,12 @@ def fitting_cohort(model: CohortModel, data: FederatedData, batch_size: int, par
 
 
 def needed_bytes(federation: Federation, train: TrainSection) -> tuple[int, int]:
-    """Bytes that all clients keep, and those that the largest cohort works with."""
-    kept = kept_by_all(federation.method, federation.model, train.momentum > 0)
-    return kept, federation.largest_cohort * working_bytes(federation.model, federation.data, train.batch_size)
+    """Bytes that all clients keep once each has taken part, and those that the largest cohort works with."""
+    here, away = kept_bytes(federation.method, federation.model, train.momentum > 0)
+    working = working_bytes(federation.model, federation.data, train.batch_size)
+    participants = federation.participation.count
+    kept = participants * here + (federation.data.clients - participants) * away
+    return kept, federation.largest_cohort * working
 
 
 def room_for_all(federation: Federation, train: TrainSection) -> bool:

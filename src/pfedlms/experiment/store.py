@@ -43,7 +43,6 @@ class RunDirectory:
     def __exit__(self, *exc: object) -> None:
         if self._lock is not None:
             self._lock.close()
-            self._lock = None
 
     def create(self, config: str) -> None:
         """Make the directory; refuse one that already holds a run."""
