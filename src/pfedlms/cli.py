@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
+from pfedlms import __version__
 from pfedlms.errors import PfedlmsError, did_you_mean
 from pfedlms.report.plots import accuracy_against_bytes, check_plot
 from pfedlms.report.tables import bits_table_of, comparison_table, plain_table, profile_table
@@ -71,9 +72,9 @@ class _Parser(argparse.ArgumentParser):
     def refuse(self, command: str, option: str) -> NoReturn:
         """An option the command does not have, with the nearest one it has."""
         parsers = next(each.choices for each in self._actions if isinstance(each, argparse._SubParsersAction))
-        known = [name for name in parsers[command]._option_string_actions if name.startswith("--")]
-        parsers[command].error(f"unknown argument {option!r}; {did_you_mean(option.partition('=')[0], known)}")
-        raise AssertionError  # error() does not return
+        parser: _Parser = parsers[command]
+        known = [name for name in parser._option_string_actions if name.startswith("--")]
+        parser.error(f"unknown argument {option!r}; {did_you_mean(option.partition('=')[0], known)}")
 
     def error(self, message: str) -> NoReturn:
         """One readable line; argparse's own lists of choices are replaced by the nearest name."""
@@ -84,8 +85,6 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> _Parser:
-    from pfedlms import __version__
-
     parser = _Parser(
         prog="pfedlms",
         description=DESCRIPTION,
@@ -233,12 +232,11 @@ def _run(options: argparse.Namespace) -> int:
     from pfedlms.experiment.config import load_config, method_in
     from pfedlms.experiment.prepare import prepare
     from pfedlms.experiment.run import begin
+    from pfedlms.report.plan import plan_json, print_plan
 
     # The file may name the method, and only then its own keys are known.
     config = load_config(options.config, _overrides(options, [method_in(options.config)]))
     if options.dry_run:
-        from pfedlms.report.plan import plan_json, print_plan
-
         federation = prepare(config)
         if options.json:
             print(json.dumps(plan_json(config, federation), indent=2))

@@ -12,8 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pfedlms.errors import ConfigError
-from pfedlms.experiment.config import SCHEMA, Config, load_config, method_in, parse_overrides, preset
-from pfedlms.experiment.sections import SECTIONS, TrainSection, keys, of_method
+from pfedlms.experiment.config import (
+    SCHEMA,
+    SECTIONS,
+    Config,
+    TrainSection,
+    keys,
+    load_config,
+    method_in,
+    of_method,
+    parse_overrides,
+    preset,
+)
 from pfedlms.methods import METHODS
 
 SHIPPED = sorted(

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from pfedlms.errors import ConfigError, DivergedError, RunDirectoryError
-from pfedlms.experiment.config import Config, load_config, merge, read_toml
+from pfedlms.experiment.config import Config, load_config, merge, of_method, read_toml
 from pfedlms.experiment.prepare import ModelLike, prepare, python_overrides
 from pfedlms.experiment.run import Progress, Result, begin, resume
-from pfedlms.experiment.sections import of_method
 from pfedlms.experiment.store import RunDirectory, write_atomically
+from pfedlms.report.tables import comparison_text
 
 SCHEMA = 1
 
@@ -36,8 +36,6 @@ class Comparison:
         return any(summary["status"] == "diverged" for summary in self.runs)
 
     def __str__(self) -> str:
-        from pfedlms.report.tables import comparison_text
-
         return comparison_text(self.runs)
 
 

@@ -13,9 +13,8 @@ from pfedlms.engine.federation import agreement, task_of
 from pfedlms.engine.participation import Participation
 from pfedlms.engine.reports import Traffic
 from pfedlms.errors import ConfigError
-from pfedlms.experiment.config import Config, Tables, load_config, merge
+from pfedlms.experiment.config import CUSTOM, Config, Tables, keys, load_config, merge, of_method
 from pfedlms.experiment.prepare import train_settings
-from pfedlms.experiment.sections import CUSTOM, keys, of_method
 from pfedlms.methods import METHODS
 from pfedlms.methods.contract import Method
 from pfedlms.models import CohortModel, build

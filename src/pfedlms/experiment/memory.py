@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from pfedlms.data import FederatedData
 from pfedlms.engine import Federation
-from pfedlms.experiment.sections import TrainSection
+from pfedlms.experiment.config import TrainSection
 from pfedlms.methods.contract import Method
 from pfedlms.models import CohortModel
 

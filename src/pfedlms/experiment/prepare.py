@@ -20,9 +20,8 @@ from pfedlms.engine import Federation
 from pfedlms.engine.participation import Participation
 from pfedlms.engine.training import TrainSettings
 from pfedlms.errors import ConfigError, DataError, UsageError, did_you_mean
-from pfedlms.experiment.config import Config, Tables
+from pfedlms.experiment.config import CUSTOM, Config, Tables, keys
 from pfedlms.experiment.memory import fitting_cohort, room_for_all
-from pfedlms.experiment.sections import CUSTOM, keys
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel, build
 from pfedlms.models.zoo import seeded

@@ -10,13 +10,10 @@ from typing import Any
 
 from pfedlms.engine import Federation, RoundReport, Traffic
 from pfedlms.errors import RunDirectoryError, RunError
-from pfedlms.experiment.config import Config
-from pfedlms.experiment.sections import CUSTOM
+from pfedlms.experiment.config import CUSTOM, Config
 from pfedlms.experiment.store import RunDirectory
 
 SUMMARY_SCHEMA = 1
-_FREE = {"train.rounds", "data.dir"}  # with all of [run] but these: what may change while a run is on its way
-_BOUND = {"run.lost"}
 
 
 class Recorder:
@@ -113,7 +110,7 @@ class Recorder:
             summary["global_accuracy"] = _reached(shared)
         return summary | {
             "everyone": None,
-            "bytes_per_round": {name: _per_round(total, rounds) for name, total in asdict(self._traffic).items()},
+            "bytes_per_round": {name: _mean(total, rounds) for name, total in asdict(self._traffic).items()},
             "total_bytes": self._traffic.total,
             **self._failures(),
             "seconds": self._seconds,
@@ -165,13 +162,11 @@ def _data_of(config: Config, federation: Federation) -> str:
 
 
 def _settled(config: Config) -> dict[str, Any]:
-    """What cannot change any more once a run has begun."""
-    values = {f"{section}.{key}": value for section, own in config.tables().items() for key, value in own.items()}
-    return {
-        key: value
-        for key, value in values.items()
-        if key in _BOUND or (key not in _FREE and not key.startswith("run."))
-    }
+    """What cannot change once a run has begun: all but its length, where the data lie and how it is executed."""
+    tables = config.tables()
+    tables["run"] = {"lost": config.run.lost}
+    del tables["train"]["rounds"], tables["data"]["dir"]
+    return {f"{section}.{key}": value for section, own in tables.items() for key, value in own.items()}
 
 
 def _finite(value: float) -> float | None:
@@ -187,7 +182,6 @@ def _reached(values: Sequence[float]) -> dict[str, float | None]:
     return {"max": max(values), "last10": sum(tail) / len(tail), "final": values[-1]}
 
 
-def _per_round(total: int, rounds: int) -> int | float:
-    if rounds == 0:
-        return 0
-    return total // rounds if total % rounds == 0 else total / rounds
+def _mean(total: int, rounds: int) -> int | float:
+    """A whole number where it is one; nothing before the first round."""
+    return total / rounds if rounds and total % rounds else total // max(1, rounds)

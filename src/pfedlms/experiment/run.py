@@ -16,10 +16,9 @@ import torch
 from pfedlms.engine import Federation
 from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.errors import DivergedError, RunDirectoryError, RunError, UsageError
-from pfedlms.experiment.config import Config, load_config, method_in
+from pfedlms.experiment.config import CUSTOM, Config, load_config, method_in
 from pfedlms.experiment.prepare import ModelLike, as_configured, prepare, python_overrides
 from pfedlms.experiment.record import Recorder, load_into
-from pfedlms.experiment.sections import CUSTOM
 from pfedlms.experiment.store import RunDirectory, write_atomically
 
 
@@ -77,12 +76,6 @@ def run(
         out: run directory; without one nothing is written.
         progress: told what happens.
         settings: any key of a section (`rounds=50, alpha=0.1, strength=0.05, seed=1, …`).
-
-    Example:
-        >>> import pfedlms
-        >>> result = pfedlms.run("digits", rounds=2, clients=5)
-        >>> sorted(result.summary["accuracy"])
-        ['final', 'last10', 'max']
     """
     method = method or method_in(config)
     overrides = python_overrides(data, model, [method], settings)
@@ -134,7 +127,9 @@ def resume(
 
 def _stored(directory: str | Path) -> tuple[RunDirectory, Config]:
     stored = RunDirectory(Path(directory))
-    return stored, load_config(stored.existing(), schema_errors="run directory")
+    if not stored.config.is_file():
+        raise RunDirectoryError(f"{stored.path}: no run here (config.toml is missing)")
+    return stored, load_config(stored.config, schema_errors="run directory")
 
 
 def _grouped(config: Config, checkpoint: Mapping[str, Any] | None) -> Config:

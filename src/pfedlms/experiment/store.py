@@ -61,12 +61,6 @@ class RunDirectory:
             reason = getattr(error, "strerror", None) or error
             raise RunDirectoryError(f"{self.path}: cannot be written ({reason}); name another --out") from error
 
-    def existing(self) -> Path:
-        """The configuration of the run that is here."""
-        if not self.config.is_file():
-            raise RunDirectoryError(f"{self.path}: no run here (config.toml is missing)")
-        return self.config
-
     def open(self) -> None:
         """Take an existing directory over, to go on with its run."""
         try:

@@ -7,8 +7,8 @@ from dataclasses import Field, fields
 from typing import Any
 
 from pfedlms.data import DATASETS
+from pfedlms.experiment.config import CUSTOM, owners
 from pfedlms.experiment.cost import bits_table
-from pfedlms.experiment.sections import CUSTOM, owners
 from pfedlms.methods import METHODS
 from pfedlms.models import MODELS, build, flat_layout
 
