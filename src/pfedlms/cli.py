@@ -245,7 +245,7 @@ def _run(options: argparse.Namespace) -> int:
         return 0
     out = _out(options, config.run.out, f"{config.data.dataset}-{config.method}")
     with _progress(options) as progress:
-        result = begin(config.with_run(out=str(out)), out, progress, profile=options.profile)
+        result = begin(config.with_run(out=str(out)), progress, profile=options.profile)
     if options.profile:
         # On standard error, so that it goes with --json too.
         Console(stderr=True).print(profile_table(result.federation.watch.seconds, max(1, result.summary["rounds"])))

@@ -121,18 +121,6 @@ def test_very_small_alpha_shares_evenly_where_all_mass_is_on_full_clients() -> N
     assert sorted(np.concatenate(sets).tolist()) == list(range(40))
 
 
-@pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan")])
-def test_alpha_must_be_positive(alpha: float) -> None:
-    with pytest.raises(DataError, match=f"data.alpha: got {alpha}, expected a number above 0"):
-        partition(LABELS, 5, alpha, 0)
-
-
-@pytest.mark.parametrize("clients", [0, -2])
-def test_there_must_be_a_client(clients: int) -> None:
-    with pytest.raises(DataError, match=f"data.clients: got {clients}, expected at least 1"):
-        partition(LABELS, clients, 0.5, 0)
-
-
 @pytest.mark.parametrize(("clients", "minimum", "most"), [(101, 10, 100), (1001, 1, 1000), (1001, 0, 1000)])
 def test_more_clients_than_samples_allow(clients: int, minimum: int, most: int) -> None:
     with pytest.raises(DataError, match=f"got {clients} clients.*only 1000 samples.*at most {most} clients"):

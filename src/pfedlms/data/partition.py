@@ -22,10 +22,6 @@ def partition(
     has `min_samples`, at most 100 times. A small α gives each client few classes, a large one an even mix.
     """
     total = len(labels)
-    if not alpha > 0:
-        raise DataError(f"data.alpha: got {alpha}, expected a number above 0")
-    if clients < 1:
-        raise DataError(f"data.clients: got {clients}, expected at least 1")
     if clients * max(1, min_samples) > total:
         raise DataError(
             f"data.clients: got {clients} clients with data.min_samples {min_samples} each, but there are only "

@@ -88,7 +88,7 @@ def plan(
 def play(configs: Sequence[Config], out: Path | None, data: Any, model: ModelLike, progress: Progress) -> Comparison:
     """Execute planned runs; with a directory, every run has its own folder in it, and compare.json the whole plan."""
     if out is None:
-        return _collect([partial(begin, config, None, progress, data, model) for config in configs], None)
+        return _collect([partial(begin, config.with_run(out=""), progress, data, model) for config in configs], None)
     prepare(configs[0], data, model)  # finds what is wrong with data and model before anything is written
     manifest = out / "compare.json"
     if manifest.exists() or (out / "config.toml").exists():

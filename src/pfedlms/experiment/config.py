@@ -7,6 +7,7 @@ set and method (`pfedlms/configs/DATASET-METHOD.toml`, then `DATASET.toml`); the
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, fields, replace
@@ -250,11 +251,8 @@ def merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> Tables:
     """Both, key by key; where both have one, that of `top`."""
     merged = dict(base)
     for key, value in top.items():
-        merged[key] = (
-            {**merged.get(key, {}), **value}
-            if isinstance(value, Mapping) and isinstance(merged.get(key, {}), Mapping)
-            else value
-        )
+        below = merged.get(key, {})
+        merged[key] = {**below, **value} if isinstance(below, Mapping) and isinstance(value, Mapping) else value
     return merged
 
 
@@ -290,10 +288,8 @@ def _build(cls: type[Any], values: Mapping[str, Any]) -> Any:
 
 
 def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
+    """As JSON writes it, but for the one character that TOML wants escaped and JSON does not."""
     if isinstance(value, str):
         # Bytes of a path that are no UTF-8 (lone surrogates in Python) have no place in TOML; "?" keeps it readable.
-        escaped = value.encode(errors="replace").decode().replace("\\", "\\\\").replace('"', '\\"')
-        return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'
-    return repr(value)
+        value = value.encode(errors="replace").decode()
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

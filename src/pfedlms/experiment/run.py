@@ -82,27 +82,20 @@ def run(
     overrides["method"]["name"] = method
     if out:
         overrides["run"]["out"] = str(out)
-    checked = load_config(config, overrides)
-    place = Path(checked.run.out) if checked.run.out else None
-    return begin(checked, place, progress or Progress(), data, model)
+    return begin(load_config(config, overrides), progress or Progress(), data, model)
 
 
 def begin(
-    config: Config,
-    out: Path | None,
-    progress: Progress,
-    data: Any = None,
-    model: ModelLike = None,
-    profile: bool = False,
+    config: Config, progress: Progress, data: Any = None, model: ModelLike = None, profile: bool = False
 ) -> Result:
-    """Train from a checked configuration; without `out` nothing is written, with `profile` the federation's stopwatch
-    runs."""
+    """Train from a checked configuration; without `run.out` nothing is written, with `profile` the federation's
+    stopwatch runs."""
     federation = prepare(config, data, model)
     if profile:
         federation.watch = Stopwatch(federation.model.device)
-    if out is None:
+    if not config.run.out:
         return _execute(config, federation, progress)
-    with RunDirectory(out) as directory:
+    with RunDirectory(Path(config.run.out)) as directory:
         directory.create(config.to_toml())
         return _execute(config, federation, progress, directory)
 
