@@ -9,13 +9,17 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
 from rich.console import Console
 
+from pfedlms import __version__
 from pfedlms.errors import PfedlmsError, did_you_mean
+from pfedlms.report.plots import accuracy_against_bytes, check_plot
+from pfedlms.report.tables import bits_table_of, comparison_table, plain_table, profile_table
 
 DESCRIPTION = """\
 Personalised federated learning that talks in low-bit sketches.
@@ -68,9 +72,9 @@ class _Parser(argparse.ArgumentParser):
     def refuse(self, command: str, option: str) -> NoReturn:
         """An option the command does not have, with the nearest one it has."""
         parsers = next(each.choices for each in self._actions if isinstance(each, argparse._SubParsersAction))
-        known = [name for name in parsers[command]._option_string_actions if name.startswith("--")]
-        parsers[command].error(f"unknown argument {option!r}; {did_you_mean(option.partition('=')[0], known)}")
-        raise AssertionError  # error() does not return
+        parser: _Parser = parsers[command]
+        known = [name for name in parser._option_string_actions if name.startswith("--")]
+        parser.error(f"unknown argument {option!r}; {did_you_mean(option.partition('=')[0], known)}")
 
     def error(self, message: str) -> NoReturn:
         """One readable line; argparse's own lists of choices are replaced by the nearest name."""
@@ -81,8 +85,6 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> _Parser:
-    from pfedlms import __version__
-
     parser = _Parser(
         prog="pfedlms",
         description=DESCRIPTION,
@@ -109,8 +111,9 @@ def _parser() -> _Parser:
 
     sub = command("compare", _compare, "Train several methods with several seeds and print one table.")
     sub.add_argument("config", nargs="?", metavar="CONFIG", help="a TOML file; options below come on top of it")
-    sub.add_argument("--methods", metavar="A,B,C", help="methods by name (default: local,fedavg,pfedlms)")
-    sub.add_argument("--seeds", type=int, metavar="N", help="how many seeds, from --seed on (default: 3)")
+    methods = "local,fedavg,pfedlms"
+    sub.add_argument("--methods", metavar="A,B,C", default=methods, help=f"methods by name (default: {methods})")
+    sub.add_argument("--seeds", type=int, metavar="N", default=3, help="how many seeds, from --seed on (default: 3)")
     _add_settings(sub)
     sub.add_argument("--plot", metavar="FILE", help="draw accuracy against bytes; PNG, SVG or PDF (extra: report)")
     _add_output(sub)
@@ -203,22 +206,21 @@ def _progress(options: argparse.Namespace) -> Any:
     from pfedlms.report.progress import LiveProgress, PlainProgress
 
     console = Console(stderr=True, quiet=options.quiet)
-    return LiveProgress(console) if console.is_terminal else PlainProgress(console)
+    return LiveProgress(console) if console.is_terminal else nullcontext(PlainProgress(console))
 
 
-def _print(text: Any) -> None:
-    """Tables and sentences on standard output."""
-    _console().print(text, highlight=False)
+def _show(options: argparse.Namespace, document: Any, table: Callable[[Any], Any], rows: Sequence[Any]) -> None:
+    """On standard output the document, or a table of the rows, if there are any."""
+    if options.json:
+        print(json.dumps(document, indent=2))
+    elif rows:
+        _console().print(table(rows), highlight=False)
 
 
 def _console() -> Console:
     """Standard output; wide enough when piped, so that nothing is cut."""
     console = Console()
     return console if console.is_terminal else Console(width=140)
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2))
 
 
 def _say(text: str, style: str | None = None) -> None:
@@ -230,40 +232,31 @@ def _run(options: argparse.Namespace) -> int:
     from pfedlms.experiment.config import load_config, method_in
     from pfedlms.experiment.prepare import prepare
     from pfedlms.experiment.run import begin
+    from pfedlms.report.plan import plan_json, print_plan
 
     # The file may name the method, and only then its own keys are known.
     config = load_config(options.config, _overrides(options, [method_in(options.config)]))
     if options.dry_run:
-        from pfedlms.report.plan import plan_json, print_plan
-
         federation = prepare(config)
         if options.json:
-            _print_json(plan_json(config, federation))
+            print(json.dumps(plan_json(config, federation), indent=2))
         else:
             print_plan(config, federation, _console())
         return 0
     out = _out(options, config.run.out, f"{config.data.dataset}-{config.method}")
     with _progress(options) as progress:
-        result = begin(config.with_run(out=str(out)), out, progress, profile=options.profile)
+        result = begin(config.with_run(out=str(out)), progress, profile=options.profile)
     if options.profile:
-        from pfedlms.report.tables import profile_table
-
         # On standard error, so that it goes with --json too.
         Console(stderr=True).print(profile_table(result.federation.watch.seconds, max(1, result.summary["rounds"])))
     return _report_run(options, result.summary, out)
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from pfedlms.experiment.compare import DEFAULT_METHODS, DEFAULT_SEEDS, plan, play
-    from pfedlms.report.plots import accuracy_against_bytes, check_plot
+    from pfedlms.experiment.compare import plan, play
 
-    methods = (
-        list(DEFAULT_METHODS)
-        if options.methods is None
-        else [name.strip() for name in options.methods.split(",") if name.strip()]
-    )
-    seeds = DEFAULT_SEEDS if options.seeds is None else options.seeds
-    configs = plan(options.config, _overrides(options, methods), methods, seeds)
+    methods = [name.strip() for name in options.methods.split(",") if name.strip()]
+    configs = plan(options.config, _overrides(options, methods), methods, options.seeds)
     out = _out(options, configs[0].run.out, f"{configs[0].data.dataset}-compare")
     if options.plot:
         check_plot(Path(options.plot))
@@ -276,17 +269,17 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _resume(options: argparse.Namespace) -> int:
-    from pfedlms.experiment.compare import is_comparison, resume_comparison
+    from pfedlms.experiment.compare import resume_comparison
     from pfedlms.experiment.run import resume
 
+    out = options.directory
+    if (out / "compare.json").is_file():
+        with _progress(options) as progress:
+            comparison = resume_comparison(out, None, None, progress)
+        return _report_comparison(options, comparison, out)
     with _progress(options) as progress:
-        if not is_comparison(options.directory):
-            summary = resume(options.directory, progress=progress).summary
-        else:
-            comparison = resume_comparison(options.directory, None, None, progress)
-    if is_comparison(options.directory):
-        return _report_comparison(options, comparison, options.directory)
-    return _report_run(options, summary, options.directory)
+        result = resume(out, progress=progress)
+    return _report_run(options, result.summary, out)
 
 
 def _report_run(options: argparse.Namespace, summary: dict[str, Any], out: Path) -> int:
@@ -309,12 +302,7 @@ def _report(
     options: argparse.Namespace, document: Any, shown: Sequence[Any], out: Path, interrupted: str | None
 ) -> int:
     """The table or the document, and the closing words."""
-    from pfedlms.report.tables import comparison_table
-
-    if options.json:
-        _print_json(document)
-    elif shown:
-        _print(comparison_table(shown))
+    _show(options, document, comparison_table, shown)
     if interrupted:
         _say(f"interrupted {interrupted}; all of it is kept. Go on with: pfedlms resume {out}")
         return 130
@@ -337,12 +325,7 @@ def _bits(options: argparse.Namespace) -> int:
 
     overrides = _overrides(options, list(METHODS))
     rows = bits_table(overrides, options.classes)
-    if options.json:
-        _print_json(rows[0] if "name" in overrides.get("method", {}) else rows)
-        return 0
-    from pfedlms.report.tables import bits_table_of
-
-    _print(bits_table_of(rows))
+    _show(options, rows[0] if "name" in overrides.get("method", {}) else rows, bits_table_of, rows)
     return 0
 
 
@@ -350,12 +333,7 @@ def _list(options: argparse.Namespace) -> int:
     from pfedlms.report.listings import LISTINGS
 
     rows = LISTINGS[options.command]()
-    if options.json:
-        _print_json(rows)
-        return 0
-    from pfedlms.report.tables import plain_table
-
-    _print(plain_table(rows))
+    _show(options, rows, plain_table, rows)
     return 0
 
 

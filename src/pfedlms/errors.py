@@ -48,16 +48,13 @@ class ConfigError(UsageError):
         super().__init__("\n".join(self.problems))
 
 
-class DataError(UsageError):
-    """A data set is missing, broken or cannot be partitioned as asked."""
+class DataError(UsageError): ...
 
 
-class RunDirectoryError(UsageError):
-    """A run directory is missing, in use, not writable or of another version."""
+class RunDirectoryError(UsageError): ...
 
 
-class RunError(PfedlmsError):
-    """A run that started could not go on."""
+class RunError(PfedlmsError): ...
 
 
 class DivergedError(RunError):
@@ -66,56 +63,43 @@ class DivergedError(RunError):
     summary: dict[str, object] | None = None
 
 
-class QuorumError(RunError):
-    """Too few valid messages arrived in one exchange."""
+class QuorumError(RunError): ...
 
 
-class StorageError(RunError):
-    """Results could not be written, for example because the disk is full."""
+class StorageError(RunError): ...
 
 
-class WireError(PfedlmsError):
-    """A message was refused; the subclass says why."""
+class WireError(PfedlmsError): ...
 
 
-class TruncatedError(WireError):
-    """Fewer bytes than the frame promises."""
+class TruncatedError(WireError): ...
 
 
-class OversizedError(WireError):
-    """More bytes than the message can have."""
+class OversizedError(WireError): ...
 
 
-class MagicError(WireError):
-    """Not a frame of this protocol."""
+class MagicError(WireError): ...
 
 
-class VersionError(WireError):
-    """A frame of another protocol version."""
+class VersionError(WireError): ...
 
 
-class ChecksumError(WireError):
-    """The bytes were changed on the way."""
+class ChecksumError(WireError): ...
 
 
-class DigestError(WireError):
-    """The two ends disagree on model, method, settings or seed."""
+class DigestError(WireError): ...
 
 
-class KindError(WireError):
-    """Another message than the one expected now."""
+class KindError(WireError): ...
 
 
-class RoundError(WireError):
-    """A message of another round."""
+class RoundError(WireError): ...
 
 
-class SenderError(WireError):
-    """An unknown or repeated sender."""
+class SenderError(WireError): ...
 
 
-class DecodeError(WireError):
-    """Well framed, but the contents are not valid values."""
+class DecodeError(WireError): ...
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import Field, field, fields
-from math import isfinite
+from operator import ge, gt, le
+from sys import float_info
 from typing import Any
 
 from pfedlms.errors import did_you_mean
 
-_TYPES = {"int": int, "float": float, "bool": bool, "str": str}
+_TYPES: dict[str, tuple[type[Any], str]] = {
+    "int": (int, "a whole number"),
+    "float": (float, "a number"),
+    "bool": (bool, "true or false"),
+    "str": (str, "text"),
+}
+_LIMITS = {"minimum": (ge, "of at least {}"), "above": (gt, "above {}"), "maximum": (le, "at most {}")}
 
 
 def setting(
@@ -39,60 +46,38 @@ def problems(section: str, cls: type[Any], values: dict[str, Any]) -> list[str]:
     found = []
     for key, value in values.items():
         if key not in known:
-            names = ", ".join(known) or "no keys at all"
-            found.append(
-                f"{section}.{key}: unknown key; {did_you_mean(key, known) if known else f'this section has {names}'}"
-            )
+            nearest = did_you_mean(key, known) if known else "this section has no keys at all"
+            found.append(f"{section}.{key}: unknown key; {nearest}")
         elif wrong := _wrong(known[key], value):
             found.append(f"{section}.{key}: got {value!r}, expected {wrong}")
     return found
 
 
 def _wrong(declared: Field[Any], value: Any) -> str | None:
-    kind = _TYPES[type_name(declared)]
+    kind, expected = _TYPES[type_name(declared)]
     limits, choices = declared.metadata["limits"], declared.metadata["choices"]
-    expected = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]
-    bounds = [text.format(limits[name]) for name, text in _BOUNDS.items() if limits[name] is not None]
-    expected += f" {' and '.join(bounds)}" if bounds else ""
-    fits = isinstance(value, bool) == (kind is bool) and isinstance(value, (int, float) if kind is float else kind)
-    if not fits:
+    bounds = [(limits[name], fits, text) for name, (fits, text) in _LIMITS.items() if limits[name] is not None]
+    if bounds:
+        expected += " " + " and ".join(text.format(bound) for bound, _, text in bounds)
+    if isinstance(value, bool) != (kind is bool) or not isinstance(value, (int, float) if kind is float else kind):
         return expected
-    if kind in (int, float) and not (_finite(value) and _within(value, limits)):
+    # Neither NaN nor infinite, nor a whole number beyond the largest float.
+    finite = kind is str or abs(value) <= float_info.max
+    if not (finite and all(fits(value, bound) for bound, fits, _ in bounds)):
         return expected
     if choices is not None and value not in choices():
         # 'custom' stands for objects given in Python; nobody types it.
         shown = [choice for choice in choices() if choice != "custom"]
-        near = did_you_mean(value, shown)
+        near = did_you_mean(str(value), shown)
         return f"one of: {', '.join(shown)}" + (f"; {near}" if near.startswith("did") else "")
     return None
 
 
-_BOUNDS = {"minimum": "of at least {}", "above": "above {}", "maximum": "at most {}"}
-
-
-def _finite(value: float) -> bool:
-    try:
-        return isfinite(value)
-    except OverflowError:  # a whole number beyond the largest float
-        return False
-
-
-def _within(value: float, limits: dict[str, float | None]) -> bool:
-    minimum, above, maximum = limits["minimum"], limits["above"], limits["maximum"]
-    return (
-        (minimum is None or value >= minimum)
-        and (above is None or value > above)
-        and (maximum is None or value <= maximum)
-    )
-
-
-def parse(cls: type[Any], key: str, text: str) -> Any:
-    """The text of a command line as the type the key has; left as text where it does not fit, so that the check names
+def parse(declared: Field[Any], text: str) -> Any:
+    """The text of a command line as the type the field has; left as text where it does not fit, so that the check names
     it."""
-    declared = {each.name: type_name(each) for each in fields(cls)}.get(key, "str")
+    kind, _ = _TYPES[type_name(declared)]
     try:
-        if declared == "bool":
-            return {"true": True, "false": False}[text.lower()]
-        return _TYPES[declared](text)
+        return {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
     except (ValueError, KeyError):
         return text

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pfedlms.data import from_pairs, from_pool, load
+from pfedlms.data import from_pairs, from_pool, load_dataset
 from pfedlms.errors import DataError
 
 X, Y = np.arange(12.0).reshape(6, 2), np.array([0, 1, 0, 1, 2, 0])
@@ -20,15 +20,15 @@ def pair(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_pool_of_digits() -> None:
-    digits = load("digits")
-    data = from_pool(digits.x, digits.y, clients=8, alpha=0.5, seed=1)
+    x, y = load_dataset("digits")
+    data = from_pool(x, y, clients=8, alpha=0.5, seed=1)
     assert data.clients == 8
     assert data.shape == (1, 8, 8)
     assert data.classes == 10
     assert data.x.dtype == torch.float32
     assert data.y.dtype == torch.int64
-    assert torch.equal(data.x, torch.from_numpy(digits.x))
-    assert torch.equal(data.y, torch.from_numpy(digits.y))
+    assert torch.equal(data.x, torch.from_numpy(x))
+    assert torch.equal(data.y, torch.from_numpy(y))
     everything = np.concatenate([*data.train, *data.test])
     assert sorted(everything.tolist()) == list(range(1797))
     for train, test in zip(data.train, data.test, strict=True):

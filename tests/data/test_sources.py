@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pfedlms.data import load
+from pfedlms.data import load_dataset
 from pfedlms.data.idx import read_idx
 from pfedlms.data.sources import DATASETS, Source
 from pfedlms.errors import DataError
@@ -41,17 +41,16 @@ def write(folder: Path, *, packed: bool = False, dotted: bool = False) -> Path:
 
 def test_digits() -> None:
     """UCI's test set of 1,797 digits: published class counts, and the first image of the file."""
-    digits = load("digits")
-    assert digits.x.shape == (1797, 1, 8, 8)
-    assert digits.x.dtype == np.float32
-    assert digits.y.dtype == np.int64
-    assert digits.classes == 10
-    assert np.bincount(digits.y).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
-    first = (digits.x[0, 0] * 0.3760 + 0.3053) * 16
+    x, y = load_dataset("digits")
+    assert x.shape == (1797, 1, 8, 8)
+    assert x.dtype == np.float32
+    assert y.dtype == np.int64
+    assert np.bincount(y).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    first = (x[0, 0] * 0.3760 + 0.3053) * 16
     assert np.rint(first[:2]).tolist() == [[0, 0, 5, 13, 9, 1, 0, 0], [0, 0, 13, 15, 10, 15, 5, 0]]
-    assert digits.y[0] == 0
-    assert abs(float(digits.x.mean())) < 0.001
-    assert abs(float(digits.x.std()) - 1) < 0.001
+    assert y[0] == 0
+    assert abs(float(x.mean())) < 0.001
+    assert abs(float(x.std()) - 1) < 0.001
 
 
 def test_samples_are_normalised_channel_by_channel() -> None:
@@ -73,7 +72,7 @@ def test_a_source_gives_images_of_its_shape(shape: tuple[int, ...], monkeypatch:
     made = np.zeros(shape, dtype=np.uint8), np.zeros(2, dtype=np.int64)
     monkeypatch.setitem(DATASETS, "digits", replace(DATASETS["digits"], read=lambda _: made))
     with pytest.raises(DataError, match=r"digits: got images of shape .*, expected \(1, 8, 8\)"):
-        load("digits")
+        load_dataset("digits")
 
 
 # --- IDX ------------------------------------------------------------------------------------------
@@ -87,16 +86,14 @@ def test_idx_files_are_found_and_pooled(tmp_path: Path, name: str, inside: bool,
     """Plain or gzipped, with "-idx" or ".idx", in the folder or its subfolder named as the set; train comes first."""
     write(tmp_path / name if inside else tmp_path, packed=packed, dotted=dotted)
     mean, std = {"mnist": (0.1307, 0.3081), "fmnist": (0.2860, 0.3530)}[name]
-    loaded = load(name, str(tmp_path))
-    assert loaded.name == name
-    assert loaded.classes == 10
-    assert loaded.y.tolist() == [5, 0, 9, 1, 2]
-    assert loaded.y.dtype == np.int64
-    assert loaded.x.shape == (5, 1, 28, 28)
-    assert loaded.x.dtype == np.float32
-    assert loaded.x[4, 0, 27, 27] == pytest.approx((1 - mean) / std, rel=1e-6)
+    x, y = load_dataset(name, str(tmp_path))
+    assert y.tolist() == [5, 0, 9, 1, 2]
+    assert y.dtype == np.int64
+    assert x.shape == (5, 1, 28, 28)
+    assert x.dtype == np.float32
+    assert x[4, 0, 27, 27] == pytest.approx((1 - mean) / std, rel=1e-6)
     # Sample 1, row 2, column 3 is byte (784 + 2 · 28 + 3) mod 256 = 75.
-    assert loaded.x[1, 0, 2, 3] == pytest.approx((75 / 255 - mean) / std, rel=1e-6)
+    assert x[1, 0, 2, 3] == pytest.approx((75 / 255 - mean) / std, rel=1e-6)
 
 
 def test_read_idx_by_hand(tmp_path: Path) -> None:
@@ -169,14 +166,14 @@ def test_files_that_do_not_belong_together(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(idx(np.array([1, 2, 3])))
     with pytest.raises(DataError, match="t10k has 2 images but 3 labels"):
-        load("mnist", tmp_path)
+        load_dataset("mnist", tmp_path)
 
 
 def test_train_and_test_images_of_unlike_sizes_do_not_belong_together(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "t10k-images-idx3-ubyte").write_bytes(idx(np.zeros((2, 28, 27))))
     with pytest.raises(DataError, match=r"t10k has images of \(28, 27\) pixels, expected \(28, 28\)"):
-        load("mnist", tmp_path)
+        load_dataset("mnist", tmp_path)
 
 
 @pytest.mark.parametrize("shape", [(14, 56), (28, 27)])
@@ -186,34 +183,34 @@ def test_images_of_another_size_are_refused(tmp_path: Path, shape: tuple[int, ..
     for part, labels in LABELS.items():
         (tmp_path / f"{part}-images-idx3-ubyte").write_bytes(idx(np.zeros((len(labels), *shape))))
     with pytest.raises(DataError):
-        load("mnist", tmp_path)
+        load_dataset("mnist", tmp_path)
 
 
 def test_a_label_beyond_the_classes_is_refused(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(np.array([5, 0, 10])))
     with pytest.raises(DataError, match="10"):
-        load("mnist", tmp_path)
+        load_dataset("mnist", tmp_path)
 
 
 def test_a_missing_file_names_both_places(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "t10k-images-idx3-ubyte").unlink()
     with pytest.raises(DataError, match=r"t10k-images-idx3-ubyte\[\.gz\] is neither in .*mnist nor in .*--data-dir"):
-        load("mnist", tmp_path)
+        load_dataset("mnist", tmp_path)
 
 
 def test_a_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nowhere"):
-        load("mnist", tmp_path / "nowhere")
+        load_dataset("mnist", tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("directory", [None, ""])
 def test_a_folder_must_be_named(directory: str | None) -> None:
     with pytest.raises(DataError, match="'mnist' is read from files; name their folder with --data-dir"):
-        load("mnist", directory)
+        load_dataset("mnist", directory)
 
 
 def test_unknown_data_set_names_the_nearest() -> None:
     with pytest.raises(DataError, match="'minst'; did you mean mnist"):
-        load("minst")
+        load_dataset("minst")

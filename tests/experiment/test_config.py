@@ -12,8 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pfedlms.errors import ConfigError
-from pfedlms.experiment.config import SCHEMA, Config, load_config, method_in, parse_overrides, preset
-from pfedlms.experiment.sections import SECTIONS, Keys, TrainSection
+from pfedlms.experiment.config import (
+    SCHEMA,
+    SECTIONS,
+    Config,
+    TrainSection,
+    keys,
+    load_config,
+    method_in,
+    of_method,
+    parse_overrides,
+    preset,
+)
 from pfedlms.methods import METHODS
 
 SHIPPED = sorted(
@@ -97,24 +107,26 @@ def test_texts_take_the_types_of_the_method_they_name() -> None:
 
 
 def test_a_key_has_the_section_that_declares_it() -> None:
-    keys = Keys(["pfedlms", "zsign", "no such method"])
-    assert keys.owner("train", "momentum") is TrainSection
-    assert keys.owner("method", "sigma") is METHODS["zsign"].Settings
-    assert keys.owner("method", "thresholds") is METHODS["pfedlms"].Settings
+    known = keys(["pfedlms", "zsign", "no such method"])
+    assert known["train", "momentum"] is TrainSection.__dataclass_fields__["momentum"]
+    assert known["method", "sigma"] is METHODS["zsign"].Settings.__dataclass_fields__["sigma"]
+    assert known["method", "thresholds"] is METHODS["pfedlms"].Settings.__dataclass_fields__["thresholds"]
     for section, key in (("train", "sigma"), ("method", "momentum"), ("method", "bits"), ("trian", "momentum")):
-        assert keys.owner(section, key) is None
-    sections = keys.sections()
-    assert (sections["alpha"], sections["hidden"], sections["rounds"], sections["seed"], sections["sigma"]) == (
-        "data", "model", "train", "run", "method",
-    )  # fmt: skip
-    assert not sections.keys() & {"bits", "name"}
+        assert (section, key) not in known
+
+
+def test_a_key_that_methods_share_is_the_firsts() -> None:
+    for first, second in (("pfedlms", "pfed1bs"), ("pfed1bs", "pfedlms")):
+        declared = METHODS[first].Settings.__dataclass_fields__["strength"]
+        assert declared is not METHODS[second].Settings.__dataclass_fields__["strength"]
+        assert keys([first, second])["method", "strength"] is declared
 
 
 def test_a_method_gets_what_it_knows_and_what_nobody_knows() -> None:
-    keys, asked = Keys(["pfedlms", "zsign", "local"]), {"thresholds": 3, "sigma": 0.1, "sgima": 0.2}
-    assert keys.of_method("pfedlms", asked) == {"thresholds": 3, "sgima": 0.2}
-    assert keys.of_method("zsign", asked) == {"sigma": 0.1, "sgima": 0.2}
-    assert keys.of_method("local", asked) == {"sgima": 0.2}
+    methods, asked = ["pfedlms", "zsign", "local"], {"thresholds": 3, "sigma": 0.1, "sgima": 0.2}
+    assert of_method("pfedlms", methods, asked) == {"thresholds": 3, "sgima": 0.2}
+    assert of_method("zsign", methods, asked) == {"sigma": 0.1, "sgima": 0.2}
+    assert of_method("local", methods, asked) == {"sgima": 0.2}
 
 
 # --- what is refused ---

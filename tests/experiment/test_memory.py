@@ -9,11 +9,13 @@ import torch
 from torch import nn
 
 import pfedlms
-from pfedlms.data import from_pool, load
+from factories import DIM, federation
+from pfedlms.data import from_pool, load_dataset
 from pfedlms.engine.federation import task_of
 from pfedlms.engine.participation import Participation
 from pfedlms.engine.training import TrainSettings
 from pfedlms.experiment import memory
+from pfedlms.experiment.config import TrainSection
 from pfedlms.methods import METHODS
 from pfedlms.methods.contract import Method
 from pfedlms.models import CohortModel, build
@@ -25,8 +27,7 @@ def model() -> CohortModel:
 
 
 def digits(clients: int) -> pfedlms.data.FederatedData:
-    source = load("digits")
-    return from_pool(source.x, source.y, clients, 1.0, 0)
+    return from_pool(*load_dataset("digits"), clients, 1.0, 0)
 
 
 def made(name: str, model: CohortModel, **settings: object) -> Method:
@@ -46,7 +47,6 @@ def test_a_client_keeps_what_it_will_need(model: CohortModel) -> None:
     assert (kept("local", model), kept("local", model, momentum=True)) == ((one, one), (2 * one, 2 * one))
     assert (kept("fedavg", model), kept("fedavg", model, momentum=True)) == ((one, 0), (2 * one, 0))
     assert (kept("zsign", model, downlink="model"), kept("obda", model)) == ((2 * one, 0), (2 * one, one))
-    assert memory.kept_by_all(made("obda", model), model, False) == 2 * 2 * one + 3 * one
 
 
 def test_running_statistics_are_kept_too() -> None:
@@ -74,21 +74,24 @@ def test_cohorts_are_even_and_fit(model: CohortModel, monkeypatch: pytest.Monkey
 
 def test_where_the_system_does_not_tell_all_are_stacked(model: CohortModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda device: None)
-    assert memory.fitting_clients(1000, None) is None
     assert memory.fitting_cohort(model, digits(5), 16) == 5
-    assert memory.kept_beside(10**9, 10**9, 10**9, None)
+    assert memory.room_for_all(federation("local"), TrainSection())
 
 
-@pytest.mark.parametrize(("free", "clients"), [(10**6, 600), (6500, 3), (6700, 4), (1, 1)])
-def test_as_many_clients_fit_as_the_free_memory_holds(free: int, clients: int) -> None:
-    """0.6 of it, 1,000 bytes each; never less than one."""
-    assert memory.fitting_clients(1000, free) == clients
-
-
-@pytest.mark.parametrize(("free", "fits"), [(10_000, True), (9_990, False)])
-def test_what_is_kept_lies_beside_the_work_or_elsewhere(free: int, fits: bool) -> None:
-    """100 clients that keep 20 bytes and 4 that work with 1,000 take 6,000, which is 0.6 of 10,000."""
-    assert memory.kept_beside(100 * 20, 4, 1000, free) is fits
+@pytest.mark.parametrize(("missing", "fits"), [(0, True), (10, False)])
+def test_what_is_kept_lies_beside_the_work_or_elsewhere(
+    missing: int, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64-20-10, two of five clients at a time in batches of 8: all keep θ, two work; together 0.6 of what is free."""
+    one = 4 * DIM
+    work = 8 * one + 2 * 8 * 4 * (64 + 20 + 20 + 10 + 10)
+    free = (5 * one + 2 * work) * 10 // 6 + 1
+    monkeypatch.setattr(memory, "free_memory", lambda device: free - missing)
+    made, train = federation("local", participation=0.4), TrainSection(batch_size=8)
+    assert memory.needed_bytes(made, train) == (5 * one, 2 * work)
+    assert memory.room_for_all(made, train) is fits
+    tracked = federation("obda", participation=0.4)  # who takes part keeps θ and w, who is away w
+    assert memory.needed_bytes(tracked, train) == (2 * 2 * one + 3 * one, 2 * work)
 
 
 def test_free_memory_is_a_plausible_number() -> None:
@@ -114,8 +117,7 @@ def test_a_resumed_run_keeps_its_cohorts_whatever_memory_is_left(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Dropout depends on the grouping, so a run that goes on with less memory must go on with the same cohorts."""
-    source = load("digits")
-    arrays = (source.x, source.y)
+    arrays = load_dataset("digits")
     settings = {"clients": 4, "threads": 1, "checkpoint_every": 1, "evaluate_every": 1}
     whole = pfedlms.run(arrays, dropout, rounds=4, out=tmp_path / "whole", **settings).metrics
     pfedlms.run(arrays, dropout, rounds=2, out=tmp_path / "part", **settings)
@@ -127,7 +129,7 @@ def test_a_resumed_run_keeps_its_cohorts_whatever_memory_is_left(
 
 
 def test_resuming_with_other_data_is_refused(tmp_path: Path) -> None:
-    source = load("digits")
-    pfedlms.run((source.x, source.y), dropout, rounds=1, clients=4, out=tmp_path / "run")
+    x, y = load_dataset("digits")
+    pfedlms.run((x, y), dropout, rounds=1, clients=4, out=tmp_path / "run")
     with pytest.raises(pfedlms.PfedlmsError, match="not those this run began with"):
-        pfedlms.resume(tmp_path / "run", (source.x + 1, source.y), dropout)
+        pfedlms.resume(tmp_path / "run", (x + 1, y), dropout)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Protocol
+from collections.abc import Callable
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -16,8 +16,18 @@ from pfedlms.rng import device_words, permutation, stream, streams
 CROP = 4  # pixels an image is moved at most
 
 
+def shuffle(seed: int, client: int, epoch: int, samples: int) -> NDArray[np.int64]:
+    return permutation(stream(seed, "batches", client, epoch), samples)
+
+
 def batch_positions(
-    seed: int, client: int, samples: int, first_step: int, steps: int, batch_size: int
+    seed: int,
+    client: int,
+    samples: int,
+    first_step: int,
+    steps: int,
+    batch_size: int,
+    shuffle: Callable[[int, int, int, int], NDArray[np.int64]] = shuffle,
 ) -> NDArray[np.int64]:
     """Positions `[steps, batch_size]` in a client's training set for local steps first_step, first_step + 1, …
 
@@ -25,39 +35,15 @@ def batch_positions(
     s·batch .. (s+1)·batch − 1 of the endless row of shuffles. So every batch is full, also where a client has fewer
     samples than a batch, and any step can be computed without those before it.
     """
-    return Shuffles(seed).positions(client, samples, first_step, steps, batch_size)
+    first, count = first_step * batch_size, steps * batch_size
+    epochs = range(first // samples, (first + count - 1) // samples + 1)
+    walk = np.concatenate([shuffle(seed, client, epoch, samples) for epoch in epochs])
+    start = first - epochs[0] * samples
+    return walk[start : start + count].reshape(steps, batch_size)
 
 
-class Shuffles:
-    """Batch positions of all clients of a run; a shuffle that two rounds share is drawn once, if `keep` is twice the
-    clients."""
-
-    def __init__(self, seed: int, keep: int = 1) -> None:
-        self._seed = seed
-        self._shuffle = lru_cache(maxsize=keep)(self._draw)
-
-    def _draw(self, client: int, epoch: int, samples: int) -> NDArray[np.int64]:
-        return permutation(stream(self._seed, "batches", client, epoch), samples)
-
-    def positions(self, client: int, samples: int, first_step: int, steps: int, batch_size: int) -> NDArray[np.int64]:
-        """See `batch_positions`."""
-        first, count = first_step * batch_size, steps * batch_size
-        epochs = range(first // samples, (first + count - 1) // samples + 1)
-        walk = np.concatenate([self._shuffle(client, epoch, samples) for epoch in epochs])
-        start = first - epochs[0] * samples
-        return walk[start : start + count].reshape(steps, batch_size)
-
-
-class Batches(Protocol):
-    """Which samples clients see in their local steps."""
-
-    def indices(self, clients: tuple[int, ...], first_step: int, steps: int, batch_size: int) -> Tensor:
-        """Samples of steps first_step, first_step + 1, …: int64 `[steps, clients, batch]`, on the data's device."""
-        ...
-
-
-def batches(seed: int, data: FederatedData) -> Batches:
-    """Drawn on the device where the data are; the same samples everywhere."""
+def batches(seed: int, data: FederatedData) -> HostBatches | DeviceBatches:
+    """Which samples clients see in their local steps: drawn where the data are, the same everywhere."""
     return DeviceBatches(seed, data) if data.x.is_cuda else HostBatches(seed, data)
 
 
@@ -66,14 +52,12 @@ class HostBatches:
 
     def __init__(self, seed: int, data: FederatedData) -> None:
         self._train = data.train
-        self._shuffles = Shuffles(seed, keep=2 * data.clients)
+        self._positions = partial(batch_positions, seed, shuffle=lru_cache(maxsize=2 * data.clients)(shuffle))
 
     def indices(self, clients: tuple[int, ...], first_step: int, steps: int, batch_size: int) -> Tensor:
-        """See `Batches`."""
-        own = [
-            self._train[k][self._shuffles.positions(k, len(self._train[k]), first_step, steps, batch_size)]
-            for k in clients
-        ]
+        """Samples of steps first_step, first_step + 1, …: int64 `[steps, clients, batch]`, on the data's device."""
+        plan = first_step, steps, batch_size
+        own = [self._train[k][self._positions(k, len(self._train[k]), *plan)] for k in clients]
         return torch.from_numpy(np.stack(own, axis=1))
 
 
@@ -88,7 +72,6 @@ class DeviceBatches:
         self._held = torch.from_numpy(np.concatenate(data.train)).to(self._device)
 
     def indices(self, clients: tuple[int, ...], first_step: int, steps: int, batch_size: int) -> Tensor:
-        """See `Batches`."""
         ids, first, count = np.array(clients), first_step * batch_size, steps * batch_size
         sizes = self._sizes[ids]
         epoch = first // sizes

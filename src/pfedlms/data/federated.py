@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,45 +57,36 @@ def from_pool(
     x: ArrayLike, y: ArrayLike, clients: int, alpha: float, seed: int, min_samples: int = 10
 ) -> FederatedData:
     """Partition one pool of samples over `clients` clients (Dirichlet(α), then 75/25 train/test)."""
-    samples, labels, classes = _check(x, y, "data")
+    samples, labels = _check(x, y, "data")
     sets = partition(labels, clients, alpha, seed, max(2, min_samples))
-    halves = [split(labels, held, seed, client) for client, held in enumerate(sets)]
-    pool = torch.from_numpy(samples), torch.from_numpy(labels)
-    return FederatedData(*pool, tuple(a for a, _ in halves), tuple(b for _, b in halves), classes)
+    return _federated(samples, labels, (split(labels, held, seed, client) for client, held in enumerate(sets)))
 
 
 def from_pairs(pairs: Sequence[tuple[Pair, Pair]]) -> FederatedData:
     """Take every client's own ((x_train, y_train), (x_test, y_test)) as given."""
     if not pairs:
         raise DataError("data: got no clients, expected one (train, test) pair per client")
-    xs: list[NDArray[np.float32]] = []
-    ys: list[NDArray[np.int64]] = []
-    train: list[Indices] = []
-    test: list[Indices] = []
-    at = 0
-    for client, (own_train, own_test) in enumerate(pairs):
-        for name, (x, y), indices in (("train", own_train, train), ("test", own_test, test)):
-            samples, labels, _ = _check(x, y, f"client {client} {name}")
-            if xs and samples.shape[1:] != xs[0].shape[1:]:
+    held: list[tuple[NDArray[np.float32], NDArray[np.int64]]] = []
+    for client, parts in enumerate(pairs):
+        for part, (x, y) in zip(("train", "test"), parts, strict=True):
+            samples, labels = _check(x, y, f"client {client} {part}")
+            if held and samples.shape[1:] != held[0][0].shape[1:]:
                 raise DataError(
-                    f"client {client} {name}: got samples of shape {samples.shape[1:]}, expected "
-                    f"{xs[0].shape[1:]} as for client 0"
+                    f"client {client} {part}: got samples of shape {samples.shape[1:]}, expected "
+                    f"{held[0][0].shape[1:]} as for client 0"
                 )
-            xs.append(samples)
-            ys.append(labels)
-            indices.append(np.arange(at, at + len(labels)))
-            at += len(labels)
-    y_all = np.concatenate(ys)
-    return FederatedData(
-        torch.from_numpy(np.concatenate(xs)),
-        torch.from_numpy(y_all),
-        tuple(train),
-        tuple(test),
-        int(y_all.max()) + 1,
-    )
+            held.append((samples, labels))
+    x_all, y_all = (np.concatenate(arrays) for arrays in zip(*held, strict=True))
+    places = np.split(np.arange(len(y_all)), np.cumsum([len(labels) for _, labels in held])[:-1])
+    return _federated(x_all, y_all, zip(places[::2], places[1::2], strict=True))
 
 
-def _check(x: ArrayLike, y: ArrayLike, name: str) -> tuple[NDArray[np.float32], NDArray[np.int64], int]:
+def _federated(x: NDArray[np.float32], y: NDArray[np.int64], held: Iterable[tuple[Indices, Indices]]) -> FederatedData:
+    train, test = zip(*held, strict=True)
+    return FederatedData(torch.from_numpy(x), torch.from_numpy(y), train, test, int(y.max()) + 1)
+
+
+def _check(x: ArrayLike, y: ArrayLike, name: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     try:
         samples, raw = np.asarray(x, dtype=np.float32), np.asarray(y)
     except (ValueError, TypeError) as error:
@@ -116,4 +107,4 @@ def _check(x: ArrayLike, y: ArrayLike, name: str) -> tuple[NDArray[np.float32], 
         raise DataError(f"{name}: got label {labels.min()}, expected classes numbered from 0")
     if not np.isfinite(samples).all():
         raise DataError(f"{name}: samples hold NaN or infinite values; clean them first")
-    return np.ascontiguousarray(samples), labels, int(labels.max()) + 1
+    return np.ascontiguousarray(samples), labels

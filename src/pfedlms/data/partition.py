@@ -19,20 +19,9 @@ def partition(
 
     For each class, shares are drawn from Dirichlet(α) over the clients; the shares of clients that already hold at
     least N / clients samples are set to zero and the rest renormalised. The whole draw is repeated until every client
-    has `min_samples`, at most 100 times.
-
-    Args:
-        labels: class of every sample, any integers.
-        clients: number of sets.
-        alpha: concentration; small values give each client few classes, large ones an even mix.
-        seed: names the stream the shares come from.
-        min_samples: smallest set that is accepted.
+    has `min_samples`, at most 100 times. A small α gives each client few classes, a large one an even mix.
     """
     total = len(labels)
-    if not alpha > 0:
-        raise DataError(f"data.alpha: got {alpha}, expected a number above 0")
-    if clients < 1:
-        raise DataError(f"data.clients: got {clients}, expected at least 1")
     if clients * max(1, min_samples) > total:
         raise DataError(
             f"data.clients: got {clients} clients with data.min_samples {min_samples} each, but there are only "
@@ -92,12 +81,7 @@ def split(
     wanted = min(max(round(test_fraction * total), 1), total - 1)
     quota = test_fraction * sizes
     take = np.floor(quota).astype(np.int64)
-    preference = np.lexsort((np.arange(len(classes)), -(quota - take), sizes == 1))
-    for index in np.resize(preference, total * len(classes)):
-        if take.sum() == wanted:
-            break
-        if take[index] < sizes[index]:
-            take[index] += 1
+    take[np.lexsort((take - quota, sizes == 1))[: wanted - take.sum()]] += 1
     in_test = np.zeros(total, dtype=bool)
     for label, count in enumerate(take):
         in_test[np.flatnonzero(members == label)[:count]] = True

@@ -19,16 +19,6 @@ Raw = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
-class Dataset:
-    """A pooled data set: normalised samples `x: [samples, channels, height, width]` and labels `y: [samples]`."""
-
-    name: str
-    x: NDArray[np.float32]
-    y: NDArray[np.int64]
-    classes: int
-
-
-@dataclass(frozen=True)
 class Source:
     """How one data set is found and described; a sample is x = (raw / scale − mean) / std, channel by channel."""
 
@@ -53,8 +43,9 @@ class Source:
         return x
 
 
-def load(name: str, directory: str | Path | None = None) -> Dataset:
-    """Read the data set `name`, train and test pooled, normalised by its published mean and standard deviation."""
+def load_dataset(name: str, directory: str | Path | None = None) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Samples `[n, channels, height, width]` and labels `[n]` of the data set `name`, train and test pooled, normalised
+    by its published mean and standard deviation; as `run` and `compare` take them."""
     if name not in DATASETS:
         raise DataError(f"data.dataset: got {name!r}; {did_you_mean(name, DATASETS)}")
     source = DATASETS[name]
@@ -70,13 +61,7 @@ def load(name: str, directory: str | Path | None = None) -> Dataset:
         raise DataError(
             f"{name}: got label {labels.max()}, expected below {source.classes}; the files are not {name}'s"
         )
-    return Dataset(name, source.normalised(raw), labels, source.classes)
-
-
-def load_dataset(name: str, directory: str | Path | None = None) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Samples and labels of a data set by name, as `run` and `compare` take them."""
-    loaded = load(name, directory)
-    return loaded.x, loaded.y
+    return source.normalised(raw), labels
 
 
 def _read_digits(_: Path) -> Raw:

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pfedlms.errors import ConfigError, DivergedError, RunDirectoryError
-from pfedlms.experiment.config import Config, load_config, merge, read_toml
-from pfedlms.experiment.play import Progress
+from pfedlms.experiment.config import Config, load_config, merge, of_method, read_toml
 from pfedlms.experiment.prepare import ModelLike, prepare, python_overrides
-from pfedlms.experiment.run import Result, begin, resume
-from pfedlms.experiment.sections import Keys
+from pfedlms.experiment.run import Progress, Result, begin, resume
 from pfedlms.experiment.store import RunDirectory, write_atomically
+from pfedlms.report.tables import comparison_text
 
 SCHEMA = 1
-DEFAULT_METHODS = ("local", "fedavg", "pfedlms")
-DEFAULT_SEEDS = 3
 
 
 @dataclass(frozen=True)
@@ -38,8 +36,6 @@ class Comparison:
         return any(summary["status"] == "diverged" for summary in self.runs)
 
     def __str__(self) -> str:
-        from pfedlms.report.tables import comparison_text
-
         return comparison_text(self.runs)
 
 
@@ -47,8 +43,8 @@ def compare(
     data: Any = None,
     model: ModelLike = None,
     *,
-    methods: Sequence[str] = DEFAULT_METHODS,
-    seeds: int = DEFAULT_SEEDS,
+    methods: Sequence[str] = ("local", "fedavg", "pfedlms"),
+    seeds: int = 3,
     config: str | Path | None = None,
     out: str | Path | None = None,
     progress: Progress | None = None,
@@ -74,11 +70,11 @@ def plan(
     if seeds < 1:
         found.append(f"--seeds: got {seeds}, expected a count of at least 1")
     given = merge(read_toml(Path(file)) if file else {}, overrides)
-    asked, keys = given.get("method", {}), Keys(methods)
+    asked = given.get("method", {})
     configs = []
     for name in methods:
         if isinstance(asked, Mapping):
-            given["method"] = {**keys.of_method(name, asked), "name": name}
+            given["method"] = {**of_method(name, methods, asked), "name": name}
         try:
             first = load_config(None, given).run.seed
             configs += [load_config(None, merge(given, {"run": {"seed": first + more}})) for more in range(seeds)]
@@ -92,8 +88,7 @@ def plan(
 def play(configs: Sequence[Config], out: Path | None, data: Any, model: ModelLike, progress: Progress) -> Comparison:
     """Execute planned runs; with a directory, every run has its own folder in it, and compare.json the whole plan."""
     if out is None:
-        plays = (partial(begin, config, None, progress, data, model) for config in configs)
-        return _collect(plays, len(configs), None)
+        return _collect([partial(begin, config.with_run(out=""), progress, data, model) for config in configs], None)
     prepare(configs[0], data, model)  # finds what is wrong with data and model before anything is written
     manifest = out / "compare.json"
     if manifest.exists() or (out / "config.toml").exists():
@@ -107,10 +102,6 @@ def play(configs: Sequence[Config], out: Path | None, data: Any, model: ModelLik
     except OSError as error:
         raise RunDirectoryError(f"{out}: cannot be written ({error.strerror}); name another --out") from error
     return resume_comparison(out, data, model, progress)
-
-
-def is_comparison(directory: Path) -> bool:
-    return (directory / "compare.json").is_file()
 
 
 def resume_comparison(directory: Path, data: Any, model: ModelLike, progress: Progress) -> Comparison:
@@ -130,14 +121,13 @@ def resume_comparison(directory: Path, data: Any, model: ModelLike, progress: Pr
         if not folder.config.is_file():
             with folder:
                 folder.create(config)
-    plays = (partial(resume, directory / name, data, model, progress) for name in runs)
-    return _collect(plays, len(runs), directory)
+    return _collect([partial(resume, directory / name, data, model, progress) for name in runs], directory)
 
 
-def _collect(plays: Iterable[Callable[[], Result]], planned: int, directory: Path | None) -> Comparison:
+def _collect(plays: Sequence[Callable[[], Result]], directory: Path | None) -> Comparison:
     """Play all runs. One that diverges is marked and does not take the others with it."""
     summaries: list[dict[str, Any]] = []
-    try:
+    with suppress(KeyboardInterrupt):  # between two runs, or Ctrl-C pressed twice
         for play in plays:
             try:
                 result = play()
@@ -149,7 +139,5 @@ def _collect(plays: Iterable[Callable[[], Result]], planned: int, directory: Pat
             summaries.append(result.summary)
             if result.stopped:
                 break
-    except KeyboardInterrupt:  # between two runs, or Ctrl-C pressed twice
-        return Comparison(summaries, directory, interrupted=True)
     unfinished = any(summary["status"] == "interrupted" for summary in summaries)
-    return Comparison(summaries, directory, interrupted=unfinished or len(summaries) < planned)
+    return Comparison(summaries, directory, interrupted=unfinished or len(summaries) < len(plays))

@@ -1,29 +1,110 @@
-"""The configuration of a run, read, merged and checked; all errors at once.
+"""The configuration of a run: what can be set, one dataclass a section, every key documented where it is defined; how
+it is read, merged and checked, all errors at once; and whose each key is.
 
 Values are taken from, later ones first: `--set` and options; the user's TOML file; the shipped defaults of the data
-set and method (`pfedlms/configs/DATASET-METHOD.toml`, then `DATASET.toml`); the defaults in `sections`.
+set and method (`pfedlms/configs/DATASET-METHOD.toml`, then `DATASET.toml`); the defaults of the sections.
 """
 
 from __future__ import annotations
 
+import json
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import Field, asdict, dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from pfedlms.data.sources import DATASETS
 from pfedlms.errors import ConfigError, did_you_mean
-from pfedlms.experiment.sections import SECTIONS, DataSection, Keys, ModelSection, RunSection, TrainSection
 from pfedlms.methods import METHODS
-from pfedlms.settings import parse, problems, type_name
+from pfedlms.models.zoo import MODELS
+from pfedlms.settings import parse, problems, setting, type_name
 
 SCHEMA = 1
 
 Tables = dict[str, dict[str, Any]]
 _MALFORMED = "--set"
 """Where texts that are no assignments wait to be reported."""
+CUSTOM = "custom"
+"""Stands in a config for data or a model that was given in Python."""
+
+
+@dataclass(frozen=True)
+class DataSection:
+    """Who holds what."""
+
+    dataset: str = setting("digits", "data set by name", choices=lambda: [*DATASETS, CUSTOM])
+    dir: str = setting("", "folder with the data set's files")
+    alpha: float = setting(0.5, "α of the Dirichlet partition; small: each client holds few classes", above=0)
+    clients: int = setting(20, "K, number of clients", minimum=1, maximum=(1 << 32) - 2)
+    min_samples: int = setting(10, "smallest number of samples (train and test) a client may get", minimum=1)
+
+
+@dataclass(frozen=True)
+class ModelSection:
+    """What every client trains."""
+
+    name: str = setting("dnn", "model by name", choices=lambda: [*MODELS, CUSTOM])
+    hidden: int = setting(256, "width of dnn's hidden layer", minimum=1)
+
+
+@dataclass(frozen=True)
+class TrainSection:
+    """How clients train, the same for every method."""
+
+    rounds: int = setting(200, "R, communication rounds", minimum=1)
+    participation: float = setting(
+        1.0,
+        "share of the clients that take part in a phase; max(1, round(share · K)) of them are drawn",
+        above=0,
+        maximum=1,
+    )
+    local_steps: int = setting(20, "E, SGD steps a client takes in a round", minimum=1)
+    batch_size: int = setting(64, "samples of one step", minimum=1)
+    learning_rate: float = setting(0.1, "η", above=0)
+    momentum: float = setting(0.0, "momentum of the local steps; 0: none", minimum=0, maximum=1)
+    weight_decay: float = setting(1e-4, "μ, for every method", minimum=0)
+    augment: str = setting(
+        "none",
+        "how training images are changed at random: moved by up to 4 pixels, mirrored, or both",
+        choices=lambda: ["none", "crop", "flip", "crop+flip"],
+    )
+
+
+@dataclass(frozen=True)
+class RunSection:
+    """How the run is executed and what is kept."""
+
+    seed: int = setting(
+        0,
+        "names every random stream: partition, initial weights, batches, sketches",
+        minimum=0,
+        maximum=(1 << 63) - 1,
+    )
+    device: str = setting("auto", "auto takes a GPU where there is one", choices=lambda: ["auto", "cpu", "cuda"])
+    threads: int = setting(0, "CPU threads; 0: as they are set, which is all unless changed", minimum=0, maximum=1024)
+    out: str = setting("", "run directory; empty: a fresh one under runs/")
+    evaluate_every: int = setting(1, "rounds between evaluations (the last round is always evaluated)", minimum=1)
+    checkpoint_every: int = setting(10, "rounds between checkpoints (the last round always has one)", minimum=1)
+    quorum: float = setting(
+        0.5, "share of an exchange's messages that must be valid for the round to go on", minimum=0, maximum=1
+    )
+    lost: float = setting(
+        0.0,
+        "share of messages lost on the way, in each direction; for studies of unreliable links",
+        minimum=0,
+        maximum=1,
+    )
+    fast: bool = setting(
+        False,
+        "on a GPU: compile the model (instead of the stacked layers); other rounding, not reproducible to the bit; "
+        "worth a try where it has layers without a rule of their own",
+    )
+    cohort_size: int = setting(0, "clients stacked together; 0: as many as fit in memory; 1: one by one", minimum=0)
+    reference: bool = setting(
+        False, "everything as it is defined, in plain PyTorch, one client after another: for checking; slow"
+    )
 
 
 @dataclass(frozen=True)
@@ -32,10 +113,10 @@ class Config:
 
     method: str = "pfedlms"
     settings: Any = None
-    data: DataSection = field(default_factory=DataSection)
-    model: ModelSection = field(default_factory=ModelSection)
-    train: TrainSection = field(default_factory=TrainSection)
-    run: RunSection = field(default_factory=RunSection)
+    data: DataSection = DataSection()
+    model: ModelSection = ModelSection()
+    train: TrainSection = TrainSection()
+    run: RunSection = RunSection()
 
     def tables(self) -> Tables:
         """All keys with their values, as they stand in a TOML file."""
@@ -58,18 +139,42 @@ class Config:
         return replace(self, run=replace(self.run, **values))
 
 
+SECTIONS: dict[str, type[Any]] = {name: type(getattr(Config, name)) for name in ("data", "model", "train", "run")}
+
+
+def owners(methods: Iterable[Any]) -> list[tuple[str, str, type[Any]]]:
+    """Whose keys are whose, where `methods` are in question: section, method (or "all" of them) and the dataclass that
+    declares the keys. A method that does not exist has none; the check of a configuration reports it."""
+    return [
+        *((section, "all", cls) for section, cls in SECTIONS.items()),
+        *(("method", name, METHODS[name].Settings) for name in methods if name in list(METHODS)),
+    ]
+
+
+def keys(methods: Iterable[Any]) -> dict[tuple[str, str], Field[Any]]:
+    """Every key by section and name; one that several methods have is the first's."""
+    known: dict[tuple[str, str], Field[Any]] = {}
+    for section, _, cls in owners(methods):
+        for each in fields(cls):
+            known.setdefault((section, each.name), each)
+    return known
+
+
+def of_method(name: str, methods: Iterable[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the values of a section [method], those of one of `methods`: without what only others know, but with what
+    nobody knows, so that the check reports it."""
+    others = keys(methods).keys() - keys([name]).keys()
+    return {key: value for key, value in values.items() if ("method", key) not in others}
+
+
 def load_config(
     file: str | Path | None = None,
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
     *,
     schema_errors: str = "config",
 ) -> Config:
-    """Read, merge and check a configuration; raises ConfigError with every problem found.
-
-    Args:
-        file: a TOML file of the user's.
-        overrides: values by section and key, on top of the file.
-    """
+    """Read a TOML file, put `overrides` (by section and key) on top and check it all; raises ConfigError with every
+    problem found."""
     given = merge(read_toml(Path(file)) if file else {}, overrides or {})
     schema: Any = given.pop("schema", SCHEMA)
     if schema != SCHEMA:
@@ -81,7 +186,7 @@ def load_config(
     tables = merge(preset(dataset, method), given)
     if isinstance(tables.get("method"), Mapping):
         tables["method"] = {key: value for key, value in tables["method"].items() if key != "name"}
-    classes = {section: cls for section, _, cls in Keys([method]).owners}
+    classes = {section: cls for section, _, cls in owners([method])}
     found = _problems(tables, classes)
     if "method" not in classes:
         found.append(f"method.name: got {method!r}; {did_you_mean(str(method), METHODS)}")
@@ -115,11 +220,9 @@ def parse_overrides(assignments: Sequence[str], methods: Sequence[str]) -> Table
         else:
             tables.setdefault(_MALFORMED, {})[text] = ""  # reported with all other problems
     named = tables.get("method", {}).get("name")
-    keys = Keys([named] if named else methods)
-    for section, values in tables.items():
-        for key, text in values.items():
-            owner = keys.owner(section, key)
-            values[key] = parse(owner, key, text) if owner else text
+    for (section, key), declared in keys([named] if named else methods).items():
+        if key in tables.get(section, {}):
+            tables[section][key] = parse(declared, tables[section][key])
     return tables
 
 
@@ -148,11 +251,8 @@ def merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> Tables:
     """Both, key by key; where both have one, that of `top`."""
     merged = dict(base)
     for key, value in top.items():
-        merged[key] = (
-            {**merged.get(key, {}), **value}
-            if isinstance(value, Mapping) and isinstance(merged.get(key, {}), Mapping)
-            else value
-        )
+        below = merged.get(key, {})
+        merged[key] = {**below, **value} if isinstance(below, Mapping) and isinstance(value, Mapping) else value
     return merged
 
 
@@ -188,10 +288,8 @@ def _build(cls: type[Any], values: Mapping[str, Any]) -> Any:
 
 
 def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
+    """As JSON writes it, but for the one character that TOML wants escaped and JSON does not."""
     if isinstance(value, str):
         # Bytes of a path that are no UTF-8 (lone surrogates in Python) have no place in TOML; "?" keeps it readable.
-        escaped = value.encode(errors="replace").decode().replace("\\", "\\\\").replace('"', '\\"')
-        return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'
-    return repr(value)
+        value = value.encode(errors="replace").decode()
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

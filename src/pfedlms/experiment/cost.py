@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -13,9 +13,8 @@ from pfedlms.engine.federation import agreement, task_of
 from pfedlms.engine.participation import Participation
 from pfedlms.engine.reports import Traffic
 from pfedlms.errors import ConfigError
-from pfedlms.experiment.config import Config, Tables, load_config, merge
+from pfedlms.experiment.config import CUSTOM, Config, Tables, keys, load_config, merge, of_method
 from pfedlms.experiment.prepare import train_settings
-from pfedlms.experiment.sections import CUSTOM, Keys
 from pfedlms.methods import METHODS
 from pfedlms.methods.contract import Method
 from pfedlms.models import CohortModel, build
@@ -57,7 +56,7 @@ def bits_table(
     methods = [named] if named else list(METHODS)
     rows = []
     for name in methods:
-        own = Keys(methods).of_method(name, wanted["method"])
+        own = of_method(name, methods, wanted["method"])
         for choice in _downlinks(name, own):
             tables = {**wanted, "method": {**own, **choice, "name": name}}
             rows.append(_row(tables, classes, as_in_paper))
@@ -66,10 +65,9 @@ def bits_table(
 
 def _downlinks(method: str, chosen: Mapping[str, Any]) -> list[dict[str, str]]:
     """The ways a method can answer its clients, its default first; one where there is no choice or it was made."""
-    owner = Keys([method]).owner("method", "downlink")
-    if owner is None or "downlink" in chosen:
+    declared = keys([method]).get(("method", "downlink"))
+    if declared is None or "downlink" in chosen:
         return [{}]
-    (declared,) = (each for each in fields(owner) if each.name == "downlink")
     return [{"downlink": choice} for choice in declared.metadata["choices"]()]
 
 
@@ -96,10 +94,7 @@ def _row(tables: Tables, classes: int | None, as_in_paper: bool) -> dict[str, An
         "clients": who.clients,
         "participants": who.count,
         "parameters": model.layout.dim,
-        "up_payload_bits": 8 * cost.up_payload,
-        "up_framing_bits": 8 * cost.up_framing,
-        "down_payload_bits": 8 * cost.down_payload,
-        "down_framing_bits": 8 * cost.down_framing,
+        **{f"{part}_bits": 8 * count for part, count in asdict(cost).items() if part != "catch_up"},
         "catches_up": catches_up(config, method),
         "mib_per_round": who.count * (cost.up_payload + cost.down_payload) / (1 << 20),
     }

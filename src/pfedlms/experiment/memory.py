@@ -12,13 +12,14 @@ Measured on an H200, pFedLMS without momentum, from 100 to 1,000 clients: 7.9 MB
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from pfedlms.data import FederatedData
+from pfedlms.engine import Federation
+from pfedlms.experiment.config import TrainSection
 from pfedlms.methods.contract import Method
 from pfedlms.models import CohortModel
 
@@ -31,24 +32,16 @@ def free_memory(device: torch.device) -> int | None:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024 * int(line.split()[1])
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
         return None
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
 
 
 def kept_bytes(method: Method, model: CohortModel, with_momentum: bool) -> tuple[int, int]:
     """Bytes one client keeps from round to round: while it takes part, and while it is away."""
     here = method.client_start(model.cohort((0,), (1,), with_momentum))
     return here.nbytes, method.client_rest(here).nbytes
-
-
-def kept_by_all(method: Method, model: CohortModel, with_momentum: bool) -> int:
-    """Bytes all clients keep once each has taken part."""
-    here, away = kept_bytes(method, model, with_momentum)
-    return method.task.participants * here + (method.task.clients - method.task.participants) * away
 
 
 def working_bytes(model: CohortModel, data: FederatedData, batch_size: int) -> int:
@@ -71,21 +64,28 @@ def working_bytes(model: CohortModel, data: FederatedData, batch_size: int) -> i
     return _COPIES * 4 * model.layout.dim + batch_size * sum(outputs)
 
 
-def fitting_clients(working: int, free: int | None) -> int | None:
-    """How many clients, of `working` bytes each, can take local steps at once in `free` bytes; None without a limit."""
-    return None if free is None else max(1, int(_SHARE * free) // working)
-
-
-def kept_beside(kept: int, at_once: int, working: int, free: int | None) -> bool:
-    """Whether `kept` bytes fit into `free` ones beside the work of `at_once` clients, of `working` bytes each."""
-    return free is None or kept + at_once * working <= int(_SHARE * free)
-
-
 def fitting_cohort(model: CohortModel, data: FederatedData, batch_size: int, participants: int | None = None) -> int:
     """The number of clients to stack: all participants (by default all clients) that fit into the memory that is free
     now, in cohorts as even as they come. Results depend on it only for models with dropout, and on a GPU by
     rounding."""
-    participants = participants or data.clients
-    fitting = fitting_clients(working_bytes(model, data, batch_size), free_memory(model.device)) or participants
+    participants, free = participants or data.clients, free_memory(model.device)
+    if free is None:
+        return participants
+    fitting = max(1, int(_SHARE * free) // working_bytes(model, data, batch_size))
     cohorts = -(-participants // fitting)
     return -(-participants // cohorts)
+
+
+def needed_bytes(federation: Federation, train: TrainSection) -> tuple[int, int]:
+    """Bytes that all clients keep once each has taken part, and those that the largest cohort works with."""
+    here, away = kept_bytes(federation.method, federation.model, train.momentum > 0)
+    working = working_bytes(federation.model, federation.data, train.batch_size)
+    participants = federation.participation.count
+    kept = participants * here + (federation.data.clients - participants) * away
+    return kept, federation.largest_cohort * working
+
+
+def room_for_all(federation: Federation, train: TrainSection) -> bool:
+    """Whether what all clients keep fits on the device beside the work."""
+    free = free_memory(federation.model.device)
+    return free is None or sum(needed_bytes(federation, train)) <= int(_SHARE * free)

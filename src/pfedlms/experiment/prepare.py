@@ -15,25 +15,23 @@ from torch import nn
 
 from pfedlms import rng
 from pfedlms.backend import plain, torch_threads
-from pfedlms.data import FederatedData, from_pairs, from_pool, load
+from pfedlms.data import FederatedData, from_pairs, from_pool, load_dataset
 from pfedlms.engine import Federation
 from pfedlms.engine.participation import Participation
 from pfedlms.engine.training import TrainSettings
 from pfedlms.errors import ConfigError, DataError, UsageError, did_you_mean
-from pfedlms.experiment.config import Config, Tables
-from pfedlms.experiment.memory import fitting_cohort, free_memory, kept_beside, kept_by_all, working_bytes
-from pfedlms.experiment.sections import CUSTOM, Keys
+from pfedlms.experiment.config import CUSTOM, Config, Tables, keys
+from pfedlms.experiment.memory import fitting_cohort, room_for_all
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel, build
 from pfedlms.models.zoo import seeded
 
-_HOST = torch.device("cpu")
 ModelLike = str | nn.Module | Callable[[], nn.Module] | None
 
 
 def python_overrides(data: Any, model: ModelLike, methods: Sequence[str], settings: Mapping[str, Any]) -> Tables:
     """Keyword arguments as sections and keys; a key is looked up in every section and in the methods' own."""
-    sections = Keys(methods).sections()
+    sections = {key: section for section, key in keys(methods) if key != "name"}
     unknown = [f"{key}: unknown setting; {did_you_mean(key, sections)}" for key in settings if key not in sections]
     if unknown:
         raise ConfigError(unknown)
@@ -97,15 +95,9 @@ def prepare(config: Config, data: Any = None, model: ModelLike = None) -> Federa
             cohort_size=size, quorum=config.run.quorum, lost=config.run.lost,
         )  # fmt: skip
         federation = make()
-        return federation if device.type == "cpu" or _room_for_all(federation, train) else make(home=_HOST)
-
-
-def _room_for_all(federation: Federation, train: TrainSettings) -> bool:
-    """Whether what all clients keep fits on the device beside those that train."""
-    model = federation.model
-    kept = kept_by_all(federation.method, model, train.momentum > 0)
-    working = working_bytes(model, federation.data, train.batch_size)
-    return kept_beside(kept, federation.largest_cohort, working, free_memory(model.device))
+        if device.type == "cpu" or room_for_all(federation, config.train):
+            return federation
+        return make(home=torch.device("cpu"))
 
 
 def _device(name: str) -> torch.device:
@@ -133,8 +125,7 @@ def _federated(config: Config, data: Any) -> FederatedData:
             raise UsageError(
                 "data.dataset: 'custom' stands for data given in Python; name a data set, or use pfedlms.run(data, …)"
             )
-        source = load(chosen.dataset, chosen.dir or None)
-        x, y = source.x, source.y
+        x, y = load_dataset(chosen.dataset, chosen.dir or None)
     elif _is_pool(data):
         x, y = data
     elif hasattr(data, "shape"):

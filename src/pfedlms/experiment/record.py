@@ -10,13 +10,10 @@ from typing import Any
 
 from pfedlms.engine import Federation, RoundReport, Traffic
 from pfedlms.errors import RunDirectoryError, RunError
-from pfedlms.experiment.config import Config
-from pfedlms.experiment.sections import CUSTOM
+from pfedlms.experiment.config import CUSTOM, Config
 from pfedlms.experiment.store import RunDirectory
 
 SUMMARY_SCHEMA = 1
-_FREE = {"train.rounds", "data.dir"}  # with all of [run] but these: what may change while a run is on its way
-_BOUND = {"run.lost"}
 
 
 class Recorder:
@@ -38,12 +35,11 @@ class Recorder:
             return
         if checkpoint:
             load_into(self._federation, checkpoint, self._config, self._directory)
-        # Only now, so that a checkpoint that is refused costs no measurement.
-        self.metrics = self._directory.rewind_metrics(checkpoint["metrics_bytes"] if checkpoint else 0)
-        if checkpoint:
             self._traffic = Traffic(*checkpoint["traffic"])
             self._rejected, self._unheard = checkpoint["rejected"], checkpoint["unheard"]
             self._before = checkpoint["seconds"]
+        # Only now, so that a checkpoint that is refused costs no measurement.
+        self.metrics = self._directory.rewind_metrics(checkpoint["metrics_bytes"] if checkpoint else 0)
 
     def count(self, report: RoundReport) -> None:
         self._traffic += report.traffic
@@ -78,8 +74,8 @@ class Recorder:
             }
             self._directory.save_checkpoint({**state, "seconds": self._seconds})
 
-    def finish(self, status: str, quietly: bool = False) -> dict[str, Any]:
-        """The summary of the run, as it is stored; `quietly` where it may not be possible to store it."""
+    def finish(self, status: str) -> dict[str, Any]:
+        """The summary of the run, as it is stored; of one that failed, if it can be stored."""
         summary = self._summarise(status)
         stored = self._directory.read_summary() if self._directory is not None else None
         unlike = {"seconds": None, "everyone": None}
@@ -91,7 +87,7 @@ class Recorder:
             try:
                 self._directory.write_summary(summary)
             except RunError:
-                if not quietly:
+                if status != "failed":
                     raise
         return summary
 
@@ -114,7 +110,7 @@ class Recorder:
             summary["global_accuracy"] = _reached(shared)
         return summary | {
             "everyone": None,
-            "bytes_per_round": {name: _per_round(total, rounds) for name, total in asdict(self._traffic).items()},
+            "bytes_per_round": {name: _mean(total, rounds) for name, total in asdict(self._traffic).items()},
             "total_bytes": self._traffic.total,
             **self._failures(),
             "seconds": self._seconds,
@@ -166,13 +162,11 @@ def _data_of(config: Config, federation: Federation) -> str:
 
 
 def _settled(config: Config) -> dict[str, Any]:
-    """What cannot change any more once a run has begun."""
-    values = {f"{section}.{key}": value for section, own in config.tables().items() for key, value in own.items()}
-    return {
-        key: value
-        for key, value in values.items()
-        if key in _BOUND or (key not in _FREE and not key.startswith("run."))
-    }
+    """What cannot change once a run has begun: all but its length, where the data lie and how it is executed."""
+    tables = config.tables()
+    tables["run"] = {"lost": config.run.lost}
+    del tables["train"]["rounds"], tables["data"]["dir"]
+    return {f"{section}.{key}": value for section, own in tables.items() for key, value in own.items()}
 
 
 def _finite(value: float) -> float | None:
@@ -188,7 +182,6 @@ def _reached(values: Sequence[float]) -> dict[str, float | None]:
     return {"max": max(values), "last10": sum(tail) / len(tail), "final": values[-1]}
 
 
-def _per_round(total: int, rounds: int) -> int | float:
-    if rounds == 0:
-        return 0
-    return total // rounds if total % rounds == 0 else total / rounds
+def _mean(total: int, rounds: int) -> int | float:
+    """A whole number where it is one; nothing before the first round."""
+    return total / rounds if rounds and total % rounds else total // max(1, rounds)

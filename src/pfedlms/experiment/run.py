@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 
 from pfedlms.engine import Federation
 from pfedlms.engine.stopwatch import Stopwatch
-from pfedlms.errors import RunDirectoryError, UsageError
-from pfedlms.experiment.config import Config, load_config, method_in
-from pfedlms.experiment.play import Progress, execute
+from pfedlms.errors import DivergedError, RunDirectoryError, RunError, UsageError
+from pfedlms.experiment.config import CUSTOM, Config, load_config, method_in
 from pfedlms.experiment.prepare import ModelLike, as_configured, prepare, python_overrides
-from pfedlms.experiment.record import load_into
-from pfedlms.experiment.sections import CUSTOM
+from pfedlms.experiment.record import Recorder, load_into
 from pfedlms.experiment.store import RunDirectory, write_atomically
 
 
@@ -44,6 +46,14 @@ class Result:
             return [model for _, model in sorted(self.federation.models(), key=lambda pair: pair[0])]
 
 
+class Progress:
+    """Told what happens in a run; the default says nothing."""
+
+    def started(self, config: Config, rounds_played: int) -> None: ...
+
+    def evaluated(self, config: Config, record: Mapping[str, Any]) -> None: ...
+
+
 def run(
     data: Any = None,
     model: ModelLike = None,
@@ -66,43 +76,28 @@ def run(
         out: run directory; without one nothing is written.
         progress: told what happens.
         settings: any key of a section (`rounds=50, alpha=0.1, strength=0.05, seed=1, …`).
-
-    Example:
-        >>> import pfedlms
-        >>> result = pfedlms.run("digits", rounds=2, clients=5)
-        >>> sorted(result.summary["accuracy"])
-        ['final', 'last10', 'max']
     """
     method = method or method_in(config)
     overrides = python_overrides(data, model, [method], settings)
     overrides["method"]["name"] = method
     if out:
         overrides["run"]["out"] = str(out)
-    checked = load_config(config, overrides)
-    place = Path(checked.run.out) if checked.run.out else None
-    return begin(checked, place, progress or Progress(), data, model)
+    return begin(load_config(config, overrides), progress or Progress(), data, model)
 
 
 def begin(
-    config: Config,
-    out: Path | None,
-    progress: Progress,
-    data: Any = None,
-    model: ModelLike = None,
-    profile: bool = False,
+    config: Config, progress: Progress, data: Any = None, model: ModelLike = None, profile: bool = False
 ) -> Result:
-    """Train from a checked configuration; without `out` nothing is written, with `profile` the federation's stopwatch
-    runs."""
+    """Train from a checked configuration; without `run.out` nothing is written, with `profile` the federation's
+    stopwatch runs."""
     federation = prepare(config, data, model)
     if profile:
         federation.watch = Stopwatch(federation.model.device)
-    if out is None:
-        summary, metrics, stopped = execute(config, federation, progress)
-    else:
-        with RunDirectory(out) as directory:
-            directory.create(config.to_toml())
-            summary, metrics, stopped = execute(config, federation, progress, directory)
-    return Result(config, summary, metrics, out, federation, stopped)
+    if not config.run.out:
+        return _execute(config, federation, progress)
+    with RunDirectory(Path(config.run.out)) as directory:
+        directory.create(config.to_toml())
+        return _execute(config, federation, progress, directory)
 
 
 def resume(
@@ -120,13 +115,14 @@ def resume(
         stored.open()
         checkpoint = stored.load_checkpoint()
         federation = prepare(_grouped(config, checkpoint), data, model)
-        summary, metrics, stopped = execute(config, federation, progress or Progress(), stored, checkpoint)
-    return Result(config, summary, metrics, stored.path, federation, stopped)
+        return _execute(config, federation, progress or Progress(), stored, checkpoint)
 
 
 def _stored(directory: str | Path) -> tuple[RunDirectory, Config]:
     stored = RunDirectory(Path(directory))
-    return stored, load_config(stored.existing(), schema_errors="run directory")
+    if not stored.config.is_file():
+        raise RunDirectoryError(f"{stored.path}: no run here (config.toml is missing)")
+    return stored, load_config(stored.config, schema_errors="run directory")
 
 
 def _grouped(config: Config, checkpoint: Mapping[str, Any] | None) -> Config:
@@ -155,3 +151,70 @@ def export(directory: str | Path, client: int, file: str | Path) -> None:
         write_atomically(Path(file), lambda opened: torch.save(model, opened))
     except (OSError, RuntimeError, ValueError) as error:
         raise UsageError(f"{file}: cannot be written ({getattr(error, 'strerror', None) or error})") from error
+
+
+def _execute(
+    config: Config,
+    federation: Federation,
+    progress: Progress,
+    directory: RunDirectory | None = None,
+    checkpoint: Mapping[str, Any] | None = None,
+) -> Result:
+    """Play all rounds that are left, measuring and saving as the configuration says."""
+    recorder = Recorder(config, federation, directory)
+    try:
+        with as_configured(config), _stop_on_interrupt() as stopped:
+            recorder.restore(checkpoint)
+            progress.started(config, federation.rounds_played)
+            out = directory.path if directory else None
+            summary = recorder.finish(_play(config, federation, recorder, progress, stopped))
+            return Result(config, summary, recorder.metrics, out, federation, stopped())
+    except DivergedError as error:
+        error.summary = recorder.finish("diverged")
+        raise
+    except RunError:
+        # The disk may be full, but what was measured so far is on it; a summary is worth a try, the cause is what
+        # counts.
+        recorder.finish("failed")
+        raise
+
+
+def _play(
+    config: Config, federation: Federation, recorder: Recorder, progress: Progress, stopped: Callable[[], bool]
+) -> str:
+    last = config.train.rounds
+    if federation.rounds_played == 0:
+        federation.start()
+    while federation.rounds_played < last:
+        number = federation.rounds_played + 1
+        evaluate = number % config.run.evaluate_every == 0 or number == last
+        report = federation.play_round(evaluate_global=evaluate)
+        recorder.count(report)
+        if evaluate:
+            progress.evaluated(config, recorder.evaluate(report))
+        interrupted = stopped() and number < last
+        if number % config.run.checkpoint_every == 0 or number == last or interrupted:
+            recorder.checkpoint()
+        if interrupted:
+            return "interrupted"
+    return "finished"
+
+
+@contextmanager
+def _stop_on_interrupt() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C lets the round end and be saved; a second one ends the program at once."""
+    pressed = threading.Event()
+
+    def handle(number: int, where: FrameType | None) -> None:
+        if pressed.is_set():
+            raise KeyboardInterrupt
+        pressed.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield pressed.is_set
+        return
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield pressed.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)

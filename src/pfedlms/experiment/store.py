@@ -15,7 +15,7 @@ import os
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,36 +27,15 @@ SCHEMA = 2
 _CHECKPOINT = ("metrics_bytes", "settings", "federation", "traffic", "rejected", "unheard", "seconds")
 
 
-class RunDirectory:
+class RunDirectory(ExitStack):
     """Files of one run; at most one process writes to it at a time: from `create` or `open` to the end of a `with`."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._lock: BinaryIO | None = None
-
-    def __enter__(self) -> RunDirectory:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.toml"
-
-    @property
-    def _metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def _checkpoint(self) -> Path:
-        return self.path / "checkpoint.pt"
-
-    @property
-    def _summary(self) -> Path:
-        return self.path / "summary.json"
+        super().__init__()
+        self.path, self.config = path, path / "config.toml"
+        self._metrics, self._summary, self._checkpoint = (
+            path / name for name in ("metrics.jsonl", "summary.json", "checkpoint.pt")
+        )
 
     def create(self, config: str) -> None:
         """Make the directory; refuse one that already holds a run."""
@@ -75,12 +54,6 @@ class RunDirectory:
             reason = getattr(error, "strerror", None) or error
             raise RunDirectoryError(f"{self.path}: cannot be written ({reason}); name another --out") from error
 
-    def existing(self) -> Path:
-        """The configuration of the run that is here."""
-        if not self.config.is_file():
-            raise RunDirectoryError(f"{self.path}: no run here (config.toml is missing)")
-        return self.config
-
     def open(self) -> None:
         """Take an existing directory over, to go on with its run."""
         try:
@@ -89,15 +62,13 @@ class RunDirectory:
             raise RunDirectoryError(f"{self.path}: cannot be written ({error.strerror})") from error
 
     def _acquire(self) -> None:
-        lock = open(self.path / ".lock", "wb")  # noqa: SIM115 - held open: the lock lives as long as the file is
+        lock = self.enter_context(open(self.path / ".lock", "wb"))  # noqa: SIM115 - until the `with` ends
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            lock.close()
             raise RunDirectoryError(
                 f"{self.path}: another process is running here; wait for it or name another --out"
             ) from error
-        self._lock = lock
 
     def append_metrics(self, record: dict[str, Any]) -> None:
         with self._storing(), open(self._metrics, "ab") as file:

@@ -7,8 +7,8 @@ from dataclasses import Field, fields
 from typing import Any
 
 from pfedlms.data import DATASETS
+from pfedlms.experiment.config import CUSTOM, owners
 from pfedlms.experiment.cost import bits_table
-from pfedlms.experiment.sections import CUSTOM, Keys
 from pfedlms.methods import METHODS
 from pfedlms.models import MODELS, build, flat_layout
 
@@ -61,7 +61,7 @@ def settings() -> Rows:
     """Every key; methods may share a name with another default and meaning, so each row says whose it is."""
     return [
         {"setting": f"{section}.{each.name}", "for": name, "default": each.default, "meaning": _meaning(each)}
-        for section, name, cls in Keys(METHODS).owners
+        for section, name, cls in owners(METHODS)
         for each in fields(cls)
     ]
 
@@ -72,9 +72,4 @@ def _meaning(declared: Field[Any]) -> str:
     return f"{declared.metadata['help']} ({', '.join(values)})" if values else str(declared.metadata["help"])
 
 
-LISTINGS: dict[str, Callable[[], Rows]] = {
-    "methods": methods,
-    "datasets": datasets,
-    "models": models,
-    "settings": settings,
-}
+LISTINGS: dict[str, Callable[[], Rows]] = {each.__name__: each for each in (methods, datasets, models, settings)}

@@ -10,19 +10,20 @@ from rich.console import Console
 from pfedlms.engine import Federation
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.cost import catches_up, message_cost
-from pfedlms.experiment.memory import kept_by_all, working_bytes
+from pfedlms.experiment.memory import needed_bytes
 from pfedlms.report.tables import CATCHING_UP, MIB, table
 
 
 def plan_json(config: Config, federation: Federation) -> dict[str, Any]:
     """The plan as data: configuration, layer table, bytes and memory."""
-    layout, kept = federation.method.sketched or (federation.model.layout, None)
+    layout, sketched = federation.method.sketched or (federation.model.layout, None)
     layers: list[dict[str, Any]] = [
         {"name": layer.name, "offset": layer.offset, "size": layer.size, "pad": layer.pad} for layer in layout.layers
     ]
-    for layer, entries in zip(layers, kept or (), strict=kept is not None):
+    for layer, entries in zip(layers, sketched or (), strict=sketched is not None):
         layer["sketch"] = entries
     data, participants = federation.data, federation.participation.count
+    kept, working = needed_bytes(federation, config.train)
     # What is sent to clients that come back depends on who is drawn, so it is in no plan.
     sent = {name: participants * count for name, count in asdict(message_cost(federation.method)).items()}
     return {
@@ -39,17 +40,7 @@ def plan_json(config: Config, federation: Federation) -> dict[str, Any]:
         "bytes_per_round": sent,
         "total_bytes": sum(sent.values()) * config.train.rounds,
         "catches_up": catches_up(config, federation.method),
-        "memory_bytes": _memory(config, federation),
-    }
-
-
-def _memory(config: Config, federation: Federation) -> dict[str, int]:
-    """Bytes of the data, of what all clients keep from round to round, and of those that take local steps at once."""
-    model, data = federation.model, federation.data
-    return {
-        "data": data.x.numel() * 4 + data.y.numel() * 8,
-        "clients": kept_by_all(federation.method, model, config.train.momentum > 0),
-        "working": federation.largest_cohort * working_bytes(model, data, config.train.batch_size),
+        "memory_bytes": {"data": data.x.numel() * 4 + data.y.numel() * 8, "clients": kept, "working": working},
     }
 
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from pfedlms.experiment.config import Config
-from pfedlms.experiment.play import Progress
+from pfedlms.experiment.run import Progress
 from pfedlms.report.tables import MIB
 
 
@@ -28,7 +28,7 @@ def _accuracy(record: Mapping[str, Any]) -> str:
     return f"P-acc {record['p_acc']:5.2f} %{shared}"
 
 
-class LiveProgress(Progress):
+class LiveProgress(Bar, Progress):
     """One bar a run, with accuracy, bytes sent and time left."""
 
     def __init__(self, console: Console) -> None:
@@ -40,24 +40,14 @@ class LiveProgress(Progress):
             TextColumn("{task.fields[sent]}", style="cyan"),
             TimeRemainingColumn(elapsed_when_finished=True),
         )
-        self._bar = Bar(*columns, console=console)
-        self._tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> LiveProgress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._bar.stop()
+        super().__init__(*columns, console=console)
 
     def started(self, config: Config, rounds_played: int) -> None:
-        self._tasks[_label(config)] = self._bar.add_task(
-            _label(config), total=config.train.rounds, completed=rounds_played, accuracy="", sent=""
-        )
+        rounds = config.train.rounds
+        self._task = self.add_task(_label(config), total=rounds, completed=rounds_played, accuracy="", sent="")
 
     def evaluated(self, config: Config, record: Mapping[str, Any]) -> None:
-        task = self._tasks[_label(config)]
-        self._bar.update(task, completed=record["round"], accuracy=_accuracy(record), sent=_sent(record))
+        self.update(self._task, completed=record["round"], accuracy=_accuracy(record), sent=_sent(record))
 
 
 class PlainProgress(Progress):
@@ -65,27 +55,19 @@ class PlainProgress(Progress):
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._next: dict[str, int] = {}
-
-    def __enter__(self) -> PlainProgress:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        return None
 
     def started(self, config: Config, rounds_played: int) -> None:
-        self._next[_label(config)] = 0
+        self._next = 0
         already = f", from round {rounds_played} on" if rounds_played else ""
         self._say(f"{_label(config)}: {config.train.rounds} rounds on {config.data.dataset}{already}")
 
     def evaluated(self, config: Config, record: Mapping[str, Any]) -> None:
-        if record["round"] < self._next[_label(config)] and record["round"] < config.train.rounds:
+        if record["round"] < self._next and record["round"] < config.train.rounds:
             return
-        self._next[_label(config)] = record["round"] + max(1, config.train.rounds // 10)
+        self._next = record["round"] + max(1, config.train.rounds // 10)
         self._say(
             f"{_label(config)}: round {record['round']}/{config.train.rounds}  {_accuracy(record)}  loss "
-            f"{record['loss']:.4f}  "
-            f"{_sent(record)}  {record['seconds']:.1f} s"
+            f"{record['loss']:.4f}  {_sent(record)}  {record['seconds']:.1f} s"
         )
 
     def _say(self, text: str) -> None:
