@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from pfedlms.backend import threads, torch_threads
+from pfedlms.backend import long_operators
 from pfedlms.cohort import Cohort
 from pfedlms.models.alone import Alone
 from pfedlms.models.chain import Chain
@@ -94,7 +94,7 @@ class CohortModel:
     def _threads(self, way: Way, clients: int) -> AbstractContextManager[None]:
         """On a CPU, long operators may use all threads; inside the engine others run on one each."""
         short = self.device.type != "cpu" or way.short(clients)
-        return nullcontext() if short else torch_threads(threads())
+        return nullcontext() if short else long_operators()
 
     @property
     def feature_size(self) -> int:
