@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -17,7 +18,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import pfedlms
 from factories import SIZES, federation, normal, sketch_of, some_pull
 from pfedlms import backend
-from pfedlms.backend import backend_of, compiled, own_threads, plain, share, spread, threads, torch_threads
+from pfedlms.backend import (
+    backend_of,
+    compiled,
+    long_operators,
+    own_threads,
+    plain,
+    share,
+    spread,
+    threads,
+    torch_threads,
+)
 from pfedlms.pull import cpu as pull_cpu
 from pfedlms.sketch import cpu as sketch_cpu
 from pfedlms.step import cpu as step_cpu
@@ -166,7 +177,7 @@ def test_an_error_in_a_thread_reaches_the_caller_and_the_rest_is_left(bad: int) 
 def test_own_threads_leave_one_to_an_operator_and_all_to_work_that_is_spread() -> None:
     with own_threads():
         assert (torch.get_num_threads(), threads()) == (1, 3)
-        with own_threads(), torch_threads(threads()):
+        with own_threads(), long_operators():
             assert torch.get_num_threads() == 3
         assert (torch.get_num_threads(), threads()) == (1, 3)
         seen: list[tuple[int, int]] = []
@@ -213,7 +224,33 @@ except ValueError as error:
 else:
     raise AssertionError("numba has started threads of its own")
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    run_afresh(script)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="GNU's OpenMP")
+def test_threads_of_long_operators_do_not_spin_if_torch_was_there_first() -> None:
+    """Then the variable that says so would come too late; with more threads than cores OpenMP does not."""
+    run_afresh("""
+import os, threading, torch
+import pfedlms
+from pfedlms.backend import long_operators, own_threads
+assert "GOMP_SPINCOUNT" not in os.environ
+torch.set_num_threads(2)
+with own_threads(), long_operators():
+    assert torch.get_num_threads() == 2
+    assert len(os.listdir("/proc/self/task")) > len(os.sched_getaffinity(0))
+seen = [torch.get_num_threads()]
+other = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+other.start()
+other.join()
+assert seen == [2, 2], seen
+""")
+    run_afresh("import os, pfedlms; assert os.environ['GOMP_SPINCOUNT'] == '1000'")
+
+
+def run_afresh(script: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-# PyTorch's and numba's OpenMP threads wait for work by spinning. On cores that are busy with other jobs the two pools
-# then wait for each other, and rounds take twenty times as long; giving up soon costs nothing on an idle machine. The
-# variable is only read before the first of them starts.
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+# Threads of one PyTorch operator wait for each other by spinning; on cores that are busy with other jobs a long model
+# then takes ten times as long. Giving up soon costs nothing on an idle machine. The variable is read when PyTorch is
+# loaded: if it is already, `backend.long_operators` has another way.
+if "torch" not in sys.modules:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 if TYPE_CHECKING:
     from pfedlms.data import load_dataset

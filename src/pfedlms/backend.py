@@ -8,6 +8,7 @@ run their definition.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -99,8 +100,8 @@ def torch_threads(count: int) -> Iterator[None]:
 def own_threads() -> Iterator[None]:
     """Within it PyTorch's operators run on one thread each, and `spread` and `share` have the threads they had.
 
-    An operator that uses several waits for all of them, and many are short: on cores that are busy with other jobs
-    such waiting takes many times as long as the work. `with torch_threads(threads()):` is for long ones inside of it.
+    An operator that uses several waits for all of them, and most are short: on cores that are busy with other jobs
+    such waiting takes many times as long as the work.
     """
     before, _here.threads = _here.threads, threads()
     try:
@@ -108,6 +109,35 @@ def own_threads() -> Iterator[None]:
             yield
     finally:
         _here.threads = before
+
+
+@contextmanager
+def long_operators() -> Iterator[None]:
+    """Within it PyTorch's operators may use all threads, also inside of `own_threads`."""
+    if threads() > 1:
+        _do_not_spin(os.getpid())
+    with torch_threads(threads()):
+        yield
+
+
+@cache
+def _do_not_spin(process: int) -> None:
+    """Make the threads of an operator wait for each other asleep: GNU's OpenMP spins unless it was told not to before
+    it was loaded, or has more threads than there are cores. So it gets some more, which never have anything to do."""
+    told = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ)
+    if sys.platform != "linux" or told:
+        return
+    count, before, started = len(os.sched_getaffinity(0)) + 1, torch.get_num_threads(), threading.Event()
+
+    def keep() -> None:
+        torch.set_num_threads(count)
+        torch.zeros(count << 16).add_(1)  # long enough for all of them
+        started.set()
+        threading.Event().wait()
+
+    threading.Thread(target=keep, name="pfedlms-idle", daemon=True).start()
+    started.wait()
+    torch.set_num_threads(before)  # for threads to come; each has a count of its own
 
 
 def spread(work: Callable[[Item], object], items: Sequence[Item]) -> None:

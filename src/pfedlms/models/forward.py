@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from pfedlms.backend import threads, torch_threads
+from pfedlms.backend import long_operators
 from pfedlms.cohort import Cohort
 from pfedlms.models.alone import Alone
 from pfedlms.models.chain import Chain
@@ -87,7 +87,7 @@ class CohortModel:
         assert way is not None  # with samples
         # On a CPU, long operators may use all threads; inside the engine others run on one each.
         short = self.device.type != "cpu" or way.short(len(x))
-        with nullcontext() if short else torch_threads(threads()):
+        with nullcontext() if short else long_operators():
             return way.over(len(x), partial(some, way))
 
     @property

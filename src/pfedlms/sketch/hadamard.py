@@ -130,7 +130,7 @@ def _wide_stages(row: _Array, unit: int, first: int, last: int) -> None:
 
 @compiled()
 def fwht_row(row: _Array) -> None:
-    """H x of one row `[N]`, in place; for use inside other numba kernels, also inside `prange`.
+    """H x of one row `[N]`, in place; for use inside other kernels.
 
     Equal, to the bit, to `row[:] = fwht_reference(torch.from_numpy(row))`. The row must be contiguous and
     float32 or float64 (checked when the caller compiles), its size a power of two (unchecked: check it where
@@ -180,9 +180,8 @@ def fwht_(values: torch.Tensor) -> torch.Tensor:
     """Replace each row x of `values: [..., N]` by H x, in place, and return `values`.
 
     N is a power of two up to 2^24; float32 or float64, contiguous. Equal, to the bit, to
-    `values.copy_(fwht_reference(values))`, whatever the number of rows and threads. On a GPU Triton
-    kernels run where Triton is installed, and that slow expression elsewhere. On the CPU the rows are spread over
-    numba's threads.
+    `values.copy_(fwht_reference(values))`, whatever the number of rows and threads; that slow expression is also what
+    runs where there is no kernel (see `backend_of`).
     """
     size = _checked_size(values)
     if values.dtype not in (torch.float32, torch.float64):
