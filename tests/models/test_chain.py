@@ -23,7 +23,10 @@ def normal(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def squares(rows: slice, outputs: Tensor, features: Tensor | None) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+LABELS = torch.zeros(64, 0)  # of as many clients as there may be; `squares` looks at none
+
+
+def squares(outputs: Tensor, features: Tensor | None, labels: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """Half the squared length of outputs and of features, whose gradients are themselves; those of a first layer are
     the samples."""
     ends = [end for end in (outputs, features) if end is not None and end.requires_grad]
@@ -113,7 +116,7 @@ def test_a_chain_has_the_bits_of_the_same_module_under_vmap(factory: Factory) ->
     for features in (True, False):
         out = torch.full((2, *params.shape), torch.nan)
         losses = [
-            model.gradient(own, params, {}, x.clone(), squares, features)
+            model.gradient(own, params, {}, x.clone(), LABELS, squares, features)
             for own, model in zip(out, (chain, other), strict=True)
         ]
         assert torch.equal(losses[0], losses[1])

@@ -102,7 +102,10 @@ class Setup:
         self.x = normal(CLIENTS, BATCH, 3, 2, 2, seed=3)
 
 
-def squares(rows: slice, outputs: Tensor, features: Tensor | None) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+LABELS = torch.zeros(64, 0)  # of as many clients as there may be; `squares` looks at none
+
+
+def squares(outputs: Tensor, features: Tensor | None, labels: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """Half the squared length of outputs and features, whose gradients are themselves."""
     ends = [end for end in (outputs, features) if end is not None]
     losses = sum(end.detach().flatten(1).square().sum(dim=1) / 2 for end in ends)
@@ -124,7 +127,7 @@ def test_every_way_is_a_loop_over_plain_modules(factory: Factory, way: Any) -> N
     before = copy.deepcopy((model.module.state_dict(), model.initial, model.initial_buffers))
     for step in range(2):
         x, out = normal(CLIENTS, BATCH, 3, 2, 2, seed=10 + step), torch.full_like(setup.params, torch.nan)
-        losses = model.gradient(out, setup.params, setup.buffers, x, squares)
+        losses = model.gradient(out, setup.params, setup.buffers, x, LABELS, squares)
         for client, module in enumerate(setup.plain):
             loss = module.train()(x[client]).square().sum() / 2
             torch.testing.assert_close(losses[client], loss.detach())
@@ -170,7 +173,7 @@ def test_a_client_alone_has_the_bits_it_has_in_a_cohort(factory: Factory) -> Non
     def results(chosen: slice) -> tuple[Tensor, Tensor]:
         out = torch.empty_like(params[chosen])
         buffers = {name: value[chosen].clone() for name, value in cohort.buffers.items()}
-        return model.gradient(out, params[chosen], buffers, x[chosen], squares), out
+        return model.gradient(out, params[chosen], buffers, x[chosen], LABELS, squares), out
 
     for together, alone in zip(results(slice(0, 3)), results(slice(1, 2)), strict=True):
         assert torch.equal(together[1:2], alone)
@@ -206,7 +209,7 @@ def test_features_are_what_enters_the_last_linear_layer(factory: Factory, width:
     assert features is not None
     assert setup.model.feature_size == features.shape[2] == width
     out = torch.full_like(setup.params, torch.nan)
-    losses = setup.model.gradient(out, setup.params, setup.buffers, setup.x, squares, features=True)
+    losses = setup.model.gradient(out, setup.params, setup.buffers, setup.x, LABELS, squares, features=True)
     for client, module in enumerate(setup.plain):
         x = setup.x[client]
         torch.testing.assert_close(features[client], module.eval()[:-1](x))
@@ -232,7 +235,7 @@ class Unused(nn.Module):
 def test_a_parameter_that_takes_no_part_has_no_gradient() -> None:
     setup = Setup(Unused)
     out = torch.full_like(setup.params, torch.nan)
-    setup.model.gradient(out, setup.params, {}, setup.x, squares)
+    setup.model.gradient(out, setup.params, {}, setup.x, LABELS, squares)
     assert out[:, :52].all()
     assert not out[:, 52:].any()
 
@@ -392,7 +395,7 @@ def test_a_module_that_cannot_be_stacked_warns_once_and_is_right(factory: Factor
     out = torch.full_like(setup.params, torch.nan)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        losses = setup.model.gradient(out, setup.params, setup.buffers, setup.x, squares)
+        losses = setup.model.gradient(out, setup.params, setup.buffers, setup.x, LABELS, squares)
     for client, module in enumerate(setup.plain):
         loss = module(setup.x[client]).square().sum() / 2
         torch.testing.assert_close(losses[client], loss.detach())

@@ -175,7 +175,7 @@ def test_what_is_frozen_is_shared_by_all_clients() -> None:
     buffers = model.cohort((0, 1, 2), (1, 1, 1), with_momentum=False).buffers
     x, out = normal(CLIENTS, BATCH, 4, 6, 6), torch.full_like(params, torch.nan)
     model._way = Stacked(model._single, folds=True)
-    model.gradient(out, params, buffers, x, squares)
+    model.gradient(out, params, buffers, x, LABELS, squares)
     for client, module in enumerate(plain):
         loss = module.train()(x[client]).square().sum() / 2
         trained = [value for value in module.parameters() if value.requires_grad]
@@ -248,7 +248,10 @@ def test_a_layer_used_twice_adds_its_gradients_up() -> None:
         torch.testing.assert_close(gradient, expected[name])
 
 
-def squares(rows: slice, outputs: Tensor, features: Tensor | None) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+LABELS = torch.zeros(64, 0)  # of as many clients as there may be; `squares` looks at none
+
+
+def squares(outputs: Tensor, features: Tensor | None, labels: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """Half the squared length of outputs, whose gradients are themselves."""
     given = outputs.detach()
     return given.flatten(1).square().sum(dim=1) / 2, [outputs], [given.clone()]
@@ -260,7 +263,7 @@ def test_the_flat_gradient_of_a_layer_used_twice_is_that_of_autograd() -> None:
     params = torch.cat([value.detach().flatten(1) for value in pair.named.values()], dim=1)
     out = torch.full_like(params, torch.nan)
     x = normal(CLIENTS, BATCH, 6)
-    losses = model.gradient(out, params, {}, x, squares)
+    losses = model.gradient(out, params, {}, x, LABELS, squares)
     expected = torch.cat([value.flatten(1) for value in plain_gradients(pair, x).values()], dim=1) / 2
     torch.testing.assert_close(out, expected)
     halves = [module(own).square().sum() / 2 for own, module in zip(x, pair.plain, strict=True)]

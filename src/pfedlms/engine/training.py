@@ -114,35 +114,18 @@ class LocalWorker:
         params, momentum = cohort.params.clone(), cohort.momentum.clone()
         buffers = {name: value.clone() for name, value in cohort.buffers.items()}
         losses, gradients = torch.zeros(len(params), device=params.device), torch.empty_like(params)
-        labels = self._data.y[plan[:, 0]]
+        labels, minimised = self._data.y[plan[:, 0]], partial(task_loss, objective)
         for step, (chosen, y) in enumerate(zip(plan, labels, strict=True)):
+            pull, x = partial(objective.gradient, params), self._training_samples(chosen)
+            task = partial(self._model.gradient, gradients, params, buffers, x, y, minimised, objective.needs_features)
             # The pull depends on the models alone, so it is computed beside the gradient of the loss.
-            extra, loss = beside(
-                partial(objective.gradient, params),
-                partial(self._gradient, gradients, params, buffers, self._training_samples(chosen), y, objective),
-                self._model.device,
-                "pull",
-            )
+            extra, loss = beside(pull, task, self._model.device, "pull")
             losses += loss
             sgd_step_(
                 params, gradients, extra, momentum, settings.learning_rate, settings.momentum, settings.weight_decay
             )
             params = objective.after_step(params, step)
         return replace(cohort, params=params, momentum=momentum, buffers=buffers), losses / len(plan)
-
-    def _gradient(
-        self, out: Tensor, params: Tensor, buffers: dict[str, Tensor], x: Tensor, y: Tensor, objective: Objective
-    ) -> Tensor:
-        """Task loss of every client, and into `out: [clients, dim]` the gradient of all that is differentiated."""
-
-        def ends(rows: slice, outputs: Tensor, features: Tensor | None) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-            losses, slope = cross_entropy(outputs, y[rows])
-            extra = None if features is None else objective.loss(features, y[rows])
-            if extra is None or not extra.requires_grad:  # features that no parameter has a part in
-                return losses, [outputs], [slope]
-            return losses, [outputs, extra], [slope, torch.ones_like(extra)]
-
-        return self._model.gradient(out, params, buffers, x, ends, objective.needs_features)
 
     def mean_gradient(self, cohort: Cohort, params: Tensor, round: int) -> Tensor:
         """See `ClientWork`; running statistics are left as they are."""
@@ -151,7 +134,7 @@ class LocalWorker:
         with seeded_modules(rng.stream(self._seed, "module", round + 1, cohort.ids[0]), self._model.device):
             for chosen in self.plan(cohort, round + 1):
                 x, y = self._training_samples(chosen), self._data.y[chosen[0]]
-                self._gradient(gradients, params.expand_as(total), buffers, x, y, Objective())
+                self._model.gradient(gradients, params.expand_as(total), buffers, x, y, partial(task_loss, Objective()))
                 total += gradients
         return total / self._train.local_steps
 
@@ -212,6 +195,17 @@ class LocalWorker:
             mask = torch.from_numpy(np.arange(start, start + width)[None, :] < lengths[:, None])
             place = torch.from_numpy(index).to(self._data.x.device)
             yield self._samples(place), self._data.y[place], mask.to(self._data.x.device)
+
+
+def task_loss(
+    objective: Objective, outputs: Tensor, features: Tensor | None, labels: Tensor
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Cross-entropy of every client, and what the objective adds to it from features; see `models.forward.Loss`."""
+    losses, slope = cross_entropy(outputs, labels)
+    extra = None if features is None else objective.loss(features, labels)
+    if extra is None or not extra.requires_grad:  # features that no parameter has a part in
+        return losses, [outputs], [slope]
+    return losses, [outputs, extra], [slope, torch.ones_like(extra)]
 
 
 def check_finite(cohort: Cohort, losses: Tensor, phase: int) -> None:

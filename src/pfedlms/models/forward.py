@@ -27,9 +27,9 @@ from pfedlms.models.way import Pass, Result, Single, Values, Way
 # depend on how clients are grouped.
 _LOOP_ON_CPU = (_ConvNd, _NormBase, nn.GroupNorm, nn.LayerNorm, nn.RNNBase, nn.MultiheadAttention)
 
-Ends = Callable[[slice, Tensor, Tensor | None], tuple[Tensor, list[Tensor], list[Tensor]]]
-"""What a training step minimises: for some rows of clients, their outputs `[clients, batch, classes]` and features it
-gives each client's loss, the tensors gradients flow back from, and the gradients there."""
+Loss = Callable[[Tensor, Tensor | None, Tensor], tuple[Tensor, list[Tensor], list[Tensor]]]
+"""What a training step minimises: outputs `[clients, batch, classes]`, features and labels `[clients, batch]` give each
+client's loss, the tensors gradients flow back from, and the gradients there."""
 
 
 def choose(single: Single, device: torch.device, fast: bool, params: Values, sample: Tensor | None) -> Way | None:
@@ -120,8 +120,9 @@ class CohortModel:
         return _joined(outputs), _joined(seen) if features else None
 
     def gradient(
-        self, out: Tensor, params: Tensor, buffers: dict[str, Tensor], x: Tensor, ends: Ends, features: bool = False
-    ) -> Tensor:
+        self, out: Tensor, params: Tensor, buffers: dict[str, Tensor], x: Tensor, y: Tensor, loss: Loss,
+        features: bool = False,
+    ) -> Tensor:  # fmt: skip
         """One training step's forward and backward pass of every client: gradients into `out: [clients, dim]`; returns
         the losses `[clients]`."""
 
@@ -133,7 +134,7 @@ class CohortModel:
             # cent of a step faster than a product of its own and a copy, on several up to three times slower.
             direct = places if out.is_cuda or way.short(rows.stop - rows.start) else {}
             outputs, seen = way.forward(Pass(leaves, direct, own, x[rows], True, features))
-            losses, roots, slopes = ends(rows, outputs, seen)
+            losses, roots, slopes = loss(outputs, seen, y[rows])
             # Clients share no parameter, so every client's own gradient comes out in its row.
             gradients = torch.autograd.grad(roots, list(leaves.values()), slopes, allow_unused=True)
             for place, gradient in zip(places.values(), gradients, strict=True):
