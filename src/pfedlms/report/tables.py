@@ -57,10 +57,12 @@ def comparison_table(summaries: Sequence[Summary]) -> Table:
     rows = []
     for name, runs in shown.items():
         up, down = _mib_per_round(runs)
-        note = _note(runs, len(groups[name]))
+        ended, missing = runs[0]["status"], len(runs) < len(groups[name])
+        # What a reader must know: how many seeds finished, if not all.
+        note = f" ({len(runs)} of {len(groups[name])} seeds)" if missing else f" ({ended})" * (ended != "finished")
         rows.append(
             [
-                f"{name} ({note})" if note else name,
+                f"{name}{note}",
                 *(_spread([_accuracies(run)[column] for run in runs], " " * gap) for column in accuracies),
                 _size(up),
                 _size(down),
@@ -163,13 +165,6 @@ def plain_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     for row in rows:
         made.add_row(*(str(value) for value in row.values()))
     return made
-
-
-def _note(runs: Sequence[Summary], planned: int) -> str:
-    """What a reader must know: how many seeds finished, if not all."""
-    if runs[0]["status"] != "finished":
-        return str(runs[0]["status"])
-    return f"{len(runs)} of {planned} seeds" if len(runs) < planned else ""
 
 
 def _accuracies(run: Summary) -> dict[str, float | None]:
