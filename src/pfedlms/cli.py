@@ -19,7 +19,7 @@ from rich.console import Console
 from pfedlms import __version__
 from pfedlms.errors import PfedlmsError, did_you_mean
 from pfedlms.report.plots import accuracy_against_bytes, check_plot
-from pfedlms.report.tables import bits_table_of, comparison_table, plain_table, profile_table
+from pfedlms.report.tables import bits_table_of, comparison_table, plain_table, print_plan, profile_table
 
 DESCRIPTION = """\
 Personalised federated learning that talks in low-bit sketches.
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # an old terminal shows "?" for "±" instead of a traceback
     warnings.showwarning = lambda message, *rest, **more: _say(f"warning: {message}")
     try:
-        return int(options.handler(options))
+        return int(options.handler(options) or 0)
     except PfedlmsError as error:
         lines = str(error).splitlines()
         title = lines if len(lines) == 1 else [f"{len(lines)} problems in the settings", *lines]
@@ -230,18 +230,19 @@ def _say(text: str, style: str | None = None) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     from pfedlms.experiment.config import load_config, method_in
+    from pfedlms.experiment.cost import plan_json
     from pfedlms.experiment.prepare import prepare
     from pfedlms.experiment.run import begin
-    from pfedlms.report.plan import plan_json, print_plan
 
     # The file may name the method, and only then its own keys are known.
     config = load_config(options.config, _overrides(options, [method_in(options.config)]))
     if options.dry_run:
         federation = prepare(config)
+        plan = plan_json(config, federation)
         if options.json:
-            print(json.dumps(plan_json(config, federation), indent=2))
+            print(json.dumps(plan, indent=2))
         else:
-            print_plan(config, federation, _console())
+            print_plan(plan, federation.largest_cohort, _console())
         return 0
     out = _out(options, config.run.out, f"{config.data.dataset}-{config.method}")
     with _progress(options) as progress:
@@ -311,30 +312,27 @@ def _report(
     return 0
 
 
-def _export(options: argparse.Namespace) -> int:
+def _export(options: argparse.Namespace) -> None:
     from pfedlms.experiment.run import export
 
     export(options.directory, options.client, options.output)
     _say(f"model of client {options.client}: {options.output}")
-    return 0
 
 
-def _bits(options: argparse.Namespace) -> int:
+def _bits(options: argparse.Namespace) -> None:
     from pfedlms.experiment.cost import bits_table
     from pfedlms.methods import METHODS
 
     overrides = _overrides(options, list(METHODS))
     rows = bits_table(overrides, options.classes)
     _show(options, rows[0] if "name" in overrides.get("method", {}) else rows, bits_table_of, rows)
-    return 0
 
 
-def _list(options: argparse.Namespace) -> int:
+def _list(options: argparse.Namespace) -> None:
     from pfedlms.report.listings import LISTINGS
 
     rows = LISTINGS[options.command]()
     _show(options, rows, plain_table, rows)
-    return 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a method's messages cost, measured on messages that are encoded and decoded, before anything is trained."""
+"""What a run would cost, before anything is trained: messages as they are encoded and decoded, and memory."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 import torch
 
 from pfedlms.data.sources import DATASETS
+from pfedlms.engine import Federation
 from pfedlms.engine.federation import agreement, task_of
 from pfedlms.engine.participation import Participation
 from pfedlms.engine.reports import Traffic
 from pfedlms.errors import ConfigError
 from pfedlms.experiment.config import CUSTOM, Config, Tables, keys, load_config, merge, of_method
+from pfedlms.experiment.memory import needed_bytes
 from pfedlms.experiment.prepare import train_settings
 from pfedlms.methods import METHODS
 from pfedlms.methods.contract import Method
@@ -57,18 +59,12 @@ def bits_table(
     rows = []
     for name in methods:
         own = of_method(name, methods, wanted["method"])
-        for choice in _downlinks(name, own):
-            tables = {**wanted, "method": {**own, **choice, "name": name}}
-            rows.append(_row(tables, classes, as_in_paper))
+        downlink = keys([name]).get(("method", "downlink"))
+        ways: list[dict[str, str]] = [{}]
+        if downlink is not None and "downlink" not in own:  # all ways to answer its clients, its default first
+            ways = [{"downlink": choice} for choice in downlink.metadata["choices"]()]
+        rows += [_row({**wanted, "method": {**own, **way, "name": name}}, classes, as_in_paper) for way in ways]
     return rows
-
-
-def _downlinks(method: str, chosen: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The ways a method can answer its clients, its default first; one where there is no choice or it was made."""
-    declared = keys([method]).get(("method", "downlink"))
-    if declared is None or "downlink" in chosen:
-        return [{}]
-    return [{"downlink": choice} for choice in declared.metadata["choices"]()]
 
 
 def _row(tables: Tables, classes: int | None, as_in_paper: bool) -> dict[str, Any]:
@@ -97,4 +93,34 @@ def _row(tables: Tables, classes: int | None, as_in_paper: bool) -> dict[str, An
         **{f"{part}_bits": 8 * count for part, count in asdict(cost).items() if part != "catch_up"},
         "catches_up": catches_up(config, method),
         "mib_per_round": who.count * (cost.up_payload + cost.down_payload) / (1 << 20),
+    }
+
+
+def plan_json(config: Config, federation: Federation) -> dict[str, Any]:
+    """The plan as data: configuration, layer table, bytes and memory."""
+    layout, sketched = federation.method.sketched or (federation.model.layout, None)
+    layers: list[dict[str, Any]] = [
+        {"name": layer.name, "offset": layer.offset, "size": layer.size, "pad": layer.pad} for layer in layout.layers
+    ]
+    for layer, entries in zip(layers, sketched or (), strict=sketched is not None):
+        layer["sketch"] = entries
+    data, participants = federation.data, federation.participation.count
+    kept, working = needed_bytes(federation, config.train)
+    # What is sent to clients that come back depends on who is drawn, so it is in no plan.
+    sent = {name: participants * count for name, count in asdict(message_cost(federation.method)).items()}
+    return {
+        "config": config.tables(),
+        "device": str(federation.model.device),
+        "samples": {
+            "train": sum(data.samples),
+            "smallest_client": min(data.samples),
+            "largest_client": max(data.samples),
+        },
+        "participants": participants,
+        "parameters": federation.model.layout.dim,
+        "layers": layers,
+        "bytes_per_round": sent,
+        "total_bytes": sum(sent.values()) * config.train.rounds,
+        "catches_up": catches_up(config, federation.method),
+        "memory_bytes": {"data": data.x.numel() * 4 + data.y.numel() * 8, "clients": kept, "working": working},
     }

@@ -101,11 +101,10 @@ def prepare(config: Config, data: Any = None, model: ModelLike = None) -> Federa
 
 
 def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name == "cuda" and not torch.cuda.is_available():
+    found = torch.cuda.is_available()
+    if name == "cuda" and not found:
         raise UsageError("run.device: got 'cuda', but PyTorch finds no GPU here; use --device cpu or auto")
-    return torch.device(name)
+    return torch.device("cuda" if found and name != "cpu" else "cpu")
 
 
 def _is_pool(data: Any) -> bool:

@@ -162,12 +162,25 @@ def _execute(
 ) -> Result:
     """Play all rounds that are left, measuring and saving as the configuration says."""
     recorder = Recorder(config, federation, directory)
+    last, interrupted = config.train.rounds, False
     try:
         with as_configured(config), _stop_on_interrupt() as stopped:
             recorder.restore(checkpoint)
             progress.started(config, federation.rounds_played)
+            if federation.rounds_played == 0:
+                federation.start()
+            while federation.rounds_played < last and not interrupted:
+                number = federation.rounds_played + 1
+                evaluate = number % config.run.evaluate_every == 0 or number == last
+                report = federation.play_round(evaluate_global=evaluate)
+                recorder.count(report)
+                if evaluate:
+                    progress.evaluated(config, recorder.evaluate(report))
+                interrupted = stopped() and number < last
+                if number % config.run.checkpoint_every == 0 or number == last or interrupted:
+                    recorder.checkpoint()
+            summary = recorder.finish("interrupted" if interrupted else "finished")
             out = directory.path if directory else None
-            summary = recorder.finish(_play(config, federation, recorder, progress, stopped))
             return Result(config, summary, recorder.metrics, out, federation, stopped())
     except DivergedError as error:
         error.summary = recorder.finish("diverged")
@@ -177,27 +190,6 @@ def _execute(
         # counts.
         recorder.finish("failed")
         raise
-
-
-def _play(
-    config: Config, federation: Federation, recorder: Recorder, progress: Progress, stopped: Callable[[], bool]
-) -> str:
-    last = config.train.rounds
-    if federation.rounds_played == 0:
-        federation.start()
-    while federation.rounds_played < last:
-        number = federation.rounds_played + 1
-        evaluate = number % config.run.evaluate_every == 0 or number == last
-        report = federation.play_round(evaluate_global=evaluate)
-        recorder.count(report)
-        if evaluate:
-            progress.evaluated(config, recorder.evaluate(report))
-        interrupted = stopped() and number < last
-        if number % config.run.checkpoint_every == 0 or number == last or interrupted:
-            recorder.checkpoint()
-        if interrupted:
-            return "interrupted"
-    return "finished"
 
 
 @contextmanager

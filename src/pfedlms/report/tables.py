@@ -1,4 +1,4 @@
-"""Tables of results for people; the numbers come from run summaries."""
+"""What people read: plans and results as tables; the numbers come from `experiment`."""
 
 from __future__ import annotations
 
@@ -57,10 +57,12 @@ def comparison_table(summaries: Sequence[Summary]) -> Table:
     rows = []
     for name, runs in shown.items():
         up, down = _mib_per_round(runs)
-        note = _note(runs, len(groups[name]))
+        ended, missing = runs[0]["status"], len(runs) < len(groups[name])
+        # What a reader must know: how many seeds finished, if not all.
+        note = f" ({len(runs)} of {len(groups[name])} seeds)" if missing else f" ({ended})" * (ended != "finished")
         rows.append(
             [
-                f"{name} ({note})" if note else name,
+                f"{name}{note}",
                 *(_spread([_accuracies(run)[column] for run in runs], " " * gap) for column in accuracies),
                 _size(up),
                 _size(down),
@@ -119,6 +121,37 @@ _BITS_CAPTION = (
 CATCHING_UP = "what clients that were away are sent to catch up, which depends on who is drawn"
 
 
+def print_plan(plan: Mapping[str, Any], at_once: int, console: Console) -> None:
+    """The plan of `pfedlms run --dry-run`, in which `at_once` clients train at the same time."""
+    samples, memory, traffic = plan["samples"], plan["memory_bytes"], plan["bytes_per_round"]
+    config, participants = plan["config"], plan["participants"]
+    data, train, clients = config["data"], config["train"], config["data"]["clients"]
+    console.print(
+        f"[bold]{config['method']['name']}[/bold] on {data['dataset']}, model {config['model']['name']}, "
+        f"{plan['parameters']:,} parameters, on {plan['device']}"
+    )
+    taking_part = f", {participants} of them in a round" if participants < clients else ""
+    console.print(
+        f"{clients} clients{taking_part}, α = {data['alpha']:g}, {samples['train']:,} training samples "
+        f"({samples['smallest_client']} to {samples['largest_client']} a client), {train['rounds']} rounds of "
+        f"{train['local_steps']} steps"
+    )
+    rows = [[value if isinstance(value, str) else f"{value:,}" for value in layer.values()] for layer in plan["layers"]]
+    console.print(table(plan["layers"][0], rows, "layers"))
+    for way, label in (("up", "clients → server"), ("down", "server → clients")):
+        console.print(
+            f"{label}: {traffic[f'{way}_payload']:,} bytes a round and {traffic[f'{way}_framing']:,} of framing, "
+            "all participants together"
+        )
+    more = f", and {CATCHING_UP}" if plan["catches_up"] else ""
+    console.print(f"whole run: {plan['total_bytes'] / MIB:,.2f} MiB{more}")
+    held, kept, working = (f"{memory[part] / MIB:,.1f} MiB" for part in ("data", "clients", "working"))
+    console.print(
+        f"memory: about {held} of data, {kept} kept by all clients, {working} at work "
+        f"({at_once} at once, activations included)"
+    )
+
+
 def profile_table(seconds: Mapping[str, float], rounds: int) -> Table:
     """The table of `--profile`: time by stage, largest first."""
     total, ordered = sum(seconds.values()), sorted(seconds.items(), key=lambda item: -item[1])
@@ -132,13 +165,6 @@ def plain_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     for row in rows:
         made.add_row(*(str(value) for value in row.values()))
     return made
-
-
-def _note(runs: Sequence[Summary], planned: int) -> str:
-    """What a reader must know: how many seeds finished, if not all."""
-    if runs[0]["status"] != "finished":
-        return str(runs[0]["status"])
-    return f"{len(runs)} of {planned} seeds" if len(runs) < planned else ""
 
 
 def _accuracies(run: Summary) -> dict[str, float | None]:
