@@ -13,7 +13,6 @@ Convolution, norm and pooling are for GPUs: on a CPU clients run them one by one
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -39,45 +38,39 @@ class Stacked(Way):
     def __init__(self, single: Single, folds: bool) -> None:
         self._single = single
         self._places: Values = {}
-        # A layer whose forward is somebody's own has no rule.
-        layers = [(name, layer) for name, layer in single.module.named_modules() if "forward" not in vars(layer)]
-        rules = [(layer, self._rule(name, layer, folds)) for name, layer in layers]
-        self._rules = [(layer, rule) for layer, rule in rules if rule is not None]
+        self._rules = list(self._made(folds))
 
-    def _rule(self, name: str, layer: nn.Module, folds: bool) -> Callable[[Tensor], Tensor] | None:
-        if type(layer) is nn.Linear:
-            return partial(self._linear, name, layer)
-        if not folds:
-            return None
-        if type(layer) is nn.Conv2d and layer.padding_mode == "zeros":
-            return partial(self._convolution, name, layer)
-        if type(layer) is nn.BatchNorm1d or type(layer) is nn.BatchNorm2d:
-            # A momentum of None means an average over all batches so far, whose weight is a value on the device.
-            return partial(_batch_norm, layer) if layer.affine and layer.momentum is not None else None
-        if type(layer) is nn.MaxPool2d and not layer.return_indices:
-            return partial(_max_pool, layer)
-        return None
+    def _made(self, folds: bool) -> Iterator[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
+        """Layers and their rules; one whose forward is somebody's own has none."""
+        for name, layer in self._single.module.named_modules():
+            if "forward" in vars(layer):
+                continue
+            if type(layer) is nn.Linear:
+                yield layer, partial(self._linear, name, layer)
+            elif folds and type(layer) is nn.Conv2d and layer.padding_mode == "zeros":
+                yield layer, partial(self._convolution, name, layer)
+            elif folds and type(layer) in (nn.BatchNorm1d, nn.BatchNorm2d) and layer.affine:
+                # A momentum of None means an average over all batches so far, whose weight is a value on the device.
+                if layer.momentum is not None:
+                    yield layer, partial(_batch_norm, layer)
+            elif folds and type(layer) is nn.MaxPool2d and not layer.return_indices:
+                yield layer, partial(_max_pool, layer)
 
     def forward(self, given: Pass) -> tuple[Tensor, Tensor | None]:
         self._single.module.train(given.training)
         call = vmap(partial(self._single.call, given.features), randomness="different")
-        with self._ruled(given.places):
-            outputs, *seen = call(given.params, given.buffers, given.x)
-        return outputs, seen[0] if given.features else None
-
-    @contextmanager
-    def _ruled(self, places: Values) -> Iterator[None]:
-        """Layers use the rules, and write gradients to `places`, only for as long as it takes: a module that is copied
-        or saved must have none of this in it."""
-        self._places = dict(places)
+        # Layers use the rules, and write gradients to their places, only for as long as it takes: a module that is
+        # copied or saved must have none of this in it.
+        self._places = dict(given.places)
         for layer, rule in self._rules:
             layer.forward = rule
         try:
-            yield
+            outputs, *seen = call(given.params, given.buffers, given.x)
         finally:
             self._places = {}
             for layer, _ in self._rules:
                 del layer.forward
+        return outputs, seen[0] if given.features else None
 
     def _taken(self, name: str, *own: str) -> tuple[Tensor | None, ...]:
         """Places for a layer's gradients. The first use of a parameter takes its place; autograd adds up the others and
@@ -104,7 +97,7 @@ def _batch_norm(layer: _BatchNorm, x: Tensor) -> Tensor:
     statistics = (layer.running_mean, layer.running_var) if kept else (None, None)
 
     def norm(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor | None, var: Tensor | None) -> Tensor:
-        assert layer.momentum is not None  # see `_rule`
+        assert layer.momentum is not None  # see `_made`
         training = layer.training or mean is None
         return F.batch_norm(x, mean, var, weight, bias, training, layer.momentum, layer.eps)
 

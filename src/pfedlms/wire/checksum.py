@@ -48,13 +48,10 @@ def _times(a: int, b: int) -> int:
     return product
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _power(exponent: int) -> int:
     """x^exponent mod P, by squaring."""
-    result, square = _ONE, _X
-    while exponent:
-        if exponent & 1:
-            result = _times(result, square)
-        square = _times(square, square)
-        exponent >>= 1
-    return result
+    if exponent == 0:
+        return _ONE
+    square = _times(_power(exponent // 2), _power(exponent // 2))
+    return _times(square, _X) if exponent % 2 else square

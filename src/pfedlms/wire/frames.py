@@ -100,14 +100,8 @@ class Received:
 
 
 class Intake:
-    """Checks the frames of one direction of one exchange; each sender is accepted once.
-
-    Args:
-        message: what is expected.
-        digest: this end's digest of what both must agree on.
-        round: the round now played.
-        senders: who may send (clients of the round, or the server alone).
-    """
+    """Checks the frames of one direction of one exchange; of `senders` (clients of the round, or the server alone) each
+    is accepted once. Both ends must have come to the same `digest`."""
 
     def __init__(self, message: Message, digest: bytes, round: int, senders: Collection[int]) -> None:
         self._message, self._digest, self._round, self._senders = message, digest, round, senders
@@ -117,9 +111,31 @@ class Intake:
         """Parse and check one frame; raises the WireError that says what is wrong with it.
 
         Values are decoded into the arrays of `into` (a row of `Message.room`), else into new ones; a frame that is
-        refused may leave anything there.
+        refused may leave anything there. Nothing is allocated by a length that was not compared with what is there and
+        what is allowed.
         """
-        payload, (kind, round, sender, samples, digest) = self._open(data)
+        view = memoryview(data).cast("B").toreadonly()
+        if len(view) < HEADER_BYTES:
+            raise TruncatedError(f"frame: got {len(view)} bytes, expected a header of {HEADER_BYTES}")
+        magic, version, kind, reserved, round, sender, samples, length, digest = _HEADER.unpack_from(view)
+        if magic != MAGIC:
+            raise MagicError(f"magic: got {bytes(magic)!r}, expected {MAGIC!r}")
+        if version != VERSION:
+            raise VersionError(f"version: got {version}, expected {VERSION}; update the older end")
+        payload = view[HEADER_BYTES:]
+        if length > self._message.max_bytes:
+            raise OversizedError(f"payload: got {length} bytes, expected at most {self._message.max_bytes}")
+        if len(payload) > length:
+            raise OversizedError(f"payload: got {len(payload)} bytes, expected {length}")
+        if len(payload) < length:
+            raise TruncatedError(f"payload: got {len(payload)} bytes, expected {length}")
+        (checksum,), actual = _CRC.unpack_from(view, _HEADER.size), _checksum(view)
+        if checksum != actual:
+            raise ChecksumError(
+                f"checksum: got {checksum:08x}, expected {actual:08x}; the frame was changed on the way"
+            )
+        if reserved:
+            raise DecodeError(f"reserved: got {reserved}, expected 0")
         if digest != self._digest:
             raise DigestError(
                 f"digest: got {digest.hex()}, expected {self._digest.hex()}; "
@@ -140,31 +156,3 @@ class Intake:
         values = self._message.read(payload, into)
         self._seen.add(sender)
         return Received(sender, samples, values, len(payload))
-
-    def _open(self, data: Buffer) -> tuple[memoryview, tuple[int, int, int, int, bytes]]:
-        """Check the envelope; nothing is allocated by a length that was not compared with what is there and what is
-        allowed."""
-        view = memoryview(data).cast("B").toreadonly()
-        if len(view) < HEADER_BYTES:
-            raise TruncatedError(f"frame: got {len(view)} bytes, expected a header of {HEADER_BYTES}")
-        magic, version, kind, reserved, round, sender, samples, length, digest = _HEADER.unpack_from(view)
-        if magic != MAGIC:
-            raise MagicError(f"magic: got {bytes(magic)!r}, expected {MAGIC!r}")
-        if version != VERSION:
-            raise VersionError(f"version: got {version}, expected {VERSION}; update the older end")
-        present = len(view) - HEADER_BYTES
-        if length > self._message.max_bytes:
-            raise OversizedError(f"payload: got {length} bytes, expected at most {self._message.max_bytes}")
-        if present > length:
-            raise OversizedError(f"payload: got {present} bytes, expected {length}")
-        if present < length:
-            raise TruncatedError(f"payload: got {present} bytes, expected {length}")
-        (checksum,) = _CRC.unpack_from(view, _HEADER.size)
-        actual = _checksum(view)
-        if checksum != actual:
-            raise ChecksumError(
-                f"checksum: got {checksum:08x}, expected {actual:08x}; the frame was changed on the way"
-            )
-        if reserved:
-            raise DecodeError(f"reserved: got {reserved}, expected 0")
-        return view[HEADER_BYTES:], (kind, round, sender, samples, digest)
