@@ -55,11 +55,9 @@ def as_configured(config: Config) -> Iterator[None]:
     cudnn = torch.backends.cudnn
     before = cudnn.benchmark, cudnn.deterministic
     cudnn.benchmark, cudnn.deterministic = config.run.fast, not config.run.fast
+    kernels = plain() if config.run.reference else nullcontext()
     try:
-        with (
-            torch_threads(config.run.threads or torch.get_num_threads()),
-            plain() if config.run.reference else nullcontext(),
-        ):
+        with torch_threads(config.run.threads or torch.get_num_threads()), kernels:
             yield
     finally:
         cudnn.benchmark, cudnn.deterministic = before
