@@ -327,9 +327,9 @@ def _bits(options: argparse.Namespace) -> None:
 
 
 def _list(options: argparse.Namespace) -> None:
-    from pfedlms.report.listings import LISTINGS
+    from pfedlms.report import listings
 
-    rows = LISTINGS[options.command]()
+    rows = getattr(listings, options.command)()
     _show(options, rows, plain_table, rows)
 
 

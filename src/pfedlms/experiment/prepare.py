@@ -107,12 +107,9 @@ def _device(name: str) -> torch.device:
 
 def _is_pool(data: Any) -> bool:
     """Two arrays, samples and labels, rather than two clients: labels are a row of plain numbers."""
-    if not (isinstance(data, tuple) and len(data) == 2):
-        return False
-    labels = data[1]
-    return hasattr(labels, "shape") or (
-        isinstance(labels, Sequence) and bool(labels) and isinstance(labels[0], int | float)
-    )
+    labels = data[1] if isinstance(data, tuple) and len(data) == 2 else ()
+    numbers = isinstance(labels, Sequence) and len(labels) > 0 and isinstance(labels[0], int | float)
+    return numbers or hasattr(labels, "shape")
 
 
 def _federated(config: Config, data: Any) -> FederatedData:
