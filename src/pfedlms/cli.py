@@ -182,12 +182,12 @@ def _add_output(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--quiet", action="store_true", help="no progress")
 
 
-def _overrides(options: argparse.Namespace, methods: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _overrides(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """What `--set` and the options that stand for a setting say; the latter come last."""
     from pfedlms.experiment.config import parse_overrides
 
     given = [f"{name}={value}" for name, value in vars(options).items() if "." in name and value is not None]
-    return parse_overrides([*options.set, *given], methods)
+    return parse_overrides([*options.set, *given])
 
 
 def _out(options: argparse.Namespace, configured: str, label: str) -> Path:
@@ -229,13 +229,12 @@ def _say(text: str, style: str | None = None) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from pfedlms.experiment.config import load_config, method_in
+    from pfedlms.experiment.config import load_config
     from pfedlms.experiment.cost import plan_json
     from pfedlms.experiment.prepare import prepare
     from pfedlms.experiment.run import begin
 
-    # The file may name the method, and only then its own keys are known.
-    config = load_config(options.config, _overrides(options, [method_in(options.config)]))
+    config = load_config(options.config, _overrides(options))
     if options.dry_run:
         federation = prepare(config)
         plan = plan_json(config, federation)
@@ -257,7 +256,7 @@ def _compare(options: argparse.Namespace) -> int:
     from pfedlms.experiment.compare import plan, play
 
     methods = [name.strip() for name in options.methods.split(",") if name.strip()]
-    configs = plan(options.config, _overrides(options, methods), methods, options.seeds)
+    configs = plan(options.config, _overrides(options), methods, options.seeds)
     out = _out(options, configs[0].run.out, f"{configs[0].data.dataset}-compare")
     if options.plot:
         check_plot(Path(options.plot))
@@ -321,17 +320,16 @@ def _export(options: argparse.Namespace) -> None:
 
 def _bits(options: argparse.Namespace) -> None:
     from pfedlms.experiment.cost import bits_table
-    from pfedlms.methods import METHODS
 
-    overrides = _overrides(options, list(METHODS))
+    overrides = _overrides(options)
     rows = bits_table(overrides, options.classes)
     _show(options, rows[0] if "name" in overrides.get("method", {}) else rows, bits_table_of, rows)
 
 
 def _list(options: argparse.Namespace) -> None:
-    from pfedlms.report.listings import LISTINGS
+    from pfedlms.report import listings
 
-    rows = LISTINGS[options.command]()
+    rows = getattr(listings, options.command)()
     _show(options, rows, plain_table, rows)
 
 

@@ -35,8 +35,6 @@ class PfedlmsError(Exception):
 
 
 class UsageError(PfedlmsError):
-    """What the user gave cannot be used."""
-
     exit_code = 2
 
 

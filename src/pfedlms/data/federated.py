@@ -44,8 +44,7 @@ class FederatedData:
     def fingerprint(self) -> str:
         """Tells two federations' data apart: SHA-256 over samples, labels and who holds which."""
         digest = hashlib.sha256(str((self.x.shape, self.classes)).encode())
-        parts = [self.x.cpu().numpy(), self.y.cpu().numpy(), *self.train, *self.test]
-        for part in parts:
+        for part in (self.x.cpu().numpy(), self.y.cpu().numpy(), *self.train, *self.test):
             digest.update(len(part).to_bytes(8, "little") + np.ascontiguousarray(part).tobytes())
         return digest.hexdigest()
 

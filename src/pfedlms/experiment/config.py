@@ -208,9 +208,8 @@ def preset(dataset: Any, method: Any) -> Tables:
     return tables
 
 
-def parse_overrides(assignments: Sequence[str], methods: Sequence[str]) -> Tables:
-    """`section.key=value` texts as tables; a value takes the type its key has, with `methods` or the one that
-    `method.name=` names."""
+def parse_overrides(assignments: Sequence[str]) -> Tables:
+    """`section.key=value` texts as tables; a value takes the type its key has, which is the same in every method."""
     tables: Tables = {}
     for text in assignments:
         place, equals, value = text.partition("=")
@@ -219,8 +218,7 @@ def parse_overrides(assignments: Sequence[str], methods: Sequence[str]) -> Table
             tables.setdefault(section, {})[key] = value.strip()
         else:
             tables.setdefault(_MALFORMED, {})[text] = ""  # reported with all other problems
-    named = tables.get("method", {}).get("name")
-    for (section, key), declared in keys([named] if named else methods).items():
+    for (section, key), declared in keys(METHODS).items():
         if key in tables.get(section, {}):
             tables[section][key] = parse(declared, tables[section][key])
     return tables

@@ -33,9 +33,7 @@ def message_cost(method: Method) -> Traffic:
             data = frame(message, message.example(), round=0, sender=sender, samples=samples, digest=digest)
             payload = Intake(message, digest, 0, (sender,)).accept(data).payload_bytes
             framing = len(data) - payload
-            total += (
-                Traffic(down_payload=payload, down_framing=framing) if sender == SERVER else Traffic(payload, framing)
-            )
+            total += Traffic(0, 0, payload, framing) if sender == SERVER else Traffic(payload, framing)
     return total
 
 

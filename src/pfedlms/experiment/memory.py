@@ -12,6 +12,7 @@ Measured on an H200, pFedLMS without momentum, from 100 to 1,000 clients: 7.9 MB
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -53,13 +54,10 @@ def working_bytes(model: CohortModel, data: FederatedData, batch_size: int) -> i
         if isinstance(output, Tensor):
             outputs.append(output.numel() * output.element_size())
 
-    hooks = [module.register_forward_hook(count) for module in model.module.modules()]
-    try:
-        with torch.no_grad():
-            model.module.eval()(sample)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, torch.no_grad():
+        for module in model.module.modules():
+            hooks.enter_context(module.register_forward_hook(count))
+        model.module.eval()(sample)
     # Two samples were run, and activations are held twice.
     return _COPIES * 4 * model.layout.dim + batch_size * sum(outputs)
 

@@ -55,11 +55,9 @@ def as_configured(config: Config) -> Iterator[None]:
     cudnn = torch.backends.cudnn
     before = cudnn.benchmark, cudnn.deterministic
     cudnn.benchmark, cudnn.deterministic = config.run.fast, not config.run.fast
+    kernels = plain() if config.run.reference else nullcontext()
     try:
-        with (
-            torch_threads(config.run.threads or torch.get_num_threads()),
-            plain() if config.run.reference else nullcontext(),
-        ):
+        with torch_threads(config.run.threads or torch.get_num_threads()), kernels:
             yield
     finally:
         cudnn.benchmark, cudnn.deterministic = before
@@ -109,12 +107,9 @@ def _device(name: str) -> torch.device:
 
 def _is_pool(data: Any) -> bool:
     """Two arrays, samples and labels, rather than two clients: labels are a row of plain numbers."""
-    if not (isinstance(data, tuple) and len(data) == 2):
-        return False
-    labels = data[1]
-    return hasattr(labels, "shape") or (
-        isinstance(labels, Sequence) and bool(labels) and isinstance(labels[0], int | float)
-    )
+    labels = data[1] if isinstance(data, tuple) and len(data) == 2 else ()
+    numbers = isinstance(labels, Sequence) and len(labels) > 0 and isinstance(labels[0], int | float)
+    return numbers or hasattr(labels, "shape")
 
 
 def _federated(config: Config, data: Any) -> FederatedData:

@@ -1,8 +1,7 @@
-"""What there is to choose from, as rows: `pfedlms methods`, `datasets`, `models` and `settings`."""
+"""What there is to choose from, as rows: a function for each of `pfedlms methods`, `datasets`, `models`, `settings`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import Field, fields
 from typing import Any
 
@@ -70,6 +69,3 @@ def _meaning(declared: Field[Any]) -> str:
     choices = declared.metadata["choices"]
     values = [value for value in choices() if value != CUSTOM] if choices else []
     return f"{declared.metadata['help']} ({', '.join(values)})" if values else str(declared.metadata["help"])
-
-
-LISTINGS: dict[str, Callable[[], Rows]] = {each.__name__: each for each in (methods, datasets, models, settings)}
