@@ -21,9 +21,9 @@ Reference: appendix "Communication Protocol" of the paper.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -51,18 +51,18 @@ def pack(symbols: Bytes | torch.Tensor, levels: int) -> bytes:
         shape = list(given.shape)
         raise ValueError(f"symbols: got {given.dtype} of shape {shape}, expected uint8 of shape [count]")
     host = given.detach().cpu().numpy() if isinstance(given, torch.Tensor) else given
-    field = Symbols("symbols", (host.size,), levels)
-    out = np.empty(field.max_bytes, np.uint8)
-    field.write({"symbols": host}, out.data)
+    alone = Symbols("symbols", (host.size,), levels)
+    out = np.empty(alone.max_bytes, np.uint8)
+    alone.write({"symbols": host}, out.data)
     return out.tobytes()
 
 
 def unpack(data: Buffer, count: int, levels: int) -> Bytes:
     """Read back the `count` symbols that `pack` wrote, a new `uint8 [count]`, and refuse every other byte string: one
     of another length, with a block beyond levels^n - 1, or with a bit set after the end (DecodeError)."""
-    field = Symbols("symbols", (count,), levels)
-    out = np.empty(field.shape, np.uint8)
-    field.read(memoryview(data), {}, out)
+    alone = Symbols("symbols", (count,), levels)
+    out = np.empty(alone.shape, np.uint8)
+    alone.read(memoryview(data), {}, out)
     return out
 
 
@@ -80,33 +80,21 @@ class Symbols(Field):
     segments: tuple[int, ...]
     levels: int
     dtype: ClassVar[type[np.generic]] = np.uint8
+    _rows: list[tuple[slice, slice, int]] = field(init=False, repr=False, compare=False)
+    """Symbols and bytes of every segment, and how many bits of its last byte are used."""
 
     def __post_init__(self) -> None:
-        block_shape(self.levels)  # refuses what is no number of levels
-        object.__setattr__(self, "levels", int(self.levels))
-
-    @cached_property
-    def _rows(self) -> list[tuple[slice, slice, int]]:
-        """Symbols and bytes of every segment, and how many bits of its last byte are used."""
         size, width = block_shape(self.levels)
-        rows, first, byte = [], 0, 0
+        rows, symbols, byte = [], 0, 0
         for count in self.segments:
             if not isinstance(count, int | np.integer) or count < 0:
                 raise ValueError(f"count: got {count!r}, expected a whole number of symbols, 0 or more")
             blocks, rest = divmod(int(count), size)
-            bits = blocks * width + _width(rest, self.levels)
-            last, end = first + int(count), byte + (bits + 7) // 8
-            rows.append((slice(first, last), slice(byte, end), bits % 8 or 8))
-            first, byte = last, end
-        return rows
-
-    @cached_property
-    def shape(self) -> tuple[int, ...]:
-        return (self._rows[-1][0].stop if self._rows else 0,)
-
-    @cached_property
-    def max_bytes(self) -> int:
-        return self._rows[-1][1].stop if self._rows else 0
+            bits = blocks * width + _width(rest, int(self.levels))
+            last, end = symbols + int(count), byte + (bits + 7) // 8
+            rows.append((slice(symbols, last), slice(byte, end), bits % 8 or 8))
+            symbols, byte = last, end
+        vars(self).update(levels=int(self.levels), shape=(symbols,), max_bytes=byte, _rows=rows)
 
     def write(self, values: Values, out: memoryview) -> None:
         given, stream = self.given(values).view(), np.frombuffer(out, np.uint8)

@@ -32,11 +32,8 @@ class Field(ABC):
 
     name: str
     dtype: ClassVar[type[np.generic]]
-
-    @property
-    @abstractmethod
-    def shape(self) -> tuple[int, ...]:
-        """Shape of one sender's value."""
+    shape: tuple[int, ...]
+    """Of one sender's value; set where a field is made."""
 
     @cached_property
     def max_bytes(self) -> int:
@@ -76,9 +73,8 @@ class Floats(Field):
     minimum: float = -np.inf
     dtype = np.float32
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.count,)
+    def __post_init__(self) -> None:
+        vars(self).update(shape=(self.count,))
 
     def write(self, values: Values, out: memoryview) -> None:
         target, given = np.frombuffer(out, dtype="<f4"), self.given(values)
@@ -107,9 +103,8 @@ class MaskedRows(Field):
     width: int
     dtype = np.float32
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.count, self.width)
+    def __post_init__(self) -> None:
+        vars(self).update(shape=(self.count, self.width))
 
     def size(self, values: Values) -> int:
         return 4 * self.width * int(np.count_nonzero(values[self.mask]))
