@@ -21,7 +21,8 @@ from pfedlms.engine import Federation
 from pfedlms.methods import METHODS
 from pfedlms.models import Cohort
 from pfedlms.settings import problems
-from pfedlms.wire.fields import Field, Floats, Mask, MaskedRows, Signs, Symbols
+from pfedlms.wire import Floats, Mask, MaskedRows, Signs, Symbols
+from pfedlms.wire.fields import Field
 from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake
 
 Bits = list[int]

@@ -29,8 +29,9 @@ from pfedlms.methods import METHODS, Task
 from pfedlms.models.layout import Layer, Layout
 from pfedlms.quantise import normal_quantiles, symbols_of, thresholds_of
 from pfedlms.sketch.hadamard import fwht_
+from pfedlms.wire import Floats, Mask, MaskedRows, Message, Scalar, Signs, Symbols
 from pfedlms.wire.codec import block_shape, pack
-from pfedlms.wire.fields import Field, Floats, Mask, MaskedRows, Message, Scalar, Signs, Symbols
+from pfedlms.wire.fields import Field
 from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake, frame
 
 FILE = Path(__file__).with_name("vectors.json")

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pfedlms.errors import DecodeError
-from pfedlms.wire import Floats, Message, Signs, Symbols, kernels
-from pfedlms.wire.codec import Segments, block_shape, pack, packed_size, unpack
+from pfedlms.wire import Floats, Mask, Message, Signs, Symbols, kernels
+from pfedlms.wire.codec import block_shape, pack, packed_size, unpack
 
 ALL_LEVELS = range(2, 257)
 POWERS = [2, 4, 8, 16, 32, 64, 128, 256]
@@ -341,43 +341,42 @@ def test_segments_touch_nothing_beside_them(levels: int) -> None:
         (64 + unit, 64 + unit),
         (),
     ]:
-        segments = Segments(counts, levels)
+        field = Symbols("x", counts, levels)
         symbols = random_symbols(sum(counts), levels)
         parts = np.split(symbols, np.cumsum(counts)[:-1]) if counts else []
         expected = b"".join(reference_pack(part, levels) for part in parts)
-        assert (segments.symbols, segments.bytes) == (len(symbols), len(expected))
-        stream, packed = between(segments.bytes)
-        segments.pack(symbols, packed.data)
+        assert (field.shape, field.max_bytes) == ((len(symbols),), len(expected))
+        stream, packed = between(field.max_bytes)
+        field.write({"x": symbols}, packed.data)
         assert packed.tobytes() == expected
         assert untouched(stream)
-        row, unpacked = between(segments.symbols)
-        segments.unpack(packed.data, unpacked)
+        row, unpacked = between(len(symbols))
+        field.read(packed.data, {}, unpacked)
         np.testing.assert_array_equal(unpacked, symbols)
         assert untouched(row)
 
 
-@pytest.mark.parametrize("dtype", [np.bool_, np.float32])
-def test_yes_and_no_and_signs_are_symbols_of_two_levels(dtype: type[np.generic]) -> None:
-    no = -1 if dtype == np.float32 else 0
+@pytest.mark.parametrize(("kind", "no"), [(Mask, 0), (Signs, -1)])
+def test_yes_and_no_and_signs_are_symbols_of_two_levels(kind: type[Mask], no: int) -> None:
     for count in range(150):
         symbols = random_symbols(count, 2)
-        values = np.where(symbols == 1, 1, no).astype(dtype)
+        field, values = kind("x", count), np.where(symbols == 1, 1, no).astype(kind.dtype)
         stream, packed = between(packed_size(count, 2))
-        Segments((count,), 2).pack(values, packed.data)
+        field.write({"x": values}, packed.data)
         assert packed.tobytes() == reference_pack(symbols, 2)
         assert untouched(stream)
         row, unpacked = between(count, np.float32)
-        if dtype == np.bool_:
+        if kind is Mask:
             unpacked = np.empty(count, np.bool_)
-        Segments((count,), 2).unpack(packed.data, unpacked)
+        field.read(packed.data, {}, unpacked)
         np.testing.assert_array_equal(unpacked, values)
         assert untouched(row)
 
 
 def test_the_segment_and_block_that_are_wrong_are_named() -> None:
     # 4 symbols of 3 levels take 7 bits, 2 take 4, 31 a block of 46 bits and one of 4, together 7 bytes.
-    segments = Segments((4, 2, 31), 3)
-    good = bytearray(segments.bytes)
+    field = Symbols("x", (4, 2, 31), 3)
+    good = bytearray(field.max_bytes)
     for at, value, message in (
         (0, 0x80, "got last byte 0x80, expected only its lowest 7"),
         (0, 81, r"block 0: got 81, expected below 3\*\*4 = 81"),
@@ -389,16 +388,17 @@ def test_the_segment_and_block_that_are_wrong_are_named() -> None:
         bad = good.copy()
         bad[at] = value
         with pytest.raises(DecodeError, match=message):
-            segments.unpack(bad, np.empty(37, np.uint8))
+            field.read(memoryview(bad), {}, np.empty(37, np.uint8))
 
 
 def test_segments_of_another_size() -> None:
-    segments = Segments((5, 3), 8)
-    for symbols, room in ((7, 4), (8, 3), (8, 5), (9, 4)):
-        with pytest.raises(ValueError, match=rf"got shape \[{symbols}\] for {room} bytes, expected \[8\], .* for 4"):
-            segments.pack(np.zeros(symbols, np.uint8), bytearray(room))
-    with pytest.raises(ValueError, match=r"got shape \[7\] for 4 bytes"):
-        segments.unpack(bytes(4), np.empty(7, np.uint8))
+    field = Symbols("x", (5, 3), 8)
+    for symbols in (7, 9):
+        with pytest.raises(ValueError, match=rf"field 'x': got shape \[{symbols}\], expected \[8\]"):
+            field.write({"x": np.zeros(symbols, np.uint8)}, memoryview(bytearray(4)))
+    for room in (3, 5):
+        with pytest.raises(ValueError, match=f"field 'x': got {room} bytes to write to, expected 4"):
+            field.write({"x": np.zeros(8, np.uint8)}, memoryview(bytearray(room)))
 
 
 def test_each_kernel_is_compiled_once() -> None:

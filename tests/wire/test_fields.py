@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pfedlms.errors import DecodeError, OversizedError, TruncatedError
-from pfedlms.wire.fields import Field, Floats, Mask, MaskedRows, Message, Scalar, Signs, Symbols
+from pfedlms.wire import Floats, Mask, MaskedRows, Message, Scalar, Signs, Symbols
+from pfedlms.wire.fields import Field
 
 quick = settings(deadline=None, max_examples=60)  # the first example may compile
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -202,6 +203,8 @@ def test_values_of_another_shape(field: Field, shape: tuple[int, ...]) -> None:
 def test_room_that_does_not_fit(room: np.ndarray) -> None:
     with pytest.raises(ValueError, match=r"room for field 'x': got float.*, expected float32 \[3\], contiguous"):
         decoded(bytes(12), Floats("x", 3), into={"x": room})
+    with pytest.raises(ValueError, match=r"room for field 'x': got .*, expected uint8 \[2\], contiguous"):
+        decoded(bytes(1), Symbols("x", (2,), 3), into={"x": room})
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -20,7 +20,7 @@ from pfedlms.methods.contract import ClientWork, Exchange
 from pfedlms.models.layout import Layout
 from pfedlms.quantise import statistics, symbols_of, thresholds_of
 from pfedlms.sketch import Sketch, sketch_of_round
-from pfedlms.wire.fields import Floats, Message, Signs, Symbols
+from pfedlms.wire import Floats, Message, Signs, Symbols
 
 What = Callable[[Cohort], Tensor]
 

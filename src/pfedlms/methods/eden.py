@@ -18,7 +18,7 @@ from pfedlms.methods.contract import ClientWork, Exchange, Task, Tracked, go_on_
 from pfedlms.quantise import lloyd_max
 from pfedlms.settings import setting
 from pfedlms.sketch.hadamard import fwht_
-from pfedlms.wire.fields import Floats, Message, Symbols
+from pfedlms.wire import Floats, Message, Symbols
 
 SMALLEST_CHUNK = 1024
 

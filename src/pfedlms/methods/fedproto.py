@@ -12,7 +12,7 @@ from pfedlms.cohort import Cohort, Tensors
 from pfedlms.errors import UsageError
 from pfedlms.methods.contract import ClientWork, Exchange, Method, Objective, Task
 from pfedlms.settings import setting
-from pfedlms.wire.fields import Mask, MaskedRows, Message
+from pfedlms.wire import Mask, MaskedRows, Message
 
 
 @dataclass(frozen=True)

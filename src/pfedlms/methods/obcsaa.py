@@ -17,7 +17,7 @@ from pfedlms.methods.contract import ClientWork, Exchange, Task, Tracked, go_on_
 from pfedlms.models.layout import Layout
 from pfedlms.settings import setting
 from pfedlms.sketch import Sketch
-from pfedlms.wire.fields import Floats, Message, Scalar, Signs
+from pfedlms.wire import Floats, Message, Scalar, Signs
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pfedlms import rng
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.methods.contract import ClientWork, Exchange, Task, Tracked, go_on_from
 from pfedlms.settings import setting
-from pfedlms.wire.fields import Message, Signs
+from pfedlms.wire import Message, Signs
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from pfedlms.cohort import Cohort, Tensors
 from pfedlms.errors import UsageError
 from pfedlms.methods.contract import ClientWork, Exchange, Task, Tracked, go_on_from
 from pfedlms.settings import setting
-from pfedlms.wire.fields import Floats, Message, Scalar, Signs, Symbols
+from pfedlms.wire import Floats, Message, Scalar, Signs, Symbols
 
 
 @dataclass(frozen=True)

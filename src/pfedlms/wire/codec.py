@@ -21,16 +21,17 @@ Reference: appendix "Communication Protocol" of the paper.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from pfedlms.errors import DecodeError
+from pfedlms.wire.fields import Array, Field, Values
 from pfedlms.wire.kernels import Bytes, pack_signs, pack_symbols, u64, unpack_signs, unpack_symbols
 
 Buffer = bytes | bytearray | memoryview
@@ -50,85 +51,84 @@ def pack(symbols: Bytes | torch.Tensor, levels: int) -> bytes:
         shape = list(given.shape)
         raise ValueError(f"symbols: got {given.dtype} of shape {shape}, expected uint8 of shape [count]")
     host = given.detach().cpu().numpy() if isinstance(given, torch.Tensor) else given
-    segments = Segments((host.size,), levels)
-    out = np.empty(segments.bytes, np.uint8)
-    segments.pack(host, out.data)
+    alone = Symbols("symbols", (host.size,), levels)
+    out = np.empty(alone.max_bytes, np.uint8)
+    alone.write({"symbols": host}, out.data)
     return out.tobytes()
 
 
 def unpack(data: Buffer, count: int, levels: int) -> Bytes:
     """Read back the `count` symbols that `pack` wrote, a new `uint8 [count]`, and refuse every other byte string: one
     of another length, with a block beyond levels^n - 1, or with a bit set after the end (DecodeError)."""
-    segments = Segments((count,), levels)
-    out = np.empty(segments.symbols, np.uint8)
-    segments.unpack(data, out)
+    alone = Symbols("symbols", (count,), levels)
+    out = np.empty(alone.shape, np.uint8)
+    alone.read(memoryview(data), {}, out)
     return out
 
 
 def packed_size(count: int, levels: int) -> int:
     """Bytes of `count` packed symbols: ceil(stream bits / 8), which is ceil(count * b / 8) for levels = 2^b."""
-    return Segments((count,), levels).bytes
+    return Symbols("symbols", (count,), levels).max_bytes
 
 
-class Segments:
-    """Rows of symbols, `counts` of them below `levels`, that are packed one after another, each padded to whole bytes.
+@dataclass(frozen=True)
+class Symbols(Field):
+    """Symbols below `levels` in segments (one a layer), each packed and padded to whole bytes. Value: uint8
+    `[sum(segments)]`."""
 
-    Known once, used for every message.
-    """
+    name: str
+    segments: tuple[int, ...]
+    levels: int
+    dtype: ClassVar[type[np.generic]] = np.uint8
+    _rows: list[tuple[slice, slice, int]] = field(init=False, repr=False, compare=False)
+    """Symbols and bytes of every segment, and how many bits of its last byte are used."""
 
-    def __init__(self, counts: Sequence[int], levels: int) -> None:
-        size, width = block_shape(levels)
-        self.levels, self.symbols, self.bytes = int(levels), 0, 0
-        self._rows: list[tuple[slice, slice, int]] = []  # symbols, bytes, and how many bits of the last byte are used
-        for count in counts:
+    def __post_init__(self) -> None:
+        size, width = block_shape(self.levels)
+        rows, symbols, byte = [], 0, 0
+        for count in self.segments:
             if not isinstance(count, int | np.integer) or count < 0:
                 raise ValueError(f"count: got {count!r}, expected a whole number of symbols, 0 or more")
             blocks, rest = divmod(int(count), size)
-            bits = blocks * width + _width(rest, self.levels)
-            last, end = self.symbols + int(count), self.bytes + (bits + 7) // 8
-            self._rows.append((slice(self.symbols, last), slice(self.bytes, end), bits % 8 or 8))
-            self.symbols, self.bytes = last, end
+            bits = blocks * width + _width(rest, int(self.levels))
+            last, end = symbols + int(count), byte + (bits + 7) // 8
+            rows.append((slice(symbols, last), slice(byte, end), bits % 8 or 8))
+            symbols, byte = last, end
+        vars(self).update(levels=int(self.levels), shape=(symbols,), max_bytes=byte, _rows=rows)
 
-    def pack(self, values: NDArray[Any], out: Buffer) -> None:
-        """Write `values: [Σ counts]` as the `bytes` bytes of `out`.
-
-        Symbols are uint8 below `levels`. Those of two levels may also be bool, or float32, where 1 stands for what is
-        at least zero.
-        """
-        stream = np.frombuffer(out, np.uint8)
-        self._check_sizes(values, stream)
-        values = np.ascontiguousarray(values).view()
-        values.flags.writeable = False  # numba compiles a kernel for read-only inputs and again for others
-        if values.dtype == np.float32:
+    def write(self, values: Values, out: memoryview) -> None:
+        given, stream = self.given(values).view(), np.frombuffer(out, np.uint8)
+        if stream.size != self.max_bytes:  # the kernels rely on it
+            raise ValueError(f"field {self.name!r}: got {stream.size} bytes to write to, expected {self.max_bytes}")
+        given.flags.writeable = False  # numba compiles a kernel for read-only inputs and again for others
+        if self.dtype is np.float32:
             for symbols, place, _ in self._rows:
-                pack_signs(values[symbols], stream[place])
+                pack_signs(given[symbols], stream[place])
             return
-        values = values.view(np.uint8)
-        if values.size and int(values.max()) >= self.levels:
-            at = int(np.argmax(values >= self.levels))
+        given = given.view(np.uint8)
+        if given.size and int(given.max()) >= self.levels:
+            at = int(np.argmax(given >= self.levels))
             raise ValueError(
-                f"symbols[{at}]: got {values[at]}, expected a value below {self.levels}, the number of levels"
+                f"symbols[{at}]: got {given[at]}, expected a value below {self.levels}, the number of levels"
             )
         powers, width, _, _ = _blocks(self.levels)
         for symbols, place, _ in self._rows:
-            pack_symbols(values[symbols], stream[place], powers, width)
+            pack_symbols(given[symbols], stream[place], powers, width)
 
-    def unpack(self, data: Buffer, out: NDArray[Any]) -> None:
-        """Read back into `out: [Σ counts]` what `pack` wrote, float32 as +1 and -1; refuse every other byte string."""
-        stream = np.frombuffer(memoryview(data).toreadonly(), np.uint8)
-        if stream.size != self.bytes:
+    def read(self, data: memoryview, known: Values, out: Array) -> None:
+        stream = np.frombuffer(data.toreadonly(), np.uint8)
+        if stream.size != self.max_bytes:
             raise DecodeError(
-                f"packed symbols: got {stream.size} bytes, expected {self.bytes} "
-                f"({self.symbols} symbols, {self.levels} levels)"
+                f"packed symbols: got {stream.size} bytes, expected {self.max_bytes} "
+                f"({self.shape[0]} symbols, {self.levels} levels)"
             )
-        self._check_sizes(out, stream)
         for symbols, place, used in self._rows:
             packed, unpacked = stream[place], out[symbols]
             if packed.size and packed[-1] >> used:
                 raise DecodeError(
                     f"packed symbols: got last byte 0x{packed[-1]:02x}, expected only its lowest {used} bits in use"
                 )
-            if out.dtype == np.float32:
+            if self.dtype is np.float32:
                 unpack_signs(packed, unpacked)
                 continue
             good = int(unpack_symbols(packed, unpacked.view(np.uint8), *_blocks(self.levels)))
@@ -142,13 +142,20 @@ class Segments:
                     f"expected below {self.levels}**{count} = {self.levels**count}"
                 )
 
-    def _check_sizes(self, values: NDArray[Any], stream: Bytes) -> None:
-        """The kernels rely on them."""
-        if values.shape != (self.symbols,) or stream.size != self.bytes:
-            raise ValueError(
-                f"symbols: got shape {list(values.shape)} for {stream.size} bytes, "
-                f"expected [{self.symbols}], all segments, for {self.bytes}"
-            )
+
+class Mask(Symbols):
+    """Yes or no for each of `count` things, one bit each. Value: bool `[count]`."""
+
+    dtype: ClassVar[type[np.generic]] = np.bool_
+
+    def __init__(self, name: str, count: int) -> None:
+        super().__init__(name, (count,), levels=2)
+
+
+class Signs(Mask):
+    """Signs, a mask of those that are +1. Value: float32 `[count]` of ±1; zero counts as +1."""
+
+    dtype = np.float32
 
 
 @lru_cache(maxsize=256, typed=True)  # 3.0 is not 3

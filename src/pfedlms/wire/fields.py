@@ -1,4 +1,5 @@
-"""Field codecs: the kinds of values a message is made of, and the message a method declares from them.
+"""Field codecs: the kinds of values a message is made of, and the message a method declares from them. (Those of few
+levels are in `codec`.)
 
 A method names its fields and their sizes; both ends derive every length from that declaration, so a payload is the
 plain concatenation of its fields. Values are NumPy arrays without a clients axis; numbers are little endian. Fields
@@ -20,7 +21,6 @@ from numpy.typing import NDArray
 
 from pfedlms.backend import share
 from pfedlms.errors import DecodeError, OversizedError, TruncatedError
-from pfedlms.wire.codec import Segments
 from pfedlms.wire.kernels import copy_finite
 
 Array = NDArray[Any]
@@ -32,11 +32,8 @@ class Field(ABC):
 
     name: str
     dtype: ClassVar[type[np.generic]]
-
-    @property
-    @abstractmethod
-    def shape(self) -> tuple[int, ...]:
-        """Shape of one sender's value."""
+    shape: tuple[int, ...]
+    """Of one sender's value; set where a field is made."""
 
     @cached_property
     def max_bytes(self) -> int:
@@ -59,56 +56,12 @@ class Field(ABC):
         """A valid value of the largest size, to measure messages with."""
         return np.ones(self.shape, self.dtype)
 
-    def _given(self, values: Values) -> Array:
+    def given(self, values: Values) -> Array:
         """The value to write, contiguous; a copy only where it is not so already."""
         value = np.ascontiguousarray(values[self.name], dtype=self.dtype)
         if value.shape != self.shape:
             raise ValueError(f"field {self.name!r}: got shape {list(value.shape)}, expected {list(self.shape)}")
         return value
-
-
-@dataclass(frozen=True)
-class Symbols(Field):
-    """Symbols below `levels` in segments (one a layer), each packed and padded to whole bytes. Value: uint8
-    `[sum(segments)]`."""
-
-    name: str
-    segments: tuple[int, ...]
-    levels: int
-    dtype: ClassVar[type[np.generic]] = np.uint8
-
-    @cached_property
-    def _packing(self) -> Segments:
-        return Segments(self.segments, self.levels)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self._packing.symbols,)
-
-    @cached_property
-    def max_bytes(self) -> int:
-        return self._packing.bytes
-
-    def write(self, values: Values, out: memoryview) -> None:
-        self._packing.pack(self._given(values), out)
-
-    def read(self, data: memoryview, known: Values, out: Array) -> None:
-        self._packing.unpack(data, out)
-
-
-class Mask(Symbols):
-    """Yes or no for each of `count` things, one bit each. Value: bool `[count]`."""
-
-    dtype: ClassVar[type[np.generic]] = np.bool_
-
-    def __init__(self, name: str, count: int) -> None:
-        super().__init__(name, (count,), levels=2)
-
-
-class Signs(Mask):
-    """Signs, a mask of those that are +1. Value: float32 `[count]` of ±1; zero counts as +1."""
-
-    dtype = np.float32
 
 
 @dataclass(frozen=True)
@@ -120,12 +73,11 @@ class Floats(Field):
     minimum: float = -np.inf
     dtype = np.float32
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.count,)
+    def __post_init__(self) -> None:
+        vars(self).update(shape=(self.count,))
 
     def write(self, values: Values, out: memoryview) -> None:
-        target, given = np.frombuffer(out, dtype="<f4"), self._given(values)
+        target, given = np.frombuffer(out, dtype="<f4"), self.given(values)
         share(lambda first, last: np.copyto(target[first:last], given[first:last]), self.count, 1)
 
     def read(self, data: memoryview, known: Values, out: Array) -> None:
@@ -151,16 +103,15 @@ class MaskedRows(Field):
     width: int
     dtype = np.float32
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.count, self.width)
+    def __post_init__(self) -> None:
+        vars(self).update(shape=(self.count, self.width))
 
     def size(self, values: Values) -> int:
         return 4 * self.width * int(np.count_nonzero(values[self.mask]))
 
     def write(self, values: Values, out: memoryview) -> None:
         sent = np.asarray(values[self.mask], dtype=bool)
-        np.frombuffer(out, dtype="<f4").reshape(-1, self.width)[:] = self._given(values)[sent]
+        np.frombuffer(out, dtype="<f4").reshape(-1, self.width)[:] = self.given(values)[sent]
 
     def read(self, data: memoryview, known: Values, out: Array) -> None:
         rows = np.empty(len(data) // 4, dtype=np.float32)
