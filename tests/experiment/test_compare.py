@@ -17,7 +17,7 @@ import pfedlms
 from pfedlms import rng
 from pfedlms.errors import PfedlmsError, RunDirectoryError
 from pfedlms.experiment.compare import resume_comparison
-from pfedlms.experiment.run import Progress
+from pfedlms.experiment.play import Progress
 
 SEEDS = 3
 METHODS = ["pfedlms", "fedavg"]

@@ -15,7 +15,7 @@ import pfedlms
 from pfedlms.cli import main
 from pfedlms.engine import Federation
 from pfedlms.errors import RunDirectoryError
-from pfedlms.experiment.run import Progress
+from pfedlms.experiment.play import Progress
 from pfedlms.report.tables import comparison_table
 
 SMALL = {"rounds": 4, "clients": 5, "hidden": 12, "local_steps": 2, "batch_size": 8, "threads": 1}

@@ -21,7 +21,7 @@ from torch import nn
 import pfedlms
 from pfedlms.cli import main
 from pfedlms.errors import RunDirectoryError
-from pfedlms.experiment.run import Progress
+from pfedlms.experiment.play import Progress
 from pfedlms.methods import METHODS
 from pfedlms.report.progress import PlainProgress
 

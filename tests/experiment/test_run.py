@@ -21,7 +21,7 @@ import pfedlms
 from pfedlms.backend import plain
 from pfedlms.cli import main
 from pfedlms.errors import ConfigError, DivergedError, PfedlmsError, RunDirectoryError, UsageError
-from pfedlms.experiment.run import Progress
+from pfedlms.experiment.play import Progress
 
 QUICK = {"rounds": 3, "clients": 4, "local_steps": 3, "batch_size": 8, "threads": 1}
 FEATURES, CLASSES = 6, 3

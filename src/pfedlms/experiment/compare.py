@@ -13,8 +13,9 @@ from typing import Any
 
 from pfedlms.errors import ConfigError, DivergedError, RunDirectoryError
 from pfedlms.experiment.config import Config, load_config, merge, of_method, read_toml
+from pfedlms.experiment.play import Progress, Result
 from pfedlms.experiment.prepare import ModelLike, prepare, python_overrides
-from pfedlms.experiment.run import Progress, Result, begin, resume
+from pfedlms.experiment.run import begin, resume
 from pfedlms.experiment.store import RunDirectory, write_atomically
 from pfedlms.report.tables import comparison_text
 

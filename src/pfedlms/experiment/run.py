@@ -1,57 +1,20 @@
-"""One run, from a configuration or from Python objects to metrics, a summary and every client's model."""
+"""One run, from a configuration or from Python objects: begin it, go on with it, take a model out of it."""
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 
-from pfedlms.engine import Federation
 from pfedlms.engine.stopwatch import Stopwatch
-from pfedlms.errors import DivergedError, RunDirectoryError, RunError, UsageError
+from pfedlms.errors import RunDirectoryError, UsageError
 from pfedlms.experiment.config import CUSTOM, Config, load_config, method_in
+from pfedlms.experiment.play import Progress, Result, execute
 from pfedlms.experiment.prepare import ModelLike, as_configured, prepare, python_overrides
-from pfedlms.experiment.record import Recorder, load_into
+from pfedlms.experiment.record import load_into
 from pfedlms.experiment.store import RunDirectory, write_atomically
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a run measured, and the models it trained."""
-
-    config: Config
-    summary: dict[str, Any]
-    metrics: list[dict[str, Any]]
-    directory: Path | None
-    federation: Federation
-    stopped: bool = False
-    """Whether Ctrl-C was pressed, be it in the very last round."""
-
-    @property
-    def accuracy(self) -> float:
-        """P-acc, mean of the last 10 evaluations, in percent."""
-        return float(self.summary["accuracy"]["last10"])
-
-    @property
-    def models(self) -> list[dict[str, torch.Tensor]]:
-        """Every client's model as a state dict."""
-        with as_configured(self.config):
-            return [model for _, model in sorted(self.federation.models(), key=lambda pair: pair[0])]
-
-
-class Progress:
-    """Told what happens in a run; the default says nothing."""
-
-    def started(self, config: Config, rounds_played: int) -> None: ...
-
-    def evaluated(self, config: Config, record: Mapping[str, Any]) -> None: ...
 
 
 def run(
@@ -94,10 +57,10 @@ def begin(
     if profile:
         federation.watch = Stopwatch(federation.model.device)
     if not config.run.out:
-        return _execute(config, federation, progress)
+        return execute(config, federation, progress)
     with RunDirectory(Path(config.run.out)) as directory:
         directory.create(config.to_toml())
-        return _execute(config, federation, progress, directory)
+        return execute(config, federation, progress, directory)
 
 
 def resume(
@@ -115,7 +78,7 @@ def resume(
         stored.open()
         checkpoint = stored.load_checkpoint()
         federation = prepare(_grouped(config, checkpoint), data, model)
-        return _execute(config, federation, progress or Progress(), stored, checkpoint)
+        return execute(config, federation, progress or Progress(), stored, checkpoint)
 
 
 def _stored(directory: str | Path) -> tuple[RunDirectory, Config]:
@@ -151,62 +114,3 @@ def export(directory: str | Path, client: int, file: str | Path) -> None:
         write_atomically(Path(file), lambda opened: torch.save(model, opened))
     except (OSError, RuntimeError, ValueError) as error:
         raise UsageError(f"{file}: cannot be written ({getattr(error, 'strerror', None) or error})") from error
-
-
-def _execute(
-    config: Config,
-    federation: Federation,
-    progress: Progress,
-    directory: RunDirectory | None = None,
-    checkpoint: Mapping[str, Any] | None = None,
-) -> Result:
-    """Play all rounds that are left, measuring and saving as the configuration says."""
-    recorder = Recorder(config, federation, directory)
-    last, interrupted = config.train.rounds, False
-    try:
-        with as_configured(config), _stop_on_interrupt() as stopped:
-            recorder.restore(checkpoint)
-            progress.started(config, federation.rounds_played)
-            if federation.rounds_played == 0:
-                federation.start()
-            while federation.rounds_played < last and not interrupted:
-                number = federation.rounds_played + 1
-                evaluate = number % config.run.evaluate_every == 0 or number == last
-                report = federation.play_round(evaluate_global=evaluate)
-                recorder.count(report)
-                if evaluate:
-                    progress.evaluated(config, recorder.evaluate(report))
-                interrupted = stopped() and number < last
-                if number % config.run.checkpoint_every == 0 or number == last or interrupted:
-                    recorder.checkpoint()
-            summary = recorder.finish("interrupted" if interrupted else "finished")
-            out = directory.path if directory else None
-            return Result(config, summary, recorder.metrics, out, federation, stopped())
-    except DivergedError as error:
-        error.summary = recorder.finish("diverged")
-        raise
-    except RunError:
-        # The disk may be full, but what was measured so far is on it; a summary is worth a try, the cause is what
-        # counts.
-        recorder.finish("failed")
-        raise
-
-
-@contextmanager
-def _stop_on_interrupt() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C lets the round end and be saved; a second one ends the program at once."""
-    pressed = threading.Event()
-
-    def handle(number: int, where: FrameType | None) -> None:
-        if pressed.is_set():
-            raise KeyboardInterrupt
-        pressed.set()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield pressed.is_set
-        return
-    before = signal.signal(signal.SIGINT, handle)
-    try:
-        yield pressed.is_set
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from pfedlms.experiment.config import Config
-from pfedlms.experiment.run import Progress
+from pfedlms.experiment.play import Progress
 from pfedlms.report.tables import MIB
 
 

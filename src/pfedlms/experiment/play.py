@@ -1,0 +1,112 @@
+"""The rounds of a run, one after another, to metrics, a summary and every client's model."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from pfedlms.engine import Federation
+from pfedlms.errors import DivergedError, RunError
+from pfedlms.experiment.config import Config
+from pfedlms.experiment.prepare import as_configured
+from pfedlms.experiment.record import Recorder
+from pfedlms.experiment.store import RunDirectory
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run measured, and the models it trained."""
+
+    config: Config
+    summary: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    directory: Path | None
+    federation: Federation
+    stopped: bool = False
+    """Whether Ctrl-C was pressed, be it in the very last round."""
+
+    @property
+    def accuracy(self) -> float:
+        """P-acc, mean of the last 10 evaluations, in percent."""
+        return float(self.summary["accuracy"]["last10"])
+
+    @property
+    def models(self) -> list[dict[str, torch.Tensor]]:
+        """Every client's model as a state dict."""
+        with as_configured(self.config):
+            return [model for _, model in sorted(self.federation.models(), key=lambda pair: pair[0])]
+
+
+class Progress:
+    """Told what happens in a run; the default says nothing."""
+
+    def started(self, config: Config, rounds_played: int) -> None: ...
+
+    def evaluated(self, config: Config, record: Mapping[str, Any]) -> None: ...
+
+
+def execute(
+    config: Config,
+    federation: Federation,
+    progress: Progress,
+    directory: RunDirectory | None = None,
+    checkpoint: Mapping[str, Any] | None = None,
+) -> Result:
+    """Play all rounds that are left, measuring and saving as the configuration says."""
+    recorder = Recorder(config, federation, directory)
+    last, interrupted = config.train.rounds, False
+    try:
+        with as_configured(config), _stop_on_interrupt() as stopped:
+            recorder.restore(checkpoint)
+            progress.started(config, federation.rounds_played)
+            if federation.rounds_played == 0:
+                federation.start()
+            while federation.rounds_played < last and not interrupted:
+                number = federation.rounds_played + 1
+                evaluate = number % config.run.evaluate_every == 0 or number == last
+                report = federation.play_round(evaluate_global=evaluate)
+                recorder.count(report)
+                if evaluate:
+                    progress.evaluated(config, recorder.evaluate(report))
+                interrupted = stopped() and number < last
+                if number % config.run.checkpoint_every == 0 or number == last or interrupted:
+                    recorder.checkpoint()
+            summary = recorder.finish("interrupted" if interrupted else "finished")
+            out = directory.path if directory else None
+            return Result(config, summary, recorder.metrics, out, federation, stopped())
+    except DivergedError as error:
+        error.summary = recorder.finish("diverged")
+        raise
+    except RunError:
+        # The disk may be full, but what was measured so far is on it; a summary is worth a try, the cause is what
+        # counts.
+        recorder.finish("failed")
+        raise
+
+
+@contextmanager
+def _stop_on_interrupt() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C lets the round end and be saved; a second one ends the program at once."""
+    pressed = threading.Event()
+
+    def handle(number: int, where: FrameType | None) -> None:
+        if pressed.is_set():
+            raise KeyboardInterrupt
+        pressed.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield pressed.is_set
+        return
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield pressed.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
