@@ -14,7 +14,7 @@ from rich.console import Console
 import pfedlms
 from pfedlms.cli import main
 from pfedlms.engine import Federation
-from pfedlms.errors import RunDirectoryError
+from pfedlms.errors import QuorumError
 from pfedlms.experiment.play import Progress
 from pfedlms.report.tables import comparison_table
 
@@ -78,10 +78,19 @@ def test_answers_that_were_lost_are_counted_where_they_can_be(tmp_path: Path) ->
     result = pfedlms.run(method="fedavg", lost=0.3, quorum=0, seed=1, out=tmp_path / "run", **SMALL)
     assert [record["unheard"] for record in result.metrics] == sorted(record["unheard"] for record in result.metrics)
     assert result.summary["unheard"] == result.metrics[-1]["unheard"] > 0
-    config = tmp_path / "run" / "config.toml"
-    config.write_text(config.read_text().replace("lost = 0.3", "lost = 0.4"))
-    with pytest.raises(RunDirectoryError, match=r"it was made with run\.lost = 0\.3"):
+
+
+def test_a_run_that_losses_have_stopped_goes_on_with_fewer_of_them(tmp_path: Path) -> None:
+    """Who loses what is drawn by name, so the same round would fail again."""
+    chosen = {**SMALL, "clients": 6, "participation": 0.5, "rounds": 40, "checkpoint_every": 1}
+    told = r"round \d+: .*; lower run\.lost or run\.quorum, or let more clients"
+    with pytest.raises(QuorumError, match=told):
+        pfedlms.run(method="fedavg", lost=0.5, quorum=0, out=tmp_path / "run", **chosen)
+    with pytest.raises(QuorumError, match=told):
         pfedlms.resume(tmp_path / "run")
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text().replace("lost = 0.5", "lost = 0.01"))
+    assert pfedlms.resume(tmp_path / "run").summary["rounds"] == 40
 
 
 @pytest.mark.parametrize(

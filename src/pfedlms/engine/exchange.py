@@ -21,6 +21,7 @@ from pfedlms.methods.contract import ClientWork, Exchange
 from pfedlms.wire.fields import Message
 from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake, Received, frame
 
+REMEDY = "lower run.lost or run.quorum, or let more clients take part"
 _ROOM_BYTES = 1 << 26  # of decoded messages that wait to be added up
 
 Data = bytes | memoryview
@@ -92,7 +93,7 @@ class Channel:
         if accepted < max(1, self.ways.quorum * len(senders)):
             raise QuorumError(
                 f"round {self.round + 1}: {accepted} of {len(senders)} messages were valid, expected at least "
-                f"run.quorum = {self.ways.quorum:g} of them"
+                f"run.quorum = {self.ways.quorum:g} of them; {REMEDY}"
             )
         with self.watch.stage("server"):
             server, reply = exchange.server_reply(server, total, self.round)
@@ -113,7 +114,7 @@ class Channel:
                     part = cohort.take(heard)
                     after.append(exchange.client_receive(part, _on(part, received), self.round))
         if not after:
-            raise QuorumError(f"round {self.round + 1}: the server's answer reached no client; nobody can go on")
+            raise QuorumError(f"round {self.round + 1}: the server's answer reached no client; {REMEDY}")
         return after
 
     def catch_up(

@@ -12,11 +12,12 @@ import torch
 from pfedlms.backend import own_threads
 from pfedlms.cohort import Cohort
 from pfedlms.data.federated import FederatedData
-from pfedlms.engine.exchange import Channel, Link, Ways, perfect_link
+from pfedlms.engine.exchange import REMEDY, Channel, Link, Ways, perfect_link
 from pfedlms.engine.participation import Answers, Clients, Participation
 from pfedlms.engine.reports import Evaluation, RoundReport
 from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.engine.training import LocalWorker, TrainSettings
+from pfedlms.errors import QuorumError
 from pfedlms.methods.contract import Method, Objective, Task
 from pfedlms.models.forward import CohortModel
 from pfedlms.wire.fields import Floats, Message
@@ -184,6 +185,8 @@ class Federation:
             return cohorts
         with self.watch.stage("catching up"):
             caught_up = [self._caught_up(cohort, channel, self._server) for cohort in cohorts]
+        if not any(caught_up):
+            raise QuorumError(f"round {channel.round + 1}: what clients had missed reached none of them; {REMEDY}")
         return [cohort for cohort in caught_up if cohort is not None]
 
     def _caught_up(self, cohort: Cohort, channel: Channel, server: dict[str, torch.Tensor]) -> Cohort | None:

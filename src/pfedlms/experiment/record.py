@@ -164,8 +164,7 @@ def _data_of(config: Config, federation: Federation) -> str:
 def _settled(config: Config) -> dict[str, Any]:
     """What cannot change once a run has begun: all but its length, where the data lie and how it is executed."""
     tables = config.tables()
-    tables["run"] = {"lost": config.run.lost}
-    del tables["train"]["rounds"], tables["data"]["dir"]
+    del tables["run"], tables["train"]["rounds"], tables["data"]["dir"]
     return {f"{section}.{key}": value for section, own in tables.items() for key, value in own.items()}
 
 
