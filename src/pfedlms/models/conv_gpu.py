@@ -215,11 +215,8 @@ class StackedConvolution(torch.autograd.Function):
 
 def takes(x: Tensor, weight: Tensor) -> bool:
     """Whether the kernels compute what PyTorch would: float32 images in TF32."""
-    plain = x.is_cuda and x.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
-    return plain and torch.cuda.get_device_capability(x.device) >= (8, 0) and _in_tf32()
-
-
-def _in_tf32() -> bool:
-    """PyTorch's setting for convolutions, by its newer name where there is one: mixing both names is an error there."""
+    # Its setting for convolutions, by the newer name where there is one: mixing both names is an error there.
     precision = getattr(getattr(torch.backends.cudnn, "conv", None), "fp32_precision", "none")
-    return torch.backends.cudnn.allow_tf32 if precision == "none" else bool(precision == "tf32")
+    in_tf32 = torch.backends.cudnn.allow_tf32 if precision == "none" else precision == "tf32"
+    plain = x.is_cuda and x.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
+    return plain and torch.cuda.get_device_capability(x.device) >= (8, 0) and in_tf32
