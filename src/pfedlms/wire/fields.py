@@ -31,7 +31,7 @@ class Field(ABC):
     """One named part of a message."""
 
     name: str
-    dtype: ClassVar[type[np.generic]]
+    dtype: ClassVar[type[np.generic]] = np.float32
     shape: tuple[int, ...]
     """Of one sender's value; set where a field is made."""
 
@@ -71,7 +71,6 @@ class Floats(Field):
     name: str
     count: int
     minimum: float = -np.inf
-    dtype = np.float32
 
     def __post_init__(self) -> None:
         vars(self).update(shape=(self.count,))
@@ -101,7 +100,6 @@ class MaskedRows(Field):
     mask: str
     count: int
     width: int
-    dtype = np.float32
 
     def __post_init__(self) -> None:
         vars(self).update(shape=(self.count, self.width))
@@ -125,7 +123,7 @@ def _read_floats(name: str, data: memoryview, out: Array, minimum: float = -np.i
     source = np.frombuffer(data, dtype="<f4")
     if not source.flags.aligned:
         source = np.frombuffer(bytes(data), dtype="<f4")
-    refused = np.zeros(1, np.bool_)
+    refused = np.zeros(1, np.uint8)
     share(copy_finite, len(out), 1, source, out, float(minimum), refused)
     if refused[0]:
         at = int(np.argmin(np.isfinite(out) & (out >= minimum)))
