@@ -200,9 +200,8 @@ class StackedConvolution(torch.autograd.Function):
         of_x = None
         if ctx.needs_input_grad[0]:
             around = (kernel[0] - 1 - pad[0], kernel[1] - 1 - pad[1])
-            of_x = _convolved(
-                slope, _transposed(turned.flatten(0, 1)).unflatten(0, turned.shape[:2]), kernel, around, True
-            )
+            swapped = _transposed(turned.flatten(0, 1)).unflatten(0, turned.shape[:2])
+            of_x = _convolved(slope, swapped, kernel, around, back=True)
         of_weight = _weighed(x, slope, len(turned), kernel, pad)
         out = x.new_empty(ctx.shape) if ctx.place is None else ctx.place
         _transposed(of_weight.flatten(2), out.flatten(3).flatten(1, 2))

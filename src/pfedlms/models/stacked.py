@@ -170,15 +170,12 @@ def _stacked_convolution(
 def refusal(single: Single, params: Values, sample: Tensor) -> str | None:
     """Why torch.func cannot vectorise a module, or None: tried with one model's parameters on two samples of `sample:
     [batch, …]`, because nothing else tells. Without `folds`, whose kernels would be compiled for this alone."""
-
-    def twice(values: Values) -> Values:
-        return {name: torch.stack([value.detach()] * 2) for name, value in values.items()}
-
-    x, buffers = sample[[0, -1]], dict(single.module.named_buffers())
+    x, named = sample[[0, -1]], (params.items(), single.module.named_buffers())
+    params, buffers = ({name: torch.stack([value.detach()] * 2) for name, value in each} for each in named)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
             # In training: what cannot be stacked may lie on the way that only training takes.
-            given = Pass(twice(params), {}, twice(buffers), torch.stack([x, x]), training=True, features=False)
+            given = Pass(params, {}, buffers, torch.stack([x, x]), training=True, features=False)
             Stacked(single, folds=False).forward(given)
     except RuntimeError as error:
         return str(error).strip().splitlines()[0]

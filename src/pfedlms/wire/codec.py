@@ -100,9 +100,8 @@ class Symbols(Field):
         if stream.size != self.max_bytes:  # the kernels rely on it
             raise ValueError(f"field {self.name!r}: got {stream.size} bytes to write to, expected {self.max_bytes}")
         given.flags.writeable = False  # numba compiles a kernel for read-only inputs and again for others
-        if self.dtype is np.float32:
-            for symbols, place, _ in self._rows:
-                pack_signs(given[symbols], stream[place])
+        if self.dtype is np.float32:  # signs, which are one segment
+            pack_signs(given, stream)
             return
         given = given.view(np.uint8)
         if given.size and int(given.max()) >= self.levels:
@@ -129,7 +128,7 @@ class Symbols(Field):
                 )
             if self.dtype is np.float32:
                 unpack_signs(packed, unpacked)
-                continue
+                return
             good = int(unpack_symbols(packed, unpacked.view(np.uint8), *_blocks(self.levels)))
             if good < unpacked.size:
                 size, width = block_shape(self.levels)
@@ -167,8 +166,7 @@ def block_shape(levels: int) -> tuple[int, int]:
 
 
 def _width(count: int, levels: int) -> int:
-    most: int = levels**count - 1
-    return most.bit_length()
+    return int(levels**count - 1).bit_length()
 
 
 @lru_cache(maxsize=8)

@@ -34,6 +34,8 @@ class Field(ABC):
     dtype: ClassVar[type[np.generic]] = np.float32
     shape: tuple[int, ...]
     """Of one sender's value; set where a field is made."""
+    minimum: float = -np.inf
+    """Of every number in it."""
 
     @cached_property
     def max_bytes(self) -> int:
@@ -51,10 +53,6 @@ class Field(ABC):
     @abstractmethod
     def read(self, data: memoryview, known: Values, out: Array) -> None:
         """Decode exactly `size(known)` bytes into `out`; raises DecodeError for values that cannot have been sent."""
-
-    def example(self) -> Array:
-        """A valid value of the largest size, to measure messages with."""
-        return np.ones(self.shape, self.dtype)
 
     def given(self, values: Values) -> Array:
         """The value to write, contiguous; a copy only where it is not so already."""
@@ -81,9 +79,6 @@ class Floats(Field):
 
     def read(self, data: memoryview, known: Values, out: Array) -> None:
         _read_floats(self.name, data, out, self.minimum)
-
-    def example(self) -> Array:
-        return np.full(self.count, max(0.0, self.minimum), dtype=np.float32)
 
 
 def Scalar(name: str, minimum: float = -np.inf) -> Floats:
@@ -184,4 +179,5 @@ class Message:
         return {part.name: np.empty((senders, *part.shape), part.dtype) for part in self.fields}
 
     def example(self) -> dict[str, Array]:
-        return {part.name: part.example() for part in self.fields}
+        """Valid values of the largest size, to measure messages with."""
+        return {part.name: np.full(part.shape, max(1, part.minimum), part.dtype) for part in self.fields}
