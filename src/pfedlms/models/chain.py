@@ -65,10 +65,8 @@ class Chain(Way):
     @staticmethod
     def takes(module: nn.Module) -> bool:
         """Whether a module is such a chain; all its parameters must be trained, and no part may be there twice."""
-        twice = any(
-            len(list(walk(remove_duplicate=False))) > len(list(walk()))
-            for walk in (module.named_modules, module.named_parameters)
-        )
+        walks = (module.named_modules, module.named_parameters)
+        twice = any(len(list(walk(remove_duplicate=False))) > len(list(walk())) for walk in walks)
         return not twice and all(map(_plain, module.modules())) and all(v.requires_grad for v in module.parameters())
 
     def parts(self, clients: int) -> list[slice]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, nn
 
 _ENOUGH_PROGRAMS = 1024  # for all multiprocessors of a large GPU to be busy
 _FEW_CHANNELS = 16  # up to which taps and channels share a tile
@@ -170,18 +170,14 @@ def _weighed(x: Tensor, slope: Tensor, clients: int, kernel: tuple[int, int], pa
     share = triton.cdiv(triton.cdiv(rows, shares), tile["BM"]) * tile["BM"]
     shares = triton.cdiv(rows, share)
     out = torch.empty(shares, clients, taps, outputs, inputs, device=x.device, dtype=x.dtype)
+    # Channels last → [channels, rows]: what is summed over lies together.
+    by_channel = [_transposed(image.permute(0, 2, 3, 1).reshape(1, -1, image.shape[1])) for image in (x, slope)]
     _weigh[(tiles, shares * (1 if flat else taps), clients)](
-        _rows_last(x), _rows_last(slope), out, rows, batch * height * width, share, height, width, *size,
+        *by_channel, out, rows, batch * height * width, share, height, width, *size,
         clients, inputs, outputs, *kernel, *pad, flat, **tile,
         num_warps=8 if tile["BN"] >= 128 else 4, num_stages=3,
     )  # fmt: skip
     return out[0] if shares == 1 else out.sum(dim=0)
-
-
-def _rows_last(x: Tensor) -> Tensor:
-    """Images with the channels last → `[channels, rows]`: what the gradient of the weights is summed over lies
-    together."""
-    return _transposed(x.permute(0, 2, 3, 1).reshape(1, -1, x.shape[1]))
 
 
 class StackedConvolution(torch.autograd.Function):
@@ -204,22 +200,25 @@ class StackedConvolution(torch.autograd.Function):
         of_x = None
         if ctx.needs_input_grad[0]:
             around = (kernel[0] - 1 - pad[0], kernel[1] - 1 - pad[1])
-            of_x = _convolved(
-                slope, _transposed(turned.flatten(0, 1)).unflatten(0, turned.shape[:2]), kernel, around, True
-            )
+            swapped = _transposed(turned.flatten(0, 1)).unflatten(0, turned.shape[:2])
+            of_x = _convolved(slope, swapped, kernel, around, back=True)
         of_weight = _weighed(x, slope, len(turned), kernel, pad)
         out = x.new_empty(ctx.shape) if ctx.place is None else ctx.place
         _transposed(of_weight.flatten(2), out.flatten(3).flatten(1, 2))
         return of_x, out, None, None
 
 
-def takes(x: Tensor, weight: Tensor) -> bool:
-    """Whether the kernels compute what PyTorch would: float32 images in TF32."""
-    plain = x.is_cuda and x.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
-    return plain and torch.cuda.get_device_capability(x.device) >= (8, 0) and _in_tf32()
-
-
-def _in_tf32() -> bool:
-    """PyTorch's setting for convolutions, by its newer name where there is one: mixing both names is an error there."""
+def convolution(layer: nn.Conv2d, x: Tensor, weight: Tensor, place: Tensor | None) -> Tensor | None:
+    """`StackedConvolution` where it computes what PyTorch would, in TF32, and there are kernels for the layer: strides
+    and dilations of one, and less padding than the kernel is wide. Otherwise None."""
+    if layer.stride != (1, 1) or layer.dilation != (1, 1) or layer.groups != 1 or isinstance(layer.padding, str):
+        return None
+    # PyTorch's setting, by its newer name where there is one: mixing both names is an error there.
     precision = getattr(getattr(torch.backends.cudnn, "conv", None), "fp32_precision", "none")
-    return torch.backends.cudnn.allow_tf32 if precision == "none" else bool(precision == "tf32")
+    in_tf32 = torch.backends.cudnn.allow_tf32 if precision == "none" else precision == "tf32"
+    float32 = x.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
+    narrow = all(pad < size for pad, size in zip(layer.padding, layer.kernel_size, strict=True))
+    if not (in_tf32 and float32 and narrow and torch.cuda.get_device_capability(x.device) >= (8, 0)):
+        return None
+    out: Tensor = StackedConvolution.apply(x, weight, tuple(layer.padding), place)
+    return out

@@ -69,6 +69,8 @@ class CohortModel:
         self.layout = flat_layout(module)
         self._sizes = [prod(shape) for _, shape in self.layout.parameters]
         self._single, self._fast = Single(module), fast
+        self.feature_size = 0 if self._single.head is None else self._single.head.in_features
+        """Width of the features: what enters the last linear layer; 0 if there is none."""
         trained = [value.detach().flatten() for value in module.parameters() if value.requires_grad]
         self.initial = torch.cat(trained).to(torch.float32)
         self.initial_buffers = {name: value.detach().clone() for name, value in module.named_buffers()}
@@ -89,11 +91,6 @@ class CohortModel:
         short = self.device.type != "cpu" or way.short(len(x))
         with nullcontext() if short else long_operators():
             return way.over(len(x), partial(some, way))
-
-    @property
-    def feature_size(self) -> int:
-        """Width of the features: what enters the last linear layer; 0 if there is none."""
-        return self._single.head.in_features if self._single.head is not None else 0
 
     def cohort(self, ids: tuple[int, ...], samples: tuple[int, ...], with_momentum: bool) -> Cohort:
         """Clients that all start from the initial weights w⁰."""

@@ -152,8 +152,11 @@ def _folded(operation: Callable[..., Tensor], x: Tensor, *rest: Tensor | None) -
 def _stacked_convolution(
     layer: nn.Conv2d, place: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor | None
 ) -> Tensor:
-    clients, wide = len(weight), x.flatten(1, 2)
-    out = _by_kernels(layer, wide, weight, place)
+    clients, wide, out = len(weight), x.flatten(1, 2), None
+    if backend_of(x) == "gpu":
+        from pfedlms.models.conv_gpu import convolution
+
+        out = convolution(layer, wide, weight, place)
     if out is None:
         flat = weight.flatten(0, 1)
         if flat.numel() >= clients * _WIDE_WEIGHTS or wide.shape[2] * wide.shape[3] <= _SMALL_IMAGE:
@@ -164,33 +167,15 @@ def _stacked_convolution(
     return out.view(len(out), clients, -1, *out.shape[2:])
 
 
-def _by_kernels(layer: nn.Conv2d, x: Tensor, weight: Tensor, place: Tensor | None) -> Tensor | None:
-    """By the Triton kernels, where there are some for this layer: strides and dilations of one, and less padding than
-    the kernel is wide."""
-    if backend_of(x) != "gpu" or layer.stride != (1, 1) or layer.dilation != (1, 1) or layer.groups != 1:
-        return None
-    if isinstance(layer.padding, str) or any(a >= k for a, k in zip(layer.padding, layer.kernel_size, strict=True)):
-        return None
-    from pfedlms.models.conv_gpu import StackedConvolution, takes
-
-    if not takes(x, weight):
-        return None
-    out: Tensor = StackedConvolution.apply(x, weight, tuple(layer.padding), place)  # type: ignore[no-untyped-call]
-    return out
-
-
 def refusal(single: Single, params: Values, sample: Tensor) -> str | None:
     """Why torch.func cannot vectorise a module, or None: tried with one model's parameters on two samples of `sample:
     [batch, …]`, because nothing else tells. Without `folds`, whose kernels would be compiled for this alone."""
-
-    def twice(values: Values) -> Values:
-        return {name: torch.stack([value.detach()] * 2) for name, value in values.items()}
-
-    x, buffers = sample[[0, -1]], dict(single.module.named_buffers())
+    x, named = sample[[0, -1]], (params.items(), single.module.named_buffers())
+    params, buffers = ({name: torch.stack([value.detach()] * 2) for name, value in each} for each in named)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
             # In training: what cannot be stacked may lie on the way that only training takes.
-            given = Pass(twice(params), {}, twice(buffers), torch.stack([x, x]), training=True, features=False)
+            given = Pass(params, {}, buffers, torch.stack([x, x]), training=True, features=False)
             Stacked(single, folds=False).forward(given)
     except RuntimeError as error:
         return str(error).strip().splitlines()[0]

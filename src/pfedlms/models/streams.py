@@ -14,7 +14,6 @@ Second = TypeVar("Second")
 
 @lru_cache
 def streams(device: torch.device, purpose: str, count: int) -> list[torch.cuda.Stream]:
-    """Always the same ones for one purpose."""
     return [torch.cuda.Stream(device) for _ in range(count)]  # type: ignore[no-untyped-call]
 
 

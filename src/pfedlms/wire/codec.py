@@ -48,8 +48,7 @@ def pack(symbols: Bytes | torch.Tensor, levels: int) -> bytes:
     """
     given = symbols if isinstance(symbols, torch.Tensor) else np.asarray(symbols)
     if given.dtype not in (torch.uint8, np.uint8) or given.ndim != 1:
-        shape = list(given.shape)
-        raise ValueError(f"symbols: got {given.dtype} of shape {shape}, expected uint8 of shape [count]")
+        raise ValueError(f"symbols: got {given.dtype} of shape {list(given.shape)}, expected uint8 of shape [count]")
     host = given.detach().cpu().numpy() if isinstance(given, torch.Tensor) else given
     alone = Symbols("symbols", (host.size,), levels)
     out = np.empty(alone.max_bytes, np.uint8)
@@ -101,9 +100,8 @@ class Symbols(Field):
         if stream.size != self.max_bytes:  # the kernels rely on it
             raise ValueError(f"field {self.name!r}: got {stream.size} bytes to write to, expected {self.max_bytes}")
         given.flags.writeable = False  # numba compiles a kernel for read-only inputs and again for others
-        if self.dtype is np.float32:
-            for symbols, place, _ in self._rows:
-                pack_signs(given[symbols], stream[place])
+        if self.dtype is np.float32:  # signs, which are one segment
+            pack_signs(given, stream)
             return
         given = given.view(np.uint8)
         if given.size and int(given.max()) >= self.levels:
@@ -130,7 +128,7 @@ class Symbols(Field):
                 )
             if self.dtype is np.float32:
                 unpack_signs(packed, unpacked)
-                continue
+                return
             good = int(unpack_symbols(packed, unpacked.view(np.uint8), *_blocks(self.levels)))
             if good < unpacked.size:
                 size, width = block_shape(self.levels)
@@ -163,15 +161,12 @@ def block_shape(levels: int) -> tuple[int, int]:
     """Symbols s and bits width(s) of a full block: rule 2."""
     if not isinstance(levels, int | np.integer) or not 2 <= levels <= 256:
         raise ValueError(f"levels: got {levels!r}, expected a whole number from 2 to 256")
-    widths = {size: _width(size, int(levels)) for size in range(1, BLOCK_BITS + 1)}
-    fitting = [size for size, width in widths.items() if width <= BLOCK_BITS]
-    best = max(fitting, key=lambda size: (Fraction(size, widths[size]), size))
-    return best, widths[best]
+    shapes = ((size, _width(size, int(levels))) for size in range(1, BLOCK_BITS + 1))
+    return max((shape for shape in shapes if shape[1] <= BLOCK_BITS), key=lambda shape: (Fraction(*shape), shape))
 
 
 def _width(count: int, levels: int) -> int:
-    most: int = levels**count - 1
-    return most.bit_length()
+    return int(levels**count - 1).bit_length()
 
 
 @lru_cache(maxsize=8)

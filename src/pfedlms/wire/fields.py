@@ -31,9 +31,11 @@ class Field(ABC):
     """One named part of a message."""
 
     name: str
-    dtype: ClassVar[type[np.generic]]
+    dtype: ClassVar[type[np.generic]] = np.float32
     shape: tuple[int, ...]
     """Of one sender's value; set where a field is made."""
+    minimum: float = -np.inf
+    """Of every number in it."""
 
     @cached_property
     def max_bytes(self) -> int:
@@ -52,10 +54,6 @@ class Field(ABC):
     def read(self, data: memoryview, known: Values, out: Array) -> None:
         """Decode exactly `size(known)` bytes into `out`; raises DecodeError for values that cannot have been sent."""
 
-    def example(self) -> Array:
-        """A valid value of the largest size, to measure messages with."""
-        return np.ones(self.shape, self.dtype)
-
     def given(self, values: Values) -> Array:
         """The value to write, contiguous; a copy only where it is not so already."""
         value = np.ascontiguousarray(values[self.name], dtype=self.dtype)
@@ -71,7 +69,6 @@ class Floats(Field):
     name: str
     count: int
     minimum: float = -np.inf
-    dtype = np.float32
 
     def __post_init__(self) -> None:
         vars(self).update(shape=(self.count,))
@@ -82,9 +79,6 @@ class Floats(Field):
 
     def read(self, data: memoryview, known: Values, out: Array) -> None:
         _read_floats(self.name, data, out, self.minimum)
-
-    def example(self) -> Array:
-        return np.full(self.count, max(0.0, self.minimum), dtype=np.float32)
 
 
 def Scalar(name: str, minimum: float = -np.inf) -> Floats:
@@ -101,7 +95,6 @@ class MaskedRows(Field):
     mask: str
     count: int
     width: int
-    dtype = np.float32
 
     def __post_init__(self) -> None:
         vars(self).update(shape=(self.count, self.width))
@@ -125,7 +118,7 @@ def _read_floats(name: str, data: memoryview, out: Array, minimum: float = -np.i
     source = np.frombuffer(data, dtype="<f4")
     if not source.flags.aligned:
         source = np.frombuffer(bytes(data), dtype="<f4")
-    refused = np.zeros(1, np.bool_)
+    refused = np.zeros(1, np.uint8)
     share(copy_finite, len(out), 1, source, out, float(minimum), refused)
     if refused[0]:
         at = int(np.argmin(np.isfinite(out) & (out >= minimum)))
@@ -186,4 +179,5 @@ class Message:
         return {part.name: np.empty((senders, *part.shape), part.dtype) for part in self.fields}
 
     def example(self) -> dict[str, Array]:
-        return {part.name: part.example() for part in self.fields}
+        """Valid values of the largest size, to measure messages with."""
+        return {part.name: np.full(part.shape, max(1, part.minimum), part.dtype) for part in self.fields}

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from pfedlms.backend import compiled
 
 Bytes = NDArray[np.uint8]
-Bools = NDArray[np.bool_]
 Floats32 = NDArray[np.float32]
 Words = NDArray[np.uint64]
 u64 = np.uint64
@@ -180,7 +179,7 @@ def unpack_signs(data: Bytes, out: Floats32) -> None:
 
 
 @compiled()
-def copy_finite(first: int, last: int, source: Floats32, out: Floats32, minimum: float, refused: Bools) -> None:
+def copy_finite(first: int, last: int, source: Floats32, out: Floats32, minimum: float, refused: Bytes) -> None:
     """Copy numbers, and set `refused: [1]` if one of them is not finite or below `minimum`."""
     good, least = True, np.float32(minimum)
     numbers, places = source[first:last], out[first:last]
@@ -189,4 +188,4 @@ def copy_finite(first: int, last: int, source: Floats32, out: Floats32, minimum:
         places[at] = value
         good &= (abs(value) < np.inf) & (value >= least)
     if not good:
-        refused[0] = True
+        refused[0] = 1
