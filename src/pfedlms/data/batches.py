@@ -14,6 +14,7 @@ from pfedlms.data.federated import FederatedData
 from pfedlms.rng import device_words, permutation, stream, streams
 
 CROP = 4  # pixels an image is moved at most
+_LONG = 512  # samples a client, from which on a shuffle is worth keeping for the next round
 
 
 def shuffle(seed: int, client: int, epoch: int, samples: int) -> NDArray[np.int64]:
@@ -43,8 +44,10 @@ def batch_positions(
 
 
 def batches(seed: int, data: FederatedData) -> HostBatches | DeviceBatches:
-    """Which samples clients see in their local steps: drawn where the data are, the same everywhere."""
-    return DeviceBatches(seed, data) if data.x.is_cuda else HostBatches(seed, data)
+    """Which samples clients see in their local steps: drawn where the data are, the same everywhere. On a CPU many short
+    shuffles are drawn faster all at once."""
+    short = sum(data.samples) < _LONG * data.clients
+    return DeviceBatches(seed, data) if data.x.is_cuda or short else HostBatches(seed, data)
 
 
 class HostBatches:
@@ -62,7 +65,7 @@ class HostBatches:
 
 
 class DeviceBatches:
-    """The same batches without the host: keys are hashed, sorted and looked up on the device. All shuffles that a round
+    """The same batches, all at once: keys are hashed, sorted and looked up on the device. All shuffles that a round
     needs lie one after another in one row, ordered by client and epoch."""
 
     def __init__(self, seed: int, data: FederatedData) -> None:
