@@ -293,9 +293,9 @@ def _report_comparison(options: argparse.Namespace, comparison: Any, out: Path) 
     done = f"with {finished} run{'s' * (finished != 1)} finished"
     document = {"runs": comparison.runs}
     code = _report(options, document, comparison.runs, out, done if comparison.interrupted else None)
-    if comparison.diverged:
-        _say("error: not all runs came to an end: a loss stopped being finite; lower train.learning_rate")
-    return code or int(comparison.diverged)
+    if comparison.broken:
+        _say("error: not all runs came to an end; the warnings above say why and what to change")
+    return code or int(comparison.broken)
 
 
 def _report(

@@ -52,13 +52,12 @@ class DataError(UsageError): ...
 class RunDirectoryError(UsageError): ...
 
 
-class RunError(PfedlmsError): ...
-
-
-class DivergedError(RunError):
-    """A loss or a model stopped being finite; `summary` holds what the run had measured, where there was a run."""
-
+class RunError(PfedlmsError):
     summary: dict[str, object] | None = None
+    """What the run had measured, where it is known."""
+
+
+class DivergedError(RunError): ...
 
 
 class QuorumError(RunError): ...

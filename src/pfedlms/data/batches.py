@@ -44,8 +44,8 @@ def batch_positions(
 
 
 def batches(seed: int, data: FederatedData) -> HostBatches | DeviceBatches:
-    """Which samples clients see in their local steps: drawn where the data are, the same everywhere. On a CPU many short
-    shuffles are drawn faster all at once."""
+    """Which samples clients see in their local steps, the same everywhere: drawn where the data are. On a CPU many
+    short shuffles are drawn faster all at once, too."""
     short = sum(data.samples) < _LONG * data.clients
     return DeviceBatches(seed, data) if data.x.is_cuda or short else HostBatches(seed, data)
 

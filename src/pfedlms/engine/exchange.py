@@ -93,7 +93,7 @@ class Channel:
         if accepted < max(1, self.ways.quorum * len(senders)):
             raise QuorumError(
                 f"round {self.round + 1}: {accepted} of {len(senders)} messages were valid, expected at least "
-                f"run.quorum = {self.ways.quorum:g} of them; {REMEDY}"
+                f"run.quorum = {self.ways.quorum:g} of them and never fewer than one; {REMEDY}"
             )
         with self.watch.stage("server"):
             server, reply = exchange.server_reply(server, total, self.round)

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pfedlms.errors import ConfigError, DivergedError, RunDirectoryError
+from pfedlms.errors import ConfigError, DivergedError, QuorumError, RunDirectoryError
 from pfedlms.experiment.config import Config, load_config, merge, of_method, read_toml
 from pfedlms.experiment.play import Progress, Result
 from pfedlms.experiment.prepare import ModelLike, prepare, python_overrides
@@ -32,9 +32,9 @@ class Comparison:
     interrupted: bool = False
 
     @property
-    def diverged(self) -> bool:
-        """Whether any run ended because a loss or a model stopped being finite."""
-        return any(summary["status"] == "diverged" for summary in self.runs)
+    def broken(self) -> bool:
+        """Whether any run ended early: a loss stopped being finite, or too many messages were lost."""
+        return any(summary["status"] in ("diverged", "failed") for summary in self.runs)
 
     def __str__(self) -> str:
         return comparison_text(self.runs)
@@ -126,15 +126,16 @@ def resume_comparison(directory: Path, data: Any, model: ModelLike, progress: Pr
 
 
 def _collect(plays: Sequence[Callable[[], Result]], directory: Path | None) -> Comparison:
-    """Play all runs. One that diverges is marked and does not take the others with it."""
+    """Play all runs. One that diverges, or loses too many messages, is marked and does not take the others with it."""
     summaries: list[dict[str, Any]] = []
     with suppress(KeyboardInterrupt):  # between two runs, or Ctrl-C pressed twice
         for play in plays:
             try:
                 result = play()
-            except DivergedError as error:
+            except (DivergedError, QuorumError) as error:
                 summary = dict(error.summary or {})
-                warnings.warn(f"{summary['method']} seed {summary['seed']} diverged: {error}", stacklevel=2)
+                ended = f"{summary['method']} seed {summary['seed']} {summary['status']}"
+                warnings.warn(f"{ended}: {error}", stacklevel=2)
                 summaries.append(summary)
                 continue
             summaries.append(result.summary)

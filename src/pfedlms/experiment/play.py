@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from pfedlms.engine import Federation
-from pfedlms.errors import DivergedError, RunError
+from pfedlms.errors import DivergedError, QuorumError, RunError
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.prepare import as_configured
 from pfedlms.experiment.record import Recorder
@@ -82,8 +82,8 @@ def execute(
             summary = recorder.finish("interrupted" if interrupted else "finished")
             out = directory.path if directory else None
             return Result(config, summary, recorder.metrics, out, federation, stopped())
-    except DivergedError as error:
-        error.summary = recorder.finish("diverged")
+    except (DivergedError, QuorumError) as error:
+        error.summary = recorder.finish("diverged" if isinstance(error, DivergedError) else "failed")
         raise
     except RunError:
         # The disk may be full, but what was measured so far is on it; a summary is worth a try, the cause is what

@@ -50,7 +50,7 @@ def comparison_table(summaries: Sequence[Summary]) -> Table:
     for summary in summaries:
         groups.setdefault(summary["method"], []).append(summary)
     shown = {name: [run for run in group if run["status"] == "finished"] or group for name, group in groups.items()}
-    sampled = first["participation"] < 1
+    sampled = first["participation"] < 1 or "unheard" in first
     accuracies = ["P-acc max", "last 10", *(["everyone"] * sampled), "G-acc max"]
     gap = 0 if sampled else 1  # so that one column more fits a screen
     fedavg = sum(_mib_per_round(shown["fedavg"])) if "fedavg" in shown else 0.0
@@ -71,7 +71,8 @@ def comparison_table(summaries: Sequence[Summary]) -> Table:
             ]
         )
     size = f"{first['model']}, {first['parameters']:,} parameters"
-    share = f", {100 * first['participation']:g} % a round" if sampled else ""
+    share = f", {100 * first['participation']:g} % a round" if first["participation"] < 1 else ""
+    share += ", messages lost" if "unheard" in first else ""
     title = f"{first['dataset']} · {size} · {first['clients']} clients{share} · {first['rounds']} rounds"
     caption = _CAPTION.format(*_SAMPLED) if sampled else _CAPTION.format("", "")
     return table(["method", *accuracies, "MiB ↑", "MiB ↓", "fewer", "s"], rows, title, caption, gap)
@@ -79,10 +80,14 @@ def comparison_table(summaries: Sequence[Summary]) -> Table:
 
 _CAPTION = (
     "Accuracy in %, ± over seeds: maximum, and mean of the last 10 evaluations. P-acc: each participant's own model on "
-    "its own test split after local steps; {}G-acc: the shared model before them. MiB a round of all participants, "
-    "framing{} included; fewer: how many times fewer bytes than FedAvg; s: seconds a run."
+    "its own test split after local steps; {}G-acc: the shared model before local steps. MiB a round of all "
+    "participants, framing{} included; fewer: how many times fewer bytes than FedAvg; s: seconds a run."
 )
-_SAMPLED = ("everyone: the same of all clients after the last round; ", " and catching up")
+_SAMPLED = (
+    "everyone: of all clients after the last round, a copy of those who took no part in it having heard its answer and "
+    "taken its steps; ",
+    " and catching up",
+)
 
 
 def comparison_text(summaries: Sequence[Summary]) -> str:
