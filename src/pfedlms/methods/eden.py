@@ -25,8 +25,6 @@ SMALLEST_CHUNK = 1024
 
 @dataclass(frozen=True)
 class EDENSettings:
-    """The section [method] of EDEN."""
-
     bits: int = setting(1, "b, bits a coordinate", minimum=1, maximum=8)
 
 

@@ -17,8 +17,6 @@ from pfedlms.wire.fields import Floats, Message
 
 @dataclass(frozen=True)
 class FedAvgSettings:
-    """The section [method] of FedAvg."""
-
     share_statistics: bool = setting(
         False, "average the running statistics of batch norm too, and count their bytes; otherwise they stay local"
     )

@@ -22,8 +22,6 @@ from pfedlms.wire import Floats, Message, Scalar, Signs
 
 @dataclass(frozen=True)
 class OBCSAASettings:
-    """The section [method] of OBCSAA."""
-
     ratio: float = setting(0.1, "m / n, measurements (bits) per parameter", above=0, maximum=1)
     sparsity: float = setting(
         0.1,

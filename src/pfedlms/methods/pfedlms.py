@@ -24,8 +24,6 @@ from pfedlms.settings import setting
 
 @dataclass(frozen=True)
 class PFedLMSSettings:
-    """The section [method] of pFedLMS."""
-
     thresholds: int = setting(
         7,
         "T, thresholds a layer; a symbol takes log2(T + 1) bits; T = 1 is one-bit voting at the mean",

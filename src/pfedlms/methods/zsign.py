@@ -21,8 +21,6 @@ from pfedlms.wire import Floats, Message, Scalar, Signs, Symbols
 
 @dataclass(frozen=True)
 class ZSignSettings:
-    """The section [method] of z-SignFedAvg."""
-
     sigma: float = setting(
         0.1, "σ, size of the noise before the sign; 0 is signFedAvg and needs method.step", minimum=0
     )
