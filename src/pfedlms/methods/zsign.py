@@ -46,13 +46,9 @@ class SumOfSigns(Exchange[tuple[Tensor, int]]):
         self._move = (settings.step or scale * settings.sigma) * task.learning_rate
         dim = task.layout.dim
         self.up = Message(0, (Signs("signs", dim),))
-        whole = (Floats("model", dim),)
-        counts = (
-            (Symbols("positive", (dim,), task.participants + 1), Scalar("senders", minimum=1))
-            if settings.downlink == "sum"
-            else ()
-        )
-        self.down = Message(1, counts or whole)
+        self.down = Message(1, (Floats("model", dim),))
+        if settings.downlink == "sum":
+            self.down = Message(1, (Symbols("positive", (dim,), task.participants + 1), Scalar("senders", minimum=1)))
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
         update = (cohort.state["model"] - cohort.params) / self._task.learning_rate
