@@ -130,7 +130,7 @@ def measure(
         "served_per_second": clients / served,
         "voted_per_second": clients / voted,
         "vote_to_copy": voted / copied,
-        "counter_bytes": vote.nbytes,
+        "counter_bytes": vote.counts.nbytes,
         "peak_bytes": peak,
         "seen_bytes": seen_bytes(clients),
     }

@@ -76,6 +76,27 @@ def smoothed(y: Tensor, tau: Tensor, rho: Tensor, votes: Tensor, layers: Tensor)
     return total / tau.shape[1]
 
 
+def penalty(sketched: Tensor, thresholds: Tensor, consensus: Tensor, layers: Tensor) -> Tensor:
+    """R, summed over layers: `[clients, Σ m]` → `[clients]`."""
+    total = sketched.new_zeros(len(sketched))
+    for t, tau in enumerate(thresholds.unbind(dim=1), start=1):
+        votes = torch.where(consensus >= t, 1.0, -1.0).to(sketched.dtype)
+        total += (-votes * (sketched - tau[layers])).clamp(min=0).sum(dim=1)
+    return 2 * total / thresholds.shape[1]
+
+
+def smoothed_penalty(sketched: Tensor, thresholds: Tensor, widths: Tensor, consensus: Tensor, layers: Tensor) -> Tensor:
+    """R̃_ρ, summed over layers: `[clients, Σ m]` → `[clients]`."""
+    rho = widths[layers]
+    total = sketched.new_zeros(len(sketched))
+    for t, tau in enumerate(thresholds.unbind(dim=1), start=1):
+        votes = torch.where(consensus >= t, 1.0, -1.0).to(sketched.dtype)
+        z = sketched - tau[layers]
+        huber = torch.where(z.abs() < rho, z**2 / (2 * rho), z.abs() - rho / 2)
+        total += (huber - votes * z).sum(dim=1)
+    return total / thresholds.shape[1]
+
+
 # --- local steps of the small model -----------------------------------------------------------------------------------
 
 

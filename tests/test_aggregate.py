@@ -164,7 +164,7 @@ def test_counters_grow_with_the_total_weight_only() -> None:
     sizes = []
     for weight in (255, 1, 65_535 - 256, 1, 2**31, 2**32 - 1 - 65_536 - 2**31, 1):
         vote.add(ballot, weight)
-        sizes.append((vote.total, vote.nbytes))
+        sizes.append((vote.total, vote.counts.nbytes))
     expected_totals = [255, 256, 65_535, 65_536, 2**31 + 65_536, 2**32 - 1, 2**32]
     assert sizes == list(zip(expected_totals, (15, 30, 30, 60, 60, 60, 120), strict=True))
     assert vote.result().tolist() == [3, 0, 1, 2, 3]
@@ -180,10 +180,10 @@ def test_counters_grow_with_the_total_weight_only() -> None:
 
 def test_memory_does_not_grow_with_the_number_of_clients() -> None:
     vote = Vote(100, 7)
-    before = vote.nbytes
+    before = vote.counts.nbytes
     for _ in range(250):
         vote.add(np.full(100, 3, dtype=np.uint8), 1)
-    assert vote.nbytes == before == 700
+    assert vote.counts.nbytes == before == 700
 
 
 def test_255_thresholds() -> None:

@@ -75,7 +75,7 @@ def test_under_plain_no_room_calls_a_kernel(monkeypatch: pytest.MonkeyPatch) -> 
     for room, name in (
         (sketch_cpu, "forward"), (sketch_cpu, "adjoint"), (pull_cpu, "gradient"), (step_cpu, "sgd_step_"),
     ):  # fmt: skip
-        monkeypatch.setattr(room, name, None)
+        monkeypatch.setattr(room, name, object())  # cannot be called
     calls = (
         lambda: sketch.forward(values),
         lambda: sketch.adjoint(sketched),

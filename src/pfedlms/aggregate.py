@@ -78,32 +78,28 @@ class Vote:
 
     def __init__(self, size: int, thresholds: int) -> None:
         self.total = 0
-        self._counts: NDArray[np.unsignedinteger] = np.zeros((size, thresholds), dtype=np.uint8)
+        self.counts: NDArray[np.unsignedinteger] = np.zeros((size, thresholds), dtype=np.uint8)
 
     def add(self, symbols: NDArray[np.uint8], weights: int | Sequence[int]) -> None:
         """Count one client's symbols `[size]` with weight N_k, or several clients' `[clients, size]` with theirs."""
         rows = np.ascontiguousarray(np.atleast_2d(symbols))
         own = [weights] if isinstance(weights, int) else weights
-        size, thresholds = self._counts.shape
+        size, thresholds = self.counts.shape
         if rows.shape != (len(own), size) or (rows.size and rows.max() > thresholds):
             raise ValueError(f"vote: got {symbols.shape} symbols, expected ({size},) of 0 to {thresholds} a client")
         self.total += sum(own)
         needed = np.min_scalar_type(self.total)
-        if needed.itemsize > self._counts.dtype.itemsize:
-            self._counts = self._counts.astype(needed)
-        weight = np.array(own, dtype=self._counts.dtype)
-        share(_count, -(-size // _PART), len(rows) * _PART, self._counts, rows, weight)
+        if needed.itemsize > self.counts.dtype.itemsize:
+            self.counts = self.counts.astype(needed)
+        weight = np.array(own, dtype=self.counts.dtype)
+        share(_count, -(-size // _PART), len(rows) * _PART, self.counts, rows, weight)
 
     def result(self) -> NDArray[np.uint8]:
         """Consensus symbols `[size]`."""
-        result = np.zeros(len(self._counts), dtype=np.uint8)
-        size, thresholds = self._counts.shape
-        share(_majority, -(-size // _PART), thresholds * _PART, self._counts, np.uint64(self.total), result)
+        result = np.zeros(len(self.counts), dtype=np.uint8)
+        size, thresholds = self.counts.shape
+        share(_majority, -(-size // _PART), thresholds * _PART, self.counts, np.uint64(self.total), result)
         return result
-
-    @property
-    def nbytes(self) -> int:
-        return self._counts.nbytes
 
 
 @compiled()

@@ -101,14 +101,6 @@ def device_signs(key: Tensor, count: int) -> Tensor:
     return (1 - 2 * bits).flatten()[:count]
 
 
-def rows(key: int, bits: int, count: int) -> NDArray[np.int64]:
-    """`count` distinct integers below 2^bits: the images of 0, 1, … under a keyed bijection, O(count) anywhere."""
-    if count > 1 << bits:
-        raise ValueError(f"rows: got count {count}, expected at most 2^{bits}; there are no more distinct rows")
-    constants = row_constants(np.array([key], dtype=np.uint64))[:, 0]
-    return np.asarray(row_images(np.arange(count), constants, bits), dtype=np.int64)
-
-
 def row_constants(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
     """a_0, b_0, a_1, … of the row bijections of some streams: `[12, keys]`, modulo 2^64 as int64."""
     with np.errstate(over="ignore"):

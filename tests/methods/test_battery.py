@@ -178,7 +178,6 @@ def test_registry_entry(name: str) -> None:
     assert (module.__doc__ or "").strip()
     assert is_dataclass(method.Settings)
     assert method.Settings.__dataclass_params__.frozen
-    assert (method.Settings.__doc__ or "").strip()
     for each in fields(method.Settings):
         assert each.metadata["help"].strip(), each.name
     defaults = {each.name: each.default for each in fields(method.Settings)}

@@ -182,18 +182,18 @@ def test_size_limit() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int32, torch.complex64])
 def test_dtype_must_be_float32_or_float64(dtype: torch.dtype) -> None:
-    with pytest.raises(ValueError, match=rf"{dtype}; expected torch.float32 or torch.float64; convert"):
+    with pytest.raises(ValueError, match=rf"{dtype}.*; expected a contiguous torch.float32 or torch.float64 .*float"):
         fwht_(torch.zeros(8, dtype=dtype))
 
 
 @pytest.mark.parametrize("values", [torch.zeros(8, 4).T, torch.zeros(2, 16)[:, ::2], torch.zeros(8).expand(3, 8)])
 def test_values_must_be_contiguous(values: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match=r"strides .*expected a contiguous tensor.*pass values.contiguous"):
+    with pytest.raises(ValueError, match=r"strides .*; expected a contiguous .*; pass .*contiguous"):
         fwht_(values)
 
 
 def test_values_must_not_require_grad() -> None:
-    with pytest.raises(ValueError, match=r"requires grad; .*values.detach"):
+    with pytest.raises(ValueError, match=r"requires_grad True; .*values.detach"):
         fwht_(torch.zeros(8, requires_grad=True))
 
 

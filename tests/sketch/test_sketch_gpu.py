@@ -16,7 +16,8 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not (INTERPRETED or torch.cuda.is_available()):
     pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)
 
-from factories import layout_of, normal  # noqa: E402 - after the skip
+from definitions import rows_kept  # noqa: E402 - after the skip
+from factories import layout_of, normal  # noqa: E402
 from pfedlms import rng  # noqa: E402
 from pfedlms.sketch import Sketch, fwht_reference, shape_of  # noqa: E402
 from pfedlms.sketch import gpu as kernels  # noqa: E402
@@ -66,15 +67,10 @@ def test_rows_are_those_of_the_host(ratio: float) -> None:
     shape = shape_of(LAYOUT, ratio)
     streams = [rng.stream(3, "sketch-rows", 7, index) for index in range(3)]
     constants = np.concatenate([shape.row_table, rng.row_constants(np.array(streams, dtype=np.uint64))])
-    expected = np.concatenate(
-        [
-            rng.rows(key, layer.pad.bit_length() - 1, layer.sketch(ratio))
-            for key, layer in zip(streams, LAYOUT.layers, strict=True)
-        ]
-    )
+    kept = [rows_kept(layer.size, layer.sketch(ratio), 3, 7, index) for index, layer in enumerate(LAYOUT.layers)]
     got = kernels.kept_rows(shape, torch.from_numpy(constants).to(DEVICE))
-    assert got.tolist() == expected.tolist()
-    assert sketches(ratio)[1].rows.tolist() == expected.tolist()
+    assert got.tolist() == np.concatenate(kept).tolist()
+    assert sketches(ratio)[1].rows.tolist() == np.concatenate(kept).tolist()
 
 
 def test_sketch_has_the_bits_of_the_host() -> None:

@@ -10,10 +10,10 @@ import torch
 from plain_client import padded, sketch_size
 from torch import Tensor
 
-from definitions import dense_model, layer_of_entry, smoothed, votes_of
+from definitions import dense_model, layer_of_entry, smoothed, smoothed_penalty, votes_of
 from factories import RATIO, SEED, SIZES, normal, one_layer_pull, sketch_of, some_consensus, some_pull, some_thresholds
 from pfedlms.aggregate import Vote, pool_statistics
-from pfedlms.pull import Pull, smoothed_penalty
+from pfedlms.pull import Pull
 from pfedlms.quantise import normal_quantiles, statistics, symbols_of, thresholds_of
 
 DIM = sum(SIZES)

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from definitions import dense_model, layer_of_entry, smoothed, votes_of
+from definitions import dense_model, layer_of_entry, penalty, smoothed, smoothed_penalty, votes_of
 from factories import RATIO, SEED, SIZES, normal, some_consensus, some_pull, some_thresholds
-from pfedlms.pull import penalty, penalty_slope, smoothed_penalty
+from pfedlms.pull import penalty_slope
 from pfedlms.quantise import normal_quantiles, thresholds_of
 
 LAYERS = layer_of_entry(SIZES, RATIO)
@@ -79,7 +79,7 @@ def test_smoothed_penalty_is_the_maximum_over_the_dual_ball() -> None:
 
 
 def test_smoothed_penalty_equals_its_definition() -> None:
-    """The code's R̃_ρ and the one of definitions.py, on several layers."""
+    """By cases of |z|, and at the maximiser u, on several layers."""
     made = some_pull(3, 1.0, 0.3)
     y = normal(1, len(LAYERS), seed=12, dtype=torch.float64)
     value = smoothed_penalty(y, made.tau, made.rho, made.consensus, LAYERS)

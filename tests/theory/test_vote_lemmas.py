@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from definitions import penalty
 from pfedlms.aggregate import Vote
-from pfedlms.pull import penalty
 from pfedlms.quantise import normal_quantiles, symbols_of, thresholds_of
 
 

@@ -76,6 +76,8 @@ def generator_vectors() -> dict[str, Any]:
         (1, "", ()),
     ]
     keys = [rng.stream(seed, purpose, *counters) for seed, purpose, counters in names]
+    constants = rng.row_constants(np.array(keys[1:2], dtype=np.uint64))[:, 0]
+    rows = {bits: rng.row_images(np.arange(min(12, 1 << bits)), constants, bits) for bits in (0, 1, 2, 3, 7, 18, 24)}
     return {
         "fnv1a": [{"text": text, "hash": word(rng._fnv1a(text))} for text in ("", "a", "sketch-signs", "sketch-rows")],
         "streams": [
@@ -84,10 +86,7 @@ def generator_vectors() -> dict[str, Any]:
         ],
         "words": [{"key": word(key), "words": list(map(word, rng.words(key, 5)))} for key in (0, 2**64 - 1, *keys[:2])],
         "signs": [{"key": word(key), "signs": sign_text(rng.signs(key, 70))} for key in (keys[0], keys[2])],
-        "rows": [
-            {"key": word(keys[1]), "bits": bits, "rows": rng.rows(keys[1], bits, min(12, 1 << bits)).tolist()}
-            for bits in (0, 1, 2, 3, 7, 18, 24)
-        ],
+        "rows": [{"key": word(keys[1]), "bits": bits, "rows": each.tolist()} for bits, each in rows.items()],
     }
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -50,13 +50,8 @@ class Sketches:
         return self.layout.sketch_sizes(self.ratio)
 
 
-@dataclass
-class Gathered:
-    """Statistics received so far, in the order of client ids; a few numbers a client."""
-
-    samples: list[int] = field(default_factory=list)
-    means: list[NDArray[np.float32]] = field(default_factory=list)
-    variances: list[NDArray[np.float32]] = field(default_factory=list)
+# N_k, means and variances received so far, in the order of client ids; a few numbers a client.
+Gathered = list[tuple[int, NDArray[np.float32], NDArray[np.float32]]]
 
 
 class AgreeOnThresholds(Exchange[Gathered]):
@@ -72,37 +67,30 @@ class AgreeOnThresholds(Exchange[Gathered]):
         values = self._what(cohort)
         sketched = self._sketches.of(round, values.device).forward(values)
         means, variances = statistics(sketched, self._sketches.sizes)
-        _check_finite(cohort, means, variances, round)
+        fine = (torch.isfinite(means) & torch.isfinite(variances)).all(dim=1).tolist()
+        if not all(fine):  # a model can be finite and yet too large to sketch
+            raise DivergedError(
+                f"round {round + 1}: the model of client {cohort.ids[fine.index(False)]} is too large to be sketched; "
+                "lower train.learning_rate or method.strength"
+            )
         return cohort.with_scratch(sketched=sketched), {"mean": means, "variance": variances}
 
     def server_open(self, server: Tensors, round: int) -> Gathered:
-        return Gathered()
+        return []
 
     def server_add(self, total: Gathered, ids: list[int], samples: list[int], values: Tensors) -> Gathered:
-        return Gathered(
-            total.samples + samples,
-            [*total.means, values["mean"].numpy().copy()],
-            [*total.variances, values["variance"].numpy().copy()],
-        )
+        means, variances = (values[name].numpy().copy() for name in ("mean", "variance"))
+        return [*total, *zip(samples, means, variances, strict=True)]
 
     def server_reply(self, server: Tensors, total: Gathered, round: int) -> tuple[Tensors, Tensors]:
-        mean, deviation = pool_statistics(total.samples, np.concatenate(total.means), np.concatenate(total.variances))
+        samples, means, variances = zip(*total, strict=True)
+        mean, deviation = pool_statistics(samples, np.stack(means), np.stack(variances))
         return server, {"mean": torch.from_numpy(mean), "deviation": torch.from_numpy(deviation)}
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
         tau = thresholds_of(values["mean"].cpu().numpy(), values["deviation"].cpu().numpy(), self._quantiles)
         return cohort.with_heard(
             thresholds=torch.from_numpy(tau).to(cohort.params.device), deviation=values["deviation"]
-        )
-
-
-def _check_finite(cohort: Cohort, means: Tensor, variances: Tensor, round: int) -> None:
-    """A model can be finite and yet too large to sketch; stop where it is, and name it."""
-    fine = (torch.isfinite(means) & torch.isfinite(variances)).all(dim=1).tolist()
-    if not all(fine):
-        raise DivergedError(
-            f"round {round + 1}: the model of client {cohort.ids[fine.index(False)]} is too large to be sketched; "
-            "lower train.learning_rate or method.strength"
         )
 
 

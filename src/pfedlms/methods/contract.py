@@ -15,10 +15,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
+from pfedlms.aggregate import WeightedMean
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.models.layout import Layout
 from pfedlms.wire.fields import Message
@@ -113,6 +115,19 @@ class Exchange(ABC, Generic[Total]):
         """Take the decoded `down` message (no clients axis) in."""
 
 
+Means = dict[str, WeightedMean]
+
+
+class Averaged(Exchange[Means]):
+    """An exchange whose server takes the weighted mean of every field of the `up` message."""
+
+    def server_open(self, server: Tensors, round: int) -> Means:
+        return {field.name: WeightedMean(prod(field.shape)) for field in self.up.fields}
+
+    def server_add(self, total: Means, ids: list[int], samples: list[int], values: Tensors) -> Means:
+        return {name: mean.add(samples, values[name]) for name, mean in total.items()}
+
+
 class Method(ABC):
     """A federated method: exchanges, objective, settings."""
 
@@ -131,15 +146,12 @@ class Method(ABC):
     """Frozen dataclass of the method's own keys of the section [method]."""
     exchanges: tuple[Exchange[Any], ...] = ()
     """In the order they are held; none for a method that does not communicate."""
+    sketched: tuple[Layout, tuple[int, ...]] | None = None
+    """The layers the method sketches and the entries kept of each; None if it does not sketch."""
 
     def __init__(self, task: Task, settings: Any) -> None:
         self.task = task
         self.settings = settings
-
-    @property
-    def sketched(self) -> tuple[Layout, tuple[int, ...]] | None:
-        """The layers the method sketches and the entries kept of each; None if it does not sketch."""
-        return None
 
     def agreement(self) -> dict[str, int | float]:
         """What both ends must agree on besides layer table, settings, seed and w⁰; it enters the digest of every

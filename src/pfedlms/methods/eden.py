@@ -10,6 +10,7 @@ from math import sqrt
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from pfedlms import rng
 from pfedlms.aggregate import WeightedMean
@@ -25,8 +26,6 @@ SMALLEST_CHUNK = 1024
 
 @dataclass(frozen=True)
 class EDENSettings:
-    """The section [method] of EDEN."""
-
     bits: int = setting(1, "b, bits a coordinate", minimum=1, maximum=8)
 
 
@@ -65,7 +64,8 @@ class Codec:
         indices, scales, at = [], [], 0
         for number, (length, padded) in enumerate(self.chunks):
             piece = x[:, at : at + length]
-            y = self._rotated(torch.nn.functional.pad(piece, (0, padded - length)), ids, round, number)
+            flipped = pad(piece, (0, padded - length)) * self._signs(ids, round, number, padded).to(x.device)
+            y = fwht_(flipped.contiguous()) / sqrt(padded)
             norm = piece.norm(dim=1, keepdim=True)
             unit = torch.where(norm > 0, y * (sqrt(padded) / norm.clamp(min=1e-38)), 0.0)
             index = torch.bucketize(unit, self._boundaries.to(x.device), right=True)
@@ -84,9 +84,6 @@ class Codec:
             parts.append((back * self._signs(ids, round, number, padded))[:, :length])
             at += padded
         return torch.cat(parts, dim=1)
-
-    def _rotated(self, x: Tensor, ids: tuple[int, ...], round: int, number: int) -> Tensor:
-        return fwht_((x * self._signs(ids, round, number, x.shape[1]).to(x.device)).contiguous()) / sqrt(x.shape[1])
 
     def _signs(self, ids: tuple[int, ...] | list[int], round: int, number: int, padded: int) -> Tensor:
         keys = [rng.stream(self._seed, "eden", round, client, number) for client in ids]

@@ -8,30 +8,27 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pfedlms.aggregate import WeightedMean
 from pfedlms.cohort import Cohort, Tensors
-from pfedlms.methods.contract import ClientWork, Exchange, Method, Task
+from pfedlms.methods.contract import Averaged, ClientWork, Means, Method, Task
 from pfedlms.settings import setting
 from pfedlms.wire.fields import Floats, Message
 
 
 @dataclass(frozen=True)
 class FedAvgSettings:
-    """The section [method] of FedAvg."""
-
     share_statistics: bool = setting(
         False, "average the running statistics of batch norm too, and count their bytes; otherwise they stay local"
     )
 
 
-class Average(Exchange[dict[str, WeightedMean]]):
+class Average(Averaged):
     """↑ θ_k      ↓ w = Σ p_k θ_k      then θ_k ← w; running statistics travel behind the model if they are shared"""
 
     def __init__(self, dim: int, statistics: tuple[tuple[str, int], ...] = ()) -> None:
         self._statistics = statistics
         shared = (Floats("statistics", sum(size for _, size in statistics)),) if statistics else ()
-        self._fields = (Floats("model", dim), *shared)
-        self.up, self.down = (Message(kind, self._fields) for kind in (0, 1))
+        fields = (Floats("model", dim), *shared)
+        self.up, self.down = (Message(kind, fields) for kind in (0, 1))
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
         if not self._statistics:
@@ -39,15 +36,7 @@ class Average(Exchange[dict[str, WeightedMean]]):
         own = [cohort.buffers[name].flatten(1) for name, _ in self._statistics]
         return cohort, {"model": cohort.params, "statistics": torch.cat(own, dim=1)}
 
-    def server_open(self, server: Tensors, round: int) -> dict[str, WeightedMean]:
-        return {field.name: WeightedMean(field.count) for field in self._fields}
-
-    def server_add(
-        self, total: dict[str, WeightedMean], ids: list[int], samples: list[int], values: Tensors
-    ) -> dict[str, WeightedMean]:
-        return {name: mean.add(samples, values[name]) for name, mean in total.items()}
-
-    def server_reply(self, server: Tensors, total: dict[str, WeightedMean], round: int) -> tuple[Tensors, Tensors]:
+    def server_reply(self, server: Tensors, total: Means, round: int) -> tuple[Tensors, Tensors]:
         return server, {name: mean.result().float() for name, mean in total.items()}
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:

@@ -17,8 +17,6 @@ from pfedlms.wire import Mask, MaskedRows, Message
 
 @dataclass(frozen=True)
 class FedProtoSettings:
-    """The section [method] of FedProto."""
-
     strength: float = setting(1.0, "λ, weight of the distance to the prototypes; 0 is `local` exactly", minimum=0)
 
 

@@ -10,11 +10,9 @@ from math import floor, sqrt
 import torch
 from torch import Tensor
 
-from pfedlms.aggregate import WeightedMean
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.methods.consensus import Sketches
-from pfedlms.methods.contract import ClientWork, Exchange, Task, Tracked, go_on_from
-from pfedlms.models.layout import Layout
+from pfedlms.methods.contract import Averaged, ClientWork, Means, Task, Tracked, go_on_from
 from pfedlms.settings import setting
 from pfedlms.sketch import Sketch
 from pfedlms.wire import Floats, Message, Scalar, Signs
@@ -22,8 +20,6 @@ from pfedlms.wire import Floats, Message, Scalar, Signs
 
 @dataclass(frozen=True)
 class OBCSAASettings:
-    """The section [method] of OBCSAA."""
-
     ratio: float = setting(0.1, "m / n, measurements (bits) per parameter", above=0, maximum=1)
     sparsity: float = setting(
         0.1,
@@ -64,7 +60,7 @@ def _unit(x: Tensor) -> Tensor:
     return torch.nn.functional.normalize(x, dim=1)
 
 
-class SparseDirections(Exchange[tuple[WeightedMean, WeightedMean]]):
+class SparseDirections(Averaged):
     """↑ sign(Φ top_κ(w − θ_k)) and its norm      ↓ w ← w − (Σ p_k ‖·‖) · direction decoded from Σ p_k sign(·)
 
     With `downlink = "sum"` the server sends the mean of the signs and the clients decode it themselves; both ways
@@ -86,18 +82,8 @@ class SparseDirections(Exchange[tuple[WeightedMean, WeightedMean]]):
         signs = self.sketches.of(round, update.device).forward(update)
         return cohort, {"signs": signs, "norm": update.norm(dim=1, keepdim=True)}
 
-    def server_open(self, server: Tensors, round: int) -> tuple[WeightedMean, WeightedMean]:
-        return WeightedMean(sum(self.sketches.sizes)), WeightedMean(1)
-
-    def server_add(
-        self, total: tuple[WeightedMean, WeightedMean], ids: list[int], samples: list[int], values: Tensors
-    ) -> tuple[WeightedMean, WeightedMean]:
-        return total[0].add(samples, values["signs"]), total[1].add(samples, values["norm"])
-
-    def server_reply(
-        self, server: Tensors, total: tuple[WeightedMean, WeightedMean], round: int
-    ) -> tuple[Tensors, Tensors]:
-        mean, norm = (each.result().float() for each in total)
+    def server_reply(self, server: Tensors, total: Means, round: int) -> tuple[Tensors, Tensors]:
+        mean, norm = (total[name].result().float() for name in ("signs", "norm"))
         model = self._stepped(server["model"].unsqueeze(0), mean, norm).squeeze(0)
         reply = {"mean": mean, "norm": norm} if self._settings.downlink == "sum" else {"model": model}
         return {"model": model}, reply
@@ -131,9 +117,6 @@ class OBCSAA(Tracked):
     def __init__(self, task: Task, settings: OBCSAASettings) -> None:
         super().__init__(task, settings)
         self.tracks = settings.downlink == "sum"
-        self._directions = SparseDirections(task, settings)
-        self.exchanges = (self._directions,)
-
-    @property
-    def sketched(self) -> tuple[Layout, tuple[int, ...]]:
-        return self._directions.sketches.layout, self._directions.sketches.sizes
+        directions = SparseDirections(task, settings)
+        self.sketched = directions.sketches.layout, directions.sketches.sizes
+        self.exchanges = (directions,)

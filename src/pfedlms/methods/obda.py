@@ -19,8 +19,6 @@ from pfedlms.wire import Message, Signs
 
 @dataclass(frozen=True)
 class OBDASettings:
-    """The section [method] of OBDA."""
-
     step: float = setting(1e-3, "η of the sign step w ← w − η v; every coordinate moves by η a round", above=0)
 
 

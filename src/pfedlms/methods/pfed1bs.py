@@ -12,7 +12,6 @@ from torch import Tensor
 from pfedlms.cohort import Cohort
 from pfedlms.methods.consensus import Sketches, VoteOnSigns, model
 from pfedlms.methods.contract import Method, Objective, Task
-from pfedlms.models.layout import Layout
 from pfedlms.settings import setting
 from pfedlms.sketch import Sketch
 
@@ -55,11 +54,8 @@ class PFed1BS(Method):
         kept = max(1, floor(settings.ratio * task.layout.dim))
         # A ratio of m / N with N a power of two is exact in floating point, so the sketch has exactly m rows.
         self._sketches = Sketches(whole, kept / whole.layers[0].pad, task.seed, refresh=0)
+        self.sketched = self._sketches.layout, self._sketches.sizes
         self.exchanges = (VoteOnSigns(0, model, self._sketches),)
-
-    @property
-    def sketched(self) -> tuple[Layout, tuple[int, ...]]:
-        return self._sketches.layout, self._sketches.sizes
 
     def objective(self, cohort: Cohort, round: int) -> Objective:
         if self.settings.strength == 0:

@@ -11,12 +11,9 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from pfedlms.cohort import Cohort
 from pfedlms.methods.consensus import AgreeOnThresholds, Sketches, VoteOnSymbols, model
 from pfedlms.methods.contract import Method, Objective, Task
-from pfedlms.models.layout import Layout
 from pfedlms.pull import Pull
 from pfedlms.quantise import lloyd_max, narrowest_interval, normal_quantiles
 from pfedlms.settings import setting
@@ -24,8 +21,6 @@ from pfedlms.settings import setting
 
 @dataclass(frozen=True)
 class PFedLMSSettings:
-    """The section [method] of pFedLMS."""
-
     thresholds: int = setting(
         7,
         "T, thresholds a layer; a symbol takes log2(T + 1) bits; T = 1 is one-bit voting at the mean",
@@ -48,14 +43,8 @@ class PFedLMSSettings:
     layerwise: bool = setting(True, "a sketch and thresholds for every layer; false: one for the whole model")
 
 
-@dataclass(frozen=True)
-class PulledTowardsConsensus(Objective):
+class PulledTowardsConsensus(Pull, Objective):
     """f_k + λ R̃_ρ: the gradient of the regulariser in closed form."""
-
-    pull: Pull
-
-    def gradient(self, params: Tensor) -> Tensor:
-        return self.pull.gradient(params)
 
 
 class PFedLMS(Method):
@@ -72,15 +61,12 @@ class PFedLMS(Method):
         self._sketches = Sketches(layout, settings.ratio, task.seed, settings.refresh)
         chosen = settings.spacing == "quantile"
         quantiles = normal_quantiles(settings.thresholds) if chosen else lloyd_max(settings.thresholds + 1)[1]
+        self.sketched = self._sketches.layout, self._sketches.sizes
         self.exchanges = (
             AgreeOnThresholds(0, model, self._sketches, quantiles),
             VoteOnSymbols(2, self._sketches.sizes, settings.thresholds),
         )
         self._warn(narrowest_interval(quantiles))
-
-    @property
-    def sketched(self) -> tuple[Layout, tuple[int, ...]]:
-        return self._sketches.layout, self._sketches.sizes
 
     def objective(self, cohort: Cohort, round: int) -> Objective:
         chosen, heard = self.settings, cohort.heard
@@ -88,7 +74,7 @@ class PFedLMS(Method):
             return Objective()
         sketch = self._sketches.of(round, cohort.params.device)
         agreed = heard["thresholds"], heard["deviation"], heard["consensus"]
-        return PulledTowardsConsensus(Pull(sketch, *agreed, chosen.strength, chosen.smoothing))
+        return PulledTowardsConsensus(sketch, *agreed, chosen.strength, chosen.smoothing)
 
     def _warn(self, narrowest: float) -> None:
         chosen = self.settings

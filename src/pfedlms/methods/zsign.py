@@ -21,8 +21,6 @@ from pfedlms.wire import Floats, Message, Scalar, Signs, Symbols
 
 @dataclass(frozen=True)
 class ZSignSettings:
-    """The section [method] of z-SignFedAvg."""
-
     sigma: float = setting(
         0.1, "σ, size of the noise before the sign; 0 is signFedAvg and needs method.step", minimum=0
     )
@@ -48,13 +46,9 @@ class SumOfSigns(Exchange[tuple[Tensor, int]]):
         self._move = (settings.step or scale * settings.sigma) * task.learning_rate
         dim = task.layout.dim
         self.up = Message(0, (Signs("signs", dim),))
-        whole = (Floats("model", dim),)
-        counts = (
-            (Symbols("positive", (dim,), task.participants + 1), Scalar("senders", minimum=1))
-            if settings.downlink == "sum"
-            else ()
-        )
-        self.down = Message(1, counts or whole)
+        self.down = Message(1, (Floats("model", dim),))
+        if settings.downlink == "sum":
+            self.down = Message(1, (Symbols("positive", (dim,), task.participants + 1), Scalar("senders", minimum=1)))
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
         update = (cohort.state["model"] - cohort.params) / self._task.learning_rate

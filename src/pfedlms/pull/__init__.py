@@ -1,4 +1,4 @@
-"""The pull towards the consensus: the penalty of the paper, its smooth form and its gradient, each once.
+"""The pull towards the consensus: the gradient of the smooth form of the paper's penalty.
 
 For one layer with sketch y = Φθ, thresholds τ_1 < … < τ_T and consensus signs v_t(i) = +1 iff q̃(i) ≥ t:
 
@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pfedlms.backend import backend_of
+from pfedlms.backend import kernel_of
 from pfedlms.pull import cpu
 from pfedlms.sketch import Sketch
 
@@ -46,13 +46,8 @@ class Pull:
 
     def gradient(self, params: Tensor) -> Tensor:
         """λ Φᵀ ∇_y R̃_ρ(Φθ): `[clients, dim]` → `[clients, dim]`; on the CPU kernels give the bits of the definition."""
-        where = backend_of(params)
-        if where == "cpu":
-            return cpu.gradient(self, params)
-        if where == "gpu":
-            from pfedlms.pull import gpu
-
-            return gpu.gradient(self, params)
+        if kernel := kernel_of(Pull.gradient, params):
+            return kernel(self, params)
         tau, widths = self.thresholds.to(params.dtype), self.widths.to(params.dtype)
         slope = penalty_slope(self.sketch.forward(params), tau, widths, self.consensus, self.sketch.layers)
         return self.sketch.adjoint(slope * self.strength)
@@ -85,24 +80,3 @@ def penalty_slope(sketched: Tensor, thresholds: Tensor, widths: Tensor, consensu
     for tau in thresholds.unbind(dim=1):
         total += ((sketched - tau[layers]) / rho).clamp(-1, 1)
     return torch.where(rho > 0, total / levels, torch.zeros_like(total))
-
-
-def penalty(sketched: Tensor, thresholds: Tensor, consensus: Tensor, layers: Tensor) -> Tensor:
-    """R, summed over layers: `[clients, Σ m]` → `[clients]`."""
-    total = sketched.new_zeros(len(sketched))
-    for t, tau in enumerate(thresholds.unbind(dim=1), start=1):
-        votes = torch.where(consensus >= t, 1.0, -1.0).to(sketched.dtype)
-        total += (-votes * (sketched - tau[layers])).clamp(min=0).sum(dim=1)
-    return 2 * total / thresholds.shape[1]
-
-
-def smoothed_penalty(sketched: Tensor, thresholds: Tensor, widths: Tensor, consensus: Tensor, layers: Tensor) -> Tensor:
-    """R̃_ρ, summed over layers: `[clients, Σ m]` → `[clients]`."""
-    rho = widths[layers]
-    total = sketched.new_zeros(len(sketched))
-    for t, tau in enumerate(thresholds.unbind(dim=1), start=1):
-        votes = torch.where(consensus >= t, 1.0, -1.0).to(sketched.dtype)
-        z = sketched - tau[layers]
-        huber = torch.where(z.abs() < rho, z**2 / (2 * rho), z.abs() - rho / 2)
-        total += (huber - votes * z).sum(dim=1)
-    return total / thresholds.shape[1]

@@ -28,7 +28,6 @@ def by_row(pull: Pull) -> tuple[Array, Array]:
 
 
 def gradient(pull: Pull, params: Tensor) -> Tensor:
-    """See `Pull.gradient`."""
     theta, sketch = params.detach().contiguous(), pull.sketch
     out = torch.empty_like(theta)
     tau, widths = (value.to(theta.dtype).numpy() for value in (pull.thresholds, pull.widths))

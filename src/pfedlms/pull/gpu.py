@@ -46,7 +46,6 @@ def in_position_space(pull: Pull) -> Tensor:
 
 
 def gradient(pull: Pull, params: Tensor) -> Tensor:
-    """See `Pull.gradient`."""
     params = params.contiguous()
     layers, out = list(layers_of(pull.sketch)), torch.empty_like(params)
     kept = pull.positions.split([layer.pad for layer in layers])

@@ -18,9 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pfedlms import rng
-from pfedlms.backend import backend_of
+from pfedlms.backend import backend_of, kernel_of
 from pfedlms.models.layout import Layout
-from pfedlms.sketch import cpu
 from pfedlms.sketch.hadamard import fwht_, fwht_reference
 
 __all__ = ["Sketch", "fwht_", "fwht_reference", "sketch_of_round"]
@@ -67,14 +66,8 @@ class Sketch:
     rows. D and S are pure functions of (seed, epoch, layer), see `rng`. So ‖Φ‖ ≤ √(N/m), ΦΦᵀ = (N/m) I for a layer
     without padding, and ⟨Φx, u⟩ = ⟨x, Φᵀu⟩.
 
-    Its fields are all that it is: what else it holds is computed from them when it is first asked for.
-
-    Args:
-        layout: layer table of the model.
-        ratio: m / N; m = max(1, floor(ratio · N)).
-        seed: the experiment's seed.
-        epoch: round // refresh; another epoch is another Φ.
-        device: where the models to be sketched are; the host unless told.
+    Its fields are all that it is: what else it holds is computed from them when it is first asked for. With `ratio`
+    m = max(1, floor(ratio · N)); another `epoch` is another Φ; `device` is where the models to be sketched are.
     """
 
     shape: Shape
@@ -134,13 +127,8 @@ class Sketch:
     def forward(self, params: Tensor) -> Tensor:
         """Φθ: `[clients, dim]` → `[clients, Σ m]`."""
         self._check("params", params, self.dim)
-        where = backend_of(params)
-        if where == "cpu":
-            return cpu.forward(self, params)
-        if where == "gpu":
-            from pfedlms.sketch import gpu
-
-            return gpu.forward(self, params)
+        if kernel := kernel_of(Sketch.forward, params):
+            return kernel(self, params)
         parts = []
         for place, signs, rows in self._layers():
             signed = F.pad(params[:, place.begin : place.end] * signs, (0, place.pad - len(signs)))
@@ -150,13 +138,8 @@ class Sketch:
     def adjoint(self, sketched: Tensor) -> Tensor:
         """Φᵀu: `[clients, Σ m]` → `[clients, dim]`."""
         self._check("sketched", sketched, self.size)
-        where = backend_of(sketched)
-        if where == "cpu":
-            return cpu.adjoint(self, sketched)
-        if where == "gpu":
-            from pfedlms.sketch import gpu
-
-            return gpu.adjoint(self, sketched)
+        if kernel := kernel_of(Sketch.adjoint, sketched):
+            return kernel(self, sketched)
         parts = []
         for place, signs, rows in self._layers():
             spread = sketched.new_zeros(len(sketched), place.pad)
@@ -181,10 +164,8 @@ class Sketch:
             )
 
 
-@lru_cache(maxsize=4)
-def sketch_of_round(layout: Layout, ratio: float, seed: int, epoch: int, device: torch.device) -> Sketch:
-    """The sketch of one epoch, kept for other cohorts and exchanges, on the clients' device and the server's."""
-    return Sketch(layout, ratio, seed, epoch, device)
+# The sketch of one epoch, kept for other cohorts and exchanges, on the clients' device and the server's.
+sketch_of_round = lru_cache(maxsize=4)(Sketch)
 
 
 @lru_cache

@@ -21,12 +21,10 @@ Array = NDArray[Any]
 
 
 def forward(sketch: Sketch, params: Tensor) -> Tensor:
-    """See `Sketch.forward`."""
     return _apply(_forward, sketch, params, sketch.size)
 
 
 def adjoint(sketch: Sketch, sketched: Tensor) -> Tensor:
-    """See `Sketch.adjoint`."""
     return _apply(_adjoint, sketch, sketched, sketch.dim)
 
 

@@ -51,7 +51,6 @@ def layers_of(sketch: Sketch) -> Iterator[Layer]:
 
 
 def forward(sketch: Sketch, params: Tensor) -> Tensor:
-    """See `Sketch.forward`."""
     params, parts = params.contiguous(), []
     for layer in layers_of(sketch):
         work = enter(params, layer.begin, layer.size, layer.pad, layer.key)
@@ -62,7 +61,6 @@ def forward(sketch: Sketch, params: Tensor) -> Tensor:
 
 
 def adjoint(sketch: Sketch, sketched: Tensor) -> Tensor:
-    """See `Sketch.adjoint`."""
     out = sketched.new_empty(len(sketched), sketch.dim)
     for layer in layers_of(sketch):
         work = sketched.new_zeros(len(sketched), layer.pad)

@@ -67,12 +67,9 @@ def _butterfly(radix: int, *, within: bool = False) -> Any:
 
     def typing(context: Any, row: Any, start: Any, stride: Any) -> Any:
         # Strides of the array are not looked at below: any other layout would be transformed wrongly.
-        if not (isinstance(row, types.Array) and row.ndim == 1 and row.layout == "C"):
-            raise TypingError(
-                f"fwht_row: row is {row}; expected a contiguous 1-D array; pass numpy.ascontiguousarray(row)"
-            )
-        if row.dtype not in (types.float32, types.float64):
-            raise TypingError(f"fwht_row: row has dtype {row.dtype}; expected float32 or float64; convert it")
+        flat = isinstance(row, types.Array) and row.ndim == 1 and row.layout == "C"
+        if not flat or row.dtype not in (types.float32, types.float64):
+            raise TypingError(f"fwht_row: row is {row}; expected a contiguous 1-D array of float32 or float64")
         return types.void(row, types.intp, types.intp), generate
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -184,20 +181,12 @@ def fwht_(values: torch.Tensor) -> torch.Tensor:
     runs where there is no kernel (see `backend_of`).
     """
     size = _checked_size(values)
-    if values.dtype not in (torch.float32, torch.float64):
+    if values.dtype not in (torch.float32, torch.float64) or not values.is_contiguous() or values.requires_grad:
         raise ValueError(
-            f"fwht_: values has dtype {values.dtype}; expected torch.float32 or torch.float64; "
-            "convert it with values.float()"
-        )
-    if not values.is_contiguous():
-        raise ValueError(
-            f"fwht_: values has strides {values.stride()} for shape {tuple(values.shape)}; expected a "
-            "contiguous tensor, because it is changed in place; pass values.contiguous() and use the result"
-        )
-    if values.requires_grad:
-        raise ValueError(
-            "fwht_: values requires grad; expected a tensor outside autograd, because it is changed in "
-            "place; pass values.detach(), or use fwht_reference, which autograd can follow"
+            f"fwht_: values has dtype {values.dtype}, strides {values.stride()} for shape {tuple(values.shape)} and "
+            f"requires_grad {values.requires_grad}; expected a contiguous torch.float32 or torch.float64 outside "
+            "autograd, because it is changed in place; pass values.detach().float().contiguous() and use the result, "
+            "or fwht_reference"
         )
     where = backend_of(values)
     if where == "gpu" and size > 1:

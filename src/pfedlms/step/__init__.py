@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pfedlms.backend import backend_of
-from pfedlms.step import cpu
+from pfedlms.backend import backend_of, kernel_of
 
 
 def sample_losses(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -35,14 +34,8 @@ def sgd_step_(
 ) -> None:
     """In place θ ← θ − η b,  b ← β b + g,  g = gradient + extra + μ θ: all `[clients, dim]`; without momentum b is g
     and `buffer` stays. `gradient` is consumed."""
-    where = backend_of(params)
-    if where == "cpu":
-        cpu.sgd_step_(params, gradient, extra, buffer, rate, momentum, decay)
-        return
-    if where == "gpu":
-        from pfedlms.step import gpu
-
-        gpu.sgd_step_(params, gradient, extra, buffer, rate, momentum, decay)
+    if kernel := kernel_of(sgd_step_, params):
+        kernel(params, gradient, extra, buffer, rate, momentum, decay)
         return
     if extra is not None:
         gradient += extra

@@ -16,7 +16,6 @@ Array = NDArray[Any]
 def sgd_step_(
     params: Tensor, gradient: Tensor, extra: Tensor | None, buffer: Tensor, rate: float, momentum: float, decay: float
 ) -> None:
-    """See `step.sgd_step_`."""
     second = gradient if extra is None else extra
     share(
         _steps, len(params), params.shape[1], params.numpy(), gradient.numpy(), second.numpy(), extra is not None,

@@ -32,7 +32,6 @@ def _step(
 def sgd_step_(
     params: Tensor, gradient: Tensor, extra: Tensor | None, buffer: Tensor, rate: float, momentum: float, decay: float
 ) -> None:
-    """See `step.sgd_step_`."""
     grid = (triton.cdiv(params.numel(), BLOCK),)
     _step[grid](
         params, gradient, gradient if extra is None else extra, buffer, params.numel(), rate, momentum, decay,
@@ -68,7 +67,6 @@ def fits(outputs: Tensor) -> bool:
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """See `step.cross_entropy`."""
     clients, batch, classes = outputs.shape
     losses = torch.empty(clients, device=outputs.device, dtype=torch.float32)
     slopes = torch.empty(outputs.shape, device=outputs.device, dtype=outputs.dtype)
