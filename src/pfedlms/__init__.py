@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 # Threads of one PyTorch operator wait for each other by spinning; on cores that are busy with other jobs a long model
@@ -32,14 +31,14 @@ __all__ = [
     "run",
 ]
 
-_HOMES = {"PfedlmsError": "pfedlms.errors", "load_dataset": "pfedlms.data"}
-
 
 def __getattr__(name: str) -> Any:
     """Public names are imported when they are first used, so that `pfedlms --help` need not wait for PyTorch."""
     if name not in __all__:
         raise AttributeError(f"module 'pfedlms' has no attribute {name!r}")
-    return getattr(import_module(_HOMES.get(name, "pfedlms.experiment")), name)
+    from pfedlms import data, errors, experiment
+
+    return getattr({"PfedlmsError": errors, "load_dataset": data}.get(name, experiment), name)
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,7 @@
 """Where an operation runs (plain torch, CPU kernels, GPU kernels), and how CPU kernels are compiled and share threads.
 
 Every room of fast operations (`sketch`, `pull`, `step`) holds the definition in torch in its `__init__`, kernels for
-CPUs in `cpu` and for GPUs in `gpu`, and asks `kernel_of` which one takes a tensor. Under `with plain():` all of them
+CPUs in `cpu` and for GPUs in `gpu`, and asks `backend_of` which one takes a tensor. Under `with plain():` all of them
 run their definition.
 """
 
@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
-from importlib import import_module
 from typing import Any, Literal, TypeVar, cast
 
 import numba
@@ -49,14 +48,6 @@ def backend_of(values: Tensor) -> Literal["plain", "cpu", "gpu"]:
     if values.is_cuda:
         return "gpu" if values.dtype == torch.float32 and has_triton() else "plain"
     return "cpu" if values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64) else "plain"
-
-
-def kernel_of(definition: Function, values: Tensor) -> Function | None:
-    """The namesake of a room's definition among the kernels that take `values`; None where the definition does."""
-    where = backend_of(values)
-    if where == "plain":
-        return None
-    return cast(Function, getattr(import_module(f"{definition.__module__}.{where}"), definition.__name__))
 
 
 @cache

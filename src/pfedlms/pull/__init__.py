@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pfedlms.backend import kernel_of
+from pfedlms.backend import backend_of
 from pfedlms.pull import cpu
 from pfedlms.sketch import Sketch
 
@@ -46,8 +46,13 @@ class Pull:
 
     def gradient(self, params: Tensor) -> Tensor:
         """λ Φᵀ ∇_y R̃_ρ(Φθ): `[clients, dim]` → `[clients, dim]`; on the CPU kernels give the bits of the definition."""
-        if kernel := kernel_of(Pull.gradient, params):
-            return kernel(self, params)
+        where = backend_of(params)
+        if where == "cpu":
+            return cpu.gradient(self, params)
+        if where == "gpu":
+            from pfedlms.pull import gpu
+
+            return gpu.gradient(self, params)
         tau, widths = self.thresholds.to(params.dtype), self.widths.to(params.dtype)
         slope = penalty_slope(self.sketch.forward(params), tau, widths, self.consensus, self.sketch.layers)
         return self.sketch.adjoint(slope * self.strength)

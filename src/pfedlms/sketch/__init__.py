@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pfedlms import rng
-from pfedlms.backend import backend_of, kernel_of
+from pfedlms.backend import backend_of
 from pfedlms.models.layout import Layout
+from pfedlms.sketch import cpu
 from pfedlms.sketch.hadamard import fwht_, fwht_reference
 
 __all__ = ["Sketch", "fwht_", "fwht_reference", "sketch_of_round"]
@@ -127,8 +128,13 @@ class Sketch:
     def forward(self, params: Tensor) -> Tensor:
         """Φθ: `[clients, dim]` → `[clients, Σ m]`."""
         self._check("params", params, self.dim)
-        if kernel := kernel_of(Sketch.forward, params):
-            return kernel(self, params)
+        where = backend_of(params)
+        if where == "cpu":
+            return cpu.forward(self, params)
+        if where == "gpu":
+            from pfedlms.sketch import gpu
+
+            return gpu.forward(self, params)
         parts = []
         for place, signs, rows in self._layers():
             signed = F.pad(params[:, place.begin : place.end] * signs, (0, place.pad - len(signs)))
@@ -138,8 +144,13 @@ class Sketch:
     def adjoint(self, sketched: Tensor) -> Tensor:
         """Φᵀu: `[clients, Σ m]` → `[clients, dim]`."""
         self._check("sketched", sketched, self.size)
-        if kernel := kernel_of(Sketch.adjoint, sketched):
-            return kernel(self, sketched)
+        where = backend_of(sketched)
+        if where == "cpu":
+            return cpu.adjoint(self, sketched)
+        if where == "gpu":
+            from pfedlms.sketch import gpu
+
+            return gpu.adjoint(self, sketched)
         parts = []
         for place, signs, rows in self._layers():
             spread = sketched.new_zeros(len(sketched), place.pad)

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pfedlms.backend import backend_of, kernel_of
+from pfedlms.backend import backend_of
+from pfedlms.step import cpu
 
 
 def sample_losses(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -34,9 +35,13 @@ def sgd_step_(
 ) -> None:
     """In place θ ← θ − η b,  b ← β b + g,  g = gradient + extra + μ θ: all `[clients, dim]`; without momentum b is g
     and `buffer` stays. `gradient` is consumed."""
-    if kernel := kernel_of(sgd_step_, params):
-        kernel(params, gradient, extra, buffer, rate, momentum, decay)
-        return
+    given, where = (params, gradient, extra, buffer, rate, momentum, decay), backend_of(params)
+    if where == "cpu":
+        return cpu.sgd_step_(*given)
+    if where == "gpu":
+        from pfedlms.step import gpu
+
+        return gpu.sgd_step_(*given)
     if extra is not None:
         gradient += extra
     if decay:
@@ -44,3 +49,4 @@ def sgd_step_(
     if momentum:
         gradient = buffer.mul_(momentum).add_(gradient)
     params.sub_(gradient, alpha=rate)
+    return None
