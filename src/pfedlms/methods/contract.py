@@ -118,7 +118,7 @@ class Exchange(ABC, Generic[Total]):
 Means = dict[str, WeightedMean]
 
 
-class Averaged(Exchange[Means]):
+class FieldMeans(Exchange[Means]):
     """An exchange whose server takes the weighted mean of every field of the `up` message."""
 
     def server_open(self, server: Tensors, round: int) -> Means:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pfedlms.cohort import Cohort, Tensors
-from pfedlms.methods.contract import Averaged, ClientWork, Means, Method, Task
+from pfedlms.methods.contract import ClientWork, FieldMeans, Means, Method, Task
 from pfedlms.settings import setting
 from pfedlms.wire.fields import Floats, Message
 
@@ -21,7 +21,7 @@ class FedAvgSettings:
     )
 
 
-class Average(Averaged):
+class Average(FieldMeans):
     """↑ θ_k      ↓ w = Σ p_k θ_k      then θ_k ← w; running statistics travel behind the model if they are shared"""
 
     def __init__(self, dim: int, statistics: tuple[tuple[str, int], ...] = ()) -> None:

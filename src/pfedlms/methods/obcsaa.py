@@ -9,10 +9,11 @@ from math import floor, sqrt
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.methods.consensus import Sketches
-from pfedlms.methods.contract import Averaged, ClientWork, Means, Task, Tracked, go_on_from
+from pfedlms.methods.contract import ClientWork, FieldMeans, Means, Task, Tracked, go_on_from
 from pfedlms.settings import setting
 from pfedlms.sketch import Sketch
 from pfedlms.wire import Floats, Message, Scalar, Signs
@@ -49,18 +50,14 @@ def biht(sketch: Sketch, measured: Tensor, sparsity: int, iterations: int) -> Te
     """
     if not measured.any():
         return measured.new_zeros(1, sketch.dim)  # the clients cancel out: no direction
-    x = _unit(largest(sketch.adjoint(measured), sparsity))
+    x = normalize(largest(sketch.adjoint(measured), sparsity), dim=1)
     for _ in range(iterations):
         residual = measured - torch.where(sketch.forward(x) >= 0, 1.0, -1.0)
-        x = _unit(largest(x + sketch.adjoint(residual) / sqrt(sketch.size), sparsity))
+        x = normalize(largest(x + sketch.adjoint(residual) / sqrt(sketch.size), sparsity), dim=1)
     return x
 
 
-def _unit(x: Tensor) -> Tensor:
-    return torch.nn.functional.normalize(x, dim=1)
-
-
-class SparseDirections(Averaged):
+class SparseDirections(FieldMeans):
     """↑ sign(Φ top_κ(w − θ_k)) and its norm      ↓ w ← w − (Σ p_k ‖·‖) · direction decoded from Σ p_k sign(·)
 
     With `downlink = "sum"` the server sends the mean of the signs and the clients decode it themselves; both ways
