@@ -70,9 +70,10 @@ class Federation:
         self._digest = agreement(self.method)
         self._server = self.method.server_start()
         self._momentum = train.momentum > 0
-        largest = min(cohort_size or self.participation.count, self.participation.count)
-        self._worker = LocalWorker(model, data, train, seed, self.participation, largest)
-        self._clients = Clients(self.method, self._fresh, model.device, home or model.device, largest)
+        # Clients that are stacked together at most.
+        self.largest_cohort = min(cohort_size or self.participation.count, self.participation.count)
+        self._worker = LocalWorker(model, data, train, seed, self.participation, self.largest_cohort)
+        self._clients = Clients(self.method, self._fresh, model.device, home or model.device, self.largest_cohort)
         # What a client that was away has missed: how many answers each has heard, and the answers themselves. Those of
         # the round played last, and the server before them, are kept for clients that took no part in it.
         self._catch_up = Message(2 * len(self.method.exchanges) + 1, (Floats("model", model.layout.dim),))
@@ -83,11 +84,6 @@ class Federation:
 
     def _fresh(self, ids: tuple[int, ...]) -> Cohort:
         return self.model.cohort(ids, tuple(self._samples[k] for k in ids), with_momentum=self._momentum)
-
-    @property
-    def largest_cohort(self) -> int:
-        """Clients that are stacked together at most."""
-        return max(len(group) for group in self._clients.groups(self.participation.of(0)))
 
     @own_threads()
     def start(self) -> None:

@@ -42,10 +42,6 @@ class TrainSettings:
     participation: float = 1.0
 
 
-Trained = tuple[Cohort, Tensor]
-"""A cohort after its steps, and each client's mean task loss."""
-
-
 class LocalWorker:
     """Trains and evaluates cohorts of up to `largest` clients on their own data; with more than one a GPU replays
     local steps as a CUDA graph."""
@@ -62,8 +58,9 @@ class LocalWorker:
         self._run_steps = Replayed(self._steps, largest) if recorded else self._steps
         self._ahead: tuple[tuple[int, ...], int, Tensor] | None = None
 
-    def train(self, cohort: Cohort, objective: Objective, phase: int) -> Trained:
-        """The E local steps of one cohort; phase 0 is the start, phase r + 1 belongs to round r."""
+    def train(self, cohort: Cohort, objective: Objective, phase: int) -> tuple[Cohort, Tensor]:
+        """The E local steps of one cohort, and each client's mean task loss in them; phase 0 is the start, phase r + 1
+        belongs to round r."""
         plan = self.plan(cohort, phase)
         with seeded_modules(rng.stream(self._seed, "module", phase, cohort.ids[0]), self._model.device):
             trained, losses = self._in_parts(cohort, plan, objective)
@@ -87,7 +84,7 @@ class LocalWorker:
             return indices
         return torch.cat([indices, self._augmentation.draws(ids, phase * steps, steps, size, indices)], dim=1)
 
-    def _in_parts(self, cohort: Cohort, plan: Tensor, objective: Objective) -> Trained:
+    def _in_parts(self, cohort: Cohort, plan: Tensor, objective: Objective) -> tuple[Cohort, Tensor]:
         """All steps of some clients, then of the next ones, as the model likes it best."""
         parts = self._model.parts(len(cohort.ids))
         if len(parts) == 1:
@@ -102,7 +99,7 @@ class LocalWorker:
         spread(train, parts)
         return replace(cohort, params=params, momentum=momentum), losses  # such models change no buffers
 
-    def _steps(self, cohort: Cohort, plan: Tensor, objective: Objective) -> Trained:
+    def _steps(self, cohort: Cohort, plan: Tensor, objective: Objective) -> tuple[Cohort, Tensor]:
         """SGD on the samples of a plan; a pure function of its arguments, so that it can be replayed."""
         settings = self._train
         # What is trained is written over from here on, as are the gradients: fresh memory in every step costs more
