@@ -69,3 +69,9 @@ def test_a_model_that_is_not_finite_stays_so() -> None:
     got = pull.gradient(theta)
     assert got[0, :16].isnan().all()
     assert torch.equal(got[1], expected)
+
+
+def test_a_model_of_another_size_is_refused() -> None:
+    """The kernel does not check bounds."""
+    with pytest.raises(ValueError, match=r"params: got shape \(2, 5\), expected \[clients, 130\]"):
+        some_pull(3, 1.0, 0.3).pull.gradient(torch.ones(2, 5))

@@ -46,6 +46,7 @@ class Pull:
 
     def gradient(self, params: Tensor) -> Tensor:
         """λ Φᵀ ∇_y R̃_ρ(Φθ): `[clients, dim]` → `[clients, dim]`; on the CPU kernels give the bits of the definition."""
+        self.sketch.check("params", params, self.sketch.dim)
         where = backend_of(params)
         if where == "cpu":
             return cpu.gradient(self, params)

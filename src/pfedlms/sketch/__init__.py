@@ -127,7 +127,7 @@ class Sketch:
 
     def forward(self, params: Tensor) -> Tensor:
         """Φθ: `[clients, dim]` → `[clients, Σ m]`."""
-        self._check("params", params, self.dim)
+        self.check("params", params, self.dim)
         where = backend_of(params)
         if where == "cpu":
             return cpu.forward(self, params)
@@ -143,7 +143,7 @@ class Sketch:
 
     def adjoint(self, sketched: Tensor) -> Tensor:
         """Φᵀu: `[clients, Σ m]` → `[clients, dim]`."""
-        self._check("sketched", sketched, self.size)
+        self.check("sketched", sketched, self.size)
         where = backend_of(sketched)
         if where == "cpu":
             return cpu.adjoint(self, sketched)
@@ -163,7 +163,8 @@ class Sketch:
         for place in self.shape.places:
             yield place, self.signs[place.begin : place.end], self.rows[place.start : place.stop]
 
-    def _check(self, name: str, values: Tensor, width: int) -> None:
+    def check(self, name: str, values: Tensor, width: int) -> None:
+        """Refuse what is not `[clients, width]` on this device; kernels do not look at bounds."""
         if values.ndim != 2 or values.shape[1] != width:
             raise ValueError(
                 f"{name}: got shape {tuple(values.shape)}, expected [clients, {width}]; the sketch is of another model"
