@@ -360,6 +360,17 @@ def test_everyone_hears_and_trains_on_copies(method: str, momentum: float, digit
         assert right == everyone.correct[client]
 
 
+def test_everyone_is_brought_up_some_at_a_time(digits: FederatedData, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of all clients at once may not fit where their participants do."""
+    federation = play(federate("fedavg", digits, cohort_size=2), 2)
+    happened: list[str] = []
+    brought_up, evaluate = federation._as_if_here, federation._worker.evaluate
+    monkeypatch.setattr(federation, "_as_if_here", lambda ids: happened.append("brought up") or brought_up(ids))
+    monkeypatch.setattr(federation._worker, "evaluate", lambda *given: happened.append("evaluated") or evaluate(*given))
+    federation.everyone()
+    assert happened == 2 * ["evaluated"] + 3 * ["brought up", "evaluated"]  # 3 present, 5 away, two at a time
+
+
 def same(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor):
         return torch.equal(one, other)

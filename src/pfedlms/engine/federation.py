@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -117,17 +117,15 @@ class Federation:
         self.rounds_played += 1
         return RoundReport(self._clients.present_ids, loss, channel.traffic, channel.rejected, channel.unheard, shared)
 
-    @own_threads()
     def evaluate(self) -> Evaluation:
         """The models of those who trained last, each on its own test split."""
         with self.watch.stage("evaluation"):
             return self._evaluate([(cohort, cohort.params) for cohort in self._clients.present])
 
-    @own_threads()
     def everyone(self) -> Evaluation:
         """All clients' models: of who took no part in the last phase a copy that hears its answer and takes its steps.
         No state changes and nothing is counted, so the run can go on as if nobody had looked."""
-        return self._evaluate([(cohort, cohort.params) for cohort in self._all()])
+        return self._evaluate((cohort, cohort.params) for cohort in self._all())
 
     def models(self) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
         """Every client's id and model, as its module's `load_state_dict` takes it: those that `everyone` evaluates."""
@@ -200,6 +198,7 @@ class Federation:
             if client is None or client in group:
                 yield self._as_if_here(group)
 
+    @own_threads()
     def _as_if_here(self, ids: tuple[int, ...]) -> Cohort:
         """Copies of clients that took no part in the last phase, after what they would have heard and done in it."""
         (cohort,) = self._clients.take(ids, self._clients.present)
@@ -234,7 +233,8 @@ class Federation:
         with self.watch.stage("evaluation"):
             return self._evaluate(shared) if shared else None
 
-    def _evaluate(self, models: Sequence[tuple[Cohort, torch.Tensor]]) -> Evaluation:
+    @own_threads()
+    def _evaluate(self, models: Iterable[tuple[Cohort, torch.Tensor]]) -> Evaluation:
         found: dict[int, tuple[int, float]] = {}
         for cohort, params in models:
             right, losses = self._worker.evaluate(cohort, params)
