@@ -66,6 +66,18 @@ def pool_statistics(
     return mean.astype(np.float32), np.sqrt(square / sum(samples)).astype(np.float32)
 
 
+def weighted_median(samples: Sequence[int], values: NDArray[np.float32]) -> np.float32:
+    """The smallest x_j > 0 with 2 Σ_{0 < x_k ≤ x_j} N_k ≥ Σ_{0 < x_k} N_k, of `values: [clients]`, none below zero; 0
+    where all are zero."""
+    order = np.argsort(values, kind="stable")
+    order = order[values[order] > 0]
+    if not len(order):
+        return np.float32(0)
+    below = np.cumsum(np.array(samples, dtype=np.int64)[order])
+    # Compared without doubling, so that nothing overflows.
+    return np.float32(values[order[np.argmax(below >= below[-1] - below)]])
+
+
 class Vote:
     """A weighted majority vote at every threshold, one client at a time.
 

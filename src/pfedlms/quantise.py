@@ -1,4 +1,4 @@
-"""Statistics → thresholds → symbols.
+"""Statistics → thresholds → symbols, and signs as bits.
 
 Both ends compute thresholds from the same few float32 numbers in the same order and precision, so they agree on every
 bit.
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 
 def statistics(sketched: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -24,6 +25,29 @@ def statistics(sketched: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
     means = torch.stack([part.mean(dim=1) for part in parts], dim=1)
     variances = torch.stack([part.var(dim=1, correction=0) for part in parts], dim=1)
     return means.float(), variances.float()
+
+
+def root_mean_squares(sketched: Tensor, sizes: Sequence[int]) -> Tensor:
+    """√(mean of y²) of each layer's sketch: `[clients, Σ m]` → `[clients, layers]`, taken in float64, returned as
+    float32."""
+    parts = torch.split(sketched.double().square(), list(sizes), dim=1)
+    return torch.stack([part.mean(dim=1) for part in parts], dim=1).sqrt().float()
+
+
+def pack_signs(values: Tensor) -> Tensor:
+    """The signs of `[clients, count]` as bits where the values are, uint8 `[clients, ceil(count / 8)]`: 1 for +1, zero
+    included; bit i is bit i % 8 of byte i // 8, and bits after the end are 0."""
+    bits = values >= 0
+    if not values.is_cuda:
+        return torch.from_numpy(np.packbits(bits.numpy(), axis=1, bitorder="little"))
+    eights = F.pad(bits.to(torch.uint8), (0, -bits.shape[1] % 8)).view(len(bits), -1, 8)
+    return (eights << torch.arange(8, device=values.device, dtype=torch.uint8)).sum(dim=2, dtype=torch.uint8)
+
+
+def unpack_signs(packed: Tensor, count: int) -> Tensor:
+    """±1 from what `pack_signs` gives of one client, `[ceil(count / 8)]`: float32 `[count]`, on the same device."""
+    bits = packed.unsqueeze(1) >> torch.arange(8, device=packed.device, dtype=torch.uint8) & 1
+    return bits.flatten()[:count].float() * 2 - 1
 
 
 def normal_quantiles(thresholds: int) -> NDArray[np.float32]:

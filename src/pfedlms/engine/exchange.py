@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from math import prod
 from typing import Any
 
@@ -67,6 +68,8 @@ class Channel:
     """Messages of clients that did not arrive or were refused."""
     unheard: int = 0
     """Answers that did not arrive or were refused."""
+    astray: set[int] = field(default_factory=set)
+    """Clients that track another model than the server does."""
 
     def ask(
         self, exchange: Exchange[Any], cohorts: Sequence[Cohort], server: Tensors, work: ClientWork
@@ -85,6 +88,8 @@ class Channel:
             for start in range(0, len(cohort.ids), desk.places):
                 with self.watch.stage("messages up"):
                     arrived, got = self._send_up(exchange.up, cohort, rows, start, intake, desk)
+                if arrived:
+                    arrived, got = self._in_step(exchange, server, arrived, got)
                 if arrived:
                     ids, samples = [message.sender for message in arrived], [message.samples for message in arrived]
                     with self.watch.stage("server"):
@@ -178,6 +183,24 @@ class Channel:
         if order != list(range(len(order))):
             values = {name: value[order] for name, value in values.items()}
         return [arrived[index] for index in order], values
+
+    def _in_step(
+        self, exchange: Exchange[Any], server: Tensors, arrived: list[Received], got: Tensors
+    ) -> tuple[list[Received], Tensors]:
+        """Without the messages of clients whose model is not the server's."""
+        alike = exchange.in_step(server, got)
+        if all(alike):
+            return arrived, got
+        astray = [message.sender for message, fine in zip(arrived, alike, strict=True) if not fine]
+        self.astray.update(astray)
+        self.rejected += len(astray)
+        for client in astray:
+            warnings.warn(
+                f"round {self.round + 1}: client {client} is left out of this exchange: it tracks another model than "
+                "the server, and is sent that when it takes part next",
+                stacklevel=2,
+            )
+        return list(compress(arrived, alike)), {name: value[torch.tensor(alike)] for name, value in got.items()}
 
     def _reached(self, message: Message, sent: bytes, number: int, clients: Sequence[int]) -> list[int]:
         """The clients at whom a frame of the server's arrives as one they accept."""

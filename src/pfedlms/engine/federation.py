@@ -23,6 +23,8 @@ from pfedlms.models.forward import CohortModel
 from pfedlms.wire.fields import Floats, Message
 from pfedlms.wire.frames import HEADER_BYTES, VERSION, agreement_digest
 
+ASTRAY = -1  # answers heard by a client whose model is not what they lead to; there are none to catch up by
+
 
 class Federation:
     """Clients and server of one run, and the state they are in.
@@ -113,6 +115,7 @@ class Federation:
             loss = self._train(cohorts, phase)
         if self.method.tracks:
             self._answers.add(round, answers[0])
+            self._heard.update(dict.fromkeys(channel.astray, ASTRAY))
             self._heard.update(dict.fromkeys(self._clients.present_ids, round + 1))
         self.rounds_played += 1
         return RoundReport(self._clients.present_ids, loss, channel.traffic, channel.rejected, channel.unheard, shared)
@@ -184,7 +187,7 @@ class Federation:
         return [cohort for cohort in caught_up if cohort is not None]
 
     def _caught_up(self, cohort: Cohort, channel: Channel, server: dict[str, torch.Tensor]) -> Cohort | None:
-        heard = [self._heard.get(client, 0) for client in cohort.ids]
+        heard = [ASTRAY if client in channel.astray else self._heard.get(client, 0) for client in cohort.ids]
         if min(heard) == channel.round:
             return cohort
         (exchange,) = self.method.exchanges

@@ -39,15 +39,16 @@ class Sketches:
     ratio: float
     seed: int
     refresh: int
+    allocation: float = 1.0
 
     def of(self, round: int, device: torch.device) -> Sketch:
         epoch = round // self.refresh if self.refresh else 0
-        return sketch_of_round(self.layout, self.ratio, self.seed, epoch, device)
+        return sketch_of_round(self.layout, self.ratio, self.seed, epoch, device, self.allocation)
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Entries kept of every layer."""
-        return self.layout.sketch_sizes(self.ratio)
+        return self.layout.sketch_sizes(self.ratio, self.allocation)
 
 
 # N_k, means and variances received so far, in the order of client ids; a few numbers a client.

@@ -97,6 +97,11 @@ class Exchange(ABC, Generic[Total]):
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
         """Values of the `up` message, each with a leading clients axis."""
 
+    def in_step(self, server: Tensors, values: Tensors) -> list[bool]:
+        """Of a method that tracks a model: whether each sender's is the server's, as far as its message tells. Asked
+        before `server_add`; who is not in step is left out of it, and sent the model."""
+        return [True] * len(next(iter(values.values())))
+
     @abstractmethod
     def server_open(self, server: Tensors, round: int) -> Total:
         """The empty sum."""
@@ -153,7 +158,7 @@ class Method(ABC):
         self.task = task
         self.settings = settings
 
-    def agreement(self) -> dict[str, int | float]:
+    def agreement(self) -> dict[str, int | float | str]:
         """What both ends must agree on besides layer table, settings, seed and w⁰; it enters the digest of every
         message."""
         return {}

@@ -116,5 +116,5 @@ class ZSign(Tracked):
             )
         self.exchanges = (SumOfSigns(task, settings),)
 
-    def agreement(self) -> dict[str, int | float]:
+    def agreement(self) -> dict[str, int | float | str]:
         return {"clients": self.task.participants, "learning_rate": self.task.learning_rate}

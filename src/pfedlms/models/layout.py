@@ -43,8 +43,14 @@ class Layout:
         """The same vector seen as one layer (sketching without `layerwise`)."""
         return Layout(self.parameters, (Layer("model", 0, self.dim),))
 
-    def sketch_sizes(self, ratio: float) -> tuple[int, ...]:
-        return tuple(layer.sketch(ratio) for layer in self.layers)
+    def sketch_sizes(self, ratio: float, allocation: float = 1.0) -> tuple[int, ...]:
+        """m of every layer: in proportion to its padded size, or to that to the power of `allocation`, at about the
+        same total."""
+        if allocation == 1:
+            return tuple(layer.sketch(ratio) for layer in self.layers)
+        total, powers = sum(layer.pad for layer in self.layers), [layer.pad**allocation for layer in self.layers]
+        share = [ratio * total * power / sum(powers) for power in powers]
+        return tuple(min(layer.pad, max(1, floor(m))) for layer, m in zip(self.layers, share, strict=True))
 
 
 def flat_layout(module: nn.Module) -> Layout:

@@ -40,6 +40,11 @@ class Place(NamedTuple):
         """1/√m."""
         return 1 / sqrt(self.stop - self.start)
 
+    @property
+    def share(self) -> float:
+        """m/N."""
+        return (self.stop - self.start) / self.pad
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -68,7 +73,8 @@ class Sketch:
     without padding, and ⟨Φx, u⟩ = ⟨x, Φᵀu⟩.
 
     Its fields are all that it is: what else it holds is computed from them when it is first asked for. With `ratio`
-    m = max(1, floor(ratio · N)); another `epoch` is another Φ; `device` is where the models to be sketched are.
+    m = max(1, floor(ratio · N)), see `Layout.sketch_sizes` for `allocation`; another `epoch` is another Φ; `device` is
+    where the models to be sketched are.
     """
 
     shape: Shape
@@ -78,9 +84,15 @@ class Sketch:
     """The rows that S keeps of every layer, in the order of a message, `[Σ m]`."""
 
     def __init__(
-        self, layout: Layout, ratio: float, seed: int, epoch: int, device: torch.device | str | None = None
+        self,
+        layout: Layout,
+        ratio: float,
+        seed: int,
+        epoch: int,
+        device: torch.device | str | None = None,
+        allocation: float = 1.0,
     ) -> None:
-        shape = shape_of(layout, ratio)
+        shape = shape_of(layout, ratio, allocation)
         layer = np.arange(len(shape.places))
         names = np.full_like(layer, epoch), layer
         keys = rng.streams(seed, "sketch-signs", *names).view(np.int64)
@@ -98,6 +110,17 @@ class Sketch:
     def layers(self) -> Tensor:
         """The layer of every entry of a sketch, `[Σ m]`."""
         return torch.cat([torch.full((size,), index, device=self.rows.device) for index, size in enumerate(self.sizes)])
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """Which entry of a sketch each row of H gives, −1 where it is not kept: int32, of all padded layers one after
+        another."""
+        pads = [place.pad for place in self.shape.places]
+        everywhere = torch.full((sum(pads),), -1, dtype=torch.int32, device=self.rows.device)
+        for place, own in zip(self.shape.places, torch.split(everywhere, pads), strict=True):
+            entries = torch.arange(place.start, place.stop, dtype=torch.int32, device=self.rows.device)
+            own[self.rows[place.start : place.stop]] = entries
+        return everywhere
 
     @cached_property
     def signs(self) -> Tensor:
@@ -151,12 +174,50 @@ class Sketch:
             from pfedlms.sketch import gpu
 
             return gpu.adjoint(self, sketched)
+        result = self.spread(sketched)
+        for place in self.shape.places:
+            result[:, place.begin : place.end] *= place.scale
+        return result
+
+    def spread(self, sketched: Tensor) -> Tensor:
+        """D H Sᵀ u = √m Φᵀu: `[clients, Σ m]` → `[clients, dim]`. For signs u it holds integers of at most m ≤ 2^24,
+        which no order of summation rounds: the same bits everywhere."""
+        self.check("sketched", sketched, self.size)
+        where = backend_of(sketched)
+        if where == "cpu":
+            return cpu.adjoint(self, sketched, scaled=False)
+        if where == "gpu":
+            from pfedlms.sketch import gpu
+
+            return gpu.adjoint(self, sketched, scaled=False)
         parts = []
         for place, signs, rows in self._layers():
             spread = sketched.new_zeros(len(sketched), place.pad)
             spread[:, rows] = sketched[:, place.start : place.stop]
-            parts.append(fwht_reference(spread)[:, : len(signs)] * signs * place.scale)
+            parts.append(fwht_reference(spread)[:, : len(signs)] * signs)
         return torch.cat(parts, dim=1)
+
+    def split(self, params: Tensor, model: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """What a sketch says of x = params − model + residual, and what it leaves unsaid: y = Φx, `[clients, Σ m]`, and
+        x − (m/N) Φᵀy, `[clients, dim]`. All three are `[clients, dim]`.
+
+        Without padding (m/N) Φᵀy is the orthogonal projection of x on the rows kept, so nothing is said twice.
+        """
+        for name, values in (("params", params), ("model", model), ("residual", residual)):
+            self.check(name, values, self.dim)
+        where = backend_of(params)
+        if where == "cpu":
+            return cpu.split(self, params, model, residual)
+        if where == "gpu":
+            from pfedlms.sketch import gpu
+
+            return gpu.split(self, params, model, residual)
+        x = params - model + residual
+        sketched = self.forward(x)
+        said = self.adjoint(sketched)
+        for place in self.shape.places:
+            said[:, place.begin : place.end] *= place.share
+        return sketched, x - said
 
     def _layers(self) -> Iterator[tuple[Place, Tensor, Tensor]]:
         """Every layer's place, signs and rows."""
@@ -181,10 +242,10 @@ sketch_of_round = lru_cache(maxsize=4)(Sketch)
 
 
 @lru_cache
-def shape_of(layout: Layout, ratio: float) -> Shape:
+def shape_of(layout: Layout, ratio: float, allocation: float = 1.0) -> Shape:
     """The places of a layout's layers in models and sketches."""
     places, start = [], 0
-    for layer, m in zip(layout.layers, layout.sketch_sizes(ratio), strict=True):
+    for layer, m in zip(layout.layers, layout.sketch_sizes(ratio, allocation), strict=True):
         if m > layer.pad:
             raise ValueError(f"ratio: got {ratio}, expected at most 1; there are no more distinct rows")
         places.append(Place(layer.offset, layer.offset + layer.size, layer.pad, start, start + m))

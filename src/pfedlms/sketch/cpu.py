@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -21,20 +22,32 @@ Array = NDArray[Any]
 
 
 def forward(sketch: Sketch, params: Tensor) -> Tensor:
-    return _apply(_forward, sketch, params, sketch.size)
+    return _apply(_forward, sketch, params, sketch.size, scales(sketch, params))
 
 
-def adjoint(sketch: Sketch, sketched: Tensor) -> Tensor:
-    return _apply(_adjoint, sketch, sketched, sketch.dim)
+def adjoint(sketch: Sketch, sketched: Tensor, scaled: bool = True) -> Tensor:
+    factors = scales(sketch, sketched)
+    return _apply(_adjoint, sketch, sketched, sketch.dim, factors if scaled else np.ones_like(factors))
 
 
-def _apply(kernel: Any, sketch: Sketch, values: Tensor, width: int) -> Tensor:
+def _apply(kernel: Any, sketch: Sketch, values: Tensor, width: int, factors: Array) -> Tensor:
     values, out = values.detach().contiguous(), values.new_empty(len(values), width)
     share_layers(
         kernel, sketch, len(values), values.numpy(), sketch.signs.numpy(), sketch.rows.numpy(), sketch.shape.table,
-        scales(sketch, values), out.numpy(),
+        factors, out.numpy(),
     )  # fmt: skip
     return out
+
+
+def split(sketch: Sketch, params: Tensor, model: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    given = [value.detach().contiguous() for value in (params, model, residual)]
+    sketched, unsaid = params.new_empty(len(params), sketch.size), torch.empty_like(given[0])
+    shares = np.array([place.share for place in sketch.shape.places], dtype=unsaid.numpy().dtype)
+    share_layers(
+        _split, sketch, len(params), *(value.numpy() for value in given), sketch.signs.numpy(), sketch.rows.numpy(),
+        sketch.shape.table, scales(sketch, params), shares, sketched.numpy(), unsaid.numpy(),
+    )  # fmt: skip
+    return sketched, unsaid
 
 
 def scales(sketch: Sketch, like: Tensor) -> Array:
@@ -72,6 +85,39 @@ def _adjoint(
         scatter(u[client][start:stop], rows[start:stop], u.dtype.type(1), work[:pad])
         fwht_row(work[:pad])
         leave(work, signs[begin:end], scales[layer], out[client][begin:end])
+
+
+@compiled()
+def _split(
+    first: int, last: int, theta: Array, model: Array, residual: Array, signs: Array, rows: Array, table: Array,
+    scales: Array, shares: Array, sketched: Array, unsaid: Array,
+) -> None:  # fmt: skip
+    work = np.empty(table[:, 2].max(), theta.dtype)
+    for task in range(first, last):
+        client, layer = task // len(table), task % len(table)
+        begin, end, pad, start, stop = table[layer]
+        x, kept = unsaid[client][begin:end], sketched[client][start:stop]
+        _unsaid(theta[client][begin:end], model[client][begin:end], residual[client][begin:end], x)
+        enter(x, signs[begin:end], work[:pad])
+        fwht_row(work[:pad])
+        gather(work, rows[start:stop], scales[layer], kept)
+        scatter(kept, rows[start:stop], theta.dtype.type(1), work[:pad])
+        fwht_row(work[:pad])
+        _take_away(work, signs[begin:end], scales[layer], shares[layer], x)
+
+
+@compiled()
+def _unsaid(theta: Array, model: Array, residual: Array, x: Array) -> None:
+    """x ← θ − w + e of one layer."""
+    for i in range(len(x)):
+        x[i] = theta[i] - model[i] + residual[i]
+
+
+@compiled()
+def _take_away(work: Array, signs: Array, scale: Any, share: Any, x: Array) -> None:
+    """x ← x − share · scale · Pᵀ D work of one layer."""
+    for i in range(len(x)):
+        x[i] -= work[i] * x.dtype.type(signs[i]) * scale * share
 
 
 @compiled()

@@ -60,15 +60,53 @@ def forward(sketch: Sketch, params: Tensor) -> Tensor:
     return torch.cat(parts, dim=1)
 
 
-def adjoint(sketch: Sketch, sketched: Tensor) -> Tensor:
+def adjoint(sketch: Sketch, sketched: Tensor, scaled: bool = True) -> Tensor:
     out = sketched.new_empty(len(sketched), sketch.dim)
     for layer in layers_of(sketch):
         work = sketched.new_zeros(len(sketched), layer.pad)
         work[:, layer.rows] = sketched[:, layer.start : layer.start + len(layer.rows)]
         for stride, radix in reversed(column_passes(layer.pad)):
             run_columns(work, stride, radix)
-        leave(work, out, layer.begin, layer.size, layer.key, layer.scale)
+        leave(work, out, layer.begin, layer.size, layer.key, layer.scale if scaled else 1.0)
     return out
+
+
+def split(sketch: Sketch, params: Tensor, model: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    given = [value.contiguous() for value in (params, model, residual)]
+    sketched, unsaid = params.new_empty(len(params), sketch.size), torch.empty_like(given[0])
+    positions = sketch.positions.split([place.pad for place in sketch.shape.places])
+    for layer, own, place in zip(layers_of(sketch), positions, sketch.shape.places, strict=True):
+        _split_layer(layer, given, own, float(np.float32(place.scale * place.share)), sketched, unsaid)
+    return sketched, unsaid
+
+
+def _split_layer(
+    layer: Layer, given: list[Tensor], positions: Tensor, back: float, sketched: Tensor, unsaid: Tensor
+) -> None:
+    """One layer of `Sketch.split`, with `positions: [pad]`."""
+    begin, size, pad, key, _, _, scale = layer
+    clients, dim = unsaid.shape
+    block = min(pad, BLOCK)
+    grid, shape = (pad // block, clients), {"SIZE": block, "LOG": log2(block), "num_warps": warps(block)}
+    work = unsaid.new_empty(clients, pad if pad > block else 0)
+    _split_in[grid](
+        *given, dim, begin, size, key, positions, scale, back, work, pad, sketched, sketched.shape[1], unsaid,
+        WHOLE=pad == block, **shape,
+    )  # fmt: skip
+    if pad == block:
+        return
+    *inner, (stride, radix) = column_passes(pad)
+    for each in inner:
+        run_columns(work, *each)
+    # After the last stage every entry of y is in a register: it is kept or dropped there, and the way back starts.
+    wide = columns_at_once(radix)
+    _turn_kept[(pad // (wide * radix), clients)](
+        work, pad, stride, positions, scale, sketched, sketched.shape[1], R=radix, LOG=log2(radix), WIDE=wide,
+        num_warps=4,
+    )  # fmt: skip
+    for each in reversed(inner):
+        run_columns(work, *each)
+    _split_out[grid](work, pad, key, back, unsaid, dim, begin, size, **shape)
 
 
 def fwht(values: Tensor) -> Tensor:
@@ -163,6 +201,56 @@ def _block_out(
     index = block * SIZE + tl.arange(0, SIZE)
     x = block_stages(tl.load(work + client * pad + index), SIZE, LOG) * scale
     tl.store(out + client * dim + offset + index, x * hashed_signs(key, index), mask=index < size)
+
+
+@triton.jit
+def _kept(x, index, positions, scale, sketched):
+    """y = scale · x where a row was kept, stored as its entry of `sketched`; zero elsewhere."""
+    entry = tl.load(positions + index)
+    y = x * scale
+    tl.store(sketched + entry, y, mask=entry >= 0)
+    return tl.where(entry >= 0, y, 0.0)
+
+
+@triton.jit
+def _split_in(
+    theta, model, residual, dim, offset, size, key, positions, scale, back, work, pad, sketched, entries, unsaid,
+    WHOLE: tl.constexpr, SIZE: tl.constexpr, LOG: tl.constexpr,
+):  # fmt: skip
+    """unsaid ← x = θ − w + e, and work[client, block] ← stages of (padded x · signs); where that is the WHOLE layer,
+    all of `Sketch.split`."""
+    client, index = tl.program_id(1).to(tl.int64), tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    place, inside, signs = client * dim + offset + index, index < size, hashed_signs(key, index)
+    x = tl.load(theta + place, mask=inside, other=0.0) - tl.load(model + place, mask=inside, other=0.0)
+    x += tl.load(residual + place, mask=inside, other=0.0)
+    transformed = block_stages(x * signs, SIZE, LOG)
+    if WHOLE:
+        kept = _kept(transformed, index, positions, scale, sketched + client * entries)
+        x -= block_stages(kept, SIZE, LOG) * back * signs
+    else:
+        tl.store(work + client * pad + index, transformed)
+    tl.store(unsaid + place, x, mask=inside)
+
+
+@triton.jit
+def _turn_kept(
+    work, pad, stride, positions, scale, sketched, entries, R: tl.constexpr, LOG: tl.constexpr, WIDE: tl.constexpr
+):
+    """In place: the last stages, what of them is kept, and the same stages back."""
+    client, index = tl.program_id(1).to(tl.int64), column_index(tl.program_id(0), stride, R, WIDE)
+    own = work + client * pad
+    x = column_stages(tl.load(own + index), R, LOG, WIDE)
+    kept = _kept(x, index, positions, scale, sketched + client * entries)
+    tl.store(own + index, column_stages(kept, R, LOG, WIDE))
+
+
+@triton.jit
+def _split_out(work, pad, key, back, unsaid, dim, offset, size, SIZE: tl.constexpr, LOG: tl.constexpr):
+    """unsaid[client, layer] ← that − back · signs · stages of work."""
+    client, index = tl.program_id(1).to(tl.int64), tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    x = block_stages(tl.load(work + client * pad + index), SIZE, LOG) * back
+    place = unsaid + client * dim + offset + index
+    tl.store(place, tl.load(place, mask=index < size) - x * hashed_signs(key, index), mask=index < size)
 
 
 @triton.jit

@@ -141,6 +141,35 @@ class Symbols(Field):
                 )
 
 
+@dataclass(frozen=True)
+class Bits(Field):
+    """`count` signs or answers, one bit each, that were packed before they came here (on a GPU, say): the bytes of
+    `Signs` as they travel. Value: uint8 `[ceil(count / 8)]`."""
+
+    name: str
+    count: int
+    dtype: ClassVar[type[np.generic]] = np.uint8
+
+    def __post_init__(self) -> None:
+        vars(self).update(shape=(packed_size(self.count, levels=2),))
+
+    def write(self, values: Values, out: memoryview) -> None:
+        given = self.given(values)
+        self._check(given, ValueError)
+        out[:] = given.data
+
+    def read(self, data: memoryview, known: Values, out: Array) -> None:
+        out[:] = np.frombuffer(data, np.uint8)
+        self._check(out, DecodeError)
+
+    def _check(self, packed: Array, error: type[ValueError | DecodeError]) -> None:
+        used = self.count % 8 or 8
+        if packed.size and packed[-1] >> used:
+            raise error(
+                f"field {self.name!r}: got last byte 0x{packed[-1]:02x}, expected only its lowest {used} bits in use"
+            )
+
+
 class Mask(Symbols):
     """Yes or no for each of `count` things, one bit each. Value: bool `[count]`."""
 

@@ -113,6 +113,29 @@ class MaskedRows(Field):
         out[known[self.mask]] = rows.reshape(-1, self.width)
 
 
+@dataclass(frozen=True)
+class MaskedBytes(Field):
+    """`count` bytes if an earlier Mask of one thing says yes; else they are not sent and read as zero. Value: uint8
+    `[count]`."""
+
+    name: str
+    mask: str
+    count: int
+    dtype: ClassVar[type[np.generic]] = np.uint8
+
+    def __post_init__(self) -> None:
+        vars(self).update(shape=(self.count,))
+
+    def size(self, values: Values) -> int:
+        return self.count if values[self.mask][0] else 0
+
+    def write(self, values: Values, out: memoryview) -> None:
+        out[:] = self.given(values).data[: len(out)]
+
+    def read(self, data: memoryview, known: Values, out: Array) -> None:
+        out[:] = np.frombuffer(data, np.uint8) if len(data) else 0
+
+
 def _read_floats(name: str, data: memoryview, out: Array, minimum: float = -np.inf) -> None:
     """Copy float32 numbers from `data` into `out`; refuse those that are not finite or below the minimum."""
     source = np.frombuffer(data, dtype="<f4")

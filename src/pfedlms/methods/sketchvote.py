@@ -1,0 +1,187 @@
+"""sketchvote, a method of this package: FedAvg whose clients say, in one bit each, a fresh tenth of the directions of
+what they have learnt and not said yet.
+
+What is its own is the combination, and what was measured of it (docs/results.md). Its parts are others':
+
+- the message, signs of a Hadamard sketch under a weighted majority, is pFed1BS's (Cheng et al., "Personalized
+  Federated Learning with Bidirectional Communication Compression via One-Bit Random Sketching", AAAI 2026); there it is
+  of the weights, under one sketch for the whole run;
+- that what was sent is taken out of a residual, local steps go on from a model that all ends move alike, and that model
+  moves by signs: DeMo (Peng, Quesnelle, Kingma, "Decoupled Momentum Optimization", 2024) and SparseLoCo (Sarfi et al.,
+  "Communication Efficient LLM Pre-training with SparseLoCo", 2025);
+- that the residual loses all of what was said, instead of what arrived of it: the error reset of CSER (Xie, Zheng,
+  Koyejo, Gupta, Li, Lin, "CSER: Communication-efficient SGD with Error Reset", NeurIPS 2020);
+- the vote: signSGD with majority vote (Bernstein, Zhao, Azizzadenesheli, Anandkumar, ICLR 2019);
+- residuals and answers as small as messages in federated rounds: STC (Sattler et al., IEEE TNNLS 2020; `stc` here).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from math import pi, sqrt
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pfedlms.aggregate import Vote, weighted_median
+from pfedlms.cohort import Cohort, Tensors
+from pfedlms.errors import DivergedError
+from pfedlms.methods.consensus import Sketches
+from pfedlms.methods.contract import ClientWork, Exchange, Task, Tracked, go_on_from
+from pfedlms.quantise import pack_signs, root_mean_squares, unpack_signs
+from pfedlms.settings import setting
+from pfedlms.sketch import Sketch
+from pfedlms.wire import Bits, Floats, Mask, MaskedBytes, Message
+
+DIGEST_BYTES = 8
+
+
+@dataclass(frozen=True)
+class SketchVoteSettings:
+    ratio: float = setting(
+        0.1, "m / N, bits a client sends per padded parameter; who takes part seldom may say more", above=0, maximum=1
+    )
+    gain: float = setting(1.0, "g, how far w moves along the vote; 0 never moves it", minimum=0)
+    allocation: float = setting(
+        1.0, "a: rows of a layer are shared out in proportion to N^a; 1 is the same ratio for every layer", minimum=0
+    )
+    refresh: int = setting(1, "h, rounds between fresh sketches; fresh directions every round work best", minimum=1)
+    check_every: int = setting(
+        50, "rounds after which a client's message carries a digest of the model it tracks; 0: never", minimum=0
+    )
+
+
+@dataclass
+class Ballots:
+    """What the server has counted: a vote for every layer, and every client's N_k and s_k, `[layers]`."""
+
+    votes: list[Vote]
+    samples: list[int] = field(default_factory=list)
+    scales: list[NDArray[np.float32]] = field(default_factory=list)
+
+
+class VoteOnTheUnsaid(Exchange[Ballots]):
+    """x_k = θ_k − w + e_k      what a client has learnt and not said yet
+    y_k = Φ^r x_k            per layer, m of N rows
+    ↑ sign(y_k), s_k         one bit each, sign(0) = +1; the root mean square of y_k, a float32 a layer
+    ↓ v, s̄                   v = sign(Σ N_k sign(y_k)); the weighted median of the s_k; over those with s_k > 0
+    w ← w + c (D H Sᵀ v)     on all ends, c_l = g √(2/π) s̄ √m / N; a layer with c_l = 0 is left alone
+    e_k ← x_k − (m/N) Φᵀ y_k its own part of these directions is said, whatever the vote was and whether it arrived
+
+    For a normal y_k, E|y| = √(2/π) s: so c (D H Sᵀ v) is the (m/N) Φᵀ of v with the size that y has on average.
+    """
+
+    def __init__(self, sketches: Sketches, gain: float, check_every: int) -> None:
+        self._sketches, self._check_every = sketches, check_every
+        layers, self._size = sketches.layout.layers, sum(sketches.sizes)
+        self._ends = np.cumsum(sketches.sizes)[:-1]
+        self._widths = torch.tensor([layer.size for layer in layers])
+        # c_l over s̄, in float64 from left to right.
+        factors = [gain * sqrt(2 / pi) * sqrt(m) / layer.pad for layer, m in zip(layers, sketches.sizes, strict=True)]
+        self._factors = torch.tensor(factors, dtype=torch.float64)
+        said = (Bits("signs", self._size), Floats("scale", len(layers), minimum=0))
+        self.up = Message(0, (*said, Mask("checked", 1), MaskedBytes("digest", "checked", DIGEST_BYTES)))
+        self.down = Message(1, said)
+
+    def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
+        model, device = cohort.state["model"], cohort.params.device
+        sketched, unsaid = self._sketches.of(round, device).split(cohort.params, model, cohort.state["residual"])
+        scales = root_mean_squares(sketched, self._sketches.sizes)
+        if not torch.isfinite(scales).all():  # as any number in x that is not finite makes them
+            fine = torch.isfinite(scales).all(dim=1).tolist()
+            raise DivergedError(
+                f"round {round + 1}: what client {cohort.ids[fine.index(False)]} has learnt is not finite or too large "
+                "to be sketched; lower train.learning_rate or method.gain"
+            )
+        due = cohort.state["checked"] + self._check_every <= round if self._check_every else cohort.state["checked"] < 0
+        digests = torch.zeros(len(cohort.ids), DIGEST_BYTES, dtype=torch.uint8)
+        rows = torch.nonzero(due[:, 0]).flatten().tolist()
+        if rows:
+            digests[rows] = digests_of(model[rows])
+        after = cohort.with_state(residual=unsaid, checked=torch.where(due, round, cohort.state["checked"]))
+        return after, {"signs": pack_signs(sketched), "scale": scales, "checked": due, "digest": digests}
+
+    def in_step(self, server: Tensors, values: Tensors) -> list[bool]:
+        checked = values["checked"].flatten()
+        if not checked.any():
+            return [True] * len(checked)
+        return (~checked | (values["digest"] == digests_of(server["model"][None])).all(dim=1)).tolist()
+
+    def server_open(self, server: Tensors, round: int) -> Ballots:
+        return Ballots([Vote(size, thresholds=1) for size in self._sketches.sizes])
+
+    def server_add(self, total: Ballots, ids: list[int], samples: list[int], values: Tensors) -> Ballots:
+        signs = np.unpackbits(values["signs"].numpy(), axis=1, count=self._size, bitorder="little")
+        weights, scales = np.array(samples), values["scale"].numpy().copy()
+        for vote, own, scale in zip(total.votes, np.split(signs, self._ends, axis=1), scales.T, strict=True):
+            heard = scale > 0
+            vote.add(own[heard], weights[heard].tolist())
+        return Ballots(total.votes, [*total.samples, *samples], [*total.scales, *scales])
+
+    def server_reply(self, server: Tensors, total: Ballots, round: int) -> tuple[Tensors, Tensors]:
+        signs = np.packbits(np.concatenate([vote.result() for vote in total.votes]), bitorder="little")
+        scales = [weighted_median(total.samples, own) for own in np.stack(total.scales, axis=1)]
+        answer = {"signs": torch.from_numpy(signs), "scale": torch.from_numpy(np.array(scales, dtype=np.float32))}
+        return {"model": self._moved(server["model"], answer, round)}, answer
+
+    def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
+        return go_on_from(cohort, self._moved(cohort.state["model"], values, round))
+
+    def _moved(self, model: Tensor, answer: Tensors, round: int) -> Tensor:
+        """w after an answer, `[dim]` or `[clients, dim]` as `model` is."""
+        sketch = self._sketches.of(round, model.device)
+        votes = unpack_signs(answer["signs"], self._size)
+        factors = (answer["scale"].double() * self._factors.to(model.device)).float()
+        each = factors.repeat_interleave(self._widths.to(model.device), output_size=sketch.dim)
+        return step_along(model, sketch, votes, each)
+
+
+def step_along(model: Tensor, sketch: Sketch, votes: Tensor, factors: Tensor) -> Tensor:
+    """w + c (D H Sᵀ v), with `votes: [Σ m]` and c of every parameter, `factors: [dim]`; where c is zero, w itself.
+
+    Integers times c, then added to w: two operations that round one after the other, and so the same bits everywhere.
+    """
+    step = sketch.spread(votes[None])[0] * factors
+    return torch.where(factors != 0, model + step, model)
+
+
+def digests_of(models: Tensor) -> Tensor:
+    """The first bytes of SHA-256 of every model, as little-endian float32: `[clients, dim]` → uint8 `[clients, 8]`, on
+    the host."""
+    if bool((models.view(torch.int32) == models[0].view(torch.int32)).all()):
+        models = models[:1]  # one is as good as all, and hashing takes longer than comparing
+    digests = [hashlib.sha256(own.astype("<f4").tobytes()).digest()[:DIGEST_BYTES] for own in models.cpu().numpy()]
+    return torch.tensor([list(digest) for digest in digests], dtype=torch.uint8)
+
+
+class SketchVote(Tracked):
+    """One model for all, moved by votes on fresh random directions; every client trains from it and keeps what it could
+    not say yet.
+
+    Limits: `gain` 0 never moves w, which is E steps from w⁰ for everyone; with the values of y_k instead of their signs
+    and `ratio` 1 it is FedAvg (tests/methods/test_sketchvote.py). With one client it is signSGD on random directions.
+    """
+
+    name = "sketchvote"
+    paper = "a method of this package; see docs/methods.md for what it owes to others"
+    personal = False
+    about_last_steps = True
+    Settings = SketchVoteSettings
+
+    def __init__(self, task: Task, settings: SketchVoteSettings) -> None:
+        super().__init__(task, settings)
+        sketches = Sketches(task.layout, settings.ratio, task.seed, settings.refresh, settings.allocation)
+        self.sketched = sketches.layout, sketches.sizes
+        self.exchanges = (VoteOnTheUnsaid(sketches, settings.gain, settings.check_every),)
+
+    def agreement(self) -> dict[str, int | float | str]:
+        """With an allocation m is a power in floating point: both ends compare what they came to."""
+        assert self.sketched is not None
+        return {"rows": ",".join(map(str, self.sketched[1]))}
+
+    def client_start(self, cohort: Cohort) -> Cohort:
+        checked = torch.zeros(len(cohort.ids), 1, dtype=torch.int64, device=cohort.params.device)
+        return super().client_start(cohort).with_state(residual=torch.zeros_like(cohort.params), checked=checked)
