@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pfedlms.errors import DecodeError, OversizedError, TruncatedError
-from pfedlms.wire import Floats, Mask, MaskedRows, Message, Scalar, Signs, Symbols
+from pfedlms.wire import Bits, Floats, Mask, MaskedBytes, MaskedRows, Message, Scalar, Signs, Symbols
 from pfedlms.wire.fields import Field
 
 quick = settings(deadline=None, max_examples=60)  # the first example may compile
@@ -55,6 +55,34 @@ def round_trip(fields: tuple[Field, ...], values: dict[str, Any]) -> dict[str, A
 
 
 # Bytes worked by hand.
+
+
+def test_bits_travel_as_they_are() -> None:
+    bits = Bits("bits", 11)
+    packed = np.array([0b10110001, 0b101], dtype=np.uint8)
+    assert encoded({"bits": packed}, bits) == bytes([0b10110001, 0b101])
+    signs = np.array([1, -1, -1, -1, 1, 1, -1, 1, 1, -1, 1], dtype=np.float32)
+    assert encoded({"bits": signs}, Signs("bits", 11)) == encoded({"bits": packed}, bits)
+    assert decoded(bytes([0b10110001, 0b101]), bits).tolist() == [0b10110001, 0b101]
+    with pytest.raises(DecodeError, match="got last byte 0x0d, expected only its lowest 3 bits in use"):
+        decoded(bytes([0, 0b1101]), bits)
+    with pytest.raises(ValueError, match="got last byte 0x0d, expected only its lowest 3 bits in use"):
+        encoded({"bits": np.array([0, 0b1101], dtype=np.uint8)}, bits)
+    assert round_trip((Bits("full", 16),), {"full": np.array([255, 255], dtype=np.uint8)})["full"].tolist() == [255] * 2
+
+
+def test_masked_bytes_are_there_or_not() -> None:
+    fields = Mask("there", 1), MaskedBytes("digest", "there", 3)
+    digest = np.array([1, 2, 255], dtype=np.uint8)
+    assert encoded({"there": np.array([True]), "digest": digest}, *fields) == bytes([1, 1, 2, 255])
+    assert encoded({"there": np.array([False]), "digest": digest}, *fields) == bytes([0])
+    for there in (True, False):
+        values = round_trip(fields, {"there": np.array([there]), "digest": digest})
+        assert values["digest"].tolist() == (digest.tolist() if there else [0, 0, 0])
+    with pytest.raises(TruncatedError, match="expected at least 4 up to field 'digest'"):
+        decoded(bytes([1, 1, 2]), *fields)
+    with pytest.raises(OversizedError):
+        decoded(bytes([0, 1, 2, 255]), *fields)
 
 
 def test_symbols_by_hand() -> None:
