@@ -11,9 +11,10 @@ from pfedlms.methods.obcsaa import OBCSAA
 from pfedlms.methods.obda import OBDA
 from pfedlms.methods.pfed1bs import PFed1BS
 from pfedlms.methods.pfedlms import PFedLMS
+from pfedlms.methods.stc import STC
 from pfedlms.methods.zsign import ZSign
 
-_ALL: tuple[type[Method], ...] = (PFedLMS, PFed1BS, FedAvg, EDEN, ZSign, OBCSAA, OBDA, FedProto, Local)
+_ALL: tuple[type[Method], ...] = (PFedLMS, PFed1BS, FedAvg, EDEN, STC, ZSign, OBCSAA, OBDA, FedProto, Local)
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 
 
