@@ -29,7 +29,7 @@ from pfedlms.methods import METHODS, Task
 from pfedlms.models.layout import Layer, Layout
 from pfedlms.quantise import normal_quantiles, symbols_of, thresholds_of
 from pfedlms.sketch.hadamard import fwht_
-from pfedlms.wire import Floats, Mask, MaskedRows, Message, Scalar, Signs, Symbols
+from pfedlms.wire import Floats, Mask, MaskedRows, Message, Positions, Scalar, Signs, Symbols
 from pfedlms.wire.codec import block_shape, pack
 from pfedlms.wire.fields import Field
 from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake, frame
@@ -168,6 +168,10 @@ def payload(values: dict[str, np.ndarray], *parts: Field) -> str:
     return frame(Message(0, parts), values, round=0, sender=0, samples=1, digest=bytes(8))[HEADER_BYTES:].hex()
 
 
+# b = 0, 2, 0 and 6; all places, a long run of ones, one position of two, and the last of many.
+PLACES = ((9, list(range(9))), (20, [1, 2, 19]), (2, [1]), (1000, [0, 63, 64, 129, 500, 501, 502, 503, 504, 999]))
+
+
 def fields() -> list[dict[str, Any]]:
     mask = np.array([1, 0, 1, 1, 0, 0, 0, 0, 0, 1], dtype=bool)
     rows = floats(20, 5).reshape(10, 2) * mask[:, None]
@@ -196,6 +200,15 @@ def fields() -> list[dict[str, Any]]:
             "rows": [bits32(row) for row in rows],
             "payload": payload({"mask": mask, "rows": rows}, *masked),
         },
+        *(
+            {
+                "field": "positions",
+                "places": places,
+                "positions": chosen,
+                "payload": payload({"x": np.array(chosen)}, Positions("x", len(chosen), places)),
+            }
+            for places, chosen in PLACES
+        ),
     ]
 
 
@@ -341,6 +354,53 @@ def fedavg() -> dict[str, Any]:
     }
 
 
+def stc() -> dict[str, Any]:
+    """Two rounds; clients begin each with models of the vectors' own, and their residuals and the server's go on."""
+    method = METHODS["stc"]
+    settings = method.Settings(sparsity=0.1, sparsity_down=0.2)
+    known = task([23, 17], 13, floats(40, 12))
+    digest, (exchange,) = agreement(method(known, settings)), method(known, settings).exchanges
+    server, ids = method(known, settings).server_start(), tuple(range(len(SAMPLES)))
+    start = Cohort(ids, SAMPLES, known.initial.expand(len(ids), -1).clone(), torch.zeros(len(ids), 0), {})
+    cohort, played = method(known, settings).client_start(start), []
+    for number in (0, 1):
+        # The second client's update is one number everywhere, so that all magnitudes tie.
+        params = np.stack([floats(40, 13, number, client) for client in ids])
+        params[1] = cohort.state["model"][1].numpy() + np.float32(0.25)
+        cohort = cohort.with_model(torch.from_numpy(params))
+        cohort, values = exchange.client_send(cohort, number, None)
+        frames, intake, total = [], Intake(exchange.up, digest, number, ids), exchange.server_open(server, number)
+        for k in ids:
+            own = {name: value[k].numpy() for name, value in values.items()}
+            frames.append(frame(exchange.up, own, round=number, sender=k, samples=SAMPLES[k], digest=digest))
+            arrived = {name: torch.from_numpy(v)[None] for name, v in intake.accept(frames[-1]).values.items()}
+            total = exchange.server_add(total, [k], [SAMPLES[k]], arrived)
+        server, reply = exchange.server_reply(server, total, number)
+        arrays = {name: value.numpy() for name, value in reply.items()}
+        answer = frame(exchange.down, arrays, round=number, sender=SERVER, samples=0, digest=digest)
+        cohort = exchange.client_receive(cohort, reply, number)
+        clients = [
+            {
+                "id": k,
+                "samples": SAMPLES[k],
+                "model": bits32(params[k]),
+                "frame": frames[k].hex(),
+                "residual": bits32(cohort.state["residual"][k].numpy()),
+            }
+            for k in ids
+        ]
+        played.append(
+            {
+                "round": number,
+                "clients": clients,
+                "reply": answer.hex(),
+                "residual": bits32(server["residual"].numpy()),
+                "model": bits32(cohort.state["model"][0].numpy()),
+            }
+        )
+    return {"agreement": agreed("stc", settings, known), "rounds": played}
+
+
 # Frames that must be refused.
 
 
@@ -442,8 +502,8 @@ def vectors() -> dict[str, Any]:
         run([18, 1, 70, 8], seed=2**63 - 1, rounds=[1, 2], zero_last=True, thresholds=2, ratio=0.5, refresh=2),
         run([18, 8], seed=0, rounds=[5], thresholds=1, ratio=0.5, layerwise=False, strength=0.01, smoothing=0.2),
     ]
-    averaged = fedavg()
-    digests = [entry["agreement"] for entry in (*runs, averaged)]
+    averaged, sparse = fedavg(), stc()
+    digests = [entry["agreement"] for entry in (*runs, averaged, sparse)]
     return {
         "protocol": 1,
         **generator_vectors(),
@@ -457,6 +517,7 @@ def vectors() -> dict[str, Any]:
         "digests": [{key: entry[key] for key in ("text", "sha256", "digest")} for entry in digests],
         "runs": runs,
         "fedavg": averaged,
+        "stc": sparse,
         "refused": refused(runs),
     }
 
@@ -484,7 +545,7 @@ def main() -> None:
         FILE.write_text(text(), encoding="ascii")
     elif FILE.read_text(encoding="ascii") != text():
         raise SystemExit(
-            f"{FILE.name}: not what the package gives; see docs/protocol.md, section 12, before making it again"
+            f"{FILE.name}: not what the package gives; see docs/protocol.md, section 13, before making it again"
         )
 
 

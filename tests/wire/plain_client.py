@@ -335,7 +335,57 @@ class MaskedRows:
         return rows
 
 
-Field = Symbols | Floats | Mask | MaskedRows
+@dataclass(frozen=True)
+class Positions:
+    count: int
+    places: int
+
+    @property
+    def bits(self) -> int:
+        x, b = (self.places - self.count) / self.places, 0
+        while x >= 0.6180339887498949:
+            x, b = x * x, b + 1
+        return b
+
+    @property
+    def largest(self) -> int:
+        return (self.count * (self.bits + 1) + (self.places - self.count) // 2**self.bits + 7) // 8
+
+    def write(self, value: Sequence[int], known: list) -> bytes:
+        stream, at, before = 0, 0, -1
+        for position in value:
+            ones, rest = divmod(position - before - 1, 2**self.bits)
+            stream |= ((1 << ones) - 1 | rest << ones + 1) << at
+            at += ones + 1 + self.bits
+            before = position
+        return stream.to_bytes((at + 7) // 8, "little")
+
+    def codes(self, data: bytes) -> tuple[list[int], int]:
+        """The gaps at the beginning of `data`, and the bits they take."""
+        stream, at, gaps = int.from_bytes(data, "little"), 0, []
+        for _ in range(self.count):
+            ones = 0
+            while stream >> at + ones & 1:
+                ones += 1
+            rest = (stream >> at + ones + 1) % 2**self.bits
+            at += ones + 1 + self.bits
+            if at > 8 * len(data):
+                raise Refused("truncated")
+            gaps.append(ones * 2**self.bits + rest)
+        return gaps, at
+
+    def read(self, data: bytes, known: list) -> list[int]:
+        gaps, end = self.codes(data)
+        positions, at = [], -1
+        for gap in gaps:
+            at += gap + 1
+            positions.append(at)
+        if at >= self.places or int.from_bytes(data, "little") >> end:
+            raise Refused("decode")
+        return positions
+
+
+Field = Symbols | Floats | Mask | MaskedRows | Positions
 
 
 def write_payload(fields: Sequence[Field], values: Sequence) -> bytes:
@@ -345,7 +395,7 @@ def write_payload(fields: Sequence[Field], values: Sequence) -> bytes:
 def read_payload(fields: Sequence[Field], payload: bytes) -> list:
     known, at = [], 0
     for field in fields:
-        size = field.size(known)
+        size = (field.codes(payload[at:])[1] + 7) // 8 if isinstance(field, Positions) else field.size(known)
         if len(payload) - at < size:
             raise Refused("truncated")
         known.append(field.read(payload[at : at + size], known))
@@ -544,7 +594,7 @@ class Server:
         return write_frame(kind, self.round, SERVER, 0, self.run.digest, payload)
 
 
-# Section 11: FedAvg.
+# Section 11: FedAvg and STC.
 
 
 def average(samples: Sequence[int], models: Sequence[Sequence[float]]) -> list[float]:
@@ -555,3 +605,32 @@ def average(samples: Sequence[int], models: Sequence[Sequence[float]]) -> list[f
             weighted = weighted + n * x
         result.append(f32(weighted / total))
     return result
+
+
+def stc_fields(count: int, dim: int) -> list[Field]:
+    return [Floats(1, minimum=0.0), Signs(count), Positions(count, dim)]
+
+
+def ternary(x: Sequence[float], count: int) -> list:
+    """Magnitude, signs and positions: the values of `stc_fields`."""
+    positions = sorted(sorted(range(len(x)), key=lambda i: (-abs(x[i]), i))[:count])
+    magnitude = f32(math.fsum(abs(x[i]) for i in positions) / count)
+    return [[magnitude], [1.0 if x[i] >= 0 else -1.0 for i in positions], positions]
+
+
+def added(x: Sequence[float], factor: float, values: Sequence) -> list[float]:
+    """x + factor · STC, factor 1 or −1."""
+    (magnitude,), signs, positions = values
+    result = list(x)
+    for sign, i in zip(signs, positions, strict=True):
+        result[i] = f32(result[i] + factor * sign * magnitude)
+    return result
+
+
+def pooled(samples: Sequence[int], messages: Sequence[Sequence], residual: Sequence[float]) -> list[float]:
+    """The server's x."""
+    sums = [0.0] * len(residual)
+    for n, ((magnitude,), signs, positions) in zip(samples, messages, strict=True):
+        for sign, i in zip(signs, positions, strict=True):
+            sums[i] = sums[i] + n * (sign * magnitude)
+    return [f32(s / sum(samples) + e) for s, e in zip(sums, residual, strict=True)]
