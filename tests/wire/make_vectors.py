@@ -14,7 +14,8 @@ import json
 import struct
 import zlib
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,16 @@ import numpy as np
 import torch
 
 from pfedlms import errors, rng
-from pfedlms.aggregate import Vote
+from pfedlms.aggregate import Vote, weighted_median
 from pfedlms.cohort import Cohort
+from pfedlms.engine.exchange import Channel, Ways
 from pfedlms.engine.federation import agreement
+from pfedlms.engine.participation import Answers
 from pfedlms.methods import METHODS, Task
 from pfedlms.models.layout import Layer, Layout
 from pfedlms.quantise import normal_quantiles, symbols_of, thresholds_of
 from pfedlms.sketch.hadamard import fwht_
-from pfedlms.wire import Floats, Mask, MaskedRows, Message, Positions, Scalar, Signs, Symbols
+from pfedlms.wire import Bits, Floats, Mask, MaskedBytes, MaskedRows, Message, Positions, Scalar, Signs, Symbols
 from pfedlms.wire.codec import block_shape, pack
 from pfedlms.wire.fields import Field
 from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake, frame
@@ -99,6 +102,18 @@ def sizes() -> list[dict[str, Any]]:
     ]
 
 
+def allocations() -> list[dict[str, Any]]:
+    entries = []
+    for allocation in (0.0, 0.5, 0.7, 1.0, 1.3, 3.0):
+        for ratio, layers in ((0.1, [200_960, 2_570]), (0.3, [1, 18, 70, 8]), (1.0, [33, 1_000, 5])):
+            table = task(layers, 0, np.zeros(0, np.float32)).layout
+            kept = list(table.sketch_sizes(ratio, allocation))
+            entries.append(
+                {"sizes": layers, "ratio": bits64(ratio), "allocation": bits64(allocation), "sketches": kept}
+            )
+    return entries
+
+
 def transforms() -> list[dict[str, Any]]:
     entries = []
     for exponent in (0, 1, 3, 7):
@@ -145,6 +160,30 @@ def votes() -> list[dict[str, Any]]:
             }
         )
     return entries
+
+
+def medians() -> list[dict[str, Any]]:
+    """Halves that are just reached and just not, equal values, zeros of either sign, and nobody."""
+    cases = [
+        ((1,), (2.5,)),
+        ((1, 1), (3.0, 2.0)),
+        ((5, 17, 12), (3.0, 2.0, 1.0)),
+        ((5, 17, 12), (1.0, 2.0, 1.0)),
+        ((5, 18, 12), (1.0, 2.0, 1.0)),
+        ((5, 17, 12), (2.0, 0.0, 1.0)),
+        ((7, 7, 7, 7), (4.0, 1.0, 3.0, 2.0)),
+        ((3, 9, 3), (0.0, -0.0, 1e-45)),
+        ((4, 2), (0.0, 0.0)),
+        ((2**32 - 1, 2**32 - 1, 1), (1.0, 2.0, 3.0)),
+    ]
+    return [
+        {
+            "samples": list(samples),
+            "values": bits32(values),
+            "median": bits32(weighted_median(samples, np.float32(values)))[0],
+        }
+        for samples, values in cases
+    ]
 
 
 def packed() -> list[dict[str, Any]]:
@@ -209,6 +248,22 @@ def fields() -> list[dict[str, Any]]:
             }
             for places, chosen in PLACES
         ),
+        {
+            "field": "bits",
+            "signs": sign_text(signs),
+            "payload": payload({"x": np.packbits(signs > 0, bitorder="little")}, Bits("x", 11)),
+        },
+        *(
+            {
+                "field": "masked bytes",
+                "mask": [yes],
+                "bytes": (said * yes).tobytes().hex(),
+                "payload": payload(
+                    {"mask": np.array([bool(yes)]), "x": said}, Mask("mask", 1), MaskedBytes("x", "mask", 4)
+                ),
+            }
+            for yes, said in ((1, np.uint8([0, 1, 128, 255])), (0, np.uint8([9, 9, 9, 9])))
+        ),
     ]
 
 
@@ -243,6 +298,8 @@ def digest_text(method: str, settings: Any, known: Task) -> str:
         "protocol": "1",
         "seed": str(known.seed),
     }
+    if method == "sketchvote":
+        lines["agreement.rows"] = ",".join(map(str, known.layout.sketch_sizes(settings.ratio, settings.allocation)))
     for name, value in asdict(settings).items():
         written = value if isinstance(value, str) else str(int(value))
         lines[f"method.{name}"] = bits64(value) if isinstance(value, float) else written
@@ -401,6 +458,82 @@ def stc() -> dict[str, Any]:
     return {"agreement": agreed("stc", settings, known), "rounds": played}
 
 
+def sketchvote(
+    layers: list[int], seed: int, phases: list[set[int]], silent: dict[int, dict[int, int]], **settings: Any
+) -> dict[str, Any]:
+    """A run in which the clients of `phases[r]` train before round r, and those of the next hear its answer.
+
+    `silent[r]` says which clients have learnt nothing by round r in which layer: x is zero there.
+    """
+    method = METHODS["sketchvote"]
+    chosen = method.Settings(**settings)
+    initial = floats(sum(layers), 12, seed)
+    initial[1::2] = initial[18] = -0.0
+    known = task(layers, seed, initial)
+    playing = method(known, chosen)
+    (exchange,), digest, server = playing.exchanges, agreement(playing), playing.server_start()
+    model = Message(3, (Floats("model", len(initial)),))
+    answers = Answers(HEADER_BYTES + model.max_bytes)
+    clients, heard = [starting(playing, k) for k in range(len(SAMPLES))], [0] * len(SAMPLES)
+    played = []
+    for number, (senders, coming) in enumerate(pairwise(phases)):
+        ups: dict[int, bytes] = {}
+        downs: dict[int, list[bytes]] = {}
+        ways = Ways(lambda data, k, to=ups: to.update({k: data}) or data, lambda data, k, to=downs: keep(to, k, data))
+        channel = Channel(digest, number, ways)
+        for k in senders:
+            clients[k] = replace(clients[k], params=learnt(clients[k], known, seed, number, silent.get(number, {})))
+        told = [{"id": k, "samples": SAMPLES[k], "model": bits32(clients[k].params)} for k in sorted(senders)]
+        after, moved, answer = channel.ask(exchange, [clients[k] for k in sorted(senders)], server, None)
+        for entry, cohort in zip(told, after, strict=True):
+            clients[entry["id"]] = cohort
+            entry |= {"frame": ups[entry["id"]].hex(), "residual": bits32(cohort.state["residual"])}
+        caught_up = []
+        for k in sorted(coming):
+            back = channel.catch_up(exchange, clients[k], [heard[k]], answers, model, server["model"])
+            if k in downs:
+                caught_up.append({"id": k, "heard": heard[k], "frames": [data.hex() for data in downs.pop(k)]})
+            (clients[k],) = channel.tell(exchange, answer, [back])
+            heard[k] = number + 1
+            assert torch.equal(clients[k].state["model"][0].view(torch.int32), moved["model"].view(torch.int32))
+        server = moved
+        answers.add(number, answer)
+        played.append(
+            {
+                "round": number,
+                "clients": told,
+                "reply": answer.hex(),
+                "caught_up": caught_up,
+                "hear": sorted(coming),
+                "w": bits32(server["model"]),
+            }
+        )
+    factors = [bits64(factor) for factor in exchange._factors.tolist()]
+    return {"agreement": agreed("sketchvote", chosen, known), "factors": factors, "rounds": played}
+
+
+def starting(method: Any, client: int) -> Cohort:
+    start = method.task.initial[None].clone()
+    return method.client_start(Cohort((client,), (SAMPLES[client],), start, torch.zeros(1, 0), {}))
+
+
+def keep(to: dict[int, list[bytes]], client: int, data: bytes) -> bytes:
+    to.setdefault(client, []).append(data)
+    return data
+
+
+def learnt(cohort: Cohort, known: Task, seed: int, number: int, silent: dict[int, int]) -> torch.Tensor:
+    """θ: w and some steps; where nothing is to be said, such that θ − w + e is zero."""
+    (client,), w = cohort.ids, cohort.state["model"]
+    model = w + torch.from_numpy(floats(w.shape[1], 13, seed, number, client)) / 8
+    if client in silent:
+        layer = known.layout.layers[silent[client]]
+        own = slice(layer.offset, layer.offset + layer.size)
+        assert not cohort.state["residual"][:, own].any()
+        model[:, own] = w[:, own]
+    return model
+
+
 # Frames that must be refused.
 
 
@@ -503,6 +636,30 @@ def vectors() -> dict[str, Any]:
         run([18, 8], seed=0, rounds=[5], thresholds=1, ratio=0.5, layerwise=False, strength=0.01, smoothing=0.2),
     ]
     averaged, sparse = fedavg(), stc()
+    everyone = {0, 1, 2}
+    voted = [
+        # Client 2 misses two answers and then three, which are more bytes than the model.
+        sketchvote(
+            [18, 8],
+            seed=7,
+            phases=[everyone, everyone, {0, 1}, {0, 1}, everyone, {0, 1}, {0, 1}, {0, 1}, everyone, everyone],
+            silent={0: {2: 1}},
+            ratio=0.25,
+            check_every=3,
+        ),
+        # Nobody has anything to say of layer 1 in round 0.
+        sketchvote(
+            [18, 1, 70, 8],
+            seed=2**63 - 1,
+            phases=[everyone, {0, 2}, everyone, everyone],
+            silent={0: {0: 1, 1: 1, 2: 1}},
+            ratio=0.3,
+            allocation=0.5,
+            gain=0.7,
+            refresh=2,
+            check_every=0,
+        ),
+    ]
     digests = [entry["agreement"] for entry in (*runs, averaged, sparse)]
     return {
         "protocol": 1,
@@ -519,6 +676,9 @@ def vectors() -> dict[str, Any]:
         "fedavg": averaged,
         "stc": sparse,
         "refused": refused(runs),
+        "allocations": allocations(),
+        "medians": medians(),
+        "sketchvote": voted,
     }
 
 

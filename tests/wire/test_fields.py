@@ -99,6 +99,11 @@ def test_signs_by_hand() -> None:
     assert signs.tolist() == [1, -1, 1, -1, -1, -1, -1, -1, 1]
 
 
+def test_bits_are_the_bytes_of_signs() -> None:
+    assert encoded({"x": np.uint8([5, 1])}, Bits("x", 9)).hex() == "0501"
+    assert decoded(bytes.fromhex("0501"), Bits("x", 9)).tolist() == [5, 1]
+
+
 def test_floats_by_hand() -> None:
     assert encoded({"x": np.float64([1, -2])}, Floats("x", 2)).hex() == "0000803f000000c0"
     assert encoded({"x": np.float32([0.5])}, Scalar("x")).hex() == "0000003f"
@@ -111,6 +116,14 @@ def test_masked_rows_by_hand() -> None:
     payload = encoded(values, *fields)
     assert payload.hex() == "06" + "0000803f00000040" + "0000404000008040"
     assert decoded(payload, *fields)["rows"].tolist() == [[0, 0], [1, 2], [3, 4]]
+
+
+def test_masked_bytes_by_hand() -> None:
+    fields = (Mask("mask", 1), MaskedBytes("x", "mask", 3))
+    said = np.uint8([1, 2, 255])
+    for yes, payload, value in ((True, "010102ff", [1, 2, 255]), (False, "00", [0, 0, 0])):
+        assert encoded({"mask": np.array([yes]), "x": said}, *fields).hex() == payload
+        assert round_trip(fields, {"mask": np.array([yes]), "x": said})["x"].tolist() == value
 
 
 # Round trips.
@@ -257,10 +270,23 @@ def test_masked_rows_that_are_not_finite() -> None:
         decoded(b"\2" + struct.pack("<f", np.nan), Mask("mask", 2), MaskedRows("rows", "mask", 2, 1))
 
 
-@pytest.mark.parametrize("field", [Symbols("x", (3,), 3), Signs("x", 3), Mask("x", 3)], ids=repr)
+@pytest.mark.parametrize("field", [Symbols("x", (3,), 3), Signs("x", 3), Mask("x", 3), Bits("x", 3)], ids=repr)
 def test_bits_after_the_end(field: Field) -> None:
     with pytest.raises(DecodeError, match="last byte 0x80"):
         decoded(b"\x80", field)
+
+
+def test_bits_after_the_end_are_not_written() -> None:
+    with pytest.raises(ValueError, match="field 'x': got last byte 0x08, expected only its lowest 3 bits in use"):
+        encoded({"x": np.uint8([8])}, Bits("x", 3))
+
+
+def test_masked_bytes_are_all_there_or_not_at_all() -> None:
+    fields = (Mask("mask", 1), MaskedBytes("x", "mask", 3))
+    with pytest.raises(TruncatedError, match="got 3 bytes, expected at least 4 up to field 'x'"):
+        decoded(b"\1ab", *fields)
+    with pytest.raises(OversizedError, match="got 4 bytes, expected 1"):
+        decoded(b"\0abc", *fields)
 
 
 def test_symbols_out_of_range() -> None:

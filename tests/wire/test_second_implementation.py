@@ -7,7 +7,6 @@ import json
 import math
 import random
 import re
-import struct
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -20,6 +19,7 @@ import numpy as np
 import plain_client as plain
 import pytest
 import torch
+from bit_patterns import bits32, f32, f32s, f64, signs
 from torch import nn
 
 from pfedlms.cohort import Cohort
@@ -38,26 +38,6 @@ HERE = Path(__file__).parent
 PAGE = (HERE.parents[1] / "docs" / "protocol.md").read_text(encoding="utf-8")
 VECTORS = json.loads((HERE / "vectors.json").read_text(encoding="ascii"))
 STANDARD = {"hashlib", "math", "struct", "zlib", "statistics", "collections", "dataclasses", "__future__"}
-
-
-def f32(bits: str) -> float:
-    return struct.unpack(">f", bytes.fromhex(bits))[0]
-
-
-def f32s(values: list[str]) -> list[float]:
-    return [f32(bits) for bits in values]
-
-
-def bits32(values: Any) -> list[str]:
-    return [struct.pack(">f", value).hex() for value in values]
-
-
-def f64(bits: str) -> float:
-    return struct.unpack(">d", bytes.fromhex(bits))[0]
-
-
-def signs(text: str) -> list[float]:
-    return [1.0 if sign == "+" else -1.0 for sign in text]
 
 
 # The file and the page.
@@ -176,7 +156,7 @@ def test_fields() -> None:
         match entry["field"]:
             case "symbols":
                 fields, values = [plain.Symbols(tuple(entry["segments"]), entry["levels"])], [entry["symbols"]]
-            case "signs":
+            case "signs" | "bits":
                 fields, values = [plain.Signs(len(entry["signs"]))], [signs(entry["signs"])]
             case "floats" | "scalar":
                 fields, values = [plain.Floats(len(entry["values"]))], [f32s(entry["values"])]
@@ -188,6 +168,9 @@ def test_fields() -> None:
                 values = [entry["mask"], [f32s(row) for row in entry["rows"]]]
             case "positions":
                 fields, values = [plain.Positions(len(entry["positions"]), entry["places"])], [entry["positions"]]
+            case "masked bytes":
+                said = bytes.fromhex(entry["bytes"])
+                fields, values = [plain.Mask(1), plain.MaskedBytes(0, len(said))], [entry["mask"], said]
         assert plain.write_payload(fields, values).hex() == entry["payload"]
         assert plain.read_payload(fields, bytes.fromhex(entry["payload"])) == values
 
