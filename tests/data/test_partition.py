@@ -224,5 +224,5 @@ def test_split_is_a_function_of_seed_and_client() -> None:
 
 
 def test_split_takes_another_fraction() -> None:
-    train, test = split(np.zeros(10, dtype=np.int64), np.arange(10), 0, 0, test_fraction=0.4)
+    train, test = split(np.zeros(10, dtype=np.int64), np.arange(10), 0, 0, share=0.4)
     assert (len(train), len(test)) == (6, 4)

@@ -102,7 +102,7 @@ def _columns(content: bytes, path: Path) -> tuple[list[bytes | None], list[int |
             table = file.read(columns=[f"{image}.bytes", label])
         files = [row and row["bytes"] for row in table[image].to_pylist()]
         labels = table[label].to_pylist()
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:  # damaged names are no text, or come twice
         reason = str(error).strip().partition("\n")[0]
         raise DataError(f"{path}: not a whole Parquet file ({reason}); fetch the file again") from error
     if not files:
