@@ -19,6 +19,7 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
+from pfedlms.cli import main
 from pfedlms.data import load_dataset
 from pfedlms.data import parquet as reader
 from pfedlms.errors import DataError
@@ -110,6 +111,15 @@ def test_formats_may_differ_from_row_to_row(tmp_path: Path) -> None:
     turns = iter([encoded, webp, webp, lambda p: encoded(p, "BMP"), encoded, lambda p: encoded(p, "TIFF"), webp])
     write(tmp_path, lambda pixels: next(turns)(pixels))
     assert_all(load_dataset("cifar10", tmp_path))
+
+
+def test_a_run_takes_its_shipped_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The paper's model, which has 279,706 parameters, on the seven images of one client."""
+    few = ["--set", "data.clients=1", "--set", "data.min_samples=2"]
+    assert main(["run", "--dataset", "cifar10", "--data-dir", str(write(tmp_path)), "--dry-run", *few]) == 0
+    shown = capsys.readouterr().out
+    assert "pfedlms on cifar10, model vgg8, 279,706 parameters" in shown
+    assert "5 training samples (5 to 5 a client), 200 rounds of 40 steps" in shown
 
 
 def test_grey_pictures_and_palettes_become_colour(tmp_path: Path) -> None:
@@ -291,7 +301,7 @@ def test_without_the_extra_its_name_is_said(tmp_path: Path) -> None:
 
 
 def test_a_second_time_nothing_is_decoded(tmp_path: Path, cache: Path, decoding: list[str]) -> None:
-    """Wherever the files lie, and also by a program that has no pyarrow."""
+    """Wherever the files lie."""
     first = load_dataset("cifar10", write(tmp_path / "data"))
     assert decoding == [f"{name}.parquet" for name in SPLITS]
     assert len(list(cache.iterdir())) == 3
