@@ -88,6 +88,6 @@ DATASETS: dict[str, Source] = {
     "mnist": _grey("mnist", "MNIST, 70,000 handwritten digits", 0.1307, 0.3081),
     "fmnist": _grey("fmnist", "Fashion-MNIST, 70,000 articles of clothing", 0.2860, 0.3530),
     "cifar10": _colour(
-        "cifar10", "CIFAR-10, 60,000 animals and vehicles", 10, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+        "cifar10", "CIFAR-10, 60,000 animals and vehicles", 10, (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
     ),
 }
