@@ -21,7 +21,7 @@ from pfedlms.engine import Federation
 from pfedlms.methods import METHODS
 from pfedlms.models import Cohort
 from pfedlms.settings import problems
-from pfedlms.wire import Floats, Mask, MaskedRows, Signs, Symbols
+from pfedlms.wire import Floats, Mask, MaskedRows, Positions, Signs, Symbols
 from pfedlms.wire.fields import Field
 from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake
 
@@ -82,6 +82,20 @@ def rotated(bits: int) -> Callable[[int], Bits]:
     return lambda client: [1024 * bits, 512 * bits, 32, 32]
 
 
+def ternary(client: int) -> Bits:
+    """⌊1,510 / 100⌋ = 15 signs and their magnitude; the positions are counted by `of_positions`."""
+    return [32, 15]
+
+
+def of_positions(sent: Sent) -> Bits:
+    """15 of 1,510 have b = 6, as (1 − 15/1510)^32 = 0.73 and its square is 0.53, and φ − 1 = 0.618; a gap g takes
+    g // 64 ones, a zero and 6 bits."""
+    if "positions" not in sent.values:
+        return []
+    before = [-1, *sent.values["positions"][:-1]]
+    return [sum((int(b) - int(a) - 1) // 64 + 7 for a, b in zip(before, sent.values["positions"], strict=True))]
+
+
 def counts(client: int) -> Bits:
     """Six values a count: blocks of 17 in bit_length(6^17 − 1) = 44 bits; 1,510 = 88 · 17 + 14, and 6^14 − 1 has 37.
     Then the number of senders."""
@@ -109,12 +123,14 @@ DENSE = {"ratio": 0.5, "sparsity": 0.3}
 CASES = [
     Case("local", True, nothing, nothing),
     Case("fedavg", False, model, model),
+    Case("fedavg", False, model, model, {"server_step": 0.7, "server_momentum": 0.4}),
     Case("obda", False, one_bit_each, one_bit_each, learns_with={"step": 0.01}),
     Case("obcsaa", False, sketch_and_norm, model, learns_with=DENSE),
     Case("obcsaa", False, sketch_and_norm, mean_and_norm, {"downlink": "sum"}, DENSE),
     Case("fedproto", True, prototypes, all_prototypes),
     Case("eden", False, rotated(1), model),
     Case("eden", False, rotated(3), model, {"bits": 3}),
+    Case("stc", False, ternary, ternary, learns_with={"sparsity": 0.1}),
     Case("zsign", False, one_bit_each, model, learns_with={"sigma": 0.5}),
     Case("zsign", False, one_bit_each, model, {"noise": "gaussian"}, {"sigma": 0.5}),
     Case("zsign", False, one_bit_each, counts, {"downlink": "sum"}, {"sigma": 0.5}),
@@ -208,7 +224,8 @@ def test_all_ends_have_the_same_global_model(case: Case, monkeypatch: pytest.Mon
     monkeypatch.setattr(chosen.method, "global_model", listening)
     chosen.play_round(evaluate_global=True)
     assert len(known) == (0 if case.personal else CLIENTS)
-    known.extend(value.numpy() for value in chosen.state()["server"].values())
+    server = chosen.state()["server"]
+    known.extend([server["model"].numpy()] if "model" in server else [])
     assert len({value.tobytes() for value in known}) == (0 if case.personal else 1)
 
 
@@ -321,7 +338,7 @@ def test_keeps_float32(case: Case) -> None:
     kept = [state["params"], state["momentum"], *state["state"].values(), *state["server"].values()]
     assert {value.dtype for value in kept} == {torch.float32}
     sent = {value.dtype for message in messages for value in message.values.values()}
-    assert sent <= {np.dtype(np.float32), np.dtype(np.uint8), np.dtype(bool)}
+    assert sent <= {np.dtype(np.float32), np.dtype(np.uint8), np.dtype(bool), np.dtype(np.int64)}
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------
@@ -339,7 +356,14 @@ def rows_sent(part: MaskedRows, values: dict[str, np.ndarray]) -> np.ndarray:
     return values[part.name] * values[part.mask].astype(np.float32)[:, None]
 
 
-MEANT = {Signs: signs_sent, Floats: as_sent, Symbols: as_sent, Mask: as_sent, MaskedRows: rows_sent}
+MEANT = {
+    Signs: signs_sent,
+    Floats: as_sent,
+    Symbols: as_sent,
+    Mask: as_sent,
+    Positions: as_sent,
+    MaskedRows: rows_sent,
+}
 """What a receiver should read in a field, from what was given to the encoder."""
 
 
@@ -376,10 +400,15 @@ def test_bits_are_those_of_the_formula(case: Case) -> None:
     def payload(sender: int) -> int:
         return sum(len(sent.payload) for sent in _from(messages, sender))
 
-    assert [payload(client) for client in everyone] == [whole_bytes(case.up(client)) for client in everyone]
-    assert [payload(SERVER)] * CLIENTS == [whole_bytes(case.down(client)) for client in everyone]
-    assert traffic.up_payload == sum(whole_bytes(case.up(client)) for client in everyone)
-    assert traffic.down_payload == sum(whole_bytes(case.down(client)) for client in everyone)
+    def formula(bits: Callable[[int], Bits], sender: int, client: int) -> int:
+        positions = [part for sent in _from(messages, sender) for part in of_positions(sent)]
+        return whole_bytes(bits(client) + positions)
+
+    up = [formula(case.up, client, client) for client in everyone]
+    down = [formula(case.down, SERVER, client) for client in everyone]
+    assert [payload(client) for client in everyone] == up
+    assert [payload(SERVER)] * CLIENTS == down
+    assert (traffic.up_payload, traffic.down_payload) == (sum(up), sum(down))
     framing = HEADER_BYTES * CLIENTS * len(chosen.method.exchanges)
     assert (traffic.up_framing, traffic.down_framing) == (framing, framing)
 

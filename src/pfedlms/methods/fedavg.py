@@ -1,5 +1,9 @@
 """FedAvg: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-Efficient Learning of Deep Networks from
-Decentralized Data", AISTATS 2017."""
+Decentralized Data", AISTATS 2017.
+
+The server's step and momentum (FedAvgM): Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for
+Federated Visual Classification", 2019; Reddi et al., "Adaptive Federated Optimization", ICLR 2021.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +23,24 @@ class FedAvgSettings:
     share_statistics: bool = setting(
         False, "average the running statistics of batch norm too, and count their bytes; otherwise they stay local"
     )
+    server_step: float = setting(
+        1.0, "η, the server's step along its clients' mean update; 1 with momentum 0 is FedAvg", above=0
+    )
+    server_momentum: float = setting(
+        0.0, "β, the server's momentum (FedAvgM); 0 with step 1 is FedAvg", minimum=0, maximum=1
+    )
 
 
 class Average(FieldMeans):
-    """↑ θ_k      ↓ w = Σ p_k θ_k      then θ_k ← w; running statistics travel behind the model if they are shared"""
+    """↑ θ_k      ↓ w = Σ p_k θ_k      then θ_k ← w; running statistics travel behind the model if they are shared
 
-    def __init__(self, dim: int, statistics: tuple[tuple[str, int], ...] = ()) -> None:
-        self._statistics = statistics
+    With a step η or momentum β of the server's: u ← βu + (Σ p_k θ_k − w), ↓ w ← w + ηu; statistics are averaged still.
+    """
+
+    def __init__(
+        self, dim: int, statistics: tuple[tuple[str, int], ...] = (), step: float = 1.0, momentum: float = 0.0
+    ) -> None:
+        self._statistics, self._step, self._momentum = statistics, step, momentum
         shared = (Floats("statistics", sum(size for _, size in statistics)),) if statistics else ()
         fields = (Floats("model", dim), *shared)
         self.up, self.down = (Message(kind, fields) for kind in (0, 1))
@@ -37,7 +52,12 @@ class Average(FieldMeans):
         return cohort, {"model": cohort.params, "statistics": torch.cat(own, dim=1)}
 
     def server_reply(self, server: Tensors, total: Means, round: int) -> tuple[Tensors, Tensors]:
-        return server, {name: mean.result().float() for name, mean in total.items()}
+        means = {name: mean.result() for name, mean in total.items()}
+        if server:
+            update = self._momentum * server["update"].double() + (means["model"] - server["model"])
+            means["model"] = server["model"] + self._step * update
+            server = {"model": means["model"].float(), "update": update.float()}
+        return server, {name: mean.float() for name, mean in means.items()}
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
         after = cohort.with_model(values["model"])
@@ -54,7 +74,8 @@ class Average(FieldMeans):
 class FedAvg(Method):
     """The clients' models are averaged every round and all clients go on from the average.
 
-    Sends n float32 up and n down. With one local step a round and full batches it is distributed gradient descent.
+    Sends n float32 up and n down. With one local step a round and full batches it is distributed gradient descent, with
+    momentum β where the server has it. η = 1 and β = 0 take the mean itself, and the server keeps nothing.
     """
 
     name = "fedavg"
@@ -65,7 +86,13 @@ class FedAvg(Method):
 
     def __init__(self, task: Task, settings: FedAvgSettings) -> None:
         super().__init__(task, settings)
-        self.exchanges = (Average(task.layout.dim, task.statistics if settings.share_statistics else ()),)
+        statistics = task.statistics if settings.share_statistics else ()
+        self.exchanges = (Average(task.layout.dim, statistics, settings.server_step, settings.server_momentum),)
+
+    def server_start(self) -> Tensors:
+        if self.settings.server_step == 1 and self.settings.server_momentum == 0:
+            return {}
+        return {"model": self.task.initial, "update": torch.zeros_like(self.task.initial)}
 
     def global_model(self, cohort: Cohort) -> Tensor | None:
         return cohort.params

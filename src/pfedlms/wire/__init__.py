@@ -1,7 +1,8 @@
-"""Symbols ↔ bits ↔ checked messages; see `codec`, `fields` and `frames`."""
+"""Symbols ↔ bits ↔ checked messages; see `codec`, `golomb`, `fields` and `frames`."""
 
 from pfedlms.wire.codec import Bits, Mask, Signs, Symbols, pack, packed_size, unpack
 from pfedlms.wire.fields import Floats, MaskedBytes, MaskedRows, Message, Scalar
+from pfedlms.wire.golomb import Positions
 
 __all__ = [
     "Bits",
@@ -10,6 +11,7 @@ __all__ = [
     "MaskedBytes",
     "MaskedRows",
     "Message",
+    "Positions",
     "Scalar",
     "Signs",
     "Symbols",

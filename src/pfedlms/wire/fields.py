@@ -1,10 +1,10 @@
 """Field codecs: the kinds of values a message is made of, and the message a method declares from them. (Those of few
-levels are in `codec`.)
+levels are in `codec`, positions in `golomb`.)
 
-A method names its fields and their sizes; both ends derive every length from that declaration, so a payload is the
-plain concatenation of its fields. Values are NumPy arrays without a clients axis; numbers are little endian. Fields
-are written into a buffer that is there (a part of a frame) and read into arrays that are there (a sender's row of a
-room), without copies between.
+A method names its fields and their sizes; both ends derive every length from that declaration, or see where a field
+ends from its own bits, so a payload is the plain concatenation of its fields. Values are NumPy arrays without a clients
+axis; numbers are little endian. Fields are written into a buffer that is there (a part of a frame) and read into arrays
+that are there (a sender's row of a room), without copies between.
 """
 
 from __future__ import annotations
@@ -46,13 +46,22 @@ class Field(ABC):
         """Bytes the field takes, given the fields before it."""
         return self.max_bytes
 
+    def taken(self, data: memoryview, known: Values) -> int:
+        """Bytes the field takes at the beginning of `data`, for a reader who knows the fields before it; more than
+        there are where some are missing."""
+        return self.size(known)
+
     @abstractmethod
     def write(self, values: Values, out: memoryview) -> None:
         """Encode `values[self.name]` as the `size(values)` bytes of `out`."""
 
     @abstractmethod
     def read(self, data: memoryview, known: Values, out: Array) -> None:
-        """Decode exactly `size(known)` bytes into `out`; raises DecodeError for values that cannot have been sent."""
+        """Decode exactly the bytes `taken` into `out`; raises DecodeError for values that cannot have been sent."""
+
+    def example(self) -> Array:
+        """A valid value to measure messages with: of the largest size, unless the field says otherwise."""
+        return np.full(self.shape, max(1, self.minimum), self.dtype)
 
     def given(self, values: Values) -> Array:
         """The value to write, contiguous; a copy only where it is not so already."""
@@ -179,7 +188,7 @@ class Message:
         known: dict[str, Array] = {}
         at = 0
         for part in self.fields:
-            size = part.size(known)
+            size = part.taken(payload[at:], known)
             if len(payload) - at < size:
                 raise TruncatedError(
                     f"payload: got {len(payload)} bytes, expected at least {at + size} up to field {part.name!r}"
@@ -202,5 +211,5 @@ class Message:
         return {part.name: np.empty((senders, *part.shape), part.dtype) for part in self.fields}
 
     def example(self) -> dict[str, Array]:
-        """Valid values of the largest size, to measure messages with."""
-        return {part.name: np.full(part.shape, max(1, part.minimum), part.dtype) for part in self.fields}
+        """Valid values to measure messages with, `Field.example` of each."""
+        return {part.name: part.example() for part in self.fields}

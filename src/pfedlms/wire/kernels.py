@@ -1,5 +1,5 @@
-"""The loops of messages, compiled: symbols into blocks of bits and back, signs, and floats that are checked while they
-are copied.
+"""The loops of messages, compiled: symbols into blocks of bits and back, signs, gaps between positions, and floats that
+are checked while they are copied.
 
 One thread each, without the interpreter lock. Integers are uint64, because numba turns uint64 with int64 into a float
 and lets a signed index count from the end. Symbols and bits are read and written by 8 bytes, however many of them
@@ -176,6 +176,75 @@ def unpack_signs(data: Bytes, out: Floats32) -> None:
         bits = u64(data[byte])
         for bit in range(min(u64(8), count - u64(8) * byte)):
             out[u64(8) * byte + bit] = 1 if bits & (u64(1) << bit) else -1
+
+
+@compiled()
+def gaps_bits(positions: Words, below: u64, width: u64) -> tuple[u64, u64]:
+    """How many positions ascend and stay below `below`, and the bits that `pack_gaps` makes of those."""
+    bits, following = u64(0), u64(0)
+    for index in range(u64(len(positions))):
+        if positions[index] < following or positions[index] >= below:
+            return u64(index), bits
+        bits += ((positions[index] - following) >> width) + u64(1) + width
+        following = positions[index] + u64(1)
+    return u64(len(positions)), bits
+
+
+@compiled()
+def pack_gaps(positions: Words, out: Bytes, width: u64) -> None:
+    """For each position, with g places left out before it: g >> width ones, a zero, then the lowest `width` bits of g.
+    `out` has the bytes this takes."""
+    out[:] = 0
+    at, following = u64(0), u64(0)
+    for index in range(u64(len(positions))):
+        gap = positions[index] - following
+        following = positions[index] + u64(1)
+        for _ in range(gap >> width):
+            out[at >> u64(3)] |= u64(1) << (at & u64(7))
+            at += u64(1)
+        at += u64(1)
+        byte, word = at >> u64(3), (gap & ((u64(1) << width) - u64(1))) << (at & u64(7))
+        while word:
+            out[byte] |= word & u64(255)
+            byte += u64(1)
+            word >>= u64(8)
+        at += width
+
+
+@compiled()
+def unpack_gaps(data: Bytes, out: Words, below: u64, width: u64) -> tuple[u64, u64]:
+    """The reverse, until a position is not below `below` or the data end: how many were read, and the bits of those."""
+    bits, at, following = u64(8) * u64(len(data)), u64(0), u64(0)
+    for index in range(u64(len(out))):
+        ones, most = u64(0), (below - following) >> width  # more lead beyond, and might not fit a word
+        while at + ones < bits and ones <= most and data[(at + ones) >> u64(3)] >> ((at + ones) & u64(7)) & u64(1):
+            ones += u64(1)
+        rest = at + ones + u64(1)
+        if ones > most or rest + width > bits:
+            return u64(index), at
+        word = u64(0)
+        for byte in range(rest >> u64(3), (rest + width + u64(7)) >> u64(3)):
+            word |= u64(data[byte]) << (u64(8) * (byte - (rest >> u64(3))))
+        gap = (ones << width) | ((word >> (rest & u64(7))) & ((u64(1) << width) - u64(1)))
+        if gap >= below - following:
+            return u64(index), at
+        out[index] = following + gap
+        following += gap + u64(1)
+        at = rest + width
+    return u64(len(out)), at
+
+
+@compiled()
+def gaps_end(data: Bytes, count: u64, width: u64) -> u64:
+    """Bits that `count` gaps at the beginning of `data` take; more than there are where the data end before them."""
+    bits, at = u64(8) * u64(len(data)), u64(0)
+    for _ in range(count):
+        while at < bits and data[at >> u64(3)] >> (at & u64(7)) & u64(1):
+            at += u64(1)
+        at += width + u64(1)
+        if at > bits:
+            break
+    return at
 
 
 @compiled()

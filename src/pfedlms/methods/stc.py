@@ -1,0 +1,118 @@
+"""STC: Sattler, Wiedemann, Müller, Samek, "Robust and Communication-Efficient Federated Learning from Non-i.i.d. Data",
+IEEE Transactions on Neural Networks and Learning Systems, 2020."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import floor
+
+import torch
+from torch import Tensor
+
+from pfedlms.cohort import Cohort, Tensors
+from pfedlms.methods.contract import ClientWork, Exchange, Task, Tracked, go_on_from
+from pfedlms.settings import setting
+from pfedlms.wire import Message, Positions, Scalar, Signs
+
+_LOW = (1 << 32) - 1
+
+
+@dataclass(frozen=True)
+class STCSettings:
+    sparsity: float = setting(
+        0.01, "p, share of the entries that a client sends; 1 sends a sign for every entry", above=0, maximum=1
+    )
+    sparsity_down: float = setting(0.0, "p of the server's answer; 0: as method.sparsity", minimum=0, maximum=1)
+
+
+def ternary(x: Tensor, count: int) -> Tensors:
+    """STC(x): of each row of x `[rows, dim]` the `count` entries of largest magnitude become ±μ, the others zero.
+
+        positions: the entries kept, ascending (of equal magnitudes the first)      signs: +1 where x ≥ 0, else −1
+        magnitude: μ, the mean of |x| over them
+
+    Bit patterns of floats that are not negative are ordered as the floats are, so a pattern with the index counted
+    down behind it is a key that no other entry has, and which entries are kept depends on no order of equals.
+    """
+    index = torch.arange(x.shape[1], device=x.device)
+    keys = (x.abs().view(torch.int32).to(torch.int64) << 32) | (_LOW - index)
+    kept = (_LOW - (keys.topk(count, dim=1, sorted=False).values & _LOW)).sort(dim=1).values
+    values = x.gather(1, kept)
+    # In float64 the sum of some thousand float32 numbers of similar size is exact, whatever its order.
+    magnitude = values.abs().double().mean(dim=1, keepdim=True).float()
+    return {"magnitude": magnitude, "signs": torch.where(values >= 0, 1.0, -1.0), "positions": kept}
+
+
+def dense(sent: Tensors, dim: int) -> Tensor:
+    """STC(x) as a vector again, `[…, dim]`; a product with ±1 is exact."""
+    values = sent["magnitude"] * sent["signs"]
+    return values.new_zeros(*values.shape[:-1], dim).scatter(-1, sent["positions"], values)
+
+
+class TernaryUpdates(Exchange[tuple[Tensor, int]]):
+    """↑ STC(x_k), x_k = θ_k − w + e_k, then e_k ← x_k − STC(x_k)
+    ↓ STC(x), x = Σ p_k STC(x_k) + e, then e ← x − STC(x); and w ← w + STC(x) on both ends"""
+
+    def __init__(self, task: Task, settings: STCSettings) -> None:
+        self._dim = task.layout.dim
+        shares = settings.sparsity, settings.sparsity_down or settings.sparsity
+        self._up, self._down = (max(1, floor(share * self._dim)) for share in shares)
+        self.up, self.down = (self._message(kind, count) for kind, count in enumerate((self._up, self._down)))
+
+    def _message(self, kind: int, count: int) -> Message:
+        parts = Scalar("magnitude", minimum=0), Signs("signs", count), Positions("positions", count, self._dim)
+        return Message(kind, parts)
+
+    def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
+        x = cohort.params - cohort.state["model"] + cohort.state["residual"]
+        sent = ternary(x, self._up)
+        return cohort.with_state(residual=x - dense(sent, self._dim)), sent
+
+    def server_open(self, server: Tensors, round: int) -> tuple[Tensor, int]:
+        return torch.zeros(self._dim, dtype=torch.float64), 0
+
+    def server_add(
+        self, total: tuple[Tensor, int], ids: list[int], samples: list[int], values: Tensors
+    ) -> tuple[Tensor, int]:
+        updates = values["magnitude"].double() * values["signs"]
+        for weight, positions, update in zip(samples, values["positions"], updates, strict=True):
+            total[0].index_add_(0, positions, weight * update)
+        return total[0], total[1] + sum(samples)
+
+    def server_reply(self, server: Tensors, total: tuple[Tensor, int], round: int) -> tuple[Tensors, Tensors]:
+        x = (total[0] / total[1] + server["residual"]).float()
+        sent = {name: value.squeeze(0) for name, value in ternary(x.unsqueeze(0), self._down).items()}
+        move = dense(sent, self._dim)
+        return {"model": server["model"] + move, "residual": x - move}, sent
+
+    def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
+        return go_on_from(cohort, cohort.state["model"] + dense(values, self._dim))
+
+
+class STC(Tracked):
+    """FedAvg whose updates travel in both directions as the signs of their largest entries with one magnitude; what is
+    left out stays in a residual, a client's or the server's, and is sent later.
+
+    Limits: p = 1 sends signs of all entries, scaled by their mean magnitude, with error feedback. An update with no
+    more than p n entries other than zero, all of one magnitude, arrives as it is.
+
+    Where the paper is silent: the mean is weighted by N_k, as FedAvg's is; of equal magnitudes the first are kept, and
+    always max(1, ⌊p n⌋) of them, so that a zero among them is sent as +μ and the residual takes it back; a client's
+    residual follows what it has sent, arrived or not; who was away has the residual it left with.
+    """
+
+    name = "stc"
+    paper = "Sattler et al., IEEE TNNLS 2020"
+    personal = False
+    about_last_steps = True
+    Settings = STCSettings
+
+    def __init__(self, task: Task, settings: STCSettings) -> None:
+        super().__init__(task, settings)
+        self.exchanges = (TernaryUpdates(task, settings),)
+
+    def client_start(self, cohort: Cohort) -> Cohort:
+        return super().client_start(cohort).with_state(residual=torch.zeros_like(cohort.params))
+
+    def server_start(self) -> Tensors:
+        return {**super().server_start(), "residual": torch.zeros_like(self.task.initial)}

@@ -1,0 +1,105 @@
+"""Positions ↔ bits: which k of n places, as a Golomb code of the gaps between them.
+
+    gap of a position = places left out between it and the one before (for the first: before it)
+    code of a gap g   = g >> b ones, a zero, then the lowest b bits of g, lowest first
+    b                 = the least b ≥ 0 with (1 − k/n)^(2^b) < φ − 1 = (√5 − 1)/2
+
+Codes follow one another directly; bit j of the stream is bit j % 8 of byte j // 8, and unused bits of the last byte
+are zero. Both ends know k, so the stream says itself where it ends. Every list of positions has one encoding.
+
+For k of n places chosen at random, p = k/n, a position takes about b + 1/(1 − (1 − p)^(2^b)) bits, within 2.2 % of the
+entropy H(p)/p for p ≤ 0.1, and all of them never take more than k (b + 1) + ((n − k) >> b) bits.
+
+Reference: Golomb, "Run-Length Encodings", IEEE Trans. Inf. Theory 1966; b is that of Sattler et al., IEEE TNNLS 2020,
+1 + ⌊log₂(log(φ − 1)/log(1 − p))⌋ there, for p = k/n, and 0 where that is negative.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import sqrt
+from typing import ClassVar
+
+import numpy as np
+
+from pfedlms import rng
+from pfedlms.errors import DecodeError
+from pfedlms.wire.fields import Array, Field, Values
+from pfedlms.wire.kernels import Words, gaps_bits, gaps_end, pack_gaps, u64, unpack_gaps
+
+MOST_PLACES = 1 << 48  # so that b bits at any place of a byte lie within 64
+
+
+def remainder_bits(count: int, places: int) -> int:
+    """b for `count` of `places` positions, in float64, every product rounded by itself."""
+    unchosen, bits = (places - count) / places, 0
+    while unchosen >= (sqrt(5) - 1) / 2:
+        unchosen *= unchosen
+        bits += 1
+    return bits
+
+
+@dataclass(frozen=True)
+class Positions(Field):
+    """`count` different places below `places`, ascending. Value: int64 `[count]`."""
+
+    name: str
+    count: int
+    places: int
+    dtype: ClassVar[type[np.generic]] = np.int64
+    _bits: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= self.places <= MOST_PLACES:
+            raise ValueError(
+                f"field {self.name!r}: got {self.count} of {self.places} places, expected 1 up to all of them, and at "
+                f"most {MOST_PLACES} places"
+            )
+        bits = remainder_bits(self.count, self.places)
+        longest = self.count * (bits + 1) + ((self.places - self.count) >> bits)
+        vars(self).update(shape=(self.count,), max_bytes=(longest + 7) // 8, _bits=bits)
+
+    def size(self, values: Values) -> int:
+        return self._measured(values)[1]
+
+    def taken(self, data: memoryview, known: Values) -> int:
+        stream = np.frombuffer(data.toreadonly(), np.uint8)
+        return (int(gaps_end(stream, u64(self.count), u64(self._bits))) + 7) // 8
+
+    def write(self, values: Values, out: memoryview) -> None:
+        positions, size = self._measured(values)
+        stream = np.frombuffer(out, np.uint8)
+        if stream.size != size:  # the kernel relies on it
+            raise ValueError(f"field {self.name!r}: got {stream.size} bytes to write to, expected {size}")
+        pack_gaps(positions, stream, u64(self._bits))
+
+    def _measured(self, values: Values) -> tuple[Words, int]:
+        """The positions, once they are known to be valid, and the bytes they take."""
+        positions = self.given(values).view(np.uint64)
+        positions.flags.writeable = False  # numba compiles a kernel for read-only inputs and again for others
+        good, bits = map(int, gaps_bits(positions, u64(self.places), u64(self._bits)))
+        if good < self.count:
+            raise ValueError(
+                f"field {self.name!r}: got {positions.view(np.int64)[good]} at index {good}, expected ascending "
+                f"numbers from 0 to {self.places - 1}"
+            )
+        return positions, (bits + 7) // 8
+
+    def read(self, data: memoryview, known: Values, out: Array) -> None:
+        stream = np.frombuffer(data.toreadonly(), np.uint8)
+        good, bits = map(int, unpack_gaps(stream, out.view(np.uint64), u64(self.places), u64(self._bits)))
+        if good < self.count:
+            raise DecodeError(
+                f"field {self.name!r}: got position {good} of {self.count} beyond the last place or the end of "
+                f"{stream.size} bytes, expected {self.count} ascending positions below {self.places}"
+            )
+        if (bits + 7) // 8 != stream.size or stream[-1] >> ((bits - 1) % 8 + 1):
+            raise DecodeError(
+                f"field {self.name!r}: got {stream.size} bytes with last byte 0x{stream[-1]:02x}, expected {bits} bits "
+                "and zeros behind them"
+            )
+
+    def example(self) -> Array:
+        """Places drawn at random: what a message takes on average and not at most, were all choices as likely."""
+        draw = rng.generator(rng.stream(0, "example-positions"))
+        return np.sort(draw.choice(self.places, self.count, replace=False, shuffle=False))
