@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import Field, field, fields
-from operator import ge, gt, le
+from operator import ge, gt, le, lt
 from sys import float_info
 from typing import Any
 
@@ -16,7 +16,12 @@ _TYPES: dict[str, tuple[type[Any], str]] = {
     "bool": (bool, "true or false"),
     "str": (str, "text"),
 }
-_LIMITS = {"minimum": (ge, "of at least {}"), "above": (gt, "above {}"), "maximum": (le, "at most {}")}
+_LIMITS = {
+    "minimum": (ge, "of at least {}"),
+    "above": (gt, "above {}"),
+    "maximum": (le, "at most {}"),
+    "below": (lt, "below {}"),
+}
 
 
 def setting(
@@ -26,11 +31,12 @@ def setting(
     minimum: float | None = None,
     above: float | None = None,
     maximum: float | None = None,
+    below: float | None = None,
     choices: Callable[[], list[str]] | None = None,
 ) -> Any:
     """A dataclass field that carries its meaning and its limits (at least `minimum`, strictly above `above`, at most
-    `maximum`, one of `choices`)."""
-    limits = {"minimum": minimum, "above": above, "maximum": maximum}
+    `maximum`, strictly below `below`, one of `choices`)."""
+    limits = {"minimum": minimum, "above": above, "maximum": maximum, "below": below}
     return field(default=default, metadata={"help": help, "limits": limits, "choices": choices})
 
 

@@ -224,5 +224,27 @@ def test_split_is_a_function_of_seed_and_client() -> None:
 
 
 def test_split_takes_another_fraction() -> None:
-    train, test = split(np.zeros(10, dtype=np.int64), np.arange(10), 0, 0, test_fraction=0.4)
+    train, test = split(np.zeros(10, dtype=np.int64), np.arange(10), 0, 0, share=0.4)
     assert (len(train), len(test)) == (6, 4)
+
+
+# --- other shares ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("share", "sizes", "aside"),
+    [
+        (0.1, [40, 20, 10], [4, 2, 1]),  # whole quotas
+        (0.1, [12, 7, 6], [1, 1, 0]),  # quotas 1.2, 0.7, 0.6 and round(2.5) = 2: one more, of the largest remainder
+        (0.1, [2, 2, 1], [1, 0, 0]),  # round(0.5) = 0, but one at least; the first of two equals
+        (0.6, [3, 2], [2, 1]),  # quotas 1.8, 1.2 and round(3.0) = 3
+        (0.5, [2, 4, 1], [1, 3, 0]),  # quotas 1, 2, 0.5 and round(3.5) = 4: only the class of four has one to spare
+        (0.5, [2, 1], [1, 1]),  # quotas 1, 0.5 and round(1.5) = 2: neither has one to spare
+        (0.99, [1, 1, 1], [1, 1, 0]),  # one is left to train on, whatever the share
+        (1 - 2**-53, [3, 3], [3, 2]),  # times 3 it is 3 in floating point
+    ],
+)  # fmt: skip
+def test_what_is_set_aside_by_hand(share: float, sizes: list[int], aside: list[int]) -> None:
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    _, apart = split(labels, np.arange(len(labels)), 0, 0, share, "validation")
+    assert np.bincount(labels[apart], minlength=len(sizes)).tolist() == aside

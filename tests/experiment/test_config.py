@@ -182,6 +182,11 @@ def test_every_error_at_once_with_key_got_expected_and_nearest_name(tmp_path: Pa
         assert any(line.startswith(start) and line.endswith(end) for line in found), start
 
 
+def test_limits_are_said_in_words() -> None:
+    (found,) = problems(data={"validation": 1})
+    assert found == "data.validation: got 1, expected a number of at least 0 and below 1"
+
+
 def test_an_unknown_method_shows_the_nearest_names() -> None:
     (found,) = problems(method={"name": "pfedlsm"})
     assert found.startswith("method.name: got 'pfedlsm'; did you mean pfedlms")
@@ -202,6 +207,7 @@ def test_a_key_of_another_method_is_unknown() -> None:
         ("data", "alpha", [0, 0.0, -1, -1e-9, float("nan"), float("inf"), float("-inf"), "0.5", True, None, [0.5]]),
         ("data", "clients", [0, -1, 1.0, "5", True, 1 << 32]),
         ("data", "min_samples", [0, 1.5]),
+        ("data", "validation", [-0.1, 1, 1.0, 1.5, float("nan"), "0.1", True]),
         ("method", "thresholds", [0, -3, 1.0, 256, True, "7"]),
         ("method", "ratio", [0, 0.0, -0.1, 1.0000001, 2, float("nan"), "0.1", False]),
         ("method", "strength", [-1e-9, float("nan"), float("inf")]),
@@ -232,6 +238,7 @@ def test_a_value_of_the_wrong_type_or_out_of_bounds(section: str, key: str, valu
     ("section", "key", "values"),
     [
         ("data", "alpha", [1e-9, 100]),
+        ("data", "validation", [0, 0.999999]),
         ("method", "thresholds", [1, 255]),
         ("method", "ratio", [1e-6, 1, 1.0]),
         ("method", "strength", [0, 0.0]),

@@ -1,10 +1,12 @@
-"""A federation's data: one pool of samples on the device and, for each client, which of them it trains and tests on."""
+"""A federation's data: one pool of samples on the device and, for each client, which of them it trains, tests and
+validates on."""
 
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,13 +21,14 @@ Pair = tuple[ArrayLike, ArrayLike]
 @dataclass(frozen=True)
 class FederatedData:
     """Samples `x: [samples, ...]` float32, labels `y: [samples]` int64, and per client its train and test indices into
-    them."""
+    them; validation indices too where a share was set aside, else none at all."""
 
     x: torch.Tensor
     y: torch.Tensor
     train: tuple[Indices, ...]
     test: tuple[Indices, ...]
     classes: int
+    validation: tuple[Indices, ...] = ()
 
     @property
     def clients(self) -> int:
@@ -46,23 +49,34 @@ class FederatedData:
         digest = hashlib.sha256(str((self.x.shape, self.classes)).encode())
         for part in (self.x.cpu().numpy(), self.y.cpu().numpy(), *self.train, *self.test):
             digest.update(len(part).to_bytes(8, "little") + np.ascontiguousarray(part).tobytes())
+        for own in self.validation:
+            digest.update(b"validation" + len(own).to_bytes(8, "little") + own.tobytes())
         return digest.hexdigest()
 
     def to(self, device: torch.device) -> FederatedData:
-        return FederatedData(self.x.to(device), self.y.to(device), self.train, self.test, self.classes)
+        return replace(self, x=self.x.to(device), y=self.y.to(device))
 
 
 def from_pool(
-    x: ArrayLike, y: ArrayLike, clients: int, alpha: float, seed: int, min_samples: int = 10
+    x: ArrayLike,
+    y: ArrayLike,
+    clients: int,
+    alpha: float,
+    seed: int,
+    min_samples: int = 10,
+    validation: float = 0.0,
 ) -> FederatedData:
-    """Partition one pool of samples over `clients` clients (Dirichlet(α), then 75/25 train/test)."""
+    """Partition one pool of samples over `clients` clients (Dirichlet(α), then 75/25 train/test, then the share
+    `validation` of train set aside)."""
     samples, labels = _check(x, y, "data")
     sets = partition(labels, clients, alpha, seed, max(2, min_samples))
-    return _federated(samples, labels, (split(labels, held, seed, client) for client, held in enumerate(sets)))
+    held = (split(labels, own, seed, client) for client, own in enumerate(sets))
+    return _federated(samples, labels, held, seed, validation)
 
 
-def from_pairs(pairs: Sequence[tuple[Pair, Pair]]) -> FederatedData:
-    """Take every client's own ((x_train, y_train), (x_test, y_test)) as given."""
+def from_pairs(pairs: Sequence[tuple[Pair, Pair]], seed: int = 0, validation: float = 0.0) -> FederatedData:
+    """Take every client's own ((x_train, y_train), (x_test, y_test)) as given, but for the share `validation` of train
+    that is set aside, drawn by `seed`."""
     if not pairs:
         raise DataError("data: got no clients, expected one (train, test) pair per client")
     held: list[tuple[NDArray[np.float32], NDArray[np.int64]]] = []
@@ -77,12 +91,40 @@ def from_pairs(pairs: Sequence[tuple[Pair, Pair]]) -> FederatedData:
             held.append((samples, labels))
     x_all, y_all = (np.concatenate(arrays) for arrays in zip(*held, strict=True))
     places = np.split(np.arange(len(y_all)), np.cumsum([len(labels) for _, labels in held])[:-1])
-    return _federated(x_all, y_all, zip(places[::2], places[1::2], strict=True))
+    return _federated(x_all, y_all, zip(places[::2], places[1::2], strict=True), seed, validation)
 
 
-def _federated(x: NDArray[np.float32], y: NDArray[np.int64], held: Iterable[tuple[Indices, Indices]]) -> FederatedData:
+def _federated(
+    x: NDArray[np.float32], y: NDArray[np.int64], held: Iterable[tuple[Indices, Indices]], seed: int, validation: float
+) -> FederatedData:
     train, test = zip(*held, strict=True)
-    return FederatedData(torch.from_numpy(x), torch.from_numpy(y), train, test, int(y.max()) + 1)
+    data = FederatedData(torch.from_numpy(x), torch.from_numpy(y), train, test, int(y.max()) + 1)
+    return _validated(data, seed, validation) if validation else data
+
+
+def _validated(data: FederatedData, seed: int, share: float) -> FederatedData:
+    """With that share of everybody's training samples set aside; of a single one nothing."""
+    labels, none = data.y.numpy(), np.empty(0, dtype=np.int64)
+    train, validation = zip(
+        *(
+            split(labels, own, seed, client, share, "validation") if len(own) > 1 else (own, none)
+            for client, own in enumerate(data.train)
+        ),
+        strict=True,
+    )
+    single = sum(not len(own) for own in validation)
+    if single == data.clients:
+        raise DataError(
+            f"data.validation: got {share}, but every client holds a single training sample, expected one with 2 or "
+            "more; leave data.validation out, or raise data.min_samples"
+        )
+    if single:
+        warnings.warn(
+            f"data.validation: {single} of {data.clients} clients hold a single training sample and set nothing aside; "
+            "V-acc is of the others",
+            stacklevel=2,
+        )
+    return replace(data, train=train, validation=validation)
 
 
 def _check(x: ArrayLike, y: ArrayLike, name: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:

@@ -1,4 +1,4 @@
-"""Non-IID partitions: Dirichlet shares of every class with a capacity, and a stratified train/test split."""
+"""Non-IID partitions: Dirichlet shares of every class with a capacity, and stratified splits of a client's samples."""
 
 from __future__ import annotations
 
@@ -61,13 +61,14 @@ def _draw(labels: NDArray[np.integer], clients: int, alpha: float, random: np.ra
 
 
 def split(
-    labels: NDArray[np.integer], held: Indices, seed: int, client: int, test_fraction: float = 0.25
+    labels: NDArray[np.integer], held: Indices, seed: int, client: int, share: float = 0.25, name: str = "split"
 ) -> tuple[Indices, Indices]:
-    """Split one client's samples into (train, test), stratified by label where it can be.
+    """Split one client's samples into those it trains on and a `share` (below 1) set aside, stratified by label where
+    it can be; drawn from the stream `name`. By default (train, test).
 
-    The test set has round(test_fraction · n) samples (at least one on each side when n ≥ 2). Each class gives the
-    floor of its quota; what is missing comes from the classes with the largest remainders, single-sample classes last,
-    so that a class seen once is trained on rather than only tested.
+    Set aside are round(share · n) samples (at least one on each side). Each class gives the floor of its quota; what is
+    missing comes from the classes with the largest remainders, those of which nothing would be left last, so that a
+    class seen once is trained on rather than only tested.
     """
     total = len(held)
     if total < 2:
@@ -75,14 +76,15 @@ def split(
             f"client {client} holds {total} sample(s), expected at least 2 to split into train and test; "
             "raise data.min_samples"
         )
-    order = held[permutation(stream(seed, "split", client), total)]
+    order = held[permutation(stream(seed, name, client), total)]
     classes, members = np.unique(labels[order], return_inverse=True)
     sizes = np.bincount(members, minlength=len(classes))
-    wanted = min(max(round(test_fraction * total), 1), total - 1)
-    quota = test_fraction * sizes
-    take = np.floor(quota).astype(np.int64)
-    take[np.lexsort((take - quota, sizes == 1))[: wanted - take.sum()]] += 1
-    in_test = np.zeros(total, dtype=bool)
+    wanted = min(max(round(share * total), 1), total - 1)
+    quota = share * sizes
+    # A share just below 1 times a size can be rounded up to the size.
+    take = np.minimum(np.floor(quota).astype(np.int64), sizes - 1)
+    take[np.lexsort((take - quota, take + 1 == sizes))[: wanted - take.sum()]] += 1
+    aside = np.zeros(total, dtype=bool)
     for label, count in enumerate(take):
-        in_test[np.flatnonzero(members == label)[:count]] = True
-    return np.sort(order[~in_test]), np.sort(order[in_test])
+        aside[np.flatnonzero(members == label)[:count]] = True
+    return np.sort(order[~aside]), np.sort(order[aside])

@@ -11,11 +11,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pfedlms.data.idx import read_images
+from pfedlms.data import idx, parquet
+from pfedlms.data.cache import Raw
 from pfedlms.errors import DataError, did_you_mean
-
-Raw = tuple[NDArray[np.uint8], NDArray[np.int64]]
-"""Images `[n, channels, height, width]` as they were published, and their labels `[n]`."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +69,17 @@ def _read_digits(_: Path) -> Raw:
 
 def _grey(folder: str, what: str, mean: float, std: float) -> Source:
     """A data set of 28x28 grey images in ten classes, as MNIST's four IDX files."""
-    read = partial(read_images, folder=folder)
+    read = partial(idx.read_images, folder=folder)
     return Source(f"{what}, 28x28 grey, IDX files", (1, 28, 28), 10, read, (mean,), (std,))
+
+
+def _colour(
+    folder: str, what: str, classes: int, mean: tuple[float, float, float], std: tuple[float, float, float]
+) -> Source:
+    """A data set of 32x32 colour images in Parquet files."""
+    shape = (3, 32, 32)
+    read = partial(parquet.read_images, folder=folder, shape=shape, classes=classes)
+    return Source(f"{what}, 32x32 colour, Parquet files (extra: parquet)", shape, classes, read, mean, std)
 
 
 _DIGITS = "1,797 handwritten digits, 8x8 grey, in the package (UCI Optical Recognition of Handwritten Digits)"
@@ -80,4 +87,7 @@ DATASETS: dict[str, Source] = {
     "digits": Source(_DIGITS, (1, 8, 8), 10, _read_digits, (0.3053,), (0.3760,), scale=16.0, needs_dir=False),
     "mnist": _grey("mnist", "MNIST, 70,000 handwritten digits", 0.1307, 0.3081),
     "fmnist": _grey("fmnist", "Fashion-MNIST, 70,000 articles of clothing", 0.2860, 0.3530),
+    "cifar10": _colour(
+        "cifar10", "CIFAR-10, 60,000 animals and vehicles", 10, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+    ),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from pfedlms.backend import own_threads
 from pfedlms.cohort import Cohort
 from pfedlms.data.federated import FederatedData
+from pfedlms.data.partition import Indices
 from pfedlms.engine.exchange import REMEDY, Channel, Link, Ways, perfect_link
 from pfedlms.engine.participation import Answers, Clients, Participation
 from pfedlms.engine.reports import Evaluation, RoundReport
@@ -121,14 +122,14 @@ class Federation:
         return RoundReport(self._clients.present_ids, loss, channel.traffic, channel.rejected, channel.unheard, shared)
 
     def evaluate(self) -> Evaluation:
-        """The models of those who trained last, each on its own test split."""
+        """The models of those who trained last, each on its own test split, and on what it has set aside."""
         with self.watch.stage("evaluation"):
-            return self._evaluate([(cohort, cohort.params) for cohort in self._clients.present])
+            return self._evaluate_personal(self._clients.present)
 
     def everyone(self) -> Evaluation:
         """All clients' models: of who took no part in the last phase a copy that hears its answer and takes its steps.
         No state changes and nothing is counted, so the run can go on as if nobody had looked."""
-        return self._evaluate((cohort, cohort.params) for cohort in self._all())
+        return self._evaluate_personal(self._all())
 
     def models(self) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
         """Every client's id and model, as its module's `load_state_dict` takes it: those that `everyone` evaluates."""
@@ -234,20 +235,34 @@ class Federation:
         models = [(cohort, self.method.global_model(cohort)) for cohort in cohorts]
         shared = [(cohort, model) for cohort, model in models if model is not None]
         with self.watch.stage("evaluation"):
-            return self._evaluate(shared) if shared else None
+            return self._evaluate(shared, self.data.test)[0]
+
+    def _evaluate_personal(self, cohorts: Iterable[Cohort]) -> Evaluation:
+        splits = [held for held in (self.data.test, self.data.validation) if held]
+        tested, *validated = self._evaluate(((cohort, cohort.params) for cohort in cohorts), *splits)
+        assert tested is not None  # every client has test samples
+        return replace(tested, validation=validated[0]) if validated else tested
 
     @own_threads()
-    def _evaluate(self, models: Iterable[tuple[Cohort, torch.Tensor]]) -> Evaluation:
-        found: dict[int, tuple[int, float]] = {}
+    def _evaluate(
+        self, models: Iterable[tuple[Cohort, torch.Tensor]], *splits: tuple[Indices, ...]
+    ) -> list[Evaluation | None]:
+        """The models on each of the splits, one cohort after another; None where nobody has any samples."""
+        found: list[dict[int, tuple[int, float]]] = [{} for _ in splits]
         for cohort, params in models:
-            right, losses = self._worker.evaluate(cohort, params)
-            found |= dict(zip(cohort.ids, zip(right.tolist(), losses.tolist(), strict=True), strict=True))
-        ids = tuple(sorted(found))
-        tested = tuple(len(self.data.test[client]) for client in ids)
-        loss = 0.0
-        for client in ids:
-            loss += found[client][1]
-        return Evaluation(ids, tuple(found[client][0] for client in ids), tested, loss / sum(tested))
+            for held, own in zip(splits, found, strict=True):
+                right, losses = self._worker.evaluate(cohort, params, held)
+                own |= dict(zip(cohort.ids, zip(right.tolist(), losses.tolist(), strict=True), strict=True))
+        return [_summed(held, own) for held, own in zip(splits, found, strict=True)]
+
+
+def _summed(held: tuple[Indices, ...], found: dict[int, tuple[int, float]]) -> Evaluation | None:
+    ids = tuple(client for client in sorted(found) if len(held[client]))
+    tested = tuple(len(held[client]) for client in ids)
+    loss = 0.0
+    for client in ids:
+        loss += found[client][1]
+    return Evaluation(ids, tuple(found[client][0] for client in ids), tested, loss / sum(tested)) if ids else None
 
 
 def task_of(model: CohortModel, classes: int, who: Participation, train: TrainSettings, seed: int) -> Task:

@@ -29,17 +29,20 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Clients' models on their own test samples."""
+    """Clients' models on their own samples of one kind, those for testing unless said otherwise."""
 
     ids: tuple[int, ...]
+    """Who has any."""
     correct: tuple[int, ...]
     tested: tuple[int, ...]
     loss: float
     """Mean over all samples."""
+    validation: Evaluation | None = None
+    """The same models on the samples set aside, where somebody has any."""
 
     @property
     def accuracy(self) -> float:
-        """Σ correct / Σ test samples, in percent."""
+        """Σ correct / Σ samples, in percent."""
         return 100.0 * sum(self.correct) / sum(self.tested)
 
     @property

@@ -148,16 +148,16 @@ class LocalWorker:
             counts += member.sum(dim=1)
         return sums / counts.clamp(min=1).unsqueeze(-1), counts
 
-    def evaluate(self, cohort: Cohort, params: Tensor) -> tuple[Tensor, Tensor]:
-        """Correct predictions and summed loss of each client's `params` on its own test samples, with its own running
-        statistics."""
+    def evaluate(self, cohort: Cohort, params: Tensor, held: tuple[Indices, ...]) -> tuple[Tensor, Tensor]:
+        """Correct predictions and summed loss of each client's `params` on its own samples of `held`, with its own
+        running statistics."""
         correct = torch.zeros(len(cohort.ids), dtype=torch.int64, device=cohort.params.device)
         losses = torch.zeros(len(cohort.ids), dtype=torch.float64, device=cohort.params.device)
         everyone = params.expand_as(cohort.params)
 
         def test(rows: slice) -> None:
             part = cohort.rows(rows)
-            for x, y, mask in self._sweep(part, self._data.test):
+            for x, y, mask in self._sweep(part, held):
                 with torch.no_grad():
                     outputs, _ = self._model.forward(everyone[rows], part.buffers, x, training=False)
                 correct[rows] += ((outputs.argmax(dim=-1) == y) & mask).sum(dim=1)

@@ -39,6 +39,13 @@ class DataSection:
     alpha: float = setting(0.5, "α of the Dirichlet partition; small: each client holds few classes", above=0)
     clients: int = setting(20, "K, number of clients", minimum=1, maximum=(1 << 32) - 2)
     min_samples: int = setting(10, "smallest number of samples (train and test) a client may get", minimum=1)
+    validation: float = setting(
+        0.0,
+        "share of each client's training samples set aside to choose settings by V-acc; they are not trained on and do "
+        "not count in N_k; a client with one training sample sets nothing aside, V-acc is of the others; 0: none",
+        minimum=0,
+        below=1,
+    )
 
 
 @dataclass(frozen=True)

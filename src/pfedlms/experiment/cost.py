@@ -111,6 +111,7 @@ def plan_json(config: Config, federation: Federation) -> dict[str, Any]:
         "device": str(federation.model.device),
         "samples": {
             "train": sum(data.samples),
+            **({"validation": sum(map(len, data.validation))} if data.validation else {}),
             "smallest_client": min(data.samples),
             "largest_client": max(data.samples),
         },

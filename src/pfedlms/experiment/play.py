@@ -39,6 +39,13 @@ class Result:
         return float(self.summary["accuracy"]["last10"])
 
     @property
+    def validation_accuracy(self) -> float | None:
+        """V-acc, mean of the last 10 evaluations, in percent, to choose settings by; None without
+        `data.validation`."""
+        reached: dict[str, float | None] = self.summary.get("validation_accuracy", {})
+        return reached.get("last10")
+
+    @property
     def models(self) -> list[dict[str, torch.Tensor]]:
         """Every client's model as a state dict."""
         with as_configured(self.config):

@@ -125,8 +125,8 @@ def _federated(config: Config, data: Any) -> FederatedData:
     elif hasattr(data, "shape"):
         raise DataError(f"data: got one array of shape {tuple(data.shape)}, expected samples and labels, (x, y)")
     else:
-        return from_pairs(data)
-    return from_pool(x, y, chosen.clients, chosen.alpha, config.run.seed, chosen.min_samples)
+        return from_pairs(data, config.run.seed, chosen.validation)
+    return from_pool(x, y, chosen.clients, chosen.alpha, config.run.seed, chosen.min_samples, chosen.validation)
 
 
 def _module(config: Config, model: ModelLike, data: FederatedData) -> nn.Module:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
-from pfedlms.engine import Federation, RoundReport, Traffic
+from pfedlms.engine import Evaluation, Federation, RoundReport, Traffic
 from pfedlms.errors import RunDirectoryError, RunError
 from pfedlms.experiment.config import CUSTOM, Config
 from pfedlms.experiment.store import RunDirectory
@@ -50,6 +50,8 @@ class Recorder:
         """Measure, and keep what was measured; accuracies are over the clients that took part."""
         measured = self._federation.evaluate()
         record: dict[str, Any] = {"round": self._federation.rounds_played, "p_acc": measured.accuracy}
+        if self._federation.data.validation:
+            record["v_acc"] = _validated(measured)
         if report.global_evaluation is not None:
             record["g_acc"] = report.global_evaluation.accuracy
         record |= {"loss": report.loss, "test_loss": _finite(measured.loss), "client_acc": measured.per_client}
@@ -105,6 +107,9 @@ class Recorder:
             "rounds": rounds,
             "accuracy": _reached([record["p_acc"] for record in self.metrics]),
         }
+        if self._federation.data.validation:
+            validated = [record["v_acc"] for record in self.metrics]
+            summary["validation_accuracy"] = _reached([value for value in validated if value is not None])
         shared = [record["g_acc"] for record in self.metrics if "g_acc" in record]
         if shared:
             summary["global_accuracy"] = _reached(shared)
@@ -126,13 +131,13 @@ class Recorder:
         """All clients at the end of the run; the last evaluation, if it was of all of them."""
         last = self.metrics[-1] if self.metrics else {}
         if last.get("round") == self._federation.rounds_played and "clients" not in last:
-            return {"accuracy": last["p_acc"], "test_loss": last["test_loss"], "client_acc": last["client_acc"]}
+            validated = {"validation_accuracy": last["v_acc"]} if "v_acc" in last else {}
+            measures = {"test_loss": last["test_loss"], "client_acc": last["client_acc"]}
+            return {"accuracy": last["p_acc"], **validated, **measures}
         measured = self._federation.everyone()
-        return {
-            "accuracy": measured.accuracy,
-            "test_loss": _finite(measured.loss),
-            "client_acc": measured.per_client,
-        }
+        validated = {"validation_accuracy": _validated(measured)} if self._federation.data.validation else {}
+        measures = {"test_loss": _finite(measured.loss), "client_acc": measured.per_client}
+        return {"accuracy": measured.accuracy, **validated, **measures}
 
 
 def load_into(federation: Federation, checkpoint: Mapping[str, Any], config: Config, stored: RunDirectory) -> None:
@@ -166,6 +171,11 @@ def _settled(config: Config) -> dict[str, Any]:
     tables = config.tables()
     del tables["run"], tables["train"]["rounds"], tables["data"]["dir"]
     return {f"{section}.{key}": value for section, own in tables.items() for key, value in own.items()}
+
+
+def _validated(measured: Evaluation) -> float | None:
+    """V-acc; None where no client that was evaluated has set anything aside."""
+    return measured.validation.accuracy if measured.validation is not None else None
 
 
 def _finite(value: float) -> float | None:

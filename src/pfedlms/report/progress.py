@@ -24,8 +24,9 @@ def _sent(record: Mapping[str, Any]) -> str:
 
 
 def _accuracy(record: Mapping[str, Any]) -> str:
-    shared = f"  G-acc {record['g_acc']:5.2f} %" if "g_acc" in record else ""
-    return f"P-acc {record['p_acc']:5.2f} %{shared}"
+    named = {"P-acc": "p_acc", "V-acc": "v_acc", "G-acc": "g_acc"}
+    measured = {name: record[key] for name, key in named.items() if record.get(key) is not None}
+    return "  ".join(f"{name} {value:5.2f} %" for name, value in measured.items())
 
 
 class LiveProgress(Bar, Progress):

@@ -51,8 +51,11 @@ def comparison_table(summaries: Sequence[Summary]) -> Table:
         groups.setdefault(summary["method"], []).append(summary)
     shown = {name: [run for run in group if run["status"] == "finished"] or group for name, group in groups.items()}
     sampled = first["participation"] < 1 or "unheard" in first
-    accuracies = ["P-acc max", "last 10", *(["everyone"] * sampled), "G-acc max"]
-    gap = 0 if sampled else 1  # so that one column more fits a screen
+    validated = "validation_accuracy" in first
+    accuracies = ["P-acc max", "last 10", *(["V-acc"] * validated), *(["everyone"] * sampled)]
+    # So that all of it fits a screen: one column more takes the gaps, two of them the place of the shared model.
+    accuracies += [] if sampled and validated else ["G-acc max"]
+    gap = 0 if sampled or validated else 1
     fedavg = sum(_mib_per_round(shown["fedavg"])) if "fedavg" in shown else 0.0
     rows = []
     for name, runs in shown.items():
@@ -74,19 +77,21 @@ def comparison_table(summaries: Sequence[Summary]) -> Table:
     share = f", {100 * first['participation']:g} % a round" if first["participation"] < 1 else ""
     share += ", messages lost" if "unheard" in first else ""
     title = f"{first['dataset']} · {size} · {first['clients']} clients{share} · {first['rounds']} rounds"
-    caption = _CAPTION.format(*_SAMPLED) if sampled else _CAPTION.format("", "")
+    explained = "; ".join(text for column, text in _EXPLAINED.items() if column in accuracies)
+    caption = _CAPTION.format(explained, " and catching up" * sampled)
     return table(["method", *accuracies, "MiB ↑", "MiB ↓", "fewer", "s"], rows, title, caption, gap)
 
 
+_EXPLAINED = {
+    "P-acc max": "P-acc: each participant's own model on its own test split after local steps",
+    "V-acc": "V-acc: the same models on samples set aside (data.validation), mean of the last 10",
+    "everyone": "everyone: of all clients after the last round, a copy of those who took no part in it having heard "
+    "its answer and taken its steps",
+    "G-acc max": "G-acc: the shared model before local steps",
+}
 _CAPTION = (
-    "Accuracy in %, ± over seeds: maximum, and mean of the last 10 evaluations. P-acc: each participant's own model on "
-    "its own test split after local steps; {}G-acc: the shared model before local steps. MiB a round of all "
-    "participants, framing{} included; fewer: how many times fewer bytes than FedAvg; s: seconds a run."
-)
-_SAMPLED = (
-    "everyone: of all clients after the last round, a copy of those who took no part in it having heard its answer and "
-    "taken its steps; ",
-    " and catching up",
+    "Accuracy in %, ± over seeds: maximum, and mean of the last 10 evaluations. {}. MiB a round of all participants, "
+    "framing{} included; fewer: how many times fewer bytes than FedAvg; s: seconds a run."
 )
 
 
@@ -135,10 +140,11 @@ def print_plan(plan: Mapping[str, Any], at_once: int, console: Console) -> None:
         f"[bold]{config['method']['name']}[/bold] on {data['dataset']}, model {config['model']['name']}, "
         f"{plan['parameters']:,} parameters, on {plan['device']}"
     )
+    aside = f" and {samples['validation']:,} for validation" if "validation" in samples else ""
     taking_part = f", {participants} of them in a round" if participants < clients else ""
     console.print(
         f"{clients} clients{taking_part}, α = {data['alpha']:g}, {samples['train']:,} training samples "
-        f"({samples['smallest_client']} to {samples['largest_client']} a client), {train['rounds']} rounds of "
+        f"({samples['smallest_client']} to {samples['largest_client']} a client){aside}, {train['rounds']} rounds of "
         f"{train['local_steps']} steps"
     )
     rows = [[value if isinstance(value, str) else f"{value:,}" for value in layer.values()] for layer in plan["layers"]]
@@ -178,6 +184,7 @@ def _accuracies(run: Summary) -> dict[str, float | None]:
     return {
         "P-acc max": own["max"],
         "last 10": own["last10"],
+        "V-acc": run.get("validation_accuracy", {}).get("last10"),
         "everyone": everyone.get("accuracy"),
         "G-acc max": shared.get("max"),
     }

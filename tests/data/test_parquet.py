@@ -1,0 +1,445 @@
+"""CIFAR-10 in Parquet files made here, image formats and column names mixed, whole and broken; and the decoded copies
+that are kept of them."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+from pyarrow import parquet
+
+from pfedlms.cli import main
+from pfedlms.data import load_dataset
+from pfedlms.data import parquet as reader
+from pfedlms.errors import DataError
+
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+SPLITS = {"train-00000-of-00002": (0, 3), "train-00001-of-00002": (3, 5), "test-00000-of-00001": (5, 7)}
+LABELS = [6, 9, 0, 4, 1, 3, 8]
+
+
+def picture(number: int) -> np.ndarray:
+    """`[32, 32, 3]`, every pixel and channel of its own kind."""
+    return np.random.default_rng(number).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+
+
+def encoded(pixels: np.ndarray, kind: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, kind, **options)
+    return file.getvalue()
+
+
+def webp(pixels: np.ndarray) -> bytes:
+    return encoded(pixels, "WEBP", lossless=True)
+
+
+def table(
+    images: Sequence[bytes | None], labels: Sequence[int | None], image: str = "img", label: str = "label"
+) -> pa.Table:
+    rows = [{"bytes": content, "path": f"{row}.png"} for row, content in enumerate(images)]
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    return pa.table({image: pa.array(rows, kind), label: pa.array(labels, pa.int64())})
+
+
+def write(
+    folder: Path, encode: Callable[[np.ndarray], bytes] = encoded, image: str = "img", label: str = "label"
+) -> Path:
+    """Seven images in three files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, (start, stop) in SPLITS.items():
+        images = [encode(picture(number)) for number in range(start, stop)]
+        parquet.write_table(table(images, LABELS[start:stop], image, label), folder / f"{name}.parquet")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("PFEDLMS_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def decoding(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that were decoded."""
+    seen, decode = [], reader._decode
+    monkeypatch.setattr(
+        reader, "_decode", lambda content, path, *more: (seen.append(path.name), decode(content, path, *more))[1]
+    )
+    return seen
+
+
+def assert_all(loaded: tuple[np.ndarray, np.ndarray]) -> None:
+    """The seven images in order, normalised by Python's floats."""
+    x, y = loaded
+    assert y.tolist() == LABELS
+    assert (x.shape, x.dtype, y.dtype) == ((7, 3, 32, 32), np.float32, np.int64)
+    assert_pixels(x)
+
+
+def assert_pixels(x: np.ndarray) -> None:
+    for number in range(7):
+        expected = (picture(number) / 255 - np.array(MEAN)) / np.array(STD)
+        np.testing.assert_allclose(x[number].transpose(1, 2, 0), expected, rtol=1e-5, atol=1e-6)
+
+
+# --- what is read ---
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("encode", [encoded, webp])
+@pytest.mark.parametrize(("image", "label"), [("img", "label"), ("image", "fine_label")])
+def test_files_are_found_decoded_and_pooled(
+    tmp_path: Path, inside: bool, encode: Callable[[np.ndarray], bytes], image: str, label: str
+) -> None:
+    write(tmp_path / "cifar10" if inside else tmp_path, encode, image, label)
+    assert_all(load_dataset("cifar10", tmp_path))
+
+
+def test_formats_may_differ_from_row_to_row(tmp_path: Path) -> None:
+    turns = iter([encoded, webp, webp, lambda p: encoded(p, "BMP"), encoded, lambda p: encoded(p, "TIFF"), webp])
+    write(tmp_path, lambda pixels: next(turns)(pixels))
+    assert_all(load_dataset("cifar10", tmp_path))
+
+
+def test_a_run_takes_its_shipped_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The paper's model, which has 279,706 parameters, on the seven images of one client."""
+    few = ["--set", "data.clients=1", "--set", "data.min_samples=2"]
+    assert main(["run", "--dataset", "cifar10", "--data-dir", str(write(tmp_path)), "--dry-run", *few]) == 0
+    shown = capsys.readouterr().out
+    assert "pfedlms on cifar10, model vgg8, 279,706 parameters" in shown
+    assert "5 training samples (5 to 5 a client), 200 rounds of 40 steps" in shown
+
+
+def test_grey_pictures_and_palettes_become_colour(tmp_path: Path) -> None:
+    """A grey value is all three channels; a palette of two colours is looked up."""
+    write(tmp_path)
+    grey = np.arange(1024, dtype=np.int64).reshape(32, 32).astype(np.uint8)
+    palette = Image.fromarray(grey % 2)
+    palette.putpalette([10, 20, 30, 200, 100, 0])
+    file = io.BytesIO()
+    palette.save(file, "PNG")
+    parquet.write_table(table([encoded(grey), file.getvalue()], [1, 2]), tmp_path / "test-00000-of-00001.parquet")
+    x, _ = load_dataset("cifar10", tmp_path)
+    raw = np.rint((x[5:] * np.array(STD).reshape(3, 1, 1) + np.array(MEAN).reshape(3, 1, 1)) * 255)
+    assert np.array_equal(raw[0], np.stack([grey] * 3))
+    assert np.array_equal(raw[1], np.where(grey % 2, [[[200]], [[100]], [[0]]], [[[10]], [[20]], [[30]]]))
+
+
+def test_names_with_a_hash_are_names_too(tmp_path: Path) -> None:
+    for path in write(tmp_path).iterdir():
+        path.rename(path.with_name(f"{path.stem}-1a2b3c4d5e6f7890.parquet"))
+    (tmp_path / "train-notes.parquet").write_text("not a shard")
+    assert_all(load_dataset("cifar10", tmp_path))
+
+
+# --- what is refused ---
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(DataError) as caught:
+        load_dataset("cifar10", folder)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
+    (write(tmp_path / "cifar10") / f"{name}.parquet").unlink()
+    message = refused(tmp_path)
+    if name.startswith("train"):
+        assert f"{name}.parquet is missing, expected 2 files of train and got 1; fetch it" in message
+    else:
+        assert f"test-00000-of-….parquet is neither in {tmp_path / 'cifar10'} nor in {tmp_path}" in message
+        assert "--data-dir" in message
+
+
+def test_no_folder_at_all(tmp_path: Path) -> None:
+    assert "point --data-dir at the folder" in refused(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("other", ["train-00000-of-00001", "train-00002-of-00002", "train-00001-of-00003"])
+def test_files_of_two_sets_do_not_belong_together(tmp_path: Path, other: str) -> None:
+    write(tmp_path)
+    (tmp_path / f"{other}.parquet").write_bytes((tmp_path / "train-00001-of-00002.parquet").read_bytes())
+    message = refused(tmp_path)
+    assert f"{other}.parquet" in message
+    assert re.search(r"of train, each once; .* keep one of them", message)
+
+
+def with_test(folder: Path, made: pa.Table | bytes) -> str:
+    """What is said when the file of test is replaced."""
+    path = write(folder) / "test-00000-of-00001.parquet"
+    path.write_bytes(made) if isinstance(made, bytes) else parquet.write_table(made, path)
+    message = refused(folder)
+    assert message.startswith(str(path))
+    return message.removeprefix(str(path))
+
+
+GOOD = encoded(picture(0))
+WRONG_COLUMNS = {
+    "no image": pa.table({"label": [1]}),
+    "no label": table([GOOD], [1]).drop_columns("label"),
+    "images by path alone": pa.table({"img": [{"path": "a.png"}], "label": [1]}),
+    "images as text": pa.table({"img": [{"bytes": "text"}], "label": [1]}),
+    "bare bytes": pa.table({"img": [GOOD], "label": [1]}),
+    "labels in words": pa.table({"img": table([GOOD], [1])["img"], "label": ["cat"]}),
+    "labels in fractions": pa.table({"img": table([GOOD], [1])["img"], "label": [1.0]}),
+    "other names": table([GOOD], [1], "picture", "kind"),
+}
+
+
+@pytest.mark.parametrize("made", WRONG_COLUMNS.values(), ids=WRONG_COLUMNS)
+def test_other_columns_are_shown_beside_what_is_expected(tmp_path: Path, made: pa.Table) -> None:
+    message = with_test(tmp_path, made)
+    assert message.startswith(": got columns {")
+    assert all(name in message for name in made.column_names)
+    assert "expected img or image (struct with bytes) and label or fine_label (whole numbers)" in message
+
+
+WRONG_ROWS = {
+    "no image file": (b"<html>404</html>", 3, "got 16 bytes that are no image Pillow can decode"),
+    "nothing": (b"", 3, "got 0 bytes that are no image"),
+    "null": (None, 3, "got no image, expected the bytes of one"),
+    "cut": (GOOD[: len(GOOD) // 2], 3, "that are no image Pillow can decode"),
+    "cut WebP": (webp(picture(0))[:-200], 3, "that are no image Pillow can decode"),
+    "small": (encoded(picture(0)[:31]), 3, "got an image of 32x31 pixels, mode RGB, expected 32x32"),
+    "large": (encoded(np.zeros((64, 64, 3), np.uint8)), 3, "got an image of 64x64 pixels"),
+    "deep": (encoded(np.zeros((32, 32), np.uint16)), 3, "mode I;16, expected 32x32 with 8 bits a channel"),
+    "label beyond": (GOOD, 10, "got label 10, expected 0 to 9"),
+    "label below": (GOOD, -1, "got label -1, expected 0 to 9"),
+    "no label": (GOOD, None, "got label None, expected 0 to 9"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("image", "label", "problem"), WRONG_ROWS.values(), ids=WRONG_ROWS)
+def test_a_wrong_row_is_named(
+    tmp_path: Path, cache: Path, image: bytes | None, label: int | None, problem: str
+) -> None:
+    """Between good ones; and nothing is kept of the file."""
+    message = with_test(tmp_path / "data", table([GOOD, GOOD, image, GOOD], [1, 2, label, 3]))
+    assert message.startswith(", row 2 (from 0): got ")
+    assert "0x" not in message
+    assert problem in message
+    assert "fetch the file again" in message
+    assert len(list(cache.iterdir())) == 2  # of train
+
+
+def whole(folder: Path) -> bytes:
+    return (write(folder) / "test-00000-of-00001.parquet").read_bytes()
+
+
+BROKEN: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda content: b"",
+    "text": lambda content: b"<html>404 not found</html>" * 10,
+    "half": lambda content: content[: len(content) // 2],
+    "one byte short": lambda content: content[:-1],
+    "without its beginning": lambda content: content[100:],
+    "a pointer": lambda content: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 44631675\n",
+    "a wrong footer": lambda content: content[:-60] + bytes(52) + content[-8:],
+}
+
+
+@pytest.mark.parametrize("damage", BROKEN.values(), ids=BROKEN)
+def test_a_broken_file_is_named(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    message = with_test(tmp_path, damage(whole(tmp_path)))
+    assert message.startswith(": not a whole Parquet file (")
+    assert message.endswith("); fetch the file again")
+
+
+def test_a_file_without_rows(tmp_path: Path) -> None:
+    assert with_test(tmp_path, table([], [])) == ": got no rows, expected at least one; fetch the file again"
+
+
+def test_changed_bytes_are_an_error_or_harmless(tmp_path: Path) -> None:
+    """Any of 150 places: refused as data, never anything else; images of PNG carry checksums, so pixels are right."""
+    content, path = whole(tmp_path), tmp_path / "test-00000-of-00001.parquet"
+    places, outcomes = np.random.default_rng(0).integers(0, len(content), 150), set()
+    for place in places:
+        path.write_bytes(content[:place] + bytes([content[place] ^ 0x55]) + content[place + 1 :])
+        try:
+            assert_pixels(load_dataset("cifar10", tmp_path)[0])
+            outcomes.add("harmless")
+        except DataError:
+            outcomes.add("refused")
+    assert outcomes == {"harmless", "refused"}
+
+
+def test_without_the_extra_its_name_is_said(tmp_path: Path) -> None:
+    """In a fresh interpreter that has neither, one without pyarrow alone, and one without pillow alone."""
+    write(tmp_path)
+    script = """
+        import sys
+        for name in sys.argv[2:]:
+            sys.modules[name] = None
+        from pfedlms.data import load_dataset
+        from pfedlms.errors import DataError
+        try:
+            load_dataset("cifar10", sys.argv[1])
+        except DataError as error:
+            print(error)
+    """
+    for missing in (["pyarrow", "PIL"], ["pyarrow"], ["PIL"]):
+        line = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path), *missing]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=True)
+        assert "install them with: pip install 'pfedlms[parquet]'" in done.stdout
+
+
+# --- what is kept ---
+
+
+def test_a_second_time_nothing_is_decoded(tmp_path: Path, cache: Path, decoding: list[str]) -> None:
+    """Wherever the files lie."""
+    first = load_dataset("cifar10", write(tmp_path / "data"))
+    assert decoding == [f"{name}.parquet" for name in SPLITS]
+    assert len(list(cache.iterdir())) == 3
+    (tmp_path / "data").rename(tmp_path / "moved")
+    again = load_dataset("cifar10", tmp_path / "moved")
+    assert len(decoding) == 3
+    assert all(np.array_equal(ours, theirs) for ours, theirs in zip(first, again, strict=True))
+    assert_all(again)
+
+
+def test_another_content_is_decoded_anew(tmp_path: Path, decoding: list[str]) -> None:
+    """Even of the same size and time of change."""
+    data = write(tmp_path / "data")
+    load_dataset("cifar10", data)
+    path = data / "test-00000-of-00001.parquet"
+    before, content = path.stat(), path.read_bytes()
+    parquet.write_table(table([encoded(picture(n)) for n in (5, 6)], [3, 7]), path)
+    assert path.stat().st_size == before.st_size
+    assert path.read_bytes() != content
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert load_dataset("cifar10", data)[1].tolist() == [*LABELS[:-1], 7]
+    assert decoding[3:] == [path.name]
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda content: b"",
+    "half": lambda content: content[: len(content) // 2],
+    "one byte short": lambda content: content[:-1],
+    "one byte long": lambda content: content + b"\0",
+    "one row short": lambda content: content[: -3072 - 8],
+    "one bit of a pixel": lambda content: content[:-5] + bytes([content[-5] ^ 1]) + content[-4:],
+    "one bit of a label": lambda content: content[:32] + bytes([content[32] ^ 1]) + content[33:],
+    "one bit of the checksum": lambda content: bytes([content[0] ^ 1]) + content[1:],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_copy_is_told_and_made_again(
+    tmp_path: Path, cache: Path, decoding: list[str], damage: Callable[[bytes], bytes]
+) -> None:
+    data = write(tmp_path / "data")
+    load_dataset("cifar10", data)
+    kept = {path: path.read_bytes() for path in cache.iterdir()}
+    broken = max(kept)
+    broken.write_bytes(damage(kept[broken]))
+    with pytest.warns(UserWarning, match=f"{broken.name}: is damaged, so images are decoded again"):
+        assert_all(load_dataset("cifar10", data))
+    assert len(decoding) == 4
+    assert {path: path.read_bytes() for path in cache.iterdir()} == kept
+
+
+def test_a_copy_under_the_name_of_another_is_found_out(tmp_path: Path, cache: Path) -> None:
+    """The two files of two images have copies of one size."""
+    data = write(tmp_path / "data")
+    load_dataset("cifar10", data)
+    one, other = [path for path in cache.iterdir() if path.stat().st_size == 32 + 2 * (8 + 3072)]
+    one.write_bytes(other.read_bytes())
+    with pytest.warns(UserWarning, match="is damaged"):
+        assert_all(load_dataset("cifar10", data))
+
+
+def test_a_folder_that_cannot_be_written_costs_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoding: list[str]
+) -> None:
+    """A file stands where the folder should be, which stops root too."""
+    data = write(tmp_path / "data")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PFEDLMS_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.warns(UserWarning, match=r"cannot be (read|written) \(Not a directory\).*PFEDLMS_CACHE names another"):
+        assert_all(load_dataset("cifar10", data))
+    assert len(decoding) == 3
+
+
+def test_a_full_disk_costs_a_warning_and_leaves_nothing_behind(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the system says it: after the first 1000 bytes of a file there is no room."""
+    data = write(tmp_path / "data")
+    script = """
+        import resource, signal, sys, warnings
+        from pfedlms.data import load_dataset
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            print(len(load_dataset("cifar10", sys.argv[1])[1]))
+        print(*(warning.message for warning in told), sep="\\n")
+    """
+    line = [sys.executable, "-c", textwrap.dedent(script), str(data)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.splitlines()[0] == "7"
+    assert f"{cache}: cannot be written (File too large), so images will be decoded again next time" in done.stdout
+    assert list(cache.iterdir()) == []
+
+
+def test_many_processes_at_once(tmp_path: Path, cache: Path) -> None:
+    """All of them get the images, and one good copy of each file stays."""
+    data = write(tmp_path / "data")
+    script = (
+        "import sys; from pfedlms.data import load_dataset; print(load_dataset('cifar10', sys.argv[1])[1].tolist())"
+    )
+    started = [
+        subprocess.Popen([sys.executable, "-W", "error", "-c", script, str(data)], stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    for process in started:
+        assert process.communicate(timeout=120)[0] == f"{LABELS}\n"
+        assert process.returncode == 0
+    assert len(list(cache.iterdir())) == 3
+    assert_all(load_dataset("cifar10", data))  # warnings are errors here
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ({"PFEDLMS_CACHE": "here", "XDG_CACHE_HOME": "xdg"}, "here"),
+        ({"XDG_CACHE_HOME": "xdg"}, "xdg/pfedlms"),
+        ({}, "home/.cache/pfedlms"),
+        ({"PFEDLMS_CACHE": ""}, "home/.cache/pfedlms"),
+    ],
+)
+def test_where_copies_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], folder: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("PFEDLMS_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(tmp_path / value) if value else "")
+    load_dataset("cifar10", write(tmp_path / "data"))
+    assert len(list((tmp_path / folder).iterdir())) == 3
+
+
+def test_a_relative_xdg_folder_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the convention has it."""
+    monkeypatch.delenv("PFEDLMS_CACHE")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.chdir(tmp_path)
+    load_dataset("cifar10", write(tmp_path / "data"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "home"]

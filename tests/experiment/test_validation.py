@@ -1,0 +1,264 @@
+"""`data.validation`: samples that no training sees, and V-acc wherever P-acc is reported; without it, nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import pfedlms
+from factories import digits, federation, small_data, small_module, worker_of
+from pfedlms.cli import main
+from pfedlms.data import FederatedData, from_pool, load_dataset
+from pfedlms.engine.training import LocalWorker, TrainSettings
+from pfedlms.errors import RunDirectoryError
+from pfedlms.experiment.play import Progress
+from pfedlms.methods import METHODS
+from pfedlms.models import Cohort
+from pfedlms.report.progress import _accuracy
+
+SMALL = {"rounds": 4, "clients": 5, "hidden": 12, "local_steps": 2, "batch_size": 8, "threads": 1}
+OPTIONS = [
+    "--set", "data.clients=5", "--set", "model.hidden=12", "--set", "train.local_steps=2", "--set",
+    "train.batch_size=8", "--set", "run.threads=1",
+]  # fmt: skip
+
+
+def network() -> nn.Module:
+    """The model of SMALL."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))
+
+
+def right_and_total(state: Mapping[str, Any], data: FederatedData, held: np.ndarray) -> tuple[int, int]:
+    """By PyTorch's own module."""
+    module = network()
+    module.load_state_dict(state)
+    with torch.no_grad():
+        return int((module(data.x[held]).argmax(dim=1) == data.y[held]).sum()), len(held)
+
+
+def accuracy(models: list[Any], data: FederatedData, held: Any, clients: Any) -> float:
+    counts = [right_and_total(models[client], data, held[client]) for client in clients]
+    return 100 * sum(right for right, _ in counts) / sum(total for _, total in counts)
+
+
+# --- what training sees ---
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_method_sees_what_is_set_aside(method: str) -> None:
+    """Whatever stands there: models and messages are the same to the bit."""
+    data = from_pool(*load_dataset("digits"), 5, 0.5, 0, validation=0.3)
+    aside = torch.from_numpy(np.concatenate(data.validation))
+    other_x, other_y = data.x.clone(), data.y.clone()
+    other_x[aside], other_y[aside] = 1e6, 9 - other_y[aside]
+    runs = [federation(method, each) for each in (data, replace(data, x=other_x, y=other_y))]
+    traffic = []
+    for run in runs:
+        run.start()
+        traffic.append([run.play_round().traffic for _ in range(2)])
+    assert traffic[0] == traffic[1]
+    for (_, ours), (_, theirs) in zip(*(run.models() for run in runs), strict=True):
+        assert all(torch.equal(ours[name], value) for name, value in theirs.items())
+    ours, theirs = (run.evaluate() for run in runs)
+    assert (ours.correct, ours.loss) == (theirs.correct, theirs.loss)
+    assert ours.validation != theirs.validation
+
+
+def test_weights_are_what_is_left_to_train_on() -> None:
+    """N_k of the engine's cohorts, which stands in every message, against counts from the data without validation."""
+    data = from_pool(*load_dataset("digits"), 5, 0.5, 0, validation=0.3)
+    made = federation("fedavg", data)
+    made.start()
+    (cohort,) = made._clients.present
+    assert cohort.samples == tuple(len(own) - round(0.3 * len(own)) for own in digits().train)
+
+
+def test_class_features_count_training_samples_alone() -> None:
+    data = small_data(9, 12, 20)
+    own = tuple(held[::2] for held in data.train), tuple(held[1::2] for held in data.train)
+    data = replace(data, train=own[0], validation=own[1])
+    made = worker_of(small_module(), data, TrainSettings(1, 4, 0.1, 0.0, 0.0), seed=0)
+    cohort = federation("local", data, small_module())._fresh((0, 1, 2))
+    _, counts = made.class_features(cohort)
+    assert counts.tolist() == [np.bincount(data.y[held], minlength=4).tolist() for held in own[0]]
+
+
+# --- what is reported ---
+
+
+@pytest.mark.parametrize("method", ["pfedlms", "fedavg", "local"])
+@pytest.mark.parametrize("participation", [1.0, 0.4])
+def test_v_acc_is_that_of_the_models(method: str, participation: float) -> None:
+    """Of the last round's participants and of everyone, by PyTorch from every client's model; P-acc beside it."""
+    result = pfedlms.run(method=method, validation=0.25, participation=participation, **SMALL)
+    data, models, last = result.federation.data, result.models, result.metrics[-1]
+    took_part = last.get("clients", range(5))
+    assert len(took_part) == round(5 * participation)
+    assert last["v_acc"] == pytest.approx(accuracy(models, data, data.validation, took_part))
+    assert last["p_acc"] == pytest.approx(accuracy(models, data, data.test, took_part))
+    everyone = result.summary["everyone"]
+    assert everyone["validation_accuracy"] == pytest.approx(accuracy(models, data, data.validation, range(5)))
+    assert everyone["accuracy"] == pytest.approx(accuracy(models, data, data.test, range(5)))
+
+
+def test_v_acc_is_that_of_exported_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Through the command line alone; who holds what is drawn again from the settings."""
+    out = tmp_path / "run"
+    command = ["run", "--method", "fedavg", "--rounds", "12", "--set", "data.validation=0.2", *OPTIONS, "--seed", "4"]
+    assert main([*command, "--out", str(out), "--json", "--quiet"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    measured = [record["v_acc"] for record in records]
+    assert len(measured) == 12
+    assert summary["validation_accuracy"] == pytest.approx(
+        {"max": max(measured), "last10": sum(measured[2:]) / 10, "final": measured[-1]}
+    )
+    models = []
+    for client in range(5):
+        assert main(["export", str(out), "--client", str(client), "-o", str(tmp_path / "m.pt")]) == 0
+        models.append(torch.load(tmp_path / "m.pt", weights_only=True))
+    data = from_pool(*load_dataset("digits"), 5, 0.5, 4, validation=0.2)
+    assert measured[-1] == pytest.approx(accuracy(models, data, data.validation, range(5)))
+
+
+def test_pairs_have_validation_too() -> None:
+    x, y = load_dataset("digits")
+    pairs = [((x[k : k + 60], y[k : k + 60]), (x[k + 60 : k + 80], y[k + 60 : k + 80])) for k in (0, 100, 200)]
+    settings = {key: value for key, value in SMALL.items() if key not in ("clients", "hidden")}
+    result = pfedlms.run(pairs, network, method="fedavg", validation=0.25, **settings)
+    data = result.federation.data
+    assert data.samples == (45, 45, 45)
+    assert result.metrics[-1]["v_acc"] == pytest.approx(accuracy(result.models, data, data.validation, range(3)))
+    assert result.validation_accuracy == pytest.approx(np.mean([record["v_acc"] for record in result.metrics]))
+    # The samples set aside are those of the client's own pair.
+    for client, ((own, _), _) in enumerate(pairs):
+        held = data.x[data.validation[client]].numpy()
+        assert all((own == sample).all(axis=(1, 2, 3)).any() for sample in held)
+
+
+def test_a_round_of_clients_without_any_has_no_v_acc() -> None:
+    """One of three clients holds a single training sample; where it takes part alone there is nothing to measure."""
+    x, y = load_dataset("digits")
+    pairs = [((x[k : k + n], y[k : k + n]), (x[k + 60 : k + 80], y[k + 60 : k + 80])) for k, n in ((0, 60), (100, 1))]
+    settings = {key: value for key, value in SMALL.items() if key not in ("clients", "hidden", "rounds")}
+    with pytest.warns(UserWarning, match="data.validation: 1 of 2 clients"):
+        result = pfedlms.run(
+            pairs, network, method="local", validation=0.25, participation=0.5, rounds=8, progress=Noted(), **settings
+        )
+    taken = {record["clients"][0]: record["v_acc"] for record in result.metrics}
+    assert taken.keys() == {0, 1}
+    assert all((record["v_acc"] is None) == (record["clients"] == [1]) for record in result.metrics)
+    measured = [record["v_acc"] for record in result.metrics if record["v_acc"] is not None]
+    assert result.summary["validation_accuracy"]["last10"] == pytest.approx(np.mean(measured))
+    expected = accuracy(result.models, result.federation.data, result.federation.data.validation, [0])
+    assert result.summary["everyone"]["validation_accuracy"] == pytest.approx(expected)
+
+
+class Noted(Progress):
+    """Says what a log would, so that a round without V-acc is shown, too."""
+
+    def evaluated(self, config: Any, record: Mapping[str, Any]) -> None:
+        assert ("V-acc" in _accuracy(record)) == (record["v_acc"] is not None)
+
+
+def test_table_and_progress_show_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["compare", "--methods", "local,fedavg", "--seeds", "2", "--rounds", "3", *OPTIONS]
+    assert main([*command, "--set", "data.validation=0.2", "--out", str(tmp_path / "c")]) == 0
+    shown = capsys.readouterr()
+    assert re.search(r"P-acc [ \d]\d\.\d\d %  V-acc [ \d]\d\.\d\d %  G-acc ", shown.err)
+    head = next(line for line in shown.out.splitlines() if "P-acc max" in line)
+    assert re.search(r"P-acc max +last 10 +V-acc +G-acc max", head)
+    assert "V-acc: the same models on samples set aside (data.validation)" in shown.out.replace("\n", " ")
+    assert main(["resume", str(tmp_path / "c"), "--json", "--quiet"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    for method in ("local", "fedavg"):
+        row = next(line.split() for line in shown.out.splitlines() if line.split()[:1] == [method])
+        one, two = (run["validation_accuracy"]["last10"] for run in runs if run["method"] == method)
+        assert row[3] == f"{(one + two) / 2:.2f}±{abs(one - two) / 2**0.5:.2f}"
+    assert main([*command, "--set", "data.validation=0.2", "--set", "train.participation=0.4", "--out",
+                 str(tmp_path / "d"), "--quiet"]) == 0  # fmt: skip
+    head = next(line for line in capsys.readouterr().out.splitlines() if "P-acc max" in line)
+    assert re.search(r"P-acc max +last 10 +V-acc +everyone +MiB", head)
+
+
+def test_a_dry_run_says_how_many_are_set_aside(capsys: pytest.CaptureFixture[str]) -> None:
+    trained = [len(own) for own in from_pool(*load_dataset("digits"), 5, 0.5, 0).train]
+    aside = sum(round(0.2 * own) for own in trained)
+    command = ["run", "--dry-run", *OPTIONS]
+    assert main([*command, "--set", "data.validation=0.2"]) == 0
+    assert f"{sum(trained) - aside:,} training samples" in (shown := capsys.readouterr().out)
+    assert f"and {aside} for validation" in shown
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["samples"].keys() == {"train", "smallest_client", "largest_client"}
+
+
+# --- without it ---
+
+
+def test_without_it_nothing_is_said_and_nothing_is_evaluated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One evaluation a round and cohort, of the test split."""
+    evaluated, evaluate = [], LocalWorker.evaluate
+
+    def counted(self: LocalWorker, cohort: Cohort, params: torch.Tensor, held: Any) -> Any:
+        evaluated.append(held)
+        return evaluate(self, cohort, params, held)
+
+    monkeypatch.setattr(LocalWorker, "evaluate", counted)
+    out = tmp_path / "run"
+    assert main(["run", "--method", "local", "--rounds", "3", *OPTIONS, "--out", str(out)]) == 0
+    shown = capsys.readouterr()
+    files = "".join((out / name).read_text() for name in ("metrics.jsonl", "summary.json"))
+    assert not re.search("v_acc|v-acc|validation", (shown.out + shown.err + files).lower())
+    result = pfedlms.resume(out)
+    assert result.validation_accuracy is None
+    assert result.federation.data.validation == ()
+    assert len(evaluated) == 3
+    assert all(len(held[0]) == len(result.federation.data.test[0]) for held in evaluated)
+
+
+# --- resume ---
+
+
+class Crash(Exception):
+    pass
+
+
+class Crashing(Progress):
+    def evaluated(self, config: Any, record: Mapping[str, Any]) -> None:
+        if record["round"] == 3:
+            raise Crash
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    return [{**json.loads(line), "seconds": 0} for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedproto", "pfedlms"])
+def test_a_run_that_crashed_goes_on_to_the_same_report(method: str, tmp_path: Path) -> None:
+    chosen = {**SMALL, "validation": 0.2, "participation": 0.6, "checkpoint_every": 2}
+    whole = pfedlms.run(method=method, out=tmp_path / "whole", **chosen).summary
+    with pytest.raises(Crash):
+        pfedlms.run(method=method, out=tmp_path / "crashed", progress=Crashing(), **chosen)
+    resumed = pfedlms.resume(tmp_path / "crashed").summary
+    assert {**resumed, "seconds": 0} == {**whole, "seconds": 0}
+    assert lines(tmp_path / "crashed") == lines(tmp_path / "whole")
+    assert pfedlms.resume(tmp_path / "whole").summary == whole
+
+
+def test_a_run_does_not_go_on_with_another_share(tmp_path: Path) -> None:
+    pfedlms.run(out=tmp_path / "run", validation=0.2, **SMALL)
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text().replace("validation = 0.2", "validation = 0.3"))
+    with pytest.raises(RunDirectoryError, match=r"it was made with data\.validation = 0\.2"):
+        pfedlms.resume(tmp_path / "run")
