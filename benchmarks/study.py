@@ -285,6 +285,8 @@ def main() -> None:
     configs = [cell.config(options.data_dir, device=options.device, threads=threads) for cell in missing]
     if options.rounds:
         configs = [replace(own, train=replace(own.train, rounds=options.rounds)) for own in configs]
+    for dataset in {own.data.dataset for own in configs}:
+        load_dataset(dataset, options.data_dir or None)  # once, so that no two workers decode the same images
     pairs = sorted(zip(missing, configs, strict=True), key=lambda pair: (pair[0].priority, -cells.size(pair[1])))
     run_all(pairs, options, current_commit(options))
 
