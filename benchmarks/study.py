@@ -136,9 +136,10 @@ def write(row: Row, folder: Path) -> None:
 
 
 def work(todo: Any, done: Any, folder: Path, commit: str, deadline: float) -> None:
-    """Cells of the queue, one after another, until it is empty or the time is up."""
+    """Cells of the queue, one after another, until it is empty, the time is up, or nobody waits for them any more."""
     keep_data()
-    while time.time() < deadline:
+    parent = multiprocessing.parent_process()
+    while time.time() < deadline and (parent is None or parent.is_alive()):
         try:
             cell, config = todo.get(timeout=1)
         except queue.Empty:

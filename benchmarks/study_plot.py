@@ -54,19 +54,23 @@ def panel(axes: Axes, rows: list[Row], name: str) -> None:
         if not reached:
             continue
         if method == "local":
-            level = reached[-1]
+            level = mean(reached[-10:])
             axes.axhline(level, color="#444444", linewidth=1, linestyle=(0, (1, 2)), label="local, nothing sent")
             continue
         colour, marker = LOOKS[method]
         style = STYLES[drawn.get(method, 0) % len(STYLES)]
         drawn[method] = drawn.get(method, 0) + 1
+        filled = colour if drawn[method] == 1 else "white"
         axes.plot(
             sent, reached, color=colour, linestyle=style, linewidth=1.6, marker=marker, markersize=4.5,
-            markevery=max(1, len(sent) // 6), markerfacecolor=colour if drawn[method] == 1 else "white", label=named(label),
+            markevery=[*range(0, len(sent), max(1, len(sent) // 6)), len(sent) - 1], markerfacecolor=filled,
+            label=named(label),
         )  # fmt: skip
-    best = max(max(curve(own)[1], default=0) for own in lines.values())
+    points = [point for own in lines.values() for point in zip(*curve(own), strict=True)]
     if level is not None:
-        axes.set_ylim(level - ROOM_BELOW, best + 0.2 * (best - level) + 0.1)
+        best = max(reached for _, reached in points)
+        axes.set_ylim(level - ROOM_BELOW, best + 0.1 * (best - level))
+        axes.set_xlim(left=0.6 * min(sent for sent, reached in points if sent and reached > level - ROOM_BELOW))
     axes.set_xscale("log")
     axes.set_title(name, loc="left", fontsize=11)
     axes.grid(alpha=0.25)

@@ -68,7 +68,8 @@ def spread(values: Iterable[float | None], sign: str = "") -> str:
     known = [value for value in values if value is not None]
     if not known:
         return "–"
-    return f"{mean(known):{sign}.2f}" + (f" ± {stdev(known):.2f}" if len(known) > 1 else "")
+    middle = f"{mean(known):{sign}.2f}".replace("-", "−")
+    return middle + (f" ± {stdev(known):.2f}" if len(known) > 1 else "")
 
 
 def difference(own: Rows, other: Rows | None) -> str:
