@@ -36,7 +36,7 @@ from pfedlms.errors import RunError
 from pfedlms.methods import METHODS, Method, Task
 from pfedlms.models import Layer, Layout
 
-DIM, ROUNDS, LAST, SEED = 1024, 500, 50, 0
+DIM, ROUNDS, LAST, SEED = 1024, 800, 400, 0
 CLIENTS, NOISE = 9, 0.3
 RATIO, STEP = 0.1, 0.05  # m / N and κ
 SHOWN: dict[str, tuple[str, dict[str, Any]]] = {

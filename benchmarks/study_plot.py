@@ -70,7 +70,8 @@ def panel(axes: Axes, rows: list[Row], name: str) -> None:
     if level is not None:
         best = max(reached for _, reached in points)
         axes.set_ylim(level - ROOM_BELOW, best + 0.1 * (best - level))
-        axes.set_xlim(left=0.6 * min(sent for sent, reached in points if sent and reached > level - ROOM_BELOW))
+        seen = [sent for sent, reached in points if sent and reached > level - ROOM_BELOW]
+        axes.set_xlim(0.6 * min(seen), 1.7 * max(seen))
     axes.set_xscale("log")
     axes.set_title(name, loc="left", fontsize=11)
     axes.grid(alpha=0.25)
