@@ -20,6 +20,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import lies
+import study
 
 from pfedlms import load_config, rng
 from pfedlms.engine.reports import Evaluation
@@ -132,6 +133,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # refused messages are what this is about
+    study.keep_data()
     rows = rows_of(options)
     show(rows)
     if options.json:
