@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pfedlms.aggregate import Vote, WeightedMean, pool_statistics
+from pfedlms.aggregate import Vote, WeightedMean, pool_statistics, weighted_median
 from pfedlms.quantise import statistics
 
 # --- weighted means ---------------------------------------------------------------------------------------------------
@@ -34,6 +34,21 @@ def test_a_weighted_mean_has_the_bits_of_a_plain_loop(size: int, dtype: torch.dt
     assert got.dtype == torch.float64
     assert np.array_equal(got.numpy(), rounded_mean(samples, values.numpy()))
     assert torch.equal(WeightedMean(size).add(samples[:1], values[:1]).add(samples[1:], values[1:]).result(), got)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.tuples(st.integers(1, 6), st.sampled_from([0.0, 0.5, 1.0, 2.0, 3e38])), min_size=1, max_size=9))
+def test_a_weighted_median_is_the_lower_middle_of_values_repeated_by_weight(clients: list[tuple[int, float]]) -> None:
+    samples, values = zip(*clients, strict=True)
+    drawn = sorted(value for weight, value in clients for _ in range(weight) if value > 0)
+    got = weighted_median(samples, np.array(values, dtype=np.float32))
+    assert got == np.float32(drawn[(len(drawn) - 1) // 2] if drawn else 0)
+
+
+def test_a_weighted_median_of_the_largest_weights() -> None:
+    """2^32 − 1 samples each: twice their sum is beyond 64 bits long before the clients are too many to count."""
+    weights = [(1 << 32) - 1] * 5
+    assert weighted_median(weights, np.array([5, 1, 4, 2, 3], dtype=np.float32)) == 3
 
 
 def test_a_mean_by_hand() -> None:

@@ -16,10 +16,15 @@ from pfedlms.aggregate import pool_statistics
 from pfedlms.quantise import (
     narrowest_interval,
     normal_quantiles,
+    pack_signs,
+    root_mean_squares,
     statistics,
     symbols_of,
     thresholds_of,
+    unpack_signs,
 )
+
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 def to_float32(value: float) -> float:
@@ -28,6 +33,30 @@ def to_float32(value: float) -> float:
 
 
 # --- statistics -------------------------------------------------------------------------------------------------------
+
+
+def test_root_mean_squares_by_hand() -> None:
+    """In float64: the square of 1e25 is beyond float32, its root is not."""
+    sketched = torch.tensor([[3.0, -4.0, 1e25], [0.0, 0.0, -2.0]])
+    got = root_mean_squares(sketched, (2, 1))
+    assert got.dtype == torch.float32
+    assert got.tolist() == [[to_float32(12.5**0.5), to_float32(1e25)], [0.0, 2.0]]
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 229])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
+def test_signs_as_bits(count: int, device: str) -> None:
+    """Bit by bit in plain Python; a zero of either sign is +1."""
+    values = torch.randn(3, count, generator=torch.Generator().manual_seed(count))
+    values[0, 0], values[1, 0] = 0.0, -0.0
+    packed = pack_signs(values.to(device))
+    assert packed.shape == (3, (count + 7) // 8)
+    for row, own in zip(values.tolist(), packed.tolist(), strict=True):
+        number = sum((value >= 0) << place for place, value in enumerate(row))
+        assert bytes(own) == number.to_bytes(len(own), "little")
+        signs = unpack_signs(torch.tensor(own, dtype=torch.uint8, device=device), count)
+        assert signs.dtype == torch.float32
+        assert signs.tolist() == [1.0 if value >= 0 else -1.0 for value in row]
 
 
 def test_statistics_by_hand() -> None:

@@ -104,7 +104,8 @@ class Vote:
         if needed.itemsize > self.counts.dtype.itemsize:
             self.counts = self.counts.astype(needed)
         weight = np.array(own, dtype=self.counts.dtype)
-        share(_count, -(-size // _PART), len(rows) * _PART, self.counts, rows, weight)
+        kernel = _count_raised if thresholds == 1 else _count
+        share(kernel, -(-size // _PART), len(rows) * _PART, self.counts, rows, weight)
 
     def result(self) -> NDArray[np.uint8]:
         """Consensus symbols `[size]`."""
@@ -123,6 +124,18 @@ def _count(first: int, last: int, counts: NDArray[Any], symbols: NDArray[Any], w
             for i in range(len(chosen)):
                 if chosen[i] > 0:
                     own[i, chosen[i] - 1] += weight
+
+
+@compiled()
+def _count_raised(first: int, last: int, counts: NDArray[Any], symbols: NDArray[Any], weights: NDArray[Any]) -> None:
+    """`_count` for symbols 0 and 1, without a branch that goes either way as often."""
+    flat = counts.reshape(-1)
+    for start in range(first * _PART, min(last * _PART, len(flat)), _PART):
+        own = flat[start : start + _PART]
+        for client in range(len(symbols)):
+            chosen, weight = symbols[client, start : start + _PART], weights[client]
+            for i in range(len(chosen)):
+                own[i] += weight * own.dtype.type(chosen[i])
 
 
 @compiled()

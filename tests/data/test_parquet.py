@@ -305,6 +305,9 @@ def test_a_second_time_nothing_is_decoded(tmp_path: Path, cache: Path, decoding:
     first = load_dataset("cifar10", write(tmp_path / "data"))
     assert decoding == [f"{name}.parquet" for name in SPLITS]
     assert len(list(cache.iterdir())) == 3
+    mask = os.umask(0o22)
+    os.umask(mask)
+    assert all(path.stat().st_mode & 0o777 == 0o666 & ~mask for path in cache.iterdir())  # others may share them
     (tmp_path / "data").rename(tmp_path / "moved")
     again = load_dataset("cifar10", tmp_path / "moved")
     assert len(decoding) == 3

@@ -241,7 +241,7 @@ def test_split_takes_another_fraction() -> None:
         (0.5, [2, 4, 1], [1, 3, 0]),  # quotas 1, 2, 0.5 and round(3.5) = 4: only the class of four has one to spare
         (0.5, [2, 1], [1, 1]),  # quotas 1, 0.5 and round(1.5) = 2: neither has one to spare
         (0.99, [1, 1, 1], [1, 1, 0]),  # one is left to train on, whatever the share
-        (1 - 2**-53, [3, 3], [3, 2]),  # times 3 it is 3 in floating point
+        (1 - 2**-53, [3, 3], [3, 2]),  # the largest share there is
     ],
 )  # fmt: skip
 def test_what_is_set_aside_by_hand(share: float, sizes: list[int], aside: list[int]) -> None:

@@ -67,7 +67,8 @@ def test_a_gpu_run_agrees_with_a_cpu_run(method: str) -> None:
         for device in ("cpu", "cuda")
     }
     cpu, gpu = (runs[name].metrics for name in ("cpu", "cuda"))
-    assert [r["bytes"] for r in cpu] == [r["bytes"] for r in gpu]
+    for here, there in zip(cpu, gpu, strict=True):  # the messages of `stc` follow which entries are largest
+        assert here["bytes"] == pytest.approx(there["bytes"], rel=0.02 if method == "stc" else 0)
     np.testing.assert_allclose([r["p_acc"] for r in cpu], [r["p_acc"] for r in gpu], atol=1.5)
     np.testing.assert_allclose(cpu[0]["loss"], gpu[0]["loss"], rtol=1e-3)
 

@@ -165,7 +165,7 @@ def test_bytes_are_those_of_the_participants(method: str, digits: FederatedData)
     assert all_of_them.up_framing == CLIENTS * HEADER_BYTES * len(part.method.exchanges)
     for name in ("up_framing", "down_framing"):
         assert getattr(one, name) * CLIENTS == getattr(all_of_them, name) * TAKING_PART
-    if method != "fedproto":  # whose messages follow what a client holds
+    if method not in ("fedproto", "stc"):  # whose messages follow what a client holds, or which entries are largest
         assert one.up_payload * CLIENTS == all_of_them.up_payload * TAKING_PART
         assert one.down_payload * CLIENTS == all_of_them.down_payload * TAKING_PART
     assert all_of_them.catch_up == 0
@@ -180,7 +180,13 @@ def test_the_alphabet_of_a_sum_is_that_of_the_participants(digits: FederatedData
 
 # --- catching up
 
-TRACKED = [("obda", {}), ("zsign", {"downlink": "sum"}), ("obcsaa", {"downlink": "sum"})]
+TRACKED = [
+    ("obda", {}),
+    ("zsign", {"downlink": "sum"}),
+    ("stc", {}),
+    ("sketchvote", {"ratio": 1.0}),
+    ("obcsaa", {"downlink": "sum"}),
+]
 
 
 def models_of(federation: Federation) -> dict[int, Tensor]:
@@ -204,28 +210,35 @@ class Absent:
 
 @pytest.mark.parametrize("missed", [3, 10, 40])
 @pytest.mark.parametrize("cohort_size", [0, 3])
-@pytest.mark.parametrize(("method", "settings"), TRACKED[:2])
+@pytest.mark.parametrize(("method", "settings"), TRACKED[:4])
 def test_a_client_that_was_away_has_the_bits_of_one_that_stayed(
     method: str, settings: dict[str, Any], cohort_size: int, missed: int, digits: FederatedData
 ) -> None:
-    """By the answers it missed, or by the model, whichever is fewer bytes: worked out from the frames' sizes."""
+    """By the answers it missed, or by the model, whichever is fewer bytes: worked out from the frames' sizes, which are
+    the same in every round but for `stc`."""
     federation = federate(method, digits, 1.0, cohort_size=cohort_size, **settings)
     federation.participation = Absent(2, range(2, 2 + missed))
     federation.start()
     dim = federation.model.layout.dim
-    answer = HEADER_BYTES + (packed_size(dim, 2) if method == "obda" else packed_size(dim, CLIENTS + 1) + 4)
-    model = HEADER_BYTES + 4 * dim
+    # sketchvote: all 1,024 + 256 rows of two padded layers, and a float each.
+    payload = {"obda": packed_size(dim, 2), "zsign": packed_size(dim, CLIENTS + 1) + 4, "sketchvote": 1280 // 8 + 8}
+    answer = HEADER_BYTES + payload.get(method, 0)
+    model, answers = HEADER_BYTES + 4 * dim, 0
     for round in range(missed + 3):
         report = federation.play_round()
         away = 1 <= round <= missed
         assert (2 in report.participants) == (not away)
-        assert report.traffic.catch_up == (min(missed * answer, model) if round == missed + 1 else 0)
+        assert report.traffic.catch_up == (min(answers, model) if round == missed + 1 else 0)
+        if away:
+            sent = report.traffic.down_payload + report.traffic.down_framing
+            assert method == "stc" or sent == answer * len(report.participants)
+            answers += sent // len(report.participants)
         known = models_of(federation)
         server = federation.state()["server"]["model"]
         assert all(torch.equal(own, server) for client, own in known.items() if client != 2 or not away)
         assert torch.equal(known[2], server) == (not away)
-    by_model = {"obda": missed > 31, "zsign": missed > 7}  # 1 bit and about 3.2 against 32
-    assert (missed * answer > model) == by_model[method]
+    by_model = {"obda": missed > 31, "zsign": missed > 7, "stc": False, "sketchvote": missed > 17}
+    assert (answers > model) == by_model[method]  # 1, about 3.2, 0.1 and 1.8 bits against 32
 
 
 @pytest.mark.parametrize(("method", "settings"), TRACKED)
@@ -420,11 +433,12 @@ def test_the_reference_engine_agrees(method: str, digits: FederatedData) -> None
 
 
 def test_what_is_kept_is_what_the_method_needs(digits: FederatedData) -> None:
-    """Personal models, tracked models; nothing of a model that is replaced, nothing of clients never drawn."""
+    """Personal models, tracked models, residuals; nothing of a model that is replaced, or of clients never drawn."""
     dim = CohortModel(network(), torch.device("cpu")).layout.dim
     for method, settings, floats in [
         ("local", {}, dim), ("pfedlms", {}, dim), ("fedavg", {}, 0), ("eden", {}, 0), ("zsign", {}, 0),
-        ("zsign", {"downlink": "sum"}, dim), ("obda", {}, dim),
+        ("zsign", {"downlink": "sum"}, dim), ("obda", {}, dim), ("stc", {}, 2 * dim),
+        ("sketchvote", {}, 2 * dim + 1),
     ]:  # fmt: skip
         federation = play(federate(method, digits, 0.13, **settings), 3)
         drawn = {client for phase in range(4) for client in federation.participation.of(phase)}

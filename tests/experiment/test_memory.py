@@ -41,12 +41,14 @@ def kept(name: str, model: CohortModel, momentum: bool = False, **settings: obje
 
 
 def test_a_client_keeps_what_it_will_need(model: CohortModel) -> None:
-    """2,410 parameters of four bytes. Here: θ, with momentum twice, and w where it is tracked or compared with. Away:
-    θ where it is its own, w where both ends track it, and nothing where the next answer is the model."""
+    """2,410 parameters of four bytes. Here: θ, with momentum twice, w where it is tracked or compared with, and a
+    residual where there is one. Away: θ where it is its own, w where both ends track it, the residual, and nothing
+    where the next answer is the model."""
     one = 4 * 2410
     assert (kept("local", model), kept("local", model, momentum=True)) == ((one, one), (2 * one, 2 * one))
     assert (kept("fedavg", model), kept("fedavg", model, momentum=True)) == ((one, 0), (2 * one, 0))
     assert (kept("zsign", model, downlink="model"), kept("obda", model)) == ((2 * one, 0), (2 * one, one))
+    assert kept("stc", model) == (3 * one, 2 * one)
 
 
 def test_running_statistics_are_kept_too() -> None:

@@ -99,6 +99,7 @@ def test_a_run_that_losses_have_stopped_goes_on_with_fewer_of_them(tmp_path: Pat
         ({"method.name": "obda"}, True),
         ({"method.name": "zsign", "method.downlink": "sum"}, True),
         ({"method.name": "zsign", "method.downlink": "model"}, False),
+        ({"method.name": "stc"}, True),
         ({"method.name": "fedavg"}, False),
         ({"method.name": "local"}, False),
     ],
@@ -132,7 +133,7 @@ def test_bits_of_a_round_are_those_of_participants(capsys: pytest.CaptureFixture
     assert main(["bits", "--set", "train.participation=0.25"]) == 0
     lines = capsys.readouterr().out.splitlines()
     marked = [line.split()[0].rstrip(",") for line in lines if re.search(r" \+ *$", line)]
-    assert set(marked) == {"zsign", "obcsaa", "obda"}
+    assert set(marked) == {"zsign", "obcsaa", "obda", "stc", "sketchvote"}
 
 
 def summary_of(method: str, seed: int, everyone: float | None, catch_up: int, participation: float) -> dict[str, Any]:
@@ -176,7 +177,7 @@ class Crashing(Progress):
             raise Crash
 
 
-@pytest.mark.parametrize("method", ["fedavg", "pfedlms", "obda"])
+@pytest.mark.parametrize("method", ["fedavg", "pfedlms", "obda", "stc"])
 def test_a_run_that_crashed_goes_on_to_the_same_report(method: str, tmp_path: Path) -> None:
     chosen = {**SMALL, "rounds": 6, "clients": 12, "participation": 0.5, "lost": 0.2, "quorum": 0.0}
     chosen["checkpoint_every"] = 3

@@ -335,7 +335,7 @@ CHANGES = {
     "alpha = 0.5": "alpha = 0.4",
     "hidden = 16": "hidden = 17",
     "learning_rate = 0.1": "learning_rate = 0.2",
-    'name = "fedavg"\nshare_statistics = false': 'name = "local"',
+    'name = "fedavg"\nshare_statistics = false\nserver_step = 1.0\nserver_momentum = 0.0': 'name = "local"',
 }
 
 

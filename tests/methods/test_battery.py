@@ -21,11 +21,11 @@ from pfedlms.engine import Federation
 from pfedlms.methods import METHODS
 from pfedlms.models import Cohort
 from pfedlms.settings import problems
-from pfedlms.wire import Floats, Mask, MaskedRows, Positions, Signs, Symbols
+from pfedlms.wire import Bits, Floats, Mask, MaskedBytes, MaskedRows, Positions, Signs, Symbols
 from pfedlms.wire.fields import Field
 from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake
 
-Bits = list[int]
+Parts = list[int]
 """Bits of every part of a client's messages of one round; each part is padded to whole bytes."""
 
 
@@ -35,59 +35,73 @@ def held_by(*clients: int) -> int:
     return len({int(label) for client in clients for label in labels[digits().train[client]]})
 
 
-def nothing(client: int) -> Bits:
+def nothing(client: int) -> Parts:
     return []
 
 
-def one_bit_each(client: int) -> Bits:
+def one_bit_each(client: int) -> Parts:
     return [DIM]
 
 
-def model(client: int) -> Bits:
+def model(client: int) -> Parts:
     return [32 * DIM]
 
 
-def sketch(client: int) -> Bits:
+def sketch(client: int) -> Parts:
     return [DIM // 10]
 
 
-def sketch_and_norm(client: int) -> Bits:
+def sketch_and_norm(client: int) -> Parts:
     return [DIM // 10, 32]
 
 
-def mean_and_norm(client: int) -> Bits:
+def mean_and_norm(client: int) -> Parts:
     return [32 * (DIM // 10), 32]
 
 
-def prototypes(client: int) -> Bits:
+def prototypes(client: int) -> Parts:
     return [10, 32 * HIDDEN * held_by(client)]
 
 
-def all_prototypes(client: int) -> Bits:
+def all_prototypes(client: int) -> Parts:
     return [10, 32 * HIDDEN * held_by(*range(CLIENTS))]
 
 
-def layerwise(client: int) -> Bits:
+def layerwise(client: int) -> Parts:
     """1,300 and 210 parameters are padded to 2,048 and 256, so m = 204 and 25; T = 7 takes 3 bits; two floats a
     layer."""
     return [3 * 204, 3 * 25, 64, 64]
 
 
-def whole_one_bit(client: int) -> Bits:
+def whole_one_bit(client: int) -> Parts:
     return [204, 64]
 
 
-def rotated(bits: int) -> Callable[[int], Bits]:
+def sketched_signs_and_check(client: int) -> Parts:
+    """204 + 25 signs in one stream, a float a layer, and one answer: no digest yet."""
+    return [229, 64, 1]
+
+
+def sketched_signs(client: int) -> Parts:
+    return [229, 64]
+
+
+def evenly_sketched_signs(client: int) -> Parts:
+    """Σ N = 2,304: a fifth of it, 460.8, is cut in two, and the smaller layer has room for it."""
+    return [230 + 230, 64]
+
+
+def rotated(bits: int) -> Callable[[int], Parts]:
     """1,510 = 1,024 + 486, the rest padded to 512; a scale each."""
     return lambda client: [1024 * bits, 512 * bits, 32, 32]
 
 
-def ternary(client: int) -> Bits:
+def ternary(client: int) -> Parts:
     """⌊1,510 / 100⌋ = 15 signs and their magnitude; the positions are counted by `of_positions`."""
     return [32, 15]
 
 
-def of_positions(sent: Sent) -> Bits:
+def of_positions(sent: Sent) -> Parts:
     """15 of 1,510 have b = 6, as (1 − 15/1510)^32 = 0.73 and its square is 0.53, and φ − 1 = 0.618; a gap g takes
     g // 64 ones, a zero and 6 bits."""
     if "positions" not in sent.values:
@@ -96,7 +110,7 @@ def of_positions(sent: Sent) -> Bits:
     return [sum((int(b) - int(a) - 1) // 64 + 7 for a, b in zip(before, sent.values["positions"], strict=True))]
 
 
-def counts(client: int) -> Bits:
+def counts(client: int) -> Parts:
     """Six values a count: blocks of 17 in bit_length(6^17 − 1) = 44 bits; 1,510 = 88 · 17 + 14, and 6^14 − 1 has 37.
     Then the number of senders."""
     return [88 * 44 + 37, 32]
@@ -108,8 +122,8 @@ class Case:
 
     method: str
     personal: bool
-    up: Callable[[int], Bits]
-    down: Callable[[int], Bits]
+    up: Callable[[int], Parts]
+    down: Callable[[int], Parts]
     settings: dict[str, Any] = field(default_factory=dict)
     learns_with: dict[str, Any] = field(default_factory=dict)
     """Settings for a dozen rounds on a model of 1,510 parameters, where they differ."""
@@ -118,6 +132,7 @@ class Case:
         return "-".join([self.method, *(f"{key}={value}" for key, value in self.settings.items())])
 
 
+DENSE_SIGNS = {"ratio": 0.5}
 DENSE = {"ratio": 0.5, "sparsity": 0.3}
 
 CASES = [
@@ -134,6 +149,14 @@ CASES = [
     Case("zsign", False, one_bit_each, model, learns_with={"sigma": 0.5}),
     Case("zsign", False, one_bit_each, model, {"noise": "gaussian"}, {"sigma": 0.5}),
     Case("zsign", False, one_bit_each, counts, {"downlink": "sum"}, {"sigma": 0.5}),
+    Case("sketchvote", False, sketched_signs_and_check, sketched_signs, learns_with=DENSE_SIGNS),
+    Case(
+        "sketchvote",
+        False,
+        lambda client: [*evenly_sketched_signs(client), 1],
+        evenly_sketched_signs,
+        {"ratio": 0.2, "allocation": 0.0, "refresh": 2, "check_every": 1},
+    ),
     Case("pfed1bs", True, sketch, sketch),
     Case("pfedlms", True, layerwise, layerwise),
     Case("pfedlms", True, layerwise, layerwise, {"spacing": "lloyd-max"}),
@@ -336,7 +359,7 @@ def test_keeps_float32(case: Case) -> None:
         play(chosen)
     state = chosen.state()
     kept = [state["params"], state["momentum"], *state["state"].values(), *state["server"].values()]
-    assert {value.dtype for value in kept} == {torch.float32}
+    assert {value.dtype for value in kept if value.is_floating_point()} == {torch.float32}
     sent = {value.dtype for message in messages for value in message.values.values()}
     assert sent <= {np.dtype(np.float32), np.dtype(np.uint8), np.dtype(bool), np.dtype(np.int64)}
 
@@ -356,13 +379,19 @@ def rows_sent(part: MaskedRows, values: dict[str, np.ndarray]) -> np.ndarray:
     return values[part.name] * values[part.mask].astype(np.float32)[:, None]
 
 
+def bytes_sent(part: MaskedBytes, values: dict[str, np.ndarray]) -> np.ndarray:
+    return values[part.name] * values[part.mask].astype(np.uint8)
+
+
 MEANT = {
     Signs: signs_sent,
     Floats: as_sent,
     Symbols: as_sent,
+    Bits: as_sent,
     Mask: as_sent,
     Positions: as_sent,
     MaskedRows: rows_sent,
+    MaskedBytes: bytes_sent,
 }
 """What a receiver should read in a field, from what was given to the encoder."""
 
@@ -384,7 +413,7 @@ def test_every_message_decodes_to_what_was_sent(case: Case) -> None:
             np.testing.assert_array_equal(received.values[part.name], meant)
 
 
-def whole_bytes(parts: Bits) -> int:
+def whole_bytes(parts: Parts) -> int:
     return sum(-(-bits // 8) for bits in parts)
 
 
@@ -400,7 +429,7 @@ def test_bits_are_those_of_the_formula(case: Case) -> None:
     def payload(sender: int) -> int:
         return sum(len(sent.payload) for sent in _from(messages, sender))
 
-    def formula(bits: Callable[[int], Bits], sender: int, client: int) -> int:
+    def formula(bits: Callable[[int], Parts], sender: int, client: int) -> int:
         positions = [part for sent in _from(messages, sender) for part in of_positions(sent)]
         return whole_bytes(bits(client) + positions)
 

@@ -24,11 +24,31 @@ LARGE = (300, 1, 5000)
 def test_kernels_have_the_bits_of_the_definition(sizes: tuple[int, ...], clients: int, dtype: torch.dtype) -> None:
     sketch = sketch_of(*sizes, ratio=0.1, epoch=1)
     theta, u = normal(clients, sum(sizes), seed=1, dtype=dtype), normal(clients, sketch.size, seed=2, dtype=dtype)
-    fast = sketch.forward(theta), sketch.adjoint(u)
-    assert fast[0].dtype == fast[1].dtype == dtype
+    others = normal(clients, sum(sizes), seed=3, dtype=dtype), normal(clients, sum(sizes), seed=4, dtype=dtype)
+    fast = sketch.forward(theta), sketch.adjoint(u), sketch.spread(u), *sketch.split(theta, *others)
+    assert {each.dtype for each in fast} == {dtype}
     with plain():
-        assert torch.equal(sketch.forward(theta), fast[0])
-        assert torch.equal(sketch.adjoint(u), fast[1])
+        slow = sketch.forward(theta), sketch.adjoint(u), sketch.spread(u), *sketch.split(theta, *others)
+    for one, other in zip(fast, slow, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_what_is_said_and_what_is_not() -> None:
+    """y = Φx and x − (m/N) Φᵀy for x = θ − w + e, by a dense Φ; and D H Sᵀ of signs holds whole numbers."""
+    sketch, dense = sketch_of(*SIZES), dense_model(SIZES, RATIO, SEED)
+    theta, model, residual = (normal(3, sum(SIZES), seed=seed, dtype=torch.float64) for seed in (1, 2, 3))
+    said, unsaid = sketch.split(theta, model, residual)
+    x = theta - model + residual
+    shares = torch.tensor([8 / 16, 8 / 16, 1 / 1, 4 / 8, 32 / 64, 32 / 64], dtype=torch.float64)
+    back = (said @ dense) * shares.repeat_interleave(torch.tensor(SIZES))
+    torch.testing.assert_close(said, x @ dense.T, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(unsaid, x - back, rtol=1e-12, atol=1e-12)
+
+    signs = torch.where(normal(2, sketch.size, seed=4) >= 0, 1.0, -1.0)
+    rows = torch.tensor([8, 8, 1, 4, 32, 32]).repeat_interleave(torch.tensor(SIZES))
+    whole = (signs.double() @ dense) * rows.double().sqrt()
+    torch.testing.assert_close(whole, whole.round(), rtol=0, atol=1e-9)
+    assert torch.equal(sketch.spread(signs).double(), whole.round())
 
 
 @pytest.mark.parametrize("clients", [1, 2, 7])

@@ -85,3 +85,20 @@ def test_adjoint_is_that_of_the_host() -> None:
     torch.testing.assert_close(
         kernels.adjoint(there, u.to(DEVICE)).cpu().double(), here.adjoint(u.double()), rtol=1e-5, atol=1e-5
     )
+
+
+def test_what_is_said_has_the_bits_of_the_host_and_what_is_not_nearly() -> None:
+    (here, there), given = sketches(0.1), [normal(3, LAYOUT.dim, seed=seed) for seed in (1, 2, 3)]
+    said, unsaid = kernels.split(there, *(each.to(DEVICE) for each in given))
+    expected, left = here.split(*given)
+    assert torch.equal(said.cpu(), expected)
+    torch.testing.assert_close(unsaid.cpu(), left, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("ratio", [0.1, 1.0])
+def test_signs_spread_to_the_same_whole_numbers(ratio: float) -> None:
+    (here, there) = sketches(ratio)
+    signs = torch.where(normal(2, here.size, seed=5) >= 0, 1.0, -1.0)
+    spread = kernels.adjoint(there, signs.to(DEVICE), scaled=False).cpu()
+    assert torch.equal(spread, here.spread(signs))
+    assert torch.equal(spread, spread.round())

@@ -14,7 +14,8 @@ import json
 import struct
 import zlib
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,16 @@ import numpy as np
 import torch
 
 from pfedlms import errors, rng
-from pfedlms.aggregate import Vote
+from pfedlms.aggregate import Vote, weighted_median
 from pfedlms.cohort import Cohort
+from pfedlms.engine.exchange import Channel, Ways
 from pfedlms.engine.federation import agreement
+from pfedlms.engine.participation import Answers
 from pfedlms.methods import METHODS, Task
 from pfedlms.models.layout import Layer, Layout
 from pfedlms.quantise import normal_quantiles, symbols_of, thresholds_of
 from pfedlms.sketch.hadamard import fwht_
-from pfedlms.wire import Floats, Mask, MaskedRows, Message, Scalar, Signs, Symbols
+from pfedlms.wire import Bits, Floats, Mask, MaskedBytes, MaskedRows, Message, Positions, Scalar, Signs, Symbols
 from pfedlms.wire.codec import block_shape, pack
 from pfedlms.wire.fields import Field
 from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake, frame
@@ -99,6 +102,18 @@ def sizes() -> list[dict[str, Any]]:
     ]
 
 
+def allocations() -> list[dict[str, Any]]:
+    entries = []
+    for allocation in (0.0, 0.5, 0.7, 1.0, 1.3, 3.0):
+        for ratio, layers in ((0.1, [200_960, 2_570]), (0.3, [1, 18, 70, 8]), (1.0, [33, 1_000, 5])):
+            table = task(layers, 0, np.zeros(0, np.float32)).layout
+            kept = list(table.sketch_sizes(ratio, allocation))
+            entries.append(
+                {"sizes": layers, "ratio": bits64(ratio), "allocation": bits64(allocation), "sketches": kept}
+            )
+    return entries
+
+
 def transforms() -> list[dict[str, Any]]:
     entries = []
     for exponent in (0, 1, 3, 7):
@@ -147,6 +162,30 @@ def votes() -> list[dict[str, Any]]:
     return entries
 
 
+def medians() -> list[dict[str, Any]]:
+    """Halves that are just reached and just not, equal values, zeros of either sign, and nobody."""
+    cases = [
+        ((1,), (2.5,)),
+        ((1, 1), (3.0, 2.0)),
+        ((5, 17, 12), (3.0, 2.0, 1.0)),
+        ((5, 17, 12), (1.0, 2.0, 1.0)),
+        ((5, 18, 12), (1.0, 2.0, 1.0)),
+        ((5, 17, 12), (2.0, 0.0, 1.0)),
+        ((7, 7, 7, 7), (4.0, 1.0, 3.0, 2.0)),
+        ((3, 9, 3), (0.0, -0.0, 1e-45)),
+        ((4, 2), (0.0, 0.0)),
+        ((2**32 - 1, 2**32 - 1, 1), (1.0, 2.0, 3.0)),
+    ]
+    return [
+        {
+            "samples": list(samples),
+            "values": bits32(values),
+            "median": bits32(weighted_median(samples, np.float32(values)))[0],
+        }
+        for samples, values in cases
+    ]
+
+
 def packed() -> list[dict[str, Any]]:
     entries = []
     for levels in (2, 3, 4, 5, 7, 8, 10, 16, 100, 128, 255, 256):
@@ -166,6 +205,10 @@ def packed() -> list[dict[str, Any]]:
 
 def payload(values: dict[str, np.ndarray], *parts: Field) -> str:
     return frame(Message(0, parts), values, round=0, sender=0, samples=1, digest=bytes(8))[HEADER_BYTES:].hex()
+
+
+# b = 0, 2, 0 and 6; all places, a long run of ones, one position of two, and the last of many.
+PLACES = ((9, list(range(9))), (20, [1, 2, 19]), (2, [1]), (1000, [0, 63, 64, 129, 500, 501, 502, 503, 504, 999]))
 
 
 def fields() -> list[dict[str, Any]]:
@@ -196,6 +239,31 @@ def fields() -> list[dict[str, Any]]:
             "rows": [bits32(row) for row in rows],
             "payload": payload({"mask": mask, "rows": rows}, *masked),
         },
+        *(
+            {
+                "field": "positions",
+                "places": places,
+                "positions": chosen,
+                "payload": payload({"x": np.array(chosen)}, Positions("x", len(chosen), places)),
+            }
+            for places, chosen in PLACES
+        ),
+        {
+            "field": "bits",
+            "signs": sign_text(signs),
+            "payload": payload({"x": np.packbits(signs > 0, bitorder="little")}, Bits("x", 11)),
+        },
+        *(
+            {
+                "field": "masked bytes",
+                "mask": [yes],
+                "bytes": (said * yes).tobytes().hex(),
+                "payload": payload(
+                    {"mask": np.array([bool(yes)]), "x": said}, Mask("mask", 1), MaskedBytes("x", "mask", 4)
+                ),
+            }
+            for yes, said in ((1, np.uint8([0, 1, 128, 255])), (0, np.uint8([9, 9, 9, 9])))
+        ),
     ]
 
 
@@ -230,6 +298,8 @@ def digest_text(method: str, settings: Any, known: Task) -> str:
         "protocol": "1",
         "seed": str(known.seed),
     }
+    if method == "sketchvote":
+        lines["agreement.rows"] = ",".join(map(str, known.layout.sketch_sizes(settings.ratio, settings.allocation)))
     for name, value in asdict(settings).items():
         written = value if isinstance(value, str) else str(int(value))
         lines[f"method.{name}"] = bits64(value) if isinstance(value, float) else written
@@ -341,6 +411,129 @@ def fedavg() -> dict[str, Any]:
     }
 
 
+def stc() -> dict[str, Any]:
+    """Two rounds; clients begin each with models of the vectors' own, and their residuals and the server's go on."""
+    method = METHODS["stc"]
+    settings = method.Settings(sparsity=0.1, sparsity_down=0.2)
+    known = task([23, 17], 13, floats(40, 12))
+    digest, (exchange,) = agreement(method(known, settings)), method(known, settings).exchanges
+    server, ids = method(known, settings).server_start(), tuple(range(len(SAMPLES)))
+    start = Cohort(ids, SAMPLES, known.initial.expand(len(ids), -1).clone(), torch.zeros(len(ids), 0), {})
+    cohort, played = method(known, settings).client_start(start), []
+    for number in (0, 1):
+        # The second client's update is one number everywhere, so that all magnitudes tie.
+        params = np.stack([floats(40, 13, number, client) for client in ids])
+        params[1] = cohort.state["model"][1].numpy() + np.float32(0.25)
+        cohort = cohort.with_model(torch.from_numpy(params))
+        cohort, values = exchange.client_send(cohort, number, None)
+        frames, intake, total = [], Intake(exchange.up, digest, number, ids), exchange.server_open(server, number)
+        for k in ids:
+            own = {name: value[k].numpy() for name, value in values.items()}
+            frames.append(frame(exchange.up, own, round=number, sender=k, samples=SAMPLES[k], digest=digest))
+            arrived = {name: torch.from_numpy(v)[None] for name, v in intake.accept(frames[-1]).values.items()}
+            total = exchange.server_add(total, [k], [SAMPLES[k]], arrived)
+        server, reply = exchange.server_reply(server, total, number)
+        arrays = {name: value.numpy() for name, value in reply.items()}
+        answer = frame(exchange.down, arrays, round=number, sender=SERVER, samples=0, digest=digest)
+        cohort = exchange.client_receive(cohort, reply, number)
+        clients = [
+            {
+                "id": k,
+                "samples": SAMPLES[k],
+                "model": bits32(params[k]),
+                "frame": frames[k].hex(),
+                "residual": bits32(cohort.state["residual"][k].numpy()),
+            }
+            for k in ids
+        ]
+        played.append(
+            {
+                "round": number,
+                "clients": clients,
+                "reply": answer.hex(),
+                "residual": bits32(server["residual"].numpy()),
+                "model": bits32(cohort.state["model"][0].numpy()),
+            }
+        )
+    return {"agreement": agreed("stc", settings, known), "rounds": played}
+
+
+def sketchvote(
+    layers: list[int], seed: int, phases: list[set[int]], silent: dict[int, dict[int, int]], **settings: Any
+) -> dict[str, Any]:
+    """A run in which the clients of `phases[r]` train before round r, and those of the next hear its answer.
+
+    `silent[r]` says which clients have learnt nothing by round r in which layer: x is zero there.
+    """
+    method = METHODS["sketchvote"]
+    chosen = method.Settings(**settings)
+    initial = floats(sum(layers), 12, seed)
+    initial[1::2] = initial[18] = -0.0
+    known = task(layers, seed, initial)
+    playing = method(known, chosen)
+    (exchange,), digest, server = playing.exchanges, agreement(playing), playing.server_start()
+    model = Message(3, (Floats("model", len(initial)),))
+    answers = Answers(HEADER_BYTES + model.max_bytes)
+    clients, heard = [starting(playing, k) for k in range(len(SAMPLES))], [0] * len(SAMPLES)
+    played = []
+    for number, (senders, coming) in enumerate(pairwise(phases)):
+        ups: dict[int, bytes] = {}
+        downs: dict[int, list[bytes]] = {}
+        ways = Ways(lambda data, k, to=ups: to.update({k: data}) or data, lambda data, k, to=downs: keep(to, k, data))
+        channel = Channel(digest, number, ways)
+        for k in senders:
+            clients[k] = replace(clients[k], params=learnt(clients[k], known, seed, number, silent.get(number, {})))
+        told = [{"id": k, "samples": SAMPLES[k], "model": bits32(clients[k].params)} for k in sorted(senders)]
+        after, moved, answer = channel.ask(exchange, [clients[k] for k in sorted(senders)], server, None)
+        for entry, cohort in zip(told, after, strict=True):
+            clients[entry["id"]] = cohort
+            entry |= {"frame": ups[entry["id"]].hex(), "residual": bits32(cohort.state["residual"])}
+        caught_up = []
+        for k in sorted(coming):
+            back = channel.catch_up(exchange, clients[k], [heard[k]], answers, model, server["model"])
+            if k in downs:
+                caught_up.append({"id": k, "heard": heard[k], "frames": [data.hex() for data in downs.pop(k)]})
+            (clients[k],) = channel.tell(exchange, answer, [back])
+            heard[k] = number + 1
+            assert torch.equal(clients[k].state["model"][0].view(torch.int32), moved["model"].view(torch.int32))
+        server = moved
+        answers.add(number, answer)
+        played.append(
+            {
+                "round": number,
+                "clients": told,
+                "reply": answer.hex(),
+                "caught_up": caught_up,
+                "hear": sorted(coming),
+                "w": bits32(server["model"]),
+            }
+        )
+    factors = [bits64(factor) for factor in exchange._factors.tolist()]
+    return {"agreement": agreed("sketchvote", chosen, known), "factors": factors, "rounds": played}
+
+
+def starting(method: Any, client: int) -> Cohort:
+    start = method.task.initial[None].clone()
+    return method.client_start(Cohort((client,), (SAMPLES[client],), start, torch.zeros(1, 0), {}))
+
+
+def keep(to: dict[int, list[bytes]], client: int, data: bytes) -> bytes:
+    to.setdefault(client, []).append(data)
+    return data
+
+
+def learnt(cohort: Cohort, known: Task, seed: int, number: int, silent: dict[int, int]) -> torch.Tensor:
+    """θ: w and some steps; where nothing is to be said, such that θ − w + e is zero."""
+    (client,), w = cohort.ids, cohort.state["model"]
+    model = w + torch.from_numpy(floats(w.shape[1], 13, seed, number, client)) / 8
+    if client in silent:
+        layer = known.layout.layers[silent[client]]
+        own = slice(layer.offset, layer.offset + layer.size)
+        assert not cohort.state["residual"][:, own].any()
+        model[:, own] = w[:, own]
+    return model
+
+
 # Frames that must be refused.
 
 
@@ -442,8 +635,32 @@ def vectors() -> dict[str, Any]:
         run([18, 1, 70, 8], seed=2**63 - 1, rounds=[1, 2], zero_last=True, thresholds=2, ratio=0.5, refresh=2),
         run([18, 8], seed=0, rounds=[5], thresholds=1, ratio=0.5, layerwise=False, strength=0.01, smoothing=0.2),
     ]
-    averaged = fedavg()
-    digests = [entry["agreement"] for entry in (*runs, averaged)]
+    averaged, sparse = fedavg(), stc()
+    everyone = {0, 1, 2}
+    voted = [
+        # Client 2 misses two answers and then three, which are more bytes than the model.
+        sketchvote(
+            [18, 8],
+            seed=7,
+            phases=[everyone, everyone, {0, 1}, {0, 1}, everyone, {0, 1}, {0, 1}, {0, 1}, everyone, everyone],
+            silent={0: {2: 1}},
+            ratio=0.25,
+            check_every=3,
+        ),
+        # Nobody has anything to say of layer 1 in round 0.
+        sketchvote(
+            [18, 1, 70, 8],
+            seed=2**63 - 1,
+            phases=[everyone, {0, 2}, everyone, everyone],
+            silent={0: {0: 1, 1: 1, 2: 1}},
+            ratio=0.3,
+            allocation=0.5,
+            gain=0.7,
+            refresh=2,
+            check_every=0,
+        ),
+    ]
+    digests = [entry["agreement"] for entry in (*runs, averaged, sparse)]
     return {
         "protocol": 1,
         **generator_vectors(),
@@ -457,7 +674,11 @@ def vectors() -> dict[str, Any]:
         "digests": [{key: entry[key] for key in ("text", "sha256", "digest")} for entry in digests],
         "runs": runs,
         "fedavg": averaged,
+        "stc": sparse,
         "refused": refused(runs),
+        "allocations": allocations(),
+        "medians": medians(),
+        "sketchvote": voted,
     }
 
 
@@ -484,7 +705,7 @@ def main() -> None:
         FILE.write_text(text(), encoding="ascii")
     elif FILE.read_text(encoding="ascii") != text():
         raise SystemExit(
-            f"{FILE.name}: not what the package gives; see docs/protocol.md, section 12, before making it again"
+            f"{FILE.name}: not what the package gives; see docs/protocol.md, section 13, before making it again"
         )
 
 

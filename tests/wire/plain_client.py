@@ -54,6 +54,19 @@ def sketch_size(size: int, ratio: float) -> int:
     return max(1, math.floor(ratio * padded(size)))
 
 
+def allocated_sizes(sizes: Sequence[int], ratio: float, allocation: float) -> tuple[int, ...]:
+    """m of every layer of `sketchvote` (section 11.1)."""
+    if allocation == 1:
+        return tuple(sketch_size(size, ratio) for size in sizes)
+    pads = [padded(size) for size in sizes]
+    powers = [math.pow(pad, allocation) for pad in pads]
+    whole = 0.0
+    for power in powers:
+        whole = whole + power
+    shares = [ratio * sum(pads) * power / whole for power in powers]
+    return tuple(min(pad, max(1, math.floor(share))) for pad, share in zip(pads, shares, strict=True))
+
+
 # Section 3: random numbers.
 
 
@@ -111,17 +124,29 @@ def transform(values: Iterable[float]) -> list[float]:
     return x
 
 
-def sketch(model: Sequence[float], table: Table, ratio: float, seed: int, epoch: int) -> list[list[float]]:
-    """One list of entries for each layer."""
+def kept_rows(seed: int, epoch: int, index: int, size: int, m: int) -> list[int]:
+    key, bits = stream(seed, "sketch-rows", epoch, index), padded(size).bit_length() - 1
+    return [row(key, bits, j) for j in range(m)]
+
+
+def sketch(model: Sequence[float], table: Table, sizes: Sequence[int], seed: int, epoch: int) -> list[list[float]]:
+    """One list of entries for each layer; `sizes` has their numbers m."""
     layers = []
-    for index, (offset, size) in enumerate(table):
-        pad, m = padded(size), sketch_size(size, ratio)
+    for index, ((offset, size), m) in enumerate(zip(table, sizes, strict=True)):
         flips = signs(stream(seed, "sketch-signs", epoch, index), size)
-        x = [model[offset + i] * flips[i] for i in range(size)] + [0.0] * (pad - size)
-        x = transform(x)
-        key, bits, scale = stream(seed, "sketch-rows", epoch, index), pad.bit_length() - 1, f32(1 / math.sqrt(m))
-        layers.append([f32(x[row(key, bits, j)] * scale) for j in range(m)])
+        x = [model[offset + i] * flips[i] for i in range(size)] + [0.0] * (padded(size) - size)
+        x, scale = transform(x), f32(1 / math.sqrt(m))
+        layers.append([f32(x[i] * scale) for i in kept_rows(seed, epoch, index, size, m)])
     return layers
+
+
+def spread(entries: Sequence[float], seed: int, epoch: int, index: int, size: int) -> list[float]:
+    """The way back of one layer, without the scale: the transform of the entries in their rows, with signs."""
+    flips = signs(stream(seed, "sketch-signs", epoch, index), size)
+    x = [0.0] * padded(size)
+    for i, entry in zip(kept_rows(seed, epoch, index, size, len(entries)), entries, strict=True):
+        x[i] = entry
+    return [value * flip for value, flip in zip(transform(x), flips, strict=False)]
 
 
 # Section 5: statistics, thresholds, symbols.
@@ -335,7 +360,76 @@ class MaskedRows:
         return rows
 
 
-Field = Symbols | Floats | Mask | MaskedRows
+@dataclass(frozen=True)
+class Positions:
+    count: int
+    places: int
+
+    @property
+    def bits(self) -> int:
+        x, b = (self.places - self.count) / self.places, 0
+        while x >= 0.6180339887498949:
+            x, b = x * x, b + 1
+        return b
+
+    @property
+    def largest(self) -> int:
+        return (self.count * (self.bits + 1) + (self.places - self.count) // 2**self.bits + 7) // 8
+
+    def write(self, value: Sequence[int], known: list) -> bytes:
+        stream, at, before = 0, 0, -1
+        for position in value:
+            ones, rest = divmod(position - before - 1, 2**self.bits)
+            stream |= ((1 << ones) - 1 | rest << ones + 1) << at
+            at += ones + 1 + self.bits
+            before = position
+        return stream.to_bytes((at + 7) // 8, "little")
+
+    def codes(self, data: bytes) -> tuple[list[int], int]:
+        """The gaps at the beginning of `data`, and the bits they take."""
+        stream, at, gaps = int.from_bytes(data, "little"), 0, []
+        for _ in range(self.count):
+            ones = 0
+            while stream >> at + ones & 1:
+                ones += 1
+            rest = (stream >> at + ones + 1) % 2**self.bits
+            at += ones + 1 + self.bits
+            if at > 8 * len(data):
+                raise Refused("truncated")
+            gaps.append(ones * 2**self.bits + rest)
+        return gaps, at
+
+    def read(self, data: bytes, known: list) -> list[int]:
+        gaps, end = self.codes(data)
+        positions, at = [], -1
+        for gap in gaps:
+            at += gap + 1
+            positions.append(at)
+        if at >= self.places or int.from_bytes(data, "little") >> end:
+            raise Refused("decode")
+        return positions
+
+
+@dataclass(frozen=True)
+class MaskedBytes:
+    mask: int  # position of the mask, of one thing, among the fields
+    count: int
+
+    @property
+    def largest(self) -> int:
+        return self.count
+
+    def size(self, known: list) -> int:
+        return self.count * known[self.mask][0]
+
+    def write(self, value: bytes, known: list) -> bytes:
+        return value[: self.size(known)]
+
+    def read(self, data: bytes, known: list) -> bytes:
+        return data or bytes(self.count)
+
+
+Field = Symbols | Floats | Mask | MaskedRows | MaskedBytes | Positions
 
 
 def write_payload(fields: Sequence[Field], values: Sequence) -> bytes:
@@ -345,7 +439,7 @@ def write_payload(fields: Sequence[Field], values: Sequence) -> bytes:
 def read_payload(fields: Sequence[Field], payload: bytes) -> list:
     known, at = [], 0
     for field in fields:
-        size = field.size(known)
+        size = (field.codes(payload[at:])[1] + 7) // 8 if isinstance(field, Positions) else field.size(known)
         if len(payload) - at < size:
             raise Refused("truncated")
         known.append(field.read(payload[at : at + size], known))
@@ -417,13 +511,35 @@ def digest_of(text: str) -> bytes:
 
 
 @dataclass(frozen=True)
-class Run:
-    """What both ends know before the first round (section 2)."""
+class Known:
+    """What both ends of any method know before the first round (section 2)."""
 
     layers: Table
     classes: int
     seed: int
     initial: Sequence[float]
+
+    def text(self) -> str:
+        raise NotImplementedError
+
+    def fields(self, kind: int) -> tuple[Field, ...]:
+        raise NotImplementedError
+
+    @property
+    def digest(self) -> bytes:
+        return digest_of(self.text())
+
+    def receiver(self, kind: int, round: int, senders: Collection[int]) -> Receiver:
+        return Receiver(kind, self.fields(kind), round, self.digest, senders)
+
+    def frame(self, kind: int, round: int, sender: int, samples: int, values: Sequence) -> bytes:
+        return write_frame(kind, round, sender, samples, self.digest, write_payload(self.fields(kind), values))
+
+
+@dataclass(frozen=True)
+class Run(Known):
+    """A run of `pfedlms`."""
+
     thresholds: int = 7
     ratio: float = 0.1
     strength: float = 0.05
@@ -440,10 +556,6 @@ class Run:
         )
 
     @property
-    def digest(self) -> bytes:
-        return digest_of(self.text())
-
-    @property
     def table(self) -> Table:
         """The layers that the sketch uses."""
         return self.layers if self.layerwise else [(0, sum(size for _, size in self.layers))]
@@ -457,9 +569,6 @@ class Run:
         if kind < 2:
             return Floats(layers), Floats(layers, minimum=0.0)
         return (Symbols(self.sizes, self.thresholds + 1),)
-
-    def receiver(self, kind: int, round: int, senders: Collection[int]) -> Receiver:
-        return Receiver(kind, self.fields(kind), round, self.digest, senders)
 
 
 def common_lines(
@@ -483,7 +592,7 @@ class Client:
 
     def __init__(self, run: Run, id: int, samples: int, round: int, model: Sequence[float]) -> None:
         self.run, self.id, self.samples, self.round = run, id, samples, round
-        self.sketch = sketch(model, run.table, run.ratio, run.seed, round // run.refresh)
+        self.sketch = sketch(model, run.table, run.sizes, run.seed, round // run.refresh)
 
     def send_statistics(self) -> bytes:
         means, variances = zip(*map(statistics, self.sketch), strict=True)
@@ -504,8 +613,7 @@ class Client:
         _, _, (self.consensus,) = self.run.receiver(3, self.round, [SERVER]).accept(reply)
 
     def _send(self, kind: int, values: Sequence) -> bytes:
-        payload = write_payload(self.run.fields(kind), values)
-        return write_frame(kind, self.round, self.id, self.samples, self.run.digest, payload)
+        return self.run.frame(kind, self.round, self.id, self.samples, values)
 
 
 class Server:
@@ -516,7 +624,7 @@ class Server:
         self.refused: list[str] = []
 
     def pool_statistics(self, frames: Iterable[bytes]) -> bytes:
-        accepted = self._accept(0, frames)
+        accepted = accept(self.run.receiver(0, self.round, self.clients), frames, self.refused)
         samples = [samples for _, samples, _ in accepted]
         pooled = []
         for layer in range(len(self.run.table)):
@@ -526,25 +634,26 @@ class Server:
         return self._reply(1, list(zip(*pooled, strict=True)))
 
     def count_votes(self, frames: Iterable[bytes]) -> bytes:
-        accepted = self._accept(2, frames)
+        accepted = accept(self.run.receiver(2, self.round, self.clients), frames, self.refused)
         ballots = [values[0] for _, _, values in accepted]
         return self._reply(3, [vote([samples for _, samples, _ in accepted], ballots, self.run.thresholds)])
 
-    def _accept(self, kind: int, frames: Iterable[bytes]) -> list[tuple[int, int, list]]:
-        receiver, accepted = self.run.receiver(kind, self.round, self.clients), []
-        for data in frames:
-            try:
-                accepted.append(receiver.accept(data))
-            except Refused as refused:
-                self.refused.append(refused.error)
-        return sorted(accepted, key=lambda message: message[0])
-
     def _reply(self, kind: int, values: Sequence) -> bytes:
-        payload = write_payload(self.run.fields(kind), values)
-        return write_frame(kind, self.round, SERVER, 0, self.run.digest, payload)
+        return self.run.frame(kind, self.round, SERVER, 0, values)
 
 
-# Section 11: FedAvg.
+def accept(receiver: Receiver, frames: Iterable[bytes], refused: list[str]) -> list[tuple[int, int, list]]:
+    """Good frames in ascending order of ids; the errors of others are added to `refused`."""
+    accepted = []
+    for data in frames:
+        try:
+            accepted.append(receiver.accept(data))
+        except Refused as error:
+            refused.append(error.error)
+    return sorted(accepted, key=lambda message: message[0])
+
+
+# Section 11: FedAvg and STC.
 
 
 def average(samples: Sequence[int], models: Sequence[Sequence[float]]) -> list[float]:
@@ -555,3 +664,190 @@ def average(samples: Sequence[int], models: Sequence[Sequence[float]]) -> list[f
             weighted = weighted + n * x
         result.append(f32(weighted / total))
     return result
+
+
+def stc_fields(count: int, dim: int) -> list[Field]:
+    return [Floats(1, minimum=0.0), Signs(count), Positions(count, dim)]
+
+
+def ternary(x: Sequence[float], count: int) -> list:
+    """Magnitude, signs and positions: the values of `stc_fields`."""
+    positions = sorted(sorted(range(len(x)), key=lambda i: (-abs(x[i]), i))[:count])
+    magnitude = f32(math.fsum(abs(x[i]) for i in positions) / count)
+    return [[magnitude], [1.0 if x[i] >= 0 else -1.0 for i in positions], positions]
+
+
+def added(x: Sequence[float], factor: float, values: Sequence) -> list[float]:
+    """x + factor · STC, factor 1 or −1."""
+    (magnitude,), signs, positions = values
+    result = list(x)
+    for sign, i in zip(signs, positions, strict=True):
+        result[i] = f32(result[i] + factor * sign * magnitude)
+    return result
+
+
+def pooled(samples: Sequence[int], messages: Sequence[Sequence], residual: Sequence[float]) -> list[float]:
+    """The server's x."""
+    sums = [0.0] * len(residual)
+    for n, ((magnitude,), signs, positions) in zip(samples, messages, strict=True):
+        for sign, i in zip(signs, positions, strict=True):
+            sums[i] = sums[i] + n * (sign * magnitude)
+    return [f32(s / sum(samples) + e) for s, e in zip(sums, residual, strict=True)]
+
+
+# Section 11.1: a run of sketchvote.
+
+UP, DOWN, MODEL = 0, 1, 3
+ROOT = struct.unpack(">d", bytes.fromhex("3fe9884533d43651"))[0]  # sqrt(2 / π)
+
+
+@dataclass(frozen=True)
+class VoteRun(Known):
+    """A run of `sketchvote`."""
+
+    ratio: float = 0.1
+    gain: float = 1.0
+    allocation: float = 1.0
+    refresh: int = 1
+    check_every: int = 50
+
+    def text(self) -> str:
+        names = ("ratio", "gain", "allocation", "refresh", "check_every")
+        return digest_text(
+            common_lines("sketchvote", self.layers, self.classes, self.seed, self.initial)
+            | {f"method.{name}": getattr(self, name) for name in names}
+            | {"agreement.rows": ",".join(map(str, self.sizes))}
+        )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return allocated_sizes([size for _, size in self.layers], self.ratio, self.allocation)
+
+    @property
+    def factors(self) -> list[float]:
+        """f of every layer."""
+        pads = [padded(size) for _, size in self.layers]
+        return [self.gain * ROOT * math.sqrt(m) / pad for m, pad in zip(self.sizes, pads, strict=True)]
+
+    def fields(self, kind: int) -> tuple[Field, ...]:
+        if kind == MODEL:
+            return (Floats(len(self.initial)),)
+        said = (Signs(sum(self.sizes)), Floats(len(self.layers), minimum=0.0))
+        return (*said, Mask(1), MaskedBytes(2, 8)) if kind == UP else said
+
+    def by_layer(self, entries: Sequence) -> list[Sequence]:
+        """A whole sketch, cut into its layers."""
+        parts, at = [], 0
+        for m in self.sizes:
+            parts.append(entries[at : at + m])
+            at += m
+        return parts
+
+    def moved(self, w: Sequence[float], round: int, votes: Sequence[float], scales: Sequence[float]) -> list[float]:
+        """w after the answer of a round."""
+        after = list(w)
+        for index, ((offset, size), own) in enumerate(zip(self.layers, self.by_layer(votes), strict=True)):
+            c = f32(scales[index] * self.factors[index])
+            if c != 0:
+                for i, u in enumerate(spread(own, self.seed, round // self.refresh, index, size)):
+                    after[offset + i] = f32(w[offset + i] + f32(c * u))
+        return after
+
+
+def model_digest(w: Sequence[float]) -> bytes:
+    return hashlib.sha256(struct.pack(f"<{len(w)}f", *w)).digest()[:8]
+
+
+def root_mean_square(entries: Sequence[float]) -> float:
+    return f32(math.sqrt(math.fsum(y * y for y in entries) / len(entries)))
+
+
+def weighted_median(samples: Sequence[int], values: Sequence[float]) -> float:
+    voting = [(x, n) for x, n in zip(values, samples, strict=True) if x > 0]
+    for x in sorted(x for x, _ in voting):
+        if 2 * sum(n for other, n in voting if other <= x) >= sum(n for _, n in voting):
+            return x
+    return 0.0
+
+
+class VoteClient:
+    """One client through all rounds: w, its residual, and how many answers it has heard."""
+
+    def __init__(self, run: VoteRun, id: int, samples: int) -> None:
+        self.run, self.id, self.samples = run, id, samples
+        self.w, self.residual = list(run.initial), [0.0] * len(run.initial)
+        self.heard = self.checked = 0
+
+    def send(self, round: int, model: Sequence[float]) -> bytes:
+        """`model` is θ_k, after local steps from w."""
+        run, epoch = self.run, round // self.run.refresh
+        x = [f32(f32(own - w) + e) for own, w, e in zip(model, self.w, self.residual, strict=True)]
+        self.sketch = sketch(x, run.layers, run.sizes, run.seed, epoch)
+        self.residual = x
+        for index, ((offset, size), y) in enumerate(zip(run.layers, self.sketch, strict=True)):
+            scale, share = f32(1 / math.sqrt(len(y))), f32(len(y) / padded(size))
+            for i, u in enumerate(spread(y, run.seed, epoch, index, size)):
+                x[offset + i] = f32(x[offset + i] - f32(f32(u * scale) * share))
+        due = run.check_every > 0 and round >= self.checked + run.check_every
+        self.checked = round if due else self.checked
+        said = [[y for layer in self.sketch for y in layer], list(map(root_mean_square, self.sketch))]
+        return run.frame(UP, round, self.id, self.samples, [*said, [int(due)], model_digest(self.w)])
+
+    def hear(self, answer: bytes) -> None:
+        """The answer of the round that this client lacks next, be it of now or one that was missed."""
+        _, _, (votes, scales) = self.run.receiver(DOWN, self.heard, [SERVER]).accept(answer)
+        self.w = self.run.moved(self.w, self.heard, votes, scales)
+        self.heard += 1
+
+    def hear_model(self, frame: bytes, round: int) -> None:
+        """The model that the answers of all rounds below this one lead to."""
+        _, _, (self.w,) = self.run.receiver(MODEL, round - 1, [SERVER]).accept(frame)
+        self.heard = round
+
+
+class VoteServer:
+    """The server through all rounds: w, and all its answers. Who was found to track another model is `astray` until it
+    is known to have heard again."""
+
+    def __init__(self, run: VoteRun) -> None:
+        self.run, self.w = run, list(run.initial)
+        self.answers: list[bytes] = []
+        self.refused: list[str] = []
+        self.astray: set[int] = set()
+
+    @property
+    def round(self) -> int:
+        return len(self.answers)
+
+    def count_votes(self, clients: Collection[int], frames: Iterable[bytes]) -> tuple[bytes, list[float]]:
+        """The answer to the messages of a round, and the model it leads to: `finish` makes it the server's."""
+        accepted = accept(self.run.receiver(UP, self.round, clients), frames, self.refused)
+        own, heard = model_digest(self.w), []
+        for sender, samples, (said, scales, checked, digest) in accepted:
+            if checked[0] and digest != own and self.round:
+                self.astray.add(sender)
+            else:
+                heard.append((samples, self.run.by_layer(said), scales))
+        votes, medians = [], []
+        for layer, m in enumerate(self.run.sizes):
+            voting = [(n, said[layer]) for n, said, scales in heard if scales[layer] > 0]
+            for i in range(m):
+                up = sum(n for n, said in voting if said[i] > 0)
+                votes.append(1.0 if up >= sum(n for n, _ in voting) - up else -1.0)
+            medians.append(weighted_median([n for n, _, _ in heard], [scales[layer] for _, _, scales in heard]))
+        answer = self.run.frame(DOWN, self.round, SERVER, 0, [votes, medians])
+        return answer, self.run.moved(self.w, self.round, votes, medians)
+
+    def catch_up(self, client: int, heard: int) -> list[bytes]:
+        """What a client that has heard so many answers is sent before the answer of this round (section 12)."""
+        model = self.run.frame(MODEL, self.round - 1, SERVER, 0, [self.w]) if self.round else b""
+        if client in self.astray:
+            return [model]
+        missed = self.answers[heard:]
+        return missed if sum(map(len, missed)) <= len(model) else [model]
+
+    def finish(self, answer: bytes, model: list[float], heard: Collection[int]) -> None:
+        """End the round; `heard` are those who are known to have heard its answer."""
+        self.answers.append(answer)
+        self.w = model
+        self.astray -= set(heard)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pfedlms.errors import DecodeError, OversizedError, TruncatedError
-from pfedlms.wire import Floats, Mask, MaskedRows, Message, Scalar, Signs, Symbols
+from pfedlms.wire import Bits, Floats, Mask, MaskedBytes, MaskedRows, Message, Scalar, Signs, Symbols
 from pfedlms.wire.fields import Field
 
 quick = settings(deadline=None, max_examples=60)  # the first example may compile
@@ -57,6 +57,34 @@ def round_trip(fields: tuple[Field, ...], values: dict[str, Any]) -> dict[str, A
 # Bytes worked by hand.
 
 
+def test_bits_travel_as_they_are() -> None:
+    bits = Bits("bits", 11)
+    packed = np.array([0b10110001, 0b101], dtype=np.uint8)
+    assert encoded({"bits": packed}, bits) == bytes([0b10110001, 0b101])
+    signs = np.array([1, -1, -1, -1, 1, 1, -1, 1, 1, -1, 1], dtype=np.float32)
+    assert encoded({"bits": signs}, Signs("bits", 11)) == encoded({"bits": packed}, bits)
+    assert decoded(bytes([0b10110001, 0b101]), bits).tolist() == [0b10110001, 0b101]
+    with pytest.raises(DecodeError, match="got last byte 0x0d, expected only its lowest 3 bits in use"):
+        decoded(bytes([0, 0b1101]), bits)
+    with pytest.raises(ValueError, match="got last byte 0x0d, expected only its lowest 3 bits in use"):
+        encoded({"bits": np.array([0, 0b1101], dtype=np.uint8)}, bits)
+    assert round_trip((Bits("full", 16),), {"full": np.array([255, 255], dtype=np.uint8)})["full"].tolist() == [255] * 2
+
+
+def test_masked_bytes_are_there_or_not() -> None:
+    fields = Mask("there", 1), MaskedBytes("digest", "there", 3)
+    digest = np.array([1, 2, 255], dtype=np.uint8)
+    assert encoded({"there": np.array([True]), "digest": digest}, *fields) == bytes([1, 1, 2, 255])
+    assert encoded({"there": np.array([False]), "digest": digest}, *fields) == bytes([0])
+    for there in (True, False):
+        values = round_trip(fields, {"there": np.array([there]), "digest": digest})
+        assert values["digest"].tolist() == (digest.tolist() if there else [0, 0, 0])
+    with pytest.raises(TruncatedError, match="expected at least 4 up to field 'digest'"):
+        decoded(bytes([1, 1, 2]), *fields)
+    with pytest.raises(OversizedError):
+        decoded(bytes([0, 1, 2, 255]), *fields)
+
+
 def test_symbols_by_hand() -> None:
     # Levels 3: 1 + 2*3 = 7 in 4 bits; then 2 + 0*3 + 1*9 = 11 in 5 bits. Each segment begins a byte.
     assert encoded({"x": np.uint8([1, 2, 2, 0, 1])}, Symbols("x", (2, 3), 3)).hex() == "070b"
@@ -71,6 +99,11 @@ def test_signs_by_hand() -> None:
     assert signs.tolist() == [1, -1, 1, -1, -1, -1, -1, -1, 1]
 
 
+def test_bits_are_the_bytes_of_signs() -> None:
+    assert encoded({"x": np.uint8([5, 1])}, Bits("x", 9)).hex() == "0501"
+    assert decoded(bytes.fromhex("0501"), Bits("x", 9)).tolist() == [5, 1]
+
+
 def test_floats_by_hand() -> None:
     assert encoded({"x": np.float64([1, -2])}, Floats("x", 2)).hex() == "0000803f000000c0"
     assert encoded({"x": np.float32([0.5])}, Scalar("x")).hex() == "0000003f"
@@ -83,6 +116,14 @@ def test_masked_rows_by_hand() -> None:
     payload = encoded(values, *fields)
     assert payload.hex() == "06" + "0000803f00000040" + "0000404000008040"
     assert decoded(payload, *fields)["rows"].tolist() == [[0, 0], [1, 2], [3, 4]]
+
+
+def test_masked_bytes_by_hand() -> None:
+    fields = (Mask("mask", 1), MaskedBytes("x", "mask", 3))
+    said = np.uint8([1, 2, 255])
+    for yes, payload, value in ((True, "010102ff", [1, 2, 255]), (False, "00", [0, 0, 0])):
+        assert encoded({"mask": np.array([yes]), "x": said}, *fields).hex() == payload
+        assert round_trip(fields, {"mask": np.array([yes]), "x": said})["x"].tolist() == value
 
 
 # Round trips.
@@ -229,10 +270,23 @@ def test_masked_rows_that_are_not_finite() -> None:
         decoded(b"\2" + struct.pack("<f", np.nan), Mask("mask", 2), MaskedRows("rows", "mask", 2, 1))
 
 
-@pytest.mark.parametrize("field", [Symbols("x", (3,), 3), Signs("x", 3), Mask("x", 3)], ids=repr)
+@pytest.mark.parametrize("field", [Symbols("x", (3,), 3), Signs("x", 3), Mask("x", 3), Bits("x", 3)], ids=repr)
 def test_bits_after_the_end(field: Field) -> None:
     with pytest.raises(DecodeError, match="last byte 0x80"):
         decoded(b"\x80", field)
+
+
+def test_bits_after_the_end_are_not_written() -> None:
+    with pytest.raises(ValueError, match="field 'x': got last byte 0x08, expected only its lowest 3 bits in use"):
+        encoded({"x": np.uint8([8])}, Bits("x", 3))
+
+
+def test_masked_bytes_are_all_there_or_not_at_all() -> None:
+    fields = (Mask("mask", 1), MaskedBytes("x", "mask", 3))
+    with pytest.raises(TruncatedError, match="got 3 bytes, expected at least 4 up to field 'x'"):
+        decoded(b"\1ab", *fields)
+    with pytest.raises(OversizedError, match="got 4 bytes, expected 1"):
+        decoded(b"\0abc", *fields)
 
 
 def test_symbols_out_of_range() -> None:

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from pfedlms.errors import WireError
-from pfedlms.wire import Floats, Mask, MaskedRows, Message, Scalar, Signs, Symbols
+from pfedlms.wire import Bits, Floats, Mask, MaskedBytes, MaskedRows, Message, Positions, Scalar, Signs, Symbols
+from pfedlms.wire.fields import Field
 from pfedlms.wire.frames import Intake, Received, frame
 
 BROKEN, REPAIRED = 150_000, 150_000
@@ -37,7 +38,7 @@ class Target:
         return Intake(self.message, DIGEST, ROUND, SENDERS).accept(data, row)
 
 
-def target(draw: np.random.Generator, kind: int, *fields: Symbols | Floats | Signs | Mask | MaskedRows) -> Target:
+def target(draw: np.random.Generator, kind: int, *fields: Field) -> Target:
     message = Message(kind, fields)
     frames = []
     for sender in SENDERS:
@@ -45,6 +46,12 @@ def target(draw: np.random.Generator, kind: int, *fields: Symbols | Floats | Sig
         for field in fields:
             if type(field) is Symbols:
                 values[field.name] = draw.integers(0, field.levels, sum(field.segments)).astype(np.uint8)
+            elif isinstance(field, Bits):
+                values[field.name] = np.packbits(draw.random(field.count) < 0.5, bitorder="little")
+            elif isinstance(field, MaskedBytes):
+                values[field.name] = draw.integers(0, 256, field.count).astype(np.uint8)
+            elif type(field) is Positions:
+                values[field.name] = np.sort(draw.choice(field.places, field.count, replace=False))
         header = {"round": ROUND, "sender": sender, "samples": 10 + sender, "digest": DIGEST}
         frames.append(frame(message, values, **header))
     room = {name: np.ones_like(array) for name, array in message.room(3).items()}
@@ -60,6 +67,7 @@ def fill(draw: np.random.Generator, example: np.ndarray) -> np.ndarray:
 @pytest.fixture(scope="module")
 def targets() -> list[Target]:
     draw = np.random.default_rng(1)
+    voted = Bits("signs", 19), Floats("scale", 2, minimum=0)
     return [
         target(draw, 0, Floats("mean", 2), Floats("variance", 2, minimum=0)),
         target(draw, 2, Symbols("symbols", (5, 40), 3)),
@@ -68,6 +76,9 @@ def targets() -> list[Target]:
         target(draw, 0, Floats("model", 3)),
         target(draw, 0, Signs("signs", 11), Scalar("norm", 0.0)),
         target(draw, 0, Mask("mask", 5), MaskedRows("rows", "mask", 5, 2)),
+        target(draw, 1, Scalar("magnitude", 0.0), Signs("signs", 6), Positions("positions", 6, 90)),
+        target(draw, 0, *voted, Mask("checked", 1), MaskedBytes("digest", "checked", 8)),
+        target(draw, 1, *voted),
     ]
 
 
@@ -214,6 +225,9 @@ def check_well_formed(message: Message, received: Received, data: bytes) -> None
         assert (values.dtype, values.shape) == (field.dtype, field.shape)
         if type(field) is Symbols:
             assert values.max() < field.levels
+        elif type(field) is Positions:
+            assert 0 <= values[0] < values[-1] < field.places
+            assert np.diff(values).min() > 0
         else:
             assert np.isfinite(values).all()
             assert values.min() >= getattr(field, "minimum", -np.inf)

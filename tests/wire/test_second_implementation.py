@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import json
+import math
+import random
 import re
-import struct
 import sys
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +19,7 @@ import numpy as np
 import plain_client as plain
 import pytest
 import torch
+from bit_patterns import bits32, f32, f32s, f64, signs
 from torch import nn
 
 from pfedlms.cohort import Cohort
@@ -24,35 +27,17 @@ from pfedlms.data.federated import FederatedData, from_pairs
 from pfedlms.engine import Federation
 from pfedlms.engine import exchange as engine_exchange
 from pfedlms.engine.training import TrainSettings
+from pfedlms.errors import WireError
 from pfedlms.methods import METHODS
 from pfedlms.methods.pfedlms import PFedLMS, PFedLMSSettings
 from pfedlms.models.forward import CohortModel
+from pfedlms.wire import Message, Positions
 from pfedlms.wire.frames import SERVER, Intake, frame
 
 HERE = Path(__file__).parent
 PAGE = (HERE.parents[1] / "docs" / "protocol.md").read_text(encoding="utf-8")
 VECTORS = json.loads((HERE / "vectors.json").read_text(encoding="ascii"))
 STANDARD = {"hashlib", "math", "struct", "zlib", "statistics", "collections", "dataclasses", "__future__"}
-
-
-def f32(bits: str) -> float:
-    return struct.unpack(">f", bytes.fromhex(bits))[0]
-
-
-def f32s(values: list[str]) -> list[float]:
-    return [f32(bits) for bits in values]
-
-
-def bits32(values: Any) -> list[str]:
-    return [struct.pack(">f", value).hex() for value in values]
-
-
-def f64(bits: str) -> float:
-    return struct.unpack(">d", bytes.fromhex(bits))[0]
-
-
-def signs(text: str) -> list[float]:
-    return [1.0 if sign == "+" else -1.0 for sign in text]
 
 
 # The file and the page.
@@ -171,7 +156,7 @@ def test_fields() -> None:
         match entry["field"]:
             case "symbols":
                 fields, values = [plain.Symbols(tuple(entry["segments"]), entry["levels"])], [entry["symbols"]]
-            case "signs":
+            case "signs" | "bits":
                 fields, values = [plain.Signs(len(entry["signs"]))], [signs(entry["signs"])]
             case "floats" | "scalar":
                 fields, values = [plain.Floats(len(entry["values"]))], [f32s(entry["values"])]
@@ -181,6 +166,11 @@ def test_fields() -> None:
                 count, width = len(entry["rows"]), len(entry["rows"][0])
                 fields = [plain.Mask(count), plain.MaskedRows(0, count, width)]
                 values = [entry["mask"], [f32s(row) for row in entry["rows"]]]
+            case "positions":
+                fields, values = [plain.Positions(len(entry["positions"]), entry["places"])], [entry["positions"]]
+            case "masked bytes":
+                said = bytes.fromhex(entry["bytes"])
+                fields, values = [plain.Mask(1), plain.MaskedBytes(0, len(said))], [entry["mask"], said]
         assert plain.write_payload(fields, values).hex() == entry["payload"]
         assert plain.read_payload(fields, bytes.fromhex(entry["payload"])) == values
 
@@ -241,7 +231,7 @@ def test_fedavg() -> None:
     known, models = entry["agreement"], [f32s(client["model"]) for client in entry["clients"]]
     common = plain.common_lines(
         "fedavg", known["layers"], known["classes"], int(known["seed"], 16), f32s(known["initial"])
-    ) | {"method.share_statistics": False}
+    ) | {"method.share_statistics": False, "method.server_step": 1.0, "method.server_momentum": 0.0}
     assert plain.digest_text(common) == known["text"]
     digest = plain.digest_of(known["text"])
     fields = [plain.Floats(len(models[0]))]
@@ -256,6 +246,67 @@ def test_fedavg() -> None:
     assert bits32(average) == entry["average"]
     reply = plain.write_frame(1, entry["round"], plain.SERVER, 0, digest, plain.write_payload(fields, [average]))
     assert reply.hex() == entry["reply"]
+
+
+def test_stc() -> None:
+    """Both ends by the second implementation, residuals and w included, over two rounds."""
+    entry = VECTORS["stc"]
+    known, w = entry["agreement"], f32s(entry["agreement"]["initial"])
+    shares = {name: f64(value) for name, value in known["settings"].items()}
+    common = plain.common_lines("stc", known["layers"], known["classes"], int(known["seed"], 16), w)
+    assert plain.digest_text(common | {f"method.{name}": value for name, value in shares.items()}) == known["text"]
+    digest, dim = plain.digest_of(known["text"]), len(w)
+    counts = [math.floor(shares[name] * dim) for name in ("sparsity", "sparsity_down")]
+    assert counts == [4, 8]
+    fields = [plain.stc_fields(count, dim) for count in counts]
+    own, residual = [[0.0] * dim for _ in range(3)], [0.0] * dim
+    for played in entry["rounds"]:
+        receiver, messages = plain.Receiver(0, fields[0], played["round"], digest, [0, 1, 2]), []
+        for k, client in enumerate(played["clients"]):
+            step = [plain.f32(theta - at) for theta, at in zip(f32s(client["model"]), w, strict=True)]
+            x = [plain.f32(moved + left) for moved, left in zip(step, own[k], strict=True)]
+            sent = plain.ternary(x, counts[0])
+            own[k] = plain.added(x, -1.0, sent)
+            assert bits32(own[k]) == client["residual"]
+            payload = plain.write_payload(fields[0], sent)
+            assert payload == bytes.fromhex(client["frame"])[40:]
+            data = plain.write_frame(0, played["round"], client["id"], client["samples"], digest, payload)
+            assert data.hex() == client["frame"]
+            assert receiver.accept(data) == (client["id"], client["samples"], sent)
+            messages.append(sent)
+        x = plain.pooled([client["samples"] for client in played["clients"]], messages, residual)
+        sent = plain.ternary(x, counts[1])
+        residual, w = plain.added(x, -1.0, sent), plain.added(w, 1.0, sent)
+        assert (bits32(residual), bits32(w)) == (played["residual"], played["model"])
+        payload = plain.write_payload(fields[1], sent)
+        assert plain.write_frame(1, played["round"], plain.SERVER, 0, digest, payload).hex() == played["reply"]
+
+
+def test_both_read_and_refuse_the_same_streams_of_positions() -> None:
+    """Streams with bits changed, cut and prolonged: the same positions, or the same error."""
+    draw, seen = random.Random(4), Counter()
+    for _ in range(4000):
+        places = draw.choice((1, 5, 40, 300))
+        count = draw.randint(1, min(places, 12))
+        field = plain.Positions(count, places)
+        data = bytearray(field.write(sorted(draw.sample(range(places), count)), []))
+        for _ in range(draw.randint(0, 2)):
+            data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        longer = draw.choice((-1, 0, 0, 1))
+        data = data + b"\0" if longer > 0 else data[: len(data) + longer]
+        outcomes = []
+        try:
+            outcomes.append(plain.read_payload([field], bytes(data))[0])
+        except plain.Refused as refused:
+            outcomes.append(refused.error)
+        try:
+            read = Message(0, (Positions("x", count, places),)).read(memoryview(data).toreadonly())
+            outcomes.append(read["x"].tolist())
+        except WireError as error:
+            outcomes.append(type(error).__name__.removesuffix("Error").lower())
+        assert outcomes[0] == outcomes[1], (count, places, data.hex())
+        seen[outcomes[0] if isinstance(outcomes[0], str) else "read"] += 1
+    assert min(seen[name] for name in ("read", "truncated", "decode", "oversized")) > 100, seen
 
 
 @pytest.mark.parametrize("entry", VECTORS["refused"], ids=lambda entry: entry["what"].replace(" ", "-"))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
+import secrets
 import warnings
 from collections.abc import Callable
 from math import prod
@@ -67,19 +67,20 @@ def _read(path: Path, shape: tuple[int, int, int]) -> Raw | None:
 def _write(path: Path, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> None:
     """Under a name of its own first: readers see a whole copy or none, and processes that write the same one do not
     meet. It need not be durable, because it is checked when it is read."""
-    temporary: str | None = None
+    body = np.concatenate([labels.astype("<i8").view(np.uint8), images.reshape(-1)])
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        body = np.concatenate([labels.astype("<i8").view(np.uint8), images.reshape(-1)])
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
-            temporary = file.name
-            file.write(_digest(path, body))
-            file.write(body.data)
-        os.replace(temporary, path)
+        try:
+            with open(temporary, "xb") as file:
+                file.write(_digest(path, body))
+                file.write(body.data)
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
     except OSError as error:
         _warn(f"{path.parent}: cannot be written ({error.strerror}), so images will be decoded again next time")
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
 
 
 def _digest(path: Path, body: NDArray[np.uint8]) -> bytes:

@@ -120,7 +120,7 @@ def _pixels(files: list[bytes | None], path: Path, shape: tuple[int, int, int]) 
     likely: tuple[str, ...] | None = None
 
     def opened(file: bytes) -> Any:
-        """Tried first as what the image before was; to try all that Pillow knows takes as long as to decode."""
+        """Tried first as what the image before was; to try all that Pillow knows takes almost as long as to decode."""
         try:
             return Image.open(BytesIO(file), formats=likely)
         except UnidentifiedImageError:

@@ -81,8 +81,7 @@ def split(
     sizes = np.bincount(members, minlength=len(classes))
     wanted = min(max(round(share * total), 1), total - 1)
     quota = share * sizes
-    # A share just below 1 times a size can be rounded up to the size.
-    take = np.minimum(np.floor(quota).astype(np.int64), sizes - 1)
+    take = np.floor(quota).astype(np.int64)
     take[np.lexsort((take - quota, take + 1 == sizes))[: wanted - take.sum()]] += 1
     aside = np.zeros(total, dtype=bool)
     for label, count in enumerate(take):

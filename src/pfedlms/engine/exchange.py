@@ -188,6 +188,8 @@ class Channel:
         self, exchange: Exchange[Any], server: Tensors, arrived: list[Received], got: Tensors
     ) -> tuple[list[Received], Tensors]:
         """Without the messages of clients whose model is not the server's."""
+        if self.round == 0:  # w⁰ is in every frame's digest, and there is no round before from which to send a model
+            return arrived, got
         alike = exchange.in_step(server, got)
         if all(alike):
             return arrived, got

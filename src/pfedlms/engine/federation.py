@@ -151,8 +151,8 @@ class Federation:
         return {
             "rounds_played": self.rounds_played,
             "digest": self._digest,
-            "server": self._server,
-            "before": self._before,
+            "server": {name: value.cpu() for name, value in self._server.items()},
+            "before": {name: value.cpu() for name, value in self._before.items()},
             "last": self._last,
             "answers": self._answers.frames,
             "heard": self._heard,
@@ -171,8 +171,11 @@ class Federation:
                 f"checkpoint: got models of shape {tuple(state['params'].shape)}, expected "
                 f"{tuple(expected.params.shape)} with the same momentum setting"
             )
-        self.rounds_played, self._server = state["rounds_played"], state["server"]
-        self._before, self._last, self._heard = state["before"], state["last"], state["heard"]
+        self.rounds_played, self._last, self._heard = state["rounds_played"], state["last"], state["heard"]
+        places = {name: value.device for name, value in self.method.server_start().items()}
+        self._server, self._before = (
+            {name: value.to(places[name]) for name, value in state[which].items()} for which in ("server", "before")
+        )
         self._answers.frames = state["answers"]
         self._clients.load(state, self._samples)
 
@@ -280,6 +283,7 @@ def task_of(model: CohortModel, classes: int, who: Participation, train: TrainSe
         statistics=tuple(
             (name, value.numel()) for name, value in model.initial_buffers.items() if value.is_floating_point()
         ),
+        device=model.device,
     )
 
 

@@ -24,8 +24,9 @@ from pfedlms.wire.frames import SERVER, Intake, frame
 
 
 def message_cost(method: Method) -> Traffic:
-    """Bytes of one client in one round: a message of every kind at its largest size, encoded and decoded again. What
-    catching up takes depends on who was away, so none of it is in here."""
+    """Bytes of one client in one round: a message of every kind at its largest size (with positions: at an average one,
+    see `estimated`), encoded and decoded again. What catching up takes depends on who was away, so none of it is in
+    here."""
     digest = agreement(method)
     total = Traffic()
     for exchange in method.exchanges:
@@ -35,6 +36,12 @@ def message_cost(method: Method) -> Traffic:
             framing = len(data) - payload
             total += Traffic(0, 0, payload, framing) if sender == SERVER else Traffic(payload, framing)
     return total
+
+
+def estimated(method: Method) -> bool:
+    """Whether `message_cost` is of average messages, which real ones are near, and not of the largest."""
+    messages = [message for exchange in method.exchanges for message in (exchange.up, exchange.down)]
+    return any(message.size(message.example()) < message.max_bytes for message in messages)
 
 
 def catches_up(config: Config, method: Method) -> bool:
@@ -89,6 +96,7 @@ def _row(tables: Tables, classes: int | None, as_in_paper: bool) -> dict[str, An
         "participants": who.count,
         "parameters": model.layout.dim,
         **{f"{part}_bits": 8 * count for part, count in asdict(cost).items() if part != "catch_up"},
+        "estimated": estimated(method),
         "catches_up": catches_up(config, method),
         "mib_per_round": who.count * (cost.up_payload + cost.down_payload) / (1 << 20),
     }
@@ -120,6 +128,7 @@ def plan_json(config: Config, federation: Federation) -> dict[str, Any]:
         "layers": layers,
         "bytes_per_round": sent,
         "total_bytes": sum(sent.values()) * config.train.rounds,
+        "estimated": estimated(federation.method),
         "catches_up": catches_up(config, federation.method),
         "memory_bytes": {"data": data.x.numel() * 4 + data.y.numel() * 8, "clients": kept, "working": working},
     }

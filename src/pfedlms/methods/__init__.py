@@ -15,7 +15,9 @@ from pfedlms.methods.sketchvote import SketchVote
 from pfedlms.methods.stc import STC
 from pfedlms.methods.zsign import ZSign
 
-_ALL: tuple[type[Method], ...] = (PFedLMS, SketchVote, PFed1BS, FedAvg, EDEN, STC, ZSign, OBCSAA, OBDA, FedProto, Local)
+_ALL: tuple[type[Method], ...] = (
+    SketchVote, PFedLMS, PFed1BS, FedAvg, STC, EDEN, ZSign, OBCSAA, OBDA, FedProto, Local,
+)  # fmt: skip
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 
 

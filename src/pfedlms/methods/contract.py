@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from pfedlms.aggregate import WeightedMean
@@ -46,6 +47,8 @@ class Task:
     weight_decay: float
     statistics: tuple[tuple[str, int], ...] = ()
     """Running statistics of the model, by name and size; they stay with the clients unless a method shares them."""
+    device: torch.device | str = "cpu"
+    """Where this end computes. Messages are on the host; what a server keeps may lie here, if its method puts it."""
 
 
 class ClientWork(Protocol):
@@ -211,5 +214,5 @@ class Tracked(Method):
 
 def go_on_from(cohort: Cohort, model: Tensor) -> Cohort:
     """All clients of a tracked method take `model` (`[dim]` or `[clients, dim]`) as w and train on from it."""
-    adopted = cohort.with_model(model)
-    return adopted.with_state(model=adopted.params)
+    adopted = model.expand_as(cohort.params).contiguous()
+    return replace(cohort, params=adopted, momentum=torch.zeros_like(cohort.momentum)).with_state(model=adopted)

@@ -89,20 +89,22 @@ class VoteOnTheUnsaid(Exchange[Ballots]):
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
         model, device = cohort.state["model"], cohort.params.device
         sketched, unsaid = self._sketches.of(round, device).split(cohort.params, model, cohort.state["residual"])
-        scales = root_mean_squares(sketched, self._sketches.sizes)
-        if not torch.isfinite(scales).all():  # as any number in x that is not finite makes them
-            fine = torch.isfinite(scales).all(dim=1).tolist()
+        signs, scales = pack_signs(sketched), root_mean_squares(sketched, self._sketches.sizes).cpu()
+        fine = torch.isfinite(scales).all(dim=1).tolist()  # any number in x that is not finite makes them so
+        if not all(fine):
             raise DivergedError(
                 f"round {round + 1}: what client {cohort.ids[fine.index(False)]} has learnt is not finite or too large "
                 "to be sketched; lower train.learning_rate or method.gain"
             )
-        due = cohort.state["checked"] + self._check_every <= round if self._check_every else cohort.state["checked"] < 0
+        last = cohort.state["checked"].cpu()
+        due = last + self._check_every <= round if self._check_every else torch.zeros_like(last, dtype=torch.bool)
         digests = torch.zeros(len(cohort.ids), DIGEST_BYTES, dtype=torch.uint8)
-        rows = torch.nonzero(due[:, 0]).flatten().tolist()
-        if rows:
-            digests[rows] = digests_of(model[rows])
-        after = cohort.with_state(residual=unsaid, checked=torch.where(due, round, cohort.state["checked"]))
-        return after, {"signs": pack_signs(sketched), "scale": scales, "checked": due, "digest": digests}
+        after = cohort.with_state(residual=unsaid)
+        if due.any():
+            rows = due.flatten().nonzero().flatten()
+            digests[rows] = digests_of(model[rows.to(device)])
+            after = after.with_state(checked=torch.where(due, round, last).to(device))
+        return after, {"signs": signs, "scale": scales, "checked": due, "digest": digests}
 
     def in_step(self, server: Tensors, values: Tensors) -> list[bool]:
         checked = values["checked"].flatten()
@@ -125,7 +127,8 @@ class VoteOnTheUnsaid(Exchange[Ballots]):
         signs = np.packbits(np.concatenate([vote.result() for vote in total.votes]), bitorder="little")
         scales = [weighted_median(total.samples, own) for own in np.stack(total.scales, axis=1)]
         answer = {"signs": torch.from_numpy(signs), "scale": torch.from_numpy(np.array(scales, dtype=np.float32))}
-        return {"model": self._moved(server["model"], answer, round)}, answer
+        there = {name: value.to(server["model"].device) for name, value in answer.items()}
+        return {"model": self._moved(server["model"], there, round)}, answer
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
         return go_on_from(cohort, self._moved(cohort.state["model"], values, round))
@@ -144,8 +147,8 @@ def step_along(model: Tensor, sketch: Sketch, votes: Tensor, factors: Tensor) ->
 
     Integers times c, then added to w: two operations that round one after the other, and so the same bits everywhere.
     """
-    step = sketch.spread(votes[None])[0] * factors
-    return torch.where(factors != 0, model + step, model)
+    step = torch.where(factors != 0, sketch.spread(votes[None])[0] * factors, -0.0)  # w − 0 is w, also where w is −0
+    return model + step
 
 
 def digests_of(models: Tensor) -> Tensor:
@@ -181,6 +184,9 @@ class SketchVote(Tracked):
         """With an allocation m is a power in floating point: both ends compare what they came to."""
         assert self.sketched is not None
         return {"rows": ",".join(map(str, self.sketched[1]))}
+
+    def server_start(self) -> Tensors:
+        return {"model": self.task.initial.to(self.task.device)}
 
     def client_start(self, cohort: Cohort) -> Cohort:
         checked = torch.zeros(len(cohort.ids), 1, dtype=torch.int64, device=cohort.params.device)

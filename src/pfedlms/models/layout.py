@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 from math import floor
 
 from torch import nn
@@ -49,7 +49,8 @@ class Layout:
         if allocation == 1:
             return tuple(layer.sketch(ratio) for layer in self.layers)
         total, powers = sum(layer.pad for layer in self.layers), [layer.pad**allocation for layer in self.layers]
-        share = [ratio * total * power / sum(powers) for power in powers]
+        *_, whole = accumulate(powers)  # not `sum`, which rounds floats in another way from Python 3.12 on
+        share = [ratio * total * power / whole for power in powers]
         return tuple(min(layer.pad, max(1, floor(m))) for layer, m in zip(self.layers, share, strict=True))
 
 

@@ -116,11 +116,12 @@ def bits_table_of(rows: Sequence[Mapping[str, Any]]) -> Table:
                 f"{row['method']}, {row['downlink']} ↓" if "downlink" in row else row["method"],
                 *(f"{bits:,}" for bits in (up, row["up_framing_bits"], down, row["down_framing_bits"])),
                 *(f"{bits / row['parameters']:.3g}" for bits in (up, down)),
-                (f"{mib:,.2f}" if mib >= 1 else f"{mib:.3g}") + " +" * row["catches_up"],
+                "≈" * row["estimated"] + (f"{mib:,.2f}" if mib >= 1 else f"{mib:.3g}") + " +" * row["catches_up"],
             ]
         )
     title = f"{first['model']}, {first['parameters']:,} parameters, {who}"
-    more = f" +: and {CATCHING_UP}." if any(row["catches_up"] for row in rows) else ""
+    more = f" ≈: {ESTIMATED}." if any(row["estimated"] for row in rows) else ""
+    more += f" +: and {CATCHING_UP}." if any(row["catches_up"] for row in rows) else ""
     return table(columns, cells, title, _BITS_CAPTION + more)
 
 
@@ -128,6 +129,7 @@ _BITS_CAPTION = (
     "Bits of one client in one round: payload, framing apart, and payload a parameter (/n). MiB: payload of all "
     "participants in a round, up and down."
 )
+ESTIMATED = "with entries at random places; a real message is up to a few percent longer or shorter"
 CATCHING_UP = "what clients that were away are sent to catch up, which depends on who is drawn"
 
 
@@ -154,7 +156,8 @@ def print_plan(plan: Mapping[str, Any], at_once: int, console: Console) -> None:
             f"{label}: {traffic[f'{way}_payload']:,} bytes a round and {traffic[f'{way}_framing']:,} of framing, "
             "all participants together"
         )
-    more = f", and {CATCHING_UP}" if plan["catches_up"] else ""
+    more = f", {ESTIMATED}" if plan["estimated"] else ""
+    more += f", and {CATCHING_UP}" if plan["catches_up"] else ""
     console.print(f"whole run: {plan['total_bytes'] / MIB:,.2f} MiB{more}")
     held, kept, working = (f"{memory[part] / MIB:,.1f} MiB" for part in ("data", "clients", "working"))
     console.print(

@@ -1,0 +1,283 @@
+"""sketchvote: one exchange by dense matrices in float64, the limits that explain it, and its checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from math import pi, sqrt
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from definitions import dense_model, layer_of_entry
+from factories import CLIENTS, CPU, RATIO, SEED, SIZES, Post, Work, cohort_of, federation, hold, layout_of, normal
+from pfedlms.aggregate import WeightedMean
+from pfedlms.cohort import Cohort
+from pfedlms.errors import DivergedError
+from pfedlms.methods import METHODS, register
+from pfedlms.methods.consensus import Sketches
+from pfedlms.methods.contract import Exchange, go_on_from
+from pfedlms.methods.sketchvote import SketchVote, SketchVoteSettings, VoteOnTheUnsaid, step_along
+from pfedlms.wire import Floats, Message
+
+DIM = sum(SIZES)
+PADS = (16, 16, 1, 8, 64, 64)
+ROWS = (8, 8, 1, 4, 32, 32)
+SHARES = [m / n for m, n in zip(ROWS, PADS, strict=True)]
+
+
+def exchange_of(*sizes: int, ratio: float = RATIO, gain: float = 1.0, check_every: int = 0) -> VoteOnTheUnsaid:
+    return VoteOnTheUnsaid(Sketches(layout_of(*sizes), ratio, SEED, refresh=1), gain, check_every)
+
+
+def clients_at(params: Tensor, model: Tensor, residual: Tensor, samples: list[int]) -> Cohort:
+    cohort = cohort_of(params, samples=samples, model=model)
+    return cohort.with_state(residual=residual, checked=torch.zeros(len(params), 1, dtype=torch.int64))
+
+
+def said_of(exchange: VoteOnTheUnsaid, cohort: Cohort, round: int = 0) -> tuple[Cohort, dict[str, np.ndarray]]:
+    after, values = exchange.client_send(cohort, round, Work())
+    return after, {name: value.numpy() for name, value in values.items()}
+
+
+def per_layer(values: Sequence[float]) -> Tensor:
+    """A number of every layer, for each of its parameters."""
+    return torch.tensor(values, dtype=torch.float64).repeat_interleave(torch.tensor(SIZES))
+
+
+# --- one exchange, by its definition ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("round", [0, 3])
+def test_a_round_is_that_of_the_box(round: int) -> None:
+    """With Φ as a dense matrix, everything in float64. Weights 5, 1, 1, 3 make the first client half of the vote."""
+    samples, model = [5, 1, 1, 3], normal(DIM, seed=1)
+    params, residual = normal(4, DIM, seed=2), normal(4, DIM, seed=3)
+    phi, layers = dense_model(SIZES, RATIO, SEED, epoch=round), layer_of_entry(SIZES, RATIO)
+    x = (params - model + residual).double()
+    y = x @ phi.T
+    votes = (torch.tensor(samples).double() @ torch.where(y >= 0, 1.0, -1.0).double() >= 0).double() * 2 - 1
+    scales = torch.stack([y[:, layers == layer].square().mean(dim=1).sqrt() for layer in range(len(SIZES))])
+    middle = [brute_median(samples, own.tolist()) for own in scales]
+    sizes = [sqrt(2 / pi) * s * m / n for s, m, n in zip(middle, ROWS, PADS, strict=True)]
+    moved = model.double() + per_layer(sizes) * (phi.T @ votes)
+    unsaid = x - per_layer(SHARES) * (y @ phi)
+
+    exchange = exchange_of(*SIZES)
+    sent, said = said_of(exchange, clients_at(params, model, residual, samples), round)
+    bits = np.unpackbits(said["signs"], axis=1, count=len(layers), bitorder="little")
+    assert bits.tolist() == (y >= 0).int().tolist()
+    np.testing.assert_allclose(said["scale"], scales.T.numpy(), rtol=1e-6)
+    torch.testing.assert_close(sent.state["residual"].double(), unsaid, rtol=1e-5, atol=1e-5)
+
+    (after,), server = hold(exchange, clients_at(params, model, residual, samples), {"model": model}, round=round)
+    torch.testing.assert_close(server["model"].double(), moved, rtol=1e-5, atol=1e-6)
+    assert torch.equal(after.state["residual"], sent.state["residual"])
+    for row in (*after.params, *after.state["model"]):
+        assert torch.equal(row, server["model"])
+
+
+def brute_median(samples: list[int], values: list[float]) -> float:
+    """Each value as often as its weight says, those above zero in order: the lower middle one."""
+    drawn = sorted(value for weight, value in zip(samples, values, strict=True) for _ in range(weight) if value > 0)
+    return drawn[(len(drawn) - 1) // 2] if drawn else 0.0
+
+
+def test_who_has_nothing_to_say_in_a_layer_has_no_vote_there() -> None:
+    """Two layers. The heavy client has x = 0 in the first: there the light one decides sign and size; in the second it
+    is outvoted. A layer in which nobody speaks stays as it is, −0 included."""
+    sizes, samples = (16, 64, 4), [7, 1]
+    model = torch.cat([normal(80, seed=1), torch.tensor([-0.0, 0.0, 1.0, -1.0])])
+    params = model + normal(2, 84, seed=2)
+    params[0, :16], params[:, 80:] = model[:16], model[80:]
+    heavy_alone, light_alone = (
+        hold(exchange_of(*sizes), clients_at(params[k : k + 1], model, torch.zeros(1, 84), [1]), {"model": model})[1]
+        for k in (0, 1)
+    )
+    _, together = hold(exchange_of(*sizes), clients_at(params, model, torch.zeros(2, 84), samples), {"model": model})
+    assert torch.equal(together["model"][:16], light_alone["model"][:16])
+    assert torch.equal(together["model"][16:80], heavy_alone["model"][16:80])
+    assert not torch.equal(heavy_alone["model"][16:80], light_alone["model"][16:80])
+    assert together["model"][80:].numpy().tobytes() == model[80:].numpy().tobytes()
+
+
+def test_rows_follow_the_allocation_and_enter_the_digest() -> None:
+    """Three layers of pad 1024, 64 and 16. With a = 0 each has a third of a tenth of 1,104: 36, but no more than there
+    are; with a = 0.5 shares are 32 : 8 : 4 of 44."""
+    layout = layout_of(1000, 64, 16)
+    for allocation, rows in ((1.0, (102, 6, 1)), (0.0, (36, 36, 16)), (0.5, (80, 20, 10))):
+        assert layout.sketch_sizes(0.1, allocation) == rows
+        method = federation("sketchvote", allocation=allocation).method
+        assert method.sketched is not None
+        assert method.agreement() == {"rows": ",".join(map(str, method.sketched[1]))}
+    assert len({federation("sketchvote", allocation=a)._digest for a in (1.0, 0.5)}) == 2
+
+
+# --- why it works -----------------------------------------------------------------------------------------------------
+
+
+class ExactMeans(VoteOnTheUnsaid):
+    """The same exchange with the values of y_k instead of their signs, and their weighted mean instead of the vote."""
+
+    def __init__(self, sketches: Sketches) -> None:
+        super().__init__(sketches, gain=1.0, check_every=0)
+        self.up, self.down = (Message(kind, (Floats("values", sum(sketches.sizes)),)) for kind in (0, 1))
+
+    def client_send(self, cohort: Cohort, round: int, work: Any) -> Any:
+        sketch = self._sketches.of(round, CPU)
+        said, unsaid = sketch.split(cohort.params, cohort.state["model"], cohort.state["residual"])
+        return cohort.with_state(residual=unsaid), {"values": said}
+
+    in_step = Exchange.in_step
+
+    def server_open(self, server: Any, round: int) -> Any:
+        return WeightedMean(sum(self._sketches.sizes))
+
+    def server_add(self, total: Any, ids: Any, samples: Any, values: Any) -> Any:
+        return total.add(samples, values["values"])
+
+    def server_reply(self, server: Any, total: Any, round: int) -> Any:
+        mean = total.result().float()
+        return {"model": self._stepped(server["model"], mean, round)}, {"values": mean}
+
+    def client_receive(self, cohort: Cohort, values: Any, round: int) -> Cohort:
+        return go_on_from(cohort, self._stepped(cohort.state["model"], values["values"], round))
+
+    def _stepped(self, model: Tensor, mean: Tensor, round: int) -> Tensor:
+        """By the step of the method itself, c_l = √m / N: then it is (m/N) Φᵀ of the mean."""
+        sketch = self._sketches.of(round, CPU)
+        factors = torch.tensor(
+            [sqrt(m) / place.pad for m, place in zip(sketch.sizes, sketch.shape.places, strict=True)]
+        )
+        return step_along(model, sketch, mean, factors.repeat_interleave(self._widths))
+
+
+class Exact(SketchVote):
+    name = "exact"
+
+    def __init__(self, task: Any, settings: SketchVoteSettings) -> None:
+        super().__init__(task, settings)
+        self.exchanges = (ExactMeans(Sketches(task.layout, settings.ratio, task.seed, settings.refresh)),)
+
+
+@pytest.fixture
+def exact() -> Iterator[None]:
+    register(Exact)
+    yield
+    del METHODS["exact"]
+
+
+@pytest.mark.usefixtures("exact")
+def test_with_values_instead_of_signs_and_all_directions_it_is_fedavg() -> None:
+    """Whole rounds on padded layers, within what float32 rounds off; at half of the directions it is not."""
+    averaged, same, half = federation("fedavg"), federation("exact", ratio=1.0), federation("exact", ratio=0.5)
+    for each in (averaged, same, half):
+        each.start()
+        for _ in range(4):
+            each.play_round()
+    expected = averaged.state()["params"]
+    torch.testing.assert_close(same.state()["params"], expected, rtol=1e-4, atol=2e-5)
+    assert (half.state()["params"] - expected).abs().max() > 1e-2
+
+
+def test_what_clients_learnt_is_said_or_kept() -> None:
+    """Σ N_k x_k before = Σ N_k (m/N) Φᵀ y_k, which is what exact means would move w by times N, + Σ N_k e_k after."""
+    samples, model = torch.tensor([5.0, 1.0, 3.0], dtype=torch.float64), normal(DIM, seed=1)
+    params, residual = normal(3, DIM, seed=2), normal(3, DIM, seed=3)
+    sent, _ = said_of(exchange_of(*SIZES), clients_at(params, model, residual, [5, 1, 3]))
+    phi = dense_model(SIZES, RATIO, SEED)
+    x = (params - model + residual).double()
+    shares = per_layer(SHARES)
+    spoken = samples @ ((x @ phi.T) @ phi) * shares
+    kept = samples @ sent.state["residual"].double()
+    torch.testing.assert_close(samples @ x, spoken + kept, rtol=1e-6, atol=1e-4)
+    # Without padding what is said and what is kept are orthogonal, so nothing is said twice.
+    first, last = x[:, :16] - sent.state["residual"][:, :16].double(), sent.state["residual"][:, :16].double()
+    torch.testing.assert_close((first * last).sum(dim=1), torch.zeros(3, dtype=torch.float64), atol=1e-5, rtol=0)
+
+
+def on_a_quadratic(contraction: float, ratio: float, rounds: int = 300) -> tuple[list[float], list[float], list[float]]:
+    """f_k = ½ ‖θ − a_k‖², whose local steps take a client the share `contraction` of the way to a_k in a round. Of
+    every round the largest ‖e_k‖ and ‖θ_k − w‖, and how far w is from the mean of the a_k."""
+    dim, goals = 256, normal(5, 256, seed=4) + normal(256, seed=9)
+    exchange, server = exchange_of(dim, ratio=ratio), {"model": torch.zeros(dim)}
+    cohort = clients_at(torch.zeros(5, dim), torch.zeros(dim), torch.zeros(5, dim), [1] * 5)
+    kept, moved, away = [], [], []
+    for round in range(rounds):
+        start = cohort.params
+        trained = start + contraction * (goals - start)
+        (cohort,), server = hold(exchange, cohort.with_model(trained).with_state(model=start), server, round=round)
+        kept.append(cohort.state["residual"].norm(dim=1).max().item())
+        moved.append((trained - start).norm(dim=1).max().item())
+        away.append((server["model"] - goals.mean(dim=0)).norm().item())
+    return kept, moved, away
+
+
+@pytest.mark.parametrize(("contraction", "ratio"), [(0.02, 0.25), (0.1, 0.25), (0.02, 0.1)])
+def test_residuals_stay_bounded_on_a_quadratic(contraction: float, ratio: float) -> None:
+    """A fresh projection of rank δN keeps 1 − δ of ‖x‖² on average, so ‖e‖ stays near or below √(1−δ) / (1 − √(1−δ))
+    times the largest ‖θ − w‖; and w comes to the mean of the a_k."""
+    kept, moved, away = on_a_quadratic(contraction, ratio)
+    root = sqrt(1 - ratio)
+    assert max(kept) < root / (1 - root) * max(moved)
+    assert max(kept[200:]) < 1.1 * max(kept[100:200])
+    assert max(away[200:]) < 0.5 * away[0]
+
+
+@pytest.mark.parametrize("ratio", [0.25, 0.1])
+def test_a_direction_that_waits_too_long_overshoots(ratio: float) -> None:
+    """A direction is spoken of after k rounds, P(k) = δ (1−δ)^(k−1), and then moves by all k of them, so that the error
+    in it becomes 1 − kη times itself: E (1 − kη)² < 1 iff η < 2δ / (2 − δ). Rounds that contract more diverge."""
+    limit = 2 * ratio / (2 - ratio)
+    calm, wild = (on_a_quadratic(share * limit, ratio)[2] for share in (0.6, 1.3))
+    assert max(calm[200:]) < calm[0]
+    assert min(wild[250:]) > 10 * wild[0]
+
+
+def test_without_gain_w_never_moves() -> None:
+    chosen = federation("sketchvote", gain=0.0)
+    chosen.start()
+    before = chosen.method.task.initial.numpy().tobytes()
+    for _ in range(3):
+        chosen.play_round()
+    state = chosen.state()
+    assert {row.numpy().tobytes() for row in (*state["state"]["model"], state["server"]["model"])} == {before}
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_digest_travels_when_a_client_was_not_checked_for_so_long() -> None:
+    """Every third round here, 8 bytes more: the first of SHA-256 of the w that the client trained from."""
+    post = Post()
+    chosen = federation("sketchvote", link=post, check_every=3)
+    chosen.start()
+    expected = []
+    for round in range(7):
+        w = chosen.state()["server"]["model"].numpy()
+        expected += [sha256(w.tobytes()).digest()[:8] if round in (3, 6) else b""] * CLIENTS
+        chosen.play_round()
+    plain = min(map(len, post.payloads))
+    assert [payload[plain:] for payload in post.payloads] == expected
+    assert [payload[plain - 1] for payload in post.payloads] == [len(each) // 8 for each in expected]
+
+
+def test_with_check_every_zero_no_digest_travels() -> None:
+    post = Post()
+    chosen = federation("sketchvote", link=post, check_every=0)
+    chosen.start()
+    for _ in range(4):
+        chosen.play_round()
+    assert len({len(payload) for payload in post.payloads}) == 1
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), 3e38])
+def test_what_cannot_be_sketched_is_told_with_the_client(broken: float) -> None:
+    params = normal(3, DIM)
+    params[1, 2:5] = broken
+    cohort = clients_at(params, torch.zeros(DIM), torch.zeros(3, DIM), [1, 1, 1])
+    with pytest.raises(DivergedError, match=r"round 5: what client 1 has learnt is not finite or too large"):
+        exchange_of(*SIZES).client_send(cohort, 4, Work())

@@ -1,0 +1,272 @@
+"""STC: which entries are kept, what residuals hold, a whole round in NumPy, and its limits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from factories import CLIENTS, DIM, cohort_of, federation, hold, normal, overheard, task_of
+from pfedlms.methods.stc import STC, STCSettings, TernaryUpdates, dense, ternary
+from pfedlms.models import Cohort
+from pfedlms.wire.frames import SERVER
+
+
+def exchange_of(dim: int, sparsity: float, down: float = 0.0) -> TernaryUpdates:
+    return TernaryUpdates(task_of(dim), STCSettings(sparsity, down))
+
+
+def clients_with(updates: Tensor, model: Tensor | None = None, residual: Tensor | None = None, **known: Any) -> Cohort:
+    """Clients whose θ_k − w is `updates: [clients, dim]`, exactly where w = 0."""
+    w = torch.zeros(updates.shape[1]) if model is None else model
+    cohort = cohort_of(w + updates, model=w, **known)
+    return cohort.with_state(residual=torch.zeros_like(updates) if residual is None else residual)
+
+
+def server_at(model: Tensor) -> dict[str, Tensor]:
+    return {"model": model, "residual": torch.zeros_like(model)}
+
+
+def in_numpy(x: np.ndarray, count: int) -> np.ndarray:
+    """STC of one vector in float64, by sorting pairs (−magnitude, index)."""
+    kept = sorted(range(len(x)), key=lambda i: (-abs(x[i]), i))[:count]
+    result = np.zeros(len(x))
+    result[kept] = np.where(x[kept] >= 0, 1.0, -1.0) * np.mean(np.abs(x[kept]))
+    return result
+
+
+# --- STC of a vector --------------------------------------------------------------------------------------------------
+
+
+def test_by_hand() -> None:
+    """The three largest of (1, −5, 0, 3, −4, 2) are −5, 3 and −4; their magnitudes have the mean 4."""
+    sent = ternary(torch.tensor([[1.0, -5.0, 0.0, 3.0, -4.0, 2.0]]), 3)
+    assert {name: value.tolist() for name, value in sent.items()} == {
+        "magnitude": [[4.0]],
+        "signs": [[-1.0, 1.0, -1.0]],
+        "positions": [[1, 3, 4]],
+    }
+    assert dense(sent, 6).tolist() == [[0, -4, 0, 4, -4, 0]]
+
+
+def test_of_equals_the_first_are_kept() -> None:
+    """Whatever their signs, in every row by itself, and always as many as asked for."""
+    x = torch.tensor([[2.0, -1.0, 1.0, -2.0, 1.0, -1.0], [0.0, -0.0, 0.0, 0.0, -3.0, 0.0], [1.0] * 6])
+    for count, expected in ((1, [[0], [4], [0]]), (3, [[0, 1, 3], [0, 1, 4], [0, 1, 2]])):
+        assert ternary(x, count)["positions"].tolist() == expected
+    signs = ternary(x, 3)["signs"]
+    assert signs.tolist() == [[1, -1, -1], [1, 1, -1], [1, 1, 1]]  # either zero counts as +1
+
+
+def test_many_ties_against_a_sort_of_pairs() -> None:
+    """Five magnitudes over 3,000 entries; an order of equals that depends on an algorithm would show."""
+    levels = torch.randint(-2, 3, (4, 3000), generator=torch.Generator().manual_seed(1)).float()
+    for count in (1, 17, 1200, 2500, 3000):
+        got = ternary(levels, count)["positions"]
+        for row, kept in zip(levels.tolist(), got.tolist(), strict=True):
+            assert kept == sorted(sorted(range(3000), key=lambda i: (-abs(row[i]), i))[:count])
+
+
+def test_smallest_and_largest_numbers() -> None:
+    """Subnormal numbers are told apart; the mean does not overflow."""
+    x = torch.tensor([[1e-45, -3e-45, 2.8e-45, 3.4e38, -3.3e38]])
+    assert ternary(x, 2)["positions"].tolist() == [[3, 4]]
+    assert ternary(x, 2)["magnitude"].item() == pytest.approx(3.35e38)
+    assert ternary(x, 4)["positions"].tolist() == [[1, 2, 3, 4]]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_keeps_the_same_entries() -> None:
+    tied = torch.randint(-40, 41, (3, 20_000), generator=torch.Generator().manual_seed(2)).float()
+    for x in (normal(3, 20_000, seed=3), tied):
+        for count in (1, 200, 20_000):
+            here, there = ternary(x, count), ternary(x.cuda(), count)
+            assert all(torch.equal(here[name], there[name].cpu()) for name in here)
+
+
+# --- residuals --------------------------------------------------------------------------------------------------------
+
+
+def test_residual_and_message_make_the_whole() -> None:
+    """x = STC(x) + e: to the bit where nothing was sent, and to the rounding of one float32 difference elsewhere."""
+    updates, before = normal(4, 500, seed=1), normal(4, 500, seed=2)
+    cohort, sent = exchange_of(500, 0.05).client_send(clients_with(updates, residual=before), 0, None)  # type: ignore[arg-type]
+    x, residual = updates + before, cohort.state["residual"]
+    told = torch.zeros(4, 500, dtype=torch.float64)
+    for row in range(4):
+        told[row, sent["positions"][row]] = (sent["magnitude"][row] * sent["signs"][row]).double()
+    assert ((told != 0).sum(dim=1) == 25).all()
+    assert torch.equal(residual[told == 0], x[told == 0])
+    spacing = torch.from_numpy(np.spacing(residual.abs().numpy())).double()
+    assert ((residual.double() + told - x.double()).abs() <= spacing / 2).all()
+
+
+def test_what_was_left_out_is_sent_later() -> None:
+    """A client with one update and none after that, one entry a round: (4, 3, −1) is sent as 4, then 3, then −1."""
+    exchange, seen = exchange_of(3, 0.4), []
+    cohort = clients_with(torch.tensor([[4.0, 3.0, -1.0]]))
+    for round in range(4):
+        cohort, sent = exchange.client_send(cohort, round, None)  # type: ignore[arg-type]
+        seen.append(dense(sent, 3)[0].tolist())
+        cohort = clients_with(torch.zeros(1, 3), residual=cohort.state["residual"])
+    assert seen == [[4, 0, 0], [0, 3, 0], [0, 0, -1], [0, 0, 0]]
+
+
+def test_the_server_has_a_residual_of_its_own() -> None:
+    """Clients send (8, 0, 0, 0) and (0, −4, 0, 0), N = 1 and 3, one entry each: x = (2, −3, 0, 0). Down go −3 and then,
+    when clients have nothing more to say, the 2."""
+    exchange, start = exchange_of(4, 0.25), torch.zeros(4)
+    cohort = clients_with(torch.tensor([[8.0, 0, 0, 0], [0, -4.0, 0, 0]]), samples=[1, 3])
+    (cohort,), server = hold(exchange, cohort, server_at(start))
+    assert server["model"].tolist() == [0, -3, 0, 0]
+    assert server["residual"].tolist() == [2, 0, 0, 0]
+    assert torch.equal(cohort.params, server["model"].expand(2, -1))
+    (cohort,), server = hold(exchange, cohort, server, round=1)
+    assert server["model"].tolist() == [2, -3, 0, 0]
+    assert server["residual"].tolist() == [0, 0, 0, 0]
+    assert torch.equal(cohort.state["model"], server["model"].expand(2, -1))
+
+
+def test_a_client_whose_message_is_lost_counts_it_as_sent() -> None:
+    """The mean is of those that arrived; the residual is the same as if it had."""
+    updates = torch.tensor([[8.0, 1, 0, 0], [0, -4.0, 2, 0]])
+    residuals, models = [], []
+    for lost in (False, True):
+        exchange = exchange_of(4, 0.25)
+        with pytest.warns(UserWarning, match="client 1 is left out") if lost else torch.no_grad():
+            (after,), server = hold(
+                exchange,
+                clients_with(updates),
+                server_at(torch.zeros(4)),
+                link=lambda data, client, lost=lost: None if lost and client == 1 else data,
+            )
+        residuals.append(after.state["residual"])
+        models.append(server["model"].tolist())
+    assert torch.equal(*residuals)
+    assert residuals[0].tolist() == [[0, 1, 0, 0], [0, 0, 2, 0]]
+    assert models == [[4, 0, 0, 0], [8, 0, 0, 0]]
+
+
+# --- whole rounds -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("up", "down"), [(0.1, 0.0), (0.05, 0.3), (0.5, 0.02)])
+def test_rounds_in_float64(up: float, down: float) -> None:
+    """Five rounds of three clients against a rewrite in NumPy, weights and both residuals included."""
+    dim, samples = 200, np.array([5.0, 17.0, 12.0])
+    exchange = exchange_of(dim, up, down)
+    counts = int(up * dim), int((down or up) * dim)
+    w = normal(dim, seed=4).double().numpy()
+    own, held = np.zeros((3, dim)), np.zeros(dim)
+    server = server_at(torch.from_numpy(w).float())
+    residual = torch.zeros(3, dim)
+    for round in range(5):
+        steps = 0.1 * normal(3, dim, seed=50 + round)
+        cohort = clients_with(steps, server["model"], residual, samples=[5, 17, 12])
+        (after,), server = hold(exchange, cohort, server, round=round)
+        residual = after.state["residual"]
+        x = steps.double().numpy() + own
+        sent = np.stack([in_numpy(row, counts[0]) for row in x])
+        own = x - sent
+        whole = np.average(sent, axis=0, weights=samples) + held
+        move = in_numpy(whole, counts[1])
+        held, w = whole - move, w + move
+        for got, expected in ((residual, own), (server["residual"], held), (server["model"], w), (after.params[2], w)):
+            np.testing.assert_allclose(got.double().numpy(), expected, rtol=0, atol=2e-6)
+        assert all(torch.equal(row, server["model"]) for row in (*after.params, *after.state["model"]))
+    assert np.abs(own).max() > 0.05
+    assert np.abs(held).max() > 0.01
+
+
+def test_sums_do_not_depend_on_grouping() -> None:
+    """One cohort of four, or two of them: the same bits."""
+    updates, samples = normal(4, 300, seed=6), [3, 1, 4, 2]
+    together, _ = hold(exchange_of(300, 0.1), clients_with(updates, samples=samples), server_at(torch.zeros(300)))
+    apart, _ = hold(
+        exchange_of(300, 0.1),
+        [
+            clients_with(updates[:1], ids=[0], samples=samples[:1]),
+            clients_with(updates[1:], ids=[1, 2, 3], samples=samples[1:]),
+        ],
+        server_at(torch.zeros(300)),
+    )
+    assert torch.equal(together[0].params, torch.cat([cohort.params for cohort in apart]))
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+
+def test_all_entries_are_scaled_signs() -> None:
+    """p = 1: every entry goes, as its sign times the mean magnitude, in one bit for the place and one for the sign."""
+    exchange, updates = exchange_of(64, 1.0), normal(1, 64, seed=7)
+    _, sent = exchange.client_send(clients_with(updates), 0, None)  # type: ignore[arg-type]
+    x = updates[0].double().numpy()
+    np.testing.assert_allclose(dense(sent, 64)[0].double().numpy(), np.sign(x) * np.abs(x).mean(), rtol=1e-6)
+    assert exchange.up.max_bytes == 4 + 8 + 8
+
+
+def test_a_sparse_update_of_one_magnitude_arrives_as_it_is() -> None:
+    """As FedAvg's would, with no residual at either end."""
+    update = torch.zeros(1, 100)
+    update[0, [3, 50, 51, 99]] = torch.tensor([0.25, -0.25, -0.25, 0.25])
+    (after,), server = hold(exchange_of(100, 0.04), clients_with(update), server_at(torch.zeros(100)))
+    assert torch.equal(after.params, update)
+    assert not after.state["residual"].any()
+    assert not server["residual"].any()
+
+
+def test_more_entries_than_there_are() -> None:
+    """Of a mean with one entry other than zero four go down: zeros among them are sent as +μ, and taken back later."""
+    exchange = exchange_of(8, 0.125, 0.5)
+    update = torch.tensor([[0.0, 0, 0, 0, 0, -8.0, 0, 0]])
+    _, server = hold(exchange, clients_with(update), server_at(torch.zeros(8)))
+    assert server["model"].tolist() == [2, 2, 2, 0, 0, -2, 0, 0]
+    assert server["residual"].tolist() == [-2, -2, -2, 0, 0, -6, 0, 0]
+
+
+@pytest.mark.parametrize(("dim", "sparsity", "count"), [(1510, 0.01, 15), (50, 0.01, 1), (7, 1.0, 7), (200, 0.0149, 2)])
+def test_how_many(dim: int, sparsity: float, count: int) -> None:
+    exchange = exchange_of(dim, sparsity)
+    assert [part.shape for part in exchange.up.fields] == [(1,), (count,), (count,)]
+    assert exchange.down.fields == exchange.up.fields
+    other = exchange_of(dim, 1.0, sparsity)
+    assert [part.shape for part in other.down.fields] == [(1,), (count,), (count,)]
+
+
+# --- in a federation --------------------------------------------------------------------------------------------------
+
+
+def test_messages_add_up_to_what_clients_did() -> None:
+    """Over six rounds of the digits: what a client sent and what it still holds are its steps, and what the server
+    sent and what it still holds are the weighted means of what it heard."""
+    weights = np.array(federation("stc").data.samples, dtype=np.float64)
+    with overheard() as messages:
+        chosen = federation("stc", sparsity=0.02)
+        chosen.start()
+        steps = np.zeros((CLIENTS, DIM))
+        for _ in range(6):
+            state = chosen.state()
+            steps += (state["params"] - state["state"]["model"]).double().numpy()
+            chosen.play_round()
+    told = {sender: np.zeros(DIM) for sender in (*range(CLIENTS), SERVER)}
+    for sent in messages:
+        told[sent.sender][sent.values["positions"]] += sent.values["magnitude"] * sent.values["signs"].astype(float)
+    state = chosen.state()
+    clients = np.stack([told[client] for client in range(CLIENTS)])
+    np.testing.assert_allclose(clients + state["state"]["residual"].double().numpy(), steps, atol=1e-6)
+    heard = np.average(clients, axis=0, weights=weights)
+    np.testing.assert_allclose(told[SERVER] + state["server"]["residual"].double().numpy(), heard, atol=1e-6)
+    moved = (state["server"]["model"] - chosen.model.initial).double().numpy()
+    np.testing.assert_allclose(moved, told[SERVER], atol=1e-6)
+
+
+def test_what_ends_begin_with_and_a_client_keeps_while_away() -> None:
+    method = STC(task_of(5, initial=normal(5, seed=1)), STCSettings())
+    assert not method.server_start()["residual"].any()
+    fresh = method.client_start(cohort_of(normal(2, 5, seed=2)))
+    assert not fresh.state["residual"].any()
+    rest = method.client_rest(fresh)
+    assert (rest.params.shape, set(rest.state)) == ((2, 0), {"model", "residual"})

@@ -1,0 +1,240 @@
+"""Positions as a Golomb code of their gaps: against a coder that writes bits as text, its size, and hostile bytes."""
+
+from __future__ import annotations
+
+from math import floor, log, log2, sqrt
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pfedlms.errors import DecodeError, OversizedError, TruncatedError
+from pfedlms.wire import Message, Positions, Scalar
+from pfedlms.wire.golomb import remainder_bits
+
+quick = settings(deadline=None, max_examples=150)  # the first example may compile
+
+
+def paper_bits(count: int, places: int) -> int:
+    """b as the paper writes it, with logarithms; none where nothing or all is chosen."""
+    if count == places:
+        return 0
+    golden = (1 + sqrt(5)) / 2
+    return max(0, 1 + floor(log2(log(golden - 1) / log(1 - count / places))))
+
+
+def text_coded(positions: list[int], places: int) -> str:
+    """The stream as a text of 0 and 1, first bit first."""
+    bits, parts, before = paper_bits(len(positions), places), [], -1
+    for position in positions:
+        quotient, rest = divmod(position - before - 1, 2**bits)
+        parts.append("1" * quotient + "0" + format(rest, f"0{bits}b")[::-1] * (bits > 0))
+        before = position
+    return "".join(parts)
+
+
+def as_bytes(text: str) -> bytes:
+    """Eight bits a byte, the first lowest."""
+    padded = text + "0" * (-len(text) % 8)
+    return bytes(int(padded[start : start + 8][::-1], 2) for start in range(0, len(padded), 8))
+
+
+def encoded(positions: list[int] | np.ndarray, places: int) -> bytes:
+    field = Positions("x", len(positions), places)
+    values = {"x": np.asarray(positions, dtype=np.int64)}
+    out = bytearray(b"\xff" * field.size(values))  # what stood there before does not matter
+    field.write(values, memoryview(out))
+    return bytes(out)
+
+
+def decoded(data: bytes, count: int, places: int) -> list[int]:
+    """Through a message, as frames are read."""
+    return Message(0, (Positions("x", count, places),)).read(memoryview(data))["x"].tolist()
+
+
+@st.composite
+def choices(draw: st.DrawFn) -> tuple[list[int], int]:
+    """Some places of up to 3,000, anywhere from one to all of them."""
+    places = draw(st.integers(1, 3000))
+    count = draw(st.one_of(st.integers(1, min(places, 12)), st.integers(1, places)))
+    seed = draw(st.integers(0, 1000))
+    clustered = draw(st.booleans())
+    pool = np.arange(places)[-2 * count :] if clustered else np.arange(places)
+    chosen = np.random.default_rng(seed).choice(pool, min(count, len(pool)), replace=False)
+    return sorted(chosen.tolist()), places
+
+
+# --- the code ---------------------------------------------------------------------------------------------------------
+
+
+def test_by_hand() -> None:
+    """3 of 20: 0.85² = 0.72 and 0.85⁴ = 0.52, so b = 2. Positions 1, 2 and 19 have the gaps 1, 0 and 16: no one, a zero
+    and 1 in two bits, the lower first; the same with 0; four ones, a zero and 0."""
+    text = "0" + "10" + "0" + "00" + "1111" + "0" + "00"
+    assert remainder_bits(3, 20) == 2
+    assert encoded([1, 2, 19], 20) == as_bytes(text) == bytes([0b11000010, 0b00000011])
+    assert decoded(bytes([0b11000010, 0b00000011]), 3, 20) == [1, 2, 19]
+
+
+@quick
+@given(choices())
+def test_round_trip_and_the_text_coder(choice: tuple[list[int], int]) -> None:
+    positions, places = choice
+    data = encoded(positions, places)
+    assert data == as_bytes(text_coded(positions, places))
+    assert len(data) <= Positions("x", len(positions), places).max_bytes
+    assert decoded(data, len(positions), places) == positions
+
+
+@pytest.mark.parametrize("places", [1, 2, 3, 10, 1000, 203_530, 9_799_844, 1 << 48])
+def test_parameter_is_the_papers(places: int) -> None:
+    for share in (1e-9, 1e-4, 1 / 400, 0.01, 0.1, 0.3, 0.381966, 0.381967, 0.5, 0.7, 1.0):
+        count = max(1, floor(share * places))
+        assert remainder_bits(count, places) == paper_bits(count, places), (count, places)
+
+
+def test_far_apart() -> None:
+    """Gaps beyond 32 bits, a run of ones over many bytes, and the last place there can be."""
+    for positions, places in (
+        ([0, (1 << 48) - 1], 1 << 48),
+        ([(1 << 48) - 1], 1 << 48),
+        ([0, 1, 2, 3, 4, 5, 6, 99_999], 100_000),
+        ([*range(400), 1999], 2000),
+    ):
+        data = encoded(positions, places)
+        assert data == as_bytes(text_coded(positions, places))
+        assert decoded(data, len(positions), places) == positions
+
+
+@pytest.mark.parametrize("places", range(1, 11))
+def test_the_largest_size_is_reached_and_never_passed(places: int) -> None:
+    """All choices of up to ten places: every one comes back, no two give the same bytes, and the longest is
+    `max_bytes`."""
+    for count in range(1, places + 1):
+        subsets = [[i for i in range(places) if chosen >> i & 1] for chosen in range(1 << places)]
+        streams = {tuple(s): encoded(s, places) for s in subsets if len(s) == count}
+        assert max(map(len, streams.values())) == Positions("x", count, places).max_bytes
+        assert len({(stream, len(stream)) for stream in streams.values()}) == len(streams)
+        assert all(decoded(stream, count, places) == list(chosen) for chosen, stream in streams.items())
+
+
+# --- size -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.001, 1 / 400, 0.01, 0.05, 0.1])
+def test_size_is_the_papers_mean_and_near_the_entropy(share: float) -> None:
+    """b + 1/(1 − (1 − p)^(2^b)) bits a position, and log2(1/p) + (1/p − 1) log2(1/(1 − p)) of entropy."""
+    places = 1_000_000
+    count = round(share * places)
+    bits = paper_bits(count, places)
+    mean = bits + 1 / (1 - (1 - share) ** 2**bits)
+    entropy = -log2(share) - (1 / share - 1) * log2(1 - share)
+    drawn = np.sort(np.random.default_rng(3).choice(places, count, replace=False))
+    got = 8 * len(encoded(drawn, places)) / count
+    assert got == pytest.approx(mean, rel=0.01)
+    assert 0.99 * entropy < got < 1.03 * entropy
+    assert mean <= 1.022 * entropy
+
+
+def test_the_example_is_an_average_one_and_not_the_longest() -> None:
+    field = Positions("x", 2000, 200_000)
+    example = Message(0, (field,)).example()
+    assert np.array_equal(example["x"], field.example())  # the same in every run
+    assert field.size(example) == pytest.approx(2000 * (6 + 1 / (1 - 0.99**64)) / 8, rel=0.01)
+    assert field.size(example) < 0.96 * field.max_bytes
+    for count, places in ((1, 1), (7, 7), (1, 100_000), (5, 6)):
+        alone = Positions("x", count, places)
+        assert len(encoded(alone.example(), places)) <= alone.max_bytes
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("positions", "at"), [([3, 3, 5], 1), ([5, 4, 9], 1), ([0, 1, 20], 2), ([-1, 2, 3], 0), ([0, 2, -5], 2)]
+)
+def test_positions_that_cannot_be_sent(positions: list[int], at: int) -> None:
+    expected = rf"field 'x': got {positions[at]} at index {at}, expected ascending numbers from 0 to 19"
+    with pytest.raises(ValueError, match=expected):
+        encoded(positions, 20)
+
+
+def test_another_shape_or_place_to_write_to() -> None:
+    field, values = Positions("x", 2, 20), {"x": np.array([1, 2])}
+    with pytest.raises(ValueError, match=r"field 'x': got shape \[3\], expected \[2\]"):
+        field.size({"x": np.arange(3)})
+    with pytest.raises(ValueError, match=r"field 'x': got 3 bytes to write to, expected 1"):
+        field.write(values, memoryview(bytearray(3)))
+
+
+@pytest.mark.parametrize(("count", "places"), [(0, 5), (6, 5), (1, 0), (1, (1 << 48) + 1)])
+def test_choices_that_are_none(count: int, places: int) -> None:
+    with pytest.raises(ValueError, match=f"field 'x': got {count} of {places} places, expected 1 up to all"):
+        Positions("x", count, places)
+
+
+def test_bytes_that_are_missing_or_too_many() -> None:
+    data = encoded([1, 2, 19], 20)
+    for length in range(len(data)):
+        with pytest.raises(TruncatedError, match="up to field 'x'"):
+            decoded(data[:length], 3, 20)
+    with pytest.raises(OversizedError, match="got 3 bytes, expected 2"):
+        decoded(data + b"\0", 3, 20)
+
+
+def test_a_run_of_ones_that_does_not_end() -> None:
+    for size in (1, 2, 100, 1 << 20):
+        with pytest.raises(TruncatedError):
+            decoded(b"\xff" * size, 3, 20)
+
+
+def test_places_there_are_not() -> None:
+    """The gaps 1, 0 and 17 lead to place 20 of 20; a long run of ones far beyond, whatever it is multiplied with."""
+    assert decoded(as_bytes("010" + "000" + "1111" + "000"), 3, 20) == [1, 2, 19]
+    for last in ("1111" + "010", "1" * 5 + "000", "1" * 3000 + "000"):
+        with pytest.raises(DecodeError, match="got position 2 of 3 beyond the last place"):
+            decoded(as_bytes("010" + "000" + last), 3, 20)
+    with pytest.raises(DecodeError, match="got position 0 of 1 beyond"):
+        decoded(as_bytes("1" * 70_000 + "0" * 60), 1, 1 << 48)
+
+
+def test_bits_after_the_end() -> None:
+    text = text_coded([1, 2, 19], 20)
+    for unused in range(len(text), 16):
+        changed = list(text.ljust(16, "0"))
+        changed[unused] = "1"
+        with pytest.raises(DecodeError, match="expected 13 bits and zeros behind them"):
+            decoded(as_bytes("".join(changed)), 3, 20)
+
+
+def test_a_field_behind_it_begins_where_it_ends() -> None:
+    fields = (Positions("x", 3, 20), Scalar("y"))
+    message = Message(0, fields)
+    for positions in ([0, 1, 2], [1, 2, 19]):
+        values = {"x": np.array(positions), "y": np.float32([2.5])}
+        out = bytearray(message.size(values))
+        message.write(values, memoryview(out))
+        read = message.read(memoryview(out))
+        assert (read["x"].tolist(), read["y"].tolist()) == (positions, [2.5])
+
+
+@quick
+@given(st.binary(max_size=40), st.integers(1, 40), st.integers(0, 400))
+def test_any_bytes_are_refused_or_the_only_encoding(data: bytes, count: int, more: int) -> None:
+    places = count + more
+    try:
+        positions = decoded(data, count, places)
+    except (DecodeError, TruncatedError, OversizedError):
+        return
+    assert sorted(set(positions)) == positions
+    assert positions[0] >= 0
+    assert positions[-1] < places
+    assert data == as_bytes(text_coded(positions, places))
+
+
+@pytest.mark.parametrize("data", [b"", b"\0", b"\0\0\0"])
+def test_read_by_itself_refuses_what_is_not_all_of_it(data: bytes) -> None:
+    """Two bytes hold three positions of 20; neither fewer nor more are read."""
+    with pytest.raises(DecodeError):
+        Positions("x", 3, 20).read(memoryview(data), {}, np.empty(3, np.int64))
