@@ -1,0 +1,256 @@
+"""The cells of the studies in docs/results.md, group by group. A cell is one training run: a data set, how its clients
+are set up, a method or variant, and a seed.
+
+    python benchmarks/cells.py mnist fmnist cifar10      # stc at the bytes of sketchvote, checked
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+
+from pfedlms.data.sources import DATASETS
+from pfedlms.engine.federation import agreement, task_of
+from pfedlms.engine.participation import Participation
+from pfedlms.experiment.config import Config, Tables, load_config
+from pfedlms.experiment.prepare import train_settings
+from pfedlms.methods import METHODS, Method, Task
+from pfedlms.models import CohortModel, build
+from pfedlms.wire.frames import SERVER, frame
+
+SEEDS = (0, 1, 2)
+SWEEP_SEED = 10  # takes no part in the tables
+STEPS = (1.0, 1.5, 2.0, 3.0)
+TOLERANCE = 0.005  # of the bytes of a round, for messages that are to be of equal size
+ENTRY_BYTES = 4  # what one entry more takes, up and down: no message can be met more closely
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training run; `settings` are on top of what is shipped for the data set and method, by section.key."""
+
+    group: str
+    dataset: str
+    setup: str
+    """How clients are set up, the same for all methods that are compared."""
+    label: str
+    """Method or variant, with what was changed of it."""
+    seed: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    priority: int = 0
+    """Those with the smallest number are run first."""
+    as_ratio: float = 0
+    """For stc: as many bytes as sketchvote has at this ratio."""
+    model: str = ""
+    """A model of variants.py instead of the data set's own."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.dataset}_{self.setup}_{self.label}_s{self.seed}"
+
+    def config(self, directory: str = "", **run: Any) -> Config:
+        """The whole configuration; `directory` has the data, `run` are settings of how it is executed."""
+        chosen = dict(self.settings)
+        if self.as_ratio:
+            chosen["method.sparsity"] = equal_sparsity(self.dataset, self.as_ratio)
+        tables: Tables = {"data": {"dataset": self.dataset, "dir": directory}, "run": {"seed": self.seed, **run}}
+        if self.model:
+            tables["model"] = {"name": "custom"}
+        for key, value in chosen.items():
+            section, _, name = key.partition(".")
+            tables.setdefault(section, {})[name] = value
+        return load_config(None, tables)
+
+
+def size(config: Config) -> float:
+    """About how long a run takes, compared with others."""
+    train = config.train
+    steps = train.rounds * train.local_steps * config.data.clients * train.participation
+    return steps * (1 if config.model.name == "dnn" else 10)
+
+
+def compressed(ratios: Sequence[float]) -> Iterator[tuple[str, dict[str, Any], float]]:
+    """sketchvote at some ratios and stc at the same bytes: label, settings, ratio to be equal to."""
+    for ratio in ratios:
+        yield f"sketchvote-r{ratio:g}", {"method.name": "sketchvote", "method.ratio": ratio}, 0
+        yield f"stc-as-r{ratio:g}", {"method.name": "stc"}, ratio
+
+
+def tables(dataset: str, step: float | None) -> list[Cell]:
+    """All methods at two α; without a server step that was chosen, without FedAvg at it."""
+    baselines = [(name, {"method.name": name}, 0.0) for name in ("local", "fedavg", "pfedlms")]
+    if step not in (None, 1):
+        baselines.append((f"fedavg-step{step:g}", {"method.name": "fedavg", "method.server_step": step}, 0.0))
+    cells = []
+    for alpha, ratios, priority in ((0.5, (0.1, 0.05), 0), (0.1, (0.1, 0.05), 1), (0.5, (0.2, 0.02), 2)):
+        for label, settings, equal in [*(baselines if priority < 2 else []), *compressed(ratios)]:
+            cells += [
+                Cell(f"tables-{dataset}", dataset, f"a{alpha:g}", label, seed, {"data.alpha": alpha, **settings},
+                     priority, equal)
+                for seed in SEEDS
+            ]  # fmt: skip
+    return cells
+
+
+def sweep(dataset: str, steps: Sequence[float]) -> list[Cell]:
+    """FedAvg's server step, to be chosen by validation accuracy."""
+    held_out = {"data.alpha": 0.5, "data.validation": 0.2, "method.name": "fedavg"}
+    return [
+        Cell(f"sweep-{dataset}", dataset, "a0.5", f"fedavg-step{step:g}", SWEEP_SEED,
+             {**held_out, "method.server_step": step})
+        for step in steps
+    ]  # fmt: skip
+
+
+SKETCHVOTE = {"method.name": "sketchvote", "method.ratio": 0.1}
+FEDAVG = {"method.name": "fedavg"}
+MANY = {"data.clients": 100}
+FEW = {**MANY, "train.participation": 0.1}
+# What changes FedAvg too: name, settings, and the ratios of sketchvote beside it.
+SETUPS: dict[str, tuple[dict[str, Any], Sequence[float]]] = {
+    "100-clients": (MANY, (0.1,)),
+    "10-of-100": (FEW, (0.1, 0.2, 0.5)),
+    "a0.05": ({"data.alpha": 0.05}, (0.1,)),
+    "iid": ({"data.alpha": 1e4}, (0.1,)),
+    "E5": ({"train.local_steps": 5}, (0.1,)),
+    "E100": ({"train.local_steps": 100}, (0.1,)),
+}
+ALONE: dict[str, dict[str, Any]] = {
+    "sketchvote-r0.02": {"method.ratio": 0.02},
+    "sketchvote-r0.01": {"method.ratio": 0.01},
+    "sketchvote-r0.005": {"method.ratio": 0.005},
+    "sketchvote-r0.1-gain0.5": {"method.gain": 0.5},
+    "sketchvote-r0.1-gain1.5": {"method.gain": 1.5},
+    "sketchvote-r0.1-gain3": {"method.gain": 3.0},
+    "sketchvote-r0.1-refresh5": {"method.refresh": 5},
+    "sketchvote-r0.1-allocation0.7": {"method.allocation": 0.7},
+}
+
+
+def limits(dataset: str) -> list[Cell]:
+    """Where sketchvote gets worse, and what its settings do."""
+    cells = []
+    for seed in SEEDS[:2]:
+        for setup, (settings, ratios) in SETUPS.items():
+            cells.append(Cell("limits", dataset, setup, "fedavg", seed, {**settings, **FEDAVG}))
+            for ratio in ratios:
+                own = {**settings, **SKETCHVOTE, "method.ratio": ratio}
+                cells.append(Cell("limits", dataset, setup, f"sketchvote-r{ratio:g}", seed, own))
+        for label, settings in ALONE.items():
+            cells.append(Cell("limits", dataset, "a0.5", label, seed, {**SKETCHVOTE, **settings}))
+    return cells
+
+
+def limits_cifar10() -> list[Cell]:
+    """Without batch norm, and with rows of the sketch given to small layers."""
+    compared = {"local": {"method.name": "local"}, "fedavg": FEDAVG, "sketchvote-r0.1": SKETCHVOTE}
+    cells = [
+        Cell("limits-cifar10", "cifar10", "group-norm", label, 0, settings, model="vgg8-group-norm")
+        for label, settings in compared.items()
+    ]
+    shared_out = {**SKETCHVOTE, "method.allocation": 0.7}
+    return [*cells, Cell("limits-cifar10", "cifar10", "a0.5", "sketchvote-r0.1-allocation0.7", 0, shared_out)]
+
+
+def variants(dataset: str) -> list[Cell]:
+    """Votes weighted by scales, and residuals of clients that were away."""
+    cells = []
+    weighted = {**SKETCHVOTE, "method.name": "sketchvote-weighted"}
+    forgetful = {**FEW, **SKETCHVOTE, "method.name": "sketchvote-forgetful"}
+    for seed in SEEDS[:2]:
+        for alpha in (0.5, 0.1, 0.05):
+            for label, cap in (("cap2", 2.0), ("uncapped", 0.0)):
+                own = {"data.alpha": alpha, **weighted, "method.cap": cap}
+                cells.append(Cell("variants", dataset, f"a{alpha:g}", f"sketchvote-r0.1-{label}", seed, own))
+        for ratio in (0.1, 0.5):
+            for label, chosen in (("decayed", {}), ("dropped", {"method.decay": 1.0, "method.longest": 1})):
+                own = {**forgetful, "method.ratio": ratio, **chosen}
+                cells.append(Cell("variants", dataset, "10-of-100", f"sketchvote-r{ratio:g}-{label}", seed, own))
+    return cells
+
+
+def group(name: str, steps: Mapping[str, float], swept: Sequence[float], on: str = "mnist") -> list[Cell]:
+    """The cells of a group; `steps` are the server steps chosen for data sets, `on` the data set of limits and
+    variants."""
+    kind, _, dataset = name.partition("-")
+    if kind == "tables" and dataset in DATASETS:
+        return tables(dataset, steps.get(dataset))
+    if kind == "sweep" and dataset in DATASETS:
+        return sweep(dataset, swept)
+    others = {"limits": lambda: limits(on), "limits-cifar10": limits_cifar10, "variants": lambda: variants(on)}
+    if name not in others:
+        known = ", ".join(f"{kind}-{name}" for kind in ("tables", "sweep") for name in DATASETS)
+        raise SystemExit(f"group: got {name!r}, expected one of {known}, {', '.join(others)}")
+    return others[name]()
+
+
+def choice(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """The server step with the best validation accuracy (mean of the last 10 evaluations) of a sweep's rows."""
+    found = {
+        row["config"]["method"]["server_step"]: row["summary"]["validation_accuracy"]["last10"]
+        for row in rows
+        if row["status"] == "finished"
+    }
+    return max(found, key=lambda step: (found[step], -step)) if found else None
+
+
+def message_bytes(method: Method) -> int:
+    """Bytes of one client in a round, up and down with framing, of messages that were encoded: signs and the like as
+    in any round, positions drawn at random, no digest of the model (it is sent once in fifty rounds)."""
+    digest, total = agreement(method), 0
+    for exchange in method.exchanges:
+        for message, sender, samples in ((exchange.up, 0, 1), (exchange.down, SERVER, 0)):
+            values = message.example()
+            if "checked" in values:
+                values |= {name: values[name] * 0 for name in ("checked", "digest")}
+            total += len(frame(message, values, round=0, sender=sender, samples=samples, digest=digest))
+    return total
+
+
+@cache
+def task_on(dataset: str) -> Task:
+    """What both ends know of a data set's own model."""
+    shared = load_config(None, {"data": {"dataset": dataset}, "method": {"name": "local"}})
+    source, train = DATASETS[dataset], train_settings(shared)
+    module = build(shared.model.name, source.shape, source.classes, shared.model.hidden, 0)
+    model = CohortModel(module, torch.device("cpu"))
+    return task_of(model, source.classes, Participation(shared.data.clients, 1.0, 0), train, seed=0)
+
+
+def taken(dataset: str, method: str, **settings: Any) -> int:
+    """`message_bytes` of a method on a data set's own model."""
+    return message_bytes(METHODS[method](task_on(dataset), METHODS[method].Settings(**settings)))
+
+
+@cache
+def equal_sparsity(dataset: str, ratio: float) -> float:
+    """The sparsity at which stc's messages are as large as sketchvote's at `ratio` on the data set's own model."""
+    wanted, dim = taken(dataset, "sketchvote", ratio=ratio), task_on(dataset).layout.dim
+    share = lambda count: (count + 0.5) / dim  # noqa: E731 - in the middle, so that rounding takes no entry away
+    low, high = 1, dim - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if taken(dataset, "stc", sparsity=share(middle)) <= wanted else (low, middle)
+    off = {p: abs(taken(dataset, "stc", sparsity=p) - wanted) for p in (share(low), share(high))}
+    best = min(off, key=lambda p: off[p])
+    if off[best] > max(TOLERANCE * wanted, ENTRY_BYTES):
+        raise ValueError(f"stc: no sparsity takes {wanted} bytes a round on {dataset}, within {TOLERANCE:.1%}")
+    return best
+
+
+def main() -> None:
+    """Check that what is called equal is: bytes of a client in a round, up and down."""
+    for dataset in sys.argv[1:]:
+        for ratio in (0.2, 0.1, 0.05, 0.02):
+            p = equal_sparsity(dataset, ratio)
+            ours, theirs = taken(dataset, "sketchvote", ratio=ratio), taken(dataset, "stc", sparsity=p)
+            print(f"{dataset:8s} ratio {ratio:4g}: {ours:6d} bytes   p {p:.5f}: {theirs:6d}   {theirs / ours - 1:+.3%}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Variants of sketchvote that were tried and are not part of the package, as methods with names of their own, and a
+VGG-8 without batch norm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from pfedlms.aggregate import weighted_median
+from pfedlms.cohort import Cohort, Tensors
+from pfedlms.methods import Exchange, Task, register
+from pfedlms.methods.consensus import Sketches
+from pfedlms.methods.contract import ClientWork
+from pfedlms.methods.sketchvote import SketchVote, SketchVoteSettings, VoteOnTheUnsaid
+from pfedlms.models import build
+from pfedlms.settings import setting
+
+GROUPS, EPSILON = 8, 1e-5
+
+
+@dataclass(frozen=True)
+class WeightedSettings(SketchVoteSettings):
+    cap: float = setting(
+        2.0, "most weight of a scale, in medians of all clients' scales; 0: without a limit", minimum=0
+    )
+
+
+@dataclass
+class Heard:
+    """What the server has heard: N_k, signs as 0 and 1 `[Σ m]`, and s_k `[layers]` of every client."""
+
+    samples: list[int]
+    signs: list[NDArray[np.uint8]]
+    scales: list[NDArray[np.float32]]
+
+
+class WeightedVote(VoteOnTheUnsaid):
+    """v = sign(Σ N_k min(s_k, cap · s̄) sign(y_k)): who has learnt more says it louder."""
+
+    def __init__(self, sketches: Sketches, settings: WeightedSettings) -> None:
+        super().__init__(sketches, settings.gain, settings.check_every)
+        self._cap = settings.cap or np.inf
+
+    def server_open(self, server: Tensors, round: int) -> Heard:  # type: ignore[override]
+        return Heard([], [], [])
+
+    def server_add(self, total: Heard, ids: list[int], samples: list[int], values: Tensors) -> Heard:  # type: ignore[override]
+        signs = np.unpackbits(values["signs"].numpy(), axis=1, count=self._size, bitorder="little")
+        scales = values["scale"].numpy().copy()
+        return Heard([*total.samples, *samples], [*total.signs, *signs], [*total.scales, *scales])
+
+    def server_reply(self, server: Tensors, total: Heard, round: int) -> tuple[Tensors, Tensors]:  # type: ignore[override]
+        scales, layers = np.stack(total.scales), np.split(np.stack(total.signs), self._ends, axis=1)
+        medians = np.array([weighted_median(total.samples, own) for own in scales.T], dtype=np.float32)
+        votes = []
+        for median, own, signs in zip(medians.astype(np.float64), scales.T.astype(np.float64), layers, strict=True):
+            weights = np.array(total.samples) * np.minimum(own, self._cap * median if median else 0)
+            votes.append(weights @ (2.0 * signs - 1) >= 0)
+        packed = np.packbits(np.concatenate(votes), bitorder="little")
+        answer = {"signs": torch.from_numpy(packed), "scale": torch.from_numpy(medians)}
+        return {"model": self._moved(server["model"], answer, round)}, answer
+
+
+@register
+class WeightedSketchVote(SketchVote):
+    """sketchvote whose votes are weighted by N_k min(s_k, cap · s̄) instead of N_k."""
+
+    name = "sketchvote-weighted"
+    Settings = WeightedSettings
+
+    def __init__(self, task: Task, settings: WeightedSettings) -> None:
+        super().__init__(task, settings)
+        self.exchanges: tuple[Exchange, ...] = (WeightedVote(_sketches(task, settings), settings),)
+
+
+@dataclass(frozen=True)
+class ForgetfulSettings(SketchVoteSettings):
+    decay: float = setting(
+        0.9, "what a residual is multiplied by for every round its client is away", minimum=0, maximum=1
+    )
+    longest: int = setting(0, "rounds away after which a residual is dropped; 0: never", minimum=0)
+
+
+class ForgetfulVote(VoteOnTheUnsaid):
+    """e_k ← decay^(rounds away) e_k before a client that comes back speaks, or 0 if it was away too long."""
+
+    def __init__(self, sketches: Sketches, settings: ForgetfulSettings) -> None:
+        super().__init__(sketches, settings.gain, settings.check_every)
+        self._decay, self._longest = settings.decay, settings.longest
+
+    def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
+        away = round - cohort.state["spoke"] - 1
+        kept = self._decay ** away.to(torch.float32)
+        if self._longest:
+            kept = torch.where(away > self._longest, 0.0, kept)
+        spoke = torch.full_like(cohort.state["spoke"], round)
+        return super().client_send(
+            cohort.with_state(residual=cohort.state["residual"] * kept, spoke=spoke), round, work
+        )
+
+
+@register
+class ForgetfulSketchVote(SketchVote):
+    """sketchvote whose clients forget, while they are away, what they had not said yet."""
+
+    name = "sketchvote-forgetful"
+    Settings = ForgetfulSettings
+
+    def __init__(self, task: Task, settings: ForgetfulSettings) -> None:
+        super().__init__(task, settings)
+        self.exchanges = (ForgetfulVote(_sketches(task, settings), settings),)
+
+    def client_start(self, cohort: Cohort) -> Cohort:
+        # Who has never spoken has a residual of zero, so it does not matter how long it was silent.
+        return (
+            super()
+            .client_start(cohort)
+            .with_state(spoke=torch.zeros(len(cohort.ids), 1, dtype=torch.int64, device=cohort.params.device))
+        )
+
+
+def _sketches(task: Task, settings: SketchVoteSettings) -> Sketches:
+    return Sketches(task.layout, settings.ratio, task.seed, settings.refresh, settings.allocation)
+
+
+class GroupNorm(nn.Module):
+    """As `nn.GroupNorm`, in operations that can be stacked over models in any memory format."""
+
+    def __init__(self, groups: int, channels: int) -> None:
+        super().__init__()
+        self._groups = groups
+        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        grouped = x.reshape(len(x), self._groups, -1)
+        centred = grouped - grouped.mean(dim=2, keepdim=True)
+        scaled = centred * torch.rsqrt(centred.square().mean(dim=2, keepdim=True) + EPSILON)
+        return scaled.reshape(x.shape) * self.weight[:, None, None] + self.bias[:, None, None]
+
+
+def vgg8_with_group_norm() -> nn.Module:
+    """The zoo's vgg8 for colour images in ten classes with group norm where it has batch norm: no running statistics,
+    and nothing that depends on the batch."""
+    module = build("vgg8", (3, 32, 32), 10, 0, key=torch.initial_seed())
+    parts = [
+        GroupNorm(GROUPS, part.num_features) if isinstance(part, nn.BatchNorm2d) else part for part in module.children()
+    ]
+    return nn.Sequential(*parts)
+
+
+MODELS = {"vgg8-group-norm": vgg8_with_group_norm}
