@@ -164,7 +164,8 @@ def spread(work: Callable[[Item], object], items: Sequence[Item]) -> None:
 def share(kernel: Callable[..., None], tasks: int, cost: int, *arguments: Any) -> None:
     """`kernel(first, last, *arguments)`, a compiled function, on the tasks 0 to `tasks` − 1, by several threads where
     it pays; a task goes over about `cost` numbers, and writes what no other one writes."""
-    workers = 1 if _here.shared else min(threads(), tasks, tasks * cost // _WORTH_WAKING)
+    worth = tasks * cost // _WORTH_WAKING
+    workers = 1 if worth <= 1 or _here.shared else min(threads(), tasks, worth)
     if workers <= 1:
         kernel(0, tasks, *arguments)
         return

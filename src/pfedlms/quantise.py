@@ -44,12 +44,6 @@ def pack_signs(values: Tensor) -> Tensor:
     return (eights << torch.arange(8, device=values.device, dtype=torch.uint8)).sum(dim=2, dtype=torch.uint8)
 
 
-def unpack_signs(packed: Tensor, count: int) -> Tensor:
-    """±1 from what `pack_signs` gives of one client, `[ceil(count / 8)]`: float32 `[count]`, on the same device."""
-    bits = packed.unsqueeze(1) >> torch.arange(8, device=packed.device, dtype=torch.uint8) & 1
-    return bits.flatten()[:count].float() * 2 - 1
-
-
 def normal_quantiles(thresholds: int) -> NDArray[np.float32]:
     """Υ⁻¹(t / (T + 1)) for t = 1..T, computed in float64 and rounded to float32."""
     return np.array([NormalDist().inv_cdf(t / (thresholds + 1)) for t in range(1, thresholds + 1)], dtype=np.float32)

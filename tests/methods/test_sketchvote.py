@@ -13,10 +13,24 @@ import torch
 from torch import Tensor
 
 from definitions import dense_model, layer_of_entry
-from factories import CLIENTS, CPU, RATIO, SEED, SIZES, Post, Work, cohort_of, federation, hold, layout_of, normal
+from factories import (
+    CLIENTS,
+    CPU,
+    RATIO,
+    SEED,
+    SIZES,
+    Post,
+    Work,
+    cohort_of,
+    federation,
+    hold,
+    layout_of,
+    normal,
+    task_of,
+)
 from pfedlms.aggregate import WeightedMean
 from pfedlms.cohort import Cohort
-from pfedlms.errors import DivergedError
+from pfedlms.errors import DivergedError, UsageError
 from pfedlms.methods import METHODS, register
 from pfedlms.methods.consensus import Sketches
 from pfedlms.methods.contract import Exchange, go_on_from
@@ -152,7 +166,7 @@ class ExactMeans(VoteOnTheUnsaid):
         factors = torch.tensor(
             [sqrt(m) / place.pad for m, place in zip(sketch.sizes, sketch.shape.places, strict=True)]
         )
-        return step_along(model, sketch, mean, factors.repeat_interleave(self._widths))
+        return model + step_along(sketch, mean, factors.repeat_interleave(self._widths))
 
 
 class Exact(SketchVote):
@@ -281,3 +295,10 @@ def test_what_cannot_be_sketched_is_told_with_the_client(broken: float) -> None:
     cohort = clients_at(params, torch.zeros(DIM), torch.zeros(3, DIM), [1, 1, 1])
     with pytest.raises(DivergedError, match=r"round 5: what client 1 has learnt is not finite or too large"):
         exchange_of(*SIZES).client_send(cohort, 4, Work())
+
+
+def test_more_rows_than_sums_are_exact_for_are_refused() -> None:
+    task = task_of((1 << 24) + 1)  # padded to 2^25
+    SketchVote(task, SketchVoteSettings(ratio=0.5))
+    with pytest.raises(UsageError, match=r"method.ratio: got 0.6, which keeps 20132659 rows of a layer"):
+        SketchVote(task, SketchVoteSettings(ratio=0.6))

@@ -96,8 +96,9 @@ class Channel:
                         total = exchange.server_add(total, ids, samples, got)
                 accepted += len(arrived)
         if accepted < max(1, self.ways.quorum * len(senders)):
+            astray = f" ({len(self.astray)} clients track another model than the server)" if self.astray else ""
             raise QuorumError(
-                f"round {self.round + 1}: {accepted} of {len(senders)} messages were valid, expected at least "
+                f"round {self.round + 1}: {accepted} of {len(senders)} messages were valid{astray}, expected at least "
                 f"run.quorum = {self.ways.quorum:g} of them and never fewer than one; {REMEDY}"
             )
         with self.watch.stage("server"):

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import pi, sqrt
 
 import numpy as np
@@ -28,15 +29,17 @@ from torch import Tensor
 
 from pfedlms.aggregate import Vote, weighted_median
 from pfedlms.cohort import Cohort, Tensors
-from pfedlms.errors import DivergedError
+from pfedlms.errors import DivergedError, UsageError
 from pfedlms.methods.consensus import Sketches
 from pfedlms.methods.contract import ClientWork, Exchange, Task, Tracked, go_on_from
-from pfedlms.quantise import pack_signs, root_mean_squares, unpack_signs
+from pfedlms.quantise import pack_signs, root_mean_squares
 from pfedlms.settings import setting
 from pfedlms.sketch import Sketch
 from pfedlms.wire import Bits, Floats, Mask, MaskedBytes, Message
 
 DIGEST_BYTES = 8
+MOST_ROWS = 1 << 24
+SAID = ("signs", "scale")
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,10 @@ class SketchVoteSettings:
     )
     gain: float = setting(1.0, "g, how far w moves along the vote; 0 never moves it", minimum=0)
     allocation: float = setting(
-        1.0, "a: rows of a layer are shared out in proportion to N^a; 1 is the same ratio for every layer", minimum=0
+        1.0,
+        "a: rows of a layer are shared out in proportion to N^a; 1 is the same ratio for every layer",
+        minimum=0,
+        maximum=8,
     )
     refresh: int = setting(1, "h, rounds between fresh sketches; fresh directions every round work best", minimum=1)
     check_every: int = setting(
@@ -78,11 +84,13 @@ class VoteOnTheUnsaid(Exchange[Ballots]):
         self._sketches, self._check_every = sketches, check_every
         layers, self._size = sketches.layout.layers, sum(sketches.sizes)
         self._ends = np.cumsum(sketches.sizes)[:-1]
-        self._widths = torch.tensor([layer.size for layer in layers])
+        self._dim, self._widths = sketches.layout.dim, torch.tensor([layer.size for layer in layers])
         # c_l over s̄, in float64 from left to right.
         factors = [gain * sqrt(2 / pi) * sqrt(m) / layer.pad for layer, m in zip(layers, sketches.sizes, strict=True)]
         self._factors = torch.tensor(factors, dtype=torch.float64)
-        said = (Bits("signs", self._size), Floats("scale", len(layers), minimum=0))
+        # In one process all ends hear the same answer, and work out once where it leads.
+        self._step = lru_cache(maxsize=1)(self._step_of)
+        said = (Bits(SAID[0], self._size), Floats(SAID[1], len(layers), minimum=0))
         self.up = Message(0, (*said, Mask("checked", 1), MaskedBytes("digest", "checked", DIGEST_BYTES)))
         self.down = Message(1, said)
 
@@ -127,28 +135,31 @@ class VoteOnTheUnsaid(Exchange[Ballots]):
         signs = np.packbits(np.concatenate([vote.result() for vote in total.votes]), bitorder="little")
         scales = [weighted_median(total.samples, own) for own in np.stack(total.scales, axis=1)]
         answer = {"signs": torch.from_numpy(signs), "scale": torch.from_numpy(np.array(scales, dtype=np.float32))}
-        there = {name: value.to(server["model"].device) for name, value in answer.items()}
-        return {"model": self._moved(server["model"], there, round)}, answer
+        return {"model": self._moved(server["model"], answer, round)}, answer
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
         return go_on_from(cohort, self._moved(cohort.state["model"], values, round))
 
     def _moved(self, model: Tensor, answer: Tensors, round: int) -> Tensor:
         """w after an answer, `[dim]` or `[clients, dim]` as `model` is."""
-        sketch = self._sketches.of(round, model.device)
-        votes = unpack_signs(answer["signs"], self._size)
-        factors = (answer["scale"].double() * self._factors.to(model.device)).float()
-        each = factors.repeat_interleave(self._widths.to(model.device), output_size=sketch.dim)
-        return step_along(model, sketch, votes, each)
+        return model + self._step(round, model.device, *(answer[name].cpu().numpy().tobytes() for name in SAID))
+
+    def _step_of(self, round: int, device: torch.device, signs: bytes, scales: bytes) -> Tensor:
+        """c (D H Sᵀ v) of an answer, `[dim]`."""
+        bits = np.unpackbits(np.frombuffer(signs, np.uint8), count=self._size, bitorder="little")
+        votes = torch.from_numpy(bits).to(device).float() * 2 - 1
+        factors = torch.from_numpy(np.frombuffer(scales, np.float32).astype(np.float64)) * self._factors
+        each = factors.float().to(device).repeat_interleave(self._widths.to(device), output_size=self._dim)
+        return step_along(self._sketches.of(round, device), votes, each)
 
 
-def step_along(model: Tensor, sketch: Sketch, votes: Tensor, factors: Tensor) -> Tensor:
-    """w + c (D H Sᵀ v), with `votes: [Σ m]` and c of every parameter, `factors: [dim]`; where c is zero, w itself.
+def step_along(sketch: Sketch, votes: Tensor, factors: Tensor) -> Tensor:
+    """c (D H Sᵀ v), with `votes: [Σ m]` and c of every parameter, `factors: [dim]`.
 
-    Integers times c, then added to w: two operations that round one after the other, and so the same bits everywhere.
+    Integers times c, and later added to w: two operations that round one after the other, and so the same bits
+    everywhere. Where c is zero it is −0, because w − 0 is w, also where w is −0.
     """
-    step = torch.where(factors != 0, sketch.spread(votes[None])[0] * factors, -0.0)  # w − 0 is w, also where w is −0
-    return model + step
+    return torch.where(factors != 0, sketch.spread(votes[None])[0] * factors, -0.0)
 
 
 def digests_of(models: Tensor) -> Tensor:
@@ -177,6 +188,11 @@ class SketchVote(Tracked):
     def __init__(self, task: Task, settings: SketchVoteSettings) -> None:
         super().__init__(task, settings)
         sketches = Sketches(task.layout, settings.ratio, task.seed, settings.refresh, settings.allocation)
+        if max(sketches.sizes) > MOST_ROWS:
+            raise UsageError(
+                f"method.ratio: got {settings.ratio:g}, which keeps {max(sketches.sizes)} rows of a layer, expected at "
+                f"most {MOST_ROWS}: sums of more signs are not exact in float32; use a smaller one"
+            )
         self.sketched = sketches.layout, sketches.sizes
         self.exchanges = (VoteOnTheUnsaid(sketches, settings.gain, settings.check_every),)
 

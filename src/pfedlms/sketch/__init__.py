@@ -23,6 +23,8 @@ from pfedlms.models.layout import Layout
 from pfedlms.sketch import cpu
 from pfedlms.sketch.hadamard import fwht_, fwht_reference
 
+_EPOCHS = 32  # whose constants are hashed together
+
 __all__ = ["Sketch", "fwht_", "fwht_reference", "sketch_of_round"]
 
 
@@ -93,18 +95,10 @@ class Sketch:
         allocation: float = 1.0,
     ) -> None:
         shape = shape_of(layout, ratio, allocation)
-        layer = np.arange(len(shape.places))
-        names = np.full_like(layer, epoch), layer
-        keys = rng.streams(seed, "sketch-signs", *names).view(np.int64)
-        constants = rng.row_constants(rng.streams(seed, "sketch-rows", *names))
-        # A few numbers a layer are hashed here and sent together; the rows themselves are made where they are used.
-        sent = torch.from_numpy(np.concatenate([keys[None], shape.row_table, constants]))
-        if torch.device(device or "cpu").type == "cuda":
-            sent = sent.pin_memory()  # so that nobody has to wait until it has arrived
-        sent = sent.to(device, non_blocking=True)
+        constants = _constants(shape, seed, epoch // _EPOCHS, torch.device(device or "cpu"))[epoch % _EPOCHS]
         object.__setattr__(self, "shape", shape)
-        object.__setattr__(self, "keys", sent[0])
-        object.__setattr__(self, "rows", kept_rows(shape, sent[1:]))
+        object.__setattr__(self, "keys", constants[0])
+        object.__setattr__(self, "rows", kept_rows(shape, constants[1:]))
 
     @cached_property
     def layers(self) -> Tensor:
@@ -251,6 +245,22 @@ def shape_of(layout: Layout, ratio: float, allocation: float = 1.0) -> Shape:
         places.append(Place(layer.offset, layer.offset + layer.size, layer.pad, start, start + m))
         start += m
     return Shape(layout.dim, tuple(places))
+
+
+@lru_cache(maxsize=4)
+def _constants(shape: Shape, seed: int, block: int, device: torch.device) -> Tensor:
+    """What sketches are made of, for some epochs at once, because one takes as long: a few numbers a layer, hashed here
+    and sent together; the rows themselves are made where they are used. `[epochs, 1 + 3 + 12, layers]`."""
+    layers = len(shape.places)
+    epoch, layer = (each.flatten() for each in np.indices((_EPOCHS, layers)))
+    names = epoch + block * _EPOCHS, layer
+    keys = rng.streams(seed, "sketch-signs", *names).view(np.int64)
+    rows = rng.row_constants(rng.streams(seed, "sketch-rows", *names))
+    hashed = np.concatenate([keys[None], np.tile(shape.row_table, _EPOCHS), rows])
+    sent = torch.from_numpy(np.ascontiguousarray(hashed.reshape(-1, _EPOCHS, layers).swapaxes(0, 1)))
+    if device.type == "cuda":
+        sent = sent.pin_memory()  # so that nobody has to wait until it has arrived
+    return sent.to(device, non_blocking=True)
 
 
 def kept_rows(shape: Shape, constants: Tensor) -> Tensor:
