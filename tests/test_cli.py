@@ -10,6 +10,7 @@ import re
 import struct
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -419,6 +420,13 @@ def test_the_table_shows_what_the_summaries_say(call: Any) -> None:
     assert "×" not in rows["local"]
     assert f"{4 * (4 * PARAMETERS + 40) / 2**20:.4f}" in rows["fedavg"]
     assert ESCAPE not in table
+
+
+def test_compare_without_methods_takes_the_same_on_the_command_line_and_in_python(call: Any) -> None:
+    shown = call("compare", "--seeds", "1", "--rounds", "1", *OPTIONS, "--out", "c", "--json", "--quiet").out
+    runs = json.loads(shown)["runs"]
+    default = signature(pfedlms.compare).parameters["methods"].default
+    assert tuple(run["method"] for run in runs) == default == ("local", "fedavg", "pfedlms", "sketchvote")
 
 
 def test_compare_takes_a_file_with_settings_of_one_method(call: Any) -> None:

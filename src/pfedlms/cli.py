@@ -26,7 +26,7 @@ Personalised federated learning that talks in low-bit sketches.
 
 commands:
   compare            several methods x seeds, one table; without options:
-                     local, fedavg and pfedlms on digits
+                     local, fedavg, pfedlms and sketchvote on digits
   run [CONFIG]       one method; --dry-run prints the plan, bytes and memory
   resume DIR         go on with an interrupted run or comparison
   export DIR         write one client's model: --client K -o model.pt
@@ -111,7 +111,7 @@ def _parser() -> _Parser:
 
     sub = command("compare", _compare, "Train several methods with several seeds and print one table.")
     sub.add_argument("config", nargs="?", metavar="CONFIG", help="a TOML file; options below come on top of it")
-    methods = "local,fedavg,pfedlms"
+    methods = "local,fedavg,pfedlms,sketchvote"
     sub.add_argument("--methods", metavar="A,B,C", default=methods, help=f"methods by name (default: {methods})")
     sub.add_argument("--seeds", type=int, metavar="N", default=3, help="how many seeds, from --seed on (default: 3)")
     _add_settings(sub)

@@ -44,7 +44,7 @@ def compare(
     data: Any = None,
     model: ModelLike = None,
     *,
-    methods: Sequence[str] = ("local", "fedavg", "pfedlms"),
+    methods: Sequence[str] = ("local", "fedavg", "pfedlms", "sketchvote"),
     seeds: int = 3,
     config: str | Path | None = None,
     out: str | Path | None = None,

@@ -10,7 +10,7 @@ from typing import Any
 
 from pfedlms.errors import UsageError
 
-_COLOURS = {"pfedlms": "#0b6e4f", "fedavg": "#c84c09", "local": "#6c757d"}
+_COLOURS = {"sketchvote": "#3a4fb0", "pfedlms": "#0b6e4f", "fedavg": "#c84c09", "local": "#6c757d"}
 
 
 def check_plot(file: Path) -> None:
