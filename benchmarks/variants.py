@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from pfedlms.aggregate import weighted_median
 from pfedlms.cohort import Cohort, Tensors
@@ -19,7 +19,7 @@ from pfedlms.methods.sketchvote import SketchVote, SketchVoteSettings, VoteOnThe
 from pfedlms.models import build
 from pfedlms.settings import setting
 
-GROUPS, EPSILON = 8, 1e-5
+GROUPS = 8
 
 
 @dataclass(frozen=True)
@@ -127,27 +127,13 @@ def _sketches(task: Task, settings: SketchVoteSettings) -> Sketches:
     return Sketches(task.layout, settings.ratio, task.seed, settings.refresh, settings.allocation)
 
 
-class GroupNorm(nn.Module):
-    """As `nn.GroupNorm`, in operations that can be stacked over models in any memory format."""
-
-    def __init__(self, groups: int, channels: int) -> None:
-        super().__init__()
-        self._groups = groups
-        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
-
-    def forward(self, x: Tensor) -> Tensor:
-        grouped = x.reshape(len(x), self._groups, -1)
-        centred = grouped - grouped.mean(dim=2, keepdim=True)
-        scaled = centred * torch.rsqrt(centred.square().mean(dim=2, keepdim=True) + EPSILON)
-        return scaled.reshape(x.shape) * self.weight[:, None, None] + self.bias[:, None, None]
-
-
 def vgg8_with_group_norm() -> nn.Module:
     """The zoo's vgg8 for colour images in ten classes with group norm where it has batch norm: no running statistics,
     and nothing that depends on the batch."""
     module = build("vgg8", (3, 32, 32), 10, 0, key=torch.initial_seed())
     parts = [
-        GroupNorm(GROUPS, part.num_features) if isinstance(part, nn.BatchNorm2d) else part for part in module.children()
+        nn.GroupNorm(GROUPS, part.num_features) if isinstance(part, nn.BatchNorm2d) else part
+        for part in module.children()
     ]
     return nn.Sequential(*parts)
 

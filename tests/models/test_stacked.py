@@ -79,6 +79,13 @@ def network() -> nn.Module:
     )  # fmt: skip
 
 
+def grouped_network() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(4, 6, 3, padding=1), nn.GroupNorm(3, 6), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 8, 3, padding=1),
+        nn.GroupNorm(4, 8, affine=False), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 9, 3),
+    )  # fmt: skip
+
+
 LAYERS: dict[str, tuple[Factory, tuple[int, ...]]] = {
     "convolution": (partial(nn.Conv2d, 4, 6, 3, stride=2, padding=1), (BATCH, 4, 7, 6)),
     "convolution in groups": (partial(nn.Conv2d, 4, 6, 2, groups=2, dilation=2, bias=False), (BATCH, 4, 7, 6)),
@@ -91,6 +98,9 @@ LAYERS: dict[str, tuple[Factory, tuple[int, ...]]] = {
     "norm of images": (partial(nn.BatchNorm2d, 6), (BATCH, 6, 3, 2)),
     "norm without statistics": (partial(nn.BatchNorm2d, 6, track_running_stats=False), (BATCH, 6, 3, 2)),
     "norm without weights": (partial(nn.BatchNorm2d, 6, affine=False), (BATCH, 6, 3, 2)),
+    "norm of groups": (partial(nn.GroupNorm, 3, 6, eps=0.1), (BATCH, 6, 3, 2)),
+    "norm of groups of vectors": (partial(nn.GroupNorm, 2, 6), (BATCH, 6)),
+    "norm of groups without weights": (partial(nn.GroupNorm, 3, 6, affine=False), (BATCH, 6, 3, 2)),
     "pooling": (partial(nn.MaxPool2d, 3, stride=2, padding=1, ceil_mode=True), (BATCH, 4, 6, 7)),
     "dilated pooling": (partial(nn.MaxPool2d, (2, 3), dilation=2), (BATCH, 4, 6, 7)),
     "pooling of one image": (partial(nn.MaxPool2d, 2), (4, 6, 7)),
@@ -100,6 +110,7 @@ LAYERS: dict[str, tuple[Factory, tuple[int, ...]]] = {
     "linear on one vector": (partial(nn.Linear, 6, 4), (6,)),
     "linear used twice": (Twice, (BATCH, 6)),
     "network": (network, (BATCH, 4, 6, 6)),
+    "network with groups": (grouped_network, (BATCH, 4, 6, 6)),
 }
 
 
@@ -133,6 +144,7 @@ def test_stacked_layers_are_a_loop_over_modules(factory: Factory, shape: tuple[i
         ("norm", "batch_norm", CLIENTS),
         ("norm of images", "batch_norm", CLIENTS),
         ("norm without weights", "batch_norm", 1),
+        ("norm of groups", "group_norm", CLIENTS),
         ("pooling", "max_pool2d", CLIENTS),
         ("pooling with indices", "max_pool2d", 1),
     ],

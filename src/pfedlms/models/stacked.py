@@ -5,6 +5,7 @@
     convolution   on [batch, clients · channels, height, width]: one kernel for all clients (`conv_gpu`), or
                   PyTorch's grouped convolution
     batch norm    one call over clients · channels; vmap would scale and shift in passes of their own
+    group norm    one call over clients · groups; vmap has no rule for it beside the convolutions above
     max pooling   on clients · channels as well; vmap would turn the tensor round first
 
 Convolution, norm and pooling are for GPUs: on a CPU clients run them one by one (see `forward.choose`).
@@ -33,7 +34,7 @@ _SMALL_IMAGE = 4
 
 
 class Stacked(Way):
-    """`torch.func.vmap` over models; convolutions, batch norms and max poolings use their rules with `folds`."""
+    """`torch.func.vmap` over models; convolutions, norms and max poolings use their rules with `folds`."""
 
     def __init__(self, single: Single, folds: bool) -> None:
         self._single = single
@@ -53,6 +54,8 @@ class Stacked(Way):
                 # A momentum of None means an average over all batches so far, whose weight is a value on the device.
                 if layer.momentum is not None:
                     yield layer, partial(_batch_norm, layer)
+            elif folds and type(layer) is nn.GroupNorm:
+                yield layer, partial(_group_norm, layer)
             elif folds and type(layer) is nn.MaxPool2d and not layer.return_indices:
                 yield layer, partial(_max_pool, layer)
 
@@ -102,6 +105,14 @@ def _batch_norm(layer: _BatchNorm, x: Tensor) -> Tensor:
         return F.batch_norm(x, mean, var, weight, bias, training, layer.momentum, layer.eps)
 
     return _apply(norm, partial(_folded, norm), 1, x, layer.weight, layer.bias, *statistics)
+
+
+def _group_norm(layer: nn.GroupNorm, x: Tensor) -> Tensor:
+    def norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        models = x.shape[1] // layer.num_channels
+        return F.group_norm(x, models * layer.num_groups, weight, bias, layer.eps)
+
+    return _apply(norm, partial(_folded, norm), 1, x, layer.weight, layer.bias)
 
 
 def _max_pool(layer: nn.MaxPool2d, x: Tensor) -> Tensor:
