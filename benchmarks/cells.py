@@ -164,7 +164,7 @@ def variants(dataset: str) -> list[Cell]:
     forgetful = {**FEW, **SKETCHVOTE, "method.name": "sketchvote-forgetful"}
     for seed in SEEDS[:2]:
         for alpha in (0.5, 0.1, 0.05):
-            for label, cap in (("cap2", 2.0), ("uncapped", 0.0)):
+            for label, cap in (("cap3", 3.0), ("uncapped", 0.0)):
                 own = {"data.alpha": alpha, **weighted, "method.cap": cap}
                 cells.append(Cell("variants", dataset, f"a{alpha:g}", f"sketchvote-r0.1-{label}", seed, own))
         for ratio in (0.1, 0.5):

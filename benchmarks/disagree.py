@@ -42,7 +42,7 @@ RATIO, STEP = 0.1, 0.05  # m / N and κ
 SHOWN: dict[str, tuple[str, dict[str, Any]]] = {
     "fedavg": ("fedavg", {}),
     "sketchvote": ("sketchvote", {"ratio": RATIO}),
-    "sketchvote, votes weighted by s, cap 2": (variants.WeightedSketchVote.name, {"ratio": RATIO, "cap": 2.0}),
+    "sketchvote, votes weighted by s, cap 3": (variants.WeightedSketchVote.name, {"ratio": RATIO, "cap": 3.0}),
     "sketchvote, votes weighted by s": (variants.WeightedSketchVote.name, {"ratio": RATIO, "cap": 0.0}),
 }
 

@@ -199,13 +199,12 @@ def server_steps(options: argparse.Namespace) -> dict[str, float]:
     for name in options.groups:
         kind, _, dataset = name.partition("-")
         if kind == "tables" and dataset not in steps:
-            for folder in (options.out, *options.done, RESULTS):
-                chosen = cells.choice(rows_in(folder, f"sweep-{dataset}"))
-                if chosen is not None:
-                    steps[dataset] = chosen
-                    break
-            else:
+            folders = (options.out, *options.done, RESULTS)
+            chosen = cells.choice([row for folder in folders for row in rows_in(folder, f"sweep-{dataset}")])
+            if chosen is None:
                 print(f"{name}: no server step was chosen; FedAvg with one is left out (--server-step {dataset}=VALUE)")
+            else:
+                steps[dataset] = chosen
     return steps
 
 

@@ -25,7 +25,7 @@ GROUPS = 8
 @dataclass(frozen=True)
 class WeightedSettings(SketchVoteSettings):
     cap: float = setting(
-        2.0, "most weight of a scale, in medians of all clients' scales; 0: without a limit", minimum=0
+        3.0, "most weight of a scale, in medians of all clients' scales; 0: without a limit", minimum=0
     )
 
 

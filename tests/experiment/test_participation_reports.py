@@ -83,7 +83,7 @@ def test_answers_that_were_lost_are_counted_where_they_can_be(tmp_path: Path) ->
 def test_a_run_that_losses_have_stopped_goes_on_with_fewer_of_them(tmp_path: Path) -> None:
     """Who loses what is drawn by name, so the same round would fail again."""
     chosen = {**SMALL, "clients": 6, "participation": 0.5, "rounds": 40, "checkpoint_every": 1}
-    told = r"round \d+: .*; lower run\.lost or run\.quorum, or let more clients"
+    told = r"round \d+: .*; lower run\.lost or run\.quorum \(to go on, in the run's config\.toml\), or let more clients"
     with pytest.raises(QuorumError, match=told):
         pfedlms.run(method="fedavg", lost=0.5, quorum=0, out=tmp_path / "run", **chosen)
     with pytest.raises(QuorumError, match=told):

@@ -36,6 +36,7 @@ from pfedlms.methods.consensus import Sketches
 from pfedlms.methods.contract import Exchange, go_on_from
 from pfedlms.methods.sketchvote import SketchVote, SketchVoteSettings, VoteOnTheUnsaid, step_along
 from pfedlms.wire import Floats, Message
+from pfedlms.wire.frames import HEADER_BYTES
 
 DIM = sum(SIZES)
 PADS = (16, 16, 1, 8, 64, 64)
@@ -302,3 +303,26 @@ def test_more_rows_than_sums_are_exact_for_are_refused() -> None:
     SketchVote(task, SketchVoteSettings(ratio=0.5))
     with pytest.raises(UsageError, match=r"method.ratio: got 0.6, which keeps 20132659 rows of a layer"):
         SketchVote(task, SketchVoteSettings(ratio=0.6))
+
+
+@pytest.mark.parametrize("astray", [(1, 2, 3), (0, 1, 2, 3, 4)])
+def test_clients_that_drifted_are_healed_also_where_they_are_the_majority(astray: tuple[int, ...]) -> None:
+    """The others alone have a vote; where there are none, w stays. All are in step in the round after."""
+    chosen = federation("sketchvote", check_every=1)
+    chosen.start()
+    chosen.play_round()
+    (cohort,) = chosen._clients.present
+    model = cohort.state["model"].clone()
+    model[list(astray), 7] += 1e-3
+    chosen._clients.present = [cohort.with_state(model=model)]
+    before = chosen.state()["server"]["model"]
+    with pytest.warns(
+        UserWarning, match="tracks another model than the server, and is sent that one before it goes on"
+    ):
+        report = chosen.play_round()
+    assert (report.rejected, report.participants) == (len(astray), tuple(range(CLIENTS)))
+    assert report.traffic.catch_up == len(astray) * (HEADER_BYTES + 4 * before.numel())
+    after = chosen.state()
+    assert torch.equal(after["server"]["model"], before) == (len(astray) == CLIENTS)
+    assert all(torch.equal(row, after["server"]["model"]) for row in after["state"]["model"])
+    assert chosen.play_round().rejected == 0

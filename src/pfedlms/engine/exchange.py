@@ -22,7 +22,8 @@ from pfedlms.methods.contract import ClientWork, Exchange
 from pfedlms.wire.fields import Message
 from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake, Received, frame
 
-REMEDY = "lower run.lost or run.quorum, or let more clients take part"
+REMEDY = "lower run.lost or run.quorum (to go on, in the run's config.toml), or let more clients take part"
+CATCHING_UP = 1  # the delivery of all that a client was sent later; 0 is the round's own answer
 _ROOM_BYTES = 1 << 26  # of decoded messages that wait to be added up
 
 Data = bytes | memoryview
@@ -78,7 +79,7 @@ class Channel:
         senders = [client for cohort in cohorts for client in cohort.ids]
         intake = Intake(exchange.up, self.digest, self.round, frozenset(senders))
         total = exchange.server_open(server, self.round)
-        accepted, after, desk = 0, [], _Desk(exchange.up, len(senders))
+        valid, after, desk = 0, [], _Desk(exchange.up, len(senders))
         for cohort in cohorts:
             with self.watch.stage("clients compute messages"):
                 cohort, values = exchange.client_send(cohort, self.round, work)
@@ -88,17 +89,18 @@ class Channel:
             for start in range(0, len(cohort.ids), desk.places):
                 with self.watch.stage("messages up"):
                     arrived, got = self._send_up(exchange.up, cohort, rows, start, intake, desk)
+                valid += len(arrived)
                 if arrived:
                     arrived, got = self._in_step(exchange, server, arrived, got)
                 if arrived:
                     ids, samples = [message.sender for message in arrived], [message.samples for message in arrived]
                     with self.watch.stage("server"):
                         total = exchange.server_add(total, ids, samples, got)
-                accepted += len(arrived)
-        if accepted < max(1, self.ways.quorum * len(senders)):
-            astray = f" ({len(self.astray)} clients track another model than the server)" if self.astray else ""
+        # Messages of clients that are not in step are valid: were they missing from the quorum, nobody would send them
+        # the model.
+        if valid < max(1, self.ways.quorum * len(senders)):
             raise QuorumError(
-                f"round {self.round + 1}: {accepted} of {len(senders)} messages were valid{astray}, expected at least "
+                f"round {self.round + 1}: {valid} of {len(senders)} messages were valid, expected at least "
                 f"run.quorum = {self.ways.quorum:g} of them and never fewer than one; {REMEDY}"
             )
         with self.watch.stage("server"):
@@ -128,8 +130,9 @@ class Channel:
     ) -> Cohort | None:
         """Send clients that were away the answers they missed, in order, or the model `w` where that is fewer bytes.
 
-        `heard` says how many answers each client of the cohort knows. Bytes are counted apart from the round's own.
-        Those whom all of it reached, as if they had been here; None if that is nobody.
+        `heard` says how many answers each client of the cohort knows. Bytes are counted apart from the round's own. All
+        that one client is sent is lost or arrives together: else who has missed much would hardly ever catch up. Those
+        whom it reached, as if they had been here; None if that is nobody.
         """
         gone: list[int] = []
         for since in sorted({count for count in heard if count < self.round}):
@@ -141,7 +144,7 @@ class Channel:
             self.traffic.catch_up += len(ids) * sum(map(len, frames.values()))
             there = list(ids)
             for number, sent in frames.items():
-                there = self._reached(declared, sent, number, there)
+                there = self._reached(declared, sent, number, there, CATCHING_UP)
             gone += [client for client in ids if client not in there]
             if not there:
                 continue
@@ -200,16 +203,19 @@ class Channel:
         for client in astray:
             warnings.warn(
                 f"round {self.round + 1}: client {client} is left out of this exchange: it tracks another model than "
-                "the server, and is sent that when it takes part next",
+                "the server, and is sent that one before it goes on",
                 stacklevel=2,
             )
         return list(compress(arrived, alike)), {name: value[torch.tensor(alike)] for name, value in got.items()}
 
-    def _reached(self, message: Message, sent: bytes, number: int, clients: Sequence[int]) -> list[int]:
-        """The clients at whom a frame of the server's arrives as one they accept."""
+    def _reached(
+        self, message: Message, sent: bytes, number: int, clients: Sequence[int], delivery: int = 0
+    ) -> list[int]:
+        """The clients at whom a frame of the server's arrives as one they accept; what is of one delivery and kind is
+        lost together."""
         heard = []
         for client in clients:
-            got = self.ways.carry(self.ways.down, sent, client, self.round, message.kind, number)
+            got = self.ways.carry(self.ways.down, sent, client, self.round, message.kind, delivery)
             try:
                 if got is None:
                     raise WireError("nothing arrived")

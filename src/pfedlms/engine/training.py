@@ -212,7 +212,7 @@ def check_finite(cohort: Cohort, losses: Tensor, phase: int) -> None:
         when = f"round {phase}" if phase else "the local steps before round 1"
         raise DivergedError(
             f"{when}: the loss or the model of client {client} is not finite any more; "
-            "lower train.learning_rate (or the method's strength)"
+            "lower train.learning_rate or what the method itself moves by (method.strength, method.gain, …)"
         )
 
 

@@ -27,7 +27,7 @@ class FedAvgSettings:
         1.0, "η, the server's step along its clients' mean update; 1 with momentum 0 is FedAvg", above=0
     )
     server_momentum: float = setting(
-        0.0, "β, the server's momentum (FedAvgM); 0 with step 1 is FedAvg", minimum=0, maximum=1
+        0.0, "β, the server's momentum (FedAvgM); 0 with step 1 is FedAvg", minimum=0, below=1
     )
 
 

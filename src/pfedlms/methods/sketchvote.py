@@ -69,6 +69,13 @@ class Ballots:
     scales: list[NDArray[np.float32]] = field(default_factory=list)
 
 
+class Due(Mask):
+    """Whether a digest follows. Mostly not, and that is what a message is measured with."""
+
+    def example(self) -> NDArray[np.bool_]:
+        return np.zeros(self.shape, dtype=np.bool_)
+
+
 class VoteOnTheUnsaid(Exchange[Ballots]):
     """x_k = θ_k − w + e_k      what a client has learnt and not said yet
     y_k = Φ^r x_k            per layer, m of N rows
@@ -91,7 +98,7 @@ class VoteOnTheUnsaid(Exchange[Ballots]):
         # In one process all ends hear the same answer, and work out once where it leads.
         self._step = lru_cache(maxsize=1)(self._step_of)
         said = (Bits(SAID[0], self._size), Floats(SAID[1], len(layers), minimum=0))
-        self.up = Message(0, (*said, Mask("checked", 1), MaskedBytes("digest", "checked", DIGEST_BYTES)))
+        self.up = Message(0, (*said, Due("checked", 1), MaskedBytes("digest", "checked", DIGEST_BYTES)))
         self.down = Message(1, said)
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
@@ -133,8 +140,10 @@ class VoteOnTheUnsaid(Exchange[Ballots]):
 
     def server_reply(self, server: Tensors, total: Ballots, round: int) -> tuple[Tensors, Tensors]:
         signs = np.packbits(np.concatenate([vote.result() for vote in total.votes]), bitorder="little")
-        scales = [weighted_median(total.samples, own) for own in np.stack(total.scales, axis=1)]
-        answer = {"signs": torch.from_numpy(signs), "scale": torch.from_numpy(np.array(scales, dtype=np.float32))}
+        # Nobody may have been in step: then every median is 0, and w stays.
+        said = np.array(total.scales, dtype=np.float32).reshape(-1, len(total.votes))
+        scales = np.array([weighted_median(total.samples, own) for own in said.T], dtype=np.float32)
+        answer = {"signs": torch.from_numpy(signs), "scale": torch.from_numpy(scales)}
         return {"model": self._moved(server["model"], answer, round)}, answer
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
@@ -174,6 +183,8 @@ def digests_of(models: Tensor) -> Tensor:
 class SketchVote(Tracked):
     """One model for all, moved by votes on fresh random directions; every client trains from it and keeps what it could
     not say yet.
+
+    Running statistics of batch norm stay with their clients, as FedAvg's do unless it shares them; group norm has none.
 
     Limits: `gain` 0 never moves w, which is E steps from w⁰ for everyone; with the values of y_k instead of their signs
     and `ratio` 1 it is FedAvg (tests/methods/test_sketchvote.py). With one client it is signSGD on random directions.

@@ -129,7 +129,10 @@ _BITS_CAPTION = (
     "Bits of one client in one round: payload, framing apart, and payload a parameter (/n). MiB: payload of all "
     "participants in a round, up and down."
 )
-ESTIMATED = "with entries at random places; a real message is up to a few percent longer or shorter"
+ESTIMATED = (
+    "an average message; one of stc, here with entries at random places, is up to a few percent longer or shorter, one "
+    "of sketchvote that has a digest 8 bytes longer"
+)
 CATCHING_UP = "what clients that were away are sent to catch up, which depends on who is drawn"
 
 
