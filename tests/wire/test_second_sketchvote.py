@@ -196,7 +196,7 @@ def federate(
     method, model = METHODS["sketchvote"], CohortModel(module, torch.device(device))
     train = TrainSettings(local_steps=3, batch_size=4, learning_rate=0.1, momentum=0.5, weight_decay=1e-4)
     federation = Federation(
-        method, method.Settings(**chosen), model, small_data(7, 10, 13, 16), train, seed=99, **options
+        method, method.Settings(**chosen), model, small_data(7, 10, 13, 16).to(model.device), train, seed=99, **options
     )
     if scheduled:
         federation.participation = Schedule()
@@ -374,6 +374,7 @@ def test_w_has_the_same_bits_on_a_gpu(fifty: Any) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_clients_on_a_gpu_stay_in_step_with_a_server_on_the_host() -> None:
     federation = federate({"ratio": 0.3, "check_every": 1}, device="cuda")
+    federation._server = {"model": federation._server["model"].cpu()}
     federation.start()
     for _ in range(50):
         assert federation.play_round().rejected == 0
