@@ -107,6 +107,16 @@ def sweep(dataset: str, steps: Sequence[float]) -> list[Cell]:
     ]  # fmt: skip
 
 
+def gains(dataset: str) -> list[Cell]:
+    """sketchvote's own settings, to be chosen by validation accuracy."""
+    held_out = {"data.alpha": 0.5, "data.validation": 0.2, **SKETCHVOTE}
+    return [
+        Cell(f"gains-{dataset}", dataset, "a0.5", f"sketchvote-r0.1-gain{gain:g}-allocation{share:g}", SWEEP_SEED,
+             {**held_out, "method.gain": gain, "method.allocation": share})
+        for share in (1.0, 0.7) for gain in (1.0, 1.5, 2.0, 3.0)
+    ]  # fmt: skip
+
+
 SKETCHVOTE = {"method.name": "sketchvote", "method.ratio": 0.1}
 FEDAVG = {"method.name": "fedavg"}
 MANY = {"data.clients": 100}
@@ -141,6 +151,9 @@ def limits(dataset: str) -> list[Cell]:
             for ratio in ratios:
                 own = {**settings, **SKETCHVOTE, "method.ratio": ratio}
                 cells.append(Cell("limits", dataset, setup, f"sketchvote-r{ratio:g}", seed, own))
+                if "train.participation" in settings:
+                    sparse = {**settings, "method.name": "stc"}
+                    cells.append(Cell("limits", dataset, setup, f"stc-as-r{ratio:g}", seed, sparse, 0, ratio))
         for label, settings in ALONE.items():
             cells.append(Cell("limits", dataset, "a0.5", label, seed, {**SKETCHVOTE, **settings}))
     return cells
@@ -182,9 +195,11 @@ def group(name: str, steps: Mapping[str, float], swept: Sequence[float], on: str
         return tables(dataset, steps.get(dataset))
     if kind == "sweep" and dataset in DATASETS:
         return sweep(dataset, swept)
+    if kind == "gains" and dataset in DATASETS:
+        return gains(dataset)
     others = {"limits": lambda: limits(on), "limits-cifar10": limits_cifar10, "variants": lambda: variants(on)}
     if name not in others:
-        known = ", ".join(f"{kind}-{name}" for kind in ("tables", "sweep") for name in DATASETS)
+        known = ", ".join(f"{kind}-{name}" for kind in ("tables", "sweep", "gains") for name in DATASETS)
         raise SystemExit(f"group: got {name!r}, expected one of {known}, {', '.join(others)}")
     return others[name]()
 
