@@ -4,8 +4,9 @@
     python benchmarks/study.py GROUP… --out DIR --collect          # rows → benchmarks/results/GROUP.json
     python benchmarks/study.py GROUP… --list
 
-Groups: tables-DATASET, sweep-DATASET, gains-DATASET, limits, limits-cifar10, variants (cells.py). Cells that have a row in
---out or --done already are skipped, so a study can be spread over several calls; no new cell is begun after --seconds.
+Groups: tables-DATASET, sweep-DATASET, gains-DATASET, limits, limits-cifar10, variants (cells.py). Cells that have a row
+in --out or --done already are skipped, so a study can be spread over several calls (--done benchmarks/results skips
+what was collected); no new cell is begun after --seconds.
 Workers share the device, and each keeps the data it has loaded. `tables-DATASET` has FedAvg with the server step that
 `sweep-DATASET` chose: from --server-step, else from the rows of the sweep (in --out, --done or benchmarks/results).
 """
@@ -186,7 +187,7 @@ def run_all(todo: Sequence[tuple[Cell, Config]], options: argparse.Namespace, co
 
 def rows_in(folder: Path, group: str) -> list[Row]:
     """The rows of a group: files of a folder of this script's, or those that were collected."""
-    if folder == RESULTS:
+    if folder.resolve() == RESULTS.resolve():
         file = folder / f"{group}.json"
         return json.loads(file.read_text()) if file.is_file() else []
     return [json.loads(file.read_text()) for file in sorted((folder / group).glob("*.json"))]
