@@ -18,6 +18,7 @@ from torch import nn
 import pfedlms.aggregate
 import pfedlms.models.layout
 import pfedlms.pull
+import pfedlms.quantise
 import pfedlms.sketch
 import pfedlms.wire.codec
 from definitions import dense_model
@@ -27,12 +28,14 @@ from pfedlms.backend import plain
 from pfedlms.engine.graphs import flat, rebuilt
 from pfedlms.models import Layer, Layout, flat_layout
 from pfedlms.pull import Pull
+from pfedlms.quantise import normal_quantiles, statistics, symbols_of, thresholds_of
 from pfedlms.sketch import Sketch
 
 MODULES = {
     pfedlms.aggregate: {"Vote", "WeightedMean", "pool_statistics", "weighted_median"},
     pfedlms.models.layout: {"Layer", "Layout"},
     pfedlms.pull: {"Pull"},
+    pfedlms.quantise: {"symbols_of"},
     pfedlms.sketch: {"Sketch"},
     pfedlms.wire.codec: {"pack"},
 }
@@ -109,6 +112,27 @@ def test_folds_and_functions_take_both() -> None:
     assert all(isinstance(each, np.ndarray) for each in arrays)
     assert [each.tolist() for each in tensors] == [each.tolist() for each in arrays]
     assert {each.dtype for each in tensors} == {torch.float32}
+
+
+@pytest.mark.parametrize("of", [torch.Tensor.clone, torch.Tensor.numpy], ids=["tensors", "arrays"])
+def test_from_a_sketch_to_the_pull_in_one_kind(of: Any) -> None:
+    """Statistics, thresholds, symbols, vote and pull one after another; symbols by counting."""
+    sketch, theta, samples = sketch_of(16, 5), normal(3, 21), [3, 1, 2]
+    sketched = sketch.forward(of(theta))
+    mean, deviation = pool_statistics(samples, *statistics(sketched, sketch.sizes))
+    tau = thresholds_of(mean, deviation, normal_quantiles(3))
+    symbols = symbols_of(sketched, tau, sketch.sizes)
+    assert {type(each) for each in (sketched, mean, deviation, tau, symbols)} == {type(of(theta))}
+    y, limits = np.asarray(sketched), np.asarray(tau).repeat(sketch.sizes, axis=0)
+    assert np.asarray(symbols).tolist() == (y[:, :, None] >= limits[None]).sum(axis=2).tolist()
+    alone = symbols_of(sketched[1], tau, sketch.sizes)
+    assert alone.tolist() == symbols[1].tolist()
+    assert [each.tolist() for each in statistics(sketched[1], sketch.sizes)] == [
+        each[1].tolist() for each in statistics(sketched, sketch.sizes)
+    ]
+    vote = Vote(sketch.size, 3)
+    vote.add(symbols, samples)
+    assert Pull(sketch, tau, deviation, vote.result(), 0.1, 0.1).gradient(of(theta)).shape == (3, 21)
 
 
 def test_a_pull_of_arrays_is_that_of_tensors() -> None:
@@ -314,6 +338,18 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a variance below 0": (lambda: pool_statistics([1], ONE, -ONE), r"variances\[0, 0\]: got -1.0, expected a finite"),
     "weights of statistics": (lambda: pool_statistics([0], ONE, ONE), r"weights\[0\]: got 0, expected a whole number"),
+    "statistics of another sketch": (
+        lambda: statistics(X, [5, 5]),
+        r"sketched: got shape \(2, 21\), expected \[clients, 10\] or \[10\]; pass the sizes of its own sketch",
+    ),
+    "symbols of fewer layers": (
+        lambda: symbols_of(X, TAU[:1], [16, 5]),
+        r"thresholds: got shape \(1, 2\), expected \[2, T\], a row for every layer",
+    ),
+    "thresholds of other shapes": (
+        lambda: thresholds_of(SIGMA, SIGMA[:1], normal_quantiles(3)),
+        r"mean, deviation: got shapes \(2,\) and \(1,\), expected \[layers\] of both",
+    ),
     "a layer without parameters": (
         lambda: Layer("a", 0, 0),
         "layer 'a': size: got 0, expected a whole number of at le",
