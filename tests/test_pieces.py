@@ -103,6 +103,7 @@ def test_folds_and_functions_take_both() -> None:
     assert [vote.result().tolist() for vote in votes] == [[0, 3]] * 3
     assert {(vote.clients, vote.total) for vote in votes} == {(3, 9)}
 
+    assert WeightedMean(1).add(np.int32(7), np.ones((1, 1))).result().tolist() == [1]
     values = np.float32([[1, 2], [3, 4]])
     for given in (values, torch.from_numpy(values)):
         assert WeightedMean(2).add(np.array([1, 3]), given).result().tolist() == [2.5, 3.5]
@@ -316,6 +317,18 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "values of one client as a vector": (lambda: WeightedMean(1).add([1], ONE[0]), r"values: got shape \(1,\), expect"),
     "values of whole numbers": (lambda: WeightedMean(1).add([1], ONE.astype(int)), "values: got torch.int64, expected"),
     "weights of a mean": (lambda: WeightedMean(1).add([1.5], ONE), r"weights\[0\]: got 1.5, expected a whole number"),
+    "a weight for all": (
+        lambda: WeightedMean(1).add(3, np.ones((2, 1))),
+        "weights: got 1 for 2 clients, expected one of each",
+    ),
+    "a weight as text": (
+        lambda: WeightedMean(1).add(["3"], ONE),
+        r"weights\[0\]: got '3', expected a whole number of at least 1",
+    ),
+    "no weight at all": (
+        lambda: WeightedMean(1).add(None, ONE),
+        r"weights\[0\]: got None, expected a whole number of at least 1",
+    ),
     "a mean of nobody": (lambda: WeightedMean(1).result(), "mean: got no client's values, expected at least one; call"),
     "a median of NaN": (
         lambda: weighted_median([1, 1], np.float32([1, np.nan])),

@@ -168,7 +168,7 @@ class Vote:
         size, thresholds = self.counts.shape
         return f"Vote(size {size:,}, thresholds {thresholds}, {_so_far(self.clients, self.total)})"
 
-    def add(self, symbols: Array | Tensor, weights: int | Weights) -> None:
+    def add(self, symbols: Array | Tensor, weights: Weights) -> None:
         """Count one client's symbols, uint8 `[size]`, with weight N_k, or several clients' `[clients, size]` with
         theirs."""
         given = array_of("symbols", symbols)
@@ -185,8 +185,7 @@ class Vote:
                 f"vote: got {given.shape} symbols{top}, expected ({size},) of 0 to {thresholds} a client; the "
                 "ballot is of another sketch, or the vote has other thresholds"
             )
-        alone = isinstance(weights, int | np.integer)
-        own = weights_of([weights] if alone else weights, len(rows))  # type: ignore[arg-type, list-item]
+        own = weights_of(weights, len(rows))
         if self.total + sum(own) > _MOST_WEIGHT:
             raise ValueError(
                 f"weights: got {self.total + sum(own)} in all, expected at most {_MOST_WEIGHT}; divide all of them"

@@ -17,7 +17,7 @@ from torch import Tensor
 Array = NDArray[Any]
 Values = TypeVar("Values", Tensor, Array)
 """What a function takes is what it returns: tensors for tensors, arrays for arrays."""
-Weights = Sequence[int] | Array | Tensor
+Weights = int | Sequence[int] | Array | Tensor
 
 
 def whole(name: str, value: object, minimum: int, maximum: int | None = None, remedy: str = "") -> int:
@@ -38,8 +38,9 @@ def number(name: str, value: object, above: float, maximum: float, meaning: str)
 
 
 def weights_of(samples: Weights, clients: int) -> list[int]:
-    """N_k of `clients` clients, whole numbers above zero: of a list, an array or a tensor."""
-    own = samples.tolist() if isinstance(samples, np.ndarray | Tensor) else list(samples)
+    """N_k of `clients` clients, whole numbers above zero: of a list, an array or a tensor; or the only one's."""
+    given = samples.tolist() if isinstance(samples, np.ndarray | np.generic | Tensor) else samples
+    own = list(given) if isinstance(given, Sequence) else [given]
     if len(own) != clients:
         raise ValueError(
             f"weights: got {len(own)} for {clients} client{'s' * (clients != 1)}, expected one of each; pass every "
