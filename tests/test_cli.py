@@ -348,6 +348,32 @@ def test_dry_run_prints_plan_bytes_and_memory_and_writes_nothing(call: Any) -> N
     assert ESCAPE not in done.out
 
 
+def test_dry_run_notes_a_ratio_that_keeps_one_entry_of_every_layer(call: Any) -> None:
+    """Layers of 1024 and 256 padded: the larger keeps two from 2 / 1024 on."""
+    tiny = ("--dry-run", "--method", "sketchvote", "--set")
+    done = call(*RUN, *tiny, "method.ratio=1e-9")
+    assert done.code == 0
+    assert (
+        "note: method.ratio = 1e-09 keeps a single entry of every layer, the fewest there can be; the largest layer "
+        "keeps more from 0.002 on"
+    ) in done.out
+    notes = {ratio: json.loads(call(*RUN, *tiny, f"method.ratio={ratio}", "--json").out)["notes"]
+             for ratio in (0.0019, 0.002, 0.1)}  # fmt: skip
+    assert [len(found) for found in notes.values()] == [1, 0, 0]
+    assert json.loads(call(*RUN, "--dry-run", "--json").out)["notes"] == []  # fedavg sketches nothing
+
+
+def test_warnings_are_one_line_without_the_source(call: Any) -> None:
+    """As a user's process prints them, with whatever filters Python begins with."""
+    command = [sys.executable, "-m", "pfedlms.cli", *RUN[3:], "--set", "method.strength=1", "--out", "r"]
+    command[3:3] = ["run", "--method", "pfedlms"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    warned = [line for line in done.stderr.splitlines() if "method.strength" in line]
+    assert len(warned) == 1
+    assert warned[0].startswith("warning: method.strength: 2 η λ / ratio = ")
+    assert not re.search(r"UserWarning|\.py:|warnings\.warn", done.stderr)
+
+
 def test_dry_run_json_by_hand(call: Any) -> None:
     """Layers of 780 and 130 parameters; T = 7 at ratio 0.1: m = 102 and 25, 39 + 10 bytes, and 16 of statistics."""
     done = call(*RUN, "--dry-run", "--json", "--method", "pfedlms")

@@ -19,7 +19,7 @@ TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 
 # From the ground up; a module imports from its own level and those below.
 LEVELS = (
-    {"errors", "rng", "settings", "backend"},
+    {"errors", "rng", "settings", "checks", "backend"},
     {"cohort", "data", "models", "sketch", "pull", "step", "quantise", "aggregate", "wire"},
     {"methods"},
     {"engine"},

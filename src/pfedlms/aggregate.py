@@ -1,11 +1,12 @@
 """What a server makes of its clients' messages: sums, votes and pooled statistics.
 
-Each is a fold over the clients in the order of their ids, so it does not matter how they were grouped.
+Each is a fold over the clients in the order of their ids, so it does not matter how they were grouped. All of them take
+arrays of NumPy and tensors of torch. The folds give what they hold, `Vote` an array and `WeightedMean` a tensor; the
+functions answer in kind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,27 +15,54 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedlms.backend import compiled, share
+from pfedlms.checks import Array, Values, Weights, array_of, floats, tensor_of, weights_of, whole
 
 _PART = 2048  # coordinates whose counters stay in the cache while clients are added to them
 _SUM_PART = 4096  # entries of a sum that stay in the cache while clients are added to them
+_MOST_WEIGHT = (1 << 64) - 1
 
 
 class WeightedMean:
-    """Σ N_k x_k / Σ N_k for vectors of `size` entries, in float64, one client after another."""
+    """Σ N_k x_k / Σ N_k for vectors of `size` entries, in float64, one client after another. A NaN that is added stays.
+
+    >>> mean = WeightedMean(2).add([1, 3], np.float32([[0, 1], [4, 1]]))
+    >>> mean
+    WeightedMean(size 2, 2 clients of weight 4)
+    >>> mean.result()
+    tensor([3., 1.], dtype=torch.float64)
+    """
 
     def __init__(self, size: int) -> None:
-        self._sum, self._weight = torch.zeros(size, dtype=torch.float64), 0
+        self._sum = torch.zeros(whole("size", size, 0), dtype=torch.float64)
+        self._weight = self._clients = 0
 
-    def add(self, samples: Sequence[int], values: Tensor) -> WeightedMean:
-        """Add some clients' vectors `[clients, size]`."""
-        added, weights = values.contiguous().numpy(), np.array(samples, dtype=np.float64)
+    def __repr__(self) -> str:
+        return f"WeightedMean(size {len(self._sum):,}, {_so_far(self._clients, self._weight)})"
+
+    def add(self, samples: Weights, values: Tensor | Array) -> WeightedMean:
+        """Add some clients' vectors `[clients, size]`, float32 or float64, with their numbers of samples N_k."""
+        given = floats("values", tensor_of("values", values))
+        if given.ndim != 2 or given.shape[1] != len(self._sum):
+            raise ValueError(
+                f"values: got shape {tuple(given.shape)}, expected [clients, {len(self._sum)}]; pass one client's "
+                "vector as values[None]"
+            )
+        own = weights_of(samples, len(given))
+        added, weights = given.detach().cpu().contiguous().numpy(), np.array(own, dtype=np.float64)
         share(_add_weighted, -(-added.shape[1] // _SUM_PART), len(added) * _SUM_PART, self._sum.numpy(), added, weights)
-        self._weight += sum(samples)
+        self._weight += sum(own)
+        self._clients += len(own)
         return self
 
     def result(self) -> Tensor:
-        """In float64."""
+        """`[size]`, in float64, on the host."""
+        if not self._weight:
+            raise ValueError("mean: got no client's values, expected at least one; call add first")
         return self._sum / self._weight
+
+
+def _so_far(clients: int, weight: int) -> str:
+    return f"{clients} client{'s' * (clients != 1)} of weight {weight:,}" if clients else "nobody yet"
 
 
 @compiled()
@@ -46,36 +74,70 @@ def _add_weighted(first: int, last: int, total: NDArray[Any], values: NDArray[An
                 sums[i] += np.float64(own[i]) * weights[client]
 
 
-def pool_statistics(
-    samples: Sequence[int], means: NDArray[np.float32], variances: NDArray[np.float32]
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def pool_statistics(samples: Weights, means: Values, variances: Values) -> tuple[Values, Values]:
     """Mean and standard deviation of all clients' sketches together: `[clients, layers]` → two `[layers]`.
 
         μ̄ = (Σ N_k m_k) / N          σ̄² = (Σ N_k (s_k + (m_k − μ̄)²)) / N
 
     Sums run over the clients in the order given (ascending ids), one after another, in float64; results are rounded to
     float32.
+
+    >>> mean, deviation = pool_statistics([1, 3], np.float32([[0], [4]]), np.float32([[1], [0]]))
+    >>> mean.item(), round(deviation.item() ** 2, 5)  # (1 (1 + 9) + 3 (0 + 1)) / 4
+    (3.0, 3.25)
     """
-    m, s = means.astype(np.float64), variances.astype(np.float64)
+    m, s = array_of("means", means), array_of("variances", variances)
+    if m.ndim != 2 or m.shape != s.shape or not m.size:
+        raise ValueError(
+            f"means, variances: got shapes {m.shape} and {s.shape}, expected [clients, layers] of both, none of them "
+            "empty; quantise.statistics gives both"
+        )
+    weights = weights_of(samples, len(m))
+    _check_finite("means", m)
+    _check_finite("variances", s, minimum=0)
+    m, s = m.astype(np.float64), s.astype(np.float64)
     mean, square = np.zeros(m.shape[1]), np.zeros(m.shape[1])
-    for weight, own in zip(samples, m, strict=True):
+    for weight, own in zip(weights, m, strict=True):
         mean += weight * own
-    mean /= sum(samples)
-    for weight, own, variance in zip(samples, m, s, strict=True):
+    mean /= sum(weights)
+    for weight, own, variance in zip(weights, m, s, strict=True):
         square += weight * (variance + (own - mean) ** 2)
-    return mean.astype(np.float32), np.sqrt(square / sum(samples)).astype(np.float32)
+    pooled = mean.astype(np.float32), np.sqrt(square / sum(weights)).astype(np.float32)
+    if isinstance(means, Tensor):
+        return torch.from_numpy(pooled[0]).to(means.device), torch.from_numpy(pooled[1]).to(means.device)
+    return pooled
 
 
-def weighted_median(samples: Sequence[int], values: NDArray[np.float32]) -> np.float32:
+def weighted_median(samples: Weights, values: Array | Tensor) -> np.float32:
     """The smallest x_j > 0 with 2 Σ_{0 < x_k ≤ x_j} N_k ≥ Σ_{0 < x_k} N_k, of `values: [clients]`, none below zero; 0
-    where all are zero."""
-    order = np.argsort(values, kind="stable")
-    order = order[values[order] > 0]
+    where all are zero.
+
+    >>> float(weighted_median([1, 1, 5], np.float32([0.5, 2, 0])))
+    0.5
+    """
+    given = array_of("values", values)
+    if given.ndim != 1:
+        raise ValueError(f"values: got shape {given.shape}, expected [clients]; pass one number of each client")
+    weights = weights_of(samples, len(given))
+    _check_finite("values", given, minimum=0)
+    order = np.argsort(given, kind="stable")
+    order = order[given[order] > 0]
     if not len(order):
         return np.float32(0)
-    below = np.cumsum(np.array(samples, dtype=np.int64)[order])
+    below = np.cumsum(np.array(weights, dtype=np.int64)[order])
     # Compared without doubling, so that nothing overflows.
-    return np.float32(values[order[np.argmax(below >= below[-1] - below)]])
+    return np.float32(given[order[np.argmax(below >= below[-1] - below)]])
+
+
+def _check_finite(name: str, values: Array, minimum: float = -np.inf) -> None:
+    """Refuse NaN and what is infinite: it would be sorted or summed up to something that looks like a result."""
+    fine = np.isfinite(values) & (values >= minimum)
+    if not fine.all():
+        place = tuple(np.argwhere(~fine)[0].tolist())
+        limit = f" of at least {minimum:g}" if minimum > -np.inf else ""
+        raise ValueError(
+            f"{name}{list(place)}: got {values[place]}, expected a finite number{limit}; leave that client out"
+        )
 
 
 class Vote:
@@ -86,20 +148,50 @@ class Vote:
     which is the bin of the upper weighted median of the clients' values. A ballot adds N_k to one counter per
     coordinate (the weight that chose each symbol); the T sums are suffix sums of those. Memory is T counters a
     coordinate, in the narrowest integers that hold N, whatever the number of clients.
+
+    >>> vote = Vote(size=3, thresholds=7)
+    >>> vote.add(np.uint8([0, 3, 7]), 20)
+    >>> vote.add(np.uint8([[1, 2, 7], [1, 5, 0]]), [15, 10])
+    >>> vote
+    Vote(size 3, thresholds 7, 3 clients of weight 45)
+    >>> vote.result()
+    array([1, 3, 7], dtype=uint8)
     """
 
     def __init__(self, size: int, thresholds: int) -> None:
-        self.total = 0
+        size = whole("size", size, 0, remedy="it is the number of entries of a ballot")
+        thresholds = whole("thresholds", thresholds, 1, 255, "symbols are 0 to thresholds, and a byte each")
+        self.total = self.clients = 0
         self.counts: NDArray[np.unsignedinteger] = np.zeros((size, thresholds), dtype=np.uint8)
 
-    def add(self, symbols: NDArray[np.uint8], weights: int | Sequence[int]) -> None:
-        """Count one client's symbols `[size]` with weight N_k, or several clients' `[clients, size]` with theirs."""
-        rows = np.ascontiguousarray(np.atleast_2d(symbols))
-        own = [weights] if isinstance(weights, int) else weights
+    def __repr__(self) -> str:
         size, thresholds = self.counts.shape
-        if rows.shape != (len(own), size) or (rows.size and rows.max() > thresholds):
-            raise ValueError(f"vote: got {symbols.shape} symbols, expected ({size},) of 0 to {thresholds} a client")
+        return f"Vote(size {size:,}, thresholds {thresholds}, {_so_far(self.clients, self.total)})"
+
+    def add(self, symbols: Array | Tensor, weights: Weights) -> None:
+        """Count one client's symbols, uint8 `[size]`, with weight N_k, or several clients' `[clients, size]` with
+        theirs."""
+        given = array_of("symbols", symbols)
+        size, thresholds = self.counts.shape
+        if given.dtype != np.uint8:
+            raise ValueError(
+                f"vote: got symbols of {given.dtype}, expected uint8; pass symbols.astype(np.uint8), of a tensor "
+                "symbols.to(torch.uint8)"
+            )
+        rows = np.ascontiguousarray(np.atleast_2d(given))
+        if rows.ndim != 2 or rows.shape[1] != size or (rows.size and rows.max() > thresholds):
+            top = f" up to {rows.max()}" if rows.size else ""
+            raise ValueError(
+                f"vote: got {given.shape} symbols{top}, expected ({size},) of 0 to {thresholds} a client; the "
+                "ballot is of another sketch, or the vote has other thresholds"
+            )
+        own = weights_of(weights, len(rows))
+        if self.total + sum(own) > _MOST_WEIGHT:
+            raise ValueError(
+                f"weights: got {self.total + sum(own)} in all, expected at most {_MOST_WEIGHT}; divide all of them"
+            )
         self.total += sum(own)
+        self.clients += len(own)
         needed = np.min_scalar_type(self.total)
         if needed.itemsize > self.counts.dtype.itemsize:
             self.counts = self.counts.astype(needed)
@@ -108,7 +200,8 @@ class Vote:
         share(kernel, -(-size // _PART), len(rows) * _PART, self.counts, rows, weight)
 
     def result(self) -> NDArray[np.uint8]:
-        """Consensus symbols `[size]`."""
+        """Consensus symbols `[size]`, an array that `pack` and `Pull` take. Where nobody voted every threshold is a
+        tie, which goes up."""
         result = np.zeros(len(self.counts), dtype=np.uint8)
         size, thresholds = self.counts.shape
         share(_majority, -(-size // _PART), thresholds * _PART, self.counts, np.uint64(self.total), result)

@@ -285,6 +285,9 @@ def _resume(options: argparse.Namespace) -> int:
 def _report_run(options: argparse.Namespace, summary: dict[str, Any], out: Path) -> int:
     shown = [summary] if summary["accuracy"]["max"] is not None else []
     done = f"after {summary['rounds']} rounds"
+    if summary.get("stopped_early") and not options.quiet:
+        best = summary["best"]
+        _say(f"stopped early {done}: V-acc was highest in round {best['round']}, {best['v_acc']:.2f} %; see best.pt")
     return _report(options, summary, shown, out, done if summary["status"] == "interrupted" else None)
 
 

@@ -1,7 +1,7 @@
 """Statistics → thresholds → symbols, and signs as bits.
 
 Both ends compute thresholds from the same few float32 numbers in the same order and precision, so they agree on every
-bit.
+bit. `statistics`, `thresholds_of` and `symbols_of` take tensors or arrays, of clients or of one, and answer in kind.
 """
 
 from __future__ import annotations
@@ -17,14 +17,27 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from pfedlms.checks import Array, Values, array_of, in_kind, tensor_of
 
-def statistics(sketched: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+
+def statistics(sketched: Values, sizes: Sequence[int]) -> tuple[Values, Values]:
     """Mean and population variance of each layer's sketch: `[clients, Σ m]` → two `[clients, layers]`, taken in
     float64, returned as float32."""
-    parts = [part.double() for part in torch.split(sketched, list(sizes), dim=1)]
+    parts = [part.double() for part in _parts(sketched, sizes)]
     means = torch.stack([part.mean(dim=1) for part in parts], dim=1)
     variances = torch.stack([part.var(dim=1, correction=0) for part in parts], dim=1)
-    return means.float(), variances.float()
+    return in_kind(sketched, means.float()), in_kind(sketched, variances.float())
+
+
+def _parts(sketched: Tensor | Array, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+    """Every layer's part of sketches `[clients, Σ m]`, or of one."""
+    rows = tensor_of("sketched", sketched)
+    if rows.ndim not in (1, 2) or rows.shape[-1] != sum(sizes):
+        raise ValueError(
+            f"sketched: got shape {tuple(rows.shape)}, expected [clients, {sum(sizes)}] or [{sum(sizes)}]; pass the "
+            "sizes of its own sketch, sketch.sizes"
+        )
+    return torch.split(rows if rows.ndim == 2 else rows[None], list(sizes), dim=1)
 
 
 def root_mean_squares(sketched: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -78,23 +91,36 @@ def lloyd_max(levels: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     return centroids.astype(np.float32), ((centroids[1:] + centroids[:-1]) / 2).astype(np.float32)
 
 
-def thresholds_of(
-    mean: NDArray[np.float32], deviation: NDArray[np.float32], quantiles: NDArray[np.float32]
-) -> NDArray[np.float32]:
+def thresholds_of(mean: Values, deviation: Values, quantiles: NDArray[np.float32]) -> Values:
     """τ_t = μ̄ + σ̄ Υ⁻¹(t / (T + 1)): `[layers]`, `[layers]`, `[T]` → `[layers, T]`, in float64 from float32 values,
     rounded to float32."""
-    product = deviation.astype(np.float64)[:, None] * quantiles.astype(np.float64)[None, :]
-    return (mean.astype(np.float64)[:, None] + product).astype(np.float32)
+    mu, sigma = (array_of(name, given).astype(np.float64) for name, given in (("mean", mean), ("deviation", deviation)))
+    if mu.ndim != 1 or mu.shape != sigma.shape:
+        raise ValueError(
+            f"mean, deviation: got shapes {mu.shape} and {sigma.shape}, expected [layers] of both; pool_statistics "
+            "gives both"
+        )
+    tau = (mu[:, None] + sigma[:, None] * quantiles.astype(np.float64)[None, :]).astype(np.float32)
+    return torch.from_numpy(tau).to(mean.device) if isinstance(mean, Tensor) else tau
 
 
-def symbols_of(sketched: Tensor, thresholds: Tensor, sizes: Sequence[int]) -> Tensor:
-    """q(i) = #{t : y(i) ≥ τ_t}: `[clients, Σ m]` and `[layers, T]` → uint8 `[clients, Σ m]`."""
-    parts = torch.split(sketched, list(sizes), dim=1)
+def symbols_of(sketched: Values, thresholds: Tensor | Array, sizes: Sequence[int]) -> Values:
+    """q(i) = #{t : y(i) ≥ τ_t}: `[clients, Σ m]` and `[layers, T]`, which rise, → uint8 `[clients, Σ m]`.
+
+    >>> symbols_of(np.float32([-2, 0, 2]), np.float32([[-1, 0, 1]]), sizes=[3])
+    array([0, 2, 3], dtype=uint8)
+    """
+    parts = _parts(sketched, sizes)
+    tau = tensor_of("thresholds", thresholds, parts[0].device)
+    if tau.ndim != 2 or len(tau) != len(parts):
+        raise ValueError(
+            f"thresholds: got shape {tuple(tau.shape)}, expected [{len(parts)}, T], a row for every layer; "
+            "thresholds_of gives them"
+        )
     bins = [
-        torch.bucketize(part.contiguous(), own, right=True)
-        for part, own in zip(parts, thresholds.contiguous(), strict=True)
+        torch.bucketize(part.contiguous(), own, right=True) for part, own in zip(parts, tau.contiguous(), strict=True)
     ]
-    return torch.cat(bins, dim=1).to(torch.uint8)
+    return in_kind(sketched, torch.cat(bins, dim=1).to(torch.uint8))
 
 
 def narrowest_interval(quantiles: NDArray[np.float32]) -> float:

@@ -21,6 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+MOST = (1 << 63) - 1
+"""The largest seed and counter that everybody reads alike."""
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
 # Rounds of the row bijection. With four, the distribution of pairs of rows is 4 % away from uniform at N = 16; with

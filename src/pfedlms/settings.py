@@ -79,6 +79,12 @@ def _wrong(declared: Field[Any], value: Any) -> str | None:
     return None
 
 
+def as_plain(value: Any) -> Any:
+    """A single number of NumPy or torch as Python's own; anything else as it is."""
+    single = hasattr(value, "item") and getattr(value, "ndim", None) == 0
+    return value.item() if single else value
+
+
 def parse(declared: Field[Any], text: str) -> Any:
     """The text of a command line as the type the field has; left as text where it does not fit, so that the check names
     it."""

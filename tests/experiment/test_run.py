@@ -171,7 +171,14 @@ def test_settings_may_stand_in_a_file_which_may_name_the_method(tmp_path: Path) 
     [
         ({"round": 3}, "round: unknown setting; did you mean rounds"),
         ({"stength": 0.1}, "stength: unknown setting; did you mean strength?"),
-        ({"method": "fedavg", "strength": 0.1}, "strength: unknown setting"),
+        ({"method": "fedavg", "strength": 0.1}, "strength: a setting of pfedlms, "),
+        (
+            {"method": "sketchvote", "thresholds": 3},
+            "thresholds: a setting of pfedlms, not of sketchvote, which has ratio, "
+            "gain, allocation, refresh, check_every",
+        ),
+        ({"method": ""}, "method.name: got ''"),
+        ({"patience": 3}, "train.patience: got 3 with data.validation = 0; it follows V-acc"),
         ({"method": "pfedlsm"}, "method.name: got 'pfedlsm'; did you mean pfedlms"),
         ({"alpha": 0}, "data.alpha: got 0, expected a number above 0"),
         ({"thresholds": 0}, "method.thresholds: got 0, expected a whole number of at least 1"),

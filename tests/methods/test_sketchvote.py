@@ -320,9 +320,9 @@ def test_clients_that_drifted_are_healed_also_where_they_are_the_majority(astray
         UserWarning, match="tracks another model than the server, and is sent that one before it goes on"
     ):
         report = chosen.play_round()
-    assert (report.rejected, report.participants) == (len(astray), tuple(range(CLIENTS)))
+    assert (report.rejected, report.astray, report.participants) == (0, len(astray), tuple(range(CLIENTS)))
     assert report.traffic.catch_up == len(astray) * (HEADER_BYTES + 4 * before.numel())
     after = chosen.state()
     assert torch.equal(after["server"]["model"], before) == (len(astray) == CLIENTS)
     assert all(torch.equal(row, after["server"]["model"]) for row in after["state"]["model"])
-    assert chosen.play_round().rejected == 0
+    assert chosen.play_round().astray == 0

@@ -424,7 +424,7 @@ def test_a_client_whose_last_bit_differs_is_found_and_brought_back(lost: int | N
         astray = present(federation)[2]["model"]
         report, said = quietly(federation)
         losing.clear()
-    assert (report.rejected, report.traffic.catch_up) == (1, model_bytes)
+    assert (report.rejected, report.astray, report.traffic.catch_up) == (0, 1, model_bytes)
     assert said[0].startswith("round 5: client 2 is left out of this exchange: it tracks another model than the server")
     assert sum("client 2" in text for text in said) == len(said) == (1 if lost is None else 2)
 

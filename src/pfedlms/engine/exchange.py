@@ -70,7 +70,7 @@ class Channel:
     unheard: int = 0
     """Answers that did not arrive or were refused."""
     astray: set[int] = field(default_factory=set)
-    """Clients that track another model than the server does."""
+    """Clients that track another model than the server does; their messages are left out."""
 
     def ask(
         self, exchange: Exchange[Any], cohorts: Sequence[Cohort], server: Tensors, work: ClientWork
@@ -199,7 +199,6 @@ class Channel:
             return arrived, got
         astray = [message.sender for message, fine in zip(arrived, alike, strict=True) if not fine]
         self.astray.update(astray)
-        self.rejected += len(astray)
         for client in astray:
             warnings.warn(
                 f"round {self.round + 1}: client {client} is left out of this exchange: it tracks another model than "

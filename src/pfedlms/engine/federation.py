@@ -119,7 +119,8 @@ class Federation:
             self._heard.update(dict.fromkeys(channel.astray, ASTRAY))
             self._heard.update(dict.fromkeys(self._clients.present_ids, round + 1))
         self.rounds_played += 1
-        return RoundReport(self._clients.present_ids, loss, channel.traffic, channel.rejected, channel.unheard, shared)
+        failures = channel.rejected, len(channel.astray), channel.unheard
+        return RoundReport(self._clients.present_ids, loss, channel.traffic, *failures, shared)
 
     def evaluate(self) -> Evaluation:
         """The models of those who trained last, each on its own test split, and on what it has set aside."""

@@ -61,6 +61,8 @@ class RoundReport:
     traffic: Traffic
     rejected: int
     """Clients' messages that did not arrive or were refused."""
+    astray: int
+    """Clients' messages that were left out because their senders track another model than the server."""
     unheard: int
     """Answers that did not arrive or were refused."""
     global_evaluation: Evaluation | None = None

@@ -19,7 +19,7 @@ from pfedlms.data.sources import DATASETS
 from pfedlms.errors import ConfigError, did_you_mean
 from pfedlms.methods import METHODS
 from pfedlms.models.zoo import MODELS
-from pfedlms.settings import parse, problems, setting, type_name
+from pfedlms.settings import as_plain, parse, problems, setting, type_name
 
 SCHEMA = 1
 
@@ -76,6 +76,12 @@ class TrainSection:
         "none",
         "how training images are changed at random: moved by up to 4 pixels, mirrored, or both",
         choices=lambda: ["none", "crop", "flip", "crop+flip"],
+    )
+    patience: int = setting(
+        0,
+        "stop when V-acc has not risen for so many evaluations; needs data.validation; the best round so far is kept "
+        "(best.pt); 0: never",
+        minimum=0,
     )
 
 
@@ -174,6 +180,17 @@ def of_method(name: str, methods: Iterable[Any], values: Mapping[str, Any]) -> d
     return {key: value for key, value in values.items() if ("method", key) not in others}
 
 
+def of_others(key: str, method: Any) -> str | None:
+    """What is wrong with a key that `method` does not have and other methods do: whose it is, and what `method` has."""
+    if method not in list(METHODS) or ("method", key) in keys([method]):
+        return None
+    having = [name for name in METHODS if ("method", key) in keys([name])]
+    if not having:
+        return None
+    own = ", ".join(each.name for each in fields(METHODS[method].Settings)) or "no settings of its own"
+    return f"a setting of {', '.join(having)}, not of {method}, which has {own}"
+
+
 def load_config(
     file: str | Path | None = None,
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
@@ -183,6 +200,9 @@ def load_config(
     """Read a TOML file, put `overrides` (by section and key) on top and check it all; raises ConfigError with every
     problem found."""
     given = merge(read_toml(Path(file)) if file else {}, overrides or {})
+    for section, values in given.items():
+        if isinstance(values, Mapping):
+            given[section] = {key: as_plain(value) for key, value in values.items()}
     schema: Any = given.pop("schema", SCHEMA)
     if schema != SCHEMA:
         raise ConfigError(
@@ -194,7 +214,7 @@ def load_config(
     if isinstance(tables.get("method"), Mapping):
         tables["method"] = {key: value for key, value in tables["method"].items() if key != "name"}
     classes = {section: cls for section, _, cls in owners([method])}
-    found = _problems(tables, classes)
+    found = _problems(tables, classes, method)
     if "method" not in classes:
         found.append(f"method.name: got {method!r}; {did_you_mean(str(method), METHODS)}")
     if found:
@@ -261,8 +281,8 @@ def merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> Tables:
     return merged
 
 
-def _problems(tables: Mapping[str, Any], classes: Mapping[str, type[Any]]) -> list[str]:
-    """Everything wrong with `tables`, whose sections have the keys of `classes`."""
+def _problems(tables: Mapping[str, Any], classes: Mapping[str, type[Any]], method: Any) -> list[str]:
+    """Everything wrong with `tables`, whose sections have the keys of `classes`, where `method` is chosen."""
     found = []
     names = [*SECTIONS, "method"]
     for section, values in tables.items():
@@ -274,7 +294,10 @@ def _problems(tables: Mapping[str, Any], classes: Mapping[str, type[Any]]) -> li
         elif not isinstance(values, Mapping):
             found.append(f"{section}: got {values!r}, expected a section [{section}]")
         elif section in classes:
-            found += problems(section, classes[section], dict(values))
+            misplaced = {key: of_others(key, method) for key in values} if section == "method" else {}
+            found += [f"method.{key}: {whose}" for key, whose in misplaced.items() if whose]
+            rest = {key: value for key, value in values.items() if not misplaced.get(key)}
+            found += problems(section, classes[section], rest)
     run = tables.get("run", {})
     if isinstance(run, Mapping) and run.get("reference") is True:
         if run.get("fast") is True:
@@ -284,6 +307,17 @@ def _problems(tables: Mapping[str, Any], classes: Mapping[str, type[Any]]) -> li
                 f"run.cohort_size: got {run['cohort_size']!r} with run.reference = true; the reference takes one "
                 "client after another, leave it out"
             )
+    train, data = tables.get("train", {}), tables.get("data", {})
+    if (
+        isinstance(train, Mapping)
+        and isinstance(data, Mapping)
+        and train.get("patience")
+        and not data.get("validation")
+    ):
+        found.append(
+            f"train.patience: got {train['patience']!r} with data.validation = 0; it follows V-acc, which needs "
+            "samples set aside: set data.validation, for example to 0.1"
+        )
     return found
 
 

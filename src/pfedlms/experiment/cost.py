@@ -130,5 +130,18 @@ def plan_json(config: Config, federation: Federation) -> dict[str, Any]:
         "total_bytes": sum(sent.values()) * config.train.rounds,
         "estimated": estimated(federation.method),
         "catches_up": catches_up(config, federation.method),
+        "notes": _notes(config, federation),
         "memory_bytes": {"data": data.x.numel() * 4 + data.y.numel() * 8, "clients": kept, "working": working},
     }
+
+
+def _notes(config: Config, federation: Federation) -> list[str]:
+    """What is allowed and hardly meant."""
+    layout, sketched = federation.method.sketched or (federation.model.layout, ())
+    pads = [layer.pad for layer in layout.layers]
+    if max(pads) == 1 or not sketched or max(sketched) > 1:
+        return []
+    return [
+        f"method.ratio = {config.settings.ratio:g} keeps a single entry of every layer, the fewest there can be; the "
+        f"largest layer keeps more from {2 / max(pads):.2g} on"
+    ]

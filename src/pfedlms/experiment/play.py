@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from pfedlms.engine import Federation
-from pfedlms.errors import DivergedError, QuorumError, RunError
+from pfedlms.errors import DivergedError, QuorumError, RunError, UsageError
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.prepare import as_configured
 from pfedlms.experiment.record import Recorder
@@ -32,6 +32,8 @@ class Result:
     federation: Federation
     stopped: bool = False
     """Whether Ctrl-C was pressed, be it in the very last round."""
+    best_state: dict[str, Any] | None = None
+    """The federation after the best round, where `train.patience` keeps it and there is no directory."""
 
     @property
     def accuracy(self) -> float:
@@ -50,6 +52,26 @@ class Result:
         """Every client's model as a state dict."""
         with as_configured(self.config):
             return [model for _, model in sorted(self.federation.models(), key=lambda pair: pair[0])]
+
+    @property
+    def best_models(self) -> list[dict[str, torch.Tensor]]:
+        """Every client's model after the round with the highest V-acc, `summary["best"]`; kept with
+        `train.patience`."""
+        state = self.best_state
+        if self.directory is not None and self.config.train.patience:
+            kept = RunDirectory(self.directory).load_best()
+            state = kept and kept["federation"]
+        if state is None:
+            raise UsageError(
+                "best_models: no best round was kept; run with data.validation and train.patience (as many as there "
+                "are evaluations, to keep it without stopping early)"
+            )
+        latest = self.federation.state()
+        try:
+            self.federation.load(state)
+            return self.models
+        finally:
+            self.federation.load(latest)
 
 
 class Progress:
@@ -76,19 +98,20 @@ def execute(
             progress.started(config, federation.rounds_played)
             if federation.rounds_played == 0:
                 federation.start()
-            while federation.rounds_played < last and not interrupted:
+            while federation.rounds_played < last and not (interrupted or recorder.out_of_patience):
                 number = federation.rounds_played + 1
                 evaluate = number % config.run.evaluate_every == 0 or number == last
                 report = federation.play_round(evaluate_global=evaluate)
                 recorder.count(report)
                 if evaluate:
                     progress.evaluated(config, recorder.evaluate(report))
-                interrupted = stopped() and number < last
-                if number % config.run.checkpoint_every == 0 or number == last or interrupted:
+                done = number == last or recorder.out_of_patience
+                interrupted = stopped() and not done
+                if number % config.run.checkpoint_every == 0 or done or interrupted or recorder.rose:
                     recorder.checkpoint()
             summary = recorder.finish("interrupted" if interrupted else "finished")
             out = directory.path if directory else None
-            return Result(config, summary, recorder.metrics, out, federation, stopped())
+            return Result(config, summary, recorder.metrics, out, federation, stopped(), recorder.best_state)
     except (DivergedError, QuorumError) as error:
         error.summary = recorder.finish("diverged" if isinstance(error, DivergedError) else "failed")
         raise

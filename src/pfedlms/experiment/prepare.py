@@ -20,7 +20,7 @@ from pfedlms.engine import Federation
 from pfedlms.engine.participation import Participation
 from pfedlms.engine.training import TrainSettings
 from pfedlms.errors import ConfigError, DataError, UsageError, did_you_mean
-from pfedlms.experiment.config import CUSTOM, Config, Tables, keys
+from pfedlms.experiment.config import CUSTOM, Config, Tables, keys, of_others
 from pfedlms.experiment.memory import fitting_cohort, room_for_all
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel, build
@@ -32,7 +32,12 @@ ModelLike = str | nn.Module | Callable[[], nn.Module] | None
 def python_overrides(data: Any, model: ModelLike, methods: Sequence[str], settings: Mapping[str, Any]) -> Tables:
     """Keyword arguments as sections and keys; a key is looked up in every section and in the methods' own."""
     sections = {key: section for section, key in keys(methods) if key != "name"}
-    unknown = [f"{key}: unknown setting; {did_you_mean(key, sections)}" for key in settings if key not in sections]
+    alone = methods[0] if len(methods) == 1 else None
+    unknown = [
+        f"{key}: {of_others(key, alone) or f'unknown setting; {did_you_mean(key, sections)}'}"
+        for key in settings
+        if key not in sections
+    ]
     if unknown:
         raise ConfigError(unknown)
     tables: Tables = {"data": {}, "model": {}, "train": {}, "method": {}, "run": {}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -22,7 +23,9 @@ class Recorder:
     def __init__(self, config: Config, federation: Federation, directory: RunDirectory | None) -> None:
         self.metrics: list[dict[str, Any]] = []
         self._config, self._federation, self._directory = config, federation, directory
-        self._traffic, self._rejected, self._unheard = Traffic(), 0, 0
+        self._traffic, self._rejected, self._astray, self._unheard = Traffic(), 0, 0, 0
+        self.best_state: dict[str, Any] | None = None
+        """The federation after the best round, where it is kept and there is no directory to keep it in."""
         self._before, self._began = 0.0, time.perf_counter()
 
     @property
@@ -37,13 +40,39 @@ class Recorder:
             load_into(self._federation, checkpoint, self._config, self._directory)
             self._traffic = Traffic(*checkpoint["traffic"])
             self._rejected, self._unheard = checkpoint["rejected"], checkpoint["unheard"]
+            self._astray = checkpoint.get("astray", 0)
             self._before = checkpoint["seconds"]
         # Only now, so that a checkpoint that is refused costs no measurement.
         self.metrics = self._directory.rewind_metrics(checkpoint["metrics_bytes"] if checkpoint else 0)
+        if self.rose:  # the process may have ended between the checkpoint and its being kept
+            self._directory.keep_best()
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """The first of the evaluations with the highest V-acc; None where there is none."""
+        return max(self._validated, key=lambda record: record["v_acc"], default=None)
+
+    @property
+    def rose(self) -> bool:
+        """Whether the round just played is the best so far, and is to be kept."""
+        best = self.best if self._config.train.patience else None
+        return best is not None and best["round"] == self._federation.rounds_played
+
+    @property
+    def out_of_patience(self) -> bool:
+        """Whether V-acc has not risen for `train.patience` evaluations; by the metrics alone, which a resumed run has,
+        too."""
+        patience, best = self._config.train.patience, self.best
+        return bool(patience) and best is not None and len(self._validated) > self._validated.index(best) + patience
+
+    @property
+    def _validated(self) -> list[dict[str, Any]]:
+        return [record for record in self.metrics if record.get("v_acc") is not None]
 
     def count(self, report: RoundReport) -> None:
         self._traffic += report.traffic
         self._rejected += report.rejected
+        self._astray += report.astray
         self._unheard += report.unheard
 
     def evaluate(self, report: RoundReport) -> dict[str, Any]:
@@ -64,6 +93,7 @@ class Recorder:
         return record
 
     def checkpoint(self) -> None:
+        """Keep all that is needed to go on from here; after the best round so far, for good."""
         if self._directory is not None:
             state = {
                 "settings": _settled(self._config),
@@ -72,9 +102,14 @@ class Recorder:
                 "federation": self._federation.state(),
                 "traffic": list(self._traffic.as_tuple()),
                 "rejected": self._rejected,
+                "astray": self._astray,
                 "unheard": self._unheard,
             }
             self._directory.save_checkpoint({**state, "seconds": self._seconds})
+            if self.rose:
+                self._directory.keep_best()
+        elif self.rose:
+            self.best_state = copy.deepcopy(self._federation.state())
 
     def finish(self, status: str) -> dict[str, Any]:
         """The summary of the run, as it is stored; of one that failed, if it can be stored."""
@@ -110,6 +145,9 @@ class Recorder:
         if self._federation.data.validation:
             validated = [record["v_acc"] for record in self.metrics]
             summary["validation_accuracy"] = _reached([value for value in validated if value is not None])
+            summary["best"] = self.best and {name: self.best[name] for name in ("round", "v_acc", "p_acc")}
+        if config.train.patience:
+            summary["stopped_early"] = self.out_of_patience and rounds < config.train.rounds
         shared = [record["g_acc"] for record in self.metrics if "g_acc" in record]
         if shared:
             summary["global_accuracy"] = _reached(shared)
@@ -123,9 +161,11 @@ class Recorder:
         }
 
     def _failures(self) -> dict[str, int]:
-        """Messages the server refused and, where they can get lost, answers that clients did not hear."""
+        """Messages the server refused; where there were any, those it left out because their senders track another
+        model; where they can get lost, answers that clients did not hear."""
+        astray = {"astray": self._astray} if self._astray else {}
         unheard = {"unheard": self._unheard} if self._config.run.lost else {}
-        return {"rejected": self._rejected, **unheard}
+        return {"rejected": self._rejected, **astray, **unheard}
 
     def _everyone(self) -> dict[str, Any]:
         """All clients at the end of the run; the last evaluation, if it was of all of them."""

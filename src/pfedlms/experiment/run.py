@@ -34,13 +34,13 @@ def run(
         client. Default: the embedded digits.
         model: a name of the zoo, a factory that returns an `nn.Module`, or a module (its weights are w⁰). Default: the
         data set's own.
-        method: name of the method. Default: the one `config` names, or pfedlms.
+        method: name of the method. None, the default, is the one `config` names, or pfedlms.
         config: a TOML file with settings.
         out: run directory; without one nothing is written.
         progress: told what happens.
         settings: any key of a section (`rounds=50, alpha=0.1, strength=0.05, seed=1, …`).
     """
-    method = method or method_in(config)
+    method = method_in(config) if method is None else method
     overrides = python_overrides(data, model, [method], settings)
     overrides["method"]["name"] = method
     if out:

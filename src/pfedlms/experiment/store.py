@@ -1,15 +1,17 @@
-"""A run directory: config.toml, metrics.jsonl, summary.json and checkpoint.pt, each written so that a crash at any
-moment loses nothing.
+"""A run directory: config.toml, metrics.jsonl, summary.json, checkpoint.pt and best.pt, each written so that a crash at
+any moment loses nothing.
 
 config.toml      complete configuration; `pfedlms run config.toml` does it again
 metrics.jsonl    one line an evaluation, appended
 checkpoint.pt    latest full state, and how long metrics.jsonl was then
+best.pt          with `train.patience`: the same of the round with the highest V-acc
 summary.json     what the run reached and cost
 """
 
 from __future__ import annotations
 
 import fcntl
+import filecmp
 import json
 import os
 import shutil
@@ -33,8 +35,8 @@ class RunDirectory(ExitStack):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.path, self.config = path, path / "config.toml"
-        self._metrics, self._summary, self._checkpoint = (
-            path / name for name in ("metrics.jsonl", "summary.json", "checkpoint.pt")
+        self._metrics, self._summary, self._checkpoint, self._best = (
+            path / name for name in ("metrics.jsonl", "summary.json", "checkpoint.pt", "best.pt")
         )
 
     def create(self, config: str) -> None:
@@ -85,27 +87,45 @@ class RunDirectory(ExitStack):
             content = {"schema": SCHEMA, "metrics_bytes": length, **state}
             write_atomically(self._checkpoint, lambda file: torch.save(content, file))
 
+    def keep_best(self) -> None:
+        """The checkpoint just saved is that of the best round so far. Both files are one until the next checkpoint
+        replaces the other, so it is neither written twice nor takes room twice before it must."""
+        with self._storing():
+            if self._best.exists() and filecmp.cmp(self._checkpoint, self._best, shallow=False):
+                return
+            temporary = self._best.with_name(self._best.name + ".tmp")
+            temporary.unlink(missing_ok=True)
+            try:
+                os.link(self._checkpoint, temporary)
+            except OSError:  # not every file system has links
+                shutil.copyfile(self._checkpoint, temporary)
+            os.replace(temporary, self._best)
+
     def load_checkpoint(self) -> dict[str, Any] | None:
         """The latest checkpoint, or None before the first one."""
-        if not self._checkpoint.exists():
+        return self._load(self._checkpoint, "delete it to start this run over")
+
+    def load_best(self) -> dict[str, Any] | None:
+        """The checkpoint of the best round so far, or None if none was kept."""
+        return self._load(self._best, "delete it; the latest checkpoint is another file")
+
+    def _load(self, path: Path, remedy: str) -> dict[str, Any] | None:
+        if not path.exists():
             return None
         try:
-            with zipfile.ZipFile(self._checkpoint) as archive:
+            with zipfile.ZipFile(path) as archive:
                 if damaged := archive.testzip():  # torch.load itself compares no checksums
                     raise ValueError(f"checksum of {damaged}")
-            state: dict[str, Any] = torch.load(self._checkpoint, map_location="cpu", weights_only=True)
+            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
             schema = state["schema"]
             missing = [key for key in _CHECKPOINT if key not in state]
             if schema == SCHEMA and missing:
                 raise KeyError(*missing)
         except Exception as error:  # damaged bytes can make the unpickler raise anything
-            raise RunDirectoryError(
-                f"{self._checkpoint}: cannot be read ({type(error).__name__}: {error}); "
-                "delete it to start this run over"
-            ) from error
+            raise RunDirectoryError(f"{path}: cannot be read ({type(error).__name__}: {error}); {remedy}") from error
         if schema != SCHEMA:
             raise RunDirectoryError(
-                f"{self._checkpoint}: got schema {schema!r}, expected {SCHEMA}; it is of another version of pfedlms"
+                f"{path}: got schema {schema!r}, expected {SCHEMA}; it is of another version of pfedlms"
             )
         return state
 

@@ -46,6 +46,9 @@ class PFedLMSSettings:
 class PulledTowardsConsensus(Pull, Objective):
     """f_k + λ R̃_ρ: the gradient of the regulariser in closed form."""
 
+    def check_values(self) -> None:
+        """What comes in messages was checked when they were read."""
+
 
 class PFedLMS(Method):
     """One personal model per client; low-bit sketches up, a low-bit consensus down. λ = 0 is `local` exactly."""

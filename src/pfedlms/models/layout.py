@@ -4,18 +4,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate, groupby
-from math import floor
+from math import floor, prod
 
 from torch import nn
+
+from pfedlms.checks import number, whole
+
+MOST_ALLOCATION = 8
+_SHOWN = 4  # layers that a layout's repr names
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer: a module's own trainable parameters, flattened together in registration order."""
+    """One layer: a module's own trainable parameters, flattened together in registration order.
+
+    >>> Layer("weights", offset=0, size=1000).pad
+    1024
+    """
 
     name: str
     offset: int
     size: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "offset", whole(f"layer {self.name!r}: offset", self.offset, 0))
+        remedy = "leave out a layer without parameters"
+        object.__setattr__(self, "size", whole(f"layer {self.name!r}: size", self.size, 1, remedy=remedy))
 
     @property
     def pad(self) -> int:
@@ -24,16 +38,59 @@ class Layer:
 
     def sketch(self, ratio: float) -> int:
         """m = max(1, floor(ratio · pad)) rows are kept."""
-        return max(1, floor(ratio * self.pad))
+        return max(1, floor(checked_ratio(ratio) * self.pad))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Layout:
-    """How a module's trainable parameters lie in a flat vector of length `dim`."""
+    """How a module's trainable parameters lie in a flat vector of length `dim`; layers follow one another without gaps.
+
+    >>> Layout((), (Layer("weights", 0, 1000), Layer("biases", 1000, 10)))
+    Layout(2 layers, 1,010 parameters: weights 1,000, biases 10)
+    >>> Layout((), (Layer("weights", 0, 1000), Layer("biases", 990, 10)))
+    Traceback (most recent call last):
+    ValueError: layers: 'biases' begins at 990, inside 'weights', expected 1000, where the one before it ends; \
+correct its offset, or the size of 'weights'
+    """
 
     parameters: tuple[tuple[str, tuple[int, ...]], ...]
     """Names and shapes, in the order of the vector."""
     layers: tuple[Layer, ...]
+
+    def __post_init__(self) -> None:
+        # Hashable whatever they came in, because sketches are kept by layout.
+        object.__setattr__(self, "layers", tuple(self.layers))
+        shapes = tuple((str(name), tuple(shape)) for name, shape in self.parameters)
+        object.__setattr__(self, "parameters", shapes)
+        if not self.layers:
+            raise ValueError("layers: got none, expected at least one; pass (Layer('vector', 0, size),)")
+        end, before = 0, "the vector"
+        for layer in self.layers:
+            if layer.offset != end:
+                wrong = f"inside {before!r}" if layer.offset < end else "after a gap"
+                where = f"where the one before it ends; correct its offset, or the size of {before!r}"
+                raise ValueError(
+                    f"layers: {layer.name!r} begins at {layer.offset}, {wrong}, expected {end}, "
+                    f"{where if end else 'because the first layer begins there'}"
+                )
+            end, before = end + layer.size, layer.name
+        held = sum(prod(shape) for _, shape in shapes)
+        if shapes and held != end:
+            raise ValueError(
+                f"parameters: got shapes of {held} entries, expected {end}, as many as the layers have; pass () if "
+                "they do not matter, or take both from flat_layout(module)"
+            )
+
+    def __repr__(self) -> str:
+        named = [f"{layer.name} {layer.size:,}" for layer in self.layers[:_SHOWN]]
+        more = [f"{len(self.layers) - _SHOWN} more"] if len(self.layers) > _SHOWN else []
+        count = f"{len(self.layers)} layer{'s' * (len(self.layers) != 1)}"
+        return f"Layout({count}, {self.dim:,} parameters: {', '.join(named + more)})"
+
+    @classmethod
+    def of_vector(cls, size: int) -> Layout:
+        """One layer that is a whole vector of `size` entries."""
+        return cls((), (Layer("vector", 0, whole("size", size, 1)),))
 
     @property
     def dim(self) -> int:
@@ -46,12 +103,22 @@ class Layout:
     def sketch_sizes(self, ratio: float, allocation: float = 1.0) -> tuple[int, ...]:
         """m of every layer: in proportion to its padded size, or to that to the power of `allocation`, at about the
         same total."""
+        ratio = checked_ratio(ratio)
         if allocation == 1:
             return tuple(layer.sketch(ratio) for layer in self.layers)
+        if not 0 <= allocation <= MOST_ALLOCATION:
+            raise ValueError(
+                f"allocation: got {allocation!r}, expected 0 to {MOST_ALLOCATION}; 1 is the same ratio for every layer"
+            )
         total, powers = sum(layer.pad for layer in self.layers), [layer.pad**allocation for layer in self.layers]
         *_, whole = accumulate(powers)  # not `sum`, which rounds floats in another way from Python 3.12 on
         share = [ratio * total * power / whole for power in powers]
         return tuple(min(layer.pad, max(1, floor(m))) for layer, m in zip(self.layers, share, strict=True))
+
+
+def checked_ratio(ratio: float) -> float:
+    """m / N, above 0 and at most 1."""
+    return number("ratio", ratio, 0, 1, "it is the share of a layer's padded size that is kept")
 
 
 def flat_layout(module: nn.Module) -> Layout:

@@ -14,7 +14,7 @@ layer with σ̄ = 0 has no pull.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
@@ -23,13 +23,26 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedlms.backend import backend_of
+from pfedlms.checks import Array, Values, in_kind, tensor_of
 from pfedlms.pull import cpu
 from pfedlms.sketch import Sketch
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Pull:
-    """λ ∇R̃_ρ as a function of the models, for one round's sketch, thresholds and consensus."""
+    """λ ∇R̃_ρ as a function of the models, for one round's sketch, thresholds and consensus.
+
+    Thresholds, deviations and consensus are tensors on the sketch's device, or arrays.
+
+    >>> sketch = Sketch.of_vector(8, ratio=0.5, seed=1)
+    >>> pull = Pull(
+    ...     sketch, np.float32([[-1, 0, 1]]), np.float32([1]), np.uint8([0, 1, 2, 3]), strength=0.05, smoothing=0.1
+    ... )
+    >>> pull
+    Pull(8 → 4 entries, thresholds 3, strength 0.05, smoothing 0.1)
+    >>> pull.gradient(np.zeros(8, np.float32)).shape
+    (8,)
+    """
 
     sketch: Sketch
     """Φ of the round."""
@@ -44,9 +57,82 @@ class Pull:
     smoothing: float
     """ρ, in units of σ̄."""
 
-    def gradient(self, params: Tensor) -> Tensor:
-        """λ Φᵀ ∇_y R̃_ρ(Φθ): `[clients, dim]` → `[clients, dim]`; on the CPU kernels give the bits of the definition."""
-        self.sketch.check("params", params, self.sketch.dim)
+    def __init__(
+        self,
+        sketch: Sketch,
+        thresholds: Tensor | Array,
+        deviations: Tensor | Array,
+        consensus: Tensor | Array,
+        strength: float,
+        smoothing: float,
+    ) -> None:
+        device, layers = sketch.rows.device, len(sketch.shape.places)
+        tau, sigma, agreed = (
+            tensor_of(name, values, device)
+            for name, values in (("thresholds", thresholds), ("deviations", deviations), ("consensus", consensus))
+        )
+        if tau.ndim != 2 or len(tau) != layers or not 1 <= tau.shape[1] <= 255 or not tau.is_floating_point():
+            raise ValueError(
+                f"thresholds: got {tau.dtype} of shape {tuple(tau.shape)}, expected floats of shape [{layers}, T], T "
+                "from 1 to 255: a row for every layer of the sketch, as quantise.thresholds_of gives them"
+            )
+        if sigma.shape != (layers,) or not sigma.is_floating_point():
+            raise ValueError(
+                f"deviations: got {sigma.dtype} of shape {tuple(sigma.shape)}, expected floats of shape [{layers}]: a "
+                "σ̄ for every layer of the sketch, as pool_statistics gives them"
+            )
+        if agreed.dtype != torch.uint8 or agreed.shape != (sketch.size,):
+            raise ValueError(
+                f"consensus: got {agreed.dtype} of shape {tuple(agreed.shape)}, expected torch.uint8 of shape "
+                f"[{sketch.size}], a symbol for every entry of the sketch, as Vote.result gives it"
+            )
+        values = (sketch, tau, sigma, agreed, strength, smoothing)
+        for field, value in zip(fields(Pull), values, strict=True):
+            object.__setattr__(self, field.name, value)
+        self.check_values()
+
+    def check_values(self) -> None:
+        """Refuse numbers that no round agrees on; on a GPU that waits for it, so the engine leaves out what was already
+        checked when it was received."""
+        for name in ("strength", "smoothing"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not 0 <= value < np.inf:
+                raise ValueError(f"{name}: got {value!r}, expected a finite number of at least 0")
+        levels = self.thresholds.shape[1]
+        if not bool(self.thresholds.isfinite().all()) or bool((self.thresholds.diff(dim=1) < 0).any()):
+            raise ValueError(
+                f"thresholds: got {_first_wrong(self.thresholds)}, expected finite numbers that rise along a row; sort "
+                "them (thresholds.sort(dim=1).values)"
+            )
+        if not bool((self.deviations.isfinite() & (self.deviations >= 0)).all()):
+            raise ValueError(
+                f"deviations: got {self.deviations.tolist()}, expected finite numbers of at least 0; 0 is a layer "
+                "without a pull"
+            )
+        if bool((self.consensus > levels).any()):
+            raise ValueError(
+                f"consensus: got symbols up to {int(self.consensus.max())}, expected 0 to {levels}, the number of "
+                "thresholds; vote with as many thresholds as there are here"
+            )
+
+    def __repr__(self) -> str:
+        return (
+            f"Pull({self.sketch.dim:,} → {self.sketch.size:,} entries, thresholds {self.thresholds.shape[1]}, strength "
+            f"{self.strength:g}, smoothing {self.smoothing:g})"
+        )
+
+    def gradient(self, params: Values) -> Values:
+        """λ Φᵀ ∇_y R̃_ρ(Φθ): `[clients, dim]` → `[clients, dim]`, or of one vector; on the CPU kernels give the bits of
+        the definition. It is a gradient already, so autograd is not asked to differentiate it."""
+        given = self.sketch.check("params", params, self.sketch.dim)
+        if given.requires_grad and torch.is_grad_enabled() and backend_of(given) != "plain":
+            raise ValueError(
+                "gradient: got params that require grad, expected them outside autograd; pass params.detach(), or call "
+                "it under torch.no_grad()"
+            )
+        return in_kind(params, self._gradient(given))
+
+    def _gradient(self, params: Tensor) -> Tensor:
         where = backend_of(params)
         if where == "cpu":
             return cpu.gradient(self, params)
@@ -74,6 +160,11 @@ class Pull:
         from pfedlms.pull import gpu
 
         return gpu.in_position_space(self)
+
+
+def _first_wrong(thresholds: Tensor) -> list[float]:
+    """The first row that does not rise."""
+    return next(row.tolist() for row in thresholds if not row.isfinite().all() or (row.diff() < 0).any())
 
 
 def penalty_slope(sketched: Tensor, thresholds: Tensor, widths: Tensor, consensus: Tensor, layers: Tensor) -> Tensor:

@@ -76,7 +76,9 @@ def comparison_table(summaries: Sequence[Summary]) -> Table:
     size = f"{first['model']}, {first['parameters']:,} parameters"
     share = f", {100 * first['participation']:g} % a round" if first["participation"] < 1 else ""
     share += ", messages lost" if "unheard" in first else ""
-    title = f"{first['dataset']} · {size} · {first['clients']} clients{share} · {first['rounds']} rounds"
+    early = "up to " * any(run.get("stopped_early") for run in summaries)
+    rounds = f"{early}{max(run['rounds'] for run in summaries) if early else first['rounds']} rounds"
+    title = f"{first['dataset']} · {size} · {first['clients']} clients{share} · {rounds}"
     explained = "; ".join(text for column, text in _EXPLAINED.items() if column in accuracies)
     caption = _CAPTION.format(explained, " and catching up" * sampled)
     return table(["method", *accuracies, "MiB ↑", "MiB ↓", "fewer", "s"], rows, title, caption, gap)
@@ -162,6 +164,8 @@ def print_plan(plan: Mapping[str, Any], at_once: int, console: Console) -> None:
     more = f", {ESTIMATED}" if plan["estimated"] else ""
     more += f", and {CATCHING_UP}" if plan["catches_up"] else ""
     console.print(f"whole run: {plan['total_bytes'] / MIB:,.2f} MiB{more}")
+    for note in plan["notes"]:
+        console.print(f"note: {note}")
     held, kept, working = (f"{memory[part] / MIB:,.1f} MiB" for part in ("data", "clients", "working"))
     console.print(
         f"memory: about {held} of data, {kept} kept by all clients, {working} at work "

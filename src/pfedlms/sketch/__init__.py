@@ -1,6 +1,7 @@
 """θ → Φθ and back: the sketch Φ of every layer. Its definition in torch stands here, kernels in `cpu` and `gpu`.
 
-All of them give the same bits, but for the adjoint on a GPU, whose stages run in another order.
+All of them give the same bits, but for the adjoint on a GPU, whose stages run in another order. Kernels are used under
+autograd, too: the gradient of Φ is Φᵀ, and the other way round.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import sqrt
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +20,8 @@ from torch.nn import functional as F
 
 from pfedlms import rng
 from pfedlms.backend import backend_of
-from pfedlms.models.layout import Layout
+from pfedlms.checks import Array, Values, floats, in_kind, tensor_of, whole
+from pfedlms.models.layout import Layout, checked_ratio
 from pfedlms.sketch import cpu
 from pfedlms.sketch.hadamard import fwht_, fwht_reference
 
@@ -66,7 +68,7 @@ class Shape:
         return np.array([(pad.bit_length() - 1, start, stop) for _, _, pad, start, stop in self.places]).T
 
 
-@dataclass(frozen=True, eq=False, init=False)
+@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Sketch:
     """Φ = 1/√m · S H D P for each layer of a layout, applied to many models at once.
 
@@ -77,6 +79,19 @@ class Sketch:
     Its fields are all that it is: what else it holds is computed from them when it is first asked for. With `ratio`
     m = max(1, floor(ratio · N)), see `Layout.sketch_sizes` for `allocation`; another `epoch` is another Φ; `device` is
     where the models to be sketched are.
+
+    Everything takes models `[clients, dim]` or one vector `[dim]`, float32 or float64, tensors or arrays, and answers
+    in kind. What is not finite stays so.
+
+    >>> sketch = Sketch.of_vector(1000, ratio=0.25, seed=7)
+    >>> sketch
+    Sketch(1 layer, 1,000 → 256 entries, ratio 0.25, seed 7, epoch 0)
+    >>> x = np.sin(np.arange(1000.0))
+    >>> y = sketch.forward(x)
+    >>> y.shape, sketch.adjoint(y).shape
+    ((256,), (1000,))
+    >>> bool(np.isclose(y @ y, x @ sketch.adjoint(y)))  # ⟨Φx, Φx⟩ = ⟨x, ΦᵀΦx⟩
+    True
     """
 
     shape: Shape
@@ -94,11 +109,40 @@ class Sketch:
         device: torch.device | str | None = None,
         allocation: float = 1.0,
     ) -> None:
-        shape = shape_of(layout, ratio, allocation)
-        constants = _constants(shape, seed, epoch // _EPOCHS, torch.device(device or "cpu"))[epoch % _EPOCHS]
+        if not isinstance(layout, Layout):
+            raise ValueError(
+                f"layout: got {type(layout).__name__}, expected a Layout; pass flat_layout(module), or use "
+                "Sketch.of_vector(size, …)"
+            )
+        shape = shape_of(layout, checked_ratio(ratio), allocation)
+        seed, epoch = whole("seed", seed, 0, rng.MOST), whole("epoch", epoch, 0, rng.MOST)
+        try:
+            place = torch.device(device or "cpu")
+        except RuntimeError as error:
+            raise ValueError(f"device: got {device!r}, expected 'cpu', 'cuda', 'cuda:0', …") from error
+        constants = _constants(shape, seed, epoch // _EPOCHS, place)[epoch % _EPOCHS]
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "keys", constants[0])
         object.__setattr__(self, "rows", kept_rows(shape, constants[1:]))
+        self.__dict__["origin"] = f", ratio {ratio:g}, seed {seed}, epoch {epoch}"
+
+    @classmethod
+    def of_vector(
+        cls, size: int, ratio: float, seed: int, epoch: int = 0, device: torch.device | str | None = None
+    ) -> Sketch:
+        """The sketch of vectors of `size` entries, as one layer."""
+        return cls(Layout.of_vector(size), ratio, seed, epoch, device)
+
+    def __repr__(self) -> str:
+        layers = f"{len(self.shape.places)} layer{'s' * (len(self.shape.places) != 1)}"
+        place = "" if self.rows.device.type == "cpu" else f", on {self.rows.device}"
+        return f"Sketch({layers}, {self.dim:,} → {self.size:,} entries{self.origin}{place})"
+
+    @cached_property
+    def origin(self) -> str:
+        """What it was made of, for its repr. No field, because sketches of other epochs are the same computation to
+        `engine.graphs`: one that is rebuilt there from its fields does not know."""
+        return ""
 
     @cached_property
     def layers(self) -> Tensor:
@@ -142,48 +186,44 @@ class Sketch:
         """Entries of a whole sketch, Σ m."""
         return len(self.rows)
 
-    def forward(self, params: Tensor) -> Tensor:
-        """Φθ: `[clients, dim]` → `[clients, Σ m]`."""
-        self.check("params", params, self.dim)
-        where = backend_of(params)
-        if where == "cpu":
-            return cpu.forward(self, params)
-        if where == "gpu":
-            from pfedlms.sketch import gpu
+    def forward(self, params: Values) -> Values:
+        """Φθ: `[clients, dim]` → `[clients, Σ m]`, or `[dim]` → `[Σ m]`."""
+        return in_kind(params, self._apply("forward", self.check("params", params, self.dim)))
 
-            return gpu.forward(self, params)
+    def adjoint(self, sketched: Values) -> Values:
+        """Φᵀu: `[clients, Σ m]` → `[clients, dim]`, or `[Σ m]` → `[dim]`."""
+        return in_kind(sketched, self._apply("adjoint", self.check("sketched", sketched, self.size)))
+
+    def _apply(self, way: _Way, values: Tensor) -> Tensor:
+        """Φ or Φᵀ of rows; by a kernel also where autograd watches, which cannot see into it."""
+        where = backend_of(values)
+        if where == "plain":
+            return self._defined_forward(values) if way == "forward" else self._defined_adjoint(values)
+        if values.requires_grad and torch.is_grad_enabled():
+            differentiable: Tensor = _Watched.apply(values, self, way)  # type: ignore[no-untyped-call]
+            return differentiable
+        return self._kernels(where, way, values)
+
+    def _kernels(self, where: str, way: _Way, values: Tensor) -> Tensor:
+        if where == "cpu":
+            return cpu.forward(self, values) if way == "forward" else cpu.adjoint(self, values)
+        from pfedlms.sketch import gpu
+
+        return gpu.forward(self, values) if way == "forward" else gpu.adjoint(self, values)
+
+    def _defined_forward(self, params: Tensor) -> Tensor:
         parts = []
         for place, signs, rows in self._layers():
             signed = F.pad(params[:, place.begin : place.end] * signs, (0, place.pad - len(signs)))
             parts.append(fwht_reference(signed)[:, rows] * place.scale)
         return torch.cat(parts, dim=1)
 
-    def adjoint(self, sketched: Tensor) -> Tensor:
-        """Φᵀu: `[clients, Σ m]` → `[clients, dim]`."""
-        self.check("sketched", sketched, self.size)
-        where = backend_of(sketched)
-        if where == "cpu":
-            return cpu.adjoint(self, sketched)
-        if where == "gpu":
-            from pfedlms.sketch import gpu
+    def _defined_adjoint(self, sketched: Tensor) -> Tensor:
+        result = self._defined_spread(sketched)
+        parts = [result[:, place.begin : place.end] * place.scale for place in self.shape.places]
+        return torch.cat(parts, dim=1)
 
-            return gpu.adjoint(self, sketched)
-        result = self.spread(sketched)
-        for place in self.shape.places:
-            result[:, place.begin : place.end] *= place.scale
-        return result
-
-    def spread(self, sketched: Tensor) -> Tensor:
-        """D H Sᵀ u = √m Φᵀu: `[clients, Σ m]` → `[clients, dim]`. For signs u it holds integers of at most m ≤ 2^24,
-        which no order of summation rounds: the same bits everywhere."""
-        self.check("sketched", sketched, self.size)
-        where = backend_of(sketched)
-        if where == "cpu":
-            return cpu.adjoint(self, sketched, scaled=False)
-        if where == "gpu":
-            from pfedlms.sketch import gpu
-
-            return gpu.adjoint(self, sketched, scaled=False)
+    def _defined_spread(self, sketched: Tensor) -> Tensor:
         parts = []
         for place, signs, rows in self._layers():
             spread = sketched.new_zeros(len(sketched), place.pad)
@@ -191,14 +231,42 @@ class Sketch:
             parts.append(fwht_reference(spread)[:, : len(signs)] * signs)
         return torch.cat(parts, dim=1)
 
-    def split(self, params: Tensor, model: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    def spread(self, sketched: Values) -> Values:
+        """D H Sᵀ u = √m Φᵀu: `[clients, Σ m]` → `[clients, dim]`. For signs u it holds integers of at most m ≤ 2^24,
+        which no order of summation rounds: the same bits everywhere."""
+        given = self.check("sketched", sketched, self.size)
+        _refuse_autograd("spread", "sketched", given, "adjoint")
+        return in_kind(sketched, self._spread(given))
+
+    def _spread(self, sketched: Tensor) -> Tensor:
+        where = backend_of(sketched)
+        if where == "cpu":
+            return cpu.adjoint(self, sketched, scaled=False)
+        if where == "gpu":
+            from pfedlms.sketch import gpu
+
+            return gpu.adjoint(self, sketched, scaled=False)
+        return self._defined_spread(sketched)
+
+    def split(self, params: Values, model: Values, residual: Values) -> tuple[Values, Values]:
         """What a sketch says of x = params − model + residual, and what it leaves unsaid: y = Φx, `[clients, Σ m]`, and
-        x − (m/N) Φᵀy, `[clients, dim]`. All three are `[clients, dim]`.
+        x − (m/N) Φᵀy, `[clients, dim]`. All three are `[clients, dim]`, or vectors.
 
         Without padding (m/N) Φᵀy is the orthogonal projection of x on the rows kept, so nothing is said twice.
         """
-        for name, values in (("params", params), ("model", model), ("residual", residual)):
-            self.check(name, values, self.dim)
+        named = {"params": params, "model": model, "residual": residual}
+        given = [self.check(name, values, self.dim) for name, values in named.items()]
+        for (name, values), rows in zip(named.items(), given, strict=True):
+            _refuse_autograd("split", name, rows, "forward and adjoint")
+            if values.shape != params.shape or rows.dtype != given[0].dtype:
+                raise ValueError(
+                    f"{name}: got {rows.dtype} of shape {tuple(values.shape)}, expected {given[0].dtype} of shape "
+                    f"{tuple(params.shape)} as params; pass {name} of every client, in the same precision"
+                )
+        said, unsaid = self._split(*given)
+        return in_kind(params, said), in_kind(params, unsaid)
+
+    def _split(self, params: Tensor, model: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         where = backend_of(params)
         if where == "cpu":
             return cpu.split(self, params, model, residual)
@@ -207,8 +275,8 @@ class Sketch:
 
             return gpu.split(self, params, model, residual)
         x = params - model + residual
-        sketched = self.forward(x)
-        said = self.adjoint(sketched)
+        sketched = self._defined_forward(x)
+        said = self._defined_adjoint(sketched)
         for place in self.shape.places:
             said[:, place.begin : place.end] *= place.share
         return sketched, x - said
@@ -218,17 +286,44 @@ class Sketch:
         for place in self.shape.places:
             yield place, self.signs[place.begin : place.end], self.rows[place.start : place.stop]
 
-    def check(self, name: str, values: Tensor, width: int) -> None:
-        """Refuse what is not `[clients, width]` on this device; kernels do not look at bounds."""
-        if values.ndim != 2 or values.shape[1] != width:
+    def check(self, name: str, values: Tensor | Array, width: int) -> Tensor:
+        """`values` as rows `[clients, width]` on this device; all else is refused, because kernels do not look at
+        bounds."""
+        given = values if isinstance(values, Tensor) else tensor_of(name, values, self.rows.device)
+        if given.ndim not in (1, 2) or given.shape[-1] != width:
             raise ValueError(
-                f"{name}: got shape {tuple(values.shape)}, expected [clients, {width}]; the sketch is of another model"
+                f"{name}: got shape {tuple(given.shape)}, expected [clients, {width}] or [{width}]; the sketch is of "
+                "another model"
             )
-        if values.device != self.rows.device:
-            raise ValueError(
-                f"{name}: got a tensor on {values.device}, expected one on {self.rows.device}; make a sketch for that "
-                "device"
-            )
+        return floats(name, tensor_of(name, given if given.ndim == 2 else given[None], self.rows.device))
+
+
+_Way = Literal["forward", "adjoint"]
+
+
+class _Watched(torch.autograd.Function):
+    """A kernel as autograd sees it. Both ways are linear, so each is the other's gradient, to any order."""
+
+    @staticmethod
+    def forward(values: Tensor, sketch: Sketch, way: _Way) -> Tensor:
+        return sketch._kernels(backend_of(values), way, values.detach())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Sketch, _Way], output: Tensor) -> None:
+        _, ctx.sketch, ctx.way = inputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        back: _Way = "adjoint" if ctx.way == "forward" else "forward"
+        return ctx.sketch._apply(back, gradients[0]), None, None
+
+
+def _refuse_autograd(what: str, name: str, values: Tensor, instead: str) -> None:
+    if values.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            f"{what}: got {name} that requires grad, expected one outside autograd, because {what} has no gradient; "
+            f"pass {name}.detach(), or use {instead}"
+        )
 
 
 # The sketch of one epoch, kept for other cohorts and exchanges, on the clients' device and the server's.
@@ -240,8 +335,6 @@ def shape_of(layout: Layout, ratio: float, allocation: float = 1.0) -> Shape:
     """The places of a layout's layers in models and sketches."""
     places, start = [], 0
     for layer, m in zip(layout.layers, layout.sketch_sizes(ratio, allocation), strict=True):
-        if m > layer.pad:
-            raise ValueError(f"ratio: got {ratio}, expected at most 1; there are no more distinct rows")
         places.append(Place(layer.offset, layer.offset + layer.size, layer.pad, start, start + m))
         start += m
     return Shape(layout.dim, tuple(places))

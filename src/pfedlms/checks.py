@@ -1,0 +1,100 @@
+"""What the pieces are given, checked where it enters: whole numbers, weights, and arrays of NumPy or tensors of torch.
+
+Results are in kind: who gives arrays gets arrays, who gives tensors gets tensors, on their device; who gives one vector
+gets one back. Every refusal is a ValueError with name, got, expected and the remedy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Array = NDArray[Any]
+Values = TypeVar("Values", Tensor, Array)
+"""What a function takes is what it returns: tensors for tensors, arrays for arrays."""
+Weights = int | Sequence[int] | Array | Tensor
+
+
+def whole(name: str, value: object, minimum: int, maximum: int | None = None, remedy: str = "") -> int:
+    """`value` as an int, also one of NumPy's; from `minimum` to `maximum`."""
+    fits = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not fits or int(value) < minimum or (maximum is not None and int(value) > maximum):  # type: ignore[call-overload]
+        limits = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+        raise ValueError(f"{name}: got {value!r}, expected a whole number {limits}{remedy and '; '}{remedy}")
+    return int(value)  # type: ignore[call-overload, no-any-return]
+
+
+def number(name: str, value: object, above: float, maximum: float, meaning: str) -> float:
+    """`value` as a float, also one of NumPy's; above `above` and at most `maximum`."""
+    fits = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    if not fits or not above < value <= maximum:  # type: ignore[operator]
+        raise ValueError(f"{name}: got {value!r}, expected at most {maximum:g} and above {above:g}; {meaning}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def weights_of(samples: Weights, clients: int) -> list[int]:
+    """N_k of `clients` clients, whole numbers above zero: of a list, an array or a tensor; or the only one's."""
+    given = samples.tolist() if isinstance(samples, np.ndarray | np.generic | Tensor) else samples
+    own = list(given) if isinstance(given, Sequence) else [given]
+    if len(own) != clients:
+        raise ValueError(
+            f"weights: got {len(own)} for {clients} client{'s' * (clients != 1)}, expected one of each; pass every "
+            "client's number of samples, in the order of the rows"
+        )
+    for place, value in enumerate(own):
+        if type(value) is not int or value < 1:
+            own[place] = whole(
+                f"weights[{place}]", value, 1, remedy="a weight is a number of samples; leave out who has none"
+            )
+    return own
+
+
+def tensor_of(name: str, values: Tensor | Array, device: torch.device | None = None) -> Tensor:
+    """An array as a tensor, on `device` if one is named; a tensor as it is, refused where it is on another device."""
+    if isinstance(values, Tensor):
+        if device is not None and values.device != device:
+            raise ValueError(
+                f"{name}: got a tensor on {values.device}, expected one on {device}; make a sketch for that device"
+            )
+        return values
+    if not isinstance(values, np.ndarray):
+        raise ValueError(
+            f"{name}: got {type(values).__name__}, expected a NumPy array or a tensor; pass np.asarray({name})"
+        )
+    if values.dtype.kind not in "fiub":
+        raise ValueError(f"{name}: got an array of {values.dtype}, expected numbers; pass {name}.astype(np.float32)")
+    own = np.ascontiguousarray(values)
+    made = torch.from_numpy(own) if own.flags.writeable else torch.tensor(own)
+    return made if device is None else made.to(device)
+
+
+def array_of(name: str, values: Tensor | Array) -> Array:
+    """A tensor as an array, on the host; an array as it is."""
+    if isinstance(values, Tensor):
+        return values.detach().cpu().numpy()
+    if not isinstance(values, np.ndarray):
+        raise ValueError(
+            f"{name}: got {type(values).__name__}, expected a NumPy array or a tensor; pass np.asarray({name})"
+        )
+    return values
+
+
+def floats(name: str, values: Tensor) -> Tensor:
+    """Refuse what is neither float32 nor float64: nothing else has kernels, or enough digits for a transform."""
+    if values.dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            f"{name}: got {values.dtype}, expected torch.float32 or torch.float64; pass {name}.float(), or "
+            f"{name}.astype(np.float32) of an array"
+        )
+    return values
+
+
+def in_kind(given: Values, result: Tensor) -> Values:
+    """`result` as an array if `given` is one, and its only row if `given` is one vector."""
+    own = result[0] if given.ndim == 1 and result.ndim == 2 else result
+    return own if isinstance(given, Tensor) else own.cpu().numpy()

@@ -1,0 +1,352 @@
+"""`train.patience`: when a run stops by V-acc, what is kept of the best round, and that a resumed run does the same."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import pfedlms
+from pfedlms.cli import main
+from pfedlms.data import FederatedData
+from pfedlms.engine import Evaluation, Federation
+from pfedlms.errors import ConfigError, RunDirectoryError, UsageError
+from pfedlms.experiment import store
+from pfedlms.experiment.config import load_config
+from pfedlms.experiment.play import Progress
+from pfedlms.experiment.record import Recorder
+from pfedlms.experiment.store import RunDirectory
+
+SMALL = {"clients": 5, "hidden": 12, "local_steps": 2, "batch_size": 8, "threads": 1, "validation": 0.25}
+
+
+@contextmanager
+def v_accs(*values: int | None) -> Iterator[None]:
+    """V-acc of the evaluations of rounds 1, 2, … in percent; P-acc and models are as they are."""
+    evaluate = Federation.evaluate
+
+    def scripted(self: Federation) -> Evaluation:
+        value = values[self.rounds_played - 1]
+        validation = None if value is None else Evaluation((0,), (value,), (100,), 0.0)
+        return replace(evaluate(self), validation=validation)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Federation, "evaluate", scripted)
+        yield
+
+
+def played(*values: int | None, **settings: Any) -> pfedlms.Result:
+    with v_accs(*values):
+        return pfedlms.run(method="fedavg", **{**SMALL, "rounds": len(values), **settings})
+
+
+# --- when it stops ---
+
+
+@pytest.mark.parametrize(
+    ("patience", "values", "rounds", "best", "early"),
+    [
+        (1, [50, 49, 60, 60], 2, 1, True),
+        (2, [50, 49, 60, 60, 60, 99], 5, 3, True),  # as high again is not higher
+        (2, [50, 49, 51, 50, 52, 51], 6, 5, False),
+        (2, [50, 40, 40], 3, 1, False),  # it would have ended anyway
+        (3, [10, 20, 30], 3, 3, False),
+        (2, [50, None, 40, None, 40, 60], 5, 1, True),  # an evaluation without V-acc says nothing
+        (1, [None, None], 2, None, False),
+        (0, [50, 40, 30, 20], 4, 1, None),
+    ],
+)
+def test_it_stops_when_v_acc_no_longer_rises(
+    patience: int, values: Sequence[int | None], rounds: int, best: int | None, early: bool | None
+) -> None:
+    result = played(*values, patience=patience)
+    summary = result.summary
+    assert (summary["rounds"], summary["status"], len(result.metrics)) == (rounds, "finished", rounds)
+    assert summary.get("stopped_early") == early
+    if best is None:
+        assert summary["best"] is None
+    else:
+        reached = result.metrics[best - 1]
+        assert summary["best"] == {"round": best, "v_acc": values[best - 1], "p_acc": reached["p_acc"]}
+    assert summary["everyone"]["accuracy"] == result.metrics[-1]["p_acc"]
+
+
+def test_it_counts_evaluations_and_not_rounds() -> None:
+    result = played(0, 50, 0, 40, 0, 40, 0, 60, patience=2, evaluate_every=2)
+    assert [record["round"] for record in result.metrics] == [2, 4, 6]
+
+
+def test_rounds_until_it_stops_are_those_without_it() -> None:
+    whole = pfedlms.run(method="pfedlms", rounds=8, **SMALL)
+    result = pfedlms.run(method="pfedlms", rounds=8, patience=1, **SMALL)
+    strip = [{**record, "seconds": 0} for record in whole.metrics]
+    assert [{**record, "seconds": 0} for record in result.metrics] == strip[: len(result.metrics)]
+    measured = [record["v_acc"] for record in whole.metrics]
+    falls = [at for at in range(1, 8) if measured[at] <= max(measured[:at])]
+    assert result.summary["rounds"] == (falls[0] + 1 if falls else 8)
+
+
+def test_it_needs_validation() -> None:
+    for given in ({"train": {"patience": 3}}, {"train": {"patience": 3}, "data": {"validation": 0.0}}):
+        with pytest.raises(
+            ConfigError, match=r"train\.patience: got 3 with data\.validation = 0.*set data\.validation"
+        ):
+            load_config(None, given)
+    assert load_config(None, {"train": {"patience": 3}, "data": {"validation": 0.1}}).train.patience == 3
+    with pytest.raises(ConfigError, match=r"train\.patience: got -1, expected a whole number of at least 0"):
+        load_config(None, {"train": {"patience": -1}, "data": {"validation": 0.1}})
+
+
+# --- what is kept ---
+
+
+def reached(models: list[Any], data: FederatedData) -> float:
+    """P-acc of models, by PyTorch's own module."""
+    right = total = 0
+    for client, state in enumerate(models):
+        module = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))
+        module.load_state_dict(state)
+        held = data.test[client]
+        with torch.no_grad():
+            right += int((module(data.x[held]).argmax(dim=1) == data.y[held]).sum())
+        total += len(held)
+    return 100 * right / total
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    return all(torch.equal(own[name], value) for own, other in zip(ours, theirs, strict=True)
+               for name, value in other.items())  # fmt: skip
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.parametrize("method", ["pfedlms", "sketchvote"])
+def test_the_best_rounds_models_are_those_a_run_of_that_length_ends_with(
+    method: str, on_disk: bool, tmp_path: Path
+) -> None:
+    values, place = (50, 90, 40, 30, 80), {"out": tmp_path / "run"} if on_disk else {}
+    with v_accs(*values):
+        result = pfedlms.run(method=method, rounds=5, patience=3, **SMALL, **place)
+    shorter = pfedlms.run(method=method, rounds=2, **SMALL)
+    longer = pfedlms.run(method=method, rounds=5, **SMALL)
+    assert same(result.best_models, shorter.models)
+    assert same(result.models, longer.models)  # which looking at the best has left alone
+    assert not same(result.best_models, result.models)
+    assert reached(result.best_models, result.federation.data) == pytest.approx(result.summary["best"]["p_acc"])
+
+
+def test_the_best_is_kept_of_everyone_where_only_some_take_part(tmp_path: Path) -> None:
+    with v_accs(10, 90, 50, 50):
+        result = pfedlms.run(method="pfedlms", rounds=4, patience=9, participation=0.4, out=tmp_path / "r", **SMALL)
+    assert same(result.best_models, pfedlms.run(method="pfedlms", rounds=2, participation=0.4, **SMALL).models)
+
+
+def test_without_it_nothing_is_kept(tmp_path: Path) -> None:
+    result = played(50, 40, out=tmp_path / "run")
+    assert not (tmp_path / "run" / "best.pt").exists()
+    assert result.best_state is None
+    assert "stopped_early" not in result.summary
+    for each in (result, played(50, 40)):
+        with pytest.raises(
+            UsageError, match=r"best_models: no best round was kept; run with data\.validation and train"
+        ):
+            _ = each.best_models
+
+
+def test_best_pt_is_a_checkpoint_that_later_ones_leave_alone(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    played(50, 90, 40, 30, patience=9, out=out, checkpoint_every=1)
+    kept, latest = (torch.load(out / name, weights_only=True) for name in ("best.pt", "checkpoint.pt"))
+    assert (kept["federation"]["rounds_played"], latest["federation"]["rounds_played"]) == (2, 4)
+    assert kept.keys() == latest.keys()
+    names = {file.name for file in out.iterdir()}
+    assert names == {".lock", "config.toml", "metrics.jsonl", "checkpoint.pt", "best.pt", "summary.json"}
+
+
+def test_a_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_link(*paths: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(store.os, "link", no_link)
+    played(50, 90, 40, patience=9, out=tmp_path / "run")
+    kept = torch.load(tmp_path / "run" / "best.pt", weights_only=True)
+    assert kept["federation"]["rounds_played"] == 2
+
+
+def test_a_damaged_best_is_named(tmp_path: Path) -> None:
+    result = played(50, 40, patience=9, out=tmp_path / "run")
+    (tmp_path / "run" / "best.pt").write_bytes(b"no checkpoint")
+    with pytest.raises(RunDirectoryError, match=r"best\.pt: cannot be read .*; delete it; the latest checkpoint is an"):
+        _ = result.best_models
+
+
+# --- resume ---
+
+
+class Crash(Exception):
+    pass
+
+
+class CrashAt(Progress):
+    def __init__(self, round: int) -> None:
+        self._round = round
+
+    def evaluated(self, config: Any, record: Mapping[str, Any]) -> None:
+        if record["round"] == self._round:
+            raise Crash
+
+
+def files(out: Path) -> tuple[Any, ...]:
+    """All a run leaves behind, but for timings."""
+    lines = [{**json.loads(line), "seconds": 0} for line in (out / "metrics.jsonl").read_text().splitlines()]
+    summary = {**json.loads((out / "summary.json").read_text()), "seconds": 0}
+    kept = torch.load(out / "best.pt", weights_only=True)["federation"]
+    return lines, summary, kept["rounds_played"], kept["params"].tolist()
+
+
+VALUES = (50, 60, 40, 70, 65, 65, 65, 99)
+
+
+@pytest.mark.parametrize("round", range(1, 8))
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_run_that_crashed_stops_where_it_would_have(round: int, every: int, tmp_path: Path) -> None:
+    chosen = {**SMALL, "method": "fedavg", "rounds": 8, "patience": 3, "checkpoint_every": every}
+    with v_accs(*VALUES):
+        whole = pfedlms.run(out=tmp_path / "whole", **chosen)
+        with pytest.raises(Crash):
+            pfedlms.run(out=tmp_path / "crashed", progress=CrashAt(round), **chosen)
+        resumed = pfedlms.resume(tmp_path / "crashed")
+    assert whole.summary["rounds"] == resumed.summary["rounds"] == 7
+    assert whole.summary["stopped_early"] is True
+    assert files(tmp_path / "crashed") == files(tmp_path / "whole")
+    assert files(tmp_path / "whole")[2] == 4
+
+
+def test_killed_between_a_checkpoint_and_its_being_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = {**SMALL, "method": "fedavg", "rounds": 8, "patience": 3}
+    with v_accs(*VALUES):
+        pfedlms.run(out=tmp_path / "whole", **chosen)
+        keep, kept = RunDirectory.keep_best, []
+
+        def dies(self: RunDirectory) -> None:
+            kept.append(1)
+            if len(kept) == 3:  # of rounds 1, 2 and 4
+                raise Crash
+            keep(self)
+
+        monkeypatch.setattr(RunDirectory, "keep_best", dies)
+        with pytest.raises(Crash):
+            pfedlms.run(out=tmp_path / "killed", **chosen)
+        monkeypatch.setattr(RunDirectory, "keep_best", keep)
+        state = torch.load(tmp_path / "killed" / "best.pt", weights_only=True)
+        assert state["federation"]["rounds_played"] == 2
+        pfedlms.resume(tmp_path / "killed")
+    assert files(tmp_path / "killed") == files(tmp_path / "whole")
+
+
+def test_a_run_that_stopped_early_is_shown_and_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where its best round is its last, and from a copy, where links are files of their own."""
+    for number, values in enumerate([(50, 60, 40, 30, 20, 10), (50, 60, 70)]):
+        played(*values, patience=2, out=tmp_path / f"{number}")
+        out = tmp_path / f"copy{number}"
+        shutil.copytree(tmp_path / f"{number}", out)
+        before = {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in out.iterdir()}
+        summary = json.loads((out / "summary.json").read_text())
+        assert main(["resume", str(out), "--json"]) == 0
+        shown = capsys.readouterr()
+        assert json.loads(shown.out) == summary
+        early = "stopped early after 4 rounds: V-acc was highest in round 2, 60.00 %; see best.pt"
+        assert (early in shown.err) == (number == 0)
+        after = {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in out.iterdir()}
+        assert {name: value for name, value in after.items() if name != ".lock"} == {
+            name: value for name, value in before.items() if name != ".lock"
+        }
+
+
+def test_a_run_does_not_go_on_with_another_patience(tmp_path: Path) -> None:
+    played(50, 40, 30, 20, patience=2, out=tmp_path / "run")
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text().replace("patience = 2", "patience = 3"))
+    with pytest.raises(RunDirectoryError, match=r"it was made with train\.patience = 2"):
+        pfedlms.resume(tmp_path / "run")
+
+
+# --- comparisons ---
+
+
+def test_a_comparison_says_that_runs_are_of_several_lengths(tmp_path: Path) -> None:
+    with v_accs(50, 60, 40, 70):
+        compared = pfedlms.compare(methods=["local", "fedavg"], seeds=1, rounds=4, patience=1, out=tmp_path, **SMALL)
+    assert {run["rounds"] for run in compared.runs} == {3}
+    assert "up to 3 rounds" in str(compared)
+    with v_accs(50, 60):
+        compared = pfedlms.compare(methods=["local"], seeds=1, rounds=2, patience=1, **SMALL)
+    assert " 2 rounds" in str(compared)
+    assert "up to" not in str(compared)
+
+
+# --- astray clients, told apart from messages that were refused ---
+
+
+def test_clients_that_track_another_model_are_told_apart(tmp_path: Path) -> None:
+    """From the round on in which there are any; a resumed run knows of them, too."""
+    out, chosen = tmp_path / "run", {**SMALL, "method": "sketchvote", "check_every": 1, "checkpoint_every": 1}
+
+    class Drift(Progress):
+        """Makes two clients track another model after round 2."""
+
+        def evaluated(self, config: Any, record: Mapping[str, Any]) -> None:
+            if record["round"] == 2:
+                (cohort,) = federations[0]._clients.present
+                model = cohort.state["model"].clone()
+                model[[1, 3], 7] += 1e-3
+                federations[0]._clients.present = [cohort.with_state(model=model)]
+            if record["round"] == 4:
+                raise Crash
+
+    federations: list[Federation] = []
+    begun = Recorder.restore
+
+    def noted(self: Recorder, checkpoint: Any) -> None:
+        federations.append(self._federation)
+        begun(self, checkpoint)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Recorder, "restore", noted)
+        with pytest.warns(UserWarning, match="tracks another model"), pytest.raises(Crash):
+            pfedlms.run(rounds=5, out=out, progress=Drift(), **chosen)
+    summary = pfedlms.resume(out).summary
+    told = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [(each.get("astray"), each["rejected"]) for each in told] == [(None, 0), (None, 0), (2, 0), (2, 0), (2, 0)]
+    assert (summary["astray"], summary["rejected"]) == (2, 0)
+    assert "astray" not in pfedlms.run(rounds=2, **chosen).summary
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    """Settings as they come out of an array, and the run that Python's own numbers give."""
+    given = {
+        "rounds": np.int64(2),
+        "alpha": np.float32(0.5),
+        "learning_rate": torch.tensor(0.0625),
+        "layerwise": np.bool_(0),
+    }
+    plain = {"rounds": 2, "alpha": 0.5, "learning_rate": 0.0625, "layerwise": False}
+    ours, theirs = (pfedlms.run(method="pfedlms", **SMALL, **each) for each in (given, plain))
+    assert ours.config == theirs.config
+    assert ours.config.to_toml() == theirs.config.to_toml()
+    assert [{**record, "seconds": 0} for record in ours.metrics] == [
+        {**record, "seconds": 0} for record in theirs.metrics
+    ]
+    assert load_config(None, {"train": {"rounds": np.uint8(7)}}).train.rounds == 7
+    with pytest.raises(ConfigError, match=r"train\.rounds: got 2\.5, expected a whole number"):
+        load_config(None, {"train": {"rounds": np.float64(2.5)}})
+    with pytest.raises(ConfigError, match=r"train\.rounds: got array\(\[3\]\), expected a whole number"):
+        load_config(None, {"train": {"rounds": np.array([3])}})

@@ -1,0 +1,442 @@
+"""The pieces as a library: examples that run, arrays and tensors, one vector, autograd, and what is refused.
+
+What they compute is tested where they live; here it is what a user of one piece alone meets.
+"""
+
+from __future__ import annotations
+
+import doctest
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import pfedlms.aggregate
+import pfedlms.models.layout
+import pfedlms.pull
+import pfedlms.quantise
+import pfedlms.sketch
+import pfedlms.wire.codec
+from definitions import dense_model
+from factories import RATIO, SEED, SIZES, layout_of, normal, sketch_of, some_pull
+from pfedlms.aggregate import Vote, WeightedMean, pool_statistics, weighted_median
+from pfedlms.backend import plain
+from pfedlms.engine.graphs import flat, rebuilt
+from pfedlms.models import Layer, Layout, flat_layout
+from pfedlms.pull import Pull
+from pfedlms.quantise import normal_quantiles, statistics, symbols_of, thresholds_of
+from pfedlms.sketch import Sketch
+
+MODULES = {
+    pfedlms.aggregate: {"Vote", "WeightedMean", "pool_statistics", "weighted_median"},
+    pfedlms.models.layout: {"Layer", "Layout"},
+    pfedlms.pull: {"Pull"},
+    pfedlms.quantise: {"symbols_of"},
+    pfedlms.sketch: {"Sketch"},
+    pfedlms.wire.codec: {"pack"},
+}
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_examples_in_docstrings_run(module: ModuleType) -> None:
+    found = {test.name.removeprefix(f"{module.__name__}."): test for test in doctest.DocTestFinder().find(module)}
+    assert all(found[name].examples for name in MODULES[module]), "every piece has an example"
+    assert doctest.testmod(module, verbose=False).failed == 0
+
+
+# --- arrays, tensors, one vector --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_sketch_answers_in_kind(dtype: torch.dtype) -> None:
+    """The same bits for arrays and tensors, for all clients and for one vector; by hand for one of them."""
+    sketch = sketch_of(*SIZES)
+    theta, u = normal(3, sketch.dim, dtype=dtype), normal(3, sketch.size, seed=1, dtype=dtype)
+    others = normal(3, sketch.dim, seed=2, dtype=dtype), normal(3, sketch.dim, seed=3, dtype=dtype)
+    ways: list[tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = [
+        (sketch.forward, (theta,)), (sketch.adjoint, (u,)), (sketch.spread, (u,)),
+        (lambda *given: sketch.split(*given)[0], (theta, *others)),
+        (lambda *given: sketch.split(*given)[1], (theta, *others)),
+        (some_pull(3, 0.1, 0.3).pull.gradient, (theta,)),
+    ]  # fmt: skip
+    for way, given in ways:
+        expected = way(*given)
+        array, row = way(*(each.numpy() for each in given)), way(*(each[1] for each in given))
+        assert isinstance(array, np.ndarray)
+        assert array.tobytes() == expected.numpy().tobytes()
+        assert torch.equal(row, expected[1])
+        alone = way(*(each[1].numpy() for each in given))
+        assert (type(alone), alone.shape) == (np.ndarray, expected[1].shape)
+        assert alone.tobytes() == expected[1].numpy().tobytes()
+    dense = dense_model(SIZES, RATIO, SEED)
+    np.testing.assert_allclose(
+        sketch.forward(theta[0].numpy()), dense.numpy() @ theta[0].double().numpy(), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_arrays_that_are_read_only_or_reversed_are_taken_as_they_are() -> None:
+    sketch, x = sketch_of(*SIZES), normal(1, sum(SIZES))[0].numpy()
+    expected = sketch.forward(x.copy())
+    x.flags.writeable = False
+    assert sketch.forward(x).tobytes() == expected.tobytes()
+    assert sketch.forward(x[::-1].copy()[::-1]).tobytes() == expected.tobytes()
+
+
+def test_sketching_one_vector_is_one_line() -> None:
+    made = Sketch.of_vector(100, 0.25, seed=3, epoch=2)
+    assert torch.equal(made.rows, Sketch(layout_of(100), 0.25, 3, 2).rows)
+    assert made.forward(torch.ones(100)).shape == (32,)
+    assert Sketch.of_vector(np.int64(100), np.float64(0.25), np.uint64(3)).sizes == (32,)
+
+
+def test_folds_and_functions_take_both() -> None:
+    symbols, weights = np.array([[0, 3], [2, 1], [2, 0]], dtype=np.uint8), np.array([5, 1, 3])
+    votes = [Vote(2, 3) for _ in range(3)]
+    votes[0].add(symbols, weights)
+    votes[1].add(torch.from_numpy(symbols), torch.from_numpy(weights))
+    for own, weight in zip(symbols, weights, strict=True):
+        votes[2].add(own, weight)
+    assert [vote.result().tolist() for vote in votes] == [[0, 3]] * 3
+    assert {(vote.clients, vote.total) for vote in votes} == {(3, 9)}
+
+    assert WeightedMean(1).add(np.int32(7), np.ones((1, 1))).result().tolist() == [1]
+    values = np.float32([[1, 2], [3, 4]])
+    for given in (values, torch.from_numpy(values)):
+        assert WeightedMean(2).add(np.array([1, 3]), given).result().tolist() == [2.5, 3.5]
+        assert weighted_median(torch.tensor([1, 3]), given[:, 0]) == 3
+    arrays = pool_statistics([1, 3], values, values)
+    tensors = pool_statistics([1, 3], torch.from_numpy(values), torch.from_numpy(values))
+    assert all(isinstance(each, np.ndarray) for each in arrays)
+    assert [each.tolist() for each in tensors] == [each.tolist() for each in arrays]
+    assert {each.dtype for each in tensors} == {torch.float32}
+
+
+@pytest.mark.parametrize("of", [torch.Tensor.clone, torch.Tensor.numpy], ids=["tensors", "arrays"])
+def test_from_a_sketch_to_the_pull_in_one_kind(of: Any) -> None:
+    """Statistics, thresholds, symbols, vote and pull one after another; symbols by counting."""
+    sketch, theta, samples = sketch_of(16, 5), normal(3, 21), [3, 1, 2]
+    sketched = sketch.forward(of(theta))
+    mean, deviation = pool_statistics(samples, *statistics(sketched, sketch.sizes))
+    tau = thresholds_of(mean, deviation, normal_quantiles(3))
+    symbols = symbols_of(sketched, tau, sketch.sizes)
+    assert {type(each) for each in (sketched, mean, deviation, tau, symbols)} == {type(of(theta))}
+    y, limits = np.asarray(sketched), np.asarray(tau).repeat(sketch.sizes, axis=0)
+    assert np.asarray(symbols).tolist() == (y[:, :, None] >= limits[None]).sum(axis=2).tolist()
+    alone = symbols_of(sketched[1], tau, sketch.sizes)
+    assert alone.tolist() == symbols[1].tolist()
+    assert [each.tolist() for each in statistics(sketched[1], sketch.sizes)] == [
+        each[1].tolist() for each in statistics(sketched, sketch.sizes)
+    ]
+    vote = Vote(sketch.size, 3)
+    vote.add(symbols, samples)
+    assert Pull(sketch, tau, deviation, vote.result(), 0.1, 0.1).gradient(of(theta)).shape == (3, 21)
+
+
+def test_a_pull_of_arrays_is_that_of_tensors() -> None:
+    pull, theta = some_pull(3, 0.1, 0.3).pull, normal(2, sum(SIZES))
+    parts = (each.numpy() for each in (pull.thresholds, pull.deviations, pull.consensus))
+    assert torch.equal(Pull(pull.sketch, *parts, 0.1, 0.3).gradient(theta), pull.gradient(theta))
+
+
+# --- autograd ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_gradient_of_the_kernels_is_the_adjoint_and_the_other_way_round() -> None:
+    """Against a dense Φ, through functions that are not linear, to the second order, of rows and of a vector."""
+    sketch, dense = sketch_of(*SIZES), dense_model(SIZES, RATIO, SEED)
+    theta = normal(2, sketch.dim, dtype=torch.float64).requires_grad_()
+    u = normal(2, sketch.size, seed=1, dtype=torch.float64).requires_grad_()
+    for way, values, matrix in ((sketch.forward, theta, dense.T), (sketch.adjoint, u, dense)):
+        for given in (values, values[0]):
+            (got,) = torch.autograd.grad(way(given).pow(3).sum(), values, create_graph=True)
+            (expected,) = torch.autograd.grad((given @ matrix).pow(3).sum(), values, create_graph=True)
+            torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+            (got,) = torch.autograd.grad(got.pow(2).sum(), values)
+            (expected,) = torch.autograd.grad(expected.pow(2).sum(), values)
+            torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+    assert torch.autograd.gradcheck(sketch_of(5, 8).forward, normal(2, 13, dtype=torch.float64).requires_grad_())
+
+
+def test_autograd_runs_the_kernels() -> None:
+    """Their bits are those of `forward` and `adjoint` without it, and no graph of transforms is kept."""
+    sketch, theta = sketch_of(*SIZES), normal(2, sum(SIZES)).requires_grad_()
+    sketched = sketch.forward(theta)
+    assert "Watched" in type(sketched.grad_fn).__name__
+    assert torch.equal(sketched, sketch.forward(theta.detach()))
+    u = normal(2, sketch.size, seed=1)
+    sketched.backward(u)
+    assert torch.equal(theta.grad, sketch.adjoint(u))
+    with torch.no_grad():
+        assert not sketch.forward(theta).requires_grad
+    with plain():
+        assert "Watched" not in type(sketch.forward(theta).grad_fn).__name__
+
+
+def test_a_model_is_trained_through_its_sketch() -> None:
+    """‖Φθ − y‖² falls to zero along the rows kept, and a module's parameters get there."""
+    sketch, module = Sketch.of_vector(20, 0.5, seed=1), nn.Linear(4, 4)
+    wanted = torch.ones(sketch.size)
+    optimiser = torch.optim.SGD(module.parameters(), lr=0.2)
+    for _ in range(200):
+        optimiser.zero_grad()
+        loss = (sketch.forward(nn.utils.parameters_to_vector(module.parameters())) - wanted).square().sum()
+        loss.backward()
+        optimiser.step()
+    assert loss < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        (lambda s, x: s.spread(x[:, : s.size]), r"spread: got sketched that requires grad.*sketched\.detach\(\)"),
+        (lambda s, x: s.split(x, x, x), r"split: got params that requires grad.*params\.detach\(\)"),
+        (lambda s, x: some_pull(3, 0.1, 0.3).pull.gradient(x), r"gradient: got params that require grad.*no_grad"),
+    ],
+)
+def test_what_has_no_gradient_says_so(what: Any, message: str) -> None:
+    sketch, theta = sketch_of(*SIZES), normal(1, sum(SIZES)).requires_grad_()
+    with pytest.raises(ValueError, match=message):
+        what(sketch, theta)
+    with torch.no_grad():
+        what(sketch, theta)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+SKETCH = sketch_of(16, 5)
+X = torch.zeros(2, 21)
+TAU, SIGMA, AGREED = torch.tensor([[-1.0, 1.0]] * 2), torch.ones(2), torch.zeros(12, dtype=torch.uint8)
+ONE = np.ones((1, 1), np.float32)
+
+
+def pull(tau: Any = TAU, sigma: Any = SIGMA, agreed: Any = AGREED, strength: Any = 0.1, rho: Any = 0.1) -> Pull:
+    return Pull(SKETCH, tau, sigma, agreed, strength, rho)
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "another model": (
+        lambda: SKETCH.forward(torch.zeros(2, 5)),
+        r"params: got shape \(2, 5\), expected \[clients, 21\] or \[21\]; the sketch is of another model",
+    ),
+    "three axes": (lambda: SKETCH.adjoint(torch.zeros(1, 1, 12)), r"sketched: got shape \(1, 1, 12\), expected"),
+    "no axis": (lambda: SKETCH.forward(torch.tensor(1.0)), r"params: got shape \(\), expected"),
+    "whole numbers": (
+        lambda: SKETCH.forward(X.long()),
+        r"params: got torch.int64, expected torch.float32.*\.float\(\)",
+    ),
+    "half precision": (lambda: SKETCH.forward(X.half()), "params: got torch.float16, expected torch.float32"),
+    "a list": (lambda: SKETCH.forward([0.0] * 21), r"params: got list, expected a NumPy array.*np\.asarray"),
+    "an array of text": (lambda: SKETCH.forward(np.array(["a"] * 21)), "params: got an array of <U1, expected numbers"),
+    "another device": (lambda: SKETCH.forward(X.to("meta")), "params: got a tensor on meta, expected one on cpu; make"),
+    "parts of other precisions": (
+        lambda: SKETCH.split(X, X.double(), X),
+        r"model: got torch.float64 of shape \(2, 21\), expected torch.float32 of shape \(2, 21\) as params",
+    ),
+    "parts of other shapes": (lambda: SKETCH.split(X, X, X[0]), r"residual: got torch.float32 of shape \(21,\), exp"),
+    "a module as layout": (lambda: Sketch(nn.Linear(2, 2), 0.1, 0, 0), r"layout: got Linear.*flat_layout\(module\)"),
+    "ratio 0": (lambda: Sketch.of_vector(16, 0, 0), "ratio: got 0, expected at most 1 and above 0; it is the share"),
+    "ratio beyond 1": (lambda: Sketch.of_vector(16, 1.5, 0), "ratio: got 1.5, expected at most 1 and above 0"),
+    "ratio NaN": (lambda: Sketch.of_vector(16, float("nan"), 0), "ratio: got nan, expected at most 1"),
+    "ratio as text": (lambda: Sketch.of_vector(16, "0.1", 0), "ratio: got '0.1', expected at most 1"),
+    "a ratio a layer": (lambda: Sketch.of_vector(16, [0.1], 0), r"ratio: got \[0.1\], expected at most 1"),
+    "allocation below 0": (lambda: Sketch(layout_of(5), 0.1, 0, 0, None, -1), "allocation: got -1, expected 0 to 8"),
+    "size 0": (lambda: Sketch.of_vector(0, 0.1, 0), "size: got 0, expected a whole number of at least 1"),
+    "seed below 0": (lambda: Sketch.of_vector(16, 0.1, -1), "seed: got -1, expected a whole number from 0 to"),
+    "seed that is no whole number": (lambda: Sketch.of_vector(16, 0.1, 0.5), "seed: got 0.5, expected a whole number"),
+    "epoch": (lambda: Sketch.of_vector(16, 0.1, 0, epoch=True), "epoch: got True, expected a whole number"),
+    "device": (lambda: Sketch.of_vector(16, 0.1, 0, device="gpu0"), "device: got 'gpu0', expected 'cpu', 'cuda'"),
+    "thresholds of fewer layers": (
+        lambda: pull(tau=TAU[:1]),
+        r"thresholds: got torch.float32 of shape \(1, 2\), expected floats of shape \[2, T\]",
+    ),
+    "thresholds of whole numbers": (lambda: pull(tau=TAU.long()), "thresholds: got torch.int64"),
+    "no thresholds": (lambda: pull(tau=TAU[:, :0]), r"thresholds: got torch.float32 of shape \(2, 0\)"),
+    "thresholds that fall": (
+        lambda: pull(tau=TAU.flip(1)),
+        r"thresholds: got \[1.0, -1.0\], expected finite numbers that rise.*sort them",
+    ),
+    "thresholds that are not finite": (
+        lambda: pull(tau=TAU * torch.nan),
+        r"thresholds: got \[nan, nan\], expected fin",
+    ),
+    "deviations of fewer layers": (
+        lambda: pull(sigma=SIGMA[:1]),
+        r"deviations: got torch.float32 of shape \(1,\), expected floats of shape \[2\]",
+    ),
+    "deviations below 0": (lambda: pull(sigma=-SIGMA), r"deviations: got \[-1.0, -1.0\], expected finite.* at least 0"),
+    "deviations that are not finite": (lambda: pull(sigma=SIGMA * torch.nan), r"deviations: got \[nan, nan\]"),
+    "consensus of another sketch": (
+        lambda: pull(agreed=AGREED[:5]),
+        r"consensus: got torch.uint8 of shape \(5,\), expected torch.uint8 of shape \[12\]",
+    ),
+    "consensus of another type": (lambda: pull(agreed=AGREED.long()), "consensus: got torch.int64"),
+    "consensus beyond T": (
+        lambda: pull(agreed=AGREED + 3),
+        "consensus: got symbols up to 3, expected 0 to 2, the number of thresholds",
+    ),
+    "consensus on another device": (lambda: pull(agreed=AGREED.to("meta")), "consensus: got a tensor on meta"),
+    "strength": (lambda: pull(strength=-1), "strength: got -1, expected a finite number of at least 0"),
+    "smoothing": (lambda: pull(rho=float("nan")), "smoothing: got nan, expected a finite number of at least 0"),
+    "vote of no thresholds": (lambda: Vote(3, 0), "thresholds: got 0, expected a whole number from 1 to 255; symbols"),
+    "vote of 256 thresholds": (lambda: Vote(3, 256), "thresholds: got 256, expected a whole number from 1 to 255"),
+    "size of a vote": (lambda: Vote(2.0, 1), "size: got 2.0, expected a whole number of at least 0; it is the number"),
+    "ballots of another type": (
+        lambda: Vote(3, 1).add(np.zeros(3), 1),
+        r"vote: got symbols of float64, expected uint8; pass symbols\.astype",
+    ),
+    "a ballot as a list": (lambda: Vote(3, 1).add([0, 1, 0], 1), "symbols: got list, expected a NumPy array or a tens"),
+    "a symbol beyond T": (
+        lambda: Vote(3, 1).add(np.uint8([0, 2, 0]), 1),
+        r"vote: got \(3,\) symbols up to 2, expected \(3,\) of 0 to 1",
+    ),
+    "a weight too few": (
+        lambda: Vote(1, 1).add(np.uint8([[0], [1]]), [3]),
+        "weights: got 1 for 2 clients, expected one of each; pass",
+    ),
+    "a weight of zero": (lambda: Vote(1, 1).add(np.uint8([0]), 0), r"weights\[0\]: got 0, expected a whole number of"),
+    "a weight below zero": (
+        lambda: Vote(1, 1).add(np.uint8([0]), -3),
+        r"weights\[0\]: got -3, expected a whole number",
+    ),
+    "a share as weight": (
+        lambda: Vote(1, 1).add(np.uint8([[0], [1]]), [1, 0.5]),
+        r"weights\[1\]: got 0.5, expected a whole number of at least 1; a weight is a number of samples",
+    ),
+    "weights beyond 64 bits": (
+        lambda: Vote(1, 1).add(np.uint8([[0], [1]]), [1 << 63, 1 << 63]),
+        "weights: got 18446744073709551616 in all",
+    ),
+    "values of another size": (
+        lambda: WeightedMean(2).add([1], ONE),
+        r"values: got shape \(1, 1\), expected \[clients, 2\]; pass one client",
+    ),
+    "values of one client as a vector": (lambda: WeightedMean(1).add([1], ONE[0]), r"values: got shape \(1,\), expect"),
+    "values of whole numbers": (lambda: WeightedMean(1).add([1], ONE.astype(int)), "values: got torch.int64, expected"),
+    "weights of a mean": (lambda: WeightedMean(1).add([1.5], ONE), r"weights\[0\]: got 1.5, expected a whole number"),
+    "a weight for all": (
+        lambda: WeightedMean(1).add(3, np.ones((2, 1))),
+        "weights: got 1 for 2 clients, expected one of each",
+    ),
+    "a weight as text": (
+        lambda: WeightedMean(1).add(["3"], ONE),
+        r"weights\[0\]: got '3', expected a whole number of at least 1",
+    ),
+    "no weight at all": (
+        lambda: WeightedMean(1).add(None, ONE),
+        r"weights\[0\]: got None, expected a whole number of at least 1",
+    ),
+    "a mean of nobody": (lambda: WeightedMean(1).result(), "mean: got no client's values, expected at least one; call"),
+    "a median of NaN": (
+        lambda: weighted_median([1, 1], np.float32([1, np.nan])),
+        r"values\[1\]: got nan, expected a finite number of at least 0; leave that client out",
+    ),
+    "a median of less than zero": (
+        lambda: weighted_median([1], np.float32([-1])),
+        r"values\[0\]: got -1.0, expected a",
+    ),
+    "a median of rows": (lambda: weighted_median([1], ONE), r"values: got shape \(1, 1\), expected \[clients\]"),
+    "a median of fewer weights": (lambda: weighted_median([], ONE[0]), "weights: got 0 for 1 client, expected one of"),
+    "statistics of other shapes": (
+        lambda: pool_statistics([1], ONE, ONE[0]),
+        r"means, variances: got shapes \(1, 1\) and \(1,\), expected \[clients",
+    ),
+    "statistics of nobody": (lambda: pool_statistics([], ONE[:0], ONE[:0]), r"means, variances: got shapes \(0, 1\)"),
+    "means of NaN": (
+        lambda: pool_statistics([1], ONE * np.nan, ONE),
+        r"means\[0, 0\]: got nan, expected a finite numb",
+    ),
+    "a variance below 0": (lambda: pool_statistics([1], ONE, -ONE), r"variances\[0, 0\]: got -1.0, expected a finite"),
+    "weights of statistics": (lambda: pool_statistics([0], ONE, ONE), r"weights\[0\]: got 0, expected a whole number"),
+    "statistics of another sketch": (
+        lambda: statistics(X, [5, 5]),
+        r"sketched: got shape \(2, 21\), expected \[clients, 10\] or \[10\]; pass the sizes of its own sketch",
+    ),
+    "symbols of fewer layers": (
+        lambda: symbols_of(X, TAU[:1], [16, 5]),
+        r"thresholds: got shape \(1, 2\), expected \[2, T\], a row for every layer",
+    ),
+    "thresholds of other shapes": (
+        lambda: thresholds_of(SIGMA, SIGMA[:1], normal_quantiles(3)),
+        r"mean, deviation: got shapes \(2,\) and \(1,\), expected \[layers\] of both",
+    ),
+    "a layer without parameters": (
+        lambda: Layer("a", 0, 0),
+        "layer 'a': size: got 0, expected a whole number of at le",
+    ),
+    "an offset below 0": (
+        lambda: Layer("a", -1, 5),
+        "layer 'a': offset: got -1, expected a whole number of at least 0",
+    ),
+    "no layers": (lambda: Layout((), ()), "layers: got none, expected at least one"),
+    "a gap": (
+        lambda: Layout((), (Layer("a", 0, 5), Layer("b", 6, 5))),
+        "layers: 'b' begins at 6, after a gap, expected 5, where",
+    ),
+    "an overlap": (
+        lambda: Layout((), (Layer("a", 0, 5), Layer("b", 4, 5))),
+        "layers: 'b' begins at 4, inside 'a', exp",
+    ),
+    "a first layer that is not first": (
+        lambda: Layout((), (Layer("a", 1, 5),)),
+        "layers: 'a' begins at 1, after a gap, expected 0, because the first",
+    ),
+    "parameters of another model": (
+        lambda: Layout((("a.weight", (2, 3)),), (Layer("a", 0, 5),)),
+        "parameters: got shapes of 6 entries, expected 5",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_wrong_use_gets_one_readable_message(case: str) -> None:
+    use, message = REFUSED[case]
+    with pytest.raises(ValueError, match=message) as caught:
+        use()
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_refused_counts_for_nothing() -> None:
+    vote, mean = Vote(2, 1), WeightedMean(1)
+    for weights in ([1], [1, -1]):
+        with pytest.raises(ValueError):
+            vote.add(np.zeros((2, 2), np.uint8), weights)
+        with pytest.raises(ValueError):
+            mean.add(weights, np.ones((2, 1)))
+    assert (vote.clients, vote.total, vote.counts.sum()) == (0, 0, 0)
+    assert repr(mean) == "WeightedMean(size 1, nobody yet)"
+
+
+# --- what they say of themselves --------------------------------------------------------------------------------------
+
+
+def test_reprs_say_what_it_is() -> None:
+    layout = flat_layout(nn.Sequential(nn.Linear(30, 40), nn.Linear(40, 2)))
+    assert repr(layout) == "Layout(2 layers, 1,322 parameters: 0 1,240, 1 82)"
+    assert repr(layout_of(*SIZES)) == (
+        "Layout(6 layers, 130 parameters: layer0 16, layer1 11, layer2 1, layer3 5, 2 more)"
+    )
+    assert repr(Sketch(layout, 0.5, 3, 9)) == "Sketch(2 layers, 1,322 → 1,088 entries, ratio 0.5, seed 3, epoch 9)"
+    assert repr(some_pull(7, 0.05, 0.1).pull) == "Pull(130 → 85 entries, thresholds 7, strength 0.05, smoothing 0.1)"
+    vote = Vote(1000, 7)
+    assert repr(vote) == "Vote(size 1,000, thresholds 7, nobody yet)"
+    vote.add(np.zeros(1000, np.uint8), 1500)
+    assert repr(vote) == "Vote(size 1,000, thresholds 7, 1 client of weight 1,500)"
+
+
+def test_a_sketch_of_another_epoch_is_the_same_computation_to_recordings() -> None:
+    """What its repr says is no part of it; one rebuilt from its fields does not know."""
+    first, second = sketch_of(*SIZES, epoch=0), sketch_of(*SIZES, epoch=1)
+    tensors: list[torch.Tensor] = []
+    assert flat(first, tensors) == flat(second, [])
+    assert repr(rebuilt(first, iter(tensors))) == "Sketch(6 layers, 130 → 85 entries)"
+
+
+def test_layers_of_numpys_numbers_are_those_of_pythons() -> None:
+    layout = Layout([("a", [np.int64(3)])], [Layer("a", np.int64(0), np.int64(3))])  # type: ignore[arg-type, list-item]
+    assert layout == Layout((("a", (3,)),), (Layer("a", 0, 3),))
+    assert hash(layout) == hash(Layout((("a", (3,)),), (Layer("a", 0, 3),)))
+    assert layout.layers[0].pad == 4
