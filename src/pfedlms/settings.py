@@ -72,7 +72,7 @@ def _wrong(declared: Field[Any], value: Any) -> str | None:
     finite = kind is str or abs(value) <= float_info.max
     if not (finite and all(fits(value, bound) for bound, fits, _ in bounds)):
         return expected
-    if choices is not None and not any(_is_choice(choice, str(value)) for choice in choices()):
+    if choices is not None and not any(_is_choice(str(value), choice) for choice in choices()):
         # 'custom' stands for objects given in Python; nobody types it.
         shown = [choice for choice in choices() if choice != "custom"]
         near = did_you_mean(str(value), shown)
@@ -80,9 +80,11 @@ def _wrong(declared: Field[Any], value: Any) -> str | None:
     return None
 
 
-def _is_choice(choice: str, value: str) -> bool:
-    stem, numbered, _ = choice.partition(":N")
-    return bool(re.fullmatch(rf"{re.escape(stem)}:[0-9]{{1,4}}", value)) if numbered else value == choice
+def _is_choice(value: str, choice: str) -> bool:
+    stem, _, placeholder = choice.partition(":")
+    if placeholder == "N":
+        return re.fullmatch(rf"{re.escape(stem)}:[0-9]{{1,4}}", value) is not None
+    return value == choice
 
 
 def parse(declared: Field[Any], text: str) -> Any:
