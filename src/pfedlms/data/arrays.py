@@ -185,7 +185,7 @@ def _column(value: Any, name: str) -> tuple[str, NDArray[Any]]:
 def _of_objects(y: NDArray[Any], name: str) -> NDArray[Any]:
     """Python objects as what they all are."""
     values = y.ravel().tolist()
-    missing = sum(value is None or value != value for value in values)
+    missing = sum(value is None or type(value).__name__ == "NAType" or _is_nan(value) for value in values)
     if missing:
         raise DataError(f"{name}: {missing} labels are missing (None or NaN); leave those samples out")
     for kind in (str, bytes, bool, int, float):
@@ -193,6 +193,10 @@ def _of_objects(y: NDArray[Any], name: str) -> NDArray[Any]:
             return np.array(values).reshape(y.shape)
     types = _some(sorted({type(value).__name__ for value in values}))
     raise DataError(f"{name}: got labels of the types {types}, expected a vector of class numbers or names, one kind")
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and value != value
 
 
 def _array(value: Any, name: str) -> NDArray[Any]:

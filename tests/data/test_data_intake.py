@@ -447,6 +447,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "infinite labels": (lambda: (X, np.full(60, np.inf)), "labels such as inf"),
     "missing labels": (lambda: (X, np.where(Y == 1, np.nan, Y)), "20 labels are missing .NaN.; leave those"),
     "missing texts": (lambda: (X, [*TEXTS[:58].tolist(), None, None]), "2 labels are missing"),
+    "labels that are arrays": (
+        lambda: (X, np.array([*map(np.ones, [2] * 59), None], dtype=object)[:59]), "types ndarray, expected a vector",
+    ),
     "labels of several kinds": (lambda: (X, np.array([1, "a", 2.5] * 20, dtype=object)), "types float, int, str"),
     "texts and numbers": (lambda: [(X, TEXTS), (X, Y)], "client 1: got labels that are numbers, expected texts as for"),
     "one-hot of two widths": (
