@@ -141,6 +141,11 @@ BAD = {
         "use fewer clients, a larger data.alpha or a smaller data.min_samples",
     ),
     "unknown device": (["run", "--device", "tpu"], "run.device: got 'tpu', expected one of: auto, cpu, cuda"),
+    "a GPU of no number": (
+        ["run", "--device", "cuda:x"],
+        "run.device: got 'cuda:x', expected one of: auto, cpu, cuda, cuda:N",
+    ),
+    "a GPU's number left out": (["run", "--device", "cuda:N"], "run.device: got 'cuda:N', expected one of"),
     "unknown setting": (["run", "--set", "train.round=3"], "train.round: unknown key; did you mean rounds?"),
     "unknown section": (["run", "--set", "trian.rounds=3"], "[trian]: unknown section; did you mean train"),
     "malformed setting": (["run", "--set", "rounds=3"], "--set: got 'rounds=3', expected section.key=value"),
@@ -190,9 +195,10 @@ def test_a_wrong_call_exits_with_2_and_one_readable_message(arguments: list[str]
 def test_a_cuda_that_is_not_there(call: Any) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    done = call("run", "--device", "cuda")
-    assert (done.code, done.err.count("\n")) == (2, 1)
-    assert "PyTorch finds no GPU here; use --device cpu or auto" in done.err
+    for name in ("cuda", "cuda:1"):
+        done = call("run", "--device", name)
+        assert (done.code, done.err.count("\n")) == (2, 1)
+        assert f"got '{name}', but PyTorch finds no GPU here; use --device cpu or auto" in done.err
 
 
 def test_all_wrong_settings_at_once(call: Any) -> None:

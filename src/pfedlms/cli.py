@@ -162,7 +162,7 @@ def _add_settings(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--data-dir", dest="data.dir", metavar="DIR", help="folder with the data set's files")
     sub.add_argument("--rounds", dest="train.rounds", metavar="N", help="communication rounds")
     sub.add_argument("--seed", dest="run.seed", metavar="N", help="names every random stream (default: 0)")
-    sub.add_argument("--device", dest="run.device", metavar="NAME", help="auto, cpu or cuda")
+    sub.add_argument("--device", dest="run.device", metavar="NAME", help="auto, cpu, cuda or cuda:N")
     for name, help in (
         ("fast", "GPU: compile the model; not reproducible to the bit"),
         ("reference", "plain PyTorch, one client after another: for checking; slow"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import Field, field, fields
 from operator import ge, gt, le, lt
@@ -35,7 +36,7 @@ def setting(
     choices: Callable[[], list[str]] | None = None,
 ) -> Any:
     """A dataclass field that carries its meaning and its limits (at least `minimum`, strictly above `above`, at most
-    `maximum`, strictly below `below`, one of `choices`)."""
+    `maximum`, strictly below `below`, one of `choices`, in which `:N` stands for any number)."""
     limits = {"minimum": minimum, "above": above, "maximum": maximum, "below": below}
     return field(default=default, metadata={"help": help, "limits": limits, "choices": choices})
 
@@ -71,7 +72,7 @@ def _wrong(declared: Field[Any], value: Any) -> str | None:
     finite = kind is str or abs(value) <= float_info.max
     if not (finite and all(fits(value, bound) for bound, fits, _ in bounds)):
         return expected
-    if choices is not None and value not in choices():
+    if choices is not None and not any(_is_choice(str(value), choice) for choice in choices()):
         # 'custom' stands for objects given in Python; nobody types it.
         shown = [choice for choice in choices() if choice != "custom"]
         near = did_you_mean(str(value), shown)
@@ -83,6 +84,13 @@ def as_plain(value: Any) -> Any:
     """A single number of NumPy or torch as Python's own; anything else as it is."""
     single = hasattr(value, "item") and getattr(value, "ndim", None) == 0
     return value.item() if single else value
+
+
+def _is_choice(value: str, choice: str) -> bool:
+    stem, _, placeholder = choice.partition(":")
+    if placeholder == "N":
+        return re.fullmatch(rf"{re.escape(stem)}:[0-9]{{1,4}}", value) is not None
+    return value == choice
 
 
 def parse(declared: Field[Any], text: str) -> Any:

@@ -176,16 +176,11 @@ def test_the_fingerprint_tells_what_is_set_aside() -> None:
     ("x", "y", "message"),
     [
         (X[:2], Y[:1], "got 2 samples and 1 labels"),
-        (X[:0], Y[:0], "got 0 samples and 0 labels.*at least one"),
-        (X[:2], [[0], [1]], r"labels of shape \(2, 1\).*expected a vector of class numbers"),
-        (X[:2], [0.5, 1], "labels of shape .* type float64"),
-        (X[:2], [float("nan"), 1], "labels of shape .* type float64"),
-        (X[:2], [-1, 1], "got label -1, expected classes numbered from 0"),
+        (X[:0], Y[:0], "got no samples, .* at least one"),
+        (X[:2], [0.5, 1], r"labels such as 0\.5, expected a vector of class numbers"),
+        (X[:2], [float("nan"), 1], "1 labels are missing"),
         ([[1.0, float("nan")]], [0], "NaN or infinite"),
         ([[1.0, float("inf")]], [0], "NaN or infinite"),
-        pytest.param(
-            X[:2], ["cat", "dog"], "expected a vector of class numbers",
-        ),
         pytest.param(
             [[1.0, 2.0], [3.0]], [0, 1], "samples",
         ),
@@ -208,7 +203,7 @@ def test_samples_of_another_shape_are_refused(split: str) -> None:
     good, other = pair(0, 2), (np.zeros((2, 3)), np.array([0, 1]))
     pairs = [(good, good), (other, good) if split == "train" else (good, other)]
     with pytest.raises(
-        DataError, match=rf"client 1 {split}: got samples of shape \(3,\), expected \(2,\) as for client 0"
+        DataError, match=rf"client 1 {split}: got samples of shape \(3,\), expected \(2,\) as for client 0 train"
     ):
         from_pairs(pairs)
 

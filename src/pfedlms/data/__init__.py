@@ -2,6 +2,7 @@
 
 from pfedlms.data.batches import batch_positions
 from pfedlms.data.federated import FederatedData, from_pairs, from_pool
+from pfedlms.data.intake import Given, read
 from pfedlms.data.sources import DATASETS, load_dataset
 
-__all__ = ["DATASETS", "FederatedData", "batch_positions", "from_pairs", "from_pool", "load_dataset"]
+__all__ = ["DATASETS", "FederatedData", "Given", "batch_positions", "from_pairs", "from_pool", "load_dataset", "read"]

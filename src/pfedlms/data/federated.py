@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from pfedlms.data.arrays import Arrays, checked
 from pfedlms.data.partition import Indices, partition, split
 from pfedlms.errors import DataError
 
@@ -20,8 +21,9 @@ Pair = tuple[ArrayLike, ArrayLike]
 
 @dataclass(frozen=True)
 class FederatedData:
-    """Samples `x: [samples, ...]` float32, labels `y: [samples]` int64, and per client its train and test indices into
-    them; validation indices too where a share was set aside, else none at all."""
+    """Samples `x: [samples, ...]` float32 (int64 where they are whole numbers), labels `y: [samples]` int64, and per
+    client its train and test indices into them; validation indices too where a share was set aside, else none at
+    all."""
 
     x: torch.Tensor
     y: torch.Tensor
@@ -29,6 +31,10 @@ class FederatedData:
     test: tuple[Indices, ...]
     classes: int
     validation: tuple[Indices, ...] = ()
+    names: tuple[str, ...] = ()
+    """Of all classes, where they have any besides their numbers."""
+    client_names: tuple[str, ...] = ()
+    """Of all clients, where they have any besides their numbers."""
 
     @property
     def clients(self) -> int:
@@ -45,8 +51,11 @@ class FederatedData:
         return tuple(len(held) for held in self.train)
 
     def fingerprint(self) -> str:
-        """Tells two federations' data apart: SHA-256 over samples, labels and who holds which."""
+        """Tells two federations' data apart: SHA-256 over samples, labels and who holds which; over the kind of samples
+        that are not float32, and the names of classes that have any, too."""
         digest = hashlib.sha256(str((self.x.shape, self.classes)).encode())
+        if self.names or self.x.dtype != torch.float32:
+            digest.update(str((self.x.dtype, self.names)).encode())
         for part in (self.x.cpu().numpy(), self.y.cpu().numpy(), *self.train, *self.test):
             digest.update(len(part).to_bytes(8, "little") + np.ascontiguousarray(part).tobytes())
         for own in self.validation:
@@ -68,10 +77,15 @@ def from_pool(
 ) -> FederatedData:
     """Partition one pool of samples over `clients` clients (Dirichlet(α), then 75/25 train/test, then the share
     `validation` of train set aside)."""
-    samples, labels = _check(x, y, "data")
-    sets = partition(labels, clients, alpha, seed, max(2, min_samples))
-    held = (split(labels, own, seed, client) for client, own in enumerate(sets))
-    return _federated(samples, labels, held, seed, validation)
+    return dealt(checked([("data", x, y)]), clients, alpha, seed, min_samples, validation)
+
+
+def dealt(
+    pool: Arrays, clients: int, alpha: float, seed: int, min_samples: int = 10, validation: float = 0.0
+) -> FederatedData:
+    """`from_pool` of arrays that are checked."""
+    sets = partition(pool.y, clients, alpha, seed, max(2, min_samples))
+    return held_by(pool, sets, seed, validation)
 
 
 def from_pairs(pairs: Sequence[tuple[Pair, Pair]], seed: int = 0, validation: float = 0.0) -> FederatedData:
@@ -79,26 +93,21 @@ def from_pairs(pairs: Sequence[tuple[Pair, Pair]], seed: int = 0, validation: fl
     that is set aside, drawn by `seed`."""
     if not pairs:
         raise DataError("data: got no clients, expected one (train, test) pair per client")
-    held: list[tuple[NDArray[np.float32], NDArray[np.int64]]] = []
-    for client, parts in enumerate(pairs):
-        for part, (x, y) in zip(("train", "test"), parts, strict=True):
-            samples, labels = _check(x, y, f"client {client} {part}")
-            if held and samples.shape[1:] != held[0][0].shape[1:]:
-                raise DataError(
-                    f"client {client} {part}: got samples of shape {samples.shape[1:]}, expected "
-                    f"{held[0][0].shape[1:]} as for client 0"
-                )
-            held.append((samples, labels))
-    x_all, y_all = (np.concatenate(arrays) for arrays in zip(*held, strict=True))
-    places = np.split(np.arange(len(y_all)), np.cumsum([len(labels) for _, labels in held])[:-1])
-    return _federated(x_all, y_all, zip(places[::2], places[1::2], strict=True), seed, validation)
+    names = [f"client {client} {part}" for client in range(len(pairs)) for part in ("train", "test")]
+    parts = [part for client in pairs for part in client]
+    pool = checked([(name, x, y) for name, (x, y) in zip(names, parts, strict=True)])
+    places = pool.places()
+    return held_by(pool, list(zip(places[::2], places[1::2], strict=True)), seed, validation)
 
 
-def _federated(
-    x: NDArray[np.float32], y: NDArray[np.int64], held: Iterable[tuple[Indices, Indices]], seed: int, validation: float
+def held_by(
+    pool: Arrays, held: Sequence[Indices | tuple[Indices, Indices]], seed: int = 0, validation: float = 0.0
 ) -> FederatedData:
-    train, test = zip(*held, strict=True)
-    data = FederatedData(torch.from_numpy(x), torch.from_numpy(y), train, test, int(y.max()) + 1)
+    """Take who holds which samples as given: each client's (train, test), or all it has, which is then split 75/25."""
+    pairs = (own if isinstance(own, tuple) else split(pool.y, own, seed, client) for client, own in enumerate(held))
+    train, test = zip(*pairs, strict=True)
+    x, y = torch.from_numpy(pool.x), torch.from_numpy(pool.y)
+    data = FederatedData(x, y, train, test, pool.classes, names=pool.names)
     return _validated(data, seed, validation) if validation else data
 
 
@@ -125,27 +134,3 @@ def _validated(data: FederatedData, seed: int, share: float) -> FederatedData:
             stacklevel=2,
         )
     return replace(data, train=train, validation=validation)
-
-
-def _check(x: ArrayLike, y: ArrayLike, name: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    try:
-        samples, raw = np.asarray(x, dtype=np.float32), np.asarray(y)
-    except (ValueError, TypeError) as error:
-        raise DataError(f"{name}: samples and labels must be arrays of numbers ({error})") from error
-    whole = raw.dtype.kind in "iub" or (
-        raw.dtype.kind == "f" and bool(np.isfinite(raw).all() and (raw == raw.round()).all())
-    )
-    if raw.ndim != 1 or not whole:
-        raise DataError(
-            f"{name}: got labels of shape {raw.shape} and type {raw.dtype}, expected a vector of class numbers"
-        )
-    labels = raw.astype(np.int64)
-    if len(samples) != len(labels) or len(labels) == 0:
-        raise DataError(
-            f"{name}: got {len(samples)} samples and {len(labels)} labels, expected as many of each and at least one"
-        )
-    if labels.min() < 0:
-        raise DataError(f"{name}: got label {labels.min()}, expected classes numbered from 0")
-    if not np.isfinite(samples).all():
-        raise DataError(f"{name}: samples hold NaN or infinite values; clean them first")
-    return np.ascontiguousarray(samples), labels

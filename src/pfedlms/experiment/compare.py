@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pfedlms.data import read
 from pfedlms.errors import ConfigError, DivergedError, QuorumError, RunDirectoryError
 from pfedlms.experiment.config import Config, load_config, merge, of_method, read_toml
 from pfedlms.experiment.play import Progress, Result
@@ -56,6 +57,7 @@ def compare(
 
     A setting that only some of the methods have goes to those.
     """
+    data = data if data is None or isinstance(data, str) else read(data)  # once, for all runs
     overrides = python_overrides(data, model, methods, settings)
     configs = plan(config, overrides, methods, seeds)
     return play(configs, Path(out) if out else None, data, model, progress or Progress())

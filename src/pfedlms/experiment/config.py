@@ -95,7 +95,11 @@ class RunSection:
         minimum=0,
         maximum=(1 << 63) - 1,
     )
-    device: str = setting("auto", "auto takes a GPU where there is one", choices=lambda: ["auto", "cpu", "cuda"])
+    device: str = setting(
+        "auto",
+        "auto takes a GPU where there is one; cuda:N the one of that number, from 0",
+        choices=lambda: ["auto", "cpu", "cuda", "cuda:N"],
+    )
     threads: int = setting(0, "CPU threads; 0: as they are set, which is all unless changed", minimum=0, maximum=1024)
     out: str = setting("", "run directory; empty: a fresh one under runs/")
     evaluate_every: int = setting(1, "rounds between evaluations (the last round is always evaluated)", minimum=1)

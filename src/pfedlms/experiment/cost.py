@@ -123,6 +123,8 @@ def plan_json(config: Config, federation: Federation) -> dict[str, Any]:
             "smallest_client": min(data.samples),
             "largest_client": max(data.samples),
         },
+        **({"classes": list(data.names)} if data.names else {}),
+        **({"client_names": list(data.client_names)} if data.client_names else {}),
         "participants": participants,
         "parameters": federation.model.layout.dim,
         "layers": layers,
@@ -131,7 +133,7 @@ def plan_json(config: Config, federation: Federation) -> dict[str, Any]:
         "estimated": estimated(federation.method),
         "catches_up": catches_up(config, federation.method),
         "notes": _notes(config, federation),
-        "memory_bytes": {"data": data.x.numel() * 4 + data.y.numel() * 8, "clients": kept, "working": working},
+        "memory_bytes": {"data": data.x.nbytes + data.y.nbytes, "clients": kept, "working": working},
     }
 
 

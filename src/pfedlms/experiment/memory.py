@@ -52,7 +52,10 @@ def working_bytes(model: CohortModel, data: FederatedData, batch_size: int) -> i
 
     def count(module: nn.Module, inputs: object, output: object) -> None:
         if isinstance(output, Tensor):
-            outputs.append(output.numel() * output.element_size())
+            outputs.append(output.nbytes)
+        elif isinstance(output, tuple):  # a recurrent layer gives its state, too
+            for part in output:
+                count(module, inputs, part)
 
     with ExitStack() as hooks, torch.no_grad():
         for module in model.module.modules():

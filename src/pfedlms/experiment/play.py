@@ -48,6 +48,18 @@ class Result:
         return reached.get("last10")
 
     @property
+    def classes(self) -> tuple[str, ...]:
+        """What the outputs of the models stand for, in order: the names of the classes, or their numbers."""
+        data = self.federation.data
+        return data.names or tuple(map(str, range(data.classes)))
+
+    @property
+    def client_names(self) -> tuple[str, ...]:
+        """Of all clients, in order: the keys of a dict of clients, or their numbers."""
+        data = self.federation.data
+        return data.client_names or tuple(map(str, range(data.clients)))
+
+    @property
     def models(self) -> list[dict[str, torch.Tensor]]:
         """Every client's model as a state dict."""
         with as_configured(self.config):

@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -15,11 +15,11 @@ from torch import nn
 
 from pfedlms import rng
 from pfedlms.backend import plain, torch_threads
-from pfedlms.data import FederatedData, from_pairs, from_pool, load_dataset
+from pfedlms.data import FederatedData, Given, from_pool, load_dataset, read
 from pfedlms.engine import Federation
 from pfedlms.engine.participation import Participation
 from pfedlms.engine.training import TrainSettings
-from pfedlms.errors import ConfigError, DataError, UsageError, did_you_mean
+from pfedlms.errors import ConfigError, UsageError, did_you_mean
 from pfedlms.experiment.config import CUSTOM, Config, Tables, keys, of_others
 from pfedlms.experiment.memory import fitting_cohort, room_for_all
 from pfedlms.methods import METHODS
@@ -30,7 +30,8 @@ ModelLike = str | nn.Module | Callable[[], nn.Module] | None
 
 
 def python_overrides(data: Any, model: ModelLike, methods: Sequence[str], settings: Mapping[str, Any]) -> Tables:
-    """Keyword arguments as sections and keys; a key is looked up in every section and in the methods' own."""
+    """Keyword arguments as sections and keys; a key is looked up in every section and in the methods' own. Data are the
+    name of a data set, or what `read` made of them."""
     sections = {key: section for section, key in keys(methods) if key != "name"}
     alone = methods[0] if len(methods) == 1 else None
     unknown = [
@@ -42,13 +43,14 @@ def python_overrides(data: Any, model: ModelLike, methods: Sequence[str], settin
         raise ConfigError(unknown)
     tables: Tables = {"data": {}, "model": {}, "train": {}, "method": {}, "run": {}}
     for key, value in settings.items():
-        tables[sections[key]][key] = value
+        tables[sections[key]][key] = _device_name(value) if isinstance(value, torch.device) else value
     if data is not None:
         tables["data"]["dataset"] = data if isinstance(data, str) else CUSTOM
-        if not isinstance(data, str) and not _is_pool(data) and hasattr(data, "__len__"):
-            if settings.get("clients", len(data)) != len(data):
-                raise ConfigError([f"clients: got {settings['clients']}, but data has {len(data)} pairs; leave it out"])
-            tables["data"]["clients"] = len(data)
+        if isinstance(data, Given) and data.held:
+            clients = len(data.held)
+            if settings.get("clients", clients) != clients:
+                raise ConfigError([f"clients: got {settings['clients']}, but data has {clients} clients; leave it out"])
+            tables["data"]["clients"] = clients
     if model is not None:
         tables["model"]["name"] = model if isinstance(model, str) else CUSTOM
     return tables
@@ -61,8 +63,10 @@ def as_configured(config: Config) -> Iterator[None]:
     before = cudnn.benchmark, cudnn.deterministic
     cudnn.benchmark, cudnn.deterministic = config.run.fast, not config.run.fast
     kernels = plain() if config.run.reference else nullcontext()
+    # Kernels and recordings are made for the GPU that is current.
+    gpu = torch.cuda.device(config.run.device) if config.run.device.startswith("cuda:") else nullcontext()
     try:
-        with torch_threads(config.run.threads or torch.get_num_threads()), kernels:
+        with torch_threads(config.run.threads or torch.get_num_threads()), kernels, gpu:
             yield
     finally:
         cudnn.benchmark, cudnn.deterministic = before
@@ -83,11 +87,12 @@ def prepare(config: Config, data: Any = None, model: ModelLike = None) -> Federa
             cohort_model = CohortModel(_module(config, model, federated), device, config.run.fast)
         except (RuntimeError, ValueError) as error:
             raise UsageError(f"model: cannot be built ({str(error).strip().splitlines()[0]})") from error
+        federated = _as_the_model_takes_them(cohort_model, federated)
         _check_model(cohort_model, federated)
-        if config.train.augment != "none" and len(federated.shape) != 3:
+        if config.train.augment != "none" and (len(federated.shape) != 3 or not federated.x.is_floating_point()):
             raise UsageError(
-                f"train.augment: got {config.train.augment!r}, but samples have shape {federated.shape}, expected "
-                "images of (channels, height, width)"
+                f"train.augment: got {config.train.augment!r}, but samples have shape {federated.shape} and type "
+                f"{federated.x.dtype}, expected images of (channels, height, width), floats"
             )
         federated, train = federated.to(device), train_settings(config)
         who = Participation(federated.clients, train.participation, config.run.seed)
@@ -105,16 +110,20 @@ def prepare(config: Config, data: Any = None, model: ModelLike = None) -> Federa
 
 def _device(name: str) -> torch.device:
     found = torch.cuda.is_available()
-    if name == "cuda" and not found:
-        raise UsageError("run.device: got 'cuda', but PyTorch finds no GPU here; use --device cpu or auto")
-    return torch.device("cuda" if found and name != "cpu" else "cpu")
+    if name.startswith("cuda") and not found:
+        raise UsageError(f"run.device: got {name!r}, but PyTorch finds no GPU here; use --device cpu or auto")
+    kind, _, number = name.partition(":")
+    if number and int(number) >= (count := torch.cuda.device_count()):
+        known = " or ".join(f"cuda:{each}" for each in range(count)) if count < 3 else f"cuda:0 to cuda:{count - 1}"
+        raise UsageError(f"run.device: got {name!r}, but PyTorch finds {count} GPU{'s' * (count > 1)}; use {known}")
+    if kind == "auto":
+        return torch.device("cuda" if found else "cpu")
+    return torch.device(kind, int(number)) if number else torch.device(kind)
 
 
-def _is_pool(data: Any) -> bool:
-    """Two arrays, samples and labels, rather than two clients: labels are a row of plain numbers."""
-    labels = data[1] if isinstance(data, tuple) and len(data) == 2 else ()
-    numbers = isinstance(labels, Sequence) and len(labels) > 0 and isinstance(labels[0], int | float)
-    return numbers or hasattr(labels, "shape")
+def _device_name(device: torch.device) -> str:
+    """As the setting has it; there is only one CPU."""
+    return "cpu" if device.type == "cpu" else str(device)
 
 
 def _federated(config: Config, data: Any) -> FederatedData:
@@ -125,12 +134,9 @@ def _federated(config: Config, data: Any) -> FederatedData:
                 "data.dataset: 'custom' stands for data given in Python; name a data set, or use pfedlms.run(data, …)"
             )
         x, y = load_dataset(chosen.dataset, chosen.dir or None)
-    elif _is_pool(data):
-        x, y = data
-    elif hasattr(data, "shape"):
-        raise DataError(f"data: got one array of shape {tuple(data.shape)}, expected samples and labels, (x, y)")
     else:
-        return from_pairs(data, config.run.seed, chosen.validation)
+        given = read(data)
+        return given.federated(chosen.clients, chosen.alpha, config.run.seed, chosen.min_samples, chosen.validation)
     return from_pool(x, y, chosen.clients, chosen.alpha, config.run.seed, chosen.min_samples, chosen.validation)
 
 
@@ -143,6 +149,37 @@ def _module(config: Config, model: ModelLike, data: FederatedData) -> nn.Module:
     if config.model.name == CUSTOM:
         raise UsageError("model.name: 'custom' stands for a model given in Python; name a model of `pfedlms models`")
     return build(config.model.name, data.shape, data.classes, config.model.hidden, key)
+
+
+def _as_the_model_takes_them(model: CohortModel, data: FederatedData) -> FederatedData:
+    """Samples of whole numbers as they are, for models that look them up; as floats for those that calculate with them,
+    which is found out by trying. Tried are the samples that hold the least and the greatest number of each place, so
+    that no number is too large for an embedding, and on the CPU, where that is an error one can go on after."""
+    if data.x.is_floating_point():
+        return data
+    flat = data.x.reshape(len(data.x), -1)
+    extremes = data.x[sorted({*flat.argmin(dim=0).tolist(), *flat.argmax(dim=0).tolist()})]
+    module = copy.deepcopy(model.module).cpu().eval()
+    if (as_they_are := _failure(module, extremes)) is None:
+        return data
+    if (as_floats := _failure(module, extremes.float())) is None:
+        return replace(data, x=data.x.float())
+    low, high = int(data.x.min()), int(data.x.max())
+    raise UsageError(
+        f"model: fails on samples of shape {data.shape}, whole numbers from {low} to {high} ({as_they_are}; as floats: "
+        f"{as_floats}); expected a module that takes [batch, *{data.shape}], with embeddings of at least {high + 1} "
+        f"entries{', and no number below 0' * (low < 0)}"
+    )
+
+
+def _failure(module: nn.Module, samples: torch.Tensor) -> str | None:
+    """Why a module cannot be called on samples, or None."""
+    try:
+        with torch.no_grad():
+            module(samples)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        return str(error).strip().partition("\n")[0]
+    return None
 
 
 def _check_model(model: CohortModel, data: FederatedData) -> None:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
+from pfedlms.data import FederatedData
 from pfedlms.engine import Evaluation, Federation, RoundReport, Traffic
 from pfedlms.errors import RunDirectoryError, RunError
 from pfedlms.experiment.config import CUSTOM, Config
@@ -138,6 +139,7 @@ class Recorder:
             "model": config.model.name,
             "seed": config.run.seed,
             "clients": self._federation.data.clients,
+            **_names(self._federation.data),
             "participation": config.train.participation,
             "rounds": rounds,
             "accuracy": _reached([record["p_acc"] for record in self.metrics]),
@@ -211,6 +213,12 @@ def _settled(config: Config) -> dict[str, Any]:
     tables = config.tables()
     del tables["run"], tables["train"]["rounds"], tables["data"]["dir"]
     return {f"{section}.{key}": value for section, own in tables.items() for key, value in own.items()}
+
+
+def _names(data: FederatedData) -> dict[str, list[str]]:
+    """Of classes and of clients, where they have any."""
+    named = {"classes": data.names, "client_names": data.client_names}
+    return {key: list(names) for key, names in named.items() if names}
 
 
 def _validated(measured: Evaluation) -> float | None:

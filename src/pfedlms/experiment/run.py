@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from pfedlms.data import read
 from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.errors import RunDirectoryError, UsageError
 from pfedlms.experiment.config import CUSTOM, Config, load_config, method_in
@@ -30,8 +31,9 @@ def run(
     """Train one federation.
 
     Args:
-        data: a data set's name; arrays `(x, y)` to be partitioned; or one `((x, y), (x, y))` train and test pair per
-        client. Default: the embedded digits.
+        data: a data set's name; one to be partitioned, as arrays `(x, y)`, a torch or Hugging Face Dataset, or a tuple
+        of two, (train, test); or a list or dict of clients, each with a (train, test) pair or one data set. Default:
+        the embedded digits.
         model: a name of the zoo, a factory that returns an `nn.Module`, or a module (its weights are w⁰). Default: the
         data set's own.
         method: name of the method. None, the default, is the one `config` names, or pfedlms.
@@ -41,6 +43,7 @@ def run(
         settings: any key of a section (`rounds=50, alpha=0.1, strength=0.05, seed=1, …`).
     """
     method = method_in(config) if method is None else method
+    data = data if data is None or isinstance(data, str) else read(data)
     overrides = python_overrides(data, model, [method], settings)
     overrides["method"]["name"] = method
     if out:

@@ -154,6 +154,9 @@ def print_plan(plan: Mapping[str, Any], at_once: int, console: Console) -> None:
         f"({samples['smallest_client']} to {samples['largest_client']} a client){aside}, {train['rounds']} rounds of "
         f"{train['local_steps']} steps"
     )
+    if names := plan.get("classes"):
+        more = f", … ({len(names)} in all)" if len(names) > 10 else ""
+        console.print(f"classes: {', '.join(names[:10])}{more}", markup=False)
     rows = [[value if isinstance(value, str) else f"{value:,}" for value in layer.values()] for layer in plan["layers"]]
     console.print(table(plan["layers"][0], rows, "layers"))
     for way, label in (("up", "clients → server"), ("down", "server → clients")):

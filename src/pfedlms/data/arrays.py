@@ -1,0 +1,233 @@
+"""What users hand over as samples and labels, as checked arrays: numbers `[n, ...]`, and classes 0 to C − 1 with their
+names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pfedlms.errors import DataError
+
+Samples = NDArray[np.float32 | np.int64]
+
+_CODES = 1000  # up to here a number from 0 on is a class number, whatever is missing in between
+_EXACT = 2.0**53  # from here on a float64 stands for several whole numbers
+_SHOWN = 5  # values that a message names
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Samples and labels as they are trained on; see `samples_of` and `labels_of`."""
+
+    x: Samples
+    y: NDArray[np.int64]
+    classes: int
+    names: tuple[str, ...] = ()
+    """Of all classes, where they were given as something else than class numbers."""
+    sizes: tuple[int, ...] = ()
+    """Of the parts they were put together from, in order."""
+
+    def places(self) -> list[NDArray[np.int64]]:
+        """Where each part lies."""
+        return np.split(np.arange(len(self.y)), np.cumsum(self.sizes)[:-1])
+
+
+def checked(parts: Sequence[tuple[str, Any, Any]], names: Sequence[str] = ()) -> Arrays:
+    """The samples and labels of some parts, each with the name that errors call it; `names` of the classes, where they
+    are known."""
+    samples = [(name, samples_of(x, name)) for name, x, _ in parts]
+    labels, classes, names = labels_of([(name, y) for name, _, y in parts], names)
+    for (name, x), y in zip(samples, labels, strict=True):
+        if len(x) != len(y):
+            raise DataError(f"{name}: got {len(x)} samples and {len(y)} labels, expected as many of each")
+    return Arrays(_joined(samples), np.concatenate(labels), classes, names, tuple(map(len, labels)))
+
+
+def samples_of(value: Any, name: str) -> Samples:
+    """Samples `[n, ...]`: float32, or int64 where they are whole numbers, such as token ids. Bytes of three and more
+    axes are images and become float32, as do booleans; images of Pillow become `[n, channels, height, width]` from 0
+    to 1."""
+    x = _array(value, f"{name}: samples")
+    if x.ndim == 0 or len(x) == 0:
+        raise DataError(f"{name}: got no samples, expected an array [n, ...] with at least one")
+    if x.dtype.kind in "US" or (x.dtype.kind == "O" and isinstance(x.flat[0], str | bytes)):
+        raise DataError(
+            f"{name}: got samples that are text, expected numbers; turn them into token ids first, whole numbers "
+            "[n, length]"
+        )
+    if x.dtype.kind not in "fiub":
+        raise DataError(
+            f"{name}: got samples of type {x.dtype}, expected an array of numbers, all samples of one shape; pad, cut "
+            "or resize them to one, and keep nothing but numbers"
+        )
+    if x.dtype.kind in "iu" and not (x.dtype == np.uint8 and x.ndim >= 3):
+        if x.dtype == np.uint64 and x.max() > np.iinfo(np.int64).max:
+            raise DataError(f"{name}: got samples up to {x.max()}, expected whole numbers below 2^63")
+        return np.require(x, np.int64, ["C", "W"])
+    with np.errstate(over="ignore"):  # too large a number becomes infinite, which is refused
+        floats = np.require(x, np.float32, ["C", "W"])
+    if not np.isfinite(floats).all():
+        raise DataError(f"{name}: samples hold NaN or infinite values; clean them first")
+    return floats
+
+
+def _joined(parts: Sequence[tuple[str, Samples]]) -> Samples:
+    """Several parts, each with the name that errors call it, as one; whole numbers only if all of them are."""
+    first, like = parts[0]
+    for name, x in parts:
+        if x.shape[1:] != like.shape[1:]:
+            raise DataError(
+                f"{name}: got samples of shape {x.shape[1:]}, expected {like.shape[1:]} as for {first}; "
+                "bring them to one shape"
+            )
+    if len(parts) == 1:
+        return like
+    whole = all(x.dtype == np.int64 for _, x in parts)
+    arrays = [x if whole else x.astype(np.float32, copy=False) for _, x in parts]
+    return np.concatenate(arrays)
+
+
+Labels = tuple[list[NDArray[np.int64]], int, tuple[str, ...]]
+"""Class numbers of some parts, the number of classes, and their names where they have any."""
+
+
+def labels_of(parts: Sequence[tuple[str, Any]], names: Sequence[str] = ()) -> Labels:
+    """The labels of several parts, numbered together: what 5 is for one client, it is for all.
+
+    Class numbers from 0 on stay what they are. Other whole numbers, texts and booleans are numbered in their order and
+    keep their names; rows of a single one (one-hot) stand for its place. With `names`, labels are places in them.
+    """
+    read = [(name, *_column(value, name)) for name, value in parts]
+    first, kind, like = read[0]
+    for name, own, column in read:
+        if own != kind or (kind == "one-hot" and column.shape != (len(column), like.shape[1])):
+            got = [f"{k} {c.shape[1]} wide" if k == "one-hot" else k for k, c in ((own, column), (kind, like))]
+            raise DataError(f"{name}: got labels that are {got[0]}, expected {got[1]} as for {first}")
+    columns = [column for _, _, column in read]
+    if kind == "one-hot":
+        return [column.argmax(axis=1) for column in columns], like.shape[1], tuple(names)
+    if kind == "texts":
+        return _numbered(columns, sorted(set().union(*(column.tolist() for column in columns)), key=_order))
+    if kind == "booleans":
+        return [column.astype(np.int64) for column in columns], 2, ("False", "True")
+    return _of_numbers([(name, column) for name, _, column in read], tuple(names))
+
+
+def _of_numbers(columns: Sequence[tuple[str, NDArray[np.int64]]], names: tuple[str, ...]) -> Labels:
+    own = [column for _, column in columns]
+    low, high = min(int(column.min()) for column in own), max(int(column.max()) for column in own)
+    if names:
+        for name, column in columns:
+            if len(outside := column[(column < 0) | (column >= len(names))]):
+                raise DataError(
+                    f"{name}: got label {outside[0]}, expected 0 to {len(names) - 1} for the classes "
+                    f"{_some(names)}; leave samples without a label out"
+                )
+        return own, len(names), names
+    if low == 0 and high < max(_CODES, sum(map(len, own))):
+        return own, high + 1, ()
+    return _numbered(own, np.unique(np.concatenate(own)).tolist())
+
+
+def _numbered(columns: Sequence[NDArray[Any]], values: Sequence[Any]) -> Labels:
+    places = {value: place for place, value in enumerate(values)}
+    parts = [np.array([places[value] for value in column.tolist()], dtype=np.int64) for column in columns]
+    return parts, len(values), tuple(map(str, values))
+
+
+def _order(text: str) -> tuple[int, int, str]:
+    """Numbers that are written out by what they are, before all other texts."""
+    number = re.fullmatch(r"[+-]?[0-9]{1,18}", text)
+    return (0, int(text), text) if number else (1, 0, text)
+
+
+def _column(value: Any, name: str) -> tuple[str, NDArray[Any]]:
+    """What labels are, and the labels `[n]`; one-hot rows are `[n, classes]`."""
+    y = _array(value, f"{name}: labels")
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.dtype.kind == "O":
+        y = _of_objects(y, name)
+    if y.ndim == 2 and y.dtype.kind in "fiub" and len(y) and y.shape[1] > 1:
+        if bool(((y == 0) | (y == 1)).all()) and bool((y.sum(axis=1) == 1).all()):
+            return "one-hot", y
+        raise DataError(
+            f"{name}: got labels of shape {y.shape} and type {y.dtype} that are no one-hot rows, expected one class a "
+            "sample: a vector [n] of class numbers or names; samples come first, (x, y)"
+        )
+    if y.ndim != 1 or y.dtype.kind not in "fiubUS":
+        raise DataError(
+            f"{name}: got labels of shape {y.shape} and type {y.dtype}, expected a vector of class numbers or names [n]"
+        )
+    if len(y) == 0:
+        raise DataError(f"{name}: got no labels, expected one for each sample")
+    if y.dtype.kind in "US":
+        return "texts", np.char.decode(y, "utf-8", "replace") if y.dtype.kind == "S" else y
+    if y.dtype.kind == "b":
+        return "booleans", y
+    if y.dtype.kind == "f" and np.isnan(y).any():
+        raise DataError(f"{name}: {int(np.isnan(y).sum())} labels are missing (NaN); leave those samples out")
+    if y.dtype.kind == "f" and len(broken := y[(y != y.round()) | (abs(y) >= _EXACT)]):
+        shown = _some(broken.tolist())
+        raise DataError(
+            f"{name}: got labels such as {shown}, expected a vector of class numbers or names; numbers to be predicted "
+            "as they are are no classes, cut them into ranges first"
+        )
+    return "numbers", y.astype(np.int64)
+
+
+def _of_objects(y: NDArray[Any], name: str) -> NDArray[Any]:
+    """Python objects as what they all are."""
+    values = y.ravel().tolist()
+    missing = sum(value is None or type(value).__name__ == "NAType" or _is_nan(value) for value in values)
+    if missing:
+        raise DataError(f"{name}: {missing} labels are missing (None or NaN); leave those samples out")
+    for kind in (str, bytes, bool, int, float):
+        if all(isinstance(value, kind) for value in values):
+            return np.array(values).reshape(y.shape)
+    types = _some(sorted({type(value).__name__ for value in values}))
+    raise DataError(f"{name}: got labels of the types {types}, expected a vector of class numbers or names, one kind")
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and value != value
+
+
+def _array(value: Any, name: str) -> NDArray[Any]:
+    """Tensors, arrays, nested lists, images of Pillow and whatever NumPy takes, as an array."""
+    try:
+        if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+            value = list(value)
+            if value and isinstance(value[0], torch.Tensor):
+                value = torch.stack(value)
+            elif value and callable(getattr(value[0], "getbands", None)):
+                value = np.stack([_pixels(image) for image in value])
+        if isinstance(value, torch.Tensor):
+            value = value.detach().cpu().resolve_conj().resolve_neg()
+            # NumPy has no numbers of 8 and 16 bits but its own half.
+            value = (value.float() if value.is_floating_point() else value).numpy()
+        return np.asarray(value)
+    except Exception as error:  # whatever an object raises that is asked for its numbers
+        reason = str(error).strip().partition("\n")[0]
+        raise DataError(
+            f"{name} must be arrays of numbers, all of one shape ({reason}); pad, cut or resize them to one"
+        ) from error
+
+
+def _pixels(image: Any) -> NDArray[Any]:
+    """An image of Pillow as `[channels, height, width]`."""
+    if image.mode in ("1", "P", "PA"):  # one bit, or numbers of a palette
+        image = image.convert("L" if image.mode == "1" else "RGB")
+    pixels = np.asarray(image)
+    pixels = pixels[np.newaxis] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+    return pixels.astype(np.float32) / np.float32(255) if pixels.dtype == np.uint8 else pixels
+
+
+def _some(values: Sequence[Any]) -> str:
+    return ", ".join(map(str, values[:_SHOWN])) + ", …" * (len(values) > _SHOWN)

@@ -1,0 +1,282 @@
+"""What `run` and `compare` take as data in Python, whatever it is, as one pool of checked arrays and who holds what.
+
+    one data set              (x, y) · a torch Dataset · a Hugging Face Dataset              dealt out
+    two of them in a tuple    (train, test), and a DatasetDict or dict of such splits        pooled and dealt out
+    a list or dict            clients, each a (train, test) pair or one data set             theirs; one is split 75/25
+
+A tuple of two ((x, y), (x, y)) pairs is two clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+
+from pfedlms.data.arrays import Arrays, checked
+from pfedlms.data.federated import FederatedData, dealt, held_by
+from pfedlms.data.partition import Indices
+from pfedlms.errors import DataError
+
+SPLITS = ("train", "validation", "valid", "val", "dev", "test")
+"""Names of splits; a dict that has a train and nothing but these is one data set, cut into them."""
+_LABELS = ("label", "labels", "fine_label", "target", "targets", "y")
+_SAMPLES = ("image", "img", "input_ids", "features", "x")
+_EXPECTED = (
+    "expected the name of a data set, arrays (x, y), a Dataset, (train, test), or a list or dict of clients, each with "
+    "a (train, test) pair or one data set"
+)
+
+
+@dataclass(frozen=True)
+class Given:
+    """Data given in Python, read once: a pool to be dealt out, or, where `held` says so, what each client holds."""
+
+    pool: Arrays
+    held: tuple[Indices | tuple[Indices, Indices], ...] = ()
+    client_names: tuple[str, ...] = ()
+
+    def federated(
+        self, clients: int, alpha: float, seed: int, min_samples: int = 10, validation: float = 0.0
+    ) -> FederatedData:
+        if not self.held:
+            return dealt(self.pool, clients, alpha, seed, min_samples, validation)
+        return replace(held_by(self.pool, self.held, seed, validation), client_names=self.client_names)
+
+
+def read(data: Any) -> Given:
+    """Whatever was given, read and checked; what has been read already stays as it is."""
+    if isinstance(data, Given):
+        return data
+    _refuse_streams(data, "data")
+    if _is_one(data):
+        given = Given(_checked([("data", data)]))
+    elif (parts := _splits(data)) is not None:
+        for name, own in parts:
+            _refuse_streams(own, name)
+            if not _is_one(own):
+                raise DataError(f"{name}: got {_what(own)}, expected one data set, arrays (x, y) or a Dataset")
+        given = Given(_checked(parts))
+    elif isinstance(data, Mapping):
+        given = _clients(list(data.values()), [f"client {name!r}" for name in data], tuple(map(str, data)))
+    elif isinstance(data, Sequence) and not isinstance(data, str | bytes):
+        given = _clients(data, [f"client {number}" for number in range(len(data))])
+    else:
+        raise DataError(f"data: got {_what(data)}, {_EXPECTED}")
+    only = np.unique(given.pool.y)
+    if len(only) == 1:
+        called = given.pool.names[only[0]] if given.pool.names else only[0]
+        raise DataError(
+            f"data: got labels that are all {called}, expected two classes or more; look where labels are taken from"
+        )
+    return given
+
+
+def _splits(data: Any) -> list[tuple[str, Any]] | None:
+    """The parts of one data set that is cut into train, test and the like, by name; None for anything else."""
+    # A DatasetDict names columns for each of its splits, whatever these are called.
+    tables = isinstance(getattr(data, "column_names", None), dict)
+    if isinstance(data, Mapping) and (tables or ("train" in data and set(data) <= set(SPLITS))):
+        return [(f"data, {name}", own) for name, own in data.items()]
+    if isinstance(data, tuple) and len(data) == 2 and all(map(_is_one, data)):
+        return list(zip(("data, train", "data, test"), data, strict=True))
+    return None
+
+
+def _clients(clients: Sequence[Any], called: Sequence[str], names: tuple[str, ...] = ()) -> Given:
+    if not len(clients):
+        raise DataError(f"data: got no clients, {_EXPECTED}")
+    parts: list[tuple[str, Any]] = []
+    counts = []
+    for name, own in zip(called, clients, strict=True):
+        given = list(_of_client(name, own, clients))
+        counts.append(len(given))
+        parts += given
+    pool = _checked(parts)
+    places: Iterator[Indices] = iter(pool.places())
+    held = tuple((next(places), next(places)) if count == 2 else next(places) for count in counts)
+    for name, own in zip(called, held, strict=True):
+        if not isinstance(own, tuple) and len(own) < 2:
+            raise DataError(
+                f"{name}: got one sample, expected at least 2 to split into train and test; give it more, or a (train, "
+                "test) pair"
+            )
+    return Given(pool, held, names)
+
+
+def _of_client(name: str, own: Any, clients: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """One client's parts: (train, test), or all it has."""
+    _refuse_streams(own, name)
+    if _is_one(own):
+        if isinstance(clients, tuple):
+            raise DataError(
+                f"data: got a tuple of {len(clients)} that are not all (train, test) pairs, expected two data sets, "
+                "(train, test); put clients into a list"
+            )
+        yield name, own
+        return
+    if isinstance(own, Mapping) and set(own) == {"train", "test"}:
+        own = own["train"], own["test"]
+    if not (isinstance(own, Sequence) and len(own) == 2 and all(map(_is_one, own))):
+        if isinstance(own, Sequence) and not isinstance(own, str | bytes):
+            for part, one in zip(("train", "test"), own, strict=False):
+                _refuse_streams(one, f"{name} {part}")
+        raise DataError(
+            f"{name}: got {_what(own)}, expected a (train, test) pair or one data set, arrays (x, y) or a Dataset each"
+        )
+    yield from ((f"{name} {part}", one) for part, one in zip(("train", "test"), own, strict=True))
+
+
+def _refuse_streams(data: Any, name: str) -> None:
+    """What hands out its samples one after another, or has no labels: an error that says what to pass instead."""
+    if isinstance(data, DataLoader):
+        raise DataError(f"{name}: got a DataLoader, expected the data set it draws from; pass loader.dataset")
+    streams = isinstance(data, IterableDataset) or (hasattr(data, "column_names") and not hasattr(data, "__len__"))
+    if streams or isinstance(data, Iterator):
+        raise DataError(
+            f"{name}: got {_what(data)}, whose samples come one after another, expected all of them; collect them into "
+            "arrays (x, y) first, or load the data set without streaming"
+        )
+    if _is_array(data):
+        raise DataError(
+            f"{name}: got one array of shape {tuple(data.shape)}, expected samples and labels; pass them as a tuple, "
+            "(x, y)"
+        )
+
+
+# --- one data set -----------------------------------------------------------------------------------------------------
+
+
+def _is_one(data: Any) -> bool:
+    """Whether this is one data set: a Dataset, a table, or samples and labels."""
+    if isinstance(data, Dataset) or _is_table(data):
+        return True
+    return isinstance(data, tuple | list) and len(data) == 2 and _is_column(data[0]) and _is_labels(data[1])
+
+
+def _is_table(data: Any) -> bool:
+    """Whether this is a Hugging Face Dataset, told by what it can do."""
+    return isinstance(getattr(data, "column_names", None), list) and hasattr(data, "features") and _is_sized(data)
+
+
+def _is_sized(data: Any) -> bool:
+    return hasattr(data, "__len__") and hasattr(data, "__getitem__")
+
+
+def _is_array(data: Any) -> bool:
+    return isinstance(getattr(data, "shape", None), tuple) and not _is_table(data) and not isinstance(data, Dataset)
+
+
+def _is_column(data: Any) -> bool:
+    return _is_array(data) or (isinstance(data, Sequence) and not isinstance(data, str | bytes))
+
+
+def _is_labels(data: Any) -> bool:
+    """Labels rather than a data set: an array, or a row of numbers or names; a list of rows of numbers, too."""
+    if not isinstance(data, Sequence) or isinstance(data, str | bytes):
+        return _is_array(data)
+    first = data[0] if len(data) else None
+    if isinstance(data, list) and isinstance(first, list):
+        return bool(first) and _is_scalar(first[0])
+    return first is None or _is_scalar(first)
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, int | float | str | bytes) or getattr(value, "shape", None) in ((), (1,))
+
+
+def _checked(parts: Sequence[tuple[str, Any]]) -> Arrays:
+    """Some data sets as one, each with the name that errors call it."""
+    rows = [(name, *_arrays(data, name)) for name, data in parts]
+    names: Sequence[str] = ()
+    for name, _, _, own in rows:
+        if own and names and list(own) != list(names):
+            raise DataError(
+                f"{name}: got the classes {', '.join(own)}, expected {', '.join(names)} as for {rows[0][0]}; bring "
+                "them into one order"
+            )
+        names = names or own
+    return checked([(name, x, y) for name, x, y, _ in rows], names)
+
+
+def _arrays(data: Any, name: str) -> tuple[Any, Any, Sequence[str]]:
+    """Samples, labels and the names of the classes, where the data set knows them."""
+    if _is_table(data):
+        return _of_table(data, name)
+    if not isinstance(data, Dataset):
+        return data[0], data[1], ()
+    if isinstance(data, TensorDataset):
+        if len(data.tensors) != 2:
+            raise DataError(
+                f"{name}: got a TensorDataset of {len(data.tensors)} tensors, expected two: samples and labels"
+            )
+        return data.tensors[0], data.tensors[1], ()
+    return (*_of_items(data, name), _known_classes(data))
+
+
+def _known_classes(data: Any) -> Sequence[str]:
+    """As torchvision's data sets have them, unless labels are changed on the way."""
+    while isinstance(data, Subset):
+        data = data.dataset
+    names = getattr(data, "classes", None)
+    known = isinstance(names, list | tuple) and all(isinstance(each, str) for each in names)
+    return names if known and getattr(data, "target_transform", None) is None else ()  # type: ignore[return-value]
+
+
+def _of_items(data: Any, name: str) -> tuple[list[Any], list[Any]]:
+    """All items of a map-style data set, in one pass."""
+    if not _is_sized(data):
+        raise DataError(f"{name}: got {_what(data)} without a length, expected one with __len__ and __getitem__")
+    samples, labels = [], []
+    for place in range(_length(data, name)):
+        try:
+            item = data[place]
+        except Exception as error:  # whatever the data set's own code raises
+            raise DataError(f"{name}: item {place} cannot be read ({type(error).__name__}: {error})") from error
+        if isinstance(item, Mapping):
+            own, label = _named_columns(list(item), name)
+            item = item[own], item[label]
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise DataError(f"{name}: item {place} is {_what(item)}, expected a pair: a sample and its label")
+        samples.append(item[0])
+        labels.append(item[1])
+    return samples, labels
+
+
+def _length(data: Any, name: str) -> int:
+    try:
+        return len(data)
+    except Exception as error:  # whatever the data set's own code raises
+        raise DataError(f"{name}: the length of the data set cannot be told ({error})") from error
+
+
+def _of_table(data: Any, name: str) -> tuple[Any, Any, Sequence[str]]:
+    own, label = _named_columns(data.column_names, name)
+    try:
+        samples, labels = data[own], data[label]
+    except Exception as error:  # whatever decoding or a transform raises
+        raise DataError(
+            f"{name}: the columns {own} and {label} cannot be read ({type(error).__name__}: {error})"
+        ) from error
+    return samples, labels, getattr((data.features or {}).get(label), "names", None) or ()
+
+
+def _named_columns(columns: Sequence[Any], name: str) -> tuple[Any, Any]:
+    """Which column holds the samples, and which the labels."""
+    label = next((each for each in _LABELS if each in columns), None)
+    others = [each for each in columns if each not in (*_LABELS, "coarse_label")]
+    own = others[0] if len(others) == 1 else next((each for each in _SAMPLES if each in others), None)
+    if label is None or own is None:
+        raise DataError(
+            f"{name}: got the columns {', '.join(map(str, columns))}, expected one of {', '.join(_LABELS)} and one "
+            f"other or one of {', '.join(_SAMPLES)}; say which are samples and labels, for example (ds['x'], ds['y'])"
+        )
+    return own, label
+
+
+def _what(value: Any) -> str:
+    kind = type(value).__name__
+    return f"{kind} of {len(value)}" if isinstance(value, tuple | list | Mapping) else f"an object of type {kind}"

@@ -1,0 +1,648 @@
+"""What `run` and `compare` take as data in Python: every kind against plain arrays, and every wrong one against its
+message. There is a row for each in the table of the documentation."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, StackDataset, Subset, TensorDataset
+
+import pfedlms
+from pfedlms.data import FederatedData, from_pairs, from_pool, read
+from pfedlms.errors import DataError, PfedlmsError, UsageError
+
+RANDOM = np.random.default_rng(5)
+X = RANDOM.normal(size=(60, 4)).astype(np.float32)
+Y = np.arange(60) % 3
+TRAIN, TEST = (X[:40], Y[:40]), (X[40:], Y[40:])
+PIXELS = RANDOM.integers(0, 256, size=(60, 5, 6, 3), dtype=np.uint8)
+TOKENS = RANDOM.integers(0, 50, size=(60, 7))
+NAMES = ("cat", "dog", "eel")
+TEXTS = np.array(NAMES)[Y]
+DEAL = (3, 0.5, 1)
+
+
+def same(given: FederatedData, plain: FederatedData) -> bool:
+    """To the bit: samples, labels, who holds what, and the number of classes."""
+    exact = given.x.dtype == plain.x.dtype and torch.equal(given.x, plain.x) and torch.equal(given.y, plain.y)
+    parts = ((given.train, plain.train), (given.test, plain.test), (given.validation, plain.validation))
+    held = all(len(a) == len(b) and all(map(np.array_equal, a, b)) for a, b in parts)
+    return exact and held and given.classes == plain.classes
+
+
+class Items(Dataset[Any]):
+    """A map-style data set of its own."""
+
+    def __init__(self, samples: Sequence[Any], labels: Sequence[Any], classes: Any = None) -> None:
+        self.samples, self.labels, self.classes = samples, labels, classes
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, place: int) -> Any:
+        return self.samples[place], self.labels[place]
+
+
+class Rows(Items):
+    def __getitem__(self, place: int) -> Any:
+        return {"text": "…", "input_ids": self.samples[place], "label": self.labels[place]}
+
+
+class Column(Sequence[Any]):
+    """What a table of version 4 of `datasets` gives for a column: a sequence, and no list."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.values[place]
+
+
+class ClassLabel:
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = list(names)
+
+
+class Table:
+    """Does what a Hugging Face Dataset does, as far as it is asked for."""
+
+    def __init__(self, names: Sequence[str] = (), /, **columns: Any) -> None:
+        self.columns = columns
+        self.features = dict.fromkeys(columns) | ({"label": ClassLabel(names)} if names else {})
+
+    @property
+    def column_names(self) -> list[str]:
+        return list(self.columns)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self), len(self.columns)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.columns[key] if isinstance(key, str) else {name: own[key] for name, own in self.columns.items()}
+
+
+class Tables(dict[str, Any]):
+    """Does what a DatasetDict does."""
+
+    @property
+    def column_names(self) -> dict[str, list[str]]:
+        return {name: table.column_names for name, table in self.items()}
+
+    @property
+    def shape(self) -> dict[str, tuple[int, int]]:
+        return {name: table.shape for name, table in self.items()}
+
+
+def tensors(x: np.ndarray, y: np.ndarray) -> TensorDataset:
+    return TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
+
+
+def images() -> list[Image.Image]:
+    return [Image.fromarray(pixels) for pixels in PIXELS]
+
+
+# --- one data set, dealt out ----------------------------------------------------------------------
+
+AS_IMAGES = PIXELS.transpose(0, 3, 1, 2).astype(np.float32) / np.float32(255)
+POOLS: dict[str, tuple[Callable[[], Any], Any]] = {
+    "arrays": (lambda: (X, Y), X),
+    "a list of two arrays": (lambda: [X, Y], X),
+    "tensors": (lambda: (torch.from_numpy(X), torch.from_numpy(Y)), X),
+    "tensors that are trained": (lambda: (torch.from_numpy(X).requires_grad_(), Y), X),
+    "lists": (lambda: (X.tolist(), Y.tolist()), X),
+    "lists of tensors": (lambda: (list(torch.from_numpy(X)), list(torch.from_numpy(Y))), X),
+    "float64": (lambda: (X.astype(np.float64), Y), X),
+    "bfloat16": (lambda: (torch.from_numpy(X).bfloat16(), Y), torch.from_numpy(X).bfloat16().float().numpy()),
+    "read-only arrays": (lambda: (np.frombuffer(X.tobytes(), np.float32).reshape(X.shape), Y), X),
+    "arrays in another order": (lambda: (np.asfortranarray(X), Y), X),
+    "booleans": (lambda: (X > 0, Y), (X > 0).astype(np.float32)),
+    "token ids": (lambda: (TOKENS, Y), TOKENS),
+    "token ids of 16 bits": (lambda: (TOKENS.astype(np.uint16), Y), TOKENS),
+    "token ids of 8 bits": (lambda: (TOKENS.astype(np.uint8), Y), TOKENS),
+    "image bytes": (lambda: (PIXELS, Y), PIXELS.astype(np.float32)),
+    "Pillow images": (lambda: (images(), Y), AS_IMAGES),
+    "TensorDataset": (lambda: tensors(X, Y), X),
+    "Dataset": (lambda: Items(torch.from_numpy(X), torch.from_numpy(Y)), X),
+    "Dataset of arrays": (lambda: Items(X, Y), X),
+    "Dataset of lists": (lambda: Items(TOKENS.tolist(), Y.tolist()), TOKENS),
+    "Dataset of Pillow images": (lambda: Items(images(), Y.tolist()), AS_IMAGES),
+    "Dataset of dicts": (lambda: Rows(TOKENS.tolist(), Y.tolist()), TOKENS),
+    "StackDataset": (lambda: StackDataset(torch.from_numpy(X), Y.tolist()), X),
+    "Subset": (lambda: Subset(tensors(np.tile(X, (2, 1)), np.tile(Y, 2)), range(60, 120)), X),
+    "Hugging Face, two columns": (lambda: Table(tokens=TOKENS.tolist(), label=Y.tolist()), TOKENS),
+    "Hugging Face, columns by name": (
+        lambda: Table(text=["…"] * 60, input_ids=Column(TOKENS.tolist()), attention_mask=TOKENS, labels=Column(Y)),
+        TOKENS,
+    ),
+    "Hugging Face, in torch format": (lambda: Table(x=torch.from_numpy(X), y=torch.from_numpy(Y)), X),
+    "Hugging Face, images": (lambda: Table(img=images(), fine_label=Y.tolist(), coarse_label=[0] * 60), AS_IMAGES),
+    "two columns of a table": (lambda: (Table(a=X.tolist())["a"], Column(Y.tolist())), X),
+    "(train, test) arrays": (lambda: (TRAIN, TEST), X),
+    "(train, test) Datasets": (lambda: (tensors(*TRAIN), Items(*TEST)), X),
+    "(train, test) tables": (lambda: (Table(x=TRAIN[0], y=TRAIN[1]), Table(x=TEST[0], y=TEST[1])), X),
+    "DatasetDict": (lambda: Tables(train=Table(x=TRAIN[0], y=TRAIN[1]), test=Table(x=TEST[0], y=TEST[1])), X),
+    "DatasetDict of other splits": (lambda: Tables(a=Table(x=TRAIN[0], y=TRAIN[1]), b=Table(x=TEST[0], y=TEST[1])), X),
+    "dict of splits": (lambda: {"train": TRAIN, "test": TEST}, X),
+    "some whole numbers": (lambda: ((TOKENS[:40], Y[:40]), (TOKENS[40:] / 1.0, Y[40:])), TOKENS.astype(np.float32)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "samples"), POOLS.values(), ids=POOLS)
+def test_one_data_set_is_what_the_arrays_are(make: Callable[[], Any], samples: np.ndarray) -> None:
+    plain = from_pool(samples, Y, *DEAL)
+    assert plain.x.numpy().dtype == samples.dtype  # float32, or int64
+    data = make()
+    given = read(data)
+    assert not given.held
+    assert same(given.federated(*DEAL), plain)
+    assert read(given) is given
+    assert same(read(make()).federated(*DEAL, validation=0.3), from_pool(samples, Y, *DEAL, validation=0.3))
+
+
+@pytest.mark.parametrize(("mode", "shape"), [("L", (1, 5, 6)), ("1", (1, 5, 6)), ("P", (3, 5, 6)), ("RGBA", (4, 5, 6))])
+def test_images_of_any_mode(mode: str, shape: tuple[int, ...]) -> None:
+    x = read(([image.convert(mode) for image in images()], Y)).pool.x
+    assert x.shape == (60, *shape)
+    assert x.dtype == np.float32
+    assert 0 <= x.min() < x.max() <= 1
+
+
+# --- clients --------------------------------------------------------------------------------------
+
+PAIRS = [(TRAIN, TEST), ((X[:20], Y[:20]), (X[20:30], Y[20:30]))]
+CLIENTS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
+    "a list of pairs": (lambda: PAIRS, ()),
+    "a tuple of two pairs": (lambda: tuple(PAIRS), ()),
+    "pairs as lists": (lambda: [[list(part) for part in pair] for pair in PAIRS], ()),
+    "pairs of plain lists": (lambda: [tuple((x.tolist(), y.tolist()) for x, y in pair) for pair in PAIRS], ()),
+    "pairs of Datasets": (lambda: [tuple(tensors(*part) for part in pair) for pair in PAIRS], ()),
+    "splits of tables": (
+        lambda: [Tables(zip(("train", "test"), (Table(x=x, y=y) for x, y in pair), strict=True)) for pair in PAIRS], (),
+    ),
+    "a dict": (lambda: dict(zip(("north", "south"), PAIRS, strict=True)), ("north", "south")),
+    "a dict by number": (lambda: {7: {"train": TRAIN, "test": TEST}, 9: PAIRS[1]}, ("7", "9")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "names"), CLIENTS.values(), ids=CLIENTS)
+def test_clients_are_what_their_arrays_are(make: Callable[[], Any], names: tuple[str, ...]) -> None:
+    given = read(make())
+    assert len(given.held) == 2
+    data = given.federated(*DEAL)
+    assert same(data, from_pairs(PAIRS))
+    assert data.client_names == names
+    assert same(given.federated(*DEAL, validation=0.3), from_pairs(PAIRS, 1, 0.3))
+
+
+SINGLES = [(X[:30], Y[:30]), (X[30:], Y[30:])]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SINGLES,
+        lambda: [list(own) for own in SINGLES],
+        lambda: [tensors(*own) for own in SINGLES],
+        lambda: {"a": Items(*SINGLES[0]), "b": SINGLES[1]},
+        lambda: {"a": Table(x=X[:30], y=Y[:30]), "b": Table(x=X[30:], y=Y[30:])},
+    ],
+)
+def test_a_client_with_one_data_set_splits_it_as_pools_are_split(make: Callable[[], Any]) -> None:
+    """By hand: of 30 samples round(7.5) = 8 are tested, 2 or 3 of each of three classes."""
+    data = read(make()).federated(*DEAL)
+    assert torch.equal(data.x, torch.from_numpy(X))
+    for client in range(2):
+        held = sorted([*data.train[client].tolist(), *data.test[client].tolist()])
+        assert held == list(range(30 * client, 30 * client + 30))
+        assert len(data.test[client]) == 8
+        assert set(np.bincount(Y[data.test[client]]).tolist()) <= {2, 3}
+    alone = from_pool(*SINGLES[0], 1, 0.5, 1)  # everything to one client, then the same split
+    assert data.test[0].tolist() == alone.test[0].tolist()
+    other = read(make()).federated(3, 0.5, 2)
+    assert other.test[0].tolist() != data.test[0].tolist()
+
+
+def test_a_client_with_a_pair_beside_one_with_a_single_data_set() -> None:
+    data = read([(TRAIN, TEST), SINGLES[0]]).federated(*DEAL)
+    assert data.train[0].tolist() == list(range(40))
+    assert sorted([*data.train[1].tolist(), *data.test[1].tolist()]) == list(range(60, 90))
+
+
+# --- labels ---------------------------------------------------------------------------------------
+
+ONE_HOT = np.eye(3)[Y]
+LABELS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "floats": (Y.astype(np.float64), ()),
+    "a column": (Y[:, None], ()),
+    "a list of ones": ([[y] for y in Y.tolist()], ()),
+    "16 bits": (Y.astype(np.uint16), ()),
+    "objects": (Y.astype(object), ()),
+    "one-hot": (ONE_HOT, ()),
+    "one-hot of booleans": (ONE_HOT.astype(bool), ()),
+    "one-hot of tensors": (torch.from_numpy(ONE_HOT), ()),
+    "one-hot as lists": (ONE_HOT.astype(int).tolist(), ()),
+    "from 1": (Y + 1, ("1", "2", "3")),
+    "below 0": (Y - 1, ("-1", "0", "1")),
+    "any numbers": (np.array([-7, 40, 10**12])[Y], ("-7", "40", "1000000000000")),
+    "codes with a 0": (np.array([0, 5000, 90000])[Y], ("0", "5000", "90000")),
+    "texts": (TEXTS, NAMES),
+    "a list of texts": (TEXTS.tolist(), NAMES),
+    "a column of texts": (TEXTS[:, None], NAMES),
+    "texts as objects": (TEXTS.astype(object), NAMES),
+    "bytes": (np.char.encode(TEXTS), NAMES),
+    "numbers as texts": (np.array(["2", "10", "33"])[Y], ("2", "10", "33")),
+}
+
+
+@pytest.mark.parametrize(("labels", "names"), LABELS.values(), ids=LABELS)
+def test_labels_of_any_kind_are_class_numbers_with_names(labels: Any, names: tuple[str, ...]) -> None:
+    data = read((X, labels)).federated(*DEAL)
+    assert same(data, from_pool(X, Y, *DEAL))
+    assert data.names == names
+    told_apart = data.fingerprint() != from_pool(X, Y, *DEAL).fingerprint()
+    assert told_apart == bool(names)
+
+
+def test_booleans_are_two_classes() -> None:
+    data = read((X, Y > 0)).federated(*DEAL)
+    assert same(data, from_pool(X, (Y > 0).astype(int), *DEAL))
+    assert data.names == ("False", "True")
+
+
+@pytest.mark.parametrize(("labels", "classes"), [([0, 1] * 30, 2), ([0, 4] * 30, 5), ([0, 2, 999] * 20, 1000)])
+def test_class_numbers_stay_what_they_are_also_where_some_are_missing(labels: list[int], classes: int) -> None:
+    data = read((X, labels)).federated(*DEAL)
+    assert data.y.tolist() == labels
+    assert (data.classes, data.names) == (classes, ())
+
+
+def test_one_hot_rows_tell_classes_that_nobody_has() -> None:
+    data = read((X, np.eye(5)[Y + 1])).federated(*DEAL)
+    assert data.classes == 5
+    assert torch.equal(data.y, torch.from_numpy(Y + 1))
+
+
+def test_labels_are_numbered_over_all_clients_together() -> None:
+    """One client has cats and eels, the other only dogs."""
+    first, second = Y != 1, Y == 1
+    data = read({"a": (X[first], TEXTS[first]), "b": (X[second], TEXTS[second])}).federated(*DEAL)
+    assert data.names == NAMES
+    held = [np.unique(data.y[np.concatenate([data.train[k], data.test[k]])]).tolist() for k in range(2)]
+    assert held == [[0, 2], [1]]
+
+
+NAMED: dict[str, Callable[[], Any]] = {
+    "ClassLabel": lambda: Table(NAMES, x=X, label=Y.tolist()),
+    "ClassLabel of clients": lambda: [Table(NAMES, x=X, label=Y), Table(NAMES, x=X, label=Y)],
+    "torchvision": lambda: Items(X, Y, list(NAMES)),
+    "a Subset of torchvision's": lambda: Subset(Subset(Items(X, Y, list(NAMES)), range(50)), range(40)),
+}
+
+
+@pytest.mark.parametrize("make", NAMED.values(), ids=NAMED)
+def test_names_that_a_data_set_knows_are_kept(make: Callable[[], Any]) -> None:
+    pool = read(make()).pool
+    assert pool.names == NAMES
+    assert np.array_equal(pool.y, np.resize(Y, len(pool.y)) if len(pool.y) < 120 else np.tile(Y, 2))
+    missing = read(Table((*NAMES, "fox"), x=X[Y > 0], label=Y[Y > 0])).pool  # neither the first nor the last occurs
+    assert (missing.classes, missing.names, set(missing.y.tolist())) == (4, (*NAMES, "fox"), {1, 2})
+
+
+def test_names_are_left_out_where_labels_are_changed_on_the_way() -> None:
+    data = Items(X, Y, list(NAMES))
+    data.target_transform = lambda label: label  # type: ignore[attr-defined]
+    assert read(data).pool.names == ()
+
+
+# --- what tells data apart ------------------------------------------------------------------------
+
+
+def test_the_fingerprint_tells_whole_numbers_from_floats_and_keeps_that_of_floats() -> None:
+    whole = read((TOKENS, Y)).federated(*DEAL)
+    floats = read((TOKENS.astype(np.float32), Y)).federated(*DEAL)
+    assert whole.fingerprint() != floats.fingerprint()
+    # By hand, as a checkpoint of the version before has it.
+    digest = hashlib.sha256(str((floats.x.shape, 3)).encode())
+    for part in (floats.x.numpy(), floats.y.numpy(), *floats.train, *floats.test):
+        digest.update(len(part).to_bytes(8, "little") + part.tobytes())
+    assert floats.fingerprint() == digest.hexdigest()
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter([(X[0], 0)])
+
+
+class Streamed:
+    """A Hugging Face data set that is streamed."""
+
+    column_names, features = ("x", "y"), None
+
+
+class Broken(Items):
+    def __getitem__(self, place: int) -> Any:
+        raise KeyError("gone")
+
+
+class Endless(Items):
+    def __len__(self) -> int:
+        raise TypeError("no length")
+
+
+class BrokenTable(Table):
+    def __getitem__(self, key: Any) -> Any:
+        raise RuntimeError("cannot be decoded")
+
+
+RAGGED = [list(range(3 + place % 2)) for place in range(60)]
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "DataLoader": (lambda: DataLoader(tensors(X, Y)), "data: got a DataLoader, .*; pass loader.dataset"),
+    "DataLoaders": (lambda: [DataLoader(tensors(X, Y))], "client 0: got a DataLoader, .*; pass loader.dataset"),
+    "pair of DataLoaders": (
+        lambda: {"a": (DataLoader(tensors(X, Y)), tensors(X, Y))}, "client 'a' train: got a DataLoader",
+    ),
+    "(train, test) DataLoaders": (lambda: (DataLoader(tensors(X, Y)),) * 2, "client 0: got a DataLoader"),
+    "generator": (lambda: ((x, y) for x, y in zip(X, Y, strict=True)), "one after another, .* collect them"),
+    "zip": (lambda: zip(X, Y, strict=True), "one after another, .* collect them"),
+    "IterableDataset": (Stream, "one after another, .* collect them"),
+    "streaming": (Streamed, "without streaming"),
+    "streamed splits": (lambda: {"train": Stream(), "test": Stream()}, "data, train: .* one after another"),
+    "array": (lambda: X, r"data: got one array of shape \(60, 4\), expected samples and labels; .* \(x, y\)"),
+    "tensor": (lambda: torch.from_numpy(X), "data: got one array"),
+    "dict of columns": (lambda: {"x": X, "y": Y}, r"client 'x': got one array of shape \(60, 4\), .* \(x, y\)"),
+    "three arrays": (lambda: (X, Y, Y), "client 0: got one array"),
+    "number": (lambda: 3, "data: got an object of type int, expected the name of a data set"),
+    "set": (lambda: {1, 2}, "data: got an object of type set, expected"),
+    "model": (lambda: nn.Linear(2, 2), "data: got an object of type Linear, expected"),
+    "class": (lambda: TensorDataset, "data: got an object of type type, expected"),
+    "class of arrays": (lambda: np.ndarray, "data: got an object of type type, expected"),
+    "nothing": (list, "data: got no clients, expected"),
+    "no clients": (dict, "data: got no clients, expected"),
+    "list of numbers": (lambda: [1, 2], "client 0: got an object of type int, expected a .train, test. pair"),
+    "list of names": (lambda: ["mnist", "digits"], "client 0: got an object of type str, expected"),
+    "three data sets": (lambda: (TRAIN, TEST, TEST), "got a tuple of 3 .* put clients into a list"),
+    "Dataset and labels": (lambda: (tensors(X, Y), Y), "got a tuple of 2 .* expected two data sets"),
+    "client of three": (lambda: [(TRAIN, TEST, TEST)], "client 0: got tuple of 3, expected a .train, test. pair"),
+    "client of three splits": (
+        lambda: {"a": {"train": TRAIN, "test": TEST, "dev": TEST}}, "client 'a': got dict of 3, expected a .train",
+    ),
+    "split that is no data set": (lambda: {"train": TRAIN, "test": 3}, "data, test: got an object of type int"),
+    "None in a list": (lambda: [None, TRAIN], "client 0: got an object of type NoneType"),
+    "lone sample": (lambda: [TRAIN, (X[:1], Y[:1])], "client 1: got one sample, expected at least 2 to split"),
+    "no samples": (lambda: (X[:0], Y[:0]), "data: got no samples"),
+    "empty Dataset": (lambda: Items([], []), "data: got no samples"),
+    "empty lists": (lambda: ([], []), "data: got no samples"),
+    "unlike lengths": (lambda: (X, Y[:9]), "data: got 60 samples and 9 labels, expected as many of each"),
+    "unlike lengths of a client": (lambda: [(TRAIN, (X, Y[:9]))], "client 0 test: got 60 samples and 9 labels"),
+    "unlike shapes": (lambda: (TRAIN, (X[:, :2], Y)), r"data, test: got samples of shape \(2,\), expected \(4,\)"),
+    "unlike clients": (lambda: {"a": TRAIN, "b": (TOKENS, Y)}, r"client 'b': got samples of shape \(7,\)"),
+    "ragged": (lambda: (RAGGED, Y), "data: samples must be arrays of numbers, all of one shape .* pad, cut or resize"),
+    "ragged tensors": (lambda: ([torch.ones(len(row)) for row in RAGGED], Y), "data: samples must .* pad, cut"),
+    "ragged Dataset": (lambda: Items(RAGGED, Y), "data: samples must be arrays .* pad, cut or resize"),
+    "images of two sizes": (
+        lambda: ([Image.new("L", (3 + place % 2, 3)) for place in range(60)], Y), "data: samples must .* resize",
+    ),
+    "an image and a number": (lambda: ([images()[0], 3], [0, 1]), "data: samples must be arrays"),
+    "text": (lambda: (TEXTS.tolist(), Y), "got samples that are text, .* token ids first"),
+    "a table of text": (lambda: Table(text=TEXTS.tolist(), label=Y), "got samples that are text, .* token ids first"),
+    "objects": (lambda: ([{"a": 1}] * 60, Y), "got samples of type object, expected an array of numbers"),
+    "complex": (lambda: (X * 1j, Y), "got samples of type complex64"),
+    "NaN": (lambda: (X * np.nan, Y), "data: samples hold NaN or infinite values; clean them first"),
+    "beyond float32": (lambda: (X.astype(np.float64) * 1e300, Y), "NaN or infinite values"),
+    "beyond int64": (lambda: (np.full((60, 2), 2**63, dtype=np.uint64), Y), "expected whole numbers below 2.63"),
+    "TensorDataset of one": (lambda: TensorDataset(torch.from_numpy(X)), "a TensorDataset of 1 tensors, expected two"),
+    "items of one": (lambda: StackDataset(X), "item 0 is tuple of 1, expected a pair: a sample and its label"),
+    "items without a label": (lambda: StackDataset(a=X, b=X), "got the columns a, b, expected one of label"),
+    "broken items": (lambda: Broken(X, Y), "data: item 0 cannot be read .KeyError: 'gone'."),
+    "no length": (lambda: Endless(X, Y), "the length of the data set cannot be told .no length"),
+    "columns of no name": (lambda: Table(a=X, b=X, label=Y), r"columns a, b, label, .*\(ds\['x'\], ds\['y'\]\)"),
+    "no label column": (lambda: Table(x=X, kind=Y), r"columns x, kind, expected one of label.*\(ds\['x'\]"),
+    "broken table": (lambda: BrokenTable(x=X, y=Y), "columns x and y cannot be read .RuntimeError: cannot be decoded"),
+    "unknown labels": (
+        lambda: Tables(train=Table(NAMES, x=X, label=Y), rest=Table(NAMES, x=X, label=Y * 0 - 1)),
+        "data, rest: got label -1, expected 0 to 2 for the classes cat, dog, eel; leave samples without a label out",
+    ),
+    "other classes": (
+        lambda: [Table(NAMES, x=X, label=Y), Table(NAMES[::-1], x=X, label=Y)],
+        "client 1: got the classes eel, dog, cat, expected cat, dog, eel as for client 0",
+    ),
+    "labels between classes": (lambda: (X, Y + 0.5), r"labels such as 0\.5, 1\.5, .* cut them into ranges"),
+    "infinite labels": (lambda: (X, np.full(60, np.inf)), "labels such as inf"),
+    "missing labels": (lambda: (X, np.where(Y == 1, np.nan, Y)), "20 labels are missing .NaN.; leave those"),
+    "missing texts": (lambda: (X, [*TEXTS[:58].tolist(), None, None]), "2 labels are missing"),
+    "labels that are arrays": (
+        lambda: (X, np.array([*map(np.ones, [2] * 59), None], dtype=object)[:59]), "types ndarray, expected a vector",
+    ),
+    "labels of several kinds": (lambda: (X, np.array([1, "a", 2.5] * 20, dtype=object)), "types float, int, str"),
+    "texts and numbers": (lambda: [(X, TEXTS), (X, Y)], "client 1: got labels that are numbers, expected texts as for"),
+    "one-hot of two widths": (
+        lambda: [(X, np.eye(3)[Y]), (X, np.eye(4)[Y])], "client 1: got labels that are one-hot 4 wide",
+    ),
+    "several classes a sample": (lambda: (X, np.ones((60, 3))), "no one-hot rows, expected one class a sample"),
+    "shares of classes": (lambda: (X, np.full((60, 4), 0.25)), "no one-hot rows"),
+    "swapped": (lambda: (Y, X), r"labels of shape \(60, 4\) .* samples come first, \(x, y\)"),
+    "labels of three axes": (lambda: (X, np.zeros((60, 2, 2))), r"labels of shape \(60, 2, 2\) .* expected a vector"),
+    "a single label": (lambda: (X, np.array(3)), r"labels of shape \(\)"),
+    "dates": (lambda: (X, np.full(60, "2020-01-01", dtype="datetime64[D]")), "type datetime64.* expected a vector"),
+    "one class": (lambda: (X, Y * 0), "labels that are all 0, expected two classes or more"),
+    "one name": (lambda: [(X, ["cat"] * 60)] * 2, "labels that are all cat, expected two classes or more"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_data_gets_one_readable_message(make: Callable[[], Any], message: str) -> None:
+    for call in (pfedlms.run, pfedlms.compare):
+        with pytest.raises(DataError, match=message) as caught:
+            call(make(), lambda: nn.Linear(4, 3), rounds=1)
+        assert "\n" not in str(caught.value)
+
+
+def test_clients_that_are_given_are_not_counted_otherwise() -> None:
+    with pytest.raises(PfedlmsError, match="clients: got 5, but data has 2 clients; leave it out"):
+        pfedlms.run(PAIRS, lambda: nn.Linear(4, 3), clients=5)
+
+
+# --- through a whole run --------------------------------------------------------------------------
+
+
+class Reader(nn.Module):
+    """A text classifier: embedding, LSTM, linear."""
+
+    def __init__(self, words: int = 50, kind: type[nn.RNNBase] = nn.LSTM) -> None:
+        super().__init__()
+        self.words, self.memory, self.head = nn.Embedding(words, 8), kind(8, 10, batch_first=True), nn.Linear(10, 3)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.memory(self.words(tokens))[0][:, -1])
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(50, 8, padding_idx=0), nn.Linear(8, 3)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(self.words(tokens)).mean(dim=1))
+
+
+QUICK: dict[str, Any] = {"rounds": 3, "clients": 3, "local_steps": 4, "batch_size": 8, "threads": 1}
+METHODS = ("sketchvote", "pfedlms", "fedavg", "local")
+
+
+def spoken(count: int = 240) -> tuple[np.ndarray, np.ndarray]:
+    """Texts of seven words; which third of the words most of them are from is the class."""
+    random = np.random.default_rng(1)
+    labels = random.integers(0, 3, count)
+    words = random.integers(0, 16, (count, 7)) + 16 * labels[:, None]
+    return np.where(random.random((count, 7)) < 0.2, random.integers(0, 50, (count, 7)), words), labels
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_embedding_and_an_lstm_through_run(method: str) -> None:
+    """What is reported is what every client's module reaches on its own texts; and it learns."""
+    tokens, labels = spoken()
+    names = np.array(NAMES)[labels]
+    result = pfedlms.run(
+        (tokens, names),
+        Reader,
+        method=method,
+        **{**QUICK, "rounds": 20, "local_steps": 10, "momentum": 0.9},
+    )
+    data = result.federation.data
+    assert data.x.dtype == torch.int64
+    assert result.classes == NAMES
+    assert result.summary["classes"] == list(NAMES)
+    for state, test, said in zip(result.models, data.test, result.metrics[-1]["client_acc"], strict=True):
+        module = Reader()
+        module.load_state_dict(state)
+        guessed = np.array(NAMES)[module(torch.from_numpy(tokens[test])).argmax(dim=1).numpy()]
+        assert said == pytest.approx(100 * (guessed == names[test]).mean())
+    assert result.metrics[-1]["loss"] < 0.7 * result.metrics[0]["loss"]
+
+
+def test_an_embedding_and_an_lstm_through_compare() -> None:
+    comparison = pfedlms.compare(spoken(), Reader, methods=METHODS, seeds=1, **QUICK)
+    assert [summary["method"] for summary in comparison.runs] == list(METHODS)
+    assert all(summary["status"] == "finished" for summary in comparison.runs)
+    shown = str(comparison)
+    assert all(name in shown for name in METHODS)
+
+
+def test_fedproto_and_validation_on_token_ids() -> None:
+    result = pfedlms.run(spoken(), Reader, method="fedproto", validation=0.2, **QUICK)
+    assert result.summary["status"] == "finished"
+    assert result.validation_accuracy is not None
+
+
+@pytest.mark.parametrize("factory", [Reader, lambda: Reader(kind=nn.GRU), Attention])
+def test_engines_agree_on_token_ids(factory: Callable[[], nn.Module]) -> None:
+    stacked, reference = (
+        pfedlms.run(spoken(), factory, method="fedavg", reference=each, **QUICK) for each in (False, True)
+    )
+    assert stacked.metrics[-1]["loss"] == pytest.approx(reference.metrics[-1]["loss"], rel=1e-5)
+    for one, other in zip(stacked.models, reference.models, strict=True):
+        assert all(torch.allclose(one[name], other[name], atol=1e-5) for name in one)
+
+
+def test_a_mean_of_embeddings_is_stacked() -> None:
+    """Without recurrent layers torch.func stacks the clients, token ids and all."""
+
+    def factory() -> nn.Module:
+        return nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(28, 3))
+
+    stacked, reference = (
+        pfedlms.run(spoken(), factory, method="pfedlms", reference=each, **QUICK) for each in (False, True)
+    )
+    assert stacked.metrics[-1]["p_acc"] == reference.metrics[-1]["p_acc"]
+    assert stacked.metrics[-1]["loss"] == pytest.approx(reference.metrics[-1]["loss"], rel=1e-5)
+
+
+def test_whole_numbers_become_floats_for_a_model_that_calculates_with_them() -> None:
+    """As they did before: a linear layer on counts gives what it gives on the same floats."""
+    counts = np.random.default_rng(2).integers(0, 5, (60, 4))
+    whole, floats = (pfedlms.run((x, Y), lambda: nn.Linear(4, 3), **QUICK) for x in (counts, counts.astype(np.float32)))
+    assert whole.federation.data.x.dtype == torch.float32
+    drop = {"seconds": None}
+    assert [record | drop for record in whole.metrics] == [record | drop for record in floats.metrics]
+    assert whole.federation.data.fingerprint() == floats.federation.data.fingerprint()
+
+
+def test_resumed_with_the_same_data_set_and_not_with_another(tmp_path: Any) -> None:
+    tokens, labels = spoken()
+    data = Items(tokens, labels, list(NAMES))
+    whole = pfedlms.run(data, Reader, out=tmp_path / "whole", **QUICK)
+    again = pfedlms.resume(
+        tmp_path / "whole", (Items(tokens[:100], labels[:100], NAMES), Items(tokens[100:], labels[100:])), Reader
+    )
+    assert again.summary == whole.summary  # in two parts, but the same samples
+    with pytest.raises(PfedlmsError, match="the data given are not those this run began with"):
+        pfedlms.resume(tmp_path / "whole", (tokens, labels), Reader)  # without names
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Reader(words=20), r"whole numbers from 0 to 49 .*index out of range.* at least 50 entries"),
+        (lambda: nn.Sequential(nn.Embedding(50, 4), nn.Linear(7, 3)), r"fails on samples of shape \(7,\)"),
+        (lambda: nn.Linear(9, 3), r"as floats: .*shapes cannot be multiplied"),
+    ],
+)
+def test_a_model_that_cannot_take_the_numbers_is_named_before_it_is_trained(make: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        pfedlms.run(spoken(), make, **QUICK)
+
+
+def test_the_largest_number_of_every_place_is_tried() -> None:
+    """Each place has an embedding of its own; the number that is too large is in one sample, in one place."""
+
+    class Places(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tables, self.head = nn.ModuleList(nn.Embedding(n, 2) for n in (100, 5)), nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(torch.cat([table(x[:, place]) for place, table in enumerate(self.tables)], dim=1))
+
+    x = np.stack([np.arange(60), np.arange(60) % 5], axis=1)
+    assert pfedlms.run((x, Y), Places, **QUICK).federation.data.x.dtype == torch.int64
+    x[17, 1] = 5
+    with pytest.raises(UsageError, match="index out of range"):
+        pfedlms.run((x, Y), Places, **QUICK)
+
+
+def test_token_ids_are_not_augmented() -> None:
+    tokens = RANDOM.integers(0, 50, (60, 1, 3, 3))
+    factory = lambda: nn.Sequential(nn.Flatten(), nn.Embedding(50, 2), nn.Flatten(), nn.Linear(18, 3))  # noqa: E731
+    with pytest.raises(UsageError, match=r"train.augment: .* type torch.int64, expected images .*floats"):
+        pfedlms.run((tokens, Y), factory, augment="flip", **QUICK)
+
+
+def test_names_of_clients_are_kept() -> None:
+    named = dict(zip(("north", "south"), PAIRS, strict=True))
+    quick = {key: value for key, value in QUICK.items() if key != "clients"}
+    result = pfedlms.run(named, lambda: nn.Linear(4, 3), **quick)
+    assert result.client_names == ("north", "south")
+    assert result.summary["client_names"] == ["north", "south"]
+    plain = pfedlms.run(PAIRS, lambda: nn.Linear(4, 3), **quick)
+    assert plain.client_names == ("0", "1")
+    assert plain.classes == ("0", "1", "2")
+    assert not {"classes", "client_names"} & set(plain.summary)
+    assert plain.metrics[-1]["client_acc"] == result.metrics[-1]["client_acc"]
