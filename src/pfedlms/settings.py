@@ -35,7 +35,8 @@ def setting(
     choices: Callable[[], list[str]] | None = None,
 ) -> Any:
     """A dataclass field that carries its meaning and its limits (at least `minimum`, strictly above `above`, at most
-    `maximum`, strictly below `below`, one of `choices`)."""
+    `maximum`, strictly below `below`, one of `choices`; a choice that ends in :PATH stands for any path after the
+    colon)."""
     limits = {"minimum": minimum, "above": above, "maximum": maximum, "below": below}
     return field(default=default, metadata={"help": help, "limits": limits, "choices": choices})
 
@@ -71,12 +72,18 @@ def _wrong(declared: Field[Any], value: Any) -> str | None:
     finite = kind is str or abs(value) <= float_info.max
     if not (finite and all(fits(value, bound) for bound, fits, _ in bounds)):
         return expected
-    if choices is not None and value not in choices():
+    if choices is not None and not any(_is_choice(str(value), choice) for choice in choices()):
         # 'custom' stands for objects given in Python; nobody types it.
         shown = [choice for choice in choices() if choice != "custom"]
-        near = did_you_mean(str(value), shown)
+        before, colon, _ = str(value).partition(":")
+        near = did_you_mean(f"{before}:PATH" if colon else str(value), shown)
         return f"one of: {', '.join(shown)}" + (f"; {near}" if near.startswith("did") else "")
     return None
+
+
+def _is_choice(value: str, choice: str) -> bool:
+    kind, colon, path = value.partition(":")
+    return value == choice or (path != "" and f"{kind}{colon}PATH" == choice)
 
 
 def parse(declared: Field[Any], text: str) -> Any:

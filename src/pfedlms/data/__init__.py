@@ -2,6 +2,16 @@
 
 from pfedlms.data.batches import batch_positions
 from pfedlms.data.federated import FederatedData, from_pairs, from_pool
-from pfedlms.data.sources import DATASETS, load_dataset
+from pfedlms.data.pool import Pool
+from pfedlms.data.sources import DATASETS, load_dataset, load_pool
 
-__all__ = ["DATASETS", "FederatedData", "batch_positions", "from_pairs", "from_pool", "load_dataset"]
+__all__ = [
+    "DATASETS",
+    "FederatedData",
+    "Pool",
+    "batch_positions",
+    "from_pairs",
+    "from_pool",
+    "load_dataset",
+    "load_pool",
+]

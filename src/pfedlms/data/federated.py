@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from pfedlms.data.partition import Indices, partition, split
+from pfedlms.data.partition import Indices, split
+from pfedlms.data.schemes import deal
 from pfedlms.errors import DataError
 
 Pair = tuple[ArrayLike, ArrayLike]
@@ -65,11 +66,15 @@ def from_pool(
     seed: int,
     min_samples: int = 10,
     validation: float = 0.0,
+    scheme: str = "auto",
+    classes_per_client: int = 2,
+    owner: NDArray[np.int64] | None = None,
+    owners: Sequence[str] = (),
 ) -> FederatedData:
-    """Partition one pool of samples over `clients` clients (Dirichlet(α), then 75/25 train/test, then the share
-    `validation` of train set aside)."""
+    """Partition one pool of samples over `clients` clients (by `scheme` as in `schemes.deal`, then 75/25 train/test,
+    then the share `validation` of train set aside)."""
     samples, labels = _check(x, y, "data")
-    sets = partition(labels, clients, alpha, seed, max(2, min_samples))
+    sets = deal(scheme, labels, clients, alpha, seed, max(2, min_samples), classes_per_client, owner, owners)
     held = (split(labels, own, seed, client) for client, own in enumerate(sets))
     return _federated(samples, labels, held, seed, validation)
 

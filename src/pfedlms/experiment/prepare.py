@@ -15,7 +15,7 @@ from torch import nn
 
 from pfedlms import rng
 from pfedlms.backend import plain, torch_threads
-from pfedlms.data import FederatedData, from_pairs, from_pool, load_dataset
+from pfedlms.data import FederatedData, Pool, from_pairs, from_pool, load_pool
 from pfedlms.engine import Federation
 from pfedlms.engine.participation import Participation
 from pfedlms.engine.training import TrainSettings
@@ -119,14 +119,32 @@ def _federated(config: Config, data: Any) -> FederatedData:
             raise UsageError(
                 "data.dataset: 'custom' stands for data given in Python; name a data set, or use pfedlms.run(data, …)"
             )
-        x, y = load_dataset(chosen.dataset, chosen.dir or None)
-    elif _is_pool(data):
-        x, y = data
-    elif hasattr(data, "shape"):
+        return dealt(config, named_pool(config))
+    if _is_pool(data):
+        return dealt(config, Pool(*data))
+    if hasattr(data, "shape"):
         raise DataError(f"data: got one array of shape {tuple(data.shape)}, expected samples and labels, (x, y)")
-    else:
-        return from_pairs(data, config.run.seed, chosen.validation)
-    return from_pool(x, y, chosen.clients, chosen.alpha, config.run.seed, chosen.min_samples, chosen.validation)
+    if chosen.partition not in ("auto", "given"):
+        raise DataError(
+            f"data.partition: got {chosen.partition!r}, but data are given client by client; leave it out, or give one "
+            "pool (x, y)"
+        )
+    return from_pairs(data, config.run.seed, chosen.validation)
+
+
+def named_pool(config: Config) -> Pool:
+    """The data set that the configuration names, before anybody holds a part of it."""
+    chosen = config.data
+    return load_pool(chosen.dataset, chosen.dir or None, chosen.image_size, chosen.label_column, chosen.owner_column)
+
+
+def dealt(config: Config, pool: Pool) -> FederatedData:
+    """A pool dealt out to clients as the configuration says."""
+    chosen = config.data
+    return from_pool(
+        pool.x, pool.y, chosen.clients, chosen.alpha, config.run.seed, chosen.min_samples, chosen.validation,
+        chosen.partition, chosen.classes_per_client, pool.owner, pool.owners,
+    )  # fmt: skip
 
 
 def _module(config: Config, model: ModelLike, data: FederatedData) -> nn.Module:
