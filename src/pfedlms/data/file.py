@@ -25,11 +25,7 @@ from pfedlms.errors import DataError, did_you_mean
 Columns = Mapping[str, Any]
 """Sequences or arrays by name."""
 _LABELS, _CLIENTS = ("label", "class", "target", "y"), ("client", "user", "client_id")
-_ARRAYS, _ARRAY_LABELS, _ARRAY_CLIENTS = (
-    ("x", "samples", "images"),
-    ("y", "labels", "label_column"),
-    ("client", "clients"),
-)
+_ARRAYS, _ARRAY_LABELS, _ARRAY_CLIENTS = ("x", "samples", "images"), ("y", "labels", "label"), ("client", "clients")
 
 
 def read_file(path: Path, label: str = "", client: str = "") -> Pool:

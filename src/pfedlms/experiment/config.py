@@ -44,8 +44,7 @@ class DataSection:
     )
     label_column: str = setting("", "column of file:PATH with the class; empty: label, class, target or y")
     owner_column: str = setting(
-        "",
-        "column of file:PATH with the client that holds the sample; empty: client, user or client_id, where there is one",
+        "", "column of file:PATH with the client that holds a sample; empty: client, user or client_id, if there is one"
     )
     partition: str = setting(
         "auto",

@@ -115,10 +115,6 @@ def _is_pool(data: Any) -> bool:
 def _federated(config: Config, data: Any) -> FederatedData:
     chosen = config.data
     if data is None or isinstance(data, str):
-        if chosen.dataset == CUSTOM:
-            raise UsageError(
-                "data.dataset: 'custom' stands for data given in Python; name a data set, or use pfedlms.run(data, …)"
-            )
         return dealt(config, named_pool(config))
     if _is_pool(data):
         return dealt(config, Pool(*data))
@@ -135,6 +131,10 @@ def _federated(config: Config, data: Any) -> FederatedData:
 def named_pool(config: Config) -> Pool:
     """The data set that the configuration names, before anybody holds a part of it."""
     chosen = config.data
+    if chosen.dataset == CUSTOM:
+        raise UsageError(
+            "data.dataset: 'custom' stands for data given in Python; name a data set, or use pfedlms.run(data, …)"
+        )
     return load_pool(chosen.dataset, chosen.dir or None, chosen.image_size, chosen.label_column, chosen.owner_column)
 
 
