@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import zipfile
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
@@ -112,7 +113,8 @@ def _complete(path: Path, name: str, values: Any) -> Any:
 def _feature(path: Path, name: str, values: Any) -> NDArray[np.float32]:
     """A column of numbers; the first that is none is named."""
     try:
-        column = np.asarray(values, dtype=np.float32)
+        with np.errstate(over="ignore"):
+            column = np.asarray(values, dtype=np.float32)
     except (TypeError, ValueError):
         column = None
     if column is not None and column.ndim == 1 and np.isfinite(column).all():
@@ -126,7 +128,8 @@ def _feature(path: Path, name: str, values: Any) -> NDArray[np.float32]:
 
 def _finite(value: Any) -> bool:
     try:
-        return isfinite(np.float32(value))
+        with np.errstate(over="ignore"):
+            return isfinite(np.float32(value))
     except (TypeError, ValueError):
         return False
 
@@ -148,9 +151,9 @@ def _channels_first(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 def _read_arrays(path: Path) -> Columns:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError, zipfile.BadZipFile, AttributeError) as error:
+    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         reason = str(error).strip().partition("\n")[0]
         raise DataError(f"{path}: cannot be read as arrays ({reason}); write it with numpy.savez") from error
 

@@ -35,7 +35,7 @@ def read_folder(path: Path, size: int = 0) -> Pool:
     mode, width, height = _first(files[0], size)
     shape = (1 if mode == "L" else 3, height, width)
     digests = b"".join(_digest(file) for file in files) + labels.astype("<i8").tobytes()
-    how = f"folder 1, {_pillow().__version__}, resized {size}"
+    how = f"folder 1, Pillow {_version()}, resized {size}"
     raw, labels = decoded(digests, how, shape, lambda: (_pixels(files, mode, shape, size), labels))
     return Pool(standardised(raw), labels, names)
 
@@ -126,6 +126,12 @@ def _digest(file: Path) -> bytes:
 
 def _damaged(file: Path, error: Exception) -> DataError:
     return DataError(f"{file}: no image that Pillow can decode ({error}); replace or remove the file")
+
+
+def _version() -> str:
+    import PIL
+
+    return str(PIL.__version__)
 
 
 def _pillow() -> Any:

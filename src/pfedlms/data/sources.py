@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -64,7 +65,7 @@ def load_pool(
 ) -> Pool:
     """The data set `name`, with what is known of its classes and clients; a path of the user's own is looked up in
     `directory` unless it is absolute. The last three are settings of section [data]."""
-    path = Path(directory or "", name.partition(":")[2])
+    path = Path(directory or "", os.path.expanduser(name.partition(":")[2]))
     match kind_of(name):
         case "folder":
             return read_folder(path, image_size)

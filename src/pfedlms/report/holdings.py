@@ -41,7 +41,7 @@ def holdings_lines(document: Mapping[str, Any], width: int = 80) -> list[Text]:
     if len(shown) < len(clients):
         notes.append(f"{len(shown)} of {len(clients)} clients, from the largest to the smallest; --json has all.")
     rows = [Text(start) + row for start, row in zip(left, [head, *cells], strict=True)]
-    words = [*_summary(document), *(line for note in notes for line in wrap(note, width))]
+    words = [line for text in (*_summary(document), *notes) for line in wrap(text, width)]
     return [*map(Text, _title(document, width)), Text(), *rows, Text(), *map(Text, words)]
 
 
@@ -117,5 +117,5 @@ def _summary(document: Mapping[str, Any]) -> list[str]:
     largest = mean(max(counts) / sum(counts) for counts in clients)
     everybody = [sum(column) for column in zip(*clients, strict=True)]
     overall = max(everybody) / sum(everybody)
-    lines.append(f"largest class of a client: {largest:.0%} of its samples on average ({overall:.0%} over all clients)")
+    lines.append(f"largest class: {largest:.0%} of a client's samples on average, {overall:.0%} of all samples")
     return lines

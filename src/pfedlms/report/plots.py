@@ -45,7 +45,8 @@ def who_holds_what(document: Mapping[str, Any], file: Path) -> None:
     if len(clients) <= 40:
         cells.set_yticks(range(len(clients)), [client["name"] for client in clients], fontsize=7)
     if len(classes) <= 40:
-        cells.set_xticks(range(len(classes)), classes, fontsize=7, rotation=90 if max(map(len, classes)) > 3 else 0)
+        names = [name if len(name) <= 16 else name[:15] + "…" for name in classes]
+        cells.set_xticks(range(len(classes)), names, fontsize=7, rotation=90 if max(map(len, names)) > 3 else 0)
     if len(clients) <= 40 and len(classes) <= 20:
         for row, column in product(range(len(clients)), range(len(classes))):
             if count := counts[row][column]:
