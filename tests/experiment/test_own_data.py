@@ -84,7 +84,8 @@ def test_what_is_no_path_shows_what_is_meant(dataset: str, ending: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dataset", "title"), [("digits", "digits"), ("folder:/a/pets", "pets"), ("file:b/t.csv", "t")]
+    ("dataset", "title"),
+    [("digits", "digits"), ("folder:/a/pets", "pets"), ("file:b/t.csv", "t"), ("folder:.", "folder")],
 )
 def test_a_run_is_named_by_the_last_part_of_a_path(dataset: str, title: str) -> None:
     assert config_of(dataset=dataset).data.title == title

@@ -73,7 +73,8 @@ class DataSection:
     @property
     def title(self) -> str:
         """The data set's name, of a path the last part."""
-        return Path(self.dataset.partition(":")[2]).stem if kind_of(self.dataset) else self.dataset
+        kind = kind_of(self.dataset)
+        return Path(self.dataset.partition(":")[2]).stem or kind if kind else self.dataset
 
 
 @dataclass(frozen=True)
