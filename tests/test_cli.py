@@ -512,7 +512,10 @@ def test_export_of_what_is_not_there(call: Any) -> None:
 # --- lists and bits ---
 
 
-@pytest.mark.parametrize(("command", "names"), [("methods", METHODS), ("datasets", DATASETS), ("models", MODELS)])
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [("methods", METHODS), ("datasets", [*DATASETS, "folder:PATH", "file:PATH"]), ("models", MODELS)],
+)
 def test_lists(command: str, names: Any, call: Any) -> None:
     rows = json.loads(call(command, "--json").out)
     assert [row["name"] for row in rows] == list(names)

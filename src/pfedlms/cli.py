@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from pfedlms import __version__
-from pfedlms.errors import PfedlmsError, did_you_mean
-from pfedlms.report.plots import accuracy_against_bytes, check_plot
+from pfedlms.errors import PfedlmsError, UsageError, did_you_mean
+from pfedlms.report.plots import accuracy_against_bytes, check_plot, who_holds_what
 from pfedlms.report.tables import bits_table_of, comparison_table, plain_table, print_plan, profile_table
 
 DESCRIPTION = """\
@@ -30,6 +30,7 @@ commands:
   run [CONFIG]       one method; --dry-run prints the plan, bytes and memory
   resume DIR         go on with an interrupted run or comparison
   export DIR         write one client's model: --client K -o model.pt
+  data show          who holds what: clients x classes, sizes; --plot FILE
   bits               bits per client and round of any model, method and setting
   methods, datasets, models, settings
                      what there is to choose from
@@ -129,6 +130,20 @@ def _parser() -> _Parser:
         "-o", "--output", type=Path, required=True, metavar="FILE", help="where to write, for example model.pt"
     )
 
+    sub = command("data", _data, "Show who holds what, clients x classes; nothing is trained.")
+    sub.add_argument("what", metavar="show", help="the word show")
+    sub.add_argument("config", nargs="?", metavar="CONFIG", help="a TOML file; options below come on top of it")
+    _add_data(sub)
+    sub.add_argument("--clients", dest="data.clients", metavar="K", help="number of clients (default: 20)")
+    sub.add_argument("--alpha", dest="data.alpha", metavar="A", help="α of the Dirichlet partition (default: 0.5)")
+    sub.add_argument(
+        "--partition", dest="data.partition", metavar="NAME", help="dirichlet, classes, iid, quantity, given"
+    )
+    sub.add_argument("--seed", dest="run.seed", metavar="N", help="names every random stream (default: 0)")
+    _add_set(sub)
+    sub.add_argument("--plot", metavar="FILE", help="draw it, too; PNG, SVG or PDF (extra: report)")
+    sub.add_argument("--json", action="store_true", help="print JSON and nothing else on standard output")
+
     sub = command(
         "bits",
         _bits,
@@ -153,13 +168,12 @@ def _parser() -> _Parser:
     return parser
 
 
-COMMANDS = ("run", "compare", "resume", "export", "bits", "methods", "datasets", "models", "settings")
+COMMANDS = ("run", "compare", "resume", "export", "data", "bits", "methods", "datasets", "models", "settings")
 
 
 def _add_settings(sub: argparse.ArgumentParser) -> None:
     """Options that stand for a setting are stored under its name."""
-    sub.add_argument("--dataset", dest="data.dataset", metavar="NAME", help="data set by name (pfedlms datasets)")
-    sub.add_argument("--data-dir", dest="data.dir", metavar="DIR", help="folder with the data set's files")
+    _add_data(sub)
     sub.add_argument("--rounds", dest="train.rounds", metavar="N", help="communication rounds")
     sub.add_argument("--seed", dest="run.seed", metavar="N", help="names every random stream (default: 0)")
     sub.add_argument("--device", dest="run.device", metavar="NAME", help="auto, cpu, cuda or cuda:N")
@@ -170,6 +184,12 @@ def _add_settings(sub: argparse.ArgumentParser) -> None:
         sub.add_argument(f"--{name}", dest=f"run.{name}", action="store_const", const="true", help=help)
     sub.add_argument("--out", metavar="DIR", help="where results go (default: a fresh folder under runs/)")
     _add_set(sub)
+
+
+def _add_data(sub: argparse.ArgumentParser) -> None:
+    help = "data set by name (pfedlms datasets), folder:PATH or file:PATH"
+    sub.add_argument("--dataset", dest="data.dataset", metavar="NAME", help=help)
+    sub.add_argument("--data-dir", dest="data.dir", metavar="DIR", help="folder with the data set's files")
 
 
 def _add_set(sub: argparse.ArgumentParser) -> None:
@@ -243,7 +263,7 @@ def _run(options: argparse.Namespace) -> int:
         else:
             print_plan(plan, federation.largest_cohort, _console())
         return 0
-    out = _out(options, config.run.out, f"{config.data.dataset}-{config.method}")
+    out = _out(options, config.run.out, f"{config.data.title}-{config.method}")
     with _progress(options) as progress:
         result = begin(config.with_run(out=str(out)), progress, profile=options.profile)
     if options.profile:
@@ -257,7 +277,7 @@ def _compare(options: argparse.Namespace) -> int:
 
     methods = [name.strip() for name in options.methods.split(",") if name.strip()]
     configs = plan(options.config, _overrides(options), methods, options.seeds)
-    out = _out(options, configs[0].run.out, f"{configs[0].data.dataset}-compare")
+    out = _out(options, configs[0].run.out, f"{configs[0].data.title}-compare")
     if options.plot:
         check_plot(Path(options.plot))
     with _progress(options) as progress:
@@ -319,6 +339,26 @@ def _export(options: argparse.Namespace) -> None:
 
     export(options.directory, options.client, options.output)
     _say(f"model of client {options.client}: {options.output}")
+
+
+def _data(options: argparse.Namespace) -> None:
+    from pfedlms.experiment.config import load_config
+    from pfedlms.experiment.holdings import holdings
+    from pfedlms.report.holdings import holdings_lines
+
+    if options.what != "show":
+        raise UsageError(f"data: got {options.what!r}, expected show: pfedlms data show")
+    if options.plot:
+        check_plot(Path(options.plot))
+    document = holdings(load_config(options.config, _overrides(options)))
+    if options.json:
+        print(json.dumps(document, indent=2))
+    else:
+        console = Console()
+        for line in holdings_lines(document, max(60, console.width) if console.is_terminal else 80):
+            console.print(line, highlight=False, soft_wrap=True)
+    if options.plot:
+        who_holds_what(document, Path(options.plot))
 
 
 def _bits(options: argparse.Namespace) -> None:

@@ -36,7 +36,8 @@ def setting(
     choices: Callable[[], list[str]] | None = None,
 ) -> Any:
     """A dataclass field that carries its meaning and its limits (at least `minimum`, strictly above `above`, at most
-    `maximum`, strictly below `below`, one of `choices`, in which `:N` stands for any number)."""
+    `maximum`, strictly below `below`, one of `choices`, in which :N stands for any number after a colon and :PATH for
+    any path)."""
     limits = {"minimum": minimum, "above": above, "maximum": maximum, "below": below}
     return field(default=default, metadata={"help": help, "limits": limits, "choices": choices})
 
@@ -75,7 +76,8 @@ def _wrong(declared: Field[Any], value: Any) -> str | None:
     if choices is not None and not any(_is_choice(str(value), choice) for choice in choices()):
         # 'custom' stands for objects given in Python; nobody types it.
         shown = [choice for choice in choices() if choice != "custom"]
-        near = did_you_mean(str(value), shown)
+        before, colon, _ = str(value).partition(":")
+        near = did_you_mean(f"{before}:PATH" if colon else str(value), shown)
         return f"one of: {', '.join(shown)}" + (f"; {near}" if near.startswith("did") else "")
     return None
 
@@ -90,6 +92,8 @@ def _is_choice(value: str, choice: str) -> bool:
     stem, _, placeholder = choice.partition(":")
     if placeholder == "N":
         return re.fullmatch(rf"{re.escape(stem)}:[0-9]{{1,4}}", value) is not None
+    if placeholder == "PATH":
+        return value.startswith(f"{stem}:") and value != f"{stem}:"
     return value == choice
 
 

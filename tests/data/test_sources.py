@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from pfedlms.data import load_dataset
-from pfedlms.data.idx import read_idx
+from pfedlms.data.idx import WHOSE, read_idx
 from pfedlms.data.sources import DATASETS, Source
 from pfedlms.errors import DataError
 
@@ -94,6 +95,35 @@ def test_idx_files_are_found_and_pooled(tmp_path: Path, name: str, inside: bool,
     assert x[4, 0, 27, 27] == pytest.approx((1 - mean) / std, rel=1e-6)
     # Sample 1, row 2, column 3 is byte (784 + 2 · 28 + 3) mod 256 = 75.
     assert x[1, 0, 2, 3] == pytest.approx((75 / 255 - mean) / std, rel=1e-6)
+
+
+@pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST/raw"), ("fmnist", "FashionMNIST/raw")])
+def test_torchvisions_folders_are_found(tmp_path: Path, name: str, folder: str) -> None:
+    """Both sets below one folder, each in its own: labels of the other would be seen."""
+    for other in ("MNIST/raw", "FashionMNIST/raw"):
+        write(tmp_path / other)
+        if other != folder:
+            (tmp_path / other / "train-labels-idx1-ubyte").write_bytes(idx(np.array([7, 7, 7])))
+    assert load_dataset(name, tmp_path)[1].tolist() == [5, 0, 9, 1, 2]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("file", ["train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"])
+def test_files_of_another_data_set_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, packed: bool
+) -> None:
+    """Any one of the four, by its contents; files that nobody knows pass."""
+    part, kind = file.split("-")[:2]
+    content = {"images": IMAGES, "labels": LABELS}[kind][part].astype(np.uint8).tobytes()
+    monkeypatch.setitem(WHOSE, hashlib.sha256(content).hexdigest()[:16], "mnist")
+    write(tmp_path, packed=packed)
+    assert len(load_dataset("mnist", tmp_path)[1]) == 5
+    with pytest.raises(DataError, match=f"{file}-ubyte.*the data set 'mnist' .* of 'fmnist'; use --dataset mnist"):
+        load_dataset("fmnist", tmp_path)
+
+
+def test_four_files_of_each_set_are_known() -> None:
+    assert sorted(WHOSE.values()) == ["fmnist"] * 4 + ["mnist"] * 4
 
 
 def test_read_idx_by_hand(tmp_path: Path) -> None:

@@ -3,6 +3,18 @@
 from pfedlms.data.batches import batch_positions
 from pfedlms.data.federated import FederatedData, from_pairs, from_pool
 from pfedlms.data.intake import Given, read
-from pfedlms.data.sources import DATASETS, load_dataset
+from pfedlms.data.pool import Pool
+from pfedlms.data.sources import DATASETS, load_dataset, load_pool
 
-__all__ = ["DATASETS", "FederatedData", "Given", "batch_positions", "from_pairs", "from_pool", "load_dataset", "read"]
+__all__ = [
+    "DATASETS",
+    "FederatedData",
+    "Given",
+    "Pool",
+    "batch_positions",
+    "from_pairs",
+    "from_pool",
+    "load_dataset",
+    "load_pool",
+    "read",
+]

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from pfedlms.data.arrays import Arrays, checked
-from pfedlms.data.partition import Indices, partition, split
+from pfedlms.data.partition import Indices, split
+from pfedlms.data.schemes import deal, scheme_of
 from pfedlms.errors import DataError
 
 Pair = tuple[ArrayLike, ArrayLike]
@@ -74,18 +75,34 @@ def from_pool(
     seed: int,
     min_samples: int = 10,
     validation: float = 0.0,
+    scheme: str = "auto",
+    classes_per_client: int = 2,
+    owner: NDArray[np.int64] | None = None,
+    owners: Sequence[str] = (),
+    names: Sequence[str] = (),
 ) -> FederatedData:
-    """Partition one pool of samples over `clients` clients (Dirichlet(α), then 75/25 train/test, then the share
-    `validation` of train set aside)."""
-    return dealt(checked([("data", x, y)]), clients, alpha, seed, min_samples, validation)
+    """Partition one pool of samples over `clients` clients (by `scheme` as in `schemes.deal`, then 75/25 train/test,
+    then the share `validation` of train set aside); `names` of its classes, where they are known."""
+    pool = checked([("data", x, y)], names)
+    return dealt(pool, clients, alpha, seed, min_samples, validation, scheme, classes_per_client, owner, owners)
 
 
 def dealt(
-    pool: Arrays, clients: int, alpha: float, seed: int, min_samples: int = 10, validation: float = 0.0
+    pool: Arrays,
+    clients: int,
+    alpha: float,
+    seed: int,
+    min_samples: int = 10,
+    validation: float = 0.0,
+    scheme: str = "auto",
+    classes_per_client: int = 2,
+    owner: NDArray[np.int64] | None = None,
+    owners: Sequence[str] = (),
 ) -> FederatedData:
     """`from_pool` of arrays that are checked."""
-    sets = partition(pool.y, clients, alpha, seed, max(2, min_samples))
-    return held_by(pool, sets, seed, validation)
+    sets = deal(scheme, pool.y, clients, alpha, seed, max(2, min_samples), classes_per_client, owner, owners)
+    known = tuple(owners) if scheme_of(scheme, owner) == "given" else ()
+    return replace(held_by(pool, sets, seed, validation), client_names=known)
 
 
 def from_pairs(pairs: Sequence[tuple[Pair, Pair]], seed: int = 0, validation: float = 0.0) -> FederatedData:

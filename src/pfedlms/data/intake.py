@@ -40,10 +40,17 @@ class Given:
     client_names: tuple[str, ...] = ()
 
     def federated(
-        self, clients: int, alpha: float, seed: int, min_samples: int = 10, validation: float = 0.0
+        self,
+        clients: int,
+        alpha: float,
+        seed: int,
+        min_samples: int = 10,
+        validation: float = 0.0,
+        scheme: str = "auto",
+        classes_per_client: int = 2,
     ) -> FederatedData:
         if not self.held:
-            return dealt(self.pool, clients, alpha, seed, min_samples, validation)
+            return dealt(self.pool, clients, alpha, seed, min_samples, validation, scheme, classes_per_client)
         return replace(held_by(self.pool, self.held, seed, validation), client_names=self.client_names)
 
 

@@ -22,12 +22,7 @@ def partition(
     has `min_samples`, at most 100 times. A small α gives each client few classes, a large one an even mix.
     """
     total = len(labels)
-    if clients * max(1, min_samples) > total:
-        raise DataError(
-            f"data.clients: got {clients} clients with data.min_samples {min_samples} each, but there are only "
-            f"{total} samples; "
-            f"use at most {total // max(1, min_samples)} clients or a smaller data.min_samples"
-        )
+    check_enough(total, clients, min_samples)
     smallest = 0
     for draw in range(MAX_DRAWS):
         sets = _draw(labels, clients, alpha, generator(stream(seed, "partition", draw)))
@@ -39,6 +34,15 @@ def partition(
         f"data.min_samples = {min_samples} in {MAX_DRAWS} draws (the best draw's smallest client had {smallest}); "
         f"use fewer clients, a larger data.alpha or a smaller data.min_samples"
     )
+
+
+def check_enough(total: int, clients: int, min_samples: int) -> None:
+    if clients * max(1, min_samples) > total:
+        raise DataError(
+            f"data.clients: got {clients} clients with data.min_samples {min_samples} each, but there are only "
+            f"{total} samples; "
+            f"use at most {total // max(1, min_samples)} clients or a smaller data.min_samples"
+        )
 
 
 def _draw(labels: NDArray[np.integer], clients: int, alpha: float, random: np.random.Generator) -> list[Indices]:

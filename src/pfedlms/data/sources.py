@@ -1,7 +1,8 @@
-"""Data sets by name: where each is read from and how its samples are normalised."""
+"""Data sets by name: where each is read from and how its samples are normalised; and a user's own, by path."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +14,9 @@ from numpy.typing import NDArray
 
 from pfedlms.data import idx, parquet
 from pfedlms.data.cache import Raw
+from pfedlms.data.file import read_file
+from pfedlms.data.folder import read_folder
+from pfedlms.data.pool import Pool, Samples, normalise
 from pfedlms.errors import DataError, did_you_mean
 
 
@@ -33,19 +37,46 @@ class Source:
 
     def normalised(self, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Raw bytes as samples."""
-        mean, std = (np.array(each, dtype=np.float32).reshape(-1, 1, 1) for each in (self.mean, self.std))
-        x = raw.astype(np.float32)
-        x /= np.float32(self.scale)
-        x -= mean
-        x /= std
-        return x
+        return normalise(raw, self.mean, self.std, self.scale)
 
 
-def load_dataset(name: str, directory: str | Path | None = None) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+PATHS = {
+    "folder": "a folder of images by class: PATH/CLASS/…, or PATH/train/CLASS/… and test (extra: images)",
+    "file": "PATH.npz, .csv or .parquet with a label and perhaps a client column (extra for the last: parquet)",
+}
+"""What a user's own data can be, named as KIND:PATH."""
+
+
+def kind_of(name: str) -> str | None:
+    """`folder` or `file` for a user's own data, None for a data set with a name of its own."""
+    kind, colon, path = name.partition(":")
+    return kind if colon and path and kind in PATHS else None
+
+
+def load_dataset(name: str, directory: str | Path | None = None) -> tuple[Samples, NDArray[np.int64]]:
     """Samples `[n, channels, height, width]` and labels `[n]` of the data set `name`, train and test pooled, normalised
-    by its published mean and standard deviation; as `run` and `compare` take them."""
+    by its published mean and standard deviation; as `run` and `compare` take them. Or of `folder:PATH`, `file:PATH`."""
+    pool = load_pool(name, directory)
+    return pool.x, pool.y
+
+
+def load_pool(
+    name: str, directory: str | Path | None = None, image_size: int = 0, label: str = "", client: str = ""
+) -> Pool:
+    """The data set `name`, with what is known of its classes and clients; a path of the user's own is looked up in
+    `directory` unless it is absolute. The last three are settings of section [data]."""
+    path = Path(directory or "", os.path.expanduser(name.partition(":")[2]))
+    match kind_of(name):
+        case "folder":
+            return read_folder(path, image_size)
+        case "file":
+            return read_file(path, label, client)
+    return Pool(*_load_named(name, directory))
+
+
+def _load_named(name: str, directory: str | Path | None) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     if name not in DATASETS:
-        raise DataError(f"data.dataset: got {name!r}; {did_you_mean(name, DATASETS)}")
+        raise DataError(f"data.dataset: got {name!r}; {did_you_mean(name, [*DATASETS, *(f'{k}:PATH' for k in PATHS)])}")
     source = DATASETS[name]
     if source.needs_dir and not directory:
         raise DataError(f"data.dir: the data set {name!r} is read from files; name their folder with --data-dir DIR")
@@ -67,9 +98,9 @@ def _read_digits(_: Path) -> Raw:
         return arrays["images"][:, np.newaxis], arrays["labels"].astype(np.int64)
 
 
-def _grey(folder: str, what: str, mean: float, std: float) -> Source:
-    """A data set of 28x28 grey images in ten classes, as MNIST's four IDX files."""
-    read = partial(idx.read_images, folder=folder)
+def _grey(name: str, folder: str, what: str, mean: float, std: float) -> Source:
+    """A data set of 28x28 grey images in ten classes, as MNIST's four IDX files; `folder` is torchvision's."""
+    read = partial(idx.read_images, name=name, folders=(name, f"{folder}/raw"))
     return Source(f"{what}, 28x28 grey, IDX files", (1, 28, 28), 10, read, (mean,), (std,))
 
 
@@ -85,8 +116,8 @@ def _colour(
 _DIGITS = "1,797 handwritten digits, 8x8 grey, in the package (UCI Optical Recognition of Handwritten Digits)"
 DATASETS: dict[str, Source] = {
     "digits": Source(_DIGITS, (1, 8, 8), 10, _read_digits, (0.3053,), (0.3760,), scale=16.0, needs_dir=False),
-    "mnist": _grey("mnist", "MNIST, 70,000 handwritten digits", 0.1307, 0.3081),
-    "fmnist": _grey("fmnist", "Fashion-MNIST, 70,000 articles of clothing", 0.2860, 0.3530),
+    "mnist": _grey("mnist", "MNIST", "MNIST, 70,000 handwritten digits", 0.1307, 0.3081),
+    "fmnist": _grey("fmnist", "FashionMNIST", "Fashion-MNIST, 70,000 articles of clothing", 0.2860, 0.3530),
     "cifar10": _colour(
         "cifar10", "CIFAR-10, 60,000 animals and vehicles", 10, (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
     ),

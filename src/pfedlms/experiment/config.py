@@ -15,7 +15,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pfedlms.data.sources import DATASETS
+from pfedlms.data.schemes import SCHEMES
+from pfedlms.data.sources import DATASETS, PATHS, kind_of
 from pfedlms.errors import ConfigError, did_you_mean
 from pfedlms.methods import METHODS
 from pfedlms.models.zoo import MODELS
@@ -34,10 +35,32 @@ CUSTOM = "custom"
 class DataSection:
     """Who holds what."""
 
-    dataset: str = setting("digits", "data set by name", choices=lambda: [*DATASETS, CUSTOM])
+    dataset: str = setting(
+        "digits", "data set by name or path", choices=lambda: [*DATASETS, *(f"{kind}:PATH" for kind in PATHS), CUSTOM]
+    )
     dir: str = setting("", "folder with the data set's files")
-    alpha: float = setting(0.5, "α of the Dirichlet partition; small: each client holds few classes", above=0)
-    clients: int = setting(20, "K, number of clients", minimum=1, maximum=(1 << 32) - 2)
+    image_size: int = setting(
+        0, "images of folder:PATH are resized to this many pixels each way; 0: as they are", minimum=0, maximum=4096
+    )
+    label_column: str = setting("", "column of file:PATH with the class; empty: label, class, target or y")
+    owner_column: str = setting(
+        "", "column of file:PATH with the client that holds a sample; empty: client, user or client_id, if there is one"
+    )
+    partition: str = setting(
+        "auto",
+        "who gets what: Dirichlet(α) shares of each class, some classes a client, all alike, sizes by Dirichlet(α), or "
+        "as the data say; auto: given where they say so, else dirichlet",
+        choices=lambda: ["auto", *SCHEMES],
+    )
+    alpha: float = setting(
+        0.5,
+        "α of the Dirichlet partition; small: each client holds few classes (quantity: few clients hold most)",
+        above=0,
+    )
+    classes_per_client: int = setting(2, "classes a client holds with partition = classes", minimum=1)
+    clients: int = setting(
+        20, "K, number of clients; as many as there are where the partition is given", minimum=1, maximum=(1 << 32) - 2
+    )
     min_samples: int = setting(10, "smallest number of samples (train and test) a client may get", minimum=1)
     validation: float = setting(
         0.0,
@@ -46,6 +69,12 @@ class DataSection:
         minimum=0,
         below=1,
     )
+
+    @property
+    def title(self) -> str:
+        """The data set's name, of a path the last part."""
+        kind = kind_of(self.dataset)
+        return Path(self.dataset.partition(":")[2]).stem or kind if kind else self.dataset
 
 
 @dataclass(frozen=True)

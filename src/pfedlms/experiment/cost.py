@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from pfedlms.data.schemes import scheme_of
 from pfedlms.data.sources import DATASETS
 from pfedlms.engine import Federation
 from pfedlms.engine.federation import agreement, task_of
@@ -16,7 +17,7 @@ from pfedlms.engine.reports import Traffic
 from pfedlms.errors import ConfigError
 from pfedlms.experiment.config import CUSTOM, Config, Tables, keys, load_config, merge, of_method
 from pfedlms.experiment.memory import needed_bytes
-from pfedlms.experiment.prepare import train_settings
+from pfedlms.experiment.prepare import named_pool, train_settings
 from pfedlms.methods import METHODS
 from pfedlms.methods.contract import Method
 from pfedlms.models import CohortModel, build
@@ -80,11 +81,11 @@ def _row(tables: Tables, classes: int | None, as_in_paper: bool) -> dict[str, An
         )
     if classes is not None and classes < 1:
         raise ConfigError([f"--classes: got {classes}, expected at least 1"])
-    source = DATASETS[config.data.dataset]
-    shape = (3, 32, 32) if as_in_paper and config.model.name != "dnn" else source.shape
-    classes = classes or source.classes
+    shape, known, clients = _inputs(config)
+    shape = (3, 32, 32) if as_in_paper and config.model.name != "dnn" else shape
+    classes = classes or known
     model = CohortModel(build(config.model.name, shape, classes, config.model.hidden, 0), torch.device("cpu"))
-    who = Participation(config.data.clients, config.train.participation, seed=0)
+    who = Participation(clients, config.train.participation, seed=0)
     method = METHODS[config.method](task_of(model, classes, who, train_settings(config), seed=0), config.settings)
     cost = message_cost(method)
     return {
@@ -100,6 +101,16 @@ def _row(tables: Tables, classes: int | None, as_in_paper: bool) -> dict[str, An
         "catches_up": catches_up(config, method),
         "mib_per_round": who.count * (cost.up_payload + cost.down_payload) / (1 << 20),
     }
+
+
+def _inputs(config: Config) -> tuple[tuple[int, ...], int, int]:
+    """Shape of a sample, classes and clients; a user's own data are read for it."""
+    if config.data.dataset in DATASETS:
+        source = DATASETS[config.data.dataset]
+        return source.shape, source.classes, config.data.clients
+    pool = named_pool(config)
+    given = scheme_of(config.data.partition, pool.owner) == "given"
+    return pool.x.shape[1:], len(pool.names), len(pool.owners) if given else config.data.clients
 
 
 def plan_json(config: Config, federation: Federation) -> dict[str, Any]:

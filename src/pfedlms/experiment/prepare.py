@@ -15,11 +15,11 @@ from torch import nn
 
 from pfedlms import rng
 from pfedlms.backend import plain, torch_threads
-from pfedlms.data import FederatedData, Given, from_pool, load_dataset, read
+from pfedlms.data import FederatedData, Given, Pool, from_pool, load_pool, read
 from pfedlms.engine import Federation
 from pfedlms.engine.participation import Participation
 from pfedlms.engine.training import TrainSettings
-from pfedlms.errors import ConfigError, UsageError, did_you_mean
+from pfedlms.errors import ConfigError, DataError, UsageError, did_you_mean
 from pfedlms.experiment.config import CUSTOM, Config, Tables, keys, of_others
 from pfedlms.experiment.memory import fitting_cohort, room_for_all
 from pfedlms.methods import METHODS
@@ -129,15 +129,36 @@ def _device_name(device: torch.device) -> str:
 def _federated(config: Config, data: Any) -> FederatedData:
     chosen = config.data
     if data is None or isinstance(data, str):
-        if chosen.dataset == CUSTOM:
-            raise UsageError(
-                "data.dataset: 'custom' stands for data given in Python; name a data set, or use pfedlms.run(data, …)"
-            )
-        x, y = load_dataset(chosen.dataset, chosen.dir or None)
-    else:
-        given = read(data)
-        return given.federated(chosen.clients, chosen.alpha, config.run.seed, chosen.min_samples, chosen.validation)
-    return from_pool(x, y, chosen.clients, chosen.alpha, config.run.seed, chosen.min_samples, chosen.validation)
+        return dealt(config, named_pool(config))
+    given = read(data)
+    if given.held and chosen.partition not in ("auto", "given"):
+        raise DataError(
+            f"data.partition: got {chosen.partition!r}, but data are given client by client; leave it out, or give one "
+            "pool (x, y)"
+        )
+    return given.federated(
+        chosen.clients, chosen.alpha, config.run.seed, chosen.min_samples, chosen.validation, chosen.partition,
+        chosen.classes_per_client,
+    )  # fmt: skip
+
+
+def named_pool(config: Config) -> Pool:
+    """The data set that the configuration names, before anybody holds a part of it."""
+    chosen = config.data
+    if chosen.dataset == CUSTOM:
+        raise UsageError(
+            "data.dataset: 'custom' stands for data given in Python; name a data set, or use pfedlms.run(data, …)"
+        )
+    return load_pool(chosen.dataset, chosen.dir or None, chosen.image_size, chosen.label_column, chosen.owner_column)
+
+
+def dealt(config: Config, pool: Pool) -> FederatedData:
+    """A pool dealt out to clients as the configuration says."""
+    chosen = config.data
+    return from_pool(
+        pool.x, pool.y, chosen.clients, chosen.alpha, config.run.seed, chosen.min_samples, chosen.validation,
+        chosen.partition, chosen.classes_per_client, pool.owner, pool.owners, pool.names,
+    )  # fmt: skip
 
 
 def _module(config: Config, model: ModelLike, data: FederatedData) -> nn.Module:

@@ -10,6 +10,7 @@ from math import isfinite
 from typing import Any
 
 from pfedlms.data import FederatedData
+from pfedlms.data.sources import kind_of
 from pfedlms.engine import Evaluation, Federation, RoundReport, Traffic
 from pfedlms.errors import RunDirectoryError, RunError
 from pfedlms.experiment.config import CUSTOM, Config
@@ -193,7 +194,7 @@ def load_into(federation: Federation, checkpoint: Mapping[str, Any], config: Con
         )
     if checkpoint["data"] != _data_of(config, federation):
         raise RunDirectoryError(
-            f"{stored.path}: the data given are not those this run began with; give the same arrays"
+            f"{stored.path}: the data given are not those this run began with; give the same arrays or files"
         )
     try:
         federation.load(checkpoint["federation"])
@@ -204,14 +205,16 @@ def load_into(federation: Federation, checkpoint: Mapping[str, Any], config: Con
 
 
 def _data_of(config: Config, federation: Federation) -> str:
-    """A fingerprint of data given in Python; data sets by name are told by their settings."""
-    return federation.data.fingerprint() if config.data.dataset == CUSTOM else config.data.dataset
+    """A fingerprint of data given in Python or by path; data sets by name are told by their settings."""
+    own = config.data.dataset == CUSTOM or kind_of(config.data.dataset)
+    return federation.data.fingerprint() if own else config.data.dataset
 
 
 def _settled(config: Config) -> dict[str, Any]:
     """What cannot change once a run has begun: all but its length, where the data lie and how it is executed."""
     tables = config.tables()
     del tables["run"], tables["train"]["rounds"], tables["data"]["dir"]
+    tables["data"]["dataset"] = kind_of(config.data.dataset) or config.data.dataset
     return {f"{section}.{key}": value for section, own in tables.items() for key, value in own.items()}
 
 

@@ -6,6 +6,7 @@ from dataclasses import Field, fields
 from typing import Any
 
 from pfedlms.data import DATASETS
+from pfedlms.data.sources import PATHS
 from pfedlms.experiment.config import CUSTOM, owners
 from pfedlms.experiment.cost import bits_table
 from pfedlms.methods import METHODS
@@ -30,7 +31,8 @@ def methods() -> Rows:
 
 
 def datasets() -> Rows:
-    return [
+    own = {"classes": "–", "shape": "–", "needs --data-dir": "no"}
+    named = [
         {
             "name": name,
             "classes": source.classes,
@@ -40,6 +42,7 @@ def datasets() -> Rows:
         }
         for name, source in DATASETS.items()
     ]
+    return [*named, *({"name": f"{kind}:PATH", **own, "what": what} for kind, what in PATHS.items())]
 
 
 def models() -> Rows:

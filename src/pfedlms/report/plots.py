@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,60 @@ def check_plot(file: Path) -> None:
         raise UsageError(
             f"--plot: got {str(file)!r}, expected a .png, .svg or .pdf file in a folder that can be written"
         )
+
+
+def who_holds_what(document: Mapping[str, Any], file: Path) -> None:
+    """Draw what `experiment.holdings` found: a map of clients x classes, and beside it everybody's samples by part."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.colors import LinearSegmentedColormap
+
+    clients, classes = document["clients"], document["classes"]
+    counts = [client["classes"] for client in clients]
+    most = max(map(max, counts))
+    size = (min(max(7, 4 + 0.45 * len(classes)), 16), min(max(3, 1.5 + 0.24 * len(clients)), 12))
+    figure, (cells, bars) = plt.subplots(
+        1, 2, figsize=size, dpi=150, sharey=True, width_ratios=(3, 1), layout="constrained"
+    )
+    shades = LinearSegmentedColormap.from_list("samples", ["#ffffff", _COLOURS["sketchvote"]])
+    image = cells.imshow(counts, cmap=shades, vmin=0, aspect="auto", interpolation="nearest")
+    if len(clients) <= 40:
+        cells.set_yticks(range(len(clients)), [client["name"] for client in clients], fontsize=7)
+    if len(classes) <= 40:
+        names = [name if len(name) <= 16 else name[:15] + "…" for name in classes]
+        cells.set_xticks(range(len(classes)), names, fontsize=7, rotation=90 if max(map(len, names)) > 3 else 0)
+    if len(clients) <= 40 and len(classes) <= 20:
+        for row, column in product(range(len(clients)), range(len(classes))):
+            if count := counts[row][column]:
+                colour = "white" if count > most / 2 else "black"
+                cells.text(column, row, count, ha="center", va="center", fontsize=6, color=colour)
+    else:
+        figure.colorbar(image, ax=cells, label="samples", location="bottom", shrink=0.5, aspect=40)
+    how = document["partition"] + (f", α = {document['alpha']:g}" if "alpha" in document else "")
+    cells.set_title(f"{Path(document['dataset']).name} · {len(clients)} clients · {how}", fontsize=9, loc="left")
+    cells.set_xlabel("class")
+    cells.set_ylabel("client")
+    start = [0] * len(clients)
+    for part, colour in (("train", "sketchvote"), ("validation", "fedavg"), ("test", "local")):
+        if part in clients[0]:
+            sizes = [client[part] for client in clients]
+            bars.barh(
+                range(len(clients)),
+                sizes,
+                left=start,
+                height=0.8 if len(clients) <= 100 else 1.0,
+                color=_COLOURS[colour],
+                label=part,
+            )
+            start = [before + more for before, more in zip(start, sizes, strict=True)]
+    bars.set_xlabel("samples")
+    bars.tick_params(left=False, labelleft=False)
+    bars.spines[["top", "right", "left"]].set_visible(False)
+    figure.legend(*bars.get_legend_handles_labels(), frameon=False, loc="outside upper right", ncols=3, fontsize=8)
+    figure.savefig(file)
+    plt.close(figure)
 
 
 def accuracy_against_bytes(directory: Path, file: Path) -> None:

@@ -1,0 +1,84 @@
+"""What a data set is before anybody holds a part of it: samples, classes with their names and, where the data say so,
+whose each sample is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Samples = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Samples `x: [n, ...]` and class numbers `y: [n]`; `names` of the classes and `owner: [n]`, each sample's client
+    as a place in `owners`, where they are known."""
+
+    x: Samples
+    y: NDArray[np.int64]
+    names: tuple[str, ...] = ()
+    owner: NDArray[np.int64] | None = None
+    owners: tuple[str, ...] = ()
+
+
+def normalise(
+    raw: NDArray[np.uint8], mean: Sequence[float], std: Sequence[float], scale: float = 255.0
+) -> NDArray[np.float32]:
+    """x = (raw / scale − mean) / std of images `[n, channels, height, width]`, channel by channel."""
+    centre, spread = (np.array(each, dtype=np.float32).reshape(-1, 1, 1) for each in (mean, std))
+    x = raw.astype(np.float32)
+    x /= np.float32(scale)
+    x -= centre
+    x /= spread
+    return x
+
+
+def standardised(raw: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Images `[n, channels, height, width]` by the mean and standard deviation of their own channels.
+
+    Both come from counts of the 256 values, so that they are the same on every machine. A channel with one value only
+    is divided by 1.
+    """
+    values = np.arange(256)
+    mean, std = [], []
+    for channel in range(raw.shape[1]):
+        counts = np.zeros(256, dtype=np.int64)
+        for image in raw[:, channel]:  # one by one: NumPy counts in a copy eight times the size
+            counts += np.bincount(image.reshape(-1), minlength=256)
+        total, first, second = (int(counts @ values**power) for power in (0, 1, 2))
+        mean.append(first / total / 255)
+        std.append((max(total * second - first**2, 0) ** 0.5 / total / 255) or 1.0)
+    return normalise(raw, mean, std)
+
+
+def numbered(values: Iterable[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Distinct values numbered in their order, and their names: in the order of numbers where all are whole numbers, be
+    they written as text, else in that of text."""
+    values = list(values)
+    try:
+        return _ordered([whole(value) for value in values])
+    except ValueError:
+        return _ordered([str(value) for value in values])
+
+
+def _ordered(values: list[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    places = {value: place for place, value in enumerate(sorted(set(values)))}
+    return np.array([places[value] for value in values], dtype=np.int64), tuple(map(str, places))
+
+
+def whole(value: Any) -> int:
+    """The whole number that `value` is or spells, also as 2.0; ValueError if it does not. Truth values are names."""
+    if isinstance(value, bool | np.bool_):
+        raise ValueError
+    if not isinstance(value, float | np.floating):
+        with suppress(ValueError):
+            return int(value)  # not by way of a float, which cuts long ones
+        value = float(value)
+    if not value.is_integer():
+        raise ValueError
+    return int(value)

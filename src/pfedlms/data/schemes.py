@@ -1,0 +1,133 @@
+"""Ways to deal samples out besides the Dirichlet partition: some classes a client, all alike, skewed sizes, as given.
+
+Each is drawn from a stream of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pfedlms.data.partition import Indices, check_enough, partition
+from pfedlms.errors import DataError
+from pfedlms.rng import generator, permutation, stream
+
+SCHEMES = ("dirichlet", "classes", "iid", "quantity", "given")
+
+
+def scheme_of(asked: str, owner: NDArray[np.int64] | None) -> str:
+    """The way that `asked` means: auto is given where the data say whose each sample is, else dirichlet."""
+    if asked == "auto":
+        return "dirichlet" if owner is None else "given"
+    if asked == "given" and owner is None:
+        raise DataError(
+            "data.partition: got 'given', but nothing says whose each sample is; name a column with --set "
+            f"data.owner_column=COLUMN, or use one of: {', '.join(SCHEMES[:-1])}"
+        )
+    return asked
+
+
+def deal(
+    scheme: str,
+    labels: NDArray[np.integer],
+    clients: int,
+    alpha: float,
+    seed: int,
+    min_samples: int,
+    classes: int,
+    owner: NDArray[np.int64] | None = None,
+    owners: Sequence[str] = (),
+) -> list[Indices]:
+    """Cut the samples `0..len(labels)−1` into disjoint sets, one a client, that together hold every sample, each at
+    least `min_samples`; `classes` is how many of them a client of the scheme `classes` holds."""
+    match scheme_of(scheme, owner), owner:
+        case "given", np.ndarray():
+            return given(owner, owners, min_samples)
+        case "classes", _:
+            return by_classes(labels, clients, classes, seed, min_samples)
+        case "iid", _:
+            return iid(len(labels), clients, seed, min_samples)
+        case "quantity", _:
+            return by_quantity(len(labels), clients, alpha, seed, min_samples)
+    return partition(labels, clients, alpha, seed, min_samples)
+
+
+def iid(total: int, clients: int, seed: int, min_samples: int = 10) -> list[Indices]:
+    """All samples shuffled and cut into parts whose sizes differ by one at most."""
+    check_enough(total, clients, min_samples)
+    order = permutation(stream(seed, "partition-iid"), total)
+    return [np.sort(part) for part in np.array_split(order, clients)]
+
+
+def by_quantity(total: int, clients: int, alpha: float, seed: int, min_samples: int = 10) -> list[Indices]:
+    """All samples shuffled; every client gets `min_samples`, and of the rest shares drawn from Dirichlet(α) over the
+    clients. A small α gives a few clients most of the samples, a large one all of them as many; classes are alike."""
+    check_enough(total, clients, min_samples)
+    shares = generator(stream(seed, "partition-quantity")).dirichlet(np.full(clients, alpha))
+    ends = np.cumsum(shares if shares.sum() > 0 else np.ones(clients))  # for the very smallest α there are no shares
+    spare = np.floor(ends / ends[-1] * (total - clients * min_samples)).astype(np.int64)
+    cuts = spare[:-1] + min_samples * np.arange(1, clients)
+    order = permutation(stream(seed, "partition-quantity-order"), total)
+    return [np.sort(part) for part in np.split(order, cuts)]
+
+
+def by_classes(
+    labels: NDArray[np.integer], clients: int, classes: int, seed: int, min_samples: int = 10
+) -> list[Indices]:
+    """Every client holds samples of exactly `classes` classes, every class goes to somebody, and sizes are near even.
+
+    The clients · classes places are given to classes by their size, one after another to the class with the most
+    samples a place, so that a place is worth about as much everywhere. Classes then come in random order, and each
+    takes the clients that lack most, drawn among equals; its samples, shuffled, are dealt evenly to them.
+    """
+    check_enough(len(labels), clients, min_samples)
+    values, members, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    places = _places(sizes, clients, classes)
+    random = generator(stream(seed, "partition-classes"))
+    held: list[list[Indices]] = [[] for _ in range(clients)]
+    lacking = np.full(clients, classes)
+    for label in random.permutation(len(values)):
+        takers = np.lexsort((random.random(clients), -lacking))[: places[label]]
+        lacking[takers] -= 1
+        samples = random.permutation(np.flatnonzero(members == label))
+        for client, part in zip(takers, np.array_split(samples, len(takers)), strict=True):
+            held[client].append(part)
+    sets = [np.sort(np.concatenate(parts)) for parts in held]
+    if (smallest := min(map(len, sets))) < min_samples:
+        raise DataError(
+            f"data.classes_per_client: with {classes} classes for each of {clients} clients the smallest got "
+            f"{smallest} of {len(labels)} samples, expected data.min_samples = {min_samples}; use fewer clients, more "
+            "data.classes_per_client or a smaller data.min_samples"
+        )
+    return sets
+
+
+def _places(sizes: NDArray[np.integer], clients: int, classes: int) -> NDArray[np.int64]:
+    """How many clients hold each class: one at least, and neither more than there are clients nor than it has
+    samples."""
+    most, wanted = np.minimum(sizes, clients), clients * classes
+    if not 1 <= classes <= len(sizes) or wanted < len(sizes) or wanted > most.sum():
+        raise DataError(
+            f"data.classes_per_client: got {classes} for {clients} clients, expected {-(-len(sizes) // clients)} to "
+            f"{most.sum() // clients}, so that each of the {len(sizes)} classes goes to somebody and there is a sample "
+            "for everybody who holds one; change it or data.clients"
+        )
+    places = np.ones(len(sizes), dtype=np.int64)
+    for _ in range(wanted - len(sizes)):
+        places[np.argmax(np.where(places < most, sizes / places, 0))] += 1
+    return places
+
+
+def given(owner: NDArray[np.int64], owners: Sequence[str], min_samples: int = 10) -> list[Indices]:
+    """Every sample to the client it belongs to, `owner: [n]`; their names are for errors."""
+    counts = np.bincount(owner, minlength=len(owners))
+    if (poor := np.flatnonzero(counts < min_samples)).size:
+        smallest = int(np.argmin(counts))
+        raise DataError(
+            f"data.min_samples: got {min_samples}, but {poor.size} of {len(counts)} given clients hold fewer samples "
+            f"(client {owners[smallest] if owners else smallest}: {counts[smallest]}); use a smaller data.min_samples, "
+            "at least 2, or leave such clients out of the data"
+        )
+    return np.split(np.argsort(owner, kind="stable"), np.cumsum(counts)[:-1])

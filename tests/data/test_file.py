@@ -1,0 +1,287 @@
+"""One file with samples, labels and perhaps clients, made here: arrays, CSV and Parquet, whole and broken."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from pfedlms.data import Pool, load_dataset, load_pool
+from pfedlms.errors import DataError
+
+
+def csv_file(path: Path, columns: dict[str, list[Any]]) -> Path:
+    rows = [list(columns), *zip(*columns.values(), strict=True)]
+    path.with_suffix(".csv").write_text("".join(",".join(map(str, row)) + "\n" for row in rows), encoding="utf-8")
+    return path.with_suffix(".csv")
+
+
+def parquet_file(path: Path, columns: dict[str, list[Any]]) -> Path:
+    parquet.write_table(pa.table(columns), path.with_suffix(".parquet"))
+    return path.with_suffix(".parquet")
+
+
+Write = Callable[[Path, dict[str, list[Any]]], Path]
+both = pytest.mark.parametrize("write", [csv_file, parquet_file])
+TABLE: dict[str, list[Any]] = {
+    "height": [1.5, 2.0, -3.25],
+    "label": ["cat", "dog", "cat"],
+    "weight": [10, 20, 30],
+    "client": ["eva", "bob", "eva"],
+}
+
+
+def read(path: Path, **settings: str) -> Pool:
+    return load_pool(f"file:{path}", None, **settings)
+
+
+# --- rows with named columns ---
+
+
+@both
+def test_columns_by_hand(write: Write, tmp_path: Path) -> None:
+    """Features in the order of their columns, as they are; classes and clients by name."""
+    pool = read(write(tmp_path / "t", TABLE))
+    assert pool.x.tolist() == [[1.5, 10], [2, 20], [-3.25, 30]]
+    assert pool.x.dtype == np.float32
+    assert pool.y.tolist() == [0, 1, 0]
+    assert pool.names == ("cat", "dog")
+    assert pool.owner is not None
+    assert pool.owner.tolist() == [1, 0, 1]
+    assert pool.owners == ("bob", "eva")
+
+
+@both
+def test_without_a_client_column_nobody_owns_anything(write: Write, tmp_path: Path) -> None:
+    pool = read(write(tmp_path / "t", {name: column for name, column in TABLE.items() if name != "client"}))
+    assert (pool.owner, pool.owners) == (None, ())
+    assert pool.x.shape == (3, 2)
+
+
+@both
+@pytest.mark.parametrize("label", ["label", "class", "target", "y", "Label", "CLASS"])
+@pytest.mark.parametrize("client", ["client", "user", "client_id", "User"])
+def test_what_columns_may_be_called(write: Write, label: str, client: str, tmp_path: Path) -> None:
+    pool = read(write(tmp_path / "t", {"a": [1, 2], label: [0, 1], client: [5, 3]}))
+    assert (pool.x.shape, pool.names, pool.owners) == ((2, 1), ("0", "1"), ("3", "5"))
+
+
+@both
+def test_columns_can_be_named(write: Write, tmp_path: Path) -> None:
+    """What would have been taken otherwise is a feature then."""
+    columns = {"y": [1, 2], "species": ["b", "a"], "site": [2, 1], "user": [7, 8]}
+    pool = read(write(tmp_path / "t", columns), label="species", client="site")
+    assert pool.x.tolist() == [[1, 7], [2, 8]]
+    assert (pool.names, pool.owners) == (("a", "b"), ("1", "2"))
+
+
+@both
+def test_of_several_names_the_first_of_the_list_counts(write: Write, tmp_path: Path) -> None:
+    pool = read(write(tmp_path / "t", {"y": [1.5, 2.5], "class": ["b", "a"]}))
+    assert pool.x.tolist() == [[1.5], [2.5]]
+    assert pool.names == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("labels", "numbers", "names"),
+    [
+        ([10, 9, 10], [1, 0, 1], ("9", "10")),  # numbers in their order, not that of text
+        (["10", "9", "10"], [1, 0, 1], ("9", "10")),
+        ([1.0, 3.0, 2.0], [0, 2, 1], ("1", "2", "3")),
+        (["1.0", "3.0", "2.0"], [0, 2, 1], ("1", "2", "3")),
+        ([True, False, True], [1, 0, 1], ("False", "True")),
+        (["b", "10", "9"], [2, 0, 1], ("10", "9", "b")),
+        ([2**62 + 1, 2**62, 0], [2, 1, 0], ("0", str(2**62), str(2**62 + 1))),  # beyond what floats tell apart
+    ],
+)
+@both
+def test_classes_are_the_values_found(
+    write: Write, labels: list[Any], numbers: list[int], names: tuple[str, ...], tmp_path: Path
+) -> None:
+    pool = read(write(tmp_path / "t", {"a": [0, 0, 0], "label": labels}))
+    assert pool.y.tolist() == numbers
+    assert pool.y.dtype == np.int64
+    assert pool.names == names
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a;b;label\n1;2.5;x\n-3;4e2;y\n",
+        "a\tb\tlabel\n1\t2.5\tx\n-3\t4e2\ty\n",
+        "\ufeffa,b,label\r\n1,2.5,x\r\n-3,4e2,y\r\n",
+        '"a"," b ",label\n1, 2.5,"x"\n\n-3,4e2,y',
+    ],
+    ids=["semicolons", "tabs", "as spreadsheets write it", "quotes, spaces and an empty line"],
+)
+def test_csv_as_it_comes(text: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(text, encoding="utf-8", newline="")
+    pool = read(tmp_path / "t.csv")
+    assert pool.x.tolist() == [[1, 2.5], [-3, 400]]
+    assert pool.names == ("x", "y")
+
+
+# --- arrays ---
+
+
+@pytest.mark.parametrize(
+    ("samples", "labels", "client"),
+    [("x", "y", "client"), ("samples", "labels", "clients"), ("images", "label", "client")],
+)
+def test_arrays_by_hand(samples: str, labels: str, client: str, tmp_path: Path) -> None:
+    x = np.arange(12, dtype=np.float64).reshape(4, 3)
+    np.savez(tmp_path / "t.npz", **{samples: x, labels: np.array([2, 1, 2, 1]), client: np.array(["q", "p", "q", "q"])})
+    pool = read(tmp_path / "t.npz")
+    assert pool.x.tolist() == x.tolist()
+    assert (pool.y.tolist(), pool.names) == ([1, 0, 1, 0], ("1", "2"))
+    assert pool.owner is not None
+    assert (pool.owner.tolist(), pool.owners) == ([1, 0, 1, 1], ("p", "q"))
+
+
+def test_whole_numbers_stay_what_they_are(tmp_path: Path) -> None:
+    tokens = np.array([[3, 1, 2**31], [5, 5, 0]])
+    np.savez(tmp_path / "t.npz", x=tokens, y=np.array([[0], [1]]))
+    pool = read(tmp_path / "t.npz")
+    assert pool.x.dtype == np.int64
+    assert pool.x.tolist() == tokens.tolist()
+    assert pool.y.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((2, 5, 4), (2, 1, 5, 4)),
+        ((2, 5, 4, 3), (2, 3, 5, 4)),
+        ((2, 3, 5, 4), (2, 3, 5, 4)),
+        ((2, 1, 8, 3), (2, 1, 8, 3)),
+    ],
+)
+def test_bytes_are_images(shape: tuple[int, ...], expected: tuple[int, ...], tmp_path: Path) -> None:
+    """One all 50, the other all 150: −1 and 1, channels first."""
+    images = np.full(shape, 50, dtype=np.uint8)
+    images[1] = 150
+    np.savez(tmp_path / "t.npz", x=images, y=np.array([0, 1]))
+    x = read(tmp_path / "t.npz").x
+    assert x.shape == expected
+    assert x[0] == pytest.approx(-1, abs=1e-4)
+    assert x[1] == pytest.approx(1, abs=1e-4)
+
+
+def test_channels_are_moved_and_not_mixed(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (2, 5, 4, 3), dtype=np.uint8)
+    np.savez(tmp_path / "last.npz", x=images, y=np.array([0, 1]))
+    np.savez(tmp_path / "first.npz", x=np.moveaxis(images, 3, 1), y=np.array([0, 1]))
+    last, first = (load_dataset(f"file:{tmp_path / name}.npz")[0] for name in ("last", "first"))
+    assert last.tolist() == first.tolist()
+
+
+# --- what is refused ---
+
+WRONG: dict[str, tuple[dict[str, list[Any]], dict[str, str], str]] = {
+    "no label": ({"a": [1], "b": [2]}, {}, r"got a, b, expected one called label or .* data.label_column=COLUMN"),
+    "no such label": ({"a": [1], "kind": [2]}, {"label": "kinf"}, r"data.label_column: got 'kinf'.*did you mean kind"),
+    "no such client": ({"a": [1], "y": [2]}, {"client": "b"}, r"data.owner_column: got 'b'.* has no such column"),
+    "no features": ({"label": [1], "client": [2]}, {}, "got 1 rows of 0 features"),
+    "words as features": (
+        {"a": [1, 2], "town": ["Ulm", "Bonn"], "y": [0, 1]}, {},
+        r"column 'town', sample 0 \(from 0\): got 'Ulm', expected a finite number",
+    ),
+    "nothing a number": ({"a": [1.0, float("nan")], "y": [0, 1]}, {}, r"column 'a', sample 1 \(from 0\): got .*nan"),
+    "too large": ({"a": [1.0, 1e39], "y": [0, 1]}, {}, "column 'a', sample 1"),
+    "fractions as classes": ({"a": [1, 2], "target": [0.5, 1.0]}, {}, r"got 1.0 in 'target', expected class numbers"),
+}  # fmt: skip
+
+
+@both
+@pytest.mark.parametrize(("columns", "settings", "message"), WRONG.values(), ids=WRONG)
+def test_wrong_columns_are_named(
+    write: Write, columns: dict[str, list[Any]], settings: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=message):
+        read(write(tmp_path / "t", columns), **settings)
+
+
+def test_missing_values_are_named(tmp_path: Path) -> None:
+    for columns, message in (
+        ({"a": [1, None], "y": [0, 1]}, r"column 'a', sample 1"),
+        ({"a": [1, 2], "y": [0, None]}, r"got no y in sample 1 \(from 0\)"),
+        ({"a": [1, 2], "y": ["a", None]}, r"got no y in sample 1"),
+        ({"a": [1, 2], "y": [0, 1], "client": [None, "a"]}, r"got no client in sample 0"),
+    ):
+        with pytest.raises(DataError, match=message):
+            read(parquet_file(tmp_path / "t", columns))  # type: ignore[arg-type]
+    (tmp_path / "t.csv").write_text("a,y\n1,0\n2, \n")
+    with pytest.raises(DataError, match="got no y in sample 1"):
+        read(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "got no columns"),
+        (b"a,label\n", "got 0 rows"),
+        (b"a,label\n1,2\n1,2,3\n", r"line 3: got 3 values, expected 2 as in the header"),
+        (b"a,a,label\n1,2,3\n", "two columns called 'a'"),
+        (b"a,label\n1,\xff\xfe\n", "cannot be read .* expected text in UTF-8"),
+    ],
+)
+def test_broken_csv(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        read(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": np.zeros((2, 3))}, "got x, expected one called y or labels or label; .*data.label_column"),
+        ({"y": np.zeros(2)}, "got y, expected one called x or samples or images"),
+        ({"x": np.zeros((2, 3)), "y": np.zeros(3)}, "got 2 x and 3 y, expected as many"),
+        ({"x": np.zeros((2, 3)), "y": np.zeros(2), "client": np.zeros(3)}, "got 2 x and 3 client"),
+        ({"x": np.zeros((2, 3)), "y": np.eye(2)}, r"got y of shape \(2, 2\), expected a vector"),
+        ({"x": np.zeros(2), "y": np.zeros(2)}, r"got x of shape \(2,\)"),
+        ({"x": np.array([["a"], ["b"]]), "y": np.zeros(2)}, "expected numbers, a row a sample"),
+        ({"x": np.zeros((0, 3)), "y": np.zeros(0)}, "got 0 x"),
+        ({"x": np.array([{}, {}]), "y": np.zeros(2)}, "cannot be read as arrays .*; write it with numpy.savez"),
+    ],
+)
+def test_wrong_arrays_are_named(arrays: dict[str, np.ndarray], message: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "t.npz", **arrays)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=message):
+        read(tmp_path / "t.npz")
+
+
+@pytest.mark.parametrize(("ending", "message"), [("npz", "as arrays"), ("parquet", "not a whole Parquet file")])
+@pytest.mark.parametrize("content", [b"", b"PAR1 something else", b"\x93NUMPY\x01\x00", b"PK\x03\x04 half of it"])
+def test_broken_files_are_named(ending: str, message: str, content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / f"t.{ending}"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        read(path)
+
+
+def test_what_is_no_such_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"t.csv is no file; file:PATH names one"):
+        read(tmp_path / "t.csv")
+    with pytest.raises(DataError, match=r"t.xlsx, expected a file that ends in .npz, .csv, .tsv, .parquet"):
+        read(tmp_path / "t.xlsx")
+
+
+def test_without_pyarrow_the_extra_is_named(tmp_path: Path) -> None:
+    path = parquet_file(tmp_path / "t", TABLE)
+    script = (
+        "import sys; sys.modules['pyarrow'] = None\n"
+        "from pfedlms.data import load_dataset\n"
+        "try: load_dataset('file:' + sys.argv[1])\n"
+        "except Exception as error: print(type(error).__name__, error)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, timeout=120)
+    assert done.stdout.startswith("DataError"), done.stderr
+    assert "pip install 'pfedlms[parquet]'" in done.stdout

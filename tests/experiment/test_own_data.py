@@ -1,0 +1,304 @@
+"""Data by path and ways to deal it out, from settings to runs that resume; and `pfedlms data show`."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import pfedlms
+from pfedlms.cli import main
+from pfedlms.data import from_pool, load_dataset
+from pfedlms.errors import PfedlmsError
+from pfedlms.experiment.config import load_config
+from pfedlms.experiment.holdings import holdings
+from pfedlms.report.holdings import holdings_lines
+
+SMALL = {"rounds": 2, "local_steps": 2, "batch_size": 8, "hidden": 8, "threads": 1}
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PFEDLMS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+
+
+def csv_file(path: Path, clients: int = 4, rows: int = 80) -> Path:
+    """Client k has every `clients`-th row; classes low and high are told by the first feature."""
+    draw = np.random.default_rng(0)
+    lines = ["a,b,who,label"]
+    for row in range(rows):
+        kind = row // clients % 2
+        lines.append(
+            f"{4 * kind - 2 + draw.normal() / 10:.3f},{draw.normal():.3f},c{row % clients},{('low', 'high')[kind]}"
+        )
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def image_folder(root: Path) -> Path:
+    draw = np.random.default_rng(0)
+    for place, name in enumerate(("owl", "ant", "bee")):
+        (root / name).mkdir(parents=True)
+        for number in range(20):
+            pixels = draw.integers(80 * place, 80 * place + 80, (4, 4), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / name / f"{number}.png")
+    return root
+
+
+def config_of(**data: Any) -> Any:
+    return load_config(None, {"data": data})
+
+
+# --- settings ---
+
+
+@pytest.mark.parametrize("dataset", ["folder:pets", "file:/some/where.csv", "file:a:b.npz"])
+def test_paths_are_data_sets_without_a_preset(dataset: str) -> None:
+    config = config_of(dataset=dataset)
+    assert config.data.dataset == dataset
+    assert config.train == load_config(None, {"data": {"dataset": "custom"}}).train
+
+
+@pytest.mark.parametrize(
+    ("dataset", "ending"),
+    [
+        ("fodler:pets", "did you mean folder:PATH or file:PATH?"),
+        ("fil:/a/long/path/to/a/file.csv", "did you mean file:PATH or folder:PATH?"),
+        ("folder:", "did you mean folder:PATH or file:PATH?"),
+        ("pets.csv", "folder:PATH, file:PATH"),
+    ],
+)
+def test_what_is_no_path_shows_what_is_meant(dataset: str, ending: str) -> None:
+    with pytest.raises(PfedlmsError) as caught:
+        config_of(dataset=dataset)
+    assert str(caught.value).startswith(f"data.dataset: got {dataset!r}, expected one of: digits, ")
+    assert str(caught.value).endswith(ending)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "title"),
+    [("digits", "digits"), ("folder:/a/pets", "pets"), ("file:b/t.csv", "t"), ("folder:.", "folder")],
+)
+def test_a_run_is_named_by_the_last_part_of_a_path(dataset: str, title: str) -> None:
+    assert config_of(dataset=dataset).data.title == title
+
+
+def test_the_default_is_the_dirichlet_partition_as_ever() -> None:
+    x, y = load_dataset("digits")
+    expected = from_pool(x, y, 6, 0.3, 5)
+    shown = holdings(load_config(None, {"data": {"clients": 6, "alpha": 0.3}, "run": {"seed": 5}}))
+    assert shown["partition"] == "dirichlet"
+    for client, train, test in zip(shown["clients"], expected.train, expected.test, strict=True):
+        assert (client["train"], client["test"]) == (len(train), len(test))
+        assert client["classes"] == np.bincount(y[np.concatenate([train, test])], minlength=10).tolist()
+
+
+# --- runs ---
+
+
+def test_a_run_on_a_file_follows_its_clients(tmp_path: Path) -> None:
+    file = csv_file(tmp_path / "t.csv")
+    result = pfedlms.run(f"file:{file}", method="fedavg", owner_column="who", **{**SMALL, "rounds": 20})
+    assert result.summary["clients"] == 4
+    assert result.federation.data.samples == (15, 15, 15, 15)
+    assert result.accuracy > 95
+    dealt = pfedlms.run(
+        f"file:{file}", method="fedavg", owner_column="who", partition="iid", clients=3, min_samples=5, **SMALL
+    )
+    assert dealt.summary["clients"] == 3
+
+
+def test_a_run_on_a_folder(tmp_path: Path) -> None:
+    root = image_folder(tmp_path / "birds")
+    result = pfedlms.run(f"folder:{root}", method="local", partition="classes", clients=3, **{**SMALL, "rounds": 20})
+    assert result.federation.data.shape == (1, 4, 4)
+    assert result.federation.data.classes == 3
+    assert all(len(set(result.federation.data.y[own].tolist())) == 2 for own in result.federation.data.train)
+    assert result.accuracy > 90
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_run_by_path_goes_on_where_the_data_are_now_if_they_are_the_same(
+    changed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The path may change, in config.toml; the samples may not."""
+    file = csv_file(tmp_path / "t.csv")
+    out = tmp_path / "run"
+    arguments = ["--method", "local", "--rounds", "2", "--set", "model.hidden=8", "--set", "data.owner_column=who"]
+    assert main(["run", "--dataset", f"file:{file}", *arguments, "--out", str(out)]) == 0
+    moved = Path(shutil.move(file, tmp_path / "moved.csv"))
+    if changed:
+        moved.write_text(re.sub(r"^-?\d\.\d+,", "7,", moved.read_text(), count=1, flags=re.MULTILINE))
+    assert main(["resume", str(out)]) == 2
+    assert "t.csv is no file" in capsys.readouterr().err
+    text = (out / "config.toml").read_text().replace(str(file), str(moved)).replace("rounds = 2", "rounds = 3")
+    (out / "config.toml").write_text(text)
+    assert main(["resume", str(out)]) == (2 if changed else 0)
+    said = capsys.readouterr().err
+    assert ("the data given are not those this run began with; give the same arrays or files" in said) == changed
+    assert len((out / "metrics.jsonl").read_text().splitlines()) == (2 if changed else 3)
+
+
+def test_pairs_are_given_and_nothing_else() -> None:
+    pair = (np.zeros((4, 2)), np.array([0, 1, 0, 1]))
+    assert pfedlms.run([(pair, pair)] * 2, method="local", partition="given", **SMALL).summary["clients"] == 2
+    with pytest.raises(PfedlmsError, match=r"data.partition: got 'iid', but data are given client by client"):
+        pfedlms.run([(pair, pair)] * 2, method="local", partition="iid", **SMALL)
+
+
+def test_bits_of_a_file_are_those_of_its_shape_classes_and_clients(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = csv_file(tmp_path / "t.csv")
+    options = ["--set", "data.owner_column=who", "--set", "model.hidden=8", "--method", "fedavg", "--json"]
+    assert main(["bits", "--dataset", f"file:{file}", *options]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert row["parameters"] == 2 * 8 + 8 + 8 * 2 + 2
+    assert (row["classes"], row["clients"]) == (2, 4)
+
+
+# --- data show ---
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    capsys.readouterr()
+    assert main(["data", "show", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_show_json_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of client k's 20 rows, ten of each class, a quarter is tested on, and a fifth of the other 15 set aside."""
+    file = csv_file(tmp_path / "t.csv")
+    options = ["--set", "data.owner_column=who", "--set", "data.validation=0.2", "--seed", "3", "--json"]
+    document = json.loads(shown(capsys, "--dataset", f"file:{file}", *options))
+    assert document == {
+        "dataset": f"file:{file}",
+        "samples": 80,
+        "shape": [2],
+        "partition": "given",
+        "seed": 3,
+        "classes": ["high", "low"],
+        "clients": [
+            {"client": k, "name": f"c{k}", "train": 12, "test": 5, "validation": 3, "classes": [10, 10]}
+            for k in range(4)
+        ],
+    }
+
+
+def test_show_draws_counts_under_the_names_of_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = image_folder(tmp_path / "birds")
+    text = shown(capsys, "--dataset", "folder:birds", "--data-dir", str(root.parent), "--clients", "3", "--partition",
+                 "classes", "--set", "data.classes_per_client=1")  # fmt: skip
+    assert "folder:birds · 60 samples of 1x4x4 · 3 classes · 3 clients · classes · seed 0" in text
+    rows = [line.split() for line in text.splitlines()]
+    assert ["client", "train", "test", "ant", "bee", "owl"] in rows
+    held = sorted(row[3:] for row in rows if row[1:3] == ["15", "5"])
+    assert held == [[".", ".", "20"], [".", "20", "."], ["20", ".", "."]]
+    assert "samples a client: 20 to 20, median 20" in text
+    assert "classes a client: 1 to 1, median 1" in text
+    assert "largest class: 100% of a client's samples on average, 33% of all samples" in text
+
+
+def made(clients: int, classes: int, count: int = 0) -> dict[str, Any]:
+    """Client k has only class k mod `classes`, k + 1 samples of it unless told."""
+    rows = []
+    for k in range(clients):
+        counts = [0] * classes
+        counts[k % classes] = count or k + 1
+        rows.append({"client": k, "name": str(k), "train": 1, "test": 1, "classes": counts})
+    names = [f"class number {label}" for label in range(classes)]
+    return {
+        "dataset": "digits",
+        "samples": 9,
+        "shape": [1],
+        "partition": "iid",
+        "seed": 0,
+        "classes": names,
+        "clients": rows,
+    }
+
+
+@pytest.mark.parametrize("clients", [1, 40, 41, 1000])
+@pytest.mark.parametrize("classes", [1, 10, 40, 100, 1000])
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_whatever_there_is_fits_the_screen(clients: int, classes: int, width: int) -> None:
+    lines = holdings_lines(made(clients, classes), width)
+    assert max(len(line.plain) for line in lines) <= width
+    assert len(lines) < 40 + 40
+
+
+def test_long_names_stand_below() -> None:
+    lines = [line.plain for line in holdings_lines(made(3, 10))]
+    assert lines[2].split() == ["client", "train", "test", *map(str, range(10))]
+    assert lines[4].split() == ["1", "1", "1", ".", "2", *["."] * 8]
+    assert any(line.startswith("Classes: 0 class number 0, 1 class number 1, ") for line in lines)
+
+
+def test_many_classes_are_shades_and_share_columns() -> None:
+    """120 classes in 80 columns: 21 are taken by names and sizes, so that three classes share one of 40 columns; the
+    one a client has all of is full, the others are empty."""
+    lines = [line.plain for line in holdings_lines(made(3, 120))]
+    assert lines[3][21:].rstrip() == "█"
+    assert lines[5][21:] == "█" + " " * 39
+    assert any("A column stands for 3 classes." in line for line in lines)
+    shades = made(1, 50)
+    shades["clients"][0]["classes"] = [100, 40, 30, 20, 10, 5, *[0] * 43, 1000 - 205]
+    (row,) = [line.plain for line in holdings_lines(shades) if line.plain.endswith("█")]
+    # An even share is 20 of 1000: 100 is 5 times it, 40 twice, 30 one and a half times, 20 once, 10 half, 5 a quarter.
+    assert row[-50:-44] == "█▒▒░··"
+
+
+def test_of_many_clients_some_are_shown_from_the_largest_to_the_smallest() -> None:
+    lines = [line.plain for line in holdings_lines(made(100, 2))]
+    rows = [line.split() for line in lines if re.match(r" *\d+ +1 +1 ", line)]
+    assert len(rows) == 40
+    numbers = [int(row[0]) for row in rows]
+    assert numbers == sorted(numbers, reverse=True)
+    assert (numbers[0], numbers[-1]) == (99, 0)
+    assert "40 of 100 clients, from the largest to the smallest; --json has all." in lines
+    assert "samples a client: 1 to 100, median 50.5" in lines
+
+
+def test_show_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, options in (
+        ("small.png", ["--clients", "4"]),
+        ("many.svg", ["--clients", "50", "--set", "data.min_samples=2"]),
+    ):
+        shown(capsys, *options, "--set", "data.validation=0.1", "--plot", str(tmp_path / name))
+    with Image.open(tmp_path / "small.png") as image:
+        assert min(image.size) > 300
+    drawn = (tmp_path / "many.svg").read_text()
+    assert drawn.rstrip().endswith("</svg>")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["shw"], "data: got 'shw', expected show"),
+        (["show", "--dataset", "custom"], "stands for data given in Python"),
+        (["show", "--partition", "given"], "data.partition: got 'given', but nothing says whose each sample is"),
+        (["show", "--partition", "clases"], "data.partition: got 'clases', expected one of: auto, dirichlet, classes"),
+        (
+            ["show", "--partition", "classes", "--clients", "4"],
+            "data.classes_per_client: got 2 for 4 clients, expected 3",
+        ),
+        (["show", "--dataset", "folder:nowhere"], "nowhere is no folder"),
+        (["show", "--plot", "picture.xyz"], "--plot: got 'picture.xyz'"),
+        (["show", "--set", "data.image_size=-1"], "data.image_size: got -1"),
+    ],
+)
+def test_wrong_calls(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", *arguments]) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.err.startswith("error: ")
+    assert "Traceback" not in said.err
+    assert said.out == ""
