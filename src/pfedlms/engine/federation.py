@@ -72,7 +72,7 @@ class Federation:
         self._ways = Ways(link, answer_link, lost, quorum, seed)
         self._digest = agreement(self.method)
         self._server = self.method.server_start()
-        self._momentum = train.momentum > 0
+        self._kept = train.kept_numbers(model.layout.dim)
         # Clients that are stacked together at most.
         self.largest_cohort = min(cohort_size or self.participation.count, self.participation.count)
         self._worker = LocalWorker(model, data, train, seed, self.participation, self.largest_cohort)
@@ -86,7 +86,7 @@ class Federation:
         self._before = self._server
 
     def _fresh(self, ids: tuple[int, ...]) -> Cohort:
-        return self.model.cohort(ids, tuple(self._samples[k] for k in ids), with_momentum=self._momentum)
+        return self.model.cohort(ids, tuple(self._samples[k] for k in ids), with_momentum=False, kept=self._kept)
 
     @own_threads()
     def start(self) -> None:
@@ -169,7 +169,7 @@ class Federation:
         if state["params"].shape != expected.params.shape or state["momentum"].shape != expected.momentum.shape:
             raise ValueError(
                 f"checkpoint: got models of shape {tuple(state['params'].shape)}, expected "
-                f"{tuple(expected.params.shape)} with the same momentum setting"
+                f"{tuple(expected.params.shape)} with the same optimizer and momentum"
             )
         self.rounds_played, self._last, self._heard = state["rounds_played"], state["last"], state["heard"]
         places = {name: value.device for name, value in self.method.server_start().items()}
@@ -280,6 +280,8 @@ def task_of(model: CohortModel, classes: int, who: Participation, train: TrainSe
         participants=who.count,
         learning_rate=train.learning_rate,
         weight_decay=train.weight_decay,
+        schedule=train.rates,
+        optimizer=train.optimizer,
         statistics=tuple(
             (name, value.numel()) for name, value in model.initial_buffers.items() if value.is_floating_point()
         ),

@@ -24,14 +24,15 @@ from pfedlms.errors import DivergedError
 from pfedlms.methods.contract import Objective
 from pfedlms.models.forward import CohortModel
 from pfedlms.models.streams import beside
-from pfedlms.step import cross_entropy, sample_losses, sgd_step_
+from pfedlms.step import Rate, adamw_step_, clip_, cross_entropy, kept_numbers, sample_losses, sgd_step_
+from pfedlms.step.schedule import Schedule
 
 _EVALUATION_BATCH = 256
 
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """How every method trains; the section [train] without the number of rounds."""
+    """How every method trains; the section [train]."""
 
     local_steps: int
     batch_size: int
@@ -40,6 +41,26 @@ class TrainSettings:
     weight_decay: float
     augment: str = "none"
     participation: float = 1.0
+    optimizer: str = "sgd"
+    clip: float = 0.0
+    schedule: str = "constant"
+    rounds: int = 0
+    warmup: int = 0
+    decay: float = 1.0
+    decay_every: int = 1
+
+    @property
+    def rates(self) -> Schedule:
+        """With what its shape reads, and nothing else."""
+        if self.schedule == "cosine":
+            return Schedule("cosine", self.warmup, rounds=self.rounds)
+        if self.schedule == "step":
+            return Schedule("step", self.warmup, decay=self.decay, decay_every=self.decay_every)
+        return Schedule(self.schedule, self.warmup)
+
+    def kept_numbers(self, dim: int) -> int:
+        """What a client's optimizer keeps from step to step."""
+        return kept_numbers(dim, self.optimizer, self.momentum)
 
 
 class LocalWorker:
@@ -56,6 +77,7 @@ class LocalWorker:
         # One client after another is the reference, which runs as it is written.
         recorded = (largest > 1 or data.clients == 1) and backend_of(model.initial) == "gpu"
         self._run_steps = Replayed(self._steps, largest) if recorded else self._steps
+        self._rates = train.rates
         self._ahead: tuple[tuple[int, ...], int, Tensor] | None = None
 
     def train(self, cohort: Cohort, objective: Objective, phase: int) -> tuple[Cohort, Tensor]:
@@ -63,13 +85,19 @@ class LocalWorker:
         belongs to round r."""
         plan = self.plan(cohort, phase)
         with seeded_modules(rng.stream(self._seed, "module", phase, cohort.ids[0]), self._model.device):
-            trained, losses = self._in_parts(cohort, plan, objective)
+            trained, losses = self._in_parts(cohort, plan, objective, self._rate(phase))
         if cohort.params.is_cuda and len(cohort.ids) == self._who.count:
             # While the GPU is still busy with these steps.
             following = self._who.of(phase + 1)
             self._ahead = (following, phase + 1, self._drawn(following, phase + 1))
         check_finite(trained, losses, phase)
         return trained, losses
+
+    def _rate(self, phase: int) -> Rate:
+        """η of a phase; one that changes lies on a GPU, where recorded steps read it."""
+        rate = self._train.learning_rate * self._rates.factor(phase)
+        on_device = self._rates.changes and self._model.device.type == "cuda"
+        return torch.tensor(rate, dtype=torch.float32, device=self._model.device) if on_device else rate
 
     def plan(self, cohort: Cohort, phase: int) -> Tensor:
         """What every client sees in the steps of a phase: `[steps, 1, clients, batch]`, indices of samples; with
@@ -84,23 +112,23 @@ class LocalWorker:
             return indices
         return torch.cat([indices, self._augmentation.draws(ids, phase * steps, steps, size, indices)], dim=1)
 
-    def _in_parts(self, cohort: Cohort, plan: Tensor, objective: Objective) -> tuple[Cohort, Tensor]:
+    def _in_parts(self, cohort: Cohort, plan: Tensor, objective: Objective, rate: Rate) -> tuple[Cohort, Tensor]:
         """All steps of some clients, then of the next ones, as the model likes it best."""
         parts = self._model.parts(len(cohort.ids))
         if len(parts) == 1:
-            return self._run_steps(cohort, plan, objective)
+            return self._run_steps(cohort, plan, objective, rate)
         params, momentum = torch.empty_like(cohort.params), torch.empty_like(cohort.momentum)
         losses = torch.empty(len(cohort.ids))
 
         def train(rows: slice) -> None:
-            part, losses[rows] = self._run_steps(cohort.rows(rows), plan[:, :, rows], objective)
+            part, losses[rows] = self._run_steps(cohort.rows(rows), plan[:, :, rows], objective, rate)
             params[rows], momentum[rows] = part.params, part.momentum
 
         spread(train, parts)
         return replace(cohort, params=params, momentum=momentum), losses  # such models change no buffers
 
-    def _steps(self, cohort: Cohort, plan: Tensor, objective: Objective) -> tuple[Cohort, Tensor]:
-        """SGD on the samples of a plan; a pure function of its arguments, so that it can be replayed."""
+    def _steps(self, cohort: Cohort, plan: Tensor, objective: Objective, rate: Rate) -> tuple[Cohort, Tensor]:
+        """Steps on the samples of a plan; a pure function of its arguments, so that it can be replayed."""
         settings = self._train
         # What is trained is written over from here on, as are the gradients: fresh memory in every step costs more
         # than the step's arithmetic on it.
@@ -114,9 +142,13 @@ class LocalWorker:
             # The pull depends on the models alone, so it is computed beside the gradient of the loss.
             extra, loss = beside(pull, task, self._model.device, "pull")
             losses += loss
-            sgd_step_(
-                params, gradients, extra, momentum, settings.learning_rate, settings.momentum, settings.weight_decay
-            )
+            if settings.clip:
+                clip_(gradients, extra, settings.clip)
+                extra = None
+            if settings.optimizer == "adamw":
+                adamw_step_(params, gradients, extra, momentum, rate, settings.weight_decay)
+            else:
+                sgd_step_(params, gradients, extra, momentum, rate, settings.momentum, settings.weight_decay)
             params = objective.after_step(params, step)
         return replace(cohort, params=params, momentum=momentum, buffers=buffers), losses / len(plan)
 

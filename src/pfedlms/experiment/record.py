@@ -167,9 +167,12 @@ def _data_of(config: Config, federation: Federation) -> str:
 
 
 def _settled(config: Config) -> dict[str, Any]:
-    """What cannot change once a run has begun: all but its length, where the data lie and how it is executed."""
+    """What cannot change once a run has begun: all but its length (unless its learning rates depend on that), where the
+    data lie and how it is executed."""
     tables = config.tables()
-    del tables["run"], tables["train"]["rounds"], tables["data"]["dir"]
+    del tables["run"], tables["data"]["dir"]
+    if config.train.schedule != "cosine":
+        del tables["train"]["rounds"]
     return {f"{section}.{key}": value for section, own in tables.items() for key, value in own.items()}
 
 
