@@ -7,6 +7,8 @@ import hashlib
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,20 +16,23 @@ from numpy.typing import ArrayLike, NDArray
 
 from pfedlms.data.partition import Indices, partition, split
 from pfedlms.errors import DataError
+from pfedlms.rng import permutation, stream
 
 Pair = tuple[ArrayLike, ArrayLike]
 
 
 @dataclass(frozen=True)
 class FederatedData:
-    """Samples `x: [samples, ...]` float32, labels `y: [samples]` int64, and per client its train and test indices into
-    them; validation indices too where a share was set aside, else none at all."""
+    """Samples `x: [samples, ...]` float32, labels `y: [samples]` int64 (or targets that are no classes, see
+    `from_targets`), and per client its train and test indices into them; validation indices too where a share was set
+    aside, else none at all."""
 
     x: torch.Tensor
     y: torch.Tensor
     train: tuple[Indices, ...]
     test: tuple[Indices, ...]
     classes: int
+    """0: targets are no classes."""
     validation: tuple[Indices, ...] = ()
 
     @property
@@ -38,6 +43,11 @@ class FederatedData:
     def shape(self) -> tuple[int, ...]:
         """Shape of one sample."""
         return tuple(self.x.shape[1:])
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a model gives for a sample: one a class, or as many as a target has."""
+        return self.classes or prod(self.y.shape[1:])
 
     @property
     def samples(self) -> tuple[int, ...]:
@@ -149,3 +159,64 @@ def _check(x: ArrayLike, y: ArrayLike, name: str) -> tuple[NDArray[np.float32], 
     if not np.isfinite(samples).all():
         raise DataError(f"{name}: samples hold NaN or infinite values; clean them first")
     return np.ascontiguousarray(samples), labels
+
+
+def are_classes(y: Any) -> bool:
+    """Whether targets are labels of classes: a vector of whole numbers, truth values or names."""
+    raw = np.asarray(y)
+    return raw.ndim == 1 and raw.dtype.kind in "iubUSO" and not (raw.dtype.kind == "i" and bool((raw < 0).any()))
+
+
+def from_targets(
+    data: Any, pooled: bool, clients: int, seed: int, min_samples: int = 10, validation: float = 0.0
+) -> FederatedData:
+    """The same as `from_pool` (where `pooled`) or `from_pairs`, for targets that are no classes, `[samples, …]`: whole
+    numbers stay int64, all others become float32. A pool is dealt out evenly at random, since shares of classes have no
+    meaning; nothing is stratified."""
+    if pooled:
+        parts = [("data", data)]
+    else:
+        named = ((f"client {client}", pair) for client, pair in enumerate(data))
+        parts = [
+            (f"{who} {part}", own) for who, pair in named for part, own in zip(("train", "test"), pair, strict=True)
+        ]
+    targets = [_targets(y, name) for name, (_, y) in parts]
+    for (name, _), own in zip(parts, targets, strict=True):
+        if own.shape[1:] != targets[0].shape[1:] or own.dtype != targets[0].dtype:
+            raise DataError(
+                f"{name}: got targets of shape {own.shape[1:]} and type {own.dtype}, expected {targets[0].shape[1:]} "
+                f"and {targets[0].dtype} as before"
+            )
+    # Everything else about samples is as if all of them were of one class.
+    alike = [(x, np.zeros(len(own), dtype=np.int64)) for (_, (x, _)), own in zip(parts, targets, strict=True)]
+    if pooled:
+        samples, labels = _check(*alike[0], "data")
+        held = (
+            split(labels, own, seed, client)
+            for client, own in enumerate(_dealt(len(labels), clients, seed, min_samples))
+        )
+        made = _federated(samples, labels, held, seed, validation)
+    else:
+        made = from_pairs(list(zip(alike[::2], alike[1::2], strict=True)), seed, validation)
+    return replace(made, y=torch.from_numpy(np.concatenate(targets)), classes=0)
+
+
+def _dealt(total: int, clients: int, seed: int, min_samples: int) -> list[Indices]:
+    """Samples 0..total − 1 over clients, at random and as evenly as they come."""
+    if total < clients * max(2, min_samples):
+        raise DataError(
+            f"data.clients: got {clients} clients with data.min_samples {min_samples} each, but there are only {total} "
+            f"samples; use at most {total // max(2, min_samples)} clients or a smaller data.min_samples"
+        )
+    return [np.sort(own) for own in np.array_split(permutation(stream(seed, "partition", 0), total), clients)]
+
+
+def _targets(y: Any, name: str) -> NDArray[Any]:
+    raw = np.asarray(y)
+    if raw.ndim == 0 or raw.dtype.kind not in "iubf":
+        raise DataError(
+            f"{name}: got targets of shape {raw.shape} and type {raw.dtype}, expected numbers, one or more a sample"
+        )
+    if raw.dtype.kind == "f" and not np.isfinite(raw).all():
+        raise DataError(f"{name}: targets hold NaN or infinite values; clean them first")
+    return np.ascontiguousarray(raw, dtype=np.int64 if raw.dtype.kind in "iu" else np.float32)

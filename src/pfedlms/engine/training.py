@@ -18,13 +18,14 @@ from pfedlms.cohort import Cohort
 from pfedlms.data.batches import Augmentation, batches
 from pfedlms.data.federated import FederatedData
 from pfedlms.data.partition import Indices
+from pfedlms.engine.criterion import Criterion
 from pfedlms.engine.graphs import Replayed
 from pfedlms.engine.participation import Participation
 from pfedlms.errors import DivergedError
 from pfedlms.methods.contract import Objective
 from pfedlms.models.forward import CohortModel
 from pfedlms.models.streams import beside
-from pfedlms.step import Rate, adamw_step_, clip_, cross_entropy, kept_numbers, sample_losses, sgd_step_
+from pfedlms.step import Rate, adamw_step_, clip_, kept_numbers, sgd_step_
 from pfedlms.step.schedule import Schedule
 
 _EVALUATION_BATCH = 256
@@ -68,14 +69,16 @@ class LocalWorker:
     local steps as a CUDA graph."""
 
     def __init__(
-        self, model: CohortModel, data: FederatedData, train: TrainSettings, seed: int, who: Participation, largest: int
-    ) -> None:
+        self, model: CohortModel, data: FederatedData, train: TrainSettings, seed: int, who: Participation,
+        largest: int, criterion: Criterion,
+    ) -> None:  # fmt: skip
         self._model, self._data, self._train, self._seed, self._who = model, data, train, seed, who
+        self._criterion = criterion
         self._batches = batches(seed, data)
         crop, flip = (part in train.augment for part in ("crop", "flip"))
         self._augmentation = Augmentation(seed, crop, flip) if crop or flip else None
         # One client after another is the reference, which runs as it is written.
-        recorded = (largest > 1 or data.clients == 1) and backend_of(model.initial) == "gpu"
+        recorded = (largest > 1 or data.clients == 1) and backend_of(model.initial) == "gpu" and criterion.stacks
         self._run_steps = Replayed(self._steps, largest) if recorded else self._steps
         self._rates = train.rates
         self._ahead: tuple[tuple[int, ...], int, Tensor] | None = None
@@ -135,8 +138,8 @@ class LocalWorker:
         params, momentum = cohort.params.clone(), cohort.momentum.clone()
         buffers = {name: value.clone() for name, value in cohort.buffers.items()}
         losses, gradients = torch.zeros(len(params), device=params.device), torch.empty_like(params)
-        labels, minimised = self._data.y[plan[:, 0]], partial(task_loss, objective)
-        for step, (chosen, y) in enumerate(zip(plan, labels, strict=True)):
+        targets, minimised = self._data.y[plan[:, 0]], partial(self._criterion.minimised, objective)
+        for step, (chosen, y) in enumerate(zip(plan, targets, strict=True)):
             pull, x = partial(objective.gradient, params), self._training_samples(chosen)
             task = partial(self._model.gradient, gradients, params, buffers, x, y, minimised, objective.needs_features)
             # The pull depends on the models alone, so it is computed beside the gradient of the loss.
@@ -156,10 +159,11 @@ class LocalWorker:
         """See `ClientWork`; running statistics are left as they are."""
         buffers = {name: value.clone() for name, value in cohort.buffers.items()}
         total, gradients = torch.zeros_like(cohort.params), torch.empty_like(cohort.params)
+        minimised = partial(self._criterion.minimised, Objective())
         with seeded_modules(rng.stream(self._seed, "module", round + 1, cohort.ids[0]), self._model.device):
             for chosen in self.plan(cohort, round + 1):
                 x, y = self._training_samples(chosen), self._data.y[chosen[0]]
-                self._model.gradient(gradients, params.expand_as(total), buffers, x, y, partial(task_loss, Objective()))
+                self._model.gradient(gradients, params.expand_as(total), buffers, x, y, minimised)
                 total += gradients
         return total / self._train.local_steps
 
@@ -181,9 +185,10 @@ class LocalWorker:
         return sums / counts.clamp(min=1).unsqueeze(-1), counts
 
     def evaluate(self, cohort: Cohort, params: Tensor, held: tuple[Indices, ...]) -> tuple[Tensor, Tensor]:
-        """Correct predictions and summed loss of each client's `params` on its own samples of `held`, with its own
-        running statistics."""
-        correct = torch.zeros(len(cohort.ids), dtype=torch.int64, device=cohort.params.device)
+        """Correct predictions (or summed scores) and summed loss of each client's `params` on its own samples of
+        `held`, with its own running statistics."""
+        kind = torch.int64 if self._criterion.score is None else torch.float64
+        scores = torch.zeros(len(cohort.ids), dtype=kind, device=cohort.params.device)
         losses = torch.zeros(len(cohort.ids), dtype=torch.float64, device=cohort.params.device)
         everyone = params.expand_as(cohort.params)
 
@@ -192,11 +197,12 @@ class LocalWorker:
             for x, y, mask in self._sweep(part, held):
                 with torch.no_grad():
                     outputs, _ = self._model.forward(everyone[rows], part.buffers, x, training=False)
-                correct[rows] += ((outputs.argmax(dim=-1) == y) & mask).sum(dim=1)
-                losses[rows] += torch.where(mask, sample_losses(outputs, y), 0.0).double().sum(dim=1)
+                    score, loss = self._criterion.measured(outputs, y)
+                scores[rows] += torch.where(mask, score, 0).to(kind).sum(dim=1)
+                losses[rows] += torch.where(mask, loss, 0.0).double().sum(dim=1)
 
         spread(test, self._model.parts(len(cohort.ids)))
-        return correct, losses
+        return scores, losses
 
     def _samples(self, index: Tensor) -> Tensor:
         """Samples `[clients, batch, …]` by `index: [clients, batch]`; whole rows are copied faster than entries."""
@@ -220,17 +226,6 @@ class LocalWorker:
             mask = torch.from_numpy(np.arange(start, start + width)[None, :] < lengths[:, None])
             place = torch.from_numpy(index).to(self._data.x.device)
             yield self._samples(place), self._data.y[place], mask.to(self._data.x.device)
-
-
-def task_loss(
-    objective: Objective, outputs: Tensor, features: Tensor | None, labels: Tensor
-) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Cross-entropy of every client, and what the objective adds to it from features; see `models.forward.Loss`."""
-    losses, slope = cross_entropy(outputs, labels)
-    extra = None if features is None else objective.loss(features, labels)
-    if extra is None or not extra.requires_grad:  # features that no parameter has a part in
-        return losses, [outputs], [slope]
-    return losses, [outputs, extra], [slope, torch.ones_like(extra)]
 
 
 def check_finite(cohort: Cohort, losses: Tensor, phase: int) -> None:

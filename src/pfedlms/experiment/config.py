@@ -92,6 +92,16 @@ class TrainSection:
     warmup: int = setting(0, "rounds in which η rises in a straight line, before its schedule; 0: none", minimum=0)
     decay: float = setting(0.1, "of the schedule step: what η is multiplied by", above=0, maximum=1)
     decay_every: int = setting(50, "of the schedule step: after how many rounds", minimum=1)
+    loss: str = setting(
+        "cross-entropy",
+        "what local steps minimise, unless a loss is given in Python",
+        choices=lambda: ["cross-entropy", CUSTOM],
+    )
+    metric: str = setting(
+        "auto",
+        "what is measured, unless a metric is given in Python: accuracy, or minus the loss where there are no classes",
+        choices=lambda: ["auto", CUSTOM],
+    )
     augment: str = setting(
         "none",
         "how training images are changed at random: moved by up to 4 pixels, mirrored, or both",

@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,9 @@ from torch import nn
 from pfedlms import rng
 from pfedlms.backend import plain, torch_threads
 from pfedlms.data import FederatedData, from_pairs, from_pool, load_dataset
+from pfedlms.data.federated import are_classes, from_targets
 from pfedlms.engine import Federation
+from pfedlms.engine.criterion import Criterion
 from pfedlms.engine.participation import Participation
 from pfedlms.engine.training import TrainSettings
 from pfedlms.errors import ConfigError, DataError, UsageError, did_you_mean
@@ -24,9 +26,30 @@ from pfedlms.experiment.config import CUSTOM, Config, Tables, keys
 from pfedlms.experiment.memory import fitting_cohort, room_for_all
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel, build
+from pfedlms.models.intake import check_batch_of_one, outputs_of, taken
 from pfedlms.models.zoo import seeded
+from pfedlms.step.own import PerSample, over_clients
 
 ModelLike = str | nn.Module | Callable[[], nn.Module] | None
+
+
+@dataclass(frozen=True)
+class Own:
+    """Functions given in Python: outputs and targets of one client's batch to one number a sample."""
+
+    loss: PerSample | None = None
+    metric: PerSample | None = None
+
+    def into(self, tables: Tables) -> Tables:
+        """The keys that say in a configuration that there are some."""
+        given = {key: CUSTOM for key, function in vars(self).items() if function is not None}
+        return {**tables, "train": {**tables.get("train", {}), **given}}
+
+    def missing(self, config: Config) -> list[str]:
+        """Which of them a configuration needs and are not here."""
+        return [
+            key for key, function in vars(self).items() if getattr(config.train, key) == CUSTOM and function is None
+        ]
 
 
 def python_overrides(data: Any, model: ModelLike, methods: Sequence[str], settings: Mapping[str, Any]) -> Tables:
@@ -63,22 +86,30 @@ def as_configured(config: Config) -> Iterator[None]:
         cudnn.benchmark, cudnn.deterministic = before
 
 
+_NONE = Own()
+
+
 def train_settings(config: Config) -> TrainSettings:
     return TrainSettings(**{each.name: getattr(config.train, each.name) for each in fields(TrainSettings)})
 
 
-def prepare(config: Config, data: Any = None, model: ModelLike = None) -> Federation:
-    """Everything up to the first local step: device, data, partition, model, method."""
+def prepare(config: Config, data: Any = None, model: ModelLike = None, own: Own = _NONE) -> Federation:
+    """Everything up to the first local step: device, data, partition, model, loss, method."""
     device = _device(config.run.device)
+    for key in own.missing(config):
+        raise UsageError(f"train.{key}: 'custom' stands for a function given in Python; use pfedlms.run(…, {key}=…)")
     if config.run.fast and device.type == "cpu":
         warnings.warn("run.fast: compiles local steps on a GPU; on this CPU it does nothing", stacklevel=2)
     with as_configured(config):
-        federated = _federated(config, data)
+        federated = _federated(config, data, own)
         try:
-            cohort_model = CohortModel(_module(config, model, federated), device, config.run.fast)
+            module = taken(
+                _module(config, model, federated), _sample(federated), rng.stream(config.run.seed, "initial")
+            )
+            cohort_model = CohortModel(module, device, config.run.fast)
         except (RuntimeError, ValueError) as error:
             raise UsageError(f"model: cannot be built ({str(error).strip().splitlines()[0]})") from error
-        _check_model(cohort_model, federated)
+        criterion = _criterion(own, _checked_outputs(cohort_model, federated, config), federated)
         if config.train.augment != "none" and len(federated.shape) != 3:
             raise UsageError(
                 f"train.augment: got {config.train.augment!r}, but samples have shape {federated.shape}, expected "
@@ -90,7 +121,7 @@ def prepare(config: Config, data: Any = None, model: ModelLike = None) -> Federa
         size = size or fitting_cohort(cohort_model, federated, train.batch_size, who.count)
         make = partial(
             Federation, METHODS[config.method], config.settings, cohort_model, federated, train, config.run.seed,
-            cohort_size=size, quorum=config.run.quorum, lost=config.run.lost,
+            cohort_size=size, quorum=config.run.quorum, lost=config.run.lost, criterion=criterion,
         )  # fmt: skip
         federation = make()
         if device.type == "cpu" or room_for_all(federation, config.train):
@@ -112,8 +143,13 @@ def _is_pool(data: Any) -> bool:
     return numbers or hasattr(labels, "shape")
 
 
-def _federated(config: Config, data: Any) -> FederatedData:
+def _federated(config: Config, data: Any, own: Own) -> FederatedData:
     chosen = config.data
+    if own.loss is not None and data is not None and not isinstance(data, str):
+        pooled = _is_pool(data)
+        if not are_classes(data[1] if pooled else data[0][0][1]):
+            dealing = chosen.clients, config.run.seed, chosen.min_samples, chosen.validation
+            return from_targets(data, pooled, *dealing)
     if data is None or isinstance(data, str):
         if chosen.dataset == CUSTOM:
             raise UsageError(
@@ -137,24 +173,45 @@ def _module(config: Config, model: ModelLike, data: FederatedData) -> nn.Module:
         return seeded(model, key)
     if config.model.name == CUSTOM:
         raise UsageError("model.name: 'custom' stands for a model given in Python; name a model of `pfedlms models`")
-    return build(config.model.name, data.shape, data.classes, config.model.hidden, key)
+    return build(config.model.name, data.shape, data.outputs, config.model.hidden, key)
 
 
-def _check_model(model: CohortModel, data: FederatedData) -> None:
-    """Try two samples, so that a model that does not fit the data is found before anything is trained."""
-    sample = data.x[data.train[0][[0, -1]]].to(model.device)
+def _sample(data: FederatedData) -> torch.Tensor:
+    """A few samples, the first and the last of the first client in turn."""
+    return data.x[data.train[0][[0, -1, 0, -1, 0]]]
+
+
+def _checked_outputs(model: CohortModel, data: FederatedData, config: Config) -> torch.Tensor:
+    """Try some samples, so that a model that does not fit the data is found before anything is trained."""
+    sample = _sample(data).to(model.device)
     try:
         with torch.no_grad():
-            outputs = model.module.eval()(sample)
+            outputs = outputs_of(model.module.eval()(sample))
     except (RuntimeError, ValueError, TypeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UsageError(
             f"model: fails on samples of shape {data.shape} ({reason}); "
             f"expected a module that takes [batch, *{data.shape}]"
         ) from error
-    got = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
-    if not isinstance(got, tuple) or len(got) != 2 or got[1] < data.classes:
+    got, count, own = tuple(outputs.shape), len(sample), config.train.loss == CUSTOM
+    if not own and (len(got) != 2 or got[1] < data.classes):
         raise UsageError(
-            f"model: got outputs of shape {got} for 2 samples, expected (2, at least {data.classes}): one number "
-            "a class"
+            f"model: got outputs of shape {got} for {count} samples, expected ({count}, at least {data.classes}): one "
+            "number a class"
         )
+    if own and got[:1] != (count,):
+        raise UsageError(f"model: got outputs of shape {got} for {count} samples, expected ({count}, …)")
+    if config.train.batch_size == 1:
+        check_batch_of_one(model.module, sample)
+    return outputs
+
+
+def _criterion(own: Own, outputs: torch.Tensor, data: FederatedData) -> Criterion:
+    """What is minimised and measured, tried on the outputs of `_sample`."""
+    targets = data.y[data.train[0][[0, -1, 0, -1, 0]]].to(outputs.device)
+    classifies = data.classes > 0 and outputs.ndim == 2 and outputs.shape[1] >= data.classes
+    made = {
+        name: None if function is None else over_clients(name, function, outputs.clone(), targets)
+        for name, function in vars(own).items()
+    }
+    return Criterion(made["loss"], made["metric"], classifies)

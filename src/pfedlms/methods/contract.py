@@ -36,6 +36,7 @@ class Task:
 
     layout: Layout
     classes: int
+    """0: targets are no classes."""
     feature_size: int
     """Width of what enters the last linear layer."""
     seed: int
