@@ -77,11 +77,11 @@ def keep_data() -> None:
 
     drawn: dict[Any, FederatedData] = {}
 
-    def federated(config: Config, data: Any) -> FederatedData:
+    def federated(config: Config, data: Any, own: preparation.Own) -> FederatedData:
         chosen, device = config.data, preparation._device(config.run.device)
         key = chosen, config.run.seed, device
         if key not in drawn:
-            held = draw(config, pool(chosen.dataset, chosen.dir))
+            held = draw(config, pool(chosen.dataset, chosen.dir), own)
             x, y = on_device(chosen.dataset, chosen.dir, device.type)
             drawn[key] = replace(held, x=x, y=y)
         return drawn[key]

@@ -27,7 +27,8 @@ class Cohort:
     params: Tensor
     """θ: `[clients, dim]`."""
     momentum: Tensor
-    """`[clients, dim]`, or `[clients, 0]` when training without momentum."""
+    """`[clients, dim]`, or `[clients, 0]` when training without momentum; with AdamW `[clients, 2 dim + 1]`, see
+    `step.adamw_step_`."""
     buffers: Tensors
     """Running statistics of batch norm and the like: local, never sent."""
     state: Tensors = field(default_factory=dict)

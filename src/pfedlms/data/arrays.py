@@ -26,23 +26,34 @@ class Arrays:
     """Samples and labels as they are trained on; see `samples_of` and `labels_of`."""
 
     x: Samples
-    y: NDArray[np.int64]
+    y: NDArray[Any]
     classes: int
+    """0: targets are no classes."""
     names: tuple[str, ...] = ()
     """Of all classes, where they were given as something else than class numbers."""
     sizes: tuple[int, ...] = ()
     """Of the parts they were put together from, in order."""
+
+    @property
+    def strata(self) -> NDArray[np.int64]:
+        """What samples are dealt out and split by: labels, or nothing where targets are no classes."""
+        return self.y if self.classes else np.zeros(len(self.y), dtype=np.int64)
 
     def places(self) -> list[NDArray[np.int64]]:
         """Where each part lies."""
         return np.split(np.arange(len(self.y)), np.cumsum(self.sizes)[:-1])
 
 
-def checked(parts: Sequence[tuple[str, Any, Any]], names: Sequence[str] = ()) -> Arrays:
+def checked(parts: Sequence[tuple[str, Any, Any]], names: Sequence[str] = (), any_targets: bool = False) -> Arrays:
     """The samples and labels of some parts, each with the name that errors call it; `names` of the classes, where they
-    are known."""
+    are known. With `any_targets`, for a loss of one's own, labels need not be classes."""
     samples = [(name, samples_of(x, name)) for name, x, _ in parts]
-    labels, classes, names = labels_of([(name, y) for name, _, y in parts], names)
+    given = [(name, y) for name, _, y in parts]
+    labels: list[NDArray[Any]]
+    if any_targets and not are_classes(given[0][1]):
+        labels, classes, names = targets_of(given), 0, ()
+    else:
+        labels, classes, names = labels_of(given, names)
     for (name, x), y in zip(samples, labels, strict=True):
         if len(x) != len(y):
             raise DataError(f"{name}: got {len(x)} samples and {len(y)} labels, expected as many of each")
@@ -91,6 +102,34 @@ def _joined(parts: Sequence[tuple[str, Samples]]) -> Samples:
     whole = all(x.dtype == np.int64 for _, x in parts)
     arrays = [x if whole else x.astype(np.float32, copy=False) for _, x in parts]
     return np.concatenate(arrays)
+
+
+def are_classes(y: Any) -> bool:
+    """Whether targets are labels of classes: a vector of whole numbers from 0 on, truth values or names."""
+    raw = np.asarray(y)
+    return raw.ndim == 1 and raw.dtype.kind in "iubUSO" and not (raw.dtype.kind == "i" and bool((raw < 0).any()))
+
+
+def targets_of(parts: Sequence[tuple[str, Any]]) -> list[NDArray[Any]]:
+    """Targets that are no classes, `[n, ...]`: whole numbers stay int64, all others become float32."""
+    found: list[NDArray[Any]] = []
+    for name, y in parts:
+        raw = np.asarray(y)
+        if raw.ndim == 0 or raw.dtype.kind not in "iubf":
+            raise DataError(
+                f"{name}: got targets of shape {raw.shape} and type {raw.dtype}, expected numbers, one or more a sample"
+            )
+        if raw.dtype.kind == "f" and not np.isfinite(raw).all():
+            raise DataError(f"{name}: targets hold NaN or infinite values; clean them first")
+        own = np.ascontiguousarray(raw, dtype=np.int64 if raw.dtype.kind in "iu" else np.float32)
+        like = found[0] if found else own
+        if own.shape[1:] != like.shape[1:] or own.dtype != like.dtype:
+            raise DataError(
+                f"{name}: got targets of shape {own.shape[1:]} and type {own.dtype}, expected {like.shape[1:]} and "
+                f"{like.dtype} as before"
+            )
+        found.append(own)
+    return found
 
 
 Labels = tuple[list[NDArray[np.int64]], int, tuple[str, ...]]

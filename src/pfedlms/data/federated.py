@@ -7,6 +7,7 @@ import hashlib
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 import torch
@@ -22,15 +23,16 @@ Pair = tuple[ArrayLike, ArrayLike]
 
 @dataclass(frozen=True)
 class FederatedData:
-    """Samples `x: [samples, ...]` float32 (int64 where they are whole numbers), labels `y: [samples]` int64, and per
-    client its train and test indices into them; validation indices too where a share was set aside, else none at
-    all."""
+    """Samples `x: [samples, ...]` float32 (int64 where they are whole numbers), labels `y: [samples]` int64 (or targets
+    that are no classes, see `arrays.targets_of`), and per client its train and test indices into them; validation
+    indices too where a share was set aside, else none at all."""
 
     x: torch.Tensor
     y: torch.Tensor
     train: tuple[Indices, ...]
     test: tuple[Indices, ...]
     classes: int
+    """0: targets are no classes."""
     validation: tuple[Indices, ...] = ()
     names: tuple[str, ...] = ()
     """Of all classes, where they have any besides their numbers."""
@@ -45,6 +47,16 @@ class FederatedData:
     def shape(self) -> tuple[int, ...]:
         """Shape of one sample."""
         return tuple(self.x.shape[1:])
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a model gives for a sample: one a class, or as many as a target has."""
+        return self.classes or prod(self.y.shape[1:])
+
+    @property
+    def strata(self) -> NDArray[np.int64]:
+        """What splits are stratified by: labels, or nothing where targets are no classes."""
+        return self.y.cpu().numpy() if self.classes else np.zeros(len(self.y), dtype=np.int64)
 
     @property
     def samples(self) -> tuple[int, ...]:
@@ -100,8 +112,9 @@ def dealt(
     owners: Sequence[str] = (),
 ) -> FederatedData:
     """`from_pool` of arrays that are checked."""
-    sets = deal(scheme, pool.y, clients, alpha, seed, max(2, min_samples), classes_per_client, owner, owners)
-    known = tuple(owners) if scheme_of(scheme, owner) == "given" else ()
+    scheme = scheme_of(scheme, owner, pool.classes)
+    sets = deal(scheme, pool.strata, clients, alpha, seed, max(2, min_samples), classes_per_client, owner, owners)
+    known = tuple(owners) if scheme == "given" else ()
     return replace(held_by(pool, sets, seed, validation), client_names=known)
 
 
@@ -121,7 +134,9 @@ def held_by(
     pool: Arrays, held: Sequence[Indices | tuple[Indices, Indices]], seed: int = 0, validation: float = 0.0
 ) -> FederatedData:
     """Take who holds which samples as given: each client's (train, test), or all it has, which is then split 75/25."""
-    pairs = (own if isinstance(own, tuple) else split(pool.y, own, seed, client) for client, own in enumerate(held))
+    pairs = (
+        own if isinstance(own, tuple) else split(pool.strata, own, seed, client) for client, own in enumerate(held)
+    )
     train, test = zip(*pairs, strict=True)
     x, y = torch.from_numpy(pool.x), torch.from_numpy(pool.y)
     data = FederatedData(x, y, train, test, pool.classes, names=pool.names)
@@ -130,7 +145,7 @@ def held_by(
 
 def _validated(data: FederatedData, seed: int, share: float) -> FederatedData:
     """With that share of everybody's training samples set aside; of a single one nothing."""
-    labels, none = data.y.numpy(), np.empty(0, dtype=np.int64)
+    labels, none = data.strata, np.empty(0, dtype=np.int64)
     train, validation = zip(
         *(
             split(labels, own, seed, client, share, "validation") if len(own) > 1 else (own, none)

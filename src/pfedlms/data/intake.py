@@ -54,27 +54,28 @@ class Given:
         return replace(held_by(self.pool, self.held, seed, validation), client_names=self.client_names)
 
 
-def read(data: Any) -> Given:
-    """Whatever was given, read and checked; what has been read already stays as it is."""
+def read(data: Any, any_targets: bool = False) -> Given:
+    """Whatever was given, read and checked; what has been read already stays as it is. With `any_targets`, for a loss
+    of one's own, labels need not be classes."""
     if isinstance(data, Given):
         return data
     _refuse_streams(data, "data")
     if _is_one(data):
-        given = Given(_checked([("data", data)]))
+        given = Given(_checked([("data", data)], any_targets))
     elif (parts := _splits(data)) is not None:
         for name, own in parts:
             _refuse_streams(own, name)
             if not _is_one(own):
                 raise DataError(f"{name}: got {_what(own)}, expected one data set, arrays (x, y) or a Dataset")
-        given = Given(_checked(parts))
+        given = Given(_checked(parts, any_targets))
     elif isinstance(data, Mapping):
-        given = _clients(list(data.values()), [f"client {name!r}" for name in data], tuple(map(str, data)))
+        given = _clients(list(data.values()), [f"client {name!r}" for name in data], tuple(map(str, data)), any_targets)
     elif isinstance(data, Sequence) and not isinstance(data, str | bytes):
-        given = _clients(data, [f"client {number}" for number in range(len(data))])
+        given = _clients(data, [f"client {number}" for number in range(len(data))], (), any_targets)
     else:
         raise DataError(f"data: got {_what(data)}, {_EXPECTED}")
     only = np.unique(given.pool.y)
-    if len(only) == 1:
+    if given.pool.classes and len(only) == 1:
         called = given.pool.names[only[0]] if given.pool.names else only[0]
         raise DataError(
             f"data: got labels that are all {called}, expected two classes or more; look where labels are taken from"
@@ -93,7 +94,7 @@ def _splits(data: Any) -> list[tuple[str, Any]] | None:
     return None
 
 
-def _clients(clients: Sequence[Any], called: Sequence[str], names: tuple[str, ...] = ()) -> Given:
+def _clients(clients: Sequence[Any], called: Sequence[str], names: tuple[str, ...], any_targets: bool) -> Given:
     if not len(clients):
         raise DataError(f"data: got no clients, {_EXPECTED}")
     parts: list[tuple[str, Any]] = []
@@ -102,7 +103,7 @@ def _clients(clients: Sequence[Any], called: Sequence[str], names: tuple[str, ..
         given = list(_of_client(name, own, clients))
         counts.append(len(given))
         parts += given
-    pool = _checked(parts)
+    pool = _checked(parts, any_targets)
     places: Iterator[Indices] = iter(pool.places())
     held = tuple((next(places), next(places)) if count == 2 else next(places) for count in counts)
     for name, own in zip(called, held, strict=True):
@@ -195,7 +196,7 @@ def _is_scalar(value: Any) -> bool:
     return isinstance(value, int | float | str | bytes) or getattr(value, "shape", None) in ((), (1,))
 
 
-def _checked(parts: Sequence[tuple[str, Any]]) -> Arrays:
+def _checked(parts: Sequence[tuple[str, Any]], any_targets: bool) -> Arrays:
     """Some data sets as one, each with the name that errors call it."""
     rows = [(name, *_arrays(data, name)) for name, data in parts]
     names: Sequence[str] = ()
@@ -206,7 +207,7 @@ def _checked(parts: Sequence[tuple[str, Any]]) -> Arrays:
                 "them into one order"
             )
         names = names or own
-    return checked([(name, x, y) for name, x, y, _ in rows], names)
+    return checked([(name, x, y) for name, x, y, _ in rows], names, any_targets)
 
 
 def _arrays(data: Any, name: str) -> tuple[Any, Any, Sequence[str]]:

@@ -17,10 +17,16 @@ from pfedlms.rng import generator, permutation, stream
 SCHEMES = ("dirichlet", "classes", "iid", "quantity", "given")
 
 
-def scheme_of(asked: str, owner: NDArray[np.int64] | None) -> str:
-    """The way that `asked` means: auto is given where the data say whose each sample is, else dirichlet."""
+def scheme_of(asked: str, owner: NDArray[np.int64] | None, classes: int = 1) -> str:
+    """The way that `asked` means: auto is given where the data say whose each sample is, else dirichlet, or iid where
+    targets are no classes (`classes` 0)."""
     if asked == "auto":
-        return "dirichlet" if owner is None else "given"
+        return "given" if owner is not None else "dirichlet" if classes else "iid"
+    if asked in ("dirichlet", "classes") and not classes:
+        raise DataError(
+            f"data.partition: got {asked!r}, which deals out classes, but targets are numbers; use iid, quantity or "
+            "given"
+        )
     if asked == "given" and owner is None:
         raise DataError(
             "data.partition: got 'given', but nothing says whose each sample is; name a column with --set "

@@ -13,6 +13,7 @@ from pfedlms.backend import own_threads
 from pfedlms.cohort import Cohort
 from pfedlms.data.federated import FederatedData
 from pfedlms.data.partition import Indices
+from pfedlms.engine.criterion import Criterion
 from pfedlms.engine.exchange import REMEDY, Channel, Link, Ways, perfect_link
 from pfedlms.engine.participation import Answers, Clients, Participation
 from pfedlms.engine.reports import Evaluation, RoundReport
@@ -44,6 +45,7 @@ class Federation:
         lost: share of messages that is lost besides, in each direction.
         home: where the state of clients that are away is kept; the model's device if there is room for all.
         watch: told how long each stage takes.
+        criterion: what local steps minimise and what is measured.
     """
 
     def __init__(
@@ -61,21 +63,23 @@ class Federation:
         lost: float = 0.0,
         home: torch.device | None = None,
         watch: Stopwatch | None = None,
+        criterion: Criterion | None = None,
     ) -> None:
         self.participation = Participation(data.clients, train.participation, seed)
         self.method = method(task_of(model, data.classes, self.participation, train, seed), settings)
         if (self.method.about_last_steps or self.method.tracks) and len(self.method.exchanges) != 1:
             raise ValueError(f"method: {method.name} speaks of steps already taken, or tracks; it has one exchange")
         self.model, self.data, self._samples = model, data, data.samples
+        self.criterion = criterion or Criterion()
         self.rounds_played = 0
         self.watch = watch or Stopwatch()
         self._ways = Ways(link, answer_link, lost, quorum, seed)
         self._digest = agreement(self.method)
         self._server = self.method.server_start()
-        self._momentum = train.momentum > 0
+        self._kept = train.kept_numbers(model.layout.dim)
         # Clients that are stacked together at most.
         self.largest_cohort = min(cohort_size or self.participation.count, self.participation.count)
-        self._worker = LocalWorker(model, data, train, seed, self.participation, self.largest_cohort)
+        self._worker = LocalWorker(model, data, train, seed, self.participation, self.largest_cohort, self.criterion)
         self._clients = Clients(self.method, self._fresh, model.device, home or model.device, self.largest_cohort)
         # What a client that was away has missed: how many answers each has heard, and the answers themselves. Those of
         # the round played last, and the server before them, are kept for clients that took no part in it.
@@ -86,7 +90,7 @@ class Federation:
         self._before = self._server
 
     def _fresh(self, ids: tuple[int, ...]) -> Cohort:
-        return self.model.cohort(ids, tuple(self._samples[k] for k in ids), with_momentum=self._momentum)
+        return self.model.cohort(ids, tuple(self._samples[k] for k in ids), with_momentum=False, kept=self._kept)
 
     @own_threads()
     def start(self) -> None:
@@ -170,7 +174,7 @@ class Federation:
         if state["params"].shape != expected.params.shape or state["momentum"].shape != expected.momentum.shape:
             raise ValueError(
                 f"checkpoint: got models of shape {tuple(state['params'].shape)}, expected "
-                f"{tuple(expected.params.shape)} with the same momentum setting"
+                f"{tuple(expected.params.shape)} with the same optimizer and momentum"
             )
         self.rounds_played, self._last, self._heard = state["rounds_played"], state["last"], state["heard"]
         places = {name: value.device for name, value in self.method.server_start().items()}
@@ -252,21 +256,24 @@ class Federation:
         self, models: Iterable[tuple[Cohort, torch.Tensor]], *splits: tuple[Indices, ...]
     ) -> list[Evaluation | None]:
         """The models on each of the splits, one cohort after another; None where nobody has any samples."""
-        found: list[dict[int, tuple[int, float]]] = [{} for _ in splits]
+        found: list[dict[int, tuple[float, float]]] = [{} for _ in splits]
         for cohort, params in models:
             for held, own in zip(splits, found, strict=True):
                 right, losses = self._worker.evaluate(cohort, params, held)
                 own |= dict(zip(cohort.ids, zip(right.tolist(), losses.tolist(), strict=True), strict=True))
-        return [_summed(held, own) for held, own in zip(splits, found, strict=True)]
+        percent = self.criterion.score is None
+        return [_summed(held, own, percent) for held, own in zip(splits, found, strict=True)]
 
 
-def _summed(held: tuple[Indices, ...], found: dict[int, tuple[int, float]]) -> Evaluation | None:
+def _summed(held: tuple[Indices, ...], found: dict[int, tuple[float, float]], percent: bool) -> Evaluation | None:
     ids = tuple(client for client in sorted(found) if len(held[client]))
     tested = tuple(len(held[client]) for client in ids)
     loss = 0.0
     for client in ids:
         loss += found[client][1]
-    return Evaluation(ids, tuple(found[client][0] for client in ids), tested, loss / sum(tested)) if ids else None
+    if not ids:
+        return None
+    return Evaluation(ids, tuple(found[client][0] for client in ids), tested, loss / sum(tested), percent=percent)
 
 
 def task_of(model: CohortModel, classes: int, who: Participation, train: TrainSettings, seed: int) -> Task:
@@ -281,6 +288,8 @@ def task_of(model: CohortModel, classes: int, who: Participation, train: TrainSe
         participants=who.count,
         learning_rate=train.learning_rate,
         weight_decay=train.weight_decay,
+        schedule=train.rates,
+        optimizer=train.optimizer,
         statistics=tuple(
             (name, value.numel()) for name, value in model.initial_buffers.items() if value.is_floating_point()
         ),

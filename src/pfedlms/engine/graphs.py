@@ -1,8 +1,9 @@
 """Local steps recorded once as a CUDA graph and replayed every round: no Python and no launch gaps inside a round.
 
 A recording is of one computation on tensors of its own. To replay it, all that differs this time is copied into them:
-the cohort, the plan, and every tensor the objective holds, found by walking all that is set on it. Where anything else
-differs (a number, a type, a shape, a function), it is another computation and is recorded apart.
+the cohort, the plan, a learning rate that changes, and every tensor the objective holds, found by walking all that is
+set on it. Where anything else differs (a number, a type, a shape, a function), it is another computation and recorded
+apart.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from torch import Tensor
 
 from pfedlms.cohort import Cohort, joined
 from pfedlms.methods.contract import Objective
+from pfedlms.step import Rate
 
-TakeSteps = Callable[[Cohort, Tensor, Objective], tuple[Cohort, Tensor]]
-"""E local steps: a cohort, a plan `[steps, parts, clients, batch]` and an objective give the trained cohort and its
-losses."""
+TakeSteps = Callable[[Cohort, Tensor, Objective, Rate], tuple[Cohort, Tensor]]
+"""E local steps: a cohort, a plan `[steps, parts, clients, batch]`, an objective and a learning rate give the trained
+cohort and its losses."""
 
 _MOST_RECORDINGS = 16  # of one size of cohorts: beyond, objectives differ every time and recording them is no use
 
@@ -81,11 +83,11 @@ class _Recording:
     cohort: Cohort
     plan: Tensor
     tensors: list[Tensor]
-    """Of the objective, in the order of `flat`."""
+    """Of the objective and the learning rate, in the order of `flat`."""
     trained: Cohort
     losses: Tensor
-    holds: Objective
-    """The objective it was recorded for, so that what it refers to stays."""
+    holds: tuple[Objective, Rate]
+    """What it was recorded for, so that what that refers to stays."""
 
 
 class Replayed:
@@ -101,10 +103,10 @@ class Replayed:
         self._recordings: dict[object, _Recording] = {}
         self._of_size: dict[int, int] = {}
 
-    def __call__(self, cohort: Cohort, plan: Tensor, objective: Objective) -> tuple[Cohort, Tensor]:
+    def __call__(self, cohort: Cohort, plan: Tensor, objective: Objective, rate: Rate) -> tuple[Cohort, Tensor]:
         clients, size = len(cohort.ids), self._size(len(cohort.ids))
         tensors: list[Tensor] = []
-        key = (size, flat(objective, tensors))
+        key = (size, flat((objective, rate), tensors))
         recording = self._recordings.get(key)
         if recording is None and self._of_size.get(size, 0) >= _MOST_RECORDINGS:
             warnings.warn(
@@ -112,7 +114,7 @@ class Replayed:
                 "tensors differ), so its steps are not recorded and take longer; keep what changes in tensors",
                 stacklevel=2,
             )
-            return self._steps(cohort, plan, objective)
+            return self._steps(cohort, plan, objective, rate)
         if size > clients:
             last = cohort.at_rest().rows(slice(clients - 1, clients))
             cohort_in = joined([cohort.at_rest(), *[last] * (size - clients)])
@@ -121,7 +123,7 @@ class Replayed:
             cohort_in, plan_in = cohort, plan
         if recording is None:
             self._of_size[size] = self._of_size.get(size, 0) + 1
-            recording = self._recordings[key] = self._record(cohort_in, plan_in, objective, tensors)
+            recording = self._recordings[key] = self._record(cohort_in, plan_in, (objective, rate), tensors)
         else:
             _copy(recording.cohort, cohort_in)
             recording.plan.copy_(plan_in)
@@ -140,7 +142,7 @@ class Replayed:
             size //= 2
         return size
 
-    def _record(self, cohort: Cohort, plan: Tensor, objective: Objective, tensors: list[Tensor]) -> _Recording:
+    def _record(self, cohort: Cohort, plan: Tensor, given: tuple[Objective, Rate], tensors: list[Tensor]) -> _Recording:
         still = replace(
             cohort,
             params=cohort.params.clone(),
@@ -153,7 +155,7 @@ class Replayed:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            self._steps(still, plan[:2], rebuilt(objective, iter(own)))
+            self._steps(still, plan[:2], *rebuilt(given, iter(own)))
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # An older recording that is collected while this one is made would end both.
@@ -161,10 +163,10 @@ class Replayed:
         gc.disable()
         try:
             with torch.cuda.graph(graph):
-                trained, losses = self._steps(still, plan, rebuilt(objective, iter(own)))
+                trained, losses = self._steps(still, plan, *rebuilt(given, iter(own)))
         finally:
             gc.enable()
-        return _Recording(graph, still, plan, own, trained, losses, objective)
+        return _Recording(graph, still, plan, own, trained, losses, given)
 
 
 def _copy(target: Cohort, source: Cohort) -> None:

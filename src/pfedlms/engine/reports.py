@@ -33,21 +33,28 @@ class Evaluation:
 
     ids: tuple[int, ...]
     """Who has any."""
-    correct: tuple[int, ...]
+    correct: tuple[float, ...]
+    """Whole numbers; with a score of one's own, its sums."""
     tested: tuple[int, ...]
     loss: float
     """Mean over all samples."""
     validation: Evaluation | None = None
     """The same models on the samples set aside, where somebody has any."""
+    percent: bool = True
+    """Whether it is accuracy; a score of one's own is a mean over samples as it is."""
 
     @property
     def accuracy(self) -> float:
         """Σ correct / Σ samples, in percent."""
-        return 100.0 * sum(self.correct) / sum(self.tested)
+        return self._unit * sum(self.correct) / sum(self.tested)
 
     @property
     def per_client(self) -> list[float]:
-        return [100.0 * right / total for right, total in zip(self.correct, self.tested, strict=True)]
+        return [self._unit * right / total for right, total in zip(self.correct, self.tested, strict=True)]
+
+    @property
+    def _unit(self) -> float:
+        return 100.0 if self.percent else 1.0
 
 
 @dataclass

@@ -18,20 +18,22 @@ from pfedlms.cohort import Cohort
 from pfedlms.data.batches import Augmentation, batches
 from pfedlms.data.federated import FederatedData
 from pfedlms.data.partition import Indices
+from pfedlms.engine.criterion import Criterion
 from pfedlms.engine.graphs import Replayed
 from pfedlms.engine.participation import Participation
 from pfedlms.errors import DivergedError
 from pfedlms.methods.contract import Objective
 from pfedlms.models.forward import CohortModel
 from pfedlms.models.streams import beside
-from pfedlms.step import cross_entropy, sample_losses, sgd_step_
+from pfedlms.step import Rate, adamw_step_, clip_, kept_numbers, sgd_step_
+from pfedlms.step.schedule import Schedule
 
 _EVALUATION_BATCH = 256
 
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """How every method trains; the section [train] without the number of rounds."""
+    """How every method trains; the section [train]."""
 
     local_steps: int
     batch_size: int
@@ -40,6 +42,26 @@ class TrainSettings:
     weight_decay: float
     augment: str = "none"
     participation: float = 1.0
+    optimizer: str = "sgd"
+    clip: float = 0.0
+    schedule: str = "constant"
+    rounds: int = 0
+    warmup: int = 0
+    decay: float = 1.0
+    decay_every: int = 1
+
+    @property
+    def rates(self) -> Schedule:
+        """With what its shape reads, and nothing else."""
+        if self.schedule == "cosine":
+            return Schedule("cosine", self.warmup, rounds=self.rounds)
+        if self.schedule == "step":
+            return Schedule("step", self.warmup, decay=self.decay, decay_every=self.decay_every)
+        return Schedule(self.schedule, self.warmup)
+
+    def kept_numbers(self, dim: int) -> int:
+        """What a client's optimizer keeps from step to step."""
+        return kept_numbers(dim, self.optimizer, self.momentum)
 
 
 class LocalWorker:
@@ -47,15 +69,18 @@ class LocalWorker:
     local steps as a CUDA graph."""
 
     def __init__(
-        self, model: CohortModel, data: FederatedData, train: TrainSettings, seed: int, who: Participation, largest: int
-    ) -> None:
+        self, model: CohortModel, data: FederatedData, train: TrainSettings, seed: int, who: Participation,
+        largest: int, criterion: Criterion,
+    ) -> None:  # fmt: skip
         self._model, self._data, self._train, self._seed, self._who = model, data, train, seed, who
+        self._criterion = criterion
         self._batches = batches(seed, data)
         crop, flip = (part in train.augment for part in ("crop", "flip"))
         self._augmentation = Augmentation(seed, crop, flip) if crop or flip else None
         # One client after another is the reference, which runs as it is written.
-        recorded = (largest > 1 or data.clients == 1) and backend_of(model.initial) == "gpu"
+        recorded = (largest > 1 or data.clients == 1) and backend_of(model.initial) == "gpu" and criterion.stacks
         self._run_steps = Replayed(self._steps, largest) if recorded else self._steps
+        self._rates = train.rates
         self._ahead: tuple[tuple[int, ...], int, Tensor] | None = None
 
     def train(self, cohort: Cohort, objective: Objective, phase: int) -> tuple[Cohort, Tensor]:
@@ -63,13 +88,19 @@ class LocalWorker:
         belongs to round r."""
         plan = self.plan(cohort, phase)
         with seeded_modules(rng.stream(self._seed, "module", phase, cohort.ids[0]), self._model.device):
-            trained, losses = self._in_parts(cohort, plan, objective)
+            trained, losses = self._in_parts(cohort, plan, objective, self._rate(phase))
         if cohort.params.is_cuda and len(cohort.ids) == self._who.count:
             # While the GPU is still busy with these steps.
             following = self._who.of(phase + 1)
             self._ahead = (following, phase + 1, self._drawn(following, phase + 1))
         check_finite(trained, losses, phase)
         return trained, losses
+
+    def _rate(self, phase: int) -> Rate:
+        """η of a phase; one that changes lies on a GPU, where recorded steps read it."""
+        rate = self._train.learning_rate * self._rates.factor(phase)
+        on_device = self._rates.changes and self._model.device.type == "cuda"
+        return torch.tensor(rate, dtype=torch.float32, device=self._model.device) if on_device else rate
 
     def plan(self, cohort: Cohort, phase: int) -> Tensor:
         """What every client sees in the steps of a phase: `[steps, 1, clients, batch]`, indices of samples; with
@@ -84,39 +115,43 @@ class LocalWorker:
             return indices
         return torch.cat([indices, self._augmentation.draws(ids, phase * steps, steps, size, indices)], dim=1)
 
-    def _in_parts(self, cohort: Cohort, plan: Tensor, objective: Objective) -> tuple[Cohort, Tensor]:
+    def _in_parts(self, cohort: Cohort, plan: Tensor, objective: Objective, rate: Rate) -> tuple[Cohort, Tensor]:
         """All steps of some clients, then of the next ones, as the model likes it best."""
         parts = self._model.parts(len(cohort.ids))
         if len(parts) == 1:
-            return self._run_steps(cohort, plan, objective)
+            return self._run_steps(cohort, plan, objective, rate)
         params, momentum = torch.empty_like(cohort.params), torch.empty_like(cohort.momentum)
         losses = torch.empty(len(cohort.ids))
 
         def train(rows: slice) -> None:
-            part, losses[rows] = self._run_steps(cohort.rows(rows), plan[:, :, rows], objective)
+            part, losses[rows] = self._run_steps(cohort.rows(rows), plan[:, :, rows], objective, rate)
             params[rows], momentum[rows] = part.params, part.momentum
 
         spread(train, parts)
         return replace(cohort, params=params, momentum=momentum), losses  # such models change no buffers
 
-    def _steps(self, cohort: Cohort, plan: Tensor, objective: Objective) -> tuple[Cohort, Tensor]:
-        """SGD on the samples of a plan; a pure function of its arguments, so that it can be replayed."""
+    def _steps(self, cohort: Cohort, plan: Tensor, objective: Objective, rate: Rate) -> tuple[Cohort, Tensor]:
+        """Steps on the samples of a plan; a pure function of its arguments, so that it can be replayed."""
         settings = self._train
         # What is trained is written over from here on, as are the gradients: fresh memory in every step costs more
         # than the step's arithmetic on it.
         params, momentum = cohort.params.clone(), cohort.momentum.clone()
         buffers = {name: value.clone() for name, value in cohort.buffers.items()}
         losses, gradients = torch.zeros(len(params), device=params.device), torch.empty_like(params)
-        labels, minimised = self._data.y[plan[:, 0]], partial(task_loss, objective)
-        for step, (chosen, y) in enumerate(zip(plan, labels, strict=True)):
+        targets, minimised = self._data.y[plan[:, 0]], partial(self._criterion.minimised, objective)
+        for step, (chosen, y) in enumerate(zip(plan, targets, strict=True)):
             pull, x = partial(objective.gradient, params), self._training_samples(chosen)
             task = partial(self._model.gradient, gradients, params, buffers, x, y, minimised, objective.needs_features)
             # The pull depends on the models alone, so it is computed beside the gradient of the loss.
             extra, loss = beside(pull, task, self._model.device, "pull")
             losses += loss
-            sgd_step_(
-                params, gradients, extra, momentum, settings.learning_rate, settings.momentum, settings.weight_decay
-            )
+            if settings.clip:
+                clip_(gradients, extra, settings.clip)
+                extra = None
+            if settings.optimizer == "adamw":
+                adamw_step_(params, gradients, extra, momentum, rate, settings.weight_decay)
+            else:
+                sgd_step_(params, gradients, extra, momentum, rate, settings.momentum, settings.weight_decay)
             params = objective.after_step(params, step)
         return replace(cohort, params=params, momentum=momentum, buffers=buffers), losses / len(plan)
 
@@ -124,10 +159,11 @@ class LocalWorker:
         """See `ClientWork`; running statistics are left as they are."""
         buffers = {name: value.clone() for name, value in cohort.buffers.items()}
         total, gradients = torch.zeros_like(cohort.params), torch.empty_like(cohort.params)
+        minimised = partial(self._criterion.minimised, Objective())
         with seeded_modules(rng.stream(self._seed, "module", round + 1, cohort.ids[0]), self._model.device):
             for chosen in self.plan(cohort, round + 1):
                 x, y = self._training_samples(chosen), self._data.y[chosen[0]]
-                self._model.gradient(gradients, params.expand_as(total), buffers, x, y, partial(task_loss, Objective()))
+                self._model.gradient(gradients, params.expand_as(total), buffers, x, y, minimised)
                 total += gradients
         return total / self._train.local_steps
 
@@ -149,9 +185,10 @@ class LocalWorker:
         return sums / counts.clamp(min=1).unsqueeze(-1), counts
 
     def evaluate(self, cohort: Cohort, params: Tensor, held: tuple[Indices, ...]) -> tuple[Tensor, Tensor]:
-        """Correct predictions and summed loss of each client's `params` on its own samples of `held`, with its own
-        running statistics."""
-        correct = torch.zeros(len(cohort.ids), dtype=torch.int64, device=cohort.params.device)
+        """Correct predictions (or summed scores) and summed loss of each client's `params` on its own samples of
+        `held`, with its own running statistics."""
+        kind = torch.int64 if self._criterion.score is None else torch.float64
+        scores = torch.zeros(len(cohort.ids), dtype=kind, device=cohort.params.device)
         losses = torch.zeros(len(cohort.ids), dtype=torch.float64, device=cohort.params.device)
         everyone = params.expand_as(cohort.params)
 
@@ -160,11 +197,12 @@ class LocalWorker:
             for x, y, mask in self._sweep(part, held):
                 with torch.no_grad():
                     outputs, _ = self._model.forward(everyone[rows], part.buffers, x, training=False)
-                correct[rows] += ((outputs.argmax(dim=-1) == y) & mask).sum(dim=1)
-                losses[rows] += torch.where(mask, sample_losses(outputs, y), 0.0).double().sum(dim=1)
+                    score, loss = self._criterion.measured(outputs, y)
+                scores[rows] += torch.where(mask, score, 0).to(kind).sum(dim=1)
+                losses[rows] += torch.where(mask, loss, 0.0).double().sum(dim=1)
 
         spread(test, self._model.parts(len(cohort.ids)))
-        return correct, losses
+        return scores, losses
 
     def _samples(self, index: Tensor) -> Tensor:
         """Samples `[clients, batch, …]` by `index: [clients, batch]`; whole rows are copied faster than entries."""
@@ -188,17 +226,6 @@ class LocalWorker:
             mask = torch.from_numpy(np.arange(start, start + width)[None, :] < lengths[:, None])
             place = torch.from_numpy(index).to(self._data.x.device)
             yield self._samples(place), self._data.y[place], mask.to(self._data.x.device)
-
-
-def task_loss(
-    objective: Objective, outputs: Tensor, features: Tensor | None, labels: Tensor
-) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Cross-entropy of every client, and what the objective adds to it from features; see `models.forward.Loss`."""
-    losses, slope = cross_entropy(outputs, labels)
-    extra = None if features is None else objective.loss(features, labels)
-    if extra is None or not extra.requires_grad:  # features that no parameter has a part in
-        return losses, [outputs], [slope]
-    return losses, [outputs, extra], [slope, torch.ones_like(extra)]
 
 
 def check_finite(cohort: Cohort, losses: Tensor, phase: int) -> None:

@@ -11,14 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pfedlms.data import read
 from pfedlms.errors import ConfigError, DivergedError, QuorumError, RunDirectoryError
 from pfedlms.experiment.config import Config, load_config, merge, of_method, read_toml
 from pfedlms.experiment.play import Progress, Result
-from pfedlms.experiment.prepare import ModelLike, prepare, python_overrides
+from pfedlms.experiment.prepare import ModelLike, Own, prepare, python_overrides
 from pfedlms.experiment.run import begin, resume
 from pfedlms.experiment.store import RunDirectory, write_atomically
 from pfedlms.report.tables import comparison_text
+from pfedlms.step.own import PerSample
 
 SCHEMA = 1
 
@@ -50,17 +50,20 @@ def compare(
     config: str | Path | None = None,
     out: str | Path | None = None,
     progress: Progress | None = None,
+    loss: PerSample | None = None,
+    metric: PerSample | None = None,
     **settings: Any,
 ) -> Comparison:
-    """Run every method with `seeds` seeds (from `seed` on); data, model and settings as in `run`. Printing the result
-    shows the table.
+    """Run every method with `seeds` seeds (from `seed` on); data, model, loss, metric and settings as in `run`.
+    Printing the result shows the table.
 
     A setting that only some of the methods have goes to those.
     """
-    data = data if data is None or isinstance(data, str) else read(data)  # once, for all runs
-    overrides = python_overrides(data, model, methods, settings)
+    own = Own(loss, metric)
+    data = own.read(data)  # once, for all runs
+    overrides = own.into(python_overrides(data, model, methods, settings))
     configs = plan(config, overrides, methods, seeds)
-    return play(configs, Path(out) if out else None, data, model, progress or Progress())
+    return play(configs, Path(out) if out else None, data, model, progress or Progress(), own)
 
 
 def plan(
@@ -88,11 +91,15 @@ def plan(
     return configs
 
 
-def play(configs: Sequence[Config], out: Path | None, data: Any, model: ModelLike, progress: Progress) -> Comparison:
+def play(
+    configs: Sequence[Config], out: Path | None, data: Any, model: ModelLike, progress: Progress, own: Own | None = None
+) -> Comparison:
     """Execute planned runs; with a directory, every run has its own folder in it, and compare.json the whole plan."""
+    own = own or Own()
     if out is None:
-        return _collect([partial(begin, config.with_run(out=""), progress, data, model) for config in configs], None)
-    prepare(configs[0], data, model)  # finds what is wrong with data and model before anything is written
+        begun = [partial(begin, config.with_run(out=""), progress, data, model, own=own) for config in configs]
+        return _collect(begun, None)
+    prepare(configs[0], data, model, own)  # finds what is wrong with data and model before anything is written
     manifest = out / "compare.json"
     if manifest.exists() or (out / "config.toml").exists():
         raise RunDirectoryError(f"{out}: holds runs already; go on with `pfedlms resume {out}`, or name another --out")
@@ -104,10 +111,12 @@ def play(configs: Sequence[Config], out: Path | None, data: Any, model: ModelLik
         write_atomically(manifest, lambda file: file.write(content.encode()))
     except OSError as error:
         raise RunDirectoryError(f"{out}: cannot be written ({error.strerror}); name another --out") from error
-    return resume_comparison(out, data, model, progress)
+    return resume_comparison(out, data, model, progress, own)
 
 
-def resume_comparison(directory: Path, data: Any, model: ModelLike, progress: Progress) -> Comparison:
+def resume_comparison(
+    directory: Path, data: Any, model: ModelLike, progress: Progress, own: Own | None = None
+) -> Comparison:
     """Finish every run of a comparison that is not finished yet."""
     try:
         manifest = json.loads((directory / "compare.json").read_text())
@@ -124,7 +133,8 @@ def resume_comparison(directory: Path, data: Any, model: ModelLike, progress: Pr
         if not folder.config.is_file():
             with folder:
                 folder.create(config)
-    return _collect([partial(resume, directory / name, data, model, progress) for name in runs], directory)
+    functions = vars(own or Own())
+    return _collect([partial(resume, directory / name, data, model, progress, **functions) for name in runs], directory)
 
 
 def _collect(plays: Sequence[Callable[[], Result]], directory: Path | None) -> Comparison:

@@ -21,6 +21,7 @@ from pfedlms.errors import ConfigError, did_you_mean
 from pfedlms.methods import METHODS
 from pfedlms.models.zoo import MODELS
 from pfedlms.settings import as_plain, parse, problems, setting, type_name
+from pfedlms.step.schedule import SHAPES
 
 SCHEMA = 1
 
@@ -96,11 +97,40 @@ class TrainSection:
         above=0,
         maximum=1,
     )
-    local_steps: int = setting(20, "E, SGD steps a client takes in a round", minimum=1)
+    local_steps: int = setting(20, "E, steps a client takes in a round", minimum=1)
     batch_size: int = setting(64, "samples of one step", minimum=1)
     learning_rate: float = setting(0.1, "η", above=0)
-    momentum: float = setting(0.0, "momentum of the local steps; 0: none", minimum=0, maximum=1)
+    momentum: float = setting(
+        0.0, "momentum of the local steps; 0: none; adamw has moments of its own instead", minimum=0, maximum=1
+    )
     weight_decay: float = setting(1e-4, "μ, for every method", minimum=0)
+    optimizer: str = setting(
+        "sgd",
+        "the local steps; adamw (β 0.9 and 0.999, ε 1e-8, decay decoupled) wants a learning rate of 0.001 or so",
+        choices=lambda: ["sgd", "adamw"],
+    )
+    clip: float = setting(
+        0.0, "largest norm of a client's gradient, the method's pull included, decay not; 0: none", minimum=0
+    )
+    schedule: str = setting(
+        "constant",
+        "η over the rounds: as it is; half a cosine down to nearly 0 at the last round, so train.rounds cannot change "
+        "on resume; or times train.decay every train.decay_every rounds",
+        choices=lambda: list(SHAPES),
+    )
+    warmup: int = setting(0, "rounds in which η rises in a straight line, before its schedule; 0: none", minimum=0)
+    decay: float = setting(0.1, "of the schedule step: what η is multiplied by", above=0, maximum=1)
+    decay_every: int = setting(50, "of the schedule step: after how many rounds", minimum=1)
+    loss: str = setting(
+        "cross-entropy",
+        "what local steps minimise, unless a loss is given in Python",
+        choices=lambda: ["cross-entropy", CUSTOM],
+    )
+    metric: str = setting(
+        "auto",
+        "what is measured, unless a metric is given in Python: accuracy, or minus the loss where there are no classes",
+        choices=lambda: ["auto", CUSTOM],
+    )
     augment: str = setting(
         "none",
         "how training images are changed at random: moved by up to 4 pixels, mirrored, or both",
@@ -331,6 +361,11 @@ def _problems(tables: Mapping[str, Any], classes: Mapping[str, type[Any]], metho
             found += [f"method.{key}: {whose}" for key, whose in misplaced.items() if whose]
             rest = {key: value for key, value in values.items() if not misplaced.get(key)}
             found += problems(section, classes[section], rest)
+    train = tables.get("train", {})
+    if isinstance(train, Mapping):
+        rounds, warmup = (train.get(key, getattr(TrainSection, key)) for key in ("rounds", "warmup"))
+        if isinstance(rounds, int) and isinstance(warmup, int) and warmup > max(0, rounds):
+            found.append(f"train.warmup: got {warmup} with train.rounds = {rounds}, expected at most as many")
     run = tables.get("run", {})
     if isinstance(run, Mapping) and run.get("reference") is True:
         if run.get("fast") is True:

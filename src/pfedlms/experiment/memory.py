@@ -23,6 +23,7 @@ from pfedlms.engine import Federation
 from pfedlms.experiment.config import TrainSection
 from pfedlms.methods.contract import Method
 from pfedlms.models import CohortModel
+from pfedlms.step import kept_numbers
 
 _SHARE = 0.6  # of the free memory; the rest is for evaluation, messages and what allocators waste
 _COPIES = 8  # of the parameters of a client at work
@@ -39,9 +40,9 @@ def free_memory(device: torch.device) -> int | None:
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
 
 
-def kept_bytes(method: Method, model: CohortModel, with_momentum: bool) -> tuple[int, int]:
+def kept_bytes(method: Method, model: CohortModel, with_momentum: bool, kept: int | None = None) -> tuple[int, int]:
     """Bytes one client keeps from round to round: while it takes part, and while it is away."""
-    here = method.client_start(model.cohort((0,), (1,), with_momentum))
+    here = method.client_start(model.cohort((0,), (1,), with_momentum, kept))
     return here.nbytes, method.client_rest(here).nbytes
 
 
@@ -79,7 +80,8 @@ def fitting_cohort(model: CohortModel, data: FederatedData, batch_size: int, par
 
 def needed_bytes(federation: Federation, train: TrainSection) -> tuple[int, int]:
     """Bytes that all clients keep once each has taken part, and those that the largest cohort works with."""
-    here, away = kept_bytes(federation.method, federation.model, train.momentum > 0)
+    of_optimizer = kept_numbers(federation.model.layout.dim, train.optimizer, train.momentum)
+    here, away = kept_bytes(federation.method, federation.model, False, of_optimizer)
     working = working_bytes(federation.model, federation.data, train.batch_size)
     participants = federation.participation.count
     kept = participants * here + (federation.data.clients - participants) * away

@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from pfedlms import rng
 from pfedlms.backend import plain, torch_threads
 from pfedlms.data import FederatedData, Given, Pool, from_pool, load_pool, read
 from pfedlms.engine import Federation
+from pfedlms.engine.criterion import Criterion
 from pfedlms.engine.participation import Participation
 from pfedlms.engine.training import TrainSettings
 from pfedlms.errors import ConfigError, DataError, UsageError, did_you_mean
@@ -24,9 +25,34 @@ from pfedlms.experiment.config import CUSTOM, Config, Tables, keys, of_others
 from pfedlms.experiment.memory import fitting_cohort, room_for_all
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel, build
+from pfedlms.models.intake import check_batch_of_one, outputs_of, taken
 from pfedlms.models.zoo import seeded
+from pfedlms.step.own import PerSample, over_clients
 
 ModelLike = str | nn.Module | Callable[[], nn.Module] | None
+
+
+@dataclass(frozen=True)
+class Own:
+    """Functions given in Python: outputs and targets of one client's batch to one number a sample."""
+
+    loss: PerSample | None = None
+    metric: PerSample | None = None
+
+    def read(self, data: Any) -> Any:
+        """Data given in Python, checked once; targets are classes unless there is a loss for others."""
+        return data if data is None or isinstance(data, str) else read(data, self.loss is not None)
+
+    def into(self, tables: Tables) -> Tables:
+        """The keys that say in a configuration that there are some."""
+        given = {key: CUSTOM for key, function in vars(self).items() if function is not None}
+        return {**tables, "train": {**tables.get("train", {}), **given}}
+
+    def missing(self, config: Config) -> list[str]:
+        """Which of them a configuration needs and are not here."""
+        return [
+            key for key, function in vars(self).items() if getattr(config.train, key) == CUSTOM and function is None
+        ]
 
 
 def python_overrides(data: Any, model: ModelLike, methods: Sequence[str], settings: Mapping[str, Any]) -> Tables:
@@ -72,23 +98,31 @@ def as_configured(config: Config) -> Iterator[None]:
         cudnn.benchmark, cudnn.deterministic = before
 
 
+_NONE = Own()
+
+
 def train_settings(config: Config) -> TrainSettings:
     return TrainSettings(**{each.name: getattr(config.train, each.name) for each in fields(TrainSettings)})
 
 
-def prepare(config: Config, data: Any = None, model: ModelLike = None) -> Federation:
-    """Everything up to the first local step: device, data, partition, model, method."""
+def prepare(config: Config, data: Any = None, model: ModelLike = None, own: Own = _NONE) -> Federation:
+    """Everything up to the first local step: device, data, partition, model, loss, method."""
     device = _device(config.run.device)
+    for key in own.missing(config):
+        raise UsageError(f"train.{key}: 'custom' stands for a function given in Python; use pfedlms.run(…, {key}=…)")
     if config.run.fast and device.type == "cpu":
         warnings.warn("run.fast: compiles local steps on a GPU; on this CPU it does nothing", stacklevel=2)
     with as_configured(config):
-        federated = _federated(config, data)
+        federated = _federated(config, data, own)
         try:
-            cohort_model = CohortModel(_module(config, model, federated), device, config.run.fast)
+            module = taken(
+                _module(config, model, federated), _sample(federated), rng.stream(config.run.seed, "initial")
+            )
+            cohort_model = CohortModel(module, device, config.run.fast)
         except (RuntimeError, ValueError) as error:
             raise UsageError(f"model: cannot be built ({str(error).strip().splitlines()[0]})") from error
-        federated = _as_the_model_takes_them(cohort_model, federated)
-        _check_model(cohort_model, federated)
+        federated = _as_the_model_takes_them(module, federated)
+        criterion = _criterion(own, _checked_outputs(cohort_model, federated, config), federated)
         if config.train.augment != "none" and (len(federated.shape) != 3 or not federated.x.is_floating_point()):
             raise UsageError(
                 f"train.augment: got {config.train.augment!r}, but samples have shape {federated.shape} and type "
@@ -100,7 +134,7 @@ def prepare(config: Config, data: Any = None, model: ModelLike = None) -> Federa
         size = size or fitting_cohort(cohort_model, federated, train.batch_size, who.count)
         make = partial(
             Federation, METHODS[config.method], config.settings, cohort_model, federated, train, config.run.seed,
-            cohort_size=size, quorum=config.run.quorum, lost=config.run.lost,
+            cohort_size=size, quorum=config.run.quorum, lost=config.run.lost, criterion=criterion,
         )  # fmt: skip
         federation = make()
         if device.type == "cpu" or room_for_all(federation, config.train):
@@ -126,11 +160,11 @@ def _device_name(device: torch.device) -> str:
     return "cpu" if device.type == "cpu" else str(device)
 
 
-def _federated(config: Config, data: Any) -> FederatedData:
+def _federated(config: Config, data: Any, own: Own) -> FederatedData:
     chosen = config.data
     if data is None or isinstance(data, str):
         return dealt(config, named_pool(config))
-    given = read(data)
+    given: Given = own.read(data)
     if given.held and chosen.partition not in ("auto", "given"):
         raise DataError(
             f"data.partition: got {chosen.partition!r}, but data are given client by client; leave it out, or give one "
@@ -169,10 +203,10 @@ def _module(config: Config, model: ModelLike, data: FederatedData) -> nn.Module:
         return seeded(model, key)
     if config.model.name == CUSTOM:
         raise UsageError("model.name: 'custom' stands for a model given in Python; name a model of `pfedlms models`")
-    return build(config.model.name, data.shape, data.classes, config.model.hidden, key)
+    return build(config.model.name, data.shape, data.outputs, config.model.hidden, key)
 
 
-def _as_the_model_takes_them(model: CohortModel, data: FederatedData) -> FederatedData:
+def _as_the_model_takes_them(model: nn.Module, data: FederatedData) -> FederatedData:
     """Samples of whole numbers as they are, for models that look them up; as floats for those that calculate with them,
     which is found out by trying. Tried are the samples that hold the least and the greatest number of each place, so
     that no number is too large for an embedding, and on the CPU, where that is an error one can go on after."""
@@ -180,7 +214,7 @@ def _as_the_model_takes_them(model: CohortModel, data: FederatedData) -> Federat
         return data
     flat = data.x.reshape(len(data.x), -1)
     extremes = data.x[sorted({*flat.argmin(dim=0).tolist(), *flat.argmax(dim=0).tolist()})]
-    module = copy.deepcopy(model.module).cpu().eval()
+    module = copy.deepcopy(model).cpu().eval()
     if (as_they_are := _failure(module, extremes)) is None:
         return data
     if (as_floats := _failure(module, extremes.float())) is None:
@@ -203,21 +237,42 @@ def _failure(module: nn.Module, samples: torch.Tensor) -> str | None:
     return None
 
 
-def _check_model(model: CohortModel, data: FederatedData) -> None:
-    """Try two samples, so that a model that does not fit the data is found before anything is trained."""
-    sample = data.x[data.train[0][[0, -1]]].to(model.device)
+def _sample(data: FederatedData) -> torch.Tensor:
+    """A few samples, the first and the last of the first client in turn."""
+    return data.x[data.train[0][[0, -1, 0, -1, 0]]]
+
+
+def _checked_outputs(model: CohortModel, data: FederatedData, config: Config) -> torch.Tensor:
+    """Try some samples, so that a model that does not fit the data is found before anything is trained."""
+    sample = _sample(data).to(model.device)
     try:
         with torch.no_grad():
-            outputs = model.module.eval()(sample)
+            outputs = outputs_of(model.module.eval()(sample))
     except (RuntimeError, ValueError, TypeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UsageError(
             f"model: fails on samples of shape {data.shape} ({reason}); "
             f"expected a module that takes [batch, *{data.shape}]"
         ) from error
-    got = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
-    if not isinstance(got, tuple) or len(got) != 2 or got[1] < data.classes:
+    got, count, own = tuple(outputs.shape), len(sample), config.train.loss == CUSTOM
+    if not own and (len(got) != 2 or got[1] < data.classes):
         raise UsageError(
-            f"model: got outputs of shape {got} for 2 samples, expected (2, at least {data.classes}): one number "
-            "a class"
+            f"model: got outputs of shape {got} for {count} samples, expected ({count}, at least {data.classes}): one "
+            "number a class"
         )
+    if own and got[:1] != (count,):
+        raise UsageError(f"model: got outputs of shape {got} for {count} samples, expected ({count}, …)")
+    if config.train.batch_size == 1:
+        check_batch_of_one(model.module, sample)
+    return outputs
+
+
+def _criterion(own: Own, outputs: torch.Tensor, data: FederatedData) -> Criterion:
+    """What is minimised and measured, tried on the outputs of `_sample`."""
+    targets = data.y[data.train[0][[0, -1, 0, -1, 0]]].to(outputs.device)
+    classifies = data.classes > 0 and outputs.ndim == 2 and outputs.shape[1] >= data.classes
+    made = {
+        name: None if function is None else over_clients(name, function, outputs.clone(), targets)
+        for name, function in vars(own).items()
+    }
+    return Criterion(made["loss"], made["metric"], classifies)

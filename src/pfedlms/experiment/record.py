@@ -80,12 +80,13 @@ class Recorder:
     def evaluate(self, report: RoundReport) -> dict[str, Any]:
         """Measure, and keep what was measured; accuracies are over the clients that took part."""
         measured = self._federation.evaluate()
-        record: dict[str, Any] = {"round": self._federation.rounds_played, "p_acc": measured.accuracy}
+        record: dict[str, Any] = {"round": self._federation.rounds_played, **self._score()}
+        record["p_acc"] = _finite(measured.accuracy)
         if self._federation.data.validation:
             record["v_acc"] = _validated(measured)
         if report.global_evaluation is not None:
-            record["g_acc"] = report.global_evaluation.accuracy
-        record |= {"loss": report.loss, "test_loss": _finite(measured.loss), "client_acc": measured.per_client}
+            record["g_acc"] = _finite(report.global_evaluation.accuracy)
+        record |= {"loss": report.loss, "test_loss": _finite(measured.loss), "client_acc": _per_client(measured)}
         if len(measured.ids) < self._federation.data.clients:
             record["clients"] = list(measured.ids)
         record |= {"bytes": asdict(self._traffic), **self._failures(), "seconds": self._seconds}
@@ -143,6 +144,7 @@ class Recorder:
             **_names(self._federation.data),
             "participation": config.train.participation,
             "rounds": rounds,
+            **self._score(),
             "accuracy": _reached([record["p_acc"] for record in self.metrics]),
         }
         if self._federation.data.validation:
@@ -163,6 +165,11 @@ class Recorder:
             "parameters": self._federation.model.layout.dim,
         }
 
+    def _score(self) -> dict[str, str]:
+        """What is measured, where it is not accuracy."""
+        name = self._federation.criterion.score
+        return {} if name is None else {"metric": name}
+
     def _failures(self) -> dict[str, int]:
         """Messages the server refused; where there were any, those it left out because their senders track another
         model; where they can get lost, answers that clients did not hear."""
@@ -179,8 +186,8 @@ class Recorder:
             return {"accuracy": last["p_acc"], **validated, **measures}
         measured = self._federation.everyone()
         validated = {"validation_accuracy": _validated(measured)} if self._federation.data.validation else {}
-        measures = {"test_loss": _finite(measured.loss), "client_acc": measured.per_client}
-        return {"accuracy": measured.accuracy, **validated, **measures}
+        measures = {"test_loss": _finite(measured.loss), "client_acc": _per_client(measured)}
+        return {"accuracy": _finite(measured.accuracy), **validated, **measures}
 
 
 def load_into(federation: Federation, checkpoint: Mapping[str, Any], config: Config, stored: RunDirectory) -> None:
@@ -211,10 +218,13 @@ def _data_of(config: Config, federation: Federation) -> str:
 
 
 def _settled(config: Config) -> dict[str, Any]:
-    """What cannot change once a run has begun: all but its length, where the data lie and how it is executed."""
+    """What cannot change once a run has begun: all but its length (unless its learning rates depend on that), where the
+    data lie and how it is executed."""
     tables = config.tables()
-    del tables["run"], tables["train"]["rounds"], tables["data"]["dir"]
+    del tables["run"], tables["data"]["dir"]
     tables["data"]["dataset"] = kind_of(config.data.dataset) or config.data.dataset
+    if config.train.schedule != "cosine":
+        del tables["train"]["rounds"]
     return {f"{section}.{key}": value for section, own in tables.items() for key, value in own.items()}
 
 
@@ -226,7 +236,11 @@ def _names(data: FederatedData) -> dict[str, list[str]]:
 
 def _validated(measured: Evaluation) -> float | None:
     """V-acc; None where no client that was evaluated has set anything aside."""
-    return measured.validation.accuracy if measured.validation is not None else None
+    return _finite(measured.validation.accuracy) if measured.validation is not None else None
+
+
+def _per_client(measured: Evaluation) -> list[float | None]:
+    return [_finite(value) for value in measured.per_client]
 
 
 def _finite(value: float) -> float | None:
@@ -234,8 +248,9 @@ def _finite(value: float) -> float | None:
     return value if isfinite(value) else None
 
 
-def _reached(values: Sequence[float]) -> dict[str, float | None]:
-    """Maximum over evaluations, mean of the last 10, and the last; nothing yet is null."""
+def _reached(measured: Sequence[float | None]) -> dict[str, float | None]:
+    """Maximum over evaluations, mean of the last 10, and the last, of those there are; nothing yet is null."""
+    values = [value for value in measured if value is not None]
     if not values:
         return {"max": None, "last10": None, "final": None}
     tail = values[-10:]

@@ -14,7 +14,7 @@ method never sees bytes, and never decides who takes part: it gets whichever cli
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -24,6 +24,7 @@ from torch import Tensor
 from pfedlms.aggregate import WeightedMean
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.models.layout import Layout
+from pfedlms.step.schedule import Schedule
 from pfedlms.wire.fields import Message
 
 Total = TypeVar("Total")
@@ -35,6 +36,7 @@ class Task:
 
     layout: Layout
     classes: int
+    """0: targets are no classes."""
     feature_size: int
     """Width of what enters the last linear layer."""
     seed: int
@@ -49,6 +51,13 @@ class Task:
     """Running statistics of the model, by name and size; they stay with the clients unless a method shares them."""
     device: torch.device | str = "cpu"
     """Where this end computes. Messages are on the host; what a server keeps may lie here, if its method puts it."""
+    schedule: Schedule = field(default_factory=Schedule)
+    optimizer: str = "sgd"
+
+    def rate(self, phase: int) -> float:
+        """η of a phase's local steps; phase 0 is the start, phase r + 1 the steps of round r. `learning_rate` is its
+        largest."""
+        return self.learning_rate * self.schedule.factor(phase)
 
 
 class ClientWork(Protocol):
@@ -67,11 +76,11 @@ class ClientWork(Protocol):
 
 @dataclass(frozen=True)
 class Objective:
-    """What the local steps minimise besides the task's cross-entropy; the default adds nothing.
+    """What the local steps minimise besides the task's own loss; the default adds nothing.
 
-    A step is θ ← θ − η (∇[cross-entropy + loss] + gradient(θ) + μθ), through the momentum buffer if there is one, then
-    after_step. All an objective knows are its fields: tensors without a clients axis (on the clients' device), numbers,
-    and objects made of these.
+    A step is θ ← θ − η (∇[task's loss + loss] + gradient(θ) + μθ), through the momentum buffer if there is one, or
+    AdamW's on these gradients but for μθ (`step.adamw_step_`); then after_step. All an objective knows are its fields:
+    tensors without a clients axis (on the clients' device), numbers, and objects made of these.
     """
 
     needs_features: ClassVar[bool] = False

@@ -56,7 +56,7 @@ class MeanPrototypes(Exchange[tuple[Tensor, Tensor]]):
 
 @dataclass(frozen=True)
 class NearPrototypes(Objective):
-    """Cross-entropy + λ · mean squared distance of each sample's feature to the prototype of its class; classes
+    """The task's loss + λ · mean squared distance of each sample's feature to the prototype of its class; classes
     without one are ignored."""
 
     needs_features = True
@@ -82,6 +82,11 @@ class FedProto(Method):
 
     def __init__(self, task: Task, settings: FedProtoSettings) -> None:
         super().__init__(task, settings)
+        if task.classes == 0:
+            raise UsageError(
+                "method.name: fedproto sends a mean feature of each class, but these targets are no classes; use "
+                "another method, local or fedavg for instance"
+            )
         if task.feature_size == 0:
             raise UsageError(
                 "method.name: fedproto sends what enters the last linear layer, but this model has no linear layer"

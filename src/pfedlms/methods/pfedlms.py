@@ -89,7 +89,7 @@ class PFedLMS(Method):
                 stacklevel=3,
             )
         step = 2 * self.task.learning_rate * chosen.strength / chosen.ratio
-        if step > 0.2:
+        if step > 0.2 and self.task.optimizer == "sgd":  # AdamW's steps are about η long, whatever the gradient
             warnings.warn(
                 f"method.strength: 2 η λ / ratio = {step:.3g}; "
                 "beyond 0.2 a single step throws sketched coordinates past their interval and training can "

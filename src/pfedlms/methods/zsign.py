@@ -3,7 +3,7 @@ AAAI 2024."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import pi, sqrt
 from typing import Any
 
@@ -38,12 +38,15 @@ class ZSignSettings:
 
 
 class SumOfSigns(Exchange[tuple[Tensor, int]]):
-    """↑ sign((w − θ_k)/γ + σ ξ_z)      ↓ w ← w − η γ mean      (or the sum itself, and every client does that step)"""
+    """↑ sign((w − θ_k)/γ + σ ξ_z)      ↓ w ← w − η γ mean      (or the sum itself, and every client does that step)
+
+    γ is the learning rate of the steps the exchange is about: in round r those of phase r.
+    """
 
     def __init__(self, task: Task, settings: ZSignSettings) -> None:
         self._task, self._settings = task, settings
         scale = {"uniform": 1.0, "gaussian": sqrt(pi / 2)}[settings.noise]
-        self._move = (settings.step or scale * settings.sigma) * task.learning_rate
+        self._server_step = settings.step or scale * settings.sigma
         dim = task.layout.dim
         self.up = Message(0, (Signs("signs", dim),))
         self.down = Message(1, (Floats("model", dim),))
@@ -51,7 +54,7 @@ class SumOfSigns(Exchange[tuple[Tensor, int]]):
             self.down = Message(1, (Symbols("positive", (dim,), task.participants + 1), Scalar("senders", minimum=1)))
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
-        update = (cohort.state["model"] - cohort.params) / self._task.learning_rate
+        update = (cohort.state["model"] - cohort.params) / self._task.rate(round)
         if self._settings.sigma:
             noise = np.stack([self._noise(client, round) for client in cohort.ids]).astype(np.float32)
             update = update + self._settings.sigma * torch.from_numpy(noise).to(update.device)
@@ -73,19 +76,20 @@ class SumOfSigns(Exchange[tuple[Tensor, int]]):
 
     def server_reply(self, server: Tensors, total: tuple[Tensor, int], round: int) -> tuple[Tensors, Tensors]:
         positive, senders = total[0], torch.tensor([float(total[1])])
-        model = self._stepped(server["model"], positive, senders)
+        model = self._stepped(server["model"], positive, senders, round)
         if self._settings.downlink == "sum":
             return {"model": model}, {"positive": positive.to(torch.uint8), "senders": senders}
         return {"model": model}, {"model": model}
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
         if self._settings.downlink == "sum":
-            return go_on_from(cohort, self._stepped(cohort.state["model"], values["positive"], values["senders"]))
+            stepped = self._stepped(cohort.state["model"], values["positive"], values["senders"], round)
+            return go_on_from(cohort, stepped)
         return go_on_from(cohort, values["model"])
 
-    def _stepped(self, model: Tensor, positive: Tensor, senders: Tensor) -> Tensor:
+    def _stepped(self, model: Tensor, positive: Tensor, senders: Tensor, round: int) -> Tensor:
         """w − η γ (2 c / K − 1), c of K clients having sent +1."""
-        return model - self._move * (2 * positive.float() / senders - 1)
+        return model - self._server_step * self._task.rate(round) * (2 * positive.float() / senders - 1)
 
 
 class ZSign(Tracked):
@@ -117,4 +121,5 @@ class ZSign(Tracked):
         self.exchanges = (SumOfSigns(task, settings),)
 
     def agreement(self) -> dict[str, int | float | str]:
-        return {"clients": self.task.participants, "learning_rate": self.task.learning_rate}
+        schedule = asdict(self.task.schedule) if self.task.schedule.changes else {}
+        return {"clients": self.task.participants, "learning_rate": self.task.learning_rate, **schedule}

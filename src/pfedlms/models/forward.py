@@ -92,11 +92,13 @@ class CohortModel:
         with nullcontext() if short else long_operators():
             return way.over(len(x), partial(some, way))
 
-    def cohort(self, ids: tuple[int, ...], samples: tuple[int, ...], with_momentum: bool) -> Cohort:
-        """Clients that all start from the initial weights w⁰."""
+    def cohort(
+        self, ids: tuple[int, ...], samples: tuple[int, ...], with_momentum: bool, kept: int | None = None
+    ) -> Cohort:
+        """Clients that all start from the initial weights w⁰; with `kept`, that many numbers for their optimizer."""
         clients = len(ids)
         params = self.initial.expand(clients, -1).clone()
-        momentum = torch.zeros_like(params) if with_momentum else params.new_zeros(clients, 0)
+        momentum = params.new_zeros(clients, int(with_momentum) * self.layout.dim if kept is None else kept)
         buffers = {name: value.expand(clients, *value.shape).clone() for name, value in self.initial_buffers.items()}
         return Cohort(ids, samples, params, momentum, buffers)
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pfedlms.errors import UsageError
+from pfedlms.models.intake import outputs_of
 
 Result = TypeVar("Result")
 Values = dict[str, Tensor]
@@ -63,7 +64,7 @@ class Single:
     def call(self, features: bool, params: Values, buffers: Values, x: Tensor) -> tuple[Tensor, ...]:
         """The outputs and, if asked for, the features."""
         if not features:
-            return (functional_call(self.module, (params, buffers, self.frozen), (x,)),)
+            return (outputs_of(functional_call(self.module, (params, buffers, self.frozen), (x,))),)
         if self.head is None:
             raise UsageError(f"model: {type(self.module).__name__} has no linear layer, so it has no features to send")
         caught: list[Tensor] = []

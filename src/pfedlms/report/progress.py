@@ -26,6 +26,8 @@ def _sent(record: Mapping[str, Any]) -> str:
 def _accuracy(record: Mapping[str, Any]) -> str:
     named = {"P-acc": "p_acc", "V-acc": "v_acc", "G-acc": "g_acc"}
     measured = {name: record[key] for name, key in named.items() if record.get(key) is not None}
+    if "metric" in record:
+        return "  ".join(f"{name} {value:.4g}" for name, value in measured.items())
     return "  ".join(f"{name} {value:5.2f} %" for name, value in measured.items())
 
 

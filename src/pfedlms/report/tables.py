@@ -80,7 +80,8 @@ def comparison_table(summaries: Sequence[Summary]) -> Table:
     rounds = f"{early}{max(run['rounds'] for run in summaries) if early else first['rounds']} rounds"
     title = f"{first['dataset']} · {size} · {first['clients']} clients{share} · {rounds}"
     explained = "; ".join(text for column, text in _EXPLAINED.items() if column in accuracies)
-    caption = _CAPTION.format(explained, " and catching up" * sampled)
+    measured = f"{first['metric']}, the higher the better" if "metric" in first else "Accuracy in %"
+    caption = _CAPTION.format(measured, explained, " and catching up" * sampled)
     return table(["method", *accuracies, "MiB ↑", "MiB ↓", "fewer", "s"], rows, title, caption, gap)
 
 
@@ -92,7 +93,7 @@ _EXPLAINED = {
     "G-acc max": "G-acc: the shared model before local steps",
 }
 _CAPTION = (
-    "Accuracy in %, ± over seeds: maximum, and mean of the last 10 evaluations. {}. MiB a round of all participants, "
+    "{}, ± over seeds: maximum, and mean of the last 10 evaluations. {}. MiB a round of all participants, "
     "framing{} included; fewer: how many times fewer bytes than FedAvg; s: seconds a run."
 )
 

@@ -1,16 +1,23 @@
-"""The SGD step on a CPU: one pass over a client's parameters instead of one for each term. (The loss is as fast in
-torch.)"""
+"""Steps and clipping on a CPU: one pass over a client's parameters instead of one for each term. (The loss is as fast
+in torch.)"""
 
 from __future__ import annotations
 
+from math import sqrt
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedlms.backend import compiled, share
 
 Array = NDArray[Any]
+
+BETAS = (0.9, 0.999)  # of AdamW
+EPSILON = 1e-8
+NO_DIVISION_BY_ZERO = 1e-6  # beside the norm that a gradient is clipped by
+_LANES = 16  # partial sums of a norm, so that additions need not wait for each other
 
 
 def sgd_step_(
@@ -48,3 +55,80 @@ def _step(
             g += beta * buffer[i]
             buffer[i] = g
         theta[i] -= eta * g
+
+
+def adamw_step_(
+    params: Tensor, gradient: Tensor, extra: Tensor | None, kept: Tensor, rate: float, decay: float
+) -> None:
+    second = gradient if extra is None else extra
+    share(
+        _adamw_steps, len(params), 2 * params.shape[1], params.numpy(), gradient.numpy(), second.numpy(),
+        extra is not None, kept.numpy(), rate, decay,
+    )  # fmt: skip
+
+
+@compiled()
+def _adamw_steps(
+    first: int, last: int, params: Array, gradient: Array, extra: Array, has_extra: bool, kept: Array,
+    rate: float, decay: float,
+) -> None:  # fmt: skip
+    dim = params.shape[1]
+    for client in range(first, last):
+        own = kept[client]
+        own[2 * dim] += 1
+        count = float(own[2 * dim])
+        size, root = rate / (1 - BETAS[0] ** count), sqrt(1 - BETAS[1] ** count)
+        moments = own[:dim], own[dim : 2 * dim]
+        _adamw_step(params[client], gradient[client], extra[client], has_extra, *moments, size, root, 1 - rate * decay)
+
+
+@compiled()
+def _adamw_step(
+    theta: Array, gradient: Array, extra: Array, has_extra: bool, mean: Array, square: Array,
+    size: float, root: float, shrink: float,
+) -> None:  # fmt: skip
+    kind = theta.dtype.type
+    beta, gamma, less, fewer = kind(BETAS[0]), kind(BETAS[1]), kind(1 - BETAS[0]), kind(1 - BETAS[1])
+    step, by, keep, epsilon = kind(size), kind(root), kind(shrink), kind(EPSILON)
+    for i in range(len(theta)):
+        g = gradient[i]
+        if has_extra:
+            g += extra[i]
+        m = beta * mean[i] + less * g
+        v = gamma * square[i] + fewer * g * g
+        mean[i] = m
+        square[i] = v
+        theta[i] = keep * theta[i] - step * m / (np.sqrt(v) / by + epsilon)
+
+
+def clip_(gradient: Tensor, extra: Tensor | None, largest: float) -> None:
+    second = gradient if extra is None else extra
+    share(_clip, len(gradient), 2 * gradient.shape[1], gradient.numpy(), second.numpy(), extra is not None, largest)
+
+
+@compiled()
+def _clip(first: int, last: int, gradient: Array, extra: Array, has_extra: bool, largest: float) -> None:
+    for client in range(first, last):
+        own = gradient[client]
+        if has_extra:
+            own += extra[client]
+        factor = largest / (sqrt(_squared(own)) + NO_DIVISION_BY_ZERO)
+        if factor < 1:
+            own *= own.dtype.type(factor)
+
+
+@compiled()
+def _squared(values: Array) -> float:
+    """Σ x², in float64 and in an order that does not depend on anything but the length."""
+    sums, whole = np.zeros(_LANES), len(values) - len(values) % _LANES
+    for start in range(0, whole, _LANES):
+        for lane in range(_LANES):
+            x = float(values[start + lane])
+            sums[lane] += x * x
+    total = 0.0
+    for lane in range(_LANES):
+        total += sums[lane]
+    for i in range(whole, len(values)):
+        x = float(values[i])
+        total += x * x
+    return total

@@ -14,7 +14,7 @@ LOSS_TILE = 1 << 14
 @triton.jit
 def _step(
     thetas, grad, pull, velocity, count, rate, momentum, decay,
-    PULLED: tl.constexpr, MOVING: tl.constexpr, SIZE: tl.constexpr,
+    PULLED: tl.constexpr, MOVING: tl.constexpr, LOADED: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     index = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     inside = index < count
@@ -26,16 +26,20 @@ def _step(
     if MOVING:
         g += momentum * tl.load(velocity + index, mask=inside)
         tl.store(velocity + index, g, mask=inside)
-    tl.store(thetas + index, theta - rate * g, mask=inside)
+    if LOADED:
+        tl.store(thetas + index, theta - tl.load(rate) * g, mask=inside)
+    else:
+        tl.store(thetas + index, theta - rate * g, mask=inside)
 
 
 def sgd_step_(
-    params: Tensor, gradient: Tensor, extra: Tensor | None, buffer: Tensor, rate: float, momentum: float, decay: float
-) -> None:
+    params: Tensor, gradient: Tensor, extra: Tensor | None, buffer: Tensor, rate: float | Tensor,
+    momentum: float, decay: float,
+) -> None:  # fmt: skip
     grid = (triton.cdiv(params.numel(), BLOCK),)
     _step[grid](
         params, gradient, gradient if extra is None else extra, buffer, params.numel(), rate, momentum, decay,
-        PULLED=extra is not None, MOVING=momentum > 0, SIZE=BLOCK, num_warps=8,
+        PULLED=extra is not None, MOVING=momentum > 0, LOADED=isinstance(rate, Tensor), SIZE=BLOCK, num_warps=8,
     )  # fmt: skip
 
 

@@ -1,0 +1,56 @@
+"""What local steps minimise and what is measured: cross-entropy and accuracy, or a loss and a metric of one's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pfedlms.methods.contract import Objective
+from pfedlms.step import cross_entropy, sample_losses
+from pfedlms.step.own import OverClients
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """The default is cross-entropy and accuracy. Scores are better the higher they are."""
+
+    loss: OverClients | None = None
+    metric: OverClients | None = None
+    classifies: bool = True
+    """Whether outputs are one number a class, so that accuracy can be measured; minus the loss if not."""
+
+    @property
+    def score(self) -> str | None:
+        """What is measured in place of accuracy."""
+        if self.metric is not None:
+            return self.metric.name
+        return None if self.classifies else "-loss"
+
+    @property
+    def stacks(self) -> bool:
+        """Whether the loss is computed for all clients at once, without looking at values."""
+        return self.loss is None or self.loss.stacks
+
+    def minimised(
+        self, objective: Objective, outputs: Tensor, features: Tensor | None, targets: Tensor
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """The task's loss of every client, and what the objective adds from features; see `models.forward.Loss`."""
+        if self.loss is None:
+            losses, slope = cross_entropy(outputs, targets)
+            root = outputs
+        else:
+            root = self.loss(outputs, targets).mean(dim=1)
+            losses, slope = root.detach(), torch.ones_like(root)
+        extra = None if features is None else objective.loss(features, targets)
+        if extra is None or not extra.requires_grad:  # features that no parameter has a part in
+            return losses, [root], [slope]
+        return losses, [root, extra], [slope, torch.ones_like(extra)]
+
+    def measured(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Score and loss of every sample, `[clients, batch]`."""
+        losses = sample_losses(outputs, targets) if self.loss is None else self.loss(outputs, targets)
+        if self.metric is not None:
+            return self.metric(outputs, targets), losses
+        return outputs.argmax(dim=-1) == targets if self.classifies else -losses, losses

@@ -1,0 +1,52 @@
+"""Learning rates over the phases of a run, by hand."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import pytest
+
+from pfedlms.engine.training import TrainSettings
+from pfedlms.step.schedule import Schedule
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (Schedule(), [1, 1, 1, 1]),
+        # Four phases, R = 3: the cosines of 0, 45, 90 and 135 degrees.
+        (Schedule("cosine", rounds=3), [1, (1 + sqrt(0.5)) / 2, 0.5, (1 - sqrt(0.5)) / 2]),
+        (Schedule("step", decay=0.5, decay_every=2), [1, 1, 0.5, 0.5, 0.25, 0.25, 0.125]),
+        (Schedule("constant", warmup=3), [0.25, 0.5, 0.75, 1, 1]),
+        # Three phases are left after the warm-up: 0, 60 and 120 degrees.
+        (Schedule("cosine", warmup=2, rounds=4), [1 / 3, 2 / 3, 1, 0.75, 0.25]),
+        (Schedule("step", warmup=1, decay=0.1, decay_every=1), [0.5, 1, 0.1, 0.01]),
+        # A warm-up for the whole run reaches η in its last phase.
+        (Schedule("cosine", warmup=2, rounds=2), [1 / 3, 2 / 3, 1]),
+    ],
+)
+def test_factors_by_hand(schedule: Schedule, expected: list[float]) -> None:
+    assert [schedule.factor(phase) for phase in range(len(expected))] == pytest.approx(expected, rel=1e-14)
+
+
+@pytest.mark.parametrize("rounds", [1, 7, 200])
+def test_a_cosine_never_reaches_zero(rounds: int) -> None:
+    """z-sign divides by it."""
+    factors = [Schedule("cosine", rounds=rounds).factor(phase) for phase in range(rounds + 1)]
+    assert factors == sorted(factors, reverse=True)
+    assert factors[-1] > 0
+
+
+def test_settings_that_a_shape_does_not_read_make_no_difference() -> None:
+    """So that a run of another length is the same schedule, unless it is a cosine."""
+    given = {"local_steps": 1, "batch_size": 1, "learning_rate": 0.1, "momentum": 0.0, "weight_decay": 0.0}
+
+    def of(**more: object) -> Schedule:
+        return TrainSettings(**given, **more).rates
+
+    assert of(rounds=5, decay=0.3, decay_every=4) == Schedule()
+    assert not of(rounds=5).changes
+    assert of(schedule="step", rounds=5, decay=0.3) == of(schedule="step", rounds=9, decay=0.3)
+    assert of(schedule="cosine", rounds=5, decay=0.3) == of(schedule="cosine", rounds=5)
+    assert of(schedule="cosine", rounds=5) != of(schedule="cosine", rounds=9)
+    assert all(of(**more).changes for more in ({"warmup": 1}, {"schedule": "step"}, {"schedule": "cosine"}))
