@@ -189,9 +189,10 @@ def _checked_outputs(model: CohortModel, data: FederatedData, config: Config) ->
             outputs = outputs_of(model.module.eval()(sample))
     except (RuntimeError, ValueError, TypeError) as error:
         reason = str(error).strip().splitlines()[0]
+        remedy = "; its parameters are float32 here, so leave casts to other types out of it" * ("dtype" in reason)
         raise UsageError(
             f"model: fails on samples of shape {data.shape} ({reason}); "
-            f"expected a module that takes [batch, *{data.shape}]"
+            f"expected a module that takes [batch, *{data.shape}]{remedy}"
         ) from error
     got, count, own = tuple(outputs.shape), len(sample), config.train.loss == CUSTOM
     if not own and (len(got) != 2 or got[1] < data.classes):
