@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -26,7 +25,7 @@ from pfedlms.experiment.config import CUSTOM, Config, Tables, keys
 from pfedlms.experiment.memory import fitting_cohort, room_for_all
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel, build
-from pfedlms.models.intake import check_batch_of_one, outputs_of, taken
+from pfedlms.models.intake import check_batch_of_one, copied, outputs_of, taken
 from pfedlms.models.zoo import seeded
 from pfedlms.step.own import PerSample, over_clients
 
@@ -168,7 +167,7 @@ def _federated(config: Config, data: Any, own: Own) -> FederatedData:
 def _module(config: Config, model: ModelLike, data: FederatedData) -> nn.Module:
     key = rng.stream(config.run.seed, "initial")
     if isinstance(model, nn.Module):
-        return copy.deepcopy(model)
+        return copied(model)
     if callable(model):
         return seeded(model, key)
     if config.model.name == CUSTOM:
