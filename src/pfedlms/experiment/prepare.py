@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -25,7 +24,7 @@ from pfedlms.experiment.config import CUSTOM, Config, Tables, keys, of_others
 from pfedlms.experiment.memory import fitting_cohort, room_for_all
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel, build
-from pfedlms.models.intake import check_batch_of_one, outputs_of, taken
+from pfedlms.models.intake import check_batch_of_one, copied, outputs_of, taken
 from pfedlms.models.zoo import seeded
 from pfedlms.step.own import PerSample, over_clients
 
@@ -198,7 +197,7 @@ def dealt(config: Config, pool: Pool) -> FederatedData:
 def _module(config: Config, model: ModelLike, data: FederatedData) -> nn.Module:
     key = rng.stream(config.run.seed, "initial")
     if isinstance(model, nn.Module):
-        return copy.deepcopy(model)
+        return copied(model)
     if callable(model):
         return seeded(model, key)
     if config.model.name == CUSTOM:
@@ -250,9 +249,10 @@ def _checked_outputs(model: CohortModel, data: FederatedData, config: Config) ->
             outputs = outputs_of(model.module.eval()(sample))
     except (RuntimeError, ValueError, TypeError) as error:
         reason = str(error).strip().splitlines()[0]
+        remedy = "; its parameters are float32 here, so leave casts to other types out of it" * ("dtype" in reason)
         raise UsageError(
             f"model: fails on samples of shape {data.shape} ({reason}); "
-            f"expected a module that takes [batch, *{data.shape}]"
+            f"expected a module that takes [batch, *{data.shape}]{remedy}"
         ) from error
     got, count, own = tuple(outputs.shape), len(sample), config.train.loss == CUSTOM
     if not own and (len(got) != 2 or got[1] < data.classes):

@@ -1,12 +1,16 @@
-"""One client after another, each with the module itself; on a GPU on several streams, so that small kernels overlap."""
+"""Each client with the module itself: on a CPU several clients at a time, a thread each; on a GPU on several streams,
+so that small kernels overlap."""
 
 from __future__ import annotations
 
+import copy
+import threading
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from pfedlms.backend import own_threads, spread
 from pfedlms.models.streams import streams
 from pfedlms.models.way import Pass, Result, Single, Way
 
@@ -16,19 +20,60 @@ _STREAMS = 8
 class Alone(Way):
     """Both passes of one client together: what it needs stays in the cache, or on its stream.
 
-    On a CPU clients are not spread over threads, although that takes 0.6 of the time (`vgg8`, two cores): a convolution
-    sums in another order on one thread than on two, so results would depend on how clients are grouped, and dropout
-    draws for one client after another.
+    On a CPU every client takes one thread, be it alone or one of many: a convolution sums in another order on one
+    thread than on two, so that results would depend on how clients are grouped. A module serves one thread at a time,
+    so each has a copy. Modules that draw random numbers, count their calls, or have hooks run one client after another,
+    on all threads: their order matters.
     """
 
     def __init__(self, single: Single, device: torch.device) -> None:
         self._single, self._device = single, device
+        self._spreads: bool | None = False if device.type == "cuda" else None
+        self._untouched: nn.Module = single.module
+        self._here = threading.local()
+
+    def settled(self, x: Tensor) -> Way:
+        if self._spreads is None:
+            self._spreads = self._order_does_not_matter(x)
+        return self
+
+    def _order_does_not_matter(self, x: Tensor) -> bool:
+        module = self._single.module
+        if any(part._forward_hooks or part._forward_pre_hooks or _listens(part) for part in module.modules()):
+            return False
+        try:
+            self._untouched, tried = copy.deepcopy(module), copy.deepcopy(module).train()
+            before = _counts(tried)
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                drawn = torch.random.get_rng_state()
+                tried(x[[0, -1]])
+                return torch.equal(drawn, torch.random.get_rng_state()) and before == _counts(tried)
+        except Exception:  # a module that cannot be copied, or not be run on two samples, is left as it is
+            return False
+
+    def short(self, clients: int) -> bool:
+        return bool(self._spreads)
 
     def over(self, clients: int, work: Callable[[slice], Result]) -> list[Result]:
         rows = [slice(client, client + 1) for client in range(clients)]
-        if self._device.type != "cuda" or clients == 1:
+        if self._device.type == "cuda" and clients > 1:
+            return self._on_streams(rows, work)
+        if not self._spreads:
             return [work(row) for row in rows]
-        here, others = torch.cuda.current_stream(self._device), streams(self._device, "alone", min(clients, _STREAMS))
+        results: dict[int, Result] = {}
+        differentiates = torch.is_grad_enabled()  # which each thread has of its own
+
+        def one(row: slice) -> None:
+            with torch.set_grad_enabled(differentiates):
+                results[row.start] = work(row)
+
+        with own_threads():
+            spread(one, rows)
+        return [results[row.start] for row in rows]
+
+    def _on_streams(self, rows: list[slice], work: Callable[[slice], Result]) -> list[Result]:
+        here = torch.cuda.current_stream(self._device)
+        others = streams(self._device, "alone", min(len(rows), _STREAMS))
         results = []
         for client, row in enumerate(rows):
             stream = others[client % len(others)]
@@ -40,7 +85,24 @@ class Alone(Way):
         return results
 
     def forward(self, given: Pass) -> tuple[Tensor, Tensor | None]:
-        self._single.module.train(given.training)
+        single = self._of_thread() if self._spreads else self._single
+        single.module.train(given.training)
         params, buffers = ({n: v.squeeze(0) for n, v in values.items()} for values in (given.params, given.buffers))
-        outputs, *seen = self._single.call(given.features, params, buffers, given.x.squeeze(0))
+        outputs, *seen = single.call(given.features, params, buffers, given.x.squeeze(0))
         return outputs.unsqueeze(0), seen[0].unsqueeze(0) if given.features else None
+
+    def _of_thread(self) -> Single:
+        if not hasattr(self._here, "single"):
+            self._here.single = Single(copy.deepcopy(self._untouched))
+        own: Single = self._here.single
+        return own
+
+
+def _listens(part: nn.Module) -> bool:
+    return bool(part._backward_hooks or part._backward_pre_hooks)
+
+
+def _counts(module: nn.Module) -> list[tuple[str, object]]:
+    """Numbers and texts that parts of a module keep."""
+    kept = ((name, value) for part in module.modules() for name, value in vars(part).items())
+    return [(name, value) for name, value in kept if isinstance(value, bool | int | float | str)]

@@ -23,8 +23,8 @@ from pfedlms.models.stacked import Stacked, refusal
 from pfedlms.models.way import Pass, Result, Single, Values, Way
 
 # Stacked, these sum in another order than for one client alone (grouped convolutions, normalisation folded into
-# channels) and are no faster on a CPU; there a cohort runs them one client after another, so that results do not
-# depend on how clients are grouped.
+# channels) and are no faster on a CPU; there every client runs them alone, so that results do not depend on how clients
+# are grouped.
 _LOOP_ON_CPU = (_ConvNd, _NormBase, nn.GroupNorm, nn.LayerNorm, nn.RNNBase, nn.MultiheadAttention)
 
 Loss = Callable[[Tensor, Tensor | None, Tensor], tuple[Tensor, list[Tensor], list[Tensor]]]
@@ -85,8 +85,8 @@ class CohortModel:
         """`some` on the rows of all clients, as many at a time as the way takes."""
         if self._way is None:
             self._way = choose(self._single, self.device, self._fast, self._named(params[0]), x[0])
-        way = self._way
-        assert way is not None  # with samples
+        assert self._way is not None  # with samples
+        way = self._way.settled(x[0])
         # On a CPU, long operators may use all threads; inside the engine others run on one each.
         short = self.device.type != "cpu" or way.short(len(x))
         with nullcontext() if short else long_operators():

@@ -14,6 +14,17 @@ from torch.nn.parameter import is_lazy
 from pfedlms.errors import UsageError
 
 
+def copied(module: nn.Module) -> nn.Module:
+    """A module of the package's own, so that the caller's stays as it is."""
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:  # whatever parts of it may raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UsageError(
+            f"model: cannot be copied ({reason}); give a function that makes it, model=lambda: …, instead"
+        ) from error
+
+
 def taken(module: nn.Module, sample: Tensor, key: int) -> nn.Module:
     """A module that clients can train: lazy layers are initialised with `sample: [batch, …]` and the stream `key`,
     parameters of other floating types become float32."""

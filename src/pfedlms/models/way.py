@@ -39,6 +39,11 @@ class Way(ABC):
         once, and a module serves one thread at a time: a way that calls it has one part."""
         return [slice(0, clients)]
 
+    def settled(self, x: Tensor) -> Way:
+        """This way, with what only a trial on samples `x: [batch, …]` can tell; asked before every pass, so tried
+        once."""
+        return self
+
     def short(self, clients: int) -> bool:
         """Whether operators on so many clients are so short that a CPU's threads would wait rather than work."""
         return False

@@ -26,7 +26,9 @@ class OverClients:
 
     @property
     def name(self) -> str:
-        return getattr(self._function, "__name__", type(self._function).__name__)
+        """Of the function, if it has one."""
+        found: str = getattr(self._function, "__name__", type(self._function).__name__)
+        return found if found.isidentifier() else "metric"
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if self.stacks:

@@ -1,0 +1,409 @@
+"""Runs with another optimizer, schedule, loss or kind of module than the default: resumed, measured, refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pfedlms
+from pfedlms.errors import ConfigError, PfedlmsError, RunDirectoryError, UsageError
+from pfedlms.experiment.play import Progress
+
+FEATURES, WIDTH, CLIENTS = 6, 2, 4
+QUICK: dict[str, Any] = {"clients": CLIENTS, "local_steps": 4, "batch_size": 16, "threads": 1}
+
+
+def samples(count: int = 400) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(count, FEATURES))
+
+
+def regression(count: int = 400) -> tuple[np.ndarray, np.ndarray]:
+    """A linear map of the samples, with noise of standard deviation 0.1."""
+    draw, x = np.random.default_rng(1), samples(count)
+    return x, x @ draw.normal(size=(FEATURES, WIDTH)) + 0.1 * draw.normal(size=(count, WIDTH))
+
+
+def classes(count: int = 400) -> tuple[np.ndarray, np.ndarray]:
+    x = samples(count)
+    return x, (x[:, 0] > 0).astype(np.int64) + (x[:, 1] > 0)
+
+
+def linear() -> nn.Module:
+    return nn.Linear(FEATURES, WIDTH)
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def squares(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).square().mean(dim=-1)
+
+
+def closeness(outputs: Tensor, targets: Tensor) -> Tensor:
+    return ((outputs - targets).abs() < 0.5).float().mean(dim=-1)
+
+
+class Stop(Progress):
+    """Ctrl-C in the third round."""
+
+    def evaluated(self, config: Any, record: Any) -> None:
+        if record["round"] == 3:
+            raise KeyboardInterrupt
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "adamw": {"optimizer": "adamw", "learning_rate": 0.01},
+    "cosine": {"schedule": "cosine", "warmup": 2, "momentum": 0.5},
+    "step": {"schedule": "step", "decay": 0.5, "decay_every": 2},
+    "clip": {"clip": 0.1},
+}
+METHODS = ["local", "fedavg", "pfedlms", "zsign"]
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
+
+
+def assert_same(one: Path, other: Path) -> None:
+    assert lines(one) == lines(other)
+    states = [torch.load(folder / "checkpoint.pt", weights_only=True)["federation"] for folder in (one, other)]
+    for name in ("params", "momentum"):
+        assert torch.equal(states[0][name], states[1][name])
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("way", WAYS)
+def test_resumed_is_uninterrupted(way: str, method: str, tmp_path: Path) -> None:
+    settings = {**QUICK, **WAYS[way], "method": method, "rounds": 6, "participation": 0.6, "checkpoint_every": 2}
+    pfedlms.run(classes(), network, out=tmp_path / "whole", **settings)
+    with pytest.raises(KeyboardInterrupt):
+        pfedlms.run(classes(), network, out=tmp_path / "cut", progress=Stop(), **settings)
+    pfedlms.resume(tmp_path / "cut", classes(), network)
+    assert_same(tmp_path / "cut", tmp_path / "whole")
+
+
+def test_resumed_with_a_loss_of_ones_own_is_uninterrupted(tmp_path: Path) -> None:
+    settings = {**QUICK, "method": "fedavg", "rounds": 6, "checkpoint_every": 2}
+    own = {"loss": squares, "metric": closeness}
+    pfedlms.run(regression(), linear, out=tmp_path / "whole", **own, **settings)
+    with pytest.raises(KeyboardInterrupt):
+        pfedlms.run(regression(), linear, out=tmp_path / "cut", progress=Stop(), **own, **settings)
+    with pytest.raises(UsageError, match=r"this run's loss was given in Python.*loss=loss"):
+        pfedlms.resume(tmp_path / "cut", regression(), linear)
+    with pytest.raises(UsageError, match=r"this run's metric was given in Python"):
+        pfedlms.resume(tmp_path / "cut", regression(), linear, loss=squares)
+    pfedlms.resume(tmp_path / "cut", regression(), linear, **own)
+    assert_same(tmp_path / "cut", tmp_path / "whole")
+
+
+def test_a_loss_is_not_taken_up_half_way(tmp_path: Path) -> None:
+    pfedlms.run(classes(), network, out=tmp_path / "run", rounds=2, **QUICK)
+    with pytest.raises(UsageError, match="this run has no loss of its own; leave loss out"):
+        pfedlms.resume(tmp_path / "run", classes(), network, loss=squares)
+
+
+@pytest.mark.parametrize(("schedule", "longer"), [("cosine", False), ("step", True), ("constant", True)])
+def test_a_run_can_be_prolonged_where_its_rates_do_not_depend_on_its_length(
+    schedule: str, longer: bool, tmp_path: Path
+) -> None:
+    settings = {**QUICK, "schedule": schedule, "decay_every": 2, "method": "fedavg"}
+    pfedlms.run(classes(), network, out=tmp_path / "run", rounds=3, **settings)
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text().replace("rounds = 3", "rounds = 5"))
+    if not longer:
+        with pytest.raises(RunDirectoryError, match=r"it was made with train\.rounds = 3; put that back"):
+            pfedlms.resume(tmp_path / "run", classes(), network)
+        return
+    pfedlms.resume(tmp_path / "run", classes(), network)
+    pfedlms.run(classes(), network, out=tmp_path / "whole", rounds=5, **settings)
+    assert_same(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"schedule": "exponential"}, "train.schedule: got 'exponential', expected one of: constant, cosine, step"),
+        ({"optimizer": "adam"}, "train.optimizer: got 'adam', expected one of: sgd, adamw"),
+        ({"clip": -1.0}, "train.clip: got -1.0"),
+        ({"decay": 0.0}, "train.decay: got 0.0"),
+        ({"decay_every": 0}, "train.decay_every: got 0"),
+        ({"warmup": 6, "rounds": 5}, "train.warmup: got 6 with train.rounds = 5, expected at most as many"),
+    ],
+)
+def test_wrong_settings_are_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        pfedlms.run(classes(), network, **settings)
+    assert any(message in problem for problem in caught.value.problems)
+
+
+# --- a loss of one's own ---
+
+
+def test_regression_reaches_what_plain_pytorch_reaches() -> None:
+    """FedAvg against one model on all training samples: both to the noise, whose variance is 0.01."""
+    result = pfedlms.run(
+        regression(2000), linear, method="fedavg", loss=squares, rounds=40, optimizer="adamw", learning_rate=0.02,
+        weight_decay=0.0, schedule="cosine", **QUICK,
+    )  # fmt: skip
+    data = result.federation.data
+    train, test = (torch.from_numpy(np.concatenate(held)) for held in (data.train, data.test))
+    model = linear()
+    optimiser = torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.0)
+    for _ in range(600):
+        optimiser.zero_grad()
+        squares(model(data.x[train]), data.y[train]).mean().backward()
+        optimiser.step()
+    with torch.no_grad():
+        plain = float(squares(model(data.x[test]), data.y[test]).mean())
+    assert plain == pytest.approx(0.01, rel=0.15)
+    assert result.metrics[-1]["test_loss"] == pytest.approx(plain, rel=0.05)
+    assert result.metrics[-1]["p_acc"] == -result.metrics[-1]["test_loss"]
+    assert result.summary["metric"] == result.metrics[-1]["metric"] == "-loss"
+    assert result.accuracy == pytest.approx(np.mean([record["p_acc"] for record in result.metrics[-10:]]))
+
+
+def test_scores_are_means_over_samples() -> None:
+    """By hand, from the models."""
+    result = pfedlms.run(
+        regression(), linear, method="local", loss=squares, metric=closeness, rounds=3, validation=0.2, **QUICK
+    )
+    data, total, per_client = result.federation.data, 0.0, []
+    for model, held in zip(result.models, data.test, strict=True):
+        own = linear()
+        own.load_state_dict(model)
+        with torch.no_grad():
+            scores = closeness(own(data.x[torch.from_numpy(held)]), data.y[torch.from_numpy(held)])
+        total += float(scores.sum())
+        per_client.append(float(scores.mean()))
+    assert result.summary["metric"] == "closeness"
+    assert result.metrics[-1]["p_acc"] == pytest.approx(total / sum(map(len, data.test)))
+    assert result.metrics[-1]["client_acc"] == pytest.approx(per_client)
+    assert 0 < result.metrics[-1]["v_acc"] <= 1
+    assert result.validation_accuracy is not None
+
+
+def test_a_pool_without_classes_is_dealt_out_evenly() -> None:
+    x, y = regression(402)
+    result = pfedlms.run((x, y), linear, method="local", loss=squares, rounds=1, **QUICK)
+    data = result.federation.data
+    held = [np.sort(np.concatenate(both)) for both in zip(data.train, data.test, strict=True)]
+    assert sorted(map(len, held)) == [100, 100, 101, 101]
+    assert np.array_equal(np.sort(np.concatenate(held)), np.arange(402))
+    assert not np.array_equal(held[0], np.arange(len(held[0])))
+    assert torch.equal(data.y, torch.from_numpy(y).float())
+    assert data.classes == 0
+
+
+def test_clients_of_their_own_keep_their_targets() -> None:
+    x, y = regression(80)
+    pairs = [
+        ((x[at : at + 15], y[at : at + 15]), (x[at + 15 : at + 20], y[at + 15 : at + 20])) for at in (0, 20, 40, 60)
+    ]
+    settings = {key: value for key, value in QUICK.items() if key != "clients"}
+    data = pfedlms.run(pairs, linear, method="local", loss=squares, rounds=1, **settings).federation.data
+    for client, ((_, train), (_, test)) in enumerate(pairs):
+        assert torch.equal(data.y[torch.from_numpy(data.train[client])], torch.from_numpy(train).float())
+        assert torch.equal(data.y[torch.from_numpy(data.test[client])], torch.from_numpy(test).float())
+
+
+@pytest.mark.parametrize("kind", [bool, np.int64, np.float32])
+def test_several_labels_a_sample(kind: type) -> None:
+    """As truth values, numbers or floats; PyTorch's own loss, whose mean over labels is taken."""
+    x, y = samples(), (samples()[:, :WIDTH] > 0).astype(kind)
+
+    def right(outputs: Tensor, targets: Tensor) -> Tensor:
+        return ((outputs > 0) == (targets > 0.5)).all(dim=-1).float()
+
+    def cross_entropies(outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.binary_cross_entropy_with_logits(outputs, targets.float(), reduction="none")
+
+    settings = {**QUICK, "method": "fedavg", "rounds": 20, "learning_rate": 1.0}
+    result = pfedlms.run((x, y), linear, loss=cross_entropies, metric=right, **settings)
+    assert result.metrics[0]["p_acc"] < 0.9 < result.metrics[-1]["p_acc"] <= 1
+
+
+def test_classes_with_another_loss_keep_accuracy() -> None:
+    smooth = nn.CrossEntropyLoss(label_smoothing=0.1, reduction="none")
+    result = pfedlms.run(classes(), network, method="fedproto", loss=smooth, rounds=20, alpha=10.0, **QUICK)
+    assert "metric" not in result.summary
+    assert 70 < result.accuracy <= 100
+
+
+def test_a_metric_beside_cross_entropy() -> None:
+    def top_two(outputs: Tensor, labels: Tensor) -> Tensor:
+        return (outputs.topk(2, dim=-1).indices == labels.unsqueeze(-1)).any(dim=-1)
+
+    settings = {**QUICK, "method": "fedavg", "rounds": 5}
+    result, plain = (
+        pfedlms.run(classes(), network, metric=top_two, **settings),
+        pfedlms.run(classes(), network, **settings),
+    )
+    assert result.summary["metric"] == "top_two"
+    assert plain.accuracy / 100 < result.accuracy <= 1
+    assert [record["test_loss"] for record in result.metrics] == [record["test_loss"] for record in plain.metrics]
+
+
+def test_a_model_by_name_has_as_many_outputs_as_a_target() -> None:
+    result = pfedlms.run(regression(), "dnn", method="fedavg", loss=squares, hidden=8, rounds=2, **QUICK)
+    assert result.federation.model.layout.dim == FEATURES * 8 + 8 + 8 * WIDTH + WIDTH
+
+
+def test_a_comparison_with_a_loss_of_ones_own(tmp_path: Path) -> None:
+    compared = pfedlms.compare(
+        regression(), linear, methods=["local", "sketchvote"], seeds=1, loss=squares, metric=closeness, rounds=2,
+        out=tmp_path / "c", **QUICK,
+    )  # fmt: skip
+    assert "closeness, the higher the better" in " ".join(str(compared).split())
+    assert [summary["status"] for summary in compared.runs] == ["finished", "finished"]
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda outputs, targets: squares(outputs, targets).mean(), r"got shape \(\).*reduction='none'"),
+        (
+            lambda outputs, targets: squares(outputs, targets)[:2],
+            r"got shape \(2,\).*expected one number a sample, \(5,\)",
+        ),
+        (lambda outputs, targets: outputs.unsqueeze(1) - targets, r"got shape \(5, 5, 2\)"),
+        (lambda outputs, targets: 1.0, "got float"),
+        (lambda outputs: outputs, "loss: fails on outputs of shape"),
+        (lambda outputs, targets: 1 / 0, "division by zero"),
+        ("mse", "loss: got 'mse', expected a function"),
+    ],
+)
+def test_a_wrong_loss_is_named(loss: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        pfedlms.run(regression(), linear, loss=loss, rounds=1, **QUICK)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ((samples(), np.full((400, 2), np.nan)), "targets hold NaN"),
+        ((samples(), np.zeros((400, 2), dtype=complex)), "expected numbers, one or more a sample"),
+        ((samples(), np.zeros((399, 2))), "got 400 samples and 399 labels"),
+        ((samples(20), np.zeros((20, 2))), "use at most 2 clients or a smaller data.min_samples"),
+    ],
+)
+def test_wrong_targets_are_named(data: Any, message: str) -> None:
+    with pytest.raises(PfedlmsError, match=message):
+        pfedlms.run(data, linear, loss=squares, rounds=1, **QUICK)
+
+
+def test_fedproto_needs_classes() -> None:
+    with pytest.raises(
+        UsageError, match="fedproto sends a mean feature of each class, but these targets are no classes"
+    ):
+        pfedlms.run(regression(), linear, method="fedproto", loss=squares, rounds=1, **QUICK)
+
+
+def test_a_loss_named_in_a_file_alone_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"train\.loss: 'custom' stands for a function given in Python"):
+        pfedlms.experiment.prepare.prepare(pfedlms.load_config(None, {"train": {"loss": "custom"}}))
+
+
+# --- modules as they come ---
+
+
+class Named(nn.Module):
+    """Returns what `wrap` makes of the outputs."""
+
+    def __init__(self, wrap: Any = lambda outputs: outputs) -> None:
+        super().__init__()
+        self.layers, self.wrap = network(), wrap
+
+    def forward(self, x: Tensor) -> Any:
+        return self.wrap(self.layers(x))
+
+
+ALIKE = {
+    "a dict": lambda: Named(lambda outputs: {"loss": None, "logits": outputs}),
+    "an object": lambda: Named(lambda outputs: SimpleNamespace(logits=outputs)),
+    "outputs in float64": lambda: Named(lambda outputs: outputs.double()),
+}
+
+
+@pytest.mark.parametrize("factory", ALIKE.values(), ids=ALIKE)
+def test_outputs_may_be_wrapped(factory: Any) -> None:
+    """And are trained as if they were not."""
+    settings = {**QUICK, "rounds": 3, "seed": 1}
+    wrapped, bare = pfedlms.run(classes(), factory, **settings), pfedlms.run(classes(), Named, **settings)
+    for own, other in zip(wrapped.models, bare.models, strict=True):
+        for name, value in other.items():
+            torch.testing.assert_close(own[name], value)
+
+
+def test_outputs_in_bfloat16_are_trained_in_float32() -> None:
+    result = pfedlms.run(classes(), lambda: Named(lambda outputs: outputs.bfloat16()), rounds=20, alpha=10.0, **QUICK)
+    assert result.accuracy > 70
+
+
+@pytest.mark.parametrize("kind", ["double", "half", "bfloat16"])
+def test_parameters_of_another_type_become_float32(kind: str) -> None:
+    module = getattr(nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)), kind)()
+    with pytest.warns(UserWarning, match=r"model: has torch\.\w+; clients train in float32"):
+        result = pfedlms.run(classes(), module, rounds=2, **QUICK)
+    assert {value.dtype for value in result.models[0].values()} == {torch.float32, torch.int64}
+    assert next(module.parameters()).dtype != torch.float32  # which is the caller's
+
+
+def lazy() -> nn.Module:
+    return nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(3))
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+def test_lazy_modules_are_initialised_by_the_runs_seed() -> None:
+    first, again, other = (
+        pfedlms.run(classes(), model, rounds=1, seed=seed, **QUICK).federation.model.initial
+        for model, seed in ((lazy, 0), (lazy, 0), (lazy, 1))
+    )
+    assert first.shape == (FEATURES * 8 + 8 + 16 + 8 * 3 + 3,)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert pfedlms.run(classes(), nn.LazyLinear(3), rounds=1, **QUICK).federation.model.initial.shape == (21,)
+    with pytest.raises(UsageError, match=r"model: cannot be copied .*give a function that makes it"):
+        pfedlms.run(classes(), lazy(), rounds=1, **QUICK)  # buffers that are not there yet
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*torch.jit")
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (lambda: torch.jit.script(network()), r"model: is scripted or traced .*give the module it was made from"),
+        (lambda: nn.Sequential(torch.jit.trace(network(), torch.zeros(1, FEATURES))), "model: is scripted or traced"),
+        (lambda: Named(lambda outputs: {"scores": outputs}), "model: returns dict with 'scores', expected a tensor"),
+        (lambda: Named(lambda outputs: (outputs,)), "model: returns tuple, expected a tensor"),
+    ],
+)
+def test_modules_that_are_not_taken_get_a_remedy(module: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        pfedlms.run(classes(), module, rounds=1, **QUICK)
+
+
+@pytest.mark.filterwarnings("ignore:model. has torch.float64")
+def test_a_module_that_casts_its_samples_gets_a_remedy() -> None:
+    class Double(Named):
+        def forward(self, x: Tensor) -> Any:
+            return self.layers(x.double())
+
+    with pytest.raises(UsageError, match="its parameters are float32 here, so leave casts to other types out of it"):
+        pfedlms.run(classes(), Double().double(), rounds=1, **QUICK)
+
+
+def test_batch_norm_with_a_batch_of_one_gets_a_remedy() -> None:
+    settings = {**QUICK, "batch_size": 1, "rounds": 1}
+    normalised = nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    with pytest.raises(UsageError, match=r"train\.batch_size: got 1, .*use 2 or more, or group norm"):
+        pfedlms.run(classes(), normalised, **settings)
+    grouped = nn.Sequential(nn.Linear(FEATURES, 8), nn.GroupNorm(2, 8), nn.Linear(8, 3))
+    assert pfedlms.run(classes(), grouped, **settings).accuracy > 0
