@@ -32,10 +32,12 @@ ModelLike = str | nn.Module | Callable[[], nn.Module] | None
 def python_overrides(data: Any, model: ModelLike, methods: Sequence[str], settings: Mapping[str, Any]) -> Tables:
     """Keyword arguments as sections and keys; a key is looked up in every section and in the methods' own."""
     sections = {key: section for section, key in keys(methods) if key != "name"}
+    own = {key: dict(value) for key, value in settings.items() if key in METHODS and isinstance(value, Mapping)}
+    settings = {key: value for key, value in settings.items() if key not in own}
     unknown = [f"{key}: unknown setting; {did_you_mean(key, sections)}" for key in settings if key not in sections]
     if unknown:
         raise ConfigError(unknown)
-    tables: Tables = {"data": {}, "model": {}, "train": {}, "method": {}, "run": {}}
+    tables: Tables = {"data": {}, "model": {}, "train": {}, "method": {}, "run": {}, **own}
     for key, value in settings.items():
         tables[sections[key]][key] = value
     if data is not None:
@@ -75,7 +77,7 @@ def prepare(config: Config, data: Any = None, model: ModelLike = None) -> Federa
     with as_configured(config):
         federated = _federated(config, data)
         try:
-            cohort_model = CohortModel(_module(config, model, federated), device, config.run.fast)
+            cohort_model = CohortModel(module_of(config, model, federated), device, config.run.fast)
         except (RuntimeError, ValueError) as error:
             raise UsageError(f"model: cannot be built ({str(error).strip().splitlines()[0]})") from error
         _check_model(cohort_model, federated)
@@ -129,7 +131,8 @@ def _federated(config: Config, data: Any) -> FederatedData:
     return from_pool(x, y, chosen.clients, chosen.alpha, config.run.seed, chosen.min_samples, chosen.validation)
 
 
-def _module(config: Config, model: ModelLike, data: FederatedData) -> nn.Module:
+def module_of(config: Config, model: ModelLike, data: FederatedData) -> nn.Module:
+    """The model every client trains, as given or by name."""
     key = rng.stream(config.run.seed, "initial")
     if isinstance(model, nn.Module):
         return copy.deepcopy(model)

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
+from pfedlms.backend import COMPILATION
 from pfedlms.engine import Evaluation, Federation, RoundReport, Traffic
 from pfedlms.errors import RunDirectoryError, RunError
 from pfedlms.experiment.config import CUSTOM, Config
@@ -23,11 +24,12 @@ class Recorder:
         self.metrics: list[dict[str, Any]] = []
         self._config, self._federation, self._directory = config, federation, directory
         self._traffic, self._rejected, self._unheard = Traffic(), 0, 0
-        self._before, self._began = 0.0, time.perf_counter()
+        self._before, self._began = 0.0, time.perf_counter() - COMPILATION.seconds
 
     @property
     def _seconds(self) -> float:
-        return round(self._before + time.perf_counter() - self._began, 3)
+        """Spent in this run, all its processes together, without the compilation of kernels."""
+        return round(self._before + time.perf_counter() - COMPILATION.seconds - self._began, 3)
 
     def restore(self, checkpoint: Mapping[str, Any] | None) -> None:
         """Go back to a checkpoint, or to the very beginning where there is none."""
@@ -69,6 +71,10 @@ class Recorder:
                 "settings": _settled(self._config),
                 "data": _data_of(self._config, self._federation),
                 "cohort_size": self._federation.largest_cohort,
+                # So that a model can be taken out without the data.
+                "shape": list(self._federation.data.shape),
+                "classes": self._federation.data.classes,
+                "samples": list(self._federation.data.samples),
                 "federation": self._federation.state(),
                 "traffic": list(self._traffic.as_tuple()),
                 "rejected": self._rejected,
@@ -105,17 +111,18 @@ class Recorder:
             "clients": self._federation.data.clients,
             "participation": config.train.participation,
             "rounds": rounds,
-            "accuracy": _reached([record["p_acc"] for record in self.metrics]),
+            "evaluations": len(self.metrics),
+            "accuracy": reached([record["p_acc"] for record in self.metrics]),
         }
         if self._federation.data.validation:
             validated = [record["v_acc"] for record in self.metrics]
-            summary["validation_accuracy"] = _reached([value for value in validated if value is not None])
+            summary["validation_accuracy"] = reached([value for value in validated if value is not None])
         shared = [record["g_acc"] for record in self.metrics if "g_acc" in record]
         if shared:
-            summary["global_accuracy"] = _reached(shared)
+            summary["global_accuracy"] = reached(shared)
         return summary | {
             "everyone": None,
-            "bytes_per_round": {name: _mean(total, rounds) for name, total in asdict(self._traffic).items()},
+            "bytes_per_round": {name: mean_bytes(total, rounds) for name, total in asdict(self._traffic).items()},
             "total_bytes": self._traffic.total,
             **self._failures(),
             "seconds": self._seconds,
@@ -140,8 +147,10 @@ class Recorder:
         return {"accuracy": measured.accuracy, **validated, **measures}
 
 
-def load_into(federation: Federation, checkpoint: Mapping[str, Any], config: Config, stored: RunDirectory) -> None:
-    """Take a checkpoint in; one that was made with other settings would train on as if nothing had happened."""
+def load_into(
+    federation: Federation, checkpoint: Mapping[str, Any], config: Config, stored: RunDirectory, same_data: bool = True
+) -> None:
+    """Take a checkpoint in; one that was made with other settings or data would train on as if nothing had happened."""
     now = _settled(config)
     changed = [f"{key} = {value!r}" for key, value in checkpoint["settings"].items() if now.get(key) != value]
     if changed:
@@ -149,7 +158,7 @@ def load_into(federation: Federation, checkpoint: Mapping[str, Any], config: Con
             f"{stored.path}: checkpoint.pt does not fit config.toml, it was made with {', '.join(changed)}; "
             "put that back, or delete checkpoint.pt to start this run over"
         )
-    if checkpoint["data"] != _data_of(config, federation):
+    if same_data and checkpoint["data"] != _data_of(config, federation):
         raise RunDirectoryError(
             f"{stored.path}: the data given are not those this run began with; give the same arrays"
         )
@@ -183,7 +192,7 @@ def _finite(value: float) -> float | None:
     return value if isfinite(value) else None
 
 
-def _reached(values: Sequence[float]) -> dict[str, float | None]:
+def reached(values: Sequence[float]) -> dict[str, float | None]:
     """Maximum over evaluations, mean of the last 10, and the last; nothing yet is null."""
     if not values:
         return {"max": None, "last10": None, "final": None}
@@ -191,6 +200,6 @@ def _reached(values: Sequence[float]) -> dict[str, float | None]:
     return {"max": max(values), "last10": sum(tail) / len(tail), "final": values[-1]}
 
 
-def _mean(total: int, rounds: int) -> int | float:
+def mean_bytes(total: int, rounds: int) -> int | float:
     """A whole number where it is one; nothing before the first round."""
     return total / rounds if rounds and total % rounds else total // max(1, rounds)

@@ -1,20 +1,18 @@
-"""One run, from a configuration or from Python objects: begin it, go on with it, take a model out of it."""
+"""One run, from a configuration or from Python objects: begin it, go on with it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.errors import RunDirectoryError, UsageError
 from pfedlms.experiment.config import CUSTOM, Config, load_config, method_in
 from pfedlms.experiment.play import Progress, Result, execute
-from pfedlms.experiment.prepare import ModelLike, as_configured, prepare, python_overrides
-from pfedlms.experiment.record import load_into
-from pfedlms.experiment.store import RunDirectory, write_atomically
+from pfedlms.experiment.prepare import ModelLike, prepare, python_overrides
+from pfedlms.experiment.store import RunDirectory
+from pfedlms.experiment.watch import watching
 
 
 def run(
@@ -24,7 +22,8 @@ def run(
     method: str | None = None,
     config: str | Path | None = None,
     out: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
+    callbacks: Iterable[Any] | None = None,
     **settings: Any,
 ) -> Result:
     """Train one federation.
@@ -37,7 +36,8 @@ def run(
         method: name of the method. Default: the one `config` names, or pfedlms.
         config: a TOML file with settings.
         out: run directory; without one nothing is written.
-        progress: told what happens.
+        progress: True shows it, False does not. Default: on a terminal and in a notebook.
+        callbacks: objects with `on_round`, `on_evaluation` or `on_end`; see `pfedlms.Callback`.
         settings: any key of a section (`rounds=50, alpha=0.1, strength=0.05, seed=1, …`).
     """
     method = method or method_in(config)
@@ -45,7 +45,9 @@ def run(
     overrides["method"]["name"] = method
     if out:
         overrides["run"]["out"] = str(out)
-    return begin(load_config(config, overrides), progress or Progress(), data, model)
+    checked = load_config(config, overrides)
+    with watching(progress, callbacks) as told:
+        return begin(checked, told, data, model)
 
 
 def begin(
@@ -64,53 +66,38 @@ def begin(
 
 
 def resume(
-    directory: str | Path, data: Any = None, model: ModelLike = None, progress: Progress | None = None
+    directory: str | Path,
+    data: Any = None,
+    model: ModelLike = None,
+    progress: Progress | bool | None = None,
+    callbacks: Iterable[Any] | None = None,
+    data_dir: str | None = None,
 ) -> Result:
-    """Go on with the run in `directory`; data and model are needed again where they were given in Python."""
-    stored, config = _stored(directory)
+    """Go on with the run in `directory`; data and model are needed again where they were given in Python. `data_dir`
+    says where a data set's files are now, if they were moved."""
+    stored, config = open_run(directory, data_dir)
     for section, given, name in (("data", data, config.data.dataset), ("model", model, config.model.name)):
         if name == CUSTOM and given is None:
             raise UsageError(
                 f"{directory}: this run's {section} was given in Python; "
                 f"go on with pfedlms.resume({str(directory)!r}, data, model)"
             )
-    with stored:
+    with stored, watching(progress, callbacks) as told:
         stored.open()
         checkpoint = stored.load_checkpoint()
-        federation = prepare(_grouped(config, checkpoint), data, model)
-        return execute(config, federation, progress or Progress(), stored, checkpoint)
+        federation = prepare(grouped(config, checkpoint), data, model)
+        return execute(config, federation, told, stored, checkpoint)
 
 
-def _stored(directory: str | Path) -> tuple[RunDirectory, Config]:
+def open_run(directory: str | Path, data_dir: str | None = None) -> tuple[RunDirectory, Config]:
+    """A run's folder and configuration, with the data in `data_dir` if that is given."""
     stored = RunDirectory(Path(directory))
     if not stored.config.is_file():
         raise RunDirectoryError(f"{stored.path}: no run here (config.toml is missing)")
-    return stored, load_config(stored.config, schema_errors="run directory")
+    moved = {"data": {"dir": str(data_dir)}} if data_dir else {}
+    return stored, load_config(stored.config, moved, schema_errors="run directory")
 
 
-def _grouped(config: Config, checkpoint: Mapping[str, Any] | None) -> Config:
+def grouped(config: Config, checkpoint: Mapping[str, Any] | None) -> Config:
     """Where the size of cohorts follows the memory at hand, it stays what it was: dropout depends on the grouping."""
     return config.with_run(cohort_size=config.run.cohort_size or (checkpoint["cohort_size"] if checkpoint else 0))
-
-
-def export(directory: str | Path, client: int, file: str | Path) -> None:
-    """Write the model of one client, as of the latest checkpoint, as a state dict that `torch.load` reads."""
-    stored, config = _stored(directory)
-    if CUSTOM in (config.data.dataset, config.model.name):
-        raise UsageError(
-            f"{directory}: this run's data or model was given in Python; "
-            f"take the models from pfedlms.resume({str(directory)!r}, data, model).models"
-        )
-    checkpoint = stored.load_checkpoint()
-    if checkpoint is None:
-        raise RunDirectoryError(f"{directory}: no checkpoint yet; `pfedlms resume {directory}` first")
-    federation = prepare(_grouped(config, checkpoint))
-    if not 0 <= client < federation.data.clients:
-        raise UsageError(f"--client: got {client}, expected 0 to {federation.data.clients - 1}")
-    load_into(federation, checkpoint, config, stored)
-    with as_configured(config):
-        model = federation.client_state_dict(client)
-    try:
-        write_atomically(Path(file), lambda opened: torch.save(model, opened))
-    except (OSError, RuntimeError, ValueError) as error:
-        raise UsageError(f"{file}: cannot be written ({getattr(error, 'strerror', None) or error})") from error
