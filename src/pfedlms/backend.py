@@ -44,7 +44,7 @@ def compiled() -> Callable[[Function], Function]:
     return cast(Callable[[Function], Function], numba.njit(cache=True, nogil=True, error_model="numpy"))
 
 
-class Compilation(event.Listener):  # type: ignore[misc]
+class Compilation(event.Listener):
     """How long kernels were compiled in this process: those that are not in numba's cache yet, once on a machine."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class Compilation(event.Listener):  # type: ignore[misc]
 
 
 COMPILATION = Compilation()
-event.register("numba:compile", COMPILATION)
+event.register("numba:compile", COMPILATION)  # type: ignore[no-untyped-call]
 
 
 def backend_of(values: Tensor) -> Literal["plain", "cpu", "gpu"]:

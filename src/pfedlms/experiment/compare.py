@@ -71,8 +71,8 @@ def plan(
         tables = merge(_of(each, names, given), each.settings)
         try:
             first = load_config(None, tables).run.seed
-            for seed in range(first, first + seeds):
-                planned.append(Planned(each.name, load_config(None, merge(tables, {"run": {"seed": seed}}))))
+            seeded = (merge(tables, {"run": {"seed": seed}}) for seed in range(first, first + seeds))
+            planned += [Planned(each.name, load_config(None, one)) for one in seeded]
         except ConfigError as error:
             found += [problem for problem in error.problems if problem not in found]
     if found:
@@ -117,9 +117,7 @@ def _of(variant: Variant, names: list[str], given: Tables) -> Tables:
     return under_own_name(merge(tables, own), variant.method)
 
 
-def play(
-    planned: list[Planned], out: Path | None, data: Any, model: ModelLike, progress: Progress
-) -> Comparison:
+def play(planned: list[Planned], out: Path | None, data: Any, model: ModelLike, progress: Progress) -> Comparison:
     """Execute planned runs; with a directory, every run has its own folder in it, and compare.json the whole plan."""
     return study.play(Comparison, planned, out, data, model, progress, MANIFEST, {})
 

@@ -57,9 +57,7 @@ def compared(configs: Sequence[Config]) -> tuple[dict[str, Any], list[dict[str, 
         for config in configs
     ]
     keys = [key for key in dict.fromkeys(key for own in flat for key in own) if key not in _NOT_COMPARED]
-    same = {
-        key: flat[0][key] for key in keys if all(key in own and own[key] == flat[0].get(key) for own in flat)
-    }
+    same = {key: flat[0][key] for key in keys if all(key in own and own[key] == flat[0].get(key) for own in flat)}
     return same, [{key: own[key] for key in keys if key in own and key not in same} for own in flat]
 
 

@@ -43,7 +43,7 @@ def stored_summary(directory: Path) -> dict[str, Any]:
     """The summary of a run; made from its metrics where its process wrote none, or went on after it did."""
     stored, config = open_run(directory)
     summary, metrics = stored.read_summary(), stored.read_metrics()
-    last = metrics[-1] if metrics else {"round": 0}
+    last: dict[str, Any] = metrics[-1] if metrics else {"round": 0}
     if summary is not None and summary["rounds"] >= last["round"]:
         return summary
     checkpoint = stored.load_checkpoint()
@@ -56,7 +56,8 @@ def stored_summary(directory: Path) -> dict[str, Any]:
     }  # fmt: skip
     for key, name in (("v_acc", "validation_accuracy"), ("g_acc", "global_accuracy")):
         measured = [record[key] for record in metrics if record.get(key) is not None]
-        made |= {name: reached(measured)} if measured else {}
+        if measured:
+            made[name] = reached(measured)
     return made | {
         "everyone": None,
         "bytes_per_round": {name: mean_bytes(total, last["round"]) for name, total in sent.items()},
@@ -75,7 +76,8 @@ def clients_of(directory: Path, summary: dict[str, Any], data_dir: str | None = 
     samples = samples_of(stored) or (prepare(config).data.samples if data_dir else None)
     accuracies: dict[int, float] = {}
     for record in stored.read_metrics():
-        accuracies |= dict(zip(record.get("clients", range(len(record["client_acc"]))), record["client_acc"], strict=True))
+        who = record.get("clients", range(len(record["client_acc"])))
+        accuracies |= dict(zip(who, record["client_acc"], strict=True))
     if summary["everyone"]:
         accuracies = dict(enumerate(summary["everyone"]["client_acc"]))
     return [

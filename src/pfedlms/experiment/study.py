@@ -155,7 +155,7 @@ def _create(stored: RunDirectory, config: str, directory: Path) -> None:
     except RunDirectoryError as error:
         cause = error.__cause__
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageError(stored.path, cause.strerror, resume=directory) from error
+            raise StorageError(stored.path, str(cause.strerror), resume=directory) from error
         raise
 
 

@@ -54,8 +54,9 @@ class Sweep(Study):
             row["runs"].append(run.summary)
         for row in rows.values():
             scores = [(run.get(MEASURES[self.by]) or {}).get("last10") for run in row["runs"]]
-            whole = all(run["status"] == "finished" for run in row["runs"]) and None not in scores
-            row["score"] = mean(scores) if whole else None
+            measured = [float(score) for score in scores if score is not None]
+            whole = len(measured) == len(scores) and all(run["status"] == "finished" for run in row["runs"])
+            row["score"] = mean(measured) if whole else None
         return list(rows.values())
 
     @property

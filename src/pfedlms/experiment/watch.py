@@ -84,7 +84,8 @@ class _Calls(Progress):
 
 @contextmanager
 def watching(progress: Progress | bool | None, callbacks: Iterable[Any] | None) -> Iterator[Progress]:
-    """Progress as asked for, with callbacks: None shows it on a terminal and in a notebook, True always, False never."""
+    """Progress as asked for, with callbacks: None shows it on a terminal and in a notebook, True always, False
+    never."""
     from pfedlms.report.progress import screen
 
     told = _checked(callbacks)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from pfedlms.errors import UsageError
@@ -25,8 +26,8 @@ def check_plot(file: Path) -> None:
 
 
 def accuracy_against_bytes(directory: Path, file: Path) -> None:
-    """Draw P-acc against the bytes one client has exchanged on average, a line a variant with its range over seeds, from
-    a comparison's folder."""
+    """Draw P-acc against the bytes one client has exchanged on average, a line a variant with its range over seeds,
+    from a comparison's folder."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -67,58 +68,60 @@ def accuracy_against_bytes(directory: Path, file: Path) -> None:
     plt.close(figure)
 
 
-def accuracy_by_setting(cells: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, by: str, file: Path) -> None:
-    """Draw a sweep's measure against the setting with the most values, a line a combination of the others, the best
-    marked, with the range over seeds."""
+def accuracy_by_setting(cells: Sequence[Mapping[str, Any]], best: Mapping[str, Any], by: str, file: Path) -> None:
+    """Draw a sweep's measure against the setting with the most values, a line a combination of the others with its
+    range over seeds, the best marked."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    key, name = {
-        "v_acc": ("validation_accuracy", "V-acc"), "p_acc": ("accuracy", "P-acc"), "g_acc": ("global_accuracy", "G-acc")
-    }[by]  # fmt: skip
-    axes_of = {setting: list(dict.fromkeys(cell["settings"][setting] for cell in cells)) for setting in cells[0]["settings"]}
-    across = max(axes_of, key=lambda setting: (_numeric(axes_of[setting]), len(axes_of[setting])))
-    numeric = _numeric(axes_of[across])
+    key, name = _MEASURES[by]
+    tried = {each: list(dict.fromkeys(cell["settings"][each] for cell in cells)) for each in best["settings"]}
+    across = max(tried, key=lambda each: (_numeric(tried[each]), len(tried[each])))
+    ticks = tried[across]
+    numeric = _numeric(ticks)
+
+    def place(cell: Mapping[str, Any]) -> float:
+        value = cell["settings"][across]
+        return float(value) if numeric else float(ticks.index(value))
+
     lines: dict[str, list[tuple[float, list[float]]]] = {}
     for cell in cells:
-        scores = [(run.get(key) or {}).get("last10") for run in cell["runs"] if run["status"] == "finished"]
-        if not scores or None in scores:
-            continue
-        value = cell["settings"][across]
-        others = (f"{setting.partition('.')[2]} {own}" for setting, own in cell["settings"].items() if setting != across)
-        place = float(value) if numeric else float(axes_of[across].index(value))
-        lines.setdefault(", ".join(others), []).append((place, scores))
+        if cell["score"] is not None:
+            others = [f"{each.partition('.')[2]} {own}" for each, own in cell["settings"].items() if each != across]
+            scores = [run[key]["last10"] for run in cell["runs"]]
+            lines.setdefault(", ".join(others), []).append((place(cell), scores))
 
     figure, axes = plt.subplots(figsize=(8, 4.5), dpi=150, layout="constrained")
     for label, points in lines.items():
         points.sort(key=lambda point: point[0])
-        places = [place for place, _ in points]
-        middle = [sum(scores) / len(scores) for _, scores in points]
-        (line,) = axes.plot(places, middle, marker="o", linewidth=2, label=label)
+        places = [at for at, _ in points]
+        (line,) = axes.plot(places, [mean(scores) for _, scores in points], marker="o", linewidth=2, label=label)
         low, high = ([pick(scores) for _, scores in points] for pick in (min, max))
         axes.fill_between(places, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
-    if best is not None:
-        value = best["settings"][across]
-        place = float(value) if numeric else float(axes_of[across].index(value))
-        axes.plot([place], [best["score"]], marker="*", markersize=16, color="black", linestyle="none", zorder=3)
-        axes.annotate(f"best, {best['score']:.2f}", (place, best["score"]), (0, -18), textcoords="offset points", ha="center")
-    if numeric:
-        if min(axes_of[across]) > 0 and max(axes_of[across]) >= 5 * min(axes_of[across]):
-            axes.set_xscale("log")
-            axes.minorticks_off()
-        axes.set_xticks(axes_of[across], [f"{value:g}" for value in axes_of[across]])
-    else:
-        axes.set_xticks(range(len(axes_of[across])), [str(value) for value in axes_of[across]])
+    top = (place(best), best["score"])
+    axes.plot(*([value] for value in top), marker="*", markersize=16, color="black", linestyle="none", zorder=3)
+    axes.annotate(f"{top[1]:.2f} %", top, (0, -18), textcoords="offset points", ha="center")
+    if numeric and min(ticks) > 0 and max(ticks) >= 5 * min(ticks):
+        axes.set_xscale("log")
+        axes.minorticks_off()
+    axes.set_xticks(ticks if numeric else range(len(ticks)), [str(value) for value in ticks])
     axes.set_xlabel(across)
-    axes.set_ylabel(f"{name}, %, mean of the last 10 evaluations" + " (range over seeds)" * (len(cells[0]["runs"]) > 1))
+    axes.set_ylabel(f"{name}, %, mean of the last 10" + " (range over seeds)" * (len(best["runs"]) > 1))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if len(lines) > 1:
         axes.legend(frameon=False)
     figure.savefig(file)
     plt.close(figure)
+
+
+_MEASURES = {
+    "v_acc": ("validation_accuracy", "V-acc"),
+    "p_acc": ("accuracy", "P-acc"),
+    "g_acc": ("global_accuracy", "G-acc"),
+}
 
 
 def _numeric(values: Sequence[Any]) -> bool:

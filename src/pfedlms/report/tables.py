@@ -133,7 +133,7 @@ def comparison_text(summaries: Sequence[Summary]) -> str:
 def sweep_table(cells: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, by: str) -> Table:
     """The table of `pfedlms sweep`: a row a combination, the best marked."""
     runs = [run for cell in cells for run in cell["runs"]]
-    first, (tail, over) = runs[0], _last(runs)
+    first, (_, over) = runs[0], _last(runs)
     measures = {"V-acc": "validation_accuracy", "P-acc": "accuracy", "G-acc": "global_accuracy"}
     measures = {name: key for name, key in measures.items() if any(key in run for run in runs)}
     keys = [key.partition(".")[2] for key in cells[0]["settings"]]
