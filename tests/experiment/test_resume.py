@@ -493,7 +493,8 @@ def test_a_finished_run_is_shown_and_left_alone(
     before = [(file.name, file.read_bytes(), file.stat().st_mtime_ns, file.stat().st_ino) for file in files]
     assert len(before) == 4
     assert main(["resume", str(out), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == json.loads((out / "summary.json").read_text())
+    stored = json.loads((out / "summary.json").read_text())
+    assert json.loads(capsys.readouterr().out) == {**stored, "directory": str(out)}
     assert main(["resume", str(out)]) == 0
     assert "fedavg" in capsys.readouterr().out
     assert before == [(file.name, file.read_bytes(), file.stat().st_mtime_ns, file.stat().st_ino) for file in files]

@@ -58,11 +58,11 @@ def stored_summary(directory: Path) -> dict[str, Any]:
         measured = [record[key] for record in metrics if record.get(key) is not None]
         if measured:
             made[name] = reached(measured)
+    made |= {key: last[key] for key in ("rejected", "unheard") if key in last}
     return made | {
         "everyone": None,
         "bytes_per_round": {name: mean_bytes(total, last["round"]) for name, total in sent.items()},
         "total_bytes": sum(sent.values()),
-        **{key: last[key] for key in ("rejected", "unheard") if key in last},
         "seconds": last.get("seconds", 0.0),
         "parameters": checkpoint["federation"]["params"].shape[1] if checkpoint else 0,
     }

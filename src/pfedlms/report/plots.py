@@ -11,6 +11,7 @@ from statistics import mean
 from typing import Any
 
 from pfedlms.errors import UsageError
+from pfedlms.report.tables import last_evaluations
 
 _COLOURS = {"sketchvote": "#3a4fb0", "pfedlms": "#0b6e4f", "fedavg": "#c84c09", "local": "#6c757d"}
 
@@ -108,7 +109,8 @@ def accuracy_by_setting(cells: Sequence[Mapping[str, Any]], best: Mapping[str, A
         axes.minorticks_off()
     axes.set_xticks(ticks if numeric else range(len(ticks)), [str(value) for value in ticks])
     axes.set_xlabel(across)
-    axes.set_ylabel(f"{name}, %, mean of the last 10" + " (range over seeds)" * (len(best["runs"]) > 1))
+    over = last_evaluations([run for cell in cells for run in cell["runs"]])[1]
+    axes.set_ylabel(f"{name}, %, mean of {over}" + " (range over seeds)" * (len(best["runs"]) > 1))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if len(lines) > 1:

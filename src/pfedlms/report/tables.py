@@ -54,7 +54,7 @@ def comparison_table(summaries: Sequence[Summary]) -> Table:
     shown = {name: [run for run in group if run["status"] == "finished"] or group for name, group in groups.items()}
     sampled = first["participation"] < 1 or "unheard" in first
     validated = "validation_accuracy" in first
-    tail, over = _last(summaries)
+    tail, over = last_evaluations(summaries)
     accuracies = ["P-acc max", tail, *(["V-acc"] * validated), *(["everyone"] * sampled)]
     # So that all of it fits a screen: one column more takes the gaps, two of them the place of the shared model.
     accuracies += [] if sampled and validated else ["G-acc max"]
@@ -103,7 +103,7 @@ def _width(columns: Sequence[str], rows: Sequence[Sequence[str]], gap: int) -> i
     return sum(widest) + (len(widest) - 1) * (1 + gap) + gap + 2
 
 
-def _last(summaries: Sequence[Summary]) -> tuple[str, str]:
+def last_evaluations(summaries: Sequence[Summary]) -> tuple[str, str]:
     """What the mean of the last 10 evaluations is called, and over how many it is where there are fewer than 20."""
     counts = [run.get("evaluations") or 20 for run in summaries if run["accuracy"]["max"] is not None]
     few = min(counts, default=20)
@@ -133,7 +133,7 @@ def comparison_text(summaries: Sequence[Summary]) -> str:
 def sweep_table(cells: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, by: str) -> Table:
     """The table of `pfedlms sweep`: a row a combination, the best marked."""
     runs = [run for cell in cells for run in cell["runs"]]
-    first, (_, over) = runs[0], _last(runs)
+    first, (_, over) = runs[0], last_evaluations(runs)
     measures = {"V-acc": "validation_accuracy", "P-acc": "accuracy", "G-acc": "global_accuracy"}
     measures = {name: key for name, key in measures.items() if any(key in run for run in runs)}
     keys = [key.partition(".")[2] for key in cells[0]["settings"]]
