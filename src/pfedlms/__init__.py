@@ -52,6 +52,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Public names are imported when they are first used, so that `pfedlms --help` need not wait for PyTorch."""
+    if name == "tracking":
+        import pfedlms.tracking
+
+        return sys.modules["pfedlms.tracking"]
     if name not in __all__:
         raise AttributeError(f"module 'pfedlms' has no attribute {name!r}")
     from pfedlms import data, errors, experiment
