@@ -105,10 +105,14 @@ def test_a_summary_counts_its_evaluations() -> None:
 
 def test_names_are_broken_only_where_there_is_no_room() -> None:
     columns, cells = ["method", *"abc"], ["10.00 ± 1.00"] * 3
-    assert fitted(columns, [["fedavg", *cells]]) == ([["fedavg", *cells]], 1)
+    assert fitted(columns, [["fedavg", *cells]]) == (columns, [["fedavg", *cells]], 1)
     tight = ["10.00±1.00"] * 3
     long = "pfedlms:thresholds=1:ratio=0.2:strength=0.05"
-    assert fitted(columns, [[long, *cells]]) == ([[long, *tight]], 0)
+    assert fitted(columns, [[long, *cells]]) == (columns, [[long, *tight]], 0)
     longer = f"{long}:smoothing=0.25"
-    broken = "pfedlms\n  thresholds=1\n  ratio=0.2\n  strength=0.05\n  smoothing=0.25"
-    assert fitted(columns, [[longer, *cells]]) == ([[broken, *tight]], 0)
+    broken = "pfedlms\n thresholds=1\n ratio=0.2\n strength=0.05\n smoothing=0.25"
+    assert fitted(columns, [[longer, *cells]], optional=["b"]) == (columns, [[broken, *tight]], 0)
+    wide = [longer, "10.00 ± 1.00" * 3, "20.00 ± 2.00" * 3, "1"]
+    assert fitted(columns, [wide], optional=["b", "a"]) == (
+        ["method", "a", "c"], [[broken, "10.00±1.00" * 3, "1"]], 0,
+    )  # fmt: skip

@@ -53,7 +53,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Public names are imported when they are first used, so that `pfedlms --help` need not wait for PyTorch."""
     if name == "tracking":
-        import pfedlms.tracking
+        import pfedlms.tracking  # noqa: F401
 
         return sys.modules["pfedlms.tracking"]
     if name not in __all__:

@@ -64,11 +64,8 @@ def suggestion(option: str, own: Sequence[str], commands: Mapping[str, Sequence[
             return f"did you mean {each}?"
     if setting := _setting(meant[0].removeprefix("--").replace("-", "_")):
         return f"did you mean --set {setting}=…?" if "--set" in own else f"{setting} is a setting of a run"
-    near = did_you_mean(name, own)
     having = [command for command, options in commands.items() if name in options]
-    if having and not near.startswith("did"):
-        return f"it is an option of {' and '.join(having[:3])}"
-    return near
+    return f"it is an option of {' and '.join(having[:3])}" if having else did_you_mean(name, own)
 
 
 def _setting(key: str) -> str | None:

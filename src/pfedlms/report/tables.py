@@ -83,23 +83,34 @@ def comparison_table(summaries: Sequence[Summary]) -> Table:
     title = f"{first['dataset']} · {size} · {first['clients']} clients{share} · {first['rounds']} rounds"
     explained = "; ".join(text for column, text in _EXPLAINED.items() if column in accuracies)
     caption = _CAPTION.format(over, explained, " and catching up" * sampled)
-    rows, gap = fitted(columns, rows, tight=sampled or validated)
+    columns, rows, gap = fitted(columns, rows, tight=sampled or validated, optional=("G-acc max", "s"))
     return table(columns, rows, title, caption, gap)
 
 
-def fitted(columns: Sequence[str], rows: Sequence[Sequence[str]], tight: bool = False) -> tuple[list[list[str]], int]:
-    """Rows and the gap between columns so that a table takes a screen of 80 columns: with air if there is room, else
-    without, then with the settings of a variant each on a line of its own."""
-    airy = [list(row) for row in rows]
+def fitted(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], tight: bool = False, optional: Sequence[str] = ()
+) -> tuple[list[str], list[list[str]], int]:
+    """Columns, rows and the gap so that a table takes a screen of 80 columns: with air if there is room, else without,
+    then with the settings of a variant each on a line of its own, then without columns that are `optional`."""
+    head, airy = list(columns), [list(row) for row in rows]
     close = [[cell.replace(" ± ", "±") for cell in row] for row in rows]
-    broken = [[row[0].replace(":", "\n  ").replace(" (", "\n  ("), *row[1:]] for row in close]
-    ways = [*([] if tight else [(airy, 1), (airy, 0)]), (close, 0)]
-    return next(((way, gap) for way, gap in ways if _width(columns, way, gap) <= SCREEN), (broken, 0))
+    for cells, gap in ((airy, 1), (airy, 0), (close, 0)):
+        if _width(head, cells, gap) <= SCREEN and not (tight and cells is airy):
+            return head, cells, gap
+    cells = [[row[0].replace(":", "\n ").replace(" (", "\n ("), *row[1:]] for row in close]
+    for name in optional:
+        if _width(head, cells, 0) > SCREEN and name in head:
+            place = head.index(name)
+            head, *cells = ([*row[:place], *row[place + 1 :]] for row in (head, *cells))
+    return head, cells, 0
 
 
 def _width(columns: Sequence[str], rows: Sequence[Sequence[str]], gap: int) -> int:
     """Of a table: its columns, the gaps between them, and a space at either end."""
-    widest = [max(cell_len(cell) for cell in column) for column in zip(columns, *rows, strict=True)]
+    widest = [
+        max(cell_len(line) for cell in column for line in cell.split("\n"))
+        for column in zip(columns, *rows, strict=True)
+    ]
     return sum(widest) + (len(widest) - 1) * (1 + gap) + gap + 2
 
 
@@ -150,7 +161,7 @@ def sweep_table(cells: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | No
                 f"{mean(run['seconds'] for run in cell['runs']):.1f}",
             ]
         )
-    rows, gap = fitted(columns, rows)
+    columns, rows, gap = fitted(columns, rows, optional=("s", "MiB"))
     title = f"{first['method']} on {first['dataset']} · {first['model']} · {first['clients']} clients · "
     title += f"{first['rounds']} rounds"
     named = {"v_acc": "V-acc", "p_acc": "P-acc", "g_acc": "G-acc"}[by]
