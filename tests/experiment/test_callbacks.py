@@ -48,7 +48,7 @@ def test_callbacks_are_told_every_round_every_evaluation_and_the_end() -> None:
     assert noting.told[-1][2] == result.summary
     rounds = [record for kind, _, record in noting.told if kind == "round"]
     assert [list(record["participants"]) for record in rounds[1::2]] == [r["clients"] for r in result.metrics]
-    sent = [sum(record["traffic"].values()) for record in rounds]
+    sent = [sum(record["bytes"].values()) for record in rounds]
     assert sum(sent) == result.summary["total_bytes"]
     assert {name for _, name, _ in noting.told} == {"fedavg seed 0"}
 

@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,7 +18,7 @@ from pfedlms.engine import Federation
 from pfedlms.errors import DivergedError, QuorumError, RunError
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.prepare import as_configured
-from pfedlms.experiment.record import Recorder
+from pfedlms.experiment.record import Recorder, told
 from pfedlms.experiment.store import RunDirectory
 
 
@@ -97,7 +97,7 @@ def execute(
                 evaluate = number % config.run.evaluate_every == 0 or number == last
                 report = federation.play_round(evaluate_global=evaluate)
                 recorder.count(report)
-                progress.played(config, {"round": number, **asdict(report)})
+                progress.played(config, {"round": number, **told(report)})
                 if evaluate:
                     progress.evaluated(config, recorder.evaluate(report))
                 interrupted = stopped() > 0 and number < last

@@ -147,6 +147,17 @@ class Recorder:
         return {"accuracy": measured.accuracy, **validated, **measures}
 
 
+def told(report: RoundReport) -> dict[str, Any]:
+    """What callbacks are told of a round."""
+    return {
+        "participants": list(report.participants),
+        "loss": report.loss,
+        "bytes": asdict(report.traffic),
+        "rejected": report.rejected,
+        "unheard": report.unheard,
+    }
+
+
 def load_into(
     federation: Federation, checkpoint: Mapping[str, Any], config: Config, stored: RunDirectory, same_data: bool = True
 ) -> None:
