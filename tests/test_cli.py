@@ -273,16 +273,16 @@ def test_run_prints_a_table_on_stdout_and_plain_lines_on_stderr(call: Any) -> No
 
 def test_run_json_is_the_summary(call: Any) -> None:
     done = call(*RUN, "--out", "r", "--json")
-    assert json.loads(done.out) == json.loads(Path("r/summary.json").read_text())
+    assert json.loads(done.out) == {**json.loads(Path("r/summary.json").read_text()), "directory": "r"}
 
 
 @pytest.mark.parametrize("command", [RUN, COMPARE], ids=["run", "compare"])
-def test_quiet_is_silent_on_stderr(command: list[str], call: Any) -> None:
+def test_quiet_says_nothing_but_where_results_are(command: list[str], call: Any) -> None:
     done = call(*command, "--out", "r", "--quiet")
-    assert (done.code, done.err) == (0, "")
+    assert (done.code, done.err) == (0, "results: r\n")
     assert "fedavg" in done.out
     done = call("resume", "r", "--quiet", "--json")
-    assert (done.code, done.err) == (0, "")
+    assert (done.code, done.err) == (0, "results: r\n")
     json.loads(done.out)
 
 
@@ -420,7 +420,10 @@ def test_what_a_dry_run_promises_is_what_a_run_sends(method: str, call: Any) -> 
 def test_compare_json_is_one_document(call: Any) -> None:
     done = call(*COMPARE, "--out", "c", "--json", "--seed", "5")
     document = json.loads(done.out)
-    assert document.keys() == {"runs"}
+    assert document.keys() == {"directory", "runs"}
+    assert [run["directory"] for run in document["runs"]] == [
+        f"c/{m}-seed{s}" for m in ("local", "fedavg") for s in (5, 6)
+    ]
     assert [(run["method"], run["seed"]) for run in document["runs"]] == [
         ("local", 5), ("local", 6), ("fedavg", 5), ("fedavg", 6),
     ]  # fmt: skip

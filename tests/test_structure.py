@@ -23,7 +23,7 @@ LEVELS = (
     {"cohort", "data", "models", "sketch", "pull", "step", "quantise", "aggregate", "wire"},
     {"methods"},
     {"engine"},
-    {"experiment", "report", "cli", "__init__"},
+    {"experiment", "report", "suggest", "tracking", "cli", "__init__"},
 )
 LEVEL = {name: number for number, names in enumerate(LEVELS) for name in names}
 
@@ -97,8 +97,8 @@ def test_a_method_knows_no_engine_flower_or_triton(file: Path) -> None:
 
 def test_public_names_are_pinned() -> None:
     assert sorted(pfedlms.__all__) == [
-        "Comparison", "Config", "PfedlmsError", "Result", "__version__", "compare", "load_config",
-        "load_dataset", "resume", "run",
+        "Callback", "Comparison", "Config", "PfedlmsError", "Result", "RunInfo", "Sweep", "__version__", "compare",
+        "export", "load_config", "load_dataset", "resume", "run", "sweep",
     ]  # fmt: skip
     assert all(hasattr(pfedlms, name) for name in pfedlms.__all__)
 

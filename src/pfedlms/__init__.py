@@ -15,25 +15,47 @@ if "torch" not in sys.modules:
 if TYPE_CHECKING:
     from pfedlms.data import load_dataset
     from pfedlms.errors import PfedlmsError
-    from pfedlms.experiment import Comparison, Config, Result, compare, load_config, resume, run  # type: ignore[no-redef]
+    from pfedlms.experiment import (  # type: ignore[no-redef]
+        Callback,
+        Comparison,
+        Config,
+        Result,
+        RunInfo,
+        Sweep,
+        compare,
+        export,
+        load_config,
+        resume,
+        run,
+        sweep,
+    )
 
 __version__ = "0.1.0"
 __all__ = [
+    "Callback",
     "Comparison",
     "Config",
     "PfedlmsError",
     "Result",
+    "RunInfo",
+    "Sweep",
     "__version__",
     "compare",
+    "export",
     "load_config",
     "load_dataset",
     "resume",
     "run",
+    "sweep",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Public names are imported when they are first used, so that `pfedlms --help` need not wait for PyTorch."""
+    if name == "tracking":
+        import pfedlms.tracking  # noqa: F401
+
+        return sys.modules["pfedlms.tracking"]
     if name not in __all__:
         raise AttributeError(f"module 'pfedlms' has no attribute {name!r}")
     from pfedlms import data, errors, experiment

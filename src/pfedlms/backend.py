@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import numba
 import torch
+from numba.core import event
 from torch import Tensor
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -26,6 +28,7 @@ Item = TypeVar("Item")
 
 _WORKERS = 8  # threads that call torch: beyond, they wait for the interpreter rather than for arithmetic
 _WORTH_WAKING = 1 << 18  # numbers to go over for each thread; waking one takes as long as some ten thousand
+_WORTH_TELLING = 0.5  # seconds of compilation, after which it is said what one is waiting for
 _TURNS = 4  # pieces of work for each thread, so that one on a busy core does fewer of them
 
 _plain = False
@@ -39,6 +42,42 @@ def compiled() -> Callable[[Function], Function]:
     own threads, which set PyTorch's thread count and wait for work by spinning: see `share`.
     """
     return cast(Callable[[Function], Function], numba.njit(cache=True, nogil=True, error_model="numpy"))
+
+
+class Compilation(event.Listener):
+    """How long kernels were compiled in this process: those that are not in numba's cache yet, once on a machine."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._depth, self._began, self._from = 0, 0.0, 0.0
+        self._tell: Callable[[], None] | None = None
+
+    @contextmanager
+    def told(self, tell: Callable[[], None]) -> Iterator[None]:
+        """Within it `tell` is called once when compilation takes so long that one would ask what is going on."""
+        before, self._tell, self._from = self._tell, tell, self.seconds
+        try:
+            yield
+        finally:
+            self._tell = before
+
+    def on_start(self, started: Any) -> None:
+        """Kernels that a kernel calls are compiled within its own time."""
+        self._depth += 1
+        if self._depth == 1:
+            self._began = time.perf_counter()
+            if self._tell is not None and self.seconds - self._from > _WORTH_TELLING:
+                self._tell()
+                self._tell = None
+
+    def on_end(self, ended: Any) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self.seconds += time.perf_counter() - self._began
+
+
+COMPILATION = Compilation()
+event.register("numba:compile", COMPILATION)  # type: ignore[no-untyped-call]
 
 
 def backend_of(values: Tensor) -> Literal["plain", "cpu", "gpu"]:

@@ -6,6 +6,7 @@ import argparse
 import io
 import json
 import os
+import signal
 import sys
 import time
 import warnings
@@ -18,8 +19,17 @@ from rich.console import Console
 
 from pfedlms import __version__
 from pfedlms.errors import PfedlmsError, UsageError, did_you_mean
-from pfedlms.report.plots import accuracy_against_bytes, check_plot, who_holds_what
-from pfedlms.report.tables import bits_table_of, comparison_table, plain_table, print_plan, profile_table
+from pfedlms.report.plots import accuracy_against_bytes, accuracy_by_setting, check_plot, who_holds_what
+from pfedlms.report.tables import (
+    bits_table_of,
+    clients_table,
+    comparison_table,
+    plain_table,
+    print_plan,
+    profile_table,
+    sweep_table,
+)
+from pfedlms.suggest import suggestion
 
 DESCRIPTION = """\
 Personalised federated learning that talks in low-bit sketches.
@@ -28,8 +38,10 @@ commands:
   compare            several methods x seeds, one table; without options:
                      local, fedavg, pfedlms and sketchvote on digits
   run [CONFIG]       one method; --dry-run prints the plan, bytes and memory
-  resume DIR         go on with an interrupted run or comparison
-  export DIR         write one client's model: --client K -o model.pt
+  sweep              one method, every combination of some settings' values
+  resume DIR         go on with an interrupted run, comparison or sweep
+  show DIR           print what one reached, finished or not; needs no data
+  export DIR         write models: --client K, --global, or --all FOLDER
   data show          who holds what: clients x classes, sizes; --plot FILE
   bits               bits per client and round of any model, method and setting
   methods, datasets, models, settings
@@ -41,7 +53,8 @@ Each command explains itself: pfedlms run --help. Any setting can be given, too:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code: 0 done, 1 a run failed, 2 wrong use, 130 interrupted."""
+    """Entry point; returns the exit code: 0 done, 1 a run failed, 2 wrong use, 130 interrupted by Ctrl-C, 143 by
+    SIGTERM."""
     parser = _parser()
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
@@ -71,11 +84,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 class _Parser(argparse.ArgumentParser):
     def refuse(self, command: str, option: str) -> NoReturn:
-        """An option the command does not have, with the nearest one it has."""
+        """An option the command does not have, with what was probably meant."""
         parsers = next(each.choices for each in self._actions if isinstance(each, argparse._SubParsersAction))
+        known = {
+            name: [option for option in parser._option_string_actions if option.startswith("--")]
+            for name, parser in parsers.items()
+        }
         parser: _Parser = parsers[command]
-        known = [name for name in parser._option_string_actions if name.startswith("--")]
-        parser.error(f"unknown argument {option!r}; {did_you_mean(option.partition('=')[0], known)}")
+        parser.error(f"unknown argument {option!r}; {suggestion(option, known[command], known)}")
 
     def error(self, message: str) -> NoReturn:
         """One readable line; argparse's own lists of choices are replaced by the nearest name."""
@@ -113,22 +129,54 @@ def _parser() -> _Parser:
     sub = command("compare", _compare, "Train several methods with several seeds and print one table.")
     sub.add_argument("config", nargs="?", metavar="CONFIG", help="a TOML file; options below come on top of it")
     methods = "local,fedavg,pfedlms,sketchvote"
-    sub.add_argument("--methods", metavar="A,B,C", default=methods, help=f"methods by name (default: {methods})")
+    sub.add_argument(
+        "--methods",
+        metavar="A,B,C",
+        default=methods,
+        help=f"methods by name, with settings of their own as pfedlms:thresholds=1:ratio=0.2 (default: {methods})",
+    )
     sub.add_argument("--seeds", type=int, metavar="N", default=3, help="how many seeds, from --seed on (default: 3)")
     _add_settings(sub)
     sub.add_argument("--plot", metavar="FILE", help="draw accuracy against bytes; PNG, SVG or PDF (extra: report)")
     _add_output(sub)
 
-    sub = command("resume", _resume, "Go on with an interrupted run or comparison.")
-    sub.add_argument("directory", metavar="DIR", type=Path)
+    sub = command(
+        "sweep",
+        _sweep,
+        "Train one method with every combination of the values that settings are given "
+        "(--set method.ratio=.02,.05,.1 --learning-rate .03,.1), and name the best.",
+    )
+    sub.add_argument("config", nargs="?", metavar="CONFIG", help="a TOML file; options below come on top of it")
+    sub.add_argument("--method", dest="method.name", metavar="NAME", help="method by name (default: pfedlms)")
+    sub.add_argument("--seeds", type=int, metavar="N", default=1, help="how many seeds, from --seed on (default: 1)")
+    sub.add_argument(
+        "--by", metavar="MEASURE", help="v_acc, p_acc or g_acc (default: v_acc with --validation, else p_acc)"
+    )
+    _add_settings(sub)
+    sub.add_argument(
+        "--plot", metavar="FILE", help="draw the measure against a setting; PNG, SVG or PDF (extra: report)"
+    )
     _add_output(sub)
 
-    sub = command("export", _export, "Write the model of one client as a PyTorch state dict.")
+    sub = command("resume", _resume, "Go on with an interrupted run, comparison or sweep.")
     sub.add_argument("directory", metavar="DIR", type=Path)
-    sub.add_argument("--client", type=int, required=True, metavar="K", help="which client, from 0")
-    sub.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="FILE", help="where to write, for example model.pt"
-    )
+    _add_data_dir(sub)
+    _add_output(sub)
+
+    sub = command("show", _show_stored, "Print what a run, comparison or sweep has reached; needs no data.")
+    sub.add_argument("directory", metavar="DIR", type=Path)
+    sub.add_argument("--clients", action="store_true", help="a table of the clients of a run: samples and P-acc")
+    _add_data_dir(sub)
+    sub.add_argument("--json", action="store_true", help="print JSON")
+
+    sub = command("export", _export, "Write models as PyTorch state dicts, from the checkpoint alone.")
+    sub.add_argument("directory", metavar="DIR", type=Path)
+    which = sub.add_mutually_exclusive_group()
+    which.add_argument("--client", type=int, metavar="K", help="the model of this client, from 0")
+    which.add_argument("--global", dest="shared", action="store_true", help="the model all share, before local steps")
+    which.add_argument("--all", type=Path, metavar="FOLDER", help="every client's, as FOLDER/client-0.pt, …")
+    sub.add_argument("-o", "--output", type=Path, metavar="FILE", help="where to write, for example model.pt")
+    _add_data_dir(sub)
 
     sub = command("data", _data, "Show who holds what, clients x classes; nothing is trained.")
     sub.add_argument("what", metavar="show", help="the word show")
@@ -168,13 +216,26 @@ def _parser() -> _Parser:
     return parser
 
 
-COMMANDS = ("run", "compare", "resume", "export", "data", "bits", "methods", "datasets", "models", "settings")
+COMMANDS = (
+    "run", "compare", "sweep", "resume", "show", "export", "data", "bits", "methods", "datasets", "models", "settings",
+)  # fmt: skip
 
 
 def _add_settings(sub: argparse.ArgumentParser) -> None:
     """Options that stand for a setting are stored under its name."""
     _add_data(sub)
-    sub.add_argument("--rounds", dest="train.rounds", metavar="N", help="communication rounds")
+    for name, dest, metavar, help in (
+        ("model", "model.name", "NAME", "model by name (pfedlms models)"),
+        ("clients", "data.clients", "K", "number of clients"),
+        ("alpha", "data.alpha", "A", "of the Dirichlet partition; small: few classes each"),
+        ("validation", "data.validation", "SHARE", "of training samples, set aside to choose settings by"),
+        ("rounds", "train.rounds", "N", "communication rounds"),
+        ("participation", "train.participation", "SHARE", "of the clients, that takes part in a round"),
+        ("local-steps", "train.local_steps", "E", "steps of a client in a round"),
+        ("batch-size", "train.batch_size", "N", "samples of a step"),
+        ("learning-rate", "train.learning_rate", "ETA", "of the local steps"),
+    ):
+        sub.add_argument(f"--{name}", dest=dest, metavar=metavar, help=help)
     sub.add_argument("--seed", dest="run.seed", metavar="N", help="names every random stream (default: 0)")
     sub.add_argument("--device", dest="run.device", metavar="NAME", help="auto, cpu, cuda or cuda:N")
     for name, help in (
@@ -197,17 +258,25 @@ def _add_set(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help=help)
 
 
+def _add_data_dir(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--data-dir", metavar="DIR", help="where the data set's files are now, if they were moved")
+
+
 def _add_output(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--json", action="store_true", help="print JSON and nothing else on standard output")
-    sub.add_argument("--quiet", action="store_true", help="no progress")
+    sub.add_argument("--quiet", action="store_true", help="no progress; where results are is still said")
+
+
+def _assignments(options: argparse.Namespace) -> list[str]:
+    """What `--set` and the options that stand for a setting say; the latter come last."""
+    given = [f"{name}={value}" for name, value in vars(options).items() if "." in name and value is not None]
+    return [*options.set, *given]
 
 
 def _overrides(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """What `--set` and the options that stand for a setting say; the latter come last."""
     from pfedlms.experiment.config import parse_overrides
 
-    given = [f"{name}={value}" for name, value in vars(options).items() if "." in name and value is not None]
-    return parse_overrides([*options.set, *given])
+    return parse_overrides(_assignments(options))
 
 
 def _out(options: argparse.Namespace, configured: str, label: str) -> Path:
@@ -269,76 +338,149 @@ def _run(options: argparse.Namespace) -> int:
     if options.profile:
         # On standard error, so that it goes with --json too.
         Console(stderr=True).print(profile_table(result.federation.watch.seconds, max(1, result.summary["rounds"])))
-    return _report_run(options, result.summary, out)
+    return _report_run(options, result.summary, out, result.stopped)
 
 
 def _compare(options: argparse.Namespace) -> int:
     from pfedlms.experiment.compare import plan, play
 
-    methods = [name.strip() for name in options.methods.split(",") if name.strip()]
-    configs = plan(options.config, _overrides(options), methods, options.seeds)
-    out = _out(options, configs[0].run.out, f"{configs[0].data.title}-compare")
+    planned = plan(options.config, _overrides(options), options.methods, options.seeds)
+    first = planned[0].config
+    out = _out(options, first.run.out, f"{first.data.title}-compare")
     if options.plot:
         check_plot(Path(options.plot))
     with _progress(options) as progress:
-        comparison = play(configs, out, None, None, progress)
-    code = _report_comparison(options, comparison, out)
+        comparison = play(planned, out, None, None, progress)
+    code = _report_study(options, comparison)
     if options.plot and not comparison.interrupted:
         accuracy_against_bytes(out, Path(options.plot))
+    return code
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    from pfedlms.experiment.config import method_in, parse_overrides
+    from pfedlms.experiment.sweep import plan, play, split_values
+
+    method = vars(options)["method.name"] or method_in(options.config)
+    single, axes = split_values(_assignments(options), method)
+    planned, by = plan(options.config, parse_overrides(single), axes, options.seeds, options.by)
+    first = planned[0].config
+    out = _out(options, first.run.out, f"{first.data.dataset}-{first.method}-sweep")
+    if options.plot:
+        check_plot(Path(options.plot))
+    with _progress(options) as progress:
+        done = play(planned, axes, by, out, None, None, progress)
+    code = _report_study(options, done)
+    if options.plot and done.best:
+        accuracy_by_setting(done.cells, done.best, by, Path(options.plot))
     return code
 
 
 def _resume(options: argparse.Namespace) -> int:
     from pfedlms.experiment.compare import resume_comparison
     from pfedlms.experiment.run import resume
+    from pfedlms.experiment.study import manifest_of
+    from pfedlms.experiment.sweep import resume_sweep
+
+    out, manifest = options.directory, manifest_of(options.directory)
+    if manifest is not None:
+        go_on = resume_sweep if manifest.name == "sweep.json" else resume_comparison
+        with _progress(options) as progress:
+            done = go_on(out, None, None, progress, options.data_dir)
+        return _report_study(options, done)
+    with _progress(options) as progress:
+        result = resume(out, progress=progress, data_dir=options.data_dir)
+    return _report_run(options, result.summary, out, result.stopped)
+
+
+def _show_stored(options: argparse.Namespace) -> int:
+    from pfedlms.experiment.export import refuse_study
+    from pfedlms.experiment.show import clients_of, stored_study, stored_summary
+    from pfedlms.experiment.study import manifest_of
 
     out = options.directory
-    if (out / "compare.json").is_file():
-        with _progress(options) as progress:
-            comparison = resume_comparison(out, None, None, progress)
-        return _report_comparison(options, comparison, out)
-    with _progress(options) as progress:
-        result = resume(out, progress=progress)
-    return _report_run(options, result.summary, out)
+    if options.clients:
+        refuse_study(out, "show --clients of")
+    if manifest_of(out) is not None:
+        study = stored_study(out)
+        _show(options, _document(study), lambda _: _study_table(study), study.runs)
+        unfinished, done = study.interrupted, f"{len(study.runs)} runs are shown; not all are finished"
+    else:
+        summary = stored_summary(out)
+        document = {**summary, "directory": str(out)}
+        rows = clients_of(out, summary, options.data_dir) if options.clients else []
+        _show(options, {**document, "per_client": rows} if rows else document, comparison_table, [summary])
+        if rows and not options.json:
+            _console().print(clients_table(rows), highlight=False)
+        unfinished, done = summary["status"] == "interrupted", f"after {summary['rounds']} rounds; not finished"
+    if unfinished:
+        _say(f"{done}. Go on with: pfedlms resume {out}")
+    return 0
 
 
-def _report_run(options: argparse.Namespace, summary: dict[str, Any], out: Path) -> int:
+def _report_run(options: argparse.Namespace, summary: dict[str, Any], out: Path, stopped: int) -> int:
     shown = [summary] if summary["accuracy"]["max"] is not None else []
-    done = f"after {summary['rounds']} rounds"
     if summary.get("stopped_early") and not options.quiet:
         best = summary["best"]
-        _say(f"stopped early {done}: V-acc was highest in round {best['round']}, {best['v_acc']:.2f} %; see best.pt")
-    return _report(options, summary, shown, out, done if summary["status"] == "interrupted" else None)
+        _say(
+            f"stopped early after {summary['rounds']} rounds: V-acc was highest in round {best['round']}, "
+            f"{best['v_acc']:.2f} %; see best.pt"
+        )
+    _show(options, {**summary, "directory": str(out)}, comparison_table, shown)
+    interrupted = f"after {summary['rounds']} rounds" if summary["status"] == "interrupted" else None
+    return _closing(out, interrupted, stopped)
 
 
-def _report_comparison(options: argparse.Namespace, comparison: Any, out: Path) -> int:
-    finished = sum(summary["status"] == "finished" for summary in comparison.runs)
-    done = f"with {finished} run{'s' * (finished != 1)} finished"
-    document = {"runs": comparison.runs}
-    code = _report(options, document, comparison.runs, out, done if comparison.interrupted else None)
-    if comparison.broken:
+def _report_study(options: argparse.Namespace, study: Any) -> int:
+    """The table or the document of a comparison or sweep."""
+    _show(options, _document(study), lambda _: _study_table(study), study.runs)
+    finished = sum(summary["status"] == "finished" for summary in study.runs)
+    best = getattr(study, "best", None)
+    if best and not study.interrupted:
+        _say(f"best by {study.by}: {best['name']} ({best['score']:.2f} %)")
+    done = f"with {finished} run{'s' * (finished != 1)} finished" if study.interrupted else None
+    code = _closing(study.directory, done, study.signal)
+    if study.broken:
         _say("error: not all runs came to an end; the warnings above say why and what to change")
-    return code or int(comparison.broken)
+    return code or int(study.broken)
 
 
-def _report(
-    options: argparse.Namespace, document: Any, shown: Sequence[Any], out: Path, interrupted: str | None
-) -> int:
-    """The table or the document, and the closing words."""
-    _show(options, document, comparison_table, shown)
+def _document(study: Any) -> dict[str, Any]:
+    """A study for machines."""
+    swept = hasattr(study, "axes")
+    more = {"axes": study.axes, "by": study.by, "best": _without_runs(study.best)} if swept else {}
+    return {"directory": str(study.directory), **more, "runs": study.runs}
+
+
+def _without_runs(cell: dict[str, Any] | None) -> dict[str, Any] | None:
+    return {key: value for key, value in cell.items() if key != "runs"} if cell else None
+
+
+def _study_table(study: Any) -> Any:
+    return sweep_table(study.cells, study.best, study.by) if hasattr(study, "axes") else comparison_table(study.runs)
+
+
+def _closing(out: Path, interrupted: str | None, stopped: int) -> int:
+    """The closing words, also of a quiet call, and the exit code: 128 + the signal that interrupted."""
     if interrupted:
         _say(f"interrupted {interrupted}; all of it is kept. Go on with: pfedlms resume {out}")
-        return 130
-    if not options.quiet:
-        _say(f"results: {out}")
+        return 128 + (stopped or signal.SIGINT)
+    _say(f"results: {out}")
     return 0
 
 
 def _export(options: argparse.Namespace) -> None:
-    from pfedlms.experiment.run import export
+    from pfedlms.experiment.export import export
 
-    export(options.directory, options.client, options.output)
-    _say(f"model of client {options.client}: {options.output}")
+    one = options.client is not None or options.shared
+    if not one and options.all is None:
+        raise UsageError("export: say which model: --client K or --global, with -o FILE, or --all FOLDER")
+    if one and options.output is None:
+        raise UsageError("export: say where to write with -o FILE, for example -o model.pt")
+    target = options.output if one else options.all
+    export(options.directory, target, client=options.client, shared=options.shared, data_dir=options.data_dir)
+    what = "shared model" if options.shared else "model of client" if one else "models of all clients"
+    _say(f"{what}{f' {options.client}' if options.client is not None else ''}: {target}")
 
 
 def _data(options: argparse.Namespace) -> None:

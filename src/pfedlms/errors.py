@@ -63,7 +63,12 @@ class DivergedError(RunError): ...
 class QuorumError(RunError): ...
 
 
-class StorageError(RunError): ...
+class StorageError(RunError):
+    """Writing failed; `reason` says why, and the message how to go on once it is remedied."""
+
+    def __init__(self, path: object, reason: str, resume: object) -> None:
+        self.path, self.reason = path, reason
+        super().__init__(f"{path}: cannot write ({reason}); make room, then `pfedlms resume {resume}`")
 
 
 class WireError(PfedlmsError): ...

@@ -437,7 +437,9 @@ def test_ctrl_c_stops_a_comparison_wherever_it_is(
         assert_same(tmp_path / "c" / f"{name}-seed0", uninterrupted(name))
 
 
-def test_sigint_from_outside_ends_a_comparison_with_130(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_from_outside_ends_a_comparison_as_ctrl_c_does(sent: int, code: int, tmp_path: Path) -> None:
+    """SIGTERM is what schedulers send some time before they kill."""
     out = tmp_path / "c"
     command = [
         "compare",
@@ -454,11 +456,11 @@ def test_sigint_from_outside_ends_a_comparison_with_130(tmp_path: Path) -> None:
     process = started(command)
     try:
         wait_for(process, lambda: lines(out / "local-seed0" / "metrics.jsonl") >= 2)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(sent)
         _, err = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 130
+    assert process.returncode == code
     assert "Traceback" not in err
     assert err.strip().splitlines()[-1].endswith(f"pfedlms resume {out}")
     summary = json.loads((out / "local-seed0" / "summary.json").read_text())
@@ -493,7 +495,8 @@ def test_a_finished_run_is_shown_and_left_alone(
     before = [(file.name, file.read_bytes(), file.stat().st_mtime_ns, file.stat().st_ino) for file in files]
     assert len(before) == 4
     assert main(["resume", str(out), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == json.loads((out / "summary.json").read_text())
+    stored = json.loads((out / "summary.json").read_text())
+    assert json.loads(capsys.readouterr().out) == {**stored, "directory": str(out)}
     assert main(["resume", str(out)]) == 0
     assert "fedavg" in capsys.readouterr().out
     assert before == [(file.name, file.read_bytes(), file.stat().st_mtime_ns, file.stat().st_ino) for file in files]

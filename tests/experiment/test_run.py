@@ -416,7 +416,8 @@ def test_compare_gives_every_method_the_same_partition_and_start() -> None:
     assert named == [("local", 4), ("local", 5), ("fedavg", 4), ("fedavg", 5)]
     for run in comparison.runs:
         alone = pfedlms.run(pool(200), linear, method=run["method"], seed=run["seed"], **QUICK)
-        assert {**alone.summary, "seconds": 0} == {**run, "seconds": 0}
+        own = {"seconds": 0, "name": run["method"], "directory": None}
+        assert {**alone.summary, **own} == {**run, "seconds": 0}
     text = str(comparison)
     assert "local" in text
     assert "–" in text
@@ -456,7 +457,7 @@ def test_a_comparison_on_disk_has_a_folder_a_run(tmp_path: Path) -> None:
     out = tmp_path / "c"
     pfedlms.compare(pool(100), linear, methods=["local", "fedavg"], seeds=2, out=out, **QUICK)
     assert sorted(file.name for file in out.iterdir()) == [
-        "compare.json", "fedavg-seed0", "fedavg-seed1", "local-seed0", "local-seed1",
+        "compare.json", "fedavg-seed0", "fedavg-seed1", "local-seed0", "local-seed1", "results.csv", "results.json",
     ]  # fmt: skip
     with pytest.raises(RunDirectoryError, match="holds runs already"):
         pfedlms.compare(pool(100), linear, methods=["local"], seeds=1, out=out, **QUICK)

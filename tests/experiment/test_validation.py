@@ -176,7 +176,7 @@ def test_table_and_progress_show_it(tmp_path: Path, capsys: pytest.CaptureFixtur
     shown = capsys.readouterr()
     assert re.search(r"P-acc [ \d]\d\.\d\d %  V-acc [ \d]\d\.\d\d %  G-acc ", shown.err)
     head = next(line for line in shown.out.splitlines() if "P-acc max" in line)
-    assert re.search(r"P-acc max +last 10 +V-acc +G-acc max", head)
+    assert re.search(r"P-acc max +last 3 +V-acc +G-acc max", head)
     assert "V-acc: the same models on samples set aside (data.validation)" in shown.out.replace("\n", " ")
     assert main(["resume", str(tmp_path / "c"), "--json", "--quiet"]) == 0
     runs = json.loads(capsys.readouterr().out)["runs"]
@@ -187,7 +187,7 @@ def test_table_and_progress_show_it(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main([*command, "--set", "data.validation=0.2", "--set", "train.participation=0.4", "--out",
                  str(tmp_path / "d"), "--quiet"]) == 0  # fmt: skip
     head = next(line for line in capsys.readouterr().out.splitlines() if "P-acc max" in line)
-    assert re.search(r"P-acc max +last 10 +V-acc +everyone +MiB", head)
+    assert re.search(r"P-acc max +last 3 +V-acc +everyone +MiB", head)
 
 
 def test_a_dry_run_says_how_many_are_set_aside(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pfedlms.backend import own_threads
-from pfedlms.cohort import Cohort
+from pfedlms.cohort import Cohort, joined
 from pfedlms.data.federated import FederatedData
 from pfedlms.data.partition import Indices
 from pfedlms.engine.criterion import Criterion
@@ -136,17 +136,41 @@ class Federation:
         No state changes and nothing is counted, so the run can go on as if nobody had looked."""
         return self._evaluate_personal(self._all())
 
-    def models(self) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
-        """Every client's id and model, as its module's `load_state_dict` takes it: those that `everyone` evaluates."""
-        for cohort in self._all():
+    @property
+    def present_ids(self) -> tuple[int, ...]:
+        """Who took part in the last phase."""
+        return self._clients.present_ids
+
+    def models(self, trains: bool = True) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
+        """Every client's id and model, as its module's `load_state_dict` takes it: those that `everyone` evaluates; or,
+        where there are no data to train on, what those who took no part in the last phase have heard in it."""
+        for cohort in self._all(trains=trains):
             yield from ((client, self._state_dict(cohort, row)) for row, client in enumerate(cohort.ids))
 
-    def client_state_dict(self, client: int) -> dict[str, torch.Tensor]:
+    def client_state_dict(self, client: int, trains: bool = True) -> dict[str, torch.Tensor]:
         """The model of one client, as `models` has it."""
         if not 0 <= client < self.data.clients:
             raise IndexError(f"client: got {client}, expected 0 to {self.data.clients - 1}")
-        cohort = next(cohort for cohort in self._all(client) if client in cohort.ids)
+        cohort = next(cohort for cohort in self._all(client, trains) if client in cohort.ids)
         return self._state_dict(cohort, cohort.ids.index(client))
+
+    def shared_state_dict(self) -> dict[str, torch.Tensor] | None:
+        """The model all clients share, as the last round's answer left it, before local steps; None if the method has
+        none. Running statistics stay with the clients unless they are shared: the mean of those who trained last."""
+        channel = Channel(self._digest, self.rounds_played - 1, Ways())
+        cohorts = self._clients.present
+        if not self.method.tracks:
+            for exchange, answer in zip(self.method.exchanges, self._last, strict=False):
+                cohorts = channel.tell(exchange, answer, cohorts)
+        together = joined(cohorts)
+        model = self.method.global_model(together)
+        if model is None:
+            return None
+        means = {
+            name: value.double().mean(dim=0).to(value.dtype) if value.is_floating_point() else value[0]
+            for name, value in together.buffers.items()
+        }
+        return self.model.state_dict(model.expand_as(together.params)[0], means)
 
     def _state_dict(self, cohort: Cohort, row: int) -> dict[str, torch.Tensor]:
         return self.model.state_dict(cohort.params[row], {name: value[row] for name, value in cohort.buffers.items()})
@@ -202,17 +226,18 @@ class Federation:
         (exchange,) = self.method.exchanges
         return channel.catch_up(exchange, cohort, heard, self._answers, self._catch_up, server["model"])
 
-    def _all(self, client: int | None = None) -> Iterator[Cohort]:
+    def _all(self, client: int | None = None, trains: bool = True) -> Iterator[Cohort]:
         """All clients after the last phase, some at a time; with `client`, only those stacked with it."""
         yield from self._clients.present
         here = set(self._clients.present_ids)
         for group in self._clients.groups([k for k in range(self.data.clients) if k not in here]):
             if client is None or client in group:
-                yield self._as_if_here(group)
+                yield self._as_if_here(group, trains)
 
     @own_threads()
-    def _as_if_here(self, ids: tuple[int, ...]) -> Cohort:
-        """Copies of clients that took no part in the last phase, after what they would have heard and done in it."""
+    def _as_if_here(self, ids: tuple[int, ...], trains: bool) -> Cohort:
+        """Copies of clients that took no part in the last phase, after what they would have heard and, if `trains`,
+        done in it."""
         (cohort,) = self._clients.take(ids, self._clients.present)
         if not self._clients.present:
             return cohort  # nobody has trained yet
@@ -222,6 +247,8 @@ class Federation:
             cohort = self._caught_up(cohort, channel, self._before) or cohort
         for exchange, answer in zip(self.method.exchanges, self._last, strict=False):
             (cohort,) = channel.tell(exchange, answer, [cohort])
+        if not trains:
+            return cohort
         objective = self.method.objective(cohort, round) if self.rounds_played else Objective()
         return self._worker.train(cohort, objective, self.rounds_played)[0]
 

@@ -1,41 +1,30 @@
-"""Several methods × seeds on the same partitions, one table."""
+"""Several methods, as they are or with settings of their own, × seeds on the same partitions: one table."""
 
 from __future__ import annotations
 
-import json
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pfedlms.errors import ConfigError, DivergedError, QuorumError, RunDirectoryError
-from pfedlms.experiment.config import Config, load_config, merge, of_method, read_toml
-from pfedlms.experiment.play import Progress, Result
-from pfedlms.experiment.prepare import ModelLike, Own, prepare, python_overrides
-from pfedlms.experiment.run import begin, resume
-from pfedlms.experiment.store import RunDirectory, write_atomically
+from pfedlms.errors import ConfigError
+from pfedlms.experiment import study
+from pfedlms.experiment.config import Tables, keys, load_config, merge, of_method, read_toml, under_own_name
+from pfedlms.experiment.play import Progress
+from pfedlms.experiment.prepare import NOTHING_OWN, ModelLike, Own, python_overrides
+from pfedlms.experiment.study import Planned, Study
+from pfedlms.experiment.variants import Variant, variants
+from pfedlms.experiment.watch import watching
+from pfedlms.methods import METHODS
 from pfedlms.report.tables import comparison_text
 from pfedlms.step.own import PerSample
 
-SCHEMA = 1
+MANIFEST = "compare.json"
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """The finished runs of a comparison, in the order methods and seeds were given."""
-
-    runs: list[dict[str, Any]]
-    """Their summaries."""
-    directory: Path | None
-    interrupted: bool = False
-
-    @property
-    def broken(self) -> bool:
-        """Whether any run ended early: a loss stopped being finite, or too many messages were lost."""
-        return any(summary["status"] in ("diverged", "failed") for summary in self.runs)
+class Comparison(Study):
+    """The runs of a comparison, in the order methods and seeds were given."""
 
     def __str__(self) -> str:
         return comparison_text(self.runs)
@@ -45,113 +34,105 @@ def compare(
     data: Any = None,
     model: ModelLike = None,
     *,
-    methods: Sequence[str] = ("local", "fedavg", "pfedlms", "sketchvote"),
+    methods: Any = ("local", "fedavg", "pfedlms", "sketchvote"),
     seeds: int = 3,
     config: str | Path | None = None,
     out: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
+    callbacks: Iterable[Any] | None = None,
     loss: PerSample | None = None,
     metric: PerSample | None = None,
     **settings: Any,
 ) -> Comparison:
-    """Run every method with `seeds` seeds (from `seed` on); data, model, loss, metric and settings as in `run`.
+    """Run every method with `seeds` seeds (from `seed` on); data, model, progress, callbacks, loss, metric and settings
+    as in `run`.
     Printing the result shows the table.
 
-    A setting that only some of the methods have goes to those.
+    `methods` has names, names with settings (`"pfedlms:thresholds=1"`), or pairs `("pfedlms", {"thresholds": 1})`. A
+    setting that only one of the methods has goes to that one; one that several have must say whose it is, there or as
+    `pfedlms={"strength": 0.05}`.
     """
+    chosen, _ = variants(methods)
     own = Own(loss, metric)
     data = own.read(data)  # once, for all runs
-    overrides = own.into(python_overrides(data, model, methods, settings))
-    configs = plan(config, overrides, methods, seeds)
-    return play(configs, Path(out) if out else None, data, model, progress or Progress(), own)
+    overrides = own.into(python_overrides(data, model, [each.method for each in chosen], settings))
+    planned = plan(config, overrides, methods, seeds)
+    with watching(progress, callbacks) as told:
+        return play(planned, Path(out) if out else None, data, model, told, own)
 
 
 def plan(
-    file: str | Path | None, overrides: Mapping[str, Mapping[str, Any]], methods: Sequence[str], seeds: int
-) -> list[Config]:
-    """One checked configuration for each method and seed; every problem of all of them is reported at once."""
-    found = [] if methods else ["--methods: got none, expected at least one name"]
-    if len(set(methods)) < len(methods):
-        found.append(f"--methods: got {','.join(methods)}, expected every method once")
+    file: str | Path | None, overrides: Mapping[str, Mapping[str, Any]], methods: Any, seeds: int
+) -> list[Planned]:
+    """One checked configuration for each variant and seed; every problem of all of them is reported at once."""
+    chosen, found = variants(methods)
     if seeds < 1:
         found.append(f"--seeds: got {seeds}, expected a count of at least 1")
-    given = merge(read_toml(Path(file)) if file else {}, overrides)
-    asked = given.get("method", {})
-    configs = []
-    for name in methods:
-        if isinstance(asked, Mapping):
-            given["method"] = {**of_method(name, methods, asked), "name": name}
+    names = list(dict.fromkeys(each.method for each in chosen))
+    given = merge(_named(read_toml(Path(file)) if file else {}, names), overrides)
+    found += _ambiguous(given, names)
+    found += [f"[{name}]: not among the methods compared" for name in given if name in METHODS and name not in names]
+    planned = []
+    for each in chosen:
+        tables = merge(_of(each, names, given), each.settings)
         try:
-            first = load_config(None, given).run.seed
-            configs += [load_config(None, merge(given, {"run": {"seed": first + more}})) for more in range(seeds)]
+            first = load_config(None, tables).run.seed
+            seeded = (merge(tables, {"run": {"seed": seed}}) for seed in range(first, first + seeds))
+            planned += [Planned(each.name, load_config(None, one)) for one in seeded]
         except ConfigError as error:
             found += [problem for problem in error.problems if problem not in found]
     if found:
         raise ConfigError(found)
-    return configs
+    return planned
+
+
+def _named(tables: Tables, names: list[str]) -> Tables:
+    """A file whose section [method] names one of the methods means that one."""
+    own = tables.get("method")
+    name = own.get("name") if isinstance(own, Mapping) else None
+    if not isinstance(own, Mapping) or name not in names:
+        return tables
+    mine = {key: value for key, value in own.items() if key != "name"}
+    rest = {section: values for section, values in tables.items() if section != "method"}
+    return merge({name: mine}, rest)
+
+
+def _ambiguous(given: Tables, names: list[str]) -> list[str]:
+    """Settings of the section [method] that several of the methods read."""
+    shared = given.get("method", {})
+    found = []
+    for key, value in shared.items() if isinstance(shared, Mapping) else ():
+        readers = [name for name in names if ("method", key) in keys([name])]
+        if len(readers) > 1 and key != "name":
+            whose = f"{', '.join(readers[:-1])} and {readers[-1]}"
+            first = readers[0]
+            found.append(
+                f"method.{key}: {whose} have it; say whose it is, by --set {first}.{key}={value} or by "
+                f"{first}:{key}={value} among the methods"
+            )
+    return found
+
+
+def _of(variant: Variant, names: list[str], given: Tables) -> Tables:
+    """What was given, as far as it is for one variant's method."""
+    shared = given.get("method", {})
+    tables = {section: values for section, values in given.items() if section not in METHODS}
+    if isinstance(shared, Mapping):
+        tables["method"] = {**of_method(variant.method, names, shared), "name": variant.method}
+    own = {variant.method: given[variant.method]} if variant.method in given else {}
+    return under_own_name(merge(tables, own), variant.method)
 
 
 def play(
-    configs: Sequence[Config], out: Path | None, data: Any, model: ModelLike, progress: Progress, own: Own | None = None
+    planned: list[Planned], out: Path | None, data: Any, model: ModelLike, progress: Progress, own: Own = NOTHING_OWN
 ) -> Comparison:
     """Execute planned runs; with a directory, every run has its own folder in it, and compare.json the whole plan."""
-    own = own or Own()
-    if out is None:
-        begun = [partial(begin, config.with_run(out=""), progress, data, model, own=own) for config in configs]
-        return _collect(begun, None)
-    prepare(configs[0], data, model, own)  # finds what is wrong with data and model before anything is written
-    manifest = out / "compare.json"
-    if manifest.exists() or (out / "config.toml").exists():
-        raise RunDirectoryError(f"{out}: holds runs already; go on with `pfedlms resume {out}`, or name another --out")
-    named = {f"{config.method}-seed{config.run.seed}": config for config in configs}
-    runs = {name: config.with_run(out=str(out / name)).to_toml() for name, config in named.items()}
-    content = json.dumps({"schema": SCHEMA, "runs": runs}, indent=2) + "\n"
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        write_atomically(manifest, lambda file: file.write(content.encode()))
-    except OSError as error:
-        raise RunDirectoryError(f"{out}: cannot be written ({error.strerror}); name another --out") from error
-    return resume_comparison(out, data, model, progress, own)
+    return study.play(Comparison, planned, out, data, model, progress, MANIFEST, {}, own)
 
 
 def resume_comparison(
-    directory: Path, data: Any, model: ModelLike, progress: Progress, own: Own | None = None
-) -> Comparison:
+    directory: Path, data: Any, model: ModelLike, progress: Progress, data_dir: str | None = None,
+    own: Own = NOTHING_OWN,
+) -> Comparison:  # fmt: skip
     """Finish every run of a comparison that is not finished yet."""
-    try:
-        manifest = json.loads((directory / "compare.json").read_text())
-    except (OSError, ValueError) as error:
-        raise RunDirectoryError(f"{directory}: compare.json cannot be read ({error})") from error
-    if manifest.get("schema") != SCHEMA:
-        raise RunDirectoryError(
-            f"{directory}: got schema {manifest.get('schema')!r}, expected {SCHEMA}; "
-            "it is of another version of pfedlms"
-        )
-    runs = manifest["runs"]
-    for name, config in runs.items():
-        folder = RunDirectory(directory / name)
-        if not folder.config.is_file():
-            with folder:
-                folder.create(config)
-    functions = vars(own or Own())
-    return _collect([partial(resume, directory / name, data, model, progress, **functions) for name in runs], directory)
-
-
-def _collect(plays: Sequence[Callable[[], Result]], directory: Path | None) -> Comparison:
-    """Play all runs. One that diverges, or loses too many messages, is marked and does not take the others with it."""
-    summaries: list[dict[str, Any]] = []
-    with suppress(KeyboardInterrupt):  # between two runs, or Ctrl-C pressed twice
-        for play in plays:
-            try:
-                result = play()
-            except (DivergedError, QuorumError) as error:
-                summary = dict(error.summary or {})
-                ended = f"{summary['method']} seed {summary['seed']} {summary['status']}"
-                warnings.warn(f"{ended}: {error}", stacklevel=2)
-                summaries.append(summary)
-                continue
-            summaries.append(result.summary)
-            if result.stopped:
-                break
-    unfinished = any(summary["status"] == "interrupted" for summary in summaries)
-    return Comparison(summaries, directory, interrupted=unfinished or len(summaries) < len(plays))
+    return study.go_on(Comparison, directory, MANIFEST, data, model, progress, {}, data_dir, own)

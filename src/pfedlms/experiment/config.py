@@ -272,6 +272,7 @@ def load_config(
             [f"schema: got {schema!r}, expected {SCHEMA}; the {schema_errors} is of another version of pfedlms"]
         )
     method = _given(given, "method", "name", "pfedlms")
+    given = under_own_name(given, method)
     dataset = _given(given, "data", "dataset", "digits")
     tables = merge(preset(dataset, method), given)
     if isinstance(tables.get("method"), Mapping):
@@ -284,6 +285,14 @@ def load_config(
         raise ConfigError(found)
     sections = {section: _build(cls, tables.get(section, {})) for section, cls in classes.items()}
     return Config(method=method, settings=sections.pop("method"), **sections)
+
+
+def under_own_name(tables: Mapping[str, Any], method: Any) -> Tables:
+    """With what stands in a section of the method's own name, `[pfedlms]`, on top of the section [method]."""
+    own = tables.get(method) if isinstance(method, str) and method in METHODS else None
+    if own is None or not isinstance(tables.get("method", {}), Mapping):
+        return dict(tables)
+    return merge({name: values for name, values in tables.items() if name != method}, {"method": own})
 
 
 def preset(dataset: Any, method: Any) -> Tables:
@@ -309,8 +318,9 @@ def parse_overrides(assignments: Sequence[str]) -> Tables:
         else:
             tables.setdefault(_MALFORMED, {})[text] = ""  # reported with all other problems
     for (section, key), declared in keys(METHODS).items():
-        if key in tables.get(section, {}):
-            tables[section][key] = parse(declared, tables[section][key])
+        for place in (section, *(METHODS if section == "method" else ())):
+            if key in tables.get(place, {}):
+                tables[place][key] = parse(declared, tables[place][key])
     return tables
 
 

@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
+from pfedlms.backend import COMPILATION
 from pfedlms.engine import Federation
 from pfedlms.errors import DivergedError, QuorumError, RunError, UsageError
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.prepare import as_configured
-from pfedlms.experiment.record import Recorder
+from pfedlms.experiment.record import Recorder, told
 from pfedlms.experiment.store import RunDirectory
 
 
@@ -30,8 +31,8 @@ class Result:
     metrics: list[dict[str, Any]]
     directory: Path | None
     federation: Federation
-    stopped: bool = False
-    """Whether Ctrl-C was pressed, be it in the very last round."""
+    stopped: int = 0
+    """The signal that asked it to stop (Ctrl-C is 2, SIGTERM 15), be it in the very last round; 0: none."""
     best_state: dict[str, Any] | None = None
     """The federation after the best round, where `train.patience` keeps it and there is no directory."""
 
@@ -87,11 +88,26 @@ class Result:
 
 
 class Progress:
-    """Told what happens in a run; the default says nothing."""
+    """Told what happens in a run; the default says nothing. `Callback` is for callers, this for screens."""
+
+    _name = ""
+
+    def named(self, name: str) -> None:
+        """What the runs to come are called in their study, where that is not their method."""
+        self._name = name
+
+    def label(self, config: Config) -> str:
+        return f"{self._name or config.method} seed {config.run.seed}"
+
+    def compiling(self) -> None: ...
 
     def started(self, config: Config, rounds_played: int) -> None: ...
 
+    def played(self, config: Config, record: Mapping[str, Any]) -> None: ...
+
     def evaluated(self, config: Config, record: Mapping[str, Any]) -> None: ...
+
+    def ended(self, config: Config, summary: Mapping[str, Any]) -> None: ...
 
 
 def execute(
@@ -105,7 +121,7 @@ def execute(
     recorder = Recorder(config, federation, directory)
     last, interrupted = config.train.rounds, False
     try:
-        with as_configured(config), _stop_on_interrupt() as stopped:
+        with as_configured(config), _stop_on_interrupt() as stopped, COMPILATION.told(progress.compiling):
             recorder.restore(checkpoint)
             progress.started(config, federation.rounds_played)
             if federation.rounds_played == 0:
@@ -115,40 +131,49 @@ def execute(
                 evaluate = number % config.run.evaluate_every == 0 or number == last
                 report = federation.play_round(evaluate_global=evaluate)
                 recorder.count(report)
+                progress.played(config, {"round": number, **told(report)})
                 if evaluate:
                     progress.evaluated(config, recorder.evaluate(report))
                 done = number == last or recorder.out_of_patience
-                interrupted = stopped() and not done
+                interrupted = stopped() > 0 and not done
                 if number % config.run.checkpoint_every == 0 or done or interrupted or recorder.rose:
                     recorder.checkpoint()
             summary = recorder.finish("interrupted" if interrupted else "finished")
+            progress.ended(config, summary)
             out = directory.path if directory else None
             return Result(config, summary, recorder.metrics, out, federation, stopped(), recorder.best_state)
     except (DivergedError, QuorumError) as error:
-        error.summary = recorder.finish("diverged" if isinstance(error, DivergedError) else "failed")
+        summary = recorder.finish("diverged" if isinstance(error, DivergedError) else "failed")
+        error.summary = summary
+        progress.ended(config, summary)
         raise
     except RunError:
         # The disk may be full, but what was measured so far is on it; a summary is worth a try, the cause is what
         # counts.
-        recorder.finish("failed")
+        progress.ended(config, recorder.finish("failed"))
         raise
 
 
 @contextmanager
-def _stop_on_interrupt() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C lets the round end and be saved; a second one ends the program at once."""
-    pressed = threading.Event()
+def _stop_on_interrupt() -> Iterator[Callable[[], int]]:
+    """Ctrl-C and SIGTERM, which schedulers send before they kill, let the round end and be saved; a second Ctrl-C ends
+    the program at once. Yields the number of the first signal that came, 0 if none did."""
+    came: list[int] = []
 
     def handle(number: int, where: FrameType | None) -> None:
-        if pressed.is_set():
+        came.append(number)
+        if came.count(signal.SIGINT) > 1:
             raise KeyboardInterrupt
-        pressed.set()
+
+    def first() -> int:
+        return came[0] if came else 0
 
     if threading.current_thread() is not threading.main_thread():
-        yield pressed.is_set
+        yield first
         return
-    before = signal.signal(signal.SIGINT, handle)
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield pressed.is_set
+        yield first
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

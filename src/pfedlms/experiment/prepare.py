@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -58,6 +59,8 @@ def python_overrides(data: Any, model: ModelLike, methods: Sequence[str], settin
     """Keyword arguments as sections and keys; a key is looked up in every section and in the methods' own. Data are the
     name of a data set, or what `read` made of them."""
     sections = {key: section for section, key in keys(methods) if key != "name"}
+    own = {key: dict(value) for key, value in settings.items() if key in METHODS and isinstance(value, Mapping)}
+    settings = {key: value for key, value in settings.items() if key not in own}
     alone = methods[0] if len(methods) == 1 else None
     unknown = [
         f"{key}: {of_others(key, alone) or f'unknown setting; {did_you_mean(key, sections)}'}"
@@ -66,7 +69,7 @@ def python_overrides(data: Any, model: ModelLike, methods: Sequence[str], settin
     ]
     if unknown:
         raise ConfigError(unknown)
-    tables: Tables = {"data": {}, "model": {}, "train": {}, "method": {}, "run": {}}
+    tables: Tables = {"data": {}, "model": {}, "train": {}, "method": {}, "run": {}, **own}
     for key, value in settings.items():
         tables[sections[key]][key] = _device_name(value) if isinstance(value, torch.device) else value
     if data is not None:
@@ -97,14 +100,14 @@ def as_configured(config: Config) -> Iterator[None]:
         cudnn.benchmark, cudnn.deterministic = before
 
 
-_NONE = Own()
+NOTHING_OWN = Own()
 
 
 def train_settings(config: Config) -> TrainSettings:
     return TrainSettings(**{each.name: getattr(config.train, each.name) for each in fields(TrainSettings)})
 
 
-def prepare(config: Config, data: Any = None, model: ModelLike = None, own: Own = _NONE) -> Federation:
+def prepare(config: Config, data: Any = None, model: ModelLike = None, own: Own = NOTHING_OWN) -> Federation:
     """Everything up to the first local step: device, data, partition, model, loss, method."""
     device = _device(config.run.device)
     for key in own.missing(config):
@@ -115,7 +118,7 @@ def prepare(config: Config, data: Any = None, model: ModelLike = None, own: Own 
         federated = _federated(config, data, own)
         try:
             module = taken(
-                _module(config, model, federated), _sample(federated), rng.stream(config.run.seed, "initial")
+                module_of(config, model, federated), _sample(federated), rng.stream(config.run.seed, "initial")
             )
             cohort_model = CohortModel(module, device, config.run.fast)
         except (RuntimeError, ValueError) as error:
@@ -194,7 +197,8 @@ def dealt(config: Config, pool: Pool) -> FederatedData:
     )  # fmt: skip
 
 
-def _module(config: Config, model: ModelLike, data: FederatedData) -> nn.Module:
+def module_of(config: Config, model: ModelLike, data: FederatedData) -> nn.Module:
+    """The model every client trains, as given or by name."""
     key = rng.stream(config.run.seed, "initial")
     if isinstance(model, nn.Module):
         return copied(model)

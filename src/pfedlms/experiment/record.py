@@ -9,6 +9,7 @@ from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
+from pfedlms.backend import COMPILATION
 from pfedlms.data import FederatedData
 from pfedlms.data.sources import kind_of
 from pfedlms.engine import Evaluation, Federation, RoundReport, Traffic
@@ -28,11 +29,12 @@ class Recorder:
         self._traffic, self._rejected, self._astray, self._unheard = Traffic(), 0, 0, 0
         self.best_state: dict[str, Any] | None = None
         """The federation after the best round, where it is kept and there is no directory to keep it in."""
-        self._before, self._began = 0.0, time.perf_counter()
+        self._before, self._began = 0.0, time.perf_counter() - COMPILATION.seconds
 
     @property
     def _seconds(self) -> float:
-        return round(self._before + time.perf_counter() - self._began, 3)
+        """Spent in this run, all its processes together, without the compilation of kernels."""
+        return round(self._before + time.perf_counter() - COMPILATION.seconds - self._began, 3)
 
     def restore(self, checkpoint: Mapping[str, Any] | None) -> None:
         """Go back to a checkpoint, or to the very beginning where there is none."""
@@ -102,6 +104,10 @@ class Recorder:
                 "settings": _settled(self._config),
                 "data": _data_of(self._config, self._federation),
                 "cohort_size": self._federation.largest_cohort,
+                # So that a model can be taken out without the data.
+                "shape": list(self._federation.data.shape),
+                "classes": self._federation.data.classes,
+                "samples": list(self._federation.data.samples),
                 "federation": self._federation.state(),
                 "traffic": list(self._traffic.as_tuple()),
                 "rejected": self._rejected,
@@ -145,20 +151,20 @@ class Recorder:
             "participation": config.train.participation,
             "rounds": rounds,
             **self._score(),
-            "accuracy": _reached([record["p_acc"] for record in self.metrics]),
+            "evaluations": len(self.metrics),
+            "accuracy": reached([record["p_acc"] for record in self.metrics]),
         }
         if self._federation.data.validation:
-            validated = [record["v_acc"] for record in self.metrics]
-            summary["validation_accuracy"] = _reached([value for value in validated if value is not None])
+            summary["validation_accuracy"] = reached([record["v_acc"] for record in self.metrics])
             summary["best"] = self.best and {name: self.best[name] for name in ("round", "v_acc", "p_acc")}
         if config.train.patience:
             summary["stopped_early"] = self.out_of_patience and rounds < config.train.rounds
         shared = [record["g_acc"] for record in self.metrics if "g_acc" in record]
         if shared:
-            summary["global_accuracy"] = _reached(shared)
+            summary["global_accuracy"] = reached(shared)
         return summary | {
             "everyone": None,
-            "bytes_per_round": {name: _mean(total, rounds) for name, total in asdict(self._traffic).items()},
+            "bytes_per_round": {name: mean_bytes(total, rounds) for name, total in asdict(self._traffic).items()},
             "total_bytes": self._traffic.total,
             **self._failures(),
             "seconds": self._seconds,
@@ -190,8 +196,21 @@ class Recorder:
         return {"accuracy": _finite(measured.accuracy), **validated, **measures}
 
 
-def load_into(federation: Federation, checkpoint: Mapping[str, Any], config: Config, stored: RunDirectory) -> None:
-    """Take a checkpoint in; one that was made with other settings would train on as if nothing had happened."""
+def told(report: RoundReport) -> dict[str, Any]:
+    """What callbacks are told of a round."""
+    return {
+        "participants": list(report.participants),
+        "loss": report.loss,
+        "bytes": asdict(report.traffic),
+        "rejected": report.rejected,
+        "unheard": report.unheard,
+    }
+
+
+def load_into(
+    federation: Federation, checkpoint: Mapping[str, Any], config: Config, stored: RunDirectory, same_data: bool = True
+) -> None:
+    """Take a checkpoint in; one that was made with other settings or data would train on as if nothing had happened."""
     now = _settled(config)
     changed = [f"{key} = {value!r}" for key, value in checkpoint["settings"].items() if now.get(key) != value]
     if changed:
@@ -199,7 +218,7 @@ def load_into(federation: Federation, checkpoint: Mapping[str, Any], config: Con
             f"{stored.path}: checkpoint.pt does not fit config.toml, it was made with {', '.join(changed)}; "
             "put that back, or delete checkpoint.pt to start this run over"
         )
-    if checkpoint["data"] != _data_of(config, federation):
+    if same_data and checkpoint["data"] != _data_of(config, federation):
         raise RunDirectoryError(
             f"{stored.path}: the data given are not those this run began with; give the same arrays or files"
         )
@@ -248,7 +267,7 @@ def _finite(value: float) -> float | None:
     return value if isfinite(value) else None
 
 
-def _reached(measured: Sequence[float | None]) -> dict[str, float | None]:
+def reached(measured: Sequence[float | None]) -> dict[str, float | None]:
     """Maximum over evaluations, mean of the last 10, and the last, of those there are; nothing yet is null."""
     values = [value for value in measured if value is not None]
     if not values:
@@ -257,6 +276,6 @@ def _reached(measured: Sequence[float | None]) -> dict[str, float | None]:
     return {"max": max(values), "last10": sum(tail) / len(tail), "final": values[-1]}
 
 
-def _mean(total: int, rounds: int) -> int | float:
+def mean_bytes(total: int, rounds: int) -> int | float:
     """A whole number where it is one; nothing before the first round."""
     return total / rounds if rounds and total % rounds else total // max(1, rounds)

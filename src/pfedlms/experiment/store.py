@@ -18,6 +18,7 @@ import shutil
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from io import BufferedWriter, FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -153,6 +154,16 @@ class RunDirectory(ExitStack):
                     f"{self._metrics}: is damaged ({error}); delete checkpoint.pt to start this run over"
                 ) from error
 
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All records, be they of a run that goes on; a last line that is not complete yet is left out."""
+        try:
+            lines = self._metrics.read_text().split("\n")[:-1]
+            return [json.loads(line) for line in lines]
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError) as error:
+            raise RunDirectoryError(f"{self._metrics}: cannot be read ({error})") from error
+
     def read_summary(self) -> dict[str, Any] | None:
         """The summary of an earlier process, None if there is none that can be read."""
         try:
@@ -170,14 +181,21 @@ class RunDirectory(ExitStack):
         try:
             yield
         except (OSError, RuntimeError) as error:
-            # torch.save reports a full disk as a RuntimeError of its zip writer, in words of its own.
-            full = not isinstance(error, OSError) and shutil.disk_usage(self.path).free < 1 << 20
-            reason = (
-                "No space left on device" if full else getattr(error, "strerror", None) or str(error).splitlines()[0]
-            )
-            raise StorageError(
-                f"{self.path}: cannot write ({reason}); make room, then `pfedlms resume {self.path}`"
-            ) from error
+            reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+            raise StorageError(self.path, reason, resume=self.path) from error
+
+
+class _RawFile(FileIO):
+    """Remembers why it could not be written: torch.save reports a full disk in words of its zip writer."""
+
+    refused: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.refused = error
+            raise
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -185,10 +203,14 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     part."""
     temporary = path.with_name(path.name + ".tmp")
     try:
-        with open(temporary, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
+        raw = _RawFile(temporary, "wb")
+        try:
+            with BufferedWriter(raw) as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+        except RuntimeError as error:
+            raise raw.refused or error from error
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from pfedlms.errors import UsageError
+from pfedlms.report.tables import last_evaluations
 
 _COLOURS = {"sketchvote": "#3a4fb0", "pfedlms": "#0b6e4f", "fedavg": "#c84c09", "local": "#6c757d"}
 
@@ -80,8 +82,8 @@ def who_holds_what(document: Mapping[str, Any], file: Path) -> None:
 
 
 def accuracy_against_bytes(directory: Path, file: Path) -> None:
-    """Draw P-acc against the bytes one client has exchanged on average, a line a method with its range over seeds, from
-    a comparison's folder."""
+    """Draw P-acc against the bytes one client has exchanged on average, a line a variant with its range over seeds,
+    from a comparison's folder."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -89,13 +91,15 @@ def accuracy_against_bytes(directory: Path, file: Path) -> None:
 
     runs: dict[str, list[list[dict[str, Any]]]] = {}
     clients = 1
-    for name in json.loads((directory / "compare.json").read_text())["runs"]:
+    manifest = json.loads((directory / "compare.json").read_text())
+    for name in manifest["runs"]:
         summary = json.loads((directory / name / "summary.json").read_text())
         clients = summary["clients"]
         if summary["status"] != "finished":
             continue
         lines = (directory / name / "metrics.jsonl").read_text().splitlines()
-        runs.setdefault(summary["method"], []).append([json.loads(line) for line in lines])
+        row = manifest.get("names", {}).get(name, summary["method"])
+        runs.setdefault(row, []).append([json.loads(line) for line in lines])
 
     figure, axes = plt.subplots(figsize=(8, 4.5), dpi=150, layout="constrained")
     for method, seeds in runs.items():
@@ -118,3 +122,64 @@ def accuracy_against_bytes(directory: Path, file: Path) -> None:
     axes.legend(frameon=False, loc="lower right")
     figure.savefig(file)
     plt.close(figure)
+
+
+def accuracy_by_setting(cells: Sequence[Mapping[str, Any]], best: Mapping[str, Any], by: str, file: Path) -> None:
+    """Draw a sweep's measure against the setting with the most values, a line a combination of the others with its
+    range over seeds, the best marked."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    key, name = _MEASURES[by]
+    tried = {each: list(dict.fromkeys(cell["settings"][each] for cell in cells)) for each in best["settings"]}
+    across = max(tried, key=lambda each: (_numeric(tried[each]), len(tried[each])))
+    ticks = tried[across]
+    numeric = _numeric(ticks)
+
+    def place(cell: Mapping[str, Any]) -> float:
+        value = cell["settings"][across]
+        return float(value) if numeric else float(ticks.index(value))
+
+    lines: dict[str, list[tuple[float, list[float]]]] = {}
+    for cell in cells:
+        if cell["score"] is not None:
+            others = [f"{each.partition('.')[2]} {own}" for each, own in cell["settings"].items() if each != across]
+            scores = [run[key]["last10"] for run in cell["runs"]]
+            lines.setdefault(", ".join(others), []).append((place(cell), scores))
+
+    figure, axes = plt.subplots(figsize=(8, 4.5), dpi=150, layout="constrained")
+    for label, points in lines.items():
+        points.sort(key=lambda point: point[0])
+        places = [at for at, _ in points]
+        (line,) = axes.plot(places, [mean(scores) for _, scores in points], marker="o", linewidth=2, label=label)
+        low, high = ([pick(scores) for _, scores in points] for pick in (min, max))
+        axes.fill_between(places, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+    top = (place(best), best["score"])
+    axes.plot(*([value] for value in top), marker="*", markersize=16, color="black", linestyle="none", zorder=3)
+    axes.annotate(f"{top[1]:.2f} %", top, (0, -18), textcoords="offset points", ha="center")
+    if numeric and min(ticks) > 0 and max(ticks) >= 5 * min(ticks):
+        axes.set_xscale("log")
+        axes.minorticks_off()
+    axes.set_xticks(ticks if numeric else range(len(ticks)), [str(value) for value in ticks])
+    axes.set_xlabel(across)
+    over = last_evaluations([run for cell in cells for run in cell["runs"]])[1]
+    axes.set_ylabel(f"{name}, %, mean of {over}" + " (range over seeds)" * (len(best["runs"]) > 1))
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(lines) > 1:
+        axes.legend(frameon=False)
+    figure.savefig(file)
+    plt.close(figure)
+
+
+_MEASURES = {
+    "v_acc": ("validation_accuracy", "V-acc"),
+    "p_acc": ("accuracy", "P-acc"),
+    "g_acc": ("global_accuracy", "G-acc"),
+}
+
+
+def _numeric(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)

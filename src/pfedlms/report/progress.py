@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -12,10 +13,6 @@ from rich.progress import Progress as Bar
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.play import Progress
 from pfedlms.report.tables import MIB
-
-
-def _label(config: Config) -> str:
-    return f"{config.method} seed {config.run.seed}"
 
 
 def _sent(record: Mapping[str, Any]) -> str:
@@ -29,6 +26,24 @@ def _accuracy(record: Mapping[str, Any]) -> str:
     if "metric" in record:
         return "  ".join(f"{name} {value:.4g}" for name, value in measured.items())
     return "  ".join(f"{name} {value:5.2f} %" for name, value in measured.items())
+
+
+@contextmanager
+def screen(wanted: bool | None = None) -> Iterator[Progress]:
+    """On standard error: live on a terminal and in a notebook. Elsewhere plain lines if they are `wanted`; nothing if
+    not, or if nobody said."""
+    console = Console(stderr=True)
+    live = console.is_jupyter or (console.file.isatty() and console.is_terminal)
+    if wanted is False or (wanted is None and not live):
+        yield Progress()
+    elif live:
+        with LiveProgress(console) as progress:
+            yield progress
+    else:
+        yield PlainProgress(console)
+
+
+COMPILING = "compiling kernels, once on this machine; not counted as training time"
 
 
 class LiveProgress(Bar, Progress):
@@ -47,7 +62,10 @@ class LiveProgress(Bar, Progress):
 
     def started(self, config: Config, rounds_played: int) -> None:
         rounds = config.train.rounds
-        self._task = self.add_task(_label(config), total=rounds, completed=rounds_played, accuracy="", sent="")
+        self._task = self.add_task(self.label(config), total=rounds, completed=rounds_played, accuracy="", sent="")
+
+    def compiling(self) -> None:
+        self.console.print(COMPILING, highlight=False)
 
     def evaluated(self, config: Config, record: Mapping[str, Any]) -> None:
         self.update(self._task, completed=record["round"], accuracy=_accuracy(record), sent=_sent(record))
@@ -59,17 +77,20 @@ class PlainProgress(Progress):
     def __init__(self, console: Console) -> None:
         self._console = console
 
+    def compiling(self) -> None:
+        self._say(COMPILING)
+
     def started(self, config: Config, rounds_played: int) -> None:
         self._next = 0
         already = f", from round {rounds_played} on" if rounds_played else ""
-        self._say(f"{_label(config)}: {config.train.rounds} rounds on {config.data.dataset}{already}")
+        self._say(f"{self.label(config)}: {config.train.rounds} rounds on {config.data.dataset}{already}")
 
     def evaluated(self, config: Config, record: Mapping[str, Any]) -> None:
         if record["round"] < self._next and record["round"] < config.train.rounds:
             return
         self._next = record["round"] + max(1, config.train.rounds // 10)
         self._say(
-            f"{_label(config)}: round {record['round']}/{config.train.rounds}  {_accuracy(record)}  loss "
+            f"{self.label(config)}: round {record['round']}/{config.train.rounds}  {_accuracy(record)}  loss "
             f"{record['loss']:.4f}  {_sent(record)}  {record['seconds']:.1f} s"
         )
 

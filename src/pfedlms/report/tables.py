@@ -8,10 +8,12 @@ from statistics import mean, stdev
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
 MIB = 1 << 20
+SCREEN = 80
 Summary = Mapping[str, Any]
 
 
@@ -40,7 +42,7 @@ def table(
 
 
 def comparison_table(summaries: Sequence[Summary]) -> Table:
-    """The table of `pfedlms compare`: a row a method, in the order methods first appear.
+    """The table of `pfedlms compare`: a row a variant, in the order they first appear, in 80 columns.
 
     Runs that diverged or were interrupted do not enter the means of those that finished; a method of which none
     finished shows what it had reached.
@@ -48,15 +50,17 @@ def comparison_table(summaries: Sequence[Summary]) -> Table:
     first = summaries[0]
     groups: dict[str, list[Summary]] = {}
     for summary in summaries:
-        groups.setdefault(summary["method"], []).append(summary)
+        groups.setdefault(summary.get("name", summary["method"]), []).append(summary)
     shown = {name: [run for run in group if run["status"] == "finished"] or group for name, group in groups.items()}
     sampled = first["participation"] < 1 or "unheard" in first
     validated = "validation_accuracy" in first
-    accuracies = ["P-acc max", "last 10", *(["V-acc"] * validated), *(["everyone"] * sampled)]
+    tail, over = last_evaluations(summaries)
+    accuracies = ["P-acc max", tail, *(["V-acc"] * validated), *(["everyone"] * sampled)]
     # So that all of it fits a screen: one column more takes the gaps, two of them the place of the shared model.
     accuracies += [] if sampled and validated else ["G-acc max"]
-    gap = 0 if sampled or validated else 1
-    fedavg = sum(_mib_per_round(shown["fedavg"])) if "fedavg" in shown else 0.0
+    plain = next((runs for runs in shown.values() if runs[0]["method"] == "fedavg"), None)
+    fedavg = sum(_mib_per_round(plain)) if plain else 0.0
+    columns = ["method", *accuracies, "MiB ↑", "MiB ↓", "fewer", "s"]
     rows = []
     for name, runs in shown.items():
         up, down = _mib_per_round(runs)
@@ -66,7 +70,7 @@ def comparison_table(summaries: Sequence[Summary]) -> Table:
         rows.append(
             [
                 f"{name}{note}",
-                *(_spread([_accuracies(run)[column] for run in runs], " " * gap) for column in accuracies),
+                *(_spread([_accuracies(run, tail)[column] for run in runs]) for column in accuracies),
                 _size(up),
                 _size(down),
                 f"{fedavg / (up + down):.1f}×" if fedavg and up + down else "–",
@@ -81,27 +85,115 @@ def comparison_table(summaries: Sequence[Summary]) -> Table:
     title = f"{first['dataset']} · {size} · {first['clients']} clients{share} · {rounds}"
     explained = "; ".join(text for column, text in _EXPLAINED.items() if column in accuracies)
     measured = f"{first['metric']}, the higher the better" if "metric" in first else "Accuracy in %"
-    caption = _CAPTION.format(measured, explained, " and catching up" * sampled)
-    return table(["method", *accuracies, "MiB ↑", "MiB ↓", "fewer", "s"], rows, title, caption, gap)
+    caption = _CAPTION.format(measured, over, explained, " and catching up" * sampled)
+    columns, rows, gap = fitted(columns, rows, tight=sampled or validated, optional=("G-acc max", "s"))
+    return table(columns, rows, title, caption, gap)
+
+
+def fitted(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], tight: bool = False, optional: Sequence[str] = ()
+) -> tuple[list[str], list[list[str]], int]:
+    """Columns, rows and the gap so that a table takes a screen of 80 columns: with air if there is room, else without,
+    then with the settings of a variant each on a line of its own, then without columns that are `optional`."""
+    head, airy = list(columns), [list(row) for row in rows]
+    close = [[cell.replace(" ± ", "±") for cell in row] for row in rows]
+    for cells, gap in ((airy, 1), (airy, 0), (close, 0)):
+        if _width(head, cells, gap) <= SCREEN and not (tight and cells is airy):
+            return head, cells, gap
+    cells = [[row[0].replace(":", "\n ").replace(" (", "\n ("), *row[1:]] for row in close]
+    for name in optional:
+        if _width(head, cells, 0) > SCREEN and name in head:
+            place = head.index(name)
+            head, *cells = ([*row[:place], *row[place + 1 :]] for row in (head, *cells))
+    return head, cells, 0
+
+
+def _width(columns: Sequence[str], rows: Sequence[Sequence[str]], gap: int) -> int:
+    """Of a table: its columns, the gaps between them, and a space at either end."""
+    widest = [
+        max(cell_len(line) for cell in column for line in cell.split("\n"))
+        for column in zip(columns, *rows, strict=True)
+    ]
+    return sum(widest) + (len(widest) - 1) * (1 + gap) + gap + 2
+
+
+def last_evaluations(summaries: Sequence[Summary]) -> tuple[str, str]:
+    """What the mean of the last 10 evaluations is called, and over how many it is where there are fewer than 20."""
+    counts = [run.get("evaluations") or 20 for run in summaries if run["accuracy"]["max"] is not None]
+    few = min(counts, default=20)
+    if few < 10:
+        return f"last {few}", f"all {few} evaluations" if few > 1 else "the one evaluation"
+    return "last 10", "the last 10 evaluations" if few >= 20 else f"the last 10 of {few} evaluations"
 
 
 _EXPLAINED = {
     "P-acc max": "P-acc: each participant's own model on its own test split after local steps",
-    "V-acc": "V-acc: the same models on samples set aside (data.validation), mean of the last 10",
+    "V-acc": "V-acc: the same models on samples set aside (data.validation), the same mean",
     "everyone": "everyone: of all clients after the last round, a copy of those who took no part in it having heard "
     "its answer and taken its steps",
     "G-acc max": "G-acc: the shared model before local steps",
 }
 _CAPTION = (
-    "{}, ± over seeds: maximum, and mean of the last 10 evaluations. {}. MiB a round of all participants, "
+    "{}, ± over seeds: maximum, and mean of {}. {}. MiB a round of all participants, "
     "framing{} included; fewer: how many times fewer bytes than FedAvg; s: seconds a run."
 )
 
 
 def comparison_text(summaries: Sequence[Summary]) -> str:
     """The comparison as plain text."""
+    return _plain(comparison_table(summaries)) if summaries else "no runs yet\n"
+
+
+def sweep_table(cells: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, by: str) -> Table:
+    """The table of `pfedlms sweep`: a row a combination, the best marked."""
+    runs = [run for cell in cells for run in cell["runs"]]
+    first, (_, over) = runs[0], last_evaluations(runs)
+    measures = {"V-acc": "validation_accuracy", "P-acc": "accuracy", "G-acc": "global_accuracy"}
+    measures = {name: key for name, key in measures.items() if any(key in run for run in runs)}
+    keys = [key.partition(".")[2] for key in cells[0]["settings"]]
+    columns = ["", *keys, *measures, "MiB", "s"]
+    rows = []
+    for cell in cells:
+        ended = {run["status"] for run in cell["runs"]} - {"finished"}
+        rows.append(
+            [
+                "best" if best and cell["name"] == best["name"] else ", ".join(sorted(ended)),
+                *(str(value) for value in cell["settings"].values()),
+                *(_spread([run.get(key, {}).get("last10") for run in cell["runs"]]) for key in measures.values()),
+                _size(sum(_mib_per_round(cell["runs"]))),
+                f"{mean(run['seconds'] for run in cell['runs']):.1f}",
+            ]
+        )
+    columns, rows, gap = fitted(columns, rows, optional=("s", "MiB"))
+    title = f"{first['method']} on {first['dataset']} · {first['model']} · {first['clients']} clients · "
+    title += f"{first['rounds']} rounds"
+    named = {"v_acc": "V-acc", "p_acc": "P-acc", "g_acc": "G-acc"}[by]
+    explained = "; ".join(_MEASURED[name] for name in measures)
+    caption = f"Accuracy in %, ± over seeds, mean of {over}; the best by {named}. {explained}. MiB a round of all "
+    return table(columns, rows, title, caption + "participants, both ways; s: seconds a run.", gap)
+
+
+_MEASURED = {
+    "V-acc": "V-acc: each participant's own model on samples set aside (data.validation)",
+    "P-acc": "P-acc: the same on its test split",
+    "G-acc": "G-acc: the shared model before local steps",
+}
+
+
+def sweep_text(cells: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, by: str) -> str:
+    """The sweep as plain text."""
+    return _plain(sweep_table(cells, best, by)) if cells else "no runs yet\n"
+
+
+def clients_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """The per-client table of `pfedlms show --clients`."""
+    cells = [[f"{v:.2f}" if isinstance(v, float) else "–" if v is None else f"{v}" for v in r.values()] for r in rows]
+    return table(rows[0], cells, "clients")
+
+
+def _plain(shown: Table) -> str:
     text = io.StringIO()
-    Console(file=text, width=120, no_color=True).print(comparison_table(summaries))
+    Console(file=text, width=120, no_color=True).print(shown)
     return text.getvalue()
 
 
@@ -192,12 +284,12 @@ def plain_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     return made
 
 
-def _accuracies(run: Summary) -> dict[str, float | None]:
-    """By the name of their column; None what was not measured."""
+def _accuracies(run: Summary, tail: str) -> dict[str, float | None]:
+    """By the name of their column, that of the last evaluations in `tail`; None what was not measured."""
     own, shared, everyone = run["accuracy"], run.get("global_accuracy", {}), run["everyone"] or {}
     return {
         "P-acc max": own["max"],
-        "last 10": own["last10"],
+        tail: own["last10"],
         "V-acc": run.get("validation_accuracy", {}).get("last10"),
         "everyone": everyone.get("accuracy"),
         "G-acc max": shared.get("max"),
@@ -212,12 +304,12 @@ def _mib_per_round(runs: Sequence[Summary]) -> tuple[float, float]:
     return up / MIB, down / MIB
 
 
-def _spread(values: Iterable[float | None], space: str) -> str:
+def _spread(values: Iterable[float | None]) -> str:
     """Mean and standard deviation of those that were measured."""
     measured = [value for value in values if value is not None]
     if not measured:
         return "–"
-    return f"{mean(measured):.2f}" + (f"{space}±{space}{stdev(measured):.2f}" if len(measured) > 1 else "")
+    return f"{mean(measured):.2f}" + (f" ± {stdev(measured):.2f}" if len(measured) > 1 else "")
 
 
 def _size(mib: float) -> str:

@@ -1,0 +1,231 @@
+"""Looking at what is kept, and taking models out of it, without the data and after they were moved."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import pfedlms
+from pfedlms.cli import main
+from pfedlms.data import sources
+from pfedlms.errors import UsageError
+from pfedlms.experiment.play import Progress
+
+SMALL: dict[str, Any] = {
+    "rounds": 3, "clients": 5, "hidden": 12, "local_steps": 2, "batch_size": 8, "threads": 1, "progress": False
+}  # fmt: skip
+
+
+def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
+
+
+def load(file: Path) -> dict[str, torch.Tensor]:
+    return dict(torch.load(file, weights_only=True))
+
+
+@pytest.fixture
+def no_data(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From when it is called on, no data set can be read."""
+
+    def gone(name: str, directory: Any = None) -> Any:
+        raise pfedlms.errors.DataError(f"{name}: gone")
+
+    return lambda: monkeypatch.setattr("pfedlms.experiment.prepare.load_dataset", gone)
+
+
+@pytest.mark.parametrize("method", ["local", "fedavg", "pfedlms", "sketchvote", "fedproto"])
+def test_export_needs_no_data(method: str, tmp_path: Path, no_data: Callable[[], None]) -> None:
+    result = pfedlms.run(method=method, out=tmp_path / "r", **SMALL)
+    models = result.models
+    no_data()
+    assert main(["export", str(tmp_path / "r"), "--client", "3", "-o", str(tmp_path / "m.pt")]) == 0
+    assert same(load(tmp_path / "m.pt"), models[3])
+    assert main(["export", str(tmp_path / "r"), "--all", str(tmp_path / "all")]) == 0
+    assert sorted(file.name for file in (tmp_path / "all").iterdir()) == [f"client-{k}.pt" for k in range(5)]
+    assert all(same(load(tmp_path / "all" / f"client-{k}.pt"), models[k]) for k in range(5))
+
+
+def batch_norm() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "sketchvote", "eden", "zsign"])
+@pytest.mark.parametrize("participation", [1.0, 0.6])
+def test_the_shared_model_is_the_one_whose_accuracy_was_measured(
+    method: str, participation: float, tmp_path: Path, no_data: Callable[[], None]
+) -> None:
+    """G-acc of the last round's participants, by PyTorch; there are no running statistics."""
+    result = pfedlms.run(method=method, participation=participation, out=tmp_path / "r", **SMALL)
+    data, last = result.federation.data, result.metrics[-1]
+    no_data()
+    assert main(["export", str(tmp_path / "r"), "--global", "-o", str(tmp_path / "w.pt")]) == 0
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))
+    module.load_state_dict(load(tmp_path / "w.pt"))
+    held = np.concatenate([data.test[client] for client in last.get("clients", range(5))])
+    with torch.no_grad():
+        right = module(data.x[held]).argmax(dim=1) == data.y[held]
+    assert 100 * float(right.double().mean()) == pytest.approx(last["g_acc"])
+
+
+def test_running_statistics_of_the_shared_model_are_the_mean(tmp_path: Path) -> None:
+    result = pfedlms.run(model=batch_norm, method="fedavg", out=tmp_path / "r", **{**SMALL, "hidden": 256})
+    pfedlms.export(tmp_path / "r", tmp_path / "w.pt", shared=True, model=batch_norm)
+    means = torch.stack([model["2.running_mean"] for model in result.models]).mean(dim=0)
+    torch.testing.assert_close(load(tmp_path / "w.pt")["2.running_mean"], means)
+    with pytest.raises(UsageError, match=r"model was given in Python; use pfedlms\.export\("):
+        pfedlms.export(tmp_path / "r", tmp_path / "w.pt", shared=True)
+
+
+@pytest.mark.filterwarnings("always")  # the command line says them
+@pytest.mark.parametrize("method", ["local", "fedavg", "pfedlms", "sketchvote"])
+def test_who_took_no_part_is_exported_trained_with_data_and_as_it_is_without(
+    method: str, tmp_path: Path, no_data: Callable[[], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = pfedlms.run(method=method, participation=0.4, out=tmp_path / "r", **SMALL)
+    here = result.federation.present_ids
+    away = next(k for k in range(5) if k not in here)
+    models = result.models
+    command = ["export", str(tmp_path / "r"), "-o", str(tmp_path / "m.pt"), "--client"]
+    assert main([*command, str(away)]) == 0
+    assert same(load(tmp_path / "m.pt"), models[away])
+    if method == "fedavg":
+        pfedlms.export(tmp_path / "r", tmp_path / "w.pt", shared=True)
+    no_data()
+    capsys.readouterr()
+    assert main([*command, str(here[0])]) == 0
+    assert same(load(tmp_path / "m.pt"), models[here[0]])
+    assert "warning" not in capsys.readouterr().err
+    assert main([*command, str(away)]) == 0
+    assert f"client {away} took no part in the last round, and its data are not here" in capsys.readouterr().err
+    kept = load(tmp_path / "m.pt")
+    assert not same(kept, models[away])
+    if method == "fedavg":
+        assert same(kept, load(tmp_path / "w.pt"))
+
+
+def test_export_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pfedlms.compare(methods="local,pfedlms", seeds=1, out=tmp_path / "c", **SMALL)
+    wrong = {
+        ("--client", "0", "-o", "m.pt"): "holds 2 runs; export one of them: ",
+        (): "say which model: --client K or --global",
+        ("--global",): "say where to write with -o FILE",
+    }
+    for arguments, message in wrong.items():
+        assert main(["export", str(tmp_path / "c"), *arguments]) == 2
+        assert message in capsys.readouterr().err
+    run = str(tmp_path / "c" / "pfedlms-seed0")
+    assert main(["export", run, "--global", "-o", str(tmp_path / "m.pt")]) == 2
+    assert "pfedlms has no shared model" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["export", run, "--global", "--client", "0", "-o", "m.pt"])
+
+
+def idx(*shape: int) -> bytes:
+    values = bytes(i % 10 for i in range(torch.Size(shape).numel()))
+    return bytes((0, 0, 8, len(shape))) + struct.pack(f">{len(shape)}I", *shape) + values
+
+
+@pytest.mark.filterwarnings("always")
+def test_data_that_were_moved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """resume, export and show with --data-dir, of a run and of a comparison."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    for part in ("train", "t10k"):
+        for kind, content in (("images-idx3", idx(40, 28, 28)), ("labels-idx1", idx(40))):
+            (old / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(content))
+    options = ["--dataset", "mnist", "--data-dir", str(old), "--clients", "4", "--rounds", "2", "--local-steps", "1",
+               "--participation", "0.5", "--set", "model.hidden=4", "--quiet"]  # fmt: skip
+    assert main(["run", "--method", "fedavg", *options, "--out", str(tmp_path / "r")]) == 0
+    assert main(["compare", "--methods", "fedavg,local", "--seeds", "1", *options, "--out", str(tmp_path / "c")]) == 0
+    whole = json.loads((tmp_path / "c" / "local-seed0" / "summary.json").read_text())
+    shutil.move(old, new)
+    for name in ("r", "c/local-seed0"):
+        for file in ("checkpoint.pt", "metrics.jsonl", "summary.json"):
+            (tmp_path / name / file).unlink()
+    for name in ("r", "c"):
+        assert main(["resume", str(tmp_path / name), "--quiet"]) == 2
+        assert main(["resume", str(tmp_path / name), "--quiet", "--data-dir", str(new)]) == 0
+    again = json.loads((tmp_path / "c" / "local-seed0" / "summary.json").read_text())
+    assert {**again, "seconds": 0} == {**whole, "seconds": 0}
+    capsys.readouterr()
+    export = ["export", str(tmp_path / "r"), "--all", str(tmp_path / "all"), "--data-dir", str(new)]
+    assert main(export) == 0
+    assert "warning" not in capsys.readouterr().err
+    assert main(export[:-2]) == 0
+    assert "2 of 4 clients took no part" in capsys.readouterr().err
+    assert main(["show", str(tmp_path / "r"), "--clients", "--data-dir", str(new)]) == 0
+
+
+def test_show_prints_a_run_again_with_its_clients(
+    tmp_path: Path, no_data: Callable[[], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = pfedlms.run(method="fedavg", participation=0.4, out=tmp_path / "r", **SMALL)
+    no_data()
+    before = {file: file.read_bytes() for file in (tmp_path / "r").iterdir()}
+    assert main(["show", str(tmp_path / "r"), "--clients"]) == 0
+    shown = capsys.readouterr()
+    rows = [line.split() for line in shown.out.split("train samples")[1].splitlines() if line.split()[1:]]
+    everyone = result.summary["everyone"]["client_acc"]
+    samples = result.federation.data.samples
+    assert rows[-5:] == [[str(k), str(samples[k]), f"{everyone[k]:.2f}"] for k in range(5)]
+    assert shown.err == ""
+    assert main(["show", str(tmp_path / "r"), "--clients", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [row["P-acc"] for row in document.pop("per_client")] == everyone
+    assert document == {**result.summary, "directory": str(tmp_path / "r")}
+    assert before == {file: file.read_bytes() for file in (tmp_path / "r").iterdir()}
+
+
+class Crash(Exception):
+    pass
+
+
+class Crashing(Progress):
+    def evaluated(self, config: Any, record: Any) -> None:
+        if config.method == "fedavg" and record["round"] == 2:
+            raise Crash
+
+
+def test_show_tells_what_a_killed_process_had_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also in a comparison, and before the first checkpoint."""
+    options = {**SMALL, "progress": Crashing()}
+    with pytest.raises(Crash):
+        pfedlms.compare(methods="local,fedavg,pfedlms", seeds=1, out=tmp_path / "c", **options)
+    whole = pfedlms.run(method="fedavg", **{**SMALL, "rounds": 2}).summary
+    assert main(["show", str(tmp_path / "c" / "fedavg-seed0"), "--json"]) == 0
+    shown = capsys.readouterr()
+    summary = json.loads(shown.out)
+    assert (summary["status"], summary["rounds"], summary["evaluations"]) == ("interrupted", 2, 2)
+    for key in ("accuracy", "global_accuracy", "bytes_per_round", "total_bytes"):
+        assert summary[key] == whole[key]
+    assert f"pfedlms resume {tmp_path / 'c' / 'fedavg-seed0'}" in shown.err
+    assert main(["show", str(tmp_path / "c")]) == 0
+    shown = capsys.readouterr()
+    assert "local" in shown.out
+    assert "fedavg (interrupted)" in " ".join(shown.out.split())
+    assert "pfedlms " not in shown.out
+    assert f"pfedlms resume {tmp_path / 'c'}" in shown.err
+
+
+@pytest.mark.parametrize("name", ["none", "."])
+def test_show_of_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["show", name]) == 2
+
+
+def test_sources_are_where_prepare_looks_for_them() -> None:
+    """What `no_data` replaces is what reads data sets."""
+    from pfedlms.experiment import prepare
+
+    assert prepare.load_dataset is sources.load_dataset

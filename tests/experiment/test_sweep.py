@@ -1,0 +1,152 @@
+"""Sweeps: every combination, scored as by hand, the best, its edges, and going on after an interruption."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pfedlms
+from pfedlms.cli import main
+from pfedlms.errors import ConfigError
+from pfedlms.experiment.play import Progress
+from pfedlms.experiment.sweep import resume_sweep
+from pfedlms.experiment.watch import Callback
+
+SMALL: dict[str, Any] = {
+    "rounds": 3, "clients": 4, "hidden": 12, "local_steps": 2, "batch_size": 8, "threads": 1, "progress": False
+}  # fmt: skip
+OPTIONS = [
+    "--rounds", "3", "--clients", "4", "--local-steps", "2", "--batch-size", "8",
+    "--set", "model.hidden=12", "--set", "run.threads=1",
+]  # fmt: skip
+
+
+def test_every_combination_is_run_and_the_best_is_the_best() -> None:
+    rates = [0.001, 0.5]
+    done = pfedlms.sweep(method="fedavg", learning_rate=rates, momentum=(0.0, 0.5), seeds=2, validation=0.25, **SMALL)
+    assert [cell["settings"] for cell in done.cells] == [
+        {"train.learning_rate": rate, "train.momentum": momentum} for rate in rates for momentum in (0.0, 0.5)
+    ]
+    scores = {}
+    for cell in done.cells:
+        chosen = {key.partition(".")[2]: value for key, value in cell["settings"].items()}
+        alone = [
+            pfedlms.run(method="fedavg", validation=0.25, seed=s, **chosen, **SMALL).validation_accuracy for s in (0, 1)
+        ]
+        scores[cell["name"]] = np.mean([value for value in alone if value is not None])
+        assert cell["score"] == pytest.approx(scores[cell["name"]])
+    assert done.best is not None
+    assert done.best["name"] == max(scores, key=lambda name: scores[name])
+    assert "best" in str(done)
+
+
+def test_an_edge_is_told_for_three_numbers_or_more() -> None:
+    """The middle of three rates is best by far; of two, one always lies at an end."""
+    with pytest.warns(UserWarning, match=r"the best train\.learning_rate is 0\.2, the largest tried; try larger"):
+        pfedlms.sweep(method="local", learning_rate=[1e-5, 1e-4, 0.2], validation=0.2, **SMALL)
+    with pytest.warns(UserWarning, match=r"is 0\.2, the smallest tried; try smaller"):
+        pfedlms.sweep(method="local", learning_rate=[0.2, 400.0, 500.0], validation=0.2, **SMALL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pfedlms.sweep(method="local", learning_rate=[1e-5, 0.2], validation=0.2, **SMALL)
+        pfedlms.sweep(method="local", learning_rate=[1e-5, 0.2, 400.0], validation=0.2, **SMALL)
+        pfedlms.sweep(method="zsign", downlink=["model", "sum"], validation=0.2, **SMALL)
+
+
+def test_choosing_on_test_samples_is_said() -> None:
+    with pytest.warns(UserWarning, match=r"chosen by p_acc on test samples.*data\.validation"):
+        done = pfedlms.sweep(method="local", learning_rate=np.array([0.1, 0.2]), **SMALL)
+    assert done.by == "p_acc"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"by": "v_acc", "learning_rate": [0.1, 0.2]}, "--by: got v_acc, but data.validation is 0"),
+        ({"by": "acc", "learning_rate": [0.1, 0.2]}, "--by: got 'acc', expected one of: v_acc, p_acc, g_acc"),
+        ({"by": "g_acc", "learning_rate": [0.1, 0.2]}, "local has no shared model"),
+        ({}, "got no setting with several values"),
+        ({"learning_rate": []}, "got no setting with several values"),
+        ({"learning_rate": [0.1, 0.1]}, "expected every value once"),
+        ({"learning_rate": [0.1, -1]}, "train.learning_rate: got -1"),
+        ({"learning_rate": [0.1, 0.2], "seeds": 0}, "--seeds: got 0"),
+        ({"seed": [1, 2]}, "--seeds N says how many"),
+        ({"learning_rat": [0.1, 0.2]}, "did you mean learning_rate"),
+    ],
+)
+def test_wrong_sweeps_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        pfedlms.sweep(method="local", **options, **SMALL)
+    assert message in str(caught.value)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    out, picture = tmp_path / "s", tmp_path / "s.png"
+    command = ["sweep", "--method", "pfedlms", "--set", "method.ratio=.2,.3", "--set", "pfedlms.thresholds=1,3",
+               "--learning-rate", ".001,.1", "--validation", ".2", *OPTIONS, "--out", str(out)]  # fmt: skip
+    assert main([*command, "--plot", str(picture), "--quiet"]) == 0
+    shown = capsys.readouterr()
+    rows = [line for line in shown.out.splitlines() if re.match(r" (best)? +0\.[23] +[13] ", line)]
+    assert len(rows) == 8
+    assert sum("best" in row for row in rows) == 1
+    assert max(map(len, shown.out.splitlines())) <= 80
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert main(["resume", str(out), "--json", "--quiet"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["axes"] == {
+        "method.ratio": [0.2, 0.3],
+        "method.thresholds": [1, 3],
+        "train.learning_rate": [0.001, 0.1],
+    }
+    assert document["by"] == "v_acc"
+    assert f"best by v_acc: {document['best']['name']}" in shown.err
+    stored = json.loads((out / "results.json").read_text())
+    assert [set(row["settings"]) for row in stored["runs"]] == [set(document["axes"])] * 8
+    scores = [row["validation_accuracy"]["last10"] for row in stored["runs"]]
+    assert document["best"]["score"] == max(scores)
+    assert main(["show", str(out)]) == 0
+    assert capsys.readouterr().out == shown.out
+    assert main([*command]) == 2
+    assert f"{out}: holds runs already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "train.learning_rate=.1,x"], "train.learning_rate: got 'x', expected a number"),
+        (["--set", "method.ratio=.1"], "got no setting with several values"),
+        (["--method", "local,fedavg", "--learning-rate", ".1,.2"], "a sweep is of one method"),
+        (["--set", "train.learnig_rate=.1,.2", "--alpha", "1,2"], "did you mean learning_rate"),
+        (["--learning-rate", ".1,.2", "--by", "v_acc"], "data.validation is 0"),
+    ],
+)
+def test_wrong_commands(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+class Pressing(Callback):
+    def on_evaluation(self, run: Any, record: Any) -> None:
+        if (run.name, record["round"]) == ("learning_rate=0.2 seed 0", 2):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_a_sweep_goes_on_after_ctrl_c(tmp_path: Path) -> None:
+    options = {"method": "local", "learning_rate": [0.01, 0.2, 400.0], "validation": 0.2, **SMALL}
+    stopped = pfedlms.sweep(out=tmp_path / "s", callbacks=[Pressing()], **options)
+    assert stopped.interrupted
+    assert [run["rounds"] for run in stopped.runs] == [3, 2]
+    resumed = resume_sweep(tmp_path / "s", None, None, Progress())
+    whole = pfedlms.sweep(**options)
+    assert resumed.best is not None
+    assert whole.best is not None
+    assert [cell["score"] for cell in resumed.cells] == [cell["score"] for cell in whole.cells]
+    assert resumed.best["name"] == whole.best["name"]

@@ -1,0 +1,211 @@
+"""Variants of a method in one comparison, whose a setting is, and what a comparison leaves behind."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import pfedlms
+from pfedlms.cli import main
+from pfedlms.errors import ConfigError, StorageError, UsageError
+from pfedlms.experiment import store, study
+from pfedlms.experiment.compare import plan
+
+SMALL: dict[str, Any] = {
+    "rounds": 2, "clients": 4, "hidden": 12, "local_steps": 2, "batch_size": 8, "threads": 1, "progress": False
+}  # fmt: skip
+OPTIONS = [
+    "--rounds", "2", "--clients", "4", "--local-steps", "2", "--batch-size", "8",
+    "--set", "model.hidden=12", "--set", "run.threads=1",
+]  # fmt: skip
+
+
+def planned(methods: Any, overrides: dict[str, Any] | None = None, file: Path | None = None) -> dict[str, Any]:
+    return {each.name: each.config for each in plan(file, overrides or {}, methods, 1)}
+
+
+@pytest.mark.parametrize(
+    "methods",
+    [
+        "pfedlms, pfedlms:thresholds=1 ,fedavg:server_step=2:learning_rate=.05",
+        ["pfedlms", "pfedlms:thresholds=1", "fedavg:server_step=2:learning_rate=.05"],
+        ("pfedlms", "pfedlms:thresholds=1,fedavg:server_step=2:train.learning_rate=.05"),
+        iter(["pfedlms", ("pfedlms", {"thresholds": 1}), ["fedavg", {"server_step": 2, "learning_rate": 0.05}]]),
+    ],
+)
+def test_a_variant_has_a_name_and_settings_of_its_own(methods: Any) -> None:
+    configs = planned(methods, {"method": {"thresholds": 3}, "train": {"learning_rate": 0.2}})
+    first, second, third = configs.values()
+    assert [first.method, second.method, third.method] == ["pfedlms", "pfedlms", "fedavg"]
+    assert (first.settings.thresholds, second.settings.thresholds) == (3, 1)  # its own comes on top of what all have
+    assert third.settings.server_step == 2.0
+    assert [config.train.learning_rate for config in configs.values()] == [0.2, 0.2, 0.05]
+    assert list(configs)[:2] == ["pfedlms", "pfedlms:thresholds=1"]
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        ([], "--methods: got none"),
+        (",", "--methods: got none"),
+        (3, "--methods: got 3, expected methods like"),
+        ({"pfedlms": {"ratio": 0.5}}, "expected methods like"),
+        (b"pfedlms", "expected methods like"),
+        (["sketchvote", {"ratio": 0.5}], "--methods: got {'ratio': 0.5}, expected methods like"),
+        (["sketchvote", None], "--methods: got None"),
+        ("pfedlms:thresholds", "got 'pfedlms:thresholds', expected pfedlms:key=value"),
+        ("pfedlms:treshold=1", "did you mean thresholds"),
+        ("pfedlms:rounds=7", "rounds is no setting that pfedlms can have alone"),
+        ("pfedlms:thresholds=0", "method.thresholds: got 0"),
+        ("pfedlms:thresholds=x", "method.thresholds: got 'x', expected a whole number"),
+        ("pfedlsm:thresholds=1", "did you mean pfedlms"),
+        ("local,pfedlms,local", "expected every method once"),
+    ],
+)
+def test_what_is_no_variant_gets_a_readable_message(methods: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        pfedlms.compare(methods=methods, **SMALL)
+    assert message in str(caught.value)
+
+
+def test_a_setting_of_several_methods_must_say_whose_it_is(tmp_path: Path) -> None:
+    methods = "local,pfedlms,pfed1bs"
+    with pytest.raises(
+        ConfigError, match=r"method\.strength: pfedlms and pfed1bs have it.*--set pfedlms\.strength=0\.2"
+    ):
+        planned(methods, {"method": {"strength": 0.2}})
+    with pytest.raises(ConfigError, match="have it"):
+        pfedlms.compare(methods=methods, strength=0.2, **SMALL)
+    named = planned(methods, {"pfedlms": {"strength": 0.2}})
+    assert named["pfedlms"].settings.strength == 0.2
+    assert named["pfed1bs"].settings.strength == planned("pfed1bs")["pfed1bs"].settings.strength != 0.2
+    assert (
+        planned("pfedlms,pfedlms:ratio=.2", {"method": {"strength": 0.2}})["pfedlms:ratio=.2"].settings.strength == 0.2
+    )
+    with pytest.raises(ConfigError, match=r"\[stc\]: not among the methods compared"):
+        planned(methods, {"stc": {"sparsity": 0.1}})
+    file = tmp_path / "one.toml"
+    file.write_text('[method]\nname = "pfedlms"\nstrength = 0.3\n[pfed1bs]\nstrength = 0.4\n')
+    filed = planned(methods, file=file)  # a file that names a method means that one
+    assert (filed["pfedlms"].settings.strength, filed["pfed1bs"].settings.strength) == (0.3, 0.4)
+
+
+def test_the_methods_own_section_on_the_command_line_and_in_python(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["run", "--dry-run", "--json", "--method", "pfedlms", *OPTIONS]
+    assert main([*command, "--set", "pfedlms.thresholds=3"]) == 0
+    assert json.loads(capsys.readouterr().out)["config"]["method"]["thresholds"] == 3
+    assert main([*command, "--set", "fedavg.server_step=3"]) == 2
+    assert "[fedavg]" in capsys.readouterr().err
+    runs = pfedlms.compare(methods="pfedlms,pfed1bs", seeds=1, pfedlms={"thresholds": 1}, **SMALL).results
+    assert runs[0].config.settings.thresholds == 1
+
+
+def test_variants_have_rows_folders_and_results_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "c"
+    methods = "pfedlms,pfedlms:thresholds=1,fedavg:server_step=2"
+    assert main(["compare", "--methods", methods, "--seeds", "2", *OPTIONS, "--out", str(out), "--json"]) == 0
+    shown = capsys.readouterr()
+    runs = json.loads(shown.out)["runs"]
+    assert [run["name"] for run in runs] == [name for name in methods.split(",") for _ in range(2)]
+    assert "pfedlms:thresholds=1 seed 1: 2 rounds on digits" in shown.err
+    sent = {run["name"]: run["total_bytes"] for run in runs}
+    assert 0 < sent["pfedlms:thresholds=1"] < sent["pfedlms"] < sent["fedavg:server_step=2"]
+    folders = [Path(run["directory"]) for run in runs]
+    assert folders[2] == out / "pfedlms-thresholds=1-seed0"
+    for run, folder in zip(runs, folders, strict=True):
+        stored = json.loads((folder / "summary.json").read_text())
+        assert {**stored, "name": run["name"], "directory": run["directory"]} == run
+
+    document = json.loads((out / "results.json").read_text())
+    assert document["settings"]["data.clients"] == 4
+    assert "method.thresholds" not in document["settings"]
+    assert [row["settings"].get("method.thresholds") for row in document["runs"]] == [7, 7, 1, 1, None, None]
+    assert [row["directory"] for row in document["runs"]] == [folder.name for folder in folders]
+    with open(out / "results.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["method.server_step"] for row in rows] == ["", "", "", "", "2.0", "2.0"]
+    for row, run in zip(rows, runs, strict=True):
+        assert (row["name"], int(row["seed"]), int(row["total_bytes"])) == (
+            run["name"],
+            run["seed"],
+            run["total_bytes"],
+        )
+        assert float(row["p_acc_last10"]) == run["accuracy"]["last10"]
+        assert row["v_acc_max"] == ""
+
+
+def test_a_plot_has_a_line_a_variant(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "p.svg"
+    compare = ["compare", "--methods", "pfedlms,pfedlms:thresholds=1", "--seeds", "1", *OPTIONS, "--quiet"]
+    assert main([*compare, "--out", str(tmp_path / "c"), "--plot", str(picture)]) == 0
+    assert "<!-- pfedlms:thresholds=1 -->" in picture.read_text()
+
+
+def test_results_come_with_metrics_and_models(tmp_path: Path) -> None:
+    """From memory and from a folder the same, and those of a run alone."""
+    alone = pfedlms.run(method="fedavg", participation=0.5, seed=1, **SMALL)
+    options = {**SMALL, "participation": 0.5}
+    for out in (None, tmp_path / "c"):
+        comparison = pfedlms.compare(methods="local,fedavg", seeds=2, out=out, **options)
+        last = comparison.results[-1]
+        assert (last.name, last.config.run.seed) == ("fedavg", 1)
+        assert [r["client_acc"] for r in last.metrics] == [r["client_acc"] for r in alone.metrics]
+        for ours, theirs in zip(last.models, alone.models, strict=True):
+            assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
+def test_models_that_would_fill_the_memory_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study, "_KEPT_BYTES", 1000)
+    comparison = pfedlms.compare(methods="local", seeds=1, **SMALL)
+    assert comparison.results[0].metrics
+    with pytest.raises(UsageError, match="give out=DIR"):
+        _ = comparison.results[0].models
+
+
+def test_results_are_written_after_every_run(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    class Counting(pfedlms.Callback):
+        def on_round(self, run: Any, record: Any) -> None:
+            file = tmp_path / "c" / "results.json"
+            if record["round"] == 1:
+                seen.append(len(json.loads(file.read_text())["runs"]) if file.exists() else 0)
+
+    pfedlms.compare(methods="local,fedavg", seeds=2, out=tmp_path / "c", callbacks=[Counting()], **SMALL)
+    assert seen == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("file", ["checkpoint.pt", "results.csv"])
+def test_a_full_disk_is_told_as_one_and_names_the_comparison(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Met by PyTorch's own writer, which has other words for it, and by the last file."""
+    out = tmp_path / "c"
+    write = store._RawFile.write
+
+    def full(self: Any, data: Any) -> int:
+        if file in str(self.name) and "fedavg-seed1" in str(self.name) + "fedavg-seed1" * (file == "results.csv"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(self, data)
+
+    monkeypatch.setattr(store._RawFile, "write", full)
+    with pytest.raises(StorageError, match=rf"cannot write \(No space left on device\); .* resume {out}`"):
+        pfedlms.compare(methods="fedavg", seeds=2, out=out, **SMALL)
+    monkeypatch.undo()
+    assert main(["resume", str(out), "--quiet"]) == 0
+    assert not list(out.rglob("*.tmp"))
+    assert len(json.loads((out / "results.json").read_text())["runs"]) == 2
+
+
+def test_numbers_of_numpy_are_settings() -> None:
+    assert pfedlms.compare(methods=[("fedavg", {"server_step": np.float64(2)})], seeds=1, **SMALL).runs
