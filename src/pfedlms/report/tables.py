@@ -81,10 +81,10 @@ def comparison_table(summaries: Sequence[Summary]) -> Table:
     share = f", {100 * first['participation']:g} % a round" if first["participation"] < 1 else ""
     share += ", messages lost" if "unheard" in first else ""
     title = f"{first['dataset']} · {size} · {first['clients']} clients{share} · {first['rounds']} rounds"
-    explained = "; ".join(text for column, text in _EXPLAINED.items() if column in accuracies)
-    caption = _CAPTION.format(over, explained, " and catching up" * sampled)
     columns, rows, gap = fitted(columns, rows, tight=sampled or validated, optional=("G-acc max", "s"))
-    return table(columns, rows, title, caption, gap)
+    explained = "; ".join(text for column, text in _EXPLAINED.items() if column in columns)
+    caption = _CAPTION.format(over, explained, " and catching up" * sampled) + "; s: seconds a run" * ("s" in columns)
+    return table(columns, rows, title, f"{caption}.", gap)
 
 
 def fitted(
@@ -132,7 +132,7 @@ _EXPLAINED = {
 }
 _CAPTION = (
     "Accuracy in %, ± over seeds: maximum, and mean of {}. {}. MiB a round of all participants, "
-    "framing{} included; fewer: how many times fewer bytes than FedAvg; s: seconds a run."
+    "framing{} included; fewer: how many times fewer bytes than FedAvg"
 )
 
 
