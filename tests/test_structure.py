@@ -98,7 +98,7 @@ def test_a_method_knows_no_engine_flower_or_triton(file: Path) -> None:
 def test_public_names_are_pinned() -> None:
     assert sorted(pfedlms.__all__) == [
         "Callback", "Comparison", "Config", "PfedlmsError", "Result", "RunInfo", "Sweep", "__version__", "compare",
-        "export", "load_config", "load_dataset", "resume", "run", "sweep",
+        "export", "load_config", "load_dataset", "resume", "resume_study", "run", "sweep",
     ]  # fmt: skip
     assert all(hasattr(pfedlms, name) for name in pfedlms.__all__)
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         export,
         load_config,
         resume,
+        resume_study,
         run,
         sweep,
     )
@@ -45,6 +46,7 @@ __all__ = [
     "load_config",
     "load_dataset",
     "resume",
+    "resume_study",
     "run",
     "sweep",
 ]

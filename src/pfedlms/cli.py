@@ -377,16 +377,14 @@ def _sweep(options: argparse.Namespace) -> int:
 
 
 def _resume(options: argparse.Namespace) -> int:
-    from pfedlms.experiment.compare import resume_comparison
     from pfedlms.experiment.run import resume
+    from pfedlms.experiment.studies import resume_study
     from pfedlms.experiment.study import manifest_of
-    from pfedlms.experiment.sweep import resume_sweep
 
-    out, manifest = options.directory, manifest_of(options.directory)
-    if manifest is not None:
-        go_on = resume_sweep if manifest.name == "sweep.json" else resume_comparison
+    out = options.directory
+    if manifest_of(out) is not None:
         with _progress(options) as progress:
-            done = go_on(out, None, None, progress, options.data_dir)
+            done = resume_study(out, progress=progress, data_dir=options.data_dir)
         return _report_study(options, done)
     with _progress(options) as progress:
         result = resume(out, progress=progress, data_dir=options.data_dir)

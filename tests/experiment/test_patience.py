@@ -262,7 +262,7 @@ def test_a_run_that_stopped_early_is_shown_and_left_alone(tmp_path: Path, capsys
         summary = json.loads((out / "summary.json").read_text())
         assert main(["resume", str(out), "--json"]) == 0
         shown = capsys.readouterr()
-        assert json.loads(shown.out) == summary
+        assert json.loads(shown.out) == {**summary, "directory": str(out)}
         early = "stopped early after 4 rounds: V-acc was highest in round 2, 60.00 %; see best.pt"
         assert (early in shown.err) == (number == 0)
         after = {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in out.iterdir()}

@@ -14,9 +14,7 @@ import pytest
 
 import pfedlms
 from pfedlms.cli import main
-from pfedlms.errors import ConfigError
-from pfedlms.experiment.play import Progress
-from pfedlms.experiment.sweep import resume_sweep
+from pfedlms.errors import ConfigError, RunDirectoryError
 from pfedlms.experiment.watch import Callback
 
 SMALL: dict[str, Any] = {
@@ -144,7 +142,9 @@ def test_a_sweep_goes_on_after_ctrl_c(tmp_path: Path) -> None:
     stopped = pfedlms.sweep(out=tmp_path / "s", callbacks=[Pressing()], **options)
     assert stopped.interrupted
     assert [run["rounds"] for run in stopped.runs] == [3, 2]
-    resumed = resume_sweep(tmp_path / "s", None, None, Progress())
+    with pytest.raises(RunDirectoryError, match=r"it holds several; pfedlms\.resume_study"):
+        pfedlms.resume(tmp_path / "s")
+    resumed = pfedlms.resume_study(tmp_path / "s")
     whole = pfedlms.sweep(**options)
     assert resumed.best is not None
     assert whole.best is not None

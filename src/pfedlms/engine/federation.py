@@ -232,12 +232,19 @@ class Federation:
         here = set(self._clients.present_ids)
         for group in self._clients.groups([k for k in range(self.data.clients) if k not in here]):
             if client is None or client in group:
-                yield self._as_if_here(group, trains)
+                yield self._as_if_here(group) if trains else self._as_if_told(group)
 
     @own_threads()
-    def _as_if_here(self, ids: tuple[int, ...], trains: bool) -> Cohort:
-        """Copies of clients that took no part in the last phase, after what they would have heard and, if `trains`,
-        done in it."""
+    def _as_if_here(self, ids: tuple[int, ...]) -> Cohort:
+        """Copies of clients that took no part in the last phase, after what they would have heard and done in it."""
+        cohort = self._as_if_told(ids)
+        if not self._clients.present:
+            return cohort
+        objective = self.method.objective(cohort, self.rounds_played - 1) if self.rounds_played else Objective()
+        return self._worker.train(cohort, objective, self.rounds_played)[0]
+
+    def _as_if_told(self, ids: tuple[int, ...]) -> Cohort:
+        """Copies of clients that took no part in the last phase, after what they would have heard in it."""
         (cohort,) = self._clients.take(ids, self._clients.present)
         if not self._clients.present:
             return cohort  # nobody has trained yet
@@ -247,10 +254,7 @@ class Federation:
             cohort = self._caught_up(cohort, channel, self._before) or cohort
         for exchange, answer in zip(self.method.exchanges, self._last, strict=False):
             (cohort,) = channel.tell(exchange, answer, [cohort])
-        if not trains:
-            return cohort
-        objective = self.method.objective(cohort, round) if self.rounds_played else Objective()
-        return self._worker.train(cohort, objective, self.rounds_played)[0]
+        return cohort
 
     def _train(self, cohorts: Sequence[Cohort], phase: int) -> float:
         """Local steps of these cohorts, who are present after that; the mean of their losses, weighted by samples."""

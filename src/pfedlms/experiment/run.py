@@ -115,7 +115,9 @@ def open_run(directory: str | Path, data_dir: str | None = None) -> tuple[RunDir
     """A run's folder and configuration, with the data in `data_dir` if that is given."""
     stored = RunDirectory(Path(directory))
     if not stored.config.is_file():
-        raise RunDirectoryError(f"{stored.path}: no run here (config.toml is missing)")
+        several = any((stored.path / name).is_file() for name in ("compare.json", "sweep.json"))
+        remedy = f"it holds several; pfedlms.resume_study({str(directory)!r}) goes on with all" if several else ""
+        raise RunDirectoryError(f"{stored.path}: no run here ({remedy or 'config.toml is missing'})")
     moved = {"data": {"dir": str(data_dir)}} if data_dir else {}
     return stored, load_config(stored.config, moved, schema_errors="run directory")
 

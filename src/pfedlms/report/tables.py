@@ -83,11 +83,12 @@ def comparison_table(summaries: Sequence[Summary]) -> Table:
     early = "up to " * any(run.get("stopped_early") for run in summaries)
     rounds = f"{early}{max(run['rounds'] for run in summaries) if early else first['rounds']} rounds"
     title = f"{first['dataset']} · {size} · {first['clients']} clients{share} · {rounds}"
-    explained = "; ".join(text for column, text in _EXPLAINED.items() if column in accuracies)
+    columns, rows, gap = fitted(columns, rows, tight=sampled or validated, optional=("G-acc max", "s"))
+    explained = "; ".join(text for column, text in _EXPLAINED.items() if column in columns)
     measured = f"{first['metric']}, the higher the better" if "metric" in first else "Accuracy in %"
     caption = _CAPTION.format(measured, over, explained, " and catching up" * sampled)
-    columns, rows, gap = fitted(columns, rows, tight=sampled or validated, optional=("G-acc max", "s"))
-    return table(columns, rows, title, caption, gap)
+    caption += "; s: seconds a run" * ("s" in columns)
+    return table(columns, rows, title, f"{caption}.", gap)
 
 
 def fitted(
@@ -135,7 +136,7 @@ _EXPLAINED = {
 }
 _CAPTION = (
     "{}, ± over seeds: maximum, and mean of {}. {}. MiB a round of all participants, "
-    "framing{} included; fewer: how many times fewer bytes than FedAvg; s: seconds a run."
+    "framing{} included; fewer: how many times fewer bytes than FedAvg"
 )
 
 

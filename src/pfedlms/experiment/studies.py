@@ -1,0 +1,33 @@
+"""Going on with a study, whichever kind it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pfedlms.errors import RunDirectoryError
+from pfedlms.experiment.compare import Comparison, resume_comparison
+from pfedlms.experiment.play import Progress
+from pfedlms.experiment.prepare import ModelLike
+from pfedlms.experiment.study import manifest_of
+from pfedlms.experiment.sweep import MANIFEST, Sweep, resume_sweep
+from pfedlms.experiment.watch import watching
+
+
+def resume_study(
+    directory: str | Path,
+    data: Any = None,
+    model: ModelLike = None,
+    progress: Progress | bool | None = None,
+    callbacks: Iterable[Any] | None = None,
+    data_dir: str | None = None,
+) -> Comparison | Sweep:
+    """Go on with the comparison or sweep in `directory`; data and model are needed again where they were given in
+    Python. `data_dir` says where a data set's files are now, if they were moved."""
+    manifest = manifest_of(Path(directory))
+    if manifest is None:
+        raise RunDirectoryError(f"{directory}: no comparison or sweep here (compare.json and sweep.json are missing)")
+    go_on = resume_sweep if manifest.name == MANIFEST else resume_comparison
+    with watching(progress, callbacks) as told:
+        return go_on(Path(directory), data, model, told, data_dir)
