@@ -41,7 +41,7 @@ def no_data(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def gone(name: str, directory: Any = None) -> Any:
         raise pfedlms.errors.DataError(f"{name}: gone")
 
-    return lambda: monkeypatch.setattr("pfedlms.experiment.prepare.load_dataset", gone)
+    return lambda: monkeypatch.setattr("pfedlms.experiment.prepare.load_pool", gone)
 
 
 @pytest.mark.parametrize("method", ["local", "fedavg", "pfedlms", "sketchvote", "fedproto"])
@@ -228,4 +228,4 @@ def test_sources_are_where_prepare_looks_for_them() -> None:
     """What `no_data` replaces is what reads data sets."""
     from pfedlms.experiment import prepare
 
-    assert prepare.load_dataset is sources.load_dataset
+    assert prepare.load_pool is sources.load_pool
