@@ -51,3 +51,13 @@ def test_a_step(momentum: float, pulled: bool) -> None:
     sgd_step_(params, gradient, extra, buffer, 0.1, momentum, 1e-2)
     torch.testing.assert_close(mine[0].cpu(), params, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(mine[3].cpu(), buffer, rtol=1e-6, atol=1e-6)
+
+
+def test_a_rate_on_the_device_is_the_same_step() -> None:
+    """So that a recording can be replayed with another."""
+    given = [draw(3, 3000, seed=seed).to(DEVICE) for seed in range(4)]
+    number, tensor = ([value.clone() for value in given] for _ in range(2))
+    kernels.sgd_step_(*number, 0.1, 0.9, 1e-2)
+    kernels.sgd_step_(*tensor, torch.tensor(0.1, device=DEVICE), 0.9, 1e-2)
+    assert torch.equal(number[0], tensor[0])
+    assert torch.equal(number[3], tensor[3])

@@ -1,0 +1,119 @@
+"""Clients that run by themselves: spread over threads where their order does not matter, with the same bits."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pfedlms.backend import torch_threads
+from pfedlms.models import CohortModel
+from pfedlms.models.alone import Alone
+
+CPU, CLIENTS, BATCH = torch.device("cpu"), 5, 4
+
+
+def convolutional(*more: nn.Module) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), *more, nn.Flatten(), nn.Linear(16 * 64, 10)
+    )
+
+
+class Counting(nn.Module):
+    """Does something else in every second call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.convolution = 0, convolutional()
+
+    def forward(self, x: Tensor) -> Any:
+        self.calls += 1
+        return self.convolution(x) * (1 + self.calls % 2)
+
+
+class Uncopyable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock, self.convolution = threading.Lock(), convolutional()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.convolution(x)
+
+
+def hooked() -> nn.Module:
+    module = convolutional()
+    module[0].register_forward_hook(lambda *_: None)
+    return module
+
+
+def squares(outputs: Tensor, features: Tensor | None, labels: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    return outputs.detach().square().sum(dim=(1, 2)) / 2, [outputs], [outputs.detach()]
+
+
+def drawn(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+class Played:
+    """Losses, gradients and running statistics of a training step of all clients, `group` at a time."""
+
+    def __init__(self, module: nn.Module, group: int, threads: int) -> None:
+        self.model = CohortModel(module, CPU)
+        cohort = self.model.cohort(tuple(range(CLIENTS)), (1,) * CLIENTS, with_momentum=False)
+        params = cohort.params + 0.1 * drawn(*cohort.params.shape, seed=1)
+        x, labels = drawn(CLIENTS, BATCH, 3, 8, 8, seed=2), torch.zeros(CLIENTS, BATCH, dtype=torch.int64)
+        gradients, losses = torch.empty_like(params), []
+        with torch_threads(threads):
+            for start in range(0, CLIENTS, group):
+                rows = slice(start, start + group)
+                own = {name: value[rows] for name, value in cohort.buffers.items()}
+                losses.append(self.model.gradient(gradients[rows], params[rows], own, x[rows], labels[rows], squares))
+        self.values = [torch.cat(losses), gradients, *cohort.buffers.values()]
+
+
+def test_bits_depend_neither_on_the_grouping_nor_on_threads() -> None:
+    torch.manual_seed(0)
+    module = convolutional()
+    first = Played(module, group=1, threads=1)
+    assert first.values[1].abs().max() > 0
+    for group, threads in ((CLIENTS, 1), (CLIENTS, 2), (CLIENTS, 4), (2, 3), (1, 4)):
+        other = Played(module, group, threads)
+        assert isinstance(other.model._way, Alone)
+        assert other.model._way._spreads
+        assert all(torch.equal(*pair) for pair in zip(first.values, other.values, strict=True))
+
+
+def test_several_threads_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two clients wait for each other: with one thread alone they would wait for ever."""
+    meeting, forward = threading.Barrier(2, timeout=20), Alone.forward
+
+    def waiting(self: Alone, given: Any) -> Any:
+        meeting.wait()
+        return forward(self, given)
+
+    monkeypatch.setattr(Alone, "forward", waiting)
+    model = CohortModel(convolutional(), CPU)
+    cohort = model.cohort((0, 1), (1, 1), with_momentum=False)
+    with torch_threads(2), torch.no_grad():
+        outputs, _ = model.forward(cohort.params, cohort.buffers, drawn(2, BATCH, 3, 8, 8, seed=1), training=False)
+    assert outputs.shape == (2, BATCH, 10)
+    assert not outputs.requires_grad
+
+
+@pytest.mark.parametrize("module", [convolutional(nn.Dropout(0.5)), Counting(), hooked(), Uncopyable()])
+def test_where_the_order_matters_clients_go_one_after_another(module: nn.Module) -> None:
+    way = Played(module, CLIENTS, 2).model._way
+    assert isinstance(way, Alone)
+    assert not way._spreads
+
+
+def test_the_trial_changes_nothing_of_the_module() -> None:
+    """Neither its statistics nor the numbers drawn."""
+    module, state = convolutional(nn.Dropout(0.5)), torch.random.get_rng_state()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    Alone(CohortModel(module, CPU)._single, CPU).settled(drawn(BATCH, 3, 8, 8, seed=1))
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
