@@ -1,5 +1,5 @@
-"""A folder of images, one folder a class, and a small ResNet. The images are the embedded digits, written here; Pillow is
-needed (extra: images).
+"""A folder of images, a folder in it for each class, and a small ResNet. The images are some of the embedded digits,
+written here; Pillow is needed (extra: images).
 
 python examples/image_folder.py
 """
@@ -18,7 +18,7 @@ import pfedlms
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
-def write_images(folder: Path, count: int = 500) -> None:
+def write_images(folder: Path, count: int = 300) -> None:
     """FOLDER/two/17.png, …"""
     x, y = pfedlms.load_dataset("digits")
     pixels = np.rint(255 * (x[:, 0] - x.min()) / (x.max() - x.min())).astype(np.uint8)
@@ -45,7 +45,7 @@ class Block(nn.Module):
 def resnet() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), Block(8), nn.Conv2d(8, 16, 3, stride=2, padding=1), nn.ReLU(),
-        Block(16), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, len(NAMES)),
+        Block(16), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(64, len(NAMES)),
     )  # fmt: skip
 
 
@@ -54,8 +54,8 @@ def main() -> None:
         write_images(Path(folder))
         for method, settings in (("local", {}), ("fedavg", {}), ("sketchvote", {"ratio": 0.3})):
             result = pfedlms.run(
-                f"folder:{folder}", resnet, method=method, clients=8, alpha=1.0, rounds=20, local_steps=5, batch_size=16,
-                optimizer="adamw", learning_rate=0.01, evaluate_every=5, **settings,
+                f"folder:{folder}", resnet, method=method, clients=5, partition="iid", rounds=24, local_steps=5,
+                batch_size=16, optimizer="adamw", learning_rate=0.01, evaluate_every=6, **settings,
             )  # fmt: skip
             sent = sum(result.summary["bytes_per_round"].values()) / 2**10
             print(f"{method:10s} {result.summary['accuracy']['final']:5.1f} %   {sent:6.1f} KiB a round")

@@ -1,5 +1,5 @@
-"""Text: an embedding and an LSTM on sentences made up here. No client has seen all words, so what others know of a word
-has to reach it through a sketch.
+"""Text: an embedding and an LSTM on sentences made up here. A client has met many words seldom or never, so what others
+know of a word has to reach it through a sketch.
 
 python examples/text_classifier.py [SEEDS [ROUNDS]]
 """
@@ -57,7 +57,7 @@ def main(seeds: int = 1, rounds: int = 30) -> None:
     ids, words = token_ids(texts)
     print(
         pfedlms.compare(
-            (ids, topics), lambda: Reader(words), methods=["local", "fedavg", ("pfedlms", {"strength": 0.001}),
+            (ids, topics), lambda: Reader(words), methods=["local", "fedavg", ("pfedlms", {"strength": 0.003}),
             "sketchvote"], seeds=seeds, clients=8, alpha=1.0, rounds=rounds, local_steps=5, batch_size=16,
             optimizer="adamw", learning_rate=0.03, evaluate_every=3,
         )
