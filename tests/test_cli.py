@@ -628,3 +628,8 @@ def test_live_progress_shows_round_accuracy_bytes_and_time() -> None:
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue())
     last = shown.splitlines()[-1]
     assert re.search(r"fedavg seed 0 .*3/3 P-acc +\d+\.\d\d %  G-acc +\d+\.\d\d % 0\.\d\d MiB 0:00:\d\d", last), last
+
+
+def test_the_package_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "pfedlms", "--version"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, f"pfedlms {pfedlms.__version__}")

@@ -407,3 +407,21 @@ def test_batch_norm_with_a_batch_of_one_gets_a_remedy() -> None:
         pfedlms.run(classes(), normalised, **settings)
     grouped = nn.Sequential(nn.Linear(FEATURES, 8), nn.GroupNorm(2, 8), nn.Linear(8, 3))
     assert pfedlms.run(classes(), grouped, **settings).accuracy > 0
+
+
+@pytest.mark.filterwarnings("ignore:chosen by p_acc")
+@pytest.mark.parametrize("kind", ["compare", "sweep"])
+def test_an_interrupted_study_with_a_loss_of_its_own_goes_on(kind: str, tmp_path: Path) -> None:
+    chosen: dict[str, Any] = {**QUICK, "rounds": 4, "learning_rate": 0.05, "loss": squares, "metric": closeness}
+    plans: dict[str, tuple[Any, dict[str, Any]]] = {
+        "compare": (pfedlms.compare, {**chosen, "methods": ["local", "fedavg"], "seeds": 1}),
+        "sweep": (pfedlms.sweep, {**chosen, "method": "fedavg", "local_steps": [2, 4]}),
+    }
+    play, settings = plans[kind]
+    whole = play(regression(), linear, **settings, out=tmp_path / "whole")
+    assert play(regression(), linear, **settings, out=tmp_path / "cut", progress=Stop()).interrupted
+    with pytest.raises(UsageError, match="this run's loss was given in Python"):
+        pfedlms.resume_study(tmp_path / "cut", regression(), linear)
+    done = pfedlms.resume_study(tmp_path / "cut", regression(), linear, loss=squares, metric=closeness)
+    assert not done.interrupted
+    assert [run["accuracy"] for run in done.runs] == [run["accuracy"] for run in whole.runs]

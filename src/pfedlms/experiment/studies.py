@@ -9,10 +9,11 @@ from typing import Any
 from pfedlms.errors import RunDirectoryError
 from pfedlms.experiment.compare import Comparison, resume_comparison
 from pfedlms.experiment.play import Progress
-from pfedlms.experiment.prepare import ModelLike
+from pfedlms.experiment.prepare import ModelLike, Own
 from pfedlms.experiment.study import manifest_of
 from pfedlms.experiment.sweep import MANIFEST, Sweep, resume_sweep
 from pfedlms.experiment.watch import watching
+from pfedlms.step.own import PerSample
 
 
 def resume_study(
@@ -22,12 +23,14 @@ def resume_study(
     progress: Progress | bool | None = None,
     callbacks: Iterable[Any] | None = None,
     data_dir: str | None = None,
+    loss: PerSample | None = None,
+    metric: PerSample | None = None,
 ) -> Comparison | Sweep:
-    """Go on with the comparison or sweep in `directory`; data and model are needed again where they were given in
-    Python. `data_dir` says where a data set's files are now, if they were moved."""
+    """Go on with the comparison or sweep in `directory`; data, model, loss and metric are needed again where they were
+    given in Python. `data_dir` says where a data set's files are now, if they were moved."""
     manifest = manifest_of(Path(directory))
     if manifest is None:
         raise RunDirectoryError(f"{directory}: no comparison or sweep here (compare.json and sweep.json are missing)")
     go_on = resume_sweep if manifest.name == MANIFEST else resume_comparison
     with watching(progress, callbacks) as told:
-        return go_on(Path(directory), data, model, told, data_dir)
+        return go_on(Path(directory), data, model, told, data_dir, Own(loss, metric))

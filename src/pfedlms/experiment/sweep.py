@@ -197,12 +197,13 @@ def play(
 
 
 def resume_sweep(
-    directory: Path, data: Any, model: ModelLike, progress: Progress, data_dir: str | None = None
-) -> Sweep:
+    directory: Path, data: Any, model: ModelLike, progress: Progress, data_dir: str | None = None,
+    own: Own = NOTHING_OWN,
+) -> Sweep:  # fmt: skip
     """Finish every run of a sweep that is not finished yet."""
     manifest = read_manifest(directory / MANIFEST)
     more = {"axes": manifest["axes"], "by": manifest["by"]}
-    return _warned(study.go_on(Sweep, directory, MANIFEST, data, model, progress, more, data_dir))
+    return _warned(study.go_on(Sweep, directory, MANIFEST, data, model, progress, more, data_dir, own))
 
 
 def _warned(done: Sweep) -> Sweep:

@@ -1,0 +1,7 @@
+"""`python -m pfedlms` is `pfedlms`."""
+
+import sys
+
+from pfedlms.cli import main
+
+sys.exit(main())
