@@ -198,7 +198,8 @@ def _column(value: Any, name: str) -> tuple[str, NDArray[Any]]:
             return "one-hot", y
         raise DataError(
             f"{name}: got labels of shape {y.shape} and type {y.dtype} that are no one-hot rows, expected one class a "
-            "sample: a vector [n] of class numbers or names; samples come first, (x, y)"
+            "sample: a vector [n] of class numbers or names, or for such targets a loss of your own (loss=…); samples "
+            "come first, (x, y)"
         )
     if y.ndim != 1 or y.dtype.kind not in "fiubUS":
         raise DataError(
@@ -216,7 +217,7 @@ def _column(value: Any, name: str) -> tuple[str, NDArray[Any]]:
         shown = _some(broken.tolist())
         raise DataError(
             f"{name}: got labels such as {shown}, expected a vector of class numbers or names; numbers to be predicted "
-            "as they are are no classes, cut them into ranges first"
+            "as they are need a loss for them, in Python run(…, loss=…)"
         )
     return "numbers", y.astype(np.int64)
 

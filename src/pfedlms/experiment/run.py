@@ -33,8 +33,8 @@ def run(
 
     Args:
         data: a data set's name; one to be partitioned, as arrays `(x, y)`, a torch or Hugging Face Dataset, or a tuple
-        of two, (train, test); or a list or dict of clients, each with a (train, test) pair or one data set. Default:
-        the embedded digits.
+        of two, (train, test), which are pooled and dealt out anew; or a list or dict of clients, each with a
+        (train, test) pair or one data set. Default: the embedded digits.
         model: a name of the zoo, a factory that returns an `nn.Module`, or a module (its weights are w⁰). Default: the
         data set's own.
         method: name of the method. None, the default, is the one `config` names, or pfedlms.
