@@ -443,7 +443,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: [Table(NAMES, x=X, label=Y), Table(NAMES[::-1], x=X, label=Y)],
         "client 1: got the classes eel, dog, cat, expected cat, dog, eel as for client 0",
     ),
-    "labels between classes": (lambda: (X, Y + 0.5), r"labels such as 0\.5, 1\.5, .* need a loss for them, in Python run"),
+    "labels between classes": (lambda: (X, Y + 0.5), r"labels such as 0\.5, 1\.5, .* need a loss for them, in Python"),
     "infinite labels": (lambda: (X, np.full(60, np.inf)), "labels such as inf"),
     "missing labels": (lambda: (X, np.where(Y == 1, np.nan, Y)), "20 labels are missing .NaN.; leave those"),
     "missing texts": (lambda: (X, [*TEXTS[:58].tolist(), None, None]), "2 labels are missing"),
