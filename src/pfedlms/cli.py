@@ -435,7 +435,8 @@ def _report_study(options: argparse.Namespace, study: Any) -> int:
     finished = sum(summary["status"] == "finished" for summary in study.runs)
     best = getattr(study, "best", None)
     if best and not study.interrupted:
-        _say(f"best by {study.by}: {best['name']} ({best['score']:.2f} %)")
+        percent = "" if "metric" in best["runs"][0] else " %"
+        _say(f"best by {study.by}: {best['name']} ({best['score']:.2f}{percent})")
     done = f"with {finished} run{'s' * (finished != 1)} finished" if study.interrupted else None
     code = _closing(study.directory, done, study.signal)
     if study.broken:

@@ -425,3 +425,13 @@ def test_an_interrupted_study_with_a_loss_of_its_own_goes_on(kind: str, tmp_path
     done = pfedlms.resume_study(tmp_path / "cut", regression(), linear, loss=squares, metric=closeness)
     assert not done.interrupted
     assert [run["accuracy"] for run in done.runs] == [run["accuracy"] for run in whole.runs]
+
+
+@pytest.mark.filterwarnings("ignore:chosen by p_acc")
+def test_a_sweep_of_an_own_metric_does_not_call_it_accuracy() -> None:
+    done = pfedlms.sweep(
+        regression(), linear, method="local", loss=squares, rounds=2, learning_rate=[0.01, 0.05], **QUICK
+    )
+    shown = " ".join(str(done).split())
+    assert "-loss, the higher the better, ± over seeds" in shown
+    assert "Accuracy" not in shown

@@ -85,10 +85,14 @@ def comparison_table(summaries: Sequence[Summary]) -> Table:
     title = f"{first['dataset']} · {size} · {first['clients']} clients{share} · {rounds}"
     columns, rows, gap = fitted(columns, rows, tight=sampled or validated, optional=("G-acc max", "s"))
     explained = "; ".join(text for column, text in _EXPLAINED.items() if column in columns)
-    measured = f"{first['metric']}, the higher the better" if "metric" in first else "Accuracy in %"
-    caption = _CAPTION.format(measured, over, explained, " and catching up" * sampled)
+    caption = _CAPTION.format(measured(first), over, explained, " and catching up" * sampled)
     caption += "; s: seconds a run" * ("s" in columns)
     return table(columns, rows, title, f"{caption}.", gap)
+
+
+def measured(summary: Summary) -> str:
+    """What the accuracies of a run are: a metric of the user's own stands in their place."""
+    return f"{summary['metric']}, the higher the better" if "metric" in summary else "Accuracy in %"
 
 
 def fitted(
@@ -170,13 +174,13 @@ def sweep_table(cells: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | No
     title += f"{first['rounds']} rounds"
     named = {"v_acc": "V-acc", "p_acc": "P-acc", "g_acc": "G-acc"}[by]
     explained = "; ".join(_MEASURED[name] for name in measures)
-    caption = f"Accuracy in %, ± over seeds, mean of {over}; the best by {named}. {explained}. MiB a round of all "
+    caption = f"{measured(first)}, ± over seeds, mean of {over}; the best by {named}. {explained}. MiB a round of all "
     return table(columns, rows, title, caption + "participants, both ways; s: seconds a run.", gap)
 
 
 _MEASURED = {
     "V-acc": "V-acc: each participant's own model on samples set aside (data.validation)",
-    "P-acc": "P-acc: the same on its test split",
+    "P-acc": "P-acc: each participant's own model on its test split",
     "G-acc": "G-acc: the shared model before local steps",
 }
 
