@@ -112,7 +112,7 @@ def gains(dataset: str) -> list[Cell]:
     held_out = {"data.alpha": 0.5, "data.validation": 0.2, **SKETCHVOTE}
     return [
         Cell(f"gains-{dataset}", dataset, "a0.5", f"sketchvote-r0.1-gain{gain:g}-allocation{share:g}", SWEEP_SEED,
-             {**held_out, "method.gain": gain, "method.allocation": share})
+             {**held_out, "method.gain": gain, "method.allocation": share}, priority=-1)
         for share in (1.0, 0.7) for gain in (1.0, 1.5, 2.0, 3.0)
     ]  # fmt: skip
 

@@ -19,6 +19,7 @@ import multiprocessing
 import os
 import platform
 import queue
+import re
 import subprocess
 import time
 import traceback
@@ -249,13 +250,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--commit", default="", help="where there is no .git to ask")
     parser.add_argument("--server-step", action="append", default=[], metavar="DATASET=VALUE")
     parser.add_argument("--steps", default=",".join(f"{step:g}" for step in cells.STEPS), help="of a sweep")
+    parser.add_argument("--only", default="", metavar="REGEX", help="cells whose GROUP/CELL has a match in it")
     parser.add_argument("--again", action="store_true", help="repeat cells that failed")
     parser.add_argument("--collect", action="store_true")
     parser.add_argument("--list", action="store_true")
     # For trials of this script: a few rounds, on a small data set.
     parser.add_argument("--rounds", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--on", default="mnist", help=argparse.SUPPRESS)
-    parser.add_argument("--only", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -275,7 +276,11 @@ def main() -> None:
         for row in rows_in(folder, name)
         if not (options.again and row["status"] == "failed")
     }
-    missing = [cell for cell in wanted if (cell.group, cell.name) not in there and options.only in cell.name]
+    missing = [
+        cell
+        for cell in wanted
+        if (cell.group, cell.name) not in there and re.search(options.only, f"{cell.group}/{cell.name}")
+    ]
     if options.list:
         for cell in missing:
             print(f"{cell.group:16s} {cell.name}")
