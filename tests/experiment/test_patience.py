@@ -195,6 +195,23 @@ class Crash(Exception):
     pass
 
 
+def test_the_models_of_the_best_round_are_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = {**SMALL, "method": "fedavg", "rounds": 5}
+    with v_accs(*VALUES):
+        whole = pfedlms.run(out=tmp_path / "r", patience=5, **chosen)
+    assert whole.summary["best"]["round"] == 4
+    for name, best, expected in (("best", ["--best"], whole.best_models), ("last", [], whole.models)):
+        assert main(["export", str(tmp_path / "r"), "--client", "1", *best, "-o", str(tmp_path / name)]) == 0
+        found = torch.load(tmp_path / name, weights_only=True)
+        assert all(torch.equal(found[key], expected[1][key]) for key in expected[1])
+    capsys.readouterr()
+    assert main(["show", str(tmp_path / "r")]) == 0
+    assert "V-acc was highest in round 4, 70.00 %; its models: pfedlms export --best" in capsys.readouterr().err
+    pfedlms.run(out=tmp_path / "without", **chosen)
+    assert main(["export", str(tmp_path / "without"), "--global", "--best", "-o", "m.pt"]) == 2
+    assert "no best round was kept; run with data.validation and train.patience" in capsys.readouterr().err
+
+
 class CrashAt(Progress):
     def __init__(self, round: int) -> None:
         self._round = round
@@ -263,7 +280,7 @@ def test_a_run_that_stopped_early_is_shown_and_left_alone(tmp_path: Path, capsys
         assert main(["resume", str(out), "--json"]) == 0
         shown = capsys.readouterr()
         assert json.loads(shown.out) == {**summary, "directory": str(out)}
-        early = "stopped early after 4 rounds: V-acc was highest in round 2, 60.00 %; see best.pt"
+        early = "stopped early after 4 rounds: V-acc was highest in round 2, 60.00 %; its models: pfedlms export --best"
         assert (early in shown.err) == (number == 0)
         after = {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in out.iterdir()}
         assert {name: value for name, value in after.items() if name != ".lock"} == {

@@ -169,7 +169,7 @@ def test_a_comparison_killed_at_several_moments(tmp_path: Path, uninterrupted: C
 
 
 def started(command: list[str]) -> subprocess.Popen[str]:
-    line = [sys.executable, "-m", "pfedlms.cli", *command]
+    line = [sys.executable, "-m", "pfedlms", *command]
     return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

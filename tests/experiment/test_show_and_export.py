@@ -120,6 +120,7 @@ def test_export_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixtu
         ("--client", "0", "-o", "m.pt"): "holds 2 runs; export one of them: ",
         (): "say which model: --client K or --global",
         ("--global",): "say where to write with -o FILE",
+        ("--all", "models", "-o", "m.pt"): "got --all and -o, expected one of them",
     }
     for arguments, message in wrong.items():
         assert main(["export", str(tmp_path / "c"), *arguments]) == 2
@@ -185,6 +186,21 @@ def test_show_prints_a_run_again_with_its_clients(
     assert [row["P-acc"] for row in document.pop("per_client")] == everyone
     assert document == {**result.summary, "directory": str(tmp_path / "r")}
     assert before == {file: file.read_bytes() for file in (tmp_path / "r").iterdir()}
+
+
+def test_clients_with_names_are_shown_and_exported_by_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x, y = np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32), np.arange(60) % 3
+    hospitals = {name: (x[i::3], y[i::3]) for i, name in enumerate(("north", "1", "south"))}
+    result = pfedlms.run(hospitals, method="fedavg", rounds=2, local_steps=2, batch_size=4, out=tmp_path / "r")
+    assert main(["show", str(tmp_path / "r"), "--clients"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.split("train samples")[1].splitlines()]
+    assert [row[1] for row in rows if row and row[0] in ("0", "1", "2")] == ["north", "1", "south"]
+    for name, number in (("south", 2), ("1", 1), ("0", 0), ("2", 2)):
+        assert main(["export", str(tmp_path / "r"), "--client", name, "-o", str(tmp_path / "m.pt")]) == 0
+        assert same(load(tmp_path / "m.pt"), result.models[number])
+    capsys.readouterr()
+    assert main(["export", str(tmp_path / "r"), "--client", "soth", "-o", str(tmp_path / "m.pt")]) == 2
+    assert "--client: got soth, expected 0 to 2, or a name: did you mean south" in capsys.readouterr().err
 
 
 class Crash(Exception):

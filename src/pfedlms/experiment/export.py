@@ -13,12 +13,12 @@ import torch
 
 from pfedlms.data import DATASETS, FederatedData
 from pfedlms.engine import Federation
-from pfedlms.errors import DataError, RunDirectoryError, UsageError
+from pfedlms.errors import DataError, RunDirectoryError, UsageError, did_you_mean
 from pfedlms.experiment.config import CUSTOM, Config
 from pfedlms.experiment.prepare import ModelLike, as_configured, module_of, prepare, train_settings
 from pfedlms.experiment.record import load_into
 from pfedlms.experiment.run import grouped, open_run
-from pfedlms.experiment.store import write_atomically
+from pfedlms.experiment.store import RunDirectory, write_atomically
 from pfedlms.experiment.study import manifest_of, read_manifest
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel
@@ -57,9 +57,14 @@ class Checkpointed:
 
 
 def open_checkpoint(
-    directory: str | Path, data: Any = None, model: ModelLike = None, data_dir: str | None = None
+    directory: str | Path,
+    data: Any = None,
+    model: ModelLike = None,
+    data_dir: str | None = None,
+    best: bool = False,
 ) -> Checkpointed:
-    """The models in a run directory. Data are looked for only where somebody took no part in the last phase."""
+    """The models in a run directory, of the latest checkpoint or of the best round. Data are looked for only where
+    somebody took no part in the last phase."""
     refuse_study(Path(directory), "export")
     stored, config = open_run(directory, data_dir)
     if config.model.name == CUSTOM and model is None:
@@ -67,7 +72,12 @@ def open_checkpoint(
             f"{directory}: this run's model was given in Python; "
             f"use pfedlms.export({str(directory)!r}, 'model.pt', client=0, model=model)"
         )
-    checkpoint = stored.load_checkpoint()
+    checkpoint = stored.load_best() if best else stored.load_checkpoint()
+    if checkpoint is None and best:
+        raise RunDirectoryError(
+            f"{directory}: no best round was kept; run with data.validation and train.patience (as many as there are "
+            "evaluations never stops)"
+        )
     if checkpoint is None:
         raise RunDirectoryError(f"{directory}: no checkpoint yet; `pfedlms resume {directory}` first")
     hollow = hollow_data(config, checkpoint)
@@ -93,8 +103,9 @@ def export(
     directory: str | Path,
     file: str | Path,
     *,
-    client: int | None = None,
+    client: int | str | None = None,
     shared: bool = False,
+    best: bool = False,
     data: Any = None,
     model: ModelLike = None,
     data_dir: str | None = None,
@@ -104,8 +115,9 @@ def export(
     Args:
         directory: the run directory; it is enough, unless the model was given in Python.
         file: where to write; for the models of all clients a folder, which gets client-0.pt, client-1.pt, …
-        client: whose model. Default: everybody's.
+        client: whose model, by number or name. Default: everybody's.
         shared: the shared model of the last round, before local steps, instead.
+        best: after the round with the highest V-acc, which `train.patience` keeps, instead of the latest.
         data: given in Python, if they were. Needed, as are the files of a data set by name, for clients that took no
         part in the last phase: they hear its answer and take its steps. Without data they have heard the answer.
         model: given in Python, if it was.
@@ -113,10 +125,10 @@ def export(
     """
     if shared and client is not None:
         raise UsageError("client: got a client and shared=True, expected one of them")
-    kept = open_checkpoint(directory, data, model, data_dir)
+    kept = open_checkpoint(directory, data, model, data_dir, best)
     clients = kept.federation.data.clients
-    if client is not None and not 0 <= client < clients:
-        raise UsageError(f"--client: got {client}, expected 0 to {clients - 1}")
+    if client is not None:
+        client = _number(client, client_names(Path(directory)), clients)
     target = Path(file)
     if shared:
         found = kept.shared()
@@ -141,6 +153,22 @@ def export(
         raise UsageError(f"{target}: cannot be written ({error.strerror})") from error
     for number, each in enumerate(kept.models()):
         _write(target / f"client-{number}.pt", each)
+
+
+def client_names(directory: Path) -> list[str]:
+    """Of a run whose clients have names; known once it has a summary."""
+    summary = RunDirectory(directory).read_summary() or {}
+    return list(summary.get("client_names", []))
+
+
+def _number(client: int | str, names: list[str], clients: int) -> int:
+    """Which client is meant; a name goes before a number, since names may be numbers."""
+    if str(client) in names:
+        return names.index(str(client))
+    if str(client).isdecimal() and int(client) < clients:
+        return int(client)
+    named = f", or a name: {did_you_mean(str(client), names)}" if names else ""
+    raise UsageError(f"--client: got {client}, expected 0 to {clients - 1}{named}")
 
 
 def refuse_study(directory: Path, command: str) -> None:

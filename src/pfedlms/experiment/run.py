@@ -117,7 +117,8 @@ def open_run(directory: str | Path, data_dir: str | None = None) -> tuple[RunDir
     if not stored.config.is_file():
         several = any((stored.path / name).is_file() for name in ("compare.json", "sweep.json"))
         remedy = f"it holds several; pfedlms.resume_study({str(directory)!r}) goes on with all" if several else ""
-        raise RunDirectoryError(f"{stored.path}: no run here ({remedy or 'config.toml is missing'})")
+        missing = "config.toml is missing" if stored.path.is_dir() else "there is no such folder"
+        raise RunDirectoryError(f"{stored.path}: no run here ({remedy or missing})")
     moved = {"data": {"dir": str(data_dir)}} if data_dir else {}
     return stored, load_config(stored.config, moved, schema_errors="run directory")
 

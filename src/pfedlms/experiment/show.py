@@ -69,9 +69,9 @@ def stored_summary(directory: Path) -> dict[str, Any]:
 
 
 def clients_of(directory: Path, summary: dict[str, Any], data_dir: str | None = None) -> list[dict[str, Any]]:
-    """A row a client: id, training samples, and P-acc after the last round, or in the last evaluation it was part of
-    where the run did not finish. Samples are looked for in the data only with `data_dir`, for runs whose checkpoint
-    does not tell."""
+    """A row a client: id, name if it has one, training samples, and P-acc after the last round, or in the last
+    evaluation it was part of where the run did not finish. Samples are looked for in the data only with `data_dir`,
+    for runs whose checkpoint does not tell."""
     stored, config = open_run(directory, data_dir)
     samples = samples_of(stored) or (prepare(config).data.samples if data_dir else None)
     accuracies: dict[int, float] = {}
@@ -80,8 +80,14 @@ def clients_of(directory: Path, summary: dict[str, Any], data_dir: str | None = 
         accuracies |= dict(zip(who, record["client_acc"], strict=True))
     if summary["everyone"]:
         accuracies = dict(enumerate(summary["everyone"]["client_acc"]))
+    names = summary.get("client_names")
     return [
-        {"client": client, "train samples": samples[client] if samples else None, "P-acc": accuracies.get(client)}
+        {
+            "client": client,
+            **({"name": names[client]} if names else {}),
+            "train samples": samples[client] if samples else None,
+            "P-acc": accuracies.get(client),
+        }
         for client in range(summary["clients"])
     ]
 

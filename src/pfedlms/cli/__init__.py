@@ -1,0 +1,124 @@
+"""The command line: thin functions over `experiment` and `report`, a file for each kind of command.
+
+Each command is a pair: `add_x` gives a parser its options, with the help in its docstring; `x` does the work, and
+imports what it takes, so that help does not wait for PyTorch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from pfedlms import __version__
+from pfedlms.cli import data, lists, stored, train
+from pfedlms.cli.options import check_config
+from pfedlms.cli.screen import say
+from pfedlms.errors import PfedlmsError, did_you_mean
+from pfedlms.suggest import suggestion
+
+DESCRIPTION = """\
+Personalised federated learning that talks in low-bit sketches.
+
+commands:
+  compare            several methods x seeds, one table; without options:
+                     local, fedavg, pfedlms and sketchvote on digits
+  run [CONFIG]       one method; --dry-run prints the plan, bytes and memory
+  sweep              one method, every combination of some settings' values
+  resume DIR         go on with an interrupted run, comparison or sweep
+  show DIR           print what one reached, finished or not; needs no data
+  export DIR         write models: --client K, --global or --all FOLDER; --best
+  data show          who holds what: clients x classes, sizes; --plot FILE
+  bits               bits per client and round of any model, method and setting
+  methods, datasets, models, settings
+                     what there is to choose from
+
+Each command explains itself: pfedlms run --help. Any setting can be given, too:
+  pfedlms run --method pfedlms --set method.thresholds=3 --set data.alpha=0.1
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code: 0 done, 1 a run failed, 2 wrong use, 130 interrupted by Ctrl-C, 143 by
+    SIGTERM."""
+    parser = _parser()
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        parser.refuse(options.command, unknown[0])
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # an old terminal shows "?" for "±" instead of a traceback
+    warnings.showwarning = lambda message, *rest, **more: say(f"warning: {message}")
+    try:
+        check_config(options)
+        return int(options.handler(options) or 0)
+    except PfedlmsError as error:
+        lines = str(error).splitlines()
+        title = lines if len(lines) == 1 else [f"{len(lines)} problems in the settings", *lines]
+        say("error: " + "\n  ".join(title), style="red")
+        return error.exit_code
+    except KeyboardInterrupt:
+        say("interrupted; a run directory keeps its latest checkpoint: pfedlms resume DIR")
+        return 130
+    except BrokenPipeError:
+        # The reader of our output is gone (for example `| head`); there is nobody left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        # What fails while a run is stored is a StorageError; the rest is about a path that was given.
+        say(f"error: {error.filename}: {error.strerror}")
+        return 2
+
+
+class _Parser(argparse.ArgumentParser):
+    def refuse(self, command: str, option: str) -> NoReturn:
+        """An option the command does not have, with what was probably meant."""
+        parsers = next(each.choices for each in self._actions if isinstance(each, argparse._SubParsersAction))
+        known = {
+            name: [option for option in parser._option_string_actions if option.startswith("--")]
+            for name, parser in parsers.items()
+        }
+        parser: _Parser = parsers[command]
+        parser.error(f"unknown argument {option!r}; {suggestion(option, known[command], known)}")
+
+    def error(self, message: str) -> NoReturn:
+        """One readable line; argparse's own lists of choices are replaced by the nearest name."""
+        if "invalid choice: " in message:
+            wrong = message.split("invalid choice: ")[1].rsplit(" (choose", 1)[0]
+            message = f"unknown command {wrong}; {did_you_mean(wrong, COMMANDS)}"
+        self.exit(2, f"error: {message}\nsee: {self.prog} --help\n")
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="pfedlms",
+        description=DESCRIPTION,
+        usage="pfedlms COMMAND [OPTIONS]",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"pfedlms {__version__}")
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS, parser_class=_Parser, prog="pfedlms"
+    )
+    for name, (handler, add) in COMMANDS.items():
+        sub = commands.add_parser(name, description=" ".join((add.__doc__ or "").split()), allow_abbrev=False)
+        sub.set_defaults(handler=handler)
+        add(sub)
+    return parser
+
+
+COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], Any], Callable[[argparse.ArgumentParser], None]]] = {
+    "run": (train.run, train.add_run),
+    "compare": (train.compare, train.add_compare),
+    "sweep": (train.sweep, train.add_sweep),
+    "resume": (train.resume, train.add_resume),
+    "show": (stored.show_stored, stored.add_show),
+    "export": (stored.export, stored.add_export),
+    "data": (data.data, data.add_data),
+    "bits": (lists.bits, lists.add_bits),
+    **dict.fromkeys(("methods", "datasets", "models", "settings"), (lists.listing, lists.add_listing)),
+}
+"""What each does, and its options."""

@@ -1,0 +1,61 @@
+"""What commands print: documents and tables on standard output, words on standard error."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from rich.console import Console
+
+from pfedlms.report.tables import comparison_table, sweep_table
+
+
+def show(options: argparse.Namespace, document: Any, table: Callable[[Any], Any], rows: Sequence[Any]) -> None:
+    """On standard output the document, or a table of the rows, if there are any."""
+    if options.json:
+        print(json.dumps(document, indent=2))
+    elif rows:
+        console().print(table(rows), highlight=False)
+
+
+def console() -> Console:
+    """Standard output; wide enough when piped, so that nothing is cut."""
+    stdout = Console()
+    return stdout if stdout.is_terminal else Console(width=140)
+
+
+def say(text: str, style: str | None = None) -> None:
+    """Words on standard error, as they are."""
+    Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True, style=style)
+
+
+def progress_of(options: argparse.Namespace) -> Any:
+    """A bar on a terminal, lines elsewhere, nothing with --quiet."""
+    from pfedlms.report.progress import LiveProgress, PlainProgress
+
+    stderr = Console(stderr=True, quiet=options.quiet)
+    return LiveProgress(stderr) if stderr.is_terminal else nullcontext(PlainProgress(stderr))
+
+
+def best_round(summary: Mapping[str, Any]) -> str:
+    """Which round was best by validation, of a run that has one; and that it stopped for that, if it did."""
+    best = summary["best"]
+    reached = f"{best['v_acc']:.4g}" if "metric" in summary else f"{best['v_acc']:.2f} %"
+    where = "; its models: pfedlms export --best" if "stopped_early" in summary else ""
+    early = f"stopped early after {summary['rounds']} rounds: " if summary.get("stopped_early") else ""
+    return f"{early}V-acc was highest in round {best['round']}, {reached}{where}"
+
+
+def study_document(study: Any) -> dict[str, Any]:
+    """A comparison or sweep for machines."""
+    swept = hasattr(study, "axes")
+    best = {key: value for key, value in study.best.items() if key != "runs"} if swept and study.best else None
+    more = {"axes": study.axes, "by": study.by, "best": best} if swept else {}
+    return {"directory": str(study.directory), **more, "runs": study.runs}
+
+
+def study_table(study: Any) -> Any:
+    return sweep_table(study.cells, study.best, study.by) if hasattr(study, "axes") else comparison_table(study.runs)
