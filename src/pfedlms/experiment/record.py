@@ -101,7 +101,7 @@ class Recorder:
         """Keep all that is needed to go on from here; after the best round so far, for good."""
         if self._directory is not None:
             state = {
-                "settings": _settled(self._config),
+                "settings": settled(self._config),
                 "data": _data_of(self._config, self._federation),
                 "cohort_size": self._federation.largest_cohort,
                 # So that a model can be taken out without the data.
@@ -211,7 +211,7 @@ def load_into(
     federation: Federation, checkpoint: Mapping[str, Any], config: Config, stored: RunDirectory, same_data: bool = True
 ) -> None:
     """Take a checkpoint in; one that was made with other settings or data would train on as if nothing had happened."""
-    now = _settled(config)
+    now = settled(config)
     changed = [f"{key} = {value!r}" for key, value in checkpoint["settings"].items() if now.get(key) != value]
     if changed:
         raise RunDirectoryError(
@@ -236,7 +236,7 @@ def _data_of(config: Config, federation: Federation) -> str:
     return federation.data.fingerprint() if own else config.data.dataset
 
 
-def _settled(config: Config) -> dict[str, Any]:
+def settled(config: Config) -> dict[str, Any]:
     """What cannot change once a run has begun: all but its length (unless its learning rates depend on that), where the
     data lie and how it is executed."""
     tables = config.tables()

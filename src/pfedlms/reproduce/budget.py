@@ -1,0 +1,81 @@
+"""Methods at each other's bytes: what a message takes, and the rate at which another's take as much."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import torch
+
+from pfedlms.data.sources import DATASETS
+from pfedlms.engine.federation import agreement, task_of
+from pfedlms.engine.participation import Participation
+from pfedlms.errors import UsageError
+from pfedlms.experiment.config import load_config
+from pfedlms.experiment.prepare import train_settings
+from pfedlms.methods import METHODS, Method, Task
+from pfedlms.models import CohortModel, build
+from pfedlms.wire.frames import SERVER, frame
+
+RATES = {"stc": "sparsity", "pfed1bs": "ratio", "pfedlms": "ratio", "sketchvote": "ratio"}
+"""The setting that says how much a message takes."""
+TOLERANCE = 0.005  # of the bytes of a round
+ENTRY_BYTES = 4  # what one entry more takes, up and down: no message can be met more closely
+
+
+def message_bytes(method: Method) -> int:
+    """Bytes of one client in a round, up and down with framing, of messages that were encoded: signs and the like as
+    in any round, positions drawn at random, no digest of the model (it is sent once in fifty rounds)."""
+    digest, total = agreement(method), 0
+    for exchange in method.exchanges:
+        for message, sender, samples in ((exchange.up, 0, 1), (exchange.down, SERVER, 0)):
+            values = message.example()
+            if "checked" in values:
+                values |= {name: values[name] * 0 for name in ("checked", "digest")}
+            total += len(frame(message, values, round=0, sender=sender, samples=samples, digest=digest))
+    return total
+
+
+@cache
+def task_on(dataset: str) -> Task:
+    """What both ends know of a data set's own model."""
+    shared = load_config(None, {"data": {"dataset": dataset}, "method": {"name": "local"}})
+    source, train = DATASETS[dataset], train_settings(shared)
+    module = build(shared.model.name, source.shape, source.classes, shared.model.hidden, 0)
+    model = CohortModel(module, torch.device("cpu"))
+    return task_of(model, source.classes, Participation(shared.data.clients, 1.0, 0), train, seed=0)
+
+
+def taken(dataset: str, method: str, **settings: Any) -> int:
+    """`message_bytes` of a method on a data set's own model, with what is shipped for both."""
+    config = load_config(None, {"data": {"dataset": dataset}, "method": {"name": method, **settings}})
+    return message_bytes(METHODS[method](task_on(dataset), config.settings))
+
+
+def at_the_bytes_of(dataset: str, method: str, other: Mapping[str, Any]) -> tuple[str, float]:
+    """The setting of `method`, and its value at which messages are as large as those of `other` (a section [method])
+    on the data set's own model."""
+    if method not in RATES:
+        raise UsageError(
+            f"--methods: got {method}@{other['name']}, but no setting of {method} says how much a message takes; "
+            f"{', '.join(RATES)} have one"
+        )
+    rest = {key: value for key, value in other.items() if key != "name"}
+    return RATES[method], equal_rate(dataset, method, taken(dataset, other["name"], **rest))
+
+
+@cache
+def equal_rate(dataset: str, method: str, wanted: int) -> float:
+    """The rate at which the messages of a client in a round take `wanted` bytes."""
+    key, dim = RATES[method], task_on(dataset).layout.dim
+    share = lambda count: (count + 0.5) / dim  # noqa: E731 - in the middle, so that rounding takes no entry away
+    low, high = 1, dim - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if taken(dataset, method, **{key: share(middle)}) <= wanted else (low, middle)
+    off = {rate: abs(taken(dataset, method, **{key: rate}) - wanted) for rate in (share(low), share(high))}
+    best = min(off, key=lambda rate: off[rate])
+    if off[best] > max(TOLERANCE * wanted, ENTRY_BYTES):
+        raise UsageError(f"{method}: no {key} takes {wanted} bytes a round on {dataset}, within {TOLERANCE:.1%}")
+    return best

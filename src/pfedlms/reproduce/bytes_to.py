@@ -1,0 +1,73 @@
+"""What bytes buy: how many it takes to most of FedAvg's gain, and what FedAvg has for as many as others take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import mean
+from typing import Any
+
+from pfedlms.reproduce.cells import Cell, cell, merge_all
+from pfedlms.reproduce.play import Measured
+from pfedlms.reproduce.sheets import MIB, Sheet
+
+SHARE = 0.9
+FRUGAL = ("sketchvote", "pfedlms")
+
+
+def bytes_to_most_of_the_gain(dataset: str, cells: Mapping[str, Sequence[Measured]]) -> Sheet | None:
+    """MiB until P-acc first reaches that of `local` plus most of what FedAvg adds to it, seed by seed; None without
+    both."""
+    if not all(_finished(cells.get(name, ())) for name in ("local", "fedavg")):
+        return None
+    alone, together = (_last10(cells[name]) for name in ("local", "fedavg"))
+    wanted = alone + SHARE * (together - alone)
+    records = []
+    for row, measured in cells.items():
+        reached = [first_reaching(each, wanted) for each in _finished(measured)]
+        found = [each for each in reached if each is not None]
+        record: dict[str, Any] = {"row": row, "reached": f"{len(found)} of {len(reached)}", "wanted": wanted}
+        if found and len(found) == len(reached):
+            record |= {"rounds": mean(own[0] for own in found), "mib": mean(own[1] for own in found) / MIB}
+        records.append(record)
+    columns = {"row": "method", "reached": "seeds", "rounds": "rounds", "mib": "MiB"}
+    note = (
+        f"P-acc of {wanted:.2f} %: local has {alone:.2f}, FedAvg {together:.2f} (last 10). The first evaluation at or "
+        "above it; MiB of all clients up to there, framing included."
+    )
+    return Sheet(f"gain-{dataset}", f"{dataset}: {SHARE:.0%} of FedAvg's gain over local", records, columns, note)
+
+
+def first_reaching(measured: Measured, wanted: float) -> tuple[int, int] | None:
+    """Round and bytes of the first evaluation with at least that P-acc."""
+    curve = measured.curve
+    for number, accuracy, sent in zip(curve["round"], curve["p_acc"], curve["bytes"], strict=True):
+        if accuracy is not None and accuracy >= wanted:
+            return int(number), int(sent)
+    return None
+
+
+def frugal_fedavg(alpha: float, cells: Mapping[str, Sequence[Measured]], done: Sequence[Cell]) -> dict[str, list[Cell]]:
+    """FedAvg for as many rounds as the total bytes of others pay for, one at least: cells by row."""
+    found: dict[str, list[Cell]] = {}
+    plain = _finished(cells.get("fedavg", ()))
+    for name in FRUGAL:
+        own = _finished(cells.get(name, ()))
+        if not plain or not own:
+            continue
+        a_round = mean(sum(each.summary["bytes_per_round"].values()) for each in plain)
+        rounds = max(1, int(mean(each.summary["total_bytes"] for each in own) // a_round))
+        row = f"fedavg, {rounds} round{'s' * (rounds != 1)} (bytes of {name})"
+        for each in done:
+            if each.row == name:
+                base = cell(each.dataset, alpha, f"fedavg-rounds{rounds}", "fedavg", each.seed)
+                tables = merge_all(base.tables, {"train": {"rounds": rounds}, "run": {"evaluate_every": 1}})
+                found.setdefault(row, []).append(Cell(each.dataset, base.setup, base.row, each.seed, tables))
+    return found
+
+
+def _finished(measured: Sequence[Measured]) -> list[Measured]:
+    return [each for each in measured if each.finished]
+
+
+def _last10(measured: Sequence[Measured]) -> float:
+    return mean(each.summary["accuracy"]["last10"] for each in _finished(measured))

@@ -1,0 +1,129 @@
+"""Cells played one after another, each in a folder of its own; what is finished is kept."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pfedlms.errors import ConfigError, DataError, DivergedError, QuorumError, RunDirectoryError, UsageError
+from pfedlms.experiment.config import Config, load_config
+from pfedlms.experiment.play import Progress
+from pfedlms.experiment.run import begin, open_run, resume
+from pfedlms.experiment.show import stored_summary
+from pfedlms.experiment.store import RunDirectory
+from pfedlms.reproduce.cells import Cell, same_run
+
+CURVE = ("round", "p_acc", "g_acc")
+ENDED = ("finished", "diverged", "failed")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a cell reached."""
+
+    summary: Mapping[str, Any]
+    curve: Mapping[str, Sequence[float]]
+    """By evaluation: `round`, `p_acc`, `g_acc` where there is one, and `bytes` of all clients so far."""
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.summary["status"] == "finished")
+
+
+@dataclass
+class Played:
+    """What became of cells."""
+
+    measured: dict[Cell, Measured] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    """Why the cells of a data set stay open, by its name."""
+    stopped: int = 0
+    """The signal that interrupted; 0: none."""
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where data are and results go, and on what it is executed."""
+
+    out: Path
+    data_dir: str = ""
+    device: str = "auto"
+
+    def config(self, cell: Cell) -> Config:
+        return cell.config(self.data_dir, out=str(self.out / cell.name), device=self.device)
+
+
+def play(cells: Iterable[Cell], where: Where, progress: Progress, known: Sequence[Mapping[str, Any]] = ()) -> Played:
+    """Every cell that is in no folder yet and not among the rows that are `known` is trained; one that was interrupted
+    goes on. A data set that is not there leaves its cells open and the others alone."""
+    played, rows = Played(), [(config, row) for row in known if (config := _config(row)) is not None]
+    for cell in cells:
+        if cell.dataset in played.missing:
+            continue
+        config = where.config(cell)
+        row = next((row for other, row in rows if same_run(config, other)), None)
+        if row is not None:
+            played.measured[cell] = Measured({**row["summary"], "status": row["status"]}, row["curve"])
+            continue
+        progress.named(cell.row if cell.row != config.method else "")
+        try:
+            played.measured[cell], played.stopped = _one(config, progress)
+        except DataError as error:
+            played.missing[cell.dataset] = str(error)
+        if played.stopped:
+            break
+    return played
+
+
+def _one(config: Config, progress: Progress) -> tuple[Measured, int]:
+    """A cell, from its folder as far as that goes; and the signal that interrupted it."""
+    stored, stopped = RunDirectory(Path(config.run.out)), 0
+    there = stored.config.is_file()
+    if there and not same_run(config, open_run(stored.path)[1]):
+        raise RunDirectoryError(
+            f"{stored.path}: holds a run with other settings than this cell has now; name another --out, or delete it"
+        )
+    summary = stored_summary(stored.path) if there else None
+    if summary is None or summary["status"] not in ENDED:
+        try:
+            moved = config.data.dir or None
+            result = resume(stored.path, progress=progress, data_dir=moved) if there else begin(config, progress)
+            summary, stopped = result.summary, result.stopped
+        except (DivergedError, QuorumError) as error:
+            summary = dict(error.summary or {})
+            warnings.warn(f"{stored.path.name} {summary['status']}: {error}", stacklevel=2)
+    return Measured(summary, curve_of(stored.read_metrics())), stopped
+
+
+def curve_of(metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Columns of a run's evaluations."""
+    columns = {name: [record[name] for record in metrics] for name in CURVE if all(name in own for own in metrics)}
+    return {**columns, "bytes": [sum(record["bytes"].values()) for record in metrics]}
+
+
+def read_rows(files: Iterable[Path]) -> list[dict[str, Any]]:
+    """Rows that were measured elsewhere: `config`, `status`, `summary`, `curve`, in JSON files of lists."""
+    rows: list[dict[str, Any]] = []
+    for file in files:
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--rows: {file} cannot be read ({error})") from error
+        if not isinstance(found, list) or not all(isinstance(row, dict) and "config" in row for row in found):
+            raise UsageError(f"--rows: {file} is no list of rows with config, status, summary and curve")
+        rows += [row for row in found if row.get("summary")]
+    return rows
+
+
+def _config(row: Mapping[str, Any]) -> Config | None:
+    """Of a row; None if it has settings that are no more."""
+    if row.get("model"):  # of a module that has no name here
+        return None
+    try:
+        return load_config(None, row["config"])
+    except ConfigError:
+        return None

@@ -1,0 +1,112 @@
+"""What is printed and written of an experiment: measured beside printed, with the difference."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import hypot
+from statistics import mean, stdev
+from typing import Any
+
+from rich.table import Table
+
+from pfedlms.report.tables import fitted, table
+from pfedlms.reproduce.plans import Row
+from pfedlms.reproduce.play import Measured
+
+MIB = 1 << 20
+WIDE = 2.0  # standard deviations
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table: records of numbers for machines, and how they are shown."""
+
+    name: str
+    title: str
+    records: list[dict[str, Any]]
+    columns: dict[str, str]
+    """Headings, by the records' keys; `x ± y` shows two of them."""
+    note: str = ""
+
+    def shown(self) -> list[list[str]]:
+        return [[_shown(record, key) for key in self.columns] for record in self.records]
+
+    def screen(self) -> Table:
+        columns, rows, gap = fitted(list(self.columns.values()), self.shown())
+        return table(columns, rows, self.title, self.note or None, gap)
+
+    def markdown(self) -> str:
+        lines = [list(self.columns.values()), ["---", *["--:"] * (len(self.columns) - 1)], *self.shown()]
+        rows = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        return f"{self.title}\n\n{rows}\n\n{self.note}\n"
+
+    def csv(self) -> str:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(dict.fromkeys(key for own in self.records for key in own)))
+        writer.writeheader()
+        writer.writerows(self.records)
+        return text.getvalue()
+
+
+def _shown(record: Mapping[str, Any], key: str) -> str:
+    main, _, spread = key.partition(" ± ")
+    value = record.get(main)
+    if value is None:
+        return "–"
+    if isinstance(value, str):
+        return value
+    if main == "difference":
+        text = f"{value:+.2f}".replace("-", "−") + " *" * bool(record.get("outside"))
+    elif main == "mib":
+        text = "0" if value == 0 else f"{value:.3g}" if value < 1 else f"{value:.2f}"
+    else:
+        text = f"{value:.2f}" if isinstance(value, float) else str(value)
+    return text + (f" ± {record[spread]:.2f}" if spread and record.get(spread) else "")
+
+
+def against_paper(
+    name: str, title: str, dataset: str, rows: Sequence[Row], cells: Mapping[str, Sequence[Measured]]
+) -> Sheet:
+    """A line a row: the maximum over evaluations as the paper has it, the mean of the last ten, the paper's."""
+    records = []
+    for row in rows:
+        done = [each for each in cells.get(row.label, ()) if each.finished]
+        ended = [each for each in cells.get(row.label, ()) if not each.finished]
+        record: dict[str, Any] = {"row": row.label, "dataset": dataset, "seeds": len(done)}
+        if ended:
+            record["row"] += f" ({len(ended)} {ended[0].summary['status']})"
+        if done:
+            record |= _accuracies(done)
+        if row.printed is not None:
+            record |= {"paper": row.printed.mean, "paper_deviation": row.printed.deviation}
+            if done:
+                record["difference"] = record["max"] - row.printed.mean
+                width = WIDE * hypot(row.printed.deviation, record.get("max_deviation", 0.0))
+                record["outside"] = bool(width) and abs(record["difference"]) > width
+        records.append(record)
+    columns = {
+        "row": "method", "max ± max_deviation": "P-acc max", "paper ± paper_deviation": "paper",
+        "difference": "diff", "last10 ± last10_deviation": "last 10", "global": "G-acc", "mib": "MiB",
+    }  # fmt: skip
+    note = (
+        "Accuracy in %, ± over seeds; max over evaluations, as the paper has it, and mean of the last 10; G-acc of the "
+        f"last 10; MiB a round of all clients, framing included. *: more than {WIDE:g} standard deviations of both away."
+    )
+    return Sheet(f"{name}-{dataset}", f"{dataset}: {title}", records, columns, note)
+
+
+def _accuracies(done: Sequence[Measured]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for which in ("max", "last10"):
+        values = [each.summary["accuracy"][which] for each in done]
+        found[which] = mean(values)
+        if len(values) > 1:
+            found[f"{which}_deviation"] = stdev(values)
+    shared = [each.summary["global_accuracy"]["last10"] for each in done if "global_accuracy" in each.summary]
+    if shared:
+        found["global"] = mean(shared)
+    found["mib"] = mean(sum(each.summary["bytes_per_round"].values()) for each in done) / MIB
+    return found
