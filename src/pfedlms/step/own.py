@@ -37,7 +37,10 @@ class OverClients:
 
     def _one(self, outputs: Tensor, targets: Tensor) -> Tensor:
         each = self._function(outputs, targets)
-        return each.flatten(1).mean(dim=1) if each.ndim > 1 else each
+        if each.ndim == 1:
+            return each
+        # Truth values and whole numbers have no mean in torch.
+        return (each if each.is_floating_point() else each.float()).flatten(1).mean(dim=1)
 
 
 def over_clients(name: str, function: Any, outputs: Tensor, targets: Tensor) -> OverClients:
