@@ -296,6 +296,8 @@ def test_a_comparison_with_a_loss_of_ones_own(tmp_path: Path) -> None:
         (lambda outputs, targets: 1.0, "got float"),
         (lambda outputs: outputs, "loss: fails on outputs of shape"),
         (lambda outputs, targets: 1 / 0, "division by zero"),
+        (lambda outputs, targets: squares(outputs, targets).detach(), r"float32 that no gradient flows back from"),
+        (lambda outputs, targets: outputs > targets, r"torch\.bool that no gradient flows back from"),
         ("mse", "loss: got 'mse', expected a function"),
     ],
 )
