@@ -117,7 +117,8 @@ def gains(dataset: str) -> list[Cell]:
     ]  # fmt: skip
 
 
-SKETCHVOTE = {"method.name": "sketchvote", "method.ratio": 0.1}
+# As it is where nothing was chosen for a data set: what is said of limits and variants is then said of one method.
+SKETCHVOTE = {"method.name": "sketchvote", "method.ratio": 0.1, "method.gain": 1.0, "method.allocation": 1.0}
 FEDAVG = {"method.name": "fedavg"}
 MANY = {"data.clients": 100}
 FEW = {**MANY, "train.participation": 0.1}
@@ -160,12 +161,15 @@ def limits(dataset: str) -> list[Cell]:
 
 
 def limits_cifar10() -> list[Cell]:
-    """Without batch norm, and with rows of the sketch given to small layers."""
-    compared = {"local": {"method.name": "local"}, "fedavg": FEDAVG, "sketchvote-r0.1": SKETCHVOTE}
+    """Without batch norm, and with gain and allocation as they are where nothing was chosen."""
+    compared = {"local": {"method.name": "local"}, "fedavg": FEDAVG, "sketchvote-r0.1-plain": SKETCHVOTE}
     cells = [
         Cell("limits-cifar10", "cifar10", "group-norm", label, 0, settings, model="vgg8-group-norm")
         for label, settings in compared.items()
     ]
+    for ratio in (0.1, 0.05):
+        label, settings = f"sketchvote-r{ratio:g}-plain", {**SKETCHVOTE, "method.ratio": ratio}
+        cells += [Cell("limits-cifar10", "cifar10", "a0.5", label, seed, settings) for seed in SEEDS]
     shared_out = {**SKETCHVOTE, "method.allocation": 0.7}
     return [*cells, Cell("limits-cifar10", "cifar10", "a0.5", "sketchvote-r0.1-allocation0.7", 0, shared_out)]
 

@@ -231,6 +231,24 @@ def test_several_labels_a_sample(kind: type) -> None:
     assert result.metrics[0]["p_acc"] < 0.9 < result.metrics[-1]["p_acc"] <= 1
 
 
+def test_truth_values_of_several_labels_are_averaged() -> None:
+    """Two labels a sample, of which a metric says for each whether it is right."""
+    x, y = samples(), samples()[:, :WIDTH] > 0
+
+    def labels_right(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs > 0) == (targets > 0.5)
+
+    def cross_entropies(outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
+
+    result = pfedlms.run((x, y), linear, method="local", loss=cross_entropies, metric=labels_right, rounds=2, **QUICK)
+    data, right = result.federation.data, 0
+    for model, held in zip(result.models, data.test, strict=True):
+        outputs = data.x[held].numpy() @ model["weight"].numpy().T + model["bias"].numpy()
+        right += int(((outputs > 0) == y[held]).sum())
+    assert result.metrics[-1]["p_acc"] == pytest.approx(right / WIDTH / sum(map(len, data.test)))
+
+
 def test_classes_with_another_loss_keep_accuracy() -> None:
     smooth = nn.CrossEntropyLoss(label_smoothing=0.1, reduction="none")
     result = pfedlms.run(classes(), network, method="fedproto", loss=smooth, rounds=20, alpha=10.0, **QUICK)
@@ -278,6 +296,8 @@ def test_a_comparison_with_a_loss_of_ones_own(tmp_path: Path) -> None:
         (lambda outputs, targets: 1.0, "got float"),
         (lambda outputs: outputs, "loss: fails on outputs of shape"),
         (lambda outputs, targets: 1 / 0, "division by zero"),
+        (lambda outputs, targets: squares(outputs, targets).detach(), r"float32 that no gradient flows back from"),
+        (lambda outputs, targets: outputs > targets, r"torch\.bool that no gradient flows back from"),
         ("mse", "loss: got 'mse', expected a function"),
     ],
 )

@@ -58,6 +58,21 @@ def test_an_edge_is_told_for_three_numbers_or_more() -> None:
         pfedlms.sweep(method="zsign", downlink=["model", "sum"], validation=0.2, **SMALL)
 
 
+def test_there_is_no_edge_where_a_setting_ends() -> None:
+    """No decay is better than absurd ones, and to say all better than to say little; nothing lies beyond."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        settings = {**SMALL, "rounds": 8, "learning_rate": 0.3, "validation": 0.2}
+        decays = pfedlms.sweep(method="local", weight_decay=[3.0, 0.0, 2.0], **settings)
+        ratios = pfedlms.sweep(method="sketchvote", ratio=[1.0, 0.01, 0.02], **settings)
+    assert decays.best is not None
+    assert decays.best["settings"] == {"train.weight_decay": 0.0}
+    assert ratios.best is not None
+    assert ratios.best["settings"] == {"method.ratio": 1.0}
+    with pytest.warns(UserWarning, match=r"weight_decay is 0\.001, the smallest tried; try smaller"):
+        pfedlms.sweep(method="local", weight_decay=[3.0, 0.001, 2.0], **settings)
+
+
 def test_choosing_on_test_samples_is_said() -> None:
     with pytest.warns(UserWarning, match=r"chosen by p_acc on test samples.*data\.validation"):
         done = pfedlms.sweep(method="local", learning_rate=np.array([0.1, 0.2]), **SMALL)

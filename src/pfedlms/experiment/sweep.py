@@ -68,12 +68,15 @@ class Sweep(Study):
 
     @property
     def at_edge(self) -> list[str]:
-        """Where the best lies at the end of a list of three or more numbers: what lies beyond may be better."""
+        """Where the best lies at the end of a list of three or more numbers and there are numbers beyond, which may be
+        better."""
         best, found = self.best, []
         for key, values in self.axes.items() if best else ():
             assert best is not None
             value = best["settings"][key]
-            if len(values) >= 3 and _numbers(values) and value in (min(values), max(values)):
+            if len(values) < 3 or not _numbers(values) or value in _outermost(self.results[0].config.method, key):
+                continue
+            if value in (min(values), max(values)):
                 end, beyond = ("largest", "larger") if value == max(values) else ("smallest", "smaller")
                 found.append(f"the best {key} is {value}, the {end} tried; try {beyond} ones")
         return found
@@ -223,6 +226,13 @@ def _name(cell: Mapping[str, Any]) -> str:
 def _value(config: Config, key: str) -> Any:
     section, _, name = key.partition(".")
     return config.tables()[section][name]
+
+
+def _outermost(method: str, key: str) -> tuple[float | None, float | None]:
+    """The least and the greatest number that a setting takes, where it is declared to have any."""
+    section, _, name = key.partition(".")
+    limits = keys([method])[section, name].metadata["limits"]
+    return limits["minimum"], limits["maximum"]
 
 
 def _plain(value: Any) -> Any:

@@ -37,7 +37,10 @@ class OverClients:
 
     def _one(self, outputs: Tensor, targets: Tensor) -> Tensor:
         each = self._function(outputs, targets)
-        return each.flatten(1).mean(dim=1) if each.ndim > 1 else each
+        if each.ndim == 1:
+            return each
+        # Truth values and whole numbers have no mean in torch.
+        return (each if each.is_floating_point() else each.float()).flatten(1).mean(dim=1)
 
 
 def over_clients(name: str, function: Any, outputs: Tensor, targets: Tensor) -> OverClients:
@@ -48,7 +51,8 @@ def over_clients(name: str, function: Any, outputs: Tensor, targets: Tensor) -> 
         )
     given = f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}, {targets.dtype}"
     try:
-        each = function(outputs, targets)
+        with torch.enable_grad():
+            each = function(outputs.detach().requires_grad_(name == "loss").clone(), targets)
     except Exception as error:  # it is the user's own and may raise anything
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UsageError(f"{name}: fails on {given} ({reason})") from error
@@ -58,6 +62,11 @@ def over_clients(name: str, function: Any, outputs: Tensor, targets: Tensor) -> 
         scalar = isinstance(each, Tensor) and each.ndim == 0
         remedy = "leave the mean over samples out (reduction='none')" if scalar else "give outputs the targets' shape"
         raise UsageError(f"{name}: got {got} for {given}, expected one number a sample, ({len(outputs)},); {remedy}")
+    if name == "loss" and not each.requires_grad:
+        raise UsageError(
+            f"loss: got {each.dtype} that no gradient flows back from, expected numbers computed from the outputs; "
+            "leave detach(), argmax and comparisons out of it (a metric may have them)"
+        )
     stacked = OverClients(function, stacks=True)
     try:
         with torch.random.fork_rng(devices=[outputs.device] if outputs.is_cuda else []):
