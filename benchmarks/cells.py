@@ -9,25 +9,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
-import torch
-
 from pfedlms.data.sources import DATASETS
-from pfedlms.engine.federation import agreement, task_of
-from pfedlms.engine.participation import Participation
 from pfedlms.experiment.config import Config, Tables, load_config
-from pfedlms.experiment.prepare import train_settings
-from pfedlms.methods import METHODS, Method, Task
-from pfedlms.models import CohortModel, build
-from pfedlms.wire.frames import SERVER, frame
+from pfedlms.reproduce.budget import equal_rate, taken
 
 SEEDS = (0, 1, 2)
 SWEEP_SEED = 10  # takes no part in the tables
 STEPS = (1.0, 1.5, 2.0, 3.0)
-TOLERANCE = 0.005  # of the bytes of a round, for messages that are to be of equal size
-ENTRY_BYTES = 4  # what one entry more takes, up and down: no message can be met more closely
 
 
 @dataclass(frozen=True)
@@ -218,48 +208,9 @@ def choice(rows: Sequence[Mapping[str, Any]]) -> float | None:
     return max(found, key=lambda step: (found[step], -step)) if found else None
 
 
-def message_bytes(method: Method) -> int:
-    """Bytes of one client in a round, up and down with framing, of messages that were encoded: signs and the like as
-    in any round, positions drawn at random, no digest of the model (it is sent once in fifty rounds)."""
-    digest, total = agreement(method), 0
-    for exchange in method.exchanges:
-        for message, sender, samples in ((exchange.up, 0, 1), (exchange.down, SERVER, 0)):
-            values = message.example()
-            if "checked" in values:
-                values |= {name: values[name] * 0 for name in ("checked", "digest")}
-            total += len(frame(message, values, round=0, sender=sender, samples=samples, digest=digest))
-    return total
-
-
-@cache
-def task_on(dataset: str) -> Task:
-    """What both ends know of a data set's own model."""
-    shared = load_config(None, {"data": {"dataset": dataset}, "method": {"name": "local"}})
-    source, train = DATASETS[dataset], train_settings(shared)
-    module = build(shared.model.name, source.shape, source.classes, shared.model.hidden, 0)
-    model = CohortModel(module, torch.device("cpu"))
-    return task_of(model, source.classes, Participation(shared.data.clients, 1.0, 0), train, seed=0)
-
-
-def taken(dataset: str, method: str, **settings: Any) -> int:
-    """`message_bytes` of a method on a data set's own model."""
-    return message_bytes(METHODS[method](task_on(dataset), METHODS[method].Settings(**settings)))
-
-
-@cache
 def equal_sparsity(dataset: str, ratio: float) -> float:
     """The sparsity at which stc's messages are as large as sketchvote's at `ratio` on the data set's own model."""
-    wanted, dim = taken(dataset, "sketchvote", ratio=ratio), task_on(dataset).layout.dim
-    share = lambda count: (count + 0.5) / dim  # noqa: E731 - in the middle, so that rounding takes no entry away
-    low, high = 1, dim - 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if taken(dataset, "stc", sparsity=share(middle)) <= wanted else (low, middle)
-    off = {p: abs(taken(dataset, "stc", sparsity=p) - wanted) for p in (share(low), share(high))}
-    best = min(off, key=lambda p: off[p])
-    if off[best] > max(TOLERANCE * wanted, ENTRY_BYTES):
-        raise ValueError(f"stc: no sparsity takes {wanted} bytes a round on {dataset}, within {TOLERANCE:.1%}")
-    return best
+    return equal_rate(dataset, "stc", taken(dataset, "sketchvote", ratio=ratio))
 
 
 def main() -> None:

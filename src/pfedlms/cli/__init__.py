@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from pfedlms import __version__
-from pfedlms.cli import data, lists, stored, train
+from pfedlms.cli import data, lists, reproduce, stored, train
 from pfedlms.cli.options import check_config
 from pfedlms.cli.screen import say
 from pfedlms.errors import PfedlmsError, did_you_mean
@@ -32,6 +32,7 @@ commands:
   resume DIR         go on with an interrupted run, comparison or sweep
   show DIR           print what one reached, finished or not; needs no data
   export DIR         write models: --client K, --global or --all FOLDER; --best
+  reproduce NAME     a table or figure of the paper, measured beside printed
   data show          who holds what: clients x classes, sizes; --plot FILE
   bits               bits per client and round of any model, method and setting
   methods, datasets, models, settings
@@ -117,6 +118,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], Any], Callable[[argpars
     "resume": (train.resume, train.add_resume),
     "show": (stored.show_stored, stored.add_show),
     "export": (stored.export, stored.add_export),
+    "reproduce": (reproduce.reproduce, reproduce.add_reproduce),
     "data": (data.data, data.add_data),
     "bits": (lists.bits, lists.add_bits),
     **dict.fromkeys(("methods", "datasets", "models", "settings"), (lists.listing, lists.add_listing)),

@@ -17,9 +17,14 @@ from pfedlms.report.tables import last_evaluations
 _COLOURS = {"sketchvote": "#3a4fb0", "pfedlms": "#0b6e4f", "fedavg": "#c84c09", "local": "#6c757d"}
 
 
+def can_draw() -> bool:
+    """Whether the extra is there."""
+    return find_spec("matplotlib") is not None
+
+
 def check_plot(file: Path) -> None:
     """Before hours of training rather than after: can the plot be drawn and written?"""
-    if find_spec("matplotlib") is None:
+    if not can_draw():
         raise UsageError("--plot needs matplotlib; install it with: pip install 'pfedlms[report]'")
     if file.suffix not in (".png", ".svg", ".pdf") or not os.access(file.resolve().parent, os.W_OK):
         raise UsageError(

@@ -5,17 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from pfedlms.errors import UsageError, did_you_mean
 from pfedlms.experiment.play import Progress
+from pfedlms.experiment.store import write_atomically
+from pfedlms.report.plots import can_draw
 from pfedlms.reproduce.bytes_to import bytes_to_most_of_the_gain, frugal_fedavg
 from pfedlms.reproduce.communication import communication
 from pfedlms.reproduce.distributions import distributions
 from pfedlms.reproduce.plans import ALL, EXPERIMENTS, Experiment, Row
-from pfedlms.reproduce.play import Measured, Played, Where, play
+from pfedlms.reproduce.play import Measured, Where, play
 from pfedlms.reproduce.sheets import Sheet, against_paper
 
 OTHERS = {"communication": ALL, "distributions": ("mnist",)}
@@ -72,9 +73,11 @@ def _experiment(
     """The cells of a data set, and what is made of them."""
     rows = plan.of(dataset, wanted.methods)
     cells = {row.label: plan.cells(row, dataset, wanted.seeds, wanted.quick) for row in rows}
-    everything = [cell for own in zip(*cells.values(), strict=True) for cell in own]  # seed by seed, so that some is soon
+    # Seed by seed, so that there is something of every row soon.
+    everything = [cell for own in zip(*cells.values(), strict=True) for cell in own]
     played = play(everything, where, progress, wanted.rows)
-    measured = {label: [played.measured[cell] for cell in own if cell in played.measured] for label, own in cells.items()}
+    found = played.measured
+    measured = {label: [found[cell] for cell in own if cell in found] for label, own in cells.items()}
     if name == "budget" and not played.stopped and not wanted.quick:
         for label, own in frugal_fedavg(plan.alpha, measured, everything).items():
             more = play(own, where, progress, wanted.rows)
@@ -85,7 +88,8 @@ def _experiment(
     outcome.stopped = played.stopped
     if not any(measured.values()):
         return
-    outcome.sheets.append(against_paper(name, plan.title, dataset, rows, measured))
+    title = plan.title + ", a quick look" * wanted.quick
+    outcome.sheets.append(against_paper(name, title, dataset, rows, measured))
     if name in ("curves", "budget"):
         _curves(name, plan, dataset, measured, where, outcome)
 
@@ -106,3 +110,54 @@ def _figure_1(dataset: str, wanted: Wanted, where: Where, progress: Progress, ou
         for stage in document["stages"]
         for layer, own in stage["layers"].items()
     ]
+    title = f"{dataset}: weights of the shared model while FedAvg trains"
+    columns = {"layer": "layer", "round": "round", "deviation": "σ"}
+    outcome.sheets.append(Sheet(f"distributions-{dataset}", title, records, columns, "σ: standard deviation."))
+    _draw(where.out / f"distributions-{dataset}", lambda file: _figures().draw_distributions(document, file), outcome)
+
+
+def _points(name: str, dataset: str, cells: Cells) -> Sheet:
+    """Every evaluation of every cell, for figures of one's own; not shown."""
+    records = [
+        {"row": label, "seed": each.summary["seed"], **dict(zip(each.curve, values, strict=True))}
+        for label, own in cells.items()
+        for each in own
+        for values in zip(*each.curve.values(), strict=True)
+    ]
+    return Sheet(f"{name}-{dataset}-points", "", records, {})
+
+
+def _write(sheet: Sheet, out: Path) -> list[Path]:
+    """As CSV, and as Markdown what is shown."""
+    texts = {".csv": sheet.csv(), **({".md": sheet.markdown()} if sheet.columns else {})}
+    files = []
+    for suffix, text in texts.items():
+        file = out / f"{sheet.name}{suffix}"
+        _store(file, text.encode())
+        files.append(file)
+    return files
+
+
+def _store(file: Path, content: bytes) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, lambda opened: opened.write(content))
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be written ({error.strerror}); name another --out") from error
+
+
+def _draw(stem: Path, draw: Callable[[Path], None], outcome: Outcome) -> None:
+    """A picture, where the extra is there; the numbers are written in any case."""
+    if not can_draw():
+        return
+    for suffix in (".png", ".svg"):
+        file = stem.with_suffix(suffix)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draw(file)
+        outcome.files.append(file)
+
+
+def _figures() -> Any:
+    from pfedlms.reproduce import figures  # which need the extra
+
+    return figures

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -49,27 +50,37 @@ def task_on(dataset: str) -> Task:
 
 def taken(dataset: str, method: str, **settings: Any) -> int:
     """`message_bytes` of a method on a data set's own model, with what is shipped for both."""
-    config = load_config(None, {"data": {"dataset": dataset}, "method": {"name": method, **settings}})
-    return message_bytes(METHODS[method](task_on(dataset), config.settings))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of settings that would not train well; nothing is trained here
+        config = load_config(None, {"data": {"dataset": dataset}, "method": {"name": method, **settings}})
+        made = METHODS[method](task_on(dataset), config.settings)
+    return message_bytes(made)
 
 
-def at_the_bytes_of(dataset: str, method: str, other: Mapping[str, Any]) -> tuple[str, float]:
-    """The setting of `method`, and its value at which messages are as large as those of `other` (a section [method])
-    on the data set's own model."""
+def at_the_bytes_of(dataset: str, method: str, other: Mapping[str, Any]) -> dict[str, float]:
+    """Settings of `method` at which messages are as large as those of `other` (a section [method]) on the data set's
+    own model. The pull of pFedLMS moves a sketched coordinate by 2 η λ N/m, so its strength follows the ratio."""
     if method not in RATES:
         raise UsageError(
             f"--methods: got {method}@{other['name']}, but no setting of {method} says how much a message takes; "
             f"{', '.join(RATES)} have one"
         )
     rest = {key: value for key, value in other.items() if key != "name"}
-    return RATES[method], equal_rate(dataset, method, taken(dataset, other["name"], **rest))
+    rate = equal_rate(dataset, method, taken(dataset, other["name"], **rest))
+    if method != "pfedlms":
+        return {RATES[method]: rate}
+    shipped = load_config(None, {"data": {"dataset": dataset}, "method": {"name": method}}).settings
+    return {"ratio": rate, "strength": shipped.strength * rate / shipped.ratio}
 
 
 @cache
 def equal_rate(dataset: str, method: str, wanted: int) -> float:
     """The rate at which the messages of a client in a round take `wanted` bytes."""
     key, dim = RATES[method], task_on(dataset).layout.dim
-    share = lambda count: (count + 0.5) / dim  # noqa: E731 - in the middle, so that rounding takes no entry away
+
+    def share(count: int) -> float:
+        return (count + 0.5) / dim  # in the middle, so that rounding takes no entry away
+
     low, high = 1, dim - 1
     while high - low > 1:
         middle = (low + high) // 2

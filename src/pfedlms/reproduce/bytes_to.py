@@ -34,7 +34,9 @@ def bytes_to_most_of_the_gain(dataset: str, cells: Mapping[str, Sequence[Measure
         f"P-acc of {wanted:.2f} %: local has {alone:.2f}, FedAvg {together:.2f} (last 10). The first evaluation at or "
         "above it; MiB of all clients up to there, framing included."
     )
-    return Sheet(f"gain-{dataset}", f"{dataset}: {SHARE:.0%} of FedAvg's gain over local", records, columns, note)
+    return Sheet(
+        f"gain-{dataset}", f"{dataset}: {100 * SHARE:.0f} % of FedAvg's gain over local", records, columns, note
+    )
 
 
 def first_reaching(measured: Measured, wanted: float) -> tuple[int, int] | None:
@@ -70,4 +72,4 @@ def _finished(measured: Sequence[Measured]) -> list[Measured]:
 
 
 def _last10(measured: Sequence[Measured]) -> float:
-    return mean(each.summary["accuracy"]["last10"] for each in _finished(measured))
+    return float(mean(each.summary["accuracy"]["last10"] for each in _finished(measured)))

@@ -60,8 +60,8 @@ def tables_of(dataset: str, variant: str) -> Tables:
         raise UsageError("\n".join(problems) or f"--methods: got {variant!r}, expected one method")
     tables = merge_all({"method": {"name": found[0].method}}, found[0].settings)
     if at:
-        key, value = at_the_bytes_of(dataset, found[0].method, tables_of(dataset, other)["method"])
-        tables = merge_all(tables, {"method": {key: value}})
+        equal = at_the_bytes_of(dataset, found[0].method, tables_of(dataset, other)["method"])
+        tables = merge_all(tables, {"method": equal})
     return tables
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from pfedlms.errors import UsageError
-from pfedlms.experiment.config import Config, load_config
+from pfedlms.experiment.config import Config, Tables, load_config
 from pfedlms.experiment.play import Progress
 from pfedlms.experiment.prepare import as_configured, prepare
+from pfedlms.experiment.record import settled
 from pfedlms.experiment.store import write_atomically
 from pfedlms.reproduce.play import Where
 
@@ -26,8 +26,8 @@ def distributions(dataset: str, where: Where, progress: Progress, quick: bool, s
     every round; kept in the folder, and not made twice."""
     rounds = tuple(number // 10 for number in ROUNDS) if quick else ROUNDS
     run = {"seed": seed, "device": where.device, "evaluate_every": 1}
-    data = {"dataset": dataset, "dir": where.data_dir, "alpha": 0.5}
-    tables = {"data": data, "method": {"name": "fedavg"}, "train": {"rounds": rounds[-1] + 1}, "run": run}
+    data: dict[str, Any] = {"dataset": dataset, "dir": where.data_dir, "alpha": 0.5}
+    tables: Tables = {"data": data, "method": {"name": "fedavg"}, "train": {"rounds": rounds[-1] + 1}, "run": run}
     config = load_config(None, tables)
     file = where.out / f"{dataset}_distributions_s{seed}{'_quick' * quick}.json"
     if file.is_file():
@@ -42,8 +42,6 @@ def distributions(dataset: str, where: Where, progress: Progress, quick: bool, s
 
 
 def _settings(config: Config) -> dict[str, Any]:
-    from pfedlms.experiment.record import settled
-
     return {**settled(config), "run.seed": config.run.seed}
 
 

@@ -51,12 +51,14 @@ def draw_distributions(document: Mapping[str, Any], file: Path) -> None:
     """The weights of every layer after some rounds, and accuracy over rounds with those rounds marked."""
     plt = _pyplot()
     stages = document["stages"]
-    figure, panels = plt.subplots(1, len(stages) + 1, figsize=(3.2 * (len(stages) + 1), 3), dpi=150, layout="constrained")
+    size = (3.2 * (len(stages) + 1), 3)
+    figure, panels = plt.subplots(1, len(stages) + 1, figsize=size, dpi=150, layout="constrained")
     colours = list(_STYLE.values())
     for panel, stage in zip(panels, stages, strict=False):
         for colour, (layer, own) in zip(colours, stage["layers"].items(), strict=False):
+            drawn = {"color": colour, "label": f"{layer}, σ = {own['deviation']:.3f}"}
             panel.stairs(own["density"], own["edges"], color=colour, fill=True, alpha=0.35)
-            panel.stairs(own["density"], own["edges"], color=colour, linewidth=1, label=f"{layer}, σ = {own['deviation']:.3f}")
+            panel.stairs(own["density"], own["edges"], linewidth=1, **drawn)
         panel.set_title(f"round {stage['round']}", loc="left", fontsize=9)
         panel.set_xlabel("weight")
         panel.legend(frameon=False, fontsize=6)

@@ -79,12 +79,12 @@ def _ablation(dataset: str) -> list[Row]:
     return [Row(label, variant, printed("ablation", label, dataset)) for label, variant in variants.items()]
 
 
-def _along(section: str, axis: str, setting: str, values: Sequence[float]) -> Callable[[str], list[Row]]:
-    """pFedLMS with one setting at several values."""
+def _along(section: str, axis: str, symbol: str, setting: str, values: Sequence[float]) -> Callable[[str], list[Row]]:
+    """pFedLMS with one setting at several values, beside a figure of the paper with that `axis`."""
 
     def rows(dataset: str) -> list[Row]:
         return [
-            Row(f"{axis}={value:g}", f"pfedlms:{setting}={value:g}", along(section, axis, value, dataset))
+            Row(f"{symbol} = {value:g}", f"pfedlms:{setting}={value:g}", along(section, axis, value, dataset))
             for value in values
         ]
 
@@ -96,14 +96,14 @@ EXPERIMENTS = {
     "table2": Experiment("Table 2, α = 0.1", 0.1, ALL, _table("table2")),
     "ablation": Experiment("layer-wise, several thresholds, α = 0.5", 0.5, ("svhn", "cifar10"), _ablation),
     "thresholds": Experiment(
-        "thresholds T, α = 0.5", 0.5, ("cifar10",), _along("thresholds", "T", "thresholds", (1, 2, 3, 4, 5, 7))
+        "thresholds T, α = 0.5", 0.5, ("cifar10",), _along("thresholds", "T", "T", "thresholds", (1, 2, 3, 4, 5, 7))
     ),
     "refresh": Experiment(
         "rounds h between fresh sketches, α = 0.5", 0.5, ("mnist",),
-        _along("refresh", "h", "refresh", paper()["refresh"]["h"]),
+        _along("refresh", "h", "h", "refresh", paper()["refresh"]["h"]),
     ),
     "lambda": Experiment(
-        "strength λ of the pull, α = 0.1", 0.1, ALL, _along("lambda", "values", "strength", paper()["lambda"]["values"])
+        "strength λ of the pull, α = 0.1", 0.1, ALL, _along("lambda", "values", "λ", "strength", paper()["lambda"]["values"])
     ),
     "curves": Experiment("accuracy against rounds, α = 0.5", 0.5, ("cifar10",), _table("table1")),
     "budget": Experiment("accuracy against bytes, α = 0.5", 0.5, ("mnist",), _table("table1")),

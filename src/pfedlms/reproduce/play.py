@@ -18,6 +18,7 @@ from pfedlms.experiment.store import RunDirectory
 from pfedlms.reproduce.cells import Cell, same_run
 
 CURVE = ("round", "p_acc", "g_acc")
+ROW = {"config", "status", "summary", "curve"}
 ENDED = ("finished", "diverged", "failed")
 
 
@@ -62,12 +63,12 @@ def play(cells: Iterable[Cell], where: Where, progress: Progress, known: Sequenc
     goes on. A data set that is not there leaves its cells open and the others alone."""
     played, rows = Played(), [(config, row) for row in known if (config := _config(row)) is not None]
     for cell in cells:
-        if cell.dataset in played.missing:
-            continue
         config = where.config(cell)
         row = next((row for other, row in rows if same_run(config, other)), None)
         if row is not None:
             played.measured[cell] = Measured({**row["summary"], "status": row["status"]}, row["curve"])
+            continue
+        if cell.dataset in played.missing and not (where.out / cell.name).exists():
             continue
         progress.named(cell.row if cell.row != config.method else "")
         try:
@@ -105,17 +106,20 @@ def curve_of(metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     return {**columns, "bytes": [sum(record["bytes"].values()) for record in metrics]}
 
 
-def read_rows(files: Iterable[Path]) -> list[dict[str, Any]]:
-    """Rows that were measured elsewhere: `config`, `status`, `summary`, `curve`, in JSON files of lists."""
+def read_rows(given: Iterable[Path]) -> list[dict[str, Any]]:
+    """Rows that were measured elsewhere: `config`, `status`, `summary`, `curve`, in JSON files of lists. Of a folder
+    those files that are such lists."""
     rows: list[dict[str, Any]] = []
-    for file in files:
-        try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise UsageError(f"--rows: {file} cannot be read ({error})") from error
-        if not isinstance(found, list) or not all(isinstance(row, dict) and "config" in row for row in found):
-            raise UsageError(f"--rows: {file} is no list of rows with config, status, summary and curve")
-        rows += [row for row in found if row.get("summary")]
+    for path in given:
+        for file in sorted(path.glob("*.json")) if path.is_dir() else [path]:
+            try:
+                found = json.loads(file.read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                raise UsageError(f"--rows: {file} cannot be read ({error})") from error
+            sound = isinstance(found, list) and all(isinstance(row, dict) and row.keys() >= ROW for row in found)
+            if not sound and file == path:
+                raise UsageError(f"--rows: {file} is no list of rows with {', '.join(sorted(ROW))}")
+            rows += [row for row in found if row["summary"]] if sound else []
     return rows
 
 

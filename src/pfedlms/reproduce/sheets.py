@@ -93,8 +93,10 @@ def against_paper(
     }  # fmt: skip
     note = (
         "Accuracy in %, ± over seeds; max over evaluations, as the paper has it, and mean of the last 10; G-acc of the "
-        f"last 10; MiB a round of all clients, framing included. *: more than {WIDE:g} standard deviations of both away."
+        f"last 10; MiB a round of all clients, framing included. *: more than {WIDE:g} standard deviations away."
     )
+    known = {key for record in records for key in record}
+    columns = {key: heading for key, heading in columns.items() if key.partition(" ")[0] in known}
     return Sheet(f"{name}-{dataset}", f"{dataset}: {title}", records, columns, note)
 
 
