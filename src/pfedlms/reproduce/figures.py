@@ -11,28 +11,30 @@ from pfedlms.reproduce.play import Measured
 _STYLE = {
     "sketchvote": "#3a4fb0", "pfedlms": "#0b6e4f", "fedavg": "#c84c09", "local": "#6c757d", "pfed1bs": "#7fb069",
     "eden": "#b5179e", "zsign": "#e0a100", "obcsaa": "#8d5a3b", "obda": "#9aa0a6", "fedproto": "#4cc9f0",
+    "stc@sketchvote": "#d7263d",
 }  # fmt: skip
-MOST = 12  # lines that can be told apart
 
 
 def draw_curves(title: str, cells: Mapping[str, Sequence[Measured]], axis: str, file: Path) -> None:
     """P-acc against `round`, or against the MiB of all clients so far (`bytes`): a line a row, its range over seeds."""
     plt = _pyplot()
     figure, axes = plt.subplots(figsize=(8, 4.8), dpi=150, layout="constrained")
-    for row, measured in list(cells.items())[:MOST]:
+    # Variants of a method lie close to it: more lines than can be told apart.
+    drawn = [row for row in cells if row in _STYLE]
+    for row, measured in ((row, cells[row]) for row in (drawn if len(drawn) > 1 else cells)):
         done = [each.curve for each in measured if each.finished]
         if not done:
             continue
         length = min(len(curve["round"]) for curve in done)
         columns = list(zip(*(curve["p_acc"][:length] for curve in done), strict=True))
         middle = [sum(column) / len(column) for column in columns]
-        colour, dashed = _STYLE.get(row), "--" if row not in _STYLE else "-"
+        colour = _STYLE.get(row)
         if axis == "bytes" and not done[0]["bytes"][-1]:
             axes.axhline(middle[-1], color=colour, linestyle=":", linewidth=1.2, label=f"{row} (sends nothing)")
             continue
         unit = 1 / (1 << 20) if axis == "bytes" else 1
         across = [unit * value for value in done[0][axis][:length]]
-        (line,) = axes.plot(across, middle, color=colour, linestyle=dashed, linewidth=1.5, label=row)
+        (line,) = axes.plot(across, middle, color=colour, linewidth=1.5, label=row)
         lowest, highest = [min(column) for column in columns], [max(column) for column in columns]
         axes.fill_between(across, lowest, highest, color=line.get_color(), alpha=0.12, linewidth=0)
     axes.set_xlabel("MiB of all clients so far, framing included" if axis == "bytes" else "round")
@@ -61,7 +63,8 @@ def draw_distributions(document: Mapping[str, Any], file: Path) -> None:
             panel.stairs(own["density"], own["edges"], linewidth=1, **drawn)
         panel.set_title(f"round {stage['round']}", loc="left", fontsize=9)
         panel.set_xlabel("weight")
-        panel.legend(frameon=False, fontsize=6)
+        panel.margins(y=0.3)  # room for the legend
+        panel.legend(frameon=False, fontsize=6, loc="upper right")
     panels[0].set_ylabel("density")
     curve = document["curve"]
     panels[-1].plot(curve["round"], curve["g_acc"], color=_STYLE["fedavg"])

@@ -103,7 +103,8 @@ EXPERIMENTS = {
         _along("refresh", "h", "h", "refresh", paper()["refresh"]["h"]),
     ),
     "lambda": Experiment(
-        "strength λ of the pull, α = 0.1", 0.1, ALL, _along("lambda", "values", "λ", "strength", paper()["lambda"]["values"])
+        "strength λ of the pull, α = 0.1", 0.1, ALL,
+        _along("lambda", "values", "λ", "strength", paper()["lambda"]["values"]),
     ),
     "curves": Experiment("accuracy against rounds, α = 0.5", 0.5, ("cifar10",), _table("table1")),
     "budget": Experiment("accuracy against bytes, α = 0.5", 0.5, ("mnist",), _table("table1")),

@@ -1,0 +1,166 @@
+"""A table or figure of the paper: its cells, and what is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pfedlms.errors import UsageError, did_you_mean
+from pfedlms.experiment.play import Progress
+from pfedlms.experiment.store import write_atomically
+from pfedlms.report.plots import can_draw
+from pfedlms.reproduce.bytes_to import bytes_to_most_of_the_gain, frugal_fedavg
+from pfedlms.reproduce.communication import communication
+from pfedlms.reproduce.distributions import distributions
+from pfedlms.reproduce.plans import ALL, EXPERIMENTS, Experiment, Row
+from pfedlms.reproduce.play import Measured, Where, play
+from pfedlms.reproduce.sheets import Sheet, against_paper
+
+OTHERS = {"communication": ALL, "distributions": ("mnist",)}
+"""What is not made of training runs, and its data sets."""
+NAMES = (*EXPERIMENTS, *OTHERS)
+Cells = dict[str, list[Measured]]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What of an experiment is asked for; empty: all of it."""
+
+    datasets: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = (0, 1, 2)
+    quick: bool = False
+    rows: Sequence[dict[str, Any]] = ()
+    """Measured elsewhere."""
+
+
+@dataclass
+class Outcome:
+    """What an experiment gave."""
+
+    sheets: list[Sheet] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+    """Why cells of a data set stay open, by its name."""
+    stopped: int = 0
+
+
+def reproduce(name: str, wanted: Wanted, where: Where, progress: Progress) -> Outcome:
+    """One table or figure; sheets are written beside the cells."""
+    if name not in NAMES:
+        raise UsageError(f"reproduce: got {name!r}; {did_you_mean(name, NAMES)}")
+    outcome = Outcome()
+    for dataset in wanted.datasets or (OTHERS[name] if name in OTHERS else EXPERIMENTS[name].datasets):
+        if name == "communication":
+            outcome.sheets.append(communication(dataset, wanted.methods))
+        elif name == "distributions":
+            _figure_1(dataset, wanted, where, progress, outcome)
+        else:
+            _experiment(name, EXPERIMENTS[name], dataset, wanted, where, progress, outcome)
+        if outcome.stopped:
+            break
+    for sheet in outcome.sheets:
+        outcome.files += _write(sheet, where.out)
+    return outcome
+
+
+def _experiment(
+    name: str, plan: Experiment, dataset: str, wanted: Wanted, where: Where, progress: Progress, outcome: Outcome
+) -> None:
+    """The cells of a data set, and what is made of them."""
+    rows = plan.of(dataset, wanted.methods)
+    cells = {row.label: plan.cells(row, dataset, wanted.seeds, wanted.quick) for row in rows}
+    # Seed by seed, so that there is something of every row soon.
+    everything = [cell for own in zip(*cells.values(), strict=True) for cell in own]
+    played = play(everything, where, progress, wanted.rows)
+    found = played.measured
+    measured = {label: [found[cell] for cell in own if cell in found] for label, own in cells.items()}
+    if name == "budget" and not played.stopped and not wanted.quick:
+        for label, own in frugal_fedavg(plan.alpha, measured, everything).items():
+            more = play(own, where, progress, wanted.rows)
+            played.stopped = played.stopped or more.stopped
+            measured[label] = list(more.measured.values())
+            rows.append(Row(label, "fedavg"))
+    outcome.missing |= played.missing
+    outcome.stopped = played.stopped
+    if not any(measured.values()):
+        return
+    title = plan.title + ", a quick look" * wanted.quick
+    outcome.sheets.append(against_paper(name, title, dataset, rows, measured))
+    if name in ("curves", "budget"):
+        _curves(name, plan, dataset, measured, where, outcome)
+
+
+def _curves(name: str, plan: Experiment, dataset: str, cells: Cells, where: Where, outcome: Outcome) -> None:
+    axis = "bytes" if name == "budget" else "round"
+    outcome.sheets.append(_points(name, dataset, cells))
+    gain = bytes_to_most_of_the_gain(dataset, cells) if name == "budget" else None
+    if gain is not None:
+        outcome.sheets.append(gain)
+    _draw(
+        where.out / f"{name}-{dataset}",
+        lambda file: _figures().draw_curves(f"{dataset}: {plan.title}", cells, axis, file),
+        outcome,
+    )
+
+
+def _figure_1(dataset: str, wanted: Wanted, where: Where, progress: Progress, outcome: Outcome) -> None:
+    document = distributions(dataset, where, progress, wanted.quick, wanted.seeds[0])
+    records = [
+        {"round": stage["round"], "layer": layer, "deviation": own["deviation"]}
+        for stage in document["stages"]
+        for layer, own in stage["layers"].items()
+    ]
+    title = f"{dataset}: weights of the shared model while FedAvg trains"
+    columns = {"layer": "layer", "round": "round", "deviation": "σ"}
+    outcome.sheets.append(Sheet(f"distributions-{dataset}", title, records, columns, "σ: standard deviation."))
+    _draw(where.out / f"distributions-{dataset}", lambda file: _figures().draw_distributions(document, file), outcome)
+
+
+def _points(name: str, dataset: str, cells: Cells) -> Sheet:
+    """Every evaluation of every cell, for figures of one's own; not shown."""
+    records = [
+        {"row": label, "seed": each.summary["seed"], **dict(zip(each.curve, values, strict=True))}
+        for label, own in cells.items()
+        for each in own
+        for values in zip(*each.curve.values(), strict=True)
+    ]
+    return Sheet(f"{name}-{dataset}-points", "", records, {})
+
+
+def _write(sheet: Sheet, out: Path) -> list[Path]:
+    """As CSV, and as Markdown what is shown."""
+    texts = {".csv": sheet.csv(), **({".md": sheet.markdown()} if sheet.columns else {})}
+    files = []
+    for suffix, text in texts.items():
+        file = out / f"{sheet.name}{suffix}"
+        _store(file, text.encode())
+        files.append(file)
+    return files
+
+
+def _store(file: Path, content: bytes) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, lambda opened: opened.write(content))
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be written ({error.strerror}); name another --out") from error
+
+
+def _draw(stem: Path, draw: Callable[[Path], None], outcome: Outcome) -> None:
+    """A picture, where the extra is there; the numbers are written in any case."""
+    if not can_draw():
+        return
+    for suffix in (".png", ".svg"):
+        file = stem.with_suffix(suffix)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draw(file)
+        outcome.files.append(file)
+
+
+def _figures() -> Any:
+    from pfedlms.reproduce import figures  # which need the extra
+
+    return figures

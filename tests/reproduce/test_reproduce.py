@@ -1,0 +1,266 @@
+"""`pfedlms reproduce`: plans against the paper's tables, cells that are kept, measured beside printed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import tomllib
+from collections.abc import Mapping
+from math import sqrt
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import pytest
+
+import pfedlms
+from pfedlms.cli import main
+from pfedlms.errors import RunDirectoryError, UsageError
+from pfedlms.experiment.play import Progress
+from pfedlms.reproduce import EXPERIMENTS, NAMES, Wanted, reproduce
+from pfedlms.reproduce.budget import equal_rate, taken
+from pfedlms.reproduce.bytes_to import bytes_to_most_of_the_gain, first_reaching
+from pfedlms.reproduce.cells import cell, tables_of
+from pfedlms.reproduce.paper import Printed, along, printed
+from pfedlms.reproduce.plans import Row
+from pfedlms.reproduce.play import Measured, Where, play, read_rows
+from pfedlms.reproduce.sheets import against_paper
+
+PAPER = Path(pfedlms.__file__).parent / "reproduce" / "paper.toml"
+
+
+def test_the_papers_numbers_are_found_by_table_row_and_data_set() -> None:
+    assert printed("table1", "pfedlms", "cifar10") == Printed(82.14, 0.46)
+    assert printed("table2", "zsign", "mnist") == Printed(95.63, 0.45)
+    assert printed("communication", "fedavg", "cifar100") == Printed(1495.34)
+    assert printed("table1", "sketchvote", "mnist") is None
+    assert printed("table1", "pfedlms", "digits") is None
+    assert along("refresh", "h", 10, "mnist") == Printed(97.00)
+    assert along("lambda", "values", 0.01, "cifar100") == Printed(66.84)
+    assert along("thresholds", "T", 3, "cifar10") is None
+
+
+@pytest.mark.parametrize("name", ["table1", "table2"])
+def test_every_row_of_the_papers_tables_is_trained(name: str) -> None:
+    numbers = tomllib.loads(PAPER.read_text())[name]
+    for dataset in numbers["columns"]:
+        rows = {row.label: row.printed for row in EXPERIMENTS[name].of(dataset)}
+        assert {"local", "sketchvote", "stc@sketchvote", "pfed1bs@pfedlms", "pfedlms@pfed1bs"} <= rows.keys()
+        for method, values in numbers.items():
+            if method != "columns":
+                assert rows[method] == Printed(*values[numbers["columns"].index(dataset)])
+
+
+@pytest.mark.parametrize(
+    ("name", "dataset", "label", "settings", "value"),
+    [
+        ("ablation", "svhn", "T=7, whole model", {"layerwise": False}, 91.41),
+        ("ablation", "cifar10", "refined pfed1bs (T=1, whole model)", {"layerwise": False, "thresholds": 1}, 78.68),
+        ("thresholds", "cifar10", "T = 2", {"thresholds": 2}, 81.05),
+        ("refresh", "mnist", "h = 50", {"refresh": 50}, 96.44),
+        ("lambda", "fmnist", "λ = 0.005", {"strength": 0.005}, 97.64),
+    ],
+)
+def test_a_row_stands_for_its_settings(
+    name: str, dataset: str, label: str, settings: dict[str, Any], value: float
+) -> None:
+    (row,) = [row for row in EXPERIMENTS[name].of(dataset) if row.label == label]
+    assert row.printed == Printed(value)
+    own = tables_of(dataset, row.variant)["method"]
+    assert own == {"name": "pfedlms", **settings}
+
+
+@pytest.mark.parametrize("variant", ["stc@sketchvote", "pfed1bs@pfedlms", "pfedlms@pfed1bs", "sketchvote@stc"])
+def test_methods_at_each_others_bytes(variant: str) -> None:
+    own, other = variant.split("@")
+    settings = {key: value for key, value in tables_of("digits", variant)["method"].items() if key != "name"}
+    wanted = taken("digits", other)
+    assert abs(taken("digits", own, **settings) - wanted) <= max(4, 0.005 * wanted)
+    if own == "pfedlms":  # 2 η λ N/m, how far a step moves a sketched coordinate, stays what is shipped
+        shipped = pfedlms.load_config(None, {"data": {"dataset": "digits"}, "method": {"name": "pfedlms"}}).settings
+        assert settings["strength"] / settings["ratio"] == pytest.approx(shipped.strength / shipped.ratio)
+
+
+def test_bytes_that_cannot_be_met() -> None:
+    with pytest.raises(UsageError, match="no setting of fedavg says how much a message takes"):
+        tables_of("digits", "fedavg@pfedlms")
+    with pytest.raises(UsageError, match="pfed1bs: no ratio takes 100000000 bytes"):
+        equal_rate("digits", "pfed1bs", 100_000_000)
+
+
+SMALL = Wanted(datasets=("digits",), methods=("local", "fedavg", "sketchvote"), seeds=(0, 1), quick=True)
+
+
+class Counting(Progress):
+    def __init__(self) -> None:
+        self.began: list[tuple[str, int]] = []
+
+    def started(self, config: Any, rounds_played: int) -> None:
+        self.began.append((Path(config.run.out).name, rounds_played))
+
+
+def test_cells_are_trained_once_and_used_by_every_table_that_has_them(tmp_path: Path) -> None:
+    where, progress = Where(tmp_path), Counting()
+    outcome = reproduce("table1", SMALL, where, progress)
+    first = len(progress.began)
+    assert first == 6
+    assert {name for name, _ in progress.began} == {
+        f"digits_a0.5_{method}_s{seed}_quick" for method in SMALL.methods for seed in (0, 1)
+    }
+    for name in ("table1", "curves", "budget"):
+        reproduce(name, SMALL, where, progress)
+    assert len(progress.began) == first
+    (sheet,) = outcome.sheets
+    for record in sheet.records:
+        folders = [tmp_path / f"digits_a0.5_{record['row']}_s{seed}_quick" for seed in (0, 1)]
+        metrics = [[json.loads(line) for line in (f / "metrics.jsonl").read_text().splitlines()] for f in folders]
+        best = [max(each["p_acc"] for each in own) for own in metrics]
+        assert len(metrics[0]) == 10
+        assert record["max"] == pytest.approx(mean(best))
+        assert record["max_deviation"] == pytest.approx(stdev(best))
+        sent = mean(sum(own[-1]["bytes"].values()) for own in metrics) / 10 / 2**20
+        assert record["mib"] == pytest.approx(sent)
+    rows = list(csv.DictReader((tmp_path / "budget-digits-points.csv").read_text().splitlines()))
+    assert len(rows) == 6 * 10
+    assert {row["row"] for row in rows} == set(SMALL.methods)
+    assert (tmp_path / "table1-digits.md").read_text().count("| sketchvote |") == 1
+
+
+class StopAt(Progress):
+    def evaluated(self, config: Any, record: Mapping[str, Any]) -> None:
+        if record["round"] == 4:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_cell_goes_on(tmp_path: Path) -> None:
+    one = cell("digits", 0.5, "sketchvote", "sketchvote", 0, quick=True)
+    with pytest.raises(KeyboardInterrupt):
+        play([one], Where(tmp_path / "a"), StopAt())
+    assert not (tmp_path / "a" / one.name / "summary.json").exists()
+    gone_on, whole = (play([one], Where(tmp_path / name), Counting()).measured[one] for name in ("a", "b"))
+    assert gone_on.summary["status"] == "finished"
+    assert gone_on.curve == whole.curve
+
+
+def test_a_folder_with_other_settings_is_not_taken_for_the_cell(tmp_path: Path) -> None:
+    one = cell("digits", 0.5, "local", "local", 0, quick=True)
+    pfedlms.run(method="local", rounds=2, alpha=0.4, out=tmp_path / one.name)
+    with pytest.raises(RunDirectoryError, match="holds a run with other settings"):
+        play([one], Where(tmp_path), Counting())
+
+
+def test_rows_measured_elsewhere_are_used_where_their_settings_are_the_cells(tmp_path: Path) -> None:
+    one, other = (cell("digits", alpha, "local", "local", 0, quick=True) for alpha in (0.5, 0.1))
+    summary = {"accuracy": {"max": 12.0, "last10": 11.0, "final": 11.0}, "bytes_per_round": {}, "seed": 0}
+    row = {"config": one.config().tables(), "status": "finished", "summary": summary, "curve": {}}
+    (tmp_path / "rows.json").write_text(json.dumps([row]))
+    (tmp_path / "else.json").write_text("{}")
+    known = read_rows([tmp_path])
+    progress = Counting()
+    played = play([one, other], Where(tmp_path / "out"), progress, known)
+    assert played.measured[one].summary["accuracy"]["max"] == 12.0
+    assert [name for name, _ in progress.began] == [other.name]
+    for wrong in ("else.json", "none.json"):
+        with pytest.raises(UsageError, match=f"--rows: .*{wrong}"):
+            read_rows([tmp_path / wrong])
+
+
+def measured(p_acc: list[float], sent: int, status: str = "finished") -> Measured:
+    rounds = list(range(1, len(p_acc) + 1))
+    tail = p_acc[-10:]
+    accuracy = {"max": max(p_acc), "last10": sum(tail) / len(tail), "final": p_acc[-1]}
+    summary = {"status": status, "accuracy": accuracy, "bytes_per_round": {"up": sent}, "seed": 0}
+    return Measured(summary, {"round": rounds, "p_acc": p_acc, "bytes": [sent * number for number in rounds]})
+
+
+def test_differences_and_what_lies_outside_two_deviations() -> None:
+    cells = {
+        "near": [measured([90.0], 1 << 20), measured([92.0], 1 << 20)],
+        "far": [measured([90.0], 1 << 20), measured([92.0], 1 << 20)],
+        "broken": [measured([50.0], 1, "diverged")],
+    }
+    spread = sqrt(2)  # of 90 and 92
+    near, far = 91 - 2 * sqrt(spread**2 + 1) + 0.01, 91 - 2 * sqrt(spread**2 + 1) - 0.01
+    rows = [Row("near", "x", Printed(near, 1.0)), Row("far", "x", Printed(far, 1.0)), Row("broken", "x", Printed(1.0))]
+    records = against_paper("t", "title", "digits", rows, cells).records
+    assert [record.get("outside") for record in records] == [False, True, None]
+    assert records[0]["difference"] == pytest.approx(91 - near)
+    assert records[0]["mib"] == 1
+    assert records[2]["row"] == "broken (1 diverged)"
+    shown = against_paper("t", "title", "digits", rows, cells).shown()
+    assert shown[1][3].endswith(" *")
+    assert not shown[0][3].endswith("*")
+
+
+def test_bytes_to_most_of_the_gain() -> None:
+    """local ends at 80, FedAvg at 90: 89 is what counts."""
+    cells = {
+        "local": [measured([80.0] * 10, 0)],
+        "fedavg": [measured([70.0, 88.9, 89.0, *[90.0] * 10], 100)],
+        "never": [measured([88.0] * 10, 1)],
+    }
+    assert first_reaching(cells["fedavg"][0], 89.0) == (3, 300)
+    sheet = bytes_to_most_of_the_gain("digits", cells)
+    assert sheet is not None
+    found = {record["row"]: record for record in sheet.records}
+    assert found["fedavg"]["rounds"] == 3
+    assert found["fedavg"]["mib"] == 300 / 2**20
+    assert "mib" not in found["never"]
+    assert bytes_to_most_of_the_gain("digits", {"local": cells["local"]}) is None
+
+
+@pytest.mark.parametrize(("dataset", "fedavg", "own"), [("mnist", 31.06, 0.38), ("cifar10", 42.68, 0.72)])
+def test_communication_is_the_papers_to_two_decimals(dataset: str, fedavg: float, own: float, tmp_path: Path) -> None:
+    (sheet,) = reproduce("communication", Wanted(datasets=(dataset,)), Where(tmp_path), Progress()).sheets
+    found = {record["row"]: record for record in sheet.records}
+    assert round(found["fedavg"]["mib"], 2) == fedavg
+    assert round(found["pfedlms"]["mib"], 2) == own
+    assert abs(found["pfedlms"]["difference"]) < 1e-9
+
+
+def test_distributions_are_of_the_shared_model_and_kept(tmp_path: Path) -> None:
+    wanted = Wanted(datasets=("digits",), quick=True)
+    (sheet,) = reproduce("distributions", wanted, Where(tmp_path), Progress()).sheets
+    assert [record["round"] for record in sheet.records] == [0, 0, 1, 1, 9, 9]
+    config = {"method": "fedavg", "rounds": 10, "alpha": 0.5}
+    model = pfedlms.run(**config).federation.shared_state_dict()
+    assert model is not None
+    last = [record["deviation"] for record in sheet.records[-2:]]
+    assert last == pytest.approx(
+        [values.double().std(correction=0).item() for values in model.values() if values.ndim > 1]
+    )
+    (kept,) = tmp_path.glob("*_quick.json")
+    before = kept.read_bytes()
+    kept.write_text(kept.read_text().replace('"deviation": 0.', '"deviation": 7.'))
+    (again,) = reproduce("distributions", wanted, Where(tmp_path), Progress()).sheets
+    assert again.records[0]["deviation"] > 7
+    kept.write_bytes(before)
+
+
+def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "paper")
+    line = ["reproduce", "table1", "--datasets", "digits", "--methods", "local", "--quick", "--out", out]
+    assert main([*line, "--quiet"]) == 0
+    shown = capsys.readouterr()
+    assert "digits: Table 1, α = 0.5, a quick look" in " ".join(shown.out.split())
+    assert f"results: {out}" in shown.err.replace("\n", "")
+    assert main([*line, "--json", "--quiet"]) == 0
+    (record,) = json.loads(capsys.readouterr().out)["sheets"]["table1-digits"]
+    assert record["row"] == "local"
+    assert main(["reproduce", "table1", "--datasets", "mnist", "--methods", "local", "--out", out, "--quiet"]) == 1
+    assert "mnist: cells stay open: data.dir: the data set 'mnist' is read from files" in capsys.readouterr().err
+    for wrong, message in {
+        ("tabel1",): "got 'tabel1'; did you mean table1",
+        ("table1", "--datasets", "mnits"): "mnits",
+        ("table1", "--methods", "pfedlm", "--datasets", "digits"): "did you mean pfedlms",
+        ("table1", "--seeds", "0"): "--seeds: got 0",
+    }.items():
+        assert main(["reproduce", *wrong, "--out", out]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_help_names_every_experiment(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["reproduce", "--help"])
+    text = capsys.readouterr().out
+    assert all(name in text for name in NAMES)
