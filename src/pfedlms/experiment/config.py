@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pfedlms.data.schemes import SCHEMES
-from pfedlms.data.sources import DATASETS, PATHS, kind_of
+from pfedlms.data.sources import DATASETS, PATHS, kind_of, meant_by
 from pfedlms.errors import ConfigError, did_you_mean
 from pfedlms.methods import METHODS
 from pfedlms.models.zoo import MODELS
@@ -37,7 +37,10 @@ class DataSection:
     """Who holds what."""
 
     dataset: str = setting(
-        "digits", "data set by name or path", choices=lambda: [*DATASETS, *(f"{kind}:PATH" for kind in PATHS), CUSTOM]
+        "digits",
+        "data set by name or path",
+        choices=lambda: [*DATASETS, *(f"{kind}:PATH" for kind in PATHS), CUSTOM],
+        meant=meant_by,
     )
     dir: str = setting("", "folder with the data set's files")
     image_size: int = setting(

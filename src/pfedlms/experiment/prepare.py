@@ -20,7 +20,7 @@ from pfedlms.engine import Federation
 from pfedlms.engine.criterion import Criterion
 from pfedlms.engine.participation import Participation
 from pfedlms.engine.training import TrainSettings
-from pfedlms.errors import ConfigError, DataError, UsageError, did_you_mean
+from pfedlms.errors import ConfigError, DataError, PfedlmsError, UsageError, did_you_mean, reason
 from pfedlms.experiment.config import CUSTOM, Config, Tables, keys, of_others
 from pfedlms.experiment.memory import fitting_cohort, room_for_all
 from pfedlms.methods import METHODS
@@ -121,8 +121,10 @@ def prepare(config: Config, data: Any = None, model: ModelLike = None, own: Own 
                 module_of(config, model, federated), _sample(federated), rng.stream(config.run.seed, "initial")
             )
             cohort_model = CohortModel(module, device, config.run.fast)
-        except (RuntimeError, ValueError) as error:
-            raise UsageError(f"model: cannot be built ({str(error).strip().splitlines()[0]})") from error
+        except PfedlmsError:
+            raise
+        except Exception as error:  # it may be the user's own and raise anything
+            raise UsageError(f"model: cannot be built ({reason(error)})") from error
         federated = _as_the_model_takes_them(module, federated)
         criterion = _criterion(own, _checked_outputs(cohort_model, federated, config), federated)
         if config.train.augment != "none" and (len(federated.shape) != 3 or not federated.x.is_floating_point()):
@@ -203,10 +205,28 @@ def module_of(config: Config, model: ModelLike, data: FederatedData) -> nn.Modul
     if isinstance(model, nn.Module):
         return copied(model)
     if callable(model):
-        return seeded(model, key)
+        return _made(model, key)
+    if model is not None and not isinstance(model, str):
+        raise UsageError(
+            f"model: got {model!r}, expected the name of a model, an nn.Module, or a function that makes one"
+        )
     if config.model.name == CUSTOM:
         raise UsageError("model.name: 'custom' stands for a model given in Python; name a model of `pfedlms models`")
     return build(config.model.name, data.shape, data.outputs, config.model.hidden, key)
+
+
+def _made(factory: Callable[[], nn.Module], key: int) -> nn.Module:
+    try:
+        return seeded(factory, key)
+    except PfedlmsError:
+        raise
+    except Exception as error:  # it is the user's own and may raise anything
+        name = getattr(factory, "__name__", type(factory).__name__)
+        called = name if name.isidentifier() else "the function given"
+        remedy = f"; give a module, or a function without arguments, model=lambda: {name}(…)"
+        raise UsageError(
+            f"model: {called} made no module ({reason(error)}){remedy * isinstance(factory, type)}"
+        ) from error
 
 
 def _as_the_model_takes_them(model: nn.Module, data: FederatedData) -> FederatedData:
@@ -235,8 +255,8 @@ def _failure(module: nn.Module, samples: torch.Tensor) -> str | None:
     try:
         with torch.no_grad():
             module(samples)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        return str(error).strip().partition("\n")[0]
+    except Exception as error:  # it is the user's own and may raise anything
+        return reason(error)
     return None
 
 
@@ -251,24 +271,40 @@ def _checked_outputs(model: CohortModel, data: FederatedData, config: Config) ->
     try:
         with torch.no_grad():
             outputs = outputs_of(model.module.eval()(sample))
-    except (RuntimeError, ValueError, TypeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        remedy = "; its parameters are float32 here, so leave casts to other types out of it" * ("dtype" in reason)
+    except PfedlmsError:
+        raise
+    except Exception as error:  # it is the user's own and may raise anything
+        why = reason(error)
+        remedy = "; its parameters are float32 here, so leave casts to other types out of it" * ("dtype" in why)
+        if sample.is_floating_point() and _failure(model.module, sample.long()) is None:
+            remedy = "; it takes whole numbers, such as token ids: give samples as integers, x.astype(np.int64)"
         raise UsageError(
-            f"model: fails on samples of shape {data.shape} ({reason}); "
+            f"model: fails on samples of shape {data.shape} ({why}); "
             f"expected a module that takes [batch, *{data.shape}]{remedy}"
         ) from error
     got, count, own = tuple(outputs.shape), len(sample), config.train.loss == CUSTOM
     if not own and (len(got) != 2 or got[1] < data.classes):
         raise UsageError(
             f"model: got outputs of shape {got} for {count} samples, expected ({count}, at least {data.classes}): one "
-            "number a class"
+            f"number a class{_gaps(data, got)}"
         )
     if own and got[:1] != (count,):
         raise UsageError(f"model: got outputs of shape {got} for {count} samples, expected ({count}, …)")
     if config.train.batch_size == 1:
         check_batch_of_one(model.module, sample)
     return outputs
+
+
+def _gaps(data: FederatedData, got: tuple[int, ...]) -> str:
+    """What to do where outputs are enough for the classes that occur, but not for their numbers."""
+    found = data.y.unique().tolist()
+    if len(got) != 2 or data.names or not len(found) <= got[1] < data.classes:
+        return ""
+    shown = ", ".join(map(str, found[:5])) + ", …" * (len(found) > 5)
+    return (
+        f". Of the class numbers 0 to {data.classes - 1} only {len(found)} occur ({shown}); if these are all, number "
+        "them without gaps: y = np.unique(y, return_inverse=True)[1]"
+    )
 
 
 def _criterion(own: Own, outputs: torch.Tensor, data: FederatedData) -> Criterion:

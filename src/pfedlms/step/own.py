@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from pfedlms.errors import UsageError
+from pfedlms.errors import UsageError, reason
 
 PerSample = Callable[[Tensor, Tensor], Tensor]
 """Outputs `[batch, …]` and targets `[batch, …]` of one client to one number a sample, `[batch]`; of several numbers a
@@ -47,17 +47,29 @@ def over_clients(name: str, function: Any, outputs: Tensor, targets: Tensor) -> 
             f"{name}: got {function!r}, expected a function of outputs and targets that gives one number a sample"
         )
     given = f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}, {targets.dtype}"
+    minimised = name == "loss"
+    tried = outputs.detach().requires_grad_(minimised)
     try:
-        each = function(outputs, targets)
+        with torch.enable_grad():
+            each = function(tried, targets)
     except Exception as error:  # it is the user's own and may raise anything
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UsageError(f"{name}: fails on {given} ({reason})") from error
-    got = f"shape {tuple(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
+        raise UsageError(f"{name}: fails on {given} ({reason(error)}){_remedy(function, tried, targets)}") from error
+    if not isinstance(each, Tensor):
+        why = ", whose gradients local steps need" * minimised
+        raise UsageError(
+            f"{name}: got {type(each).__name__}, expected a tensor, one number a sample; calculate with torch alone{why}"
+        )
+    got = f"shape {tuple(each.shape)}"
     allowed = ((), tuple(outputs.shape[1:]), tuple(targets.shape[1:]))
-    if not isinstance(each, Tensor) or each.shape[:1] != outputs.shape[:1] or tuple(each.shape[1:]) not in allowed:
-        scalar = isinstance(each, Tensor) and each.ndim == 0
+    if each.shape[:1] != outputs.shape[:1] or tuple(each.shape[1:]) not in allowed:
+        scalar = each.ndim == 0
         remedy = "leave the mean over samples out (reduction='none')" if scalar else "give outputs the targets' shape"
         raise UsageError(f"{name}: got {got} for {given}, expected one number a sample, ({len(outputs)},); {remedy}")
+    if minimised and not each.requires_grad:
+        raise UsageError(
+            "loss: got numbers without a gradient, expected a function of the outputs that autograd can follow; leave "
+            "detach(), item(), NumPy, argmax and the like out of it"
+        )
     stacked = OverClients(function, stacks=True)
     try:
         with torch.random.fork_rng(devices=[outputs.device] if outputs.is_cuda else []):
@@ -65,3 +77,14 @@ def over_clients(name: str, function: Any, outputs: Tensor, targets: Tensor) -> 
     except Exception:  # branches on values, operations without a rule: whatever vmap does not take
         return OverClients(function, stacks=False)
     return stacked
+
+
+def _remedy(function: PerSample, outputs: Tensor, targets: Tensor) -> str:
+    """Found by trying: many losses take targets of the outputs' own type alone."""
+    if targets.is_floating_point():
+        return ""
+    try:
+        function(outputs, targets.to(outputs.dtype))
+    except Exception:
+        return ""
+    return "; it takes targets that are floats: give them as such, y.astype(np.float32), or use targets.float() in it"
