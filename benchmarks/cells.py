@@ -17,7 +17,8 @@ import torch
 from pfedlms.data.sources import DATASETS
 from pfedlms.engine.federation import agreement, task_of
 from pfedlms.engine.participation import Participation
-from pfedlms.experiment.config import Config, Tables, load_config
+from pfedlms.experiment.config import Config, load_config
+from pfedlms.experiment.layers import Tables
 from pfedlms.experiment.prepare import train_settings
 from pfedlms.methods import METHODS, Method, Task
 from pfedlms.models import CohortModel, build

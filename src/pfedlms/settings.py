@@ -78,7 +78,8 @@ def _wrong(declared: Field[Any], value: Any) -> str | None:
         # 'custom' stands for objects given in Python; nobody types it.
         shown = [choice for choice in choices() if choice != "custom"]
         before, colon, _ = str(value).partition(":")
-        near = (meant(str(value)) if (meant := declared.metadata["meant"]) else "") or did_you_mean(f"{before}:PATH" if colon else str(value), shown)
+        near = declared.metadata["meant"](str(value)) if declared.metadata["meant"] else ""
+        near = near or did_you_mean(f"{before}:PATH" if colon else str(value), shown)
         return f"one of: {', '.join(shown)}" + (f"; {near}" if near.startswith("did") else "")
     return None
 

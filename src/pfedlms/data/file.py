@@ -49,14 +49,13 @@ def _from_columns(path: Path, columns: Columns, label: str, client: str) -> Pool
     labels = _chosen(path, columns, label, _LABELS, "label_column")
     clients = _chosen(path, columns, client, _CLIENTS, "owner_column")
     features = [name for name in columns if name not in (labels, clients)]
-    for asked, usual, setting in ((label, _LABELS, "label_column"), (client, _CLIENTS, "owner_column")):
-        for name in features if asked else ():
-            if name.strip().lower() in usual:
-                warnings.warn(
-                    f"{path}: data.{setting} is {asked!r}, so the column {name!r} is a feature like any other; take it "
-                    "out of the file if that is not meant",
-                    stacklevel=2,
-                )
+    for name in features if client else ():
+        if name.strip().lower() in _CLIENTS:
+            warnings.warn(
+                f"{path}: data.owner_column is {client!r}, so the column {name!r} is a feature like any other; take it "
+                "out of the file if that is not meant",
+                stacklevel=2,
+            )
     if not features or not len(columns[labels]):
         raise DataError(f"{path}: got {len(columns[labels])} rows of {len(features)} features, expected at least one")
     x = np.stack([_feature(path, name, columns[name]) for name in features], axis=1)
@@ -88,8 +87,8 @@ def _pool(path: Path, x: Samples, label: str, labels: Any, client: str, clients:
     if any("." in name for name in names) and all(map(_finite, names)):
         raise DataError(
             f"{path}: got {names[-1]} in {label!r}, expected class numbers or names; name another column with --set "
-            "data.label_column=COLUMN, or round to classes first; numbers to be predicted as they are need a loss, which "
-            "is given in Python: pfedlms.run((x, y), model, loss=…)"
+            "data.label_column=COLUMN, or round to classes first; numbers to be predicted as they are need a loss, "
+            "which is given in Python: pfedlms.run((x, y), model, loss=…)"
         )
     if clients is None:
         return Pool(x, y, names)

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 from pfedlms.data.arrays import Arrays, checked
 from pfedlms.data.federated import FederatedData, dealt, held_by
 from pfedlms.data.partition import Indices
+from pfedlms.data.schemes import Dealing
 from pfedlms.errors import DataError
 
 SPLITS = ("train", "validation", "valid", "val", "dev", "test")
@@ -40,19 +41,11 @@ class Given:
     held: tuple[Indices | tuple[Indices, Indices], ...] = ()
     client_names: tuple[str, ...] = ()
 
-    def federated(
-        self,
-        clients: int,
-        alpha: float,
-        seed: int,
-        min_samples: int = 10,
-        validation: float = 0.0,
-        scheme: str = "auto",
-        classes_per_client: int = 2,
-    ) -> FederatedData:
+    def federated(self, how: Dealing) -> FederatedData:
+        """Dealt out; of what each client holds only the splits are drawn."""
         if not self.held:
-            return dealt(self.pool, clients, alpha, seed, min_samples, validation, scheme, classes_per_client)
-        return replace(held_by(self.pool, self.held, seed, validation), client_names=self.client_names)
+            return dealt(self.pool, how)
+        return replace(held_by(self.pool, self.held, how.seed, how.validation), client_names=self.client_names)
 
 
 def read(data: Any, any_targets: bool = False) -> Given:

@@ -56,6 +56,8 @@ def kind_of(name: str) -> str | None:
 def meant_by(name: str) -> str:
     """What a path without its kind was probably meant as; "" where it looks like none."""
     path = Path(os.path.expanduser(name))
+    if ":" in name:
+        return ""
     if path.suffix.lower() in SUFFIXES or path.is_file():
         return f"did you mean file:{name}?"
     return f"did you mean folder:{name}?" if path.is_dir() or "/" in name or os.sep in name else ""

@@ -10,18 +10,22 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from pfedlms import rng
 from pfedlms.backend import plain, torch_threads
-from pfedlms.data import FederatedData, Given, Pool, from_pool, load_pool, read
+from pfedlms.data import Dealing, FederatedData, Given, Pool, from_pool, load_pool, read
+from pfedlms.data.schemes import scheme_of
 from pfedlms.engine import Federation
 from pfedlms.engine.criterion import Criterion
 from pfedlms.engine.participation import Participation
 from pfedlms.engine.training import TrainSettings
 from pfedlms.errors import ConfigError, DataError, PfedlmsError, UsageError, did_you_mean, reason
-from pfedlms.experiment.config import CUSTOM, Config, Tables, keys, of_others
+from pfedlms.experiment.checks import silenced, warn, without_effect, without_effect_on
+from pfedlms.experiment.config import CUSTOM, Config, keys, of_others
+from pfedlms.experiment.layers import Tables
 from pfedlms.experiment.memory import fitting_cohort, room_for_all
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel, build
@@ -114,6 +118,7 @@ def prepare(config: Config, data: Any = None, model: ModelLike = None, own: Own 
         raise UsageError(f"train.{key}: 'custom' stands for a function given in Python; use pfedlms.run(…, {key}=…)")
     if config.run.fast and device.type == "cpu":
         warnings.warn("run.fast: compiles local steps on a GPU; on this CPU it does nothing", stacklevel=2)
+    warn(without_effect(config))
     with as_configured(config):
         federated = _federated(config, data, own)
         try:
@@ -174,10 +179,8 @@ def _federated(config: Config, data: Any, own: Own) -> FederatedData:
             f"data.partition: got {chosen.partition!r}, but data are given client by client; leave it out, or give one "
             "pool (x, y)"
         )
-    return given.federated(
-        chosen.clients, chosen.alpha, config.run.seed, chosen.min_samples, chosen.validation, chosen.partition,
-        chosen.classes_per_client,
-    )  # fmt: skip
+    warn(without_effect_on(config, "given" if given.held else scheme_of(chosen.partition, None, given.pool.classes)))
+    return given.federated(dealing(config))
 
 
 def named_pool(config: Config) -> Pool:
@@ -192,11 +195,48 @@ def named_pool(config: Config) -> Pool:
 
 def dealt(config: Config, pool: Pool) -> FederatedData:
     """A pool dealt out to clients as the configuration says."""
+    scheme, clients = scheme_of(config.data.partition, pool.owner), len(pool.owners)
+    if scheme == "given" and "data.clients" in config.given and config.data.clients != clients:
+        raise DataError(
+            f"data.clients: got {config.data.clients}, but the data say whose each sample is and name {clients} "
+            "clients; leave it out, or choose another data.partition"
+        )
+    warn(without_effect_on(config, scheme))
+    return from_pool(pool.x, pool.y, dealing(config), pool.owner, pool.owners, pool.names)
+
+
+def dealing(config: Config) -> Dealing:
+    """The settings that say how samples are dealt out."""
     chosen = config.data
-    return from_pool(
-        pool.x, pool.y, chosen.clients, chosen.alpha, config.run.seed, chosen.min_samples, chosen.validation,
-        chosen.partition, chosen.classes_per_client, pool.owner, pool.owners, pool.names,
+    return Dealing(
+        chosen.clients, chosen.alpha, config.run.seed, chosen.min_samples, chosen.validation, chosen.partition,
+        chosen.classes_per_client,
     )  # fmt: skip
+
+
+def rehearse(configs: Sequence[Config], data: Any, model: ModelLike, own: Own = NOTHING_OWN) -> None:
+    """Before the first of several runs trains: all that can be wrong with its data and model, and with the way the
+    others' data are dealt out. Settings without effect are named here, so the runs themselves can be `silenced`."""
+    first, *others = configs
+    prepare(first, data, model, own)
+    said = set(without_effect(first))
+    warn(text for config in others for text in without_effect(config) if text not in said)
+    seen, told = {(first.data, first.run.seed)}, {first.data}
+    pools: dict[Any, Pool] = {}
+    for config in others:
+        chosen = config.data
+        if (chosen, config.run.seed) in seen:
+            continue
+        heard = silenced(config) if chosen in told else config
+        seen.add((chosen, config.run.seed))
+        told.add(chosen)
+        if data is not None and not isinstance(data, str):
+            _federated(heard, data, own)
+            continue
+        source = chosen.dataset, chosen.dir, chosen.image_size, chosen.label_column, chosen.owner_column
+        if source not in pools:
+            pools = {source: named_pool(config)}  # one at a time: they may be large
+        dealt(heard, pools[source])
 
 
 def module_of(config: Config, model: ModelLike, data: FederatedData) -> nn.Module:
@@ -297,7 +337,7 @@ def _checked_outputs(model: CohortModel, data: FederatedData, config: Config) ->
 
 def _gaps(data: FederatedData, got: tuple[int, ...]) -> str:
     """What to do where outputs are enough for the classes that occur, but not for their numbers."""
-    found = data.y.unique().tolist()
+    found = np.unique(data.y.cpu().numpy()).tolist()
     if len(got) != 2 or data.names or not len(found) <= got[1] < data.classes:
         return ""
     shown = ", ".join(map(str, found[:5])) + ", …" * (len(found) > 5)

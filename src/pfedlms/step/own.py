@@ -57,7 +57,7 @@ def over_clients(name: str, function: Any, outputs: Tensor, targets: Tensor) -> 
     if not isinstance(each, Tensor):
         why = ", whose gradients local steps need" * minimised
         raise UsageError(
-            f"{name}: got {type(each).__name__}, expected a tensor, one number a sample; calculate with torch alone{why}"
+            f"{name}: got {type(each).__name__}, expected a tensor, one number a sample; use nothing but torch{why}"
         )
     got = f"shape {tuple(each.shape)}"
     allowed = ((), tuple(outputs.shape[1:]), tuple(targets.shape[1:]))
