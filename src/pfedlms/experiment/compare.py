@@ -18,7 +18,7 @@ from pfedlms.experiment.variants import Variant, variants
 from pfedlms.experiment.watch import watching
 from pfedlms.methods import METHODS
 from pfedlms.report.tables import comparison_text
-from pfedlms.step.own import PerSample
+from pfedlms.step.own import Metric, PerSample
 
 MANIFEST = "compare.json"
 
@@ -42,7 +42,7 @@ def compare(
     progress: Progress | bool | None = None,
     callbacks: Iterable[Any] | None = None,
     loss: PerSample | None = None,
-    metric: PerSample | None = None,
+    metric: Metric | None = None,
     **settings: Any,
 ) -> Comparison:
     """Run every method with `seeds` seeds (from `seed` on); data, model, progress, callbacks, loss, metric and settings

@@ -31,7 +31,7 @@ from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel, build
 from pfedlms.models.intake import check_batch_of_one, copied, outputs_of, taken
 from pfedlms.models.zoo import seeded
-from pfedlms.step.own import PerSample, over_clients
+from pfedlms.step.own import Metric, PerSample, over_clients
 
 ModelLike = str | nn.Module | Callable[[], nn.Module] | None
 
@@ -41,7 +41,7 @@ class Own:
     """Functions given in Python: outputs and targets of one client's batch to one number a sample."""
 
     loss: PerSample | None = None
-    metric: PerSample | None = None
+    metric: Metric | None = None
 
     def read(self, data: Any) -> Any:
         """Data given in Python, checked once; targets are classes unless there is a loss for others."""

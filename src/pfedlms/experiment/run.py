@@ -13,7 +13,7 @@ from pfedlms.experiment.play import Progress, Result, execute, leave
 from pfedlms.experiment.prepare import NOTHING_OWN, ModelLike, Own, prepare, python_overrides
 from pfedlms.experiment.store import RunDirectory
 from pfedlms.experiment.watch import watching
-from pfedlms.step.own import PerSample
+from pfedlms.step.own import Metric, PerSample
 
 
 def run(
@@ -26,7 +26,7 @@ def run(
     progress: Progress | bool | None = None,
     callbacks: Iterable[Any] | None = None,
     loss: PerSample | None = None,
-    metric: PerSample | None = None,
+    metric: Metric | None = None,
     **settings: Any,
 ) -> Result:
     """Train one federation.
@@ -44,8 +44,8 @@ def run(
         callbacks: objects with `on_round`, `on_evaluation` or `on_end`; see `pfedlms.Callback`.
         loss: what local steps minimise in place of cross-entropy: a function of outputs `[batch, …]` and targets
         `[batch, …]` of one client that gives one number a sample. Targets may then be anything numeric, `[samples, …]`.
-        metric: what is measured in place of accuracy, likewise; the higher the better. Default: accuracy where targets
-        are classes and outputs are one number a class, else minus the loss.
+        metric: what is measured in place of accuracy, likewise, or a pair of its name and such a function; the higher
+        the better. Default: accuracy where targets are classes and outputs are one number a class, else minus the loss.
         settings: any key of a section (`rounds=50, alpha=0.1, strength=0.05, seed=1, …`).
 
     Ctrl-C lets the round end and be saved, then raises `KeyboardInterrupt`, whose `result` has what there is; SIGTERM
@@ -95,7 +95,7 @@ def resume(
     callbacks: Iterable[Any] | None = None,
     data_dir: str | None = None,
     loss: PerSample | None = None,
-    metric: PerSample | None = None,
+    metric: Metric | None = None,
 ) -> Result:
     """Go on with the run in `directory`; data, model, loss and metric are needed again where they were given in Python.
     `data_dir` says where a data set's files are now, if they were moved. Ctrl-C as in `run`."""

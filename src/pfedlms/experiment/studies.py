@@ -13,7 +13,7 @@ from pfedlms.experiment.prepare import NOTHING_OWN, ModelLike, Own
 from pfedlms.experiment.study import left, manifest_of
 from pfedlms.experiment.sweep import MANIFEST, Sweep, resume_sweep
 from pfedlms.experiment.watch import watching
-from pfedlms.step.own import PerSample
+from pfedlms.step.own import Metric, PerSample
 
 
 def resume_study(
@@ -24,7 +24,7 @@ def resume_study(
     callbacks: Iterable[Any] | None = None,
     data_dir: str | None = None,
     loss: PerSample | None = None,
-    metric: PerSample | None = None,
+    metric: Metric | None = None,
 ) -> Comparison | Sweep:
     """Go on with the comparison or sweep in `directory`; data, model, loss and metric are needed again where they were
     given in Python. `data_dir` says where a data set's files are now, if they were moved. Ctrl-C as in `run`."""

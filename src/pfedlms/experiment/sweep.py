@@ -23,7 +23,7 @@ from pfedlms.experiment.watch import watching
 from pfedlms.methods import METHODS, Method
 from pfedlms.report.tables import sweep_text
 from pfedlms.settings import parse, type_name
-from pfedlms.step.own import PerSample
+from pfedlms.step.own import Metric, PerSample
 
 MANIFEST = "sweep.json"
 MEASURES = {"v_acc": "validation_accuracy", "p_acc": "accuracy", "g_acc": "global_accuracy"}
@@ -95,7 +95,7 @@ def sweep(
     progress: Progress | bool | None = None,
     callbacks: Iterable[Any] | None = None,
     loss: PerSample | None = None,
-    metric: PerSample | None = None,
+    metric: Metric | None = None,
     **settings: Any,
 ) -> Sweep:
     """Run one method with every combination of values; what is not said here is as in `run`. Printing the result shows

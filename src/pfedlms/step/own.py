@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,19 +17,24 @@ PerSample = Callable[[Tensor, Tensor], Tensor]
 sample, in the shape of outputs or targets, the mean is taken."""
 
 
+Metric = PerSample | tuple[str, PerSample]
+"""The same, or with the name it has in tables and plots."""
+
+
 class OverClients:
     """`function` on outputs and targets `[clients, batch, …]`: `[clients, batch]`."""
 
-    def __init__(self, function: PerSample, stacks: bool) -> None:
-        self._function = function
+    def __init__(self, function: PerSample, stacks: bool, called: str = "") -> None:
+        self._function, self._called = function, called
         self.stacks = stacks
         """Whether `torch.func.vmap` takes it; otherwise clients go one after another."""
 
     @property
     def name(self) -> str:
-        """Of the function, if it has one."""
-        found: str = getattr(self._function, "__name__", type(self._function).__name__)
-        return found if found.isidentifier() else "metric"
+        """As it was given, or the function's own; "metric" for one that has none, such as a lambda."""
+        function = self._function.func if isinstance(self._function, partial) else self._function
+        found: str = self._called or getattr(function, "__name__", type(function).__name__)
+        return found if found.isidentifier() or self._called else "metric"
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if self.stacks:
@@ -42,9 +48,14 @@ class OverClients:
 
 def over_clients(name: str, function: Any, outputs: Tensor, targets: Tensor) -> OverClients:
     """`function`, called `name` in errors, tried on one client's `outputs: [batch, …]` and `targets: [batch, …]`."""
+    called = ""
+    if name == "metric" and isinstance(function, tuple) and len(function) == 2 and isinstance(function[0], str):
+        called, function = function
     if not callable(function):
+        or_named = ", or a pair (name, function)" * (name == "metric")
         raise UsageError(
             f"{name}: got {function!r}, expected a function of outputs and targets that gives one number a sample"
+            f"{or_named}"
         )
     given = f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}, {targets.dtype}"
     minimised = name == "loss"
@@ -70,12 +81,12 @@ def over_clients(name: str, function: Any, outputs: Tensor, targets: Tensor) -> 
             "loss: got numbers without a gradient, expected a function of the outputs that autograd can follow; leave "
             "detach(), item(), NumPy, argmax and the like out of it"
         )
-    stacked = OverClients(function, stacks=True)
+    stacked = OverClients(function, stacks=True, called=called)
     try:
         with torch.random.fork_rng(devices=[outputs.device] if outputs.is_cuda else []):
             stacked(torch.stack([outputs, outputs]), torch.stack([targets, targets]))
     except Exception:  # branches on values, operations without a rule: whatever vmap does not take
-        return OverClients(function, stacks=False)
+        return OverClients(function, stacks=False, called=called)
     return stacked
 
 
