@@ -170,7 +170,8 @@ def test_one_data_set_is_what_the_arrays_are(make: Callable[[], Any], samples: n
     assert not given.held
     assert same(given.federated(Dealing(*DEAL)), plain)
     assert read(given) is given
-    assert same(read(make()).federated(Dealing(*DEAL, validation=0.3)), from_pool(samples, Y, Dealing(*DEAL, validation=0.3)))
+    how = Dealing(*DEAL, validation=0.3)
+    assert same(read(make()).federated(how), from_pool(samples, Y, how))
 
 
 @pytest.mark.parametrize(("mode", "shape"), [("L", (1, 5, 6)), ("1", (1, 5, 6)), ("P", (3, 5, 6)), ("RGBA", (4, 5, 6))])
@@ -387,7 +388,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "array": (lambda: X, r"data: got one array of shape \(60, 4\), expected samples and labels; .* \(x, y\)"),
     "tensor": (lambda: torch.from_numpy(X), "data: got one array"),
     "dict of columns": (lambda: {"x": X, "y": Y}, r"client 'x': got one array of shape \(60, 4\), .* \(x, y\)"),
-    "three arrays": (lambda: (X, Y, Y), "client 0: got one array"),
+    "three arrays": (lambda: (X, Y, Y), "data: got a tuple of 3 arrays, expected samples and labels"),
     "number": (lambda: 3, "data: got an object of type int, expected the name of a data set"),
     "set": (lambda: {1, 2}, "data: got an object of type set, expected"),
     "model": (lambda: nn.Linear(2, 2), "data: got an object of type Linear, expected"),

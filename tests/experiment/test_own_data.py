@@ -73,7 +73,8 @@ def test_paths_are_data_sets_without_a_preset(dataset: str) -> None:
         ("fodler:pets", "did you mean folder:PATH or file:PATH?"),
         ("fil:/a/long/path/to/a/file.csv", "did you mean file:PATH or folder:PATH?"),
         ("folder:", "did you mean folder:PATH or file:PATH?"),
-        ("pets.csv", "folder:PATH, file:PATH"),
+        ("pets.csv", "did you mean file:pets.csv?"),
+        ("pets/small", "did you mean folder:pets/small?"),
     ],
 )
 def test_what_is_no_path_shows_what_is_meant(dataset: str, ending: str) -> None:

@@ -71,8 +71,6 @@ def without_effect(config: Config) -> Iterable[str]:
                 f"train.{key}: {getattr(train, key):g} has no effect with train.schedule = {train.schedule}; set "
                 "train.schedule = step"
             )
-    if "model.hidden" in given and config.model.name != "dnn":
-        yield f"model.hidden: {config.model.hidden} has no effect, it is the width of dnn; leave it out"
     if "train.optimizer" in given and train.optimizer == "adamw" and "train.learning_rate" not in given:
         yield f"train.learning_rate: {train.learning_rate:g} is for sgd; adamw wants 0.001 or so, set it"
 
