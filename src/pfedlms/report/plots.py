@@ -161,7 +161,8 @@ def accuracy_by_setting(cells: Sequence[Mapping[str, Any]], best: Mapping[str, A
     top = (place(best), best["score"])
     axes.plot(*([value] for value in top), marker="*", markersize=16, color="black", linestyle="none", zorder=3)
     own = best["runs"][0].get("metric")
-    axes.annotate(f"{top[1]:.4g}" if own else f"{top[1]:.2f} %", top, (0, -18), textcoords="offset points", ha="center")
+    axes.annotate(f"{top[1]:.4g}" if own else f"{top[1]:.2f} %", top, (0, 11), textcoords="offset points", ha="center")
+    axes.margins(y=0.12)
     if numeric and min(ticks) > 0 and max(ticks) >= 5 * min(ticks):
         axes.set_xscale("log")
         axes.minorticks_off()
@@ -169,7 +170,7 @@ def accuracy_by_setting(cells: Sequence[Mapping[str, Any]], best: Mapping[str, A
     axes.set_xlabel(across)
     over = last_evaluations([run for cell in cells for run in cell["runs"]])[1]
     what = f"{own} ({name})" if own else f"{name}, %"
-    axes.set_ylabel(f"{what}, mean of {over}" + "\n(range over seeds)" * (len(best["runs"]) > 1))
+    axes.set_ylabel(f"{what}\nmean of {over}" + " (range over seeds)" * (len(best["runs"]) > 1))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if len(lines) > 1:
