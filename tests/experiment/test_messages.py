@@ -60,8 +60,8 @@ def binary(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 MODELS: dict[str, tuple[Any, str]] = {
-    "class": (nn.Linear, r"Linear made no module \(.*'in_features'.*\); .*model=lambda: Linear\(…\)"),
-    "factory that fails": (broken, r"model: broken made no module \(KeyError: 'width'\)$"),
+    "class": (nn.Linear, r"cannot be built \(.*'in_features'.*\); .*model=lambda: Linear\(…\)"),
+    "factory that fails": (broken, r"model: cannot be built \(KeyError: 'width'\)$"),
     "mistyped attribute": (Mistyped, r"fails on samples of shape \(6,\) \(AttributeError: .* 'leyar'"),
     "number": (3, "model: got 3, expected the name of a model, an nn.Module, or a function"),
     "embedding": (Words, r"it takes whole numbers, such as token ids: .* x\.astype\(np\.int64\)"),

@@ -261,12 +261,10 @@ def _made(factory: Callable[[], nn.Module], key: int) -> nn.Module:
     except PfedlmsError:
         raise
     except Exception as error:  # it is the user's own and may raise anything
-        name = getattr(factory, "__name__", type(factory).__name__)
-        called = name if name.isidentifier() else "the function given"
-        remedy = f"; give a module, or a function without arguments, model=lambda: {name}(…)"
-        raise UsageError(
-            f"model: {called} made no module ({reason(error)}){remedy * isinstance(factory, type)}"
-        ) from error
+        remedy = ""
+        if isinstance(factory, type):
+            remedy = f"; give a module, or a function without arguments, model=lambda: {factory.__name__}(…)"
+        raise UsageError(f"model: cannot be built ({reason(error)}){remedy}") from error
 
 
 def _as_the_model_takes_them(model: nn.Module, data: FederatedData) -> FederatedData:
