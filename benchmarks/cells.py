@@ -13,7 +13,8 @@ from itertools import product
 from typing import Any
 
 from pfedlms.data.sources import DATASETS
-from pfedlms.experiment.config import Config, Tables, load_config
+from pfedlms.experiment.config import Config, load_config
+from pfedlms.experiment.layers import Tables
 from pfedlms.reproduce.budget import equal_rate, taken
 
 SEEDS = (0, 1, 2)

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from engine import SHAPES, median_seconds
-from pfedlms.data import from_pool
+from pfedlms.data import Dealing, from_pool
 from pfedlms.engine import Federation
 from pfedlms.engine.training import TrainSettings
 from pfedlms.experiment.memory import fitting_cohort
@@ -38,7 +38,7 @@ def measure(options: argparse.Namespace, clients: int, participants: int) -> dic
     device, shape = torch.device(options.device), SHAPES.get(options.model, (3, 32, 32))
     draw = np.random.default_rng(0)
     x = draw.standard_normal((SAMPLES, *shape), dtype=np.float32)
-    data = from_pool(x, draw.integers(0, 10, SAMPLES), clients, 10.0, 0, min_samples=1)
+    data = from_pool(x, draw.integers(0, 10, SAMPLES), Dealing(clients, 10.0, 0, min_samples=1))
     model = CohortModel(build(options.model, shape, 10, 256, 0), device)
     share = participants / clients if participants else 1.0
     cohort = fitting_cohort(model, data, options.batch, participants or clients)

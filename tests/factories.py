@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import pfedlms.engine.exchange as engine_exchange
-from pfedlms.data import FederatedData, from_pairs, from_pool, load_dataset
+from pfedlms.data import Dealing, FederatedData, from_pairs, from_pool, load_dataset
 from pfedlms.engine import Federation
 from pfedlms.engine.exchange import Channel, Link, Ways, perfect_link
 from pfedlms.engine.training import LocalWorker, TrainSettings
@@ -145,7 +145,7 @@ SEED = 3
 
 @cache
 def digits(clients: int = CLIENTS, seed: int = 0) -> FederatedData:
-    return from_pool(*load_dataset("digits"), clients, 0.5, seed)
+    return from_pool(*load_dataset("digits"), Dealing(clients, 0.5, seed))
 
 
 def digits_module() -> nn.Module:

@@ -104,6 +104,15 @@ class SenderError(WireError): ...
 class DecodeError(WireError): ...
 
 
+def reason(error: BaseException) -> str:
+    """Why somebody else's code failed, in a line: what the error says, after its kind where that tells more than that
+    something was wrong."""
+    said = str(error).strip().partition("\n")[0]
+    if said and type(error) in (RuntimeError, ValueError, TypeError, IndexError):
+        return said
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A closing sentence that names the nearest valid names, then all of them if there are few."""
     known = list(known)

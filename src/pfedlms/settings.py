@@ -34,12 +34,13 @@ def setting(
     maximum: float | None = None,
     below: float | None = None,
     choices: Callable[[], list[str]] | None = None,
+    meant: Callable[[str], str] | None = None,
 ) -> Any:
     """A dataclass field that carries its meaning and its limits (at least `minimum`, strictly above `above`, at most
     `maximum`, strictly below `below`, one of `choices`, in which :N stands for any number after a colon and :PATH for
-    any path)."""
+    any path). `meant` names what was probably meant by a text that is none of them, or gives ""."""
     limits = {"minimum": minimum, "above": above, "maximum": maximum, "below": below}
-    return field(default=default, metadata={"help": help, "limits": limits, "choices": choices})
+    return field(default=default, metadata={"help": help, "limits": limits, "choices": choices, "meant": meant})
 
 
 def type_name(declared: Field[Any]) -> str:
@@ -77,7 +78,8 @@ def _wrong(declared: Field[Any], value: Any) -> str | None:
         # 'custom' stands for objects given in Python; nobody types it.
         shown = [choice for choice in choices() if choice != "custom"]
         before, colon, _ = str(value).partition(":")
-        near = did_you_mean(f"{before}:PATH" if colon else str(value), shown)
+        near = declared.metadata["meant"](str(value)) if declared.metadata["meant"] else ""
+        near = near or did_you_mean(f"{before}:PATH" if colon else str(value), shown)
         return f"one of: {', '.join(shown)}" + (f"; {near}" if near.startswith("did") else "")
     return None
 

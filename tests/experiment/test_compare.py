@@ -88,7 +88,9 @@ def test_ctrl_c_leaves_a_comparison_to_go_on(
 ) -> None:
     out = tmp_path / "c"
     options = {**SMALL, "rounds": 4}
-    ended = pfedlms.compare(methods=METHODS, seeds=SEEDS, out=out, progress=Pressing(*pressed), **options)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        pfedlms.compare(methods=METHODS, seeds=SEEDS, out=out, progress=Pressing(*pressed), **options)
+    ended = caught.value.result  # type: ignore[attr-defined]
     assert ended.interrupted
     assert [run["rounds"] for run in ended.runs] == reached
     resumed = resume_comparison(out, None, None, Progress())
@@ -102,7 +104,8 @@ def test_a_seed_that_was_finished_alone_is_not_in_the_way_of_the_others(
 ) -> None:
     out = tmp_path / "c"
     options = {**SMALL, "rounds": 4}
-    pfedlms.compare(methods=METHODS, seeds=SEEDS, out=out, progress=Pressing(0, 2), **options)
+    with pytest.raises(KeyboardInterrupt):
+        pfedlms.compare(methods=METHODS, seeds=SEEDS, out=out, progress=Pressing(0, 2), **options)
     assert pfedlms.resume(out / "pfedlms-seed1").summary["status"] == "finished"
     resume_comparison(out, None, None, Progress())
     assert stored(out) == uninterrupted
@@ -113,7 +116,8 @@ def test_a_run_that_cannot_go_on_leaves_no_other_locked(broken: str, tmp_path: P
     """One is found while a run is opened, the other when it begins."""
     out = tmp_path / "c"
     options = {**SMALL, "learning_rate": 0.1}
-    pfedlms.compare(methods=["fedavg"], seeds=SEEDS, out=out, progress=Pressing(1, 1), **options)
+    with pytest.raises(KeyboardInterrupt):
+        pfedlms.compare(methods=["fedavg"], seeds=SEEDS, out=out, progress=Pressing(1, 1), **options)
     file = out / "fedavg-seed1" / broken
     file.write_bytes(file.read_bytes().replace(b"learning_rate = 0.1", b"learning_rate = 0.2")[:-1])
     with warnings.catch_warnings():

@@ -23,8 +23,8 @@ from pfedlms.experiment.config import (
     method_in,
     of_method,
     parse_overrides,
-    preset,
 )
+from pfedlms.experiment.layers import preset
 from pfedlms.methods import METHODS
 from pfedlms.settings import type_name
 

@@ -115,7 +115,7 @@ def test_a_loss_is_not_taken_up_half_way(tmp_path: Path) -> None:
 def test_a_run_can_be_prolonged_where_its_rates_do_not_depend_on_its_length(
     schedule: str, longer: bool, tmp_path: Path
 ) -> None:
-    settings = {**QUICK, "schedule": schedule, "decay_every": 2, "method": "fedavg"}
+    settings = {**QUICK, "schedule": schedule, "method": "fedavg", **({"decay_every": 2} if schedule == "step" else {})}
     pfedlms.run(classes(), network, out=tmp_path / "run", rounds=3, **settings)
     config = tmp_path / "run" / "config.toml"
     config.write_text(config.read_text().replace("rounds = 3", "rounds = 5"))
@@ -296,8 +296,8 @@ def test_a_comparison_with_a_loss_of_ones_own(tmp_path: Path) -> None:
         (lambda outputs, targets: 1.0, "got float"),
         (lambda outputs: outputs, "loss: fails on outputs of shape"),
         (lambda outputs, targets: 1 / 0, "division by zero"),
-        (lambda outputs, targets: squares(outputs, targets).detach(), r"float32 that no gradient flows back from"),
-        (lambda outputs, targets: outputs > targets, r"torch\.bool that no gradient flows back from"),
+        (lambda outputs, targets: squares(outputs, targets).detach(), "numbers without a gradient"),
+        (lambda outputs, targets: outputs > targets, "numbers without a gradient"),
         ("mse", "loss: got 'mse', expected a function"),
     ],
 )
@@ -439,7 +439,8 @@ def test_an_interrupted_study_with_a_loss_of_its_own_goes_on(kind: str, tmp_path
     }
     play, settings = plans[kind]
     whole = play(regression(), linear, **settings, out=tmp_path / "whole")
-    assert play(regression(), linear, **settings, out=tmp_path / "cut", progress=Stop()).interrupted
+    with pytest.raises(KeyboardInterrupt):
+        play(regression(), linear, **settings, out=tmp_path / "cut", progress=Stop())
     with pytest.raises(UsageError, match="this run's loss was given in Python"):
         pfedlms.resume_study(tmp_path / "cut", regression(), linear)
     done = pfedlms.resume_study(tmp_path / "cut", regression(), linear, loss=squares, metric=closeness)

@@ -154,7 +154,9 @@ class Pressing(Callback):
 
 def test_a_sweep_goes_on_after_ctrl_c(tmp_path: Path) -> None:
     options = {"method": "local", "learning_rate": [0.01, 0.2, 400.0], "validation": 0.2, **SMALL}
-    stopped = pfedlms.sweep(out=tmp_path / "s", callbacks=[Pressing()], **options)
+    with pytest.raises(KeyboardInterrupt, match=r"go on with pfedlms\.resume_study\('.*/s'\)") as caught:
+        pfedlms.sweep(out=tmp_path / "s", callbacks=[Pressing()], **options)
+    stopped = caught.value.result  # type: ignore[attr-defined]
     assert stopped.interrupted
     assert [run["rounds"] for run in stopped.runs] == [3, 2]
     with pytest.raises(RunDirectoryError, match=r"it holds several; pfedlms\.resume_study"):

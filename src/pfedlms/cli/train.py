@@ -133,17 +133,17 @@ def sweep(options: argparse.Namespace) -> int:
 
 
 def resume(options: argparse.Namespace) -> int:
-    from pfedlms.experiment.run import resume
-    from pfedlms.experiment.studies import resume_study
+    from pfedlms.experiment import studies
+    from pfedlms.experiment.run import go_on
     from pfedlms.experiment.study import manifest_of
 
     out = options.directory
     if manifest_of(out) is not None:
         with progress_of(options) as progress:
-            done = resume_study(out, progress=progress, data_dir=options.data_dir)
+            done = studies.go_on(out, progress=progress, data_dir=options.data_dir)
         return _report_study(options, done)
     with progress_of(options) as progress:
-        result = resume(out, progress=progress, data_dir=options.data_dir)
+        result = go_on(out, progress=progress, data_dir=options.data_dir)
     return _report_run(options, result.summary, out, result.stopped)
 
 
@@ -162,8 +162,8 @@ def _report_study(options: argparse.Namespace, study: Any) -> int:
     finished = sum(summary["status"] == "finished" for summary in study.runs)
     best = getattr(study, "best", None)
     if best and not study.interrupted:
-        percent = "" if "metric" in best["runs"][0] else " %"
-        say(f"best by {study.by}: {best['name']} ({best['score']:.2f}{percent})")
+        score = f"{best['score']:.4g}" if "metric" in best["runs"][0] else f"{best['score']:.2f} %"
+        say(f"best by {study.by}: {best['name']} ({score})")
     done = f"with {finished} run{'s' * (finished != 1)} finished" if study.interrupted else None
     code = _closing(study.directory, done, study.signal)
     if study.broken:

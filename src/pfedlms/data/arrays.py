@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pfedlms.data.pool import places_in
 from pfedlms.errors import DataError
 
 Samples = NDArray[np.float32 | np.int64]
@@ -175,9 +176,7 @@ def _of_numbers(columns: Sequence[tuple[str, NDArray[np.int64]]], names: tuple[s
 
 
 def _numbered(columns: Sequence[NDArray[Any]], values: Sequence[Any]) -> Labels:
-    places = {value: place for place, value in enumerate(values)}
-    parts = [np.array([places[value] for value in column.tolist()], dtype=np.int64) for column in columns]
-    return parts, len(values), tuple(map(str, values))
+    return [places_in(values, column.tolist()) for column in columns], len(values), tuple(map(str, values))
 
 
 def _order(text: str) -> tuple[int, int, str]:

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pfedlms.data.arrays import Arrays, checked
 from pfedlms.data.partition import Indices, split
-from pfedlms.data.schemes import deal, scheme_of
+from pfedlms.data.schemes import Dealing, deal, scheme_of
 from pfedlms.errors import DataError
 
 Pair = tuple[ArrayLike, ArrayLike]
@@ -54,11 +54,6 @@ class FederatedData:
         return self.classes or prod(self.y.shape[1:])
 
     @property
-    def strata(self) -> NDArray[np.int64]:
-        """What splits are stratified by: labels, or nothing where targets are no classes."""
-        return self.y.cpu().numpy() if self.classes else np.zeros(len(self.y), dtype=np.int64)
-
-    @property
     def samples(self) -> tuple[int, ...]:
         """N_k: training samples of every client."""
         return tuple(len(held) for held in self.train)
@@ -82,40 +77,24 @@ class FederatedData:
 def from_pool(
     x: ArrayLike,
     y: ArrayLike,
-    clients: int,
-    alpha: float,
-    seed: int,
-    min_samples: int = 10,
-    validation: float = 0.0,
-    scheme: str = "auto",
-    classes_per_client: int = 2,
+    how: Dealing,
     owner: NDArray[np.int64] | None = None,
     owners: Sequence[str] = (),
     names: Sequence[str] = (),
 ) -> FederatedData:
-    """Partition one pool of samples over `clients` clients (by `scheme` as in `schemes.deal`, then 75/25 train/test,
-    then the share `validation` of train set aside); `names` of its classes, where they are known."""
-    pool = checked([("data", x, y)], names)
-    return dealt(pool, clients, alpha, seed, min_samples, validation, scheme, classes_per_client, owner, owners)
+    """Deal one pool of samples out to clients (as in `schemes.deal`, then 75/25 train/test, then the share
+    `how.validation` of train set aside); `names` of its classes, where they are known."""
+    return dealt(checked([("data", x, y)], names), how, owner, owners)
 
 
 def dealt(
-    pool: Arrays,
-    clients: int,
-    alpha: float,
-    seed: int,
-    min_samples: int = 10,
-    validation: float = 0.0,
-    scheme: str = "auto",
-    classes_per_client: int = 2,
-    owner: NDArray[np.int64] | None = None,
-    owners: Sequence[str] = (),
+    pool: Arrays, how: Dealing, owner: NDArray[np.int64] | None = None, owners: Sequence[str] = ()
 ) -> FederatedData:
     """`from_pool` of arrays that are checked."""
-    scheme = scheme_of(scheme, owner, pool.classes)
-    sets = deal(scheme, pool.strata, clients, alpha, seed, max(2, min_samples), classes_per_client, owner, owners)
+    scheme = scheme_of(how.scheme, owner, pool.classes)
+    sets = deal(pool.strata, replace(how, scheme=scheme, min_samples=max(2, how.min_samples)), owner, owners)
     known = tuple(owners) if scheme == "given" else ()
-    return replace(held_by(pool, sets, seed, validation), client_names=known)
+    return replace(held_by(pool, sets, how.seed, how.validation), client_names=known)
 
 
 def from_pairs(pairs: Sequence[tuple[Pair, Pair]], seed: int = 0, validation: float = 0.0) -> FederatedData:
@@ -140,15 +119,15 @@ def held_by(
     train, test = zip(*pairs, strict=True)
     x, y = torch.from_numpy(pool.x), torch.from_numpy(pool.y)
     data = FederatedData(x, y, train, test, pool.classes, names=pool.names)
-    return _validated(data, seed, validation) if validation else data
+    return _validated(data, pool.strata, seed, validation) if validation else data
 
 
-def _validated(data: FederatedData, seed: int, share: float) -> FederatedData:
-    """With that share of everybody's training samples set aside; of a single one nothing."""
-    labels, none = data.strata, np.empty(0, dtype=np.int64)
+def _validated(data: FederatedData, strata: NDArray[np.int64], seed: int, share: float) -> FederatedData:
+    """With that share of everybody's training samples set aside, by `strata`; of a single one nothing."""
+    none = np.empty(0, dtype=np.int64)
     train, validation = zip(
         *(
-            split(labels, own, seed, client, share, "validation") if len(own) > 1 else (own, none)
+            split(strata, own, seed, client, share, "validation") if len(own) > 1 else (own, none)
             for client, own in enumerate(data.train)
         ),
         strict=True,

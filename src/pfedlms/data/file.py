@@ -10,6 +10,7 @@ Features and arrays are taken as they are, but images of whole bytes are normali
 from __future__ import annotations
 
 import csv
+import warnings
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,6 +26,7 @@ from pfedlms.errors import DataError, did_you_mean
 
 Columns = Mapping[str, Any]
 """Sequences or arrays by name."""
+SUFFIXES = (".npz", ".csv", ".tsv", ".parquet")
 _LABELS, _CLIENTS = ("label", "class", "target", "y"), ("client", "user", "client_id")
 _ARRAYS, _ARRAY_LABELS, _ARRAY_CLIENTS = ("x", "samples", "images"), ("y", "labels", "label"), ("client", "clients")
 
@@ -32,7 +34,7 @@ _ARRAYS, _ARRAY_LABELS, _ARRAY_CLIENTS = ("x", "samples", "images"), ("y", "labe
 def read_file(path: Path, label: str = "", client: str = "") -> Pool:
     """The samples of `path`; `label` and `client` name the columns (or arrays) of the class and the client where they
     are called otherwise."""
-    readers = {".npz": _read_arrays, ".csv": _read_csv, ".tsv": _read_csv, ".parquet": _read_parquet}
+    readers = dict(zip(SUFFIXES, (_read_arrays, _read_csv, _read_csv, _read_parquet), strict=True))
     if path.suffix.lower() not in readers:
         raise DataError(f"data.dataset: got file:{path}, expected a file that ends in {', '.join(readers)}")
     if not path.is_file():
@@ -47,6 +49,13 @@ def _from_columns(path: Path, columns: Columns, label: str, client: str) -> Pool
     labels = _chosen(path, columns, label, _LABELS, "label_column")
     clients = _chosen(path, columns, client, _CLIENTS, "owner_column")
     features = [name for name in columns if name not in (labels, clients)]
+    for name in features if client else ():
+        if name.strip().lower() in _CLIENTS:
+            warnings.warn(
+                f"{path}: data.owner_column is {client!r}, so the column {name!r} is a feature like any other; take it "
+                "out of the file if that is not meant",
+                stacklevel=2,
+            )
     if not features or not len(columns[labels]):
         raise DataError(f"{path}: got {len(columns[labels])} rows of {len(features)} features, expected at least one")
     x = np.stack([_feature(path, name, columns[name]) for name in features], axis=1)
@@ -78,7 +87,8 @@ def _pool(path: Path, x: Samples, label: str, labels: Any, client: str, clients:
     if any("." in name for name in names) and all(map(_finite, names)):
         raise DataError(
             f"{path}: got {names[-1]} in {label!r}, expected class numbers or names; name another column with --set "
-            "data.label_column=COLUMN, or round to classes first"
+            "data.label_column=COLUMN, or round to classes first; numbers to be predicted as they are need a loss, "
+            "which is given in Python: pfedlms.run((x, y), model, loss=…)"
         )
     if clients is None:
         return Pool(x, y, names)
@@ -152,10 +162,22 @@ def _channels_first(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
 def _read_arrays(path: Path) -> Columns:
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
+            return {name: _array(path, arrays, name) for name in arrays.files}
     except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         reason = str(error).strip().partition("\n")[0]
         raise DataError(f"{path}: cannot be read as arrays ({reason}); write it with numpy.savez") from error
+
+
+def _array(path: Path, arrays: Any, name: str) -> NDArray[Any]:
+    try:
+        return np.asarray(arrays[name])
+    except ValueError as error:
+        if "Object arrays" not in str(error):
+            raise
+        raise DataError(
+            f"{path}: got {name} as Python objects (dtype object), expected numbers or texts; write it again with "
+            f"numpy.savez(…, {name}=numpy.array({name}.tolist()))"
+        ) from error
 
 
 def _read_csv(path: Path) -> Columns:

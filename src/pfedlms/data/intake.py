@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 from pfedlms.data.arrays import Arrays, checked
 from pfedlms.data.federated import FederatedData, dealt, held_by
 from pfedlms.data.partition import Indices
+from pfedlms.data.schemes import Dealing
 from pfedlms.errors import DataError
 
 SPLITS = ("train", "validation", "valid", "val", "dev", "test")
@@ -29,6 +30,7 @@ _EXPECTED = (
     "expected the name of a data set, arrays (x, y), a Dataset, (train, test), or a list or dict of clients, each with "
     "a (train, test) pair or one data set"
 )
+_ROW = "expected samples and labels, (x, y), or a (train, test) pair of them, ((x_train, y_train), (x_test, y_test))"
 
 
 @dataclass(frozen=True)
@@ -39,19 +41,11 @@ class Given:
     held: tuple[Indices | tuple[Indices, Indices], ...] = ()
     client_names: tuple[str, ...] = ()
 
-    def federated(
-        self,
-        clients: int,
-        alpha: float,
-        seed: int,
-        min_samples: int = 10,
-        validation: float = 0.0,
-        scheme: str = "auto",
-        classes_per_client: int = 2,
-    ) -> FederatedData:
+    def federated(self, how: Dealing) -> FederatedData:
+        """Dealt out; of what each client holds only the splits are drawn."""
         if not self.held:
-            return dealt(self.pool, clients, alpha, seed, min_samples, validation, scheme, classes_per_client)
-        return replace(held_by(self.pool, self.held, seed, validation), client_names=self.client_names)
+            return dealt(self.pool, how)
+        return replace(held_by(self.pool, self.held, how.seed, how.validation), client_names=self.client_names)
 
 
 def read(data: Any, any_targets: bool = False) -> Given:
@@ -60,6 +54,7 @@ def read(data: Any, any_targets: bool = False) -> Given:
     if isinstance(data, Given):
         return data
     _refuse_streams(data, "data")
+    _refuse_rows(data)
     if _is_one(data):
         given = Given(_checked([("data", data)], any_targets))
     elif (parts := _splits(data)) is not None:
@@ -81,6 +76,26 @@ def read(data: Any, any_targets: bool = False) -> Given:
             f"data: got labels that are all {called}, expected two classes or more; look where labels are taken from"
         )
     return given
+
+
+def _refuse_rows(data: Any) -> None:
+    """Three and more arrays in a row, and a list of samples with their labels: what to pass instead of each."""
+    if not isinstance(data, tuple | list) or len(data) < 3:
+        return
+    if isinstance(data, tuple) and all(map(_is_array, data)):
+        raise DataError(f"data: got a {_what(data)} arrays, {_ROW}")
+    pairs = all(isinstance(each, tuple | list) and len(each) > 1 and _is_label(each[1]) for each in data)
+    if pairs and not _is_label(data[0][0]):
+        more = f", and {len(data[0]) - 2} more a sample, which has no place" * (len(data[0]) > 2)
+        raise DataError(
+            f"data: got a list of {len(data)} samples, each with its label{more}; expected all samples and all labels: "
+            "([row[0] for row in data], [row[1] for row in data])"
+        )
+
+
+def _is_label(value: Any) -> bool:
+    """A single number or name, as nothing else that a data set has in second place is."""
+    return isinstance(value, int | float | str | bytes) or getattr(value, "shape", None) == ()
 
 
 def _splits(data: Any) -> list[tuple[str, Any]] | None:
@@ -129,6 +144,8 @@ def _of_client(name: str, own: Any, clients: Sequence[Any]) -> Iterator[tuple[st
     if isinstance(own, Mapping) and set(own) == {"train", "test"}:
         own = own["train"], own["test"]
     if not (isinstance(own, Sequence) and len(own) == 2 and all(map(_is_one, own))):
+        if isinstance(own, tuple | list) and len(own) > 2 and all(map(_is_array, own)):
+            raise DataError(f"{name}: got a {_what(own)} arrays, {_ROW}")
         if isinstance(own, Sequence) and not isinstance(own, str | bytes):
             for part, one in zip(("train", "test"), own, strict=False):
                 _refuse_streams(one, f"{name} {part}")

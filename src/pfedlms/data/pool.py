@@ -67,8 +67,14 @@ def numbered(values: Iterable[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]
 
 
 def _ordered(values: list[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    places = {value: place for place, value in enumerate(sorted(set(values)))}
-    return np.array([places[value] for value in values], dtype=np.int64), tuple(map(str, places))
+    known = sorted(set(values))
+    return places_in(known, values), tuple(map(str, known))
+
+
+def places_in(known: Sequence[Any], values: Iterable[Any]) -> NDArray[np.int64]:
+    """Where in `known` each of the values stands."""
+    places = {value: place for place, value in enumerate(known)}
+    return np.array([places[value] for value in values], dtype=np.int64)
 
 
 def whole(value: Any) -> int:

@@ -6,6 +6,7 @@ Each is drawn from a stream of its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,24 @@ from pfedlms.errors import DataError
 from pfedlms.rng import generator, permutation, stream
 
 SCHEMES = ("dirichlet", "classes", "iid", "quantity", "given")
+
+
+@dataclass(frozen=True)
+class Dealing:
+    """How a pool of samples is dealt out to clients, and each client's samples split."""
+
+    clients: int
+    alpha: float
+    """Of the Dirichlet distribution that shares are drawn from."""
+    seed: int
+    min_samples: int = 10
+    """A client gets at least so many."""
+    validation: float = 0.0
+    """Share of everybody's training samples that is set aside."""
+    scheme: str = "auto"
+    """One of `SCHEMES`, or auto; see `scheme_of`."""
+    classes_per_client: int = 2
+    """Of the scheme `classes`."""
 
 
 def scheme_of(asked: str, owner: NDArray[np.int64] | None, classes: int = 1) -> str:
@@ -36,28 +55,21 @@ def scheme_of(asked: str, owner: NDArray[np.int64] | None, classes: int = 1) -> 
 
 
 def deal(
-    scheme: str,
-    labels: NDArray[np.integer],
-    clients: int,
-    alpha: float,
-    seed: int,
-    min_samples: int,
-    classes: int,
-    owner: NDArray[np.int64] | None = None,
-    owners: Sequence[str] = (),
+    labels: NDArray[np.integer], how: Dealing, owner: NDArray[np.int64] | None = None, owners: Sequence[str] = ()
 ) -> list[Indices]:
     """Cut the samples `0..len(labels)−1` into disjoint sets, one a client, that together hold every sample, each at
-    least `min_samples`; `classes` is how many of them a client of the scheme `classes` holds."""
-    match scheme_of(scheme, owner), owner:
+    least `how.min_samples`."""
+    clients, seed, least = how.clients, how.seed, how.min_samples
+    match scheme_of(how.scheme, owner), owner:
         case "given", np.ndarray():
-            return given(owner, owners, min_samples)
+            return given(owner, owners, least)
         case "classes", _:
-            return by_classes(labels, clients, classes, seed, min_samples)
+            return by_classes(labels, clients, how.classes_per_client, seed, least)
         case "iid", _:
-            return iid(len(labels), clients, seed, min_samples)
+            return iid(len(labels), clients, seed, least)
         case "quantity", _:
-            return by_quantity(len(labels), clients, alpha, seed, min_samples)
-    return partition(labels, clients, alpha, seed, min_samples)
+            return by_quantity(len(labels), clients, how.alpha, seed, least)
+    return partition(labels, clients, how.alpha, seed, least)
 
 
 def iid(total: int, clients: int, seed: int, min_samples: int = 10) -> list[Indices]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pfedlms.data import idx, parquet
 from pfedlms.data.cache import Raw
-from pfedlms.data.file import read_file
+from pfedlms.data.file import SUFFIXES, read_file
 from pfedlms.data.folder import read_folder
 from pfedlms.data.pool import Pool, Samples, normalise
 from pfedlms.errors import DataError, did_you_mean
@@ -53,6 +53,16 @@ def kind_of(name: str) -> str | None:
     return kind if colon and path and kind in PATHS else None
 
 
+def meant_by(name: str) -> str:
+    """What a path without its kind was probably meant as; "" where it looks like none."""
+    path = Path(os.path.expanduser(name))
+    if ":" in name:
+        return ""
+    if path.suffix.lower() in SUFFIXES or path.is_file():
+        return f"did you mean file:{name}?"
+    return f"did you mean folder:{name}?" if path.is_dir() or "/" in name or os.sep in name else ""
+
+
 def load_dataset(name: str, directory: str | Path | None = None) -> tuple[Samples, NDArray[np.int64]]:
     """Samples `[n, channels, height, width]` and labels `[n]` of the data set `name`, train and test pooled, normalised
     by its published mean and standard deviation; as `run` and `compare` take them. Or of `folder:PATH`, `file:PATH`."""
@@ -76,7 +86,8 @@ def load_pool(
 
 def _load_named(name: str, directory: str | Path | None) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     if name not in DATASETS:
-        raise DataError(f"data.dataset: got {name!r}; {did_you_mean(name, [*DATASETS, *(f'{k}:PATH' for k in PATHS)])}")
+        near = meant_by(name) or did_you_mean(name, [*DATASETS, *(f"{kind}:PATH" for kind in PATHS)])
+        raise DataError(f"data.dataset: got {name!r}; {near}")
     source = DATASETS[name]
     if source.needs_dir and not directory:
         raise DataError(f"data.dir: the data set {name!r} is read from files; name their folder with --data-dir DIR")

@@ -9,20 +9,21 @@ from typing import Any
 
 from pfedlms.errors import ConfigError
 from pfedlms.experiment import study
-from pfedlms.experiment.config import Tables, keys, load_config, merge, of_method, read_toml, under_own_name
+from pfedlms.experiment.config import keys, load_config, of_method
+from pfedlms.experiment.layers import Tables, merge, read_toml
 from pfedlms.experiment.play import Progress
 from pfedlms.experiment.prepare import NOTHING_OWN, ModelLike, Own, python_overrides
-from pfedlms.experiment.study import Planned, Study
+from pfedlms.experiment.study import Planned, Study, left, wrong_seeds
 from pfedlms.experiment.variants import Variant, variants
 from pfedlms.experiment.watch import watching
 from pfedlms.methods import METHODS
 from pfedlms.report.tables import comparison_text
-from pfedlms.step.own import PerSample
+from pfedlms.step.own import Metric, PerSample
 
 MANIFEST = "compare.json"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison(Study):
     """The runs of a comparison, in the order methods and seeds were given."""
 
@@ -41,7 +42,7 @@ def compare(
     progress: Progress | bool | None = None,
     callbacks: Iterable[Any] | None = None,
     loss: PerSample | None = None,
-    metric: PerSample | None = None,
+    metric: Metric | None = None,
     **settings: Any,
 ) -> Comparison:
     """Run every method with `seeds` seeds (from `seed` on); data, model, progress, callbacks, loss, metric and settings
@@ -58,7 +59,8 @@ def compare(
     overrides = own.into(python_overrides(data, model, [each.method for each in chosen], settings))
     planned = plan(config, overrides, methods, seeds)
     with watching(progress, callbacks) as told:
-        return play(planned, Path(out) if out else None, data, model, told, own)
+        done = play(planned, Path(out) if out else None, data, model, told, own)
+    return left(done)
 
 
 def plan(
@@ -66,18 +68,19 @@ def plan(
 ) -> list[Planned]:
     """One checked configuration for each variant and seed; every problem of all of them is reported at once."""
     chosen, found = variants(methods)
-    if seeds < 1:
-        found.append(f"--seeds: got {seeds}, expected a count of at least 1")
+    wrong = wrong_seeds(seeds)
+    found += wrong
     names = list(dict.fromkeys(each.method for each in chosen))
     given = merge(_named(read_toml(Path(file)) if file else {}, names), overrides)
     found += _ambiguous(given, names)
     found += [f"[{name}]: not among the methods compared" for name in given if name in METHODS and name not in names]
     planned = []
     for each in chosen:
-        tables = merge(_of(each, names, given), each.settings)
+        own = {each.method if section == "method" else section: values for section, values in each.settings.items()}
+        tables = merge(_of(each, names, given), own)
         try:
             first = load_config(None, tables).run.seed
-            seeded = (merge(tables, {"run": {"seed": seed}}) for seed in range(first, first + seeds))
+            seeded = (merge(tables, {"run": {"seed": seed}}) for seed in range(first, first + (1 if wrong else seeds)))
             planned += [Planned(each.name, load_config(None, one)) for one in seeded]
         except ConfigError as error:
             found += [problem for problem in error.problems if problem not in found]
@@ -120,7 +123,7 @@ def _of(variant: Variant, names: list[str], given: Tables) -> Tables:
     if isinstance(shared, Mapping):
         tables["method"] = {**of_method(variant.method, names, shared), "name": variant.method}
     own = {variant.method: given[variant.method]} if variant.method in given else {}
-    return under_own_name(merge(tables, own), variant.method)
+    return merge(tables, own)
 
 
 def play(

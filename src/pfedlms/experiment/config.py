@@ -1,5 +1,5 @@
 """The configuration of a run: what can be set, one dataclass a section, every key documented where it is defined; how
-it is read, merged and checked, all errors at once; and whose each key is.
+it is read and checked, all errors at once; and whose each key is.
 
 Values are taken from, later ones first: `--set` and options; the user's TOML file; the shipped defaults of the data
 set and method (`pfedlms/configs/DATASET-METHOD.toml`, then `DATASET.toml`); the defaults of the sections.
@@ -7,17 +7,16 @@ set and method (`pfedlms/configs/DATASET-METHOD.toml`, then `DATASET.toml`); the
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import Field, asdict, dataclass, fields, replace
-from importlib import resources
+from dataclasses import Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from pfedlms.data.schemes import SCHEMES
-from pfedlms.data.sources import DATASETS, PATHS, kind_of
+from pfedlms.data.sources import DATASETS, PATHS, kind_of, meant_by
 from pfedlms.errors import ConfigError, did_you_mean
+from pfedlms.experiment.checks import contradictions
+from pfedlms.experiment.layers import Tables, as_toml, given_in, merge, preset, read_toml, under_own_name
 from pfedlms.methods import METHODS
 from pfedlms.models.zoo import MODELS
 from pfedlms.settings import as_plain, parse, problems, setting, type_name
@@ -25,7 +24,6 @@ from pfedlms.step.schedule import SHAPES
 
 SCHEMA = 1
 
-Tables = dict[str, dict[str, Any]]
 _MALFORMED = "--set"
 """Where texts that are no assignments wait to be reported."""
 CUSTOM = "custom"
@@ -37,7 +35,10 @@ class DataSection:
     """Who holds what."""
 
     dataset: str = setting(
-        "digits", "data set by name or path", choices=lambda: [*DATASETS, *(f"{kind}:PATH" for kind in PATHS), CUSTOM]
+        "digits",
+        "data set by name or path",
+        choices=lambda: [*DATASETS, *(f"{kind}:PATH" for kind in PATHS), CUSTOM],
+        meant=meant_by,
     )
     dir: str = setting("", "folder with the data set's files")
     image_size: int = setting(
@@ -193,6 +194,9 @@ class Config:
     model: ModelSection = ModelSection()
     train: TrainSection = TrainSection()
     run: RunSection = RunSection()
+    given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+    """Which keys, `section.key`, somebody has set to something else than their default, shipped ones included; nobody
+    knows that of a run that is gone on with."""
 
     def tables(self) -> Tables:
         """All keys with their values, as they stand in a TOML file."""
@@ -208,7 +212,7 @@ class Config:
         """The file that runs this configuration again."""
         lines = ["# pfedlms run config.toml --out DIR", f"schema = {SCHEMA}"]
         for section, values in self.tables().items():
-            lines += ["", f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in values.items())]
+            lines += ["", f"[{section}]", *(f"{key} = {as_toml(value)}" for key, value in values.items())]
         return "\n".join(lines) + "\n"
 
     def with_run(self, **values: Any) -> Config:
@@ -258,53 +262,54 @@ def load_config(
     file: str | Path | None = None,
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
     *,
-    schema_errors: str = "config",
+    stored: bool = False,
 ) -> Config:
     """Read a TOML file, put `overrides` (by section and key) on top and check it all; raises ConfigError with every
-    problem found."""
+    problem found. A file that is `stored` with a run has every key, whoever gave it."""
     given = merge(read_toml(Path(file)) if file else {}, overrides or {})
     for section, values in given.items():
         if isinstance(values, Mapping):
             given[section] = {key: as_plain(value) for key, value in values.items()}
     schema: Any = given.pop("schema", SCHEMA)
     if schema != SCHEMA:
-        raise ConfigError(
-            [f"schema: got {schema!r}, expected {SCHEMA}; the {schema_errors} is of another version of pfedlms"]
-        )
-    method = _given(given, "method", "name", "pfedlms")
+        what = "run directory" if stored else "config"
+        raise ConfigError([f"schema: got {schema!r}, expected {SCHEMA}; the {what} is of another version of pfedlms"])
+    method = given_in(given, "method", "name", "pfedlms")
+    qualified = given.get(method, {}) if isinstance(method, str) else {}
     given = under_own_name(given, method)
-    dataset = _given(given, "data", "dataset", "digits")
-    tables = merge(preset(dataset, method), given)
+    dataset = given_in(given, "data", "dataset", "digits")
+    shipped = preset(dataset, method)
+    tables = merge(shipped, given)
     if isinstance(tables.get("method"), Mapping):
         tables["method"] = {key: value for key, value in tables["method"].items() if key != "name"}
     classes = {section: cls for section, _, cls in owners([method])}
-    found = _problems(tables, classes, method)
+    found = [_as_written(problem, qualified, method) for problem in _problems(tables, classes, method)]
+    found += contradictions(merge(_defaults(classes), tables))
     if "method" not in classes:
         found.append(f"method.name: got {method!r}; {did_you_mean(str(method), METHODS)}")
     if found:
         raise ConfigError(found)
     sections = {section: _build(cls, tables.get(section, {})) for section, cls in classes.items()}
-    return Config(method=method, settings=sections.pop("method"), **sections)
+    base = merge(_defaults(classes), shipped)
+    explicit = {
+        f"{section}.{key}"
+        for section, values in tables.items()
+        for key, value in values.items()
+        if not stored and value != base[section][key]
+    }
+    return Config(method=method, settings=sections.pop("method"), given=frozenset(explicit), **sections)
 
 
-def under_own_name(tables: Mapping[str, Any], method: Any) -> Tables:
-    """With what stands in a section of the method's own name, `[pfedlms]`, on top of the section [method]."""
-    own = tables.get(method) if isinstance(method, str) and method in METHODS else None
-    if own is None or not isinstance(tables.get("method", {}), Mapping):
-        return dict(tables)
-    return merge({name: values for name, values in tables.items() if name != method}, {"method": own})
+def _defaults(classes: Mapping[str, type[Any]]) -> Tables:
+    return {section: {each.name: each.default for each in fields(cls)} for section, cls in classes.items()}
 
 
-def preset(dataset: Any, method: Any) -> Tables:
-    """Shipped defaults for a data set, then those for a method on it."""
-    tables: Tables = {}
-    folder = resources.files("pfedlms") / "configs"
-    for stem in (dataset, f"{dataset}-{method}"):
-        file = folder / f"{stem}.toml"
-        if isinstance(dataset, str) and dataset in DATASETS and file.is_file():
-            tables = merge(tables, tomllib.loads(file.read_text(encoding="utf-8")))
-    tables.pop("schema", None)
-    return tables
+def _as_written(problem: str, qualified: Mapping[str, Any], method: Any) -> str:
+    """A problem of the section [method] under the name that the key was given: `pfedlms.strength`, say."""
+    place, colon, text = problem.partition(": ")
+    section, _, key = place.partition(".")
+    own = section == "method" and isinstance(qualified, Mapping) and key in qualified
+    return f"{method}.{key}{colon}{text}" if own else problem
 
 
 def parse_overrides(assignments: Sequence[str]) -> Tables:
@@ -324,34 +329,9 @@ def parse_overrides(assignments: Sequence[str]) -> Tables:
     return tables
 
 
-def read_toml(path: Path) -> Tables:
-    """A TOML file as tables; raises ConfigError where it cannot be read."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError([f"{path}: cannot be read ({error.strerror})"]) from error
-    except (ValueError, RecursionError) as error:  # bad syntax, bad UTF-8, thousands of digits, deep nesting
-        raise ConfigError([f"{path}: not a TOML file: {error}"]) from error
-
-
 def method_in(file: str | Path | None) -> str:
     """The method a TOML file names, so that its own keys are known before the whole is checked."""
-    return str(_given(read_toml(Path(file)) if file else {}, "method", "name", "pfedlms"))
-
-
-def _given(tables: Mapping[str, Any], section: str, key: str, default: str) -> Any:
-    """One value that others depend on; a section that is no table is reported by the check."""
-    values = tables.get(section, {})
-    return values.get(key, default) if isinstance(values, Mapping) else default
-
-
-def merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> Tables:
-    """Both, key by key; where both have one, that of `top`."""
-    merged = dict(base)
-    for key, value in top.items():
-        below = merged.get(key, {})
-        merged[key] = {**below, **value} if isinstance(below, Mapping) and isinstance(value, Mapping) else value
-    return merged
+    return str(given_in(read_toml(Path(file)) if file else {}, "method", "name", "pfedlms"))
 
 
 def _problems(tables: Mapping[str, Any], classes: Mapping[str, type[Any]], method: Any) -> list[str]:
@@ -362,8 +342,11 @@ def _problems(tables: Mapping[str, Any], classes: Mapping[str, type[Any]], metho
         if section == _MALFORMED:
             example = "expected section.key=value, for example train.rounds=50"
             found += [f"--set: got {text!r}, {example}" for text in values]
+        elif section in METHODS:
+            found.append(f"[{section}]: settings of {section}, but the method is {method}; leave them out")
         elif section not in names:
-            found.append(f"[{section}]: unknown section; {did_you_mean(section, names)}")
+            near = did_you_mean(section, [*names, *([method] if method in list(METHODS) else [])])
+            found.append(f"[{section}]: unknown section; {near}")
         elif not isinstance(values, Mapping):
             found.append(f"{section}: got {values!r}, expected a section [{section}]")
         elif section in classes:
@@ -371,42 +354,9 @@ def _problems(tables: Mapping[str, Any], classes: Mapping[str, type[Any]], metho
             found += [f"method.{key}: {whose}" for key, whose in misplaced.items() if whose]
             rest = {key: value for key, value in values.items() if not misplaced.get(key)}
             found += problems(section, classes[section], rest)
-    train = tables.get("train", {})
-    if isinstance(train, Mapping):
-        rounds, warmup = (train.get(key, getattr(TrainSection, key)) for key in ("rounds", "warmup"))
-        if isinstance(rounds, int) and isinstance(warmup, int) and warmup > max(0, rounds):
-            found.append(f"train.warmup: got {warmup} with train.rounds = {rounds}, expected at most as many")
-    run = tables.get("run", {})
-    if isinstance(run, Mapping) and run.get("reference") is True:
-        if run.get("fast") is True:
-            found.append("run.reference: got true with run.fast = true; the reference compiles nothing, leave one out")
-        if run.get("cohort_size", 0) not in (0, 1):
-            found.append(
-                f"run.cohort_size: got {run['cohort_size']!r} with run.reference = true; the reference takes one "
-                "client after another, leave it out"
-            )
-    train, data = tables.get("train", {}), tables.get("data", {})
-    if (
-        isinstance(train, Mapping)
-        and isinstance(data, Mapping)
-        and train.get("patience")
-        and not data.get("validation")
-    ):
-        found.append(
-            f"train.patience: got {train['patience']!r} with data.validation = 0; it follows V-acc, which needs "
-            "samples set aside: set data.validation, for example to 0.1"
-        )
     return found
 
 
 def _build(cls: type[Any], values: Mapping[str, Any]) -> Any:
     kinds = {each.name: type_name(each) for each in fields(cls)}
     return cls(**{key: float(value) if kinds[key] == "float" else value for key, value in values.items()})
-
-
-def _toml(value: Any) -> str:
-    """As JSON writes it, but for the one character that TOML wants escaped and JSON does not."""
-    if isinstance(value, str):
-        # Bytes of a path that are no UTF-8 (lone surrogates in Python) have no place in TOML; "?" keeps it readable.
-        value = value.encode(errors="replace").decode()
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

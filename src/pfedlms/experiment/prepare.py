@@ -10,24 +10,28 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from pfedlms import rng
 from pfedlms.backend import plain, torch_threads
-from pfedlms.data import FederatedData, Given, Pool, from_pool, load_pool, read
+from pfedlms.data import Dealing, FederatedData, Given, Pool, from_pool, load_pool, read
+from pfedlms.data.schemes import scheme_of
 from pfedlms.engine import Federation
 from pfedlms.engine.criterion import Criterion
 from pfedlms.engine.participation import Participation
 from pfedlms.engine.training import TrainSettings
-from pfedlms.errors import ConfigError, DataError, UsageError, did_you_mean
-from pfedlms.experiment.config import CUSTOM, Config, Tables, keys, of_others
+from pfedlms.errors import ConfigError, DataError, PfedlmsError, UsageError, did_you_mean, reason
+from pfedlms.experiment.checks import silenced, warn, without_effect, without_effect_on
+from pfedlms.experiment.config import CUSTOM, Config, keys, of_others
+from pfedlms.experiment.layers import Tables
 from pfedlms.experiment.memory import fitting_cohort, room_for_all
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel, build
 from pfedlms.models.intake import check_batch_of_one, copied, outputs_of, taken
 from pfedlms.models.zoo import seeded
-from pfedlms.step.own import PerSample, over_clients
+from pfedlms.step.own import Metric, PerSample, over_clients
 
 ModelLike = str | nn.Module | Callable[[], nn.Module] | None
 
@@ -37,7 +41,7 @@ class Own:
     """Functions given in Python: outputs and targets of one client's batch to one number a sample."""
 
     loss: PerSample | None = None
-    metric: PerSample | None = None
+    metric: Metric | None = None
 
     def read(self, data: Any) -> Any:
         """Data given in Python, checked once; targets are classes unless there is a loss for others."""
@@ -114,6 +118,7 @@ def prepare(config: Config, data: Any = None, model: ModelLike = None, own: Own 
         raise UsageError(f"train.{key}: 'custom' stands for a function given in Python; use pfedlms.run(…, {key}=…)")
     if config.run.fast and device.type == "cpu":
         warnings.warn("run.fast: compiles local steps on a GPU; on this CPU it does nothing", stacklevel=2)
+    warn(without_effect(config))
     with as_configured(config):
         federated = _federated(config, data, own)
         try:
@@ -121,8 +126,10 @@ def prepare(config: Config, data: Any = None, model: ModelLike = None, own: Own 
                 module_of(config, model, federated), _sample(federated), rng.stream(config.run.seed, "initial")
             )
             cohort_model = CohortModel(module, device, config.run.fast)
-        except (RuntimeError, ValueError) as error:
-            raise UsageError(f"model: cannot be built ({str(error).strip().splitlines()[0]})") from error
+        except PfedlmsError:
+            raise
+        except Exception as error:  # it may be the user's own and raise anything
+            raise UsageError(f"model: cannot be built ({reason(error)})") from error
         federated = _as_the_model_takes_them(module, federated)
         criterion = _criterion(own, _checked_outputs(cohort_model, federated, config), federated)
         if config.train.augment != "none" and (len(federated.shape) != 3 or not federated.x.is_floating_point()):
@@ -172,10 +179,8 @@ def _federated(config: Config, data: Any, own: Own) -> FederatedData:
             f"data.partition: got {chosen.partition!r}, but data are given client by client; leave it out, or give one "
             "pool (x, y)"
         )
-    return given.federated(
-        chosen.clients, chosen.alpha, config.run.seed, chosen.min_samples, chosen.validation, chosen.partition,
-        chosen.classes_per_client,
-    )  # fmt: skip
+    warn(without_effect_on(config, "given" if given.held else scheme_of(chosen.partition, None, given.pool.classes)))
+    return given.federated(dealing(config))
 
 
 def named_pool(config: Config) -> Pool:
@@ -190,11 +195,48 @@ def named_pool(config: Config) -> Pool:
 
 def dealt(config: Config, pool: Pool) -> FederatedData:
     """A pool dealt out to clients as the configuration says."""
+    scheme, clients = scheme_of(config.data.partition, pool.owner), len(pool.owners)
+    if scheme == "given" and "data.clients" in config.given and config.data.clients != clients:
+        raise DataError(
+            f"data.clients: got {config.data.clients}, but the data say whose each sample is and name {clients} "
+            "clients; leave it out, or choose another data.partition"
+        )
+    warn(without_effect_on(config, scheme))
+    return from_pool(pool.x, pool.y, dealing(config), pool.owner, pool.owners, pool.names)
+
+
+def dealing(config: Config) -> Dealing:
+    """The settings that say how samples are dealt out."""
     chosen = config.data
-    return from_pool(
-        pool.x, pool.y, chosen.clients, chosen.alpha, config.run.seed, chosen.min_samples, chosen.validation,
-        chosen.partition, chosen.classes_per_client, pool.owner, pool.owners, pool.names,
+    return Dealing(
+        chosen.clients, chosen.alpha, config.run.seed, chosen.min_samples, chosen.validation, chosen.partition,
+        chosen.classes_per_client,
     )  # fmt: skip
+
+
+def rehearse(configs: Sequence[Config], data: Any, model: ModelLike, own: Own = NOTHING_OWN) -> None:
+    """Before the first of several runs trains: all that can be wrong with its data and model, and with the way the
+    others' data are dealt out. Settings without effect are named here, so the runs themselves can be `silenced`."""
+    first, *others = configs
+    prepare(first, data, model, own)
+    said = set(without_effect(first))
+    warn(text for config in others for text in without_effect(config) if text not in said)
+    seen, told = {(first.data, first.run.seed)}, {first.data}
+    pools: dict[Any, Pool] = {}
+    for config in others:
+        chosen = config.data
+        if (chosen, config.run.seed) in seen:
+            continue
+        heard = silenced(config) if chosen in told else config
+        seen.add((chosen, config.run.seed))
+        told.add(chosen)
+        if data is not None and not isinstance(data, str):
+            _federated(heard, data, own)
+            continue
+        source = chosen.dataset, chosen.dir, chosen.image_size, chosen.label_column, chosen.owner_column
+        if source not in pools:
+            pools = {source: named_pool(config)}  # one at a time: they may be large
+        dealt(heard, pools[source])
 
 
 def module_of(config: Config, model: ModelLike, data: FederatedData) -> nn.Module:
@@ -203,10 +245,26 @@ def module_of(config: Config, model: ModelLike, data: FederatedData) -> nn.Modul
     if isinstance(model, nn.Module):
         return copied(model)
     if callable(model):
-        return seeded(model, key)
+        return _made(model, key)
+    if model is not None and not isinstance(model, str):
+        raise UsageError(
+            f"model: got {model!r}, expected the name of a model, an nn.Module, or a function that makes one"
+        )
     if config.model.name == CUSTOM:
         raise UsageError("model.name: 'custom' stands for a model given in Python; name a model of `pfedlms models`")
     return build(config.model.name, data.shape, data.outputs, config.model.hidden, key)
+
+
+def _made(factory: Callable[[], nn.Module], key: int) -> nn.Module:
+    try:
+        return seeded(factory, key)
+    except PfedlmsError:
+        raise
+    except Exception as error:  # it is the user's own and may raise anything
+        remedy = ""
+        if isinstance(factory, type):
+            remedy = f"; give a module, or a function without arguments, model=lambda: {factory.__name__}(…)"
+        raise UsageError(f"model: cannot be built ({reason(error)}){remedy}") from error
 
 
 def _as_the_model_takes_them(model: nn.Module, data: FederatedData) -> FederatedData:
@@ -235,8 +293,8 @@ def _failure(module: nn.Module, samples: torch.Tensor) -> str | None:
     try:
         with torch.no_grad():
             module(samples)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        return str(error).strip().partition("\n")[0]
+    except Exception as error:  # it is the user's own and may raise anything
+        return reason(error)
     return None
 
 
@@ -251,24 +309,40 @@ def _checked_outputs(model: CohortModel, data: FederatedData, config: Config) ->
     try:
         with torch.no_grad():
             outputs = outputs_of(model.module.eval()(sample))
-    except (RuntimeError, ValueError, TypeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        remedy = "; its parameters are float32 here, so leave casts to other types out of it" * ("dtype" in reason)
+    except PfedlmsError:
+        raise
+    except Exception as error:  # it is the user's own and may raise anything
+        why = reason(error)
+        remedy = "; its parameters are float32 here, so leave casts to other types out of it" * ("dtype" in why)
+        if sample.is_floating_point() and _failure(model.module, sample.long()) is None:
+            remedy = "; it takes whole numbers, such as token ids: give samples as integers, x.astype(np.int64)"
         raise UsageError(
-            f"model: fails on samples of shape {data.shape} ({reason}); "
+            f"model: fails on samples of shape {data.shape} ({why}); "
             f"expected a module that takes [batch, *{data.shape}]{remedy}"
         ) from error
     got, count, own = tuple(outputs.shape), len(sample), config.train.loss == CUSTOM
     if not own and (len(got) != 2 or got[1] < data.classes):
         raise UsageError(
             f"model: got outputs of shape {got} for {count} samples, expected ({count}, at least {data.classes}): one "
-            "number a class"
+            f"number a class{_gaps(data, got)}"
         )
     if own and got[:1] != (count,):
         raise UsageError(f"model: got outputs of shape {got} for {count} samples, expected ({count}, …)")
     if config.train.batch_size == 1:
         check_batch_of_one(model.module, sample)
     return outputs
+
+
+def _gaps(data: FederatedData, got: tuple[int, ...]) -> str:
+    """What to do where outputs are enough for the classes that occur, but not for their numbers."""
+    found = np.unique(data.y.cpu().numpy()).tolist()
+    if len(got) != 2 or data.names or not len(found) <= got[1] < data.classes:
+        return ""
+    shown = ", ".join(map(str, found[:5])) + ", …" * (len(found) > 5)
+    return (
+        f". Of the class numbers 0 to {data.classes - 1} only {len(found)} occur ({shown}); if these are all, number "
+        "them without gaps: y = np.unique(y, return_inverse=True)[1]"
+    )
 
 
 def _criterion(own: Own, outputs: torch.Tensor, data: FederatedData) -> Criterion:

@@ -122,7 +122,7 @@ class Recorder:
 
     def finish(self, status: str) -> dict[str, Any]:
         """The summary of the run, as it is stored; of one that failed, if it can be stored."""
-        summary = self._summarise(status)
+        summary = self.so_far(status)
         stored = self._directory.read_summary() if self._directory is not None else None
         unlike = {"seconds": None, "everyone": None}
         if stored is not None and {**stored, **unlike} == {**summary, **unlike}:
@@ -137,7 +137,8 @@ class Recorder:
                     raise
         return summary
 
-    def _summarise(self, status: str) -> dict[str, Any]:
+    def so_far(self, status: str) -> dict[str, Any]:
+        """The summary as it would be if the run ended here; nothing is stored."""
         config, rounds = self._config, self._federation.rounds_played
         summary: dict[str, Any] = {
             "schema": SUMMARY_SCHEMA,

@@ -21,9 +21,12 @@ _ACCURACIES = {"p_acc": "accuracy", "v_acc": "validation_accuracy", "g_acc": "gl
 _NOT_COMPARED = ("run.out", "run.seed", "method.name")
 
 
-def write_results(directory: Path, runs: Sequence[StudyRun], more: Mapping[str, Any]) -> None:
-    """Both files of the runs there are, each put in place at once; directories of runs are relative to this one."""
-    same, differing = compared([run.config for run in runs])
+def write_results(
+    directory: Path, runs: Sequence[StudyRun], planned: Sequence[Config], more: Mapping[str, Any]
+) -> None:
+    """Both files of the runs there are, each put in place at once; directories of runs are relative to this one.
+    Settings are those in which runs differ that were `planned`, so that columns stay the same until all are done."""
+    same, differing = compared(planned)
     rows = [
         {
             "name": run.name,
@@ -39,7 +42,7 @@ def write_results(directory: Path, runs: Sequence[StudyRun], more: Mapping[str, 
             "seconds": run.summary["seconds"],
             "directory": run.directory.name if run.directory else None,
         }
-        for run, own in zip(runs, differing, strict=True)
+        for run, own in zip(runs, differing, strict=False)
     ]
     document = {"schema": SCHEMA, **more, "settings": same, "runs": rows}
     try:

@@ -9,11 +9,11 @@ from typing import Any
 from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.errors import RunDirectoryError, UsageError
 from pfedlms.experiment.config import CUSTOM, Config, load_config, method_in
-from pfedlms.experiment.play import Progress, Result, execute
+from pfedlms.experiment.play import Progress, Result, execute, leave
 from pfedlms.experiment.prepare import NOTHING_OWN, ModelLike, Own, prepare, python_overrides
 from pfedlms.experiment.store import RunDirectory
 from pfedlms.experiment.watch import watching
-from pfedlms.step.own import PerSample
+from pfedlms.step.own import Metric, PerSample
 
 
 def run(
@@ -26,7 +26,7 @@ def run(
     progress: Progress | bool | None = None,
     callbacks: Iterable[Any] | None = None,
     loss: PerSample | None = None,
-    metric: PerSample | None = None,
+    metric: Metric | None = None,
     **settings: Any,
 ) -> Result:
     """Train one federation.
@@ -44,9 +44,12 @@ def run(
         callbacks: objects with `on_round`, `on_evaluation` or `on_end`; see `pfedlms.Callback`.
         loss: what local steps minimise in place of cross-entropy: a function of outputs `[batch, …]` and targets
         `[batch, …]` of one client that gives one number a sample. Targets may then be anything numeric, `[samples, …]`.
-        metric: what is measured in place of accuracy, likewise; the higher the better. Default: accuracy where targets
-        are classes and outputs are one number a class, else minus the loss.
+        metric: what is measured in place of accuracy, likewise, or a pair of its name and such a function; the higher
+        the better. Default: accuracy where targets are classes and outputs are one number a class, else minus the loss.
         settings: any key of a section (`rounds=50, alpha=0.1, strength=0.05, seed=1, …`).
+
+    Ctrl-C lets the round end and be saved, then raises `KeyboardInterrupt`, whose `result` has what there is; SIGTERM
+    ends the program likewise. A second Ctrl-C does not wait for the round.
     """
     method = method_in(config) if method is None else method
     own = Own(loss, metric)
@@ -57,7 +60,15 @@ def run(
         overrides["run"]["out"] = str(out)
     checked = load_config(config, own.into(overrides))
     with watching(progress, callbacks) as told:
-        return begin(checked, told, data, model, own=own)
+        result = begin(checked, told, data, model, own=own)
+    return _left(result)
+
+
+def _left(result: Result) -> Result:
+    """A run as its caller in Python gets it, or what a signal asked for once all is kept."""
+    kept = result.directory is not None and result.summary["status"] == "interrupted"
+    leave(result.stopped, result, f"pfedlms.resume({str(result.directory)!r})" * kept)
+    return result
 
 
 def begin(
@@ -84,10 +95,19 @@ def resume(
     callbacks: Iterable[Any] | None = None,
     data_dir: str | None = None,
     loss: PerSample | None = None,
-    metric: PerSample | None = None,
+    metric: Metric | None = None,
 ) -> Result:
     """Go on with the run in `directory`; data, model, loss and metric are needed again where they were given in Python.
-    `data_dir` says where a data set's files are now, if they were moved."""
+    `data_dir` says where a data set's files are now, if they were moved. Ctrl-C as in `run`."""
+    result = go_on(directory, data, model, progress, callbacks, data_dir, Own(loss, metric))
+    return _left(result)
+
+
+def go_on(
+    directory: str | Path, data: Any = None, model: ModelLike = None, progress: Progress | bool | None = None,
+    callbacks: Iterable[Any] | None = None, data_dir: str | None = None, own: Own = NOTHING_OWN,
+) -> Result:  # fmt: skip
+    """`resume` for callers that look at `Result.stopped` themselves."""
     stored, config = open_run(directory, data_dir)
     for section, given, name in (("data", data, config.data.dataset), ("model", model, config.model.name)):
         if name == CUSTOM and given is None:
@@ -95,7 +115,6 @@ def resume(
                 f"{directory}: this run's {section} was given in Python; "
                 f"go on with pfedlms.resume({str(directory)!r}, data, model)"
             )
-    own = Own(loss, metric)
     for name in own.missing(config):
         raise UsageError(
             f"{directory}: this run's {name} was given in Python; "
@@ -120,7 +139,7 @@ def open_run(directory: str | Path, data_dir: str | None = None) -> tuple[RunDir
         missing = "config.toml is missing" if stored.path.is_dir() else "there is no such folder"
         raise RunDirectoryError(f"{stored.path}: no run here ({remedy or missing})")
     moved = {"data": {"dir": str(data_dir)}} if data_dir else {}
-    return stored, load_config(stored.config, moved, schema_errors="run directory")
+    return stored, load_config(stored.config, moved, stored=True)
 
 
 def grouped(config: Config, checkpoint: Mapping[str, Any] | None) -> Config:

@@ -14,14 +14,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from pfedlms.errors import DivergedError, QuorumError, RunDirectoryError, StorageError, UsageError
+from pfedlms.experiment.checks import silenced
 from pfedlms.experiment.config import Config
-from pfedlms.experiment.play import Progress, Result
-from pfedlms.experiment.prepare import NOTHING_OWN, ModelLike, Own, prepare
+from pfedlms.experiment.play import Progress, Result, in_short, leave
+from pfedlms.experiment.prepare import NOTHING_OWN, ModelLike, Own, rehearse
 from pfedlms.experiment.results import write_results
-from pfedlms.experiment.run import begin, open_run, resume
+from pfedlms.experiment.run import begin, open_run
+from pfedlms.experiment.run import go_on as go_on_with
 from pfedlms.experiment.store import RunDirectory, write_atomically
 
 SCHEMA = 1
@@ -53,6 +56,9 @@ class StudyRun:
     _metrics: Callable[[], list[dict[str, Any]]] = field(repr=False)
     _models: Callable[[], Models] = field(repr=False)
 
+    def __repr__(self) -> str:
+        return f"StudyRun({self.name} seed {self.summary['seed']}: {in_short(self.summary)})"
+
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """One record an evaluation."""
@@ -78,6 +84,12 @@ class Study:
     """The same runs with settings, metrics and models. Without a folder models are kept in memory while all of them
     take at most 1 GiB."""
 
+    def __repr__(self) -> str:
+        """`Comparison(12 runs, in runs/compared)`; printing it shows more."""
+        where = f", in {self.directory}" if self.directory else ""
+        count = f"{len(self.runs)} run{'s' * (len(self.runs) != 1)}"
+        return f"{type(self).__name__}({count}{', interrupted' * self.interrupted}{where})"
+
     @property
     def broken(self) -> bool:
         """Whether any run ended early: a loss stopped being finite, or too many messages were lost."""
@@ -85,6 +97,22 @@ class Study:
 
 
 Kind = TypeVar("Kind", bound=Study)
+
+
+def left(done: Kind) -> Kind:
+    """A study as its caller in Python gets it, or what a signal asked for once all is kept."""
+    kept = done.directory is not None and done.interrupted
+    leave(done.signal, done, f"pfedlms.resume_study({str(done.directory)!r})" * kept)
+    return done
+
+
+def wrong_seeds(seeds: Any) -> list[str]:
+    """What is wrong with a number of seeds."""
+    if isinstance(seeds, int | np.integer) and not isinstance(seeds, bool) and seeds >= 1:
+        return []
+    several = isinstance(seeds, Sequence | range) and not isinstance(seeds, str)
+    remedy = "; the first seed is named by seed=…" * several
+    return [f"--seeds: got {seeds!r}, expected a count of at least 1{remedy}"]
 
 
 def manifest_of(directory: Path) -> Path | None:
@@ -112,11 +140,11 @@ def play(
 ) -> Kind:  # fmt: skip
     """Execute planned runs; with a directory, every run has its own folder in it, and the manifest the whole plan,
     with `more`, which `kind` takes besides what every study has."""
+    rehearse([each.config for each in planned], data, model, own)
     if out is None:
         fresh = partial(begin, progress=progress, data=data, model=model, own=own)
-        plays = [(each, partial(fresh, each.config.with_run(out=""))) for each in planned]
+        plays = [(each, partial(fresh, silenced(each.config).with_run(out=""))) for each in planned]
         return _collect(kind, plays, None, data, model, progress, more)
-    prepare(planned[0].config, data, model, own)  # finds what is wrong with data and model before anything is written
     if manifest_of(out) or (out / "config.toml").exists():
         raise RunDirectoryError(f"{out}: holds runs already; go on with `pfedlms resume {out}`, or name another --out")
     folders = _folders(planned)
@@ -146,7 +174,7 @@ def go_on(
                 _create(stored, text, directory)
         config = open_run(stored.path, data_dir)[1]
         each = Planned(names.get(folder, config.method), config.with_run(out=str(stored.path)))
-        plays.append((each, partial(resume, stored.path, data, model, progress, data_dir=data_dir, **vars(own))))
+        plays.append((each, partial(go_on_with, stored.path, data, model, progress, data_dir=data_dir, own=own)))
     return _collect(kind, plays, directory, data, model, progress, more)
 
 
@@ -183,7 +211,7 @@ def _collect(
                 done.append(_after(each, result.summary, result, directory, data, model, len(plays)))
                 came = result.stopped
             if directory is not None:
-                write_results(directory, done, more)
+                write_results(directory, done, [each.config for each, _ in plays], more)
             if came:
                 break
     except KeyboardInterrupt:  # between two runs, or Ctrl-C pressed twice

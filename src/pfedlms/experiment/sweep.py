@@ -14,15 +14,16 @@ import numpy as np
 
 from pfedlms.errors import ConfigError
 from pfedlms.experiment import study
-from pfedlms.experiment.config import Config, Tables, keys, load_config, merge, method_in
+from pfedlms.experiment.config import Config, keys, load_config, method_in
+from pfedlms.experiment.layers import Tables, merge
 from pfedlms.experiment.play import Progress
 from pfedlms.experiment.prepare import NOTHING_OWN, ModelLike, Own, python_overrides
-from pfedlms.experiment.study import Planned, Study, read_manifest
+from pfedlms.experiment.study import Planned, Study, left, read_manifest, wrong_seeds
 from pfedlms.experiment.watch import watching
 from pfedlms.methods import METHODS, Method
 from pfedlms.report.tables import sweep_text
 from pfedlms.settings import parse, type_name
-from pfedlms.step.own import PerSample
+from pfedlms.step.own import Metric, PerSample
 
 MANIFEST = "sweep.json"
 MEASURES = {"v_acc": "validation_accuracy", "p_acc": "accuracy", "g_acc": "global_accuracy"}
@@ -37,7 +38,7 @@ Axes = dict[str, list[Any]]
 """Settings, `section.key`, with the values they take."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Sweep(Study):
     """The runs of a sweep, in the order of its values; `best` names the settings that did best."""
 
@@ -97,7 +98,7 @@ def sweep(
     progress: Progress | bool | None = None,
     callbacks: Iterable[Any] | None = None,
     loss: PerSample | None = None,
-    metric: PerSample | None = None,
+    metric: Metric | None = None,
     **settings: Any,
 ) -> Sweep:
     """Run one method with every combination of values; what is not said here is as in `run`. Printing the result shows
@@ -119,7 +120,8 @@ def sweep(
     axes = {f"{sections[key]}.{key}": [_plain(value) for value in lists[key]] for key in lists if key in sections}
     planned, chosen = plan(config, overrides, axes, seeds, by)
     with watching(progress, callbacks) as told:
-        return play(planned, axes, chosen, Path(out) if out else None, data, model, told, own)
+        done = play(planned, axes, chosen, Path(out) if out else None, data, model, told, own)
+    return left(done)
 
 
 def split_values(assignments: Sequence[str], method: str) -> tuple[list[str], Axes]:
@@ -149,8 +151,7 @@ def plan(
     found += [f"{key}: got {values}, expected every value once" for key, values in axes.items() if _twice(values)]
     if not any(axes.values()):
         found.append(f"sweep: got no setting with several values, expected one or more, {_EXAMPLE}")
-    if seeds < 1:
-        found.append(f"--seeds: got {seeds}, expected a count of at least 1")
+    found += wrong_seeds(seeds)
     planned: list[Planned] = []
     method = str(overrides.get("method", {}).get("name") or method_in(file))
     for values in product(*axes.values()) if not found else ():

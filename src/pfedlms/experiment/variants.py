@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from pfedlms.errors import did_you_mean
-from pfedlms.experiment.config import Tables, TrainSection, merge
+from pfedlms.experiment.config import TrainSection
+from pfedlms.experiment.layers import Tables, merge
 from pfedlms.methods import METHODS
 from pfedlms.settings import parse
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,8 @@ class RunInfo:
 class Callback:
     """Told what happens; override what you need. Any object that has one of these methods will do.
 
-    What a callback raises ends the run, which can go on from its latest checkpoint.
+    What a callback raises ends the run, which can go on from its latest checkpoint. `on_end` is called once for every
+    run that began, also after that.
     """
 
     def on_round(self, run: RunInfo, record: Mapping[str, Any]) -> None:
@@ -43,7 +44,8 @@ class Callback:
         """After every evaluation: the line of metrics.jsonl."""
 
     def on_end(self, run: RunInfo, summary: Mapping[str, Any]) -> None:
-        """At the end, also of a run that was interrupted or failed: what summary.json says; see its `status`."""
+        """At the end, also of a run that was interrupted or failed, or that a callback ended: what summary.json says,
+        or would say; see its `status`."""
 
 
 class _Calls(Progress):
@@ -73,13 +75,18 @@ class _Calls(Progress):
 
     def ended(self, config: Config, summary: Mapping[str, Any]) -> None:
         self._shown.ended(config, summary)
-        self._call("on_end", summary)
+        with ExitStack() as rest:  # all are told, in their order, even if one of them raises
+            for callback in reversed(self._callbacks):
+                rest.callback(self._tell, callback, "on_end", summary)
 
     def _call(self, name: str, record: Mapping[str, Any]) -> None:
         for callback in self._callbacks:
-            told = getattr(callback, name, None)
-            if told is not None:
-                told(self._run, record)
+            self._tell(callback, name, record)
+
+    def _tell(self, callback: Any, name: str, record: Mapping[str, Any]) -> None:
+        told = getattr(callback, name, None)
+        if told is not None:
+            told(self._run, record)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from itertools import product
+from math import nan
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -95,11 +96,11 @@ def accuracy_against_bytes(directory: Path, file: Path) -> None:
     import matplotlib.pyplot as plt
 
     runs: dict[str, list[list[dict[str, Any]]]] = {}
-    clients = 1
+    clients, name_of = 1, "P-acc, %"
     manifest = json.loads((directory / "compare.json").read_text())
     for name in manifest["runs"]:
         summary = json.loads((directory / name / "summary.json").read_text())
-        clients = summary["clients"]
+        clients, name_of = summary["clients"], summary.get("metric", name_of)
         if summary["status"] != "finished":
             continue
         lines = (directory / name / "metrics.jsonl").read_text().splitlines()
@@ -109,7 +110,8 @@ def accuracy_against_bytes(directory: Path, file: Path) -> None:
     figure, axes = plt.subplots(figsize=(8, 4.5), dpi=150, layout="constrained")
     for method, seeds in runs.items():
         length = min(len(records) for records in seeds)
-        curves = [[record["p_acc"] for record in records[:length]] for records in seeds]
+        # What was not finite is null in JSON, and a gap in the line.
+        curves = [[nan if (p := record["p_acc"]) is None else p for record in records[:length]] for records in seeds]
         middle = [sum(column) / len(column) for column in zip(*curves, strict=True)]
         colour = _COLOURS.get(method)
         sent = [sum(record["bytes"].values()) / clients for record in seeds[0][:length]]
@@ -121,10 +123,10 @@ def accuracy_against_bytes(directory: Path, file: Path) -> None:
         axes.fill_between(sent, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
     axes.set_xscale("log")
     axes.set_xlabel("bytes a client has sent and received on average, framing included")
-    axes.set_ylabel("P-acc, % (range over seeds)")
+    axes.set_ylabel(f"{name_of} (range over seeds)")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(frameon=False, loc="best")
     figure.savefig(file)
     plt.close(figure)
 
@@ -163,18 +165,21 @@ def accuracy_by_setting(cells: Sequence[Mapping[str, Any]], best: Mapping[str, A
         axes.fill_between(places, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
     top = (place(best), best["score"])
     axes.plot(*([value] for value in top), marker="*", markersize=16, color="black", linestyle="none", zorder=3)
-    axes.annotate(f"{top[1]:.2f} %", top, (0, -18), textcoords="offset points", ha="center")
+    own = best["runs"][0].get("metric")
+    axes.annotate(f"{top[1]:.4g}" if own else f"{top[1]:.2f} %", top, (0, 11), textcoords="offset points", ha="center")
+    axes.margins(y=0.12)
     if numeric and min(ticks) > 0 and max(ticks) >= 5 * min(ticks):
         axes.set_xscale("log")
         axes.minorticks_off()
     axes.set_xticks(ticks if numeric else range(len(ticks)), [str(value) for value in ticks])
     axes.set_xlabel(across)
     over = last_evaluations([run for cell in cells for run in cell["runs"]])[1]
-    axes.set_ylabel(f"{name}, %, mean of {over}" + " (range over seeds)" * (len(best["runs"]) > 1))
+    what = f"{own} ({name})" if own else f"{name}, %"
+    axes.set_ylabel(f"{what}\nmean of {over}" + " (range over seeds)" * (len(best["runs"]) > 1))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if len(lines) > 1:
-        axes.legend(frameon=False)
+        figure.legend(frameon=False, loc="outside right upper")
     figure.savefig(file)
     plt.close(figure)
 

@@ -54,6 +54,7 @@ def comparison_table(summaries: Sequence[Summary]) -> Table:
     shown = {name: [run for run in group if run["status"] == "finished"] or group for name, group in groups.items()}
     sampled = first["participation"] < 1 or "unheard" in first
     validated = "validation_accuracy" in first
+    own = "metric" in first
     tail, over = last_evaluations(summaries)
     accuracies = ["P-acc max", tail, *(["V-acc"] * validated), *(["everyone"] * sampled)]
     # So that all of it fits a screen: one column more takes the gaps, two of them the place of the shared model.
@@ -70,7 +71,7 @@ def comparison_table(summaries: Sequence[Summary]) -> Table:
         rows.append(
             [
                 f"{name}{note}",
-                *(_spread([_accuracies(run, tail)[column] for run in runs]) for column in accuracies),
+                *(_spread([_accuracies(run, tail)[column] for run in runs], own) for column in accuracies),
                 _size(up),
                 _size(down),
                 f"{fedavg / (up + down):.1f}×" if fedavg and up + down else "–",
@@ -80,14 +81,34 @@ def comparison_table(summaries: Sequence[Summary]) -> Table:
     size = f"{first['model']}, {first['parameters']:,} parameters"
     share = f", {100 * first['participation']:g} % a round" if first["participation"] < 1 else ""
     share += ", messages lost" if "unheard" in first else ""
-    early = "up to " * any(run.get("stopped_early") for run in summaries)
-    rounds = f"{early}{max(run['rounds'] for run in summaries) if early else first['rounds']} rounds"
-    title = f"{first['dataset']} · {size} · {first['clients']} clients{share} · {rounds}"
+    title = f"{first['dataset']} · {size} · {counted(first['clients'], 'client')}{share} · {_rounds(summaries)}"
     columns, rows, gap = fitted(columns, rows, tight=sampled or validated, optional=("G-acc max", "s"))
     explained = "; ".join(text for column, text in _EXPLAINED.items() if column in columns)
+    explained += _shared(shown, "G-acc max" in columns)
     caption = _CAPTION.format(measured(first), over, explained, " and catching up" * sampled)
     caption += "; s: seconds a run" * ("s" in columns)
     return table(columns, rows, title, f"{caption}.", gap)
+
+
+def counted(number: int, what: str) -> str:
+    """`1 round`, `2 rounds`."""
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def _rounds(runs: Sequence[Summary]) -> str:
+    """How many were played by runs that finished, or by all if none did."""
+    played = [run for run in runs if run["status"] == "finished"] or runs
+    most = max(run["rounds"] for run in played)
+    differ = any(run["rounds"] < most or run.get("stopped_early") for run in played)
+    return "up to " * differ + counted(most, "round")
+
+
+def _shared(rows: Mapping[str, Sequence[Summary]], shown: bool) -> str:
+    """Why there is no G-acc: of which rows, where it is `shown`; altogether, where there was no room for it."""
+    without = [name for name, runs in rows.items() if not any("global_accuracy" in run for run in runs)]
+    if shown:
+        return f" (not for {', '.join(without)})" * bool(without)
+    return "; no room for G-acc, see global_accuracy in the results" * (len(without) < len(rows))
 
 
 def measured(summary: Summary) -> str:
@@ -164,16 +185,25 @@ def sweep_table(cells: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | No
             [
                 "best" if best and cell["name"] == best["name"] else ", ".join(sorted(ended)),
                 *(str(value) for value in cell["settings"].values()),
-                *(_spread([run.get(key, {}).get("last10") for run in cell["runs"]]) for key in measures.values()),
+                *(
+                    _spread([run.get(key, {}).get("last10") for run in cell["runs"]], "metric" in first)
+                    for key in measures.values()
+                ),
                 _size(sum(_mib_per_round(cell["runs"]))),
                 f"{mean(run['seconds'] for run in cell['runs']):.1f}",
             ]
         )
     columns, rows, gap = fitted(columns, rows, optional=("s", "MiB"))
-    title = f"{first['method']} on {first['dataset']} · {first['model']} · {first['clients']} clients · "
-    title += f"{first['rounds']} rounds"
+    parts = {
+        "data.dataset": f"on {first['dataset']}",
+        "model.name": f"· {first['model']}",
+        "data.clients": f"· {counted(first['clients'], 'client')}",
+        "train.rounds": f"· {_rounds(runs)}",
+    }
+    title = " ".join([first["method"], *(text for key, text in parts.items() if key not in cells[0]["settings"])])
     named = {"v_acc": "V-acc", "p_acc": "P-acc", "g_acc": "G-acc"}[by]
     explained = "; ".join(_MEASURED[name] for name in measures)
+    explained += f"; no G-acc, {first['method']} shares no model" * ("G-acc" not in measures)
     caption = f"{measured(first)}, ± over seeds, mean of {over}; the best by {named}. {explained}. MiB a round of all "
     return table(columns, rows, title, caption + "participants, both ways; s: seconds a run.", gap)
 
@@ -192,7 +222,7 @@ def sweep_text(cells: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | Non
 
 def clients_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The per-client table of `pfedlms show --clients`."""
-    cells = [[f"{v:.2f}" if isinstance(v, float) else "–" if v is None else f"{v}" for v in r.values()] for r in rows]
+    cells = [[_number(v) if isinstance(v, float) else "–" if v is None else f"{v}" for v in r.values()] for r in rows]
     return table(rows[0], cells, "clients")
 
 
@@ -309,11 +339,19 @@ def _mib_per_round(runs: Sequence[Summary]) -> tuple[float, float]:
     return up / MIB, down / MIB
 
 
-def _spread(values: Iterable[float | None]) -> str:
-    """Mean and standard deviation of those that were measured."""
+def _number(value: float) -> str:
+    """Two decimals, of small ones four digits: it may be an accuracy or a metric."""
+    return f"{value:.4g}" if 0 < abs(value) < 1 else f"{value:.2f}"
+
+
+def _spread(values: Iterable[float | None], own: bool = False) -> str:
+    """Mean and standard deviation of those that were measured; of a metric of the user's `own`, four and two digits,
+    wherever its point is."""
     measured = [value for value in values if value is not None]
     if not measured:
         return "–"
+    if own:
+        return f"{mean(measured):.4g}" + (f" ± {stdev(measured):.2g}" if len(measured) > 1 else "")
     return f"{mean(measured):.2f}" + (f" ± {stdev(measured):.2f}" if len(measured) > 1 else "")
 
 

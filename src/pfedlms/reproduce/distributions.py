@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from pfedlms.errors import UsageError
-from pfedlms.experiment.config import Config, Tables, load_config
+from pfedlms.experiment.config import Config, load_config
+from pfedlms.experiment.layers import Tables
 from pfedlms.experiment.play import Progress
 from pfedlms.experiment.prepare import as_configured, prepare
 from pfedlms.experiment.record import settled

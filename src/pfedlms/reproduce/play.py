@@ -12,7 +12,7 @@ from typing import Any
 from pfedlms.errors import ConfigError, DataError, DivergedError, QuorumError, RunDirectoryError, UsageError
 from pfedlms.experiment.config import Config, load_config
 from pfedlms.experiment.play import Progress
-from pfedlms.experiment.run import begin, open_run, resume
+from pfedlms.experiment.run import begin, go_on, open_run
 from pfedlms.experiment.show import stored_summary
 from pfedlms.experiment.store import RunDirectory
 from pfedlms.reproduce.cells import Cell, same_run
@@ -92,7 +92,7 @@ def _one(config: Config, progress: Progress) -> tuple[Measured, int]:
     if summary is None or summary["status"] not in ENDED:
         try:
             moved = config.data.dir or None
-            result = resume(stored.path, progress=progress, data_dir=moved) if there else begin(config, progress)
+            result = go_on(stored.path, progress=progress, data_dir=moved) if there else begin(config, progress)
             summary, stopped = result.summary, result.stopped
         except (DivergedError, QuorumError) as error:
             summary = dict(error.summary or {})

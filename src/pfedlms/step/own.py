@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from pfedlms.errors import UsageError
+from pfedlms.errors import UsageError, reason
 
 PerSample = Callable[[Tensor, Tensor], Tensor]
 """Outputs `[batch, …]` and targets `[batch, …]` of one client to one number a sample, `[batch]`; of several numbers a
 sample, in the shape of outputs or targets, the mean is taken."""
 
 
+Metric = PerSample | tuple[str, PerSample]
+"""The same, or with the name it has in tables and plots."""
+
+
 class OverClients:
     """`function` on outputs and targets `[clients, batch, …]`: `[clients, batch]`."""
 
-    def __init__(self, function: PerSample, stacks: bool) -> None:
-        self._function = function
+    def __init__(self, function: PerSample, stacks: bool, called: str = "") -> None:
+        self._function, self._called = function, called
         self.stacks = stacks
         """Whether `torch.func.vmap` takes it; otherwise clients go one after another."""
 
     @property
     def name(self) -> str:
-        """Of the function, if it has one."""
-        found: str = getattr(self._function, "__name__", type(self._function).__name__)
-        return found if found.isidentifier() else "metric"
+        """As it was given, or the function's own; "metric" for one that has none, such as a lambda."""
+        function = self._function.func if isinstance(self._function, partial) else self._function
+        found: str = self._called or getattr(function, "__name__", type(function).__name__)
+        return found if found.isidentifier() or self._called else "metric"
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if self.stacks:
@@ -45,32 +51,54 @@ class OverClients:
 
 def over_clients(name: str, function: Any, outputs: Tensor, targets: Tensor) -> OverClients:
     """`function`, called `name` in errors, tried on one client's `outputs: [batch, …]` and `targets: [batch, …]`."""
+    called = ""
+    if name == "metric" and isinstance(function, tuple) and len(function) == 2 and isinstance(function[0], str):
+        called, function = function
     if not callable(function):
+        or_named = ", or a pair (name, function)" * (name == "metric")
         raise UsageError(
             f"{name}: got {function!r}, expected a function of outputs and targets that gives one number a sample"
+            f"{or_named}"
         )
     given = f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}, {targets.dtype}"
+    minimised = name == "loss"
+    tried = outputs.detach().requires_grad_(minimised)
     try:
         with torch.enable_grad():
-            each = function(outputs.detach().requires_grad_(name == "loss").clone(), targets)
+            each = function(tried.clone(), targets)  # a copy, so that it may write into it
     except Exception as error:  # it is the user's own and may raise anything
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UsageError(f"{name}: fails on {given} ({reason})") from error
-    got = f"shape {tuple(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
+        raise UsageError(f"{name}: fails on {given} ({reason(error)}){_remedy(function, tried, targets)}") from error
+    if not isinstance(each, Tensor):
+        why = ", whose gradients local steps need" * minimised
+        raise UsageError(
+            f"{name}: got {type(each).__name__}, expected a tensor, one number a sample; use nothing but torch{why}"
+        )
+    got = f"shape {tuple(each.shape)}"
     allowed = ((), tuple(outputs.shape[1:]), tuple(targets.shape[1:]))
-    if not isinstance(each, Tensor) or each.shape[:1] != outputs.shape[:1] or tuple(each.shape[1:]) not in allowed:
-        scalar = isinstance(each, Tensor) and each.ndim == 0
+    if each.shape[:1] != outputs.shape[:1] or tuple(each.shape[1:]) not in allowed:
+        scalar = each.ndim == 0
         remedy = "leave the mean over samples out (reduction='none')" if scalar else "give outputs the targets' shape"
         raise UsageError(f"{name}: got {got} for {given}, expected one number a sample, ({len(outputs)},); {remedy}")
-    if name == "loss" and not each.requires_grad:
+    if minimised and not each.requires_grad:
         raise UsageError(
-            f"loss: got {each.dtype} that no gradient flows back from, expected numbers computed from the outputs; "
-            "leave detach(), argmax and comparisons out of it (a metric may have them)"
+            "loss: got numbers without a gradient, expected a function of the outputs that autograd can follow; leave "
+            "detach(), item(), NumPy, argmax and the like out of it"
         )
-    stacked = OverClients(function, stacks=True)
+    stacked = OverClients(function, stacks=True, called=called)
     try:
         with torch.random.fork_rng(devices=[outputs.device] if outputs.is_cuda else []):
             stacked(torch.stack([outputs, outputs]), torch.stack([targets, targets]))
     except Exception:  # branches on values, operations without a rule: whatever vmap does not take
-        return OverClients(function, stacks=False)
+        return OverClients(function, stacks=False, called=called)
     return stacked
+
+
+def _remedy(function: PerSample, outputs: Tensor, targets: Tensor) -> str:
+    """Found by trying: many losses take targets of the outputs' own type alone."""
+    if targets.is_floating_point():
+        return ""
+    try:
+        function(outputs, targets.to(outputs.dtype))
+    except Exception:
+        return ""
+    return "; it takes targets that are floats: give them as such, y.astype(np.float32), or use targets.float() in it"

@@ -1,0 +1,150 @@
+"""Settings that have no effect beside others: said once, of what was given, and of nothing else."""
+
+from __future__ import annotations
+
+import warnings
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import nn
+
+import pfedlms
+from pfedlms.cli import main
+from pfedlms.errors import ConfigError, DataError
+from pfedlms.experiment.checks import without_effect
+from pfedlms.experiment.config import load_config
+
+RANDOM = np.random.default_rng(0)
+X, Y = RANDOM.normal(size=(80, 4)).astype(np.float32), np.arange(80) % 2
+QUICK: dict[str, Any] = {
+    "method": "local", "rounds": 1, "local_steps": 1, "batch_size": 8, "threads": 1, "progress": False
+}  # fmt: skip
+HELD = [(X[:40], Y[:40]), (X[40:], Y[40:])]
+
+
+def linear() -> nn.Module:
+    return nn.Linear(4, 2)
+
+
+def said(data: Any, **settings: Any) -> list[str]:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        pfedlms.run(data, linear, **QUICK, **settings)
+    return [str(each.message) for each in told]
+
+
+SAID: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "momentum": ((X, Y), {"optimizer": "adamw", "momentum": 0.9, "learning_rate": 0.001}, "train.momentum: 0.9 has no"),
+    "decay": ((X, Y), {"decay": 0.5}, "train.decay: 0.5 has no effect with train.schedule = constant; set"),
+    "decay_every": ((X, Y), {"decay_every": 7, "schedule": "cosine"}, "train.decay_every: 7 has no effect with"),
+    "alpha, iid": ((X, Y), {"alpha": 0.1, "partition": "iid"}, "data.alpha: 0.1 has no effect, data.partition = iid"),
+    "alpha, held": (HELD, {"alpha": 0.1}, "data.alpha: 0.1 has no effect, as the data say whose each sample is"),
+    "classes": ((X, Y), {"classes_per_client": 1}, "data.classes_per_client: 1 has no effect, data.partition = diri"),
+    "rate of sgd": ((X, Y), {"optimizer": "adamw"}, "train.learning_rate: 0.1 is for sgd; adamw wants 0.001 or so"),
+}
+
+
+@pytest.mark.parametrize(("data", "settings", "text"), SAID.values(), ids=list(SAID))
+def test_what_has_no_effect_is_said_once(data: Any, settings: dict[str, Any], text: str) -> None:
+    few = {} if data is HELD else {"clients": 2}
+    (told,) = said(data, **settings, **few)
+    assert told.startswith(text)
+
+
+SILENT: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "momentum of sgd": {"momentum": 0.9},
+    "no momentum": {"momentum": 0.0, "optimizer": "adamw", "learning_rate": 0.01},
+    "step": {"schedule": "step", "decay": 0.5, "decay_every": 2},
+    "alpha": {"alpha": 0.9},
+    "quantity": {"alpha": 0.9, "partition": "quantity"},
+    "classes": {"classes_per_client": 1, "partition": "classes"},
+}
+
+
+@pytest.mark.parametrize("settings", SILENT.values(), ids=list(SILENT))
+def test_what_has_an_effect_is_not(settings: dict[str, Any]) -> None:
+    assert said((X, Y), clients=2, **settings) == []
+
+
+def test_neither_defaults_nor_shipped_files_are_anybodys_wish() -> None:
+    names = [file.name[:-5] for file in (resources.files("pfedlms") / "configs").iterdir()]
+    assert len(names) > 10
+    for name in names:
+        dataset, _, method = name.partition("-")
+        tables: dict[str, Any] = {"data": {"dataset": dataset}, "method": {"name": method or "pfedlms"}}
+        config = load_config(None, {**tables, "train": {"optimizer": "adamw", "learning_rate": 0.001}})
+        assert config.given <= {"data.dataset", "train.optimizer", "train.learning_rate"}
+        assert not list(without_effect(config))
+
+
+def test_a_run_that_is_gone_on_with_is_not_asked_again(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"train\.decay: 0\.5 has no effect"):
+        pfedlms.run((X, Y), linear, decay=0.5, clients=2, out=tmp_path / "r", **QUICK)
+    pfedlms.resume(tmp_path / "r", (X, Y), linear)  # warnings are errors here
+    assert load_config(tmp_path / "r" / "config.toml").given >= {"train.decay"}  # but one who starts from the file is
+
+
+@pytest.mark.parametrize("folder", [True, False])
+def test_a_study_says_it_once_for_all_its_runs(folder: bool, tmp_path: Path) -> None:
+    settings = {**QUICK, "clients": 2, "partition": "iid", "alpha": 0.3, "learning_rate": 0.05}
+    del settings["method"]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        methods = ["local", "fedavg:optimizer=adamw:momentum=0.9"]
+        pfedlms.compare((X, Y), linear, methods=methods, seeds=2, out=tmp_path / "c" if folder else None, **settings)
+    texts = [str(each.message) for each in told]
+    assert sorted(text.partition(":")[0] for text in texts) == ["data.alpha", "train.momentum"]
+
+
+def test_a_column_of_clients_and_another_number_of_them(tmp_path: Path) -> None:
+    file = tmp_path / "t.npz"
+    np.savez(file, x=X, y=Y, client=np.arange(80) // 20)
+    with pytest.raises(
+        DataError, match=r"data\.clients: got 7, but the data say whose each sample is and name 4 clients"
+    ):
+        pfedlms.run(f"file:{file}", clients=7, **QUICK)
+    for settings, clients in (({}, 4), ({"clients": 4}, 4), ({"clients": 3, "partition": "iid"}, 3)):
+        assert pfedlms.run(f"file:{file}", **settings, **QUICK).summary["clients"] == clients
+    command = ["data", "show", "--dataset", f"file:{file}", "--clients", "7"]
+    assert main(command) == 2
+    assert main([*command, "--partition", "iid"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"label_column": "z"},
+            "data.label_column: got 'z', which is for file:PATH, but data are 'digits'; leave it out",
+        ),
+        ({"owner_column": "z"}, "data.owner_column: got 'z', which is for file:PATH, but data are 'digits'"),
+        ({"image_size": 8, "dataset": "file:t.csv"}, "data.image_size: got 8, which is for folder:PATH, but data are"),
+        ({"label_column": "z", "dataset": "custom"}, "which is for file:PATH, but data are given in Python"),
+    ],
+)
+def test_settings_of_other_kinds_of_data_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, {"data": given})
+    assert str(caught.value).startswith(message) or message in str(caught.value)
+    assert load_config(None, {"data": {"label_column": "z", "dataset": "file:t.csv"}}).data.label_column == "z"
+
+
+@pytest.mark.filterwarnings("ignore:chosen by p_acc")
+def test_a_study_looks_at_all_its_data_before_it_trains(tmp_path: Path) -> None:
+    """The second value asks for more clients than there are samples for."""
+    trained = []
+
+    class Watching(pfedlms.Callback):
+        def on_round(self, run: Any, record: Any) -> None:
+            trained.append(run.name)
+
+    for data, out in (((X, Y), None), ((X, Y), tmp_path / "s"), ("digits", None)):
+        with pytest.raises(DataError, match=r"data\.clients: got 2000"):
+            pfedlms.sweep(data, None if data == "digits" else linear, callbacks=[Watching()], out=out,
+                          **{**QUICK, "clients": [2, 2000]})  # fmt: skip
+    assert not trained
+    assert not (tmp_path / "s").exists()

@@ -1,0 +1,175 @@
+"""What tables, plots and reprs say: own metrics by name and digits, titles, plurals, columns that are left out."""
+
+from __future__ import annotations
+
+import csv
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor, nn
+
+import pfedlms
+from pfedlms.errors import UsageError
+from pfedlms.report.plots import accuracy_against_bytes, accuracy_by_setting
+from pfedlms.report.tables import clients_table, comparison_text
+
+RANDOM = np.random.default_rng(0)
+X, Y = RANDOM.normal(size=(80, 4)).astype(np.float32), np.arange(80) % 2
+QUICK: dict[str, Any] = {"rounds": 2, "clients": 2, "local_steps": 1, "batch_size": 8, "threads": 1}
+
+
+def linear() -> nn.Module:
+    return nn.Linear(4, 2)
+
+
+def thousandth(outputs: Tensor, targets: Tensor, unit: float = 1e-3) -> Tensor:
+    return unit * (outputs.argmax(dim=1) == targets).float()
+
+
+def words(shown: Any) -> str:
+    return " ".join(str(shown).split())
+
+
+@pytest.mark.parametrize(
+    ("metric", "name"),
+    [
+        (thousandth, "thousandth"),
+        (lambda o, t: thousandth(o, t), "metric"),
+        (("hits a thousand", lambda o, t: thousandth(o, t)), "hits a thousand"),
+        (partial(thousandth, unit=1e-3), "thousandth"),
+    ],
+)
+def test_a_metric_has_its_name_and_four_digits(metric: Any, name: str) -> None:
+    both = pfedlms.compare((X, Y), linear, methods="local,fedavg", seeds=1, metric=metric, **QUICK)
+    assert {run["metric"] for run in both.runs} == {name}
+    assert f"{name}, the higher the better" in words(both)
+    reached = both.runs[1]["accuracy"]["max"]
+    assert 0 < reached < 1e-3
+    assert f"fedavg {reached:.4g} " in words(both)
+
+
+def test_a_metric_that_is_none() -> None:
+    for given in (("name", 3), 3):
+        with pytest.raises(UsageError, match=r"metric: got 3, expected a function .*, or a pair \(name, function\)"):
+            pfedlms.run((X, Y), linear, metric=given, **QUICK)  # type: ignore[arg-type]
+
+
+def test_numbers_of_clients_are_not_rounded_away() -> None:
+    table = clients_table(
+        [{"client": 0, "P-acc": 0.0012345}, {"client": 1, "P-acc": 97.315}, {"client": 2, "P-acc": 0.0}]
+    )
+    assert list(table.columns[1].cells) == ["0.001234", "97.31", "0.00"]
+
+
+def test_what_has_no_shared_model_is_named() -> None:
+    both = pfedlms.compare((X, Y), linear, methods="local,fedavg,pfedlms", seeds=1, **QUICK)
+    assert "G-acc: the shared model before local steps (not for local, pfedlms)." in words(both)
+    fedavg = pfedlms.compare((X, Y), linear, methods="fedavg", seeds=1, **QUICK)
+    assert "G-acc: the shared model before local steps." in words(fedavg)
+
+
+def test_a_column_without_room_is_said() -> None:
+    crowded = pfedlms.compare((X, Y), linear, methods="fedavg", seeds=1, participation=0.5, validation=0.2, **QUICK)
+    assert "G-acc max" not in words(crowded)
+    assert "no room for G-acc, see global_accuracy in the results" in words(crowded)
+    alone = pfedlms.compare((X, Y), linear, methods="local", seeds=1, participation=0.5, validation=0.2, **QUICK)
+    assert "G-acc" not in words(alone)
+
+
+@pytest.mark.filterwarnings("ignore:chosen by p_acc")
+def test_a_title_has_what_all_runs_share() -> None:
+    swept = pfedlms.sweep((X, Y), linear, method="local", **{**QUICK, "clients": [2, 4], "rounds": 1})
+    assert words(swept).startswith("local on custom · custom · 1 round clients")
+    assert "no G-acc, local shares no model" in words(swept)
+    longer = pfedlms.sweep((X, Y), linear, method="local", **{**QUICK, "rounds": [1, 2]})
+    assert words(longer).startswith("local on custom · custom · 2 clients rounds")
+    alone = pfedlms.compare((X, Y), linear, methods="local", seeds=1, **{**QUICK, "clients": 1, "rounds": 1})
+    assert "· 1 client · 1 round" in words(alone)
+
+
+def test_rounds_of_what_was_interrupted_are_not_those_of_the_table() -> None:
+    runs = pfedlms.compare((X, Y), linear, methods="local,fedavg", seeds=1, **QUICK).runs
+    cut = [{**runs[0], "status": "interrupted", "rounds": 1}, runs[1]]
+    assert "· 2 clients · 2 rounds" in words(comparison_text(cut))
+    assert "· 2 clients · 1 round " in words(comparison_text(cut[:1]))
+
+
+class Pressing(pfedlms.Callback):
+    def on_round(self, run: Any, record: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupted_sweep_has_the_columns_of_a_whole_one(tmp_path: Path) -> None:
+    settings = {"method": "local", "learning_rate": [0.1, 0.2], "validation": 0.2, **QUICK}
+    with pytest.raises(KeyboardInterrupt):
+        pfedlms.sweep((X, Y), linear, out=tmp_path / "s", callbacks=[Pressing()], **settings)
+    with open(tmp_path / "s" / "results.csv") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["status"], row["train.learning_rate"]) == ("interrupted", "0.1")
+    pfedlms.resume_study(tmp_path / "s", (X, Y), linear)
+    with open(tmp_path / "s" / "results.csv") as file:
+        assert [row["train.learning_rate"] for row in csv.DictReader(file)] == ["0.1", "0.2"]
+
+
+def test_progress_of_a_sweep_names_the_combination(capsys: pytest.CaptureFixture[str]) -> None:
+    pfedlms.sweep((X, Y), linear, method="local", learning_rate=[0.1, 0.2], validation=0.2, progress=True, **QUICK)
+    assert "learning_rate=0.2 seed 0: round 2/2" in capsys.readouterr().err
+
+
+def test_reprs_are_short_and_say_what_it_was(tmp_path: Path) -> None:
+    result = pfedlms.run((X, Y), linear, method="fedavg", out=tmp_path / "r", **QUICK)
+    said = f"fedavg on custom, 2 clients, 2 rounds: P-acc {result.accuracy:.2f} %"
+    assert repr(result) == f"Result({said}, in {tmp_path / 'r'})"
+    own = pfedlms.run((X, Y), linear, method="fedavg", metric=thousandth, **{**QUICK, "rounds": 1})
+    assert repr(own) == f"Result(fedavg on custom, 2 clients, 1 round: thousandth {own.accuracy:.4g})"
+    both = pfedlms.compare((X, Y), linear, methods="local,fedavg", seeds=1, **QUICK)
+    assert repr(both) == "Comparison(2 runs)"
+    assert repr(both.results[1]) == f"StudyRun(fedavg seed 0: {said})"
+
+
+# --- plots ---
+
+
+class Drawn:
+    """What a plot says, instead of a file."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        figures = pytest.importorskip("matplotlib.figure")
+        self.figures: list[Any] = []
+        monkeypatch.setattr(figures.Figure, "savefig", lambda figure, file: self.figures.append(figure))
+
+    @property
+    def axes(self) -> Any:
+        return self.figures[-1].axes[0]
+
+
+def test_plots_call_a_metric_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    drawn = Drawn(monkeypatch)
+    for metric, label in ((thousandth, "thousandth (range over seeds)"), (None, "P-acc, % (range over seeds)")):
+        out = tmp_path / label[:5]
+        pfedlms.compare((X, Y), linear, methods="local,fedavg", seeds=2, metric=metric, out=out, **QUICK)
+        accuracy_against_bytes(out, tmp_path / "p.png")
+        assert drawn.axes.get_ylabel() == label
+        settings = {"validation": 0.2, "learning_rate": [0.1, 0.2], "momentum": [0.0, 0.5], "method": "local", **QUICK}
+        done = pfedlms.sweep((X, Y), linear, metric=metric, **settings)
+        assert done.best is not None
+        accuracy_by_setting(done.cells, done.best, done.by, tmp_path / "p.png")
+        assert drawn.axes.get_ylabel().startswith("thousandth (V-acc)\nmean of" if metric else "V-acc, %\nmean of")
+        (marked,) = drawn.axes.texts
+        assert marked.get_text() == (f"{done.best['score']:.4g}" if metric else f"{done.best['score']:.2f} %")
+
+
+def test_the_legend_of_a_sweep_lies_beside_its_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    drawn = Drawn(monkeypatch)
+    settings = {"validation": 0.2, "learning_rate": [0.1, 0.2], "momentum": [0.0, 0.5], "method": "local", **QUICK}
+    done = pfedlms.sweep((X, Y), linear, **settings)
+    assert done.best is not None
+    accuracy_by_setting(done.cells, done.best, done.by, tmp_path / "p.png")
+    figure = drawn.figures[-1]
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert legend.get_window_extent().x0 >= drawn.axes.get_window_extent().x1
