@@ -1,4 +1,5 @@
-"""EDEN: the estimate is unbiased where many entries matter, its error is the one its paper states, and every client has its own rotation."""
+"""EDEN: the estimate is unbiased where many entries matter, its error is the one its paper states, and every client has
+its own rotation."""
 
 from __future__ import annotations
 

@@ -103,8 +103,8 @@ def test_mean_features_against_a_plain_loop() -> None:
 
 def test_loss_and_gradient_by_hand() -> None:
     """λ = 0.6, batches of three. Client 0: squared distances (1 + 0)/2 and (0 + 4)/2, the third sample's class has no
-    prototype: λ · 2.5 / 3 = 0.5, and a gradient of λ · 2 (f − p) / (2 · 3) = 0.2 (f − p). Client 1: one sample is known,
-    at distance (9 + 1)/2: λ · 5 / 3 = 1, gradient 0.2 (f − p)."""
+    prototype: λ · 2.5 / 3 = 0.5, and a gradient of λ · 2 (f − p) / (2 · 3) = 0.2 (f − p). Client 1: one sample is
+    known, at distance (9 + 1)/2: λ · 5 / 3 = 1, gradient 0.2 (f − p)."""
     prototypes = torch.tensor([[0.0, 0.0], [1.0, 1.0], [7.0, 7.0]])
     loss = NearPrototypes(prototypes, torch.tensor([True, True, False]), 0.6).loss
     features = torch.tensor(

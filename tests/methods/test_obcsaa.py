@@ -82,8 +82,8 @@ def test_decoder_recovers_the_direction(dim: int, measured: int, kept: int) -> N
 
 
 def plain_decoder(phi: np.ndarray, bound: float, mean: np.ndarray, kept: int, iterations: int) -> list[np.ndarray]:
-    """Every iterate, not normalised: x ← top_κ(x − ∇/L) of Σ [log cosh(√m Φx) − ȳ √m Φx]/m + α/2 ‖x‖², L = N/m + α, from
-    top_κ(Φᵀȳ)/(√m L), in float64 through a dense Φ; `bound` is N/m."""
+    """Every iterate, not normalised: x ← top_κ(x − ∇/L) of Σ [log cosh(√m Φx) − ȳ √m Φx]/m + α/2 ‖x‖², L = N/m + α,
+    from top_κ(Φᵀȳ)/(√m L), in float64 through a dense Φ; `bound` is N/m."""
 
     def top(x: np.ndarray) -> np.ndarray:
         return np.where(np.abs(x) >= np.sort(np.abs(x))[-kept], x, 0)

@@ -166,8 +166,8 @@ def test_a_lost_message_can_make_a_tie() -> None:
 
 
 def test_weight_decay_enters_the_sign() -> None:
-    """g + μw with μ = 0.1: 1 − 2 < 0, 1 − 0.5 > 0, −1 + 3 > 0, 0 + 1 > 0; without μ only the signs of g count, a zero of
-    client 0 in round 0 as +."""
+    """g + μw with μ = 0.1: 1 − 2 < 0, 1 − 0.5 > 0, −1 + 3 > 0, 0 + 1 > 0; without μ only the signs of g count, a zero
+    of client 0 in round 0 as +."""
     gradient, model = torch.tensor([[1.0, 1.0, -1.0, 0.0, -1.0]]), torch.tensor([-20.0, -5.0, 30.0, 10.0, 5.0])
     for decay, expected in ((0.1, [-1, 1, 1, 1, -1]), (0.0, [1, 1, -1, 1, -1])):
         exchange = MajorityOfGradients(task_of(5, weight_decay=decay), STEP)

@@ -196,8 +196,8 @@ def test_lemma_one_step_descent(noise: float) -> None:
 
 def test_lemma_one_step_descent_is_attained_and_needs_its_step_size() -> None:
     """On the parabola, from a point from which ∇F is along a steepest direction, with noise ±σ along another one,
-    E F(θ − η(∇F + ξ)) = F + (L_F η²/2 − η) ‖∇F‖² + L_F η² σ²/2. At η = 1/L_F that is the lemma with equality; at 3/L_F it is
-    above."""
+    E F(θ − η(∇F + ξ)) = F + (L_F η²/2 − η) ‖∇F‖² + L_F η² σ²/2. At η = 1/L_F that is the lemma with equality; at
+    3/L_F it is above."""
     objective = Parabola()
     rate, direction = 1 / objective.smoothness, objective.steepest(seed=7)
     lowest = torch.zeros(80, dtype=torch.float64)
@@ -242,8 +242,8 @@ def test_lemma_cross_round_drift(refreshed: bool) -> None:
 
 
 def parts_of_drift(before: tuple[Tensor, float, Tensor], after: tuple[Tensor, float, Tensor], rho: float) -> float:
-    """A + B + C of the lemma's proof for T = 1 and (Φθ, τ, v) of two rounds, a = Φθ − τ: |‖a'‖_ρ − ‖a‖_ρ| + |⟨v' − v, a'⟩|
-    + |⟨v, a' − a⟩|."""
+    """A + B + C of the lemma's proof for T = 1 and (Φθ, τ, v) of two rounds, a = Φθ − τ: |‖a'‖_ρ − ‖a‖_ρ| +
+    |⟨v' − v, a'⟩| + |⟨v, a' − a⟩|."""
     (y, tau, votes), (y_after, tau_after, votes_after) = before, after
     a, a_after = y - tau, y_after - tau_after
 
@@ -265,8 +265,8 @@ def flat_sketch(size: float, spins: Tensor = SPINS) -> tuple[Tensor, float]:
 
 
 def test_lemma_cross_round_drift_bounds_the_parts_of_its_proof() -> None:
-    """β bounds A + B + C, and its terms are needed for that. Φ^{r+1} = −Φ^r, τ = 0, a consensus that turns round: B = C =
-    2‖y‖₁, twice the term without χ. Φθ = 0 and a threshold that goes from τ to −τ: B = C = 2mτ, twice 2mτ."""
+    """β bounds A + B + C, and its terms are needed for that. Φ^{r+1} = −Φ^r, τ = 0, a consensus that turns round: B = C
+    = 2‖y‖₁, twice the term without χ. Φθ = 0 and a threshold that goes from τ to −τ: B = C = 2mτ, twice 2mτ."""
     y, norm = flat_sketch(0.6)
     turned = parts_of_drift((y, 0.0, SPINS), (-y, 0.0, -SPINS), rho=0.1)
     assert turned == pytest.approx(4 * 8 * 0.6, rel=1e-12)
@@ -301,8 +301,8 @@ def test_cross_round_drift_itself_needs_neither_chi_nor_more_than_two_thresholds
         assert abs(drift) <= 8 * float(theta[0].norm()) + 16 * max(map(abs, taus))
 
 
-def width_drift(levels: int, smoothing: float) -> tuple[float, float, float]:
-    """The drift, β and τ_max for τ_t = σ̄ z_t and ρ = `smoothing` · σ̄, a kept sketch, y flat and beyond all thresholds, a
+def width_drift(levels: int, smoothing: float) -> tuple[float, float]:
+    """The drift and β for τ_t = σ̄ z_t and ρ = `smoothing` · σ̄, a kept sketch, y flat and beyond all thresholds, a
     consensus that turns round, and σ̄ that falls from 1 to next to nothing."""
     quantiles = torch.from_numpy(normal_quantiles(levels)).double()
     y, norm = flat_sketch(smoothing + float(quantiles[-1]) + 1)
@@ -314,28 +314,28 @@ def width_drift(levels: int, smoothing: float) -> tuple[float, float, float]:
             (1e-9, torch.tensor([1e-9 * smoothing], dtype=torch.float64), levels - agreed),
         )
     )
-    return after - before, drift_bound((16,), False, norm, float(quantiles[-1])), float(quantiles[-1])
+    return after - before, drift_bound((16,), False, norm, float(quantiles[-1]))
 
 
 def test_cross_round_drift_with_a_width_that_changes() -> None:
     """The lemma is for one ρ; ours is ρ_l = ρ̂ σ̄_l^r. A width that changes adds up to m |ρ^{r+1} − ρ^r|/2 to the drift.
     T = 1 has z_T = 0: β needs that further term, which is attained. For T ≥ 2 τ_max ≥ σ̄ z_T, so that the 4mτ_max that β
     has to spare are enough while ρ̂ ≤ 8 z_T; they are not for any ρ̂ (beyond 12 z_T here)."""
-    drift, beta, _ = width_drift(1, 0.5)
+    drift, beta = width_drift(1, 0.5)
     assert drift > beta
     assert drift == pytest.approx(beta + 8 * 0.5 / 2, rel=1e-6)
     for levels in (2, 3, 7, 15):
-        _, _, last = width_drift(levels, 1.0)
+        last = float(normal_quantiles(levels)[-1])
         for factor, enough in ((0.5, True), (8.0, True), (13.0, False)):
-            drift, beta, _ = width_drift(levels, factor * last)
+            drift, beta = width_drift(levels, factor * last)
             assert (drift <= beta) is enough
 
 
 def test_theorem_average_stationarity() -> None:
     """Theorem 1 on three quadratic clients without gradient noise: each round descends by η/2 Σ_k p_k Σ_e ‖∇F_k‖², and
     the average squared gradient is below the theorem's bound. Ψ ≥ −λ Σ ρ m/2, because f ≥ 0. Every round has a fresh
-    sketch and a consensus of its own, so that gradients do not vanish: over enough rounds they are larger than Ψ⁰ − Ψ_inf
-    alone allows, and what the drift adds is needed."""
+    sketch and a consensus of its own, so that gradients do not vanish: over enough rounds they are larger than Ψ⁰ −
+    Ψ_inf alone allows, and what the drift adds is needed."""
     sizes, levels, strength, rho, decay, rounds, steps = (16, 11), 3, 0.3, 0.3, 0.01, 60, 3
     dim, layers, samples = sum(sizes), layer_of_entry(sizes, RATIO), (5, 2, 3)
     share = torch.tensor(samples, dtype=torch.float64) / sum(samples)

@@ -57,9 +57,9 @@ def decoded(sketch: Sketch, mean: Tensor, sparsity: int, iterations: int) -> Ten
         x ← top_κ(x + (Φᵀ(ȳ − tanh(√m Φx))/√m − αx) / (N/m + α)) from x = 0, then x/‖x‖
 
     The first step takes the largest entries of Φᵀȳ. Where all clients agree ȳ is a sign, x grows and tanh becomes one;
-    that is binary iterative hard thresholding (Jacques, Laska, Boufounos, Baraniuk, IEEE Trans. Inf. Theory 2013). Where
-    they do not, ȳ is small and nearly linear in Φx̄, x̄ = Σ p_k x_k/‖x_k‖ (for a normal φ, E[sign⟨φ, x⟩ φ] = √(2/π)
-    x/‖x‖), and x stays where tanh is linear: a sign in its place would push back wherever it is right already.
+    that is binary iterative hard thresholding (Jacques, Laska, Boufounos, Baraniuk, IEEE Trans. Inf. Theory 2013).
+    Where they do not, ȳ is small and nearly linear in Φx̄, x̄ = Σ p_k x_k/‖x_k‖ (for a normal φ, E[sign⟨φ, x⟩ φ] =
+    √(2/π) x/‖x‖), and x stays where tanh is linear: a sign in its place would push back wherever it is right already.
 
     It is a descent on Σ [log cosh(√m Φx) − ȳ √m Φx]/m + α/2 ‖x‖², a regression with probabilities (1 + ȳ)/2 of +1; as
     ‖Φ‖² ≤ N/m, no step makes that larger. α = (π/2) κ/m weighs κ normal entries against all the noise there can be
