@@ -163,9 +163,11 @@ def test_decoder_improves_with_iterations_at_the_shipped_settings(common: float)
 
 
 def test_a_shared_model_does_not_collapse_for_any_number_of_iterations() -> None:
-    """Digits as shipped, 15 rounds, 20 clients: w itself."""
+    """Digits, m = κ = n/10, 15 rounds, 20 clients: w itself."""
     for iterations in (0, 1, 9, 40):
-        result = pfedlms.run("digits", method="obcsaa", rounds=15, evaluate_every=15, iterations=iterations)
+        result = pfedlms.run(
+            "digits", method="obcsaa", rounds=15, evaluate_every=15, sparsity=0.1, iterations=iterations
+        )
         assert result.summary["global_accuracy"]["final"] > 85
 
 
