@@ -1,4 +1,5 @@
-"""EDEN: the estimate is unbiased, its error is the one its paper states, and every client has its own rotation."""
+"""EDEN: the estimate is unbiased where many entries matter, its error is the one its paper states, and every client has
+its own rotation."""
 
 from __future__ import annotations
 
@@ -141,6 +142,16 @@ def test_unbiased_over_rotations(bits: int, make: Callable[[int], Tensor]) -> No
     single = ((each - x) ** 2).sum(dim=1).mean()
     mean = ((each.mean(dim=0) - x) ** 2).sum()
     assert float(mean * rotations / single) == pytest.approx(1, abs=5 * sqrt(2 / dim))
+
+
+def test_one_rotation_is_not_unbiased_for_every_vector() -> None:
+    """x = (2, 1, 0, …): every y is ±(2 ± 1)/√d, so its sign is that of the first entry alone, whatever the signs of D
+    are. Then ⟨q, y⟩ is 2 √d c for a centroid ±c, and x̂ = (5/2, 0, 0, …), always."""
+    x = torch.zeros(1024)
+    x[:2] = torch.tensor([2.0, 1.0])
+    expected = torch.zeros(1024, dtype=torch.float64)
+    expected[0] = 2.5
+    torch.testing.assert_close(estimates(x, 1, 50), expected.expand(50, -1), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("bits", "stated", "within"), [(1, pi / 2 - 1, 0.01), (2, 0.1331, 0.004), (3, 0.035, 0.0015)])

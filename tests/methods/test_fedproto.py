@@ -6,7 +6,7 @@ from math import nan
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from definitions import exact_module, exact_steps, small_batches
 from factories import (
@@ -102,18 +102,18 @@ def test_mean_features_against_a_plain_loop() -> None:
 
 
 def test_loss_and_gradient_by_hand() -> None:
-    """λ = 0.4. Client 0: squared distances (1 + 0)/2 and (0 + 4)/2, the third sample's class has no prototype: λ · 2.5
-    / 2 = 0.5, and a gradient of λ · 2 (f − p) / (2 · 2) = 0.2 (f − p). Client 1: one sample is known, at distance (9 +
-    1)/2: λ · 5 = 2, gradient 0.4 (f − p)."""
+    """λ = 0.6, batches of three. Client 0: squared distances (1 + 0)/2 and (0 + 4)/2, the third sample's class has no
+    prototype: λ · 2.5 / 3 = 0.5, and a gradient of λ · 2 (f − p) / (2 · 3) = 0.2 (f − p). Client 1: one sample is
+    known, at distance (9 + 1)/2: λ · 5 / 3 = 1, gradient 0.2 (f − p)."""
     prototypes = torch.tensor([[0.0, 0.0], [1.0, 1.0], [7.0, 7.0]])
-    loss = NearPrototypes(prototypes, torch.tensor([True, True, False]), 0.4).loss
+    loss = NearPrototypes(prototypes, torch.tensor([True, True, False]), 0.6).loss
     features = torch.tensor(
         [[[1.0, 0.0], [1.0, 3.0], [5.0, 5.0]], [[4.0, 2.0], [9.0, 9.0], [8.0, 8.0]]], requires_grad=True
     )
     value = loss(features, torch.tensor([[0, 1, 2], [1, 2, 2]]))
-    assert value.tolist() == pytest.approx([0.5, 2.0])
+    assert value.tolist() == pytest.approx([0.5, 1.0])
     (gradient,) = torch.autograd.grad(value.sum(), features)
-    expected = torch.tensor([[[0.2, 0.0], [0.0, 0.4], [0.0, 0.0]], [[1.2, 0.4], [0.0, 0.0], [0.0, 0.0]]])
+    expected = torch.tensor([[[0.2, 0.0], [0.0, 0.4], [0.0, 0.0]], [[0.6, 0.2], [0.0, 0.0], [0.0, 0.0]]])
     torch.testing.assert_close(gradient, expected)
 
 
@@ -142,8 +142,8 @@ def test_local_steps_follow_the_objective(strength: float) -> None:
     after, _ = worker_of(small_module(), data, train, seed=7).train(cohort, objective, phase=2)
 
     def pull(flat: Tensor, features: Tensor, labels: Tensor) -> Tensor:
-        known = [(f - prototypes[y].double()) ** 2 for f, y in zip(features, labels, strict=True) if held[y]]
-        return strength * torch.stack(known).mean() if known else flat.new_zeros(())
+        goals = [prototypes[y].double() if held[y] else f.detach() for f, y in zip(features, labels, strict=True)]
+        return strength * nn.functional.mse_loss(features, torch.stack(goals))
 
     for client in range(3):
         expected = exact_steps(params[client], small_batches(data, client, 2, train, seed=7), train, pull)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, pairwise
+from math import pi
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ import torch
 from plain_client import padded
 from torch import Tensor
 
+import pfedlms
 from definitions import dense_phi
 from factories import CLIENTS, DIM, Post, cohort_of, federation, hold, layout_of, normal, overheard, task_of
-from pfedlms.methods.obcsaa import OBCSAASettings, SparseDirections, biht, largest
+from pfedlms.methods.obcsaa import OBCSAASettings, SparseDirections, decoded, largest
 from pfedlms.sketch import Sketch
 
 
@@ -55,35 +57,49 @@ def test_largest_keeps_the_subset_with_most_energy(count: int) -> None:
 # --- the decoder ------------------------------------------------------------------------------------------------------
 
 
+def signs_of(y: Tensor) -> Tensor:
+    return torch.where(y >= 0, 1.0, -1.0)
+
+
 @pytest.mark.parametrize(("dim", "measured", "kept"), [(4096, 2048, 40), (1000, 900, 20)], ids=["whole", "padded"])
 def test_decoder_recovers_the_direction(dim: int, measured: int, kept: int) -> None:
-    """Signs alone, at least twenty measurements for each entry that is not zero: every direction within 25° (the mean
-    within 10°), and nearer than Φᵀy, where the iteration begins."""
-    first, last = [], []
+    """Signs alone, at least forty measurements for each entry that is not zero: every direction within 25°, the mean
+    within 18°, nearer than Φᵀy, where the iteration begins, and nearer still with a hundred steps."""
+    first, last, later = [], [], []
     for seed in range(8):
         sketch, x = sketch_of(dim, measured, seed), sparse(dim, kept, seed)
-        y = torch.where(sketch.forward(x) >= 0, 1.0, -1.0)
-        found = biht(sketch, y, kept, 10)
+        y = signs_of(sketch.forward(x))
+        found = decoded(sketch, y, kept, 10)
         assert float(found.norm()) == pytest.approx(1, abs=1e-5)
         assert int((found != 0).sum()) <= kept
-        first.append(cosine(biht(sketch, y, kept, 0), x))
+        first.append(cosine(decoded(sketch, y, kept, 0), x))
         last.append(cosine(found, x))
+        later.append(cosine(decoded(sketch, y, kept, 100), x))
     assert min(last) > 0.91
-    assert np.mean(last) > 0.985
-    assert 1 - np.mean(last) < (1 - np.mean(first)) / 2
+    assert np.mean(last) > 0.955
+    assert 1 - np.mean(last) < 0.85 * (1 - np.mean(first))
+    assert 1 - np.mean(later) < 0.85 * (1 - np.mean(last))
 
 
-def plain_biht(phi: np.ndarray, y: np.ndarray, kept: int, iterations: int) -> np.ndarray:
-    """x ← unit(top_κ(x + Φᵀ(y − sign(Φx)) / √m)) from unit(top_κ(Φᵀy)), float64 through a dense Φ."""
+def plain_decoder(phi: np.ndarray, bound: float, mean: np.ndarray, kept: int, iterations: int) -> list[np.ndarray]:
+    """Every iterate, not normalised: x ← top_κ(x − ∇/L) of Σ [log cosh(√m Φx) − ȳ √m Φx]/m + α/2 ‖x‖², L = N/m + α,
+    from top_κ(Φᵀȳ)/(√m L), in float64 through a dense Φ; `bound` is N/m."""
 
-    def sparse_unit(x: np.ndarray) -> np.ndarray:
-        x = np.where(np.abs(x) >= np.sort(np.abs(x))[-kept], x, 0)
-        return x / np.linalg.norm(x)
+    def top(x: np.ndarray) -> np.ndarray:
+        return np.where(np.abs(x) >= np.sort(np.abs(x))[-kept], x, 0)
 
-    x = sparse_unit(phi.T @ y)
+    root, alpha = len(phi) ** 0.5, pi * kept / (2 * len(phi))
+    iterates = [top(phi.T @ mean) / (root * (bound + alpha))]
     for _ in range(iterations):
-        x = sparse_unit(x + phi.T @ (y - np.where(phi @ x >= 0, 1, -1)) / np.sqrt(len(phi)))
-    return x
+        x = iterates[-1]
+        gradient = phi.T @ (np.tanh(root * (phi @ x)) - mean) / root + alpha * x
+        iterates.append(top(x - gradient / (bound + alpha)))
+    return iterates
+
+
+def plain_direction(phi: np.ndarray, bound: float, mean: np.ndarray, kept: int, iterations: int) -> np.ndarray:
+    x = plain_decoder(phi, bound, mean, kept, iterations)[-1]
+    return x / np.linalg.norm(x)
 
 
 @pytest.mark.parametrize("iterations", [0, 1, 6])
@@ -91,9 +107,68 @@ def plain_biht(phi: np.ndarray, y: np.ndarray, kept: int, iterations: int) -> np
 def test_decoder_equals_its_transcription(dim: int, iterations: int) -> None:
     """For averages of signs (which is what the server has) that leave no two entries equally large."""
     y = normal(1, 37, seed=dim).tanh()
-    found = biht(sketch_of(dim, 37, seed=3), y, 6, iterations)
-    expected = plain_biht(dense_phi(dim, 37, seed=3), y[0].double().numpy(), 6, iterations)
+    found = decoded(sketch_of(dim, 37, seed=3), y, 6, iterations)
+    expected = plain_direction(dense_phi(dim, 37, seed=3), 64 / 37, y[0].double().numpy(), 6, iterations)
     np.testing.assert_allclose(found[0].numpy(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("kept", [1, 6, 37, 64])
+def test_no_step_of_the_decoder_makes_its_objective_larger(kept: int) -> None:
+    """Σ [log cosh(√m Φx) − ȳ √m Φx]/m + α/2 ‖x‖² for any ȳ and any κ, also above m; and each iterate is what the code
+    comes to."""
+    phi, alpha = dense_phi(64, 37, seed=3), pi * kept / (2 * 37)
+
+    def objective(x: np.ndarray, mean: np.ndarray) -> float:
+        scaled = 37**0.5 * (phi @ x)
+        return float((np.log(np.cosh(scaled)) - mean * scaled).mean() + alpha / 2 * (x**2).sum())
+
+    for seed in range(5):
+        y = normal(1, 37, seed=seed).tanh()
+        mean = y[0].double().numpy()
+        iterates = plain_decoder(phi, 64 / 37, mean, kept, 30)
+        values = [objective(x, mean) for x in iterates]
+        assert all(later <= earlier + 1e-12 for earlier, later in pairwise(values))
+        assert values[-1] < values[0] < 0  # 0 is that of x = 0
+        for iterations in (0, 1, 2, 30):
+            found, expected = decoded(sketch_of(64, 37, seed=3), y, kept, iterations), iterates[iterations]
+            np.testing.assert_allclose(found[0].numpy(), expected / np.linalg.norm(expected), atol=1e-4)
+
+
+def some_updates(clients: int, dim: int, common: float, seed: int) -> Tensor:
+    """Updates as clients have them: a few large entries and many small ones (cubes of normal numbers), a share `common`
+    of the variance the same for all; `[clients, dim]`."""
+    own, shared = normal(clients, dim, seed=seed) ** 3, normal(1, dim, seed=seed + 1) ** 3
+    return common**0.5 * shared + (1 - common) ** 0.5 * own
+
+
+@pytest.mark.parametrize("common", [0.05, 0.3, 0.9], ids=["hardly agreed", "agreed", "alike"])
+def test_decoder_improves_with_iterations_at_the_shipped_settings(common: float) -> None:
+    """m = κ = n/10, 20 clients: nearer to the true mean update (all its entries, weighted) with each of the first three
+    steps and after the default ten, and a hundred do not lose that again. Where clients hardly agree there is hardly
+    anything to find: there the cosine stays within 2 % of where it begins."""
+    dim, settings = 16000, OBCSAASettings()
+    kept, measured = int(settings.sparsity * dim), int(settings.ratio * dim)
+    cosines = []
+    for seed in range(3):
+        samples = torch.arange(20, 40) / sum(range(20, 40))
+        updates, sketch = some_updates(20, dim, common, 10 * seed), sketch_of(dim, measured, seed)
+        mean = samples @ signs_of(sketch.forward(largest(updates, kept)))
+        steps = [decoded(sketch, mean[None], kept, iterations) for iterations in (0, 1, 2, 3, settings.iterations, 100)]
+        cosines.append([cosine(x, (samples @ updates)[None]) for x in steps])
+    none, *few, default, many = np.mean(cosines, axis=0)
+    if common > 0.1:
+        assert none < few[0] < few[1] < few[2] < default
+        assert many > few[2]
+    assert min(*few, default, many) > 0.98 * none
+
+
+def test_a_shared_model_does_not_collapse_for_any_number_of_iterations() -> None:
+    """Digits, m = κ = n/10, 15 rounds, 20 clients: w itself."""
+    for iterations in (0, 1, 9, 40):
+        result = pfedlms.run(
+            "digits", method="obcsaa", rounds=15, evaluate_every=15, sparsity=0.1, iterations=iterations
+        )
+        assert result.summary["global_accuracy"]["final"] > 85
 
 
 def test_decoder_recovers_a_common_direction_from_averaged_signs() -> None:
@@ -101,11 +176,15 @@ def test_decoder_recovers_a_common_direction_from_averaged_signs() -> None:
     signs of one of them."""
     sketch, common = sketch_of(4096, 2048), sparse(4096, 40, 1)
     noisy = common + 0.05 * normal(5, 4096, seed=2)
-    signs = torch.where(sketch.forward(noisy) >= 0, 1.0, -1.0)
-    together = cosine(biht(sketch, signs.mean(dim=0, keepdim=True), 40, 10), common)
-    alone = [cosine(biht(sketch, signs[k : k + 1], 40, 10), common) for k in range(5)]
+    signs = signs_of(sketch.forward(noisy))
+    together = cosine(decoded(sketch, signs.mean(dim=0, keepdim=True), 40, 10), common)
+    alone = [cosine(decoded(sketch, signs[k : k + 1], 40, 10), common) for k in range(5)]
     assert together > 0.9
     assert together > max(alone)
+
+
+def test_signs_that_cancel_have_no_direction() -> None:
+    assert not decoded(sketch_of(60, 30), torch.zeros(1, 30), 3, 4).any()
 
 
 # --- the exchange -----------------------------------------------------------------------------------------------------
@@ -167,7 +246,7 @@ def test_the_step_is_along_what_is_decoded_from_the_weighted_mean_of_signs() -> 
     cohort = cohort_of(-update, samples=samples, model=start)
     _, server = hold(exchange_of(start), cohort, {"model": start})
     phi, exact, share = dense_phi(TASK_DIM, MEASURED, seed=5), update.double().numpy(), np.array(samples) / sum(samples)
-    direction = plain_biht(phi, share @ np.where(exact @ phi.T >= 0, 1, -1), KEPT, 4)
+    direction = plain_direction(phi, 64 / MEASURED, share @ np.where(exact @ phi.T >= 0, 1, -1), KEPT, 4)
     norm = share @ np.linalg.norm(exact, axis=1)
     np.testing.assert_allclose(server["model"].numpy(), -norm * direction, atol=1e-5)
 

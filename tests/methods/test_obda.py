@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,10 +11,12 @@ from torch import Tensor, nn
 
 from definitions import exact_module, signs_of, small_batches
 from factories import (
+    HIDDEN,
     SMALL_DIM,
     Post,
     Work,
     cohort_of,
+    digits,
     federation,
     hold,
     normal,
@@ -31,8 +35,8 @@ STEP = 0.25
 
 
 def coin(seed: int, round: int, count: int) -> np.ndarray:
-    """The coin of every coordinate, in plain Python."""
-    return signs_of(count, seed, "obda-coin", round)
+    """The coin of every coordinate, in plain Python: thrown in even rounds, turned over in odd ones."""
+    return (-1) ** round * signs_of(count, seed, "obda-coin", round // 2)
 
 
 def vote_on(signs: Tensor, round: int = 0, seed: int = 5, samples: list[int] | None = None) -> Tensor:
@@ -51,14 +55,14 @@ def vote_on(signs: Tensor, round: int = 0, seed: int = 5, samples: list[int] | N
 
 
 def test_majority_by_hand() -> None:
-    """Four clients. Columns: all +, all −, three of four either way, and even splits that only the coin decides. A zero
-    counts as +."""
+    """Four clients. Columns: all +, all −, three of four either way, and even splits that only the coin decides. In
+    round 0 a zero of client 0 counts as + and one of client 1 as −."""
     gradients = torch.tensor(
         [
-            [1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 0.0, 1.0],
-            [2.0, -1.0, 1.0, -1.0, 1.0, -1.0, 0.0, 1.0],
-            [0.1, -1.0, 9.0, -1.0, -9.0, 5.0, -1.0, -1.0],
-            [5.0, -7.0, -99.0, 99.0, -9.0, 5.0, -1.0, -1.0],
+            [1.0, -1.0, 1.0, 0.0, 1.0, -1.0, 0.0, 1.0],
+            [2.0, -1.0, 1.0, 0.0, 1.0, -1.0, 0.0, 1.0],
+            [0.1, -1.0, 9.0, -1.0, -9.0, 5.0, 1.0, -1.0],
+            [5.0, -7.0, -99.0, -99.0, -9.0, 5.0, -1.0, -1.0],
         ]
     )
     flips = coin(5, 0, 8).tolist()
@@ -74,7 +78,7 @@ def test_the_count_is_unweighted() -> None:
 def test_a_tie_is_decided_by_a_coin_of_seed_and_round() -> None:
     """On 2,000 tied coordinates: the second implementation's coin, fair, and another one in another round or run."""
     tied = torch.stack([torch.ones(2000), -torch.ones(2000)])
-    votes = {(seed, round): vote_on(tied, round, seed) for seed in (5, 6) for round in (0, 1, 7)}
+    votes = {(seed, round): vote_on(tied, round, seed) for seed in (5, 6) for round in (0, 2, 7)}
     for (seed, round), vote in votes.items():
         assert vote.tolist() == coin(seed, round, 2000).tolist()
         assert abs(float(vote.mean())) < 5 / 2000**0.5
@@ -82,6 +86,51 @@ def test_a_tie_is_decided_by_a_coin_of_seed_and_round() -> None:
     for index, first in enumerate(keys):
         for second in keys[index + 1 :]:
             assert abs(float((votes[first] * votes[second]).mean())) < 5 / 2000**0.5
+    assert torch.equal(vote_on(tied, round=3), -vote_on(tied, round=2))  # what is always tied goes nowhere
+
+
+# --- gradients that are zero ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clients", [1, 4, 5])
+def test_a_weight_without_gradient_stays_where_it_is(clients: int) -> None:
+    """Eight rounds of zeros from 300 weights: never further than η from w⁰, back after every second round, and as many
+    weights go one way as the other where the number of clients is even."""
+    start = normal(300, seed=1)
+    exchange, zeros = MajorityOfGradients(task_of(300, clients=clients), STEP), torch.zeros(clients, 300)
+    cohort, server = cohort_of(start.expand(clients, -1).clone(), model=start), {"model": start}
+    for round in range(8):
+        (cohort,), server = hold(exchange, cohort, server, round=round, work=Work(gradient=zeros))
+        moved = server["model"] - start
+        assert float(moved.abs().max()) <= STEP * (1 + 1e-5)
+        if round % 2:
+            torch.testing.assert_close(moved, torch.zeros(300), rtol=0, atol=1e-6)
+        elif clients == 4:
+            assert abs(float(moved.sign().mean())) < 5 / 300**0.5
+
+
+@pytest.mark.parametrize("round", [0, 1])
+def test_who_has_no_gradient_leaves_the_vote_to_who_has(round: int) -> None:
+    """Three of nine clients say −; the zeros of the other six, three with even ids and three with odd ones, cancel
+    out."""
+    gradients = torch.zeros(9, 50)
+    gradients[:3] = -1
+    assert (vote_on(gradients, round=round) == -1).all()
+
+
+def test_an_input_that_is_always_zero_keeps_its_weights_without_weight_decay() -> None:
+    """Digits with their first pixel set to zero: of 20 hidden units none's weight of it is further than η from w⁰ after
+    any of six rounds, while others' are."""
+    x = digits().x.clone()
+    x.flatten(1)[:, 0] = 0
+    chosen = federation("obda", replace(digits(), x=x), step=0.01, weight_decay=0.0)
+    pixel = torch.arange(HIDDEN) * 64  # its weights in a first layer of HIDDEN rows of 64
+    chosen.start()
+    for _ in range(6):
+        chosen.play_round()
+        moved = (chosen.state()["server"]["model"] - chosen.model.initial).abs()
+        assert float(moved[pixel].max()) <= 0.01 + 1e-6
+    assert float(moved.max()) > 0.05
 
 
 def test_the_coin_does_not_know_who_voted() -> None:
@@ -117,7 +166,8 @@ def test_a_lost_message_can_make_a_tie() -> None:
 
 
 def test_weight_decay_enters_the_sign() -> None:
-    """g + μw with μ = 0.1: 1 − 2 < 0, 1 − 0.5 > 0, −1 + 3 > 0, 0 + 1 > 0; without μ only the signs of g count."""
+    """g + μw with μ = 0.1: 1 − 2 < 0, 1 − 0.5 > 0, −1 + 3 > 0, 0 + 1 > 0; without μ only the signs of g count, a zero
+    of client 0 in round 0 as +."""
     gradient, model = torch.tensor([[1.0, 1.0, -1.0, 0.0, -1.0]]), torch.tensor([-20.0, -5.0, 30.0, 10.0, 5.0])
     for decay, expected in ((0.1, [-1, 1, 1, 1, -1]), (0.0, [1, 1, -1, 1, -1])):
         exchange = MajorityOfGradients(task_of(5, weight_decay=decay), STEP)

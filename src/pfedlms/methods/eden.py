@@ -1,5 +1,11 @@
 """EDEN: Vargaftik, Ben Basat, Portnoy, Mendelson, Ben-Itzhak, Mitzenmacher, "EDEN: Communication-Efficient and Robust
 Distributed Mean Estimation for Federated Learning", ICML 2022.
+
+Choices where the paper is silent: what is estimated is the mean of the updates, weighted by N_k; a vector is cut into
+power-of-two chunks with a scale each; zero goes to the upper centroid; the answer is the model, 32 bits each. The
+paper's statements are for a rotation drawn uniformly. One Hadamard rotation with random signs, which it uses in
+practice as we do, is near to that for vectors of many entries of similar size, but it is not unbiased for every vector:
+at one bit (2, 1, 0, …, 0) is read as (2.5, 0, 0, …, 0) whatever the signs are.
 """
 
 from __future__ import annotations
@@ -50,7 +56,8 @@ class Codec:
     """x → (indices, scales) → x̂, with a rotation that is a function of seed, round and client.
 
     For a chunk of padded length d: y = H D x / √d, q = centroid nearest to √d y / ‖x‖, scale = ‖x‖² / ⟨q, y⟩, x̂ =
-    scale · D H q / √d. The scale makes the estimate unbiased over the rotation.
+    scale · D H q / √d. The scale makes ⟨x̂, x⟩ = ‖x‖² under every rotation, and with it the estimate unbiased over
+    uniform ones; over these only nearly, and not where a few entries are most of x.
     """
 
     def __init__(self, dim: int, bits: int, seed: int) -> None:

@@ -3,6 +3,9 @@ Decentralized Data", AISTATS 2017.
 
 The server's step and momentum (FedAvgM): Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for
 Federated Visual Classification", 2019; Reddi et al., "Adaptive Federated Optimization", ICLR 2021.
+
+Choices where the papers are silent: E steps of one mini-batch each instead of epochs; clients' momentum begins anew
+with every average; running statistics of batch norm stay with their clients unless they are shared.
 """
 
 from __future__ import annotations

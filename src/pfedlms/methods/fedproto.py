@@ -1,5 +1,11 @@
 """FedProto: Tan, Long, Liu, Zhou, Lu, Jiang, Zhang, "FedProto: Federated Prototype Learning across Heterogeneous
-Clients", AAAI 2022."""
+Clients", AAAI 2022.
+
+Choices where the paper is silent: prototypes are taken over all training samples right before the local steps, and
+count the same for every holder, as in the authors' code (the paper's equation weighs them by samples). A client
+predicts with its own last layer, as the authors' code does for its figures without prototypes; the paper's other way,
+the class of the nearest prototype, is not used here.
+"""
 
 from __future__ import annotations
 
@@ -56,8 +62,11 @@ class MeanPrototypes(Exchange[tuple[Tensor, Tensor]]):
 
 @dataclass(frozen=True)
 class NearPrototypes(Objective):
-    """The task's loss + λ · mean squared distance of each sample's feature to the prototype of its class; classes
-    without one are ignored."""
+    """The task's loss + λ · mean squared distance of each sample's feature to the prototype of its class.
+
+    A sample whose class has none is at distance zero and counts in the mean over the batch, as the authors have it. (A
+    client hears at least of the classes it holds itself, unless its own message was lost.)
+    """
 
     needs_features = True
 
@@ -67,13 +76,12 @@ class NearPrototypes(Objective):
 
     def loss(self, features: Tensor, labels: Tensor) -> Tensor:
         distance = (features - self.prototypes[labels]).square().mean(dim=-1)
-        known = self.held[labels]
-        return self.strength * torch.where(known, distance, 0.0).sum(dim=1) / known.sum(dim=1).clamp(min=1)
+        return self.strength * torch.where(self.held[labels], distance, 0.0).mean(dim=1)
 
 
 class FedProto(Method):
-    """Clients keep their models and exchange only class prototypes: a few hundred floats, whatever the size of the
-    model."""
+    """Clients keep their models, last layers included, and exchange only class prototypes: a few hundred floats,
+    whatever the size of the model."""
 
     name = "fedproto"
     paper = "Tan et al., AAAI 2022"

@@ -1,6 +1,10 @@
 """OBDA: Zhu, Du, Gündüz, Huang, "One-Bit Over-the-Air Aggregation for Communication-Efficient Federated Edge Learning:
 Design and Convergence Analysis", IEEE Transactions on Wireless Communications, 2021. Run here digitally and without
 noise.
+
+Choices where the paper is silent: a gradient is averaged over the E batches of a round; μw is added to it before the
+sign, as weight decay would be (the paper has no regulariser); the count is unweighted; ties and gradients that are zero
+are decided as `MajorityOfGradients` says, so that both messages stay one bit a parameter.
 """
 
 from __future__ import annotations
@@ -25,8 +29,15 @@ class OBDASettings:
 class MajorityOfGradients(Exchange[Tensor]):
     """↑ sign of the gradient at w      ↓ v, the sign most clients sent      then w ← w − η v on both ends
 
-    The count is unweighted. An even split is decided by a coin that is a function of seed and round, so that a message
-    stays one bit a parameter (leaving ties at zero would make it ternary).
+    The count is unweighted. A sign has no zero (that would be ternary), so what has none is made to cancel out:
+
+    - where its gradient is zero (the weights of an input that is always zero) client k says + if k + round is even and
+      − if it is odd: half of such clients say the one and half the other, and each takes it back in the next round;
+    - an even split is decided by a coin, thrown in every even round from a stream named by the seed and turned over for
+      the odd one.
+
+    So with the same clients in every round a weight without gradient is never further than η from where it was; where
+    clients come and go it moves as often one way as the other.
     """
 
     def __init__(self, task: Task, step: float) -> None:
@@ -35,7 +46,9 @@ class MajorityOfGradients(Exchange[Tensor]):
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
         model = cohort.state["model"]
-        return cohort, {"signs": work.mean_gradient(cohort, model, round) + self._task.weight_decay * model}
+        gradient = work.mean_gradient(cohort, model, round) + self._task.weight_decay * model
+        turns = torch.tensor([[1.0 - 2.0 * ((client + round) % 2)] for client in cohort.ids], device=gradient.device)
+        return cohort, {"signs": torch.where(gradient == 0, turns, gradient)}
 
     def server_open(self, server: Tensors, round: int) -> Tensor:
         return torch.zeros(self._task.layout.dim, dtype=torch.int64)
@@ -44,8 +57,8 @@ class MajorityOfGradients(Exchange[Tensor]):
         return total + values["signs"].to(torch.int64).sum(dim=0)
 
     def server_reply(self, server: Tensors, total: Tensor, round: int) -> tuple[Tensors, Tensors]:
-        coin = torch.from_numpy(rng.signs(rng.stream(self._task.seed, "obda-coin", round), len(total)))
-        vote = torch.where(total == 0, coin, total.sign().float())
+        coin = torch.from_numpy(rng.signs(rng.stream(self._task.seed, "obda-coin", round // 2), len(total)))
+        vote = torch.where(total == 0, -coin if round % 2 else coin, total.sign().float())
         return {"model": server["model"] - self._step * vote}, {"signs": vote}
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
@@ -55,9 +68,8 @@ class MajorityOfGradients(Exchange[Tensor]):
 class OBDA(Tracked):
     """signSGD with majority vote on one mini-batch gradient a round, averaged over the E batches.
 
-    Limits: with one client it is signSGD. The paper has no regulariser; μw is added to the gradient before the sign,
-    as weight decay would be. P-acc is of a copy of w that each client trains for E steps on its own data; the copy is
-    dropped when the next w comes.
+    Limits: with one client it is signSGD. P-acc is of a copy of w that each client trains for E steps on its own data;
+    the copy is dropped when the next w comes.
     """
 
     name = "obda"

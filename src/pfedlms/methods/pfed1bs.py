@@ -1,5 +1,9 @@
-"""pFed1BS: Cheng et al., "Personalized Federated Learning via One-Bit Random Sketching", 2026, the one-bit forerunner
-of pFedLMS."""
+"""pFed1BS: Cheng et al., "Personalized Federated Learning with Bidirectional Communication Compression via One-Bit
+Random Sketching", AAAI 2026, the one-bit forerunner of pFedLMS.
+
+Choices where the paper is silent: the model is one vector, padded to a power of two, of which m = ⌊ratio · n⌋ rows are
+kept; ties go to +1; μ is `train.weight_decay`, the same for every method.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +48,7 @@ class PFed1BS(Method):
     whole run."""
 
     name = "pfed1bs"
-    paper = "Cheng et al., 2026"
+    paper = "Cheng et al., AAAI 2026"
     personal = True
     Settings = PFed1BSSettings
 

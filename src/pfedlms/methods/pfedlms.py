@@ -1,5 +1,9 @@
-"""pFedLMS: "pFedLMS: Personalized Federated Learning via Layer-Wise Multi-Threshold Random Sketching", the paper this
-package implements. Its open choices are fixed in docs/protocol.md and at the settings below.
+"""pFedLMS: Zhang, Hou, Cheng, Feng, Gong, "Communication-Efficient Personalized Federated Learning via Layer-Wise
+Multi-Threshold Random Sketching", the paper this package implements.
+
+Choices where the paper is silent: a layer is a module that owns parameters, padded to a power of two; ρ is in units of
+the layer's σ̄; votes use the integers N_k and ties go up; statistics are float32, thresholds computed from them on every
+end; E steps are E mini-batches. docs/protocol.md fixes all of it to the bit.
 
 Clients keep their models. Each round they sketch every layer, agree on thresholds from its statistics (exchange A),
 vote on which interval each sketched coordinate should lie in (exchange B), and are pulled towards that interval while
@@ -54,7 +58,7 @@ class PFedLMS(Method):
     """One personal model per client; low-bit sketches up, a low-bit consensus down. λ = 0 is `local` exactly."""
 
     name = "pfedlms"
-    paper = "pFedLMS: layer-wise multi-threshold random sketching"
+    paper = "Zhang et al., Layer-Wise Multi-Threshold Random Sketching"
     personal = True
     Settings = PFedLMSSettings
 

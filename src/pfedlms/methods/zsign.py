@@ -1,5 +1,10 @@
 """z-SignFedAvg: Tang, Wang, Chang, "z-SignFedAvg: A Unified Stochastic Sign-Based Compression for Federated Learning",
-AAAI 2024."""
+AAAI 2024.
+
+Choices where the paper is silent: what is sent is the update over the learning rate γ of the steps just taken, with
+momentum and weight decay in it; the mean is unweighted, as in the paper, whatever N_k; noise comes from a stream of its
+own for each client and round; the answer is the model, 32 bits each, or the number of +1, which tells the same.
+"""
 
 from __future__ import annotations
 
