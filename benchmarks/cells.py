@@ -6,6 +6,7 @@ are set up, a method or variant, and a seed.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,20 @@ from pfedlms.data.sources import DATASETS
 from pfedlms.experiment.config import Config, load_config
 from pfedlms.experiment.layers import Tables
 from pfedlms.reproduce.budget import equal_rate, taken
+from pfedlms.reproduce.cells import tables_of
 
+OWN = {
+    "obcsaa": ("sparsity", (0.03, 0.1, 0.3, 1.0)),
+    "obda": ("step", (3e-3, 1e-2, 3e-2, 1e-1)),
+    "fedproto": ("strength", (0.1, 1.0, 10.0)),
+    "zsign": ("sigma", (0.03, 0.1, 0.3)),
+    "pfed1bs": ("strength", (5e-4, 5e-3, 5e-2)),
+    "pfedlms": ("strength", (0.01, 0.05, 0.1, 0.2)),
+}
+"""The setting of each method that is chosen by validation accuracy, and where the search begins."""
+REST = ("obda", "obcsaa", "obcsaa:downlink=sum", "fedproto", "eden", "zsign", "zsign:downlink=sum", "pfed1bs",
+        "pfed1bs@pfedlms", "pfedlms@pfed1bs")  # fmt: skip
+"""Rows of the paper's tables that `tables-DATASET` does not have."""
 SEEDS = (0, 1, 2)
 SWEEP_SEED = 10  # takes no part in the tables
 STEPS = (1.0, 1.5, 2.0, 3.0)
@@ -43,7 +57,8 @@ class Cell:
 
     @property
     def name(self) -> str:
-        return f"{self.dataset}_{self.setup}_{self.label}_s{self.seed}"
+        label = re.sub(r"[^\w.=+-]+", "-", self.label)
+        return f"{self.dataset}_{self.setup}_{label}_s{self.seed}"
 
     def config(self, directory: str = "", **run: Any) -> Config:
         """The whole configuration; `directory` has the data, `run` are settings of how it is executed."""
@@ -87,6 +102,29 @@ def tables(dataset: str, step: float | None) -> list[Cell]:
                 for seed in SEEDS
             ]  # fmt: skip
     return cells
+
+
+def paper(dataset: str) -> list[Cell]:
+    """The paper's methods that `tables` leaves out, and those at each other's bytes, at both α."""
+    cells = []
+    for seed, alpha, row in product(SEEDS, (0.5, 0.1), REST):
+        own = {
+            f"{section}.{key}": value
+            for section, keys in tables_of(dataset, row).items()
+            for key, value in keys.items()
+        }
+        cells.append(Cell(f"paper-{dataset}", dataset, f"a{alpha:g}", row, seed, {"data.alpha": alpha, **own}))
+    return cells
+
+
+def own_settings(dataset: str, values: Mapping[str, Sequence[float]]) -> list[Cell]:
+    """Methods with values of the setting that is to be chosen, with data set aside."""
+    held_out = {"data.alpha": 0.5, "data.validation": 0.2}
+    return [
+        Cell(f"own-{dataset}", dataset, "a0.5", f"{method}:{OWN[method][0]}={value:g}", SWEEP_SEED,
+             {**held_out, "method.name": method, f"method.{OWN[method][0]}": value}, priority=-1)
+        for method, given in values.items() for value in given
+    ]  # fmt: skip
 
 
 def sweep(dataset: str, steps: Sequence[float]) -> list[Cell]:
@@ -194,9 +232,15 @@ def group(name: str, steps: Mapping[str, float], swept: Sequence[float], on: str
         return sweep(dataset, swept)
     if kind == "gains" and dataset in DATASETS:
         return gains(dataset)
+    if kind == "paper" and dataset in DATASETS:
+        return paper(dataset)
+    if kind == "own" and dataset in DATASETS:
+        return own_settings(dataset, {method: values for method, (_, values) in OWN.items()})
     others = {"limits": lambda: limits(on), "limits-cifar10": limits_cifar10, "variants": lambda: variants(on)}
     if name not in others:
-        known = ", ".join(f"{kind}-{name}" for kind in ("tables", "sweep", "gains") for name in DATASETS)
+        known = ", ".join(
+            f"{kind}-{name}" for kind in ("tables", "paper", "sweep", "gains", "own") for name in DATASETS
+        )
         raise SystemExit(f"group: got {name!r}, expected one of {known}, {', '.join(others)}")
     return others[name]()
 
