@@ -109,14 +109,15 @@ def lloyd_max_in_float64(levels: int) -> tuple[NDArray[np.float64], NDArray[np.f
 
 def thresholds_of(mean: Values, deviation: Values, quantiles: NDArray[np.float32]) -> Values:
     """τ_t = μ̄ + σ̄ Υ⁻¹(t / (T + 1)): `[layers]`, `[layers]`, `[T]` → `[layers, T]`, in float64 from float32 values,
-    rounded to float32."""
+    rounded to float32; infinite beyond its range."""
     mu, sigma = (array_of(name, given).astype(np.float64) for name, given in (("mean", mean), ("deviation", deviation)))
     if mu.ndim != 1 or mu.shape != sigma.shape:
         raise ValueError(
             f"mean, deviation: got shapes {mu.shape} and {sigma.shape}, expected [layers] of both; pool_statistics "
             "gives both"
         )
-    tau = (mu[:, None] + sigma[:, None] * quantiles.astype(np.float64)[None, :]).astype(np.float32)
+    with np.errstate(over="ignore"):
+        tau = (mu[:, None] + sigma[:, None] * quantiles.astype(np.float64)[None, :]).astype(np.float32)
     return torch.from_numpy(tau).to(mean.device) if isinstance(mean, Tensor) else tau
 
 
