@@ -14,8 +14,8 @@ import plain_client as plain
 import pytest
 import torch
 
-from factories import overheard, small_data, small_module, task_of
 from factories import federation as federation_of
+from factories import overheard, small_data, small_module, task_of
 from pfedlms.cohort import Cohort
 from pfedlms.engine import exchange as engine_exchange
 from pfedlms.engine.federation import Federation

@@ -147,8 +147,8 @@ class Pull:
 
     @cached_property
     def widths(self) -> Tensor:
-        """ρ_l of every layer, `[layers]`: at most 2^126, and zero below 2^−126. Then 1/ρ_l is a normal float32, and (y −
-        τ)/ρ_l is a number also where τ is infinite or y = τ."""
+        """ρ_l of every layer, `[layers]`: at most 2^126, and zero below 2^−126. Then 1/ρ_l is a normal float32, and
+        (y − τ)/ρ_l is a number also where τ is infinite or y = τ."""
         wide = self.smoothing * self.deviations
         return torch.where(wide < 2.0**-126, 0.0, wide.clamp(max=2.0**126))
 
