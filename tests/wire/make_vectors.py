@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vector_makers.agreements import as_settings, task
+from vector_makers.agreements import agreements, as_settings, task
 from vector_makers.fields import fields
 from vector_makers.notation import SAMPLES
 from vector_makers.numbers import (
@@ -21,6 +21,7 @@ from vector_makers.numbers import (
     generator_vectors,
     medians,
     packed,
+    pools,
     sizes,
     threshold_vectors,
     transforms,
@@ -42,6 +43,8 @@ def vectors() -> dict[str, Any]:
         run([18, 8], seed=7, rounds=[0], ratio=0.25),
         run([18, 1, 70, 8], seed=2**63 - 1, rounds=[1, 2], zero_last=True, thresholds=2, ratio=0.5, refresh=2),
         run([18, 8], seed=0, rounds=[5], thresholds=1, ratio=0.5, layerwise=False, strength=0.01, smoothing=0.2),
+        run([18, 8], seed=3, rounds=[0], thresholds=4, ratio=0.5, spacing="lloyd-max"),
+        run([18, 1], seed=4, rounds=[0, 1, 2], ratio=0.5, huge_last=True),
     ]
     averaged, sparse = fedavg(), stc()
     everyone = {0, 1, 2}
@@ -68,7 +71,7 @@ def vectors() -> dict[str, Any]:
             check_every=0,
         ),
     ]
-    digests = [entry["agreement"] for entry in (*runs, averaged, sparse)]
+    digests = [entry["agreement"] for entry in (*runs, averaged, sparse, *voted)]
     return {
         "protocol": 1,
         **generator_vectors(),
@@ -87,6 +90,8 @@ def vectors() -> dict[str, Any]:
         "allocations": allocations(),
         "medians": medians(),
         "sketchvote": voted,
+        "pools": pools(),
+        "agreements": agreements(),
     }
 
 

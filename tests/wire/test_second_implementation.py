@@ -221,7 +221,7 @@ def test_runs(number: int) -> None:
 def test_the_runs_hold_what_they_should() -> None:
     """A layer without padding, one with one parameter, one without spread, a refresh that was kept and one that was
     not."""
-    first, second, third = VECTORS["runs"]
+    first, second, third, *_ = VECTORS["runs"]
     assert first["agreement"]["layers"] == [[0, 18], [18, 8]]
     assert second["agreement"]["settings"]["refresh"] == 2
     assert [played["round"] // 2 for played in second["rounds"]] == [0, 1]

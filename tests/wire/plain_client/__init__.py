@@ -18,7 +18,17 @@ from plain_client.fields import (
     read_payload,
     write_payload,
 )
-from plain_client.frames import SERVER, Known, Receiver, accept, common_lines, digest_of, digest_text, write_frame
+from plain_client.frames import (
+    SERVER,
+    Known,
+    Receiver,
+    accept,
+    common_lines,
+    digest_of,
+    digest_text,
+    write_frame,
+    zsign_lines,
+)
 from plain_client.numbers import Table, allocated_sizes, f32, fnv1a, mix, padded, row, signs, sketch_size, stream, word
 from plain_client.packing import Refused, block_size, pack, packed_size, unpack, width
 from plain_client.pfedlms import Client, Run, Server
@@ -100,4 +110,5 @@ __all__ = [
     "word",
     "write_frame",
     "write_payload",
+    "zsign_lines",
 ]

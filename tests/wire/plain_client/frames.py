@@ -122,3 +122,16 @@ def common_lines(
         "protocol": 1,
         "seed": seed,
     }
+
+
+def zsign_lines(
+    participants: int, learning_rate: float, schedule: str, warmup: int, rounds: int, decay: float, decay_every: int
+) -> dict[str, int | float | bool | str | bytes]:
+    """What `zsign` adds to the text; of the schedule only what its shape reads."""
+    lines = {"clients": participants, "learning_rate": learning_rate}
+    if schedule != "constant" or warmup:
+        lines |= {"shape": schedule, "warmup": warmup, "rounds": rounds if schedule == "cosine" else 0}
+        lines |= (
+            {"decay": decay, "decay_every": decay_every} if schedule == "step" else {"decay": 1.0, "decay_every": 1}
+        )
+    return {f"agreement.{name}": value for name, value in lines.items()}

@@ -24,7 +24,7 @@ PLACES = ((9, list(range(9))), (20, [1, 2, 19]), (2, [1]), (1000, [0, 63, 64, 12
 def fields() -> list[dict[str, Any]]:
     mask = np.array([1, 0, 1, 1, 0, 0, 0, 0, 0, 1], dtype=bool)
     rows = floats(20, 5).reshape(10, 2) * mask[:, None]
-    chosen, signs = symbols(12, 3, 6), rng.signs(6, 11)
+    chosen, signs = symbols(12, 3, 6), rng.signs(rng.stream(2024, "vectors", 6), 11)
     vector, scalar = floats(3, 7), np.float32([2.5])
     masked = (Mask("mask", 10), MaskedRows("rows", "mask", 10, 2))
     return [

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from pfedlms import rng
-from pfedlms.aggregate import Vote, weighted_median
+from pfedlms.aggregate import Vote, pool_statistics, weighted_median
 from pfedlms.models.layout import Layer
-from pfedlms.quantise import normal_quantiles, symbols_of, thresholds_of
+from pfedlms.quantise import lloyd_max, normal_quantiles, symbols_of, thresholds_of
 from pfedlms.sketch.hadamard import fwht_
 from pfedlms.wire.codec import block_shape, pack
 from vector_makers.agreements import task
@@ -72,19 +72,49 @@ def transforms() -> list[dict[str, Any]]:
 
 
 def threshold_vectors() -> dict[str, Any]:
-    pooled = [(0.0, 1.0), (0.1, 0.3), (-1e-3, 7e-5), (5.0, 0.0), (1e-40, 1e-42)]
+    pooled = [(0.0, 1.0), (0.1, 0.3), (-1e-3, 7e-5), (5.0, 0.0), (1e-40, 1e-42), (3e38, 2e38), (-3.4e38, 3.4e38)]
     thresholds, binned = [], []
-    for index, ((mean, deviation), count) in enumerate(zip(pooled, (7, 2, 1, 3, 5), strict=True)):
+    for index, ((mean, deviation), count) in enumerate(zip(pooled, (7, 2, 1, 3, 5, 7, 3), strict=True)):
         mean32, deviation32 = np.float32([mean]), np.float32([deviation])
         tau = thresholds_of(mean32, deviation32, normal_quantiles(count))[0]
         thresholds.append({"mean": bits32(mean32)[0], "deviation": bits32(deviation32)[0], "thresholds": bits32(tau)})
-        # Each threshold itself, its two neighbours, and some values around them.
+        # Each threshold itself, its two neighbours, and some values around them; no sketch has an infinite entry.
         beside = [np.nextafter(tau, np.float32(side)) for side in (-np.inf, np.inf)]
-        values = np.concatenate([tau, *beside, mean32 + 4 * deviation32 * floats(8, 2, index)]).astype(np.float32)
+        with np.errstate(over="ignore"):
+            around = mean32 + 4 * deviation32 * floats(8, 2, index)
+        values = np.concatenate([tau, *beside, around]).astype(np.float32)
+        values = values[np.isfinite(values)]
         chosen = symbols_of(torch.from_numpy(values)[None], torch.from_numpy(tau)[None], [len(values)])[0]
         binned.append({"thresholds": bits32(tau), "values": bits32(values), "symbols": chosen.tolist()})
     quantiles = [{"thresholds": t, "quantiles": bits32(normal_quantiles(t))} for t in (1, 2, 3, 7, 15)]
-    return {"quantiles": quantiles, "thresholds": thresholds, "symbols": binned}
+    # Among those of 198, 164 and 93 are the five that lie closest to the middle between two float32 numbers.
+    boundaries = [{"thresholds": t, "boundaries": bits32(lloyd_max(t + 1)[1])} for t in (1, 2, 3, 7, 15, 93, 164, 198)]
+    return {"quantiles": quantiles, "lloyd_max": boundaries, "thresholds": thresholds, "symbols": binned}
+
+
+def pools() -> list[dict[str, Any]]:
+    """One layer of some clients; sums whose order matters, and the ends of float32."""
+    cases = [
+        ((5, 17, 12), (0.1, -0.2, 0.3), (0.01, 0.04, 0.0)),
+        ((1, 1, 1, 1), (2.0**60, 3.0, -(2.0**60), 5.0), (0.0, 0.0, 0.0, 0.0)),
+        ((2**32 - 1, 2**32 - 1, 1), (1e-3, -1e-3, 7.0), (1e-6, 2e-6, 3.0)),
+        ((5, 17, 12), (0.0, 3.4e38, 3.4e38), (3.4e38, 0.0, 1.0)),
+        ((5, 17, 12), (1e-45, 0.0, -1e-45), (1e-45, 0.0, 1e-45)),
+    ]
+    entries = []
+    for samples, means, variances in cases:
+        given = np.float32(means), np.float32(variances)
+        mean, deviation = pool_statistics(samples, given[0][:, None], given[1][:, None])
+        entries.append(
+            {
+                "samples": list(samples),
+                "means": bits32(given[0]),
+                "variances": bits32(given[1]),
+                "mean": bits32(mean)[0],
+                "deviation": bits32(deviation)[0],
+            }
+        )
+    return entries
 
 
 def votes() -> list[dict[str, Any]]:

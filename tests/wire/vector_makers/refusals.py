@@ -10,7 +10,7 @@ import numpy as np
 
 from pfedlms import errors
 from pfedlms.methods import METHODS
-from pfedlms.wire.frames import Intake
+from pfedlms.wire.frames import SERVER, Intake
 from vector_makers.agreements import as_settings, task
 
 
@@ -24,6 +24,9 @@ def sealed(data: bytes, at: int | None = None, new: bytes = b"") -> bytes:
 def refused(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     statistics = bytes.fromhex(runs[0]["rounds"][0]["clients"][1]["frame_a"])
     ternary = bytes.fromhex(runs[1]["rounds"][0]["clients"][1]["frame_b"])
+    # Answers, which clients refuse.
+    pooled = bytes.fromhex(runs[0]["rounds"][0]["reply_a"])
+    consensus = bytes.fromhex(runs[1]["rounds"][0]["reply_b"])
     one = struct.Struct("<f").pack
     cases: list[tuple[str, str, int, int, bytes]] = [
         ("header cut short", "truncated", 0, 0, statistics[:39]),
@@ -53,6 +56,21 @@ def refused(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
             2,
             sealed(ternary[:-1], 20, struct.pack("<Q", len(ternary) - 41)),
         ),
+        ("an answer cut short", "truncated", 0, 1, pooled[:-1]),
+        ("an answer with a flipped bit", "checksum", 0, 1, pooled[:44] + bytes([pooled[44] ^ 128]) + pooled[45:]),
+        ("a client's statistics in place of the answer", "kind", 0, 1, statistics),
+        ("the answer of the round before", "round", 1, 3, sealed(consensus, 8, b"\0\0\0\0")),
+        ("an answer from a client", "sender", 0, 1, sealed(pooled, 12, b"\1\0\0\0")),
+        ("an answer with samples", "decode", 0, 1, sealed(pooled, 16, b"\1\0\0\0")),
+        ("a pooled mean that is infinite", "decode", 0, 1, sealed(pooled, 40, one(float("inf")))),
+        ("a negative deviation", "decode", 0, 1, sealed(pooled, 48, one(-1e-45))),
+        ("a deviation that is NaN", "decode", 0, 1, sealed(pooled, 52, one(float("nan")))),
+        ("the consensus of another run", "digest", 1, 3, sealed(consensus, 28, pooled[28:36])),
+        ("a client's symbols in place of the consensus", "kind", 1, 3, ternary),
+        ("a consensus from a client", "sender", 1, 3, sealed(consensus, 12, b"\2\0\0\0")),
+        ("a consensus with samples", "decode", 1, 3, sealed(consensus, 16, b"\0\0\0\1")),
+        ("a consensus out of range", "decode", 1, 3, sealed(consensus, 40, b"\xff" * (len(consensus) - 40))),
+        ("a consensus with a byte too many", "oversized", 1, 3, consensus + b"\0"),
     ]
     entries = [
         {
@@ -61,7 +79,7 @@ def refused(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "run": index,
             "kind": kind,
             "round": runs[index]["rounds"][0]["round"],
-            "senders": [0, 1, 2],
+            "senders": [SERVER] if kind % 2 else [0, 1, 2],
             "before": [],
             "frame": data.hex(),
         }
@@ -69,6 +87,8 @@ def refused(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
     again = {**entries[0], "what": "a second message of one sender", "error": "sender"}
     entries.append({**again, "before": [statistics.hex()], "frame": statistics.hex()})
+    twice = {"what": "a second answer", "error": "sender", "kind": 1, "senders": [SERVER]}
+    entries.append({**entries[0], **twice, "before": [pooled.hex()], "frame": pooled.hex()})
     return [checked(entry, runs) for entry in entries]
 
 

@@ -17,8 +17,15 @@ from vector_makers.notation import SAMPLES, bits32, floats
 
 
 def run(
-    layers: Iterable[int], seed: int, rounds: Iterable[int], zero_last: bool = False, **settings: Any
+    layers: Iterable[int],
+    seed: int,
+    rounds: Iterable[int],
+    zero_last: bool = False,
+    huge_last: bool = False,
+    **settings: Any,
 ) -> dict[str, Any]:
+    """`zero_last`: the last layer is zero with everyone; `huge_last`: the last parameter is so large with two clients
+    that thresholds overflow."""
     method = METHODS["pfedlms"]
     sizes = list(layers)
     chosen = method.Settings(**settings)
@@ -29,6 +36,8 @@ def run(
         params = np.stack([floats(sum(sizes), 9, seed, number, client) for client in range(len(SAMPLES))])
         if zero_last:
             params[:, -sizes[-1] :] = 0
+        if huge_last:
+            params[1:, -1] = 3e38
         played.append(play(method(known, chosen), digest, number, params))
     return {"agreement": agreed("pfedlms", chosen, known), "rounds": played}
 
