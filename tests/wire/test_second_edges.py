@@ -4,6 +4,7 @@ refused, and what methods add to the digest; by the second implementation."""
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 from collections import Counter
@@ -70,6 +71,62 @@ def test_every_kind_is_refused_for_its_own_reasons() -> None:
         assert seen[0, error] + seen[2, error] > 0
         assert seen[1, error] + seen[3, error] > 0
     assert all(sum(n for (kind, _), n in seen.items() if kind == k) > 1 for k in (0, 1, 2, 3))
+
+
+STREAMS = {
+    # The checksum is right: the reader goes on with the next frame.
+    "reserved bytes in use": ("decode", True),
+    "digest of another run": ("digest", True),
+    "the other exchange": ("kind", True),
+    "the round after": ("round", True),
+    "an unknown client": ("sender", True),
+    "no samples": ("decode", True),
+    "a mean that is NaN": ("decode", True),
+    # Nobody knows where the next frame begins. What is cut short takes its last byte from the frame behind it, and the
+    # byte that is too many is the first of the next header.
+    "another magic": ("magic", False),
+    "version 2": ("version", False),
+    "length of 2^60": ("oversized", False),
+    "a flipped bit in the payload": ("checksum", False),
+    "payload cut short": ("checksum", False),
+    "one byte too many": ("magic", False),
+}
+
+
+@pytest.mark.parametrize("what", STREAMS)
+def test_a_stream_after_a_refusal(what: str) -> None:
+    """A good frame of client 0, a bad one, a good one of client 2."""
+    error, goes_on = STREAMS[what]
+    good = [bytes.fromhex(client["frame_a"]) for client in VECTORS["runs"][0]["rounds"][0]["clients"]]
+    (entry,) = [entry for entry in VECTORS["refused"] if entry["what"] == what]
+    refused: list[str] = []
+    stream = io.BytesIO(good[0] + bytes.fromhex(entry["frame"]) + good[2])
+    accepted, stays_open = plain.accept_stream(statistics_receiver(), stream, refused)
+    assert (refused, stays_open) == ([error], goes_on)
+    well = [1] if what == "one byte too many" else []  # all of that frame but the byte behind it
+    assert [sender for sender, _, _ in accepted] == [0, *well, *[2] * goes_on]
+
+
+def statistics_receiver() -> plain.Receiver:
+    digest = bytes.fromhex(VECTORS["runs"][0]["agreement"]["digest"])
+    return plain.Receiver(0, [plain.Floats(2), plain.Floats(2, minimum=0.0)], 0, digest, [0, 1, 2])
+
+
+def test_a_payload_too_short_for_its_fields_leaves_the_stream_open() -> None:
+    good = [bytes.fromhex(client["frame_a"]) for client in VECTORS["runs"][0]["rounds"][0]["clients"]]
+    short = plain.write_frame(0, 0, 1, 5, good[0][28:36], good[1][40:-1])
+    refused: list[str] = []
+    accepted, stays_open = plain.accept_stream(statistics_receiver(), io.BytesIO(short + good[2]), refused)
+    assert (refused, stays_open, len(accepted)) == (["truncated"], True, 1)
+
+
+def test_a_stream_that_ends_within_a_frame() -> None:
+    data = bytes.fromhex(VECTORS["runs"][0]["rounds"][0]["clients"][0]["frame_a"])
+    for cut in range(len(data) + 1):
+        refused: list[str] = []
+        accepted, stays_open = plain.accept_stream(statistics_receiver(), io.BytesIO(data[:cut]), refused)
+        whole = cut in (0, len(data))
+        assert (len(accepted), refused, stays_open) == (cut // len(data), [] if whole else ["truncated"], whole)
 
 
 @pytest.mark.parametrize("known", VECTORS["agreements"], ids=lambda known: known["digest"])

@@ -38,7 +38,7 @@ HERE = Path(__file__).parent
 PAGE = (HERE.parents[1] / "docs" / "protocol.md").read_text(encoding="utf-8")
 VECTORS = json.loads((HERE / "vectors.json").read_text(encoding="ascii"))
 STANDARD = {"hashlib", "math", "struct", "zlib", "statistics", "collections", "dataclasses", "__future__"}
-STANDARD |= {"decimal", "functools", "itertools"}
+STANDARD |= {"decimal", "functools", "itertools", "typing"}
 
 
 # The file and the page.

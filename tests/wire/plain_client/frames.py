@@ -7,6 +7,7 @@ import struct
 import zlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import BinaryIO
 
 from plain_client.fields import Field, read_payload, write_payload
 from plain_client.numbers import Table
@@ -65,6 +66,26 @@ def accept(receiver: Receiver, frames: Iterable[bytes], refused: list[str]) -> l
         except Refused as error:
             refused.append(error.error)
     return sorted(accepted, key=lambda message: message[0])
+
+
+def accept_stream(receiver: Receiver, stream: BinaryIO, refused: list[str]) -> tuple[list[tuple[int, int, list]], bool]:
+    """Good frames in the order they come, and whether the connection can stay open: not where nobody knows where the
+    next frame begins."""
+    accepted, largest = [], sum(field.largest for field in receiver.fields)
+    while header := stream.read(40):
+        data, sound = header, False
+        if len(header) == 40 and header[:5] == b"PFLM\1":
+            (length,) = struct.unpack("<Q", header[20:28])
+            if length <= largest:
+                data += stream.read(length)
+                sound = struct.unpack("<I", data[36:40])[0] == zlib.crc32(data[:36] + data[40:])
+        try:
+            accepted.append(receiver.accept(data))
+        except Refused as error:
+            refused.append(error.error)
+            if not sound:
+                return accepted, False
+    return accepted, True
 
 
 # Section 9: the digest.
