@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from math import sqrt
+from math import erfc, exp, pi, sqrt
 from statistics import NormalDist
 
 import numpy as np
@@ -65,42 +65,59 @@ def normal_quantiles(thresholds: int) -> NDArray[np.float32]:
 @lru_cache
 def lloyd_max(levels: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Centroids `[levels]` and boundaries between them `[levels − 1]` of least mean squared error for a standard
-    normal.
+    normal, the nearest float32 numbers."""
+    centroids, edges = lloyd_max_in_float64(levels)
+    return centroids.astype(np.float32), edges.astype(np.float32)
 
-    Boundaries lie halfway between centroids, centroids at the mean of their cell, m(a, b) = (φ(a) − φ(b)) / (Υ(b) −
-    Υ(a)). Solved by Newton's method in float64, from the quantiles of a normal of variance 3, which are right for many
-    levels.
+
+def lloyd_max_in_float64(levels: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Centroids and boundaries before they are rounded, with errors below 1e-13.
+
+    Boundaries lie halfway between centroids, centroids at the mean of their cell. Solved by Newton's method, from the
+    quantiles of a normal of variance 3, which are right for many levels. With many levels an error in a mean comes out
+    thousands of times larger, and some boundaries lie within 1e-12 of the middle between two float32 numbers. So means
+    are never differences of nearly equal numbers: within [c − h, c + h] the mean lies beside the centre by
+
+        − ∫₀ʰ t sinh(c t) e^(−t²/2) dt  /  ∫₀ʰ cosh(c t) e^(−t²/2) dt
+
+    whose integrands have one sign, and beyond the last boundary a it is φ(a) / Υ(−a).
     """
-    normal = NormalDist()
-    centroids = np.array([sqrt(3) * normal.inv_cdf((i + 0.5) / levels) for i in range(levels)])
+    nodes, weights = np.polynomial.legendre.leggauss(16)
+    edges = np.array([sqrt(3) * NormalDist().inv_cdf(i / levels) for i in range(1, levels)])
     for _ in range(50):
-        edges = (centroids[1:] + centroids[:-1]) / 2
-        heights = np.array([0.0, *map(normal.pdf, edges), 0.0])
-        shares = np.diff([0.0, *map(normal.cdf, edges), 1.0])
-        means = (heights[:-1] - heights[1:]) / shares
-        # ∂m/∂a = φ(a)(m − a)/share and ∂m/∂b = φ(b)(b − m)/share; each edge moves by half of what its centroids move.
-        low = heights[1:-1] * (means[1:] - edges) / shares[1:] / 2
-        high = heights[1:-1] * (edges - means[:-1]) / shares[:-1] / 2
-        slope = np.eye(levels) - np.diag(low, -1) - np.diag(high, 1)
-        slope -= np.diag(np.append(0.0, low)) + np.diag(np.append(high, 0.0))
-        step = np.linalg.solve(slope, means - centroids)
-        centroids = centroids + step
-        if np.abs(step).max() < 1e-13:
+        centres, halves = (edges[1:] + edges[:-1]) / 2, np.diff(edges) / 2
+        t = halves[:, None] * (nodes + 1) / 2
+        under = weights * np.exp(-t * t / 2)
+        area = (under * np.cosh(centres[:, None] * t)).sum(axis=1)
+        beside = -(under * t * np.sinh(centres[:, None] * t)).sum(axis=1) / area
+        outer = sqrt(pi / 2) * erfc(edges[-1] / sqrt(2))
+        last = exp(-(edges[-1] ** 2) / 2) / outer - edges[-1]
+        below, above = np.append(last, halves - beside), np.append(halves + beside, last)  # from edge to centroid
+        # Of m, the mean of [a, b]: ∂m/∂a = φ(a)(m − a)/share and ∂m/∂b = φ(b)(b − m)/share; the factor sqrt(2π) of
+        # heights and shares cancels.
+        heights, shares = np.exp(-(edges**2) / 2), np.hstack([outer, np.exp(-(centres**2) / 2) * halves * area, outer])
+        up, down = heights * below / shares[:-1], heights * above / shares[1:]
+        slope = np.diag(1 - (up + down) / 2) - np.diag(down[:-1] / 2, -1) - np.diag(up[1:] / 2, 1)
+        step = np.linalg.solve(slope, (above - below) / 2)
+        edges = edges + step
+        if np.abs(step).max() < 1e-14:
             break
-    centroids = (centroids - centroids[::-1]) / 2  # exactly symmetric, whatever rounding did
-    return centroids.astype(np.float32), ((centroids[1:] + centroids[:-1]) / 2).astype(np.float32)
+    edges = (edges - edges[::-1]) / 2  # exactly symmetric, whatever rounding did
+    centroids = np.append(edges[0] - last, edges + above)
+    return (centroids - centroids[::-1]) / 2, edges
 
 
 def thresholds_of(mean: Values, deviation: Values, quantiles: NDArray[np.float32]) -> Values:
     """τ_t = μ̄ + σ̄ Υ⁻¹(t / (T + 1)): `[layers]`, `[layers]`, `[T]` → `[layers, T]`, in float64 from float32 values,
-    rounded to float32."""
+    rounded to float32; infinite beyond its range."""
     mu, sigma = (array_of(name, given).astype(np.float64) for name, given in (("mean", mean), ("deviation", deviation)))
     if mu.ndim != 1 or mu.shape != sigma.shape:
         raise ValueError(
             f"mean, deviation: got shapes {mu.shape} and {sigma.shape}, expected [layers] of both; pool_statistics "
             "gives both"
         )
-    tau = (mu[:, None] + sigma[:, None] * quantiles.astype(np.float64)[None, :]).astype(np.float32)
+    with np.errstate(over="ignore"):
+        tau = (mu[:, None] + sigma[:, None] * quantiles.astype(np.float64)[None, :]).astype(np.float32)
     return torch.from_numpy(tau).to(mean.device) if isinstance(mean, Tensor) else tau
 
 

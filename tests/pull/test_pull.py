@@ -11,6 +11,7 @@ import torch
 from factories import SIZES, normal, sketch_of, some_consensus, some_pull, some_thresholds
 from pfedlms import backend
 from pfedlms.backend import plain, torch_threads
+from pfedlms.methods.pfedlms import PulledTowardsConsensus
 from pfedlms.pull import Pull
 
 
@@ -75,3 +76,20 @@ def test_a_model_of_another_size_is_refused() -> None:
     """The kernel does not check bounds."""
     with pytest.raises(ValueError, match=r"params: got shape \(2, 5\), expected \[clients, 130\]"):
         some_pull(3, 1.0, 0.3).pull.gradient(torch.ones(2, 5))
+
+
+@pytest.mark.parametrize("smoothing", [0.5, 3.0, 1e30])
+@pytest.mark.parametrize("deviation", [3.4e38, 1e-45, 2.0**-126])
+def test_the_ends_of_float32_are_no_nan(deviation: float, smoothing: float) -> None:
+    """ρ_l beyond the range beside thresholds beyond it, and ρ_l so small that 1/ρ_l is beyond it where y = τ."""
+    sketch = sketch_of(8, ratio=1.0)
+    tau, consensus = torch.tensor([[-torch.inf, 0.0, torch.inf]]), torch.full((8,), 2, dtype=torch.uint8)
+    pull = PulledTowardsConsensus(sketch, tau, torch.tensor([deviation]), consensus, 1.0, smoothing)
+    theta = torch.zeros(1, 8)  # y = 0 = τ_2: clips of +1, 0 and −1, less v = (+1, +1, −1), make −1/3 everywhere
+    expected = sketch.adjoint(torch.full((1, 8), -1 / 3))
+    if smoothing * deviation < 2.0**-126:
+        expected = torch.zeros(1, 8)
+    assert torch.allclose(pull.gradient(theta), expected)
+    with plain():
+        assert torch.allclose(pull.gradient(theta), expected)
+    assert (1 / pull.widths[pull.widths > 0]).isfinite().all()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 import torch
@@ -51,8 +52,8 @@ class Sketches:
         return self.layout.sketch_sizes(self.ratio, self.allocation)
 
 
-# N_k, means and variances received so far, in the order of client ids; a few numbers a client.
-Gathered = list[tuple[int, NDArray[np.float32], NDArray[np.float32]]]
+# Id, N_k, means and variances received so far, as they came; a few numbers a client.
+Gathered = list[tuple[int, int, NDArray[np.float32], NDArray[np.float32]]]
 
 
 class AgreeOnThresholds(Exchange[Gathered]):
@@ -81,10 +82,11 @@ class AgreeOnThresholds(Exchange[Gathered]):
 
     def server_add(self, total: Gathered, ids: list[int], samples: list[int], values: Tensors) -> Gathered:
         means, variances = (values[name].numpy().copy() for name in ("mean", "variance"))
-        return [*total, *zip(samples, means, variances, strict=True)]
+        return [*total, *zip(ids, samples, means, variances, strict=True)]
 
     def server_reply(self, server: Tensors, total: Gathered, round: int) -> tuple[Tensors, Tensors]:
-        samples, means, variances = zip(*total, strict=True)
+        # Sums of floats depend on their order, so it is that of ids, whoever was heard first.
+        _, samples, means, variances = zip(*sorted(total, key=itemgetter(0)), strict=True)
         mean, deviation = pool_statistics(samples, np.stack(means), np.stack(variances))
         return server, {"mean": torch.from_numpy(mean), "deviation": torch.from_numpy(deviation)}
 

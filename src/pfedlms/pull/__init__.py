@@ -9,7 +9,8 @@ For one layer with sketch y = Φθ, thresholds τ_1 < … < τ_T and consensus s
 where huber_ρ(z) = max_{|u| ≤ 1} (u z − ρ u²/2) and ∇_θ = Φᵀ ∇_y. R is zero iff every y(i) lies in the closed interval
 [τ_q̃(i), τ_q̃(i)+1]. ρ_l = ρ σ̄_l is relative to the layer's scale. Traps: R̃_ρ is not zero but −ρ/2 for each
 coordinate and threshold where all is consistent; in an interval narrower than 2 ρ_l the gradient never vanishes; a
-layer with σ̄ = 0 has no pull.
+layer with σ̄ = 0 has no pull; a threshold beyond the float32 range is infinite, and an infinite ρ_l beside it would be
+NaN.
 """
 
 from __future__ import annotations
@@ -146,8 +147,10 @@ class Pull:
 
     @cached_property
     def widths(self) -> Tensor:
-        """ρ_l of every layer, `[layers]`."""
-        return self.smoothing * self.deviations
+        """ρ_l of every layer, `[layers]`: at most 2^126, and zero below 2^−126. Then 1/ρ_l is a normal float32, and
+        (y − τ)/ρ_l is a number also where τ is infinite or y = τ."""
+        wide = self.smoothing * self.deviations
+        return torch.where(wide < 2.0**-126, 0.0, wide.clamp(max=2.0**126))
 
     @cached_property
     def rows_in_order(self) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:

@@ -1,0 +1,180 @@
+"""Well-formed messages with whatever numbers float32 has, in whatever order: no NaN, no warning, the same sums."""
+
+from __future__ import annotations
+
+import math
+import struct
+import warnings
+import zlib
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import plain_client as plain
+import pytest
+import torch
+
+from factories import federation as federation_of
+from factories import overheard, small_data, small_module, task_of
+from pfedlms.cohort import Cohort
+from pfedlms.engine import exchange as engine_exchange
+from pfedlms.engine.federation import Federation
+from pfedlms.errors import WireError
+from pfedlms.methods import METHODS, Method
+from pfedlms.wire import Bits, Floats, Mask, MaskedBytes, Message, Positions, Signs, Symbols
+from pfedlms.wire.frames import SERVER, Intake, frame
+
+LARGEST = float(np.finfo(np.float32).max)
+SAMPLES = (7, 10, 13, 16)
+LAYERS = 2
+
+
+def federation(link: Any, **chosen: Any) -> Federation:
+    return federation_of("pfedlms", small_data(*SAMPLES), small_module(), link=link, quorum=0.0, **chosen)
+
+
+def restated(data: bytes, means: list[float], samples: int | None = None) -> bytes:
+    """The statistics of exchange A with other means, and a checksum that is right."""
+    header = bytearray(data[:36])
+    if samples is not None:
+        header[16:20] = struct.pack("<I", samples)
+    payload = struct.pack(f"<{LAYERS}f", *means) + data[40 + 4 * LAYERS :]
+    return bytes(header) + struct.pack("<I", zlib.crc32(header + payload)) + payload
+
+
+def floats_in(data: bytes) -> list[float]:
+    return list(struct.unpack_from(f"<{2 * LAYERS}f", data, 40))
+
+
+@pytest.mark.filterwarnings("ignore:method.smoothing")
+@pytest.mark.parametrize("smoothing", [0.1, 2.1, 3.0, 1e30])
+@pytest.mark.parametrize("spacing", ["quantile", "lloyd-max"])
+@pytest.mark.parametrize("side", [1, -1])
+def test_a_mean_that_overflows_the_thresholds_ends_nobodys_run(side: int, spacing: str, smoothing: float) -> None:
+    def link(data: bytes, sender: int) -> bytes:
+        return restated(data, [side * LARGEST, side * LARGEST]) if data[5] == 0 and sender == 3 else data
+
+    run = federation(link, thresholds=15, smoothing=smoothing, spacing=spacing)
+    run.start()
+    with overheard() as heard:
+        for _ in range(3):
+            run.play_round()
+    (first, *_) = [sent.data for sent in heard if sent.message.kind == 1]
+    mean, _, deviation, _ = floats_in(first)
+    taus = plain.thresholds_of(mean, deviation, 15, spacing)
+    assert [x for x in taus if math.isinf(x)] == [side * math.inf] * sum(map(math.isinf, taus)) != []
+    assert run.state()["params"].isfinite().all()
+
+
+@pytest.mark.parametrize("room", [1, 1 << 26])
+@pytest.mark.parametrize("cohort_size", [0, 1, 2])
+def test_statistics_are_summed_in_the_order_of_ids(
+    cohort_size: int, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is heard first: in ascending order ((2^60 + 3) − 2^60) + 5 is 5, the 3 being lost beside 2^60; in others
+    it is 8, 3 or 0."""
+    monkeypatch.setattr(engine_exchange, "_ROOM_BYTES", room)
+    means = [2.0**60, 3.0, -(2.0**60), 5.0]
+    before = federation(engine_exchange.perfect_link, cohort_size=cohort_size)
+    before.start()
+    with overheard() as heard:
+        before.play_round()
+    sent = {it.sender: restated(it.data, [means[it.sender]] * 2, 1) for it in heard if it.message.kind == 0}
+    answers = set()
+    for order in list(permutations(range(4)))[::5]:
+        run = federation(lambda data, k, order=order: sent[order[k]] if data[5] == 0 else data, cohort_size=cohort_size)
+        run.start()
+        with overheard() as heard:
+            run.play_round()
+        answers |= {it.data for it in heard if it.message.kind == 1}
+    assert [floats_in(answer)[:2] for answer in answers] == [[5 / 4, 5 / 4]]
+
+
+# Random messages.
+
+
+def random_floats(draw: np.random.Generator, shape: tuple[int, ...], minimum: float) -> np.ndarray:
+    """Any finite bits, and often the largest and smallest there are."""
+    bits = draw.integers(0, 1 << 32, shape, dtype=np.uint32)
+    extremes = np.float32([LARGEST, -LARGEST, 2.0**-149, -(2.0**-149), 0.0, -0.0, 1.0]).view(np.uint32)
+    values = np.where(draw.random(shape) < 0.5, draw.choice(extremes, shape), bits).astype(np.uint32).view(np.float32)
+    values = np.where(np.isfinite(values), values, np.float32(1))
+    return np.maximum(np.abs(values), np.float32(minimum)) if minimum > -np.inf else values
+
+
+def random_values(message: Message, draw: np.random.Generator) -> dict[str, np.ndarray]:
+    values: dict[str, np.ndarray] = {}
+    for field in message.fields:
+        match field:
+            case Signs():
+                value = draw.choice(np.float32([-1, 1]), field.shape)
+            case Mask():
+                value = draw.random(field.shape) < 0.5
+            case Symbols():
+                value = draw.integers(0, field.levels, field.shape).astype(np.uint8)
+            case Bits():
+                value = np.packbits(draw.random(field.count) < 0.5, bitorder="little")
+            case MaskedBytes():
+                value = draw.integers(0, 256, field.shape).astype(np.uint8)
+            case Positions():
+                value = np.sort(draw.choice(field.places, field.count, replace=False))
+            case Floats():
+                value = random_floats(draw, field.shape, field.minimum)
+            case _:  # masked rows
+                value = random_floats(draw, field.shape, -np.inf)
+        values[field.name] = value
+    return values
+
+
+def through_bytes(message: Message, values: dict[str, np.ndarray], sender: int, samples: int) -> Any:
+    """As the other end reads it."""
+    data = frame(message, values, round=3, sender=sender, samples=samples, digest=bytes(8))
+    return Intake(message, bytes(8), 3, (sender,)).accept(data)
+
+
+def tensors(values: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(value) for name, value in values.items()}
+
+
+def exchanged(method: Method, cohort: Cohort, draw: np.random.Generator) -> Cohort:
+    """All exchanges with random messages up; where the server's own answer is no valid message, a random one down."""
+    server = method.server_start()
+    for exchange in method.exchanges:
+        total = exchange.server_open(server, 3)
+        for client in range(3):
+            samples = int(draw.choice([1, 5, 2**32 - 1]))
+            received = through_bytes(exchange.up, random_values(exchange.up, draw), client, samples)
+            each = {name: torch.from_numpy(value)[None] for name, value in received.values.items()}
+            total = exchange.server_add(total, [client], [samples], each)
+        server, reply = exchange.server_reply(server, total, 3)
+        try:
+            heard = through_bytes(exchange.down, {name: value.numpy() for name, value in reply.items()}, SERVER, 0)
+        except WireError:
+            heard = through_bytes(exchange.down, random_values(exchange.down, draw), SERVER, 0)
+        cohort = exchange.client_receive(cohort, tensors(heard.values), 3)
+        told = through_bytes(exchange.down, random_values(exchange.down, draw), SERVER, 0)
+        exchange.client_receive(cohort, tensors(told.values), 3)
+    return cohort
+
+
+CASES = [
+    *((name, {}) for name in METHODS),
+    ("pfedlms", {"thresholds": 3, "smoothing": 50.0, "spacing": "lloyd-max", "strength": 0.01}),
+    ("zsign", {"downlink": "sum"}),
+    ("obcsaa", {"downlink": "sum"}),
+]
+
+
+@pytest.mark.filterwarnings("ignore:method.smoothing")
+@pytest.mark.parametrize(("name", "chosen"), CASES)
+def test_no_well_formed_message_makes_a_warning(name: str, chosen: dict[str, Any]) -> None:
+    task = task_of(30, 1, 12, clients=3, learning_rate=0.1)
+    method, draw = METHODS[name](task, METHODS[name].Settings(**chosen)), np.random.default_rng(8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(60):
+            params = torch.from_numpy(draw.normal(size=(2, 43)).astype(np.float32))
+            cohort = method.client_start(Cohort((0, 2), (5, 9), params, torch.zeros(2, 0), {}))
+            after = exchanged(method, cohort, draw)
+            if name == "pfedlms":  # the pull of whatever was agreed on is a number
+                assert method.objective(after, 3).gradient(params).isfinite().all()

@@ -1,0 +1,206 @@
+"""Sections 6 and 7 of the page: fields, positions among them, and payloads.
+
+Each field has `largest` and `size(known)` in bytes, `write(value, known)` and `read(data, known)`.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from plain_client.packing import Refused, pack, packed_size, unpack
+
+
+@dataclass(frozen=True)
+class Symbols:
+    segments: tuple[int, ...]
+    levels: int
+
+    @property
+    def largest(self) -> int:
+        return sum(packed_size(count, self.levels) for count in self.segments)
+
+    def size(self, known: list) -> int:
+        return self.largest
+
+    def write(self, value: Sequence[int], known: list) -> bytes:
+        parts, at = [], 0
+        for count in self.segments:
+            parts.append(pack(value[at : at + count], self.levels))
+            at += count
+        return b"".join(parts)
+
+    def read(self, data: bytes, known: list) -> list[int]:
+        symbols, at = [], 0
+        for count in self.segments:
+            length = packed_size(count, self.levels)
+            symbols += unpack(data[at : at + length], count, self.levels)
+            at += length
+        return symbols
+
+
+@dataclass(frozen=True)
+class Floats:
+    count: int
+    minimum: float = -math.inf
+
+    @property
+    def largest(self) -> int:
+        return 4 * self.count
+
+    def size(self, known: list) -> int:
+        return self.largest
+
+    def write(self, value: Sequence[float], known: list) -> bytes:
+        return struct.pack(f"<{self.count}f", *value)
+
+    def read(self, data: bytes, known: list) -> list[float]:
+        values = list(struct.unpack(f"<{self.count}f", data))
+        if not all(math.isfinite(x) and x >= self.minimum for x in values):
+            raise Refused("decode")
+        return values
+
+
+@dataclass(frozen=True)
+class Mask:
+    count: int
+
+    @property
+    def largest(self) -> int:
+        return (self.count + 7) // 8
+
+    def size(self, known: list) -> int:
+        return self.largest
+
+    def write(self, value: Sequence[int], known: list) -> bytes:
+        return pack(value, 2)
+
+    def read(self, data: bytes, known: list) -> list[int]:
+        return unpack(data, self.count, 2)
+
+
+@dataclass(frozen=True)
+class Signs(Mask):
+    def write(self, value: Sequence[float], known: list) -> bytes:
+        return pack([int(x >= 0) for x in value], 2)
+
+    def read(self, data: bytes, known: list) -> list[float]:
+        return [1.0 if bit else -1.0 for bit in unpack(data, self.count, 2)]
+
+
+@dataclass(frozen=True)
+class MaskedRows:
+    mask: int  # position of the mask among the fields
+    count: int
+    width: int
+
+    @property
+    def largest(self) -> int:
+        return 4 * self.count * self.width
+
+    def size(self, known: list) -> int:
+        return 4 * self.width * sum(known[self.mask])
+
+    def write(self, value: Sequence[Sequence[float]], known: list) -> bytes:
+        return b"".join(
+            Floats(self.width).write(r, known) for r, yes in zip(value, known[self.mask], strict=True) if yes
+        )
+
+    def read(self, data: bytes, known: list) -> list[list[float]]:
+        sent = Floats(self.width * sum(known[self.mask])).read(data, known)
+        rows = []
+        for yes in known[self.mask]:
+            rows.append(sent[: self.width] if yes else [0.0] * self.width)
+            sent = sent[self.width :] if yes else sent
+        return rows
+
+
+@dataclass(frozen=True)
+class Positions:
+    count: int
+    places: int
+
+    @property
+    def bits(self) -> int:
+        x, b = (self.places - self.count) / self.places, 0
+        while x >= 0.6180339887498949:
+            x, b = x * x, b + 1
+        return b
+
+    @property
+    def largest(self) -> int:
+        return (self.count * (self.bits + 1) + (self.places - self.count) // 2**self.bits + 7) // 8
+
+    def write(self, value: Sequence[int], known: list) -> bytes:
+        stream, at, before = 0, 0, -1
+        for position in value:
+            ones, rest = divmod(position - before - 1, 2**self.bits)
+            stream |= ((1 << ones) - 1 | rest << ones + 1) << at
+            at += ones + 1 + self.bits
+            before = position
+        return stream.to_bytes((at + 7) // 8, "little")
+
+    def codes(self, data: bytes) -> tuple[list[int], int]:
+        """The gaps at the beginning of `data`, and the bits they take."""
+        stream, at, gaps = int.from_bytes(data, "little"), 0, []
+        for _ in range(self.count):
+            ones = 0
+            while stream >> at + ones & 1:
+                ones += 1
+            rest = (stream >> at + ones + 1) % 2**self.bits
+            at += ones + 1 + self.bits
+            if at > 8 * len(data):
+                raise Refused("truncated")
+            gaps.append(ones * 2**self.bits + rest)
+        return gaps, at
+
+    def read(self, data: bytes, known: list) -> list[int]:
+        gaps, end = self.codes(data)
+        positions, at = [], -1
+        for gap in gaps:
+            at += gap + 1
+            positions.append(at)
+        if at >= self.places or int.from_bytes(data, "little") >> end:
+            raise Refused("decode")
+        return positions
+
+
+@dataclass(frozen=True)
+class MaskedBytes:
+    mask: int  # position of the mask, of one thing, among the fields
+    count: int
+
+    @property
+    def largest(self) -> int:
+        return self.count
+
+    def size(self, known: list) -> int:
+        return self.count * known[self.mask][0]
+
+    def write(self, value: bytes, known: list) -> bytes:
+        return value[: self.size(known)]
+
+    def read(self, data: bytes, known: list) -> bytes:
+        return data or bytes(self.count)
+
+
+Field = Symbols | Floats | Mask | MaskedRows | MaskedBytes | Positions
+
+
+def write_payload(fields: Sequence[Field], values: Sequence) -> bytes:
+    return b"".join(field.write(value, list(values)) for field, value in zip(fields, values, strict=True))
+
+
+def read_payload(fields: Sequence[Field], payload: bytes) -> list:
+    known, at = [], 0
+    for field in fields:
+        size = (field.codes(payload[at:])[1] + 7) // 8 if isinstance(field, Positions) else field.size(known)
+        if len(payload) - at < size:
+            raise Refused("truncated")
+        known.append(field.read(payload[at : at + size], known))
+        at += size
+    if at != len(payload):
+        raise Refused("oversized")
+    return known

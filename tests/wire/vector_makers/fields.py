@@ -1,0 +1,77 @@
+"""Section 7 of the page: a payload of each field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pfedlms import rng
+from pfedlms.wire import Bits, Floats, Mask, MaskedBytes, MaskedRows, Message, Positions, Scalar, Signs, Symbols
+from pfedlms.wire.fields import Field
+from pfedlms.wire.frames import HEADER_BYTES, frame
+from vector_makers.notation import bits32, floats, sign_text, symbols
+
+
+def payload(values: dict[str, np.ndarray], *parts: Field) -> str:
+    return frame(Message(0, parts), values, round=0, sender=0, samples=1, digest=bytes(8))[HEADER_BYTES:].hex()
+
+
+# b = 0, 2, 0 and 6; all places, a long run of ones, one position of two, and the last of many.
+PLACES = ((9, list(range(9))), (20, [1, 2, 19]), (2, [1]), (1000, [0, 63, 64, 129, 500, 501, 502, 503, 504, 999]))
+
+
+def fields() -> list[dict[str, Any]]:
+    mask = np.array([1, 0, 1, 1, 0, 0, 0, 0, 0, 1], dtype=bool)
+    rows = floats(20, 5).reshape(10, 2) * mask[:, None]
+    chosen, signs = symbols(12, 3, 6), rng.signs(rng.stream(2024, "vectors", 6), 11)
+    vector, scalar = floats(3, 7), np.float32([2.5])
+    masked = (Mask("mask", 10), MaskedRows("rows", "mask", 10, 2))
+    return [
+        {
+            "field": "symbols",
+            "segments": [7, 5],
+            "levels": 3,
+            "symbols": chosen.tolist(),
+            "payload": payload({"x": chosen}, Symbols("x", (7, 5), 3)),
+        },
+        {
+            "field": "signs",
+            "signs": sign_text(signs),
+            "payload": payload({"x": signs}, Signs("x", 11)),
+        },
+        {"field": "floats", "values": bits32(vector), "payload": payload({"x": vector}, Floats("x", 3))},
+        {"field": "scalar", "values": bits32(scalar), "payload": payload({"x": scalar}, Scalar("x"))},
+        {"field": "mask", "mask": mask.astype(int).tolist(), "payload": payload({"x": mask}, Mask("x", 10))},
+        {
+            "field": "masked rows",
+            "mask": mask.astype(int).tolist(),
+            "rows": [bits32(row) for row in rows],
+            "payload": payload({"mask": mask, "rows": rows}, *masked),
+        },
+        *(
+            {
+                "field": "positions",
+                "places": places,
+                "positions": chosen,
+                "payload": payload({"x": np.array(chosen)}, Positions("x", len(chosen), places)),
+            }
+            for places, chosen in PLACES
+        ),
+        {
+            "field": "bits",
+            "signs": sign_text(signs),
+            "payload": payload({"x": np.packbits(signs > 0, bitorder="little")}, Bits("x", 11)),
+        },
+        *(
+            {
+                "field": "masked bytes",
+                "mask": [yes],
+                "bytes": (said * yes).tobytes().hex(),
+                "payload": payload(
+                    {"mask": np.array([bool(yes)]), "x": said}, Mask("mask", 1), MaskedBytes("x", "mask", 4)
+                ),
+            }
+            for yes, said in ((1, np.uint8([0, 1, 128, 255])), (0, np.uint8([9, 9, 9, 9])))
+        ),
+    ]

@@ -1,0 +1,95 @@
+"""Section 11.1 of the page: whole runs of sketchvote."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from pfedlms.cohort import Cohort
+from pfedlms.engine.exchange import Channel, Ways
+from pfedlms.engine.federation import agreement
+from pfedlms.engine.participation import Answers
+from pfedlms.methods import METHODS, Task
+from pfedlms.wire import Floats, Message
+from pfedlms.wire.frames import HEADER_BYTES
+from vector_makers.agreements import agreed, task
+from vector_makers.notation import SAMPLES, bits32, bits64, floats
+
+
+def sketchvote(
+    layers: list[int], seed: int, phases: list[set[int]], silent: dict[int, dict[int, int]], **settings: Any
+) -> dict[str, Any]:
+    """A run in which the clients of `phases[r]` train before round r, and those of the next hear its answer.
+
+    `silent[r]` says which clients have learnt nothing by round r in which layer: x is zero there.
+    """
+    method = METHODS["sketchvote"]
+    chosen = method.Settings(**settings)
+    initial = floats(sum(layers), 12, seed)
+    initial[1::2] = initial[18] = -0.0
+    known = task(layers, seed, initial)
+    playing = method(known, chosen)
+    (exchange,), digest, server = playing.exchanges, agreement(playing), playing.server_start()
+    model = Message(3, (Floats("model", len(initial)),))
+    answers = Answers(HEADER_BYTES + model.max_bytes)
+    clients, heard = [starting(playing, k) for k in range(len(SAMPLES))], [0] * len(SAMPLES)
+    played = []
+    for number, (senders, coming) in enumerate(pairwise(phases)):
+        ups: dict[int, bytes] = {}
+        downs: dict[int, list[bytes]] = {}
+        ways = Ways(lambda data, k, to=ups: to.update({k: data}) or data, lambda data, k, to=downs: keep(to, k, data))
+        channel = Channel(digest, number, ways)
+        for k in senders:
+            clients[k] = replace(clients[k], params=learnt(clients[k], known, seed, number, silent.get(number, {})))
+        told = [{"id": k, "samples": SAMPLES[k], "model": bits32(clients[k].params)} for k in sorted(senders)]
+        after, moved, answer = channel.ask(exchange, [clients[k] for k in sorted(senders)], server, None)
+        for entry, cohort in zip(told, after, strict=True):
+            clients[entry["id"]] = cohort
+            entry |= {"frame": ups[entry["id"]].hex(), "residual": bits32(cohort.state["residual"])}
+        caught_up = []
+        for k in sorted(coming):
+            back = channel.catch_up(exchange, clients[k], [heard[k]], answers, model, server["model"])
+            if k in downs:
+                caught_up.append({"id": k, "heard": heard[k], "frames": [data.hex() for data in downs.pop(k)]})
+            (clients[k],) = channel.tell(exchange, answer, [back])
+            heard[k] = number + 1
+            assert torch.equal(clients[k].state["model"][0].view(torch.int32), moved["model"].view(torch.int32))
+        server = moved
+        answers.add(number, answer)
+        played.append(
+            {
+                "round": number,
+                "clients": told,
+                "reply": answer.hex(),
+                "caught_up": caught_up,
+                "hear": sorted(coming),
+                "w": bits32(server["model"]),
+            }
+        )
+    factors = [bits64(factor) for factor in exchange._factors.tolist()]
+    return {"agreement": agreed("sketchvote", chosen, known), "factors": factors, "rounds": played}
+
+
+def starting(method: Any, client: int) -> Cohort:
+    start = method.task.initial[None].clone()
+    return method.client_start(Cohort((client,), (SAMPLES[client],), start, torch.zeros(1, 0), {}))
+
+
+def keep(to: dict[int, list[bytes]], client: int, data: bytes) -> bytes:
+    to.setdefault(client, []).append(data)
+    return data
+
+
+def learnt(cohort: Cohort, known: Task, seed: int, number: int, silent: dict[int, int]) -> torch.Tensor:
+    """θ: w and some steps; where nothing is to be said, such that θ − w + e is zero."""
+    (client,), w = cohort.ids, cohort.state["model"]
+    model = w + torch.from_numpy(floats(w.shape[1], 13, seed, number, client)) / 8
+    if client in silent:
+        layer = known.layout.layers[silent[client]]
+        own = slice(layer.offset, layer.offset + layer.size)
+        assert not cohort.state["residual"][:, own].any()
+        model[:, own] = w[:, own]
+    return model
