@@ -43,6 +43,8 @@ commands:
   show DIR           print what one reached, finished or not; needs no data
   export DIR         write models: --client K, --global, or --all FOLDER
   data show          who holds what: clients x classes, sizes; --plot FILE
+  data download NAME fetch a data set's files into --data-dir, checked
+  data check [NAME]  which data sets are there, whole or what is wrong
   bits               bits per client and round of any model, method and setting
   methods, datasets, models, settings
                      what there is to choose from
@@ -178,9 +180,19 @@ def _parser() -> _Parser:
     sub.add_argument("-o", "--output", type=Path, metavar="FILE", help="where to write, for example model.pt")
     _add_data_dir(sub)
 
-    sub = command("data", _data, "Show who holds what, clients x classes; nothing is trained.")
-    sub.add_argument("what", metavar="show", help="the word show")
-    sub.add_argument("config", nargs="?", metavar="CONFIG", help="a TOML file; options below come on top of it")
+    sub = command(
+        "data",
+        _data,
+        "show: who holds what, clients x classes; nothing is trained. download NAME: fetch the files of a data set, "
+        "going on with what was begun. check [NAME]: which data sets are there, whole or what is wrong.",
+    )
+    sub.add_argument("what", metavar="show|download|check", help="what to do")
+    sub.add_argument(
+        "config",
+        nargs="?",
+        metavar="CONFIG|NAME",
+        help="show: a TOML file, options below come on top of it; else the name of a data set",
+    )
     _add_data(sub)
     sub.add_argument("--clients", dest="data.clients", metavar="K", help="number of clients (default: 20)")
     sub.add_argument("--alpha", dest="data.alpha", metavar="A", help="α of the Dirichlet partition (default: 0.5)")
@@ -250,7 +262,9 @@ def _add_settings(sub: argparse.ArgumentParser) -> None:
 def _add_data(sub: argparse.ArgumentParser) -> None:
     help = "data set by name (pfedlms datasets), folder:PATH or file:PATH"
     sub.add_argument("--dataset", dest="data.dataset", metavar="NAME", help=help)
-    sub.add_argument("--data-dir", dest="data.dir", metavar="DIR", help="folder with the data set's files")
+    sub.add_argument(
+        "--data-dir", dest="data.dir", metavar="DIR", help="folder with the data set's files (or PFEDLMS_DATA)"
+    )
 
 
 def _add_set(sub: argparse.ArgumentParser) -> None:
@@ -482,13 +496,54 @@ def _export(options: argparse.Namespace) -> None:
     _say(f"{what}{f' {options.client}' if options.client is not None else ''}: {target}")
 
 
-def _data(options: argparse.Namespace) -> None:
+def _data(options: argparse.Namespace) -> int:
+    handlers = {"show": _data_show, "download": _data_download, "check": _data_check}
+    if options.what not in handlers:
+        raise UsageError(f"data: got {options.what!r}; {did_you_mean(options.what, handlers)}")
+    return int(handlers[options.what](options) or 0)
+
+
+def _data_download(options: argparse.Namespace) -> None:
+    from pfedlms.data.download import download
+    from pfedlms.data.sources import folder_of
+    from pfedlms.report.sources import watching
+
+    if not (name := _data_set(options)):
+        raise UsageError("data download: say which data set, for example: pfedlms data download mnist --data-dir DIR")
+    with watching(Console(stderr=True)) as watch:
+        files = download(name, folder_of(name, vars(options)["data.dir"]), watch)
+    if options.json:
+        print(json.dumps({"dataset": name, "files": list(map(str, files))}, indent=2))
+
+
+def _data_check(options: argparse.Namespace) -> int:
+    """1 if the data set asked for is not complete; of all, if one is that is not whole."""
+    from pfedlms.data.check import check
+    from pfedlms.data.sources import DATASETS
+    from pfedlms.report.sources import check_rows
+
+    name = _data_set(options)
+    if name and name not in DATASETS:
+        raise UsageError(f"data check: got {name!r}; {did_you_mean(name, DATASETS)}")
+    rows = [check(each, vars(options)["data.dir"]) for each in ([name] if name else DATASETS)]
+    _show(options, rows[0] if name else rows, plain_table, check_rows(rows))
+    wrong = [row for row in rows if row["state"] != "complete" and (name or row["state"] != "missing")]
+    for problem in (problem for row in wrong for problem in row["problems"]):
+        _say(problem)
+    return int(bool(wrong))
+
+
+def _data_set(options: argparse.Namespace) -> str | None:
+    """Its name, given by itself or with --dataset."""
+    given: str | None = options.config or vars(options)["data.dataset"]
+    return given
+
+
+def _data_show(options: argparse.Namespace) -> None:
     from pfedlms.experiment.config import load_config
     from pfedlms.experiment.holdings import holdings
     from pfedlms.report.holdings import holdings_lines
 
-    if options.what != "show":
-        raise UsageError(f"data: got {options.what!r}, expected show: pfedlms data show")
     if options.plot:
         check_plot(Path(options.plot))
     document = holdings(load_config(options.config, _overrides(options)))

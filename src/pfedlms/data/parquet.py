@@ -84,7 +84,7 @@ def _read_shard(name: str, shape: tuple[int, int, int], classes: int, path: Path
     except ImportError as error:
         raise _extra(error) from error
     content = contents(path)
-    how = f"parquet 1, Pillow {PIL.__version__}, {classes} classes"
+    how = f"parquet 2, {name}, Pillow {PIL.__version__}"
     return decoded(content, how, shape, partial(_decode, content, path, name, shape, classes))
 
 

@@ -98,7 +98,7 @@ def folder_of(name: str, directory: str | Path | None) -> Path:
     if found := directory or os.environ.get("PFEDLMS_DATA"):
         return Path(found)
     raise DataError(
-        f"data.dir: the data set {name!r} is read from files; name their folder with --data-dir DIR or in PFEDLMS_DATA "
+        f"data.dir: the data set {name!r} is read from files; name their folder with --data-dir DIR or PFEDLMS_DATA, "
         f"or fetch them: pfedlms data download {name} --data-dir DIR"
     )
 

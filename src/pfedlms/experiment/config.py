@@ -39,7 +39,7 @@ class DataSection:
     dataset: str = setting(
         "digits", "data set by name or path", choices=lambda: [*DATASETS, *(f"{kind}:PATH" for kind in PATHS), CUSTOM]
     )
-    dir: str = setting("", "folder with the data set's files")
+    dir: str = setting("", "folder with the data set's files; empty: the one that PFEDLMS_DATA names")
     image_size: int = setting(
         0, "images of folder:PATH are resized to this many pixels each way; 0: as they are", minimum=0, maximum=4096
     )
