@@ -262,9 +262,8 @@ def _add_settings(sub: argparse.ArgumentParser) -> None:
 def _add_data(sub: argparse.ArgumentParser) -> None:
     help = "data set by name (pfedlms datasets), folder:PATH or file:PATH"
     sub.add_argument("--dataset", dest="data.dataset", metavar="NAME", help=help)
-    sub.add_argument(
-        "--data-dir", dest="data.dir", metavar="DIR", help="folder with the data set's files (or PFEDLMS_DATA)"
-    )
+    help = "folder with the data set's files (default: PFEDLMS_DATA)"
+    sub.add_argument("--data-dir", dest="data.dir", metavar="DIR", help=help)
 
 
 def _add_set(sub: argparse.ArgumentParser) -> None:

@@ -209,6 +209,15 @@ def test_names_of_classes_tell_data_sets_apart(tmp_path: Path, name: str, first:
             assert load_dataset(name, tmp_path)[1].tolist() == [1, 1]
 
 
+def test_names_of_classes_count_where_a_decoded_copy_is_kept(tmp_path: Path) -> None:
+    made = named(table([encoded(of_hub("cifar10", 0))], [1]), "label", "airplane")
+    for part in ("train", "test"):
+        parquet.write_table(made, tmp_path / f"{part}-00000-of-00001.parquet")
+    load_dataset("cifar10", tmp_path)
+    with pytest.raises(DataError, match="its first class is 'airplane'"):
+        load_dataset("svhn", tmp_path)
+
+
 def test_cifar10_is_not_taken_for_cifar100(tmp_path: Path) -> None:
     """Without names: 10,000 samples of which none is of class 10."""
     made = table([encoded(of_hub("cifar10", 0))] * 5000, [*range(10)] * 500)
