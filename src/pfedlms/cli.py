@@ -42,9 +42,7 @@ commands:
   resume DIR         go on with an interrupted run, comparison or sweep
   show DIR           print what one reached, finished or not; needs no data
   export DIR         write models: --client K, --global, or --all FOLDER
-  data show          who holds what: clients x classes, sizes; --plot FILE
-  data download NAME fetch a data set's files into --data-dir, checked
-  data check [NAME]  which data sets are there, whole or what is wrong
+  data show          who holds what; download NAME: fetch; check: what is there
   bits               bits per client and round of any model, method and setting
   methods, datasets, models, settings
                      what there is to choose from
