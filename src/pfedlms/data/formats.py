@@ -50,9 +50,9 @@ def chosen(name: str, formats: Sequence[Format], directory: Path) -> tuple[Forma
     where there is nothing at all."""
     there = [(format, found) for format in formats if (found := format.find(directory)).files]
     if not there:
-        found = f"nothing of {name} is in {directory} or where it usually lies below it"
+        nothing = f"nothing of {name} is in {directory} or where it usually lies below it"
         raise DataError(
-            f"data.dir: {found if directory.is_dir() else f'{directory} is no folder'}; looked for "
+            f"data.dir: {nothing if directory.is_dir() else f'{directory} is no folder'}; looked for "
             f"{', '.join(format.kind for format in formats)}; point --data-dir at the folder that holds it, or fetch "
             f"it: pfedlms data download {name} --data-dir {directory}"
         )
