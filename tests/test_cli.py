@@ -159,7 +159,7 @@ BAD = {
     "no data folder named": (["run", "--dataset", "mnist"], "name their folder with --data-dir DIR"),
     "missing data folder": (
         ["run", "--dataset", "mnist", "--data-dir", "none"],
-        "is neither in none/mnist nor in none",
+        "data.dir: none is no folder; looked for IDX files, Parquet files; point --data-dir",
     ),
     "missing data to compare": (["compare", "--dataset", "mnist", "--data-dir", "none"], "point --data-dir at"),
     "missing directory": (["resume", "none"], "none: no run here"),

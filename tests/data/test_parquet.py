@@ -4,6 +4,7 @@ that are kept of them."""
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import subprocess
@@ -142,6 +143,89 @@ def test_names_with_a_hash_are_names_too(tmp_path: Path) -> None:
         path.rename(path.with_name(f"{path.stem}-1a2b3c4d5e6f7890.parquet"))
     (tmp_path / "train-notes.parquet").write_text("not a shard")
     assert_all(load_dataset("cifar10", tmp_path))
+
+
+HUBS = {
+    "mnist": ("mnist", "label", 10, (28, 28)), "fmnist": ("fashion_mnist", "label", 10, (28, 28)),
+    "svhn": ("cropped_digits", "label", 10, (32, 32, 3)), "cifar10": ("plain_text", "label", 10, (32, 32, 3)),
+    "cifar100": ("cifar100", "fine_label", 100, (32, 32, 3)),
+}  # fmt: skip
+"""What hubs call them, their labels, how many, and the shape of a picture."""
+CONSTANTS = {
+    "mnist": ([0.1307], [0.3081]), "fmnist": ([0.2860], [0.3530]), "svhn": ([0.5] * 3, [0.5] * 3),
+    "cifar10": (MEAN, STD), "cifar100": (MEAN, STD),
+}  # fmt: skip
+
+
+def of_hub(name: str, number: int) -> np.ndarray:
+    return np.random.default_rng(number).integers(0, 256, HUBS[name][3], dtype=np.uint8)
+
+
+@pytest.mark.parametrize("place", [".", "{name}", "{name}/{hub}", "{name}/data"])
+@pytest.mark.parametrize("name", HUBS)
+def test_every_data_set_as_hubs_have_it(tmp_path: Path, name: str, place: str) -> None:
+    """Fine labels and coarse ones beside each other; the last class is there; grey or colour."""
+    hub, label, classes, shape = HUBS[name]
+    folder = tmp_path / place.format(name=name, hub=hub)
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, part in enumerate(("train", "test")):
+        made = table([encoded(of_hub(name, number))], [classes - 1 - number], "image", label)
+        made = made.append_column("coarse_label", pa.array([0])) if name == "cifar100" else made
+        parquet.write_table(made, folder / f"{part}-00000-of-00001.parquet")
+    x, y = load_dataset(name, tmp_path)
+    assert y.tolist() == [classes - 1, classes - 2]
+    for number in range(2):
+        raw = of_hub(name, number).reshape(*shape[:2], -1).transpose(2, 0, 1)
+        mean, std = (np.reshape(each, (-1, 1, 1)) for each in CONSTANTS[name])
+        np.testing.assert_allclose(x[number], (raw / 255 - mean) / std, rtol=1e-5, atol=1e-6)
+
+
+def named(made: pa.Table, label: str, *names: str) -> pa.Table:
+    """With what a hub writes of the classes."""
+    features = {label: {"names": list(names), "_type": "ClassLabel"}}
+    return made.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "whose"),
+    [
+        ("mnist", "T - shirt / top", "fmnist"), ("fmnist", "0", "mnist"), ("svhn", "airplane", "cifar10"),
+        ("cifar10", "0", "mnist"), ("cifar10", "apple", "cifar100"), ("cifar100", "airplane", "cifar10"),
+    ],
+)  # fmt: skip
+def test_names_of_classes_tell_data_sets_apart(tmp_path: Path, name: str, first: str, whose: str) -> None:
+    """The same pictures pass with no names, with their own, and with some that nobody knows."""
+    own = {"mnist": "0", "fmnist": "T-shirt/top", "svhn": "0", "cifar10": "airplane", "cifar100": "apple"}[name]
+    made = table([encoded(of_hub(name, 0))], [1])
+    for names in ([first], [own], ["unknown"], []):
+        for part in ("train", "test"):
+            parquet.write_table(named(made, "label", *names), tmp_path / f"{part}-00000-of-00001.parquet")
+        if names == [first]:
+            with pytest.raises(
+                DataError, match=f"its first class is {first!r}, as that of {whose}, .*--dataset {whose}"
+            ):
+                load_dataset(name, tmp_path)
+        else:
+            assert load_dataset(name, tmp_path)[1].tolist() == [1, 1]
+
+
+def test_names_of_classes_count_where_a_decoded_copy_is_kept(tmp_path: Path) -> None:
+    made = named(table([encoded(of_hub("cifar10", 0))], [1]), "label", "airplane")
+    for part in ("train", "test"):
+        parquet.write_table(made, tmp_path / f"{part}-00000-of-00001.parquet")
+    load_dataset("cifar10", tmp_path)
+    with pytest.raises(DataError, match="its first class is 'airplane'"):
+        load_dataset("svhn", tmp_path)
+
+
+def test_cifar10_is_not_taken_for_cifar100(tmp_path: Path) -> None:
+    """Without names: 10,000 samples of which none is of class 10."""
+    made = table([encoded(of_hub("cifar10", 0))] * 5000, [*range(10)] * 500)
+    for part in ("train", "test"):
+        parquet.write_table(made, tmp_path / f"{part}-00000-of-00001.parquet")
+    assert len(load_dataset("cifar10", tmp_path)[1]) == 10_000
+    with pytest.raises(DataError, match=r"got 10000 samples and none of class 10, expected some of each of 100"):
+        load_dataset("cifar100", tmp_path)
 
 
 # --- what is refused ---

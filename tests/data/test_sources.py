@@ -236,7 +236,8 @@ def test_a_missing_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("directory", [None, ""])
-def test_a_folder_must_be_named(directory: str | None) -> None:
+def test_a_folder_must_be_named(directory: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PFEDLMS_DATA", raising=False)
     with pytest.raises(DataError, match="'mnist' is read from files; name their folder with --data-dir"):
         load_dataset("mnist", directory)
 

@@ -283,7 +283,7 @@ def test_show_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["shw"], "data: got 'shw', expected show"),
+        (["shw"], "data: got 'shw'; did you mean show?"),
         (["show", "--dataset", "custom"], "stands for data given in Python"),
         (["show", "--partition", "given"], "data.partition: got 'given', but nothing says whose each sample is"),
         (["show", "--partition", "clases"], "data.partition: got 'clases', expected one of: auto, dirichlet, classes"),

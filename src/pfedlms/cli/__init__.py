@@ -33,7 +33,7 @@ commands:
   show DIR           print what one reached, finished or not; needs no data
   export DIR         write models: --client K, --global or --all FOLDER; --best
   reproduce NAME     a table or figure of the paper, measured beside printed
-  data show          who holds what: clients x classes, sizes; --plot FILE
+  data show          who holds what; download NAME: fetch; check: what is there
   bits               bits per client and round of any model, method and setting
   methods, datasets, models, settings
                      what there is to choose from
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # an old terminal shows "?" for "±" instead of a traceback
     warnings.showwarning = lambda message, *rest, **more: say(f"warning: {message}")
     try:
-        check_config(options)
+        check_config(getattr(options, "config", None))
         return int(options.handler(options) or 0)
     except PfedlmsError as error:
         lines = str(error).splitlines()

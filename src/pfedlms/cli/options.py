@@ -12,7 +12,7 @@ from pfedlms.errors import UsageError
 SETTINGS = {
     "method": ("method.name", "NAME", "method by name (pfedlms methods; default: pfedlms)"),
     "dataset": ("data.dataset", "NAME", "data set by name (pfedlms datasets), folder:PATH or file:PATH"),
-    "data-dir": ("data.dir", "DIR", "folder with the data set's files"),
+    "data-dir": ("data.dir", "DIR", "folder with the data set's files (default: PFEDLMS_DATA)"),
     "model": ("model.name", "NAME", "model by name (pfedlms models)"),
     "clients": ("data.clients", "K", "number of clients"),
     "partition": ("data.partition", "NAME", "how samples are dealt out: dirichlet, classes, iid, quantity, given"),
@@ -36,9 +36,8 @@ def add_config(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("config", nargs="?", metavar="CONFIG", help=help)
 
 
-def check_config(options: argparse.Namespace) -> None:
+def check_config(given: str | None) -> None:
     """A second value for an option would be taken for the TOML file."""
-    given = getattr(options, "config", None)
     if given and not given.endswith(".toml") and not Path(given).exists():
         raise UsageError(
             f"CONFIG: got {given!r}, expected a TOML file; an option takes one value, and a sweep's are joined by "

@@ -5,64 +5,77 @@ from __future__ import annotations
 import gzip
 import hashlib
 import struct
+import warnings
 import zlib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pfedlms.data.cache import Raw
+from pfedlms.data.formats import Format, Found
+from pfedlms.data.published import WHOSE
 from pfedlms.errors import DataError
 
-WHOSE = {
-    "741c988805d008ac": "mnist",  # train images, train labels, test images, test labels
-    "1feba77c54802fa5": "mnist",
-    "6d87418db22cc802": "mnist",
-    "ddeff807876a9661": "mnist",
-    "2e487a6c89124f78": "fmnist",
-    "657fbd221bfc9f41": "fmnist",
-    "c867c93ff9536059": "fmnist",
-    "3d0e6c6ea990b53b": "fmnist",
-}
-"""Data sets whose files have the same names and shapes, by the first 64 bits of the SHA-256 of what is after the
-header."""
+_FULL = {(60_000, 28, 28), (60_000,), (10_000, 28, 28), (10_000,)}
+"""Shapes of the published files."""
+_STEMS = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 
-def read_images(directory: Path, name: str, folders: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Grey images `[n, 1, h, w]` and labels of the four files of MNIST and its kin, train and test pooled; in
-    `directory` or in one of its subfolders `folders`. Files known to be of another data set than `name` are refused."""
-    images, labels = [], []
-    for part in ("train", "t10k"):
-        images.append(_read_own(_find(directory, folders, f"{part}-images-idx3-ubyte"), 3, name))
-        labels.append(_read_own(_find(directory, folders, f"{part}-labels-idx1-ubyte"), 1, name))
-        if len(images[-1]) != len(labels[-1]):
+def idx_format(name: str, folders: Sequence[str]) -> Format:
+    """The four files of MNIST and its kin, in a directory or in one of its subfolders `folders`. Files known to be of
+    another data set than `name` are refused."""
+    return Format("IDX files", partial(_find, folders), lambda path: (path.parent, _read_own(name, path)), _join)
+
+
+def _join(parts: Sequence[tuple[Path, NDArray[np.uint8]]]) -> Raw:
+    """Grey images `[n, 1, h, w]` and labels, train and test pooled; each file comes with the folder it is in."""
+    images, labels = ([content for _, content in parts[first::2]] for first in (0, 1))
+    for part, (folder, _), own, numbers in zip(("train", "t10k"), parts[0::2], images, labels, strict=True):
+        if len(own) != len(numbers):
             raise DataError(
-                f"{directory}: {part} has {len(images[-1])} images but {len(labels[-1])} labels; "
-                "the files do not belong together"
+                f"{folder}: {part} has {len(own)} images but {len(numbers)} labels; the files do not belong together"
             )
-        if images[-1].shape[1:] != images[0].shape[1:]:
+        if own.shape[1:] != images[0].shape[1:]:
             raise DataError(
-                f"{directory}: {part} has images of {images[-1].shape[1:]} pixels, expected {images[0].shape[1:]} as "
-                "in train; the files do not belong together"
+                f"{folder}: {part} has images of {own.shape[1:]} pixels, expected {images[0].shape[1:]} as in train; "
+                "the files do not belong together"
             )
     return np.concatenate(images)[:, np.newaxis], np.concatenate(labels).astype(np.int64)
 
 
-def _find(directory: Path, folders: Sequence[str], stem: str) -> Path:
+def _find(folders: Sequence[str], directory: Path) -> Found:
     bases = [*(directory / folder for folder in folders), directory]
+    found = {stem: _first(bases, stem) for stem in _STEMS}
+    problems = [
+        f"data.dir: {stem}[.gz] is neither in {' nor in '.join(map(str, bases))}; point --data-dir at the folder that "
+        "holds it"
+        for stem, path in found.items()
+        if path is None
+    ]
+    return Found(tuple(path for path in found.values() if path is not None), tuple(problems))
+
+
+def _first(bases: Sequence[Path], stem: str) -> Path | None:
     for name in (stem, stem.replace("-idx", ".idx")):
         for path in (base / (name + end) for base in bases for end in ("", ".gz")):
             if path.is_file():
                 return path
-    raise DataError(
-        f"data.dir: {stem}[.gz] is neither in {' nor in '.join(map(str, bases))}; "
-        "point --data-dir at the folder that holds it"
-    )
+    return None
 
 
-def _read_own(path: Path, dimensions: int, name: str) -> NDArray[np.uint8]:
-    content = read_idx(path, dimensions)
-    whose = WHOSE.get(hashlib.sha256(content.data).hexdigest()[:16], name)
+def _read_own(name: str, path: Path) -> NDArray[np.uint8]:
+    content = read_idx(path, 3 if "idx3" in path.name else 1)
+    digest = hashlib.sha256(content.data).hexdigest()[:16]
+    whose = WHOSE.get(digest, name)
+    if content.shape in _FULL and digest not in WHOSE:
+        warnings.warn(
+            f"{path}: is as long as the published file of {name}, but not the same; unless that is meant, fetch it "
+            f"again: pfedlms data download {name}",
+            stacklevel=2,
+        )
     if whose != name:
         raise DataError(
             f"{path}: holds what the data set {whose!r} has under this name, expected that of {name!r}; "

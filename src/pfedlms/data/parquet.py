@@ -1,11 +1,14 @@
 """Images in Parquet files, laid out as data hubs do: `train-00000-of-00002.parquet`, …, an image file's bytes a row.
+Files in which a hub has written the names of classes are told apart by the first of them.
 
 Needs the extra `parquet`.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -15,10 +18,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfedlms.data.cache import Raw, decoded
+from pfedlms.data.formats import Format, Found, contents, joined
 from pfedlms.errors import DataError
 
 _IMAGES, _LABELS = ("img", "image"), ("label", "fine_label")
-"""What the columns may be called; of several the first."""
+"""What the columns may be called; of several the first. CIFAR-100 has coarse labels, too."""
+_NAMED = {
+    "mnist": {"0"},
+    "fmnist": {"T - shirt / top", "T-shirt/top"},
+    "svhn": {"0"},
+    "cifar10": {"airplane"},
+    "cifar100": {"apple"},
+}
+"""What hubs call the first class."""
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})(?:-[0-9a-f]+)?\.parquet")
 _MODES = {1: "L", 3: "RGB"}
 """What Pillow calls images of that many channels."""
@@ -26,63 +38,66 @@ _BYTES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"}
 """Its modes of at most 8 bits a channel: what has more would be cut."""
 
 
-def read_images(directory: Path, folder: str, shape: tuple[int, int, int], classes: int) -> Raw:
-    """Images `[n, *shape]` and labels below `classes` of all files, train and test pooled; in `directory` or in its
-    subfolder `folder`. What was decoded is kept for the next time (see `data.cache`)."""
-    shards = [path for part in ("train", "test") for path in _shards(directory, folder, part)]
-    images, labels = zip(*(_read_shard(path, shape, classes) for path in shards), strict=True)
-    return np.concatenate(images), np.concatenate(labels)
+def parquet_format(name: str, hub: str, shape: tuple[int, int, int], classes: int) -> Format:
+    """Images `[n, *shape]` and labels below `classes` of the data set `name`, in a directory, in its subfolder `name`,
+    or below that in `hub`, as hubs call it, or `data`."""
+    find = partial(_find, (name, f"{name}/{hub}", f"{name}/data"))
+    return Format("Parquet files", find, partial(_read_shard, name, shape, classes), joined)
 
 
-def _shards(directory: Path, folder: str, part: str) -> list[Path]:
-    """All files of one part, in their order."""
-    for base in (directory / folder, directory):
+def _find(folders: Sequence[str], directory: Path) -> Found:
+    bases = [*(directory / folder for folder in folders), directory]
+    (train, problem), (test, other) = (_shards(bases, part) for part in ("train", "test"))
+    return Found((*train, *test), tuple(each for each in (problem, other) if each))
+
+
+def _shards(bases: Sequence[Path], part: str) -> tuple[list[Path], str]:
+    """All files of one part, in their order, and why they cannot be used, if so."""
+    for base in bases:
         named = {path: _SHARD.fullmatch(path.name.removeprefix(part)) for path in base.glob(f"{part}-*.parquet")}
         found = sorted((match[1], match[2], path) for path, match in named.items() if match)
         if not found:
             continue
-        total = found[0][1]
+        total, problem = found[0][1], ""
         expected = [f"{number:05}" for number in range(int(total))]
         if missing := sorted(set(expected) - {number for number, _, _ in found}):
-            raise DataError(
+            problem = (
                 f"{base}: {part}-{missing[0]}-of-{total}.parquet is missing, expected {int(total)} files of {part} "
                 f"and got {len(found)}; fetch it"
             )
-        if [number for number, _, _ in found] != expected or any(each != total for _, each, _ in found):
-            raise DataError(
+        elif [number for number, _, _ in found] != expected or any(each != total for _, each, _ in found):
+            problem = (
                 f"{base}: got {', '.join(path.name for _, _, path in found)}, expected {int(total)} files of {part}, "
                 "each once; they are of more than one set, keep one of them"
             )
-        return [path for _, _, path in found]
-    raise DataError(
-        f"data.dir: {part}-00000-of-….parquet is neither in {directory / folder} nor in {directory}; "
-        "point --data-dir at the folder that holds it"
+        return [path for _, _, path in found], problem
+    return [], (
+        f"data.dir: {part}-00000-of-….parquet is neither in {' nor in '.join(map(str, bases))}; point --data-dir at "
+        "the folder that holds it"
     )
 
 
-def _read_shard(path: Path, shape: tuple[int, int, int], classes: int) -> Raw:
+def _read_shard(name: str, shape: tuple[int, int, int], classes: int, path: Path) -> Raw:
+    """One file. What was decoded is kept for the next time (see `data.cache`)."""
     try:
         import PIL
     except ImportError as error:
         raise _extra(error) from error
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); fetch the file again") from error
-    how = f"parquet 1, Pillow {PIL.__version__}, {classes} classes"
-    return decoded(content, how, shape, partial(_decode, content, path, shape, classes))
+    content = contents(path)
+    how = f"parquet 2, {name}, Pillow {PIL.__version__}"
+    return decoded(content, how, shape, partial(_decode, content, path, name, shape, classes))
 
 
-def _decode(content: bytes, path: Path, shape: tuple[int, int, int], classes: int) -> Raw:
+def _decode(content: bytes, path: Path, name: str, shape: tuple[int, int, int], classes: int) -> Raw:
     """All rows of one file; `path` is what errors name."""
-    files, column = _columns(content, path)
+    files, column = _columns(content, path, name)
     for row, label in enumerate(column):
         if label is None or not 0 <= label < classes:
             raise _wrong(path, row, f"got label {label}, expected 0 to {classes - 1}")
     return _pixels(files, path, shape), np.array(column, dtype=np.int64)
 
 
-def _columns(content: bytes, path: Path) -> tuple[list[bytes | None], list[int | None]]:
+def _columns(content: bytes, path: Path, name: str) -> tuple[list[bytes | None], list[int | None]]:
     """Image files and labels, a row each."""
     try:
         import pyarrow as pa
@@ -92,7 +107,8 @@ def _columns(content: bytes, path: Path) -> tuple[list[bytes | None], list[int |
     try:
         with parquet.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
             columns = {field.name: str(field.type) for field in file.schema_arrow}
-            image, label = (next((name for name in known if name in columns), "") for known in (_IMAGES, _LABELS))
+            image, label = (next((each for each in known if each in columns), "") for known in (_IMAGES, _LABELS))
+            _refuse_others(file.schema_arrow.metadata or {}, label, path, name)
             binary = re.match(r"struct<(.*, )?bytes: (large_)?binary\b", columns.get(image, ""))
             if not binary or not re.fullmatch(r"u?int\d+", columns.get(label, "")):
                 raise DataError(
@@ -108,6 +124,20 @@ def _columns(content: bytes, path: Path) -> tuple[list[bytes | None], list[int |
     if not files:
         raise DataError(f"{path}: got no rows, expected at least one; fetch the file again")
     return files, labels
+
+
+def _refuse_others(metadata: dict[bytes, bytes], label: str, path: Path, name: str) -> None:
+    """Where a hub has written the names of the classes: not if they are those of another data set."""
+    try:
+        first = json.loads(metadata[b"huggingface"])["info"]["features"][label]["names"][0]
+    except (KeyError, IndexError, TypeError, ValueError):
+        return
+    others = [other for other, known in _NAMED.items() if first in known]
+    if others and name not in others:
+        raise DataError(
+            f"{path}: its first class is {first!r}, as that of {others[0]}, expected a file of {name}; use --dataset "
+            f"{others[0]}, or put the files of {name} there"
+        )
 
 
 def _pixels(files: list[bytes | None], path: Path, shape: tuple[int, int, int]) -> NDArray[np.uint8]:

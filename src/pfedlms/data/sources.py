@@ -12,10 +12,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pfedlms.data import idx, parquet
+from pfedlms.data import cifar, svhn
 from pfedlms.data.cache import Raw
 from pfedlms.data.file import SUFFIXES, read_file
 from pfedlms.data.folder import read_folder
+from pfedlms.data.formats import Format, read_files
+from pfedlms.data.idx import idx_format
+from pfedlms.data.parquet import parquet_format
 from pfedlms.data.pool import Pool, Samples, normalise
 from pfedlms.errors import DataError, did_you_mean
 
@@ -33,7 +36,14 @@ class Source:
     """One number a channel, as is `std`."""
     std: tuple[float, ...]
     scale: float = 255.0
-    needs_dir: bool = True
+    formats: tuple[Format, ...] = ()
+    """In which it may lie in a folder; none: it is in the package."""
+    samples: int = 0
+    """As published, train and test."""
+
+    @property
+    def needs_dir(self) -> bool:
+        return bool(self.formats)
 
     def normalised(self, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Raw bytes as samples."""
@@ -89,9 +99,24 @@ def _load_named(name: str, directory: str | Path | None) -> tuple[NDArray[np.flo
         near = meant_by(name) or did_you_mean(name, [*DATASETS, *(f"{kind}:PATH" for kind in PATHS)])
         raise DataError(f"data.dataset: got {name!r}; {near}")
     source = DATASETS[name]
-    if source.needs_dir and not directory:
-        raise DataError(f"data.dir: the data set {name!r} is read from files; name their folder with --data-dir DIR")
-    raw, labels = source.read(Path(directory or ""))
+    raw, labels = source.read(folder_of(name, directory) if source.needs_dir else Path())
+    check_raw(name, raw, labels)
+    return source.normalised(raw), labels
+
+
+def folder_of(name: str, directory: str | Path | None) -> Path:
+    """Where the files of the data set `name` are: in `directory`, or where PFEDLMS_DATA says."""
+    if found := directory or os.environ.get("PFEDLMS_DATA"):
+        return Path(found)
+    raise DataError(
+        f"data.dir: the data set {name!r} is read from files; name their folder with --data-dir DIR or PFEDLMS_DATA, "
+        f"or fetch them: pfedlms data download {name} --data-dir DIR"
+    )
+
+
+def check_raw(name: str, raw: NDArray[np.uint8], labels: NDArray[np.int64]) -> None:
+    """Refuse what cannot be the data set `name`."""
+    source = DATASETS[name]
     if raw.shape[1:] != source.shape:
         raise DataError(
             f"{name}: got images of shape {raw.shape[1:]}, expected {source.shape} (channels, height, width); "
@@ -101,7 +126,12 @@ def _load_named(name: str, directory: str | Path | None) -> tuple[NDArray[np.flo
         raise DataError(
             f"{name}: got label {labels.max()}, expected below {source.classes}; the files are not {name}'s"
         )
-    return source.normalised(raw), labels
+    absent = sorted(set(range(source.classes)) - set(np.unique(labels).tolist()))
+    if absent and len(labels) >= 100 * source.classes:  # by chance in no such sample; CIFAR-10 taken for CIFAR-100 is
+        raise DataError(
+            f"{name}: got {len(labels)} samples and none of class {absent[0]}, expected some of each of "
+            f"{source.classes}; the files are not {name}'s"
+        )
 
 
 def _read_digits(_: Path) -> Raw:
@@ -109,27 +139,42 @@ def _read_digits(_: Path) -> Raw:
         return arrays["images"][:, np.newaxis], arrays["labels"].astype(np.int64)
 
 
-def _grey(name: str, folder: str, what: str, mean: float, std: float) -> Source:
-    """A data set of 28x28 grey images in ten classes, as MNIST's four IDX files; `folder` is torchvision's."""
-    read = partial(idx.read_images, name=name, folders=(name, f"{folder}/raw"))
-    return Source(f"{what}, 28x28 grey, IDX files", (1, 28, 28), 10, read, (mean,), (std,))
-
-
-def _colour(
-    folder: str, what: str, classes: int, mean: tuple[float, float, float], std: tuple[float, float, float]
-) -> Source:
-    """A data set of 32x32 colour images in Parquet files."""
-    shape = (3, 32, 32)
-    read = partial(parquet.read_images, folder=folder, shape=shape, classes=classes)
-    return Source(f"{what}, 32x32 colour, Parquet files (extra: parquet)", shape, classes, read, mean, std)
+def _source(
+    name: str, what: str, samples: int, shape: tuple[int, int, int], classes: int,
+    mean: tuple[float, ...], std: tuple[float, ...], formats: tuple[Format, ...], hub: str,
+) -> Source:  # fmt: skip
+    """A data set of images in files: as its authors publish it, or in Parquet files, where hubs call it `hub`."""
+    formats = (*formats, parquet_format(name, hub, shape, classes))
+    size = f"{shape[1]}x{shape[2]} {'grey' if shape[0] == 1 else 'colour'}"
+    return Source(
+        f"{what}, {size}", shape, classes, partial(read_files, name, formats), mean, std, formats=formats,
+        samples=samples,
+    )  # fmt: skip
 
 
 _DIGITS = "1,797 handwritten digits, 8x8 grey, in the package (UCI Optical Recognition of Handwritten Digits)"
+_GREY, _COLOUR = (1, 28, 28), (3, 32, 32)
+_CIFAR = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 DATASETS: dict[str, Source] = {
-    "digits": Source(_DIGITS, (1, 8, 8), 10, _read_digits, (0.3053,), (0.3760,), scale=16.0, needs_dir=False),
-    "mnist": _grey("mnist", "MNIST", "MNIST, 70,000 handwritten digits", 0.1307, 0.3081),
-    "fmnist": _grey("fmnist", "FashionMNIST", "Fashion-MNIST, 70,000 articles of clothing", 0.2860, 0.3530),
-    "cifar10": _colour(
-        "cifar10", "CIFAR-10, 60,000 animals and vehicles", 10, (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+    "digits": Source(_DIGITS, (1, 8, 8), 10, _read_digits, (0.3053,), (0.3760,), scale=16.0, samples=1797),
+    "mnist": _source(
+        "mnist", "MNIST, 70,000 handwritten digits", 70_000, _GREY, 10, (0.1307,), (0.3081,),
+        (idx_format("mnist", ("mnist", "MNIST/raw")),), "mnist",
     ),
-}
+    "fmnist": _source(
+        "fmnist", "Fashion-MNIST, 70,000 articles of clothing", 70_000, _GREY, 10, (0.2860,), (0.3530,),
+        (idx_format("fmnist", ("fmnist", "FashionMNIST/raw")),), "fashion_mnist",
+    ),
+    "svhn": _source(
+        "svhn", "SVHN, 99,289 digits of house numbers", 99_289, _COLOUR, 10, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5),
+        (svhn.FORMAT,), "cropped_digits",
+    ),
+    "cifar10": _source(
+        "cifar10", "CIFAR-10, 60,000 animals and vehicles", 60_000, _COLOUR, 10, *_CIFAR,
+        cifar.formats(cifar.CIFAR10), "plain_text",
+    ),
+    "cifar100": _source(
+        "cifar100", "CIFAR-100, 60,000 animals, plants and things, fine labels", 60_000, _COLOUR, 100, *_CIFAR,
+        cifar.formats(cifar.CIFAR100), "cifar100",
+    ),
+}  # fmt: skip

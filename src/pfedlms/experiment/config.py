@@ -40,7 +40,7 @@ class DataSection:
         choices=lambda: [*DATASETS, *(f"{kind}:PATH" for kind in PATHS), CUSTOM],
         meant=meant_by,
     )
-    dir: str = setting("", "folder with the data set's files")
+    dir: str = setting("", "folder with the data set's files; empty: the one that PFEDLMS_DATA names")
     image_size: int = setting(
         0, "images of folder:PATH are resized to this many pixels each way; 0: as they are", minimum=0, maximum=4096
     )

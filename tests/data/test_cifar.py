@@ -1,0 +1,429 @@
+"""CIFAR-10 and CIFAR-100 in batches made here: pickled as the published ones, binary, packed and not; hostile pickles;
+and a round trained on each."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import pickle
+import struct
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pfedlms
+from pfedlms.data import cifar, load_dataset
+from pfedlms.data.published import BATCHES
+from pfedlms.errors import DataError
+
+MEAN, STD = np.array([0.4914, 0.4822, 0.4465]), np.array([0.2023, 0.1994, 0.2010])
+TEN = ["data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"]
+NAMES = {"cifar10": TEN, "cifar100": ["train", "test"]}
+FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
+BINARY = {"cifar10": "cifar-10-batches-bin", "cifar100": "cifar-100-binary"}
+ARCHIVES = {"cifar10": "cifar-10-python.tar.gz", "cifar100": "cifar-100-python.tar.gz"}
+BINARY_ARCHIVES = {"cifar10": "cifar-10-binary.tar.gz", "cifar100": "cifar-100-binary.tar.gz"}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PFEDLMS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def pixels(number: int, count: int = 2) -> np.ndarray:
+    """`[count, 3, 32, 32]`, of batch `number`."""
+    return np.random.default_rng(number).integers(0, 256, (count, 3, 32, 32), dtype=np.uint8)
+
+
+def labels(name: str, number: int, count: int = 2) -> list[int]:
+    classes = {"cifar10": 10, "cifar100": 100}[name]
+    return [(7 * number + each + classes - 1) % classes for each in range(count)]
+
+
+def batch(name: str, number: int, count: int = 2) -> dict[str, Any]:
+    """With what else the published ones have."""
+    key = "labels" if name == "cifar10" else "fine_labels"
+    more = {} if name == "cifar10" else {"coarse_labels": [3] * count}
+    data = pixels(number, count).reshape(count, 3072)
+    return {
+        "batch_label": "some",
+        key: labels(name, number, count),
+        **more,
+        "data": data,
+        "filenames": ["a.png"] * count,
+    }
+
+
+def of_python_2(content: dict[str, Any]) -> bytes:
+    """A pickle of protocol 2 as Python 2 and its NumPy wrote it, put together opcode by opcode: text and bytes are both
+    plain strings, and numpy is called by its old name."""
+
+    def text(value: str | bytes) -> bytes:
+        raw = value if isinstance(value, bytes) else value.encode("latin1")
+        return b"U" + bytes([len(raw)]) + raw if len(raw) < 256 else b"T" + struct.pack("<i", len(raw)) + raw
+
+    def whole(value: int) -> bytes:
+        return b"J" + struct.pack("<i", value)
+
+    def array(value: np.ndarray) -> bytes:
+        made = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + text("b") + b"\x87R"
+        kind = b"cnumpy\ndtype\n" + text("u1") + b"K\x00K\x01\x87R"
+        kind += b"(K\x03" + text("|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+        shape = b"".join(map(whole, value.shape)) + b"\x86"
+        return made + b"(K\x01" + shape + kind + b"\x89" + text(value.tobytes()) + b"tb"
+
+    def any_(value: Any) -> bytes:
+        if isinstance(value, list):
+            return b"](" + b"".join(map(any_, value)) + b"e"
+        return array(value) if isinstance(value, np.ndarray) else (text if isinstance(value, str) else whole)(value)
+
+    return b"\x80\x02}(" + b"".join(text(key) + any_(value) for key, value in content.items()) + b"u."
+
+
+def of_python_3(protocol: int) -> Callable[[dict[str, Any]], bytes]:
+    return lambda content: pickle.dumps(content, protocol=protocol)
+
+
+def keys_of_bytes(content: dict[str, Any]) -> bytes:
+    return pickle.dumps({key.encode(): value for key, value in content.items()}, protocol=2)
+
+
+def in_columns(content: dict[str, Any]) -> bytes:
+    return pickle.dumps({**content, "data": np.asfortranarray(content["data"])}, protocol=2)
+
+
+WRITERS: dict[str, Callable[[dict[str, Any]], bytes]] = {
+    "Python 2": of_python_2,
+    **{f"protocol {number}": of_python_3(number) for number in (0, 1, 2, 3, 4, 5)},
+    "keys of bytes": keys_of_bytes,
+    "columns first": in_columns,
+}
+
+
+def records(name: str, number: int, count: int = 2) -> bytes:
+    coarse = b"\x05" if name == "cifar100" else b""
+    own = zip(labels(name, number, count), pixels(number, count), strict=True)
+    return b"".join(coarse + bytes([label]) + image.tobytes() for label, image in own)
+
+
+def files(name: str, write: Callable[[dict[str, Any]], bytes] = of_python_2) -> dict[str, bytes]:
+    return {each: write(batch(name, number)) for number, each in enumerate(NAMES[name])}
+
+
+def binary(name: str) -> dict[str, bytes]:
+    return {f"{each}.bin": records(name, number) for number, each in enumerate(NAMES[name])}
+
+
+def unpack(folder: Path, contents: dict[str, bytes]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for each, content in contents.items():
+        (folder / each).write_bytes(content)
+    return folder
+
+
+def archive(inside: str, contents: dict[str, bytes]) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w:gz") as tar:
+        for each, content in {"readme.html": b"<p>", **contents}.items():
+            member = tarfile.TarInfo(f"{inside}/{each}")
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return made.getvalue()
+
+
+def assert_all(name: str, loaded: tuple[np.ndarray, np.ndarray]) -> None:
+    x, y = loaded
+    count = len(NAMES[name])
+    assert y.tolist() == [label for number in range(count) for label in labels(name, number)]
+    assert (x.shape, x.dtype, y.dtype) == ((2 * count, 3, 32, 32), np.float32, np.int64)
+    raw = np.concatenate([pixels(number) for number in range(count)])
+    expected = (raw / 255 - MEAN.reshape(3, 1, 1)) / STD.reshape(3, 1, 1)
+    np.testing.assert_allclose(x, expected, rtol=1e-5, atol=1e-6)
+
+
+def refused(name: str, folder: Path) -> str:
+    with pytest.raises(DataError) as caught:
+        load_dataset(name, folder)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# --- what is read ---
+
+
+@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
+@pytest.mark.parametrize("name", NAMES)
+def test_pickled_batches_of_any_protocol(tmp_path: Path, name: str, write: Callable[[dict[str, Any]], bytes]) -> None:
+    unpack(tmp_path / FOLDERS[name], files(name, write))
+    assert_all(name, load_dataset(name, tmp_path))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("place", [".", "{name}", "{folder}", "{name}/{folder}", "{upper}/{folder}"])
+def test_where_batches_are_found(tmp_path: Path, name: str, place: str) -> None:
+    place = place.format(name=name, folder=FOLDERS[name], upper=name.upper())
+    unpack(tmp_path / place, files(name))
+    assert_all(name, load_dataset(name, tmp_path))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("place", [".", "{name}"])
+def test_archives(tmp_path: Path, cache: Path, name: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are decoded once; nothing is unpacked beside them."""
+    folder = tmp_path / "data" / place.format(name=name)
+    unpack(folder, {ARCHIVES[name]: archive(FOLDERS[name], files(name))})
+    assert_all(name, load_dataset(name, tmp_path / "data"))
+    assert [path.name for path in folder.iterdir()] == [ARCHIVES[name]]
+    assert len(list(cache.iterdir())) == 1
+    monkeypatch.setattr(cifar, "_unpack", None)
+    assert_all(name, load_dataset(name, tmp_path / "data"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_binary_batches(tmp_path: Path, name: str) -> None:
+    unpack(tmp_path / "a" / BINARY[name], binary(name))
+    assert_all(name, load_dataset(name, tmp_path / "a"))
+    unpack(tmp_path / "b", {BINARY_ARCHIVES[name]: archive(BINARY[name], binary(name))})
+    assert_all(name, load_dataset(name, tmp_path / "b"))
+
+
+def test_both_beside_each_other(tmp_path: Path) -> None:
+    for name in NAMES:
+        unpack(tmp_path / FOLDERS[name], files(name))
+    for name in NAMES:
+        assert_all(name, load_dataset(name, tmp_path))
+
+
+def test_a_whole_archive_is_taken_before_a_folder_that_lacks_a_file(tmp_path: Path) -> None:
+    batches = files("cifar10")
+    unpack(tmp_path, {ARCHIVES["cifar10"]: archive(FOLDERS["cifar10"], batches)})
+    unpack(tmp_path / FOLDERS["cifar10"], {"data_batch_1": batches["data_batch_1"]})
+    assert_all("cifar10", load_dataset("cifar10", tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "parameters"), [("cifar10", "vgg8", 279_706), ("cifar100", "vgg11", 9_799_844)]
+)
+def test_a_round_with_the_shipped_settings(tmp_path: Path, name: str, model: str, parameters: int) -> None:
+    """The paper's models, by their numbers of parameters; CIFAR-100 without its clients' usual 40 steps."""
+    few = {each: of_python_2(batch(name, number, 8)) for number, each in enumerate(NAMES[name])}
+    unpack(tmp_path / FOLDERS[name], few)
+    result = pfedlms.run(
+        name, dir=str(tmp_path), method="fedavg", clients=2, rounds=1, local_steps=1, batch_size=2, min_samples=2,
+        evaluate_every=1, alpha=100.0, device="cpu",
+    )  # fmt: skip
+    assert result.summary["model"] == model
+    assert result.summary["parameters"] == parameters
+    assert result.summary["rounds"] == 1
+    assert 0 <= result.accuracy <= 100
+    assert np.isfinite(result.summary["accuracy"]["max"])
+
+
+# --- hostile pickles ---
+
+
+class Runs:
+    """Pickles as a call."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.call = (function, arguments)
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+def hostile(path: Path) -> dict[str, bytes]:
+    """Each would leave `path` behind, or change what the reader itself is made of."""
+    touch = f"open({str(path)!r}, 'w').close()"
+    whole = batch("cifar10", 0)
+    setting = b"\x80\x02c%s\n%s\nN}U\x0b__defaults__K\x01s\x86b."
+    return {
+        "system": pickle.dumps(Runs(os.system, f"touch {path}")),
+        "system in a batch": pickle.dumps({**whole, "filenames": Runs(os.system, f"touch {path}")}),
+        "exec": pickle.dumps(Runs(exec, touch)),
+        "eval, protocol 0": pickle.dumps(Runs(eval, f"open({str(path)!r}, 'w')"), protocol=0),
+        "by a long name": pickle.dumps(Runs(io.open, str(path), "w")),
+        "by way of numpy": b"\x80\x04\x8c\x05numpy\x8c\x11f2py.os.system.xx\x93" + b"." ,
+        "numpy's own loader": b"cnumpy\nload\n(S'x'\ntR.",
+        "getattr": pickle.dumps(Runs(getattr, "text", "upper")),
+        "another codec": pickle.dumps({**whole, "x": 1}, protocol=2).replace(b"latin1", b"rot_13"),
+        "an extension": b"\x80\x02\x82\x01.",
+        "outside object": b"\x80\x02U\x01xQ.",
+        "defaults of a function": setting % (b"numpy.core.multiarray", b"_reconstruct"),
+        "attributes of a class": setting % (b"numpy", b"dtype"),
+        "instance": b"(S'touch'\nios\nsystem\n.",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", hostile(Path("x")))
+def test_hostile_pickles_are_refused_and_nothing_runs(tmp_path: Path, kind: str) -> None:
+    unpack(tmp_path, {**files("cifar10"), "data_batch_3": hostile(tmp_path / "mark")[kind]})
+    before = {name: dict(vars(each)) for name, each in vars(cifar).items() if isinstance(each, type)}
+    message = refused("cifar10", tmp_path)
+    assert message.startswith(f"{tmp_path / 'data_batch_3'}: ")
+    assert "fetch the file again" in message
+    assert not (tmp_path / "mark").exists()
+    assert {name: dict(vars(each)) for name, each in vars(cifar).items() if isinstance(each, type)} == before
+    assert_all("cifar10", load_dataset("cifar10", unpack(tmp_path, files("cifar10"))))
+
+
+def test_what_is_asked_for_is_named(tmp_path: Path) -> None:
+    unpack(tmp_path, {**files("cifar10"), "data_batch_1": pickle.dumps(Runs(exec, "1"))})
+    assert "asks for builtins.exec, which no batch needs and is not run" in refused("cifar10", tmp_path)
+
+
+def test_an_ordinary_unpickler_would_run_them(tmp_path: Path) -> None:
+    """So that the test above is about something."""
+    pickle.loads(hostile(tmp_path / "mark")["exec"])
+    assert (tmp_path / "mark").exists()
+
+
+# --- what is broken, missing or another's ---
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_missing_batch_is_named(tmp_path: Path, name: str) -> None:
+    for lost in NAMES[name]:
+        folder = unpack(tmp_path / lost / FOLDERS[name], {e: c for e, c in files(name).items() if e != lost})
+        assert f"{folder}: {lost} is missing beside " in refused(name, tmp_path / lost)
+
+
+def test_batches_of_two_folders_are_not_mixed(tmp_path: Path) -> None:
+    batches = files("cifar10")
+    unpack(tmp_path / "cifar10", {each: batches[each] for each in TEN[:4]})
+    unpack(tmp_path, {each: batches[each] for each in TEN[4:]})
+    assert f"{tmp_path / 'cifar10'}: data_batch_5 is missing" in refused("cifar10", tmp_path)
+
+
+def test_nothing_at_all_says_what_was_looked_for(tmp_path: Path) -> None:
+    message = refused("cifar100", tmp_path)
+    for each in ("cifar-100-python/", "cifar-100-python.tar.gz", "Parquet", "pfedlms data download cifar100"):
+        assert each in message
+
+
+def test_cut_batches_are_named(tmp_path: Path) -> None:
+    content = files("cifar10")["test_batch"]
+    for end in (0, 1, 10, 100, len(content) // 2, len(content) - 1):
+        unpack(tmp_path, {**files("cifar10"), "test_batch": content[:end]})
+        assert refused("cifar10", tmp_path).startswith(
+            f"{tmp_path / 'test_batch'}: no whole pickled batch of cifar10 ("
+        )
+
+
+def test_changed_bytes_are_an_error_or_other_pixels(tmp_path: Path) -> None:
+    """Nothing but DataError comes of any change before the pixels begin."""
+    content, outcomes = files("cifar100")["test"], set()
+    for place in range(content.index(pixels(1).tobytes())):
+        changed = content[:place] + bytes([content[place] ^ 0x15]) + content[place + 1 :]
+        try:
+            outcomes.add(cifar.parse_pickled(changed, "test", cifar.CIFAR100)[0].shape)
+        except DataError:
+            outcomes.add("refused")
+    assert outcomes == {"refused", (2, 3, 32, 32)}
+
+
+def full(count: int) -> bytes:
+    """A batch with as many images as the published one, which are all black."""
+    return pickle.dumps({"data": np.zeros((count, 3072), np.uint8), "labels": [1] * count}, protocol=2)
+
+
+def test_a_full_batch_must_be_the_published_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no checksum of its own, and a block that never arrived is as long as one that did."""
+    content = full(10_000)
+    unpack(tmp_path, {**files("cifar10"), "data_batch_2": content})
+    message = refused("cifar10", tmp_path)
+    assert f"{tmp_path / 'data_batch_2'}: has 10,000 images as the published file, but not its checksum" in message
+    assert BATCHES["data_batch_2"] in message
+    monkeypatch.setitem(BATCHES, "data_batch_2", hashlib.md5(content).hexdigest())
+    with pytest.raises(DataError, match="none of class"):  # of 10,010 samples most are of one class
+        load_dataset("cifar10", unpack(tmp_path, {"data_batch_1": full(9)} | {each: full(9) for each in TEN[2:]}))
+
+
+@pytest.mark.parametrize(("name", "other"), [("cifar10", "cifar100"), ("cifar100", "cifar10")])
+def test_batches_of_the_other_are_told_apart(tmp_path: Path, name: str, other: str) -> None:
+    wrong = of_python_2(batch(other, 0))
+    unpack(tmp_path, dict.fromkeys(NAMES[name], wrong))
+    assert f"{NAMES[name][0]}: holds a batch of {other}, expected one of {name}; use --dataset {other}" in refused(
+        name, tmp_path
+    )
+
+
+WRONG: dict[str, Any] = {
+    "a list": [1, 2],
+    "no data": {"labels": [1]},
+    "no labels": {"data": np.zeros((1, 3072), np.uint8)},
+    "floats": {"data": np.zeros((1, 3072), np.float32), "labels": [1]},
+    "narrow": {"data": np.zeros((1, 3071), np.uint8), "labels": [1]},
+    "other axes": {"data": np.zeros((1, 3, 32, 32), np.uint8), "labels": [1]},
+    "objects": {"data": np.array([[None]]), "labels": [1]},
+    "labels as an array": {"data": np.zeros((1, 3072), np.uint8), "labels": np.array([1], np.uint8)},
+    "labels as text": {"data": np.zeros((1, 3072), np.uint8), "labels": ["cat"]},
+    "truth": {"data": np.zeros((1, 3072), np.uint8), "labels": [True]},
+}
+
+
+@pytest.mark.parametrize("content", WRONG.values(), ids=WRONG)
+def test_other_contents_are_shown_beside_what_is_expected(content: Any) -> None:
+    with pytest.raises(DataError, match=r"^x: got a pickle of .*expected data \(bytes \[n, 3072\]\) and labels"):
+        cifar.parse_pickled(pickle.dumps(content), "x", cifar.CIFAR10)
+
+
+@pytest.mark.parametrize("wrong", [10, -1, 2**70, -(2**70)])
+def test_labels_beyond_the_classes(wrong: int) -> None:
+    content = {**batch("cifar10", 0), "labels": [0, wrong]}
+    with pytest.raises(DataError, match=r"a label that is not 0 to 9 in image 1 \(from 0\)"):
+        cifar.parse_pickled(pickle.dumps(content), "x", cifar.CIFAR10)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_more_or_fewer_labels_than_images(count: int) -> None:
+    content = {**batch("cifar10", 0), "labels": [1] * count}
+    with pytest.raises(DataError, match=f"got 2 images and {count} labels"):
+        cifar.parse_pickled(pickle.dumps(content), "x", cifar.CIFAR10)
+
+
+@pytest.mark.parametrize("content", [b"", bytes(3072), bytes(2 * 3073 - 1)])
+def test_binary_batches_of_wrong_length(content: bytes) -> None:
+    with pytest.raises(DataError, match=f"got {len(content)} bytes, expected a multiple of 3073 for cifar10"):
+        cifar.parse_binary(content, "x", cifar.CIFAR10)
+
+
+def test_binary_batches_with_wrong_labels() -> None:
+    with pytest.raises(DataError, match="a label that is not 0 to 9 in image 1"):
+        cifar.parse_binary(bytes(3073) + b"\x0a" + bytes(3072), "x", cifar.CIFAR10)
+
+
+def test_broken_archives_are_named(tmp_path: Path, cache: Path) -> None:
+    whole = archive(FOLDERS["cifar100"], files("cifar100"))
+    tar = gzip.decompress(whole)
+    changed = bytearray(whole)
+    changed[-8] ^= 1
+    broken = {
+        "empty": b"", "a page": b"<html>404</html>" * 9, "half": whole[: len(whole) // 2], "short": whole[:-1],
+        "checksum": bytes(changed), "not tar": gzip.compress(b"text" * 500), "cut tar": gzip.compress(tar[:8000]),
+    }  # fmt: skip
+    path = tmp_path / ARCHIVES["cifar100"]
+    for content in broken.values():
+        path.write_bytes(content)
+        message = refused("cifar100", tmp_path)
+        assert message.startswith(f"{path}: ")
+        assert "not a whole archive" in message or "expected train in it, too" in message
+    assert not cache.exists()
+
+
+def test_an_archive_without_a_batch(tmp_path: Path) -> None:
+    content = archive(FOLDERS["cifar100"], {"train": files("cifar100")["train"]})
+    unpack(tmp_path, {ARCHIVES["cifar100"]: content})
+    assert "got readme.html, train, expected test in it, too" in refused("cifar100", tmp_path)
+
+
+def test_a_broken_batch_in_an_archive_is_named(tmp_path: Path) -> None:
+    unpack(tmp_path, {ARCHIVES["cifar100"]: archive("x", {**files("cifar100"), "test": b"nothing"})})
+    assert f"{ARCHIVES['cifar100']}, test: no whole pickled batch" in refused("cifar100", tmp_path)
