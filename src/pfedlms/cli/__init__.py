@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from pfedlms import __version__
-from pfedlms.cli import data, lists, stored, train
+from pfedlms.cli import data, lists, report, stored, train
 from pfedlms.cli.options import check_config
 from pfedlms.cli.screen import say
 from pfedlms.errors import PfedlmsError, did_you_mean
@@ -31,6 +31,7 @@ commands:
   sweep              one method, every combination of some settings' values
   resume DIR         go on with an interrupted run, comparison or sweep
   show DIR           print what one reached, finished or not; needs no data
+  report DIR… -o F   one page to read, of any runs: tables, figures, raw data
   export DIR         write models: --client K, --global or --all FOLDER; --best
   data show          who holds what: clients x classes, sizes; --plot FILE
   bits               bits per client and round of any model, method and setting
@@ -116,6 +117,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], Any], Callable[[argpars
     "sweep": (train.sweep, train.add_sweep),
     "resume": (train.resume, train.add_resume),
     "show": (stored.show_stored, stored.add_show),
+    "report": (report.report, report.add_report),
     "export": (stored.export, stored.add_export),
     "data": (data.data, data.add_data),
     "bits": (lists.bits, lists.add_bits),
