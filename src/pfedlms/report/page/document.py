@@ -140,8 +140,9 @@ def explained(part: Part) -> str:
     last = f"maximum, and mean of {over}" if "the one" not in over else "of the one evaluation"
     return (
         f"{measured(first)}{spread}: {last}. P-acc: each participant's own model on its own test split after local "
-        "steps; G-acc: the shared model before them. MiB of all participants, framing and catching up included; fewer: "
-        "how many times fewer bytes a round than FedAvg. A click on a column's name sorts."
+        "steps; G-acc: the shared model before them. MiB ↑ ↓ of all participants in a round and in all, framing and "
+        "catching up included; fewer: how many times fewer bytes a round than FedAvg; s: seconds a run. "
+        "A click on a column's name sorts."
     )
 
 

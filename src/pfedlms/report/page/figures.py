@@ -17,6 +17,7 @@ from pfedlms.report.page.svg import (
     cut,
     drawing,
     figure_text,
+    linear_ticks,
     spread_out,
     tag,
     tip,
@@ -112,15 +113,40 @@ def lines(drawn: Sequence[Line], width: int, x: Axis, y: Axis, tell: Callable[[L
             shapes.append(tag("circle", tip(tell(line, at)), cx=xs[at], cy=ys[0][at], **dot))
     parts.append(tag("g", *shapes, clip_path=f"url(#{clip})"))
     if wide:
-        ends = [min(max(to_y(line.middle[-1]), inner[3]), inner[2]) for line in drawn]
-        for line, name, end in zip(drawn, names, spread_out(ends, 15, inner[3], inner[2]), strict=True):
-            shown = {"fill": line.look.colour, "font_weight": 600, "dominant_baseline": "middle"}
-            parts.append(words(name, inner[1] + 10, end, **shown))
+        ends = [inner[1] if line.level else to_x(line.x[-1]) for line in drawn]
+        levels = [min(max(to_y(line.middle[-1]), inner[3]), inner[2]) for line in drawn]
+        for line, name, (at, place) in zip(drawn, names, _at_ends(ends, levels, names, inner), strict=True):
+            shown = {"fill": line.look.colour, "font_weight": 600, "dominant_baseline": "middle", **_HALO}
+            parts.append(words(name, at + 8, place, **shown))
     for line, name, (at, row) in zip(drawn, names, legend, strict=False):
         place = 16 + 18 * row
         parts.append(tag("rect", x=at, y=place - 8, width=10, height=8, fill=line.look.colour))
         parts.append(words(name, at + 15, place, font_size=12, fill="var(--ink)"))
     return drawing(parts, width, height, f"{y.label} against {x.label}: {', '.join(line.name for line in drawn)}")
+
+
+_HALO = {"stroke": "var(--paper)", "stroke_width": 4, "stroke_linejoin": "round", "paint_order": "stroke"}
+"""So that a name can be read where a line passes behind it."""
+
+
+def _at_ends(
+    ends: Sequence[float], levels: Sequence[float], names: Sequence[str], inner: tuple[float, float, float, float]
+) -> list[tuple[float, float]]:
+    """Where names stand: right of the ends of their lines, those that would lie over each other one below the other."""
+    groups: list[list[int]] = []
+    reach = 0.0
+    for at in sorted(range(len(ends)), key=lambda at: ends[at]):
+        if groups and ends[at] < reach:
+            groups[-1].append(at)
+        else:
+            groups.append([at])
+        reach = max(reach, ends[at] + 8 + 7.0 * len(names[at]))
+    places = [(0.0, 0.0)] * len(ends)
+    for group in groups:
+        spread = spread_out([levels[at] for at in group], 15, inner[3], inner[2])
+        for at, place in zip(group, spread, strict=True):
+            places[at] = ends[at], place
+    return places
 
 
 def _range(drawn: Sequence[Line]) -> tuple[float, float]:
@@ -151,7 +177,7 @@ def _legend(names: Sequence[str], drawn: Sequence[Line], width: int) -> list[tup
 
 def _axes(to_x: Scale, to_y: Scale, x: Axis, y: Axis, width: int, height: int) -> list[str]:
     parts = [words(y.label, 4, to_y.end - 10, fill="var(--soft)")]
-    for tick in to_y.ticks(5):
+    for tick in to_y.ticks(8):
         place = to_y(tick)
         parts.append(tag("line", x1=to_x.start, x2=to_x.end, y1=place, y2=place, stroke=_LINE))
         parts.append(words(figure_text(tick), to_x.start - 8, place + 4, text_anchor="end"))
@@ -233,7 +259,7 @@ def cost(rows: Sequence[Row], looks: Mapping[str, Look]) -> Figure:
         left = min(7.0 * max(len(cut(row.name, 30)) for row in rows) + 20, 240) if wide else 10.0
         step, top = (30 if wide else 44), 30
         height = top + step * len(rows) + 48
-        scale = Scale(low, high, left + 6, width - (110.0 if wide else 16.0), log=True)
+        scale = Scale(low, high, left + 6, width - (136.0 if wide else 16.0), log=True)
         bottom = top + step * len(rows)
         parts = []
         for tick in scale.ticks(6 if wide else 3):
@@ -276,32 +302,39 @@ def cost(rows: Sequence[Row], looks: Mapping[str, Look]) -> Figure:
     return Figure("cost", "Cost", caption, draw, header, table)
 
 
+def _signed(value: float) -> str:
+    return f"{value:+g}".replace("-", "−") if value else "0"
+
+
 def _triangle(x: float, y: float, up: bool) -> str:
+    """Above a line, pointing up, or below it, pointing down."""
     way = -1 if up else 1
-    points = [(x - 5, y + way * -1 - way * 3), (x + 5, y + way * -1 - way * 3), (x, y + way * 6)]
-    return _path(points) + "Z"
+    return _path([(x - 4.5, y + way), (x + 4.5, y + way), (x, y + 9 * way)]) + "Z"
 
 
 def gain(found: Mapping[str, Sequence[Gain]], unit: str) -> Figure:
     """What each client gains or loses against training alone, a panel a row."""
-    most = max(max(abs(each.gain) for each in own) for own in found.values()) or 1.0
+    every = [each.gain for own in found.values() for each in own]
+    lowest, highest = min(0.0, *every), max(0.0, *every)
+    if lowest == highest:
+        lowest, highest = -1.0, 1.0
 
     def panel(name: str, own: Sequence[Gain], left: float, top: float, width: float) -> list[str]:
         ordered = sorted(own, key=lambda each: each.gain)
         better = sum(each.gain > 0 for each in own)
         worse = sum(each.gain < 0 for each in own)
         mean = sum(each.gain for each in own) / len(own)
-        scale = Scale(-most, most, top + 186, top + 50)
+        scale = Scale(lowest, highest, top + 186, top + 50)
         step = (width - 50) / len(ordered)
         parts = [
             words(cut(name, 34), left, top + 16, fill="var(--ink)", font_weight=600, font_size=13),
             words(f"mean {mean:+.2f}{unit} · {better} gain, {worse} lose, of {len(own)}", left, top + 34),
         ]
-        for tick in (-most, 0.0, most):
+        for tick in linear_ticks(lowest, highest, 4):
             place = scale(tick)
             stroke = "var(--soft)" if tick == 0 else _LINE
             parts.append(tag("line", x1=left + 40, x2=left + width - 10, y1=place, y2=place, stroke=stroke))
-            parts.append(words(f"{tick:+.3g}" if tick else "0", left + 34, place + 4, text_anchor="end"))
+            parts.append(words(_signed(tick), left + 34, place + 4, text_anchor="end"))
         for at, each in enumerate(ordered):
             place, zero = scale(each.gain), scale(0)
             told = f"{each.client}, seed {each.seed}: {each.gain:+.2f}{unit} ({each.alone:.2f} → {each.here:.2f})"

@@ -8,7 +8,7 @@ from typing import Any
 
 from pfedlms.report.page.figures import Axis, Figure, Line, lines
 from pfedlms.report.page.layers import Histogram, LayerView
-from pfedlms.report.page.svg import Look, Scale, cut, drawing, figure_text, looks, tag, tip, words
+from pfedlms.report.page.svg import Look, Scale, cut, drawing, figure_text, linear_ticks, looks, tag, tip, words
 
 _LINE = "var(--line)"
 MOST_LAYERS = 12
@@ -39,7 +39,7 @@ def distributions(layers: Sequence[LayerView], name: str, of: str) -> Figure:
             ):
                 cell = at * 2 + column
                 left, top = own * (cell % columns), tall * (cell // columns)
-                parts += _histogram(drawn, drawn_in, f"{cut(layer.name, 22)}: {label}", left, top, own)
+                parts += _histogram(drawn, drawn_in, f"layer {cut(layer.name, 22)}: {label}", left, top, own)
         return drawing(parts, width, tall * -(-2 * len(shown) // columns), f"distributions by layer of {of}")
 
     caption = (
@@ -83,10 +83,9 @@ def _histogram(
             spot = {"x1": across(tau), "x2": across(tau), "y1": top + 28, "y2": top + 150}
             parts.append(tag("line", told, stroke="var(--c2)", stroke_width=1.5, **spot))
     parts.append(tag("line", x1=across.start, x2=across.end, y1=up(0), y2=up(0), stroke="var(--soft)"))
-    middle = (edges[0] + edges[-1]) / 2
-    for tick, anchor in ((edges[0], "start"), (middle, "middle"), (edges[-1], "end")):
-        parts.append(words(f"{tick:.2g}" if abs(tick) > 1e-12 else "0", across(tick), top + 163, text_anchor=anchor,
-                           font_size=11))  # fmt: skip
+    for tick in linear_ticks(edges[0], edges[-1], 4):
+        parts.append(tag("line", x1=across(tick), x2=across(tick), y1=up(0), y2=up(0) + 4, stroke="var(--soft)"))
+        parts.append(words(figure_text(tick), across(tick), top + 163, text_anchor="middle", font_size=11))
     return parts
 
 
@@ -117,7 +116,9 @@ def _bars(layer: LayerView, left: float, top: float, width: float) -> list[str]:
     even = 1 / count
     up = Scale(0.0, max(*layer.symbols, even), top + 118, top + 32)
     step = (width - 24) / count
-    parts = [words(cut(layer.name, 26), left + 8, top + 18, fill="var(--ink)", font_size=12.5, font_weight=600)]
+    parts = [
+        words(f"layer {cut(layer.name, 22)}", left + 8, top + 18, fill="var(--ink)", font_size=12.5, font_weight=600)
+    ]
     for symbol, share in enumerate(layer.symbols):
         shown = {"x": left + 8 + step * symbol, "width": step * 0.86, "y": up(share), "height": up(0) - up(share)}
         parts.append(tag("rect", tip(f"symbol {symbol}: {100 * share:.2f} %"), fill="var(--c1)", **shown))

@@ -133,11 +133,11 @@ def linear_ticks(low: float, high: float, count: int = 5) -> list[float]:
 def figure_text(value: float) -> str:
     """A tick's value in few characters.
 
-    >>> [figure_text(value) for value in (0.001, 0.25, 97.5, 1500, 2e6, -0.0)]
-    ['0.001', '0.25', '97.5', '1500', '2e+06', '0']
+    >>> [figure_text(value) for value in (0.001, -0.25, 97.5, 1500, 2e6, -0.0)]
+    ['0.001', '−0.25', '97.5', '1500', '2e+06', '0']
     """
     text = f"{value:.4g}"
-    return "0" if float(text) == 0 else text
+    return "0" if float(text) == 0 else text.replace("-", "−")
 
 
 def cut(text: str, most: int) -> str:

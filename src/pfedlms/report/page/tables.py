@@ -60,8 +60,8 @@ def headline_table(part: Part, looks: Mapping[str, Look]) -> str:
     tops = {name: max(row.accuracies[name].mean or -1e300 for row in rows if name in row.accuracies)
             for name in accuracies}  # fmt: skip
     fewer = any(row.fewer for row in rows)
-    columns = ["", *(names.get(name, name) for name in accuracies), "MiB ↑ a round", "MiB ↓ a round", "MiB in all"]
-    columns += [*(["fewer than FedAvg"] * fewer), "rounds", "seeds", "seconds"]
+    columns = ["", *(names.get(name, name) for name in accuracies), "MiB ↑", "MiB ↓", "MiB total"]
+    columns += [*(["fewer"] * fewer), "rounds", "seeds", "s"]
     body = []
     for row in rows:
         cells = [Cell(_name(row, looks, row.name == chosen), row.name)]
@@ -103,12 +103,21 @@ def settings_tables(part: Part) -> tuple[str, str]:
     same, differing = compared([run.config for run in part.runs])
     names = list(dict.fromkeys(key for own in differing for key in own if key != "data.dir"))
     by_row = {run.name: own for run, own in zip(part.runs, differing, strict=True)}
-    rows = [
-        [Cell(escape(name), name), *(_setting(own.get(key)) for key in names)] for name, own in by_row.items()
-    ]  # fmt: skip
     shared = [[Cell(escape(key), key), _setting(value)] for key, value in same.items() if key != "data.dir"]
-    apart = table(["", *names], rows, f"settings in which the rows of {part.title} differ") if names else ""
-    return apart, table(["setting", "value"], shared, f"settings all runs of {part.title} share")
+    differ = _apart(names, by_row, f"settings in which the rows of {part.title} differ")
+    return differ, table(["setting", "value"], shared, f"settings all runs of {part.title} share")
+
+
+def _apart(names: Sequence[str], by_row: Mapping[str, Mapping[str, Any]], label: str) -> str:
+    """Whichever way takes fewer columns; nothing where there is nothing to tell apart."""
+    if not names:
+        return ""
+    across, down = (list(by_row), list(names)) if len(by_row) <= len(names) else (list(names), list(by_row))
+    cells = [
+        [_setting(by_row[one].get(two) if one in by_row else by_row[two].get(one)) for one in across] for two in down
+    ]
+    rows = [[Cell(escape(name), name), *own] for name, own in zip(down, cells, strict=True)]
+    return table(["setting" if across == list(by_row) else "", *across], rows, label)
 
 
 def _setting(value: Any) -> Cell:
