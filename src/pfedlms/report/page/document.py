@@ -138,12 +138,24 @@ def explained(part: Part) -> str:
     first = part.runs[0].summary
     spread = ", ± standard deviation over seeds" if max(map(len, part.rows.values())) > 1 else ""
     last = f"maximum, and mean of {over}" if "the one" not in over else "of the one evaluation"
-    return (
-        f"{measured(first)}{spread}: {last}. P-acc: each participant's own model on its own test split after local "
-        "steps; G-acc: the shared model before them. MiB ↑ ↓ of all participants in a round and in all, framing and "
-        "catching up included; fewer: how many times fewer bytes a round than FedAvg; s: seconds a run. "
-        "A click on a column's name sorts."
-    )
+    told = [
+        f"{measured(first)}{spread}: {last}",
+        "P-acc: each participant's own model on its own test split after local steps",
+        *(text for key, text in _COLUMNS.items() if any(key in run.summary for run in part.runs)),
+        *([_EVERYONE] if any("clients" in run.metrics[-1] for run in part.runs) else []),
+        "MiB ↑ ↓ of all participants in a round, and of the whole run, framing and catching up included",
+        *([_FEWER] if any(run.config.method == "fedavg" for run in part.runs) else []),
+        "s: seconds a run",
+    ]
+    return "; ".join(told).replace(f"{last}; ", f"{last}. ", 1) + ". A click on a column's name sorts."
+
+
+_COLUMNS = {
+    "validation_accuracy": "V-acc: the same models on samples set aside",
+    "global_accuracy": "G-acc: the shared model before local steps",
+}
+_EVERYONE = "everyone: all clients after the last round"
+_FEWER = "fewer: how many times fewer bytes a round than FedAvg"
 
 
 def _figure(section: Section, figure: Figure) -> str:

@@ -79,7 +79,7 @@ def lines(drawn: Sequence[Line], width: int, x: Axis, y: Axis, tell: Callable[[L
     wide = width >= 500
     names = [cut(line.name, 30 if wide else 24) for line in drawn]
     legend = [] if wide else _legend(names, drawn, width)
-    above = 14 + 18 * (1 + max((at[1] for at in legend), default=0)) if legend else 20
+    above = 32 + 18 * (1 + max((at[1] for at in legend), default=0)) if legend else 20
     right = 14 + (7.0 * max(map(len, names)) + 10 if wide else 0)
     left, below, height = 44.0, 44, (380 if wide else 300 + above)
     inner = (left, width - right, float(height - below), float(above + 4))
@@ -120,7 +120,9 @@ def lines(drawn: Sequence[Line], width: int, x: Axis, y: Axis, tell: Callable[[L
             parts.append(words(name, at + 8, place, **shown))
     for line, name, (at, row) in zip(drawn, names, legend, strict=False):
         place = 16 + 18 * row
-        parts.append(tag("rect", x=at, y=place - 8, width=10, height=8, fill=line.look.colour))
+        sample = tag("line", x1=at - 6, x2=at + 11, y1=place - 4, y2=place - 4, stroke=line.look.colour,
+                     stroke_width=3, stroke_dasharray=line.look.dash or None)  # fmt: skip
+        parts.append(sample)
         parts.append(words(name, at + 15, place, font_size=12, fill="var(--ink)"))
     return drawing(parts, width, height, f"{y.label} against {x.label}: {', '.join(line.name for line in drawn)}")
 

@@ -43,8 +43,8 @@ def distributions(layers: Sequence[LayerView], name: str, of: str) -> Figure:
         return drawing(parts, width, tall * -(-2 * len(shown) // columns), f"distributions by layer of {of}")
 
     caption = (
-        f"{of}, all clients that trained last, as they would be sent in the next round. Left the weights of a layer, "
-        "right its sketch Φθ with the thresholds τ (lines) the clients agree on. Values beyond 4 σ are in the "
+        f"{of}, all clients that trained last, as they would be sent in the next round. Grey: the weights of a layer; "
+        "green: its sketch Φθ, with the thresholds τ that clients agree on as lines. Values beyond 4 σ are in the "
         "outermost bins."
     )
     rows: list[tuple[object, ...]] = []
