@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import shutil
 import warnings
@@ -15,6 +16,7 @@ from studies import a_comparison, a_run, compared
 
 import pfedlms
 from pfedlms.errors import RunDirectoryError
+from pfedlms.report.page import svg
 from pfedlms.report.page.gather import gather
 from pfedlms.report.page.layers import layers_of
 from pfedlms.report.page.measures import Spread, best, cells, curves, gains, headline
@@ -89,6 +91,7 @@ def test_runs_by_themselves_are_told_apart_by_settings_and_folders(tmp_path: Pat
         "fedavg learning_rate=0.2 (d)", "local",
     ]  # fmt: skip
     assert [run.name for run in second.runs] == ["local"]
+    assert (first.title, second.title) == ("digits · dnn · alpha 0.5", "digits · dnn · alpha 0.1")
 
 
 def test_folders_are_taken_apart_and_taken_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,6 +235,10 @@ def test_scales_and_ticks() -> None:
     assert linear_ticks(-0.3, 0.3, 4) == [-0.2, 0, 0.2]
     assert linear_ticks(5, 5) == [5]
     assert Scale(5, 5, 0, 10)(5) == 5
+
+
+def test_the_examples_of_pieces_run() -> None:
+    assert doctest.testmod(svg) == (0, 3)
 
 
 def test_labels_keep_their_order_and_distance() -> None:

@@ -69,7 +69,7 @@ def document(gathered: Gathered, sections: Sequence[Section], chosen: Mapping[st
         header,
         tag("nav", *links, aria_label="studies") if links else "",
         left_out if gathered.left_out else "",
-        tag("main", *(_section(each, chosen) for each in sections)),
+        tag("main", *(_section(each, chosen, len(sections) == 1) for each in sections)),
         tag("footer", _raw_link(), tag("p", "Made by pfedlms report; nothing on this page is loaded from elsewhere.")),
         # `<` as an escape, so that no text of a run can end the element.
         tag("script", json.dumps(raw(gathered)).replace("<", "\\u003c"), type="application/json", id="raw"),
@@ -92,14 +92,15 @@ def _style() -> str:
     return themes + (_HERE / "page.css").read_text(encoding="utf-8")
 
 
-def _section(section: Section, chosen: Mapping[str, Look]) -> str:
+def _section(section: Section, chosen: Mapping[str, Look], only: bool) -> str:
+    """A part of the page; the only one is named by the page's own title."""
     part = section.part
     differing, shared = settings_tables(part)
     made_with = environment_table(part)
     folders = [f"{run.name} seed {run.seed}: {run.directory}" for run in part.runs]
     return tag(
         "section",
-        tag("h2", escape(part.title)),
+        "" if only else tag("h2", escape(part.title)),
         tag("p", escape(about(part)), class_="said"),
         headline_table(part, chosen),
         tag("p", escape(explained(part)), class_="caption"),

@@ -72,6 +72,8 @@ class Axis:
     log: bool = False
     ticks: tuple[tuple[float, str], ...] = ()
     """Places and words, where values alone will not do."""
+    whole: bool = False
+    """Whether there is nothing between whole numbers."""
 
 
 def lines(drawn: Sequence[Line], width: int, x: Axis, y: Axis, tell: Callable[[Line, int], str], marks: bool) -> str:
@@ -184,7 +186,8 @@ def _axes(to_x: Scale, to_y: Scale, x: Axis, y: Axis, width: int, height: int) -
         parts.append(tag("line", x1=to_x.start, x2=to_x.end, y1=place, y2=place, stroke=_LINE))
         parts.append(words(figure_text(tick), to_x.start - 8, place + 4, text_anchor="end"))
     room = max(2, int((to_x.end - to_x.start) // 70))
-    for value, text in x.ticks or [(tick, figure_text(tick)) for tick in to_x.ticks(room)]:
+    values = [tick for tick in to_x.ticks(room) if not x.whole or tick == round(tick)]
+    for value, text in x.ticks or [(tick, figure_text(tick)) for tick in values]:
         parts.append(tag("line", x1=to_x(value), x2=to_x(value), y1=to_y.start, y2=to_y.start + 5, stroke=_LINE))
         parts.append(words(text, to_x(value), to_y.start + 19, text_anchor="middle"))
     parts.append(words(x.label, (to_x.start + to_x.end) / 2, height - 6, text_anchor="middle"))
@@ -203,12 +206,14 @@ def over_rounds(curves: Sequence[Curve], looks: Mapping[str, Look], measure: str
         return f"{line.name}, round {line.x[at]:g}: {_ranged(line, at)}"
 
     def draw(width: int) -> str:
-        return lines(drawn, width, Axis("round"), Axis(measure), tell, marks=False)
+        return lines(drawn, width, Axis("round", whole=True), Axis(measure), tell, marks=False)
 
     rows: list[tuple[object, ...]] = [
         (c.name, r, m, lo, hi) for c in curves for r, m, lo, hi in zip(c.rounds, c.middle, c.low, c.high, strict=True)
     ]
-    caption = "Mean over seeds; the band is the range over seeds." + _CUT * cut_off(drawn)
+    several = any(line.low != line.high for line in drawn)
+    caption = "Mean over seeds; the band is the range over seeds." if several else "One seed."
+    caption += _CUT * cut_off(drawn)
     return Figure(name, title, caption, draw, ("row", "round", "mean", "lowest", "highest"), rows)
 
 

@@ -192,7 +192,19 @@ def _by_problem(runs: Sequence[Run]) -> list[Part]:
             told_apart.append(run)
         first = members[0].config
         parts.append(Part(f"{first.data.title} · {first.model.name}", "runs", tuple(told_apart)))
-    return parts
+    return _titled(parts)
+
+
+def _titled(parts: Sequence[Part]) -> list[Part]:
+    """Parts of the same title have the settings of data and model in which they differ in it, too."""
+    found = []
+    for part in parts:
+        alike = [other.runs[0].config for other in parts if other.title == part.title]
+        differing = compared(alike)[1][alike.index(part.runs[0].config)] if len(alike) > 1 else {}
+        keys = [key for key in differing if key.startswith(("data.", "model.")) and key != "data.dir"]
+        told = ", ".join(f"{key.partition('.')[2]} {differing[key]}" for key in keys)
+        found.append(replace(part, title=f"{part.title} · {told}") if told else part)
+    return found
 
 
 def _told(run: Run, own: dict[str, Any], members: Sequence[Run]) -> list[str]:
