@@ -23,7 +23,7 @@ from pfedlms.report.page import write
 
 SMALL = {"rounds": 3, "clients": 4, "hidden": 12, "local_steps": 2, "batch_size": 8, "threads": 1, "progress": False}
 NASTY = "</script><script>alert(1)</script>\"'&<b>"
-VOID = {"meta", "link"}
+VOID = {"meta", "link", "wbr"}
 
 
 class Page(HTMLParser):

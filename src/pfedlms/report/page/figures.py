@@ -26,6 +26,7 @@ from pfedlms.report.page.svg import (
 
 WIDE, NARROW = 760, 350
 _TIPS = 40  # places of a curve that say what is there
+_FEW, _SHORT = 6, 16  # lines, and letters of their names, that stand right at the ends of lines
 _LINE = "var(--line)"
 
 
@@ -79,7 +80,7 @@ class Axis:
 def lines(drawn: Sequence[Line], width: int, x: Axis, y: Axis, tell: Callable[[Line, int], str], marks: bool) -> str:
     """Lines with their ranges; named at their ends where there is room, else above."""
     wide = width >= 500
-    names = [cut(line.name, 30 if wide else 24) for line in drawn]
+    names = [cut(line.name, 30 if wide else 42) for line in drawn]
     legend = [] if wide else _legend(names, drawn, width)
     above = 32 + 18 * (1 + max((at[1] for at in legend), default=0)) if legend else 20
     right = 14 + (7.0 * max(map(len, names)) + 10 if wide else 0)
@@ -115,7 +116,9 @@ def lines(drawn: Sequence[Line], width: int, x: Axis, y: Axis, tell: Callable[[L
             shapes.append(tag("circle", tip(tell(line, at)), cx=xs[at], cy=ys[0][at], **dot))
     parts.append(tag("g", *shapes, clip_path=f"url(#{clip})"))
     if wide:
-        ends = [inner[1] if line.level else to_x(line.x[-1]) for line in drawn]
+        # Long names would lie over other lines; they stand in a column of their own.
+        beside = len(values) <= _FEW and max((len(line.name) for line in values), default=0) <= _SHORT
+        ends = [to_x(line.x[-1]) if beside and not line.level else inner[1] for line in drawn]
         levels = [min(max(to_y(line.middle[-1]), inner[3]), inner[2]) for line in drawn]
         for line, name, (at, place) in zip(drawn, names, _at_ends(ends, levels, names, inner), strict=True):
             shown = {"fill": line.look.colour, "font_weight": 600, "dominant_baseline": "middle", **_HALO}

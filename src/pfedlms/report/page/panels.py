@@ -191,7 +191,8 @@ def setting(cells: Sequence[tuple[str, dict[str, Any], list[float]]], measure: s
     rows: list[tuple[object, ...]] = [
         (*chosen.values(), mean(scores), min(scores), max(scores)) for _, chosen, scores in cells
     ]
-    caption = "Mean of the last evaluations by setting; the band is the range over seeds."
+    several = any(len(scores) > 1 for _, _, scores in cells)
+    caption = "Mean of the last evaluations by setting" + "; the band is the range over seeds" * several + "."
     return Figure("setting", f"{measure} by {across}", caption, draw, (*keys, "mean", "lowest", "highest"), rows)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -12,6 +13,9 @@ from pfedlms.report.page.gather import Part
 from pfedlms.report.page.measures import Row, Spread, best, headline
 from pfedlms.report.page.svg import Look, tag
 from pfedlms.report.tables import last_evaluations
+
+
+_SHORT = 34  # letters of a name that has a line of its own on a wide screen
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,8 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], label: str) ->
     body = []
     for row in rows:
         first, *others = row
-        cells = [tag("th", first.shown, scope="row", data_value=first.value)]
+        short = isinstance(first.value, str) and len(first.value) <= _SHORT
+        cells = [tag("th", first.shown, scope="row", data_value=first.value, class_="short" if short else None)]
         cells += [tag("td", cell.shown, data_value=_sorted_by(cell), class_="lead" if cell.lead else None)
                   for cell in others]  # fmt: skip
         body.append(tag("tr", *cells))
@@ -81,11 +86,16 @@ def _measured(rows: Sequence[Row], name: str) -> bool:
     return any(row.accuracies.get(name, Spread(None)).mean is not None for row in rows)
 
 
+def breaking(name: str) -> str:
+    """A name, escaped, that breaks where its parts meet if there is no room."""
+    return re.sub(r"([_=:]|\.(?!\d))", r"\1<wbr>", escape(name))
+
+
 def _name(row: Row, looks: Mapping[str, Look], chosen: bool) -> str:
     look = looks[row.name]
     mark = tag("span", class_="swatch", style=f"background:{look.colour}")
     note = tag("small", escape(f" {row.note}")) if row.note else ""
-    return mark + escape(row.name) + (tag("small", " best") if chosen else "") + note
+    return mark + breaking(row.name) + (tag("small", " best") if chosen else "") + note
 
 
 def _spread(spread: Spread) -> str:
@@ -103,7 +113,7 @@ def settings_tables(part: Part) -> tuple[str, str]:
     same, differing = compared([run.config for run in part.runs])
     names = list(dict.fromkeys(key for own in differing for key in own if key != "data.dir"))
     by_row = {run.name: own for run, own in zip(part.runs, differing, strict=True)}
-    shared = [[Cell(escape(key), key), _setting(value)] for key, value in same.items() if key != "data.dir"]
+    shared = [[Cell(breaking(key), key), _setting(value)] for key, value in same.items() if key != "data.dir"]
     differ = _apart(names, by_row, f"settings in which the rows of {part.title} differ")
     return differ, table(["setting", "value"], shared, f"settings all runs of {part.title} share")
 
@@ -116,7 +126,7 @@ def _apart(names: Sequence[str], by_row: Mapping[str, Mapping[str, Any]], label:
     cells = [
         [_setting(by_row[one].get(two) if one in by_row else by_row[two].get(one)) for one in across] for two in down
     ]
-    rows = [[Cell(escape(name), name), *own] for name, own in zip(down, cells, strict=True)]
+    rows = [[Cell(breaking(name), name), *own] for name, own in zip(down, cells, strict=True)]
     return table(["setting" if across == list(by_row) else "", *across], rows, label)
 
 
