@@ -14,7 +14,6 @@ from pfedlms.report.page.measures import Row, Spread, best, headline
 from pfedlms.report.page.svg import Look, tag
 from pfedlms.report.tables import last_evaluations
 
-
 _SHORT = 34  # letters of a name that has a line of its own on a wide screen
 
 
