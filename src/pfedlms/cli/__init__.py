@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from pfedlms import __version__
-from pfedlms.cli import data, lists, reproduce, stored, train
+from pfedlms.cli import data, lists, report, reproduce, stored, train
 from pfedlms.cli.options import check_config
 from pfedlms.cli.screen import say
 from pfedlms.errors import PfedlmsError, did_you_mean
@@ -25,12 +25,12 @@ DESCRIPTION = """\
 Personalised federated learning that talks in low-bit sketches.
 
 commands:
-  compare            several methods x seeds, one table; without options:
-                     local, fedavg, pfedlms and sketchvote on digits
+  compare            several methods x seeds, one table; by default on digits
   run [CONFIG]       one method; --dry-run prints the plan, bytes and memory
   sweep              one method, every combination of some settings' values
   resume DIR         go on with an interrupted run, comparison or sweep
   show DIR           print what one reached, finished or not; needs no data
+  report DIR… -o F   one page to read, of any runs: tables, figures, raw data
   export DIR         write models: --client K, --global or --all FOLDER; --best
   reproduce NAME     a table or figure of the paper, measured beside printed
   data show          who holds what; download NAME: fetch; check: what is there
@@ -117,6 +117,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], Any], Callable[[argpars
     "sweep": (train.sweep, train.add_sweep),
     "resume": (train.resume, train.add_resume),
     "show": (stored.show_stored, stored.add_show),
+    "report": (report.report, report.add_report),
     "export": (stored.export, stored.add_export),
     "reproduce": (reproduce.reproduce, reproduce.add_reproduce),
     "data": (data.data, data.add_data),

@@ -15,6 +15,7 @@ from pfedlms.data.sources import kind_of
 from pfedlms.engine import Evaluation, Federation, RoundReport, Traffic
 from pfedlms.errors import RunDirectoryError, RunError
 from pfedlms.experiment.config import CUSTOM, Config
+from pfedlms.experiment.environment import environment
 from pfedlms.experiment.store import RunDirectory
 
 SUMMARY_SCHEMA = 1
@@ -124,8 +125,7 @@ class Recorder:
         """The summary of the run, as it is stored; of one that failed, if it can be stored."""
         summary = self.so_far(status)
         stored = self._directory.read_summary() if self._directory is not None else None
-        unlike = {"seconds": None, "everyone": None}
-        if stored is not None and {**stored, **unlike} == {**summary, **unlike}:
+        if stored is not None and _compared(stored) == _compared(summary):
             return stored  # a finished run that was resumed: nothing was done, nothing is changed
         if status == "finished":
             summary["everyone"] = self._everyone()
@@ -170,7 +170,14 @@ class Recorder:
             **self._failures(),
             "seconds": self._seconds,
             "parameters": self._federation.model.layout.dim,
+            "environment": environment(self._federation.model.device),
+            **self._stages(),
         }
+
+    def _stages(self) -> dict[str, dict[str, float]]:
+        """Seconds by stage, where they were measured: of the process that ended the run."""
+        measured = self._federation.watch.seconds
+        return {"stages": {name: round(spent, 6) for name, spent in measured.items()}} if measured else {}
 
     def _score(self) -> dict[str, str]:
         """What is measured, where it is not accuracy."""
@@ -195,6 +202,12 @@ class Recorder:
         validated = {"validation_accuracy": _validated(measured)} if self._federation.data.validation else {}
         measures = {"test_loss": _finite(measured.loss), "client_acc": _per_client(measured)}
         return {"accuracy": _finite(measured.accuracy), **validated, **measures}
+
+
+def _compared(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What a summary says of a run, whoever made it and however long that took."""
+    unlike = ("seconds", "everyone", "environment", "stages")
+    return {key: value for key, value in summary.items() if key not in unlike}
 
 
 def told(report: RoundReport) -> dict[str, Any]:

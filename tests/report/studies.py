@@ -1,0 +1,65 @@
+"""Folders as runs leave them, written by hand, so that every number is known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pfedlms.experiment.config import load_config
+
+KIB = 1024
+
+
+def a_run(
+    folder: Path, method: str, accuracies: Sequence[float | None], *, seed: int = 0, kib: int = 0,
+    clients: Sequence[float] = (50.0, 70.0), shared: Sequence[float] = (), settings: dict[str, Any] | None = None,
+    **summary: Any,
+) -> str:  # fmt: skip
+    """A finished run that evaluated after every round; up and down `kib` KiB each in a round. Gives its config."""
+    tables: dict[str, Any] = {"method": {"name": method}, "data": {"clients": len(clients)}, "run": {"seed": seed}}
+    tables["train"] = {"rounds": len(accuracies)}
+    for section, own in (settings or {}).items():
+        tables[section] = {**tables.get(section, {}), **own}
+    config = load_config(None, tables).to_toml()
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text(config)
+    sent = {"up_payload": kib * KIB, "up_framing": 0, "down_payload": kib * KIB, "down_framing": 0, "catch_up": 0}
+    lines = []
+    for number, accuracy in enumerate(accuracies, 1):
+        record: dict[str, Any] = {"round": number, "p_acc": accuracy, "client_acc": list(clients)}
+        record |= {"g_acc": shared[number - 1]} if shared else {}
+        lines.append(json.dumps({**record, "bytes": {name: number * each for name, each in sent.items()}}))
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    measured = [accuracy for accuracy in accuracies if accuracy is not None]
+    reached = {"max": max(measured), "last10": sum(measured[-10:]) / len(measured[-10:]), "final": measured[-1]}
+    told: dict[str, Any] = {
+        "schema": 1, "status": "finished", "method": method, "dataset": "digits", "model": "dnn", "seed": seed,
+        "clients": len(clients), "participation": 1.0, "rounds": len(accuracies), "evaluations": len(accuracies),
+        "accuracy": reached, "everyone": {"accuracy": 60.0, "client_acc": list(clients)}, "bytes_per_round": sent,
+        "total_bytes": 2 * kib * KIB * len(accuracies), "rejected": 0, "seconds": 1.5, "parameters": 18910,
+    }  # fmt: skip
+    (folder / "summary.json").write_text(json.dumps(told | summary))
+    return config
+
+
+def a_comparison(folder: Path, runs: dict[str, tuple[str, str]], manifest: str = "compare.json", **more: Any) -> None:
+    """The plan of runs made before: folder → name of its row and configuration."""
+    names, configs = ({key: pair[at] for key, pair in runs.items()} for at in (0, 1))
+    (folder / manifest).write_text(json.dumps({"schema": 1, "names": names, "runs": configs, **more}))
+
+
+def compared(folder: Path) -> Path:
+    """local, fedavg and stc on two seeds each, by numbers that can be worked out by hand."""
+    made: dict[str, tuple[str, str]] = {}
+    for seed in (0, 1):
+        up = float(seed)
+        local = a_run(folder / f"l{seed}", "local", [50 + up, 60 + up], seed=seed, clients=(50.0, 70.0))
+        fedavg = a_run(
+            folder / f"f{seed}", "fedavg", [70, 80 + 2 * up], seed=seed, kib=1024, clients=(80.0, 70.0), shared=[60, 75]
+        )
+        stc = a_run(folder / f"s{seed}", "stc", [65, 75], seed=seed, kib=64, clients=(45.0, 90.0))
+        made |= {f"l{seed}": ("local", local), f"f{seed}": ("fedavg", fedavg), f"s{seed}": ("stc", stc)}
+    a_comparison(folder, made)
+    return folder

@@ -1,0 +1,119 @@
+"""The page in a real browser, headless: it renders, sorts, changes its theme, says nothing on the console and asks for
+nothing from outside."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+from studies import compared
+
+from pfedlms.report.page import write
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no browser here; Debian: apt-get install chromium")
+
+ASK = """
+<script>addEventListener("load", () => {
+  const table = document.querySelector("table"), buttons = [...table.querySelectorAll("thead button")];
+  const names = () => [...table.tBodies[0].rows].map((row) => row.cells[0].dataset.value);
+  const column = (name) => buttons.find((each) => each.textContent === name);
+  const press = (name) => {
+    column(name).focus();
+    const focused = document.activeElement === column(name);
+    column(name).click();
+    return [names(), column(name).closest("th").getAttribute("aria-sort"), focused];
+  };
+  const paper = () => getComputedStyle(document.body).backgroundColor;
+  const seen = {before: names()};
+  seen.fewer = press("fewer");
+  seen.fewer_again = press("fewer");
+  seen.name = press("");
+  seen.sorted = table.querySelectorAll("[aria-sort=ascending],[aria-sort=descending]").length;
+  seen.colours = [1, 2, 3].map(() => { document.getElementById("theme").click(); return paper(); });
+  seen.wide = [document.documentElement.scrollWidth, innerWidth];
+  const drawn = [...document.querySelectorAll("figure svg")].map((each) => each.getBoundingClientRect());
+  seen.figures = drawn.filter((box) => box.width > 100 && box.height > 100).length;
+  seen.blob = document.getElementById("download").href.split(":")[0];
+  seen.asked = performance.getEntriesByType("resource").map((each) => each.name);
+  const pre = document.createElement("pre");
+  pre.id = "seen";
+  pre.textContent = JSON.stringify(seen);
+  document.body.append(pre);
+});</script>
+"""
+
+
+def browse(page: str, folder: Path, ask: str = ASK) -> tuple[dict[str, Any], list[str]]:
+    """What the script `ask` saw on the page, and what the console was told."""
+    file = folder / "browsed.html"
+    file.write_text(page.replace("</body>", ask + "</body>"), encoding="utf-8")
+    assert BROWSER is not None
+    command = [
+        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+        "--disable-background-networking", "--disable-component-update", "--host-resolver-rules=MAP * ~NOTFOUND",
+        "--allow-file-access-from-files", "--enable-logging=stderr", f"--user-data-dir={folder / 'profile'}",
+        "--virtual-time-budget=5000", "--dump-dom", file.as_uri(),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    found = re.search(r'<pre id="seen">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert found is not None, done.stderr
+    return json.loads(unescape(found[1])), re.findall(r"CONSOLE.*", done.stderr)
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> str:
+    write([compared(tmp_path / "c")], tmp_path / "r.html")
+    return (tmp_path / "r.html").read_text(encoding="utf-8")
+
+
+def test_the_page_works_in_a_browser(page: str, tmp_path: Path) -> None:
+    seen, console = browse(page, tmp_path)
+    assert console == []
+    assert seen["asked"] == []
+    assert seen["before"] == ["local", "fedavg", "stc"]
+    # 16 and 1 times fewer; what has no number stays below.
+    assert seen["fewer"] == [["stc", "fedavg", "local"], "descending", True]
+    assert seen["fewer_again"] == [["fedavg", "stc", "local"], "ascending", True]
+    assert seen["name"] == [["fedavg", "local", "stc"], "ascending", True]
+    assert seen["sorted"] == 1
+    light, dark, system = seen["colours"]
+    assert (light, dark) == ("rgb(255, 255, 255)", "rgb(20, 23, 28)")
+    assert system in (light, dark)
+    assert seen["wide"][0] <= seen["wide"][1], "the page itself does not scroll sideways"
+    assert seen["figures"] == 5, "each figure once, at the width that fits"
+    assert seen["blob"] == "blob"
+
+
+def test_the_browser_would_tell(page: str, tmp_path: Path) -> None:
+    """Of an error, and of a picture from elsewhere."""
+    broken = '<script>undefinedName();</script><img src="http://example.invalid/a.png"></body>'
+    seen, console = browse(page.replace("</body>", broken), tmp_path)
+    assert any("undefinedName" in line for line in console)
+    assert seen["asked"] == ["http://example.invalid/a.png"]
+
+
+def test_on_a_phone_nothing_scrolls_sideways_but_tables(page: str, tmp_path: Path) -> None:
+    """A frame as wide as a phone is one to the page's style."""
+    (tmp_path / "inner.html").write_text(page, encoding="utf-8")
+    frame = '<body><iframe id="f" src="inner.html" style="width:390px;height:800px;border:0"></iframe></body>'
+    ask = """<script>addEventListener("load", () => {
+      const root = document.getElementById("f").contentWindow.document.documentElement;
+      const shown = [...root.querySelectorAll("figure svg")].filter((each) => each.getBoundingClientRect().width > 0);
+      const table = root.querySelector(".scroll");
+      const seen = {page: [root.scrollWidth, root.clientWidth], table: [table.scrollWidth, table.clientWidth],
+                    figures: shown.map((each) => each.getAttribute("width"))};
+      const pre = document.createElement("pre");
+      pre.id = "seen"; pre.textContent = JSON.stringify(seen); document.body.append(pre);
+    });</script>"""
+    seen, console = browse(frame, tmp_path, ask)
+    assert console == []
+    assert seen["page"][0] == seen["page"][1]
+    assert seen["table"][0] > seen["table"][1]
+    assert set(seen["figures"]) == {"350"}
