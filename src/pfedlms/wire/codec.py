@@ -96,14 +96,8 @@ class Symbols(Field):
         vars(self).update(levels=int(self.levels), shape=(symbols,), max_bytes=byte, _rows=rows)
 
     def write(self, values: Values, out: memoryview) -> None:
-        given, stream = self.given(values).view(), np.frombuffer(out, np.uint8)
-        if stream.size != self.max_bytes:  # the kernels rely on it
-            raise ValueError(f"field {self.name!r}: got {stream.size} bytes to write to, expected {self.max_bytes}")
+        given, stream = self.given(values).view(), self._written(out)
         given.flags.writeable = False  # numba compiles a kernel for read-only inputs and again for others
-        if self.dtype is np.float32:  # signs, which are one segment
-            pack_signs(given, stream)
-            return
-        given = given.view(np.uint8)
         if given.size and int(given.max()) >= self.levels:
             at = int(np.argmax(given >= self.levels))
             raise ValueError(
@@ -114,22 +108,11 @@ class Symbols(Field):
             pack_symbols(given[symbols], stream[place], powers, width)
 
     def read(self, data: memoryview, known: Values, out: Array) -> None:
-        stream = np.frombuffer(data.toreadonly(), np.uint8)
-        if stream.size != self.max_bytes:
-            raise DecodeError(
-                f"packed symbols: got {stream.size} bytes, expected {self.max_bytes} "
-                f"({self.shape[0]} symbols, {self.levels} levels)"
-            )
+        stream = self._sent(data)
         for symbols, place, used in self._rows:
             packed, unpacked = stream[place], out[symbols]
-            if packed.size and packed[-1] >> used:
-                raise DecodeError(
-                    f"packed symbols: got last byte 0x{packed[-1]:02x}, expected only its lowest {used} bits in use"
-                )
-            if self.dtype is np.float32:
-                unpack_signs(packed, unpacked)
-                return
-            good = int(unpack_symbols(packed, unpacked.view(np.uint8), *_blocks(self.levels)))
+            _check_end(packed, used)
+            good = int(unpack_symbols(packed, unpacked, *_blocks(self.levels)))
             if good < unpacked.size:
                 size, width = block_shape(self.levels)
                 block, count = good // size, min(size, unpacked.size - good)
@@ -139,6 +122,31 @@ class Symbols(Field):
                     f"packed symbols, block {block}: got {value}, "
                     f"expected below {self.levels}**{count} = {self.levels**count}"
                 )
+
+    def _written(self, out: memoryview) -> Bytes:
+        """The bytes to write to; kernels rely on their number."""
+        stream = np.frombuffer(out, np.uint8)
+        if stream.size != self.max_bytes:
+            raise ValueError(f"field {self.name!r}: got {stream.size} bytes to write to, expected {self.max_bytes}")
+        return stream
+
+    def _sent(self, data: memoryview) -> Bytes:
+        """The bytes to read, as many as there must be."""
+        stream = np.frombuffer(data.toreadonly(), np.uint8)
+        if stream.size != self.max_bytes:
+            raise DecodeError(
+                f"packed symbols: got {stream.size} bytes, expected {self.max_bytes} "
+                f"({self.shape[0]} symbols, {self.levels} levels)"
+            )
+        return stream
+
+
+def _check_end(packed: Bytes, used: int) -> None:
+    """Refuse bits that are set after the end, of the last byte those from `used` on."""
+    if packed.size and packed[-1] >> used:
+        raise DecodeError(
+            f"packed symbols: got last byte 0x{packed[-1]:02x}, expected only its lowest {used} bits in use"
+        )
 
 
 @dataclass(frozen=True)
@@ -178,11 +186,29 @@ class Mask(Symbols):
     def __init__(self, name: str, count: int) -> None:
         super().__init__(name, (count,), levels=2)
 
+    def write(self, values: Values, out: memoryview) -> None:
+        self._written(out)[:] = np.packbits(self.given(values), bitorder="little")
+
+    def read(self, data: memoryview, known: Values, out: Array) -> None:
+        stream = self._sent(data)
+        _check_end(stream, self._rows[0][2])
+        out[:] = np.unpackbits(stream, count=len(out), bitorder="little")
+
 
 class Signs(Mask):
     """Signs, a mask of those that are +1. Value: float32 `[count]` of ±1; zero counts as +1."""
 
     dtype = np.float32
+
+    def write(self, values: Values, out: memoryview) -> None:
+        given = self.given(values).view()
+        given.flags.writeable = False  # as in `Symbols.write`
+        pack_signs(given, self._written(out))
+
+    def read(self, data: memoryview, known: Values, out: Array) -> None:
+        stream = self._sent(data)
+        _check_end(stream, self._rows[0][2])
+        unpack_signs(stream, out)
 
 
 @lru_cache(maxsize=256, typed=True)  # 3.0 is not 3

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import zlib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pfedlms.errors import (
     ChecksumError,
@@ -86,11 +87,10 @@ def frame(
 
 
 def _checksum(data: memoryview) -> int:
-    return crc32(data[HEADER_BYTES:], crc32(data[: _HEADER.size]))
+    return crc32(data[HEADER_BYTES:], zlib.crc32(data[: _HEADER.size]))
 
 
-@dataclass(frozen=True)
-class Received:
+class Received(NamedTuple):
     """A frame that passed every check."""
 
     sender: int
