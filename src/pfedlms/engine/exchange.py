@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from pfedlms import rng
+from pfedlms.backend import to_device, to_host
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.engine.participation import Answers
 from pfedlms.engine.reports import Traffic
@@ -106,8 +107,7 @@ class Channel:
         with self.watch.stage("server"):
             server, reply = exchange.server_reply(server, total, self.round)
         with self.watch.stage("messages down"):
-            arrays = {name: value.cpu().numpy() for name, value in reply.items()}
-            return after, server, self._from_server(exchange.down, arrays, self.round)
+            return after, server, self._from_server(exchange.down, _on_host(reply), self.round)
 
     def tell(self, exchange: Exchange[Any], answer: bytes, cohorts: Sequence[Cohort]) -> list[Cohort]:
         """The answer down: one frame, decoded once and counted for each client. Those who heard it."""
@@ -120,7 +120,7 @@ class Channel:
                 heard = self._reached(exchange.down, answer, self.round, cohort.ids)
                 if heard:
                     part = cohort.take(heard)
-                    after.append(exchange.client_receive(part, _on(part, received), self.round))
+                    after.append(exchange.client_receive(part, _as_tensors(received), self.round))
         if not after:
             raise QuorumError(f"round {self.round + 1}: the server's answer reached no client; {REMEDY}")
         return after
@@ -150,9 +150,10 @@ class Channel:
                 continue
             part = cohort.take(there)
             for number, sent in frames.items():
-                values = _on(part, self._read(declared, sent, number))
+                values = _as_tensors(self._read(declared, sent, number))
                 if declared is model:
-                    part = part.with_state(model=values["model"].expand_as(part.params).clone())
+                    own = to_device(values["model"], part.params.device)
+                    part = part.with_state(model=own.expand_as(part.params).clone())
                 else:
                     part = exchange.client_receive(part, values, number)
             cohort = cohort.put(part)
@@ -255,17 +256,10 @@ class _Desk:
         self.buffer = bytearray(HEADER_BYTES + message.max_bytes)
 
 
-def _on(cohort: Cohort, received: Received) -> Tensors:
-    return {name: torch.from_numpy(value).to(cohort.params.device) for name, value in received.values.items()}
+def _as_tensors(received: Received) -> Tensors:
+    return {name: torch.from_numpy(value) for name, value in received.values.items()}
 
 
 def _on_host(values: Tensors) -> dict[str, Any]:
-    """Rows of every client as arrays; from a GPU through pinned memory, which is several times as fast."""
-
-    def array(value: torch.Tensor) -> Any:
-        if not value.is_cuda:
-            return value.detach().numpy()
-        host = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
-        return host.copy_(value.detach()).numpy()
-
-    return {name: array(value) for name, value in values.items()}
+    """Rows of every client as arrays."""
+    return {name: value.numpy() for name, value in zip(values, to_host(*values.values()), strict=True)}

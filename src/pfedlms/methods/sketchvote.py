@@ -28,13 +28,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedlms.aggregate import Vote, weighted_median
+from pfedlms.backend import to_host
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.errors import DivergedError, UsageError
 from pfedlms.methods.consensus import Sketches
 from pfedlms.methods.contract import ClientWork, Exchange, Task, Tracked, go_on_from
-from pfedlms.quantise import pack_signs, root_mean_squares
 from pfedlms.settings import setting
-from pfedlms.sketch import Sketch
 from pfedlms.wire import Bits, Floats, Mask, MaskedBytes, Message
 
 DIGEST_BYTES = 8
@@ -91,10 +90,9 @@ class VoteOnTheUnsaid(Exchange[Ballots]):
         self._sketches, self._check_every = sketches, check_every
         layers, self._size = sketches.layout.layers, sum(sketches.sizes)
         self._ends = np.cumsum(sketches.sizes)[:-1]
-        self._dim, self._widths = sketches.layout.dim, torch.tensor([layer.size for layer in layers])
         # c_l over s̄, in float64 from left to right.
         factors = [gain * sqrt(2 / pi) * sqrt(m) / layer.pad for layer, m in zip(layers, sketches.sizes, strict=True)]
-        self._factors = torch.tensor(factors, dtype=torch.float64)
+        self._factors = np.array(factors, dtype=np.float64)
         # In one process all ends hear the same answer, and work out once where it leads.
         self._step = lru_cache(maxsize=1)(self._step_of)
         said = (Bits(SAID[0], self._size), Floats(SAID[1], len(layers), minimum=0))
@@ -103,15 +101,15 @@ class VoteOnTheUnsaid(Exchange[Ballots]):
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
         model, device = cohort.state["model"], cohort.params.device
-        sketched, unsaid = self._sketches.of(round, device).split(cohort.params, model, cohort.state["residual"])
-        signs, scales = pack_signs(sketched), root_mean_squares(sketched, self._sketches.sizes).cpu()
+        sketch = self._sketches.of(round, device)
+        sketched, unsaid = sketch.split(cohort.params, model, cohort.state["residual"])
+        signs, scales, last = to_host(*sketch.spoken(sketched), cohort.state["checked"])
         fine = torch.isfinite(scales).all(dim=1).tolist()  # any number in x that is not finite makes them so
         if not all(fine):
             raise DivergedError(
                 f"round {round + 1}: what client {cohort.ids[fine.index(False)]} has learnt is not finite or too large "
                 "to be sketched; lower train.learning_rate or method.gain"
             )
-        last = cohort.state["checked"].cpu()
         due = last + self._check_every <= round if self._check_every else torch.zeros_like(last, dtype=torch.bool)
         digests = torch.zeros(len(cohort.ids), DIGEST_BYTES, dtype=torch.uint8)
         after = cohort.with_state(residual=unsaid)
@@ -151,24 +149,12 @@ class VoteOnTheUnsaid(Exchange[Ballots]):
 
     def _moved(self, model: Tensor, answer: Tensors, round: int) -> Tensor:
         """w after an answer, `[dim]` or `[clients, dim]` as `model` is."""
-        return model + self._step(round, model.device, *(answer[name].cpu().numpy().tobytes() for name in SAID))
+        return model + self._step(round, model.device, *(answer[name].numpy().tobytes() for name in SAID))
 
     def _step_of(self, round: int, device: torch.device, signs: bytes, scales: bytes) -> Tensor:
         """c (D H Sᵀ v) of an answer, `[dim]`."""
-        bits = np.unpackbits(np.frombuffer(signs, np.uint8), count=self._size, bitorder="little")
-        votes = torch.from_numpy(bits).to(device).float() * 2 - 1
-        factors = torch.from_numpy(np.frombuffer(scales, np.float32).astype(np.float64)) * self._factors
-        each = factors.float().to(device).repeat_interleave(self._widths.to(device), output_size=self._dim)
-        return step_along(self._sketches.of(round, device), votes, each)
-
-
-def step_along(sketch: Sketch, votes: Tensor, factors: Tensor) -> Tensor:
-    """c (D H Sᵀ v), with `votes: [Σ m]` and c of every parameter, `factors: [dim]`.
-
-    Integers times c, and later added to w: two operations that round one after the other, and so the same bits
-    everywhere. Where c is zero it is −0, because w − 0 is w, also where w is −0.
-    """
-    return torch.where(factors != 0, sketch.spread(votes[None])[0] * factors, -0.0)
+        factors = (np.frombuffer(scales, np.float32).astype(np.float64) * self._factors).astype(np.float32)
+        return self._sketches.of(round, device).step(np.frombuffer(signs, np.uint8), factors)
 
 
 def digests_of(models: Tensor) -> Tensor:
