@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pfedlms.aggregate import Vote, weighted_median
+from pfedlms.aggregate import SignVote, weighted_medians
 from pfedlms.backend import to_host
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.errors import DivergedError, UsageError
@@ -61,9 +61,9 @@ class SketchVoteSettings:
 
 @dataclass
 class Ballots:
-    """What the server has counted: a vote for every layer, and every client's N_k and s_k, `[layers]`."""
+    """What the server has counted: the vote, and every client's N_k and s_k, `[layers]`."""
 
-    votes: list[Vote]
+    vote: SignVote
     samples: list[int] = field(default_factory=list)
     scales: list[NDArray[np.float32]] = field(default_factory=list)
 
@@ -88,14 +88,13 @@ class VoteOnTheUnsaid(Exchange[Ballots]):
 
     def __init__(self, sketches: Sketches, gain: float, check_every: int) -> None:
         self._sketches, self._check_every = sketches, check_every
-        layers, self._size = sketches.layout.layers, sum(sketches.sizes)
-        self._ends = np.cumsum(sketches.sizes)[:-1]
+        layers = sketches.layout.layers
         # c_l over s̄, in float64 from left to right.
         factors = [gain * sqrt(2 / pi) * sqrt(m) / layer.pad for layer, m in zip(layers, sketches.sizes, strict=True)]
         self._factors = np.array(factors, dtype=np.float64)
         # In one process all ends hear the same answer, and work out once where it leads.
         self._step = lru_cache(maxsize=1)(self._step_of)
-        said = (Bits(SAID[0], self._size), Floats(SAID[1], len(layers), minimum=0))
+        said = (Bits(SAID[0], sum(sketches.sizes)), Floats(SAID[1], len(layers), minimum=0))
         self.up = Message(0, (*said, Due("checked", 1), MaskedBytes("digest", "checked", DIGEST_BYTES)))
         self.down = Message(1, said)
 
@@ -126,21 +125,19 @@ class VoteOnTheUnsaid(Exchange[Ballots]):
         return (~checked | (values["digest"] == digests_of(server["model"][None])).all(dim=1)).tolist()
 
     def server_open(self, server: Tensors, round: int) -> Ballots:
-        return Ballots([Vote(size, thresholds=1) for size in self._sketches.sizes])
+        return Ballots(SignVote(self._sketches.sizes))
 
     def server_add(self, total: Ballots, ids: list[int], samples: list[int], values: Tensors) -> Ballots:
-        signs = np.unpackbits(values["signs"].numpy(), axis=1, count=self._size, bitorder="little")
-        weights, scales = np.array(samples), values["scale"].numpy().copy()
-        for vote, own, scale in zip(total.votes, np.split(signs, self._ends, axis=1), scales.T, strict=True):
-            heard = scale > 0
-            vote.add(own[heard], weights[heard].tolist())
-        return Ballots(total.votes, [*total.samples, *samples], [*total.scales, *scales])
+        scales = values["scale"].numpy().copy()
+        # Who has nothing to say in a layer has no vote there.
+        total.vote.add(values["signs"].numpy(), np.where(scales > 0, np.array(samples)[:, None], 0))
+        return Ballots(total.vote, [*total.samples, *samples], [*total.scales, *scales])
 
     def server_reply(self, server: Tensors, total: Ballots, round: int) -> tuple[Tensors, Tensors]:
-        signs = np.packbits(np.concatenate([vote.result() for vote in total.votes]), bitorder="little")
+        signs = total.vote.result()
         # Nobody may have been in step: then every median is 0, and w stays.
-        said = np.array(total.scales, dtype=np.float32).reshape(-1, len(total.votes))
-        scales = np.array([weighted_median(total.samples, own) for own in said.T], dtype=np.float32)
+        said = np.array(total.scales, dtype=np.float32).reshape(-1, len(self._factors))
+        scales = weighted_medians(total.samples, said)
         answer = {"signs": torch.from_numpy(signs), "scale": torch.from_numpy(scales)}
         return {"model": self._moved(server["model"], answer, round)}, answer
 
