@@ -31,7 +31,7 @@ import torch
 from numpy.typing import NDArray
 
 from pfedlms.errors import DecodeError
-from pfedlms.wire.fields import Array, Field, Values
+from pfedlms.wire.fields import Array, Field, InRows, Values
 from pfedlms.wire.kernels import Bytes, pack_signs, pack_symbols, u64, unpack_signs, unpack_symbols
 
 Buffer = bytes | bytearray | memoryview
@@ -150,7 +150,7 @@ def _check_end(packed: Bytes, used: int) -> None:
 
 
 @dataclass(frozen=True)
-class Bits(Field):
+class Bits(InRows):
     """`count` signs or answers, one bit each, that were packed before they came here (on a GPU, say): the bytes of
     `Signs` as they travel. Value: uint8 `[ceil(count / 8)]`."""
 
@@ -170,6 +170,20 @@ class Bits(Field):
         out[:] = np.frombuffer(data, np.uint8)
         self._check(out, DecodeError)
 
+    def write_rows(self, values: Values, out: Array) -> None:
+        given = self.given_rows(values, len(out))
+        for row in given if self._beyond(given) else ():
+            self._check(row, ValueError)
+        out[:] = given
+
+    def read_rows(self, data: Array, known: Values, out: Array) -> bool:
+        out[:] = data
+        return not self._beyond(out)
+
+    def _beyond(self, rows: Array) -> bool:
+        """Whether bits after the end are set in one of them."""
+        return self.count % 8 != 0 and bool((rows[:, -1] >> self.count % 8).any())
+
     def _check(self, packed: Array, error: type[ValueError | DecodeError]) -> None:
         used = self.count % 8 or 8
         if packed.size and packed[-1] >> used:
@@ -178,7 +192,7 @@ class Bits(Field):
             )
 
 
-class Mask(Symbols):
+class Mask(Symbols, InRows):
     """Yes or no for each of `count` things, one bit each. Value: bool `[count]`."""
 
     dtype: ClassVar[type[np.generic]] = np.bool_
@@ -193,6 +207,22 @@ class Mask(Symbols):
         stream = self._sent(data)
         _check_end(stream, self._rows[0][2])
         out[:] = np.unpackbits(stream, count=len(out), bitorder="little")
+
+    def write_rows(self, values: Values, out: Array) -> None:
+        out[:] = np.packbits(self._yes(self.given_rows(values, len(out))), axis=1, bitorder="little")
+
+    def read_rows(self, data: Array, known: Values, out: Array) -> bool:
+        used = self.shape[0] % 8
+        if used and (data[:, -1] >> used).any():
+            return False
+        out[:] = self._values(np.unpackbits(data, axis=1, count=self.shape[0], bitorder="little"))
+        return True
+
+    def _yes(self, values: Array) -> Array:
+        return values
+
+    def _values(self, yes: Bytes) -> Array:
+        return yes
 
 
 class Signs(Mask):
@@ -209,6 +239,12 @@ class Signs(Mask):
         stream = self._sent(data)
         _check_end(stream, self._rows[0][2])
         unpack_signs(stream, out)
+
+    def _yes(self, values: Array) -> Array:
+        return values >= 0
+
+    def _values(self, yes: Bytes) -> Array:
+        return yes.astype(np.float32) * 2 - 1
 
 
 @lru_cache(maxsize=256, typed=True)  # 3.0 is not 3

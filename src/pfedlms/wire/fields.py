@@ -82,9 +82,34 @@ class Field(ABC):
             raise ValueError(f"field {self.name!r}: got shape {list(value.shape)}, expected {list(self.shape)}")
         return value
 
+    def given_rows(self, values: Values, senders: int) -> Array:
+        """`given` of all senders."""
+        value = np.ascontiguousarray(values[self.name], dtype=self.dtype)
+        if value.shape != (senders, *self.shape):
+            expected = [senders, *self.shape]
+            raise ValueError(f"field {self.name!r}: got shape {list(value.shape)}, expected {expected}")
+        return value
+
+
+class InRows(Field):
+    """A field of which many senders' values can be written and read at once: rows of arrays, all of one size. `write`
+    and `read` of one row after another are what it means."""
+
+    def rows_size(self, values: Values) -> int | None:
+        """Bytes the field takes in every row, given the fields before it; None where rows differ."""
+        return self.max_bytes
+
+    @abstractmethod
+    def write_rows(self, values: Values, out: Array) -> None:
+        """Encode `values[self.name]: [senders, …]` as the rows of `out`, uint8 `[senders, size]`."""
+
+    @abstractmethod
+    def read_rows(self, data: Array, known: Values, out: Array) -> bool:
+        """Decode the rows of `data`; whether `read` would take every one of them."""
+
 
 @dataclass(frozen=True)
-class Floats(Field):
+class Floats(InRows):
     """A float32 vector, finite and not below `minimum`. Value: float32 `[count]`."""
 
     name: str
@@ -103,6 +128,13 @@ class Floats(Field):
 
     def read(self, data: memoryview, known: Values, out: Array) -> None:
         _read_floats(self.name, data, out, self.minimum)
+
+    def write_rows(self, values: Values, out: Array) -> None:
+        out[:] = self.given_rows(values, len(out)).astype("<f4", copy=False).view(np.uint8)
+
+    def read_rows(self, data: Array, known: Values, out: Array) -> bool:
+        out[:] = np.ascontiguousarray(data).view("<f4")
+        return bool((np.isfinite(out) & (out >= np.float32(self.minimum))).all())
 
 
 def Scalar(name: str, minimum: float = -np.inf) -> Floats:
@@ -138,7 +170,7 @@ class MaskedRows(Field):
 
 
 @dataclass(frozen=True)
-class MaskedBytes(Field):
+class MaskedBytes(InRows):
     """`count` bytes if an earlier Mask of one thing says yes; else they are not sent and read as zero. Value: uint8
     `[count]`."""
 
@@ -158,6 +190,17 @@ class MaskedBytes(Field):
 
     def read(self, data: memoryview, known: Values, out: Array) -> None:
         out[:] = np.frombuffer(data, np.uint8) if len(data) else 0
+
+    def rows_size(self, values: Values) -> int | None:
+        sent = values[self.mask][:, 0]
+        return self.count if sent.all() else None if sent.any() else 0
+
+    def write_rows(self, values: Values, out: Array) -> None:
+        out[:] = self.given_rows(values, len(out))[:, : out.shape[1]]
+
+    def read_rows(self, data: Array, known: Values, out: Array) -> bool:
+        out[:] = data if data.shape[1] else 0
+        return True
 
 
 def _read_floats(name: str, data: memoryview, out: Array, minimum: float = -np.inf) -> None:
@@ -224,16 +267,58 @@ class Message:
                 raise TruncatedError(f"payload: got {length} bytes, expected at least {end} up to field {part.name!r}")
             out = np.empty(part.shape, part.dtype) if into is None else into[part.name]
             if (out.shape, out.dtype) != part.place or not out.flags.carray:
-                raise ValueError(
-                    f"room for field {part.name!r}: got {out.dtype} {list(out.shape)}, expected {part.dtype.__name__} "
-                    f"{list(part.shape)}, contiguous and writable, as a row of `Message.room`"
-                )
+                raise _no_room(part, out)
             part.read(payload[at:end], known, out)
             known[part.name] = out
             at = end
         if at != length:
             raise OversizedError(f"payload: got {length} bytes, expected {at}")
         return known
+
+    @cached_property
+    def in_rows(self) -> bool:
+        """Whether all its fields are."""
+        return len(self._rows) == len(self.fields)
+
+    def rows_size(self, values: Values) -> int | None:
+        """Bytes of the payload in every row of `values: [senders, …]`; None where rows differ."""
+        total = 0
+        for part in self._rows:
+            size = part.rows_size(values)
+            if size is None:
+                return None
+            total += size
+        return total
+
+    def write_rows(self, values: Values, out: Array) -> None:
+        """`write` of every row of `values` into the rows of `out`, uint8 `[senders, rows_size(values)]`."""
+        at = 0
+        for part in self._rows:
+            end = at + (part.rows_size(values) or 0)
+            part.write_rows(values, out[:, at:end])
+            at = end
+
+    def read_rows(self, payloads: Array, into: Values) -> bool:
+        """`read` of every row of `payloads`, uint8 `[senders, size]`, into the rows of `into`, if it would take all of
+        them; else False, and anything may be there."""
+        known: dict[str, Array] = {}
+        at, (senders, length) = 0, payloads.shape
+        for part in self._rows:
+            size, out = part.rows_size(known), into[part.name]
+            if size is None or length < at + size:
+                return False
+            if out.shape[:1] != (senders,) or (out.shape[1:], out.dtype) != part.place or not out.flags.carray:
+                raise _no_room(part, out)
+            if not part.read_rows(payloads[:, at : at + size], known, out):
+                return False
+            known[part.name] = out
+            at += size
+        return bool(at == length)
+
+    @cached_property
+    def _rows(self) -> list[InRows]:
+        """The fields of a message that is `in_rows`."""
+        return [part for part in self.fields if isinstance(part, InRows)]
 
     def room(self, senders: int) -> dict[str, Array]:
         """Arrays `[senders, …]` for the values of several senders, to be used again for every message; not filled."""
@@ -242,3 +327,10 @@ class Message:
     def example(self) -> dict[str, Array]:
         """Valid values to measure messages with, `Field.example` of each."""
         return {part.name: part.example() for part in self.fields}
+
+
+def _no_room(part: Field, out: Array) -> ValueError:
+    return ValueError(
+        f"room for field {part.name!r}: got {out.dtype} {list(out.shape)}, expected {part.dtype.__name__} "
+        f"{list(part.shape)}, contiguous and writable, as a row of `Message.room`"
+    )
