@@ -49,12 +49,13 @@ class WeightedVote(VoteOnTheUnsaid):
         return Heard([], [], [])
 
     def server_add(self, total: Heard, ids: list[int], samples: list[int], values: Tensors) -> Heard:  # type: ignore[override]
-        signs = np.unpackbits(values["signs"].numpy(), axis=1, count=self._size, bitorder="little")
+        signs = np.unpackbits(values["signs"].numpy(), axis=1, count=sum(self._sketches.sizes), bitorder="little")
         scales = values["scale"].numpy().copy()
         return Heard([*total.samples, *samples], [*total.signs, *signs], [*total.scales, *scales])
 
     def server_reply(self, server: Tensors, total: Heard, round: int) -> tuple[Tensors, Tensors]:  # type: ignore[override]
-        scales, layers = np.stack(total.scales), np.split(np.stack(total.signs), self._ends, axis=1)
+        ends = np.cumsum(self._sketches.sizes)[:-1]
+        scales, layers = np.stack(total.scales), np.split(np.stack(total.signs), ends, axis=1)
         medians = np.array([weighted_median(total.samples, own) for own in scales.T], dtype=np.float32)
         votes = []
         for median, own, signs in zip(medians.astype(np.float64), scales.T.astype(np.float64), layers, strict=True):

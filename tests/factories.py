@@ -274,6 +274,26 @@ def overheard() -> Iterator[list[Sent]]:
         heard.append(Sent(message, {name: np.array(v) for name, v in values.items()}, round, sender, digest, data))
         return data
 
+    def listening_to_rows(
+        message: Message, values: Any, row: int, *, round: int, sender: int, samples: int, digest: bytes, data: bytes
+    ) -> None:
+        own = {name: np.array(each[row]) for name, each in values.items()}
+        heard.append(Sent(message, own, round, sender, digest, data))
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_exchange, "frame", listening)
+        listen_to_rows(patch, listening_to_rows)
         yield heard
+
+
+def listen_to_rows(patch: pytest.MonkeyPatch, tell: Callable[..., None]) -> None:
+    """`tell(message, values, row, round=, sender=, samples=, digest=, data=)` of every frame that the engine writes
+    together with others."""
+    encode = engine_exchange.frame_rows
+
+    def listening(message: Message, values: Any, *, senders: Any, samples: Any, out: Any, **header: Any) -> None:
+        encode(message, values, senders=senders, samples=samples, out=out, **header)
+        for row, (sender, own) in enumerate(zip(senders, samples, strict=True)):
+            tell(message, values, row, sender=sender, samples=own, data=out[row].tobytes(), **header)
+
+    patch.setattr(engine_exchange, "frame_rows", listening)

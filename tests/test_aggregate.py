@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pfedlms.aggregate import Vote, WeightedMean, pool_statistics, weighted_median
+from pfedlms.aggregate import SignVote, Vote, WeightedMean, pool_statistics, weighted_median, weighted_medians
+from pfedlms.backend import torch_threads
 from pfedlms.quantise import statistics
 
 # --- weighted means ---------------------------------------------------------------------------------------------------
@@ -49,6 +50,17 @@ def test_a_weighted_median_of_the_largest_weights() -> None:
     """2^32 − 1 samples each: twice their sum is beyond 64 bits long before the clients are too many to count."""
     weights = [(1 << 32) - 1] * 5
     assert weighted_median(weights, np.array([5, 1, 4, 2, 3], dtype=np.float32)) == 3
+
+
+def test_medians_of_columns() -> None:
+    """Three clients of weight 1, 2 and 4: by hand; where all are zero, of either sign, it is +0; of nobody, too."""
+    values = np.float32([[1, 5, 0, -0.0], [3, 0, 0, 0], [2, 1, 9, -0.0]])
+    got = weighted_medians([1, 2, 4], values)
+    assert (got.dtype, got.tobytes()) == (np.float32, np.float32([2, 1, 9, 0]).tobytes())
+    assert weighted_medians([], np.zeros((0, 2), np.float32)).tolist() == [0, 0]
+    values[1, 2] = np.nan
+    with pytest.raises(ValueError, match=r"values\[1, 2\]: got nan, expected a finite number of at least 0"):
+        weighted_medians([1, 2, 4], values)
 
 
 def test_a_mean_by_hand() -> None:
@@ -212,3 +224,58 @@ def test_a_ballot_that_does_not_fit_is_refused(symbols: list[int]) -> None:
     with pytest.raises(ValueError, match=r"expected \(3,\) of 0 to 3"):
         vote.add(np.array(symbols, dtype=np.uint8), 1)
     assert vote.total == 0
+
+
+# --- votes on signs that stay packed ----------------------------------------------------------------------------------
+
+
+def packed(rows: np.ndarray) -> np.ndarray:
+    """Rows of 0 and 1 as bytes, by Python's whole numbers."""
+    width = (rows.shape[1] + 7) // 8
+    numbers = [sum(int(bit) << place for place, bit in enumerate(row)) for row in rows]
+    return np.array([list(number.to_bytes(width, "little")) for number in numbers], dtype=np.uint8)
+
+
+@pytest.mark.parametrize("sizes", [(1,), (8, 8), (3, 0, 6), (2048, 5, 2043), (5000, 1, 4100), (7, 2048, 2048)])
+@pytest.mark.parametrize("heaviest", [3, 200, 2**40])
+def test_a_vote_on_packed_signs_is_the_formula(sizes: tuple[int, ...], heaviest: int) -> None:
+    """In Python's whole numbers: +1 where those for it weigh half or more; a weight of 0 is no vote. Some are added
+    first, the others behind them."""
+    draw = np.random.default_rng(len(sizes) + heaviest % 97)
+    bits = draw.integers(0, 2, (6, sum(sizes)), dtype=np.uint8)
+    weights = draw.integers(0, heaviest + 1, (6, len(sizes)))
+    weights[:, -1] = 0
+    layers = np.repeat(np.arange(len(sizes)), sizes)
+    each = weights[:, layers].astype(object)
+    expected = [2 * int(up) >= int(total) for up, total in zip((each * bits).sum(0), each.sum(0), strict=True)]
+    together, apart = SignVote(sizes), SignVote(sizes)
+    together.add(packed(bits), weights)
+    for rows in (slice(2), slice(2, 6)):
+        apart.add(packed(bits[rows]), weights[rows])
+    assert together.result().tolist() == apart.result().tolist() == packed(np.array([expected]))[0].tolist()
+    assert together.result().tolist() == together.result().tolist()
+
+
+def test_a_vote_on_packed_signs_goes_on_by_several_threads() -> None:
+    size = 1 << 17
+    bits = np.random.default_rng(1).integers(0, 2, (9, size), dtype=np.uint8)
+    weights, vote = np.arange(1, 10)[:, None].repeat(2, axis=1), SignVote([size - 1001, 1001])
+    with torch_threads(3):
+        vote.add(np.packbits(bits, axis=1, bitorder="little"), weights)
+        got = vote.result()
+    assert np.unpackbits(got, bitorder="little").tolist() == (2 * np.arange(1, 10) @ bits.astype(int) >= 45).tolist()
+
+
+def test_packed_ballots_that_do_not_fit_are_refused() -> None:
+    vote, one = SignVote([5, 4]), np.zeros((1, 2), np.uint8)
+    for ballots in (one[:, :1], one[0], one.astype(np.int8)):
+        with pytest.raises(ValueError, match=r"vote: got .*expected uint8 of shape \[clients, 2\]"):
+            vote.add(ballots, np.array([[1, 1]]))
+    for weights in (np.array([[1]]), np.array([1, 1]), np.array([[1, -1]]), np.array([[1.0, 1.0]])):
+        with pytest.raises(ValueError, match=r"weights: got .*whole numbers of at least 0 of shape \(1, 2\)"):
+            vote.add(one, weights)
+    most = np.array([[2**64 - 1, 1]], dtype=np.uint64)
+    vote.add(one, most)
+    with pytest.raises(ValueError, match=f"weights: got {2**65 - 2} in all, expected at most {2**64 - 1}"):
+        vote.add(one, most)
+    assert vote.result().tolist() == [0, 0]

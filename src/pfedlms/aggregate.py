@@ -7,6 +7,7 @@ functions answer in kind.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -118,15 +119,22 @@ def weighted_median(samples: Weights, values: Array | Tensor) -> np.float32:
     given = array_of("values", values)
     if given.ndim != 1:
         raise ValueError(f"values: got shape {given.shape}, expected [clients]; pass one number of each client")
-    weights = weights_of(samples, len(given))
     _check_finite("values", given, minimum=0)
-    order = np.argsort(given, kind="stable")
-    order = order[given[order] > 0]
-    if not len(order):
-        return np.float32(0)
-    below = np.cumsum(np.array(weights, dtype=np.int64)[order])
-    # Compared without doubling, so that nothing overflows.
-    return np.float32(given[order[np.argmax(below >= below[-1] - below)]])
+    return np.float32(weighted_medians(samples, given[:, None])[0])
+
+
+def weighted_medians(samples: Weights, values: Array) -> NDArray[np.float32]:
+    """`weighted_median` of every column of `values: [clients, columns]`, `[columns]`."""
+    weights = weights_of(samples, len(values))
+    _check_finite("values", values, minimum=0)
+    if not len(values):
+        return np.zeros(values.shape[1], dtype=np.float32)
+    order = np.argsort(values, axis=0, kind="stable")
+    rising = np.take_along_axis(values, order, axis=0)
+    below = np.cumsum(np.where(rising > 0, np.array(weights, dtype=np.int64)[order], 0), axis=0)
+    # Compared without doubling, so that nothing overflows. Where all are zero, so is the first.
+    first = np.argmax(below >= below[-1] - below, axis=0)
+    return np.where(below[-1] > 0, rising[first, np.arange(len(first))], 0).astype(np.float32)
 
 
 def _check_finite(name: str, values: Array, minimum: float = -np.inf) -> None:
@@ -206,6 +214,96 @@ class Vote:
         size, thresholds = self.counts.shape
         share(_majority, -(-size // _PART), thresholds * _PART, self.counts, np.uint64(self.total), result)
         return result
+
+
+class SignVote:
+    """A weighted majority vote on signs that stay packed: v(i) = sign(Σ_k N_k b^k(i)), sign(0) = +1, as `Vote` with one
+    threshold has it. Entries lie in layers of `sizes`, and a client has a weight in each of them, which may be 0.
+
+    Bit i is bit i % 8 of byte i // 8, 1 for +1; layers follow one another without gaps.
+
+    >>> vote = SignVote([3, 2])
+    >>> vote.add(np.uint8([[0b01_100], [0b10_001]]), np.array([[2, 1], [1, 0]]))
+    >>> vote
+    SignVote(size 5, layers 2)
+    >>> [f"{byte:05b}" for byte in vote.result()]
+    ['01100']
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._ends = np.cumsum([whole("sizes", size, 0) for size in sizes], dtype=np.int64)
+        self._totals = [0] * len(self._ends)
+        self._counts: NDArray[np.unsignedinteger] = np.zeros(sum(sizes), dtype=np.uint8)
+
+    def __repr__(self) -> str:
+        return f"SignVote(size {len(self._counts):,}, layers {len(self._ends)})"
+
+    def add(self, packed: Array, weights: Array) -> None:
+        """Count some clients' signs, uint8 `[clients, ⌈size / 8⌉]`, with their weights, whole numbers `[clients,
+        layers]` of at least 0."""
+        rows = np.ascontiguousarray(packed)
+        size = len(self._counts)
+        if rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != -(-size // 8):
+            raise ValueError(
+                f"vote: got {packed.dtype} of shape {packed.shape}, expected uint8 of shape [clients, "
+                f"{-(-size // 8)}]; the ballots are of another sketch"
+            )
+        if weights.shape != (len(rows), len(self._ends)) or weights.dtype.kind not in "iu" or (weights < 0).any():
+            raise ValueError(
+                f"weights: got {weights.dtype} of shape {weights.shape}, expected whole numbers of at least 0 of shape "
+                f"({len(rows)}, {len(self._ends)}); pass a weight for every client and layer"
+            )
+        # Summed up as Python's numbers, which do not overflow.
+        totals = [total + sum(own) for total, own in zip(self._totals, weights.T.tolist(), strict=True)]
+        if max(totals, default=0) > _MOST_WEIGHT:
+            raise ValueError(f"weights: got {max(totals)} in all, expected at most {_MOST_WEIGHT}; divide all of them")
+        self._totals = totals
+        needed = np.min_scalar_type(max(totals, default=0))
+        if needed.itemsize > self._counts.dtype.itemsize:
+            self._counts = self._counts.astype(needed)
+        own = np.ascontiguousarray(weights, dtype=self._counts.dtype)
+        bits = np.unpackbits(rows, axis=1, count=size, bitorder="little")
+        share(_count_signs, -(-size // _PART), len(rows) * _PART, self._counts, bits, own, self._ends)
+
+    def result(self) -> NDArray[np.uint8]:
+        """The signs most of the weight has chosen, packed as those that were added; where nobody has a weight they are
+        +1."""
+        size, result = len(self._counts), np.empty(len(self._counts), dtype=np.uint8)
+        # Those for +1 weigh at least as much as those against: at least half, rounded up.
+        least = np.array([total - total // 2 for total in self._totals], dtype=self._counts.dtype)
+        share(_majority_of_layers, -(-size // _PART), _PART, self._counts, self._ends, least, result)
+        return np.packbits(result, bitorder="little")
+
+
+@compiled()
+def _count_signs(
+    first: int, last: int, counts: NDArray[Any], bits: NDArray[Any], weights: NDArray[Any], ends: NDArray[Any]
+) -> None:
+    """Tasks are `_PART` entries, whichever layers these lie in."""
+    begin = 0
+    for layer in range(len(ends)):
+        end = min(ends[layer], last * _PART)
+        for start in range(max(begin, first * _PART), end, _PART):
+            own = counts[start : min(start + _PART, end)]
+            for client in range(len(bits)):
+                chosen, weight = bits[client, start : start + len(own)], weights[client, layer]
+                for i in range(len(own)):
+                    own[i] += weight * own.dtype.type(chosen[i])
+        begin = ends[layer]
+
+
+@compiled()
+def _majority_of_layers(
+    first: int, last: int, counts: NDArray[Any], ends: NDArray[Any], least: NDArray[Any], result: NDArray[Any]
+) -> None:
+    begin = 0
+    for layer in range(len(ends)):
+        start, end = max(begin, first * _PART), min(ends[layer], last * _PART)
+        if start < end:
+            own, chosen, enough = counts[start:end], result[start:end], least[layer]
+            for i in range(len(own)):
+                chosen[i] = own[i] >= enough
+        begin = ends[layer]
 
 
 @compiled()

@@ -98,6 +98,28 @@ def has_triton() -> bool:
     return True
 
 
+def to_device(value: Tensor, device: torch.device) -> Tensor:
+    """What lies on the host, on `device`; to a GPU through pinned memory, so that nobody waits until it is there."""
+    if device.type != "cuda" or value.is_cuda:
+        return value.to(device)
+    return value.pin_memory().to(device, non_blocking=True)
+
+
+def to_host(*values: Tensor) -> list[Tensor]:
+    """What lies on a device, on the host; from a GPU through pinned memory, with one wait for all of it."""
+    found, devices = [], set()
+    for value in values:
+        if value.is_cuda:
+            pinned = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+            found.append(pinned.copy_(value.detach(), non_blocking=True))
+            devices.add(value.device)
+        else:
+            found.append(value.detach().cpu())
+    for device in devices:
+        torch.cuda.current_stream(device).synchronize()
+    return found
+
+
 @contextmanager
 def plain() -> Iterator[None]:
     """Within it every room runs its definition in torch, on all threads of the process."""

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pfedlms.backend import to_device
+
 Tensors = dict[str, Tensor]
 
 
@@ -89,12 +91,15 @@ class Cohort:
         return replace(self, scratch={**self.scratch, **values})
 
     def with_heard(self, **values: Tensor) -> Cohort:
-        return replace(self, heard={**self.heard, **values})
+        """With `values` on the clients' device, wherever they are given."""
+        here = {name: to_device(value, self.params.device) for name, value in values.items()}
+        return replace(self, heard={**self.heard, **here})
 
     def with_model(self, params: Tensor) -> Cohort:
         """Replace every client's model by `params` (`[dim]` or `[clients, dim]`); the momentum of the old one is
         forgotten."""
-        return replace(self, params=params.expand_as(self.params).clone(), momentum=torch.zeros_like(self.momentum))
+        here = to_device(params, self.params.device).expand_as(self.params).clone()
+        return replace(self, params=here, momentum=torch.zeros_like(self.momentum))
 
     @property
     def nbytes(self) -> int:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import factories
-from factories import seeded
+from factories import listen_to_rows, seeded
 from pfedlms.data.federated import from_pairs
 from pfedlms.engine import Federation, RoundReport
 from pfedlms.engine import exchange as engine_exchange
@@ -40,7 +40,11 @@ def frames(monkeypatch: pytest.MonkeyPatch) -> Frames:
         made[message.kind, header["round"], header["sender"]] = data
         return data
 
+    def spy_on_rows(message: Any, values: Any, row: int, *, data: bytes, **header: Any) -> None:
+        made[message.kind, header["round"], header["sender"]] = data
+
     monkeypatch.setattr(engine_exchange, "frame", spy)
+    listen_to_rows(monkeypatch, spy_on_rows)
     return made
 
 
@@ -295,3 +299,39 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+# --- short messages, which are written and read together --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), -1.0])
+def test_one_value_that_cannot_be_sent_is_refused_and_the_others_arrive(broken: float) -> None:
+    """Of three clients' means and variances the second has a variance that no receiver takes."""
+    values = {name: np.ones((3, 3), np.float32) for name in ("mean", "variance")}  # of three layers
+    values["variance"][1, 0] = broken
+    (exchange, _), digest = federation().method.exchanges, bytes(8)
+    cohort = factories.cohort_of(torch.zeros(3, 4), ids=[2, 5, 7], samples=[3, 4, 5])
+    channel, intake = engine_exchange.Channel(digest, 4), engine_exchange.Intake(exchange.up, digest, 4, {2, 5, 7})
+    with pytest.warns(
+        UserWarning, match="round 5: client 5 is left out of this exchange: DecodeError: field 'variance'"
+    ):
+        arrived, got = channel._send_up(exchange.up, cohort, values, 0, intake, engine_exchange._Desk(exchange.up, 3))
+    assert [(message.sender, message.samples) for message in arrived] == [(2, 3), (7, 5)]
+    assert (channel.rejected, channel.traffic.up_payload) == (1, 3 * 24)
+    assert got["variance"].tolist() == [[1] * 3] * 2
+
+
+def test_together_and_one_after_another_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a link they go one after another, without it together: the same frames, bytes, losses and models."""
+    together: list[bytes] = []
+    listen_to_rows(monkeypatch, lambda *_, data, **__: together.append(data))
+    post, seen = factories.Post(), []
+    for link in (engine_exchange.perfect_link, post):
+        chosen = factories.federation("sketchvote", link=link, check_every=2)
+        chosen.start()
+        reports = [chosen.play_round() for _ in range(4)]
+        state = chosen.state()["server"]["model"].numpy().tobytes()
+        seen.append(([(report.loss, report.traffic) for report in reports], state))
+    assert seen[0] == seen[1]
+    assert together == post.frames
+    assert len({len(data) for data in together}) == 2  # with a digest and without

@@ -253,6 +253,24 @@ def test_all_ends_have_the_same_global_model(case: Case, monkeypatch: pytest.Mon
     assert len({value.tobytes() for value in known}) == (0 if case.personal else 1)
 
 
+@every_case
+def test_what_is_heard_on_the_host_gets_to_the_clients_device(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On torch's device without any data, which refuses to be mixed with the host as a GPU does. A decoder that looks
+    at numbers has nothing to look at there."""
+    monkeypatch.setattr("pfedlms.methods.obcsaa.biht", lambda sketch, mean, *_: mean.new_zeros(1, sketch.dim))
+    chosen = federation_of(case)
+    play(chosen, rounds=1)
+    elsewhere = torch.device("meta")
+    for present in chosen._clients.present:
+        cohort = present.to(elsewhere)
+        for exchange in chosen.method.exchanges:
+            answer = {name: torch.from_numpy(value) for name, value in exchange.down.example().items()}
+            cohort = exchange.client_receive(cohort, answer, 1)
+        tensors = [cohort.params, cohort.momentum]
+        tensors += [value for kept in (cohort.buffers, cohort.state, cohort.heard) for value in kept.values()]
+        assert {value.device for value in tensors} == {elsewhere}
+
+
 # --- learning ---------------------------------------------------------------------------------------------------------
 
 

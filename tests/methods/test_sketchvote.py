@@ -34,7 +34,7 @@ from pfedlms.errors import DivergedError, UsageError
 from pfedlms.methods import METHODS, register
 from pfedlms.methods.consensus import Sketches
 from pfedlms.methods.contract import Exchange, go_on_from
-from pfedlms.methods.sketchvote import SketchVote, SketchVoteSettings, VoteOnTheUnsaid, step_along
+from pfedlms.methods.sketchvote import SketchVote, SketchVoteSettings, VoteOnTheUnsaid
 from pfedlms.wire import Floats, Message
 from pfedlms.wire.frames import HEADER_BYTES
 
@@ -162,12 +162,12 @@ class ExactMeans(VoteOnTheUnsaid):
         return go_on_from(cohort, self._stepped(cohort.state["model"], values["values"], round))
 
     def _stepped(self, model: Tensor, mean: Tensor, round: int) -> Tensor:
-        """By the step of the method itself, c_l = √m / N: then it is (m/N) Φᵀ of the mean."""
+        """c_l = √m / N: then c (D H Sᵀ u) is (m/N) Φᵀ of the mean."""
         sketch = self._sketches.of(round, CPU)
-        factors = torch.tensor(
-            [sqrt(m) / place.pad for m, place in zip(sketch.sizes, sketch.shape.places, strict=True)]
-        )
-        return model + step_along(sketch, mean, factors.repeat_interleave(self._widths))
+        factors, widths = torch.tensor(
+            [(sqrt(place.stop - place.start) / place.pad, place.end - place.begin) for place in sketch.shape.places]
+        ).T
+        return model + sketch.spread(mean[None])[0] * factors.repeat_interleave(widths.long())
 
 
 class Exact(SketchVote):

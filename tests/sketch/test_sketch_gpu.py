@@ -102,3 +102,52 @@ def test_signs_spread_to_the_same_whole_numbers(ratio: float) -> None:
     spread = kernels.adjoint(there, signs.to(DEVICE), scaled=False).cpu()
     assert torch.equal(spread, here.spread(signs))
     assert torch.equal(spread, spread.round())
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.5, 1.0])
+def test_positions_are_where_the_rows_are(ratio: float) -> None:
+    """Of layers of pad 64, 1 and 8192: every row kept points to its entry, and nothing else is there."""
+    sketch = sketches(ratio)[1]
+    expected = [-1] * (64 + 1 + 8192)
+    begins = {0: 0, 1: 64, 2: 65}
+    for entry, (layer, row) in enumerate(zip(sketch.layers.tolist(), sketch.rows.tolist(), strict=True)):
+        expected[begins[layer] + row] = entry
+    assert kernels.positions(sketch).tolist() == expected
+
+
+@pytest.mark.parametrize("ratio", [0.1, 1.0])
+def test_what_is_spoken_is_packed_and_measured_as_on_the_host(ratio: float) -> None:
+    """Bit by bit, and in float64: sums of another order round to the same float32 but once in many millions."""
+    sketch, y = sketches(ratio)[1], normal(3, sum(sketches(ratio)[0].sizes), seed=4)
+    y[0, 0], y[1, 1], y[2, -1] = 0.0, -0.0, 1e25  # whose square is beyond float32
+    signs, sizes = (value.cpu() for value in kernels.spoken(sketch, y.to(DEVICE)))
+    assert signs.shape == (3, -(-y.shape[1] // 8))
+    for row, own in zip(y.tolist(), signs.tolist(), strict=True):
+        assert int.from_bytes(bytes(own), "little") == sum((value >= 0) << place for place, value in enumerate(row))
+    parts = np.split(y.numpy().astype(np.float64), np.cumsum(sketch.sizes)[:-1], axis=1)
+    roots = np.stack([np.sqrt([np.mean(row**2) for row in part]) for part in parts], axis=1)
+    assert sizes.tolist() == roots.astype(np.float32).tolist()
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_makes_its_layer_so(broken: float) -> None:
+    sketch, y = sketches(0.1)[1], normal(2, 1 + 6 + 819, seed=4)
+    y[1, 3] = broken
+    assert torch.isfinite(kernels.spoken(sketch, y.to(DEVICE))[1]).tolist() == [[True] * 3, [False, True, True]]
+
+
+@pytest.mark.parametrize("ratio", [0.1, 1.0])
+@pytest.mark.parametrize("still", [0, 1, 2])
+def test_a_step_has_the_bits_of_the_host(ratio: float, still: int) -> None:
+    """Signs taken from bits where they are spread, times a float32 of every layer; −0 where that is zero."""
+    (here, there) = sketches(ratio)
+    packed = np.random.default_rng(5).integers(0, 256, -(-here.size // 8), dtype=np.uint8)
+    packed[-1] &= (1 << (here.size % 8 or 8)) - 1
+    factors = np.float32([0.1, 0.7, 1e-3])
+    factors[still] = 0
+    votes = torch.from_numpy(np.unpackbits(packed, count=here.size, bitorder="little")).float() * 2 - 1
+    expected = here.spread(votes).numpy() * np.repeat(factors, (37, 1, 5000))
+    expected[np.repeat(factors, (37, 1, 5000)) == 0] = -0.0
+    got = kernels.step(there, torch.from_numpy(packed).to(DEVICE), factors.tolist()).cpu().numpy()
+    assert got.tobytes() == expected.tobytes()
+    assert here.step(packed, factors).numpy().tobytes() == expected.tobytes()

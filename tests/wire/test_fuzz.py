@@ -216,6 +216,35 @@ def test_repaired_messages_are_well_formed_or_refused(targets: list[Target], int
     assert min(accepted[name] for name in CAN_PASS) > 500, accepted
 
 
+def test_rows_are_accepted_exactly_where_each_of_them_is(targets: list[Target]) -> None:
+    """A mutant among good frames of its length, at any place: all rows or none, as one after another would have it."""
+    outcomes: Counter[bool] = Counter()
+    for draw, receiver, broken, _ in mutants(3, [each for each in targets if each.message.in_rows], 30_000):
+        data = repaired(draw, broken) if draw.random() < 0.9 else broken
+        rows = [each for each in receiver.frames if len(each) == len(data)][:2]
+        if len(data) < 40 or not rows:
+            continue
+        rows.insert(draw.randrange(len(rows) + 1), data)
+        alone = Intake(receiver.message, DIGEST, ROUND, SENDERS)
+        try:
+            expected = [alone.accept(each) for each in rows]
+        except WireError:
+            expected = None
+        together, room = Intake(receiver.message, DIGEST, ROUND, SENDERS), receiver.message.room(len(rows))
+        got = together.accept_rows(np.array([list(each) for each in rows], dtype=np.uint8), room)
+        assert (got is None) == (expected is None), data.hex()
+        for one, other in zip(got or (), expected or (), strict=True):
+            assert (one.sender, one.samples, one.payload_bytes) == (other.sender, other.samples, other.payload_bytes)
+            assert {name: value.tobytes() for name, value in one.values.items()} == {
+                name: value.tobytes() for name, value in other.values.items()
+            }
+        # Whoever was heard is not heard again; whoever was not still can be.
+        again = together.accept_rows(np.array([list(rows[0])], dtype=np.uint8), receiver.message.room(1))
+        assert got is None or again is None
+        outcomes[got is None] += 1
+    assert min(outcomes[True], outcomes[False]) > 1000, outcomes
+
+
 def check_well_formed(message: Message, received: Received, data: bytes) -> None:
     assert received.sender in SENDERS
     assert 1 <= received.samples <= 0xFFFFFFFF

@@ -22,6 +22,7 @@ import torch
 from bit_patterns import bits32, f32, f32s, f64, signs
 from torch import nn
 
+from factories import listen_to_rows
 from pfedlms.cohort import Cohort
 from pfedlms.data.federated import FederatedData, from_pairs
 from pfedlms.engine import Federation
@@ -376,7 +377,11 @@ def frames(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> dict[tuple[int,
         made[message.kind, header["round"], header["sender"]] = data
         return data
 
+    def spy_on_rows(message: Any, values: Any, row: int, *, data: bytes, **header: Any) -> None:
+        made[message.kind, header["round"], header["sender"]] = data
+
     monkeypatch.setattr(engine_exchange, "frame", spy)
+    listen_to_rows(monkeypatch, spy_on_rows)
     return made
 
 

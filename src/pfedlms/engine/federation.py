@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pfedlms.backend import own_threads
+from pfedlms.backend import own_threads, to_host
 from pfedlms.cohort import Cohort, joined
 from pfedlms.data.federated import FederatedData
 from pfedlms.data.partition import Indices
@@ -290,7 +290,7 @@ class Federation:
         found: list[dict[int, tuple[float, float]]] = [{} for _ in splits]
         for cohort, params in models:
             for held, own in zip(splits, found, strict=True):
-                right, losses = self._worker.evaluate(cohort, params, held)
+                right, losses = to_host(*self._worker.evaluate(cohort, params, held))
                 own |= dict(zip(cohort.ids, zip(right.tolist(), losses.tolist(), strict=True), strict=True))
         percent = self.criterion.score is None
         return [_summed(held, own, percent) for held, own in zip(splits, found, strict=True)]

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pfedlms import rng
-from pfedlms.backend import backend_of, spread
+from pfedlms.backend import backend_of, spread, to_device, to_host
 from pfedlms.cohort import Cohort
 from pfedlms.data.batches import Augmentation, batches
 from pfedlms.data.federated import FederatedData
@@ -84,8 +84,8 @@ class LocalWorker:
         self._ahead: tuple[tuple[int, ...], int, Tensor] | None = None
 
     def train(self, cohort: Cohort, objective: Objective, phase: int) -> tuple[Cohort, Tensor]:
-        """The E local steps of one cohort, and each client's mean task loss in them; phase 0 is the start, phase r + 1
-        belongs to round r."""
+        """The E local steps of one cohort, and each client's mean task loss in them, on the host; phase 0 is the start,
+        phase r + 1 belongs to round r."""
         plan = self.plan(cohort, phase)
         with seeded_modules(rng.stream(self._seed, "module", phase, cohort.ids[0]), self._model.device):
             trained, losses = self._in_parts(cohort, plan, objective, self._rate(phase))
@@ -93,7 +93,8 @@ class LocalWorker:
             # While the GPU is still busy with these steps.
             following = self._who.of(phase + 1)
             self._ahead = (following, phase + 1, self._drawn(following, phase + 1))
-        check_finite(trained, losses, phase)
+        losses, sums = to_host(losses, trained.params.sum(dim=1))
+        check_finite(trained, losses, sums, phase)
         return trained, losses
 
     def _rate(self, phase: int) -> Rate:
@@ -224,16 +225,16 @@ class LocalWorker:
                 part = held[client][start : start + width]
                 index[row, : len(part)] = part
             mask = torch.from_numpy(np.arange(start, start + width)[None, :] < lengths[:, None])
-            place = torch.from_numpy(index).to(self._data.x.device)
-            yield self._samples(place), self._data.y[place], mask.to(self._data.x.device)
+            place, there = (to_device(value, self._data.x.device) for value in (torch.from_numpy(index), mask))
+            yield self._samples(place), self._data.y[place], there
 
 
-def check_finite(cohort: Cohort, losses: Tensor, phase: int) -> None:
-    """Stop where a client's loss or model is no longer finite, and name it."""
+def check_finite(cohort: Cohort, losses: Tensor, sums: Tensor, phase: int) -> None:
+    """Stop where a client's loss or model is no longer finite, and name it; `sums` are of each one's parameters."""
     # A sum with a NaN or an infinity in it is not finite; one that merely overflows is looked at again.
-    if torch.isfinite(losses + cohort.params.sum(dim=1)).all():
+    if torch.isfinite(losses + sums).all():
         return
-    fine = (torch.isfinite(losses) & torch.isfinite(cohort.params).all(dim=1)).tolist()
+    fine = (torch.isfinite(losses) & torch.isfinite(cohort.params).all(dim=1).cpu()).tolist()
     if not all(fine):
         client = cohort.ids[fine.index(False)]
         when = f"round {phase}" if phase else "the local steps before round 1"

@@ -91,10 +91,8 @@ class AgreeOnThresholds(Exchange[Gathered]):
         return server, {"mean": torch.from_numpy(mean), "deviation": torch.from_numpy(deviation)}
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
-        tau = thresholds_of(values["mean"].cpu().numpy(), values["deviation"].cpu().numpy(), self._quantiles)
-        return cohort.with_heard(
-            thresholds=torch.from_numpy(tau).to(cohort.params.device), deviation=values["deviation"]
-        )
+        tau = thresholds_of(values["mean"], values["deviation"], self._quantiles)
+        return cohort.with_heard(thresholds=tau, deviation=values["deviation"])
 
 
 class VoteOnSymbols(Exchange[Vote]):

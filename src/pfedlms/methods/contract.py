@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from pfedlms.aggregate import WeightedMean
+from pfedlms.backend import to_device
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.models.layout import Layout
 from pfedlms.step.schedule import Schedule
@@ -129,7 +130,8 @@ class Exchange(ABC, Generic[Total]):
 
     @abstractmethod
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
-        """Take the decoded `down` message (no clients axis) in."""
+        """Take the decoded `down` message in: no clients axis, and on the host. `Cohort.with_model`, `with_heard` and
+        `go_on_from` put what they are given on the clients' device; all else goes there by `backend.to_device`."""
 
 
 Means = dict[str, WeightedMean]
@@ -223,5 +225,5 @@ class Tracked(Method):
 
 def go_on_from(cohort: Cohort, model: Tensor) -> Cohort:
     """All clients of a tracked method take `model` (`[dim]` or `[clients, dim]`) as w and train on from it."""
-    adopted = model.expand_as(cohort.params).contiguous()
+    adopted = to_device(model, cohort.params.device).expand_as(cohort.params).contiguous()
     return replace(cohort, params=adopted, momentum=torch.zeros_like(cohort.momentum)).with_state(model=adopted)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from pfedlms.backend import to_device
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.methods.contract import ClientWork, FieldMeans, Means, Method, Task
 from pfedlms.settings import setting
@@ -66,7 +67,8 @@ class Average(FieldMeans):
         after = cohort.with_model(values["model"])
         if not self._statistics:
             return after
-        parts = torch.split(values["statistics"], [size for _, size in self._statistics])
+        statistics = to_device(values["statistics"], cohort.params.device)
+        parts = torch.split(statistics, [size for _, size in self._statistics])
         shared = {
             name: part.view(cohort.buffers[name].shape[1:]).expand_as(cohort.buffers[name]).clone()
             for (name, _), part in zip(self._statistics, parts, strict=True)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from pfedlms.backend import to_device
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.methods.consensus import Sketches
 from pfedlms.methods.contract import ClientWork, FieldMeans, Means, Task, Tracked, go_on_from
@@ -105,7 +106,8 @@ class SparseDirections(FieldMeans):
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
         if self._settings.downlink == "sum":
-            return go_on_from(cohort, self._stepped(cohort.state["model"], values["mean"], values["norm"]))
+            heard = (to_device(values[name], cohort.params.device) for name in ("mean", "norm"))
+            return go_on_from(cohort, self._stepped(cohort.state["model"], *heard))
         return go_on_from(cohort, values["model"])
 
     def _stepped(self, model: Tensor, mean: Tensor, norm: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pfedlms import rng
+from pfedlms.backend import to_device
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.methods.contract import ClientWork, Exchange, Task, Tracked, go_on_from
 from pfedlms.settings import setting
@@ -62,7 +63,8 @@ class MajorityOfGradients(Exchange[Tensor]):
         return {"model": server["model"] - self._step * vote}, {"signs": vote}
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
-        return go_on_from(cohort, cohort.state["model"] - self._step * values["signs"])
+        vote = to_device(values["signs"], cohort.params.device)
+        return go_on_from(cohort, cohort.state["model"] - self._step * vote)
 
 
 class OBDA(Tracked):

@@ -27,14 +27,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pfedlms.aggregate import Vote, weighted_median
+from pfedlms.aggregate import SignVote, weighted_medians
+from pfedlms.backend import to_host
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.errors import DivergedError, UsageError
 from pfedlms.methods.consensus import Sketches
 from pfedlms.methods.contract import ClientWork, Exchange, Task, Tracked, go_on_from
-from pfedlms.quantise import pack_signs, root_mean_squares
 from pfedlms.settings import setting
-from pfedlms.sketch import Sketch
 from pfedlms.wire import Bits, Floats, Mask, MaskedBytes, Message
 
 DIGEST_BYTES = 8
@@ -62,9 +61,9 @@ class SketchVoteSettings:
 
 @dataclass
 class Ballots:
-    """What the server has counted: a vote for every layer, and every client's N_k and s_k, `[layers]`."""
+    """What the server has counted: the vote, and every client's N_k and s_k, `[layers]`."""
 
-    votes: list[Vote]
+    vote: SignVote
     samples: list[int] = field(default_factory=list)
     scales: list[NDArray[np.float32]] = field(default_factory=list)
 
@@ -89,29 +88,27 @@ class VoteOnTheUnsaid(Exchange[Ballots]):
 
     def __init__(self, sketches: Sketches, gain: float, check_every: int) -> None:
         self._sketches, self._check_every = sketches, check_every
-        layers, self._size = sketches.layout.layers, sum(sketches.sizes)
-        self._ends = np.cumsum(sketches.sizes)[:-1]
-        self._dim, self._widths = sketches.layout.dim, torch.tensor([layer.size for layer in layers])
+        layers = sketches.layout.layers
         # c_l over s̄, in float64 from left to right.
         factors = [gain * sqrt(2 / pi) * sqrt(m) / layer.pad for layer, m in zip(layers, sketches.sizes, strict=True)]
-        self._factors = torch.tensor(factors, dtype=torch.float64)
+        self._factors = np.array(factors, dtype=np.float64)
         # In one process all ends hear the same answer, and work out once where it leads.
         self._step = lru_cache(maxsize=1)(self._step_of)
-        said = (Bits(SAID[0], self._size), Floats(SAID[1], len(layers), minimum=0))
+        said = (Bits(SAID[0], sum(sketches.sizes)), Floats(SAID[1], len(layers), minimum=0))
         self.up = Message(0, (*said, Due("checked", 1), MaskedBytes("digest", "checked", DIGEST_BYTES)))
         self.down = Message(1, said)
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
         model, device = cohort.state["model"], cohort.params.device
-        sketched, unsaid = self._sketches.of(round, device).split(cohort.params, model, cohort.state["residual"])
-        signs, scales = pack_signs(sketched), root_mean_squares(sketched, self._sketches.sizes).cpu()
+        sketch = self._sketches.of(round, device)
+        sketched, unsaid = sketch.split(cohort.params, model, cohort.state["residual"])
+        signs, scales, last = to_host(*sketch.spoken(sketched), cohort.state["checked"])
         fine = torch.isfinite(scales).all(dim=1).tolist()  # any number in x that is not finite makes them so
         if not all(fine):
             raise DivergedError(
                 f"round {round + 1}: what client {cohort.ids[fine.index(False)]} has learnt is not finite or too large "
                 "to be sketched; lower train.learning_rate or method.gain"
             )
-        last = cohort.state["checked"].cpu()
         due = last + self._check_every <= round if self._check_every else torch.zeros_like(last, dtype=torch.bool)
         digests = torch.zeros(len(cohort.ids), DIGEST_BYTES, dtype=torch.uint8)
         after = cohort.with_state(residual=unsaid)
@@ -128,21 +125,19 @@ class VoteOnTheUnsaid(Exchange[Ballots]):
         return (~checked | (values["digest"] == digests_of(server["model"][None])).all(dim=1)).tolist()
 
     def server_open(self, server: Tensors, round: int) -> Ballots:
-        return Ballots([Vote(size, thresholds=1) for size in self._sketches.sizes])
+        return Ballots(SignVote(self._sketches.sizes))
 
     def server_add(self, total: Ballots, ids: list[int], samples: list[int], values: Tensors) -> Ballots:
-        signs = np.unpackbits(values["signs"].numpy(), axis=1, count=self._size, bitorder="little")
-        weights, scales = np.array(samples), values["scale"].numpy().copy()
-        for vote, own, scale in zip(total.votes, np.split(signs, self._ends, axis=1), scales.T, strict=True):
-            heard = scale > 0
-            vote.add(own[heard], weights[heard].tolist())
-        return Ballots(total.votes, [*total.samples, *samples], [*total.scales, *scales])
+        scales = values["scale"].numpy().copy()
+        # Who has nothing to say in a layer has no vote there.
+        total.vote.add(values["signs"].numpy(), np.where(scales > 0, np.array(samples)[:, None], 0))
+        return Ballots(total.vote, [*total.samples, *samples], [*total.scales, *scales])
 
     def server_reply(self, server: Tensors, total: Ballots, round: int) -> tuple[Tensors, Tensors]:
-        signs = np.packbits(np.concatenate([vote.result() for vote in total.votes]), bitorder="little")
+        signs = total.vote.result()
         # Nobody may have been in step: then every median is 0, and w stays.
-        said = np.array(total.scales, dtype=np.float32).reshape(-1, len(total.votes))
-        scales = np.array([weighted_median(total.samples, own) for own in said.T], dtype=np.float32)
+        said = np.array(total.scales, dtype=np.float32).reshape(-1, len(self._factors))
+        scales = weighted_medians(total.samples, said)
         answer = {"signs": torch.from_numpy(signs), "scale": torch.from_numpy(scales)}
         return {"model": self._moved(server["model"], answer, round)}, answer
 
@@ -151,24 +146,12 @@ class VoteOnTheUnsaid(Exchange[Ballots]):
 
     def _moved(self, model: Tensor, answer: Tensors, round: int) -> Tensor:
         """w after an answer, `[dim]` or `[clients, dim]` as `model` is."""
-        return model + self._step(round, model.device, *(answer[name].cpu().numpy().tobytes() for name in SAID))
+        return model + self._step(round, model.device, *(answer[name].numpy().tobytes() for name in SAID))
 
     def _step_of(self, round: int, device: torch.device, signs: bytes, scales: bytes) -> Tensor:
         """c (D H Sᵀ v) of an answer, `[dim]`."""
-        bits = np.unpackbits(np.frombuffer(signs, np.uint8), count=self._size, bitorder="little")
-        votes = torch.from_numpy(bits).to(device).float() * 2 - 1
-        factors = torch.from_numpy(np.frombuffer(scales, np.float32).astype(np.float64)) * self._factors
-        each = factors.float().to(device).repeat_interleave(self._widths.to(device), output_size=self._dim)
-        return step_along(self._sketches.of(round, device), votes, each)
-
-
-def step_along(sketch: Sketch, votes: Tensor, factors: Tensor) -> Tensor:
-    """c (D H Sᵀ v), with `votes: [Σ m]` and c of every parameter, `factors: [dim]`.
-
-    Integers times c, and later added to w: two operations that round one after the other, and so the same bits
-    everywhere. Where c is zero it is −0, because w − 0 is w, also where w is −0.
-    """
-    return torch.where(factors != 0, sketch.spread(votes[None])[0] * factors, -0.0)
+        factors = (np.frombuffer(scales, np.float32).astype(np.float64) * self._factors).astype(np.float32)
+        return self._sketches.of(round, device).step(np.frombuffer(signs, np.uint8), factors)
 
 
 def digests_of(models: Tensor) -> Tensor:

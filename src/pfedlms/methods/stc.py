@@ -9,6 +9,7 @@ from math import floor
 import torch
 from torch import Tensor
 
+from pfedlms.backend import to_device
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.methods.contract import ClientWork, Exchange, Task, Tracked, go_on_from
 from pfedlms.settings import setting
@@ -86,7 +87,8 @@ class TernaryUpdates(Exchange[tuple[Tensor, int]]):
         return {"model": server["model"] + move, "residual": x - move}, sent
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
-        return go_on_from(cohort, cohort.state["model"] + dense(values, self._dim))
+        heard = {name: to_device(value, cohort.params.device) for name, value in values.items()}
+        return go_on_from(cohort, cohort.state["model"] + dense(heard, self._dim))
 
 
 class STC(Tracked):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pfedlms import rng
+from pfedlms.backend import to_device
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.errors import UsageError
 from pfedlms.methods.contract import ClientWork, Exchange, Task, Tracked, go_on_from
@@ -88,8 +89,8 @@ class SumOfSigns(Exchange[tuple[Tensor, int]]):
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
         if self._settings.downlink == "sum":
-            stepped = self._stepped(cohort.state["model"], values["positive"], values["senders"], round)
-            return go_on_from(cohort, stepped)
+            positive, senders = (to_device(values[name], cohort.params.device) for name in ("positive", "senders"))
+            return go_on_from(cohort, self._stepped(cohort.state["model"], positive, senders, round))
         return go_on_from(cohort, values["model"])
 
     def _stepped(self, model: Tensor, positive: Tensor, senders: Tensor, round: int) -> Tensor:

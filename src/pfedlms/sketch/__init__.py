@@ -19,9 +19,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pfedlms import rng
-from pfedlms.backend import backend_of
+from pfedlms.backend import backend_of, to_device
 from pfedlms.checks import Array, Values, floats, in_kind, tensor_of, whole
 from pfedlms.models.layout import Layout, checked_ratio
+from pfedlms.quantise import pack_signs, root_mean_squares
 from pfedlms.sketch import cpu
 from pfedlms.sketch.hadamard import fwht_, fwht_reference
 
@@ -144,6 +145,11 @@ class Sketch:
         `engine.graphs`: one that is rebuilt there from its fields does not know."""
         return ""
 
+    @property
+    def _on_gpu(self) -> bool:
+        """Whether kernels of a GPU make what belongs to the sketch itself."""
+        return _made_by_kernels(self.rows)
+
     @cached_property
     def layers(self) -> Tensor:
         """The layer of every entry of a sketch, `[Σ m]`."""
@@ -153,6 +159,10 @@ class Sketch:
     def positions(self) -> Tensor:
         """Which entry of a sketch each row of H gives, −1 where it is not kept: int32, of all padded layers one after
         another."""
+        if self._on_gpu:
+            from pfedlms.sketch import gpu
+
+            return gpu.positions(self)
         pads = [place.pad for place in self.shape.places]
         everywhere = torch.full((sum(pads),), -1, dtype=torch.int32, device=self.rows.device)
         for place, own in zip(self.shape.places, torch.split(everywhere, pads), strict=True):
@@ -281,6 +291,39 @@ class Sketch:
             said[:, place.begin : place.end] *= place.share
         return sketched, x - said
 
+    def spoken(self, sketched: Tensor) -> tuple[Tensor, Tensor]:
+        """What is said of sketches `[clients, Σ m]` in one bit each: their signs, `quantise.pack_signs`, and the size
+        of every layer, `quantise.root_mean_squares`; on the device of the sketches."""
+        given = self.check("sketched", sketched, self.size)
+        if backend_of(given) == "gpu":
+            from pfedlms.sketch import gpu
+
+            return gpu.spoken(self, given)
+        return pack_signs(given), root_mean_squares(given, self.sizes)
+
+    def step(self, signs: Array, factors: Array) -> Tensor:
+        """c (D H Sᵀ v), `[dim]`: v is ±1, packed as in `spoken`, `signs: [⌈Σ m / 8⌉]`; c a float32 of every layer,
+        `factors: [layers]`. Both come from the host.
+
+        Integers times c, and later added to w: two operations that round one after the other, and so the same bits
+        everywhere. Where c is zero it is −0, because w − 0 is w, also where w is −0.
+        """
+        expected = -(-self.size // 8)
+        if signs.dtype != np.uint8 or signs.shape != (expected,):
+            raise ValueError(
+                f"signs: got {signs.dtype} of shape {signs.shape}, expected uint8 of shape ({expected},); they are of "
+                "another sketch"
+            )
+        device = self.rows.device
+        if self._on_gpu:
+            from pfedlms.sketch import gpu
+
+            return gpu.step(self, to_device(torch.tensor(signs), device), factors.tolist())
+        bits = np.unpackbits(signs, count=self.size, bitorder="little")
+        votes = torch.from_numpy(bits).to(device).float() * 2 - 1
+        each = torch.from_numpy(np.repeat(factors, [place.end - place.begin for place in self.shape.places])).to(device)
+        return torch.where(each != 0, self.spread(votes[None])[0] * each, -0.0)
+
     def _layers(self) -> Iterator[tuple[Place, Tensor, Tensor]]:
         """Every layer's place, signs and rows."""
         for place in self.shape.places:
@@ -356,10 +399,14 @@ def _constants(shape: Shape, seed: int, block: int, device: torch.device) -> Ten
     return sent.to(device, non_blocking=True)
 
 
+def _made_by_kernels(like: Tensor) -> bool:
+    return like.is_cuda and backend_of(like.new_empty(0, dtype=torch.float32)) == "gpu"
+
+
 def kept_rows(shape: Shape, constants: Tensor) -> Tensor:
     """S of all layers, `[Σ m]`, on the device of `constants: [3 + 12, layers]`: `shape.row_table` and below it the
     `rng.row_constants` of every layer."""
-    if backend_of(constants.new_empty(0, dtype=torch.float32)) == "gpu":
+    if _made_by_kernels(constants):
         from pfedlms.sketch import gpu
 
         return gpu.kept_rows(shape, constants)

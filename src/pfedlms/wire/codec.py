@@ -31,7 +31,7 @@ import torch
 from numpy.typing import NDArray
 
 from pfedlms.errors import DecodeError
-from pfedlms.wire.fields import Array, Field, Values
+from pfedlms.wire.fields import Array, Field, InRows, Values
 from pfedlms.wire.kernels import Bytes, pack_signs, pack_symbols, u64, unpack_signs, unpack_symbols
 
 Buffer = bytes | bytearray | memoryview
@@ -96,14 +96,8 @@ class Symbols(Field):
         vars(self).update(levels=int(self.levels), shape=(symbols,), max_bytes=byte, _rows=rows)
 
     def write(self, values: Values, out: memoryview) -> None:
-        given, stream = self.given(values).view(), np.frombuffer(out, np.uint8)
-        if stream.size != self.max_bytes:  # the kernels rely on it
-            raise ValueError(f"field {self.name!r}: got {stream.size} bytes to write to, expected {self.max_bytes}")
+        given, stream = self.given(values).view(), self._written(out)
         given.flags.writeable = False  # numba compiles a kernel for read-only inputs and again for others
-        if self.dtype is np.float32:  # signs, which are one segment
-            pack_signs(given, stream)
-            return
-        given = given.view(np.uint8)
         if given.size and int(given.max()) >= self.levels:
             at = int(np.argmax(given >= self.levels))
             raise ValueError(
@@ -114,22 +108,11 @@ class Symbols(Field):
             pack_symbols(given[symbols], stream[place], powers, width)
 
     def read(self, data: memoryview, known: Values, out: Array) -> None:
-        stream = np.frombuffer(data.toreadonly(), np.uint8)
-        if stream.size != self.max_bytes:
-            raise DecodeError(
-                f"packed symbols: got {stream.size} bytes, expected {self.max_bytes} "
-                f"({self.shape[0]} symbols, {self.levels} levels)"
-            )
+        stream = self._sent(data)
         for symbols, place, used in self._rows:
             packed, unpacked = stream[place], out[symbols]
-            if packed.size and packed[-1] >> used:
-                raise DecodeError(
-                    f"packed symbols: got last byte 0x{packed[-1]:02x}, expected only its lowest {used} bits in use"
-                )
-            if self.dtype is np.float32:
-                unpack_signs(packed, unpacked)
-                return
-            good = int(unpack_symbols(packed, unpacked.view(np.uint8), *_blocks(self.levels)))
+            _check_end(packed, used)
+            good = int(unpack_symbols(packed, unpacked, *_blocks(self.levels)))
             if good < unpacked.size:
                 size, width = block_shape(self.levels)
                 block, count = good // size, min(size, unpacked.size - good)
@@ -140,9 +123,34 @@ class Symbols(Field):
                     f"expected below {self.levels}**{count} = {self.levels**count}"
                 )
 
+    def _written(self, out: memoryview) -> Bytes:
+        """The bytes to write to; kernels rely on their number."""
+        stream = np.frombuffer(out, np.uint8)
+        if stream.size != self.max_bytes:
+            raise ValueError(f"field {self.name!r}: got {stream.size} bytes to write to, expected {self.max_bytes}")
+        return stream
+
+    def _sent(self, data: memoryview) -> Bytes:
+        """The bytes to read, as many as there must be."""
+        stream = np.frombuffer(data.toreadonly(), np.uint8)
+        if stream.size != self.max_bytes:
+            raise DecodeError(
+                f"packed symbols: got {stream.size} bytes, expected {self.max_bytes} "
+                f"({self.shape[0]} symbols, {self.levels} levels)"
+            )
+        return stream
+
+
+def _check_end(packed: Bytes, used: int) -> None:
+    """Refuse bits that are set after the end, of the last byte those from `used` on."""
+    if packed.size and packed[-1] >> used:
+        raise DecodeError(
+            f"packed symbols: got last byte 0x{packed[-1]:02x}, expected only its lowest {used} bits in use"
+        )
+
 
 @dataclass(frozen=True)
-class Bits(Field):
+class Bits(InRows):
     """`count` signs or answers, one bit each, that were packed before they came here (on a GPU, say): the bytes of
     `Signs` as they travel. Value: uint8 `[ceil(count / 8)]`."""
 
@@ -162,6 +170,20 @@ class Bits(Field):
         out[:] = np.frombuffer(data, np.uint8)
         self._check(out, DecodeError)
 
+    def write_rows(self, values: Values, out: Array) -> None:
+        given = self.given_rows(values, len(out))
+        for row in given if self._beyond(given) else ():
+            self._check(row, ValueError)
+        out[:] = given
+
+    def read_rows(self, data: Array, known: Values, out: Array) -> bool:
+        out[:] = data
+        return not self._beyond(out)
+
+    def _beyond(self, rows: Array) -> bool:
+        """Whether bits after the end are set in one of them."""
+        return self.count % 8 != 0 and bool((rows[:, -1] >> self.count % 8).any())
+
     def _check(self, packed: Array, error: type[ValueError | DecodeError]) -> None:
         used = self.count % 8 or 8
         if packed.size and packed[-1] >> used:
@@ -170,7 +192,7 @@ class Bits(Field):
             )
 
 
-class Mask(Symbols):
+class Mask(Symbols, InRows):
     """Yes or no for each of `count` things, one bit each. Value: bool `[count]`."""
 
     dtype: ClassVar[type[np.generic]] = np.bool_
@@ -178,11 +200,51 @@ class Mask(Symbols):
     def __init__(self, name: str, count: int) -> None:
         super().__init__(name, (count,), levels=2)
 
+    def write(self, values: Values, out: memoryview) -> None:
+        self._written(out)[:] = np.packbits(self.given(values), bitorder="little")
+
+    def read(self, data: memoryview, known: Values, out: Array) -> None:
+        stream = self._sent(data)
+        _check_end(stream, self._rows[0][2])
+        out[:] = np.unpackbits(stream, count=len(out), bitorder="little")
+
+    def write_rows(self, values: Values, out: Array) -> None:
+        out[:] = np.packbits(self._yes(self.given_rows(values, len(out))), axis=1, bitorder="little")
+
+    def read_rows(self, data: Array, known: Values, out: Array) -> bool:
+        used = self.shape[0] % 8
+        if used and (data[:, -1] >> used).any():
+            return False
+        out[:] = self._values(np.unpackbits(data, axis=1, count=self.shape[0], bitorder="little"))
+        return True
+
+    def _yes(self, values: Array) -> Array:
+        return values
+
+    def _values(self, yes: Bytes) -> Array:
+        return yes
+
 
 class Signs(Mask):
     """Signs, a mask of those that are +1. Value: float32 `[count]` of ±1; zero counts as +1."""
 
     dtype = np.float32
+
+    def write(self, values: Values, out: memoryview) -> None:
+        given = self.given(values).view()
+        given.flags.writeable = False  # as in `Symbols.write`
+        pack_signs(given, self._written(out))
+
+    def read(self, data: memoryview, known: Values, out: Array) -> None:
+        stream = self._sent(data)
+        _check_end(stream, self._rows[0][2])
+        unpack_signs(stream, out)
+
+    def _yes(self, values: Array) -> Array:
+        return values >= 0
+
+    def _values(self, yes: Bytes) -> Array:
+        return yes.astype(np.float32) * 2 - 1
 
 
 @lru_cache(maxsize=256, typed=True)  # 3.0 is not 3

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import isfinite, prod
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,6 +25,8 @@ from pfedlms.wire.kernels import copy_finite
 
 Array = NDArray[Any]
 Values = Mapping[str, Array]
+
+_FEW = 64  # numbers that Python looks at faster than it hands them to a kernel
 
 
 class Field(ABC):
@@ -42,6 +44,11 @@ class Field(ABC):
         """Most bytes the field can take; fields of fixed size always take this many."""
         return prod(self.shape) * np.dtype(self.dtype).itemsize
 
+    @cached_property
+    def place(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Shape and dtype of an array that holds one sender's value."""
+        return self.shape, np.dtype(self.dtype)
+
     def size(self, values: Values) -> int:
         """Bytes the field takes, given the fields before it."""
         return self.max_bytes
@@ -50,6 +57,11 @@ class Field(ABC):
         """Bytes the field takes at the beginning of `data`, for a reader who knows the fields before it; more than
         there are where some are missing."""
         return self.size(known)
+
+    @cached_property
+    def is_fixed(self) -> bool:
+        """Whether the field takes the same number of bytes whatever its values are."""
+        return type(self).size is Field.size and type(self).taken is Field.taken
 
     @abstractmethod
     def write(self, values: Values, out: memoryview) -> None:
@@ -70,9 +82,34 @@ class Field(ABC):
             raise ValueError(f"field {self.name!r}: got shape {list(value.shape)}, expected {list(self.shape)}")
         return value
 
+    def given_rows(self, values: Values, senders: int) -> Array:
+        """`given` of all senders."""
+        value = np.ascontiguousarray(values[self.name], dtype=self.dtype)
+        if value.shape != (senders, *self.shape):
+            expected = [senders, *self.shape]
+            raise ValueError(f"field {self.name!r}: got shape {list(value.shape)}, expected {expected}")
+        return value
+
+
+class InRows(Field):
+    """A field of which many senders' values can be written and read at once: rows of arrays, all of one size. `write`
+    and `read` of one row after another are what it means."""
+
+    def rows_size(self, values: Values) -> int | None:
+        """Bytes the field takes in every row, given the fields before it; None where rows differ."""
+        return self.max_bytes
+
+    @abstractmethod
+    def write_rows(self, values: Values, out: Array) -> None:
+        """Encode `values[self.name]: [senders, …]` as the rows of `out`, uint8 `[senders, size]`."""
+
+    @abstractmethod
+    def read_rows(self, data: Array, known: Values, out: Array) -> bool:
+        """Decode the rows of `data`; whether `read` would take every one of them."""
+
 
 @dataclass(frozen=True)
-class Floats(Field):
+class Floats(InRows):
     """A float32 vector, finite and not below `minimum`. Value: float32 `[count]`."""
 
     name: str
@@ -84,10 +121,20 @@ class Floats(Field):
 
     def write(self, values: Values, out: memoryview) -> None:
         target, given = np.frombuffer(out, dtype="<f4"), self.given(values)
+        if self.count <= _FEW:
+            target[:] = given
+            return
         share(lambda first, last: np.copyto(target[first:last], given[first:last]), self.count, 1)
 
     def read(self, data: memoryview, known: Values, out: Array) -> None:
         _read_floats(self.name, data, out, self.minimum)
+
+    def write_rows(self, values: Values, out: Array) -> None:
+        out[:] = self.given_rows(values, len(out)).astype("<f4", copy=False).view(np.uint8)
+
+    def read_rows(self, data: Array, known: Values, out: Array) -> bool:
+        out[:] = np.ascontiguousarray(data).view("<f4")
+        return bool((np.isfinite(out) & (out >= np.float32(self.minimum))).all())
 
 
 def Scalar(name: str, minimum: float = -np.inf) -> Floats:
@@ -123,7 +170,7 @@ class MaskedRows(Field):
 
 
 @dataclass(frozen=True)
-class MaskedBytes(Field):
+class MaskedBytes(InRows):
     """`count` bytes if an earlier Mask of one thing says yes; else they are not sent and read as zero. Value: uint8
     `[count]`."""
 
@@ -144,15 +191,32 @@ class MaskedBytes(Field):
     def read(self, data: memoryview, known: Values, out: Array) -> None:
         out[:] = np.frombuffer(data, np.uint8) if len(data) else 0
 
+    def rows_size(self, values: Values) -> int | None:
+        sent = values[self.mask][:, 0]
+        return self.count if sent.all() else None if sent.any() else 0
+
+    def write_rows(self, values: Values, out: Array) -> None:
+        out[:] = self.given_rows(values, len(out))[:, : out.shape[1]]
+
+    def read_rows(self, data: Array, known: Values, out: Array) -> bool:
+        out[:] = data if data.shape[1] else 0
+        return True
+
 
 def _read_floats(name: str, data: memoryview, out: Array, minimum: float = -np.inf) -> None:
     """Copy float32 numbers from `data` into `out`; refuse those that are not finite or below the minimum."""
     source = np.frombuffer(data, dtype="<f4")
-    if not source.flags.aligned:
-        source = np.frombuffer(bytes(data), dtype="<f4")
-    refused = np.zeros(1, np.uint8)
-    share(copy_finite, len(out), 1, source, out, float(minimum), refused)
-    if refused[0]:
+    if len(out) <= _FEW:
+        out[:] = source
+        numbers, least = out.tolist(), float(np.float32(minimum))
+        fine = all(map(isfinite, numbers)) and min(numbers, default=least) >= least
+    else:
+        if not source.flags.aligned:
+            source = np.frombuffer(bytes(data), dtype="<f4")
+        refused = np.zeros(1, np.uint8)
+        share(copy_finite, len(out), 1, source, out, float(minimum), refused)
+        fine = not refused[0]
+    if not fine:
         at = int(np.argmin(np.isfinite(out) & (out >= minimum)))
         raise DecodeError(
             f"field {name!r}: got {out[at]} at position {at}, expected a finite number of at least {minimum}"
@@ -170,41 +234,91 @@ class Message:
     def max_bytes(self) -> int:
         return sum(part.max_bytes for part in self.fields)
 
+    @cached_property
+    def _parts(self) -> list[tuple[Field, int | None]]:
+        """The fields, and the bytes of those that always take as many."""
+        return [(part, part.max_bytes if part.is_fixed else None) for part in self.fields]
+
+    @cached_property
+    def _fixed(self) -> int:
+        """Bytes of the fields of fixed size together."""
+        return sum(size or 0 for _, size in self._parts)
+
     def size(self, values: Values) -> int:
         """Bytes of the payload of `values`."""
-        return sum(part.size(values) for part in self.fields)
+        return self._fixed + sum([part.size(values) for part, size in self._parts if size is None])
 
     def write(self, values: Values, out: memoryview) -> None:
         """Encode the values of all fields as the `size(values)` bytes of `out`."""
         at = 0
-        for part in self.fields:
-            size = part.size(values)
-            part.write(values, out[at : at + size])
-            at += size
+        for part, fixed in self._parts:
+            end = at + (part.size(values) if fixed is None else fixed)
+            part.write(values, out[at:end])
+            at = end
 
     def read(self, payload: memoryview, into: Values | None = None) -> dict[str, Array]:
         """Values of all fields, in the arrays of `into` or in new ones; the payload must end exactly where the last
         one does."""
         known: dict[str, Array] = {}
-        at = 0
-        for part in self.fields:
-            size = part.taken(payload[at:], known)
-            if len(payload) - at < size:
-                raise TruncatedError(
-                    f"payload: got {len(payload)} bytes, expected at least {at + size} up to field {part.name!r}"
-                )
+        at, length = 0, len(payload)
+        for part, fixed in self._parts:
+            end = at + (part.taken(payload[at:], known) if fixed is None else fixed)
+            if length < end:
+                raise TruncatedError(f"payload: got {length} bytes, expected at least {end} up to field {part.name!r}")
             out = np.empty(part.shape, part.dtype) if into is None else into[part.name]
-            if out.shape != part.shape or out.dtype != part.dtype or not out.flags.carray:
-                raise ValueError(
-                    f"room for field {part.name!r}: got {out.dtype} {list(out.shape)}, expected {part.dtype.__name__} "
-                    f"{list(part.shape)}, contiguous and writable, as a row of `Message.room`"
-                )
-            part.read(payload[at : at + size], known, out)
+            if (out.shape, out.dtype) != part.place or not out.flags.carray:
+                raise _no_room(part, out)
+            part.read(payload[at:end], known, out)
+            known[part.name] = out
+            at = end
+        if at != length:
+            raise OversizedError(f"payload: got {length} bytes, expected {at}")
+        return known
+
+    @cached_property
+    def in_rows(self) -> bool:
+        """Whether all its fields are."""
+        return len(self._rows) == len(self.fields)
+
+    def rows_size(self, values: Values) -> int | None:
+        """Bytes of the payload in every row of `values: [senders, …]`; None where rows differ."""
+        total = 0
+        for part in self._rows:
+            size = part.rows_size(values)
+            if size is None:
+                return None
+            total += size
+        return total
+
+    def write_rows(self, values: Values, out: Array) -> None:
+        """`write` of every row of `values` into the rows of `out`, uint8 `[senders, rows_size(values)]`."""
+        at = 0
+        for part in self._rows:
+            end = at + (part.rows_size(values) or 0)
+            part.write_rows(values, out[:, at:end])
+            at = end
+
+    def read_rows(self, payloads: Array, into: Values) -> bool:
+        """`read` of every row of `payloads`, uint8 `[senders, size]`, into the rows of `into`, if it would take all of
+        them; else False, and anything may be there."""
+        known: dict[str, Array] = {}
+        at, (senders, length) = 0, payloads.shape
+        for part in self._rows:
+            size, out = part.rows_size(known), into[part.name]
+            if size is None or length < at + size:
+                return False
+            if out.shape[:1] != (senders,) or (out.shape[1:], out.dtype) != part.place or not out.flags.carray:
+                raise _no_room(part, out)
+            if not part.read_rows(payloads[:, at : at + size], known, out):
+                return False
             known[part.name] = out
             at += size
-        if at != len(payload):
-            raise OversizedError(f"payload: got {len(payload)} bytes, expected {at}")
-        return known
+        return bool(at == length)
+
+    @cached_property
+    def _rows(self) -> list[InRows]:
+        """The fields of a message that is `in_rows`."""
+        return [part for part in self.fields if isinstance(part, InRows)]
 
     def room(self, senders: int) -> dict[str, Array]:
         """Arrays `[senders, …]` for the values of several senders, to be used again for every message; not filled."""
@@ -213,3 +327,10 @@ class Message:
     def example(self) -> dict[str, Array]:
         """Valid values to measure messages with, `Field.example` of each."""
         return {part.name: part.example() for part in self.fields}
+
+
+def _no_room(part: Field, out: Array) -> ValueError:
+    return ValueError(
+        f"room for field {part.name!r}: got {out.dtype} {list(out.shape)}, expected {part.dtype.__name__} "
+        f"{list(part.shape)}, contiguous and writable, as a row of `Message.room`"
+    )

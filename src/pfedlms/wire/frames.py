@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from pfedlms.errors import (
     ChecksumError,
@@ -33,6 +34,7 @@ from pfedlms.errors import (
     SenderError,
     TruncatedError,
     VersionError,
+    WireError,
 )
 from pfedlms.wire.checksum import crc32
 from pfedlms.wire.codec import Buffer
@@ -85,12 +87,31 @@ def frame(
     return bytes(data) if out is None else data
 
 
+def frame_rows(
+    message: Message,
+    values: Values,
+    *,
+    round: int,
+    senders: Sequence[int],
+    samples: Sequence[int],
+    digest: bytes,
+    out: Array,
+) -> None:
+    """`frame` of every row of `values: [senders, …]`, of a message that is `in_rows`, into the rows of `out`, uint8
+    `[senders, HEADER_BYTES + message.rows_size(values)]`."""
+    message.write_rows(values, out[:, HEADER_BYTES:])
+    length = out.shape[1] - HEADER_BYTES
+    for row, sender, own in zip(out, senders, samples, strict=True):
+        data = row.data
+        _HEADER.pack_into(data, 0, MAGIC, VERSION, message.kind, 0, round, sender, own, length, digest)
+        _CRC.pack_into(data, _HEADER.size, _checksum(data))
+
+
 def _checksum(data: memoryview) -> int:
-    return crc32(data[HEADER_BYTES:], crc32(data[: _HEADER.size]))
+    return crc32(data[HEADER_BYTES:], zlib.crc32(data[: _HEADER.size]))
 
 
-@dataclass(frozen=True)
-class Received:
+class Received(NamedTuple):
     """A frame that passed every check."""
 
     sender: int
@@ -114,7 +135,30 @@ class Intake:
         refused may leave anything there. Nothing is allocated by a length that was not compared with what is there and
         what is allowed.
         """
-        view = memoryview(data).cast("B").toreadonly()
+        sender, samples, payload = self._opened(memoryview(data).cast("B").toreadonly(), self._seen)
+        values = self._message.read(payload, into)
+        self._seen.add(sender)
+        return Received(sender, samples, values, len(payload))
+
+    def accept_rows(self, frames: Array, into: Values) -> list[Received] | None:
+        """`accept` of every row of `frames`, uint8 `[senders, size]`, into the rows of `into`, if all of them are
+        acceptable; else None, and nobody was heard: accept them one after another to learn what is wrong."""
+        seen, found = set(self._seen), []
+        try:
+            for row, data in enumerate(frames):
+                sender, samples, payload = self._opened(data.data.toreadonly(), seen)
+                values = {name: value[row] for name, value in into.items()}
+                found.append(Received(sender, samples, values, len(payload)))
+                seen.add(sender)
+        except WireError:
+            return None
+        if not self._message.read_rows(frames[:, HEADER_BYTES:], into):
+            return None
+        self._seen = seen
+        return found
+
+    def _opened(self, view: memoryview, seen: Collection[int]) -> tuple[int, int, memoryview]:
+        """Sender, samples and payload of a frame whose header is right; `seen` have sent one before."""
         if len(view) < HEADER_BYTES:
             raise TruncatedError(f"frame: got {len(view)} bytes, expected a header of {HEADER_BYTES}")
         magic, version, kind, reserved, round, sender, samples, length, digest = _HEADER.unpack_from(view)
@@ -147,12 +191,10 @@ class Intake:
             raise RoundError(f"round: got {round}, expected {self._round}")
         if sender not in self._senders:
             raise SenderError(f"sender: got {sender}, which takes no part in this exchange")
-        if sender in self._seen:
+        if sender in seen:
             raise SenderError(f"sender: got a second message of {sender} in one exchange")
         if (samples == 0) != (sender == SERVER):
             raise DecodeError(
                 f"samples: got {samples} from sender {sender}, expected at least 1 from a client and 0 from the server"
             )
-        values = self._message.read(payload, into)
-        self._seen.add(sender)
-        return Received(sender, samples, values, len(payload))
+        return sender, samples, payload
