@@ -10,7 +10,8 @@ well, which are not independent. Summed up over a run,
 
     left ≤ 2(Ψ⁰ − Ψ^R)/(ηER) + L_F η · mean ‖ξ‖² + (2/(ηER)) Σ_r D^r
 
-with D^r = Σ_k p_k [F_k(θ_k^{r+1}; V^{r+1}) − F_k(θ_k^{r+1}; V^r)], which is reported beside the bound: what it replaces by Ψ_inf, by σ² and by λβ^r.
+with D^r = Σ_k p_k [F_k(θ_k^{r+1}; V^{r+1}) − F_k(θ_k^{r+1}; V^r)]. That is reported beside the bound, which
+replaces Ψ^R by Ψ_inf, the mean by σ² and D^r by λβ^r.
 """
 
 from __future__ import annotations

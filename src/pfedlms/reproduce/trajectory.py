@@ -120,7 +120,7 @@ class ClientTask:
 @dataclass
 class Trajectory:
     """One number a round r = 0, …, R − 1, means over clients weighted by p_k; of `potential` and
-    thresholds one more, those of V^R; of what is made of gradients only the rounds in which they were computed."""
+    thresholds one more, those of V^R; of losses and gradients only the rounds in which they were computed."""
 
     stationarity: list[float] = field(default_factory=list)
     """(1/E) Σ_e Σ_k p_k ‖∇F_k(θ_k^{r,e}; V^r)‖²."""
@@ -152,7 +152,8 @@ class _Round:
 
     start: float
     """‖θ^{r,0}‖."""
-    potential: float
+    potential: float | None
+    """F_k(θ^{r,0}; V^r), where gradients are computed."""
     drift: float
     """Since the round before."""
     model: float
@@ -164,18 +165,20 @@ class _Round:
 def _look(
     task: ClientTask, now: Watched, before: Watched | None, decay: float, steps: Sequence[int], index: Tensor
 ) -> _Round:
-    """One client's round; `index: [local_steps, batch]` are the samples of its steps."""
+    """One client's round, its gradients at `steps`, the first of which is 0; `index: [local_steps, batch]` are the
+    samples of its steps."""
     strength, seen = now.pull.strength, torch.stack(now.seen).double()
     start = seen[:1]
     pulled = strength * float(penalty(now.pull, start)[0])
     earlier = pulled if before is None else strength * float(penalty(before.pull, start)[0])
-    potential = float(task.full(start)[0]) + pulled + decay / 2 * float(start.square().sum())
-    squares = seen.new_empty(3, 0)
+    potential, squares = None, seen.new_empty(3, 0)
     if steps:
         models = seen[steps]
-        exact, estimate = task.full(models)[1], task.of_batches(models, index[steps])
+        (loss, *_), exact = task.full(models)
+        estimate = task.of_batches(models, index[steps])
         whole = exact + strength * penalty(now.pull, models)[1] + decay * models
         squares = torch.stack([whole, estimate - exact, estimate]).square().sum(dim=2)
+        potential = float(loss) + pulled + decay / 2 * float(start.square().sum())
     deviation = float(now.pull.sketch.forward(start).std())
     return _Round(float(start.norm()), potential, pulled - earlier, float(seen.norm(dim=1).max()), deviation, squares)
 
@@ -199,7 +202,6 @@ def follow(
     rounds: int,
     every: int = 1,
     stride: int = 1,
-    progress: Callable[[int], None] | None = None,
 ) -> Trajectory:
     """Play a fresh watched federation and measure; gradients in every `every`-th round at every `stride`-th step. One
     more round is played than is measured, because Ψ^R and the last drift need V^R."""
@@ -217,7 +219,8 @@ def follow(
     for round in range(rounds + 1):
         federation.play_round()
         now, first = method.notes, (round + 1) * train.local_steps
-        steps = range(0, train.local_steps, stride) if round < rounds and round % every == 0 else range(0)
+        # Of V^R only the potential at the models before any step is asked for.
+        steps = range(0, train.local_steps if round < rounds else 1, stride) if round % every == 0 else range(0)
         index = plan.indices(tuple(clients), first, train.local_steps, train.batch_size)
         of = _looked(
             [
@@ -225,7 +228,8 @@ def follow(
                 for k in clients
             ]
         )
-        found.potential.append(mean(own.potential for own in of))
+        if steps:
+            found.potential.append(mean(own.potential for own in of if own.potential is not None))
         if before:
             found.drift.append(mean(own.drift for own in of))
             found.largest_drift.append(max(abs(own.drift) for own in of))
@@ -242,6 +246,4 @@ def follow(
             found.largest_noise.append(max(float(own.squares[1].max()) for own in of))
             found.largest_gradient.append(max(float(own.squares[2].max()) for own in of))
         before = now
-        if progress is not None:
-            progress(round + 1)
     return found
