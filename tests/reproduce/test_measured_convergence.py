@@ -229,14 +229,11 @@ def test_what_is_measured_along_a_run(refresh: int) -> None:
     assert min(noises.max(), abs(drift).max(), squares.max()) > 1e-3  # nothing of it is a comparison of zeros
 
 
-def test_gradients_at_some_rounds_and_steps() -> None:
-    """Every second round, at steps 0 and 2; what needs no gradient is there for every round."""
-    everything, some = (follow(watched(), TRAIN, SEED, 3, every, stride) for every, stride in ((1, 1), (2, 2)))
-    assert len(some.stationarity) == 2
-    assert len(some.drift) == 3
-    assert some.stationarity != [everything.stationarity[round] for round in (0, 2)]
-    first = follow(watched(), TRAIN, SEED, 1, 1, stride=5).stationarity[0]  # step 0 alone
-    assert first != pytest.approx(some.stationarity[0])
+def test_gradients_of_some_rounds() -> None:
+    """Every second one; what needs no gradient is there for every round."""
+    everything, some = (follow(watched(), TRAIN, SEED, 3, every) for every in (1, 2))
+    assert some.stationarity == [everything.stationarity[round] for round in (0, 2)]
+    assert some.drift == everything.drift
 
 
 def models_of(federation: Federation, rounds: int = 3) -> list[list[float]]:

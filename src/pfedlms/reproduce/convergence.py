@@ -49,8 +49,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Plan:
-    """One run: what is trained and for how long; gradients are computed in every `every`-th round at every
-    `stride`-th step."""
+    """One run: what is trained and for how long; gradients are computed in every `every`-th round."""
 
     model: str
     seed: int
@@ -59,7 +58,6 @@ class Plan:
     rounds: int
     local_steps: int
     every: int = 1
-    stride: int = 1
 
     @property
     def name(self) -> str:
@@ -127,9 +125,8 @@ def plans(config: Config, seed: int, quick: bool) -> Iterator[Plan]:
     for strength, refresh in pairs:
         yield Plan("softmax", seed, strength, refresh, rounds, steps)
     used, practised = config.settings, config.train.local_steps
-    sparse = {} if small else {"every": 10, "stride": 10}
     last = rounds if small else (1 if quick else 21)
-    yield Plan("dnn", seed, used.strength, used.refresh, last, practised, **sparse)
+    yield Plan("dnn", seed, used.strength, used.refresh, last, practised, 1 if small else 10)
 
 
 def softmax(config: Config) -> Callable[[], nn.Module]:
@@ -166,7 +163,7 @@ def _watched(plan: Plan, config: Config, prepared: Federation, settings: Watched
         federation = Federation(
             WatchedPFedLMS, settings, prepared.model, prepared.data, train, plan.seed, cohort_size=1
         )
-        return follow(federation, train, plan.seed, plan.rounds, plan.every, plan.stride)
+        return follow(federation, train, plan.seed, plan.rounds, plan.every)
 
 
 def _theory(plan: Plan, config: Config, prepared: Federation) -> Record:

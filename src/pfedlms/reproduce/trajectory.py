@@ -30,6 +30,8 @@ from pfedlms.models import CohortModel
 from pfedlms.pull import Pull
 from pfedlms.settings import setting
 
+_TOGETHER = 10  # models of a client whose gradients over all samples are computed at once
+
 
 @dataclass(frozen=True)
 class WatchedSettings(PFedLMSSettings):
@@ -98,7 +100,7 @@ class ClientTask:
         self._module, self._parameters = deepcopy(model.module).double(), model.layout.parameters
         self._data, held = data, torch.from_numpy(data.train[client]).to(data.x.device)
         self._x, self._y = data.x[held].double(), data.y[held]
-        self._on_all = vmap(grad_and_value(self._loss), in_dims=(0, None, None))
+        self._on_all = vmap(grad_and_value(self._loss), in_dims=(0, None, None), chunk_size=_TOGETHER)
         self._on_each = vmap(grad_and_value(self._loss))
 
     def full(self, params: Tensor) -> tuple[Tensor, Tensor]:
@@ -201,10 +203,9 @@ def follow(
     seed: int,
     rounds: int,
     every: int = 1,
-    stride: int = 1,
 ) -> Trajectory:
-    """Play a fresh watched federation and measure; gradients in every `every`-th round at every `stride`-th step. One
-    more round is played than is measured, because Ψ^R and the last drift need V^R."""
+    """Play a fresh watched federation and measure, gradients in every `every`-th round. One more round is played than
+    is measured, because Ψ^R and the last drift need V^R."""
     method, data, clients = federation.method, federation.data, range(federation.data.clients)
     assert isinstance(method, WatchedPFedLMS)
     share = [own / sum(data.samples) for own in data.samples]
@@ -220,7 +221,7 @@ def follow(
         federation.play_round()
         now, first = method.notes, (round + 1) * train.local_steps
         # Of V^R only the potential at the models before any step is asked for.
-        steps = range(0, train.local_steps if round < rounds else 1, stride) if round % every == 0 else range(0)
+        steps = range(0 if round % every else train.local_steps if round < rounds else 1)
         index = plan.indices(tuple(clients), first, train.local_steps, train.batch_size)
         of = _looked(
             [
