@@ -257,7 +257,7 @@ def test_all_ends_have_the_same_global_model(case: Case, monkeypatch: pytest.Mon
 def test_what_is_heard_on_the_host_gets_to_the_clients_device(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """On torch's device without any data, which refuses to be mixed with the host as a GPU does. A decoder that looks
     at numbers has nothing to look at there."""
-    monkeypatch.setattr("pfedlms.methods.obcsaa.biht", lambda sketch, mean, *_: mean.new_zeros(1, sketch.dim))
+    monkeypatch.setattr("pfedlms.methods.obcsaa.decoded", lambda sketch, mean, *_: mean.new_zeros(1, sketch.dim))
     chosen = federation_of(case)
     play(chosen, rounds=1)
     elsewhere = torch.device("meta")

@@ -339,7 +339,7 @@ def package_models(federation: Federation, answers: list[bytes], device: str) ->
     models, digest = [], federation.state()["digest"]
     for number, answer in enumerate(answers):
         received = Intake(exchange.down, digest, number, (SERVER,)).accept(answer).values
-        values = {name: torch.from_numpy(value).to(device) for name, value in received.items()}
+        values = {name: torch.from_numpy(value) for name, value in received.items()}
         cohort = exchange.client_receive(cohort, values, number)
         models.append(cohort.state["model"])
     return models

@@ -15,7 +15,8 @@ from pfedlms.errors import UsageError
 def add_reproduce(sub: argparse.ArgumentParser) -> None:
     """Train what a table or figure of the paper takes, and print it beside what is printed there. The same command
     again goes on where it was interrupted; cells that are finished are kept, and used by every table that has them."""
-    help = "table1, table2, communication, ablation, thresholds, refresh, lambda, distributions, curves, budget"
+    help = "table1, table2, communication, ablation, thresholds, refresh, lambda, distributions, curves, budget, "
+    help += "convergence"
     sub.add_argument("names", nargs="+", metavar="NAME", help=help)
     sub.add_argument("--datasets", metavar="A,B", help="some of mnist, fmnist, svhn, cifar10, cifar100 (default: all)")
     help = "some rows, by method or variant: pfedlms, stc@sketchvote (at the bytes of), pfedlms:ratio=.2"
@@ -43,7 +44,7 @@ def reproduce(options: argparse.Namespace) -> int:
     done: dict[str, Outcome] = {}
     for name in dict.fromkeys(options.names):
         with progress_of(options) as progress:
-            done[name] = reproduce(name, wanted, where, progress)
+            done[name] = reproduce(name, wanted, where, progress, None if options.quiet else say)
         _report(options, done[name])
         if done[name].stopped:
             say(f"interrupted; all of it is kept in {where.out}. The same command goes on.")

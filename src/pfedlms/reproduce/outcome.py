@@ -13,12 +13,14 @@ from pfedlms.experiment.store import write_atomically
 from pfedlms.report.plots import can_draw
 from pfedlms.reproduce.bytes_to import bytes_to_most_of_the_gain, frugal_fedavg
 from pfedlms.reproduce.communication import communication
+from pfedlms.reproduce.convergence import convergence
+from pfedlms.reproduce.convergence_plot import columns_and_rows, draw_convergence
 from pfedlms.reproduce.distributions import distributions
 from pfedlms.reproduce.plans import ALL, EXPERIMENTS, Experiment, Row
 from pfedlms.reproduce.play import Measured, Where, play
 from pfedlms.reproduce.sheets import Sheet, against_paper
 
-OTHERS = {"communication": ALL, "distributions": ("mnist",)}
+OTHERS = {"communication": ALL, "distributions": ("mnist",), "convergence": ("digits", "mnist")}
 """What is not made of training runs, and its data sets."""
 NAMES = (*EXPERIMENTS, *OTHERS)
 Cells = dict[str, list[Measured]]
@@ -47,8 +49,10 @@ class Outcome:
     stopped: int = 0
 
 
-def reproduce(name: str, wanted: Wanted, where: Where, progress: Progress) -> Outcome:
-    """One table or figure; sheets are written beside the cells."""
+def reproduce(
+    name: str, wanted: Wanted, where: Where, progress: Progress, say: Callable[[str], None] | None = None
+) -> Outcome:
+    """One table or figure; sheets are written beside the cells. `say` is told what else is done as it begins."""
     if name not in NAMES:
         raise UsageError(f"reproduce: got {name!r}; {did_you_mean(name, NAMES)}")
     outcome = Outcome()
@@ -57,6 +61,8 @@ def reproduce(name: str, wanted: Wanted, where: Where, progress: Progress) -> Ou
             outcome.sheets.append(communication(dataset, wanted.methods))
         elif name == "distributions":
             _figure_1(dataset, wanted, where, progress, outcome)
+        elif name == "convergence":
+            _theorem(dataset, wanted, where, say, outcome)
         else:
             _experiment(name, EXPERIMENTS[name], dataset, wanted, where, progress, outcome)
         if outcome.stopped:
@@ -117,6 +123,19 @@ def _figure_1(dataset: str, wanted: Wanted, where: Where, progress: Progress, ou
     columns = {"layer": "layer", "round": "round", "deviation": "σ"}
     outcome.sheets.append(Sheet(f"distributions-{dataset}", title, records, columns, "σ: standard deviation."))
     _draw(where.out / f"distributions-{dataset}", lambda file: _figures().draw_distributions(document, file), outcome)
+
+
+def _theorem(dataset: str, wanted: Wanted, where: Where, say: Callable[[str], None] | None, outcome: Outcome) -> None:
+    """Both sides of the theorem on the first seed: every gradient is one over all samples."""
+    folder = where.out / "quick" if wanted.quick else where.out
+    document = convergence(dataset, folder, where.data_dir, where.device, wanted.seeds[:1], wanted.quick, say)
+    columns, rows = columns_and_rows(document)
+    keys = [f"{number} {heading}" for number, heading in enumerate(columns)]
+    records = [dict(zip(keys, row, strict=True)) for row in rows]
+    note = "Each term as the theorem bounds it, then as it was; by norm: with the largest ‖θ‖ for its bound."
+    title = f"{dataset}: the convergence theorem, softmax regression"
+    outcome.sheets.append(Sheet(f"convergence-{dataset}", title, records, dict(zip(keys, columns, strict=True)), note))
+    _draw(folder / f"convergence-{dataset}", lambda file: draw_convergence(document, file), outcome)
 
 
 def _points(name: str, dataset: str, cells: Cells) -> Sheet:

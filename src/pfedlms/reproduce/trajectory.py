@@ -1,0 +1,250 @@
+"""What the convergence theorem speaks of, measured along real rounds of pFedLMS, in float64.
+
+The rounds are the engine's own. A subclass of the method notes the models after every local step; it changes nothing
+else, but for an absolute ρ where that is asked for. Losses, gradients and the regulariser are computed again here, on
+all training samples of a client and apart from the engine's kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from math import prod
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad_and_value, vmap
+from torch.nn import functional as F
+
+from pfedlms.backend import own_threads, spread
+from pfedlms.cohort import Cohort
+from pfedlms.data.batches import batches
+from pfedlms.data.federated import FederatedData
+from pfedlms.engine import Federation
+from pfedlms.engine.training import TrainSettings
+from pfedlms.methods.contract import Objective
+from pfedlms.methods.pfedlms import PFedLMS, PFedLMSSettings, PulledTowardsConsensus
+from pfedlms.models import CohortModel
+from pfedlms.pull import Pull
+from pfedlms.settings import setting
+
+_TOGETHER = 10  # models of a client whose gradients over all samples are computed at once
+
+
+@dataclass(frozen=True)
+class WatchedSettings(PFedLMSSettings):
+    absolute: bool = setting(False, "ρ is in units of a sketch's entries, the same for all layers and rounds")
+
+
+@dataclass(frozen=True)
+class Watched(Objective):
+    """The pull as it is; models are noted on the way, `seen`: θ^{r,0}, …, θ^{r,E}."""
+
+    pull: Pull
+    seen: list[Tensor]
+
+    def gradient(self, params: Tensor) -> Tensor | None:
+        return self.pull.gradient(params) if self.pull.strength else None
+
+    def after_step(self, params: Tensor, step: int) -> Tensor:
+        self.seen.append(params[0].clone())
+        return params
+
+
+class WatchedPFedLMS(PFedLMS):
+    """pFedLMS, watched; for cohorts of one."""
+
+    Settings = WatchedSettings
+
+    notes: dict[int, Watched]
+    """What each client did in the round played last."""
+
+    def objective(self, cohort: Cohort, round: int) -> Objective:
+        chosen, heard, (client,) = self.settings, cohort.heard, cohort.ids
+        sketch = self._sketches.of(round, cohort.params.device)
+        # A pull's widths are ρ σ̄; where all σ̄ are said to be 1 they are ρ itself.
+        scale = torch.ones_like(heard["deviation"]) if chosen.absolute else heard["deviation"]
+        agreed = heard["thresholds"], scale, heard["consensus"]
+        pull = PulledTowardsConsensus(sketch, *agreed, chosen.strength, chosen.smoothing)
+        watched = Watched(pull, [cohort.params[0].clone()])
+        self.notes = {**getattr(self, "notes", {}), client: watched}
+        return watched
+
+    def _warn(self, narrowest: float) -> None:
+        if not self.settings.absolute:  # its advice is in units of σ̄
+            super()._warn(narrowest)
+
+
+def penalty(pull: Pull, params: Tensor) -> tuple[Tensor, Tensor]:
+    """R̃_ρ and its gradient at float64 `params: [models, dim]`: `[models]` and `[models, dim]`, without λ. A layer with
+    ρ_l = 0 has none."""
+    layers = pull.sketch.layers
+    sketched, rho = pull.sketch.forward(params), pull.widths.double()[layers]
+    value, slope = torch.zeros_like(params[:, 0]), torch.zeros_like(sketched)
+    levels = pull.thresholds.shape[1]
+    for level, tau in enumerate(pull.thresholds.double().unbind(dim=1), start=1):
+        z = sketched - tau[layers]
+        u = torch.where(rho > 0, z / rho, 0.0).clamp(-1, 1)  # where ⟨u, z⟩ − ρ/2 ‖u‖² is largest
+        v = torch.where(pull.consensus >= level, 1.0, -1.0).double() * (rho > 0)
+        value += (u * z - rho / 2 * u**2 - v * z).sum(dim=1)
+        slope += u - v
+    return value / levels, pull.sketch.adjoint(slope / levels)
+
+
+class ClientTask:
+    """f_k of one client: the mean cross-entropy over its training samples in float64, at many models at once."""
+
+    def __init__(self, model: CohortModel, data: FederatedData, client: int) -> None:
+        self._module, self._parameters = deepcopy(model.module).double(), model.layout.parameters
+        self._data, held = data, torch.from_numpy(data.train[client]).to(data.x.device)
+        self._x, self._y = data.x[held].double(), data.y[held]
+        self._on_all = vmap(grad_and_value(self._loss), in_dims=(0, None, None), chunk_size=_TOGETHER)
+        self._on_each = vmap(grad_and_value(self._loss))
+
+    def full(self, params: Tensor) -> tuple[Tensor, Tensor]:
+        """f_k and ∇f_k at `params: [models, dim]`."""
+        gradients, values = self._on_all(params, self._x, self._y)
+        return values, gradients
+
+    def of_batches(self, params: Tensor, index: Tensor) -> Tensor:
+        """ĝ_k at `params: [models, dim]`, each on the samples `index: [models, batch]` of its own."""
+        gradients: Tensor = self._on_each(params, self._data.x[index].double(), self._data.y[index])[0]
+        return gradients
+
+    def _loss(self, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        pieces = torch.split(params, [prod(shape) for _, shape in self._parameters])
+        named = {name: own.view(shape) for (name, shape), own in zip(self._parameters, pieces, strict=True)}
+        return F.cross_entropy(functional_call(self._module, named, (x,)), y)
+
+
+@dataclass
+class Trajectory:
+    """One number a round r = 0, …, R − 1, means over clients weighted by p_k; of `potential` and
+    thresholds one more, those of V^R; of losses and gradients only the rounds in which they were computed."""
+
+    stationarity: list[float] = field(default_factory=list)
+    """(1/E) Σ_e Σ_k p_k ‖∇F_k(θ_k^{r,e}; V^r)‖²."""
+    noise: list[float] = field(default_factory=list)
+    """The same mean of ‖ĝ_k − ∇f_k‖²."""
+    largest_noise: list[float] = field(default_factory=list)
+    """Its largest value, over clients and steps."""
+    largest_gradient: list[float] = field(default_factory=list)
+    """Of ‖ĝ_k‖², likewise."""
+    largest_model: list[float] = field(default_factory=list)
+    """Of ‖θ_k^{r,e}‖, likewise."""
+    largest_threshold: list[float] = field(default_factory=list)
+    """Of |τ|, over layers and thresholds."""
+    potential: list[float] = field(default_factory=list)
+    """Ψ^r = Σ_k p_k F_k(θ_k^r; V^r)."""
+    drift: list[float] = field(default_factory=list)
+    """Σ_k p_k [F_k(θ_k^{r+1}; V^{r+1}) − F_k(θ_k^{r+1}; V^r)]."""
+    largest_drift: list[float] = field(default_factory=list)
+    """The largest absolute value of a client's."""
+    deviation: list[float] = field(default_factory=list)
+    """σ of all sketched entries, the mean over clients."""
+    start: float = 0.0
+    """The largest ‖θ_k⁰‖."""
+
+
+@dataclass(frozen=True)
+class _Round:
+    """What one client adds to a round."""
+
+    start: float
+    """‖θ^{r,0}‖."""
+    potential: float | None
+    """F_k(θ^{r,0}; V^r), where gradients are computed."""
+    drift: float
+    """Since the round before."""
+    model: float
+    deviation: float
+    squares: Tensor
+    """‖∇F_k‖², ‖ĝ_k − ∇f_k‖² and ‖ĝ_k‖² at the steps that are looked at: `[3, steps]`."""
+
+
+def _look(
+    task: ClientTask, now: Watched, before: Watched | None, decay: float, steps: Sequence[int], index: Tensor
+) -> _Round:
+    """One client's round, its gradients at `steps`, the first of which is 0; `index: [local_steps, batch]` are the
+    samples of its steps."""
+    strength, seen = now.pull.strength, torch.stack(now.seen).double()
+    start = seen[:1]
+    pulled = strength * float(penalty(now.pull, start)[0])
+    earlier = pulled if before is None else strength * float(penalty(before.pull, start)[0])
+    potential, squares = None, seen.new_empty(3, 0)
+    if steps:
+        models = seen[steps]
+        (loss, *_), exact = task.full(models)
+        estimate = task.of_batches(models, index[steps])
+        whole = exact + strength * penalty(now.pull, models)[1] + decay * models
+        squares = torch.stack([whole, estimate - exact, estimate]).square().sum(dim=2)
+        potential = float(loss) + pulled + decay / 2 * float(start.square().sum())
+    deviation = float(now.pull.sketch.forward(start).std())
+    return _Round(float(start.norm()), potential, pulled - earlier, float(seen.norm(dim=1).max()), deviation, squares)
+
+
+def _looked(looks: Sequence[Callable[[], _Round]]) -> list[_Round]:
+    """All clients' rounds, several at a time."""
+    found: dict[int, _Round] = {}
+
+    def one(client: int) -> None:
+        found[client] = looks[client]()
+
+    spread(one, range(len(looks)))
+    return [found[client] for client in range(len(looks))]
+
+
+@own_threads()
+def follow(
+    federation: Federation,
+    train: TrainSettings,
+    seed: int,
+    rounds: int,
+    every: int = 1,
+) -> Trajectory:
+    """Play a fresh watched federation and measure, gradients in every `every`-th round. One more round is played than
+    is measured, because Ψ^R and the last drift need V^R."""
+    method, data, clients = federation.method, federation.data, range(federation.data.clients)
+    assert isinstance(method, WatchedPFedLMS)
+    share = [own / sum(data.samples) for own in data.samples]
+    tasks = [ClientTask(federation.model, data, client) for client in clients]
+    plan, found = batches(seed, data), Trajectory()
+
+    def mean(values: Iterable[float]) -> float:
+        return sum(p * value for p, value in zip(share, values, strict=True))
+
+    federation.start()
+    before: dict[int, Watched] = {}
+    for round in range(rounds + 1):
+        federation.play_round()
+        now, first = method.notes, (round + 1) * train.local_steps
+        # Of V^R only the potential at the models before any step is asked for.
+        steps = range(0 if round % every else train.local_steps if round < rounds else 1)
+        index = plan.indices(tuple(clients), first, train.local_steps, train.batch_size)
+        of = _looked(
+            [
+                partial(_look, tasks[k], now[k], before.get(k), train.weight_decay, list(steps), index[:, k])
+                for k in clients
+            ]
+        )
+        if steps:
+            found.potential.append(mean(own.potential for own in of if own.potential is not None))
+        if before:
+            found.drift.append(mean(own.drift for own in of))
+            found.largest_drift.append(max(abs(own.drift) for own in of))
+        else:
+            found.start = max(own.start for own in of)
+        found.largest_threshold.append(float(now[0].pull.thresholds.abs().max()))
+        if round == rounds:
+            break
+        found.largest_model.append(max(own.model for own in of))
+        found.deviation.append(mean(own.deviation for own in of))
+        if steps:
+            found.stationarity.append(mean(float(own.squares[0].mean()) for own in of))
+            found.noise.append(mean(float(own.squares[1].mean()) for own in of))
+            found.largest_noise.append(max(float(own.squares[1].max()) for own in of))
+            found.largest_gradient.append(max(float(own.squares[2].max()) for own in of))
+        before = now
+    return found

@@ -1,0 +1,404 @@
+"""`reproduce.convergence`: constants, terms and what is measured along a run, each against a value found otherwise."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from math import sqrt
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pfedlms.reproduce.convergence as measured
+from definitions import dense_model, smoothed, votes_of
+from factories import CPU, SMALL_DIM, normal, seeded, small_data, small_module, some_pull
+from pfedlms.data import FederatedData, batch_positions
+from pfedlms.engine import Federation
+from pfedlms.engine.training import TrainSettings
+from pfedlms.errors import UsageError
+from pfedlms.experiment.config import load_config
+from pfedlms.experiment.prepare import prepare
+from pfedlms.methods import METHODS, Method
+from pfedlms.models import CohortModel
+from pfedlms.reproduce.constants import Problem, softmax_smoothness, terms
+from pfedlms.reproduce.convergence import NEVER, ConvergenceDocument, Plan, convergence
+from pfedlms.reproduce.convergence_plot import averaged, columns_and_rows, draw_convergence
+from pfedlms.reproduce.trajectory import ClientTask, Watched, WatchedPFedLMS, WatchedSettings, follow, penalty
+
+SEED, RHO, DECAY = 3, 0.0625, 0.01
+SIZES, RATIO, LEVELS = (4 * 4 + 4,), 0.5, 3  # softmax regression on 4 numbers, 4 classes: N = 32, m = 16
+
+
+# --- constants --------------------------------------------------------------------------------------------------------
+
+
+def hessian(x: Tensor, y: Tensor, classes: int, theta: Tensor) -> Tensor:
+    def loss(flat: Tensor) -> Tensor:
+        weight, bias = flat[: classes * x.shape[1]].view(classes, -1), flat[classes * x.shape[1] :]
+        return nn.functional.cross_entropy(x @ weight.T + bias, y)
+
+    return torch.autograd.functional.hessian(loss, theta)
+
+
+def test_smoothness_of_softmax_regression_is_half_the_largest_eigenvalue() -> None:
+    x = normal(30, 4, seed=1)
+    extended = np.hstack([x.double().numpy(), np.ones((30, 1))])
+    assert softmax_smoothness(x) == pytest.approx(np.linalg.norm(extended, 2) ** 2 / 30 / 2, rel=1e-12)
+
+
+def test_smoothness_bounds_every_hessian_and_is_attained_by_two_equal_classes() -> None:
+    x, y = normal(30, 4, seed=1, dtype=torch.float64), torch.arange(30) % 3
+    for trial in range(5):
+        theta = trial * normal(15, seed=trial, dtype=torch.float64)
+        assert float(torch.linalg.eigvalsh(hessian(x, y, 3, theta))[-1]) < softmax_smoothness(x)
+    at_half = hessian(x, y % 2, 2, torch.zeros(10, dtype=torch.float64))
+    assert float(torch.linalg.eigvalsh(at_half)[-1]) == pytest.approx(softmax_smoothness(x), rel=1e-12)
+
+
+def test_largest_smoothness_is_that_of_the_worst_client() -> None:
+    data = small_data(9, 6, 7)
+    own = [softmax_smoothness(data.x[held]) for held in data.train]
+    assert measured.largest_smoothness(data) == max(own)
+    assert len(set(own)) == 3
+
+
+PROBLEM = Problem(task_smoothness=3.0, sizes=(8, 2), pads=(32, 18), strength=0.5, rho=0.25, decay=0.1)
+
+
+def test_constants_by_hand() -> None:
+    """κ² = 32/8 = 4 and 18/2 = 9; L_F = 3 + 0.5·9/0.25 + 0.1; Ψ_inf = −0.5·0.25·10/2; B² = 2 (7 + 4·0.25·50)/0.01."""
+    assert PROBLEM.kappas == (2.0, 3.0)
+    assert PROBLEM.smoothness == pytest.approx(21.1)
+    assert PROBLEM.lowest == pytest.approx(-0.625)
+    assert PROBLEM.largest_model(gradient=7.0, start=1.0) == pytest.approx(sqrt(11400))
+    assert PROBLEM.largest_model(gradient=7.0, start=200.0) == 200.0
+
+
+def test_drift_bound_by_hand() -> None:
+    """Layer 1: √8·2·5 = 28.28…, layer 2: √2·3·5 = 21.21…; 6 m τ = 24 and 6 for τ = 0.5; 6 or 2 times the first."""
+    first, thresholds = 10 * sqrt(8) + 15 * sqrt(2), 24.0 + 6.0
+    assert PROBLEM.drift(False, model=5.0, threshold=0.5) == pytest.approx(2 * first + thresholds)
+    assert PROBLEM.drift(True, model=5.0, threshold=0.5) == pytest.approx(6 * first + thresholds)
+
+
+def test_terms_by_hand() -> None:
+    """R = 3, E = 5, η = 0.1: 2/(ηER) = 4/3."""
+    found = terms(descent=6.0, smoothness=20.0, rate=0.1, noise=0.7, drifts=[1.0, 2.0, 6.0], local_steps=5)
+    assert (found.optimisation, found.noise, found.drift) == pytest.approx((8.0, 1.4, 12.0))
+    assert found.total == pytest.approx(21.4)
+
+
+# --- losses and gradients ---------------------------------------------------------------------------------------------
+
+
+def test_penalty_equals_its_definition_and_autograd() -> None:
+    made, phi = some_pull(3, 0.7, 0.3), dense_model((16, 11, 1, 5, 64, 33), 0.5, 3)
+    layers = made.pull.sketch.layers
+    theta = normal(3, phi.shape[1], seed=4, dtype=torch.float64).requires_grad_()
+    votes = votes_of(made.consensus, 3)
+    expected = torch.stack([smoothed(phi @ own, made.tau, made.rho, votes, layers) for own in theta])
+    (gradient,) = torch.autograd.grad(expected.sum(), theta)
+    value, slope = penalty(made.pull, theta.detach())
+    torch.testing.assert_close(value, expected.detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(slope, gradient, rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_of_a_client_equal_autograd() -> None:
+    """Of all samples and of batches, for a model that is not linear."""
+    data, model = small_data(9, 6), CohortModel(small_module(), CPU)
+    task, params = ClientTask(model, data, 1), normal(2, SMALL_DIM, seed=1, dtype=torch.float64)
+    index = torch.from_numpy(data.train[1][[[0, 3, 3], [5, 1, 2]]])
+
+    def expected(flat: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        module = small_module().double()
+        nn.utils.vector_to_parameters(flat, module.parameters())
+        loss = nn.functional.cross_entropy(module(data.x[chosen].double()), data.y[chosen])
+        found = torch.autograd.grad(loss, list(module.parameters()))
+        return loss.detach(), torch.cat([own.flatten() for own in found])
+
+    values, gradients = task.full(params)
+    batch = task.of_batches(params, index)
+    for row, flat in enumerate(params):
+        value, gradient = expected(flat, torch.from_numpy(data.train[1]))
+        torch.testing.assert_close(values[row], value, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(gradients[row], gradient, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(batch[row], expected(flat, index[row])[1], rtol=1e-12, atol=1e-12)
+
+
+# --- along a run ------------------------------------------------------------------------------------------------------
+
+TRAIN = TrainSettings(local_steps=3, batch_size=4, learning_rate=0.05, momentum=0.0, weight_decay=DECAY)
+CLIENTS = (9, 6, 7)
+
+
+def linear() -> nn.Module:
+    return seeded(lambda: nn.Sequential(nn.Linear(4, 4)), 2)
+
+
+def watched(
+    refresh: int = 2, strength: float = 0.05, absolute: bool = True, module: nn.Module | None = None
+) -> Federation:
+    settings = WatchedSettings(
+        thresholds=LEVELS, ratio=RATIO, strength=strength, smoothing=RHO, refresh=refresh, absolute=absolute
+    )
+    model = CohortModel(module or linear(), CPU)
+    return Federation(WatchedPFedLMS, settings, model, small_data(*CLIENTS), TRAIN, SEED, cohort_size=1)
+
+
+def rounds_of(federation: Federation, rounds: int) -> Iterator[dict[int, Watched]]:
+    method = federation.method
+    assert isinstance(method, WatchedPFedLMS)
+    federation.start()
+    for _ in range(rounds):
+        federation.play_round()
+        yield dict(method.notes)
+
+
+class ByHand:
+    """One client's F_k with dense Φ, its gradient and its batches, by numpy and autograd."""
+
+    def __init__(self, data: FederatedData, client: int) -> None:
+        self.held, self.data, self.client = data.train[client], data, client
+
+    def task(self, theta: Tensor, samples: np.ndarray) -> tuple[float, np.ndarray]:
+        """Loss and gradient of softmax regression in closed form: (p − y) x̃ᵀ."""
+        x, y = self.data.x[samples].double().numpy(), self.data.y[samples].numpy()
+        weight, bias = theta.numpy()[:16].reshape(4, 4), theta.numpy()[16:]
+        scores = np.exp(x @ weight.T + bias)
+        shares = scores / scores.sum(axis=1, keepdims=True)
+        loss = -np.log(shares[np.arange(len(y)), y]).mean()
+        shares[np.arange(len(y)), y] -= 1
+        return float(loss), np.concatenate([(shares.T @ x).ravel(), shares.sum(axis=0)]) / len(y)
+
+    def penalty(self, theta: Tensor, own: Watched, round: int, refresh: int) -> tuple[float, np.ndarray]:
+        phi, leaf = dense_model(SIZES, RATIO, SEED, round // refresh), theta.clone().requires_grad_()
+        widths, layers = torch.full((1,), RHO, dtype=torch.float64), torch.zeros(16, dtype=torch.long)
+        votes = votes_of(own.pull.consensus, LEVELS)
+        value = smoothed(phi @ leaf, own.pull.thresholds.double(), widths, votes, layers)
+        return float(value.detach()), torch.autograd.grad(value, leaf)[0].numpy()
+
+    def batch(self, round: int) -> np.ndarray:
+        first = (round + 1) * TRAIN.local_steps
+        own = batch_positions(SEED, self.client, len(self.held), first, TRAIN.local_steps, TRAIN.batch_size)
+        return self.held[own]
+
+
+@pytest.mark.parametrize("refresh", [1, 2])
+def test_what_is_measured_along_a_run(refresh: int) -> None:
+    """The theorem's left side, noise, potential and drift, each by its definition, on the engine's own iterates; and
+    that these iterates are SGD on F_k with an absolute ρ, which is what the theorem is about."""
+    rounds, strength = 3, 0.05
+    share, found = np.array(CLIENTS) / sum(CLIENTS), follow(watched(refresh), TRAIN, SEED, rounds)
+    clients = [ByHand(small_data(*CLIENTS), client) for client in range(3)]
+    squares, noises, gradients = (np.zeros((rounds, 3, TRAIN.local_steps)) for _ in range(3))
+    potential, drift, norms, before = np.zeros((rounds + 1, 3)), np.zeros((rounds, 3)), [], {}
+    for round, notes in enumerate(rounds_of(watched(refresh), rounds + 1)):
+        for k, client in enumerate(clients):
+            thetas = [theta.double() for theta in notes[k].seen]
+            assert len(thetas) == TRAIN.local_steps + 1
+            pulled = client.penalty(thetas[0], notes[k], round, refresh)[0]
+            decayed = DECAY / 2 * float((thetas[0] ** 2).sum())
+            potential[round, k] = client.task(thetas[0], client.held)[0] + strength * pulled + decayed
+            if round:
+                drift[round - 1, k] = pulled - client.penalty(thetas[0], before[k], round - 1, refresh)[0]
+                drift[round - 1, k] *= strength
+            if round == rounds:
+                continue
+            norms += [float(theta.norm()) for theta in thetas]
+            for e, samples in enumerate(client.batch(round)):
+                exact, drawn = client.task(thetas[e], client.held)[1], client.task(thetas[e], samples)[1]
+                extra = strength * client.penalty(thetas[e], notes[k], round, refresh)[1] + DECAY * thetas[e].numpy()
+                squares[round, k, e] = ((exact + extra) ** 2).sum()
+                noises[round, k, e], gradients[round, k, e] = ((drawn - exact) ** 2).sum(), (drawn**2).sum()
+                stepped = thetas[e].numpy() - TRAIN.learning_rate * (drawn + extra)
+                np.testing.assert_allclose(thetas[e + 1].numpy(), stepped, atol=1e-6)
+        before = notes
+    assert found.stationarity == pytest.approx((squares.mean(axis=2) @ share).tolist(), rel=1e-9)
+    assert found.noise == pytest.approx((noises.mean(axis=2) @ share).tolist(), rel=1e-9)
+    assert found.largest_noise == pytest.approx(noises.max(axis=(1, 2)).tolist(), rel=1e-9)
+    assert found.largest_gradient == pytest.approx(gradients.max(axis=(1, 2)).tolist(), rel=1e-9)
+    assert found.potential == pytest.approx((potential @ share).tolist(), rel=1e-9)
+    assert found.drift == pytest.approx((drift @ share).tolist(), rel=1e-9)
+    assert found.largest_drift == pytest.approx(np.abs(drift).max(axis=1).tolist(), rel=1e-9)
+    assert max(found.largest_model) == pytest.approx(max(norms), rel=1e-9)
+    assert len(found.largest_threshold) == rounds + 1
+    assert min(noises.max(), abs(drift).max(), squares.max()) > 1e-3  # nothing of it is a comparison of zeros
+
+
+def test_gradients_of_some_rounds() -> None:
+    """Every second one; what needs no gradient is there for every round."""
+    everything, some = (follow(watched(), TRAIN, SEED, 3, every) for every in (1, 2))
+    assert some.stationarity == [everything.stationarity[round] for round in (0, 2)]
+    assert some.drift == everything.drift
+
+
+def models_of(federation: Federation, rounds: int = 3) -> list[list[float]]:
+    federation.start()
+    for _ in range(rounds):
+        federation.play_round()
+    return [torch.cat([own.flatten() for own in model.values()]).tolist() for _, model in federation.models()]
+
+
+def plain(method: str, strength: float) -> Federation:
+    cls: type[Method] = METHODS[method]
+    chosen = {"thresholds": LEVELS, "ratio": RATIO, "strength": strength, "smoothing": RHO, "refresh": 2}
+    settings = cls.Settings(**(chosen if method == "pfedlms" else {}))
+    return Federation(cls, settings, CohortModel(linear(), CPU), small_data(*CLIENTS), TRAIN, SEED)
+
+
+def test_watching_changes_no_bit() -> None:
+    """With ρ relative it is pFedLMS, with λ = 0 `local`; an absolute ρ is something else."""
+    relative = models_of(watched(absolute=False))
+    assert relative == models_of(plain("pfedlms", 0.05))
+    assert relative != models_of(watched(absolute=True))
+    assert models_of(watched(strength=0.0)) == models_of(plain("local", 0.0))
+
+
+def test_absolute_smoothing_is_the_same_for_all_layers_and_rounds() -> None:
+    for notes in rounds_of(watched(module=small_module()), 3):
+        assert notes[0].pull.widths.tolist() == [RHO, RHO]
+
+
+# --- documents --------------------------------------------------------------------------------------------------------
+
+
+def plan(**changed: object) -> Plan:
+    return Plan(**{**asdict(Plan("softmax", 0, 0.05, 2, 4, 2)), **changed})  # type: ignore[arg-type]
+
+
+SHORT = [
+    plan(strength=0.0, refresh=1), plan(refresh=1), plan(refresh=2), plan(refresh=NEVER),
+    plan(model="dnn", refresh=1, rounds=2),
+]  # fmt: skip
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured, "plans", lambda config, seed, quick: iter(SHORT))
+
+
+@pytest.fixture(scope="module")
+def document(tmp_path_factory: pytest.TempPathFactory) -> ConvergenceDocument:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measured, "plans", lambda config, seed, quick: iter(SHORT))
+        return convergence("digits", tmp_path_factory.mktemp("convergence"), device="cpu")
+
+
+def test_the_bound_holds_and_lies_above_what_it_bounds(document: ConvergenceDocument) -> None:
+    assert [row["rounds"] for row in document.rows] == [1, 2, 4] * 4
+    for row in document.rows:
+        bound, real = row["bound"], row["measured"]
+        assert 0 < row["left"] <= real["total"] <= bound["total"]
+        assert all(real[term] <= bound[term] for term in bound)
+        assert real["drift"] <= row["drift_by_norm"] <= bound["drift"]
+        assert row["ratio"] == pytest.approx(bound["total"] / row["left"])
+
+
+def test_a_row_by_hand(document: ConvergenceDocument) -> None:
+    """λ = 0.05, h = 2, R = 4, E = 2: all terms from constants that are computed here again from the data."""
+    run, row = document.runs[2], next(row for row in document.rows if row["refresh"] == 2 and row["rounds"] == 4)
+    known, seen = run["constants"], run["trajectory"]
+    config = load_config(None, {"data": {"dataset": "digits"}, "run": {"device": "cpu"}})
+    prepared = prepare(config, model=measured.softmax(config))
+    spectra = []
+    for held in prepared.data.train:
+        x = prepared.data.x[held].reshape(len(held), -1).double().numpy()
+        spectra.append(np.linalg.norm(np.hstack([x, np.ones((len(x), 1))]), 2) ** 2 / len(x) / 2)
+    pad, m, mu = 1024, 102, 1e-4
+    rho = np.float32(0.1 * prepared.model.initial.double().norm().item() / sqrt(m))
+    smooth = max(spectra) + 0.05 * (pad / m) / float(rho) + mu
+    assert known["rho"] == float(rho)
+    assert known["smoothness"] == pytest.approx(smooth, rel=1e-6)
+    assert known["rate"] * smooth == pytest.approx(1, rel=1e-6)
+    largest = sqrt(2 * (max(seen["largest_gradient"]) + 4 * 0.05**2 * pad)) / mu
+    tau = max(seen["largest_threshold"])
+    beta = [(2 + 4 * fresh) * sqrt(pad) * largest + 6 * m * tau for fresh in (0, 1, 0, 1)]  # √m κ = √N
+    scale = 2 * smooth / (2 * 4)
+    lowest = -0.05 * float(rho) * m / 2
+    assert run["allowed"] == pytest.approx([0.05 * each for each in beta], rel=1e-6)
+    assert row["bound"]["drift"] == pytest.approx(scale * 0.05 * sum(beta), rel=1e-6)
+    assert row["bound"]["optimisation"] == pytest.approx(scale * (seen["potential"][0] - lowest), rel=1e-6)
+    assert row["bound"]["noise"] == pytest.approx(max(seen["largest_noise"]), rel=1e-6)  # L_F η = 1
+    assert row["measured"]["drift"] == pytest.approx(scale * sum(seen["drift"]), rel=1e-6)
+    assert row["left"] == pytest.approx(np.mean(seen["stationarity"]), rel=1e-12)
+
+
+def test_a_refreshed_sketch_is_allowed_to_drift_further(document: ConvergenceDocument) -> None:
+    """χ^r = 1 after every round, after every second one, never; without a pull there is no drift and none allowed."""
+    free, fresh, second, never = document.runs
+    assert free["allowed"] == free["trajectory"]["drift"] == [0.0] * 4
+    high, low = max(second["allowed"]), min(second["allowed"])
+    assert high > 2.5 * low
+    assert second["allowed"] == [low, high, low, high]
+    assert len(set(fresh["allowed"])) == len(set(never["allowed"])) == 1
+    assert fresh["allowed"][0] > 2.5 * never["allowed"][0]
+    # Really refreshed where it is said to be: then the objective moves further.
+    moved = second["trajectory"]["largest_drift"]
+    assert min(moved[1], moved[3]) > 2 * max(moved[0], moved[2])
+
+
+def test_dnn_has_its_left_side_with_the_settings_used_in_practice(document: ConvergenceDocument) -> None:
+    (run,) = document.practice
+    assert (run["settings"]["learning_rate"], run["settings"]["smoothing"]) == (0.1, 0.1)
+    assert run["left"] == pytest.approx(np.mean(run["stationarity"]))
+    assert len(run["stationarity"]) == 2
+
+
+@pytest.mark.usefixtures("short")
+def test_what_was_measured_is_used_again(
+    tmp_path: Path, document: ConvergenceDocument, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it, or what there is: a run that is missing is made, and nothing else."""
+    file = tmp_path / "convergence-digits.json"
+    kept = {"schema": 1, "dataset": "digits", "rows": [], "runs": document.runs, "practice": []}
+    file.write_text(json.dumps(kept))
+    said: list[str] = []
+    again = convergence("digits", tmp_path, device="cpu", progress=said.append)
+    assert said == ["dnn, λ 0.05, h 1, seed 0"]
+    assert json.loads(json.dumps(asdict(again))) == json.loads(json.dumps(asdict(document)))
+
+    monkeypatch.setattr(measured, "follow", lambda *given: pytest.fail("measured again"))
+    read = convergence("digits", tmp_path, device="cpu", progress=said.append)
+    assert len(said) == 1
+    assert read.rows == again.rows
+    assert json.loads(file.read_text())["rows"] == again.rows
+
+
+@pytest.mark.parametrize(("text", "told"), [("{", "no document of convergence"), ('{"schema": 99}', "schema 99")])
+def test_a_file_of_another_kind_is_not_used(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "convergence-digits.json").write_text(text)
+    with pytest.raises(UsageError, match=told):
+        convergence("digits", tmp_path, device="cpu", quick=True)
+
+
+def test_plans_vary_one_thing_at_a_time() -> None:
+    config = load_config(None, {"data": {"dataset": "digits"}})
+    full, quick = (list(measured.plans(config, 0, each)) for each in (False, True))
+    theory = {(each.strength, each.refresh) for each in full if each.model == "softmax"}
+    assert theory == {(0.0, 1), (0.01, 1), (0.05, 1), (0.2, 1), (0.05, 5), (0.05, NEVER)}
+    assert sum(each.rounds for each in quick) < 30 < sum(each.rounds for each in full)
+    assert [each.model for each in full].count("dnn") == 1
+
+
+def test_table_and_plot(document: ConvergenceDocument, tmp_path: Path) -> None:
+    columns, rows = columns_and_rows(document)
+    assert {len(row) for row in rows} == {len(columns)}
+    assert [row[1] for row in rows[::3]] == ["1", "1", "2", "never"]
+    pytest.importorskip("matplotlib")
+    for name in ("plot.png", "plot.svg"):
+        draw_convergence(document, tmp_path / name)
+        assert (tmp_path / name).stat().st_size > 10_000
+
+
+def test_rows_are_averaged_over_seeds(document: ConvergenceDocument) -> None:
+    first = document.rows[0]
+    other = {**first, "seed": 1, "left": first["left"] * 3}
+    both = ConvergenceDocument("digits", document.runs, [first, other], [])
+    (row,) = averaged(both)
+    assert row["left"] == pytest.approx(2 * first["left"])
+    assert row["bound"] == pytest.approx(first["bound"])
+    assert row["ratio"] == pytest.approx(first["ratio"] / 2)
