@@ -35,7 +35,7 @@ def load(group: str) -> list[Row]:
 
 def everything() -> list[Row]:
     """All studies that were collected, but for sweeps, whose runs train on fewer samples."""
-    names = ("tables-", "limits", "variants")
+    names = ("tables-", "plain-", "limits", "variants")
     files = sorted(file for name in names for file in RESULTS.glob(f"{name}*.json"))
     return [row for file in files for row in load(file.stem)]
 
@@ -86,6 +86,7 @@ def compared(rows: list[Row], dataset: str, setup: str) -> dict[str, Rows]:
         row
         for row in everything()
         if (row["setup"], row["config"]["data"]["dataset"]) == (setup, dataset)
+        and is_plain(row)
         and row["config"]["run"]["seed"] in seeds
     )
     wanted = {
@@ -93,6 +94,12 @@ def compared(rows: list[Row], dataset: str, setup: str) -> dict[str, Rows]:
     }
     merged = {**wanted, **own}
     return {label: merged[label] for label in sorted(merged, key=place)}
+
+
+def is_plain(row: Row) -> bool:
+    """Not sketchvote with gain and allocation chosen for a data set: limits and variants have neither."""
+    own = row["config"]["method"]
+    return own["name"] != "sketchvote" or own["gain"] == own["allocation"] == 1
 
 
 def bytes_against(own: Rows, fedavg: Rows | None) -> str:
