@@ -26,8 +26,8 @@ from pfedlms import errors, rng
 from pfedlms.aggregate import Vote, weighted_median
 from pfedlms.cohort import Cohort
 from pfedlms.engine.exchange import Channel, Ways
-from pfedlms.engine.federation import agreement
 from pfedlms.engine.participation import Answers
+from pfedlms.engine.terms import agreement
 from pfedlms.methods import METHODS, Task
 from pfedlms.models.layout import Layer, Layout
 from pfedlms.quantise import normal_quantiles, symbols_of, thresholds_of
