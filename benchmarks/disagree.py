@@ -31,7 +31,7 @@ from torch import Tensor
 from pfedlms import rng
 from pfedlms.cohort import Cohort
 from pfedlms.engine.exchange import Channel, Ways
-from pfedlms.engine.federation import agreement
+from pfedlms.engine.terms import agreement
 from pfedlms.errors import RunError
 from pfedlms.methods import METHODS, Method, Task
 from pfedlms.models import Layer, Layout

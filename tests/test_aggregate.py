@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pfedlms.aggregate import SignVote, Vote, WeightedMean, pool_statistics, weighted_median, weighted_medians
+from pfedlms.aggregate import (
+    SignVote,
+    Vote,
+    WeightedMean,
+    limited,
+    pool_statistics,
+    weighted_median,
+    weighted_medians,
+)
 from pfedlms.backend import torch_threads
 from pfedlms.quantise import statistics
 
@@ -279,3 +289,32 @@ def test_packed_ballots_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match=f"weights: got {2**65 - 2} in all, expected at most {2**64 - 1}"):
         vote.add(one, most)
     assert vote.result().tolist() == [0, 0]
+
+
+# --- weights with a limit ---------------------------------------------------------------------------------------------
+
+
+def test_limited_weights_by_trying_every_limit() -> None:
+    """c by brute force: the largest whole number for which no client has more than its share; where there is none, all
+    weigh what the lightest does."""
+    random = np.random.default_rng(3)
+    for _ in range(300):
+        samples = random.integers(1, 60, size=random.integers(1, 7)).tolist()
+        share = Fraction(int(random.integers(1, 20)), 20)
+        fits = [c for c in range(1, max(samples) + 1) if c <= share * sum(min(n, c) for n in samples)]
+        got = limited(samples, float(share))
+        c = max(fits) if fits else min(samples)
+        assert got == [min(n, c) for n in samples]
+        if share * len(samples) >= 1:
+            assert max(got) <= share * sum(got)
+        elif share < 1:
+            assert len(set(got)) == 1
+
+
+def test_a_share_of_one_is_no_limit_and_decimals_are_meant_as_written() -> None:
+    assert limited([5, 1 << 32, 7], 1.0) == [5, 1 << 32, 7]
+    assert limited([], 0.5) == []
+    assert limited([9], 0.2) == [9]
+    assert limited([3, 3, 4], 0.3) == [3, 3, 3]
+    assert limited([7, 3], 0.7) == [7, 3]  # 0.7 in binary is a little less, and 7 of 10 is not more
+    assert limited([30, 30, 30, 10], 0.3) == [30, 30, 30, 10]

@@ -8,6 +8,7 @@ functions answer in kind.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,33 @@ def _add_weighted(first: int, last: int, total: NDArray[Any], values: NDArray[An
             sums, own = total[start : start + _SUM_PART], values[client, start : start + _SUM_PART]
             for i in range(len(own)):
                 sums[i] += np.float64(own[i]) * weights[client]
+
+
+def limited(samples: Sequence[int], share: float) -> list[int]:
+    """What clients weigh where nobody may have more than `share` of all weight: min(N_k, c), c the largest whole number
+    with c ≤ share · Σ min(N_j, c).
+
+    A share is meant as it is written: 0.3 is three tenths. Where there are too few clients for it (share · clients < 1)
+    all weigh the same.
+
+    >>> limited([10, 10, 80], 0.4)  # 13 ≤ 0.4 · 33
+    [10, 10, 13]
+    >>> limited([10, 80], 0.4)
+    [10, 10]
+    """
+    if not samples or share >= 1:
+        return list(samples)
+    exact = Fraction(repr(float(share)))
+    low, high = min(samples), max(samples)
+    # The right side is concave in c and 0 at 0: it is not below the left up to some c, and below it from there on. With
+    # share · clients < 1 that is at once, and c stays the least of all.
+    while low < high:
+        middle = (low + high + 1) // 2
+        if middle <= exact * sum(min(own, middle) for own in samples):
+            low = middle
+        else:
+            high = middle - 1
+    return [min(own, low) for own in samples]
 
 
 def pool_statistics(samples: Weights, means: Values, variances: Values) -> tuple[Values, Values]:

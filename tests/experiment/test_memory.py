@@ -11,8 +11,8 @@ from torch import nn
 import pfedlms
 from factories import DIM, federation
 from pfedlms.data import Dealing, from_pool, load_dataset
-from pfedlms.engine.federation import task_of
 from pfedlms.engine.participation import Participation
+from pfedlms.engine.terms import task_of
 from pfedlms.engine.training import TrainSettings
 from pfedlms.experiment import memory
 from pfedlms.experiment.config import TrainSection

@@ -48,9 +48,9 @@ class Given:
         return replace(held_by(self.pool, self.held, how.seed, how.validation), client_names=self.client_names)
 
 
-def read(data: Any, any_targets: bool = False) -> Given:
+def read(data: Any, any_targets: bool = False, all_clients: bool = True) -> Given:
     """Whatever was given, read and checked; what has been read already stays as it is. With `any_targets`, for a loss
-    of one's own, labels need not be classes."""
+    of one's own, labels need not be classes. Unless they are of all clients, they may be of a single class."""
     if isinstance(data, Given):
         return data
     _refuse_streams(data, "data")
@@ -70,7 +70,7 @@ def read(data: Any, any_targets: bool = False) -> Given:
     else:
         raise DataError(f"data: got {_what(data)}, {_EXPECTED}")
     only = np.unique(given.pool.y)
-    if given.pool.classes and len(only) == 1:
+    if all_clients and given.pool.classes and len(only) == 1:
         called = given.pool.names[only[0]] if given.pool.names else only[0]
         raise DataError(
             f"data: got labels that are all {called}, expected two classes or more; look where labels are taken from"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -18,6 +16,7 @@ from pfedlms.cohort import Cohort, Tensors
 from pfedlms.engine.participation import Answers
 from pfedlms.engine.reports import Traffic
 from pfedlms.engine.stopwatch import Stopwatch
+from pfedlms.engine.tally import Tally
 from pfedlms.errors import QuorumError, RunError, WireError
 from pfedlms.methods.contract import ClientWork, Exchange
 from pfedlms.wire.fields import Message
@@ -25,7 +24,6 @@ from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake, Received, frame, f
 
 REMEDY = "lower run.lost or run.quorum (to go on, in the run's config.toml), or let more clients take part"
 CATCHING_UP = 1  # the delivery of all that a client was sent later; 0 is the round's own answer
-_ROOM_BYTES = 1 << 26  # of decoded messages that wait to be added up
 _BLOCK_BYTES = 1 << 18  # of frames that are written and read together
 
 Data = bytes | memoryview
@@ -42,13 +40,14 @@ def perfect_link(data: bytes, client: int) -> bytes | None:
 @dataclass(frozen=True)
 class Ways:
     """How messages travel: links up and down, the share of messages that is lost besides, and the share of those who
-    were to send whose messages must be valid."""
+    were to send whose messages must be valid; and what one client may weigh of all."""
 
     up: Link = perfect_link
     down: Link = perfect_link
     lost: float = 0.0
     quorum: float = 0.5
     seed: int = 0
+    max_weight: float = 1.0
 
     def carry(self, link: Link, data: Data, client: int, *names: int) -> Data | None:
         """What arrives; whether a message is lost is a function of seed, `names` and client."""
@@ -73,42 +72,40 @@ class Channel:
     """Answers that did not arrive or were refused."""
     astray: set[int] = field(default_factory=set)
     """Clients that track another model than the server does; their messages are left out."""
+    claims: dict[int, int] = field(default_factory=dict)
+    """N_k as clients named it in this round."""
 
     def ask(
         self, exchange: Exchange[Any], cohorts: Sequence[Cohort], server: Tensors, work: ClientWork
     ) -> tuple[list[Cohort], Tensors, bytes]:
         """Every cohort's messages up: the clients after sending, the server's next state, and its answer as a frame."""
         senders = [client for cohort in cohorts for client in cohort.ids]
-        intake = Intake(exchange.up, self.digest, self.round, frozenset(senders))
-        total = exchange.server_open(server, self.round)
-        valid, after, desk = 0, [], _Desk(exchange.up, len(senders))
+        ways = self.ways
+        tally = Tally(exchange, server, self.digest, self.round, senders, ways.max_weight, self.claims)
+        after, desk = [], _Desk(exchange.up, tally.places)
         for cohort in cohorts:
             with self.watch.stage("clients compute messages"):
                 cohort, values = exchange.client_send(cohort, self.round, work)
             after.append(cohort)
             with self.watch.stage("messages up"):
-                rows = _on_host(values)
-            for start in range(0, len(cohort.ids), desk.places):
+                rows = on_host(values)
+            for start in range(0, len(cohort.ids), tally.places):
                 with self.watch.stage("messages up"):
-                    arrived, got = self._send_up(exchange.up, cohort, rows, start, intake, desk)
-                valid += len(arrived)
-                if arrived:
-                    arrived, got = self._in_step(exchange, server, arrived, got)
-                if arrived:
-                    ids, samples = [message.sender for message in arrived], [message.samples for message in arrived]
-                    with self.watch.stage("server"):
-                        total = exchange.server_add(total, ids, samples, got)
-        # Messages of clients that are not in step are valid: were they missing from the quorum, nobody would send them
-        # the model.
-        if valid < max(1, self.ways.quorum * len(senders)):
-            raise QuorumError(
-                f"round {self.round + 1}: {valid} of {len(senders)} messages were valid, expected at least "
-                f"run.quorum = {self.ways.quorum:g} of them and never fewer than one; {REMEDY}"
-            )
+                    self._send_up(exchange.up, cohort, rows, start, tally, desk)
+                with self.watch.stage("server"):
+                    tally.add_up()
+        check_quorum(tally.valid, len(senders), ways.quorum, self.round)
         with self.watch.stage("server"):
-            server, reply = exchange.server_reply(server, total, self.round)
+            server, reply = tally.close()
+        self.astray.update(tally.astray)
+        for client in tally.astray:
+            warnings.warn(
+                f"round {self.round + 1}: client {client} is left out of this exchange: it tracks another model than "
+                "the server, and is sent that one before it goes on",
+                stacklevel=2,
+            )
         with self.watch.stage("messages down"):
-            return after, server, self._from_server(exchange.down, _on_host(reply), self.round)
+            return after, server, from_server(exchange.down, reply, self.round, self.digest)
 
     def tell(self, exchange: Exchange[Any], answer: bytes, cohorts: Sequence[Cohort]) -> list[Cohort]:
         """The answer down: one frame, decoded once and counted for each client. Those who heard it."""
@@ -121,7 +118,7 @@ class Channel:
                 heard = self._reached(exchange.down, answer, self.round, cohort.ids)
                 if heard:
                     part = cohort.take(heard)
-                    after.append(exchange.client_receive(part, _as_tensors(received), self.round))
+                    after.append(took_in(exchange, part, received, self.round, is_model=False))
         if not after:
             raise QuorumError(f"round {self.round + 1}: the server's answer reached no client; {REMEDY}")
         return after
@@ -138,10 +135,7 @@ class Channel:
         gone: list[int] = []
         for since in sorted({count for count in heard if count < self.round}):
             ids = [client for client, count in zip(cohort.ids, heard, strict=True) if count == since]
-            frames, declared = answers.missed(since, self.round), exchange.down
-            if frames is None:
-                sent = self._from_server(model, {"model": w.cpu().numpy()}, self.round - 1)
-                frames, declared = {self.round - 1: sent}, model
+            frames, declared = catching_up(since, self.round, answers, exchange.down, model, w, self.digest)
             self.traffic.catch_up += len(ids) * sum(map(len, frames.values()))
             there = list(ids)
             for number, sent in frames.items():
@@ -151,26 +145,18 @@ class Channel:
                 continue
             part = cohort.take(there)
             for number, sent in frames.items():
-                values = _as_tensors(self._read(declared, sent, number))
-                if declared is model:
-                    own = to_device(values["model"], part.params.device)
-                    part = part.with_state(model=own.expand_as(part.params).clone())
-                else:
-                    part = exchange.client_receive(part, values, number)
+                part = took_in(exchange, part, self._read(declared, sent, number), number, declared is model)
             cohort = cohort.put(part)
         left = [client for client in cohort.ids if client not in gone]
         return cohort.take(left) if left else None
 
     def _send_up(
-        self, message: Message, cohort: Cohort, rows: dict[str, Any], start: int, intake: Intake, desk: _Desk
-    ) -> tuple[list[Received], Tensors]:
-        """Messages of some clients, from row `start` on: those that arrived, in the order of ids, and what they hold,
-        `[senders, …]`, good until the next call."""
-        together = self._send_together(message, cohort, rows, start, intake, desk)
-        if together is not None:
-            return together
-        arrived: list[Received] = []
-        for row in range(start, min(start + desk.places, len(cohort.ids))):
+        self, message: Message, cohort: Cohort, rows: dict[str, Any], start: int, tally: Tally, desk: _Desk
+    ) -> None:
+        """Messages of some clients, from row `start` on."""
+        if self._send_together(message, cohort, rows, start, tally, desk):
+            return
+        for row in range(start, min(start + tally.places, len(cohort.ids))):
             client, own = cohort.ids[row], {name: array[row] for name, array in rows.items()}
             sent = frame(
                 message, own, round=self.round, sender=client, samples=cohort.samples[row], digest=self.digest,
@@ -182,57 +168,30 @@ class Channel:
             try:
                 if got is None:
                     raise WireError("nothing arrived")
-                # What is refused leaves its row to the next.
-                arrived.append(intake.accept(got, {name: array[len(arrived)] for name, array in desk.room.items()}))
+                tally.take(got)
             except WireError as error:
                 self.rejected += 1
                 self._tell_of(f"client {client} is left out of this exchange", error, got)
-        order = sorted(range(len(arrived)), key=lambda index: arrived[index].sender)
-        values = {name: torch.from_numpy(array[: len(arrived)]) for name, array in desk.room.items()}
-        if order != list(range(len(order))):
-            values = {name: value[order] for name, value in values.items()}
-        return [arrived[index] for index in order], values
 
     def _send_together(
-        self, message: Message, cohort: Cohort, rows: dict[str, Any], start: int, intake: Intake, desk: _Desk
-    ) -> tuple[list[Received], Tensors] | None:
+        self, message: Message, cohort: Cohort, rows: dict[str, Any], start: int, tally: Tally, desk: _Desk
+    ) -> bool:
         """`_send_up` of short messages that are all of one size, with nothing on their way and nothing wrong; else
-        None, and nothing was sent."""
+        nothing was sent."""
         if desk.block is None or self.ways.lost or self.ways.up is not perfect_link:
-            return None
-        ids, samples = cohort.ids[start : start + desk.places], cohort.samples[start : start + desk.places]
-        own = {name: array[start : start + desk.places] for name, array in rows.items()}
+            return False
+        ids, samples = cohort.ids[start : start + tally.places], cohort.samples[start : start + tally.places]
+        own = {name: array[start : start + tally.places] for name, array in rows.items()}
         size = message.rows_size(own)
         if size is None or sorted(ids) != list(ids):
-            return None
+            return False
         sent = desk.block[: len(ids), : HEADER_BYTES + size]
         frame_rows(message, own, round=self.round, senders=ids, samples=samples, digest=self.digest, out=sent)
-        room = {name: array[: len(ids)] for name, array in desk.room.items()}
-        arrived = intake.accept_rows(sent, room)
-        if arrived is None:
-            return None
+        if not tally.take_rows(sent, ids, samples):
+            return False
         self.traffic.up_payload += len(ids) * size
         self.traffic.up_framing += len(ids) * HEADER_BYTES
-        return arrived, {name: torch.from_numpy(array) for name, array in room.items()}
-
-    def _in_step(
-        self, exchange: Exchange[Any], server: Tensors, arrived: list[Received], got: Tensors
-    ) -> tuple[list[Received], Tensors]:
-        """Without the messages of clients whose model is not the server's."""
-        if self.round == 0:  # w⁰ is in every frame's digest, and there is no round before from which to send a model
-            return arrived, got
-        alike = exchange.in_step(server, got)
-        if all(alike):
-            return arrived, got
-        astray = [message.sender for message, fine in zip(arrived, alike, strict=True) if not fine]
-        self.astray.update(astray)
-        for client in astray:
-            warnings.warn(
-                f"round {self.round + 1}: client {client} is left out of this exchange: it tracks another model than "
-                "the server, and is sent that one before it goes on",
-                stacklevel=2,
-            )
-        return list(compress(arrived, alike)), {name: value[torch.tensor(alike)] for name, value in got.items()}
+        return True
 
     def _reached(
         self, message: Message, sent: bytes, number: int, clients: Sequence[int], delivery: int = 0
@@ -258,9 +217,6 @@ class Channel:
         if got is not None or not self.ways.lost:
             warnings.warn(f"round {self.round + 1}: {what}: {type(error).__name__}: {error}", stacklevel=2)
 
-    def _from_server(self, message: Message, arrays: dict[str, Any], number: int) -> bytes:
-        return bytes(frame(message, arrays, round=number, sender=SERVER, samples=0, digest=self.digest))
-
     def _read(self, message: Message, sent: bytes, number: int) -> Received:
         try:
             return Intake(message, self.digest, number, (SERVER,)).accept(sent)
@@ -272,24 +228,51 @@ class Channel:
 
 
 class _Desk:
-    """Where messages are written and read, one after another: memory that is there already, because fresh memory costs
-    more than the copy into it."""
+    """Where frames are written, each over the one before: memory that is there already, because fresh memory costs more
+    than the copy into it."""
 
-    def __init__(self, message: Message, senders: int) -> None:
-        decoded = sum(prod(part.shape) * np.dtype(part.dtype).itemsize for part in message.fields)
-        self.places = max(1, min(senders, _ROOM_BYTES // max(1, decoded)))
-        self.room = message.room(self.places)
+    def __init__(self, message: Message, places: int) -> None:
         frame = HEADER_BYTES + message.max_bytes
         self.buffer = bytearray(frame)
         # Where all are written together; not so long ones, each of which had better stay in the cache.
-        short = message.in_rows and self.places * frame <= _BLOCK_BYTES
-        self.block = np.empty((self.places, frame), np.uint8) if short else None
+        short = message.in_rows and places * frame <= _BLOCK_BYTES
+        self.block = np.empty((places, frame), np.uint8) if short else None
 
 
-def _as_tensors(received: Received) -> Tensors:
-    return {name: torch.from_numpy(value) for name, value in received.values.items()}
+def check_quorum(valid: int, senders: int, quorum: float, round: int) -> None:
+    """Stop where too few messages of an exchange were valid."""
+    if valid < max(1, quorum * senders):
+        raise QuorumError(
+            f"round {round + 1}: {valid} of {senders} messages were valid, expected at least run.quorum = {quorum:g} "
+            f"of them and never fewer than one; {REMEDY}"
+        )
 
 
-def _on_host(values: Tensors) -> dict[str, Any]:
+def from_server(message: Message, arrays: dict[str, Any], number: int, digest: bytes) -> bytes:
+    """A frame of the server's."""
+    return bytes(frame(message, arrays, round=number, sender=SERVER, samples=0, digest=digest))
+
+
+def catching_up(
+    since: int, round: int, answers: Answers, down: Message, model: Message, w: torch.Tensor, digest: bytes
+) -> tuple[dict[int, bytes], Message]:
+    """What a client that knows the answers of rounds below `since` is sent before round `round`, by round, and the
+    message it is: the answers it missed, or the model `w` they lead to where that is fewer bytes."""
+    frames = answers.missed(since, round)
+    if frames is not None:
+        return frames, down
+    return {round - 1: from_server(model, {"model": w.cpu().numpy()}, round - 1, digest)}, model
+
+
+def took_in(exchange: Exchange[Any], cohort: Cohort, received: Received, number: int, is_model: bool) -> Cohort:
+    """Clients after an answer of a round, or after the model that the answers up to it lead to."""
+    values = {name: torch.from_numpy(value) for name, value in received.values.items()}
+    if is_model:
+        own = to_device(values["model"], cohort.params.device)
+        return cohort.with_state(model=own.expand_as(cohort.params).clone())
+    return exchange.client_receive(cohort, values, number)
+
+
+def on_host(values: Tensors) -> dict[str, Any]:
     """Rows of every client as arrays."""
     return {name: value.numpy() for name, value in zip(values, to_host(*values.values()), strict=True)}

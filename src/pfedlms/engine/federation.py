@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,15 +14,15 @@ from pfedlms.data.federated import FederatedData
 from pfedlms.data.partition import Indices
 from pfedlms.engine.criterion import Criterion
 from pfedlms.engine.exchange import REMEDY, Channel, Link, Ways, perfect_link
-from pfedlms.engine.participation import Answers, Clients, Participation
-from pfedlms.engine.reports import Evaluation, RoundReport
+from pfedlms.engine.participation import Answers, Clients
+from pfedlms.engine.reports import Evaluation, RoundReport, mean_loss, summed
 from pfedlms.engine.stopwatch import Stopwatch
+from pfedlms.engine.terms import Terms
 from pfedlms.engine.training import LocalWorker, TrainSettings
 from pfedlms.errors import QuorumError
-from pfedlms.methods.contract import Method, Objective, Task
+from pfedlms.methods.contract import Method, Objective
 from pfedlms.models.forward import CohortModel
-from pfedlms.wire.fields import Floats, Message
-from pfedlms.wire.frames import HEADER_BYTES, VERSION, agreement_digest
+from pfedlms.wire.frames import HEADER_BYTES
 
 ASTRAY = -1  # answers heard by a client whose model is not what they lead to; there are none to catch up by
 
@@ -65,32 +64,28 @@ class Federation:
         watch: Stopwatch | None = None,
         criterion: Criterion | None = None,
     ) -> None:
-        self.participation = Participation(data.clients, train.participation, seed)
-        self.method = method(task_of(model, data.classes, self.participation, train, seed), settings)
-        if (self.method.about_last_steps or self.method.tracks) and len(self.method.exchanges) != 1:
-            raise ValueError(f"method: {method.name} speaks of steps already taken, or tracks; it has one exchange")
+        terms = Terms(method, settings, model, data.clients, data.classes, train, seed)
+        self._terms, self.participation, self.method = terms, terms.participation, terms.method
         self.model, self.data, self._samples = model, data, data.samples
         self.criterion = criterion or Criterion()
         self.rounds_played = 0
         self.watch = watch or Stopwatch()
-        self._ways = Ways(link, answer_link, lost, quorum, seed)
-        self._digest = agreement(self.method)
+        self._ways = Ways(link, answer_link, lost, quorum, seed, train.max_weight)
+        self._digest = terms.digest
         self._server = self.method.server_start()
-        self._kept = train.kept_numbers(model.layout.dim)
         # Clients that are stacked together at most.
         self.largest_cohort = min(cohort_size or self.participation.count, self.participation.count)
         self._worker = LocalWorker(model, data, train, seed, self.participation, self.largest_cohort, self.criterion)
         self._clients = Clients(self.method, self._fresh, model.device, home or model.device, self.largest_cohort)
         # What a client that was away has missed: how many answers each has heard, and the answers themselves. Those of
         # the round played last, and the server before them, are kept for clients that took no part in it.
-        self._catch_up = Message(2 * len(self.method.exchanges) + 1, (Floats("model", model.layout.dim),))
         self._heard: dict[int, int] = {}
-        self._answers = Answers(HEADER_BYTES + self._catch_up.max_bytes)
+        self._answers = Answers(HEADER_BYTES + terms.catch_up.max_bytes)
         self._last: list[bytes] = []
         self._before = self._server
 
     def _fresh(self, ids: tuple[int, ...]) -> Cohort:
-        return self.model.cohort(ids, tuple(self._samples[k] for k in ids), with_momentum=False, kept=self._kept)
+        return self._terms.fresh(ids, tuple(self._samples[k] for k in ids))
 
     @own_threads()
     def start(self) -> None:
@@ -224,7 +219,7 @@ class Federation:
         if min(heard) == channel.round:
             return cohort
         (exchange,) = self.method.exchanges
-        return channel.catch_up(exchange, cohort, heard, self._answers, self._catch_up, server["model"])
+        return channel.catch_up(exchange, cohort, heard, self._answers, self._terms.catch_up, server["model"])
 
     def _all(self, client: int | None = None, trains: bool = True) -> Iterator[Cohort]:
         """All clients after the last phase, some at a time; with `client`, only those stacked with it."""
@@ -258,17 +253,15 @@ class Federation:
 
     def _train(self, cohorts: Sequence[Cohort], phase: int) -> float:
         """Local steps of these cohorts, who are present after that; the mean of their losses, weighted by samples."""
-        total, weight, after = 0.0, 0, []
+        found: list[tuple[int, float]] = []
+        after = []
         for cohort in cohorts:
             objective = self.method.objective(cohort, phase - 1) if phase else Objective()
             trained, losses = self._worker.train(cohort, objective, phase)
-            # One float after another in the order of clients, so that the sum is the same for every grouping.
-            for samples, loss in zip(trained.samples, losses.tolist(), strict=True):
-                total += samples * loss
-                weight += samples
+            found += zip(trained.samples, losses.tolist(), strict=True)
             after.append(trained)
         self._clients.put(after)
-        return total / weight
+        return mean_loss(found)
 
     def _evaluate_global(self, cohorts: Sequence[Cohort]) -> Evaluation | None:
         models = [(cohort, self.method.global_model(cohort)) for cohort in cohorts]
@@ -293,57 +286,7 @@ class Federation:
                 right, losses = to_host(*self._worker.evaluate(cohort, params, held))
                 own |= dict(zip(cohort.ids, zip(right.tolist(), losses.tolist(), strict=True), strict=True))
         percent = self.criterion.score is None
-        return [_summed(held, own, percent) for held, own in zip(splits, found, strict=True)]
-
-
-def _summed(held: tuple[Indices, ...], found: dict[int, tuple[float, float]], percent: bool) -> Evaluation | None:
-    ids = tuple(client for client in sorted(found) if len(held[client]))
-    tested = tuple(len(held[client]) for client in ids)
-    loss = 0.0
-    for client in ids:
-        loss += found[client][1]
-    if not ids:
-        return None
-    return Evaluation(ids, tuple(found[client][0] for client in ids), tested, loss / sum(tested), percent=percent)
-
-
-def task_of(model: CohortModel, classes: int, who: Participation, train: TrainSettings, seed: int) -> Task:
-    """What both ends know before the first round."""
-    return Task(
-        layout=model.layout,
-        classes=classes,
-        feature_size=model.feature_size,
-        seed=seed,
-        initial=model.initial.cpu(),
-        clients=who.clients,
-        participants=who.count,
-        learning_rate=train.learning_rate,
-        weight_decay=train.weight_decay,
-        schedule=train.rates,
-        optimizer=train.optimizer,
-        statistics=tuple(
-            (name, value.numel()) for name, value in model.initial_buffers.items() if value.is_floating_point()
-        ),
-        device=model.device,
-    )
-
-
-def agreement(method: Method) -> bytes:
-    """Digest of what both ends must agree on: protocol, method and its settings, layer table, seed and w⁰."""
-    task = method.task
-    return agreement_digest(
-        {
-            "protocol": VERSION,
-            "method": method.name,
-            "layers": ",".join(f"{layer.offset}:{layer.size}" for layer in task.layout.layers),
-            "classes": task.classes,
-            "seed": task.seed,
-            "initial": _sha256(task.initial),
-            **{f"method.{key}": value for key, value in asdict(method.settings).items()},
-            **{f"agreement.{key}": value for key, value in method.agreement().items()},
-        }
-    )
-
-
-def _sha256(values: torch.Tensor) -> bytes:
-    return hashlib.sha256(values.contiguous().numpy().astype("<f4").tobytes()).digest()
+        return [
+            summed({client: (*counts, len(held[client])) for client, counts in own.items()}, percent)
+            for held, own in zip(splits, found, strict=True)
+        ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -73,3 +74,25 @@ class RoundReport:
     unheard: int
     """Answers that did not arrive or were refused."""
     global_evaluation: Evaluation | None = None
+
+
+def mean_loss(found: Iterable[tuple[int, float]]) -> float:
+    """Mean of clients' losses by their samples: (N_k, loss) in the order of ids. One float after another, so that the
+    sum is the same for every grouping."""
+    total, weight = 0.0, 0
+    for samples, loss in found:
+        total += samples * loss
+        weight += samples
+    return total / weight
+
+
+def summed(found: Mapping[int, tuple[float, float, int]], percent: bool) -> Evaluation | None:
+    """Of each client correct predictions (or summed scores), summed loss and samples; None where nobody has any."""
+    ids = tuple(client for client in sorted(found) if found[client][2])
+    if not ids:
+        return None
+    loss = 0.0
+    for client in ids:
+        loss += found[client][1]
+    correct, tested = (tuple(found[client][part] for client in ids) for part in (0, 2))
+    return Evaluation(ids, correct, tested, loss / sum(tested), percent=percent)  # type: ignore[arg-type]

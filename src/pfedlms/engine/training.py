@@ -49,6 +49,7 @@ class TrainSettings:
     warmup: int = 0
     decay: float = 1.0
     decay_every: int = 1
+    max_weight: float = 1.0
 
     @property
     def rates(self) -> Schedule:

@@ -72,6 +72,15 @@ class DataSection:
         below=1,
     )
 
+    class_names: str = setting(
+        "",
+        "where nodes hold data of their own: the names of all classes in order, separated by commas, so that all "
+        "number them alike",
+    )
+    sample_shape: str = setting(
+        "", "where nodes hold data of their own: the shape of a sample, 3x32x32 for instance; 64 for rows of 64 numbers"
+    )
+
     @property
     def title(self) -> str:
         """The data set's name, of a path the last part."""
@@ -95,6 +104,13 @@ class TrainSection:
     participation: float = setting(
         1.0,
         "share of the clients that take part in a phase; max(1, round(share · K)) of them are drawn",
+        above=0,
+        maximum=1,
+    )
+    max_weight: float = setting(
+        1.0,
+        "f, largest share one client may have of all weight in an exchange: N_k counts as min(N_k, c), c the largest "
+        "with c ≤ f · Σ min(N_j, c); with fewer than 1/f messages all weigh the same; 1: no limit",
         above=0,
         maximum=1,
     )
@@ -166,6 +182,9 @@ class RunSection:
     checkpoint_every: int = setting(10, "rounds between checkpoints (the last round always has one)", minimum=1)
     quorum: float = setting(
         0.5, "share of an exchange's messages that must be valid for the round to go on", minimum=0, maximum=1
+    )
+    timeout: float = setting(
+        600.0, "on nodes: seconds they have for one trip; who needs longer is left out of it", above=0
     )
     lost: float = setting(
         0.0,

@@ -11,9 +11,9 @@ import torch
 from pfedlms.data.schemes import scheme_of
 from pfedlms.data.sources import DATASETS
 from pfedlms.engine import Federation
-from pfedlms.engine.federation import agreement, task_of
 from pfedlms.engine.participation import Participation
 from pfedlms.engine.reports import Traffic
+from pfedlms.engine.terms import agreement, task_of
 from pfedlms.errors import ConfigError
 from pfedlms.experiment.config import CUSTOM, Config, keys, load_config, of_method
 from pfedlms.experiment.layers import Tables, merge

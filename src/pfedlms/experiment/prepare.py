@@ -111,16 +111,45 @@ def train_settings(config: Config) -> TrainSettings:
     return TrainSettings(**{each.name: getattr(config.train, each.name) for each in fields(TrainSettings)})
 
 
+@dataclass(frozen=True)
+class Ingredients:
+    """What the ends of a run are made of: on the device, and found to fit together."""
+
+    model: CohortModel
+    data: FederatedData
+    train: TrainSettings
+    criterion: Criterion
+
+
 def prepare(config: Config, data: Any = None, model: ModelLike = None, own: Own = NOTHING_OWN) -> Federation:
     """Everything up to the first local step: device, data, partition, model, loss, method."""
+    found = ingredients(config, lambda: _federated(config, data, own), model, own)
+    with as_configured(config):
+        who = Participation(found.data.clients, found.train.participation, config.run.seed)
+        size = config.run.cohort_size or int(config.run.reference)
+        size = size or fitting_cohort(found.model, found.data, found.train.batch_size, who.count)
+        make = partial(
+            Federation, METHODS[config.method], config.settings, found.model, found.data, found.train, config.run.seed,
+            cohort_size=size, quorum=config.run.quorum, lost=config.run.lost, criterion=found.criterion,
+        )  # fmt: skip
+        federation = make()
+        if found.model.device.type == "cpu" or room_for_all(federation, config.train):
+            return federation
+        return make(home=torch.device("cpu"))
+
+
+def ingredients(
+    config: Config, data: Callable[[], FederatedData], model: ModelLike = None, own: Own = NOTHING_OWN
+) -> Ingredients:
+    """The model and what it is trained on, tried on each other; `data` are read once all else is found to be there."""
     device = _device(config.run.device)
     for key in own.missing(config):
         raise UsageError(f"train.{key}: 'custom' stands for a function given in Python; use pfedlms.run(…, {key}=…)")
     if config.run.fast and device.type == "cpu":
-        warnings.warn("run.fast: compiles local steps on a GPU; on this CPU it does nothing", stacklevel=2)
+        warnings.warn("run.fast: compiles local steps on a GPU; on this CPU it does nothing", stacklevel=3)
     warn(without_effect(config))
     with as_configured(config):
-        federated = _federated(config, data, own)
+        federated = data()
         try:
             module = taken(
                 module_of(config, model, federated), _sample(federated), rng.stream(config.run.seed, "initial")
@@ -137,18 +166,7 @@ def prepare(config: Config, data: Any = None, model: ModelLike = None, own: Own 
                 f"train.augment: got {config.train.augment!r}, but samples have shape {federated.shape} and type "
                 f"{federated.x.dtype}, expected images of (channels, height, width), floats"
             )
-        federated, train = federated.to(device), train_settings(config)
-        who = Participation(federated.clients, train.participation, config.run.seed)
-        size = config.run.cohort_size or int(config.run.reference)
-        size = size or fitting_cohort(cohort_model, federated, train.batch_size, who.count)
-        make = partial(
-            Federation, METHODS[config.method], config.settings, cohort_model, federated, train, config.run.seed,
-            cohort_size=size, quorum=config.run.quorum, lost=config.run.lost, criterion=criterion,
-        )  # fmt: skip
-        federation = make()
-        if device.type == "cpu" or room_for_all(federation, config.train):
-            return federation
-        return make(home=torch.device("cpu"))
+        return Ingredients(cohort_model, federated.to(device), train_settings(config), criterion)
 
 
 def _device(name: str) -> torch.device:

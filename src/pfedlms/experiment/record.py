@@ -7,24 +7,50 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from math import isfinite
-from typing import Any
+from typing import Any, Protocol
 
 from pfedlms.backend import COMPILATION
 from pfedlms.data import FederatedData
 from pfedlms.data.sources import kind_of
-from pfedlms.engine import Evaluation, Federation, RoundReport, Traffic
+from pfedlms.engine import Evaluation, RoundReport, Traffic
+from pfedlms.engine.criterion import Criterion
+from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.errors import RunDirectoryError, RunError
 from pfedlms.experiment.config import CUSTOM, Config
 from pfedlms.experiment.environment import environment
 from pfedlms.experiment.store import RunDirectory
+from pfedlms.models import CohortModel
 
 SUMMARY_SCHEMA = 1
+
+
+class Played(Protocol):
+    """What is recorded: a federation, be it in this process or on nodes."""
+
+    rounds_played: int
+    largest_cohort: int
+    criterion: Criterion
+    watch: Stopwatch
+
+    @property
+    def data(self) -> FederatedData: ...
+
+    @property
+    def model(self) -> CohortModel: ...
+
+    def evaluate(self) -> Evaluation: ...
+
+    def everyone(self) -> Evaluation: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def load(self, state: dict[str, Any]) -> None: ...
 
 
 class Recorder:
     """Turns what happens into metrics, checkpoints and a summary; on disk where there is a directory."""
 
-    def __init__(self, config: Config, federation: Federation, directory: RunDirectory | None) -> None:
+    def __init__(self, config: Config, federation: Played, directory: RunDirectory | None) -> None:
         self.metrics: list[dict[str, Any]] = []
         self._config, self._federation, self._directory = config, federation, directory
         self._traffic, self._rejected, self._astray, self._unheard = Traffic(), 0, 0, 0
@@ -80,8 +106,8 @@ class Recorder:
         self._astray += report.astray
         self._unheard += report.unheard
 
-    def evaluate(self, report: RoundReport) -> dict[str, Any]:
-        """Measure, and keep what was measured; accuracies are over the clients that took part."""
+    def evaluate(self, report: RoundReport, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Measure, and keep what was measured, and `more`; accuracies are over the clients that took part."""
         measured = self._federation.evaluate()
         record: dict[str, Any] = {"round": self._federation.rounds_played, **self._score()}
         record["p_acc"] = _finite(measured.accuracy)
@@ -92,7 +118,7 @@ class Recorder:
         record |= {"loss": report.loss, "test_loss": _finite(measured.loss), "client_acc": _per_client(measured)}
         if len(measured.ids) < self._federation.data.clients:
             record["clients"] = list(measured.ids)
-        record |= {"bytes": asdict(self._traffic), **self._failures(), "seconds": self._seconds}
+        record |= {"bytes": asdict(self._traffic), **self._failures(), **(more or {}), "seconds": self._seconds}
         if self._directory is not None:
             self._directory.append_metrics(record)
         self.metrics.append(record)
@@ -121,9 +147,9 @@ class Recorder:
         elif self.rose:
             self.best_state = copy.deepcopy(self._federation.state())
 
-    def finish(self, status: str) -> dict[str, Any]:
-        """The summary of the run, as it is stored; of one that failed, if it can be stored."""
-        summary = self.so_far(status)
+    def finish(self, status: str, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The summary of the run with `more`, as it is stored; of one that failed, if it can be stored."""
+        summary = {**self.so_far(status), **(more or {})}
         stored = self._directory.read_summary() if self._directory is not None else None
         if stored is not None and _compared(stored) == _compared(summary):
             return stored  # a finished run that was resumed: nothing was done, nothing is changed
@@ -222,7 +248,7 @@ def told(report: RoundReport) -> dict[str, Any]:
 
 
 def load_into(
-    federation: Federation, checkpoint: Mapping[str, Any], config: Config, stored: RunDirectory, same_data: bool = True
+    federation: Played, checkpoint: Mapping[str, Any], config: Config, stored: RunDirectory, same_data: bool = True
 ) -> None:
     """Take a checkpoint in; one that was made with other settings or data would train on as if nothing had happened."""
     now = settled(config)
@@ -244,7 +270,7 @@ def load_into(
         ) from error
 
 
-def _data_of(config: Config, federation: Federation) -> str:
+def _data_of(config: Config, federation: Played) -> str:
     """A fingerprint of data given in Python or by path; data sets by name are told by their settings."""
     own = config.data.dataset == CUSTOM or kind_of(config.data.dataset)
     return federation.data.fingerprint() if own else config.data.dataset

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from pfedlms.data.sources import DATASETS
-from pfedlms.engine.federation import agreement, task_of
 from pfedlms.engine.participation import Participation
+from pfedlms.engine.terms import agreement, task_of
 from pfedlms.errors import UsageError
 from pfedlms.experiment.config import load_config
 from pfedlms.experiment.prepare import train_settings

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pfedlms.engine.federation import agreement
+from pfedlms.engine.terms import agreement
 from pfedlms.engine.training import TrainSettings
 from pfedlms.methods import METHODS, Task
 from pfedlms.models.layout import Layer, Layout

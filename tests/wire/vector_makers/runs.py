@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from pfedlms.cohort import Cohort
-from pfedlms.engine.federation import agreement
+from pfedlms.engine.terms import agreement
 from pfedlms.methods import METHODS
 from pfedlms.wire.frames import SERVER, Intake, frame
 from vector_makers.agreements import agreed, task

@@ -10,7 +10,7 @@ import torch
 
 from pfedlms.cohort import Cohort
 from pfedlms.engine.exchange import Channel, Ways
-from pfedlms.engine.federation import agreement
+from pfedlms.engine.terms import agreement
 from pfedlms.engine.participation import Answers
 from pfedlms.methods import METHODS, Task
 from pfedlms.wire import Floats, Message

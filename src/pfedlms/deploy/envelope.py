@@ -1,0 +1,237 @@
+"""Requests and replies between a server and a node: small checked envelopes around frames of the wire format.
+
+    offset size
+    0      4     magic "PFLE"
+    4      1     version of this envelope
+    5      1     kind: 0 request, 1 request to look, 2 reply
+    6      2     reserved, zero
+    8      8     run: digest of all that both ends must agree on
+    16     4     client
+    20     4     round
+    24     8     trip: requests of a run are numbered, all clients' together
+    32     8     length of the body in bytes
+    40     4     CRC-32 (zlib's) of bytes 0–39 and the body
+
+The body is a row of records, each 16 bytes and its data:
+
+    0      1     code
+    1      1     index: of an exchange, or of what was measured
+    2      2     flags
+    4      4     number: of a round or phase, or how many answers a node has heard
+    8      8     length of the data in bytes
+
+Numbers are unsigned, little endian. A request is what a node is to do, in order. A reply has a record for each SEND and
+TRAIN of its request, in their order, and HEARD; or REFUSED and HEARD. Nothing is allocated by a length that was not
+compared with what is there.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from math import isfinite
+
+from pfedlms.errors import (
+    ChecksumError,
+    DecodeError,
+    KindError,
+    MagicError,
+    OversizedError,
+    TruncatedError,
+    VersionError,
+)
+from pfedlms.wire.checksum import crc32
+
+MAGIC = b"PFLE"
+VERSION = 1
+_HEADER = struct.Struct("<4sBBH8sIIQQ")
+_CRC = struct.Struct("<I")
+_RECORD = struct.Struct("<BBHIQ")
+_TRAINED = struct.Struct("<Id")
+_MEASURED = struct.Struct("<ddI")
+ENVELOPE_BYTES = _HEADER.size + _CRC.size
+RECORD_BYTES = _RECORD.size
+_LONGEST_TEXT = 2000
+
+
+class Kind(IntEnum):
+    REQUEST = 0
+    LOOK = 1
+    """As REQUEST, on a copy: nothing changes by it."""
+    REPLY = 2
+
+
+class Code(IntEnum):
+    """What a node is to do (up to TRAIN), and what it says."""
+
+    HEAR = 0
+    """The answer of exchange `index` of round `number`."""
+    MODEL = 1
+    """The model that the answers up to that of round `number` lead to."""
+    SEND = 2
+    """The message of exchange `index` of round `number`; in a reply, the message."""
+    TRAIN = 3
+    """The local steps of phase `number`; flags say what is to be measured. In a reply, N_k and the loss."""
+    MEASURED = 4
+    """What was measured after that."""
+    HEARD = 5
+    """How many answers the node has heard, where its method tracks a model."""
+    REFUSED = 6
+    """Nothing was done; flags say why, the data in words."""
+
+
+class Flag(IntEnum):
+    FORCED = 1
+    """Of MODEL: also for a node that believes to have it."""
+    PERSONAL = 1
+    """Of TRAIN: measure the trained model."""
+    SHARED = 2
+    """Of TRAIN: measure the shared model before it is trained."""
+
+
+class Split(IntEnum):
+    """What was measured."""
+
+    TEST = 0
+    VALIDATION = 1
+    SHARED = 2
+
+
+class Why(IntEnum):
+    """Why a node refuses."""
+
+    BROKEN = 0
+    """The request cannot be read, or a frame in it is not valid."""
+    RUN = 1
+    """It is of another run, or its ends differ in settings, model or w⁰."""
+    CLIENT = 2
+    """It is for another client."""
+    STALE = 3
+    """It is of a trip, round or phase that is over for this node."""
+    ORDER = 4
+    """It needs what this node has not heard, sent or trained."""
+    DIVERGED = 5
+    """The node's loss or model is not finite any more."""
+    FAILED = 6
+    """The node, or the way to it, failed."""
+
+
+@dataclass(frozen=True)
+class Record:
+    code: Code
+    number: int = 0
+    index: int = 0
+    flags: int = 0
+    data: bytes | memoryview = b""
+
+
+@dataclass(frozen=True)
+class Envelope:
+    kind: Kind
+    run: bytes
+    client: int
+    round: int
+    trip: int
+    records: tuple[Record, ...]
+
+    def encode(self) -> bytes:
+        parts = []
+        for each in self.records:
+            parts += [_RECORD.pack(each.code, each.index, each.flags, each.number, len(each.data)), each.data]
+        body = b"".join(parts)
+        header = _HEADER.pack(
+            MAGIC, VERSION, self.kind, 0, self.run, self.client, self.round, self.trip, len(body)
+        )  # fmt: skip
+        return header + _CRC.pack(crc32(memoryview(body), crc32(memoryview(header)))) + body
+
+    def reply(self, *records: Record) -> Envelope:
+        """A reply to this request."""
+        return Envelope(Kind.REPLY, self.run, self.client, self.round, self.trip, records)
+
+
+def decode(data: bytes) -> Envelope:
+    """Parse and check one envelope; raises the WireError that says what is wrong with it. Data of records are views."""
+    view = memoryview(data).cast("B").toreadonly()
+    if len(view) < ENVELOPE_BYTES:
+        raise TruncatedError(f"envelope: got {len(view)} bytes, expected a header of {ENVELOPE_BYTES}")
+    magic, version, kind, reserved, run, client, round, trip, length = _HEADER.unpack_from(view)
+    if magic != MAGIC:
+        raise MagicError(f"envelope: got magic {bytes(magic)!r}, expected {MAGIC!r}")
+    if version != VERSION:
+        raise VersionError(f"envelope: got version {version}, expected {VERSION}; update the older end")
+    body = view[ENVELOPE_BYTES:]
+    if len(body) != length:
+        short = len(body) < length
+        raise (TruncatedError if short else OversizedError)(f"envelope: got {len(body)} bytes, expected {length}")
+    (checksum,) = _CRC.unpack_from(view, _HEADER.size)
+    actual = crc32(body, crc32(view[: _HEADER.size]))
+    if checksum != actual:
+        raise ChecksumError(f"envelope: got checksum {checksum:08x}, expected {actual:08x}; it was changed on the way")
+    if reserved:
+        raise DecodeError(f"envelope: got {reserved} in reserved bytes, expected 0")
+    if kind not in list(Kind):
+        raise KindError(f"envelope: got kind {kind}, expected 0 to {max(Kind)}")
+    return Envelope(Kind(kind), bytes(run), client, round, trip, _records(body))
+
+
+def _records(body: memoryview) -> tuple[Record, ...]:
+    found, at = list[Record](), 0
+    while at < len(body):
+        if len(body) - at < RECORD_BYTES:
+            raise TruncatedError(f"record {len(found)}: got {len(body) - at} bytes, expected {RECORD_BYTES}")
+        code, index, flags, number, length = _RECORD.unpack_from(body, at)
+        at += RECORD_BYTES
+        if length > len(body) - at:
+            raise TruncatedError(f"record {len(found)}: got {len(body) - at} bytes of data, expected {length}")
+        if code not in list(Code):
+            raise DecodeError(f"record {len(found)}: got code {code}, expected 0 to {max(Code)}")
+        found.append(Record(Code(code), number, index, flags, body[at : at + length]))
+        at += length
+    return tuple(found)
+
+
+def refusal(request: Envelope, why: Why, text: str, heard: int = 0) -> bytes:
+    """A reply that says that nothing was done. Whoever carries messages makes one of Why.FAILED where he knows why none
+    came."""
+    words = text.encode()[:_LONGEST_TEXT]
+    return request.reply(Record(Code.REFUSED, flags=why, data=words), Record(Code.HEARD, heard)).encode()
+
+
+def reason(record: Record) -> str:
+    """What a REFUSED record says."""
+    name = Why(record.flags).name if record.flags in list(Why) else f"reason {record.flags}"
+    words = bytes(record.data[:_LONGEST_TEXT]).decode(errors="replace")
+    return f"{name.lower()}: {words}"
+
+
+def trained(phase: int, samples: int, loss: float) -> Record:
+    return Record(Code.TRAIN, phase, data=_TRAINED.pack(samples, loss))
+
+
+def read_trained(record: Record) -> tuple[int, float]:
+    """N_k and the loss."""
+    if len(record.data) != _TRAINED.size:
+        raise DecodeError(f"trained: got {len(record.data)} bytes, expected {_TRAINED.size}")
+    samples, loss = _TRAINED.unpack(record.data)
+    if samples < 1 or not isfinite(loss):
+        raise DecodeError(f"trained: got {samples} samples and a loss of {loss}, expected some and a finite one")
+    return samples, loss
+
+
+def measured(split: Split, correct: float, loss: float, samples: int) -> Record:
+    return Record(Code.MEASURED, index=split, data=_MEASURED.pack(correct, loss, samples))
+
+
+def read_measured(record: Record, percent: bool) -> tuple[Split, tuple[float, float, int]]:
+    """Of what, correct predictions (or with a score of one's own its sum), summed loss, and samples."""
+    if record.index not in list(Split) or len(record.data) != _MEASURED.size:
+        raise DecodeError(f"measured: got {len(record.data)} bytes of {record.index}, expected {_MEASURED.size}")
+    correct, loss, samples = _MEASURED.unpack(record.data)
+    is_count = isfinite(correct) and correct.is_integer() and 0 <= correct <= samples
+    if not (isfinite(correct) and isfinite(loss) and (is_count or not percent)):
+        raise DecodeError(
+            f"measured: got {correct} of {samples} with a loss of {loss}, expected a count of at most as many and "
+            "finite numbers"
+        )
+    return Split(record.index), (int(correct) if percent else correct, loss, samples)

@@ -1,0 +1,162 @@
+"""What an end of a run stands on: the terms of the run with their digest, and the data it holds, if any."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from pkgutil import resolve_name
+from typing import Any
+
+import numpy as np
+import torch
+
+from pfedlms.data import FederatedData, Given, load_pool, read
+from pfedlms.data.arrays import Arrays
+from pfedlms.data.federated import held_by
+from pfedlms.data.partition import Indices, split
+from pfedlms.data.sources import kind_of
+from pfedlms.engine.terms import Terms
+from pfedlms.errors import ConfigError, DataError
+from pfedlms.experiment.config import CUSTOM, Config
+from pfedlms.experiment.prepare import (
+    NOTHING_OWN,
+    Ingredients,
+    ModelLike,
+    Own,
+    as_configured,
+    dealt,
+    ingredients,
+    named_pool,
+)
+from pfedlms.experiment.record import settled
+from pfedlms.methods import METHODS
+from pfedlms.wire.frames import agreement_digest
+
+
+class Ground:
+    """What both ends derive from one configuration.
+
+    Args:
+        config: the same on all ends but for its section [run] (without run.seed) and data.dir.
+        client: whose end it is; None is the server's.
+        data: on a node, its own data; see `own_data`. Without, the data set of the configuration is dealt out as in a
+        simulation and a node keeps to its part.
+        model: a module or a factory, where the configuration says that one is given in Python.
+        own: loss and metric given in Python.
+    """
+
+    def __init__(
+        self, config: Config, client: int | None = None, data: Any = None, model: ModelLike = None,
+        own: Own = NOTHING_OWN,
+    ) -> None:  # fmt: skip
+        self.config, self.client = config, client
+        self.parts: Ingredients = ingredients(config, lambda: self._held(data, own), model, own)
+        made, held, train = self.parts.model, self.parts.data, self.parts.train
+        with as_configured(config):
+            self.terms = Terms(
+                METHODS[config.method], config.settings, made, held.clients, held.classes, train, config.run.seed
+            )
+        self.run = agreement_digest({"frames": self.terms.digest, **settled(config)})
+        """Digest of all that both ends must agree on, how clients train and the names of classes included."""
+
+    @property
+    def knows_samples(self) -> bool:
+        """Whether this end knows how many samples each client has."""
+        return self.config.data.dataset != CUSTOM
+
+    def _held(self, data: Any, own: Own) -> FederatedData:
+        if self.config.data.dataset != CUSTOM:
+            if data is not None:
+                raise ConfigError(
+                    [
+                        f"data.dataset: got {self.config.data.dataset!r}, which is dealt out to all nodes, but this "
+                        "one has data of its own; set data.dataset = 'custom', data.class_names and data.sample_shape"
+                    ]
+                )
+            return dealt(self.config, named_pool(self.config))
+        if self.client is None:
+            return nothing_held(self.config)
+        if data is None:
+            raise ConfigError(["data.dataset: got 'custom', so every node needs data of its own; name them"])
+        return own_data(self.config, self.client, data, own)
+
+
+def described(config: Config) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Names of classes and shape of a sample, as the configuration has them for nodes with data of their own."""
+    chosen, found = config.data, []
+    names = tuple(name.strip() for name in chosen.class_names.split(",") if name.strip())
+    if len(names) < 2 or len(set(names)) < len(names):
+        found.append(f"data.class_names: got {chosen.class_names!r}, expected two names or more, all different")
+    sizes = chosen.sample_shape.lower().split("x")
+    if not all(size.strip().isdecimal() and int(size) > 0 for size in sizes):
+        found.append(f"data.sample_shape: got {chosen.sample_shape!r}, expected sizes such as 3x32x32")
+    if found:
+        raise ConfigError(found)
+    return names, tuple(map(int, sizes))
+
+
+def nothing_held(config: Config) -> FederatedData:
+    """The server's: no sample of anybody, but one of zeros to try a model on."""
+    names, shape = described(config)
+    place = np.zeros(1, dtype=np.int64)
+    everybody = (place,) * config.data.clients
+    # Whole numbers become floats where a model calculates with them.
+    x, y = (torch.zeros(size, dtype=torch.int64) for size in ((1, *shape), (1,)))
+    aside = everybody if config.data.validation else ()
+    return FederatedData(x, y, everybody, everybody, len(names), aside, names)
+
+
+def own_data(config: Config, client: int, data: Any, own: Own = NOTHING_OWN) -> FederatedData:
+    """A node's own: `folder:PATH` or `file:PATH`; `module:function`, which is called and gives one of what follows; a
+    data set as `pfedlms.run` takes one, to be split 75/25; or two, (train, test), as a pair. All places of the
+    federation are this node's, so that whichever is its own holds them."""
+    names, shape = described(config)
+    if isinstance(data, str) and kind_of(data):
+        chosen = config.data
+        pool = load_pool(data, chosen.dir or None, chosen.image_size, chosen.label_column)
+        given = Given(Arrays(pool.x, pool.y, len(pool.names) or int(pool.y.max()) + 1, pool.names, (len(pool.y),)))
+    else:
+        if isinstance(data, str):
+            data = _called(data)
+        given = read([data], own.loss is not None, all_clients=False)
+    arrays = replace(given.pool, y=_numbered(given.pool, names), classes=len(names), names=names)
+    if arrays.x.shape[1:] != shape:
+        raise DataError(
+            f"data: got samples of shape {arrays.x.shape[1:]}, expected data.sample_shape = {config.data.sample_shape} "
+            f"({prod(shape)} numbers)"
+        )
+    parts: Indices | tuple[Indices, Indices] = given.held[0] if given.held else np.arange(len(arrays.y))
+    # Drawn from the client's own stream, as a deal would have it.
+    pair = parts if isinstance(parts, tuple) else split(arrays.strata, parts, config.run.seed, client)
+    return held_by(arrays, [pair] * config.data.clients, config.run.seed, config.data.validation)
+
+
+def _called(name: str) -> Any:
+    try:
+        return resolve_name(name)()  # the user's own code
+    except Exception as error:  # whatever the user's own code raises
+        raise DataError(
+            f"data: {name!r} gave no data ({type(error).__name__}: {error}); expected folder:PATH, file:PATH, or "
+            "module:function of a function without arguments that returns (train, test)"
+        ) from error
+
+
+def _numbered(pool: Arrays, names: tuple[str, ...]) -> Any:
+    """Labels as places in `names`: by their own names, or the numbers they are where none of them is a name."""
+    places: list[int | None]
+    if not pool.names:
+        places = list(range(pool.classes))
+    elif any(name in names for name in pool.names):
+        places = [names.index(name) if name in names else None for name in pool.names]
+    else:
+        places = [int(name) if name.isdecimal() else None for name in pool.names]
+    held = np.unique(pool.y)
+    wrong = [
+        pool.names[k] if pool.names else int(k) for k in held if (place := places[k]) is None or place >= len(names)
+    ]
+    if wrong:
+        raise DataError(
+            f"data: got the class {wrong[0]!r}, expected one of data.class_names = {', '.join(names)}, or numbers from "
+            f"0 to {len(names) - 1}"
+        )
+    return np.array([0 if place is None else place for place in places], dtype=np.int64)[pool.y]

@@ -1,0 +1,349 @@
+"""A node: one client, its state on its own disk, and a handler from a request's bytes to a reply's.
+
+All that a request asks for is done on a copy, the copy is put in place on the disk together with the reply, and only
+then the reply leaves. So a node that is killed at any moment has done all of a request or nothing, and a request that
+comes again is answered with the bytes that are there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import zipfile
+from contextlib import ExitStack
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pfedlms.backend import own_threads
+from pfedlms.cohort import Cohort
+from pfedlms.deploy.envelope import (
+    Code,
+    Envelope,
+    Flag,
+    Kind,
+    Record,
+    Split,
+    Why,
+    decode,
+    measured,
+    refusal,
+    trained,
+)
+from pfedlms.deploy.ground import Ground
+from pfedlms.engine.exchange import on_host, took_in
+from pfedlms.engine.training import LocalWorker
+from pfedlms.errors import DivergedError, RunDirectoryError, WireError
+from pfedlms.experiment.config import Config
+from pfedlms.experiment.prepare import NOTHING_OWN, ModelLike, Own, as_configured
+from pfedlms.experiment.store import write_atomically
+from pfedlms.methods.contract import Exchange, Objective
+from pfedlms.wire.frames import SERVER, Intake, frame
+
+SCHEMA = 1
+_TENSORS = ("params", "momentum", "buffers", "state", "scratch", "heard")
+
+
+class Refused(Exception):
+    """A request that is not carried out."""
+
+    def __init__(self, why: Why, text: str) -> None:
+        self.why = why
+        super().__init__(text)
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a node stands. Functions take one and return a new one."""
+
+    cohort: Cohort
+    """The client as it is between rounds: what a round that is not played to its end leaves behind."""
+    ongoing: Cohort | None = None
+    """The client in the round now played."""
+    round: int = 0
+    """Which round that is."""
+    step: int = 0
+    """How far it has come: 2 i + 1 once the message of exchange i was made, 2 i + 2 once its answer was heard."""
+    phase: int = -1
+    """Of the last local steps; −1 before any."""
+    sent: int = -1
+    """The last round for which a message about the last steps was made."""
+    heard: int = 0
+    """How many answers it knows, where the method tracks a model."""
+    trip: int = -1
+    request: bytes = b""
+    """Digest of the last request, and the reply to it."""
+    reply: bytes = b""
+
+
+class Node:
+    """One client of a federation, opened from its configuration, its own data and its state directory; several
+    processes take turns at one directory. Use it in a `with`, or `close` it.
+
+    Args:
+        config: as `Ground` takes it.
+        client: the place it has among data.clients, from 0.
+        directory: where its state lies, a file a run; made if it is not there.
+        data: its own data, or None where those of the configuration are dealt out; see `ground.own_data`.
+        model, own: what the configuration says is given in Python.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        client: int,
+        directory: str | Path,
+        data: Any = None,
+        model: ModelLike = None,
+        own: Own = NOTHING_OWN,
+    ) -> None:
+        if not 0 <= client < config.data.clients:
+            raise IndexError(f"client: got {client}, expected 0 to data.clients - 1 = {config.data.clients - 1}")
+        self.config, self.client = config, client
+        self._ground = ground = Ground(config, client, data, model, own)
+        self._terms, parts = ground.terms, ground.parts
+        self._method, self._data = ground.terms.method, parts.data
+        with as_configured(config):
+            self._worker = LocalWorker(
+                parts.model, parts.data, parts.train, config.run.seed, ground.terms.participation, 1, parts.criterion
+            )
+        self.samples = parts.data.samples[client]
+        folder = Path(directory)
+        self.path = folder / f"client-{client}-{ground.run.hex()}.pt"
+        self._open = ExitStack()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = self._open.enter_context(open(self.path.with_suffix(".lock"), "wb"))  # noqa: SIM115 - until closed
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another process may still be busy with the request before
+        except OSError as error:
+            raise RunDirectoryError(f"{folder}: cannot be written ({error.strerror}); name another folder") from error
+        try:
+            self._state = self._load()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Node:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let others have the state directory."""
+        self._open.close()
+
+    @property
+    def run(self) -> bytes:
+        """Digest that requests must carry."""
+        return self._ground.run
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    def model(self) -> dict[str, torch.Tensor]:
+        """The client's model as its module's `load_state_dict` takes it."""
+        own = self._state.cohort
+        return self._terms.model.state_dict(own.params[0], {name: value[0] for name, value in own.buffers.items()})
+
+    # --- handling
+
+    def handle(self, request: bytes) -> bytes:
+        """Carry out a request, once, and answer it; what cannot be is refused in the reply."""
+        try:
+            asked = decode(request)
+        except WireError as error:
+            nothing = Envelope(Kind.REQUEST, self.run, self.client, 0, 0, ())
+            return refusal(nothing, Why.BROKEN, f"{type(error).__name__}: {error}", self._state.heard)
+        try:
+            digest = hashlib.sha256(request).digest()
+            if (said := self._check(asked, digest)) is not None:
+                return said
+            with as_configured(self.config), own_threads():
+                after, said = self._carried_out(asked)
+            if asked.kind == Kind.REQUEST:
+                after = replace(after, trip=asked.trip, request=digest, reply=said)
+                self._save(after)
+                self._state = after
+            return said
+        except Refused as error:
+            return refusal(asked, error.why, str(error), self._state.heard)
+        except WireError as error:
+            return refusal(asked, Why.BROKEN, f"{type(error).__name__}: {error}", self._state.heard)
+        except DivergedError as error:
+            return refusal(asked, Why.DIVERGED, str(error), self._state.heard)
+        except Exception as error:  # whatever a model, a loss or a disk raises: nothing was changed by it
+            return refusal(asked, Why.FAILED, f"{type(error).__name__}: {error}", self._state.heard)
+
+    def _check(self, asked: Envelope, digest: bytes) -> bytes | None:
+        """Whether a request is for this node and now; the reply to it where it was carried out already."""
+        state = self._state
+        if asked.kind == Kind.REPLY:
+            raise Refused(Why.BROKEN, "got a reply, expected a request")
+        if asked.run != self.run:
+            raise Refused(
+                Why.RUN,
+                f"digest: got {asked.run.hex()}, expected {self.run.hex()}; the ends differ in model, method, "
+                "settings, seed, names of classes or w⁰, or the request is of another run",
+            )
+        if asked.client != self.client:
+            raise Refused(Why.CLIENT, f"client: got a request to {asked.client}, expected {self.client}")
+        if asked.kind == Kind.REQUEST and asked.trip == state.trip and digest == state.request:
+            return state.reply
+        if asked.trip < state.trip or (asked.kind == Kind.REQUEST and asked.trip == state.trip):
+            raise Refused(
+                Why.STALE,
+                f"round {asked.round + 1}: got trip {asked.trip}, expected one after {state.trip}; if the run was "
+                "begun anew, give it another run.seed or empty the nodes' state directories",
+            )
+        return None
+
+    def _carried_out(self, asked: Envelope) -> tuple[State, bytes]:
+        state, said, look = self._state, list[Record](), asked.kind == Kind.LOOK
+        for each in asked.records:
+            if each.code == Code.HEAR:
+                state = self._hear(state, each, look)
+            elif each.code == Code.MODEL:
+                state = self._adopt(state, each)
+            elif each.code == Code.SEND:
+                state, data = self._send(state, each)
+                said.append(Record(Code.SEND, each.number, each.index, data=data))
+            elif each.code == Code.TRAIN:
+                state, reports = self._train(state, each, look)
+                said += reports
+            else:
+                raise Refused(Why.BROKEN, f"got a record {each.code.name}, which nobody asks for")
+        said.append(Record(Code.HEARD, state.heard))
+        return state, asked.reply(*said).encode()
+
+    def _exchange(self, asked: Record) -> Exchange[Any]:
+        exchanges = self._method.exchanges
+        if asked.index >= len(exchanges):
+            raise Refused(Why.BROKEN, f"exchange: got {asked.index}, expected below {len(exchanges)}")
+        return exchanges[asked.index]
+
+    def _hear(self, state: State, asked: Record, look: bool) -> State:
+        """An answer; one that a tracked model has been moved by already is passed over."""
+        exchange, number, tracks = self._exchange(asked), asked.number, self._method.tracks
+        if tracks and number != state.heard:
+            if number < state.heard:
+                return state
+            raise Refused(Why.ORDER, f"got the answer of round {number + 1}, expected that of round {state.heard + 1}")
+        there = state.ongoing is not None and state.round == number
+        in_turn = there and state.step == 2 * asked.index + 1
+        # About the last steps, or of a model that is tracked: what a client was sent matters, not what it has sent.
+        if not (in_turn or look or self._method.about_last_steps or tracks):
+            raise Refused(
+                Why.ORDER, f"got an answer of exchange {asked.index} of round {number + 1}, to which nothing was sent"
+            )
+        basis = state.ongoing if there and (in_turn or look) else None
+        received = Intake(exchange.down, self._terms.digest, number, (SERVER,)).accept(asked.data)
+        after = took_in(exchange, basis or state.cohort, received, number, is_model=False)
+        state = replace(state, ongoing=after, round=number, step=2 * asked.index + 2)
+        return replace(state, cohort=after.at_rest(), heard=number + 1) if tracks else state
+
+    def _adopt(self, state: State, asked: Record) -> State:
+        """The model that answers lead to."""
+        if not self._method.tracks:
+            raise Refused(Why.BROKEN, f"got a model, but {self._method.name} tracks none")
+        if asked.number < state.heard and not asked.flags & Flag.FORCED:
+            return state
+        received = Intake(self._terms.catch_up, self._terms.digest, asked.number, (SERVER,)).accept(asked.data)
+        after = took_in(self._method.exchanges[0], state.cohort, received, asked.number, is_model=True)
+        return replace(state, cohort=after, ongoing=None, heard=asked.number + 1)
+
+    def _send(self, state: State, asked: Record) -> tuple[State, bytes]:
+        exchange, number, about_last = self._exchange(asked), asked.number, self._method.about_last_steps
+        if about_last and number <= state.sent:
+            raise Refused(
+                Why.STALE, f"the message of round {number + 1} was made already, the last is {state.sent + 1}"
+            )
+        if about_last and state.phase != number:
+            raise Refused(Why.ORDER, f"the message of round {number + 1} is about phase {number}, not {state.phase}")
+        if self._method.tracks and state.heard != number:
+            raise Refused(Why.ORDER, f"to send in round {number + 1} takes {number} answers, {state.heard} were heard")
+        basis = state.cohort
+        if asked.index:
+            if state.ongoing is None or state.round != number or state.step != 2 * asked.index:
+                raise Refused(
+                    Why.ORDER, f"to send in exchange {asked.index} of round {number + 1} takes the answer before it"
+                )
+            basis = state.ongoing
+        after, values = exchange.client_send(basis, number, self._worker)
+        rows = {name: array[0] for name, array in on_host(values).items()}
+        data = frame(
+            exchange.up, rows, round=number, sender=self.client, samples=self.samples, digest=self._terms.digest
+        )  # fmt: skip
+        state = replace(state, ongoing=after, round=number, step=2 * asked.index + 1)
+        if about_last:
+            state = replace(state, cohort=after.at_rest(), sent=number)
+        return state, bytes(data)
+
+    def _train(self, state: State, asked: Record, look: bool) -> tuple[State, list[Record]]:
+        phase, exchanges = asked.number, len(self._method.exchanges)
+        if phase <= state.phase:
+            raise Refused(Why.STALE, f"phase {phase} is over for this node, the last one was {state.phase}")
+        cohort, objective = state.cohort, Objective()
+        if phase and exchanges:
+            done = state.ongoing is not None and state.round == phase - 1 and state.step == 2 * exchanges
+            if not done and not look:
+                raise Refused(Why.ORDER, f"phase {phase} takes the answers of round {phase}")
+            cohort = state.ongoing if done and state.ongoing is not None else cohort
+        if phase:
+            objective = self._method.objective(cohort, phase - 1)
+        said = []
+        if asked.flags & Flag.SHARED and (shared := self._method.global_model(cohort)) is not None:
+            said.append(self._measured(Split.SHARED, cohort, shared))
+        after, losses = self._worker.train(cohort, objective, phase)
+        after = after.at_rest()
+        if asked.flags & Flag.PERSONAL:
+            said.append(self._measured(Split.TEST, after, after.params))
+            if self._data.validation:
+                said.append(self._measured(Split.VALIDATION, after, after.params))
+        reports = [trained(phase, self.samples, losses.tolist()[0]), *said]
+        return replace(state, cohort=after, ongoing=None, phase=phase), reports
+
+    def _measured(self, split: Split, cohort: Cohort, params: torch.Tensor) -> Record:
+        held = self._data.validation if split == Split.VALIDATION else self._data.test
+        right, losses = self._worker.evaluate(cohort, params, held)
+        return measured(split, right.tolist()[0], losses.tolist()[0], len(held[self.client]))
+
+    # --- the disk
+
+    def _load(self) -> State:
+        if not self.path.exists():
+            fresh = self._terms.fresh((self.client,), (self.samples,))
+            return State(self._method.client_start(fresh))
+        try:
+            with zipfile.ZipFile(self.path) as archive:
+                if damaged := archive.testzip():  # torch.load itself compares no checksums
+                    raise ValueError(f"checksum of {damaged}")
+            kept = torch.load(self.path, map_location=self._terms.model.device, weights_only=True)
+            if kept.pop("schema") != SCHEMA:
+                raise ValueError("it is of another version of pfedlms")
+            cohorts: dict[str, Any] = {
+                name: Cohort((self.client,), (self.samples,), **values)
+                for name in ("cohort", "ongoing")
+                if (values := kept.pop(name)) is not None
+            }
+            return State(**cohorts, **kept)
+        except Exception as error:  # damaged bytes can make the unpickler raise anything
+            raise RunDirectoryError(
+                f"{self.path}: cannot be read ({type(error).__name__}: {error}); delete it to begin anew"
+            ) from error
+
+    def _save(self, state: State) -> None:
+        def tensors(cohort: Cohort | None) -> dict[str, Any] | None:
+            here = torch.device("cpu")
+            return None if cohort is None else {name: _on(getattr(cohort, name), here) for name in _TENSORS}
+
+        values = {each.name: getattr(state, each.name) for each in fields(State)}
+        kept = {**values, "schema": SCHEMA, "cohort": tensors(state.cohort), "ongoing": tensors(state.ongoing)}
+        write_atomically(self.path, lambda file: torch.save(kept, file))
+
+
+def _on(value: Any, device: torch.device) -> Any:
+    return {name: each.to(device) for name, each in value.items()} if isinstance(value, dict) else value.to(device)

@@ -1,0 +1,82 @@
+"""What both ends of a run know before its first round."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from pfedlms.cohort import Cohort
+from pfedlms.engine.participation import Participation
+from pfedlms.engine.training import TrainSettings
+from pfedlms.methods.contract import Method, Task
+from pfedlms.models.forward import CohortModel
+from pfedlms.wire.fields import Floats, Message
+from pfedlms.wire.frames import VERSION, agreement_digest
+
+
+class Terms:
+    """The method with its settings, the model with w⁰, who takes part and how clients train; and the digest of it that
+    every frame carries."""
+
+    def __init__(
+        self, method: type[Method], settings: Any, model: CohortModel, clients: int, classes: int,
+        train: TrainSettings, seed: int,
+    ) -> None:  # fmt: skip
+        self.participation = Participation(clients, train.participation, seed)
+        self.method = method(task_of(model, classes, self.participation, train, seed), settings)
+        if (self.method.about_last_steps or self.method.tracks) and len(self.method.exchanges) != 1:
+            raise ValueError(f"method: {method.name} speaks of steps already taken, or tracks; it has one exchange")
+        self.model, self.train, self.seed = model, train, seed
+        self.digest = agreement(self.method)
+        self.catch_up = Message(2 * len(self.method.exchanges) + 1, (Floats("model", model.layout.dim),))
+        """The model, for who was away and would else hear more bytes of answers."""
+        self._kept = train.kept_numbers(model.layout.dim)
+
+    def fresh(self, ids: tuple[int, ...], samples: tuple[int, ...]) -> Cohort:
+        """Clients that have not taken part yet, without what the method adds."""
+        return self.model.cohort(ids, samples, with_momentum=False, kept=self._kept)
+
+
+def task_of(model: CohortModel, classes: int, who: Participation, train: TrainSettings, seed: int) -> Task:
+    """What both ends know before the first round."""
+    return Task(
+        layout=model.layout,
+        classes=classes,
+        feature_size=model.feature_size,
+        seed=seed,
+        initial=model.initial.cpu(),
+        clients=who.clients,
+        participants=who.count,
+        learning_rate=train.learning_rate,
+        weight_decay=train.weight_decay,
+        schedule=train.rates,
+        optimizer=train.optimizer,
+        statistics=tuple(
+            (name, value.numel()) for name, value in model.initial_buffers.items() if value.is_floating_point()
+        ),
+        device=model.device,
+    )
+
+
+def agreement(method: Method) -> bytes:
+    """Digest of what both ends must agree on: protocol, method and its settings, layer table, seed and w⁰."""
+    task = method.task
+    return agreement_digest(
+        {
+            "protocol": VERSION,
+            "method": method.name,
+            "layers": ",".join(f"{layer.offset}:{layer.size}" for layer in task.layout.layers),
+            "classes": task.classes,
+            "seed": task.seed,
+            "initial": _sha256(task.initial),
+            **{f"method.{key}": value for key, value in asdict(method.settings).items()},
+            **{f"agreement.{key}": value for key, value in method.agreement().items()},
+        }
+    )
+
+
+def _sha256(values: torch.Tensor) -> bytes:
+    return hashlib.sha256(values.contiguous().numpy().astype("<f4").tobytes()).digest()

@@ -1,0 +1,125 @@
+"""Nodes in this process, as whoever carries messages sees them; and what a run in one process says beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pfedlms.deploy import Node, serve
+from pfedlms.engine import Federation
+from pfedlms.experiment.config import Config, load_config
+from pfedlms.experiment.play import Progress, Result, execute
+from pfedlms.experiment.prepare import prepare
+from pfedlms.experiment.store import RunDirectory
+
+CLIENTS = 4
+
+
+def configured(method: str, out: Path | str = "", /, *, clients: int = CLIENTS, **chosen: Any) -> Config:
+    """Few steps on digits; keys by section, as `train={"rounds": 3}`."""
+    tables = {
+        "data": {"clients": clients},
+        "model": {"hidden": 12},
+        "train": {"rounds": 3, "local_steps": 3, "batch_size": 16, "learning_rate": 0.1},
+        "method": {"name": method},
+        "run": {"seed": 3, "device": "cpu", "threads": 1, "cohort_size": 1, "out": str(out)},
+    }
+    for section, values in chosen.items():
+        tables[section] |= values
+    return load_config(None, tables)
+
+
+Way = Callable[[int, bytes, Callable[[bytes], bytes]], bytes | None]
+"""A client, a request to it, and what handles it; what arrives at the server."""
+
+
+def straight(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes | None:
+    return handle(request)
+
+
+FLEETS: list[Fleet] = []
+"""Those made in a test, to be closed after it."""
+
+
+@dataclass
+class Fleet:
+    """A node a client. With `fresh`, one is opened for every message, as an engine that starts processes does it."""
+
+    config: Config
+    folder: Path
+    way: Way = straight
+    fresh: bool = False
+    trips: list[dict[int, tuple[bytes, bytes | None]]] = field(default_factory=list)
+    """Requests and what arrived."""
+    data: dict[int, Any] = field(default_factory=dict)
+    nodes: dict[int, Node] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        FLEETS.append(self)
+
+    def node(self, client: int) -> Node:
+        if self.fresh:
+            self.close(client)
+        if client not in self.nodes:
+            self.nodes[client] = Node(self.config, client, self.folder, self.data.get(client))
+        return self.nodes[client]
+
+    def close(self, client: int) -> None:
+        if client in self.nodes:
+            self.nodes.pop(client).close()
+
+    def send(self, requests: dict[int, bytes], timeout: float) -> dict[int, bytes]:
+        came = {
+            client: self.way(client, data, lambda given, client=client: self.node(client).handle(given))
+            for client, data in requests.items()
+        }
+        self.trips.append({client: (data, came[client]) for client, data in requests.items()})
+        return {client: data for client, data in came.items() if data is not None}
+
+
+def served(config: Config, fleet: Fleet) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Summary and metrics of a run on nodes."""
+    summary = serve(config, fleet)
+    return summary, RunDirectory(Path(config.run.out)).read_metrics()
+
+
+def alone(config: Config) -> Result:
+    """The same run in one process: a cohort a client."""
+    return execute(config, prepare(config), Progress())
+
+
+def plain(record: dict[str, Any]) -> dict[str, Any]:
+    """Without the time it took, and what only a run on nodes has."""
+    return {key: value for key, value in record.items() if key not in ("seconds", "transport", "left_out", "weakened")}
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    return bool(one == other)
+
+
+def check_states(fleet: Fleet, federation: Federation, but: int | None = None) -> None:
+    """Every client that ever took part, `but` one: model, optimiser, statistics and what the method keeps, bit for bit;
+    of one that is away, as far as a federation keeps it."""
+    kept = federation.state()
+    for row, client in enumerate(kept["trained"]):
+        if client == but:
+            continue
+        own = fleet.node(client).state.cohort
+        assert torch.equal(own.params[0], kept["params"][row])
+        assert torch.equal(own.momentum[0], kept["momentum"][row])
+        assert same(own.buffers, {name: value[row : row + 1] for name, value in kept["buffers"].items()})
+        assert same(own.state, {name: value[row : row + 1] for name, value in kept["state"].items()})
+    for client, values in kept["away"].items():
+        own = fleet.node(client).state.cohort
+        if values["params"].shape[1]:
+            assert torch.equal(own.params, values["params"])
+        for name, value in values["state"].items():
+            assert torch.equal(own.state[name], value)

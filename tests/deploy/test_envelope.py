@@ -1,0 +1,162 @@
+"""Envelopes: what goes in comes out, and whatever is changed on the way is a typed error or a refusal."""
+
+from __future__ import annotations
+
+import random
+import struct
+import tracemalloc
+import zlib
+from pathlib import Path
+
+import pytest
+from fleet import Fleet, configured, served
+
+from pfedlms.deploy.envelope import (
+    ENVELOPE_BYTES,
+    Code,
+    Envelope,
+    Kind,
+    Record,
+    Split,
+    Why,
+    decode,
+    measured,
+    read_measured,
+    read_trained,
+    reason,
+    refusal,
+    trained,
+)
+from pfedlms.deploy.ground import Ground
+from pfedlms.deploy.replies import Reader, checked
+from pfedlms.errors import DecodeError, KindError, MagicError, OversizedError, TruncatedError, VersionError, WireError
+
+SOME = Envelope(
+    Kind.REQUEST, b"12345678", 3, 7, 1 << 40,
+    (Record(Code.HEAR, 7, 1, 0, b"an answer"), Record(Code.TRAIN, 8, flags=3), Record(Code.SEND, 8)),
+)  # fmt: skip
+
+
+def summed(data: bytes) -> bytes:
+    """With the checksum that fits."""
+    whole = bytearray(data)
+    if len(whole) >= ENVELOPE_BYTES:
+        whole[40:44] = struct.pack("<I", zlib.crc32(bytes(whole[:40]) + bytes(whole[44:])))
+    return bytes(whole)
+
+
+def mutated(data: bytes, random_: random.Random) -> bytes:
+    """A few bytes changed, put in, cut out or repeated; half of the time with a length and a checksum that fit."""
+    found = bytearray(data)
+    for _ in range(random_.randint(1, 4)):
+        at = random_.randrange(len(found) + 1)
+        match random_.randrange(5):
+            case 0:
+                found[at : at + 1] = bytes([random_.randrange(256)])
+            case 1:
+                found[at:at] = random_.randbytes(random_.randint(1, 9))
+            case 2:
+                del found[at : at + random_.randint(1, 30)]
+            case 3:
+                found[at : at + 8] = struct.pack("<Q", random_.choice([0, 1, 1 << 31, 1 << 32, 1 << 62, (1 << 64) - 1]))
+            case 4:
+                found += found[at:]
+    if random_.random() < 0.5 and len(found) >= ENVELOPE_BYTES:
+        found[32:40] = struct.pack("<Q", len(found) - ENVELOPE_BYTES)
+        return summed(bytes(found))
+    return bytes(found)
+
+
+def test_there_and_back() -> None:
+    assert decode(SOME.encode()) == SOME
+    assert len(SOME.encode()) == ENVELOPE_BYTES + 3 * 16 + len(b"an answer")
+    assert SOME.reply().kind == Kind.REPLY
+
+
+def test_the_bytes_by_hand() -> None:
+    data = Envelope(Kind.REPLY, b"12345678", 2, 3, 4, (Record(Code.HEARD, 5),)).encode()
+    body = bytes([5, 0, 0, 0, 5, 0, 0, 0]) + bytes(8)
+    header = b"PFLE\x01\x02\0\0" + b"12345678" + struct.pack("<IIQQ", 2, 3, 4, 16)
+    assert data == header + struct.pack("<I", zlib.crc32(header + body)) + body
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (b"", TruncatedError),
+        (summed(b"X" + SOME.encode()[1:]), MagicError),
+        (summed(SOME.encode()[:4] + b"\x02" + SOME.encode()[5:]), VersionError),
+        (SOME.encode() + b"\0", OversizedError),
+        (SOME.encode()[:-1], TruncatedError),
+        (summed(SOME.encode()[:5] + b"\x09" + SOME.encode()[6:]), KindError),
+        (summed(SOME.encode()[:6] + b"\x01" + SOME.encode()[7:]), DecodeError),
+        (summed(SOME.encode()[:44] + b"\x63" + SOME.encode()[45:]), DecodeError),
+    ],
+)
+def test_errors_are_typed(data: bytes, error: type[WireError]) -> None:
+    with pytest.raises(error):
+        decode(data)
+
+
+def test_numbers_of_a_reply_are_checked() -> None:
+    assert read_trained(trained(1, 7, 0.5)) == (7, 0.5)
+    assert read_measured(measured(Split.TEST, 3, 1.5, 4), percent=True) == (Split.TEST, (3, 1.5, 4))
+    assert read_measured(measured(Split.SHARED, -2.5, 1.5, 4), percent=False) == (Split.SHARED, (-2.5, 1.5, 4))
+    for samples, loss in ((0, 1.0), (3, float("inf"))):
+        with pytest.raises(DecodeError):
+            read_trained(trained(1, samples, loss))
+    for correct, loss in ((5, 1.0), (-1, 1.0), (2.5, 1.0), (float("nan"), 1.0), (2, float("nan"))):
+        with pytest.raises(DecodeError):
+            read_measured(measured(Split.TEST, correct, loss, 4), percent=True)
+    for record in (Record(Code.TRAIN, data=b"1"), Record(Code.MEASURED, index=9, data=bytes(20))):
+        with pytest.raises(DecodeError):
+            (read_trained if record.code == Code.TRAIN else lambda each: read_measured(each, True))(record)
+
+
+def test_a_refusal_says_why_in_words() -> None:
+    refused, heard = decode(refusal(SOME, Why.ORDER, "é" * 5000, heard=4)).records
+    assert reason(refused).startswith("order: éé")
+    assert len(reason(refused)) < 2000
+    assert heard == Record(Code.HEARD, 4)
+
+
+def test_a_length_allocates_nothing() -> None:
+    huge = SOME.encode()[:32] + struct.pack("<Q", 1 << 62) + SOME.encode()[40:]
+    within = bytearray(SOME.encode())
+    within[52:60] = struct.pack("<Q", 1 << 62)
+    tracemalloc.start()
+    try:
+        for data in (huge, summed(bytes(within))):
+            with pytest.raises(TruncatedError):
+                decode(data)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("method", ["pfedlms", "sketchvote"])
+def test_whatever_is_changed_is_an_error_or_a_refusal(method: str, tmp_path: Path) -> None:
+    """Of envelopes, of requests as a node sees them, and of replies as the server does."""
+    random_ = random.Random(5)
+    config = configured(method, tmp_path / "run", train={"rounds": 2})
+    fleet = Fleet(config, tmp_path / "nodes")
+    served(config, fleet)
+    pairs = [trip[1] for trip in fleet.trips]
+    refused = read = errors = 0
+    with Fleet(config, tmp_path / "other").node(1) as node:
+        for number in range(1500):
+            said = decode(node.handle(mutated(pairs[number % len(pairs)][0], random_)))
+            assert said.kind == Kind.REPLY
+            refused += said.records[0].code == Code.REFUSED
+    assert refused > 1300
+    reader = Reader(Ground(config))
+    for number in range(3000):
+        request, reply = pairs[number % len(pairs)]
+        assert reply is not None
+        asked = decode(request)
+        try:
+            reader.read(asked, checked(asked, mutated(reply, random_)), {})
+            read += 1
+        except WireError:
+            errors += 1
+    assert errors > 2700

@@ -1,0 +1,190 @@
+"""Nodes and servers that are killed, at every moment that matters, and started again: the same run."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fleet import Fleet, alone, check_states, configured, plain, served
+
+from pfedlms.deploy import Node, serve
+from pfedlms.experiment import store
+from pfedlms.experiment.config import Config
+from pfedlms.experiment.store import RunDirectory
+
+METHODS = ("pfedlms", "sketchvote", "fedavg", "obda")
+
+
+class Killed(BaseException):
+    """Nothing catches it: what is in memory is gone, what is on the disk stays."""
+
+
+def check(config: Config, fleet: Fleet) -> None:
+    metrics = RunDirectory(Path(config.run.out)).read_metrics()
+    expected = alone(config)
+    assert [plain(each) for each in metrics] == [plain(each) for each in expected.metrics]
+    check_states(fleet, expected.federation)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("at", ["request", "write", "fsync", "replace", "reply"])
+def test_a_node_killed_in_every_request(
+    method: str, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """Client 1 dies once in each of its requests, is started again and sent the request again."""
+    armed = {"now": False}
+
+    def dying(operation: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any, **named: Any) -> Any:
+            if armed["now"]:
+                armed["now"] = False
+                raise Killed
+            return operation(*given, **named)
+
+        return run
+
+    kills = []
+
+    def way(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes | None:
+        if client != 1:
+            return handle(request)
+        armed["now"] = at in ("write", "fsync", "replace")
+        try:
+            if at == "request":
+                raise Killed
+            said = handle(request)
+            if at == "reply":
+                raise Killed
+        except Killed:
+            armed["now"] = False
+            kills.append(request)
+            fleet.close(1)
+            again = handle(request)
+            assert at != "reply" or again == said
+            return again
+        return said
+
+    config = configured(method, tmp_path / "run")
+    fleet = Fleet(config, tmp_path / "nodes", way)
+    monkeypatch.setattr(store.os, "fsync", dying(os.fsync) if at == "fsync" else os.fsync)
+    monkeypatch.setattr(store.os, "replace", dying(os.replace) if at == "replace" else os.replace)
+    if at == "write":
+        monkeypatch.setattr(torch, "save", dying(torch.save))
+    served(config, fleet)
+    assert len(kills) == len(fleet.trips)
+    check(config, fleet)
+
+
+def test_kill_9_in_the_middle_of_a_write(tmp_path: Path) -> None:
+    """A process of its own that ends itself at each file operation of the handler: what is left is the state before the
+    request or the one after it, and the answer to the request is the same."""
+    config = configured("sketchvote", tmp_path / "run")
+    fleet = Fleet(config, tmp_path / "nodes")
+    served(config, fleet)
+    requests = [trip[2] for trip in fleet.trips]
+    ends = set()
+    for moment in range(0, 60, 9):
+        folder = tmp_path / str(moment)
+        for number, (request, reply) in enumerate(requests):
+            child = os.fork()
+            if not child:
+                _handle_and_die(config, folder, request, moment)
+            ends.add(os.waitpid(child, 0)[1])
+            with Node(config, 2, folder) as node:
+                assert node.state.trip in (number - 1, number)
+                assert node.handle(request) == reply
+    assert ends == {signal.SIGKILL, 0}
+
+
+def _handle_and_die(config: Config, folder: Path, request: bytes, moment: int) -> None:
+    left = [moment]
+
+    def counted(operation: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any, **named: Any) -> Any:
+            if not left[0]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left[0] -= 1
+            return operation(*given, **named)
+
+        return run
+
+    try:
+        for name in ("fsync", "replace", "open", "close"):
+            setattr(store.os, name, counted(getattr(os, name)))
+        store._RawFile.write = counted(store._RawFile.write)  # type: ignore[method-assign]
+        Node(config, 2, folder).handle(request)
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def test_killed_in_the_last_trip_and_prolonged(tmp_path: Path) -> None:
+    """What nodes have done is asked for again as it was, and only then the rounds that were added."""
+    fleet = Fleet(configured("sketchvote", tmp_path / "run"), tmp_path / "nodes")
+
+    class Way:
+        def send(self, requests: dict[int, bytes], timeout: float) -> dict[int, bytes]:
+            replies = fleet.send(requests, timeout)
+            if len(fleet.trips) == 4:
+                raise Killed
+            return replies
+
+    with pytest.raises(Killed):
+        serve(fleet.config, Way())
+    longer = configured("sketchvote", tmp_path / "run", train={"rounds": 5})
+    served(longer, fleet)
+    assert fleet.trips[3] == fleet.trips[4]
+    check(longer, fleet)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("at", ["before", "after", "checkpoint", "checkpointed"])
+def test_a_server_killed_in_every_trip(
+    method: str, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """Before requests leave, after replies came, while a checkpoint is written, and once it is: started again, it sends
+    what it had sent, nodes reply what they had replied, and nothing counts twice."""
+    config = configured(method, tmp_path / "run", train={"participation": 0.75})
+    fleet = Fleet(config, tmp_path / "nodes")
+    seen: set[Any] = set()
+    saves: list[Any] = []
+    send, replace = fleet.send, os.replace
+
+    class Way:
+        def send(self, requests: dict[int, bytes], timeout: float) -> dict[int, bytes]:
+            key = tuple(requests.items())
+            first = key not in seen
+            seen.add(key)
+            if first and at == "before":
+                raise Killed
+            replies = send(requests, timeout)
+            if first and at == "after":
+                raise Killed
+            return replies
+
+    def replaced(source: Any, target: Any) -> None:
+        if Path(target).name != "checkpoint.pt" or not at.startswith("checkpoint"):
+            replace(source, target)
+            return
+        saves.append(target)
+        if at == "checkpointed" or len(saves) % 2 == 0:  # else it would never go on
+            replace(source, target)
+        if at == "checkpointed" or len(saves) % 2 == 1:
+            raise Killed
+
+    monkeypatch.setattr(store.os, "replace", replaced)
+    lives = 1
+    while True:
+        try:
+            serve(config, Way())
+            break
+        except Killed:
+            lives += 1
+            assert lives < 100
+    assert lives > 4
+    check(config, fleet)

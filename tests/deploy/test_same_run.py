@@ -1,0 +1,144 @@
+"""A run on nodes is the run in one process: accuracies, bytes and models."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fleet import CLIENTS, Fleet, alone, check_states, configured, plain, served
+
+from factories import digits
+from pfedlms.deploy import Node
+from pfedlms.errors import UsageError
+from pfedlms.experiment.play import Progress, execute
+from pfedlms.experiment.prepare import prepare
+from pfedlms.methods import METHODS
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    *((method, {}) for method in METHODS),
+    ("zsign", {"downlink": "sum"}),
+    ("obcsaa", {"downlink": "sum"}),
+    ("fedavg", {"server_step": 1.5, "server_momentum": 0.5}),
+    ("sketchvote", {"check_every": 2}),
+]
+
+
+def check(config: Any, tmp_path: Path, fresh: bool = False) -> Fleet:
+    fleet = Fleet(config, tmp_path / "nodes", fresh=fresh)
+    summary, metrics = served(config, fleet)
+    expected = alone(config)
+    assert [plain(each) for each in metrics] == [plain(each) for each in expected.metrics]
+    assert plain(summary) == plain(expected.summary)
+    assert all(each["left_out"] == {} for each in metrics)
+    check_states(fleet, expected.federation)
+    carried = [sum(len(pair[way] or b"") for trip in fleet.trips for pair in trip.values()) for way in (0, 1)]
+    if config.train.participation == 1:
+        assert summary["transport"] == {"down": carried[0], "up": carried[1]}
+    return fleet
+
+
+@pytest.mark.parametrize(("method", "settings"), CASES)
+def test_every_method(method: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    fleet = check(configured(method, tmp_path / "run", method=settings, train={"momentum": 0.5}), tmp_path)
+    exchanges = len(fleet.node(0)._method.exchanges)
+    assert len(fleet.trips) == 1 + 3 * max(1, exchanges)  # the start, and a trip an exchange
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "share"),
+    [*((*case, 0.5) for case in CASES), *((method, {}, 0.2) for method in ("pfedlms", "sketchvote", "fedavg", "obda"))],
+)
+def test_some_of_the_clients(method: str, settings: dict[str, Any], share: float, tmp_path: Path) -> None:
+    """Who was away is caught up, and who is away at the end is measured on copies: `everyone` of the summary."""
+    chosen = {"participation": share, "rounds": 7, "momentum": 0.5}
+    config = configured(method, tmp_path / "run", clients=6, method=settings, train=chosen)
+    check(config, tmp_path)
+
+
+@pytest.mark.parametrize("method", ["pfedlms", "sketchvote", "fedavg"])
+def test_a_process_a_message(method: str, tmp_path: Path) -> None:
+    check(configured(method, tmp_path / "run", data={"validation": 0.2}), tmp_path, fresh=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*weighs less")
+@pytest.mark.parametrize("method", ["pfedlms", "fedavg"])
+def test_other_settings(method: str, tmp_path: Path) -> None:
+    """Evaluation every other round, AdamW, a limit of weights that bites."""
+    train = {"optimizer": "adamw", "learning_rate": 0.002, "rounds": 5, "max_weight": 0.26}
+    config = configured(method, tmp_path / "run", train=train, run={"evaluate_every": 2})
+    check(config, tmp_path)
+    free = alone(configured(method, train={**train, "max_weight": 1.0}, run={"evaluate_every": 2}))
+    assert free.metrics[-1]["test_loss"] != alone(config).metrics[-1]["test_loss"]
+
+
+def test_a_run_that_is_prolonged(tmp_path: Path) -> None:
+    """Two rounds, then three more: as five at once, but for the messages that the first end did not ask for."""
+    for method in ("sketchvote", "pfedlms", "obda"):
+        folder = tmp_path / method
+        fleet = Fleet(configured(method, folder / "run", train={"rounds": 2}), folder / "nodes")
+        served(fleet.config, fleet)
+        longer = configured(method, folder / "run", train={"rounds": 5})
+        summary, metrics = served(longer, fleet)
+        expected = alone(longer)
+        assert [plain(each) for each in metrics] == [plain(each) for each in expected.metrics]
+        assert plain(summary) == plain(expected.summary)
+        check_states(fleet, expected.federation)
+        assert len(fleet.trips) == 1 + 5 * len(fleet.node(0)._method.exchanges) + 1
+        assert len(fleet.trips[0]) == CLIENTS
+
+
+def test_own_data(tmp_path: Path) -> None:
+    """Each node reads its own, with names for classes; in one process all are given in Python, with numbers."""
+    pool = digits()
+    pairs = [
+        tuple((pool.x[held[client]].numpy(), pool.y[held[client]].numpy()) for held in (pool.train, pool.test))
+        for client in range(CLIENTS)
+    ]
+    names = [f"class {number}" for number in range(10)]
+    named = {
+        client: tuple((x, [names[label] for label in y]) for x, y in own) for client, own in enumerate(pairs)
+    }  # fmt: skip
+    for method in ("pfedlms", "sketchvote", "fedproto"):
+        data = {"dataset": "custom", "class_names": ", ".join(names), "sample_shape": "1x8x8"}
+        config = configured(method, tmp_path / method, data=data)
+        fleet = Fleet(config, tmp_path / "nodes", data=named)
+        summary, metrics = served(config, fleet)
+        expected = execute(config, prepare(config, pairs), Progress())
+        assert [plain(each) for each in metrics] == [plain(each) for each in expected.metrics]
+        assert summary["classes"] == names
+        check_states(fleet, expected.federation)
+
+
+def test_ends_that_number_classes_differently_have_another_digest(tmp_path: Path) -> None:
+    held = (np.zeros((4, 3), dtype=np.float32), ["a", "b", "b", "a"])
+    runs = set()
+    for order in ("a,b,c", "b,a,c", "a,b,d"):
+        data = {"dataset": "custom", "class_names": order, "sample_shape": "3"}
+        with Node(configured("fedavg", data=data), 0, tmp_path, held) as node:
+            runs.add(node.run)
+            place = {name: number for number, name in enumerate(order.split(","))}
+            assert sorted(node._data.y.tolist()) == sorted(place[name] for name in held[1])
+    assert len(runs) == 3
+
+
+def test_data_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    x = np.zeros((4, 3), dtype=np.float32)
+    data = {"dataset": "custom", "class_names": "a,b", "sample_shape": "3"}
+    for own, said in [
+        ((x, ["a", "b", "z", "a"]), "got the class 'z', expected one of data.class_names = a, b"),
+        ((x, [0, 1, 2, 1]), "got the class 2"),
+        ((x[:, :2], ["a", "b", "b", "a"]), "got samples of shape"),
+        ("no.such:function", "gave no data"),
+        (None, "every node needs data of its own"),
+    ]:
+        with pytest.raises(UsageError, match=re.escape(said)):
+            Node(configured("fedavg", data=data), 0, tmp_path, own)
+    with pytest.raises(UsageError, match=r"data\.class_names: got 'a', .*\ndata\.sample_shape: got '3x', "):
+        Node(configured("fedavg", data={**data, "class_names": "a", "sample_shape": "3x"}), 0, tmp_path, (x, ["a"] * 4))
+    with pytest.raises(UsageError, match="dealt out to all nodes"):
+        Node(configured("fedavg"), 0, tmp_path, (x, ["a"] * 4))
+    with pytest.raises(IndexError, match="client: got 4"):
+        Node(configured("fedavg"), 4, tmp_path)
