@@ -63,6 +63,22 @@ def test_gains_are_of_the_same_client_with_the_same_seed(tmp_path: Path) -> None
     assert [each.gain for each in gained["stc"]] == [-5.0, 20.0, -5.0, 20.0]
 
 
+def test_gains_are_over_local_that_trains_alike(tmp_path: Path) -> None:
+    """Two rates of learning: each row against `local` at its own, 50 and 90; where there is none, the first."""
+    made: dict[str, tuple[str, str]] = {}
+    for rate, alone in ((0.1, 50.0), (0.3, 90.0)):
+        own = {"train": {"learning_rate": rate}}
+        for method, reached in (("local", alone), ("fedavg", 95.0)):
+            folder = f"{method}{rate}"
+            run = a_run(tmp_path / folder, method, [reached], clients=(reached,), settings=own)
+            made[folder] = (folder, run)
+    other = a_run(tmp_path / "o", "fedavg", [95.0], clients=(95.0,), settings={"train": {"learning_rate": 0.2}})
+    a_comparison(tmp_path, {**made, "o": ("o", other)})
+    found = gather([tmp_path])
+    gained = {name: [each.gain for each in own] for name, own in gains(found.parts[0], found).items()}
+    assert gained == {"fedavg0.1": [45.0], "fedavg0.3": [5.0], "o": [45.0]}
+
+
 @pytest.mark.parametrize(
     ("settings", "seed", "found"),
     [({}, 0, 1), ({}, 3, 0), ({"data": {"alpha": 0.1}}, 0, 0), ({"data": {"dir": "elsewhere"}}, 0, 1)],

@@ -165,11 +165,50 @@ def test_rows_measured_elsewhere_are_used_where_their_settings_are_the_cells(tmp
             read_rows([tmp_path / wrong])
 
 
-def measured(p_acc: list[float], sent: int, status: str = "finished") -> Measured:
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [("run", "seed", 1), ("run", "lost", 0.3), ("run", "evaluate_every", 2), ("data", "alpha", 0.4),
+     ("data", "validation", 0.2), ("train", "rounds", 11), ("method", "strength", 0.06)],
+)  # fmt: skip
+def test_rows_with_other_settings_are_not_used(section: str, key: str, value: float, tmp_path: Path) -> None:
+    one = cell("digits", 0.5, "pfedlms", "pfedlms", 0, quick=True)
+    tables = one.config().tables()
+    assert tables[section][key] != value
+    tables[section][key] = value
+    row = {"config": tables, "status": "finished", "summary": {"seed": 0}, "curve": {}}
+    progress = Counting()
+    play([one], Where(tmp_path), progress, [row])
+    assert [name for name, _ in progress.began] == [one.name]
+
+
+def test_a_row_older_than_a_setting_has_its_default_not_what_is_shipped_now(tmp_path: Path) -> None:
+    """Digits come with 252 hidden units; a row that does not say how many had 256, the default."""
+    one = cell("digits", 0.5, "local", "local", 0, quick=True)
+    tables = one.config().tables()
+    assert tables["model"].pop("hidden") == 252
+    progress = Counting()
+    play([one], Where(tmp_path), progress, [{"config": tables, "status": "finished", "summary": {}, "curve": {}}])
+    assert [name for name, _ in progress.began] == [one.name]
+
+
+def test_data_that_only_a_shorter_fedavg_needs_are_named_too(tmp_path: Path) -> None:
+    """All cells of SVHN are known but for FedAvg at sketchvote's total bytes, and there are no files."""
+    rows = []
+    for method, sent in (("local", 0), ("fedavg", 1000), ("sketchvote", 10)):
+        one = cell("svhn", 0.5, method, method, 0)
+        known = measured([90.0], sent)
+        summary = {**known.summary, "total_bytes": 200 * sent}
+        rows.append({"config": one.config().tables(), "status": "finished", "summary": summary, "curve": known.curve})
+    wanted = Wanted(("svhn",), ("local", "fedavg", "sketchvote"), (0,), rows=rows)
+    outcome = reproduce("budget", wanted, Where(tmp_path), Progress())
+    assert "svhn" in outcome.missing
+
+
+def measured(p_acc: list[float], sent: int, status: str = "finished", seed: int = 0) -> Measured:
     rounds = list(range(1, len(p_acc) + 1))
     tail = p_acc[-10:]
     accuracy = {"max": max(p_acc), "last10": sum(tail) / len(tail), "final": p_acc[-1]}
-    summary = {"status": status, "accuracy": accuracy, "bytes_per_round": {"up": sent}, "seed": 0}
+    summary = {"status": status, "accuracy": accuracy, "bytes_per_round": {"up": sent}, "seed": seed}
     return Measured(summary, {"round": rounds, "p_acc": p_acc, "bytes": [sent * number for number in rounds]})
 
 
@@ -206,6 +245,14 @@ def test_bytes_to_most_of_the_gain() -> None:
     assert found["fedavg"]["rounds"] == 3
     assert found["fedavg"]["mib"] == 300 / 2**20
     assert "mib" not in found["never"]
+    for name, start in (("local", 60.0), ("fedavg", 50.0), ("never", 68.0)):  # 20 points lower with seed 1
+        cells[name].append(measured([start, *[{"local": 60.0, "fedavg": 70.0}.get(name, 69.0)] * 12], 100, seed=1))
+    sheet = bytes_to_most_of_the_gain("digits", cells)
+    assert sheet is not None
+    found = {record["row"]: record for record in sheet.records}
+    assert found["fedavg"]["reached"] == "2 of 2"
+    assert found["fedavg"]["rounds"] == (3 + 2) / 2
+    assert found["never"]["reached"] == "1 of 2"
     assert bytes_to_most_of_the_gain("digits", {"local": cells["local"]}) is None
 
 

@@ -5,7 +5,7 @@ Choices where the paper is silent: what is made sparse is the update of E local 
 size of the step is the weighted mean of the clients' norms, 32 bits each; clients keep the κ entries that the decoder
 looks for; Φ is a Hadamard sketch, fixed for the run. The decoder is not the paper's binary iterative hard thresholding,
 which is for the signs of one vector and wanders when it is given an average of several clients' signs, but one that is
-made for averages; where all signs agree it is the same.
+made for averages.
 """
 
 from __future__ import annotations
@@ -57,10 +57,11 @@ def decoded(sketch: Sketch, mean: Tensor, sparsity: int, iterations: int) -> Ten
 
         x ← top_κ(x + (Φᵀ(ȳ − tanh(√m Φx))/√m − αx) / (N/m + α)) from x = 0, then x/‖x‖
 
-    The first step takes the largest entries of Φᵀȳ. Where all clients agree ȳ is a sign, x grows and tanh becomes one;
-    that is binary iterative hard thresholding (Jacques, Laska, Boufounos, Baraniuk, IEEE Trans. Inf. Theory 2013).
-    Where they do not, ȳ is small and nearly linear in Φx̄, x̄ = Σ p_k x_k/‖x_k‖ (for a normal φ, E[sign⟨φ, x⟩ φ] =
-    √(2/π) x/‖x‖), and x stays where tanh is linear: a sign in its place would push back wherever it is right already.
+    The first step takes the largest entries of Φᵀȳ. With a sign for the tanh and without α it would be binary iterative
+    hard thresholding (Jacques, Laska, Boufounos, Baraniuk, IEEE Trans. Inf. Theory 2013), and it comes near that where
+    all clients agree and κ is far below m: x grows and tanh becomes a sign. Where they do not agree, ȳ is small and
+    nearly linear in Φx̄, x̄ = Σ p_k x_k/‖x_k‖ (for a normal φ, E[sign⟨φ, x⟩ φ] = √(2/π) x/‖x‖), and x stays where tanh
+    is linear: a sign in its place would push back wherever it is right already.
 
     It is a descent on Σ [log cosh(√m Φx) − ȳ √m Φx]/m + α/2 ‖x‖², a regression with probabilities (1 + ȳ)/2 of +1; as
     ‖Φ‖² ≤ N/m, no step makes that larger. α = (π/2) κ/m weighs κ normal entries against all the noise there can be

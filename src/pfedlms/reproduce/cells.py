@@ -16,6 +16,8 @@ from pfedlms.reproduce.budget import at_the_bytes_of
 
 QUICK = 10
 """How many times fewer rounds a quick look has."""
+OF_THE_RESULT = ("seed", "lost", "quorum", "evaluate_every")
+"""What of [run] changes what is measured: the last of them which evaluations maximum and last 10 are of."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,9 @@ def merge_all(*tables: Mapping[str, Any]) -> Tables:
 
 
 def same_run(one: Config, other: Config) -> bool:
-    """Whether two configurations train the same: all but where data lie and how it is executed."""
-    mine, theirs = ({**settled(each), "seed": each.run.seed, "rounds": each.train.rounds} for each in (one, other))
+    """Whether two configurations measure the same: all but where data lie and how it is executed."""
+    mine, theirs = (
+        {**settled(each), "rounds": each.train.rounds, **{key: getattr(each.run, key) for key in OF_THE_RESULT}}
+        for each in (one, other)
+    )
     return mine == theirs

@@ -87,6 +87,7 @@ def _experiment(
         for label, own in frugal_fedavg(plan.alpha, measured, everything).items():
             more = play(own, where, progress, wanted.rows)
             played.stopped = played.stopped or more.stopped
+            played.missing |= more.missing
             measured[label] = list(more.measured.values())
             rows.append(Row(label, "fedavg"))
     outcome.missing |= played.missing

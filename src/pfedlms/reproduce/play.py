@@ -11,10 +11,12 @@ from typing import Any
 
 from pfedlms.errors import ConfigError, DataError, DivergedError, QuorumError, RunDirectoryError, UsageError
 from pfedlms.experiment.config import Config, load_config
+from pfedlms.experiment.layers import merge
 from pfedlms.experiment.play import Progress
 from pfedlms.experiment.run import begin, go_on, open_run
 from pfedlms.experiment.show import stored_summary
 from pfedlms.experiment.store import RunDirectory
+from pfedlms.methods import METHODS
 from pfedlms.reproduce.cells import Cell, same_run
 
 CURVE = ("round", "p_acc", "g_acc")
@@ -124,10 +126,13 @@ def read_rows(given: Iterable[Path]) -> list[dict[str, Any]]:
 
 
 def _config(row: Mapping[str, Any]) -> Config | None:
-    """Of a row; None if it has settings that are no more."""
-    if row.get("model"):  # of a module that has no name here
+    """Of a row; None if it has settings that are no more. One that came after it had its default, whatever is shipped
+    for the data set by now."""
+    method = row["config"].get("method", {}).get("name")
+    if row.get("model") or method not in METHODS:  # a module that has no name here
         return None
+    defaults = Config(method=method, settings=METHODS[method].Settings())
     try:
-        return load_config(None, row["config"])
+        return load_config(None, merge(defaults.tables(), row["config"]))
     except ConfigError:
         return None

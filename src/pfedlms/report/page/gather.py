@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -223,12 +223,15 @@ def _data(config: Config) -> dict[str, Any]:
 
 
 def local_of(run: Run, part: Part, everything: Gathered) -> Run | None:
-    """The run of `local` with the same clients as this one: same data, model and seed, as many rounds; of the same part
-    if there is one."""
-    same: Callable[[Run], bool] = lambda other: (  # noqa: E731 - one condition, used once
-        other.config.method == "local"
+    """The run of `local` with the same clients as this one: same data, model and seed, as many rounds. One that trains
+    as this one does is taken before others, and one of the same part before those of other parts."""
+    same = [
+        other
+        for other in (*part.runs, *everything.runs)
+        if other.config.method == "local"
         and (_data(other.config), other.config.model, other.seed) == (_data(run.config), run.config.model, run.seed)
         and other.config.train.rounds == run.config.train.rounds
         and other.percent == run.percent
-    )
-    return next((other for other in (*part.runs, *everything.runs) if same(other)), None)
+    ]
+    alike = [other for other in same if other.config.train == run.config.train]
+    return next(iter([*alike, *same]), None)
