@@ -18,6 +18,7 @@ from factories import federation as federation_of
 from factories import overheard, small_data, small_module, task_of
 from pfedlms.cohort import Cohort
 from pfedlms.engine import exchange as engine_exchange
+from pfedlms.engine import tally
 from pfedlms.engine.federation import Federation
 from pfedlms.errors import WireError
 from pfedlms.methods import METHODS, Method
@@ -40,6 +41,12 @@ def restated(data: bytes, means: list[float], samples: int | None = None) -> byt
         header[16:20] = struct.pack("<I", samples)
     payload = struct.pack(f"<{LAYERS}f", *means) + data[40 + 4 * LAYERS :]
     return bytes(header) + struct.pack("<I", zlib.crc32(header + payload)) + payload
+
+
+def claiming(data: bytes, samples: int) -> bytes:
+    """The same message from a client that says it has so many samples."""
+    header = data[:16] + struct.pack("<I", samples) + data[20:36]
+    return header + struct.pack("<I", zlib.crc32(header + data[40:])) + data[40:]
 
 
 def floats_in(data: bytes) -> list[float]:
@@ -73,7 +80,7 @@ def test_statistics_are_summed_in_the_order_of_ids(
 ) -> None:
     """Whoever is heard first: in ascending order ((2^60 + 3) − 2^60) + 5 is 5, the 3 being lost beside 2^60; in others
     it is 8, 3 or 0."""
-    monkeypatch.setattr(engine_exchange, "_ROOM_BYTES", room)
+    monkeypatch.setattr(tally, "_ROOM_BYTES", room)
     means = [2.0**60, 3.0, -(2.0**60), 5.0]
     before = federation(engine_exchange.perfect_link, cohort_size=cohort_size)
     before.start()
@@ -82,7 +89,11 @@ def test_statistics_are_summed_in_the_order_of_ids(
     sent = {it.sender: restated(it.data, [means[it.sender]] * 2, 1) for it in heard if it.message.kind == 0}
     answers = set()
     for order in list(permutations(range(4)))[::5]:
-        run = federation(lambda data, k, order=order: sent[order[k]] if data[5] == 0 else data, cohort_size=cohort_size)
+
+        def link(data: bytes, k: int, order: tuple[int, ...] = order) -> bytes:
+            return sent[order[k]] if data[5] == 0 else claiming(data, 1)
+
+        run = federation(link, cohort_size=cohort_size)
         run.start()
         with overheard() as heard:
             run.play_round()

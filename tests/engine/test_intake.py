@@ -18,6 +18,7 @@ from factories import listen_to_rows, seeded
 from pfedlms.data.federated import from_pairs
 from pfedlms.engine import Federation, RoundReport
 from pfedlms.engine import exchange as engine_exchange
+from pfedlms.engine.tally import Tally
 from pfedlms.errors import QuorumError
 from pfedlms.wire import unpack
 from pfedlms.wire.frames import SERVER, frame
@@ -311,14 +312,14 @@ def test_one_value_that_cannot_be_sent_is_refused_and_the_others_arrive(broken: 
     values["variance"][1, 0] = broken
     (exchange, _), digest = federation().method.exchanges, bytes(8)
     cohort = factories.cohort_of(torch.zeros(3, 4), ids=[2, 5, 7], samples=[3, 4, 5])
-    channel, intake = engine_exchange.Channel(digest, 4), engine_exchange.Intake(exchange.up, digest, 4, {2, 5, 7})
+    channel, tally = engine_exchange.Channel(digest, 4), Tally(exchange, {}, digest, 4, {2, 5, 7})
     with pytest.warns(
         UserWarning, match="round 5: client 5 is left out of this exchange: DecodeError: field 'variance'"
     ):
-        arrived, got = channel._send_up(exchange.up, cohort, values, 0, intake, engine_exchange._Desk(exchange.up, 3))
-    assert [(message.sender, message.samples) for message in arrived] == [(2, 3), (7, 5)]
+        channel._send_up(exchange.up, cohort, values, 0, tally, engine_exchange._Desk(exchange.up, 3))
+    assert [(message.sender, message.samples) for message in tally._arrived] == [(2, 3), (7, 5)]
     assert (channel.rejected, channel.traffic.up_payload) == (1, 3 * 24)
-    assert got["variance"].tolist() == [[1] * 3] * 2
+    assert [message.values["variance"].tolist() for message in tally._arrived] == [[1] * 3] * 2
 
 
 def test_together_and_one_after_another_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ import torch
 
 from pfedlms.cohort import Cohort
 from pfedlms.engine.exchange import Channel, Ways
-from pfedlms.engine.terms import agreement
 from pfedlms.engine.participation import Answers
+from pfedlms.engine.terms import agreement
 from pfedlms.methods import METHODS, Task
 from pfedlms.wire import Floats, Message
 from pfedlms.wire.frames import HEADER_BYTES
