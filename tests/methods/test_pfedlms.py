@@ -228,7 +228,7 @@ def test_warns_where_a_step_is_too_long() -> None:
     """2 η λ / ratio = 2 · 0.1 · 0.11 / 0.1 = 0.22 > 0.2; the strength that just does is 0.1."""
     with pytest.warns(UserWarning, match=r"method\.strength: 2 η λ / ratio = 0\.22; .* of at most 0\.1$"):
         method_of(0.1, strength=0.11)
-    method_of(0.1, strength=0.09)
+    method_of(0.1, strength=0.1)
     method_of(0.04, strength=0.24)
     method_of(0.1, strength=0.9, ratio=1.0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import signal
 import tomllib
 from collections.abc import Mapping
 from math import sqrt
@@ -120,10 +121,11 @@ def test_cells_are_trained_once_and_used_by_every_table_that_has_them(tmp_path: 
         assert record["max_deviation"] == pytest.approx(stdev(best))
         sent = mean(sum(own[-1]["bytes"].values()) for own in metrics) / 10 / 2**20
         assert record["mib"] == pytest.approx(sent)
-    rows = list(csv.DictReader((tmp_path / "budget-digits-points.csv").read_text().splitlines()))
+    rows = list(csv.DictReader((tmp_path / "quick" / "budget-digits-points.csv").read_text().splitlines()))
     assert len(rows) == 6 * 10
     assert {row["row"] for row in rows} == set(SMALL.methods)
-    assert (tmp_path / "table1-digits.md").read_text().count("| sketchvote |") == 1
+    assert not list(tmp_path.glob("*.csv"))
+    assert (tmp_path / "quick" / "table1-digits.md").read_text().count("| sketchvote |") == 1
 
 
 class StopAt(Progress):
@@ -140,6 +142,36 @@ def test_an_interrupted_cell_goes_on(tmp_path: Path) -> None:
     gone_on, whole = (play([one], Where(tmp_path / name), Counting()).measured[one] for name in ("a", "b"))
     assert gone_on.summary["status"] == "finished"
     assert gone_on.curve == whole.curve
+
+
+class FullAt(Progress):
+    def evaluated(self, config: Any, record: Mapping[str, Any]) -> None:
+        if record["round"] == 4:
+            raise OSError(28, "No space left on device")
+
+
+def test_a_cell_that_found_the_disk_full_goes_on(tmp_path: Path) -> None:
+    one = cell("digits", 0.5, "local", "local", 0, quick=True)
+    with pytest.raises(Exception, match="No space left"):
+        play([one], Where(tmp_path / "a"), FullAt())
+    gone_on, whole = (play([one], Where(tmp_path / name), Counting()).measured[one] for name in ("a", "b"))
+    assert gone_on.finished
+    assert gone_on.curve == whole.curve
+
+
+class SignalAt(Progress):
+    def evaluated(self, config: Any, record: Mapping[str, Any]) -> None:
+        if record["round"] == 4:
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_after_a_signal_what_there_is_counts_and_nothing_more_is_trained(tmp_path: Path) -> None:
+    first, second, third = (cell("digits", 0.5, "local", "local", seed, quick=True) for seed in range(3))
+    play([third], Where(tmp_path), Counting())
+    played = play([first, second, third], Where(tmp_path), SignalAt())
+    assert played.stopped == signal.SIGINT
+    assert [played.measured[each].summary["status"] for each in (first, third)] == ["interrupted", "finished"]
+    assert second not in played.measured
 
 
 def test_a_folder_with_other_settings_is_not_taken_for_the_cell(tmp_path: Path) -> None:
@@ -217,12 +249,14 @@ def test_differences_and_what_lies_outside_two_deviations() -> None:
         "near": [measured([90.0], 1 << 20), measured([92.0], 1 << 20)],
         "far": [measured([90.0], 1 << 20), measured([92.0], 1 << 20)],
         "broken": [measured([50.0], 1, "diverged")],
+        "single": [measured([50.0], 1)],
     }
     spread = sqrt(2)  # of 90 and 92
     near, far = 91 - 2 * sqrt(spread**2 + 1) + 0.01, 91 - 2 * sqrt(spread**2 + 1) - 0.01
     rows = [Row("near", "x", Printed(near, 1.0)), Row("far", "x", Printed(far, 1.0)), Row("broken", "x", Printed(1.0))]
+    rows.append(Row("single", "x", Printed(90.0, 0.1)))
     records = against_paper("t", "title", "digits", rows, cells).records
-    assert [record.get("outside") for record in records] == [False, True, None]
+    assert [record.get("outside") for record in records] == [False, True, None, False]
     assert records[0]["difference"] == pytest.approx(91 - near)
     assert records[0]["mib"] == 1
     assert records[2]["row"] == "broken (1 diverged)"
@@ -301,6 +335,7 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ("table1", "--datasets", "mnits"): "mnits",
         ("table1", "--methods", "pfedlm", "--datasets", "digits"): "did you mean pfedlms",
         ("table1", "--seeds", "0"): "--seeds: got 0",
+        ("table1", "--datasets", "file:../a.npz"): "--datasets: got 'file:../a.npz', expected some of: digits, mnist",
     }.items():
         assert main(["reproduce", *wrong, "--out", out]) == 2
         assert message in capsys.readouterr().err

@@ -18,7 +18,8 @@ def add_reproduce(sub: argparse.ArgumentParser) -> None:
     help = "table1, table2, communication, ablation, thresholds, refresh, lambda, distributions, curves, budget, "
     help += "convergence"
     sub.add_argument("names", nargs="+", metavar="NAME", help=help)
-    sub.add_argument("--datasets", metavar="A,B", help="some of mnist, fmnist, svhn, cifar10, cifar100 (default: all)")
+    help = "some of digits, mnist, fmnist, svhn, cifar10, cifar100 (default: those the paper has there)"
+    sub.add_argument("--datasets", metavar="A,B", help=help)
     help = "some rows, by method or variant: pfedlms, stc@sketchvote (at the bytes of), pfedlms:ratio=.2"
     sub.add_argument("--methods", metavar="A,B", help=help)
     sub.add_argument("--seeds", type=int, metavar="N", help="how many seeds, from 0 on (default: 3; 1 with --quick)")

@@ -121,7 +121,7 @@ def sweep(options: argparse.Namespace) -> int:
     single, axes = split_values(assignments(options), method)
     planned, by = plan(options.config, parse_overrides(single), axes, options.seeds, options.by)
     first = planned[0].config
-    out = out_directory(options, first.run.out, f"{first.data.dataset}-{first.method}-sweep")
+    out = out_directory(options, first.run.out, f"{first.data.title}-{first.method}-sweep")
     if options.plot:
         check_plot(Path(options.plot))
     with progress_of(options) as progress:

@@ -93,7 +93,8 @@ class PFedLMS(Method):
                 stacklevel=3,
             )
         step = 2 * self.task.learning_rate * chosen.strength / chosen.ratio
-        if step > 0.2 and self.task.optimizer == "sgd":  # AdamW's steps are about η long, whatever the gradient
+        # AdamW's steps are about η long, whatever the gradient. What is 0.2 but for rounding is not beyond it.
+        if step > 0.2 * (1 + 1e-9) and self.task.optimizer == "sgd":
             warnings.warn(
                 f"method.strength: 2 η λ / ratio = {step:.3g}; "
                 "beyond 0.2 a single step throws sketched coordinates past their interval and training can "

@@ -22,7 +22,7 @@ def communication(dataset: str, methods: Sequence[str] = ()) -> Sheet:
         if own is not None:
             record |= {"paper": own.mean, "difference": round(row["mib_per_round"], 2) - own.mean}
         records.append(record)
-    title = f"{dataset}: MiB a round, {len(records)} ways to send"
+    title = f"{dataset}: MiB a round"
     note = "Up and down, payload (symbols and statistics) without framing, as the paper counts; 2^20 bytes a MiB."
     return Sheet(
         f"communication-{dataset}", title, records,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pfedlms.data.sources import kind_of
 from pfedlms.errors import UsageError, did_you_mean
 from pfedlms.experiment.play import Progress
 from pfedlms.experiment.store import write_atomically
@@ -37,6 +38,10 @@ class Wanted:
     rows: Sequence[dict[str, Any]] = ()
     """Measured elsewhere."""
 
+    def folder(self, where: Where) -> Path:
+        """For tables and figures; those of a quick look do not replace others."""
+        return where.out / "quick" if self.quick else where.out
+
 
 @dataclass
 class Outcome:
@@ -56,6 +61,10 @@ def reproduce(
     if name not in NAMES:
         raise UsageError(f"reproduce: got {name!r}; {did_you_mean(name, NAMES)}")
     outcome = Outcome()
+    for dataset in wanted.datasets:
+        if kind_of(dataset):
+            known = ", ".join(("digits", *ALL))
+            raise UsageError(f"--datasets: got {dataset!r}, expected some of: {known}; pfedlms compare takes any data")
     for dataset in wanted.datasets or (OTHERS[name] if name in OTHERS else EXPERIMENTS[name].datasets):
         if name == "communication":
             outcome.sheets.append(communication(dataset, wanted.methods))
@@ -68,7 +77,7 @@ def reproduce(
         if outcome.stopped:
             break
     for sheet in outcome.sheets:
-        outcome.files += _write(sheet, where.out)
+        outcome.files += _write(sheet, wanted.folder(where))
     return outcome
 
 
@@ -97,18 +106,18 @@ def _experiment(
     title = plan.title + ", a quick look" * wanted.quick
     outcome.sheets.append(against_paper(name, title, dataset, rows, measured))
     if name in ("curves", "budget"):
-        _curves(name, plan, dataset, measured, where, outcome)
+        _curves(name, title, dataset, measured, wanted.folder(where), outcome)
 
 
-def _curves(name: str, plan: Experiment, dataset: str, cells: Cells, where: Where, outcome: Outcome) -> None:
+def _curves(name: str, title: str, dataset: str, cells: Cells, folder: Path, outcome: Outcome) -> None:
     axis = "bytes" if name == "budget" else "round"
     outcome.sheets.append(_points(name, dataset, cells))
     gain = bytes_to_most_of_the_gain(dataset, cells) if name == "budget" else None
     if gain is not None:
         outcome.sheets.append(gain)
     _draw(
-        where.out / f"{name}-{dataset}",
-        lambda file: _figures().draw_curves(f"{dataset}: {plan.title}", cells, axis, file),
+        folder / f"{name}-{dataset}",
+        lambda file: _figures().draw_curves(f"{dataset}: {title}", cells, axis, file),
         outcome,
     )
 
@@ -123,12 +132,13 @@ def _figure_1(dataset: str, wanted: Wanted, where: Where, progress: Progress, ou
     title = f"{dataset}: weights of the shared model while FedAvg trains"
     columns = {"layer": "layer", "round": "round", "deviation": "σ"}
     outcome.sheets.append(Sheet(f"distributions-{dataset}", title, records, columns, "σ: standard deviation."))
-    _draw(where.out / f"distributions-{dataset}", lambda file: _figures().draw_distributions(document, file), outcome)
+    stem = wanted.folder(where) / f"distributions-{dataset}"
+    _draw(stem, lambda file: _figures().draw_distributions(document, file), outcome)
 
 
 def _theorem(dataset: str, wanted: Wanted, where: Where, say: Callable[[str], None] | None, outcome: Outcome) -> None:
     """Both sides of the theorem on the first seed: every gradient is one over all samples."""
-    folder = where.out / "quick" if wanted.quick else where.out
+    folder = wanted.folder(where)
     document = convergence(dataset, folder, where.data_dir, where.device, wanted.seeds[:1], wanted.quick, say)
     columns, rows = columns_and_rows(document)
     keys = [f"{number} {heading}" for number, heading in enumerate(columns)]

@@ -21,7 +21,7 @@ from pfedlms.reproduce.cells import Cell, same_run
 
 CURVE = ("round", "p_acc", "g_acc")
 ROW = {"config", "status", "summary", "curve"}
-ENDED = ("finished", "diverged", "failed")
+ENDED = ("finished", "diverged")  # what failed, on a full disk for instance, goes on
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,8 @@ class Where:
 
 def play(cells: Iterable[Cell], where: Where, progress: Progress, known: Sequence[Mapping[str, Any]] = ()) -> Played:
     """Every cell that is in no folder yet and not among the rows that are `known` is trained; one that was interrupted
-    goes on. A data set that is not there leaves its cells open and the others alone."""
+    goes on. A data set that is not there leaves its cells open and the others alone. After a signal nothing more is
+    trained, but what there is already counts."""
     played, rows = Played(), [(config, row) for row in known if (config := _config(row)) is not None]
     for cell in cells:
         config = where.config(cell)
@@ -72,14 +73,21 @@ def play(cells: Iterable[Cell], where: Where, progress: Progress, known: Sequenc
             continue
         if cell.dataset in played.missing and not (where.out / cell.name).exists():
             continue
+        if played.stopped and not _ended(where.out / cell.name):
+            continue
         progress.named(cell.row if cell.row != config.method else "")
         try:
-            played.measured[cell], played.stopped = _one(config, progress)
+            played.measured[cell], stopped = _one(config, progress)
+            played.stopped = played.stopped or stopped
         except DataError as error:
             played.missing[cell.dataset] = str(error)
-        if played.stopped:
-            break
     return played
+
+
+def _ended(folder: Path) -> bool:
+    """Whether there is a cell with nothing left to train."""
+    summary = stored_summary(folder) if RunDirectory(folder).config.is_file() else None
+    return summary is not None and summary["status"] in ENDED
 
 
 def _one(config: Config, progress: Progress) -> tuple[Measured, int]:

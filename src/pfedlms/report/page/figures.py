@@ -305,7 +305,7 @@ def cost(rows: Sequence[Row], looks: Mapping[str, Look]) -> Figure:
 
     caption = (
         "What all participants together send (▲) and receive (▽) in a round, framing and catching up included, on a "
-        "logarithmic scale: every gridline to the left is ten times cheaper."
+        "logarithmic scale: further left is cheaper."
     )
     table: list[tuple[object, ...]] = [(row.name, row.up, row.down, row.total) for row in rows]
     header = ("row", "mib_up_a_round", "mib_down_a_round", "mib_of_the_run")
