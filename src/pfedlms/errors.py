@@ -64,11 +64,13 @@ class QuorumError(RunError): ...
 
 
 class StorageError(RunError):
-    """Writing failed; `reason` says why, and the message how to go on once it is remedied."""
+    """Writing failed; `reason` says why, and the message how to go on once it is remedied: with `resume`, a directory,
+    or by the same command where there is none."""
 
-    def __init__(self, path: object, reason: str, resume: object) -> None:
+    def __init__(self, path: object, reason: str, resume: object = None) -> None:
         self.path, self.reason = path, reason
-        super().__init__(f"{path}: cannot write ({reason}); make room, then `pfedlms resume {resume}`")
+        go_on = "the same command again, which goes on" if resume is None else f"`pfedlms resume {resume}`"
+        super().__init__(f"{path}: cannot write ({reason}); make room, then {go_on}")
 
 
 class WireError(PfedlmsError): ...

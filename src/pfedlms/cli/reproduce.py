@@ -10,6 +10,7 @@ from typing import Any
 from pfedlms.cli.options import add_options, add_output
 from pfedlms.cli.screen import console, progress_of, say
 from pfedlms.errors import UsageError
+from pfedlms.report.tables import counted
 
 
 def add_reproduce(sub: argparse.ArgumentParser) -> None:
@@ -44,8 +45,14 @@ def reproduce(options: argparse.Namespace) -> int:
     where = Where(options.out, chosen["data.dir"] or "", chosen["run.device"] or "auto")
     done: dict[str, Outcome] = {}
     for name in dict.fromkeys(options.names):
-        with progress_of(options) as progress:
-            done[name] = reproduce(name, wanted, where, progress, None if options.quiet else say)
+        try:
+            with progress_of(options) as progress:
+                done[name] = reproduce(name, wanted, where, progress, None if options.quiet else say)
+        except KeyboardInterrupt:  # Ctrl-C pressed twice
+            say(
+                f"interrupted; {where.out} keeps what was finished and the latest checkpoint. The same command goes on."
+            )
+            return 130
         _report(options, done[name])
         if done[name].stopped:
             say(f"interrupted; all of it is kept in {where.out}. The same command goes on.")
@@ -54,7 +61,10 @@ def reproduce(options: argparse.Namespace) -> int:
         sheets = {sheet.name: sheet.records for own in done.values() for sheet in own.sheets if sheet.columns}
         print(json.dumps({"directory": str(where.out), "sheets": sheets}, indent=2))
     say(f"results: {where.out}")
-    return 1 if any(own.missing for own in done.values()) else 0
+    broken = sum(own.broken for own in done.values())
+    if broken:
+        say(f"error: {counted(broken, 'cell')} came to no end; the tables name them")
+    return 1 if broken or any(own.missing for own in done.values()) else 0
 
 
 def _report(options: argparse.Namespace, outcome: Any) -> None:
@@ -67,4 +77,5 @@ def _report(options: argparse.Namespace, outcome: Any) -> None:
 
 
 def _listed(text: str | None) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip()) if text else ()
+    """Each once."""
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip())) if text else ()
