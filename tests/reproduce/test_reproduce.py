@@ -170,7 +170,7 @@ class NoRoom(Progress):
 def test_where_the_disk_is_full_the_same_command_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Be it in a cell that trains, or in one that has no folder yet."""
     one = cell("digits", 0.5, "local", "local", 0, quick=True)
-    with pytest.raises(StorageError, match="No space left on device.*make room, then the same command") as raised:
+    with pytest.raises(StorageError, match=r"No space left on device.*make room, then the same command") as raised:
         play([one], Where(tmp_path), NoRoom())
     assert "pfedlms resume" not in str(raised.value)
 
@@ -178,7 +178,7 @@ def test_where_the_disk_is_full_the_same_command_goes_on(tmp_path: Path, monkeyp
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "mkdir", full)
-    with pytest.raises(StorageError, match="No space left on device.*make room, then the same command"):
+    with pytest.raises(StorageError, match=r"No space left on device.*make room, then the same command"):
         play([one], Where(tmp_path / "other"), Counting())
 
 
