@@ -4,6 +4,7 @@ PfedlmsError
 ├── UsageError            what the user gave cannot be used (the command line exits with 2)
 │   ├── ConfigError       one or more settings are wrong; all of them are listed
 │   ├── DataError         a data set is missing, broken or cannot be partitioned
+│   │   └── DownloadError a file could not be fetched (the command line exits with 1)
 │   └── RunDirectoryError a run directory is missing, in use, not writable or of another version
 ├── RunError              a run that started could not go on (the command line exits with 1)
 │   ├── DivergedError     a loss or a model stopped being finite
@@ -47,6 +48,12 @@ class ConfigError(UsageError):
 
 
 class DataError(UsageError): ...
+
+
+class DownloadError(DataError):
+    """A line for what failed and one for each file that is to be fetched by hand then."""
+
+    exit_code = 1
 
 
 class RunDirectoryError(UsageError): ...
