@@ -408,11 +408,13 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ("tabel1",): "got 'tabel1'; did you mean table1",
         ("table1", "--datasets", "mnits"): "mnits",
         ("table1", "--methods", "pfedlm", "--datasets", "digits"): "did you mean pfedlms",
-        ("table1", "--seeds", "0"): "--seeds: got 0",
         ("table1", "--datasets", "file:../a.npz"): "--datasets: got 'file:../a.npz', expected some of: digits, mnist",
     }.items():
         assert main(["reproduce", *wrong, "--out", out]) == 2
         assert message in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["reproduce", "table1", "--seeds", "0"])
+    assert "--seeds: got 0, expected a count of at least 1" in capsys.readouterr().err
 
 
 def test_rounds_of_the_figure_are_marked_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pfedlms.cli.options import add_options, add_output
+from pfedlms.cli.options import a_count, add_options, add_output
 from pfedlms.cli.screen import console, progress_of, say
-from pfedlms.errors import UsageError
 from pfedlms.report.tables import counted
 
 
@@ -23,7 +22,9 @@ def add_reproduce(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--datasets", metavar="A,B", help=help)
     help = "some rows, by method or variant: pfedlms, stc@sketchvote (at the bytes of), pfedlms:ratio=.2"
     sub.add_argument("--methods", metavar="A,B", help=help)
-    sub.add_argument("--seeds", type=int, metavar="N", help="how many seeds, from 0 on (default: 3; 1 with --quick)")
+    sub.add_argument(
+        "--seeds", type=a_count, metavar="N", help="how many seeds, from 0 on (default: 3; 1 with --quick)"
+    )
     sub.add_argument("--quick", action="store_true", help="a tenth of the rounds: a look, no result")
     help = "rows that were measured elsewhere (a JSON file, or a folder of them), used instead of training"
     sub.add_argument("--rows", action="append", type=Path, default=[], metavar="FILE", help=help)
@@ -37,8 +38,6 @@ def reproduce(options: argparse.Namespace) -> int:
     from pfedlms.reproduce.play import Where, read_rows
 
     seeds = options.seeds if options.seeds is not None else 1 if options.quick else 3
-    if seeds < 1:
-        raise UsageError(f"--seeds: got {seeds}, expected a count of at least 1")
     rows = read_rows(options.rows)
     wanted = Wanted(_listed(options.datasets), _listed(options.methods), tuple(range(seeds)), options.quick, rows)
     chosen = vars(options)
