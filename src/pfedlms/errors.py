@@ -4,6 +4,7 @@ PfedlmsError
 ├── UsageError            what the user gave cannot be used (the command line exits with 2)
 │   ├── ConfigError       one or more settings are wrong; all of them are listed
 │   ├── DataError         a data set is missing, broken or cannot be partitioned
+│   │   └── DownloadError a file could not be fetched (the command line exits with 1)
 │   └── RunDirectoryError a run directory is missing, in use, not writable or of another version
 ├── RunError              a run that started could not go on (the command line exits with 1)
 │   ├── DivergedError     a loss or a model stopped being finite
@@ -49,6 +50,12 @@ class ConfigError(UsageError):
 class DataError(UsageError): ...
 
 
+class DownloadError(DataError):
+    """A line for what failed and one for each file that is to be fetched by hand then."""
+
+    exit_code = 1
+
+
 class RunDirectoryError(UsageError): ...
 
 
@@ -64,11 +71,13 @@ class QuorumError(RunError): ...
 
 
 class StorageError(RunError):
-    """Writing failed; `reason` says why, and the message how to go on once it is remedied."""
+    """Writing failed; `reason` says why, and the message how to go on once it is remedied: with `resume`, a directory,
+    or by the same command where there is none."""
 
-    def __init__(self, path: object, reason: str, resume: object) -> None:
+    def __init__(self, path: object, reason: str, resume: object = None) -> None:
         self.path, self.reason = path, reason
-        super().__init__(f"{path}: cannot write ({reason}); make room, then `pfedlms resume {resume}`")
+        go_on = "the same command again, which goes on" if resume is None else f"`pfedlms resume {resume}`"
+        super().__init__(f"{path}: cannot write ({reason}); make room, then {go_on}")
 
 
 class WireError(PfedlmsError): ...

@@ -9,6 +9,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from pfedlms.data.check import check
 from pfedlms.data.download import Watch, download
 from pfedlms.data.published import BATCHES, DOWNLOADS, WHOSE, Published
 from pfedlms.data.sources import DATASETS
-from pfedlms.errors import DataError
+from pfedlms.errors import DataError, DownloadError
 
 CONTENT = np.random.default_rng(0).bytes(700_000)
 
@@ -102,7 +103,7 @@ class Told(Watch):
 def refused(folder: Path) -> str:
     with pytest.raises(DataError) as caught:
         download("mnist", folder)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) or isinstance(caught.value, DownloadError)
     return str(caught.value)
 
 
@@ -231,7 +232,8 @@ def test_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.search(r"http://127\.0\.0\.1:9/a: .*refused", message)
     assert "http://name.invalid/b: " in message
     assert "try again later" in message
-    assert f"put the file there yourself (SHA-256 {hashlib.sha256(CONTENT).hexdigest()})" in message
+    assert f"fetch by hand into {tmp_path / 'mnist'}:" in message
+    assert f"http://127.0.0.1:9/a or http://name.invalid/b (SHA-256 {hashlib.sha256(CONTENT).hexdigest()})" in message
     assert os.listdir(tmp_path / "mnist") == []
 
 
@@ -302,7 +304,7 @@ def test_downloads_are_what_loads(tmp_path: Path, server: Server, monkeypatch: p
     download("mnist", tmp_path / "data")
     assert load_dataset("mnist", tmp_path / "data")[1].tolist() == [5, 0, 9, 1, 2]
     row = check("mnist", tmp_path / "data")
-    assert (row["state"], row["published"], row["samples"]) == ("complete", True, 5)
+    assert (row["state"], row["published"], row["samples"]) == ("partial", True, 5)
 
 
 # --- check ---
@@ -334,13 +336,18 @@ def test_the_variable_names_the_folder(tmp_path: Path, monkeypatch: pytest.Monke
     assert load_dataset("mnist", tmp_path / "there")[1].tolist() == [5, 0, 9, 3, 4]  # what is said comes first
 
 
-def test_complete_but_not_the_published_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small files pass; with their checksums known, they are the published ones, packed or not."""
+def test_fewer_samples_than_published_are_partial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small files pass, and load; with their checksums known, they are the published ones, packed or not."""
     row = check("mnist", write(tmp_path))
     assert row == {
-        "dataset": "mnist", "state": "complete", "format": "IDX files", "where": str(tmp_path), "samples": 5,
-        "published": False, "problems": [],
+        "dataset": "mnist", "state": "partial", "format": "IDX files", "where": str(tmp_path), "samples": 5,
+        "expected": 70_000, "published": False,
+        "problems": ["mnist: 5 samples, published were 70,000; a run takes what is there"],
     }  # fmt: skip
+    assert len(load_dataset("mnist", tmp_path)[1]) == 5
+    for count, state in ((4, "larger"), (5, "complete")):
+        monkeypatch.setitem(DATASETS, "mnist", replace(DATASETS["mnist"], samples=count))
+        assert check("mnist", tmp_path)["state"] == state
     for array in (*IMAGES.values(), *LABELS.values()):
         monkeypatch.setitem(WHOSE, hashlib.sha256(array.astype(np.uint8).tobytes()).hexdigest()[:16], "mnist")
     assert check("mnist", tmp_path)["published"] is True
@@ -391,7 +398,7 @@ def test_other_formats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_svhn(tmp_path / "data")
     unpack(tmp_path / "data", {"cifar-100-python.tar.gz": archive("cifar-100-python", files("cifar100"))})
     rows = [check(name, tmp_path / "data") for name in ("svhn", "cifar100", "cifar10")]
-    assert [row["state"] for row in rows] == ["complete", "complete", "missing"]
+    assert [row["state"] for row in rows] == ["partial", "partial", "missing"]
     assert [row["samples"] for row in rows] == [18, 4, 0]
     assert [row["published"] for row in rows] == [False, False, None]
     assert rows[1]["format"] == "cifar-100-python.tar.gz"

@@ -3,6 +3,7 @@ that are kept of them."""
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -23,6 +24,7 @@ from pyarrow import parquet
 from pfedlms.cli import main
 from pfedlms.data import load_dataset
 from pfedlms.data import parquet as reader
+from pfedlms.data.published import SHARDS, is_published
 from pfedlms.errors import DataError
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
@@ -96,6 +98,23 @@ def assert_pixels(x: np.ndarray) -> None:
 
 
 # --- what is read ---
+
+
+def test_a_file_as_long_as_a_known_one_must_be_that_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flipped byte inside an image that no page's checksum covers; files of other sizes are as they are."""
+    path = write(tmp_path) / "train-00000-of-00002.parquet"
+    whole, other = path.read_bytes(), {"test-00000-of-00001.parquet": (7, "f" * 64)}
+    monkeypatch.setitem(SHARDS, "cifar10", {path.name: (len(whole), hashlib.sha256(whole).hexdigest()), **other})
+    assert_all(load_dataset("cifar10", tmp_path))
+    assert is_published("cifar10", path) is True
+    assert is_published("cifar10", tmp_path / "test-00000-of-00001.parquet") is None
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    path.write_bytes(flipped)
+    assert is_published("cifar10", path) is False
+    expected = rf"bytes as the published file, but not its checksum \(SHA-256 {hashlib.sha256(flipped).hexdigest()}"
+    with pytest.raises(DataError, match=expected):
+        load_dataset("cifar10", tmp_path)
 
 
 @pytest.mark.parametrize("inside", [False, True])

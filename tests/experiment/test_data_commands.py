@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from pfedlms.cli import main
 from pfedlms.data.published import DOWNLOADS, Published
+from pfedlms.data.sources import DATASETS
 from pfedlms.report.sources import watching
 
 NAMES = ["digits", "mnist", "fmnist", "svhn", "cifar10", "cifar100"]
@@ -47,15 +49,34 @@ def test_all_data_sets_in_one_table(mnist: Path, capsys: pytest.CaptureFixture[s
     assert main(["data", "check", "--data-dir", str(mnist)]) == 0
     said = capsys.readouterr()
     rows = [line.split()[:2] for line in said.out.splitlines() if line.split()[:1] and line.split()[0] in NAMES]
-    assert rows == [[name, "complete" if name in ("digits", "mnist", "fmnist") else "missing"] for name in NAMES]
+    states = {"digits": "complete", "mnist": "partial", "fmnist": "partial"}
+    assert rows == [[name, states.get(name, "missing")] for name in NAMES]
+    assert "4 of 70,000" in said.out
+    assert f"mnist: {mnist}" in said.out.splitlines()
     assert said.err == ""
+
+
+def test_the_table_fits_a_screen_and_says_that_no_folder_was_given(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the longest format, and a state that says most."""
+    found = {"dataset": "cifar100", "state": "incomplete", "format": "cifar-100-python.tar.gz", "samples": 10_000,
+             "expected": 60_000, "published": False, "where": "/a/folder/with/a/long/name", "problems": []}  # fmt: skip
+    monkeypatch.setattr("pfedlms.data.check.check", lambda name, directory: found)
+    assert main(["data", "check"]) == 1
+    said = capsys.readouterr()
+    assert "cifar-100-python.tar.gz" in said.out
+    assert max(map(len, said.out.splitlines())) <= 80
+    assert said.err == "no folder was given: name one with --data-dir DIR or PFEDLMS_DATA\n"
 
 
 def test_one_that_is_there(mnist: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PFEDLMS_DATA", str(mnist))
-    assert main(["data", "check", "mnist", "--json"]) == 0
-    row = json.loads(capsys.readouterr().out)
-    assert (row["state"], row["where"], row["samples"]) == ("complete", str(mnist), 4)
+    assert main(["data", "check", "mnist", "--json"]) == 1
+    said = capsys.readouterr()
+    row = json.loads(said.out)
+    assert (row["state"], row["where"], row["samples"], row["expected"]) == ("partial", str(mnist), 4, 70_000)
+    assert said.err == "mnist: 4 samples, published were 70,000; a run takes what is there\n"
 
 
 @pytest.mark.parametrize("given", [["svhn"], ["--dataset", "svhn"]])
@@ -122,12 +143,48 @@ def test_files_that_are_there_are_named(tmp_path: Path, file: Published, capsys:
     assert said.err == f"{path}: is there, with the published checksum\n"
 
 
+def test_offline_all_files_are_named(
+    tmp_path: Path, file: Published, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for those that are there."""
+    other = Published("y.mat", 7, "f" * 64, ("http://127.0.0.1:9/y.mat", "http://127.0.0.1:9/again/y.mat"))
+    there = Published("z.mat", len(CONTENT), file.sha256, ("http://127.0.0.1:9/z.mat",))
+    monkeypatch.setitem(DOWNLOADS, "svhn", (there, file, other))
+    (tmp_path / "svhn").mkdir()
+    (tmp_path / "svhn" / "z.mat").write_bytes(CONTENT)
+    assert main(["data", "download", "svhn", "--data-dir", str(tmp_path)]) == 1
+    said = capsys.readouterr().err.splitlines()[1:]
+    assert said[1].endswith(f"or fetch by hand into {tmp_path / 'svhn'}:")
+    assert said[2:] == [
+        f"  http://127.0.0.1:9/x.mat (SHA-256 {file.sha256})",
+        f"  http://127.0.0.1:9/y.mat or http://127.0.0.1:9/again/y.mat (SHA-256 {'f' * 64})",
+    ]
+
+
 def test_offline_is_one_line(tmp_path: Path, file: Published, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["data", "download", "svhn", "--data-dir", str(tmp_path)]) == 2
+    assert main(["data", "download", "svhn", "--data-dir", str(tmp_path)]) == 1
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "x.mat: 0.0 MiB"
     assert said[1].startswith(f"error: {tmp_path / 'svhn' / 'x.mat'}: no mirror gave it (http://127.0.0.1:9/x.mat: ")
-    assert len(said) == 2
+    assert said[2:] == [f"  http://127.0.0.1:9/x.mat (SHA-256 {file.sha256})"]
+
+
+def test_what_is_there_in_another_format_is_left_alone(
+    mnist: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unpacked files, where packed ones are fetched; four samples of MNIST are not all of it."""
+    published = Published("train-images-idx3-ubyte.gz", 7, "f" * 64, ("http://127.0.0.1:9/x.gz",))
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setitem(DOWNLOADS, "mnist", (published,))
+    line = ["data", "download", "mnist", "--data-dir", str(mnist)]
+    assert main(line) == 1
+    monkeypatch.setitem(DATASETS, "mnist", replace(DATASETS["mnist"], samples=4))
+    capsys.readouterr()
+    assert main(line) == 0
+    assert capsys.readouterr().err == (
+        f"mnist: is there already, IDX files in {mnist}; to fetch it all the same: --force\n"
+    )
+    assert main([*line, "--force"]) == 1
 
 
 def test_plain_lines(file: Published) -> None:

@@ -168,7 +168,7 @@ def test_a_number_of_seeds_that_is_none(seeds: Any) -> None:
         with pytest.raises(ConfigError) as caught:
             ask()
         remedy = "; the first seed is named by seed=…" * isinstance(seeds, list)
-        assert caught.value.problems == (f"--seeds: got {seeds!r}, expected a count of at least 1{remedy}",)
+        assert caught.value.problems == (f"seeds: got {seeds!r}, expected a count of at least 1{remedy}",)
 
 
 def test_a_mistyped_setting_of_a_method_is_named_as_it_was_written() -> None:

@@ -441,7 +441,7 @@ def test_a_setting_of_some_methods_goes_to_those(tmp_path: Path) -> None:
         ({"methods": []}, "--methods: got none"),
         ({"methods": ["pfedlsm"]}, "did you mean pfedlms"),
         ({"methods": ["local", "local"]}, "expected every method once"),
-        ({"seeds": 0}, "--seeds: got 0"),
+        ({"seeds": 0}, "seeds: got 0"),
         ({"seed": (1 << 63) - 1, "seeds": 2}, "run.seed: got 9223372036854775808"),
         ({"alpha": -1, "ratio": 0}, "data.alpha: got -1"),
         ({"alpha": -1, "ratio": 0}, "method.ratio: got 0"),

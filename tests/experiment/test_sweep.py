@@ -89,7 +89,7 @@ def test_choosing_on_test_samples_is_said() -> None:
         ({"learning_rate": []}, "got no setting with several values"),
         ({"learning_rate": [0.1, 0.1]}, "expected every value once"),
         ({"learning_rate": [0.1, -1]}, "train.learning_rate: got -1"),
-        ({"learning_rate": [0.1, 0.2], "seeds": 0}, "--seeds: got 0"),
+        ({"learning_rate": [0.1, 0.2], "seeds": 0}, "seeds: got 0"),
         ({"seed": [1, 2]}, "--seeds N says how many"),
         ({"learning_rat": [0.1, 0.2]}, "did you mean learning_rate"),
     ],

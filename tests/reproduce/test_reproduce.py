@@ -16,11 +16,11 @@ import pytest
 
 import pfedlms
 from pfedlms.cli import main
-from pfedlms.errors import RunDirectoryError, UsageError
+from pfedlms.errors import RunDirectoryError, StorageError, UsageError
 from pfedlms.experiment.play import Progress
 from pfedlms.reproduce import EXPERIMENTS, NAMES, Wanted, reproduce
 from pfedlms.reproduce.budget import equal_rate, taken
-from pfedlms.reproduce.bytes_to import bytes_to_most_of_the_gain, first_reaching
+from pfedlms.reproduce.bytes_to import bytes_to_most_of_the_gain, first_reaching, frugal_fedavg
 from pfedlms.reproduce.cells import cell, tables_of
 from pfedlms.reproduce.paper import Printed, along, printed
 from pfedlms.reproduce.plans import Row
@@ -77,8 +77,8 @@ def test_methods_at_each_others_bytes(variant: str) -> None:
     settings = {key: value for key, value in tables_of("digits", variant)["method"].items() if key != "name"}
     wanted = taken("digits", other)
     assert abs(taken("digits", own, **settings) - wanted) <= max(4, 0.005 * wanted)
-    if own == "pfedlms":  # 2 η λ N/m, how far a step moves a sketched coordinate, stays what is shipped
-        shipped = pfedlms.load_config(None, {"data": {"dataset": "digits"}, "method": {"name": "pfedlms"}}).settings
+    if own in ("pfedlms", "pfed1bs"):  # 2 η λ N/m, how far a step moves a sketched coordinate, stays what is shipped
+        shipped = pfedlms.load_config(None, {"data": {"dataset": "digits"}, "method": {"name": own}}).settings
         assert settings["strength"] / settings["ratio"] == pytest.approx(shipped.strength / shipped.ratio)
 
 
@@ -112,6 +112,8 @@ def test_cells_are_trained_once_and_used_by_every_table_that_has_them(tmp_path: 
         reproduce(name, SMALL, where, progress)
     assert len(progress.began) == first
     (sheet,) = outcome.sheets
+    assert "last 10" in sheet.columns.values()
+    assert "mean of the last 10 of 10 evaluations" in sheet.note
     for record in sheet.records:
         folders = [tmp_path / f"digits_a0.5_{record['row']}_s{seed}_quick" for seed in (0, 1)]
         metrics = [[json.loads(line) for line in (f / "metrics.jsonl").read_text().splitlines()] for f in folders]
@@ -121,11 +123,12 @@ def test_cells_are_trained_once_and_used_by_every_table_that_has_them(tmp_path: 
         assert record["max_deviation"] == pytest.approx(stdev(best))
         sent = mean(sum(own[-1]["bytes"].values()) for own in metrics) / 10 / 2**20
         assert record["mib"] == pytest.approx(sent)
-    rows = list(csv.DictReader((tmp_path / "quick" / "budget-digits-points.csv").read_text().splitlines()))
+    tables = tmp_path / "quick" / "only-local+fedavg+sketchvote"
+    rows = list(csv.DictReader((tables / "budget-digits-points.csv").read_text().splitlines()))
     assert len(rows) == 6 * 10
     assert {row["row"] for row in rows} == set(SMALL.methods)
     assert not list(tmp_path.glob("*.csv"))
-    assert (tmp_path / "quick" / "table1-digits.md").read_text().count("| sketchvote |") == 1
+    assert (tables / "table1-digits.md").read_text().count("| sketchvote |") == 1
 
 
 class StopAt(Progress):
@@ -157,6 +160,26 @@ def test_a_cell_that_found_the_disk_full_goes_on(tmp_path: Path) -> None:
     gone_on, whole = (play([one], Where(tmp_path / name), Counting()).measured[one] for name in ("a", "b"))
     assert gone_on.finished
     assert gone_on.curve == whole.curve
+
+
+class NoRoom(Progress):
+    def evaluated(self, config: Any, record: Mapping[str, Any]) -> None:
+        raise StorageError(config.run.out, "No space left on device", resume=config.run.out)
+
+
+def test_where_the_disk_is_full_the_same_command_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be it in a cell that trains, or in one that has no folder yet."""
+    one = cell("digits", 0.5, "local", "local", 0, quick=True)
+    with pytest.raises(StorageError, match=r"No space left on device.*make room, then the same command") as raised:
+        play([one], Where(tmp_path), NoRoom())
+    assert "pfedlms resume" not in str(raised.value)
+
+    def full(self: Path, *_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(StorageError, match=r"No space left on device.*make room, then the same command"):
+        play([one], Where(tmp_path / "other"), Counting())
 
 
 class SignalAt(Progress):
@@ -244,6 +267,51 @@ def measured(p_acc: list[float], sent: int, status: str = "finished", seed: int 
     return Measured(summary, {"round": rounds, "p_acc": p_acc, "bytes": [sent * number for number in rounds]})
 
 
+SENT = {"up": 100}
+
+
+def paid(total: int) -> Measured:
+    """FedAvg takes 100 bytes a round, another `total` in all."""
+    own = measured([90.0], 100)
+    return Measured({**own.summary, "bytes_per_round": SENT, "total_bytes": total}, own.curve)
+
+
+@pytest.mark.parametrize(
+    ("total", "label"),
+    [
+        (350, "fedavg, 3 rounds (bytes of sketchvote)"),
+        (100, "fedavg, 1 round (bytes of sketchvote)"),
+        (99, "fedavg, 1 round (more bytes than all of sketchvote)"),
+    ],
+)
+def test_fedavg_for_the_bytes_of_another(total: int, label: str) -> None:
+    done = [cell("digits", 0.5, "sketchvote", "sketchvote", 0)]
+    found = frugal_fedavg(0.5, {"fedavg": [paid(20_000)], "sketchvote": [paid(total)]}, done)
+    assert list(found) == [label]
+    (one,) = found[label]
+    assert one.config().train.rounds == max(1, total // 100)
+
+
+def test_how_many_evaluations_the_last_10_are_of() -> None:
+    """Of most rows; one that stops early on purpose has fewer."""
+    rows = [Row("long", "x"), Row("short", "y")]
+
+    def of(long: int, short: int) -> tuple[str, str]:
+        cells = {"long": [measured([90.0] * long, 1)], "short": [measured([90.0] * short, 1)]}
+        sheet = against_paper("t", "title", "digits", rows, cells)
+        return sheet.columns["last10 ± last10_deviation"], sheet.note
+
+    for long, short, heading, told in (
+        (40, 40, "last 10", "mean of the last 10 evaluations;"),
+        (12, 12, "last 10", "mean of the last 10 of 12 evaluations;"),
+        (4, 4, "last 4", "mean of all 4 evaluations;"),
+        (40, 1, "last 10", "mean of the last 10 evaluations, or of all where a row has fewer;"),
+    ):
+        found, note = of(long, short)
+        assert found == heading
+        assert told in note
+
+
 def test_differences_and_what_lies_outside_two_deviations() -> None:
     cells = {
         "near": [measured([90.0], 1 << 20), measured([92.0], 1 << 20)],
@@ -287,6 +355,11 @@ def test_bytes_to_most_of_the_gain() -> None:
     assert found["fedavg"]["reached"] == "2 of 2"
     assert found["fedavg"]["rounds"] == (3 + 2) / 2
     assert found["never"]["reached"] == "1 of 2"
+    assert [own[2] for own in sheet.shown() if own[0] == "fedavg"] == ["2"]  # 2.5, halves to even
+    more = {**cells, "broken": [measured([1.0], 1, "diverged")], "fedavg, 1 round (bytes of x)": [measured([99.0], 1)]}
+    again = bytes_to_most_of_the_gain("digits", more)
+    assert again is not None
+    assert again.records == sheet.records
     assert bytes_to_most_of_the_gain("digits", {"local": cells["local"]}) is None
 
 
@@ -310,6 +383,7 @@ def test_distributions_are_of_the_shared_model_and_kept(tmp_path: Path) -> None:
     assert last == pytest.approx(
         [values.double().std(correction=0).item() for values in model.values() if values.ndim > 1]
     )
+    assert sheet.shown()[-1][-1] == f"{last[-1]:.3f}"
     (kept,) = tmp_path.glob("*_quick.json")
     before = kept.read_bytes()
     kept.write_text(kept.read_text().replace('"deviation": 0.', '"deviation": 7.'))
@@ -334,11 +408,82 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ("tabel1",): "got 'tabel1'; did you mean table1",
         ("table1", "--datasets", "mnits"): "mnits",
         ("table1", "--methods", "pfedlm", "--datasets", "digits"): "did you mean pfedlms",
-        ("table1", "--seeds", "0"): "--seeds: got 0",
         ("table1", "--datasets", "file:../a.npz"): "--datasets: got 'file:../a.npz', expected some of: digits, mnist",
     }.items():
         assert main(["reproduce", *wrong, "--out", out]) == 2
         assert message in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["reproduce", "table1", "--seeds", "0"])
+    assert "--seeds: got 0, expected a count of at least 1" in capsys.readouterr().err
+
+
+def test_rounds_of_the_figure_are_marked_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The figure counts from 0, an evaluation from 1."""
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    from pfedlms.reproduce.figures import draw_distributions
+
+    monkeypatch.setattr(pyplot, "close", lambda figure: None)
+    layers = {"1.weight": {"density": [1.0, 1.0], "edges": [0.0, 0.5, 1.0], "deviation": 0.3}}
+    document = {
+        "stages": [{"round": number, "layers": layers} for number in (0, 1, 9)],
+        "curve": {"round": list(range(1, 11)), "g_acc": [10.0 * number for number in range(10)]},
+    }
+    draw_distributions(document, tmp_path / "figure.svg")
+    line, *marks = pyplot.gcf().axes[-1].lines
+    assert line.get_xydata().tolist() == [[number, 10.0 * number] for number in range(10)]
+    assert [mark.get_xydata().tolist() for mark in marks] == [[[number, 10.0 * number]] for number in (0, 1, 9)]
+
+
+def test_what_will_be_trained_is_said_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["reproduce", "table1", "--datasets", "digits,digits", "--quick", "--seeds", "2", "--out", str(tmp_path)]
+    assert main([*line, "--methods", "local"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err.startswith("digits: 2 cells, 0 known or finished, 2 to train\n")
+    assert shown.out.count("P-acc max") == 1
+    assert main([*line, "--methods", "local,fedavg"]) == 0
+    assert "digits: 4 cells, 2 known or finished, 2 to train\n" in capsys.readouterr().err
+    assert main([*line, "--methods", "local,fedavg", "--quiet"]) == 0
+    assert "cells" not in capsys.readouterr().err
+    tables = {str(file.parent.relative_to(tmp_path / "quick")) for file in tmp_path.rglob("table1-digits.csv")}
+    assert tables == {"only-local", "only-local+fedavg"}
+
+
+def test_a_cell_that_diverged_makes_the_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = []
+    for method, status in (("local", "finished"), ("pfedlms", "diverged")):
+        known = measured([90.0], 1)
+        config = cell("digits", 0.5, method, method, 0).config().tables()
+        rows.append({"config": config, "status": status, "summary": dict(known.summary), "curve": known.curve})
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    line = ["reproduce", "table1", "--datasets", "digits", "--seeds", "1", "--out", str(tmp_path / "out")]
+    line += ["--rows", str(tmp_path / "rows.json")]
+    assert main([*line, "--methods", "local"]) == 0
+    assert main([*line, "--methods", "local,pfedlms"]) == 1
+    shown = capsys.readouterr()
+    assert "pfedlms (1 diverged)" in shown.out
+    assert "error: 1 cell came to no end" in shown.err
+
+
+@pytest.mark.parametrize("name", ["distributions", "convergence"])
+def test_figures_without_data_stay_open(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PFEDLMS_DATA", raising=False)
+    assert main(["reproduce", name, "--datasets", "mnist", "--out", str(tmp_path), "--quiet"]) == 1
+    assert "mnist: cells stay open: data.dir: the data set 'mnist' is read from files" in capsys.readouterr().err
+
+
+def test_two_quick_interrupts_name_the_same_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def twice(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pfedlms.reproduce.outcome.play", twice)
+    assert main(["reproduce", "table1", "--datasets", "digits", "--out", str(tmp_path)]) == 130
+    told = capsys.readouterr().err
+    assert "The same command goes on." in told
+    assert "pfedlms resume" not in told
 
 
 def test_help_names_every_experiment(capsys: pytest.CaptureFixture[str]) -> None:

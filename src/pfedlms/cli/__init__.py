@@ -18,7 +18,7 @@ from pfedlms import __version__
 from pfedlms.cli import data, lists, report, reproduce, stored, train
 from pfedlms.cli.options import check_config
 from pfedlms.cli.screen import say
-from pfedlms.errors import PfedlmsError, did_you_mean
+from pfedlms.errors import DownloadError, PfedlmsError, did_you_mean
 from pfedlms.suggest import suggestion
 
 DESCRIPTION = """\
@@ -58,7 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(options.handler(options) or 0)
     except PfedlmsError as error:
         lines = str(error).splitlines()
-        title = lines if len(lines) == 1 else [f"{len(lines)} problems in the settings", *lines]
+        one = len(lines) == 1 or isinstance(error, DownloadError)
+        title = lines if one else [f"{len(lines)} problems in the settings", *lines]
         say("error: " + "\n  ".join(title), style="red")
         return error.exit_code
     except KeyboardInterrupt:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 from rich.console import Console
 
 from pfedlms.cli.options import HOLDINGS, add_json, add_options, add_set, check_config, overrides
-from pfedlms.cli.screen import say, show
+from pfedlms.cli.screen import console, say, show
 from pfedlms.errors import UsageError, did_you_mean
 from pfedlms.report.plots import check_plot, who_holds_what
-from pfedlms.report.tables import plain_table
 
 
 def add_data(sub: argparse.ArgumentParser) -> None:
@@ -24,6 +24,8 @@ def add_data(sub: argparse.ArgumentParser) -> None:
     add_options(sub, *HOLDINGS)
     add_set(sub)
     sub.add_argument("--plot", metavar="FILE", help="draw it, too; PNG, SVG or PDF (extra: report)")
+    help = "download: the published files, though the data set is there in another format"
+    sub.add_argument("--force", action="store_true", help=help)
     add_json(sub)
 
 
@@ -54,30 +56,45 @@ def _show(options: argparse.Namespace) -> None:
 
 
 def _download(options: argparse.Namespace) -> None:
+    from pfedlms.data.check import in_another_form
     from pfedlms.data.download import download
+    from pfedlms.data.published import DOWNLOADS
     from pfedlms.data.sources import folder_of
     from pfedlms.report.sources import watching
 
     if not (name := _named(options)):
         raise UsageError("data download: say which data set, for example: pfedlms data download mnist --data-dir DIR")
-    with watching(Console(stderr=True)) as watch:
-        files = download(name, folder_of(name, vars(options)["data.dir"]), watch)
+    folder = folder_of(name, vars(options)["data.dir"])
+    there = in_another_form(name, folder) if name in DOWNLOADS and not options.force else None
+    if there is not None:
+        say(f"{name}: is there already, {there['format']} in {there['where']}; to fetch it all the same: --force")
+        files = []
+    else:
+        with watching(Console(stderr=True)) as watch:
+            files = download(name, folder, watch)
     if options.json:
         print(json.dumps({"dataset": name, "files": list(map(str, files))}, indent=2))
 
 
 def _check(options: argparse.Namespace) -> int:
-    """1 if the data set asked for is not complete; of all, if one is there that is not whole."""
-    from pfedlms.data.check import check
+    """1 if the data set asked for is not complete; of all, if one is there that a run would refuse."""
+    from pfedlms.data.check import READABLE, check
     from pfedlms.data.sources import DATASETS
-    from pfedlms.report.sources import check_rows
+    from pfedlms.report.sources import check_table
 
     name = _named(options)
     if name and name not in DATASETS:
         raise UsageError(f"data check: got {name!r}; {did_you_mean(name, DATASETS)}")
     rows = [check(each, vars(options)["data.dir"]) for each in ([name] if name else DATASETS)]
-    show(options, rows[0] if name else rows, plain_table, check_rows(rows))
-    wrong = [row for row in rows if row["state"] != "complete" and (name or row["state"] != "missing")]
+    show(options, rows[0] if name else rows, check_table, rows)
+    if not options.json:
+        for row in rows:
+            if row["where"]:
+                console().print(f"{row['dataset']}: {row['where']}", highlight=False, markup=False, soft_wrap=True)
+    if not (name or vars(options)["data.dir"] or os.environ.get("PFEDLMS_DATA")):
+        say("no folder was given: name one with --data-dir DIR or PFEDLMS_DATA")
+    fine = ("complete",) if name else (*READABLE, "missing")
+    wrong = [row for row in rows if row["state"] not in fine]
     for problem in (problem for row in wrong for problem in row["problems"]):
         say(problem)
     return int(bool(wrong))

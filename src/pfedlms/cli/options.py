@@ -82,6 +82,15 @@ def add_json(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--json", action="store_true", help="print JSON and nothing else on standard output")
 
 
+def a_count(text: str) -> int:
+    """Of seeds."""
+    if text.isascii() and text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise argparse.ArgumentTypeError(
+        f"got {text}, expected a count of at least 1; compare and sweep have the first seed as --seed"
+    )
+
+
 def assignments(options: argparse.Namespace) -> list[str]:
     """What `--set` and the options that stand for a setting say; the latter come last."""
     given = [f"{name}={value}" for name, value in vars(options).items() if "." in name and value is not None]

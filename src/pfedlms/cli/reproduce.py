@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pfedlms.cli.options import add_options, add_output
+from pfedlms.cli.options import a_count, add_options, add_output
 from pfedlms.cli.screen import console, progress_of, say
-from pfedlms.errors import UsageError
+from pfedlms.report.tables import counted
 
 
 def add_reproduce(sub: argparse.ArgumentParser) -> None:
@@ -22,7 +22,9 @@ def add_reproduce(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--datasets", metavar="A,B", help=help)
     help = "some rows, by method or variant: pfedlms, stc@sketchvote (at the bytes of), pfedlms:ratio=.2"
     sub.add_argument("--methods", metavar="A,B", help=help)
-    sub.add_argument("--seeds", type=int, metavar="N", help="how many seeds, from 0 on (default: 3; 1 with --quick)")
+    sub.add_argument(
+        "--seeds", type=a_count, metavar="N", help="how many seeds, from 0 on (default: 3; 1 with --quick)"
+    )
     sub.add_argument("--quick", action="store_true", help="a tenth of the rounds: a look, no result")
     help = "rows that were measured elsewhere (a JSON file, or a folder of them), used instead of training"
     sub.add_argument("--rows", action="append", type=Path, default=[], metavar="FILE", help=help)
@@ -36,16 +38,20 @@ def reproduce(options: argparse.Namespace) -> int:
     from pfedlms.reproduce.play import Where, read_rows
 
     seeds = options.seeds if options.seeds is not None else 1 if options.quick else 3
-    if seeds < 1:
-        raise UsageError(f"--seeds: got {seeds}, expected a count of at least 1")
     rows = read_rows(options.rows)
     wanted = Wanted(_listed(options.datasets), _listed(options.methods), tuple(range(seeds)), options.quick, rows)
     chosen = vars(options)
     where = Where(options.out, chosen["data.dir"] or "", chosen["run.device"] or "auto")
     done: dict[str, Outcome] = {}
     for name in dict.fromkeys(options.names):
-        with progress_of(options) as progress:
-            done[name] = reproduce(name, wanted, where, progress, None if options.quiet else say)
+        try:
+            with progress_of(options) as progress:
+                done[name] = reproduce(name, wanted, where, progress, None if options.quiet else say)
+        except KeyboardInterrupt:  # Ctrl-C pressed twice
+            say(
+                f"interrupted; {where.out} keeps what was finished and the latest checkpoint. The same command goes on."
+            )
+            return 130
         _report(options, done[name])
         if done[name].stopped:
             say(f"interrupted; all of it is kept in {where.out}. The same command goes on.")
@@ -54,7 +60,10 @@ def reproduce(options: argparse.Namespace) -> int:
         sheets = {sheet.name: sheet.records for own in done.values() for sheet in own.sheets if sheet.columns}
         print(json.dumps({"directory": str(where.out), "sheets": sheets}, indent=2))
     say(f"results: {where.out}")
-    return 1 if any(own.missing for own in done.values()) else 0
+    broken = sum(own.broken for own in done.values())
+    if broken:
+        say(f"error: {counted(broken, 'cell')} came to no end; the tables name them")
+    return 1 if broken or any(own.missing for own in done.values()) else 0
 
 
 def _report(options: argparse.Namespace, outcome: Any) -> None:
@@ -67,4 +76,5 @@ def _report(options: argparse.Namespace, outcome: Any) -> None:
 
 
 def _listed(text: str | None) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip()) if text else ()
+    """Each once."""
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip())) if text else ()

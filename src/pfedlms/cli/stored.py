@@ -55,14 +55,29 @@ def show_stored(options: argparse.Namespace) -> int:
             say(best_round(summary))
         unfinished, done = summary["status"] == "interrupted", f"after {summary['rounds']} rounds; not finished"
     if unfinished:
-        say(f"{done}. Go on with: pfedlms resume {out}")
+        say(f"{done}. Go on with: {_what_goes_on(out)}")
     return 0
+
+
+def _what_goes_on(out: Path) -> str:
+    """The command; a call, where data, model, loss or metric were given in Python."""
+    from pfedlms.experiment.prepare import given_in_python, in_python
+    from pfedlms.experiment.run import open_run
+    from pfedlms.experiment.study import first_tables, manifest_of
+
+    several = manifest_of(out) is not None
+    tables = first_tables(out) if several else open_run(out)[1].tables()
+    if not given_in_python(tables):
+        return f"pfedlms resume {out}"
+    return in_python("resume_study" if several else "resume", out, tables)
 
 
 def export(options: argparse.Namespace) -> None:
     from pfedlms.experiment.export import export
 
     one = options.client is not None or options.shared
+    if options.best and not one and options.all is None:
+        raise UsageError("export: --best goes with --client K or --global, and -o FILE, or with --all FOLDER")
     if not one and options.all is None:
         raise UsageError("export: say which model: --client K or --global, with -o FILE, or --all FOLDER")
     if one and options.output is None:

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from pfedlms.cli.options import (
+    a_count,
     add_config,
     add_data_dir,
     add_options,
@@ -22,7 +23,7 @@ from pfedlms.cli.options import (
 )
 from pfedlms.cli.screen import best_round, console, progress_of, say, show, study_document, study_table
 from pfedlms.report.plots import accuracy_against_bytes, accuracy_by_setting, check_plot
-from pfedlms.report.tables import comparison_table, print_plan, profile_table
+from pfedlms.report.tables import comparison_table, print_plan, profile_table, set_up
 
 METHODS = "local,fedavg,pfedlms,sketchvote"
 
@@ -46,7 +47,9 @@ def add_compare(sub: argparse.ArgumentParser) -> None:
         default=METHODS,
         help=f"methods by name, with settings of their own as pfedlms:thresholds=1:ratio=0.2 (default: {METHODS})",
     )
-    sub.add_argument("--seeds", type=int, metavar="N", default=3, help="how many seeds, from --seed on (default: 3)")
+    sub.add_argument(
+        "--seeds", type=a_count, metavar="N", default=3, help="how many seeds, from --seed on (default: 3)"
+    )
     add_settings(sub)
     sub.add_argument("--plot", metavar="FILE", help="draw accuracy against bytes; PNG, SVG or PDF (extra: report)")
     add_output(sub)
@@ -57,7 +60,9 @@ def add_sweep(sub: argparse.ArgumentParser) -> None:
     (--set method.ratio=.02,.05,.1 --learning-rate .03,.1), and name the best."""
     add_config(sub)
     add_options(sub, "method")
-    sub.add_argument("--seeds", type=int, metavar="N", default=1, help="how many seeds, from --seed on (default: 1)")
+    sub.add_argument(
+        "--seeds", type=a_count, metavar="N", default=1, help="how many seeds, from --seed on (default: 1)"
+    )
     help = "v_acc, p_acc or g_acc (default: v_acc with --validation, else p_acc)"
     sub.add_argument("--by", metavar="MEASURE", help=help)
     add_settings(sub)
@@ -109,7 +114,7 @@ def compare(options: argparse.Namespace) -> int:
         comparison = play(planned, out, None, None, progress)
     code = _report_study(options, comparison)
     if options.plot and not comparison.interrupted:
-        accuracy_against_bytes(out, Path(options.plot))
+        accuracy_against_bytes(out, Path(options.plot), set_up(first, comparison.runs[0]))
     return code
 
 
@@ -128,7 +133,8 @@ def sweep(options: argparse.Namespace) -> int:
         done = play(planned, axes, by, out, None, None, progress)
     code = _report_study(options, done)
     if options.plot and done.best:
-        accuracy_by_setting(done.cells, done.best, by, Path(options.plot))
+        title = f"{first.method} on {set_up(first, done.runs[0], axes)}"
+        accuracy_by_setting(done.cells, done.best, by, Path(options.plot), title)
     return code
 
 

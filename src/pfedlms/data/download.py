@@ -14,7 +14,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from pfedlms.data.published import DOWNLOADS, Published, digest_of
-from pfedlms.errors import DataError, did_you_mean
+from pfedlms.errors import DataError, DownloadError, did_you_mean
 
 _TIMEOUT = 30.0
 """Seconds without a byte."""
@@ -43,6 +43,10 @@ def download(name: str, directory: str | Path, watch: Watch | None = None) -> li
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return [fetch(file, folder, watch or Watch()) for file in DOWNLOADS[name]]
+    except DownloadError as error:
+        lacking = [file for file in DOWNLOADS[name] if not (folder / file.name).exists()]
+        by_hand = [f"{' or '.join(file.urls)} (SHA-256 {file.sha256})" for file in lacking]
+        raise DownloadError("\n".join([f"{error}, or fetch by hand into {folder}:", *by_hand])) from error
     except OSError as error:
         raise DataError(
             f"{error.filename or folder}: cannot be written ({error.strerror}); name another folder with --data-dir"
@@ -72,9 +76,8 @@ def fetch(file: Published, folder: Path, watch: Watch) -> Path:
             failures.append(f"{url}: {failure}")
         if not _length(content):
             part.unlink()
-    raise DataError(
-        f"{path}: no mirror gave it ({'; '.join(failures)}); try again later, which goes on where this ended, or put "
-        f"the file there yourself (SHA-256 {file.sha256})"
+    raise DownloadError(
+        f"{path}: no mirror gave it ({'; '.join(failures)}); try again later, which goes on where this ended"
     )
 
 

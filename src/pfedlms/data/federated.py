@@ -38,6 +38,8 @@ class FederatedData:
     """Of all classes, where they have any besides their numbers."""
     client_names: tuple[str, ...] = ()
     """Of all clients, where they have any besides their numbers."""
+    scheme: str = "given"
+    """How samples were dealt out, one of `schemes.SCHEMES`."""
 
     @property
     def clients(self) -> int:
@@ -94,7 +96,7 @@ def dealt(
     scheme = scheme_of(how.scheme, owner, pool.classes)
     sets = deal(pool.strata, replace(how, scheme=scheme, min_samples=max(2, how.min_samples)), owner, owners)
     known = tuple(owners) if scheme == "given" else ()
-    return replace(held_by(pool, sets, how.seed, how.validation), client_names=known)
+    return replace(held_by(pool, sets, how.seed, how.validation), client_names=known, scheme=scheme)
 
 
 def from_pairs(pairs: Sequence[tuple[Pair, Pair]], seed: int = 0, validation: float = 0.0) -> FederatedData:

@@ -6,6 +6,7 @@ Needs the extra `parquet`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from pfedlms.data.cache import Raw, decoded
 from pfedlms.data.formats import Format, Found, contents, joined
+from pfedlms.data.published import SHARDS
 from pfedlms.errors import DataError
 
 _IMAGES, _LABELS = ("img", "image"), ("label", "fine_label")
@@ -84,8 +86,19 @@ def _read_shard(name: str, shape: tuple[int, int, int], classes: int, path: Path
     except ImportError as error:
         raise _extra(error) from error
     content = contents(path)
+    _check_published(content, path, name)
     how = f"parquet 2, {name}, Pillow {PIL.__version__}"
     return decoded(content, how, shape, partial(_decode, content, path, name, shape, classes))
+
+
+def _check_published(content: bytes, path: Path, name: str) -> None:
+    """Pages need not carry checksums, so a file as long as a known one must be that one."""
+    size, expected = SHARDS.get(name, {}).get(path.name, (None, ""))
+    if len(content) == size and (digest := hashlib.sha256(content).hexdigest()) != expected:
+        raise DataError(
+            f"{path}: has {size:,} bytes as the published file, but not its checksum (SHA-256 {digest}, expected "
+            f"{expected}); fetch the file again, or load one that was changed on purpose in Python"
+        )
 
 
 def _decode(content: bytes, path: Path, name: str, shape: tuple[int, int, int], classes: int) -> Raw:

@@ -128,6 +128,7 @@ def plan_json(config: Config, federation: Federation) -> dict[str, Any]:
     sent = {name: participants * count for name, count in asdict(message_cost(federation.method)).items()}
     return {
         "config": config.tables(),
+        "partition": federation.data.scheme,
         "device": str(federation.model.device),
         "samples": {
             "train": sum(data.samples),

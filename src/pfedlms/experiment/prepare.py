@@ -107,6 +107,21 @@ def as_configured(config: Config) -> Iterator[None]:
 NOTHING_OWN = Own()
 
 
+def given_in_python(tables: Mapping[str, Any]) -> list[str]:
+    """What of a stored configuration was no name or number but an object: some of data, model, loss and metric."""
+    places = {"data": ("data", "dataset"), "model": ("model", "name"), "loss": ("train", "loss"),
+              "metric": ("train", "metric")}  # fmt: skip
+    return [name for name, (section, key) in places.items() if tables.get(section, {}).get(key) == CUSTOM]
+
+
+def in_python(function: str, directory: object, tables: Mapping[str, Any]) -> str:
+    """The call that goes on with what is in `directory`, with all it needs again."""
+    needed = given_in_python(tables)
+    keyed = ("loss", "metric") if needed[:1] == ["data"] else ("model", "loss", "metric")
+    given = [f"{name}={name}" if name in keyed else name for name in needed]
+    return f"pfedlms.{function}({', '.join([repr(str(directory)), *given])})"
+
+
 def train_settings(config: Config) -> TrainSettings:
     return TrainSettings(**{each.name: getattr(config.train, each.name) for each in fields(TrainSettings)})
 

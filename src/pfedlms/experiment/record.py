@@ -175,6 +175,7 @@ class Recorder:
             "seed": config.run.seed,
             "clients": self._federation.data.clients,
             **_names(self._federation.data),
+            "partition": self._federation.data.scheme,
             "participation": config.train.participation,
             "rounds": rounds,
             **self._score(),
@@ -231,8 +232,9 @@ class Recorder:
 
 
 def _compared(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """What a summary says of a run, whoever made it and however long that took."""
-    unlike = ("seconds", "everyone", "environment", "stages")
+    """What a summary says of a run, whoever made it and however long that took; one of before `partition` says the
+    same without."""
+    unlike = ("seconds", "everyone", "environment", "stages", "partition")
     return {key: value for key, value in summary.items() if key not in unlike}
 
 

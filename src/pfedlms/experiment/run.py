@@ -10,7 +10,7 @@ from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.errors import RunDirectoryError, UsageError
 from pfedlms.experiment.config import CUSTOM, Config, load_config, method_in
 from pfedlms.experiment.play import Progress, Result, execute, leave
-from pfedlms.experiment.prepare import NOTHING_OWN, ModelLike, Own, prepare, python_overrides
+from pfedlms.experiment.prepare import NOTHING_OWN, ModelLike, Own, in_python, prepare, python_overrides
 from pfedlms.experiment.store import RunDirectory
 from pfedlms.experiment.watch import watching
 from pfedlms.step.own import Metric, PerSample
@@ -67,7 +67,8 @@ def run(
 def _left(result: Result) -> Result:
     """A run as its caller in Python gets it, or what a signal asked for once all is kept."""
     kept = result.directory is not None and result.summary["status"] == "interrupted"
-    leave(result.stopped, result, f"pfedlms.resume({str(result.directory)!r})" * kept)
+    call = in_python("resume", result.directory, result.config.tables()) if kept and result.directory else ""
+    leave(result.stopped, result, call)
     return result
 
 
@@ -113,12 +114,12 @@ def go_on(
         if name == CUSTOM and given is None:
             raise UsageError(
                 f"{directory}: this run's {section} was given in Python; "
-                f"go on with pfedlms.resume({str(directory)!r}, data, model)"
+                f"go on with {in_python('resume', directory, config.tables())}"
             )
     for name in own.missing(config):
         raise UsageError(
             f"{directory}: this run's {name} was given in Python; "
-            f"go on with pfedlms.resume({str(directory)!r}, data, model, {name}={name})"
+            f"go on with {in_python('resume', directory, config.tables())}"
         )
     for name, function in vars(own).items():
         if function is not None and getattr(config.train, name) != CUSTOM:

@@ -7,6 +7,7 @@ import errno
 import json
 import re
 import signal
+import tomllib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from pfedlms.errors import DivergedError, QuorumError, RunDirectoryError, Storag
 from pfedlms.experiment.checks import silenced
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.play import Progress, Result, in_short, leave
-from pfedlms.experiment.prepare import NOTHING_OWN, ModelLike, Own, rehearse
+from pfedlms.experiment.prepare import NOTHING_OWN, ModelLike, Own, in_python, rehearse
 from pfedlms.experiment.results import write_results
 from pfedlms.experiment.run import begin, open_run
 from pfedlms.experiment.run import go_on as go_on_with
@@ -102,8 +103,15 @@ Kind = TypeVar("Kind", bound=Study)
 def left(done: Kind) -> Kind:
     """A study as its caller in Python gets it, or what a signal asked for once all is kept."""
     kept = done.directory is not None and done.interrupted
-    leave(done.signal, done, f"pfedlms.resume_study({str(done.directory)!r})" * kept)
+    call = in_python("resume_study", done.directory, first_tables(done.directory)) if kept and done.directory else ""
+    leave(done.signal, done, call)
     return done
+
+
+def first_tables(directory: Path) -> dict[str, Any]:
+    """Settings of a study's first run, which has its data and model as all others do."""
+    file = manifest_of(directory)
+    return tomllib.loads(next(iter(read_manifest(file)["runs"].values()))) if file else {}
 
 
 def wrong_seeds(seeds: Any) -> list[str]:
@@ -112,7 +120,7 @@ def wrong_seeds(seeds: Any) -> list[str]:
         return []
     several = isinstance(seeds, Sequence | range) and not isinstance(seeds, str)
     remedy = "; the first seed is named by seed=…" * several
-    return [f"--seeds: got {seeds!r}, expected a count of at least 1{remedy}"]
+    return [f"seeds: got {seeds!r}, expected a count of at least 1{remedy}"]
 
 
 def manifest_of(directory: Path) -> Path | None:

@@ -87,7 +87,7 @@ def who_holds_what(document: Mapping[str, Any], file: Path) -> None:
     plt.close(figure)
 
 
-def accuracy_against_bytes(directory: Path, file: Path) -> None:
+def accuracy_against_bytes(directory: Path, file: Path, title: str = "") -> None:
     """Draw P-acc against the bytes one client has exchanged on average, a line a variant with its range over seeds,
     from a comparison's folder."""
     import matplotlib
@@ -124,6 +124,7 @@ def accuracy_against_bytes(directory: Path, file: Path) -> None:
     axes.set_xscale("log")
     axes.set_xlabel("bytes a client has sent and received on average, framing included")
     axes.set_ylabel(f"{name_of} (range over seeds)")
+    axes.set_title(title, loc="left", fontsize=10)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="best")
@@ -131,7 +132,9 @@ def accuracy_against_bytes(directory: Path, file: Path) -> None:
     plt.close(figure)
 
 
-def accuracy_by_setting(cells: Sequence[Mapping[str, Any]], best: Mapping[str, Any], by: str, file: Path) -> None:
+def accuracy_by_setting(
+    cells: Sequence[Mapping[str, Any]], best: Mapping[str, Any], by: str, file: Path, title: str = ""
+) -> None:
     """Draw a sweep's measure against the setting with the most values, a line a combination of the others with its
     range over seeds, the best marked."""
     import matplotlib
@@ -178,6 +181,7 @@ def accuracy_by_setting(cells: Sequence[Mapping[str, Any]], best: Mapping[str, A
     axes.set_ylabel(f"{what}\nmean of {over}" + " (range over seeds)" * (len(best["runs"]) > 1))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(title, loc="left", fontsize=10)
     if len(lines) > 1:
         figure.legend(frameon=False, loc="outside right upper")
     figure.savefig(file)

@@ -10,10 +10,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.progress import Progress as Bar
+from rich.table import Table
 
 from pfedlms.data.download import Watch
 from pfedlms.data.published import Published
-from pfedlms.report.tables import MIB
+from pfedlms.report.tables import MIB, table
 
 _SHARES = 4
 """Plain lines of a long file."""
@@ -74,17 +75,17 @@ def _there(path: Path) -> str:
     return f"{path}: is there, with the published checksum"
 
 
-def check_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """What `data.check` found, as a table's rows."""
+def check_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """What `data.check` found; without folders, whose names are long."""
     published = {True: "yes", False: "no", None: "–"}
-    return [
-        {
-            "data set": row["dataset"],
-            "state": row["state"],
-            "samples": f"{row['samples']:,}" if row["samples"] else "–",
-            "as published": published[row["published"]],
-            "format": row["format"] or "–",
-            "where": row["where"] or "–",
-        }
-        for row in rows
+    cells = [
+        [row["dataset"], row["state"], _samples(row), published[row["published"]], row["format"] or "–"] for row in rows
     ]
+    return table(("data set", "state", "samples", "as published", "format"), cells)
+
+
+def _samples(row: Mapping[str, Any]) -> str:
+    if not row["samples"]:
+        return "–"
+    more = "" if row["samples"] == row["expected"] else f" of {row['expected']:,}"
+    return f"{row['samples']:,}{more}"

@@ -5,15 +5,22 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
-from typing import Any
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from pfedlms.experiment.config import Config, DataSection
 
 MIB = 1 << 20
 SCREEN = 80
+NOTE = 60
+"""Titles and notes take at least so many columns, be their table narrower."""
 Summary = Mapping[str, Any]
 
 
@@ -25,13 +32,17 @@ def table(
     gap: int = 1,
 ) -> Table:
     """Names on the left, numbers on the right."""
+    columns, rows = list(columns), [list(row) for row in rows]
+    width = _width(columns, rows, gap)
+    narrow = width < NOTE
     made = Table(
         box=SIMPLE_HEAD,
         padding=(0, gap, 0, 0),
         pad_edge=False,
-        title=title,
+        title=_as_wide_as_a_note(title) if narrow else title,
         title_style="bold",
-        caption=caption,
+        title_justify="left" if narrow and cell_len(title or "") > width else "center",
+        caption=_as_wide_as_a_note(caption) if narrow else caption,
         caption_justify="left",
     )
     for place, name in enumerate(columns):
@@ -39,6 +50,11 @@ def table(
     for row in rows:
         made.add_row(*row)
     return made
+
+
+def _as_wide_as_a_note(text: str | None) -> Text | None:
+    """Lines that are not broken again."""
+    return Text("\n".join(wrap(text, NOTE)), no_wrap=True, overflow="ignore") if text else None
 
 
 def comparison_table(summaries: Sequence[Summary]) -> Table:
@@ -61,7 +77,7 @@ def comparison_table(summaries: Sequence[Summary]) -> Table:
     accuracies += [] if sampled and validated else ["G-acc max"]
     plain = next((runs for runs in shown.values() if runs[0]["method"] == "fedavg"), None)
     fedavg = sum(_mib_per_round(plain)) if plain else 0.0
-    columns = ["method", *accuracies, "MiB ↑", "MiB ↓", "fewer", "s"]
+    columns = ["method", *accuracies, "MiB ↑", "MiB ↓", *(["fewer"] * bool(fedavg)), "s"]
     rows = []
     for name, runs in shown.items():
         up, down = _mib_per_round(runs)
@@ -74,7 +90,7 @@ def comparison_table(summaries: Sequence[Summary]) -> Table:
                 *(_spread([_accuracies(run, tail)[column] for run in runs], own) for column in accuracies),
                 _size(up),
                 _size(down),
-                f"{fedavg / (up + down):.1f}×" if fedavg and up + down else "–",
+                *([f"{fedavg / (up + down):.1f}×" if up + down else "–"] if fedavg else []),
                 f"{mean(run['seconds'] for run in runs):.1f}",
             ]
         )
@@ -86,6 +102,7 @@ def comparison_table(summaries: Sequence[Summary]) -> Table:
     explained = "; ".join(text for column, text in _EXPLAINED.items() if column in columns)
     explained += _shared(shown, "G-acc max" in columns)
     caption = _CAPTION.format(measured(first), over, explained, " and catching up" * sampled)
+    caption += "; fewer: how many times fewer bytes than FedAvg" * bool(fedavg)
     caption += "; s: seconds a run" * ("s" in columns)
     return table(columns, rows, title, f"{caption}.", gap)
 
@@ -109,6 +126,27 @@ def _shared(rows: Mapping[str, Sequence[Summary]], shown: bool) -> str:
     if shown:
         return f" (not for {', '.join(without)})" * bool(without)
     return "; no room for G-acc, see global_accuracy in the results" * (len(without) < len(rows))
+
+
+def dealt_by(summary: Summary, data: DataSection) -> str:
+    """How samples were dealt out, as far as that is known: `α = 0.5`, `partition iid`."""
+    by_name = "" if data.dataset == "custom" or ":" in data.dataset else "dirichlet"
+    chosen = data.partition if data.partition != "auto" else by_name
+    return dealt(summary.get("partition") or chosen, data.alpha)
+
+
+def dealt(scheme: str, alpha: float) -> str:
+    """α where there is one."""
+    how = f"α = {alpha:g}"
+    return {"": "", "dirichlet": how, "quantity": f"partition quantity, {how}"}.get(scheme, f"partition {scheme}")
+
+
+def set_up(config: Config, summary: Summary, swept: Iterable[str] = ()) -> str:
+    """The title of a study's plot: data set, clients and how samples were dealt out, but for what is `swept`."""
+    how = {"data.dataset": config.data.title, "data.clients": counted(summary["clients"], "client")}
+    varied = {"data.alpha", "data.partition"} & set(swept)
+    parts = [text for key, text in how.items() if key not in swept]
+    return " · ".join([*parts, *([] if varied else [dealt_by(summary, config.data)])]).strip(" ·")
 
 
 def measured(summary: Summary) -> str:
@@ -159,10 +197,7 @@ _EXPLAINED = {
     "its answer and taken its steps",
     "G-acc max": "G-acc: the shared model before local steps",
 }
-_CAPTION = (
-    "{}, ± over seeds: maximum, and mean of {}. {}. MiB a round of all participants, "
-    "framing{} included; fewer: how many times fewer bytes than FedAvg"
-)
+_CAPTION = "{}, ± over seeds: maximum, and mean of {}. {}. MiB a round of all participants, framing{} included"
 
 
 def comparison_text(summaries: Sequence[Summary]) -> str:
@@ -277,8 +312,9 @@ def print_plan(plan: Mapping[str, Any], at_once: int, console: Console) -> None:
     )
     aside = f" and {samples['validation']:,} for validation" if "validation" in samples else ""
     taking_part = f", {participants} of them in a round" if participants < clients else ""
+    how = dealt(plan["partition"], data["alpha"])
     console.print(
-        f"{clients} clients{taking_part}, α = {data['alpha']:g}, {samples['train']:,} training samples "
+        f"{clients} clients{taking_part}, {how}, {samples['train']:,} training samples "
         f"({samples['smallest_client']} to {samples['largest_client']} a client){aside}, {train['rounds']} rounds of "
         f"{train['local_steps']} steps"
     )

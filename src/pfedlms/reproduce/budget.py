@@ -21,6 +21,8 @@ from pfedlms.wire.frames import SERVER, frame
 
 RATES = {"stc": "sparsity", "pfed1bs": "ratio", "pfedlms": "ratio", "sketchvote": "ratio"}
 """The setting that says how much a message takes."""
+PULLS = ("pfedlms", "pfed1bs")
+"""Methods whose `strength` is λ, the weight of a pull on sketched coordinates."""
 TOLERANCE = 0.005  # of the bytes of a round
 ENTRY_BYTES = 4  # what one entry more takes, up and down: no message can be met more closely
 
@@ -59,7 +61,8 @@ def taken(dataset: str, method: str, **settings: Any) -> int:
 
 def at_the_bytes_of(dataset: str, method: str, other: Mapping[str, Any]) -> dict[str, float]:
     """Settings of `method` at which messages are as large as those of `other` (a section [method]) on the data set's
-    own model. The pull of pFedLMS moves a sketched coordinate by 2 η λ N/m, so its strength follows the ratio."""
+    own model. ΦΦᵀ = (N/m) I, so that a step on a pull moves a sketched coordinate by up to 2 η λ N/m, be it that of
+    pFedLMS or of pFed1BS: λ follows the ratio, and the step stays what is shipped."""
     if method not in RATES:
         raise UsageError(
             f"--methods: got {method}@{other['name']}, but no setting of {method} says how much a message takes; "
@@ -67,7 +70,7 @@ def at_the_bytes_of(dataset: str, method: str, other: Mapping[str, Any]) -> dict
         )
     rest = {key: value for key, value in other.items() if key != "name"}
     rate = equal_rate(dataset, method, taken(dataset, other["name"], **rest))
-    if method != "pfedlms":
+    if method not in PULLS:
         return {RATES[method]: rate}
     shipped = load_config(None, {"data": {"dataset": dataset}, "method": {"name": method}}).settings
     return {"ratio": rate, "strength": shipped.strength * rate / shipped.ratio}

@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Any
 
+from pfedlms.report.tables import counted
 from pfedlms.reproduce.cells import Cell, cell, merge_all
 from pfedlms.reproduce.play import Measured
 from pfedlms.reproduce.sheets import MIB, Sheet
 
 SHARE = 0.9
 FRUGAL = ("sketchvote", "pfedlms")
+_SHORTER = "fedavg, "
+"""How rows of FedAvg with fewer rounds begin."""
 
 
 def bytes_to_most_of_the_gain(dataset: str, cells: Mapping[str, Sequence[Measured]]) -> Sheet | None:
@@ -23,11 +26,15 @@ def bytes_to_most_of_the_gain(dataset: str, cells: Mapping[str, Sequence[Measure
         return None
     records = []
     for row, measured in cells.items():
+        if row.startswith(_SHORTER):  # the beginning of what `fedavg` does
+            continue
         reached = [
             first_reaching(each, wanted[each.summary["seed"]])
             for each in _finished(measured)
             if each.summary["seed"] in wanted
         ]
+        if not reached:
+            continue
         found = [each for each in reached if each is not None]
         record: dict[str, Any] = {"row": row, "reached": f"{len(found)} of {len(reached)}"}
         if found and len(found) == len(reached):
@@ -54,7 +61,8 @@ def first_reaching(measured: Measured, wanted: float) -> tuple[int, int] | None:
 
 
 def frugal_fedavg(alpha: float, cells: Mapping[str, Sequence[Measured]], done: Sequence[Cell]) -> dict[str, list[Cell]]:
-    """FedAvg for as many rounds as the total bytes of others pay for, one at least: cells by row."""
+    """FedAvg for as many rounds as the total bytes of others pay for; for one, and its row says so, where already that
+    takes more: cells by row."""
     found: dict[str, list[Cell]] = {}
     plain = _finished(cells.get("fedavg", ()))
     for name in FRUGAL:
@@ -62,8 +70,10 @@ def frugal_fedavg(alpha: float, cells: Mapping[str, Sequence[Measured]], done: S
         if not plain or not own:
             continue
         a_round = mean(sum(each.summary["bytes_per_round"].values()) for each in plain)
-        rounds = max(1, int(mean(each.summary["total_bytes"] for each in own) // a_round))
-        row = f"fedavg, {rounds} round{'s' * (rounds != 1)} (bytes of {name})"
+        paid = int(mean(each.summary["total_bytes"] for each in own) // a_round)
+        rounds = max(1, paid)
+        bytes_of = f"bytes of {name}" if paid else f"more bytes than all of {name}"
+        row = f"{_SHORTER}{counted(rounds, 'round')} ({bytes_of})"
         for each in done:
             if each.row == name:
                 base = cell(each.dataset, alpha, f"fedavg-rounds{rounds}", "fedavg", each.seed)

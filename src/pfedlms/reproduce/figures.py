@@ -66,11 +66,10 @@ def draw_distributions(document: Mapping[str, Any], file: Path) -> None:
         panel.margins(y=0.3)  # room for the legend
         panel.legend(frameon=False, fontsize=6, loc="upper right")
     panels[0].set_ylabel("density")
-    curve = document["curve"]
-    panels[-1].plot(curve["round"], curve["g_acc"], color=_STYLE["fedavg"])
+    accuracy = {number - 1: own for number, own in zip(*document["curve"].values(), strict=True)}  # from 0, as stages
+    panels[-1].plot(list(accuracy), list(accuracy.values()), color=_STYLE["fedavg"])
     for stage in stages:
-        at = min(range(len(curve["round"])), key=lambda i: abs(curve["round"][i] - 1 - stage["round"]))
-        panels[-1].plot(curve["round"][at], curve["g_acc"][at], "o", color="black", markersize=4)
+        panels[-1].plot(stage["round"], accuracy[stage["round"]], "o", color="black", markersize=4)
     panels[-1].set_title("accuracy of the shared model, %", loc="left", fontsize=9)
     panels[-1].set_xlabel("round")
     for panel in panels:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pfedlms.data.sources import kind_of
-from pfedlms.errors import UsageError, did_you_mean
+from pfedlms.errors import DataError, UsageError, did_you_mean
 from pfedlms.experiment.play import Progress
 from pfedlms.experiment.store import write_atomically
 from pfedlms.report.plots import can_draw
@@ -42,6 +44,11 @@ class Wanted:
         """For tables and figures; those of a quick look do not replace others."""
         return where.out / "quick" if self.quick else where.out
 
+    def table_folder(self, where: Where) -> Path:
+        """For tables that have a row a method; those of some methods do not replace those of all, or of others."""
+        some = "+".join(re.sub(r"[^\w.=-]+", "-", name) for name in self.methods)
+        return self.folder(where) / f"only-{some}" if some else self.folder(where)
+
 
 @dataclass
 class Outcome:
@@ -51,6 +58,8 @@ class Outcome:
     files: list[Path] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
     """Why cells of a data set stay open, by its name."""
+    broken: int = 0
+    """Cells that came to no end of their own: diverged, or too many messages were lost."""
     stopped: int = 0
 
 
@@ -65,48 +74,58 @@ def reproduce(
         if kind_of(dataset):
             known = ", ".join(("digits", *ALL))
             raise UsageError(f"--datasets: got {dataset!r}, expected some of: {known}; pfedlms compare takes any data")
-    for dataset in wanted.datasets or (OTHERS[name] if name in OTHERS else EXPERIMENTS[name].datasets):
-        if name == "communication":
-            outcome.sheets.append(communication(dataset, wanted.methods))
-        elif name == "distributions":
-            _figure_1(dataset, wanted, where, progress, outcome)
-        elif name == "convergence":
-            _theorem(dataset, wanted, where, say, outcome)
-        else:
-            _experiment(name, EXPERIMENTS[name], dataset, wanted, where, progress, outcome)
+    for dataset in dict.fromkeys(wanted.datasets or (OTHERS[name] if name in OTHERS else EXPERIMENTS[name].datasets)):
+        try:
+            if name == "communication":
+                outcome.sheets.append(communication(dataset, wanted.methods))
+            elif name == "distributions":
+                _figure_1(dataset, wanted, where, progress, outcome)
+            elif name == "convergence":
+                _theorem(dataset, wanted, where, say, outcome)
+            else:
+                _experiment(name, EXPERIMENTS[name], dataset, wanted, where, progress, say, outcome)
+        except DataError as error:
+            outcome.missing[dataset] = str(error)
         if outcome.stopped:
             break
+    by_method = name not in ("distributions", "convergence")
     for sheet in outcome.sheets:
-        outcome.files += _write(sheet, wanted.folder(where))
+        outcome.files += _write(sheet, wanted.table_folder(where) if by_method else wanted.folder(where))
     return outcome
 
 
 def _experiment(
-    name: str, plan: Experiment, dataset: str, wanted: Wanted, where: Where, progress: Progress, outcome: Outcome
-) -> None:
+    name: str, plan: Experiment, dataset: str, wanted: Wanted, where: Where, progress: Progress,
+    say: Callable[[str], None] | None, outcome: Outcome,
+) -> None:  # fmt: skip
     """The cells of a data set, and what is made of them."""
     rows = plan.of(dataset, wanted.methods)
     cells = {row.label: plan.cells(row, dataset, wanted.seeds, wanted.quick) for row in rows}
     # Seed by seed, so that there is something of every row soon.
     everything = [cell for own in zip(*cells.values(), strict=True) for cell in own]
-    played = play(everything, where, progress, wanted.rows)
+    played = play(everything, where, progress, wanted.rows, say)
     found = played.measured
     measured = {label: [found[cell] for cell in own if cell in found] for label, own in cells.items()}
     if name == "budget" and not played.stopped and not wanted.quick:
         for label, own in frugal_fedavg(plan.alpha, measured, everything).items():
-            more = play(own, where, progress, wanted.rows)
+            more = play(own, where, progress, wanted.rows, say and partial(_with, say, label))
             played.stopped = played.stopped or more.stopped
             played.missing |= more.missing
             measured[label] = list(more.measured.values())
             rows.append(Row(label, "fedavg"))
     outcome.missing |= played.missing
+    outcome.broken += sum(each.summary["status"] in ("diverged", "failed") for own in measured.values() for each in own)
     outcome.stopped = played.stopped
     if not any(measured.values()):
         return
     title = plan.title + ", a quick look" * wanted.quick
     outcome.sheets.append(against_paper(name, title, dataset, rows, measured))
     if name in ("curves", "budget"):
-        _curves(name, title, dataset, measured, wanted.folder(where), outcome)
+        _curves(name, title, dataset, measured, wanted.table_folder(where), outcome)
+
+
+def _with(say: Callable[[str], None], what: str, text: str) -> None:
+    say(f"{text}: {what}")
 
 
 def _curves(name: str, title: str, dataset: str, cells: Cells, folder: Path, outcome: Outcome) -> None:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pfedlms.errors import ConfigError, DataError, DivergedError, QuorumError, RunDirectoryError, UsageError
+from pfedlms.errors import (
+    ConfigError,
+    DataError,
+    DivergedError,
+    QuorumError,
+    RunDirectoryError,
+    StorageError,
+    UsageError,
+)
 from pfedlms.experiment.config import Config, load_config
 from pfedlms.experiment.layers import merge
 from pfedlms.experiment.play import Progress
@@ -17,6 +26,7 @@ from pfedlms.experiment.run import begin, go_on, open_run
 from pfedlms.experiment.show import stored_summary
 from pfedlms.experiment.store import RunDirectory
 from pfedlms.methods import METHODS
+from pfedlms.report.tables import counted
 from pfedlms.reproduce.cells import Cell, same_run
 
 CURVE = ("round", "p_acc", "g_acc")
@@ -60,16 +70,23 @@ class Where:
         return cell.config(self.data_dir, out=str(self.out / cell.name), device=self.device)
 
 
-def play(cells: Iterable[Cell], where: Where, progress: Progress, known: Sequence[Mapping[str, Any]] = ()) -> Played:
+def play(
+    cells: Iterable[Cell], where: Where, progress: Progress, known: Sequence[Mapping[str, Any]] = (),
+    say: Callable[[str], None] | None = None,
+) -> Played:  # fmt: skip
     """Every cell that is in no folder yet and not among the rows that are `known` is trained; one that was interrupted
     goes on. A data set that is not there leaves its cells open and the others alone. After a signal nothing more is
-    trained, but what there is already counts."""
-    played, rows = Played(), [(config, row) for row in known if (config := _config(row)) is not None]
-    for cell in cells:
-        config = where.config(cell)
+    trained, but what there is already counts. `say` is told how many cells there are before the first is trained."""
+    rows = [(config, row) for row in known if (config := _config(row)) is not None]
+    played, configs = Played(), {cell: where.config(cell) for cell in cells}
+    for cell, config in configs.items():
         row = next((row for other, row in rows if same_run(config, other)), None)
         if row is not None:
             played.measured[cell] = Measured({**row["summary"], "status": row["status"]}, row["curve"])
+    if say is not None:
+        _announce(configs, played, where, say)
+    for cell, config in configs.items():
+        if cell in played.measured:
             continue
         if cell.dataset in played.missing and not (where.out / cell.name).exists():
             continue
@@ -82,6 +99,14 @@ def play(cells: Iterable[Cell], where: Where, progress: Progress, known: Sequenc
         except DataError as error:
             played.missing[cell.dataset] = str(error)
     return played
+
+
+def _announce(cells: Iterable[Cell], played: Played, where: Where, say: Callable[[str], None]) -> None:
+    """How many cells each data set has, and how many of them are to be trained."""
+    done = {cell: cell in played.measured or _ended(where.out / cell.name) for cell in cells}
+    for dataset in dict.fromkeys(cell.dataset for cell in done):
+        own = [ended for cell, ended in done.items() if cell.dataset == dataset]
+        say(f"{dataset}: {counted(len(own), 'cell')}, {sum(own)} known or finished, {len(own) - sum(own)} to train")
 
 
 def _ended(folder: Path) -> bool:
@@ -107,6 +132,13 @@ def _one(config: Config, progress: Progress) -> tuple[Measured, int]:
         except (DivergedError, QuorumError) as error:
             summary = dict(error.summary or {})
             warnings.warn(f"{stored.path.name} {summary['status']}: {error}", stacklevel=2)
+        except StorageError as error:
+            raise StorageError(error.path, error.reason) from error
+        except RunDirectoryError as error:
+            cause = error.__cause__
+            if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StorageError(stored.path, str(cause.strerror)) from error
+            raise
     return Measured(summary, curve_of(stored.read_metrics())), stopped
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.table import Table
 
-from pfedlms.report.tables import fitted, table
+from pfedlms.report.tables import fitted, last_evaluations, table
 from pfedlms.reproduce.plans import Row
 from pfedlms.reproduce.play import Measured
 
@@ -60,6 +60,10 @@ def _shown(record: Mapping[str, Any], key: str) -> str:
         return value
     if main == "difference":
         text = f"{value:+.2f}".replace("-", "−") + " *" * bool(record.get("outside"))
+    elif main == "rounds":  # a mean over seeds
+        text = f"{value:.0f}"
+    elif main == "deviation":
+        text = f"{value:.3f}"
     elif main == "mib":
         text = "0" if value == 0 else f"{value:.3g}" if value < 1 else f"{value:.2f}"
     else:
@@ -88,19 +92,29 @@ def against_paper(
                 width = WIDE * hypot(row.printed.deviation, record["max_deviation"]) if len(done) > 1 else 0.0
                 record["outside"] = bool(width) and abs(record["difference"]) > width
         records.append(record)
+    tail, over = _last_evaluations(cells)
     columns = {
         "row": "method", "max ± max_deviation": "P-acc max", "paper ± paper_deviation": "paper",
-        "difference": "diff", "last10 ± last10_deviation": "last 10", "global": "G-acc", "mib": "MiB",
+        "difference": "diff", "last10 ± last10_deviation": tail, "global": "G-acc", "mib": "MiB",
     }  # fmt: skip
     note = (
-        "Accuracy in %, ± over seeds; max over evaluations, as the paper has it, and mean of the last 10; G-acc of the "
-        "last 10; MiB a round of all clients, framing included."
+        f"Accuracy in %, ± over seeds; max over evaluations, as the paper has it, and mean of {over}; G-acc of the "
+        "same; MiB a round of all clients, framing included."
     )
     if any(record.get("outside") for record in records):
         note += f" *: more than {WIDE:g} standard deviations away."
     known = {key for record in records for key in record}
     columns = {key: heading for key, heading in columns.items() if key.partition(" ")[0] in known}
     return Sheet(f"{name}-{dataset}", f"{dataset}: {title}", records, columns, note)
+
+
+def _last_evaluations(cells: Mapping[str, Sequence[Measured]]) -> tuple[str, str]:
+    """What the mean of the last 10 is called, and over how many it is, as in `compare`: of the rows with the most
+    evaluations, where some stop early on purpose."""
+    counts = [len(each.curve.get("p_acc", ())) or 20 for own in cells.values() for each in own if each.finished]
+    most = max(counts, default=20)
+    tail, over = last_evaluations([{"evaluations": most, "accuracy": {"max": 0.0}}])
+    return tail, over + ", or of all where a row has fewer" * (min(counts, default=20) < min(10, most))
 
 
 def _accuracies(done: Sequence[Measured]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pfedlms.report.page.figures import NARROW, WIDE, Figure
 from pfedlms.report.page.gather import Gathered, Part
 from pfedlms.report.page.svg import DARK, LIGHT, Look, alone, looks, tag
 from pfedlms.report.page.tables import environment_table, headline_table, settings_tables
-from pfedlms.report.tables import last_evaluations, measured
+from pfedlms.report.tables import dealt_by, last_evaluations, measured
 
 _HERE = Path(__file__).parent
 _ICON = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg'/%3E"  # or a browser asks a server for one
@@ -120,7 +120,7 @@ def about(part: Part) -> str:
     first, config = part.runs[0].summary, part.runs[0].config
     seeds = len({run.seed for run in part.runs})
     rounds = sorted({run.summary["rounds"] for run in part.runs})
-    dealt = f", α = {config.data.alpha:g}" if config.data.partition in ("auto", "dirichlet") else ""
+    dealt = f", {how}" if (how := dealt_by(first, config.data)) else ""
     share = first.get("participation", 1.0)
     pieces = [
         {"comparison": "Comparison", "sweep": "Sweep", "runs": "Runs"}[part.kind],
