@@ -281,7 +281,7 @@ def paid(total: int) -> Measured:
     [
         (350, "fedavg, 3 rounds (bytes of sketchvote)"),
         (100, "fedavg, 1 round (bytes of sketchvote)"),
-        (99, "fedavg, 1 round (more bytes than all of sketchvote)"),
+        (99, "fedavg, 1 round (> bytes of sketchvote)"),
     ],
 )
 def test_fedavg_for_the_bytes_of_another(total: int, label: str) -> None:

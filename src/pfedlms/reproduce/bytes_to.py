@@ -72,7 +72,7 @@ def frugal_fedavg(alpha: float, cells: Mapping[str, Sequence[Measured]], done: S
         a_round = mean(sum(each.summary["bytes_per_round"].values()) for each in plain)
         paid = int(mean(each.summary["total_bytes"] for each in own) // a_round)
         rounds = max(1, paid)
-        bytes_of = f"bytes of {name}" if paid else f"more bytes than all of {name}"
+        bytes_of = f"bytes of {name}" if paid else f"> bytes of {name}"
         row = f"{_SHORTER}{counted(rounds, 'round')} ({bytes_of})"
         for each in done:
             if each.row == name:
