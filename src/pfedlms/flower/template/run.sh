@@ -1,0 +1,5 @@
+#!/usr/bin/env bash
+# Starts the run, or goes on with it, and shows its log: ./run.sh --run-config 'train.rounds=50'. Results: pfedlms show run
+set -euo pipefail
+source "$(dirname "$0")/environment.sh"
+exec flwr run app @NAME@ --stream "$@"
