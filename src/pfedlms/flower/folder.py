@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pfedlms import __version__
 from pfedlms.errors import UsageError
-from pfedlms.experiment.config import keys
+from pfedlms.experiment.config import keys, load_config
 from pfedlms.experiment.layers import as_toml
 from pfedlms.flower.keys import AS_IN_FILE, FlowerSection
 from pfedlms.methods import METHODS
@@ -40,6 +40,7 @@ def write_folder(
         raise UsageError(f"--nodes: got {nodes}, expected a count of at least 1")
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder}: is not empty; name a folder that is not there yet")
+    load_config(None, {"data": {"dataset": dataset, "clients": nodes}, "method": {"name": method}})  # names are known
     here = folder.resolve()
     beside = Path(sys.executable).parent
     said = {

@@ -87,7 +87,7 @@ def seated(config: Config, flower: FlowerSection, node_config: Mapping[str, Any]
     found = problems("node-config", NodeSection, {"partition_id": -1} | given)
     seat = NodeSection(**{key: value for key, value in given.items() if key in known})
     if not seat.state and not flower.state:
-        found.append('node-config.state: got nothing, expected a folder, for example --node-config \'state="state"\'')
+        found.append("node-config.state: got nothing, expected a folder, for example --node-config 'state=\"state\"'")
     if found:
         raise ConfigError([problem.replace("_", "-", 1) for problem in found])
     folder = Path(seat.state or Path(flower.state) / f"node-{seat.partition_id}")

@@ -1,0 +1,119 @@
+"""Real processes on loopback: a run over Flower is the run in one process, whatever is killed on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fleet import alone, plain
+from flotilla import Flotilla, long, needs_flower, until
+
+from pfedlms.deploy import Node
+from pfedlms.experiment.store import RunDirectory
+
+pytestmark = needs_flower
+
+
+@pytest.fixture(scope="module")
+def flotilla(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flotilla]:
+    made = Flotilla(tmp_path_factory.mktemp("flower") / "four", 4)
+    try:
+        made.open()
+        for number in range(4):
+            made.node(number)
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Flotilla]:
+    made = Flotilla(tmp_path / "two", 2)
+    try:
+        made.open()
+        yield made
+    finally:
+        made.close()
+
+
+def run_config(chosen: dict[str, Any]) -> str:
+    return " ".join(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in chosen.items())
+
+
+def check(flotilla: Flotilla, chosen: dict[str, Any], left_out: bool = False) -> list[dict[str, Any]]:
+    """Metrics, summary and every node's model: those of the run in one process."""
+    config = flotilla.config(**chosen)
+    directory = RunDirectory(Path(config.run.out))
+    metrics, expected = directory.read_metrics(), alone(config.with_run(out=""))
+    assert [plain(each) for each in metrics] == [plain(each) for each in expected.metrics]
+    summary = directory.read_summary()
+    assert summary is not None
+    assert plain(summary) == plain(expected.summary)
+    assert all(each["left_out"] == {} for each in metrics)
+    for client, model in enumerate(expected.models):
+        with Node(config, client, flotilla.folder / "state") as node:
+            own = node.model()
+        assert own.keys() == model.keys()
+        assert all(torch.equal(own[name], model[name]) for name in own)
+    return metrics
+
+
+def test_two_nodes_and_a_round(pair: Flotilla) -> None:
+    """The short one of `make test`."""
+    chosen = {"train.rounds": 1, "run.out": str(pair.folder / "run"), "flower.wait": 60.0}
+    for number in range(2):
+        pair.node(number)
+    pair.run(run_config(chosen))
+    said = pair.finished()
+    metrics = check(pair, chosen)
+    assert f"P-acc {metrics[-1]['p_acc']:5.2f} %" in said
+    assert "round 1/1: 2 trained" in said
+
+
+@long
+@pytest.mark.parametrize("method", ["pfedlms", "sketchvote", "fedavg"])
+def test_the_same_run(flotilla: Flotilla, method: str) -> None:
+    chosen = {"method.name": method, "run.out": str(flotilla.folder / method)}
+    flotilla.run(run_config(chosen), name=method)
+    flotilla.finished(method)
+    check(flotilla, chosen)
+
+
+@long
+def test_a_node_killed_in_mid_round(flotilla: Flotilla) -> None:
+    """It comes back within its time, is asked again, and goes on with the model it has: nothing is lost."""
+    chosen = {"method.name": "sketchvote", "run.out": str(flotilla.folder / "killed"), "run.seed": 4}
+    chosen |= {"train.rounds": 3, "run.timeout": 60.0}
+    requests = flotilla.said("node-1").count("Receiving: train.request")
+    flotilla.run(run_config(chosen), name="killed")
+    # The second request: it has trained once.
+    until(lambda: flotilla.said("node-1").count("Receiving: train.request") >= requests + 2, 120, "a request")
+    flotilla.kill("node-1")
+    flotilla.node(1)
+    said = flotilla.finished("killed")
+    assert "left out" not in said
+    check(flotilla, chosen)
+
+
+@long
+@pytest.mark.parametrize("moment", ["in mid-round", "between rounds"])
+def test_the_server_killed(flotilla: Flotilla, moment: str) -> None:
+    """Started again and told to run, it goes on from its checkpoint; nodes find it again by themselves."""
+    name = moment.replace(" ", "-")
+    chosen = {"method.name": "pfedlms", "run.out": str(flotilla.folder / name), "run.seed": 5 + len(name)}
+    metrics = Path(str(chosen["run.out"])) / "metrics.jsonl"
+    flotilla.run(run_config(chosen), name=name)
+    until(lambda: metrics.exists() and metrics.read_bytes(), 240, "a round")
+    if moment == "in mid-round":
+        before = flotilla.said("node-0").count("Receiving: train.request")
+        until(lambda: flotilla.said("node-0").count("Receiving: train.request") > before, 60, "a request")
+    flotilla.kill("superlink")
+    flotilla.kill(name)
+    flotilla.server()
+    flotilla.run(run_config(chosen), name=f"{name}-again")
+    said = flotilla.finished(f"{name}-again")
+    assert "going on after round 1" in said
+    check(flotilla, chosen)
