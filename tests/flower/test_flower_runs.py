@@ -86,7 +86,7 @@ def test_the_same_run(flotilla: Flotilla, method: str) -> None:
 def test_a_node_killed_in_mid_round(flotilla: Flotilla) -> None:
     """It comes back within its time, is asked again, and goes on with the model it has: nothing is lost."""
     chosen = {"method.name": "sketchvote", "run.out": str(flotilla.folder / "killed"), "run.seed": 4}
-    chosen |= {"train.rounds": 3, "run.timeout": 60.0}
+    chosen |= {"train.rounds": 3, "run.timeout": 200.0}
     requests = flotilla.said("node-1").count("Receiving: train.request")
     flotilla.run(run_config(chosen), name="killed")
     # The second request: it has trained once.

@@ -1,6 +1,6 @@
 """The methods on Flower's SuperLink and SuperNodes; it needs the extra `flower`.
 
-Flower carries bytes between `pfedlms.deploy.serve` on the server and a `pfedlms.deploy.Node` on each node, and nothing in
+Flower carries bytes between `pfedlms.deploy.serve` on the server and a `pfedlms.deploy.Node` on each node; nothing in
 this folder knows a method. `pfedlms deploy init DIR` writes the app that `flwr run` takes.
 """
 

@@ -15,6 +15,9 @@ _LOOK = 3.0
 _POLL = 0.5
 _AGAIN = 3
 _STRANGER = 60.0
+_GRACE = 30.0
+"""Seconds: between looks at who is there; between looks at what came; into how many parts asking again divides a
+timeout; how long a node without a place is left alone; how long one that went is waited for."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +53,17 @@ class _Trip:
     replies: dict[int, bytes] = field(default_factory=dict)
     sent: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Client and node by the name of a message."""
-    tried: dict[int, tuple[int, float]] = field(default_factory=dict)
-    """Which node a client's request was sent to last, and when."""
+    tried: dict[int, tuple[int, float, str]] = field(default_factory=dict)
+    """Which node that is there a client's request was sent to last, when, and the name of the message."""
+    seen: dict[int, float] = field(default_factory=dict)
+    """When a client's node was there last."""
 
 
 class Carrier:
     """A `deploy.Transport`. Nodes are asked which place is theirs when they first appear, or places are pinned to ids.
 
-    A request is made to be sent twice, so it is sent again to who has come back, and to who is silent for a third of the
-    time it has.
+    A request is made to be sent twice, so it is sent again to who has come back, and to who is silent for a third of
+    the time it has.
     """
 
     def __init__(
@@ -68,8 +73,8 @@ class Carrier:
     ) -> None:  # fmt: skip
         self._post, self._clients, self._pinned = post, clients, dict(pinned or {})
         self._say, self._clock, self._sleep = say, clock, sleep
-        self.places: dict[int, int] = dict(self._pinned)
-        """Nodes by client."""
+        self._claims: dict[int, int] = {}
+        """Clients by node, in the order they came."""
         self._online: set[int] = set()
         self._looked = -_LOOK
         self._asked: dict[str, int] = {}
@@ -89,7 +94,7 @@ class Carrier:
 
     def ask(self, kind: str, letter: bytes, timeout: float) -> dict[int, bytes | Failure]:
         """The same to all who are there; what they say, by client."""
-        there = {node: client for client, node in self.places.items() if client in self._there()}
+        there = {node: client for client, node in self.places.items() if node in self._online}
         names = self._post.push(kind, dict.fromkeys(there, letter), timeout)
         said: dict[int, bytes | Failure] = {}
         end = self._clock() + timeout
@@ -104,16 +109,27 @@ class Carrier:
         trip, end = _Trip(dict(requests)), self._clock() + timeout
         while trip.waiting and self._clock() < end:
             self._look_around(timeout)
-            there = self._there()
-            if not (there & trip.waiting.keys()) and not self._asked:
+            there, now = self._there(), self._clock()
+            trip.seen |= dict.fromkeys(there, now)
+            trip.tried = {client: last for client, last in trip.tried.items() if client in there}
+            if not self._asked and not any(now - trip.seen.get(client, -_GRACE) < _GRACE for client in trip.waiting):
                 break
             self._push(trip, there, end, timeout)
             for name, said in self._post.pull(trip.sent).items():
-                self._take(trip, *trip.sent.pop(name), said)
+                self._take(trip, name, *trip.sent.pop(name), said)
             self._sleep(_POLL * bool(trip.waiting))
         for client in sorted(trip.waiting.keys() - self._there()):
             self._refuse(trip, client, "its node is gone" if client in self.places else "no node has taken this place")
         return trip.replies
+
+    @property
+    def places(self) -> dict[int, int]:
+        """Nodes by client: of several that claim a place, the one that is there and came last."""
+        found: dict[int, int] = {}
+        for node, client in self._claims.items():
+            if node in self._online or found.get(client) not in self._online:
+                found[client] = node
+        return found | self._pinned
 
     def _there(self) -> set[int]:
         return {client for client, node in self.places.items() if node in self._online}
@@ -123,7 +139,7 @@ class Carrier:
         now = self._clock()
         if now - self._looked >= _LOOK:
             self._online, self._looked = self._post.nodes(), now
-            known = {*self.places.values(), *self._asked.values(), *self._pinned.values()}
+            known = {*self._claims, *self._asked.values(), *self._pinned.values()}
             known |= {node for node, since in self._strangers.items() if now - since < _STRANGER}
             fresh = sorted(self._online - known) if len(self._pinned) < self._clients else []
             if fresh:
@@ -145,35 +161,33 @@ class Carrier:
         else:
             before = self.places.get(int(text))
             self._say(f"client {text} is node {node}" + (f", before node {before}" if before is not None else ""))
-            self.places[int(text)] = node
+            self._claims[node] = int(text)
 
     def _push(self, trip: _Trip, there: set[int], end: float, timeout: float) -> None:
         """Requests that have not gone to the node that is there now, or not lately."""
-        now, letters = self._clock(), dict[int, bytes]()
+        now, places, letters = self._clock(), self.places, dict[int, bytes]()
+        whose = {node: client for client, node in places.items()}
         for client in sorted(there & trip.waiting.keys()):
-            node = self.places[client]
-            last, since = trip.tried.get(client, (None, now))
-            if last != node or now - since >= timeout / _AGAIN:
-                letters[node] = trip.waiting[client]
-                trip.tried[client] = node, now
-        if letters:
-            whose = {node: client for client, node in self.places.items()}
-            # Old ones are worth nothing: a node would work through them first when it comes back.
-            sent = self._post.push(REQUEST, letters, max(1.0, end - now))
-            trip.sent |= {name: (whose[node], node) for name, node in sent.items()}
+            last, since, _ = trip.tried.get(client, (None, now, ""))
+            if last != places[client] or now - since >= timeout / _AGAIN:
+                letters[places[client]] = trip.waiting[client]
+        # Old ones are worth nothing: a node would work through them first when it comes back.
+        sent = self._post.push(REQUEST, letters, max(1.0, end - now)) if letters else {}
+        for name, node in sent.items():
+            trip.sent[name] = whose[node], node
+            trip.tried[whose[node]] = node, now, name
 
-    def _take(self, trip: _Trip, client: int, node: int, said: bytes | Failure) -> None:
+    def _take(self, trip: _Trip, name: str, client: int, node: int, said: bytes | Failure) -> None:
         if client not in trip.waiting:
             return
         if isinstance(said, bytes):
             trip.replies[client] = said
             del trip.waiting[client]
-        elif said.gone:
-            self._online.discard(node)
-            if trip.tried.get(client, (node, 0.0))[0] == node:
-                trip.tried.pop(client, None)
-        elif trip.tried.get(client, (node, 0.0))[0] == node:  # not what a node before it left behind
-            self._refuse(trip, client, said.text)
+        elif name == trip.tried.get(client, (0, 0.0, ""))[2]:  # else it is about an older one
+            if said.gone:
+                self._online.discard(node)
+            else:
+                self._refuse(trip, client, said.text)
 
     def _refuse(self, trip: _Trip, client: int, text: str) -> None:
         trip.replies[client] = refusal(decode(trip.waiting.pop(client)), Why.FAILED, text)

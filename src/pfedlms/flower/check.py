@@ -37,8 +37,8 @@ class Found:
 
 
 def check(folder: Path, server: str | None = None) -> list[Found]:
-    """Versions, configuration with its digest, whether the server can be reached by TLS; and, unless a `server` is named,
-    whether its nodes fit, for which they are asked in a run of their own."""
+    """Versions, configuration with its digest, whether the server can be reached by TLS; and, unless a `server` is
+    named, whether its nodes fit, for which they are asked in a run of their own."""
     app = folder / "app"
     if not (app / "pyproject.toml").is_file():
         raise UsageError(f"{folder}: got no app/pyproject.toml, expected a folder of: pfedlms deploy init {folder}")
@@ -102,9 +102,7 @@ def _reached(address: str, authority: Path) -> Found:
     except FileNotFoundError:
         said = f"{authority}: is missing; certificates.sh makes it on the server, copy it from there"
     except ssl.SSLCertVerificationError as error:
-        said = (
-            f"{address}: its certificate is refused ({error.verify_message}); is ca.crt the server's, SERVER its name?"
-        )
+        said = f"{address}: its certificate is refused ({error.verify_message}); is ca.crt its, SERVER its name?"
     except ssl.SSLError as error:
         said = f"{address}: no TLS there ({error.reason}); start it with superlink.sh"
     except OSError as error:
@@ -123,7 +121,8 @@ def _nodes(folder: Path) -> list[Found]:
         [*command, f"flower.check=true flower.wait={_WAIT}"],
         env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
-    lines = [re.sub(r"\x1b\[\d+m|^\W*INFO\W+", "", line).strip() for line in done.stdout.splitlines()]
+    plain = [re.sub(r"\x1b\[\d+m", "", line) for line in done.stdout.splitlines()]
+    lines = [line for each in plain if (line := re.sub(r"^INFO\s*:", "", each).strip())]
     said = [line.removeprefix("pfedlms: ") for line in lines if re.match(r"pfedlms: |node \d+: ", line)]
     # Flower's own exit code says nothing of how a run ended.
     good = any(line.startswith(CHECKED) for line in lines)

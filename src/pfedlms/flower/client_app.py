@@ -26,7 +26,7 @@ def client_app(file: Path, model: ModelLike = None, own: Own = NOTHING_OWN) -> A
         return Node(config, seat.partition_id, folder, seat.data or None, model, own)
 
     def who(_: bytes, context: Context) -> bytes:
-        _, seat, _ = seated(*configured(file, context.run_config), context.node_config)
+        _config, seat, _folder = seated(*configured(file, context.run_config), context.node_config)
         return str(seat.partition_id).encode()
 
     def check(_: bytes, context: Context) -> bytes:

@@ -1,5 +1,5 @@
-"""What Flower is told: keys of the run config, which are those of the TOML file and a section of their own, and keys of a
-node's config."""
+"""What Flower is told: keys of the run config, which are those of the TOML file and a section of their own, and keys of
+a node's config."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class FlowerSection:
     )
     nodes: str = setting(
         "",
-        "ids of nodes by place, from 0, separated by commas, as `flwr supernode list` prints them: nobody else is heard "
-        "in their place; empty: nodes say themselves which place is theirs (partition-id)",
+        "ids of nodes by place, from 0, separated by commas, as `flwr supernode list` prints them: nobody else is "
+        "heard in their place; empty: nodes say themselves which place is theirs (partition-id)",
     )
     state: str = setting(
         "", "folder for the state of nodes that name none themselves, one below it for each; for Flower's simulations"
@@ -91,6 +91,6 @@ def seated(config: Config, flower: FlowerSection, node_config: Mapping[str, Any]
     if found:
         raise ConfigError([problem.replace("_", "-", 1) for problem in found])
     folder = Path(seat.state or Path(flower.state) / f"node-{seat.partition_id}")
-    said = {"data": {"dir": seat.data_dir}, "run": {"device": seat.device, "threads": seat.threads}}
+    said: Tables = {"data": {"dir": seat.data_dir}, "run": {"device": seat.device, "threads": seat.threads}}
     given_here = {section: {key: value for key, value in own.items() if value} for section, own in said.items()}
     return load_config(None, merge(config.tables(), given_here), stored=True), seat, folder
