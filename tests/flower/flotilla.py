@@ -108,9 +108,14 @@ class Flotilla:
         port = str(free_port() - number)
         self.start(f"node-{number}", f"./node-{number}.sh", NODE_PORT=port, **environment)
 
-    def run(self, *settings: str, name: str = "run") -> None:
-        command = ["./run.sh", *(part for each in settings for part in ("--run-config", each))]
-        self.start(name, *command)
+    def run(self, *settings: str, name: str = "run", simulated: int = 0) -> None:
+        command = ["./run.sh", *(["simulation"] if simulated else [])]
+        command += [part for each in settings for part in ("--run-config", each)]
+        if simulated:
+            command += ["--federation-config", f"num-supernodes={simulated} client-resources-num-cpus=1"]
+        ports = ("FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", "FLWR_LOCAL_CONTROL_API_PORT")
+        own = {port: str(free_port()) for port in ports}
+        self.start(name, *command, RAY_USAGE_STATS_ENABLED="0", **(own if simulated else {}))
 
     def finished(self, name: str = "run", seconds: float = 400) -> str:
         until(lambda: self.started[name].poll() is not None, seconds, name)

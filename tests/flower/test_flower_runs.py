@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def run_config(chosen: dict[str, Any]) -> str:
     return " ".join(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in chosen.items())
 
 
-def check(flotilla: Flotilla, chosen: dict[str, Any], left_out: bool = False) -> list[dict[str, Any]]:
+def check(flotilla: Flotilla, chosen: dict[str, Any], state: str = "state") -> list[dict[str, Any]]:
     """Metrics, summary and every node's model: those of the run in one process."""
     config = flotilla.config(**chosen)
     directory = RunDirectory(Path(config.run.out))
@@ -54,7 +55,7 @@ def check(flotilla: Flotilla, chosen: dict[str, Any], left_out: bool = False) ->
     assert plain(summary) == plain(expected.summary)
     assert all(each["left_out"] == {} for each in metrics)
     for client, model in enumerate(expected.models):
-        with Node(config, client, flotilla.folder / "state") as node:
+        with Node(config, client, flotilla.folder / state.format(client)) as node:
             own = node.model()
         assert own.keys() == model.keys()
         assert all(torch.equal(own[name], model[name]) for name in own)
@@ -80,6 +81,20 @@ def test_the_same_run(flotilla: Flotilla, method: str) -> None:
     flotilla.run(run_config(chosen), name=method)
     flotilla.finished(method)
     check(flotilla, chosen)
+
+
+@long
+@pytest.mark.skipif(find_spec("ray") is None, reason="Flower's simulations are not installed (extra: simulation)")
+@pytest.mark.parametrize("method", ["pfedlms", "sketchvote"])
+def test_the_same_in_flowers_simulation(method: str, tmp_path: Path) -> None:
+    made = Flotilla(tmp_path / "twenty", 20)
+    chosen = {"method.name": method, "run.out": str(made.folder / "run"), "flower.wait": 60.0}
+    try:
+        made.run(run_config(chosen), simulated=20)
+        made.finished()
+        check(made, chosen, state="state/node-{}")
+    finally:
+        made.close()
 
 
 @long
