@@ -35,7 +35,7 @@ commands:
   reproduce NAME     a table or figure of the paper, measured beside printed
   data show          who holds what; download NAME: fetch; check: what is there
   bits               bits per client and round of any model, method and setting
-  deploy init DIR    a folder for a server and nodes on Flower; check: all there?
+  deploy init DIR    a folder for a server and nodes (Flower); check: all there?
   methods, datasets, models, settings: what there is to choose from
 
 Each command explains itself: pfedlms run --help. Any setting can be given, too:
