@@ -129,8 +129,9 @@ class Flotilla:
         process.wait()
 
     def close(self) -> None:
-        for pid in belonging(self.home):
-            kill(pid)
+        for _ in range(5):
+            for pid in sorted(belonging(self.home)):  # what starts others first
+                kill(pid)
         for process in self.started.values():
             process.wait()
         assert not belonging(self.home)

@@ -48,7 +48,7 @@ def write_folder(
         "METHOD": method, "DATASET": dataset, "SERVER": server, "PORT": str(port),
         "WEIGHT": str(LIMIT if nodes >= LIMITED_FROM else 1.0), "PATH": f"{beside}:{os.defpath.strip(':')}",
     }  # fmt: skip
-    texts = {"app/pyproject.toml": pyproject()}
+    texts = {"app/pyproject.toml": pyproject(str(here / "state"))}
     texts |= {name: _filled(source, said) for name, source in FILES.items()}
     for node in range(nodes):
         own = {**said, "NODE": str(node)}
@@ -71,7 +71,7 @@ def _filled(name: str, said: dict[str, str]) -> str:
     return text
 
 
-def pyproject() -> str:
+def pyproject(state: str = "") -> str:
     """The app as Flower wants it described: every key of the run config with what it means."""
     lines = [
         "[build-system]",
@@ -96,7 +96,8 @@ def pyproject() -> str:
         "[tool.flwr.app.config.flower]",
     ]
     for each in fields(FlowerSection):
-        lines += [f"# {each.metadata['help']}", f"{each.name} = {as_toml(each.default)}"]
+        value = state if each.name == "state" else each.default
+        lines += [f"# {each.metadata['help']}", f"{each.name} = {as_toml(value)}"]
     sections: dict[str, list[str]] = {"data": [], "model": [], "train": [], "method": [], "run": []}
     sections["method"] = ["# method by name", f"name = {as_toml(AS_IN_FILE)}"]
     for (section, key), each in keys(METHODS).items():
