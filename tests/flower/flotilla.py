@@ -103,10 +103,10 @@ class Flotilla:
 
         until(listens, 60, "the server listens")
 
-    def node(self, number: int, **environment: str) -> None:
+    def node(self, number: int, *options: str, **environment: str) -> None:
         # Each has a port of its own, and the script adds the node's number to what it is told.
         port = str(free_port() - number)
-        self.start(f"node-{number}", f"./node-{number}.sh", NODE_PORT=port, **environment)
+        self.start(f"node-{number}", f"./node-{number}.sh", *options, NODE_PORT=port, **environment)
 
     def run(self, *settings: str, name: str = "run", simulated: int = 0) -> None:
         command = ["./run.sh", *(["simulation"] if simulated else [])]

@@ -7,11 +7,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from fleet import alone, plain
+from fleet import Fleet, alone, plain, served
 from flotilla import Flotilla, long, needs_flower, until
 
+from factories import digits
 from pfedlms.deploy import Node
 from pfedlms.experiment.store import RunDirectory
 
@@ -72,6 +74,30 @@ def test_two_nodes_and_a_round(pair: Flotilla) -> None:
     metrics = check(pair, chosen)
     assert f"P-acc {metrics[-1]['p_acc']:5.2f} %" in said
     assert "round 1/1: 2 trained" in said
+
+
+@long
+def test_data_of_the_nodes_own(pair: Flotilla, tmp_path: Path) -> None:
+    """A file a node, one of them without some classes; the server has none. As nodes in this process have it."""
+    pool = digits()
+    files = {}
+    for client in range(2):
+        held = np.concatenate([np.asarray(pool.train[client]), np.asarray(pool.test[client])])
+        files[client] = f"file:{tmp_path / f'{client}.npz'}"
+        np.savez(tmp_path / f"{client}.npz", x=pool.x[held].numpy(), y=pool.y[held].numpy())
+    chosen = {"data.dataset": "custom", "data.class_names": ",".join("abcdefghij"), "data.sample_shape": "1x8x8"}
+    chosen |= {"method.name": "sketchvote", "run.out": str(pair.folder / "run")}
+    for number, file in files.items():
+        state = pair.folder / "state"
+        pair.node(number, "--node-config", f'partition-id={number} state="{state}" data="{file}" device="cpu"')
+    pair.run(run_config(chosen))
+    pair.finished()
+    config = pair.config(**chosen)
+    metrics = RunDirectory(Path(config.run.out)).read_metrics()
+    here = config.with_run(out=str(tmp_path / "here"))
+    _, expected = served(here, Fleet(here, tmp_path / "nodes", data=files))
+    assert len(metrics) == 2
+    assert [plain(each) for each in metrics] == [plain(each) for each in expected]
 
 
 @long
