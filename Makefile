@@ -4,7 +4,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: run test test-kernels lint install clean
+# Flower wants an older rich than constraints.txt names, so it has an environment of its own.
+FLOWER := .venv-flower
+
+.PHONY: run test test-kernels test-deploy lint install clean
 run: $(READY)
 	$(BIN)/pfedlms compare
 
@@ -18,6 +21,17 @@ test-kernels: $(VENV)/.triton
 
 $(VENV)/.triton: $(READY)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt triton
+	touch $@
+
+# Real processes on this machine, about a quarter of an hour.
+test-deploy: $(FLOWER)/.ready
+	PFEDLMS_TEST_DEPLOY=1 $(FLOWER)/bin/python -m pytest tests/flower
+
+$(FLOWER)/.ready: pyproject.toml constraints.txt
+	test -x $(FLOWER)/bin/python || $(PYTHON) -m venv $(FLOWER)
+	grep -v '^rich==' constraints.txt > $(FLOWER)/constraints.txt
+	$(FLOWER)/bin/python -m pip install --disable-pip-version-check --quiet --constraint $(FLOWER)/constraints.txt \
+		--editable '.[dev,simulation]'
 	touch $@
 
 lint: $(READY)
@@ -34,4 +48,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FLOWER) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -23,7 +23,7 @@ LEVELS = (
     {"cohort", "data", "models", "sketch", "pull", "step", "quantise", "aggregate", "wire"},
     {"methods"},
     {"engine"},
-    {"experiment", "deploy", "report", "reproduce", "suggest", "tracking", "cli", "__init__", "__main__"},
+    {"experiment", "deploy", "flower", "report", "reproduce", "suggest", "tracking", "cli", "__init__", "__main__"},
 )
 LEVEL = {name: number for number, names in enumerate(LEVELS) for name in names}
 

@@ -23,7 +23,7 @@ from pfedlms.errors import RunDirectoryError
 from pfedlms.experiment.play import Progress
 from pfedlms.methods import METHODS
 from pfedlms.models import Cohort
-from pfedlms.report.progress import _accuracy
+from pfedlms.report.progress import accuracies
 
 SMALL = {"rounds": 4, "clients": 5, "hidden": 12, "local_steps": 2, "batch_size": 8, "threads": 1}
 OPTIONS = [
@@ -167,7 +167,7 @@ class Noted(Progress):
     """Says what a log would, so that a round without V-acc is shown, too."""
 
     def evaluated(self, config: Any, record: Mapping[str, Any]) -> None:
-        assert ("V-acc" in _accuracy(record)) == (record["v_acc"] is not None)
+        assert ("V-acc" in accuracies(record)) == (record["v_acc"] is not None)
 
 
 def test_table_and_progress_show_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

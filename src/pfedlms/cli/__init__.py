@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from pfedlms import __version__
-from pfedlms.cli import data, lists, report, reproduce, stored, train
+from pfedlms.cli import data, deploy, lists, report, reproduce, stored, train
 from pfedlms.cli.options import check_config
 from pfedlms.cli.screen import say
 from pfedlms.errors import DownloadError, PfedlmsError, did_you_mean
@@ -35,8 +35,8 @@ commands:
   reproduce NAME     a table or figure of the paper, measured beside printed
   data show          who holds what; download NAME: fetch; check: what is there
   bits               bits per client and round of any model, method and setting
-  methods, datasets, models, settings
-                     what there is to choose from
+  deploy init DIR    a folder for a server and nodes (Flower); check: all there?
+  methods, datasets, models, settings: what there is to choose from
 
 Each command explains itself: pfedlms run --help. Any setting can be given, too:
   pfedlms run --method pfedlms --set method.thresholds=3 --set data.alpha=0.1
@@ -122,6 +122,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], Any], Callable[[argpars
     "export": (stored.export, stored.add_export),
     "reproduce": (reproduce.reproduce, reproduce.add_reproduce),
     "data": (data.data, data.add_data),
+    "deploy": (deploy.deploy, deploy.add_deploy),
     "bits": (lists.bits, lists.add_bits),
     **dict.fromkeys(("methods", "datasets", "models", "settings"), (lists.listing, lists.add_listing)),
 }

@@ -20,7 +20,8 @@ def _sent(record: Mapping[str, Any]) -> str:
     return f"{total:,.2f} MiB" if total < 10 else f"{total:,.0f} MiB"
 
 
-def _accuracy(record: Mapping[str, Any]) -> str:
+def accuracies(record: Mapping[str, Any]) -> str:
+    """What was measured, for a line."""
     named = {"P-acc": "p_acc", "V-acc": "v_acc", "G-acc": "g_acc"}
     measured = {name: record[key] for name, key in named.items() if record.get(key) is not None}
     if "metric" in record:
@@ -68,7 +69,7 @@ class LiveProgress(Bar, Progress):
         self.console.print(COMPILING, highlight=False)
 
     def evaluated(self, config: Config, record: Mapping[str, Any]) -> None:
-        self.update(self._task, completed=record["round"], accuracy=_accuracy(record), sent=_sent(record))
+        self.update(self._task, completed=record["round"], accuracy=accuracies(record), sent=_sent(record))
 
 
 class PlainProgress(Progress):
@@ -90,7 +91,7 @@ class PlainProgress(Progress):
             return
         self._next = record["round"] + max(1, config.train.rounds // 10)
         self._say(
-            f"{self.label(config)}: round {record['round']}/{config.train.rounds}  {_accuracy(record)}  loss "
+            f"{self.label(config)}: round {record['round']}/{config.train.rounds}  {accuracies(record)}  loss "
             f"{record['loss']:.4f}  {_sent(record)}  {record['seconds']:.1f} s"
         )
 

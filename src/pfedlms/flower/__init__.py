@@ -1,0 +1,46 @@
+"""The methods on Flower's SuperLink and SuperNodes; it needs the extra `flower`.
+
+Flower carries bytes between `pfedlms.deploy.serve` on the server and a `pfedlms.deploy.Node` on each node; nothing in
+this folder knows a method. `pfedlms deploy init DIR` writes the app that `flwr run` takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pfedlms.errors import UsageError
+
+MISSING = "Flower is not installed; install it with: pip install 'pfedlms[flower]'"
+
+
+def server(file: str | Path, model: Any = None, own: Any = None) -> Any:
+    """The ServerApp of the run that a TOML file describes.
+
+    Args:
+        file: the configuration; keys of the run config come on top of it.
+        model: a module or a factory, where the configuration says model.name = "custom".
+        own: `pfedlms.experiment.prepare.Own(loss, metric)`, where train.loss or train.metric is "custom".
+    """
+    with _extra():
+        from pfedlms.flower.server_app import server_app
+    return server_app(Path(file), model, *([] if own is None else [own]))
+
+
+def client(file: str | Path, model: Any = None, own: Any = None) -> Any:
+    """The ClientApp of the same run; see `server`."""
+    with _extra():
+        from pfedlms.flower.client_app import client_app
+    return client_app(Path(file), model, *([] if own is None else [own]))
+
+
+@contextmanager
+def _extra() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "flwr":
+            raise
+        raise UsageError(MISSING) from error

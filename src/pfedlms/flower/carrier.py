@@ -1,0 +1,193 @@
+"""Carries requests to nodes that come, go and come back under another id, and their replies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pfedlms.deploy.envelope import Why, decode, refusal
+
+WHO, CHECK, REQUEST = "query.who", "query.check", "train.request"
+"""Kinds of messages: which place is yours, what do you run, and a request of `deploy`."""
+_LOOK = 3.0
+_POLL = 0.5
+_AGAIN = 3
+_STRANGER = 60.0
+_GRACE = 30.0
+"""Seconds: between looks at who is there; between looks at what came; into how many parts asking again divides a
+timeout; how long a node without a place is left alone; how long one that went is waited for."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What came instead of a reply."""
+
+    text: str
+    gone: bool = False
+    """Whether the node is not there any more."""
+
+
+class Post(Protocol):
+    """What an engine that knows nodes by ids of its own can do."""
+
+    def nodes(self) -> set[int]:
+        """Who is there."""
+        ...
+
+    def push(self, kind: str, letters: Mapping[int, bytes], ttl: float) -> dict[str, int]:
+        """Send to nodes; who was sent what, by the name of the message."""
+        ...
+
+    def pull(self, names: Iterable[str]) -> dict[str, bytes | Failure]:
+        """What has come in reply to messages; each once."""
+        ...
+
+
+@dataclass
+class _Trip:
+    """Requests on their way."""
+
+    waiting: dict[int, bytes]
+    replies: dict[int, bytes] = field(default_factory=dict)
+    sent: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Client and node by the name of a message."""
+    tried: dict[int, tuple[int, float, str]] = field(default_factory=dict)
+    """Which node that is there a client's request was sent to last, when, and the name of the message."""
+    seen: dict[int, float] = field(default_factory=dict)
+    """When a client's node was there last."""
+
+
+class Carrier:
+    """A `deploy.Transport`. Nodes are asked which place is theirs when they first appear, or places are pinned to ids.
+
+    A request is made to be sent twice, so it is sent again to who has come back, and to who is silent for a third of
+    the time it has.
+    """
+
+    def __init__(
+        self, post: Post, clients: int, pinned: Mapping[int, int] | None = None,
+        say: Callable[[str], None] = lambda text: None, clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:  # fmt: skip
+        self._post, self._clients, self._pinned = post, clients, dict(pinned or {})
+        self._say, self._clock, self._sleep = say, clock, sleep
+        self._claims: dict[int, int] = {}
+        """Clients by node, in the order they came."""
+        self._online: set[int] = set()
+        self._looked = -_LOOK
+        self._asked: dict[str, int] = {}
+        """Nodes that were asked who they are, by the name of the message."""
+        self._strangers: dict[int, float] = {}
+        """Nodes that have no place, and when that was found."""
+
+    def gather(self, wait: float) -> set[int]:
+        """Wait until every place is taken, or nobody new came for so many seconds; which places are."""
+        latest, before = self._clock(), set[int]()
+        while len(there := self._there()) < self._clients and self._clock() - latest < wait:
+            self._look_around(wait)
+            if not there <= before:
+                latest, before = self._clock(), before | there
+            self._sleep(_POLL)
+        return there
+
+    def ask(self, kind: str, letter: bytes, timeout: float) -> dict[int, bytes | Failure]:
+        """The same to all who are there; what they say, by client."""
+        there = {node: client for client, node in self.places.items() if node in self._online}
+        names = self._post.push(kind, dict.fromkeys(there, letter), timeout)
+        said: dict[int, bytes | Failure] = {}
+        end = self._clock() + timeout
+        while names and self._clock() < end:
+            for name, each in self._post.pull(names).items():
+                said[there[names.pop(name)]] = each
+            self._sleep(_POLL * bool(names))
+        return said | {there[node]: Failure(f"no reply within {timeout:g} s") for node in names.values()}
+
+    def send(self, requests: dict[int, bytes], timeout: float) -> dict[int, bytes]:
+        """As `deploy.Transport` has it. Who is late is not in it; who is known to be gone refuses, in words."""
+        trip, end = _Trip(dict(requests)), self._clock() + timeout
+        while trip.waiting and self._clock() < end:
+            self._look_around(timeout)
+            there, now = self._there(), self._clock()
+            trip.seen |= dict.fromkeys(there, now)
+            trip.tried = {client: last for client, last in trip.tried.items() if client in there}
+            if not self._asked and not any(now - trip.seen.get(client, -_GRACE) < _GRACE for client in trip.waiting):
+                break
+            self._push(trip, there, end, timeout)
+            for name, said in self._post.pull(trip.sent).items():
+                self._take(trip, name, *trip.sent.pop(name), said)
+            self._sleep(_POLL * bool(trip.waiting))
+        for client in sorted(trip.waiting.keys() - self._there()):
+            self._refuse(trip, client, "its node is gone" if client in self.places else "no node has taken this place")
+        return trip.replies
+
+    @property
+    def places(self) -> dict[int, int]:
+        """Nodes by client: of several that claim a place, the one that is there and came last."""
+        found: dict[int, int] = {}
+        for node, client in self._claims.items():
+            if node in self._online or found.get(client) not in self._online:
+                found[client] = node
+        return found | self._pinned
+
+    def _there(self) -> set[int]:
+        return {client for client, node in self.places.items() if node in self._online}
+
+    def _look_around(self, timeout: float) -> None:
+        """Who is there now, and which places newcomers have."""
+        now = self._clock()
+        if now - self._looked >= _LOOK:
+            self._online, self._looked = self._post.nodes(), now
+            known = {*self._claims, *self._asked.values(), *self._pinned.values()}
+            known |= {node for node, since in self._strangers.items() if now - since < _STRANGER}
+            fresh = sorted(self._online - known) if len(self._pinned) < self._clients else []
+            if fresh:
+                self._asked |= self._post.push(WHO, dict.fromkeys(fresh, b""), timeout)
+        for name, said in self._post.pull(self._asked).items() if self._asked else ():
+            self._place(self._asked.pop(name), said)
+        self._asked = {name: node for name, node in self._asked.items() if node in self._online}
+
+    def _place(self, node: int, said: bytes | Failure) -> None:
+        if isinstance(said, Failure) and said.gone:
+            return
+        text = said.text if isinstance(said, Failure) else said[:20].decode(errors="replace")
+        if isinstance(said, Failure) or not text.isdecimal() or int(text) >= self._clients:
+            self._strangers[node] = self._clock()
+            self._say(f"node {node}: got {text!r} for its place, expected a partition-id below {self._clients}")
+        elif int(text) in self._pinned:
+            self._strangers[node] = self._clock()
+            self._say(f"node {node}: says it is client {text}, whose place belongs to node {self._pinned[int(text)]}")
+        else:
+            before = self.places.get(int(text))
+            self._say(f"client {text} is node {node}" + (f", before node {before}" if before is not None else ""))
+            self._claims[node] = int(text)
+
+    def _push(self, trip: _Trip, there: set[int], end: float, timeout: float) -> None:
+        """Requests that have not gone to the node that is there now, or not lately."""
+        now, places, letters = self._clock(), self.places, dict[int, bytes]()
+        whose = {node: client for client, node in places.items()}
+        for client in sorted(there & trip.waiting.keys()):
+            last, since, _ = trip.tried.get(client, (None, now, ""))
+            if last != places[client] or now - since >= timeout / _AGAIN:
+                letters[places[client]] = trip.waiting[client]
+        # Old ones are worth nothing: a node would work through them first when it comes back.
+        sent = self._post.push(REQUEST, letters, max(1.0, end - now)) if letters else {}
+        for name, node in sent.items():
+            trip.sent[name] = whose[node], node
+            trip.tried[whose[node]] = node, now, name
+
+    def _take(self, trip: _Trip, name: str, client: int, node: int, said: bytes | Failure) -> None:
+        if client not in trip.waiting:
+            return
+        if isinstance(said, bytes):
+            trip.replies[client] = said
+            del trip.waiting[client]
+        elif name == trip.tried.get(client, (0, 0.0, ""))[2]:  # else it is about an older one
+            if said.gone:
+                self._online.discard(node)
+            else:
+                self._refuse(trip, client, said.text)
+
+    def _refuse(self, trip: _Trip, client: int, text: str) -> None:
+        trip.replies[client] = refusal(decode(trip.waiting.pop(client)), Why.FAILED, text)

@@ -1,0 +1,96 @@
+"""What Flower is told: keys of the run config, which are those of the TOML file and a section of their own, and keys of
+a node's config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from pfedlms.errors import ConfigError
+from pfedlms.experiment.config import Config, load_config
+from pfedlms.experiment.layers import Tables, merge
+from pfedlms.settings import problems, setting
+
+AS_IN_FILE = ""
+"""The value of a key of the run config that leaves it as it is in the TOML file."""
+
+
+@dataclass(frozen=True)
+class FlowerSection:
+    """How the server gets along with nodes; section `flower` of the run config."""
+
+    wait: float = setting(
+        60.0,
+        "at the start: seconds without a new node after which the run begins, although places are free",
+        minimum=0,
+    )
+    attempts: int = setting(
+        10, "how often a trip that too few nodes answered is tried; flower.wait passes in between", minimum=1
+    )
+    nodes: str = setting(
+        "",
+        "ids of nodes by place, from 0, separated by commas, as `flwr supernode list` prints them: nobody else is "
+        "heard in their place; empty: nodes say themselves which place is theirs (partition-id)",
+    )
+    state: str = setting(
+        "", "folder for the state of nodes that name none themselves, one below it for each; for Flower's simulations"
+    )
+    check: bool = setting(False, "ask all nodes for versions and digest, say what differs, and end")
+
+    def pinned(self, clients: int) -> dict[int, int]:
+        """Nodes by place, where they are named."""
+        named = [each.strip() for each in self.nodes.split(",") if each.strip()]
+        if not all(each.isdecimal() for each in named) or len(named) > clients or len(set(named)) < len(named):
+            raise ConfigError(
+                [f"flower.nodes: got {self.nodes!r}, expected at most data.clients = {clients} different node ids"]
+            )
+        return {place: int(each) for place, each in enumerate(named)}
+
+
+@dataclass(frozen=True)
+class NodeSection:
+    """What a node's owner says, in --node-config; with - for _."""
+
+    partition_id: int = setting(-1, "its place among data.clients, from 0; must be given", minimum=0)
+    state: str = setting("", "folder for its state: model, optimiser, what its method keeps, last answer")
+    data: str = setting("", "its own data, where data.dataset is custom: folder:PATH, file:PATH or module:function")
+    data_dir: str = setting("", "where the files of a data set by name are; data.dir")
+    device: str = setting("", "cpu, cuda or cuda:N; run.device")
+    threads: int = setting(0, "CPU threads; 0: as the run says; run.threads", minimum=0, maximum=1024)
+    num_partitions: int = setting(0, "written by Flower's simulations, not used", minimum=0)
+
+
+def configured(file: Path, run_config: Mapping[str, Any]) -> tuple[Config, FlowerSection]:
+    """A run's configuration, the same on all ends; raises ConfigError with every problem found."""
+    tables: Tables = {}
+    for name, value in run_config.items():
+        section, _, key = name.partition(".")
+        if value != AS_IN_FILE:
+            tables.setdefault(section, {})[key] = value
+    own = tables.pop("flower", {})
+    found = problems("flower", FlowerSection, own)
+    try:
+        config = load_config(file, tables)
+    except ConfigError as error:
+        raise ConfigError([*found, *error.problems]) from error
+    if found:
+        raise ConfigError(found)
+    return config, FlowerSection(**own)
+
+
+def seated(config: Config, flower: FlowerSection, node_config: Mapping[str, Any]) -> tuple[Config, NodeSection, Path]:
+    """A node's configuration, which its owner has the last word on, its place, and where its state lies."""
+    given = {name.replace("-", "_"): value for name, value in node_config.items()}
+    known = {each.name for each in fields(NodeSection)}
+    found = problems("node-config", NodeSection, {"partition_id": -1} | given)
+    seat = NodeSection(**{key: value for key, value in given.items() if key in known})
+    if not seat.state and not flower.state:
+        found.append("node-config.state: got nothing, expected a folder, for example --node-config 'state=\"state\"'")
+    if found:
+        raise ConfigError([problem.replace("_", "-", 1) for problem in found])
+    folder = Path(seat.state or Path(flower.state) / f"node-{seat.partition_id}")
+    said: Tables = {"data": {"dir": seat.data_dir}, "run": {"device": seat.device, "threads": seat.threads}}
+    given_here = {section: {key: value for key, value in own.items() if value} for section, own in said.items()}
+    return load_config(None, merge(config.tables(), given_here), stored=True), seat, folder

@@ -1,0 +1,178 @@
+"""A server and nodes as processes on this machine, started by the scripts of a folder of `pfedlms deploy init`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from pfedlms.experiment.config import Config
+from pfedlms.flower.folder import write_folder
+from pfedlms.flower.keys import configured
+
+needs_flower = pytest.mark.skipif(find_spec("flwr") is None, reason="Flower is not installed (extra: flower)")
+long = pytest.mark.skipif(not os.environ.get("PFEDLMS_TEST_DEPLOY"), reason="takes minutes; make test-deploy")
+SMALL = """schema = 1
+[data]
+clients = {nodes}
+[model]
+hidden = 12
+[train]
+rounds = 2
+local_steps = 3
+batch_size = 16
+learning_rate = 0.1
+[method]
+name = "fedavg"
+[run]
+seed = 3
+device = "cpu"
+threads = 1
+cohort_size = 1
+timeout = 180.0
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])
+
+
+def until(fact: Callable[[], object], seconds: float, what: str) -> None:
+    end = time.monotonic() + seconds
+    while not fact():
+        assert time.monotonic() < end, f"{what}: not within {seconds:g} s"
+        time.sleep(0.2)
+
+
+class Flotilla:
+    """One folder; what it starts is told by FLWR_HOME, which all of it inherits, and ended by its ids."""
+
+    def __init__(self, folder: Path, nodes: int) -> None:
+        self.folder, self.nodes, self.port = folder, nodes, free_port()
+        write_folder(folder, nodes, "fedavg", port=self.port)
+        self.app = folder / "app"
+        (self.app / "pfedlms.toml").write_text(SMALL.format(nodes=nodes))
+        self.home = str(folder.resolve() / "flwr")
+        beside = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self.environment = {**os.environ, "PATH": beside, "HOST": "127.0.0.1", "FLWR_HOME": self.home}
+        self.started: dict[str, subprocess.Popen[bytes]] = {}
+        self.call("./certificates.sh")
+        self.call("./keys.sh")
+
+    def call(self, *command: str) -> str:
+        done = subprocess.run(
+            command, cwd=self.folder, env=self.environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    def start(self, name: str, *command: str, **environment: str) -> None:
+        """In the background; what it says goes to a file of its name."""
+        with open(self.folder / f"{name}.log", "ab") as log:
+            self.started[name] = subprocess.Popen(
+                command, cwd=self.folder, env={**self.environment, **environment}, stdout=log, stderr=log,
+                stdin=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+
+    def said(self, name: str) -> str:
+        file = self.folder / f"{name}.log"
+        return file.read_text(errors="replace") if file.exists() else ""
+
+    def open(self) -> None:
+        """The server, with the keys of all nodes."""
+        self.server()
+        self.call("./register.sh")
+
+    def server(self) -> None:
+        self.start("superlink", "./superlink.sh")
+
+        def listens() -> bool:
+            with socket.socket() as tried:
+                return tried.connect_ex(("127.0.0.1", self.port)) == 0
+
+        until(listens, 60, "the server listens")
+
+    def node(self, number: int, *options: str, **environment: str) -> None:
+        # Each has a port of its own, and the script adds the node's number to what it is told.
+        port = str(free_port() - number)
+        self.start(f"node-{number}", f"./node-{number}.sh", *options, NODE_PORT=port, **environment)
+
+    def run(self, *settings: str, name: str = "run", simulated: int = 0) -> None:
+        command = ["./run.sh", *(["simulation"] if simulated else [])]
+        command += [part for each in settings for part in ("--run-config", each)]
+        if simulated:
+            command += ["--federation-config", f"num-supernodes={simulated} client-resources-num-cpus=1"]
+        ports = ("FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", "FLWR_LOCAL_CONTROL_API_PORT")
+        own = {port: str(free_port()) for port in ports}
+        self.start(name, *command, RAY_USAGE_STATS_ENABLED="0", **(own if simulated else {}))
+
+    def finished(self, name: str = "run", seconds: float = 400) -> str:
+        until(lambda: self.started[name].poll() is not None, seconds, name)
+        return self.said(name)
+
+    def kill(self, name: str) -> None:
+        """At once, it and all it has started: -9."""
+        process = self.started.pop(name)
+        for pid in [*children(process.pid), process.pid]:
+            kill(pid)
+        process.wait()
+
+    def close(self) -> None:
+        for _ in range(5):
+            for pid in sorted(belonging(self.home)):  # what starts others first
+                kill(pid)
+        for process in self.started.values():
+            process.wait()
+        assert not belonging(self.home)
+
+    def config(self, **chosen: object) -> Config:
+        return configured(self.app / "pfedlms.toml", chosen)[0]
+
+
+def kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    until(lambda: not alive(pid), 10, f"the end of {pid}")
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def children(pid: int) -> list[int]:
+    """All that a process has started, and what those have, the youngest first."""
+    try:
+        own = [int(each) for file in Path(f"/proc/{pid}/task").glob("*/children") for each in file.read_text().split()]
+    except OSError:
+        return []
+    return [each for child in own for each in [*children(child), child]]
+
+
+def belonging(home: str) -> list[int]:
+    """Processes whose FLWR_HOME this is."""
+    mark, found = f"FLWR_HOME={home}".encode(), []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal() and int(folder.name) != os.getpid():
+            try:
+                environment = (folder / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if mark in environment and alive(int(folder.name)):
+                found.append(int(folder.name))
+    return found

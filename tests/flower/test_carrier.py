@@ -1,0 +1,234 @@
+"""Requests find their nodes, whatever those do; the engine and the clock are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import pytest
+
+from pfedlms.deploy.envelope import Code, Envelope, Kind, Why, decode
+from pfedlms.flower.carrier import CHECK, REQUEST, WHO, Carrier, Failure
+
+
+def request(client: int) -> bytes:
+    return Envelope(Kind.REQUEST, b"12345678", client, 4, 9, ()).encode()
+
+
+def refused(reply: bytes) -> str:
+    said = decode(reply)
+    assert (said.round, said.trip) == (4, 9)
+    assert (said.records[0].code, said.records[0].flags) == (Code.REFUSED, Why.FAILED)
+    return bytes(said.records[0].data).decode()
+
+
+Does = Callable[[str, bytes, float], "bytes | Failure | None"]
+"""What a node says to a message of some kind at some time; None: nothing, and it is never asked for that one again."""
+
+
+@dataclass
+class MadeUp:
+    """Nodes by id, each from and until some second. Time passes by sleeping."""
+
+    now: float = 0.0
+    there: dict[int, tuple[float, float, Does]] = field(default_factory=dict)
+    sent: list[tuple[str, int, float, float]] = field(default_factory=list)
+    """Kind, node, when, and how long it is worth something."""
+    waiting: dict[str, tuple[int, bytes | Failure | None]] = field(default_factory=dict)
+
+    def nodes(self) -> set[int]:
+        return {node for node, (since, end, _) in self.there.items() if since <= self.now < end}
+
+    def push(self, kind: str, letters: Mapping[int, bytes], ttl: float) -> dict[str, int]:
+        names = {}
+        for node, data in letters.items():
+            self.sent.append((kind, node, self.now, ttl))
+            name = f"message {len(self.sent)}"
+            names[name] = node
+            said = self.there[node][2](kind, data, self.now) if node in self.nodes() else None
+            self.waiting[name] = node, said
+        return names
+
+    def pull(self, names: Iterable[str]) -> dict[str, bytes | Failure]:
+        asked = [name for name in names if name in self.waiting]
+        return {name: said for name in asked if (said := self.waiting[name][1]) is not None and self.waiting.pop(name)}
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def requests(self) -> list[int]:
+        return [node for kind, node, *_ in self.sent if kind == REQUEST]
+
+
+def works(client: int, silent_until: float = 0.0) -> Does:
+    def does(kind: str, data: bytes, now: float) -> bytes | Failure | None:
+        if kind == WHO:
+            return str(client).encode()
+        return data + b"!" if now >= silent_until else None
+
+    return does
+
+
+def fails(client: int, failure: Failure) -> Does:
+    return lambda kind, data, now: str(client).encode() if kind == WHO else failure
+
+
+FOREVER = (0.0, 1e9)
+
+
+def carrier(post: MadeUp, clients: int, pinned: Mapping[int, int] | None = None) -> tuple[Carrier, list[str]]:
+    said: list[str] = []
+    made = Carrier(post, clients, pinned, said.append, lambda: post.now, post.sleep)
+    return made, said
+
+
+def test_places_are_told_by_nodes_once() -> None:
+    post = MadeUp(there={70: (*FOREVER, works(1)), 71: (*FOREVER, works(0))})
+    made, said = carrier(post, 2)
+    assert made.gather(60) == {0, 1}
+    assert post.now < 2
+    assert made.places == {0: 71, 1: 70}
+    assert sorted(said) == ["client 0 is node 71", "client 1 is node 70"]
+    for _ in range(2):
+        assert made.send({k: request(k) for k in (0, 1)}, 100) == {k: request(k) + b"!" for k in (0, 1)}
+    assert [kind for kind, *_ in post.sent].count(WHO) == 2
+    assert all(ttl <= 100 for kind, _, _, ttl in post.sent if kind == REQUEST)
+
+
+def test_a_start_waits_for_nodes_but_not_forever() -> None:
+    post = MadeUp(there={70: (20, 1e9, works(0)), 71: (45, 1e9, works(1))})
+    made, _ = carrier(post, 3)
+    assert made.gather(30) == {0, 1}
+    assert 75 <= post.now < 82  # 30 s after the last one came
+
+
+def test_who_is_late_is_not_in_it_and_who_is_not_there_refuses() -> None:
+    post = MadeUp(there={70: (*FOREVER, works(0)), 71: (*FOREVER, works(1, silent_until=1e9))})
+    made, _ = carrier(post, 3)
+    made.gather(5)
+    replies = made.send({k: request(k) for k in range(3)}, 90)
+    assert replies.keys() == {0, 2}
+    assert refused(replies[2]) == "no node has taken this place"
+    assert post.requests().count(71) == 3  # at the start and after each third
+    assert post.requests().count(70) == 1
+
+
+def test_nobody_there_takes_no_time() -> None:
+    post = MadeUp()
+    made, _ = carrier(post, 2)
+    assert refused(made.send({1: request(1)}, 600)[1]) == "no node has taken this place"
+    assert post.now < 5
+
+
+def test_a_node_that_comes_back_under_another_id_is_asked_again() -> None:
+    """The first one is killed with the request; for 40 s the engine believes it to be there."""
+    post = MadeUp(there={70: (0, 50, works(0, silent_until=1e9)), 71: (12, 1e9, works(0))})
+    made, said = carrier(post, 1)
+    made.gather(5)
+    assert made.send({0: request(0)}, 600) == {0: request(0) + b"!"}
+    assert post.requests() == [70, 71]
+    assert post.now < 20
+    assert said[-1] == "client 0 is node 71, before node 70"
+
+
+def test_a_node_that_comes_back_under_its_own_id_is_asked_again() -> None:
+    post = MadeUp(there={70: (*FOREVER, works(0, silent_until=30))})
+    made, _ = carrier(post, 1)
+    made.gather(5)
+    assert made.send({0: request(0)}, 120) == {0: request(0) + b"!"}
+    assert post.requests() == [70, 70]
+
+
+def test_a_place_goes_back_to_who_is_left() -> None:
+    post = MadeUp(there={70: (*FOREVER, works(0)), 71: (3, 30, works(0))})
+    made, _ = carrier(post, 1)
+    made.gather(5)
+    post.now = 10
+    made.send({0: request(0)}, 60)
+    made.send({0: request(0)}, 60)
+    assert made.places == {0: 71}
+    post.now = 40
+    made.send({0: request(0)}, 60)
+    assert made.places == {0: 70}
+    assert [kind for kind, *_ in post.sent].count(WHO) == 2  # two that claim one place do not take turns
+
+
+def test_failures_are_refusals_in_words() -> None:
+    post = MadeUp(
+        there={
+            70: (*FOREVER, fails(0, Failure("MemoryError: no memory"))),
+            71: (0, 4, fails(1, Failure("gone", gone=True))),
+        }
+    )
+    made, _ = carrier(post, 2)
+    made.gather(5)
+    replies = made.send({k: request(k) for k in (0, 1)}, 60)
+    assert refused(replies[0]) == "MemoryError: no memory"
+    assert refused(replies[1]) == "its node is gone"
+    assert 30 < post.now < 40  # it might have come back
+    assert refused(made.send({1: request(1)}, 60)[1]) == "its node is gone"
+    assert post.now < 40
+
+
+def test_a_node_that_was_away_is_asked_again_at_once() -> None:
+    """Its id is its key's. The engine's word that it was gone comes late."""
+    post = MadeUp(there={70: (0, 10, works(0, silent_until=1e9))})
+    made, _ = carrier(post, 1)
+    made.gather(5)
+    slept = post.sleep
+
+    def sleep(seconds: float) -> None:
+        slept(seconds)
+        if post.now >= 25:
+            post.there[70] = (25, 1e9, works(0, silent_until=40))
+            for name, (node, said) in list(post.waiting.items()):
+                if said is None and name == "message 2":
+                    post.waiting[name] = node, Failure("gone", gone=True)
+
+    made._sleep = sleep
+    assert made.send({0: request(0)}, 60) == {0: request(0) + b"!"}
+    times = [now for kind, _, now, _ in post.sent if kind == REQUEST]
+    assert [now > 25 for now in times] == [False, True, True]
+    assert times[1] < 29
+    assert 40 <= post.now < 50
+
+
+def test_what_a_node_left_behind_is_not_the_next_ones_fault() -> None:
+    post = MadeUp(there={70: (0, 15, works(0, silent_until=1e9)), 71: (10, 1e9, works(0, silent_until=1e9))})
+    made, _ = carrier(post, 1)
+    made.gather(5)
+    pull = post.pull
+
+    def failing(names: Iterable[str]) -> dict[str, bytes | Failure]:
+        late = {name: Failure("expired") for name in names if post.now > 20 and post.waiting.get(name, (0,))[0] == 70}
+        return pull(names) | late
+
+    post.pull = failing  # type: ignore[method-assign]
+    assert made.send({0: request(0)}, 40) == {}
+
+
+@pytest.mark.parametrize("claim", [b"2", b"-1", b"one", b"\xff" * 1000, b""])
+def test_a_node_without_a_place_is_named_and_left_alone(claim: bytes) -> None:
+    post = MadeUp(there={70: (*FOREVER, works(0)), 71: (*FOREVER, lambda kind, data, now: claim)})
+    made, said = carrier(post, 2)
+    assert made.gather(5) == {0}
+    assert any(line.startswith("node 71: got ") and "below 2" in line and len(line) < 150 for line in said)
+    made.send({0: request(0)}, 60)
+    assert 71 not in post.requests()
+
+
+def test_pinned_places_are_not_given_away() -> None:
+    post = MadeUp(there={70: (*FOREVER, works(0)), 71: (*FOREVER, works(0)), 72: (*FOREVER, works(1))})
+    made, said = carrier(post, 2, {0: 70})
+    assert made.gather(20) == {0, 1}
+    assert made.places == {0: 70, 1: 72}
+    assert "node 71: says it is client 0, whose place belongs to node 70" in said
+    made.send({k: request(k) for k in (0, 1)}, 60)
+    assert post.requests() == [70, 72]
+
+
+def test_asking_everybody() -> None:
+    post = MadeUp(there={70: (*FOREVER, works(0)), 71: (*FOREVER, works(1, silent_until=1e9))})
+    made, _ = carrier(post, 2)
+    made.gather(5)
+    assert made.ask(CHECK, b"?", 10) == {0: b"?!", 1: Failure("no reply within 10 s")}

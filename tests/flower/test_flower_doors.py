@@ -1,0 +1,149 @@
+"""Real processes: who is let in, and what happens to who sends garbage."""
+
+from __future__ import annotations
+
+import re
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from flotilla import Flotilla, free_port, long, needs_flower, until
+
+from pfedlms.flower.check import _reached, check
+from pfedlms.flower.folder import write_folder
+
+ONLINE = "SuperNode ID:"
+
+
+@pytest.fixture(scope="module")
+def flotilla(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flotilla]:
+    made = Flotilla(tmp_path_factory.mktemp("doors") / "three", 3)
+    try:
+        made.server()
+        for number in range(3):
+            made.call("./register.sh", f"keys/node-{number}.pub")
+        yield made
+    finally:
+        made.close()
+
+
+def supernode(flotilla: Flotilla, name: str, *options: str) -> str:
+    """What a node of its own making says; it is ended once it is in, refused, or 15 s have passed."""
+    node_config = f'partition-id=0 state="{flotilla.folder}/{name}"'
+    command = ["flower-supernode", "--superlink", f"127.0.0.1:{flotilla.port}", "--port", str(free_port())]
+    flotilla.start(name, *command, "--max-retries", "1", "--node-config", node_config, *options)
+    try:
+        until(lambda: ONLINE in flotilla.said(name) or flotilla.started[name].poll() is not None, 30, "an end")
+    except AssertionError:
+        return flotilla.said(name) + "\nit goes on trying"
+    finally:
+        flotilla.kill(name)
+    return flotilla.said(name)
+
+
+@needs_flower
+@long
+def test_only_known_keys_by_tls_are_let_in(flotilla: Flotilla) -> None:
+    root = ["--root-certificates", "certificates/ca.crt"]
+    key = ["--auth-supernode-private-key", "keys/node-0"]
+    assert ONLINE in supernode(flotilla, "right", *root, *key)
+    flotilla.call("ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", "unknown")
+    other = flotilla.folder.parent / "other"
+    write_folder(other, 1)
+    flotilla.call(str(other / "certificates.sh"))
+    stranger = str(other / "certificates" / "ca.crt")
+    for name, options, reason in [
+        ("unknown-key", [*root, "--auth-supernode-private-key", "unknown"], "[code: 2004]"),
+        ("no-key", root, "[code: 2001] SuperNode authentication is enabled"),
+        ("wrong-authority", ["--root-certificates", stranger, *key], "CERTIFICATE_VERIFY_FAILED"),
+        ("plaintext", ["--insecure"], "disconnected without sending a response"),
+    ]:
+        said = supernode(flotilla, name, *options)
+        assert ONLINE not in said, name
+        assert reason in said, said
+
+
+@needs_flower
+@long
+def test_a_node_that_sends_garbage_is_left_out_and_named(flotilla: Flotilla, tmp_path: Path) -> None:
+    """Its package was tampered with: it answers requests with anything."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import pfedlms.deploy.node as module\nmodule.Node.handle = lambda self, request: b'garbage' * 1000\n"
+    )
+    out = flotilla.folder / "garbage"
+    for number in range(3):
+        flotilla.node(number, **({"PYTHONPATH": f"{tmp_path}:{_path()}"} if number == 2 else {}))
+    for number in range(3):
+        until(lambda number=number: ONLINE in flotilla.said(f"node-{number}"), 150, "a node")
+    found = check(flotilla.folder)
+    assert not any(each.wrong for each in found), found
+    assert "3 of 3 places" in found[-1].said
+    flotilla.run(f'run.out="{out}" method.name="pfedlms" train.rounds=1', name="garbage-run")
+    said = flotilla.finished("garbage-run")
+    lines = [line for line in said.splitlines() if "round 1/1: 2 trained" in line]
+    assert len(lines) == 1, said
+    assert re.search(r"left out: 2: MagicError: envelope: got magic b'garb'", lines[0])
+    assert '"left_out": {"2": "MagicError' in (out / "metrics.jsonl").read_text()
+
+
+def _path() -> str:
+    import pfedlms
+
+    return str(Path(pfedlms.__file__).parents[1])
+
+
+# --- reaching a server, without Flower
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import subprocess
+
+    folder = tmp_path_factory.mktemp("authority") / "f"
+    write_folder(folder, 1)
+    subprocess.run(["./certificates.sh"], cwd=folder, check=True, capture_output=True)
+    return folder / "certificates"
+
+
+def serving(context: ssl.SSLContext | None, port: int) -> threading.Thread:
+    """Takes one connection, by TLS or as it comes."""
+    listening = socket.create_server(("127.0.0.1", port))
+
+    def serve() -> None:
+        with listening, listening.accept()[0] as taken:
+            try:
+                with context.wrap_socket(taken, server_side=True) if context else taken as one:
+                    one.recv(1)
+                    one.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            except OSError:
+                pass
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    return thread
+
+
+def test_what_keeps_from_reaching_a_server_is_said(certificates: Path, tmp_path: Path) -> None:
+    import subprocess
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates / "server.pem", certificates / "server.key")
+    write_folder(tmp_path / "g", 1)
+    subprocess.run(["./certificates.sh"], cwd=tmp_path / "g", check=True, capture_output=True)
+    stranger = tmp_path / "g" / "certificates" / "ca.crt"
+    for served, authority, said in [
+        (context, certificates / "ca.crt", "is there, TLSv1."),
+        (context, stranger, "its certificate is refused"),
+        (None, certificates / "ca.crt", "no TLS there"),
+    ]:
+        port = free_port()
+        thread = serving(served, port)
+        found = _reached(f"127.0.0.1:{port}", authority)
+        thread.join()
+        assert said in found.said
+        assert found.wrong == (said != "is there, TLSv1.")
+    assert "cannot be reached (Connection refused)" in _reached(f"127.0.0.1:{free_port()}", stranger).said
+    assert "ca.crt: is missing" in _reached("127.0.0.1:1", tmp_path / "ca.crt").said

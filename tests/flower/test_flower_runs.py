@@ -1,0 +1,160 @@
+"""Real processes on loopback: a run over Flower is the run in one process, whatever is killed on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fleet import Fleet, alone, plain, served
+from flotilla import Flotilla, long, needs_flower, until
+
+from factories import digits
+from pfedlms.deploy import Node
+from pfedlms.experiment.store import RunDirectory
+
+pytestmark = needs_flower
+
+
+@pytest.fixture(scope="module")
+def flotilla(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flotilla]:
+    made = Flotilla(tmp_path_factory.mktemp("flower") / "four", 4)
+    try:
+        made.open()
+        for number in range(4):
+            made.node(number)
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Flotilla]:
+    made = Flotilla(tmp_path / "two", 2)
+    try:
+        made.open()
+        yield made
+    finally:
+        made.close()
+
+
+def run_config(chosen: dict[str, Any]) -> str:
+    return " ".join(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in chosen.items())
+
+
+def check(flotilla: Flotilla, chosen: dict[str, Any], state: str = "state") -> list[dict[str, Any]]:
+    """Metrics, summary and every node's model: those of the run in one process."""
+    config = flotilla.config(**chosen)
+    directory = RunDirectory(Path(config.run.out))
+    metrics, expected = directory.read_metrics(), alone(config.with_run(out=""))
+    assert [plain(each) for each in metrics] == [plain(each) for each in expected.metrics]
+    summary = directory.read_summary()
+    assert summary is not None
+    assert plain(summary) == plain(expected.summary)
+    assert all(each["left_out"] == {} for each in metrics)
+    for client, model in enumerate(expected.models):
+        with Node(config, client, flotilla.folder / state.format(client)) as node:
+            own = node.model()
+        assert own.keys() == model.keys()
+        assert all(torch.equal(own[name], model[name]) for name in own)
+    return metrics
+
+
+def test_two_nodes_and_a_round(pair: Flotilla) -> None:
+    """The short one of `make test`."""
+    chosen = {"train.rounds": 1, "run.out": str(pair.folder / "run"), "flower.wait": 60.0}
+    for number in range(2):
+        pair.node(number)
+    pair.run(run_config(chosen))
+    said = pair.finished()
+    metrics = check(pair, chosen)
+    assert f"P-acc {metrics[-1]['p_acc']:5.2f} %" in said
+    assert "round 1/1: 2 trained" in said
+
+
+@long
+def test_data_of_the_nodes_own(pair: Flotilla, tmp_path: Path) -> None:
+    """A file a node, one of them without some classes; the server has none. As nodes in this process have it."""
+    pool = digits()
+    files = {}
+    for client in range(2):
+        held = np.concatenate([np.asarray(pool.train[client]), np.asarray(pool.test[client])])
+        files[client] = f"file:{tmp_path / f'{client}.npz'}"
+        np.savez(tmp_path / f"{client}.npz", x=pool.x[held].numpy(), y=pool.y[held].numpy())
+    chosen = {"data.dataset": "custom", "data.class_names": ",".join("abcdefghij"), "data.sample_shape": "1x8x8"}
+    chosen |= {"method.name": "sketchvote", "run.out": str(pair.folder / "run")}
+    for number, file in files.items():
+        state = pair.folder / "state"
+        pair.node(number, "--node-config", f'partition-id={number} state="{state}" data="{file}" device="cpu"')
+    pair.run(run_config(chosen))
+    pair.finished()
+    config = pair.config(**chosen)
+    metrics = RunDirectory(Path(config.run.out)).read_metrics()
+    here = config.with_run(out=str(tmp_path / "here"))
+    _, expected = served(here, Fleet(here, tmp_path / "nodes", data=files))
+    assert len(metrics) == 2
+    assert [plain(each) for each in metrics] == [plain(each) for each in expected]
+
+
+@long
+@pytest.mark.parametrize("method", ["pfedlms", "sketchvote", "fedavg"])
+def test_the_same_run(flotilla: Flotilla, method: str) -> None:
+    chosen = {"method.name": method, "run.out": str(flotilla.folder / method)}
+    flotilla.run(run_config(chosen), name=method)
+    flotilla.finished(method)
+    check(flotilla, chosen)
+
+
+@long
+@pytest.mark.skipif(find_spec("ray") is None, reason="Flower's simulations are not installed (extra: simulation)")
+@pytest.mark.parametrize("method", ["pfedlms", "sketchvote"])
+def test_the_same_in_flowers_simulation(method: str, tmp_path: Path) -> None:
+    made = Flotilla(tmp_path / "twenty", 20)
+    chosen = {"method.name": method, "run.out": str(made.folder / "run"), "flower.wait": 60.0}
+    try:
+        made.run(run_config(chosen), simulated=20)
+        made.finished()
+        check(made, chosen, state="state/node-{}")
+    finally:
+        made.close()
+
+
+@long
+def test_a_node_killed_in_mid_round(flotilla: Flotilla) -> None:
+    """It comes back within its time, is asked again, and goes on with the model it has: nothing is lost."""
+    chosen = {"method.name": "sketchvote", "run.out": str(flotilla.folder / "killed"), "run.seed": 4}
+    chosen |= {"train.rounds": 3, "run.timeout": 200.0}
+    requests = flotilla.said("node-1").count("Receiving: train.request")
+    flotilla.run(run_config(chosen), name="killed")
+    # The second request: it has trained once.
+    until(lambda: flotilla.said("node-1").count("Receiving: train.request") >= requests + 2, 120, "a request")
+    flotilla.kill("node-1")
+    flotilla.node(1)
+    said = flotilla.finished("killed")
+    assert "left out" not in said
+    check(flotilla, chosen)
+
+
+@long
+@pytest.mark.parametrize("moment", ["in mid-round", "between rounds"])
+def test_the_server_killed(flotilla: Flotilla, moment: str) -> None:
+    """Started again and told to run, it goes on from its checkpoint; nodes find it again by themselves."""
+    name = moment.replace(" ", "-")
+    chosen = {"method.name": "pfedlms", "run.out": str(flotilla.folder / name), "run.seed": 5 + len(name)}
+    metrics = Path(str(chosen["run.out"])) / "metrics.jsonl"
+    flotilla.run(run_config(chosen), name=name)
+    until(lambda: metrics.exists() and metrics.read_bytes(), 240, "a round")
+    if moment == "in mid-round":
+        before = flotilla.said("node-0").count("Receiving: train.request")
+        until(lambda: flotilla.said("node-0").count("Receiving: train.request") > before, 60, "a request")
+    flotilla.kill("superlink")
+    flotilla.kill(name)
+    flotilla.server()
+    flotilla.run(run_config(chosen), name=f"{name}-again")
+    said = flotilla.finished(f"{name}-again")
+    assert "going on after round 1" in said
+    check(flotilla, chosen)
