@@ -296,9 +296,9 @@ class Sketch:
         of every layer, `quantise.root_mean_squares`; on the device of the sketches."""
         given = self.check("sketched", sketched, self.size)
         if backend_of(given) == "gpu":
-            from pfedlms.sketch import gpu
+            from pfedlms.sketch import vote_gpu
 
-            return gpu.spoken(self, given)
+            return vote_gpu.spoken(self, given)
         return pack_signs(given), root_mean_squares(given, self.sizes)
 
     def step(self, signs: Array, factors: Array) -> Tensor:
@@ -316,9 +316,9 @@ class Sketch:
             )
         device = self.rows.device
         if self._on_gpu:
-            from pfedlms.sketch import gpu
+            from pfedlms.sketch import vote_gpu
 
-            return gpu.step(self, to_device(torch.tensor(signs), device), factors.tolist())
+            return vote_gpu.step(self, to_device(torch.tensor(signs), device), factors.tolist())
         bits = np.unpackbits(signs, count=self.size, bitorder="little")
         votes = torch.from_numpy(bits).to(device).float() * 2 - 1
         each = torch.from_numpy(np.repeat(factors, [place.end - place.begin for place in self.shape.places])).to(device)
