@@ -15,7 +15,12 @@ from typing import Any
 from pfedlms.errors import UsageError
 from pfedlms.report.tables import last_evaluations
 
-_COLOURS = {"sketchvote": "#3a4fb0", "pfedlms": "#0b6e4f", "fedavg": "#c84c09", "local": "#6c757d"}
+COLOURS = {
+    "sketchvote": "#3a4fb0", "pfedlms": "#0b6e4f", "fedavg": "#c84c09", "local": "#6c757d", "pfed1bs": "#7fb069",
+    "eden": "#b5179e", "zsign": "#e0a100", "obcsaa": "#8d5a3b", "obda": "#9aa0a6", "fedproto": "#4cc9f0",
+    "stc": "#d7263d", "stc@sketchvote": "#d7263d",
+}  # fmt: skip
+"""Of methods, the same in every plot."""
 
 
 def can_draw() -> bool:
@@ -48,7 +53,7 @@ def who_holds_what(document: Mapping[str, Any], file: Path) -> None:
     figure, (cells, bars) = plt.subplots(
         1, 2, figsize=size, dpi=150, sharey=True, width_ratios=(3, 1), layout="constrained"
     )
-    shades = LinearSegmentedColormap.from_list("samples", ["#ffffff", _COLOURS["sketchvote"]])
+    shades = LinearSegmentedColormap.from_list("samples", ["#ffffff", COLOURS["sketchvote"]])
     image = cells.imshow(counts, cmap=shades, vmin=0, aspect="auto", interpolation="nearest")
     if len(clients) <= 40:
         cells.set_yticks(range(len(clients)), [client["name"] for client in clients], fontsize=7)
@@ -75,7 +80,7 @@ def who_holds_what(document: Mapping[str, Any], file: Path) -> None:
                 sizes,
                 left=start,
                 height=0.8 if len(clients) <= 100 else 1.0,
-                color=_COLOURS[colour],
+                color=COLOURS[colour],
                 label=part,
             )
             start = [before + more for before, more in zip(start, sizes, strict=True)]
@@ -113,7 +118,7 @@ def accuracy_against_bytes(directory: Path, file: Path, title: str = "") -> None
         # What was not finite is null in JSON, and a gap in the line.
         curves = [[nan if (p := record["p_acc"]) is None else p for record in records[:length]] for records in seeds]
         middle = [sum(column) / len(column) for column in zip(*curves, strict=True)]
-        colour = _COLOURS.get(method)
+        colour = COLOURS.get(method)
         sent = [sum(record["bytes"].values()) / clients for record in seeds[0][:length]]
         if sent[-1] == 0:
             axes.axhline(middle[-1], color=colour, linestyle="--", label=f"{method} (nothing sent)")

@@ -6,13 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pfedlms.report.plots import COLOURS
 from pfedlms.reproduce.play import Measured
-
-_STYLE = {
-    "sketchvote": "#3a4fb0", "pfedlms": "#0b6e4f", "fedavg": "#c84c09", "local": "#6c757d", "pfed1bs": "#7fb069",
-    "eden": "#b5179e", "zsign": "#e0a100", "obcsaa": "#8d5a3b", "obda": "#9aa0a6", "fedproto": "#4cc9f0",
-    "stc@sketchvote": "#d7263d",
-}  # fmt: skip
 
 
 def draw_curves(title: str, cells: Mapping[str, Sequence[Measured]], axis: str, file: Path) -> None:
@@ -20,7 +15,7 @@ def draw_curves(title: str, cells: Mapping[str, Sequence[Measured]], axis: str, 
     plt = _pyplot()
     figure, axes = plt.subplots(figsize=(8, 4.8), dpi=150, layout="constrained")
     # Variants of a method lie close to it: more lines than can be told apart.
-    drawn = [row for row in cells if row in _STYLE]
+    drawn = [row for row in cells if row in COLOURS]
     for row, measured in ((row, cells[row]) for row in (drawn if len(drawn) > 1 else cells)):
         done = [each.curve for each in measured if each.finished]
         if not done:
@@ -28,7 +23,7 @@ def draw_curves(title: str, cells: Mapping[str, Sequence[Measured]], axis: str, 
         length = min(len(curve["round"]) for curve in done)
         columns = list(zip(*(curve["p_acc"][:length] for curve in done), strict=True))
         middle = [sum(column) / len(column) for column in columns]
-        colour = _STYLE.get(row)
+        colour = COLOURS.get(row)
         if axis == "bytes" and not done[0]["bytes"][-1]:
             axes.axhline(middle[-1], color=colour, linestyle=":", linewidth=1.2, label=f"{row} (sends nothing)")
             continue
@@ -55,7 +50,7 @@ def draw_distributions(document: Mapping[str, Any], file: Path) -> None:
     stages = document["stages"]
     size = (3.2 * (len(stages) + 1), 3)
     figure, panels = plt.subplots(1, len(stages) + 1, figsize=size, dpi=150, layout="constrained")
-    colours = list(_STYLE.values())
+    colours = list(COLOURS.values())
     for panel, stage in zip(panels, stages, strict=False):
         for colour, (layer, own) in zip(colours, stage["layers"].items(), strict=False):
             drawn = {"color": colour, "label": f"{layer}, σ = {own['deviation']:.3f}"}
@@ -67,7 +62,7 @@ def draw_distributions(document: Mapping[str, Any], file: Path) -> None:
         panel.legend(frameon=False, fontsize=6, loc="upper right")
     panels[0].set_ylabel("density")
     accuracy = {number - 1: own for number, own in zip(*document["curve"].values(), strict=True)}  # from 0, as stages
-    panels[-1].plot(list(accuracy), list(accuracy.values()), color=_STYLE["fedavg"])
+    panels[-1].plot(list(accuracy), list(accuracy.values()), color=COLOURS["fedavg"])
     for stage in stages:
         panels[-1].plot(stage["round"], accuracy[stage["round"]], "o", color="black", markersize=4)
     panels[-1].set_title("accuracy of the shared model, %", loc="left", fontsize=9)

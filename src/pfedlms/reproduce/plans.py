@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pfedlms.errors import UsageError, did_you_mean
 from pfedlms.reproduce.cells import Cell, cell
 from pfedlms.reproduce.paper import Printed, along, paper, printed
 
@@ -110,9 +109,3 @@ EXPERIMENTS = {
     "budget": Experiment("accuracy against bytes, α = 0.5", 0.5, ("mnist",), _table("table1")),
 }  # fmt: skip
 """What is trained cell by cell. `curves` and `budget` use the cells of `table1`."""
-
-
-def experiment(name: str) -> Experiment:
-    if name not in EXPERIMENTS:
-        raise UsageError(f"reproduce: got {name!r}; {did_you_mean(name, list(EXPERIMENTS))}")
-    return EXPERIMENTS[name]
