@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -18,13 +18,14 @@ from pfedlms.experiment.config import Config, load_config
 from pfedlms.experiment.layers import Tables
 from pfedlms.reproduce.budget import equal_rate, taken
 from pfedlms.reproduce.cells import tables_of
+from pfedlms.reproduce.plans import EXPERIMENTS
 
 OWN = {
-    "obcsaa": ("sparsity", (0.03, 0.1, 0.3, 1.0)),
-    "obda": ("step", (3e-3, 1e-2, 3e-2, 1e-1)),
-    "fedproto": ("strength", (0.1, 1.0, 10.0)),
-    "zsign": ("sigma", (0.03, 0.1, 0.3)),
-    "pfed1bs": ("strength", (5e-4, 5e-3, 5e-2)),
+    "obcsaa": ("sparsity", (0.1, 0.3, 1.0)),
+    "obda": ("step", (1e-3, 3e-3, 1e-2, 3e-2)),
+    "fedproto": ("strength", (1e-3, 1e-2, 0.1, 1.0)),
+    "zsign": ("sigma", (0.01, 0.03, 0.1, 0.3)),
+    "pfed1bs": ("strength", (5e-3, 5e-2, 0.5, 5.0)),
     "pfedlms": ("strength", (0.01, 0.05, 0.1, 0.2)),
 }
 """The setting of each method that is chosen by validation accuracy, and where the search begins."""
@@ -47,7 +48,7 @@ class Cell:
     label: str
     """Method or variant, with what was changed of it."""
     seed: int
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     priority: int = 0
     """Those with the smallest number are run first."""
     as_ratio: float = 0
@@ -106,15 +107,30 @@ def tables(dataset: str, step: float | None) -> list[Cell]:
 
 def paper(dataset: str) -> list[Cell]:
     """The paper's methods that `tables` leaves out, and those at each other's bytes, at both α."""
-    cells = []
-    for seed, alpha, row in product(SEEDS, (0.5, 0.1), REST):
-        own = {
-            f"{section}.{key}": value
-            for section, keys in tables_of(dataset, row).items()
-            for key, value in keys.items()
-        }
-        cells.append(Cell(f"paper-{dataset}", dataset, f"a{alpha:g}", row, seed, {"data.alpha": alpha, **own}))
-    return cells
+    return [
+        Cell(f"paper-{dataset}", dataset, f"a{alpha:g}", row, seed, {"data.alpha": alpha, **by_key(dataset, row)})
+        for seed, alpha, row in product(SEEDS, (0.5, 0.1), REST)
+    ]
+
+
+def effects(dataset: str) -> list[Cell]:
+    """The paper's ablation and the figures along one setting of pFedLMS, but for what is shipped: `tables` has that."""
+    shipped, cells = by_key(dataset, "pfedlms"), {}
+    for seed, name in product(SEEDS, ("ablation", "thresholds", "refresh", "lambda")):
+        experiment = EXPERIMENTS[name]
+        for row in experiment.of(dataset) if dataset in experiment.datasets else ():
+            own = {"data.alpha": experiment.alpha, **by_key(dataset, row.variant)}
+            cell = Cell(f"effects-{dataset}", dataset, f"a{experiment.alpha:g}", row.variant, seed, own)
+            plain = replace(cell, settings={"data.alpha": experiment.alpha, **shipped})
+            if cell.config() != plain.config():
+                cells[cell.name] = cell
+    return list(cells.values())
+
+
+def by_key(dataset: str, variant: str) -> dict[str, Any]:
+    """The settings of a variant of a method, by section.key."""
+    tables = tables_of(dataset, variant)
+    return {f"{section}.{key}": value for section, keys in tables.items() for key, value in keys.items()}
 
 
 def own_settings(dataset: str, values: Mapping[str, Sequence[float]]) -> list[Cell]:
@@ -232,25 +248,22 @@ def variants(dataset: str) -> list[Cell]:
 def group(name: str, steps: Mapping[str, float], swept: Sequence[float], on: str = "mnist") -> list[Cell]:
     """The cells of a group; `steps` are the server steps chosen for data sets, `on` the data set of limits and
     variants."""
-    kind, _, dataset = name.partition("-")
-    if kind == "tables" and dataset in DATASETS:
-        return tables(dataset, steps.get(dataset))
-    if kind == "sweep" and dataset in DATASETS:
-        return sweep(dataset, swept)
-    if kind == "gains" and dataset in DATASETS:
-        return gains(dataset)
-    if kind == "plain" and dataset in DATASETS:
-        return plain(dataset)
-    if kind == "paper" and dataset in DATASETS:
-        return paper(dataset)
-    if kind == "own" and dataset in DATASETS:
-        return own_settings(dataset, {method: values for method, (_, values) in OWN.items()})
+    of_a_dataset: dict[str, Callable[[str], list[Cell]]] = {
+        "tables": lambda dataset: tables(dataset, steps.get(dataset)),
+        "plain": plain,
+        "paper": paper,
+        "effects": effects,
+        "sweep": lambda dataset: sweep(dataset, swept),
+        "gains": gains,
+        "own": lambda dataset: own_settings(dataset, {method: values for method, (_, values) in OWN.items()}),
+    }
     others = {"limits": lambda: limits(on), "limits-cifar10": limits_cifar10, "variants": lambda: variants(on)}
+    kind, _, dataset = name.partition("-")
+    if kind in of_a_dataset and dataset in DATASETS:
+        return of_a_dataset[kind](dataset)
     if name not in others:
-        known = ", ".join(
-            f"{kind}-{name}" for kind in ("tables", "plain", "paper", "sweep", "gains", "own") for name in DATASETS
-        )
-        raise SystemExit(f"group: got {name!r}, expected one of {known}, {', '.join(others)}")
+        known = [f"{kind}-{dataset}" for kind in of_a_dataset for dataset in DATASETS]
+        raise SystemExit(f"group: got {name!r}, expected one of {', '.join([*known, *others])}")
     return others[name]()
 
 

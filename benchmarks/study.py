@@ -4,11 +4,12 @@
     python benchmarks/study.py GROUP… --out DIR --collect          # rows → benchmarks/results/GROUP.json
     python benchmarks/study.py GROUP… --list
 
-Groups (cells.py): tables-DATASET, plain-DATASET, paper-DATASET, sweep-DATASET, gains-DATASET, own-DATASET, limits,
-limits-cifar10, variants. Cells that have a row in --out or --done already are skipped, so a study can be spread over
-several calls (--done benchmarks/results skips what was collected); no new cell is begun after --seconds. Workers share
-the device, and each keeps the data it has loaded. `tables-DATASET` has FedAvg with the server step that `sweep-DATASET`
-chose: from --server-step, else from the rows of the sweep (in --out, --done or benchmarks/results).
+Groups (cells.py): tables-DATASET, plain-DATASET, paper-DATASET, effects-DATASET, sweep-DATASET, gains-DATASET,
+own-DATASET, limits, limits-cifar10, variants. Cells that have a row with the same settings in --out or --done already
+are skipped, so a study can be spread over several calls (--done benchmarks/results skips what was collected); no new
+cell is begun after --seconds. Workers share the device, and each keeps the data it has loaded. `tables-DATASET` has
+FedAvg with the server step that `sweep-DATASET` chose: from --server-step, else from the rows of the sweep (in --out,
+--done or benchmarks/results).
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ from pfedlms.experiment import prepare as preparation
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.play import Progress
 from pfedlms.experiment.run import begin
+from pfedlms.reproduce.cells import same_run
+from pfedlms.reproduce.play import config_of
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -194,6 +197,14 @@ def rows_in(folder: Path, group: str) -> list[Row]:
     return [json.loads(file.read_text()) for file in sorted((folder / group).glob("*.json"))]
 
 
+def is_measured(config: Config, row: Row | None, again: bool) -> bool:
+    """Whether a row is of the settings that its cell has now; failed ones do not count `again`."""
+    if row is None or (again and row["status"] == "failed"):
+        return False
+    stored = config_of(row)
+    return bool(row["model"]) or (stored is not None and same_run(config, stored))
+
+
 def server_steps(options: argparse.Namespace) -> dict[str, float]:
     """The server step chosen for every data set whose tables are asked for, as far as it is known."""
     given = dict(text.split("=") for text in options.server_step)
@@ -269,31 +280,30 @@ def main() -> None:
         return
     steps, swept = server_steps(options), [float(step) for step in options.steps.split(",")]
     wanted = [cell for name in options.groups for cell in cells.group(name, steps, swept, options.on)]
-    there = {
-        (row["group"], row["cell"])
-        for folder in folders
-        for name in options.groups
-        for row in rows_in(folder, name)
-        if not (options.again and row["status"] == "failed")
-    }
-    missing = [
-        cell
+    threads = options.threads or max(1, (os.cpu_count() or 1) // options.workers)
+    configs = {
+        cell: cell.config(options.data_dir, device=options.device, threads=threads)
         for cell in wanted
-        if (cell.group, cell.name) not in there and re.search(options.only, f"{cell.group}/{cell.name}")
-    ]
+        if re.search(options.only, f"{cell.group}/{cell.name}")
+    }
+    rows = [row for folder in folders for name in options.groups for row in rows_in(folder, name)]
+    there = {(row["group"], row["cell"]): row for row in reversed(rows)}  # the first folder's counts
+    missing = {
+        cell: config
+        for cell, config in configs.items()
+        if not is_measured(config, there.get((cell.group, cell.name)), options.again)
+    }
     if options.list:
         for cell in missing:
             print(f"{cell.group:16s} {cell.name}")
     print(f"{len(wanted)} cells, {len(missing)} of them to be run", flush=True)
     if options.list or not missing:
         return
-    threads = options.threads or max(1, (os.cpu_count() or 1) // options.workers)
-    configs = [cell.config(options.data_dir, device=options.device, threads=threads) for cell in missing]
     if options.rounds:
-        configs = [replace(own, train=replace(own.train, rounds=options.rounds)) for own in configs]
-    for dataset in {own.data.dataset for own in configs}:
+        missing = {cell: replace(own, train=replace(own.train, rounds=options.rounds)) for cell, own in missing.items()}
+    for dataset in {own.data.dataset for own in missing.values()}:
         load_dataset(dataset, options.data_dir or None)  # once, so that no two workers decode the same images
-    pairs = sorted(zip(missing, configs, strict=True), key=lambda pair: (pair[0].priority, -cells.size(pair[1])))
+    pairs = sorted(missing.items(), key=lambda pair: (pair[0].priority, -cells.size(pair[1])))
     run_all(pairs, options, current_commit(options))
 
 

@@ -77,7 +77,7 @@ def play(
     """Every cell that is in no folder yet and not among the rows that are `known` is trained; one that was interrupted
     goes on. A data set that is not there leaves its cells open and the others alone. After a signal nothing more is
     trained, but what there is already counts. `say` is told how many cells there are before the first is trained."""
-    rows = [(config, row) for row in known if (config := _config(row)) is not None]
+    rows = [(config, row) for row in known if (config := config_of(row)) is not None]
     played, configs = Played(), {cell: where.config(cell) for cell in cells}
     for cell, config in configs.items():
         row = next((row for other, row in rows if same_run(config, other)), None)
@@ -165,7 +165,7 @@ def read_rows(given: Iterable[Path]) -> list[dict[str, Any]]:
     return rows
 
 
-def _config(row: Mapping[str, Any]) -> Config | None:
+def config_of(row: Mapping[str, Any]) -> Config | None:
     """Of a row; None if it has settings that are no more. One that came after it had its default, whatever is shipped
     for the data set by now."""
     method = row["config"].get("method", {}).get("name")
