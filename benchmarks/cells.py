@@ -120,7 +120,7 @@ def effects(dataset: str) -> list[Cell]:
         experiment = EXPERIMENTS[name]
         for row in experiment.of(dataset) if dataset in experiment.datasets else ():
             own = {"data.alpha": experiment.alpha, **by_key(dataset, row.variant)}
-            cell = Cell(f"effects-{dataset}", dataset, f"a{experiment.alpha:g}", row.variant, seed, own)
+            cell = Cell(f"effects-{dataset}", dataset, f"a{experiment.alpha:g}", row.variant, seed, own, priority=1)
             plain = replace(cell, settings={"data.alpha": experiment.alpha, **shipped})
             if cell.config() != plain.config():
                 cells[cell.name] = cell
