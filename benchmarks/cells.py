@@ -21,10 +21,10 @@ from pfedlms.reproduce.cells import tables_of
 from pfedlms.reproduce.plans import EXPERIMENTS
 
 OWN = {
-    "obcsaa": ("sparsity", (0.1, 0.3, 1.0)),
+    "obcsaa": ("sparsity", (0.03, 0.1, 0.3, 1.0)),
     "obda": ("step", (1e-3, 3e-3, 1e-2, 3e-2)),
-    "fedproto": ("strength", (1e-3, 1e-2, 0.1, 1.0)),
-    "zsign": ("sigma", (0.01, 0.03, 0.1, 0.3)),
+    "fedproto": ("strength", (1e-2, 0.1, 1.0, 10.0)),
+    "zsign": ("sigma", (0.03, 0.1, 0.3)),
     "pfed1bs": ("strength", (5e-3, 5e-2, 0.5, 5.0)),
     "pfedlms": ("strength", (0.01, 0.05, 0.1, 0.2)),
 }
@@ -143,6 +143,18 @@ def own_settings(dataset: str, values: Mapping[str, Sequence[float]]) -> list[Ce
     ]  # fmt: skip
 
 
+def equal(dataset: str) -> list[Cell]:
+    """λ of pFedLMS and pFed1BS at each other's bytes, as multiples of what is shipped, with data set aside."""
+    held_out, cells = {"data.alpha": 0.5, "data.validation": 0.2}, []
+    for variant in ("pfed1bs@pfedlms", "pfedlms@pfed1bs"):
+        own = by_key(dataset, variant)
+        shipped = load_config(None, {"data": {"dataset": dataset}, "method": {"name": own["method.name"]}}).settings
+        for times in (0.25, 1.0, 4.0):
+            settings = {**held_out, **own, "method.strength": times * shipped.strength}
+            cells.append(Cell(f"equal-{dataset}", dataset, "a0.5", f"{variant}:{times:g}", SWEEP_SEED, settings))
+    return cells
+
+
 def sweep(dataset: str, steps: Sequence[float]) -> list[Cell]:
     """FedAvg's server step, to be chosen by validation accuracy."""
     held_out = {"data.alpha": 0.5, "data.validation": 0.2, "method.name": "fedavg"}
@@ -255,6 +267,7 @@ def group(name: str, steps: Mapping[str, float], swept: Sequence[float], on: str
         "effects": effects,
         "sweep": lambda dataset: sweep(dataset, swept),
         "gains": gains,
+        "equal": equal,
         "own": lambda dataset: own_settings(dataset, {method: values for method, (_, values) in OWN.items()}),
     }
     others = {"limits": lambda: limits(on), "limits-cifar10": limits_cifar10, "variants": lambda: variants(on)}

@@ -17,10 +17,17 @@ from pathlib import Path
 import study
 from cells import OWN, SWEEP_SEED, own_settings
 
-from pfedlms import load_dataset
+from pfedlms import load_config, load_dataset
 
 FURTHER = 2  # times beyond an end
-MOST = {"obcsaa": 1.0}
+
+
+def most(dataset: str, method: str) -> float:
+    """The largest value there is, or of which the method itself does not warn."""
+    if method == "pfedlms":
+        config = load_config(None, {"data": {"dataset": dataset}, "method": {"name": method}})
+        return 0.1 * config.settings.ratio / config.train.learning_rate * (1 + 1e-9)  # 2 η λ / ratio of 0.2
+    return 1.0 if method == "obcsaa" else float("inf")
 
 
 def found(dataset: str, folders: list[Path]) -> dict[str, dict[float, float]]:
@@ -30,30 +37,36 @@ def found(dataset: str, folders: list[Path]) -> dict[str, dict[float, float]]:
         for row in study.rows_in(folder, f"own-{dataset}"):
             if row["status"] == "finished":
                 own = row["config"]["method"]
-                scores[own["name"]][own[OWN[own["name"]][0]]] = row["summary"]["validation_accuracy"]["last10"]
+                scores[own["name"]][rounded(own[OWN[own["name"]][0]])] = row["summary"]["validation_accuracy"]["last10"]
     return scores
 
 
-def beyond(method: str, scores: Mapping[float, float]) -> float | None:
+def chosen(scores: Mapping[float, float], limit: float) -> float:
+    return max((value for value in scores if value <= limit), key=lambda value: scores[value])
+
+
+def beyond(scores: Mapping[float, float], limit: float) -> float | None:
     """The next value where the best lies at an end of those tried."""
-    values = sorted(scores)
-    best = max(values, key=lambda value: scores[value])
+    values, best = sorted(scores), chosen(scores, limit)
     if best == values[-1]:
         value = best * best / values[-2]
-        return None if best == MOST.get(method) else min(value, MOST.get(method, value))
-    return best * best / values[1] if best == values[0] else None
+        return rounded(value) if value <= limit else None
+    return rounded(best * best / values[1]) if best == values[0] else None
+
+
+def rounded(value: float) -> float:
+    """Without what products of decimal fractions leave behind."""
+    return float(f"{value:.4g}")
 
 
 def toml(dataset: str, method: str, scores: Mapping[float, float]) -> str:
-    values = sorted(scores)
-    best = max(values, key=lambda value: scores[value])
-    key = OWN[method][0]
+    values, key = sorted(scores), OWN[method][0]
     return (
         f"# pfedlms run --dataset {dataset} --data-dir DIR --method {method}\n"
         f"# Swept on seed {SWEEP_SEED}, which is in no table, with data.validation 0.2 at alpha 0.5: {key} "
         f"{', '.join(f'{value:g}' for value in values)}; V-acc of the last 10\n"
         f"# evaluations {', '.join(f'{scores[value]:.2f}' for value in values)}.\n"
-        f"schema = 1\n\n[method]\n{key} = {best!r}\n"
+        f"schema = 1\n\n[method]\n{key} = {chosen(scores, most(dataset, method))!r}\n"
     )
 
 
@@ -88,7 +101,7 @@ def main() -> None:
             study.run_all(pairs, options, study.current_commit(options))
         for dataset in options.datasets:
             for method, scores in found(dataset, folders).items():
-                more = beyond(method, scores) if len(scores) > 1 else None
+                more = beyond(scores, most(dataset, method)) if len(scores) > 1 else None
                 if more is not None:
                     values[dataset][method].append(more)
     for dataset in options.datasets:

@@ -61,8 +61,9 @@ def taken(dataset: str, method: str, **settings: Any) -> int:
 
 def at_the_bytes_of(dataset: str, method: str, other: Mapping[str, Any]) -> dict[str, float]:
     """Settings of `method` at which messages are as large as those of `other` (a section [method]) on the data set's
-    own model. ΦΦᵀ = (N/m) I, so that a step on a pull moves a sketched coordinate by up to 2 η λ N/m, be it that of
-    pFedLMS or of pFed1BS: λ follows the ratio, and the step stays what is shipped."""
+    own model. ΦΦᵀ = (N/m) I, so that a step on a pull, be it that of pFedLMS or of pFed1BS, moves a sketched coordinate
+    by up to 2 η λ N/m and a model of N parameters by up to 2 η λ √N: λ follows the ratio down and stays where it goes
+    up, and neither moves further than with what is shipped."""
     if method not in RATES:
         raise UsageError(
             f"--methods: got {method}@{other['name']}, but no setting of {method} says how much a message takes; "
@@ -73,7 +74,7 @@ def at_the_bytes_of(dataset: str, method: str, other: Mapping[str, Any]) -> dict
     if method not in PULLS:
         return {RATES[method]: rate}
     shipped = load_config(None, {"data": {"dataset": dataset}, "method": {"name": method}}).settings
-    return {"ratio": rate, "strength": shipped.strength * rate / shipped.ratio}
+    return {"ratio": rate, "strength": shipped.strength * min(1.0, rate / shipped.ratio)}
 
 
 @cache
