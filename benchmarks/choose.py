@@ -10,6 +10,7 @@ are, in the group own-DATASET, so that a call can be repeated.
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -61,11 +62,14 @@ def rounded(value: float) -> float:
 
 def toml(dataset: str, method: str, scores: Mapping[float, float]) -> str:
     values, key = sorted(scores), OWN[method][0]
+    swept = (
+        f"Swept on seed {SWEEP_SEED}, which is in no table, with data.validation 0.2 at alpha 0.5: {key} "
+        f"{', '.join(f'{value:g}' for value in values)}; V-acc of the last 10 evaluations "
+        f"{', '.join(f'{scores[value]:.2f}' for value in values)}."
+    )
     return (
         f"# pfedlms run --dataset {dataset} --data-dir DIR --method {method}\n"
-        f"# Swept on seed {SWEEP_SEED}, which is in no table, with data.validation 0.2 at alpha 0.5: {key} "
-        f"{', '.join(f'{value:g}' for value in values)}; V-acc of the last 10\n"
-        f"# evaluations {', '.join(f'{scores[value]:.2f}' for value in values)}.\n"
+        f"{textwrap.fill(swept, 120, initial_indent='# ', subsequent_indent='# ')}\n"
         f"schema = 1\n\n[method]\n{key} = {chosen(scores, most(dataset, method))!r}\n"
     )
 
