@@ -127,6 +127,24 @@ def effects(dataset: str) -> list[Cell]:
     return list(cells.values())
 
 
+def budget(dataset: str) -> list[Cell]:
+    """FedAvg for as many rounds as the bytes of others pay for, at least one."""
+    shared = {"data.alpha": 0.5, **FEDAVG, "run.evaluate_every": 1}
+    rounds = load_config(None, {"data": {"dataset": dataset}}).train.rounds
+    paid = [rounds * taken(dataset, other) // taken(dataset, "fedavg") for other in ("sketchvote", "pfedlms")]
+    return [
+        Cell(f"budget-{dataset}", dataset, "a0.5", f"fedavg-rounds{own}", seed, {**shared, "train.rounds": own})
+        for own in sorted({max(1, each) for each in paid}) for seed in SEEDS
+    ]  # fmt: skip
+
+
+def longer(dataset: str) -> list[Cell]:
+    """FedAvg with the most rounds and local steps that the paper's range has."""
+    settings = {"data.alpha": 0.5, **FEDAVG, "train.rounds": 350, "train.local_steps": 50}
+    label = "fedavg-rounds350-steps50"
+    return [Cell(f"longer-{dataset}", dataset, "a0.5", label, seed, settings, priority=1) for seed in SEEDS]
+
+
 def by_key(dataset: str, variant: str) -> dict[str, Any]:
     """The settings of a variant of a method, by section.key."""
     tables = tables_of(dataset, variant)
@@ -265,6 +283,8 @@ def group(name: str, steps: Mapping[str, float], swept: Sequence[float], on: str
         "plain": plain,
         "paper": paper,
         "effects": effects,
+        "budget": budget,
+        "longer": longer,
         "sweep": lambda dataset: sweep(dataset, swept),
         "gains": gains,
         "equal": equal,
