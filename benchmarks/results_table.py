@@ -1,7 +1,7 @@
-"""Print the Markdown tables of docs/results.md from the summaries in benchmarks/results.
+"""Print the Markdown tables of docs/results.md where a fifth of the clients takes part, from the summaries in
+benchmarks/results.
 
-python benchmarks/results_table.py mnist-0.5             # all clients in every round, beside the paper
-python benchmarks/results_table.py participation-mnist-100
+    python benchmarks/results_table.py participation-mnist-100
 """
 
 from __future__ import annotations
@@ -15,12 +15,6 @@ from typing import Any
 
 MIB = 1 << 20
 ORDER = ("local", "fedavg", "pfedlms", "pfed1bs", "eden", "zsign", "obcsaa", "obda", "fedproto")
-# Maximum test accuracy in the paper's tables 1 (α = 0.5) and 2 (α = 0.1).
-COLUMNS = ("fedavg", "obda", "obcsaa", "fedproto", "eden", "zsign", "pfed1bs", "pfedlms")
-PAPER = {
-    "mnist-0.5": dict(zip(COLUMNS, (98.55, 91.12, 93.81, 96.21, 98.12, 94.98, 95.10, 97.45), strict=True)),
-    "mnist-0.1": dict(zip(COLUMNS, (99.19, 86.84, 96.35, 98.61, 98.83, 95.63, 98.20, 98.78), strict=True)),
-}
 Runs = list[dict[str, Any]]
 
 
@@ -33,37 +27,22 @@ def mib(runs: Runs, *names: str) -> str:
     return f"{mean(sum(run['bytes_per_round'].get(name, 0) for name in names) for run in runs) / MIB:.3f}"
 
 
-def columns(prefix: str, totals: dict[str, float]) -> dict[str, Callable[[str, Runs], str]]:
+def columns(totals: dict[str, float]) -> dict[str, Callable[[str, Runs], str]]:
     """What a table shows of the runs of one method."""
 
     def fewer(name: str, runs: Runs) -> str:
         told = f"{totals['fedavg'] / totals[name]:.3g}× fewer" if totals[name] else "none sent"
         return "1" if name == "fedavg" else told
 
-    def last(name: str, runs: Runs) -> str:
-        return spread([run["accuracy"]["last10"] for run in runs])
-
     def shared(name: str, runs: Runs) -> str:
         return spread([run["global_accuracy"]["max"] for run in runs if "global_accuracy" in run])
 
-    up = lambda name, runs: mib(runs, "up_payload", "up_framing")  # noqa: E731
-    down = lambda name, runs: mib(runs, "down_payload", "down_framing")  # noqa: E731
-    if prefix in PAPER:
-        return {
-            "P-acc max": lambda name, runs: spread([run["accuracy"]["max"] for run in runs]),
-            "P-acc last 10": last,
-            "G-acc max": shared,
-            "paper": lambda name, runs: f"{PAPER[prefix][name]:.2f}" if name in PAPER[prefix] else "–",
-            "MiB/round ↑": up,
-            "↓": down,
-            "bytes vs FedAvg": fewer,
-        }
     return {
-        "P-acc last 10": last,
+        "P-acc last 10": lambda name, runs: spread([run["accuracy"]["last10"] for run in runs]),
         "everyone": lambda name, runs: spread([run["everyone"]["accuracy"] for run in runs]),
         "G-acc max": shared,
-        "MiB/round ↑": up,
-        "↓": down,
+        "MiB/round ↑": lambda name, runs: mib(runs, "up_payload", "up_framing"),
+        "↓": lambda name, runs: mib(runs, "down_payload", "down_framing"),
         "catching up": lambda name, runs: mib(runs, "catch_up"),
         "bytes vs FedAvg": fewer,
     }
@@ -74,7 +53,7 @@ def main() -> None:
     folder = Path(__file__).parent / "results"
     runs = [run for file in sorted(folder.glob(f"{prefix}-?.json")) for run in json.loads(file.read_text())["runs"]]
     groups = {name: [run for run in runs if run["method"] == name] for name in ORDER}
-    shown = columns(prefix, {name: mean(run["total_bytes"] for run in own) for name, own in groups.items()})
+    shown = columns({name: mean(run["total_bytes"] for run in own) for name, own in groups.items()})
     print("| " + " | ".join(["method", *shown]) + " |")
     print("|---" * (1 + len(shown)) + "|")
     for name, own in groups.items():
