@@ -176,6 +176,8 @@ def growth(seen: Seen) -> dict[str, Any]:
     for name, found in seen.sizes.items():
         inside = [(at, size) for at, size in found if warm <= at <= total]
         sizes[name] = {"first": inside[0][1], "last": inside[-1][1], "per_hour": slope(inside)}
+    third = len(seen.messages) // 3
+    kept = [statistics.median(count for _, count in each) for each in (seen.messages[:third], seen.messages[-third:])]
     whole = [one for one in seen.work.values() if one.seen - one.began > 2]
     half = len(whole) // 2
     work = {
@@ -185,7 +187,7 @@ def growth(seen: Seen) -> dict[str, Any]:
         "peak_mib_first_half": statistics.median(one.peak for one in whole[:half]) / MIB,
         "peak_mib_second_half": statistics.median(one.peak for one in whole[half:]) / MIB,
     }
-    return {"memory_mib": memory, "disk_bytes": sizes, "client_apps": work}
+    return {"memory_mib": memory, "disk_bytes": sizes, "messages_kept_thirds": kept, "client_apps": work}
 
 
 def slope(points: list[tuple[float, float]]) -> float:
@@ -209,5 +211,6 @@ def show(told: dict[str, Any]) -> None:
         print(f"{name:26}{numbers[0]:12.1f}{numbers[1]:14.1f}{numbers[2]:+10.2f}{numbers[3]:+10.2f}{files:>16}")
     for name, each in told["disk_bytes"].items():
         print(f"{name:26}{each['first']:12,} B{each['last']:14,} B{each['per_hour']:+16,.0f} B an hour")
+    print("messages kept by the SuperLink, median of the first third and the last:", told["messages_kept_thirds"])
     print("client apps      ", {name: round(value, 2) for name, value in told["client_apps"].items()})
     print("checks           ", told["checks"])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sqlite3
 import sys
 import time
 from collections import Counter, defaultdict
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,8 @@ class Seen:
     """Seconds, resident bytes and open files, by name."""
     sizes: dict[str, list[tuple[float, int]]] = field(default_factory=lambda: defaultdict(list))
     """Seconds and bytes on disk."""
+    messages: list[tuple[float, int]] = field(default_factory=list)
+    """Seconds, and how many messages to nodes the SuperLink keeps."""
     work: dict[tuple[int, float], Process] = field(default_factory=dict)
     """Client apps, one a message, by process id and when they began."""
     tracked: dict[int, dict[int, bytes]] = field(default_factory=lambda: defaultdict(dict))
@@ -86,6 +90,8 @@ def sample(fleet: Flotilla, seen: Seen) -> None:
         **{f"state of node {k}": sum(map(size_of, state_files(fleet, k))) for k in range(PLACES)},
     }.items():
         seen.sizes[name].append((now, size))
+    with closing(sqlite3.connect(f"file:{fleet.folder / 'superlink.db'}?mode=ro", uri=True)) as database:
+        seen.messages.append((now, int(database.execute("SELECT count(*) FROM message_ins").fetchone()[0])))
     look_at_states(fleet, seen)
 
 

@@ -139,6 +139,19 @@ def test_a_node_that_comes_back_under_its_own_id_is_asked_again() -> None:
     assert post.requests() == [70, 70]
 
 
+def test_what_nobody_waits_for_any_more_is_taken_from_the_engine() -> None:
+    """Which keeps a message until the reply to it was taken, and a request that is sent twice is replied to twice."""
+    post = MadeUp(there={70: (*FOREVER, works(0, silent_until=30)), 71: (0, 4, lambda kind, data, now: None)})
+    made, _ = carrier(post, 2)
+    made.gather(5)
+    made.send({0: request(0)}, 120)
+    asked, first = post.waiting
+    post.waiting = {asked: (71, Failure("gone", gone=True)), first: (70, b"late")}
+    post.now += 10
+    assert made.send({0: request(0)}, 120) == {0: request(0) + b"!"}
+    assert not post.waiting
+
+
 def test_a_place_goes_back_to_who_is_left() -> None:
     post = MadeUp(there={70: (*FOREVER, works(0)), 71: (3, 30, works(0))})
     made, _ = carrier(post, 1)
