@@ -54,7 +54,7 @@ device = "cpu"
 threads = 1
 cohort_size = 1
 quorum = 0.3
-timeout = 90.0
+timeout = 180.0
 """
 
 

@@ -84,11 +84,12 @@ class Carrier:
         self._owed: set[str] = set()
         """Messages that nobody waits for any more. An engine keeps them until what came of them was taken."""
 
-    def gather(self, wait: float) -> set[int]:
-        """Wait until every place is taken, or nobody new came for so many seconds; which places are."""
+    def gather(self, wait: float, timeout: float) -> set[int]:
+        """Wait until every place is taken, or nobody new came for `wait` seconds; which places are. A node that is
+        there has `timeout` seconds to say which is its own."""
         latest, before = self._clock(), set[int]()
-        while len(there := self._there()) < self._clients and self._clock() - latest < wait:
-            self._look_around(wait)
+        while len(there := self._there()) < self._clients and (self._asked or self._clock() - latest < wait):
+            self._look_around(timeout)
             if not there <= before:
                 latest, before = self._clock(), before | there
             self._sleep(_POLL)
