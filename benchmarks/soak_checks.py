@@ -155,9 +155,9 @@ def costs(measured: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def growth(seen: Seen) -> dict[str, Any]:
-    """From half a minute after the server has begun: before, processes import. Of nodes that are started again and
-    again, the memory of the one that is there."""
-    warm, total = next(at for at, size in seen.sizes["run directory"] if size) + 30, 60 * seen.minutes
+    """From half a minute after the first phase: before, processes import. Of nodes that are started again and again,
+    the memory of the one that is there."""
+    warm, total = next(at for at, size in seen.sizes["state of node 0"] if size) + 30, 60 * seen.minutes
     memory = {}
     for name, points in seen.memory.items():
         inside = [(at, size / MIB, files) for at, size, files in points if warm <= at <= total]
