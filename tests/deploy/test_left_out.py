@@ -231,6 +231,31 @@ def test_a_node_that_was_away_has_the_bits_of_one_that_stayed(method: str, tmp_p
 
 
 @pytest.mark.filterwarnings("ignore:round")
+def test_where_a_carrier_says_that_a_node_is_gone_nothing_was_sent_and_what_it_has_heard_is_remembered(
+    tmp_path: Path,
+) -> None:
+    config = configured("sketchvote", tmp_path / "run", train={"rounds": 6})
+
+    def way(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes | None:
+        gone = client == BAD and 3 <= decode(request).trip < 5
+        return refusal(decode(request), Why.FAILED, "its node is gone") if gone else handle(request)
+
+    fleet = Fleet(config, tmp_path / "nodes", way)
+    _, metrics = served(config, fleet)
+    back = decode(fleet.trips[5][BAD][0]).records
+    assert [each.number for each in back if each.code == Code.HEAR] == [2, 3, 4]  # not 0 and 1 again
+    expected, _ = alone_without(config, range(3, 5))
+    assert [each["bytes"] for each in metrics] == [each["bytes"] for each in expected]  # nothing goes where nobody is
+    sent = [
+        pair for trip in fleet.trips for client, pair in trip.items() if client != BAD or trip not in fleet.trips[3:5]
+    ]
+    assert metrics[-1]["transport"] == {
+        "down": sum(len(pair[0]) for pair in sent),
+        "up": sum(len(pair[1]) for pair in sent),
+    }
+
+
+@pytest.mark.filterwarnings("ignore:round")
 @pytest.mark.parametrize("method", ["sketchvote", "pfedlms", "fedavg"])
 def test_a_free_place_is_taken_later(method: str, tmp_path: Path) -> None:
     config = configured(method, tmp_path / "run", train={"rounds": 5})

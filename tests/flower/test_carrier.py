@@ -85,7 +85,7 @@ def carrier(post: MadeUp, clients: int, pinned: Mapping[int, int] | None = None)
 def test_places_are_told_by_nodes_once() -> None:
     post = MadeUp(there={70: (*FOREVER, works(1)), 71: (*FOREVER, works(0))})
     made, said = carrier(post, 2)
-    assert made.gather(60) == {0, 1}
+    assert made.gather(60, 100) == {0, 1}
     assert post.now < 2
     assert made.places == {0: 71, 1: 70}
     assert sorted(said) == ["client 0 is node 71", "client 1 is node 70"]
@@ -98,14 +98,29 @@ def test_places_are_told_by_nodes_once() -> None:
 def test_a_start_waits_for_nodes_but_not_forever() -> None:
     post = MadeUp(there={70: (20, 1e9, works(0)), 71: (45, 1e9, works(1))})
     made, _ = carrier(post, 3)
-    assert made.gather(30) == {0, 1}
+    assert made.gather(30, 100) == {0, 1}
     assert 75 <= post.now < 82  # 30 s after the last one came
+
+
+def test_a_start_waits_for_nodes_that_are_slow_to_say_who_they_are() -> None:
+    post = MadeUp(there={70: (*FOREVER, works(0)), 71: (*FOREVER, lambda kind, data, now: None)})
+    made, _ = carrier(post, 2)
+    slept = post.sleep
+
+    def sleep(seconds: float) -> None:
+        slept(seconds)
+        if post.now >= 40:
+            post.waiting |= {name: (node, b"1") for name, (node, said) in post.waiting.items() if said is None}
+
+    made._sleep = sleep
+    assert made.gather(5, 100) == {0, 1}
+    assert [(kind, ttl) for kind, _, _, ttl in post.sent] == [(WHO, 100)] * 2
 
 
 def test_who_is_late_is_not_in_it_and_who_is_not_there_refuses() -> None:
     post = MadeUp(there={70: (*FOREVER, works(0)), 71: (*FOREVER, works(1, silent_until=1e9))})
     made, _ = carrier(post, 3)
-    made.gather(5)
+    made.gather(5, 100)
     replies = made.send({k: request(k) for k in range(3)}, 90)
     assert replies.keys() == {0, 2}
     assert refused(replies[2]) == "no node has taken this place"
@@ -124,7 +139,7 @@ def test_a_node_that_comes_back_under_another_id_is_asked_again() -> None:
     """The first one is killed with the request; for 40 s the engine believes it to be there."""
     post = MadeUp(there={70: (0, 50, works(0, silent_until=1e9)), 71: (12, 1e9, works(0))})
     made, said = carrier(post, 1)
-    made.gather(5)
+    made.gather(5, 100)
     assert made.send({0: request(0)}, 600) == {0: request(0) + b"!"}
     assert post.requests() == [70, 71]
     assert post.now < 20
@@ -134,15 +149,28 @@ def test_a_node_that_comes_back_under_another_id_is_asked_again() -> None:
 def test_a_node_that_comes_back_under_its_own_id_is_asked_again() -> None:
     post = MadeUp(there={70: (*FOREVER, works(0, silent_until=30))})
     made, _ = carrier(post, 1)
-    made.gather(5)
+    made.gather(5, 100)
     assert made.send({0: request(0)}, 120) == {0: request(0) + b"!"}
     assert post.requests() == [70, 70]
+
+
+def test_what_nobody_waits_for_any_more_is_taken_from_the_engine() -> None:
+    """Which keeps a message until the reply to it was taken, and a request that is sent twice is replied to twice."""
+    post = MadeUp(there={70: (*FOREVER, works(0, silent_until=30)), 71: (0, 4, lambda kind, data, now: None)})
+    made, _ = carrier(post, 2)
+    made.gather(5, 100)
+    made.send({0: request(0)}, 120)
+    asked, first = post.waiting
+    post.waiting = {asked: (71, Failure("gone", gone=True)), first: (70, b"late")}
+    post.now += 10
+    assert made.send({0: request(0)}, 120) == {0: request(0) + b"!"}
+    assert not post.waiting
 
 
 def test_a_place_goes_back_to_who_is_left() -> None:
     post = MadeUp(there={70: (*FOREVER, works(0)), 71: (3, 30, works(0))})
     made, _ = carrier(post, 1)
-    made.gather(5)
+    made.gather(5, 100)
     post.now = 10
     made.send({0: request(0)}, 60)
     made.send({0: request(0)}, 60)
@@ -161,7 +189,7 @@ def test_failures_are_refusals_in_words() -> None:
         }
     )
     made, _ = carrier(post, 2)
-    made.gather(5)
+    made.gather(5, 100)
     replies = made.send({k: request(k) for k in (0, 1)}, 60)
     assert refused(replies[0]) == "MemoryError: no memory"
     assert refused(replies[1]) == "its node is gone"
@@ -174,7 +202,7 @@ def test_a_node_that_was_away_is_asked_again_at_once() -> None:
     """Its id is its key's. The engine's word that it was gone comes late."""
     post = MadeUp(there={70: (0, 10, works(0, silent_until=1e9))})
     made, _ = carrier(post, 1)
-    made.gather(5)
+    made.gather(5, 100)
     slept = post.sleep
 
     def sleep(seconds: float) -> None:
@@ -196,7 +224,7 @@ def test_a_node_that_was_away_is_asked_again_at_once() -> None:
 def test_what_a_node_left_behind_is_not_the_next_ones_fault() -> None:
     post = MadeUp(there={70: (0, 15, works(0, silent_until=1e9)), 71: (10, 1e9, works(0, silent_until=1e9))})
     made, _ = carrier(post, 1)
-    made.gather(5)
+    made.gather(5, 100)
     pull = post.pull
 
     def failing(names: Iterable[str]) -> dict[str, bytes | Failure]:
@@ -211,7 +239,7 @@ def test_what_a_node_left_behind_is_not_the_next_ones_fault() -> None:
 def test_a_node_without_a_place_is_named_and_left_alone(claim: bytes) -> None:
     post = MadeUp(there={70: (*FOREVER, works(0)), 71: (*FOREVER, lambda kind, data, now: claim)})
     made, said = carrier(post, 2)
-    assert made.gather(5) == {0}
+    assert made.gather(5, 100) == {0}
     assert any(line.startswith("node 71: got ") and "below 2" in line and len(line) < 150 for line in said)
     made.send({0: request(0)}, 60)
     assert 71 not in post.requests()
@@ -220,7 +248,7 @@ def test_a_node_without_a_place_is_named_and_left_alone(claim: bytes) -> None:
 def test_pinned_places_are_not_given_away() -> None:
     post = MadeUp(there={70: (*FOREVER, works(0)), 71: (*FOREVER, works(0)), 72: (*FOREVER, works(1))})
     made, said = carrier(post, 2, {0: 70})
-    assert made.gather(20) == {0, 1}
+    assert made.gather(20, 100) == {0, 1}
     assert made.places == {0: 70, 1: 72}
     assert "node 71: says it is client 0, whose place belongs to node 70" in said
     made.send({k: request(k) for k in (0, 1)}, 60)
@@ -230,5 +258,5 @@ def test_pinned_places_are_not_given_away() -> None:
 def test_asking_everybody() -> None:
     post = MadeUp(there={70: (*FOREVER, works(0)), 71: (*FOREVER, works(1, silent_until=1e9))})
     made, _ = carrier(post, 2)
-    made.gather(5)
+    made.gather(5, 100)
     assert made.ask(CHECK, b"?", 10) == {0: b"?!", 1: Failure("no reply within 10 s")}

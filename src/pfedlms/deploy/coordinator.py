@@ -24,7 +24,7 @@ from pfedlms.backend import own_threads
 from pfedlms.data import FederatedData
 from pfedlms.deploy.envelope import Code, Envelope, Flag, Kind, Record, Split
 from pfedlms.deploy.ground import Ground
-from pfedlms.deploy.replies import Reader, Reply, answers_heard, checked
+from pfedlms.deploy.replies import Reader, Reply, answers_heard, checked, is_carriers
 from pfedlms.deploy.standing import TO_GATHER, TO_START, Standing
 from pfedlms.engine.exchange import REMEDY, catching_up, check_quorum, from_server
 from pfedlms.engine.federation import ASTRAY
@@ -118,7 +118,7 @@ class Coordinator:
             work = self._missed(client, number, standing.before, Answers(self._model_bytes, standing.answers))
             work += [Record(Code.HEAR, number, i, data=answer) for i, answer in enumerate(standing.last)]
             asked[client] = [*work, Record(Code.TRAIN, number + 1, flags=Flag.PERSONAL)]
-        replies, _, _ = self._trip(standing, asked, Kind.LOOK)
+        replies, *_ = self._trip(standing, asked, Kind.LOOK)
         for client, reply in replies.items():
             for split, into in ((Split.TEST, tested), (Split.VALIDATION, validated)):
                 if split in reply.counts:
@@ -191,11 +191,11 @@ class Coordinator:
         number = standing.round
         if self._method.about_last_steps:
             asked = {client: [Record(Code.SEND, number)] for client in sorted(standing.losses)}
-            ahead = Traffic()
+            costs = dict[int, Traffic]()
         else:
-            asked, ahead = self._first(standing, number, self.participation.of(number + 1), standing.server)
-        replies, failed, after = self._trip(standing, asked)
-        traffic = after.traffic + ahead
+            asked, costs = self._first(standing, number, self.participation.of(number + 1), standing.server)
+        replies, failed, reached, after = self._trip(standing, asked)
+        traffic = after.traffic + _spent(costs, reached)
         came = self._received(asked, replies, number)
         return replace(after, stage=0, traffic=traffic, left_out_next=failed, **came)
 
@@ -206,10 +206,10 @@ class Coordinator:
             client: [Record(Code.HEAR, number, stage, data=answer), Record(Code.SEND, number, stage + 1)]
             for client in members
         }
-        traffic = standing.traffic + self._down(answer, len(members))
-        replies, failed, after = self._trip(replace(standing, traffic=traffic), asked)
-        left_out = {**after.left_out, **failed}
-        return replace(after, stage=stage + 1, left_out=left_out, **self._received(asked, replies, number))
+        replies, failed, reached, after = self._trip(standing, asked)
+        traffic, left_out = after.traffic + self._down(answer, len(reached)), {**after.left_out, **failed}
+        came = self._received(asked, replies, number)
+        return replace(after, stage=stage + 1, traffic=traffic, left_out=left_out, **came)
 
     def _end_of_round(self, standing: Standing, answer: bytes | None) -> RoundReport:
         number = standing.round
@@ -239,19 +239,19 @@ class Coordinator:
         started = standing.stage != TO_START
         number = standing.round if started else -1
         log = Answers(self._model_bytes, standing.answers)
-        traffic, asked = standing.traffic, dict[int, list[Record]]()
+        asked, costs = dict[int, list[Record]](), dict[int, Traffic]()
         for client in trainers:
             work: list[Record] = []
             if self._method.about_last_steps and started:
                 work = self._missed(client, number, standing.server, log, standing.astray)
-                traffic += Traffic(catch_up=sum(len(each.data) for each in work))
+            costs[client] = Traffic(catch_up=sum(len(each.data) for each in work))
             if answer is not None:
                 work.append(Record(Code.HEAR, number, len(self._exchanges) - 1, data=answer))
-                traffic += self._down(answer, 1)
+                costs[client] += self._down(answer, 1)
             asked[client] = [*work, Record(Code.TRAIN, number + 1, flags=flags)]
         if self._method.tracks and answer is not None:
             log.add(number, answer)
-        coming, ahead = dict[int, list[Record]](), Traffic()
+        coming, ahead = dict[int, list[Record]](), dict[int, Traffic]()
         if self._exchanges and number + 1 < standing.rounds:
             if self._method.about_last_steps:
                 coming = {client: [Record(Code.SEND, number + 1)] for client in trainers}
@@ -262,7 +262,7 @@ class Coordinator:
                 coming, ahead = self._first(then, number + 1, self.participation.of(number + 2), standing.current)
         everybody = sorted({*asked, *coming})
         requests = {client: [*asked.get(client, []), *coming.get(client, [])] for client in everybody}
-        replies, failed, after = self._trip(replace(standing, traffic=traffic), requests)
+        replies, failed, reached, after = self._trip(standing, requests)
         there = {client: replies[client] for client in trainers if client in replies}
         if not there:
             what = f"round {number + 1}: the server's answer" if started else "the start: the first request"
@@ -283,7 +283,8 @@ class Coordinator:
             tested=counts[Split.TEST],
             validated=counts[Split.VALIDATION],
             shared=counts[Split.SHARED],
-            ahead=ahead,
+            traffic=after.traffic + _spent(costs, reached),
+            ahead=_spent(ahead, reached),
             left_out={**after.left_out, **{k: why for k, why in failed.items() if k in asked}},
             left_out_next={k: why for k, why in failed.items() if k in coming},
             **self._received(coming, replies, number + 1),
@@ -291,15 +292,15 @@ class Coordinator:
 
     def _first(
         self, standing: Standing, number: int, clients: Sequence[int], server: Any
-    ) -> tuple[dict[int, list[Record]], Traffic]:
+    ) -> tuple[dict[int, list[Record]], dict[int, Traffic]]:
         """Who is about to train is asked for the first message of a round, having caught up; and what that takes."""
-        asked, traffic = {}, Traffic()
+        asked, costs = {}, {}
         log = Answers(self._model_bytes, standing.answers)
         for client in clients:
             work = self._missed(client, number, server, log, heard=standing.heard)
-            traffic += Traffic(catch_up=sum(len(each.data) for each in work))
+            costs[client] = Traffic(catch_up=sum(len(each.data) for each in work))
             asked[client] = [*work, Record(Code.SEND, number)]
-        return asked, traffic
+        return asked, costs
 
     def _missed(
         self, client: int, number: int, server: Any, log: Answers, astray: Sequence[int] = (),
@@ -338,25 +339,25 @@ class Coordinator:
 
     def _trip(
         self, standing: Standing, asked: Mapping[int, Sequence[Record]], kind: Kind = Kind.REQUEST
-    ) -> tuple[dict[int, Reply], dict[int, str], Standing]:
-        """Requests to these clients; replies that are what was asked for, what is wrong with the others, and where the
-        server stands after that."""
+    ) -> tuple[dict[int, Reply], dict[int, str], set[int], Standing]:
+        """Requests to these clients; replies that are what was asked for, what is wrong with the others, to whom
+        requests went, and where the server stands after that."""
         requests = {
             client: Envelope(kind, self.run, client, standing.round, standing.trip, tuple(work))
             for client, work in sorted(asked.items())
         }
         encoded = {client: request.encode() for client, request in requests.items()}
         came = self._transport.send(dict(encoded), self.config.run.timeout) if encoded else {}
-        replies, failed = dict[int, Reply](), dict[int, str]()
-        heard, carried = dict(standing.heard), list(standing.carried)
+        replies, failed, reached = dict[int, Reply](), dict[int, str](), set(requests)
+        heard = dict(standing.heard)
         for client, request in requests.items():
-            carried[0] += len(encoded[client])
             data = came.get(client)
-            carried[1] += len(data or b"")
             try:
                 if data is None:
                     raise WireError(f"no reply within {self.config.run.timeout:g} s")
                 said = checked(request, data)
+                if is_carriers(said):
+                    reached.discard(client)
                 # Of one that was found astray, only once it has taken the model in.
                 if heard.get(client) != ASTRAY and client not in standing.astray:
                     heard[client] = answers_heard(said, heard.get(client, 0), standing.round + 1)
@@ -368,14 +369,20 @@ class Coordinator:
                 if kind == Kind.REQUEST:
                     self._warn(standing.round, client, f"is left out: {failed[client]}")
         known = heard if self._method.tracks else {}
+        down, up = (sum(len(each.get(client, b"")) for client in reached) for each in (encoded, came))
         after = replace(
             standing, trip=standing.trip + 1, heard=known, rejected=standing.rejected + len(failed),
-            carried=(carried[0], carried[1]), **self._length,
+            carried=(standing.carried[0] + down, standing.carried[1] + up), **self._length,
         )  # fmt: skip
-        return replies, failed, after
+        return replies, failed, reached, after
 
     def _warn(self, number: int, client: int, what: str) -> None:
         """Once, for as long as it stays the same."""
         if self._told.get(client) != what:
             self._told[client] = what
             warnings.warn(f"round {number + 1}: client {client} {what}", stacklevel=4)
+
+
+def _spent(costs: Mapping[int, Traffic], reached: set[int]) -> Traffic:
+    """What clients were sent that were there: to a place that nobody has taken, nothing goes."""
+    return sum((each for client, each in costs.items() if client in reached), Traffic())

@@ -60,6 +60,11 @@ def answers_heard(said: Envelope, before: int, most: int) -> int:
     return found[0] if len(found) == 1 and found[0] <= most else before
 
 
+def is_carriers(said: Envelope) -> bool:
+    """Whether who carries messages says that the node could not be reached; what a node says has HEARD in it."""
+    return [each.code for each in said.records] == [Code.REFUSED]
+
+
 class Reader:
     """Takes a reply whole or not at all."""
 

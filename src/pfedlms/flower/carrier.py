@@ -41,7 +41,7 @@ class Post(Protocol):
         ...
 
     def pull(self, names: Iterable[str]) -> dict[str, bytes | Failure]:
-        """What has come in reply to messages; each once."""
+        """What has come in reply to messages; each once. Of one that is worth nothing any more, that it failed."""
         ...
 
 
@@ -81,12 +81,15 @@ class Carrier:
         """Nodes that were asked who they are, by the name of the message."""
         self._strangers: dict[int, float] = {}
         """Nodes that have no place, and when that was found."""
+        self._owed: set[str] = set()
+        """Messages that nobody waits for any more. An engine keeps them until what came of them was taken."""
 
-    def gather(self, wait: float) -> set[int]:
-        """Wait until every place is taken, or nobody new came for so many seconds; which places are."""
+    def gather(self, wait: float, timeout: float) -> set[int]:
+        """Wait until every place is taken, or nobody new came for `wait` seconds; which places are. A node that is
+        there has `timeout` seconds to say which is its own."""
         latest, before = self._clock(), set[int]()
-        while len(there := self._there()) < self._clients and self._clock() - latest < wait:
-            self._look_around(wait)
+        while len(there := self._there()) < self._clients and (self._asked or self._clock() - latest < wait):
+            self._look_around(timeout)
             if not there <= before:
                 latest, before = self._clock(), before | there
             self._sleep(_POLL)
@@ -118,6 +121,7 @@ class Carrier:
             for name, said in self._post.pull(trip.sent).items():
                 self._take(trip, name, *trip.sent.pop(name), said)
             self._sleep(_POLL * bool(trip.waiting))
+        self._owed |= trip.sent.keys()
         for client in sorted(trip.waiting.keys() - self._there()):
             self._refuse(trip, client, "its node is gone" if client in self.places else "no node has taken this place")
         return trip.replies
@@ -139,6 +143,7 @@ class Carrier:
         now = self._clock()
         if now - self._looked >= _LOOK:
             self._online, self._looked = self._post.nodes(), now
+            self._owed -= self._post.pull(self._owed).keys()
             known = {*self._claims, *self._asked.values(), *self._pinned.values()}
             known |= {node for node, since in self._strangers.items() if now - since < _STRANGER}
             fresh = sorted(self._online - known) if len(self._pinned) < self._clients else []
@@ -146,6 +151,7 @@ class Carrier:
                 self._asked |= self._post.push(WHO, dict.fromkeys(fresh, b""), timeout)
         for name, said in self._post.pull(self._asked).items() if self._asked else ():
             self._place(self._asked.pop(name), said)
+        self._owed |= {name for name, node in self._asked.items() if node not in self._online}
         self._asked = {name: node for name, node in self._asked.items() if node in self._online}
 
     def _place(self, node: int, said: bytes | Failure) -> None:

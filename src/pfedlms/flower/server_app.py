@@ -37,7 +37,7 @@ def server_app(file: Path, model: ModelLike = None, own: Own = NOTHING_OWN) -> A
         carrier = Carrier(GridPost(grid), clients, flower.pinned(clients), say)
         with _warnings_said():
             for left in reversed(range(flower.attempts)):
-                there = carrier.gather(flower.wait)
+                there = carrier.gather(flower.wait, config.run.timeout)
                 say(f"pfedlms: {len(there)} of {clients} places are taken")
                 if flower.check:
                     return check(config, carrier, Ground(config, None, None, model, own).run)
