@@ -21,7 +21,7 @@ The body is a row of records, each 16 bytes and its data:
     8      8     length of the data in bytes
 
 Numbers are unsigned, little endian. A request is what a node is to do, in order. A reply has a record for each SEND and
-TRAIN of its request, in their order, and HEARD; or REFUSED and HEARD. Nothing is allocated by a length that was not
+TRAIN of its request, in their order, and HEARD; or REFUSED and, from a node, HEARD. Nothing is allocated by a length that was not
 compared with what is there.
 """
 
@@ -191,11 +191,11 @@ def _records(body: memoryview) -> tuple[Record, ...]:
     return tuple(found)
 
 
-def refusal(request: Envelope, why: Why, text: str, heard: int = 0) -> bytes:
+def refusal(request: Envelope, why: Why, text: str, heard: int | None = None) -> bytes:
     """A reply that says that nothing was done. Whoever carries messages makes one of Why.FAILED where he knows why none
-    came."""
-    words = text.encode()[:_LONGEST_TEXT]
-    return request.reply(Record(Code.REFUSED, flags=why, data=words), Record(Code.HEARD, heard)).encode()
+    came; how many answers the node has heard he does not know."""
+    said = [Record(Code.REFUSED, flags=why, data=text.encode()[:_LONGEST_TEXT])]
+    return request.reply(*said, *([] if heard is None else [Record(Code.HEARD, heard)])).encode()
 
 
 def reason(record: Record) -> str:
