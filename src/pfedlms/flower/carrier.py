@@ -16,8 +16,10 @@ _POLL = 0.5
 _AGAIN = 3
 _STRANGER = 60.0
 _GRACE = 30.0
+_TELL = 60.0
 """Seconds: between looks at who is there; between looks at what came; into how many parts asking again divides a
-timeout; how long a node without a place is left alone; how long one that went is waited for."""
+timeout; how long a node without a place is left alone; how long one that went is waited for; how long one has at least
+to say which place it has."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,12 @@ class Carrier:
         """Nodes that have no place, and when that was found."""
 
     def gather(self, wait: float) -> set[int]:
-        """Wait until every place is taken, or nobody new came for so many seconds; which places are."""
+        """Wait until every place is taken, or nobody new came for so many seconds and all who are there had time to say
+        which place they have; which places are taken."""
         latest, before = self._clock(), set[int]()
-        while len(there := self._there()) < self._clients and self._clock() - latest < wait:
+        while len(there := self._there()) < self._clients:
+            if self._clock() - latest >= (max(wait, _TELL) if self._asked else wait):
+                break
             self._look_around(wait)
             if not there <= before:
                 latest, before = self._clock(), before | there
@@ -131,6 +136,11 @@ class Carrier:
                 found[client] = node
         return found | self._pinned
 
+    @property
+    def strangers(self) -> set[int]:
+        """Nodes that are there and have no place."""
+        return self._online & (self._strangers.keys() - self._claims.keys())
+
     def _there(self) -> set[int]:
         return {client for client, node in self.places.items() if node in self._online}
 
@@ -143,7 +153,7 @@ class Carrier:
             known |= {node for node, since in self._strangers.items() if now - since < _STRANGER}
             fresh = sorted(self._online - known) if len(self._pinned) < self._clients else []
             if fresh:
-                self._asked |= self._post.push(WHO, dict.fromkeys(fresh, b""), timeout)
+                self._asked |= self._post.push(WHO, dict.fromkeys(fresh, b""), max(timeout, _TELL))
         for name, said in self._post.pull(self._asked).items() if self._asked else ():
             self._place(self._asked.pop(name), said)
         self._asked = {name: node for name, node in self._asked.items() if node in self._online}

@@ -66,6 +66,8 @@ def check(config: Config, carrier: Carrier, run: bytes) -> None:
     said_of = ", ".join(f"{name} {value}" for name, value in here.items())
     if wrong:
         raise UsageError(f"check: {wrong} nodes differ from the server, which has {said_of}")
+    if carrier.strangers:
+        raise UsageError(f"check: {len(carrier.strangers)} nodes have no place among {config.data.clients}")
     say(f"{CHECKED}: {len(carrier.places)} of {config.data.clients} places, all with {said_of}")
 
 
