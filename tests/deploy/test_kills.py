@@ -221,7 +221,11 @@ def test_a_server_asked_to_stop(number: int, end: type[BaseException], code: int
         summary = RunDirectory(Path(config.run.out)).read_summary()
         assert summary is not None
         # Two trips a round after the first.
-        assert (summary["status"], summary["rounds"], summary["everyone"]) == ("interrupted", (trip - 1) // 2 * (trip > 0), None)
+        assert (summary["status"], summary["rounds"], summary["everyone"]) == (
+            "interrupted",
+            (trip - 1) // 2 * (trip > 0),
+            None,
+        )
         assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
     assert said == ["interrupted"] * 7
     assert serve(config, Way(), Told())["status"] == "finished"

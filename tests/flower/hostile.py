@@ -1,5 +1,5 @@
-"""What nodes may do that are not as they should be: ATTACK in the environment of a node says what. It goes into the app's
-folder; Flower's files and the handler of requests are those of the package, and what the handler returns is changed."""
+"""What nodes may do that are not as they should be: ATTACK in the environment of a node says what. It goes into the
+app's folder; the handler of requests is that of the package, and what it returns is changed."""
 
 from __future__ import annotations
 

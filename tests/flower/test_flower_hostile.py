@@ -1,5 +1,5 @@
-"""Real processes: nodes that lie, in all ways at once. Each is left out or weakened, warned of and named; the others' run
-is what it would be without them."""
+"""Real processes: nodes that lie, in all ways at once. Each is left out or weakened, warned of and named; the others'
+run is what it would be without them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import hostile
 import numpy as np
@@ -21,6 +20,7 @@ import torch
 from fleet import Fleet, plain, served
 from flotilla import SMALL, Flotilla, long, needs_flower, run_config, until
 
+import pfedlms
 from factories import digits
 from pfedlms.deploy import Node
 from pfedlms.deploy.envelope import Code, decode
@@ -40,7 +40,7 @@ WHY = {
     3: "MagicError: envelope: got magic b'garb'",
     4: "RoundError: reply: got one to round 1, trip 0, expected ",
     5: "TruncatedError: envelope: got \\d+ bytes, expected 1152921504606846976",
-    6: "expected a finite number",
+    6: "DecodeError: field 'variance': got nan at position 1, expected a finite number",
     7: r"samples: got \d+, expected \d+, as was said before",
 }
 
@@ -98,15 +98,25 @@ def test_a_check_names_who_differs(fixed: Fixed) -> None:
         section, _, name = key.partition(".")
         table = f"[tool.flwr.app.config.{section}]"
         head, own = text.split(table)
-        text = head + table + re.sub(rf"^{name} = .*$", f"{name} = {json.dumps(value)}", own, count=1, flags=re.MULTILINE)
+        text = (
+            head + table + re.sub(rf"^{name} = .*$", f"{name} = {json.dumps(value)}", own, count=1, flags=re.MULTILINE)
+        )
     pyproject.write_text(text)
     done = subprocess.run(
-        [sys.executable, "-m", "pfedlms", "deploy", "check", str(fixed.flotilla.folder)],
-        env=fixed.flotilla.environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=400,
+        [sys.executable, "-m", "pfedlms", "deploy", "check", str(fixed.flotilla.folder), "--json"],
+        env=fixed.flotilla.environment, text=True, stdout=subprocess.PIPE, timeout=400,
     )  # fmt: skip
-    print(done.stdout)
-    assert done.returncode == 1
-    assert "got 0.0.9" in done.stdout
+    assert done.returncode == 1, done.stdout
+    found = [each for each in json.loads(done.stdout) if each["what"] == "nodes"]
+    said = {each["said"].partition(": ")[0]: each for each in found if each["said"].startswith("client ")}
+    assert list(said) == [f"client {client}" for client in range(9)], found
+    version = said["client 1"]["said"]
+    assert re.fullmatch(rf"client 1: pfedlms: got 0\.0\.9, expected {re.escape(pfedlms.__version__)}", version)
+    assert re.fullmatch(r"client 2: digest: got (\w{16}), expected (?!\1)\w{16}", said["client 2"]["said"])
+    for client, each in enumerate(said.values()):
+        assert each["wrong"] == (client in (1, 2))
+        assert client in (1, 2) or each["said"] == f"client {client}: as the server"
+    assert not any(each["wrong"] for each in found if each["said"].startswith(("checked", "9 of 9")))
 
 
 def test_all_attacks_at_once(fixed: Fixed, tmp_path: Path) -> None:

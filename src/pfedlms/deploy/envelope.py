@@ -21,8 +21,8 @@ The body is a row of records, each 16 bytes and its data:
     8      8     length of the data in bytes
 
 Numbers are unsigned, little endian. A request is what a node is to do, in order. A reply has a record for each SEND and
-TRAIN of its request, in their order, and HEARD; or REFUSED and, from a node, HEARD. Nothing is allocated by a length that was not
-compared with what is there.
+TRAIN of its request, in their order, and HEARD; or REFUSED and, from a node, HEARD. Nothing is allocated by a length
+that was not compared with what is there.
 """
 
 from __future__ import annotations

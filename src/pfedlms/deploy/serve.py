@@ -34,8 +34,8 @@ def serve(
 ) -> dict[str, Any]:
     """Play all rounds that are left of the run in `run.out`, with a checkpoint after every trip; its summary.
 
-    Ctrl-C and SIGTERM write a summary that says `interrupted`, and then do what they did before: whoever handles them is
-    called, and if nobody does, SIGTERM ends the program with 143. Calling `serve` again goes on from the last trip.
+    Ctrl-C and SIGTERM write a summary that says `interrupted`, and then do what they did before: whoever handles them
+    is called, and if nobody does, SIGTERM ends the program with 143. Calling `serve` again goes on from the last trip.
     """
     if not config.run.out:
         raise UsageError("run.out: got nothing, expected the folder in which the server keeps its run")
