@@ -71,7 +71,7 @@ def test_a_node_away_for_five_rounds_and_one_that_comes_late(flotilla: Flotilla,
         # Who misses the end of a round has no message in the next one.
         assert [number for number, text in named.items() if text] == [*trips, trips[-1] + 1]
         assert f"client {client} is left out: refused, failed: {why}" in said
-    assert said.count(f"client {AWAY} is node ") == 2 or f"client {LATE} is node " in said
+    assert f"client {LATE} is node " in said
 
     def way(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes | None:
         trip = decode(request).trip  # trip t ends round t; trip 0 is the start
@@ -102,7 +102,9 @@ def test_a_node_away_for_five_rounds_and_one_that_comes_late(flotilla: Flotilla,
 def test_the_server_asked_to_stop(flotilla: Flotilla, way: str) -> None:
     """Its summary says `interrupted`; told to run again, it goes on, and ends as if nothing had happened."""
     name = way.replace(" ", "-")
-    chosen = {"method.name": "pfedlms", "run.out": str(flotilla.folder / name), "run.seed": 11 + len(name)}
+    # Two of the four nodes have no place in this run. A seed of its own: nodes remember the runs they took part in.
+    chosen = {"method.name": "pfedlms", "run.out": str(flotilla.folder / name), "data.clients": 2}
+    chosen["run.seed"] = 11 + len(name)
     directory = RunDirectory(Path(str(chosen["run.out"])))
     flotilla.run(run_config(chosen), name=name)
     until(lambda: directory.read_metrics(), 240, "a round")
