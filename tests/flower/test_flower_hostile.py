@@ -123,7 +123,7 @@ def test_all_attacks_at_once(fixed: Fixed, tmp_path: Path) -> None:
     flotilla, out = fixed.flotilla, fixed.flotilla.folder / "run"
     chosen = {**CHOSEN, "run.out": str(out), "flower.nodes": str(fixed.pinned)}
     flotilla.run(run_config(chosen))
-    said = flotilla.finished(seconds=580)
+    said = flotilla.finished(seconds=900)
     config, metrics = flotilla.config(**chosen), RunDirectory(out).read_metrics()
     assert [each["round"] for each in metrics] == [1, 2]
     for each in metrics:
