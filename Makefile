@@ -23,7 +23,7 @@ $(VENV)/.triton: $(READY)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt triton
 	touch $@
 
-# Real processes on this machine, about a quarter of an hour.
+# Real processes on this machine, about half an hour.
 test-deploy: $(FLOWER)/.ready
 	PFEDLMS_TEST_DEPLOY=1 $(FLOWER)/bin/python -m pytest tests/flower
 

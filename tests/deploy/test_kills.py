@@ -15,6 +15,7 @@ from fleet import Fleet, alone, check_states, configured, plain, served
 from pfedlms.deploy import Node, serve
 from pfedlms.experiment import store
 from pfedlms.experiment.config import Config
+from pfedlms.experiment.play import Progress
 from pfedlms.experiment.store import RunDirectory
 
 METHODS = ("pfedlms", "sketchvote", "fedavg", "obda")
@@ -188,3 +189,62 @@ def test_a_server_killed_in_every_trip(
             assert lives < 100
     assert lives > 4
     check(config, fleet)
+
+
+@pytest.mark.parametrize(
+    ("number", "end", "code"), [(signal.SIGTERM, SystemExit, 143), (signal.SIGINT, KeyboardInterrupt, None)]
+)
+def test_a_server_asked_to_stop(number: int, end: type[BaseException], code: int | None, tmp_path: Path) -> None:
+    """In the middle of each trip, and twice in the second: its summary says so, and it goes on."""
+    config = configured("pfedlms", tmp_path / "run")
+    fleet = Fleet(config, tmp_path / "nodes")
+    said: list[str] = []
+
+    class Way:
+        def send(self, requests: dict[int, bytes], timeout: float) -> dict[int, bytes]:
+            replies = fleet.send(requests, timeout)
+            if len(fleet.trips) % 2:
+                signal.raise_signal(number)
+            return replies
+
+    class Told(Progress):
+        def ended(self, config: Config, summary: Any) -> None:
+            said.append(summary["status"])
+            if len(said) == 2:
+                signal.raise_signal(number)  # as engines do that lose patience
+
+    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    for trip in range(7):
+        with pytest.raises(end) as raised:
+            serve(config, Way(), Told())
+        assert getattr(raised.value, "code", None) == code
+        summary = RunDirectory(Path(config.run.out)).read_summary()
+        assert summary is not None
+        # Two trips a round after the first.
+        assert (summary["status"], summary["rounds"], summary["everyone"]) == (
+            "interrupted",
+            (trip - 1) // 2 * (trip > 0),
+            None,
+        )
+        assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert said == ["interrupted"] * 7
+    assert serve(config, Way(), Told())["status"] == "finished"
+    check(config, fleet)
+
+
+def test_who_handles_signals_is_still_asked(tmp_path: Path) -> None:
+    config = configured("fedavg", tmp_path / "run")
+    asked: list[int] = []
+
+    class Way:
+        def send(self, requests: dict[int, bytes], timeout: float) -> dict[int, bytes]:
+            signal.raise_signal(signal.SIGTERM)
+            raise AssertionError
+
+    before = signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
+    try:
+        with pytest.raises(SystemExit):
+            serve(config, Way())
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert asked == [signal.SIGTERM]

@@ -204,16 +204,21 @@ def test_a_reply_of_before(tmp_path: Path) -> None:
     assert node.state is before
 
 
+@pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("method", ["sketchvote", "stc", "obda"])
-def test_a_node_that_was_away_has_the_bits_of_one_that_stayed(method: str, tmp_path: Path) -> None:
-    """Away for five rounds: it is sent the answers it missed, and is left out of the exchange after them, too."""
+def test_a_node_that_was_away_has_the_bits_of_one_that_stayed(method: str, known: bool, tmp_path: Path) -> None:
+    """Away for five rounds: it is sent the answers it missed, and is left out of the exchange after them, too; also
+    where who carries messages knows that it is away, and refuses in its place."""
     config = configured(method, tmp_path / "run", train={"rounds": 9})
 
     def way(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes | None:
-        return None if client == BAD and decode(request).trip in range(2, 7) else handle(request)
+        if client == BAD and decode(request).trip in range(2, 7):
+            return refusal(decode(request), Why.FAILED, "its node is gone") if known else None
+        return handle(request)
 
     fleet = Fleet(config, tmp_path / "nodes", way)
-    with pytest.warns(UserWarning, match=f"round 2: client {BAD} is left out: no reply within 600 s"):
+    why = "refused, failed: its node is gone" if known else "no reply within 600 s"
+    with pytest.warns(UserWarning, match=f"round 2: client {BAD} is left out: {why}"):
         _, metrics = served(config, fleet)
     models = [fleet.node(client).state.cohort.state["model"] for client in range(CLIENTS)]
     assert all(torch.equal(model, models[0]) for model in models)

@@ -11,10 +11,15 @@ import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from fleet import alone, plain
 
+from pfedlms.deploy import Node
 from pfedlms.experiment.config import Config
+from pfedlms.experiment.store import RunDirectory
 from pfedlms.flower.folder import write_folder
 from pfedlms.flower.keys import configured
 
@@ -128,6 +133,18 @@ class Flotilla:
             kill(pid)
         process.wait()
 
+    def end(self, name: str, seconds: float = 60) -> None:
+        """As its owner ends it: SIGTERM, to it and all it has started."""
+        process = self.started.pop(name)
+        everything = [process.pid, *children(process.pid)]
+        for pid in everything:
+            try:
+                os.kill(pid, signal.SIGTERM)
+            except ProcessLookupError:
+                continue
+        process.wait(seconds)
+        until(lambda: not any(map(alive, everything)), seconds, f"the end of {name}")
+
     def close(self) -> None:
         for _ in range(5):
             for pid in sorted(belonging(self.home)):  # what starts others first
@@ -138,6 +155,28 @@ class Flotilla:
 
     def config(self, **chosen: object) -> Config:
         return configured(self.app / "pfedlms.toml", chosen)[0]
+
+
+def run_config(chosen: dict[str, Any]) -> str:
+    return " ".join(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in chosen.items())
+
+
+def check(flotilla: Flotilla, chosen: dict[str, Any], state: str = "state") -> list[dict[str, Any]]:
+    """Metrics, summary and every node's model: those of the run in one process."""
+    config = flotilla.config(**chosen)
+    directory = RunDirectory(Path(config.run.out))
+    metrics, expected = directory.read_metrics(), alone(config.with_run(out=""))
+    assert [plain(each) for each in metrics] == [plain(each) for each in expected.metrics]
+    summary = directory.read_summary()
+    assert summary is not None
+    assert plain(summary) == plain(expected.summary)
+    assert all(each["left_out"] == {} for each in metrics)
+    for client, model in enumerate(expected.models):
+        with Node(config, client, flotilla.folder / state.format(client)) as node:
+            own = node.model()
+        assert own.keys() == model.keys()
+        assert all(torch.equal(own[name], model[name]) for name in own)
+    return metrics
 
 
 def kill(pid: int) -> None:

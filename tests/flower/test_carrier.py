@@ -82,6 +82,49 @@ def carrier(post: MadeUp, clients: int, pinned: Mapping[int, int] | None = None)
     return made, said
 
 
+class Slow(MadeUp):
+    """Nothing that was sent is answered before the 40th second."""
+
+    def pull(self, names: Iterable[str]) -> dict[str, bytes | Failure]:
+        return super().pull(names) if self.now >= 40 else {}
+
+
+def test_a_node_has_time_to_say_which_place_it_has() -> None:
+    """However short the wait for newcomers is; but not forever."""
+    post = Slow(there={70: (*FOREVER, works(0))})
+    made, _ = carrier(post, 2)
+    assert made.gather(5, 60) == {0}
+    assert 40 <= post.now < 50
+    assert [(kind, worth) for kind, _, _, worth in post.sent] == [(WHO, 60.0)]
+    silent = MadeUp(there={70: (*FOREVER, lambda kind, data, now: None)})
+    assert carrier(silent, 2)[0].gather(5, 60) == set()
+    assert 60 <= silent.now < 70
+
+
+def test_who_has_no_place_is_known() -> None:
+    post = MadeUp(there={70: (*FOREVER, works(0)), 71: (*FOREVER, works(9)), 72: (0.0, 50.0, works(8))})
+    made, _ = carrier(post, 2)
+    made.gather(5, 100)
+    assert made.strangers == {71, 72}
+    post.now = 51.0
+    made.gather(5, 100)
+    assert made.strangers == {71}
+
+
+def test_a_node_that_comes_back_may_have_another_place() -> None:
+    """Its id is that of its key; what it says then counts."""
+    post = MadeUp(there={70: (*FOREVER, works(0)), 71: (0.0, 20.0, works(1))})
+    made, said = carrier(post, 3)
+    assert made.gather(5, 100) == {0, 1}
+    post.now = 30.0
+    assert made.gather(5, 100) == {0}
+    post.there[71] = (*FOREVER, works(2))
+    assert made.gather(5, 100) == {0, 2}
+    assert made.send({k: request(k) for k in (0, 2)}, 60) == {k: request(k) + b"!" for k in (0, 2)}
+    assert said[-1] == "client 2 is node 71"
+    assert [node for kind, node, *_ in post.sent if kind == WHO] == [70, 71, 71]
+
+
 def test_places_are_told_by_nodes_once() -> None:
     post = MadeUp(there={70: (*FOREVER, works(1)), 71: (*FOREVER, works(0))})
     made, said = carrier(post, 2)

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from fleet import Fleet, alone, plain, served
-from flotilla import Flotilla, long, needs_flower, until
+from fleet import Fleet, plain, served
+from flotilla import Flotilla, check, long, needs_flower, run_config, until
 
 from factories import digits
-from pfedlms.deploy import Node
 from pfedlms.experiment.store import RunDirectory
 
 pytestmark = needs_flower
@@ -40,28 +37,6 @@ def pair(tmp_path: Path) -> Iterator[Flotilla]:
         yield made
     finally:
         made.close()
-
-
-def run_config(chosen: dict[str, Any]) -> str:
-    return " ".join(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in chosen.items())
-
-
-def check(flotilla: Flotilla, chosen: dict[str, Any], state: str = "state") -> list[dict[str, Any]]:
-    """Metrics, summary and every node's model: those of the run in one process."""
-    config = flotilla.config(**chosen)
-    directory = RunDirectory(Path(config.run.out))
-    metrics, expected = directory.read_metrics(), alone(config.with_run(out=""))
-    assert [plain(each) for each in metrics] == [plain(each) for each in expected.metrics]
-    summary = directory.read_summary()
-    assert summary is not None
-    assert plain(summary) == plain(expected.summary)
-    assert all(each["left_out"] == {} for each in metrics)
-    for client, model in enumerate(expected.models):
-        with Node(config, client, flotilla.folder / state.format(client)) as node:
-            own = node.model()
-        assert own.keys() == model.keys()
-        assert all(torch.equal(own[name], model[name]) for name in own)
-    return metrics
 
 
 def test_two_nodes_and_a_round(pair: Flotilla) -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from pfedlms.deploy.coordinator import Coordinator, Transport
@@ -16,6 +21,10 @@ from pfedlms.experiment.store import RunDirectory
 SILENT = Progress()
 
 
+class Stopped(BaseException):
+    """A signal asked this process to end, be it in the middle of a trip."""
+
+
 def serve(
     config: Config,
     transport: Transport,
@@ -23,11 +32,15 @@ def serve(
     model: ModelLike = None,
     own: Own = NOTHING_OWN,
 ) -> dict[str, Any]:
-    """Play all rounds that are left of the run in `run.out`, with a checkpoint after every trip; its summary."""
+    """Play all rounds that are left of the run in `run.out`, with a checkpoint after every trip; its summary.
+
+    Ctrl-C and SIGTERM write a summary that says `interrupted`, and then do what they did before: whoever handles them
+    is called, and if nobody does, SIGTERM ends the program with 143. Calling `serve` again goes on from the last trip.
+    """
     if not config.run.out:
         raise UsageError("run.out: got nothing, expected the folder in which the server keeps its run")
     coordinator = Coordinator(config, transport, model, own)
-    with RunDirectory(Path(config.run.out)) as directory:
+    with _stoppable(), RunDirectory(Path(config.run.out)) as directory:
         if directory.config.is_file():
             directory.open()
         else:
@@ -42,8 +55,40 @@ def serve(
             error.summary = recorder.finish("failed", _carried(coordinator))
             progress.ended(config, error.summary)
             raise
+        except Stopped:
+            progress.ended(config, recorder.finish("interrupted", _carried(coordinator)))
+            raise
         progress.ended(config, summary)
         return summary
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Signals raise `Stopped` where the run is, once, however many come: a trip may take long, and one that is not done
+    is made again. Then they are passed on."""
+    came: list[int] = []
+
+    def handle(number: int, where: FrameType | None) -> None:
+        came.append(number)
+        if len(came) == 1:
+            raise Stopped
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    except Stopped:
+        pass
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        first = signal.Signals(came[0])
+        if callable(handler := before[first]):
+            handler(first, None)
+        raise SystemExit(128 + first)
 
 
 def _play(config: Config, coordinator: Coordinator, recorder: Recorder, progress: Progress) -> None:

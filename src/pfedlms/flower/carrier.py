@@ -77,8 +77,8 @@ class Carrier:
         """Clients by node, in the order they came."""
         self._online: set[int] = set()
         self._looked = -_LOOK
-        self._asked: dict[str, int] = {}
-        """Nodes that were asked who they are, by the name of the message."""
+        self._asked: dict[str, tuple[int, float]] = {}
+        """Nodes that were asked who they are, by the name of the message, and until when they can say."""
         self._strangers: dict[int, float] = {}
         """Nodes that have no place, and when that was found."""
         self._owed: set[str] = set()
@@ -135,6 +135,11 @@ class Carrier:
                 found[client] = node
         return found | self._pinned
 
+    @property
+    def strangers(self) -> set[int]:
+        """Nodes that are there and have no place."""
+        return self._online & (self._strangers.keys() - self._claims.keys())
+
     def _there(self) -> set[int]:
         return {client for client, node in self.places.items() if node in self._online}
 
@@ -142,17 +147,26 @@ class Carrier:
         """Who is there now, and which places newcomers have."""
         now = self._clock()
         if now - self._looked >= _LOOK:
-            self._online, self._looked = self._post.nodes(), now
+            before, self._online, self._looked = self._online, self._post.nodes(), now
             self._owed -= self._post.pull(self._owed).keys()
-            known = {*self._claims, *self._asked.values(), *self._pinned.values()}
+            # Who was away may have been given another place.
+            known = {
+                *(self._claims.keys() & before),
+                *self._pinned.values(),
+                *(node for node, _ in self._asked.values()),
+            }
             known |= {node for node, since in self._strangers.items() if now - since < _STRANGER}
             fresh = sorted(self._online - known) if len(self._pinned) < self._clients else []
             if fresh:
-                self._asked |= self._post.push(WHO, dict.fromkeys(fresh, b""), timeout)
+                sent = self._post.push(WHO, dict.fromkeys(fresh, b""), timeout)
+                self._asked |= {name: (node, now + timeout) for name, node in sent.items()}
         for name, said in self._post.pull(self._asked).items() if self._asked else ():
-            self._place(self._asked.pop(name), said)
-        self._owed |= {name for name, node in self._asked.items() if node not in self._online}
-        self._asked = {name: node for name, node in self._asked.items() if node in self._online}
+            self._place(self._asked.pop(name)[0], said)
+        for name, (node, end) in list(self._asked.items()):
+            if node not in self._online or now >= end:
+                del self._asked[name]
+                self._owed.add(name)
+                self._strangers |= {node: now} if node in self._online and node not in self._claims else {}
 
     def _place(self, node: int, said: bytes | Failure) -> None:
         if isinstance(said, Failure) and said.gone:
@@ -166,7 +180,9 @@ class Carrier:
             self._say(f"node {node}: says it is client {text}, whose place belongs to node {self._pinned[int(text)]}")
         else:
             before = self.places.get(int(text))
-            self._say(f"client {text} is node {node}" + (f", before node {before}" if before is not None else ""))
+            if before != node:
+                self._say(f"client {text} is node {node}" + (f", before node {before}" if before is not None else ""))
+            self._claims.pop(node, None)
             self._claims[node] = int(text)
 
     def _push(self, trip: _Trip, there: set[int], end: float, timeout: float) -> None:

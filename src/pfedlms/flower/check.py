@@ -124,10 +124,12 @@ def _nodes(folder: Path) -> list[Found]:
     plain = [re.sub(r"\x1b\[\d+m", "", line) for line in done.stdout.splitlines()]
     lines = [line for each in plain if (line := re.sub(r"^INFO\s*:", "", each).strip())]
     said = [line.removeprefix("pfedlms: ") for line in lines if re.match(r"pfedlms: |node \d+: ", line)]
+    shown = said or lines[-5:] or ["flwr run: said nothing"]
+    wrong = [bool(re.match(r"node \d+: |client \d+: (?!as the server)", line)) for line in shown]
     # Flower's own exit code says nothing of how a run ended.
-    good = any(line.startswith(CHECKED) for line in lines)
-    shown = said if said else lines[-5:]
-    return [Found("nodes", line, wrong=not good and number == len(shown)) for number, line in enumerate(shown, 1)]
+    if not any(wrong) and not any(line.startswith(CHECKED) for line in lines):
+        wrong[-1] = True
+    return [Found("nodes", line, bad) for line, bad in zip(shown, wrong, strict=True)]
 
 
 def _beside(name: str) -> str:

@@ -27,7 +27,7 @@ class FlowerSection:
         minimum=0,
     )
     attempts: int = setting(
-        10, "how often a trip that too few nodes answered is tried; flower.wait passes in between", minimum=1
+        10, "how often a round in which too few nodes answered is tried before the run ends", minimum=1
     )
     nodes: str = setting(
         "",

@@ -15,13 +15,14 @@ from flwr.serverapp import Grid, ServerApp
 
 from pfedlms.deploy import serve
 from pfedlms.deploy.ground import Ground
-from pfedlms.errors import QuorumError, UsageError
+from pfedlms.errors import UsageError
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.prepare import NOTHING_OWN, ModelLike, Own
 from pfedlms.flower.carrier import CHECK, Carrier, Failure
 from pfedlms.flower.client_app import record, versions
 from pfedlms.flower.keys import configured
 from pfedlms.flower.log import CHECKED, RoundLog
+from pfedlms.flower.patience import persist
 
 _GONE = 5
 """Flower's code for a node that is not there any more."""
@@ -35,28 +36,31 @@ def server_app(file: Path, model: ModelLike = None, own: Own = NOTHING_OWN) -> A
         config, flower = configured(file, context.run_config)
         clients = config.data.clients
         carrier = Carrier(GridPost(grid), clients, flower.pinned(clients), say)
+
+        def gather() -> set[int]:
+            there = carrier.gather(flower.wait, config.run.timeout)
+            say(f"pfedlms: {len(there)} of {clients} places are taken")
+            return there
+
+        def play() -> None:
+            gather()
+            serve(config, carrier, RoundLog(say), model, own)
+
         with _warnings_said():
-            for left in reversed(range(flower.attempts)):
-                there = carrier.gather(flower.wait, config.run.timeout)
-                say(f"pfedlms: {len(there)} of {clients} places are taken")
-                if flower.check:
-                    return check(config, carrier, Ground(config, None, None, model, own).run)
-                try:
-                    serve(config, carrier, RoundLog(say), model, own)
-                    return None
-                except QuorumError as error:
-                    if not left:
-                        raise
-                    say(f"pfedlms: {error}; {left} more attempts")
-        return None
+            if flower.check:
+                check(config, carrier, gather(), Ground(config, None, None, model, own).run)
+            else:
+                persist(play, flower.attempts, say)
 
     app = ServerApp()
     app.main()(main)
     return app
 
 
-def check(config: Config, carrier: Carrier, run: bytes) -> None:
-    """Whether the nodes that are there run what the server runs, in words; UsageError if not."""
+def check(config: Config, carrier: Carrier, there: set[int], run: bytes) -> None:
+    """Whether the nodes that are there run what the server runs, in words; UsageError if not, or if nobody is."""
+    if not there:
+        raise UsageError("check: no node is there; start node-K.sh on each, and look at what it prints")
     here = {**versions(), "digest": run.hex()}
     wrong = 0
     for client, said in sorted(carrier.ask(CHECK, b"", config.run.timeout).items()):
@@ -66,7 +70,9 @@ def check(config: Config, carrier: Carrier, run: bytes) -> None:
     said_of = ", ".join(f"{name} {value}" for name, value in here.items())
     if wrong:
         raise UsageError(f"check: {wrong} nodes differ from the server, which has {said_of}")
-    say(f"{CHECKED}: {len(carrier.places)} of {config.data.clients} places, all with {said_of}")
+    if carrier.strangers:
+        raise UsageError(f"check: {len(carrier.strangers)} nodes have no place among {config.data.clients}")
+    say(f"{CHECKED}: {len(there)} of {config.data.clients} places, all with {said_of}")
 
 
 def differing(here: Mapping[str, str], said: bytes) -> str:

@@ -1,0 +1,23 @@
+"""A run goes on after rounds in which too few nodes answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pfedlms.errors import QuorumError
+
+
+def persist(serve: Callable[[], Any], attempts: int, say: Callable[[str], None]) -> None:
+    """Call `serve` until it ends; QuorumError if the same round fails so many times."""
+    left, stuck = attempts, -1
+    while True:
+        try:
+            serve()
+            return
+        except QuorumError as error:
+            played = error.summary["rounds"] if error.summary else 0
+            left, stuck = (left if played == stuck else attempts) - 1, played
+            if not left:
+                raise
+            say(f"pfedlms: {error}; {left} more attempts")
