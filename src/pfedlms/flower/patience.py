@@ -10,14 +10,16 @@ from pfedlms.errors import QuorumError
 
 def persist(serve: Callable[[], Any], attempts: int, say: Callable[[str], None]) -> None:
     """Call `serve` until it ends; QuorumError if the same round fails so many times."""
-    left, stuck = attempts, -1
+    left = attempts
+    stuck: object = None
     while True:
         try:
             serve()
             return
         except QuorumError as error:
-            played = error.summary["rounds"] if error.summary else 0
-            left, stuck = (left if played == stuck else attempts) - 1, played
+            played = (error.summary or {}).get("rounds")
+            left = (left if played == stuck else attempts) - 1
+            stuck = played
             if not left:
                 raise
             say(f"pfedlms: {error}; {left} more attempts")
