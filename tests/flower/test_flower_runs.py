@@ -86,7 +86,7 @@ def test_the_same_run(flotilla: Flotilla, method: str) -> None:
 
 @long
 @pytest.mark.skipif(find_spec("ray") is None, reason="Flower's simulations are not installed (extra: simulation)")
-@pytest.mark.parametrize("method", ["pfedlms", "sketchvote"])
+@pytest.mark.parametrize("method", ["pfedlms", "sketchvote", "fedavg"])
 def test_the_same_in_flowers_simulation(method: str, tmp_path: Path) -> None:
     made = Flotilla(tmp_path / "twenty", 20)
     chosen = {"method.name": method, "run.out": str(made.folder / "run"), "flower.wait": 60.0}
