@@ -67,6 +67,8 @@ def toml(dataset: str, method: str, scores: Mapping[float, float]) -> str:
         f"{', '.join(f'{value:g}' for value in values)}; V-acc of the last 10 evaluations "
         f"{', '.join(f'{scores[value]:.2f}' for value in values)}."
     )
+    if values[-1] > most(dataset, method):
+        swept += f" Of what is beyond {most(dataset, method):g} the method warns."
     return (
         f"# pfedlms run --dataset {dataset} --data-dir DIR --method {method}\n"
         f"{textwrap.fill(swept, 120, initial_indent='# ', subsequent_indent='# ')}\n"
