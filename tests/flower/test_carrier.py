@@ -111,6 +111,14 @@ def test_who_has_no_place_is_known() -> None:
     assert made.strangers == {71}
 
 
+def test_two_nodes_that_say_the_same_place() -> None:
+    post = MadeUp(there={70: (*FOREVER, works(0)), 71: (*FOREVER, works(0)), 72: (0.0, 1.0, works(1))})
+    made, said = carrier(post, 3)
+    made.gather(5, 100)
+    assert made.rivals == {0: [70, 71]}
+    assert any(line.startswith("client 0 is node 71, before node 70, which seems to be there") for line in said)
+
+
 def test_a_node_that_comes_back_may_have_another_place() -> None:
     """Its id is that of its key; what it says then counts."""
     post = MadeUp(there={70: (*FOREVER, works(0)), 71: (0.0, 20.0, works(1))})
@@ -186,7 +194,7 @@ def test_a_node_that_comes_back_under_another_id_is_asked_again() -> None:
     assert made.send({0: request(0)}, 600) == {0: request(0) + b"!"}
     assert post.requests() == [70, 71]
     assert post.now < 20
-    assert said[-1] == "client 0 is node 71, before node 70"
+    assert said[-1] == "client 0 is node 71, before node 70, which seems to be there as well"
 
 
 def test_a_node_that_comes_back_under_its_own_id_is_asked_again() -> None:

@@ -14,6 +14,7 @@ import pytest
 from pfedlms.cli import main
 from pfedlms.errors import ConfigError, UsageError
 from pfedlms.experiment.config import load_config
+from pfedlms.flower.check import check
 from pfedlms.flower.folder import pyproject, write_folder
 from pfedlms.flower.keys import FlowerSection, NodeSection, configured, seated
 from pfedlms.methods import METHODS
@@ -71,12 +72,68 @@ def test_certificates_and_keys(tmp_path: Path) -> None:
     assert all(path.stat().st_mode & 0o077 == 0 for path in secrets)
 
 
+FLWR = """#!/usr/bin/env bash
+case $3 in
+    *node-0.pub) echo "╭─ Error ─╮"; echo "│ [code: 23] Public key already in use."; exit 1 ;;
+    *node-2.pub) echo "[code: 7] something else"; exit 1 ;;
+    *) echo "registered $3 with $FLWR_HOME" ;;
+esac
+"""
+
+
+def test_keys_are_registered_as_they_come(tmp_path: Path) -> None:
+    """One that is known does not keep others out; what fails otherwise is said, and ends with 1."""
+    folder, beside = tmp_path / "f", tmp_path / "bin"
+    write_folder(folder, 3)
+    beside.mkdir()
+    (beside / "flwr").write_text(FLWR)
+    (beside / "flwr").chmod(0o755)
+    environment = {"PATH": f"{beside}:/usr/bin:/bin"}
+
+    def register() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["./register.sh"], cwd=folder, env=environment, capture_output=True, text=True)
+
+    nothing = register()
+    assert (nothing.returncode, "keys.sh makes keys" in nothing.stderr) == (1, True)
+    (folder / "keys").mkdir()
+    for node in (0, 1):
+        (folder / "keys" / f"node-{node}.pub").touch()
+    done = register()
+    assert done.returncode == 0
+    known, fresh = done.stdout.splitlines()
+    assert known == "keys/node-0.pub: is known already"
+    assert fresh == f"registered keys/node-1.pub with {folder / 'flwr'}"
+    (folder / "keys" / "node-2.pub").touch()
+    failed = register()
+    assert (failed.returncode, failed.stderr) == (1, "[code: 7] something else\n")
+
+
+def test_a_port_that_was_changed_in_one_place_only(tmp_path: Path) -> None:
+    folder = tmp_path / "f"
+    write_folder(folder, 1, port=8123)
+    said = "environment.sh has port 9000, flwr/config.toml 127.0.0.1:8123; edit one of them"
+    assert said not in [each.said for each in check(folder)]
+    environment = folder / "environment.sh"
+    environment.write_text(environment.read_text().replace("8123", "9000"))
+    assert [each.wrong for each in check(folder) if each.said == said] == [True]
+
+
+def test_a_node_without_its_files_says_so(tmp_path: Path) -> None:
+    folder = tmp_path / "f"
+    write_folder(folder, 1)
+    done = subprocess.run(["./node-0.sh"], cwd=folder, capture_output=True, text=True, timeout=20)
+    assert (done.returncode, "certificates/ca.crt: is missing" in done.stderr) == (1, True)
+
+
 def test_wrong_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "file").touch()
     for arguments, said in [
         (["init", str(tmp_path / "there")], "is not empty"),
         (["init", str(tmp_path / "new"), "--nodes", "0"], "--nodes: got 0"),
+        (["init", str(tmp_path / "new"), "--port", "99999"], "--port: got 99999"),
+        (["init", str(tmp_path / "new"), "--server", "host:9000"], "--server: got 'host:9000'"),
+        (["init", str(tmp_path / "new"), "--server", "a b"], "--server: got 'a b'"),
         (["init", str(tmp_path / "new"), "--method", "fedagv"], "did you mean fedavg"),
         (["inti", str(tmp_path / "new")], "deploy: got 'inti'; did you mean init?"),
         (["check", str(tmp_path / "there")], "expected a folder of: pfedlms deploy init"),

@@ -140,6 +140,12 @@ class Carrier:
         """Nodes that are there and have no place."""
         return self._online & (self._strangers.keys() - self._claims.keys())
 
+    @property
+    def rivals(self) -> dict[int, list[int]]:
+        """Places that several nodes say are theirs, and which nodes that are there do."""
+        places = {client: [node for node in self._online if self._claims.get(node) == client] for client in self.places}
+        return {client: sorted(nodes) for client, nodes in places.items() if len(nodes) > 1}
+
     def _there(self) -> set[int]:
         return {client for client, node in self.places.items() if node in self._online}
 
@@ -181,7 +187,9 @@ class Carrier:
         else:
             before = self.places.get(int(text))
             if before != node:
-                self._say(f"client {text} is node {node}" + (f", before node {before}" if before is not None else ""))
+                also = ", which seems to be there as well" * (before in self._online)
+                then = "" if before is None else f", before node {before}{also}"
+                self._say(f"client {text} is node {node}{then}")
             self._claims.pop(node, None)
             self._claims[node] = int(text)
 

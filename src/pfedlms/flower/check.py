@@ -44,6 +44,8 @@ def check(folder: Path, server: str | None = None) -> list[Found]:
         raise UsageError(f"{folder}: got no app/pyproject.toml, expected a folder of: pfedlms deploy init {folder}")
     found = [_flower(), *_configuration(app)]
     address = server or _address(folder)
+    if server is None and (other := _other_port(folder, address)):
+        found.append(other)
     found.append(_reached(address, folder / "certificates" / "ca.crt"))
     if server is None and not any(each.wrong for each in found):
         found += _nodes(folder)
@@ -85,6 +87,17 @@ def _address(folder: Path) -> str:
         return str(tomllib.loads(file.read_text(encoding="utf-8"))["superlink"][NAME]["address"])
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"{file}: got no superlink.{NAME}.address ({error}); name it with --server") from error
+
+
+def _other_port(folder: Path, address: str) -> Found | None:
+    """What is wrong if nodes are told another port than `flwr`."""
+    file = folder / "environment.sh"
+    named = re.search(r"^PORT=\$\{PORT:-(\d+)\}", file.read_text(encoding="utf-8") if file.is_file() else "", re.M)
+    if named is None or address.endswith(f":{named[1]}"):
+        return None
+    return Found(
+        "server", f"environment.sh has port {named[1]}, flwr/config.toml {address}; edit one of them", wrong=True
+    )
 
 
 def _reached(address: str, authority: Path) -> Found:

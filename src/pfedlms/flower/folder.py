@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from dataclasses import fields
 from importlib import resources
@@ -20,9 +21,10 @@ NAME = "federation"
 LIMITED_FROM, LIMIT = 3, 0.4
 """From so many nodes on, the largest share one may have of all weight; see train.max_weight."""
 
-SCRIPTS = ("certificates.sh", "keys.sh", "superlink.sh", "register.sh", "run.sh")
+SCRIPTS = ("certificates.sh", "keys.sh", "superlink.sh", "register.sh", "run.sh", "flwr.sh")
 FILES = {
     **{name: name for name in ("README.md", "environment.sh", *SCRIPTS)},
+    ".gitignore": "gitignore",
     "flwr/config.toml": "flwr.toml",
     "app/app.py": "app.py.in",
     "app/pfedlms.toml": "pfedlms.toml",
@@ -38,6 +40,10 @@ def write_folder(
     """Write it, and name the files; what is there already is not touched but refused."""
     if nodes < 1:
         raise UsageError(f"--nodes: got {nodes}, expected a count of at least 1")
+    if not re.fullmatch(r"[\w.-]+|\[[\da-fA-F:.]+\]", server, re.ASCII):
+        raise UsageError(f"--server: got {server!r}, expected a name or an address; --port names the port")
+    if not 1 <= port <= 65535:
+        raise UsageError(f"--port: got {port}, expected a number from 1 to 65535")
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder}: is not empty; name a folder that is not there yet")
     load_config(None, {"data": {"dataset": dataset, "clients": nodes}, "method": {"name": method}})  # names are known

@@ -67,6 +67,9 @@ def check(config: Config, carrier: Carrier, there: set[int], run: bytes) -> None
         found = said.text if isinstance(said, Failure) else differing(here, said)
         wrong += bool(found)
         say(f"pfedlms: client {client}: {found or 'as the server'}")
+    for client, nodes in sorted(carrier.rivals.items()):
+        wrong += 1
+        say(f"pfedlms: client {client}: nodes {', '.join(map(str, nodes))} all say that this is their place")
     said_of = ", ".join(f"{name} {value}" for name, value in here.items())
     if wrong:
         raise UsageError(f"check: {wrong} nodes differ from the server, which has {said_of}")
