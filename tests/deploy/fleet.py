@@ -87,6 +87,16 @@ def served(config: Config, fleet: Fleet) -> tuple[dict[str, Any], list[dict[str,
     return summary, RunDirectory(Path(config.run.out)).read_metrics()
 
 
+def own_data() -> tuple[dict[str, str], dict[int, Any], tuple[int, ...]]:
+    """Settings of the section [data] for nodes with data of their own, those data, and N_k, which the server does not
+    know."""
+    source = prepare(configured("local")).data
+    named = {"dataset": "custom", "class_names": ",".join(map(str, range(10))), "sample_shape": "1x8x8"}
+    halves = [source.train, source.test]
+    own = {k: tuple((source.x[held[k]].numpy(), source.y[held[k]].numpy()) for held in halves) for k in range(CLIENTS)}
+    return named, own, source.samples
+
+
 def alone(config: Config) -> Result:
     """The same run in one process: a cohort a client."""
     return execute(config, prepare(config), Progress())

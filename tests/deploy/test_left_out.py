@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from fleet import CLIENTS, Fleet, Way, alone, check_states, configured, plain, served
+from fleet import CLIENTS, Fleet, Way, alone, check_states, configured, own_data, plain, served
 
 from pfedlms.deploy.envelope import (
     Code,
@@ -310,16 +310,6 @@ def test_a_node_that_tracks_another_model_is_left_out_and_sent_this_one(tmp_path
     assert metrics[-1]["astray"] == 1
     models = [fleet.node(client).state.cohort.state["model"] for client in range(CLIENTS)]
     assert all(torch.equal(model, models[0]) for model in models)
-
-
-def own_data() -> tuple[dict[str, str], dict[int, Any], tuple[int, ...]]:
-    """Settings of the section [data] for nodes with data of their own, those data, and N_k, which the server does not
-    know."""
-    source = prepare(configured("local")).data
-    named = {"dataset": "custom", "class_names": ",".join(map(str, range(10))), "sample_shape": "1x8x8"}
-    halves = [source.train, source.test]
-    own = {k: tuple((source.x[held[k]].numpy(), source.y[held[k]].numpy()) for held in halves) for k in range(CLIENTS)}
-    return named, own, source.samples
 
 
 def test_a_claim_that_changes_between_exchanges_is_refused(tmp_path: Path) -> None:

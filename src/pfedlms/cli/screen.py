@@ -44,7 +44,8 @@ def best_round(summary: Mapping[str, Any]) -> str:
     """Which round was best by validation, of a run that has one; and that it stopped for that, if it did."""
     best = summary["best"]
     reached = f"{best['v_acc']:.4g}" if "metric" in summary else f"{best['v_acc']:.2f} %"
-    where = "; its models: pfedlms export --best" if "stopped_early" in summary else ""
+    kept = "stopped_early" in summary and "transport" not in summary  # nodes keep their latest model only
+    where = "; its models: pfedlms export --best" if kept else ""
     early = f"stopped early after {summary['rounds']} rounds: " if summary.get("stopped_early") else ""
     return f"{early}V-acc was highest in round {best['round']}, {reached}{where}"
 

@@ -55,21 +55,24 @@ def show_stored(options: argparse.Namespace) -> int:
             say(best_round(summary))
         unfinished, done = summary["status"] == "interrupted", f"after {summary['rounds']} rounds; not finished"
     if unfinished:
-        say(f"{done}. Go on with: {_what_goes_on(out)}")
+        say(f"{done}. {_what_goes_on(out)}")
     return 0
 
 
 def _what_goes_on(out: Path) -> str:
-    """The command; a call, where data, model, loss or metric were given in Python."""
+    """The command, in a sentence; a call, where data, model, loss or metric were given in Python."""
     from pfedlms.experiment.prepare import given_in_python, in_python
     from pfedlms.experiment.run import open_run
+    from pfedlms.experiment.store import SERVER_AGAIN, RunDirectory
     from pfedlms.experiment.study import first_tables, manifest_of
 
     several = manifest_of(out) is not None
+    if not several and RunDirectory(out).on_nodes:
+        return f"To go on: {SERVER_AGAIN}"
     tables = first_tables(out) if several else open_run(out)[1].tables()
     if not given_in_python(tables):
-        return f"pfedlms resume {out}"
-    return in_python("resume_study" if several else "resume", out, tables)
+        return f"Go on with: pfedlms resume {out}"
+    return f"Go on with: {in_python('resume_study' if several else 'resume', out, tables)}"
 
 
 def export(options: argparse.Namespace) -> None:

@@ -369,9 +369,10 @@ class Coordinator:
                 if kind == Kind.REQUEST:
                     self._warn(standing.round, client, f"is left out: {failed[client]}")
         known = heard if self._method.tracks else {}
+        samples = {**standing.samples, **{client: one.samples for client, one in replies.items() if one.samples}}
         down, up = (sum(len(each.get(client, b"")) for client in reached) for each in (encoded, came))
         after = replace(
-            standing, trip=standing.trip + 1, heard=known, rejected=standing.rejected + len(failed),
+            standing, trip=standing.trip + 1, heard=known, samples=samples, rejected=standing.rejected + len(failed),
             carried=(standing.carried[0] + down, standing.carried[1] + up), **self._length,
         )  # fmt: skip
         return replies, failed, reached, after

@@ -48,6 +48,7 @@ def serve(
         recorder = Recorder(config, coordinator, directory)
         try:
             recorder.restore(directory.load_checkpoint())
+            directory.mark_on_nodes()  # only now: the folder of a simulation is refused, and stays one
             progress.started(config, coordinator.rounds_played)
             _play(config, coordinator, recorder, progress)
             summary = recorder.finish("finished", _carried(coordinator))

@@ -45,6 +45,8 @@ class Standing:
     """What they sent: frames, each checked."""
     claims: dict[int, int] = field(default_factory=dict)
     """N_k as clients named it in this round."""
+    samples: dict[int, int] = field(default_factory=dict)
+    """N_k as clients named it last, in any round."""
     losses: dict[int, tuple[int, float]] = field(default_factory=dict)
     """N_k and loss of those who trained last."""
     tested: Counts = field(default_factory=dict)
@@ -78,6 +80,7 @@ class Standing:
     @classmethod
     def of(cls, state: dict[str, Any], like: Tensors) -> Standing:
         """Of `state()`, with tensors where those of `like` are."""
+        state = {"samples": {}, **state}  # which a checkpoint of before they were kept has not
         kept = cls(**{each.name: state[each.name] for each in fields(cls)})
         placed = {
             name: {key: value.to(like[key].device) for key, value in getattr(kept, name).items()}

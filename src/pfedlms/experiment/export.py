@@ -67,6 +67,11 @@ def open_checkpoint(
     somebody took no part in the last phase."""
     refuse_study(Path(directory), "export")
     stored, config = open_run(directory, data_dir)
+    if stored.on_nodes:
+        raise UsageError(
+            f"{directory}: this is a run on nodes, whose models lie with the nodes, each in its state directory; "
+            "take one out there, with Node.model()"
+        )
     if config.model.name == CUSTOM and model is None:
         raise UsageError(
             f"{directory}: this run's model was given in Python; "

@@ -135,6 +135,7 @@ class Recorder:
                 "shape": list(self._federation.data.shape),
                 "classes": self._federation.data.classes,
                 "samples": list(self._federation.data.samples),
+                "parameters": self._federation.model.layout.dim,
                 "federation": self._federation.state(),
                 "traffic": list(self._traffic.as_tuple()),
                 "rejected": self._rejected,

@@ -11,7 +11,7 @@ from pfedlms.errors import RunDirectoryError, UsageError
 from pfedlms.experiment.config import CUSTOM, Config, load_config, method_in
 from pfedlms.experiment.play import Progress, Result, execute, leave
 from pfedlms.experiment.prepare import NOTHING_OWN, ModelLike, Own, in_python, prepare, python_overrides
-from pfedlms.experiment.store import RunDirectory
+from pfedlms.experiment.store import SERVER_AGAIN, RunDirectory
 from pfedlms.experiment.watch import watching
 from pfedlms.step.own import Metric, PerSample
 
@@ -110,6 +110,8 @@ def go_on(
 ) -> Result:  # fmt: skip
     """`resume` for callers that look at `Result.stopped` themselves."""
     stored, config = open_run(directory, data_dir)
+    if stored.on_nodes:
+        raise UsageError(f"{directory}: this is a run on nodes, which its server goes on with; {SERVER_AGAIN}")
     for section, given, name in (("data", data, config.data.dataset), ("model", model, config.model.name)):
         if name == CUSTOM and given is None:
             raise UsageError(

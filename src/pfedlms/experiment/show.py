@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,15 @@ from typing import Any
 from pfedlms.engine import Traffic
 from pfedlms.errors import RunDirectoryError
 from pfedlms.experiment.compare import Comparison
-from pfedlms.experiment.prepare import prepare
+from pfedlms.experiment.config import CUSTOM, Config
+from pfedlms.experiment.export import hollow_data
+from pfedlms.experiment.prepare import module_of, prepare
 from pfedlms.experiment.record import mean_bytes, reached
 from pfedlms.experiment.run import open_run
 from pfedlms.experiment.store import RunDirectory
 from pfedlms.experiment.study import Study, StudyRun, manifest_of, read_manifest, runs_of, stored_run
 from pfedlms.experiment.sweep import Sweep
+from pfedlms.models import flat_layout
 
 
 def stored_study(directory: Path) -> Study:
@@ -58,22 +62,39 @@ def stored_summary(directory: Path) -> dict[str, Any]:
         measured = [record[key] for record in metrics if record.get(key) is not None]
         if measured:
             made[name] = reached(measured)
-    made |= {key: last[key] for key in ("rejected", "unheard") if key in last}
+    made |= {key: last[key] for key in ("rejected", "unheard", "transport") if key in last}
     return made | {
         "everyone": None,
         "bytes_per_round": {name: mean_bytes(total, last["round"]) for name, total in sent.items()},
         "total_bytes": sum(sent.values()),
         "seconds": last.get("seconds", 0.0),
-        "parameters": checkpoint["federation"]["params"].shape[1] if checkpoint else 0,
+        "parameters": (summary or {}).get("parameters") or (_parameters(config, checkpoint) if checkpoint else 0),
     }
+
+
+def _parameters(config: Config, checkpoint: Mapping[str, Any]) -> int:
+    """n as the checkpoint tells; 0 where it does not."""
+    if "parameters" in checkpoint:
+        return int(checkpoint["parameters"])
+    if "params" in checkpoint["federation"]:
+        return int(checkpoint["federation"]["params"].shape[1])
+    # Of a run on nodes before n was in it: a model by name is made again.
+    hollow = hollow_data(config, checkpoint)
+    if hollow is None or config.model.name == CUSTOM:
+        return 0
+    return flat_layout(module_of(config, None, hollow)).dim
 
 
 def clients_of(directory: Path, summary: dict[str, Any], data_dir: str | None = None) -> list[dict[str, Any]]:
     """A row a client: id, name if it has one, training samples, and P-acc after the last round, or in the last
     evaluation it was part of where the run did not finish. Samples are looked for in the data only with `data_dir`,
-    for runs whose checkpoint does not tell."""
+    for runs whose checkpoint does not tell; of nodes with data of their own they are what nodes said, and left out
+    where none has said anything yet."""
     stored, config = open_run(directory, data_dir)
-    samples = samples_of(stored) or (prepare(config).data.samples if data_dir else None)
+    untold = stored.on_nodes and config.data.dataset == CUSTOM
+    samples: Sequence[int | None] | None = samples_said(stored, config.data.clients) if untold else samples_of(stored)
+    if samples is None and data_dir and not untold:
+        samples = prepare(config).data.samples
     accuracies: dict[int, float] = {}
     for record in stored.read_metrics():
         who = record.get("clients", range(len(record["client_acc"])))
@@ -85,7 +106,7 @@ def clients_of(directory: Path, summary: dict[str, Any], data_dir: str | None = 
         {
             "client": client,
             **({"name": names[client]} if names else {}),
-            "train samples": samples[client] if samples else None,
+            **({"train samples": samples[client] if samples else None} if samples or not untold else {}),
             "P-acc": accuracies.get(client),
         }
         for client in range(summary["clients"])
@@ -96,3 +117,15 @@ def samples_of(stored: RunDirectory) -> list[int] | None:
     """Training samples of every client, as the checkpoint has them."""
     checkpoint = stored.load_checkpoint()
     return checkpoint.get("samples") if checkpoint else None
+
+
+def samples_said(stored: RunDirectory, clients: int) -> list[int | None] | None:
+    """Training samples as nodes named them, None of one that has not; None where nobody has."""
+    checkpoint = stored.load_checkpoint()
+    if checkpoint is None:
+        return None
+    standing = checkpoint["federation"]["standing"]
+    # A checkpoint of before `samples` knows those of the last round.
+    trained = {client: samples for client, (samples, _) in standing["losses"].items()}
+    said = {**trained, **standing["claims"], **standing.get("samples", {})}
+    return [said.get(client) for client in range(clients)] if said else None

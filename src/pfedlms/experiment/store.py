@@ -6,6 +6,7 @@ metrics.jsonl    one line an evaluation, appended
 checkpoint.pt    latest full state, and how long metrics.jsonl was then
 best.pt          with `train.patience`: the same of the round with the highest V-acc
 summary.json     what the run reached and cost
+nodes.txt        only of a run on nodes: that it is one
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ import torch
 from pfedlms.errors import RunDirectoryError, StorageError
 
 SCHEMA = 2
+SERVER_AGAIN = "start the server again (./run.sh)"
+"""What goes on with a run on nodes."""
 _CHECKPOINT = ("metrics_bytes", "settings", "federation", "traffic", "rejected", "unheard", "seconds")
 
 
@@ -39,15 +42,14 @@ class RunDirectory(ExitStack):
         self._metrics, self._summary, self._checkpoint, self._best = (
             path / name for name in ("metrics.jsonl", "summary.json", "checkpoint.pt", "best.pt")
         )
+        self._nodes = path / "nodes.txt"
 
     def create(self, config: str) -> None:
         """Make the directory; refuse one that already holds a run."""
         try:
             if self.config.exists():
-                raise RunDirectoryError(
-                    f"{self.path}: holds a run already; "
-                    f"go on with it by `pfedlms resume {self.path}`, or name another --out"
-                )
+                go_on = SERVER_AGAIN if self.on_nodes else f"go on with it by `pfedlms resume {self.path}`"
+                raise RunDirectoryError(f"{self.path}: holds a run already; {go_on}, or name another --out")
             if self.path.exists() and not self.path.is_dir():
                 raise RunDirectoryError(f"{self.path}: is a file, expected a folder; name another --out")
             self.path.mkdir(parents=True, exist_ok=True)
@@ -63,6 +65,28 @@ class RunDirectory(ExitStack):
             self._acquire()
         except OSError as error:
             raise RunDirectoryError(f"{self.path}: cannot be written ({error.strerror})") from error
+
+    @property
+    def on_nodes(self) -> bool:
+        """Whether the clients of the run are nodes, which keep their models: this folder has none."""
+        if self._nodes.exists():
+            return True
+        # A folder of before there was that file: what only a server writes.
+        summary = self.read_summary()
+        if summary is not None:
+            return "transport" in summary
+        try:
+            checkpoint = self.load_checkpoint()
+        except RunDirectoryError:  # whoever needs it says what is wrong with it
+            return False
+        return checkpoint is not None and "standing" in checkpoint["federation"]
+
+    def mark_on_nodes(self) -> None:
+        """Say that the clients of the run are nodes, be there no checkpoint yet."""
+        if not self._nodes.exists():
+            text = f"The clients of this run are nodes, which keep their models. To go on: {SERVER_AGAIN}.\n"
+            with self._storing():
+                write_atomically(self._nodes, lambda file: file.write(text.encode()))
 
     def _acquire(self) -> None:
         lock = self.enter_context(open(self.path / ".lock", "wb"))  # noqa: SIM115 - until the `with` ends
@@ -182,7 +206,7 @@ class RunDirectory(ExitStack):
             yield
         except (OSError, RuntimeError) as error:
             reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-            raise StorageError(self.path, reason, resume=self.path) from error
+            raise StorageError(self.path, reason, resume=None if self._nodes.exists() else self.path) from error
 
 
 class _RawFile(FileIO):

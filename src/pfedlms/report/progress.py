@@ -52,10 +52,10 @@ class LiveProgress(Bar, Progress):
 
     def __init__(self, console: Console) -> None:
         columns = (
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[accuracy]}"),
+            TextColumn("{task.fields[accuracy]}", markup=False),
             TextColumn("{task.fields[sent]}", style="cyan"),
             TimeRemainingColumn(elapsed_when_finished=True),
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -31,7 +32,7 @@ def table(
     caption: str | None = None,
     gap: int = 1,
 ) -> Table:
-    """Names on the left, numbers on the right."""
+    """Names on the left, numbers on the right; all text as it is, brackets included."""
     columns, rows = list(columns), [list(row) for row in rows]
     width = _width(columns, rows, gap)
     narrow = width < NOTE
@@ -39,16 +40,16 @@ def table(
         box=SIMPLE_HEAD,
         padding=(0, gap, 0, 0),
         pad_edge=False,
-        title=_as_wide_as_a_note(title) if narrow else title,
+        title=_as_wide_as_a_note(title) if narrow else escape(title or "") or None,
         title_style="bold",
         title_justify="left" if narrow and cell_len(title or "") > width else "center",
-        caption=_as_wide_as_a_note(caption) if narrow else caption,
+        caption=_as_wide_as_a_note(caption) if narrow else escape(caption or "") or None,
         caption_justify="left",
     )
     for place, name in enumerate(columns):
         made.add_column(name, justify="right" if place else "left")
     for row in rows:
-        made.add_row(*row)
+        made.add_row(*map(escape, row))
     return made
 
 
@@ -307,7 +308,7 @@ def print_plan(plan: Mapping[str, Any], at_once: int, console: Console) -> None:
     config, participants = plan["config"], plan["participants"]
     data, train, clients = config["data"], config["train"], config["data"]["clients"]
     console.print(
-        f"[bold]{config['method']['name']}[/bold] on {data['dataset']}, model {config['model']['name']}, "
+        f"[bold]{config['method']['name']}[/bold] on {escape(data['dataset'])}, model {config['model']['name']}, "
         f"{plan['parameters']:,} parameters, on {plan['device']}"
     )
     aside = f" and {samples['validation']:,} for validation" if "validation" in samples else ""
@@ -332,7 +333,7 @@ def print_plan(plan: Mapping[str, Any], at_once: int, console: Console) -> None:
     more += f", and {CATCHING_UP}" if plan["catches_up"] else ""
     console.print(f"whole run: {plan['total_bytes'] / MIB:,.2f} MiB{more}")
     for note in plan["notes"]:
-        console.print(f"note: {note}")
+        console.print(f"note: {note}", markup=False)
     held, kept, working = (f"{memory[part] / MIB:,.1f} MiB" for part in ("data", "clients", "working"))
     console.print(
         f"memory: about {held} of data, {kept} kept by all clients, {working} at work "
@@ -351,7 +352,7 @@ def plain_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Rows as they are, a column a key."""
     made = Table(*rows[0], box=SIMPLE_HEAD)
     for row in rows:
-        made.add_row(*(str(value) for value in row.values()))
+        made.add_row(*(escape(str(value)) for value in row.values()))
     return made
 
 

@@ -1,0 +1,245 @@
+"""The run directory of a server, read by the commands that read those of simulations: show, report, export, resume."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fleet import CLIENTS, Fleet, configured, own_data, served
+from rich.console import Console
+
+import pfedlms
+from pfedlms.cli import main
+from pfedlms.deploy import serve
+from pfedlms.errors import RunDirectoryError, UsageError
+from pfedlms.experiment.config import Config
+from pfedlms.experiment.play import Progress, execute
+from pfedlms.experiment.prepare import prepare
+from pfedlms.experiment.store import RunDirectory
+from pfedlms.report.tables import table
+
+PARAMETERS = 64 * 12 + 12 + 12 * 10 + 10
+AGAIN = "start the server again (./run.sh)"
+
+
+class Killed(BaseException):
+    """Nothing catches it: no summary is written."""
+
+
+def broken_off(config: Config, folder: Path, trips: int, data: dict[int, Any] | None = None) -> Fleet:
+    """A run of which so many trips are kept."""
+
+    def way(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes | None:
+        if len(fleet.trips) == trips:
+            raise Killed
+        return handle(request)
+
+    fleet = Fleet(config, folder, way, data=data or {})
+    with pytest.raises(Killed):
+        serve(config, fleet)
+    return fleet
+
+
+def as_before(out: Path) -> None:
+    """The folder as servers wrote it before they kept who runs and how much clients have."""
+    (out / "nodes.txt").unlink()
+    checkpoint = torch.load(out / "checkpoint.pt", weights_only=True)
+    del checkpoint["parameters"], checkpoint["federation"]["standing"]["samples"]
+    torch.save(checkpoint, out / "checkpoint.pt")
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["new", "old"])
+@pytest.mark.parametrize("method", ["pfedlms", "fedavg"])
+def test_a_run_that_goes_on_is_shown_so_far(
+    method: str, old: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    out = tmp_path / "run"
+    broken_off(configured(method, out), tmp_path / "nodes", 3)
+    if old:
+        as_before(out)
+    assert not (out / "summary.json").exists()
+    assert main(["show", str(out)]) == 0
+    shown = capsys.readouterr()
+    assert f"{PARAMETERS} parameters" in shown.out
+    assert AGAIN in shown.err
+    assert "resume" not in shown.err
+    assert main(["show", str(out), "--json"]) == 0
+    told, last = json.loads(capsys.readouterr().out), RunDirectory(out).read_metrics()[-1]
+    assert (told["rounds"], told["accuracy"]["final"]) == (last["round"], last["p_acc"])
+    assert (told["parameters"], told["transport"]) == (PARAMETERS, last["transport"])
+    assert main(["report", str(out), "-o", str(tmp_path / "r.html")]) == 0
+    assert method in (tmp_path / "r.html").read_text()
+
+
+def test_before_the_first_trip(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A server that waits for its nodes has no checkpoint; nobody goes on with it as with a simulation."""
+    out = tmp_path / "run"
+    broken_off(configured("pfedlms", out), tmp_path / "nodes", 0)
+    assert not (out / "checkpoint.pt").exists()
+    assert main(["show", str(out), "--clients"]) == 0
+    assert AGAIN in capsys.readouterr().err
+    assert main(["resume", str(out)]) == 2
+    assert AGAIN in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["new", "old"])
+def test_the_page_of_a_finished_run_has_no_layers(old: bool, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    config = configured("pfedlms", out)
+    served(config, Fleet(config, tmp_path / "nodes"))
+    if old:
+        as_before(out)
+    assert main(["report", str(out), "-o", str(tmp_path / "r.html")]) == 0
+    page = (tmp_path / "r.html").read_text()
+    assert "models lie with the nodes" in page
+    simulate(config, tmp_path / "s")
+    assert main(["report", str(tmp_path / "s"), "-o", str(tmp_path / "s.html")]) == 0
+    assert ['-layers"' in each for each in (page, (tmp_path / "s.html").read_text())] == [False, True]
+
+
+def simulate(config: Config, out: Path) -> None:
+    with RunDirectory(out) as directory:
+        directory.create(config.to_toml())
+        execute(config, prepare(config), Progress(), directory)
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["new", "old"])
+@pytest.mark.parametrize("finished", [False, True], ids=["going on", "finished"])
+def test_models_are_not_exported(
+    finished: bool, old: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    out, file = tmp_path / "run", str(tmp_path / "m")
+    config = configured("fedavg", out)
+    if finished:
+        served(config, Fleet(config, tmp_path / "nodes"))
+    else:
+        broken_off(config, tmp_path / "nodes", 3)
+    if old:
+        as_before(out)
+    for which in (["--all", file], ["--client", "0", "-o", file], ["--global", "-o", file]):
+        assert main(["export", str(out), *which]) == 2
+        said = capsys.readouterr().err
+        assert "models lie with the nodes" in said
+        assert "Node.model()" in said
+        assert len(said.splitlines()) == 1
+    with pytest.raises(UsageError, match="models lie with the nodes"):
+        pfedlms.export(out, file)
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["new", "old"])
+@pytest.mark.parametrize("own", [False, True], ids=["dealt", "own"])
+def test_only_its_server_goes_on(
+    own: bool, old: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    out = tmp_path / "run"
+    data, held, _ = own_data() if own else ({}, {}, ())
+    config = configured("pfedlms", out, data=data)
+    fleet = broken_off(config, tmp_path / "nodes", 3, held)
+    if old:
+        as_before(out)
+    kept = (out / "checkpoint.pt").read_bytes()
+    assert main(["show", str(out)]) == 0
+    said = capsys.readouterr().err
+    assert AGAIN in said
+    assert "resume" not in said
+    assert main(["resume", str(out)]) == 2
+    said = capsys.readouterr().err
+    assert "this is a run on nodes" in said
+    assert AGAIN in said
+    with pytest.raises(UsageError, match="this is a run on nodes"):
+        pfedlms.resume(out, held or None)
+    with pytest.raises(RunDirectoryError, match="holds a run already; start the server again"):
+        RunDirectory(out).create("")
+    assert (out / "checkpoint.pt").read_bytes() == kept
+    fleet.way = lambda client, request, handle: handle(request)
+    assert served(config, fleet)[0]["status"] == "finished"
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["new", "old"])
+def test_samples_are_what_nodes_said(old: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, held, samples = own_data()
+    out = tmp_path / "run"
+    config = configured("pfedlms", out, data=data)
+    served(config, Fleet(config, tmp_path / "nodes", data=held))
+    if old:
+        as_before(out)
+    assert main(["show", str(out), "--clients", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["per_client"]
+    assert [row["train samples"] for row in rows] == list(samples)
+
+
+def test_who_was_never_drawn_has_said_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, held, samples = own_data()
+    out = tmp_path / "run"
+    config = configured("fedavg", out, data=data, train={"participation": 0.25, "rounds": 2})
+    fleet = Fleet(config, tmp_path / "nodes", data=held)
+    served(config, fleet)
+    # The last trip asks how those do who were away, and is no part of the run.
+    asked = {client for trip in fleet.trips[:-1] for client in trip}
+    assert len(asked) < CLIENTS
+    assert main(["show", str(out), "--clients", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["per_client"]
+    assert [row["train samples"] for row in rows] == [samples[k] if k in asked else None for k in range(CLIENTS)]
+
+
+def test_no_column_where_no_node_has_said_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, held, _ = own_data()
+    out = tmp_path / "run"
+    broken_off(configured("pfedlms", out, data=data), tmp_path / "nodes", 0, held)
+    assert main(["show", str(out), "--clients", "--data-dir", str(tmp_path)]) == 0
+    assert "train samples" not in capsys.readouterr().out
+
+
+def test_best_models_of_nodes_are_not_offered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = configured("fedavg", tmp_path / "run", data={"validation": 0.2}, train={"patience": 3})
+    served(config, Fleet(config, tmp_path / "nodes"))
+    assert main(["show", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr().err
+    assert "V-acc was highest" in said
+    assert "export" not in said
+
+
+def test_a_full_disk_names_no_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configured("fedavg", tmp_path / "run")
+    broken_off(config, tmp_path / "nodes", 2)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pfedlms.experiment.store.write_atomically", full)
+    with pytest.raises(pfedlms.PfedlmsError, match="make room, then the same command again"):
+        RunDirectory(tmp_path / "run").save_checkpoint({})
+
+
+def test_a_simulation_is_none(tmp_path: Path) -> None:
+    """And stays one, though a server tries to go on with it."""
+    config = configured("fedavg", tmp_path / "run")
+    simulate(config, tmp_path / "run")
+    with pytest.raises(RunDirectoryError, match="does not fit"):
+        serve(config, Fleet(config, tmp_path / "nodes"))
+    assert not RunDirectory(tmp_path / "run").on_nodes
+    (tmp_path / "run" / "summary.json").unlink()
+    assert not RunDirectory(tmp_path / "run").on_nodes
+    pfedlms.export(tmp_path / "run", tmp_path / "all")
+
+
+def test_brackets_are_printed_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["deploy", "init", str(tmp_path / "f"), "--nodes", "2"]) == 0
+    file = tmp_path / "f" / "app" / "pfedlms.toml"
+    file.write_text(file.read_text() + "\n[trian]\nrounds = 3\n")
+    assert main(["deploy", "check", str(tmp_path / "f"), "--server", "127.0.0.1:1"]) == 1
+    assert "[trian]" in capsys.readouterr().out
+
+
+def test_tables_have_brackets_in_titles_names_and_notes() -> None:
+    made = table(["a", "b"], [["[one]", "[/two]"]], "[title] " * 10, "[note] " * 10)
+    wide = table(["a", "b"], [["[one]", "x" * 70]], "[title]", "[note]")
+    for each in (made, wide):
+        text = io.StringIO()
+        Console(file=text, width=120).print(each)
+        assert all(part in text.getvalue() for part in ("[one]", "[title]", "[note]"))
