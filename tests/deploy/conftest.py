@@ -1,18 +1,5 @@
 """What tests of nodes share."""
 
-from __future__ import annotations
+from fleet import closed_nodes
 
-from collections.abc import Iterator
-
-import pytest
-from fleet import FLEETS
-
-
-@pytest.fixture(autouse=True)
-def closed_nodes() -> Iterator[None]:
-    """Nodes hold their directories until they are closed."""
-    yield
-    while FLEETS:
-        fleet = FLEETS.pop()
-        for client in list(fleet.nodes):
-            fleet.close(client)
+__all__ = ["closed_nodes"]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from pfedlms.deploy import Node, serve
@@ -133,3 +134,13 @@ def check_states(fleet: Fleet, federation: Federation, but: int | None = None) -
             assert torch.equal(own.params, values["params"])
         for name, value in values["state"].items():
             assert torch.equal(own.state[name], value)
+
+
+@pytest.fixture(autouse=True)
+def closed_nodes() -> Iterator[None]:
+    """Nodes hold their directories until they are closed."""
+    yield
+    while FLEETS:
+        fleet = FLEETS.pop()
+        for client in list(fleet.nodes):
+            fleet.close(client)

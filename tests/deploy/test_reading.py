@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from fleet import CLIENTS, Fleet, configured, own_data, served
 from rich.console import Console
 
@@ -45,23 +44,12 @@ def broken_off(config: Config, folder: Path, trips: int, data: dict[int, Any] | 
     return fleet
 
 
-def as_before(out: Path) -> None:
-    """The folder as servers wrote it before they kept who runs and how much clients have."""
-    (out / "nodes.txt").unlink()
-    checkpoint = torch.load(out / "checkpoint.pt", weights_only=True)
-    del checkpoint["parameters"], checkpoint["federation"]["standing"]["samples"]
-    torch.save(checkpoint, out / "checkpoint.pt")
-
-
-@pytest.mark.parametrize("old", [False, True], ids=["new", "old"])
 @pytest.mark.parametrize("method", ["pfedlms", "fedavg"])
 def test_a_run_that_goes_on_is_shown_so_far(
-    method: str, old: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:  # fmt: skip
     out = tmp_path / "run"
     broken_off(configured(method, out), tmp_path / "nodes", 3)
-    if old:
-        as_before(out)
     assert not (out / "summary.json").exists()
     assert main(["show", str(out)]) == 0
     shown = capsys.readouterr()
@@ -87,13 +75,10 @@ def test_before_the_first_trip(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert AGAIN in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("old", [False, True], ids=["new", "old"])
-def test_the_page_of_a_finished_run_has_no_layers(old: bool, tmp_path: Path) -> None:
+def test_the_page_of_a_finished_run_has_no_layers(tmp_path: Path) -> None:
     out = tmp_path / "run"
     config = configured("pfedlms", out)
     served(config, Fleet(config, tmp_path / "nodes"))
-    if old:
-        as_before(out)
     assert main(["report", str(out), "-o", str(tmp_path / "r.html")]) == 0
     page = (tmp_path / "r.html").read_text()
     assert "models lie with the nodes" in page
@@ -108,10 +93,9 @@ def simulate(config: Config, out: Path) -> None:
         execute(config, prepare(config), Progress(), directory)
 
 
-@pytest.mark.parametrize("old", [False, True], ids=["new", "old"])
 @pytest.mark.parametrize("finished", [False, True], ids=["going on", "finished"])
 def test_models_are_not_exported(
-    finished: bool, old: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:  # fmt: skip
     out, file = tmp_path / "run", str(tmp_path / "m")
     config = configured("fedavg", out)
@@ -119,8 +103,6 @@ def test_models_are_not_exported(
         served(config, Fleet(config, tmp_path / "nodes"))
     else:
         broken_off(config, tmp_path / "nodes", 3)
-    if old:
-        as_before(out)
     for which in (["--all", file], ["--client", "0", "-o", file], ["--global", "-o", file]):
         assert main(["export", str(out), *which]) == 2
         said = capsys.readouterr().err
@@ -131,17 +113,14 @@ def test_models_are_not_exported(
         pfedlms.export(out, file)
 
 
-@pytest.mark.parametrize("old", [False, True], ids=["new", "old"])
 @pytest.mark.parametrize("own", [False, True], ids=["dealt", "own"])
 def test_only_its_server_goes_on(
-    own: bool, old: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    own: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:  # fmt: skip
     out = tmp_path / "run"
     data, held, _ = own_data() if own else ({}, {}, ())
     config = configured("pfedlms", out, data=data)
     fleet = broken_off(config, tmp_path / "nodes", 3, held)
-    if old:
-        as_before(out)
     kept = (out / "checkpoint.pt").read_bytes()
     assert main(["show", str(out)]) == 0
     said = capsys.readouterr().err
@@ -160,14 +139,11 @@ def test_only_its_server_goes_on(
     assert served(config, fleet)[0]["status"] == "finished"
 
 
-@pytest.mark.parametrize("old", [False, True], ids=["new", "old"])
-def test_samples_are_what_nodes_said(old: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_samples_are_what_nodes_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, held, samples = own_data()
     out = tmp_path / "run"
     config = configured("pfedlms", out, data=data)
     served(config, Fleet(config, tmp_path / "nodes", data=held))
-    if old:
-        as_before(out)
     assert main(["show", str(out), "--clients", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["per_client"]
     assert [row["train samples"] for row in rows] == list(samples)

@@ -80,7 +80,6 @@ class Standing:
     @classmethod
     def of(cls, state: dict[str, Any], like: Tensors) -> Standing:
         """Of `state()`, with tensors where those of `like` are."""
-        state = {"samples": {}, **state}  # which a checkpoint of before they were kept has not
         kept = cls(**{each.name: state[each.name] for each in fields(cls)})
         placed = {
             name: {key: value.to(like[key].device) for key, value in getattr(kept, name).items()}

@@ -10,15 +10,13 @@ from typing import Any
 from pfedlms.engine import Traffic
 from pfedlms.errors import RunDirectoryError
 from pfedlms.experiment.compare import Comparison
-from pfedlms.experiment.config import CUSTOM, Config
-from pfedlms.experiment.export import hollow_data
-from pfedlms.experiment.prepare import module_of, prepare
+from pfedlms.experiment.config import CUSTOM
+from pfedlms.experiment.prepare import prepare
 from pfedlms.experiment.record import mean_bytes, reached
 from pfedlms.experiment.run import open_run
 from pfedlms.experiment.store import RunDirectory
 from pfedlms.experiment.study import Study, StudyRun, manifest_of, read_manifest, runs_of, stored_run
 from pfedlms.experiment.sweep import Sweep
-from pfedlms.models import flat_layout
 
 
 def stored_study(directory: Path) -> Study:
@@ -68,21 +66,13 @@ def stored_summary(directory: Path) -> dict[str, Any]:
         "bytes_per_round": {name: mean_bytes(total, last["round"]) for name, total in sent.items()},
         "total_bytes": sum(sent.values()),
         "seconds": last.get("seconds", 0.0),
-        "parameters": (summary or {}).get("parameters") or (_parameters(config, checkpoint) if checkpoint else 0),
+        "parameters": _parameters(checkpoint) if checkpoint else 0,
     }
 
 
-def _parameters(config: Config, checkpoint: Mapping[str, Any]) -> int:
-    """n as the checkpoint tells; 0 where it does not."""
-    if "parameters" in checkpoint:
-        return int(checkpoint["parameters"])
-    if "params" in checkpoint["federation"]:
-        return int(checkpoint["federation"]["params"].shape[1])
-    # Of a run on nodes before n was in it: a model by name is made again.
-    hollow = hollow_data(config, checkpoint)
-    if hollow is None or config.model.name == CUSTOM:
-        return 0
-    return flat_layout(module_of(config, None, hollow)).dim
+def _parameters(checkpoint: Mapping[str, Any]) -> int:
+    """n; checkpoints of before it was in them have it in their models."""
+    return int(checkpoint.get("parameters") or checkpoint["federation"]["params"].shape[1])
 
 
 def clients_of(directory: Path, summary: dict[str, Any], data_dir: str | None = None) -> list[dict[str, Any]]:
@@ -124,8 +114,5 @@ def samples_said(stored: RunDirectory, clients: int) -> list[int | None] | None:
     checkpoint = stored.load_checkpoint()
     if checkpoint is None:
         return None
-    standing = checkpoint["federation"]["standing"]
-    # A checkpoint of before `samples` knows those of the last round.
-    trained = {client: samples for client, (samples, _) in standing["losses"].items()}
-    said = {**trained, **standing["claims"], **standing.get("samples", {})}
+    said = checkpoint["federation"]["standing"]["samples"]
     return [said.get(client) for client in range(clients)] if said else None

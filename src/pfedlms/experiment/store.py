@@ -69,17 +69,7 @@ class RunDirectory(ExitStack):
     @property
     def on_nodes(self) -> bool:
         """Whether the clients of the run are nodes, which keep their models: this folder has none."""
-        if self._nodes.exists():
-            return True
-        # A folder of before there was that file: what only a server writes.
-        summary = self.read_summary()
-        if summary is not None:
-            return "transport" in summary
-        try:
-            checkpoint = self.load_checkpoint()
-        except RunDirectoryError:  # whoever needs it says what is wrong with it
-            return False
-        return checkpoint is not None and "standing" in checkpoint["federation"]
+        return self._nodes.exists()
 
     def mark_on_nodes(self) -> None:
         """Say that the clients of the run are nodes, be there no checkpoint yet."""
@@ -206,7 +196,7 @@ class RunDirectory(ExitStack):
             yield
         except (OSError, RuntimeError) as error:
             reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-            raise StorageError(self.path, reason, resume=None if self._nodes.exists() else self.path) from error
+            raise StorageError(self.path, reason, resume=None if self.on_nodes else self.path) from error
 
 
 class _RawFile(FileIO):
