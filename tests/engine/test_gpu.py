@@ -114,9 +114,9 @@ def test_cohorts_of_many_sizes_are_recorded_few_times(monkeypatch: pytest.Monkey
     settings = {"rounds": 25, "clients": 16, "device": "cuda", "method": "pfedlms", "lost": 0.3, "quorum": 0.1}
     result = pfedlms.run("digits", **settings)
     sizes = {len(record.get("clients", range(16))) for record in result.metrics}
-    (replayed,) = made
     assert len(sizes) >= 4
-    assert len(replayed._recordings) <= 5  # the start, and the rounds at 16, 8 and at most two smaller sizes
+    # The start, and the rounds at 16, 8 and at most two smaller sizes.
+    assert sum(len(replayed._recordings) for replayed in made) <= 5
 
 
 def test_an_objective_that_is_another_computation_every_time_is_not_replayed() -> None:

@@ -81,6 +81,7 @@ class LocalWorker:
         # One client after another is the reference, which runs as it is written.
         recorded = (largest > 1 or data.clients == 1) and backend_of(model.initial) == "gpu" and criterion.stacks
         self._run_steps = Replayed(self._steps, largest) if recorded else self._steps
+        self._sum_gradients = Replayed(self._gradients, largest) if recorded else self._gradients
         self._rates = train.rates
         self._ahead: tuple[tuple[int, ...], int, Tensor] | None = None
 
@@ -159,15 +160,22 @@ class LocalWorker:
 
     def mean_gradient(self, cohort: Cohort, params: Tensor, round: int) -> Tensor:
         """See `ClientWork`; running statistics are left as they are."""
+        start, plan = cohort.with_model(params), self.plan(cohort, round + 1)
+        with seeded_modules(rng.stream(self._seed, "module", round + 1, cohort.ids[0]), self._model.device):
+            summed, _ = self._sum_gradients(start, plan, Objective(), 0.0)
+        return summed.params / self._train.local_steps
+
+    def _gradients(self, cohort: Cohort, plan: Tensor, objective: Objective, rate: Rate) -> tuple[Cohort, Tensor]:
+        """Steps that go nowhere: in place of its model each client gets the sum of the gradients there, and its losses.
+        Like `_steps` in all else, so that it is replayed by the same means."""
         buffers = {name: value.clone() for name, value in cohort.buffers.items()}
         total, gradients = torch.zeros_like(cohort.params), torch.empty_like(cohort.params)
-        minimised = partial(self._criterion.minimised, Objective())
-        with seeded_modules(rng.stream(self._seed, "module", round + 1, cohort.ids[0]), self._model.device):
-            for chosen in self.plan(cohort, round + 1):
-                x, y = self._training_samples(chosen), self._data.y[chosen[0]]
-                self._model.gradient(gradients, params.expand_as(total), buffers, x, y, minimised)
-                total += gradients
-        return total / self._train.local_steps
+        losses, minimised = torch.zeros(len(total), device=total.device), partial(self._criterion.minimised, objective)
+        for chosen in plan:
+            x, y = self._training_samples(chosen), self._data.y[chosen[0]]
+            losses += self._model.gradient(gradients, cohort.params, buffers, x, y, minimised)
+            total += gradients
+        return replace(cohort, params=total), losses / len(plan)
 
     def class_features(self, cohort: Cohort) -> tuple[Tensor, Tensor]:
         """See `ClientWork`."""
