@@ -335,6 +335,8 @@ def test_differences_and_what_lies_outside_two_deviations() -> None:
     shown = against_paper("t", "title", "digits", rows, cells).shown()
     assert shown[1][3].endswith(" *")
     assert not shown[0][3].endswith("*")
+    (level,) = against_paper("t", "title", "digits", [Row("near", "x", Printed(91.001))], cells).shown()
+    assert level[3] == "+0.00"  # not −0.00
 
 
 def test_bytes_to_most_of_the_gain() -> None:

@@ -59,7 +59,7 @@ def _shown(record: Mapping[str, Any], key: str) -> str:
     if isinstance(value, str):
         return value
     if main == "difference":
-        text = f"{value:+.2f}".replace("-", "−") + " *" * bool(record.get("outside"))
+        text = f"{value:+z.2f}".replace("-", "−") + " *" * bool(record.get("outside"))
     elif main == "rounds":  # a mean over seeds
         text = f"{value:.0f}"
     elif main == "deviation":
