@@ -28,6 +28,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -174,13 +175,10 @@ def main() -> None:
         folder = options.folder or Path(scratch) / "fed"
         samples = folder / "samples.pickle"
         if not samples.exists():
-            fleet = Flotilla(folder, PLACES)
-            (fleet.app / "pfedlms.toml").write_text(CONFIG)
-            fleet.environment |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-            try:
+            with closing(Flotilla(folder, PLACES)) as fleet:
+                (fleet.app / "pfedlms.toml").write_text(CONFIG)
+                fleet.environment |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
                 samples.write_bytes(pickle.dumps(soak(fleet, options.minutes)))
-            finally:
-                fleet.close()
         told = figures(folder, pickle.loads(samples.read_bytes()), MORE_ROUNDS)
     show(told)
     if options.json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,11 @@ AWAY, LATE = 2, 3
 
 @pytest.fixture(scope="module")
 def flotilla(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flotilla]:
-    made = Flotilla(tmp_path_factory.mktemp("comings") / "four", 4)
-    try:
+    with closing(Flotilla(tmp_path_factory.mktemp("comings") / "four", 4)) as made:
         made.open()
         for number in range(3):
             made.node(number)
         yield made
-    finally:
-        made.close()
 
 
 def rounds(out: Path) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -20,14 +21,11 @@ ONLINE = "SuperNode ID:"
 
 @pytest.fixture(scope="module")
 def flotilla(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flotilla]:
-    made = Flotilla(tmp_path_factory.mktemp("doors") / "three", 3)
-    try:
+    with closing(Flotilla(tmp_path_factory.mktemp("doors") / "three", 3)) as made:
         made.server()
         for number in range(3):
             made.call("./register.sh", f"keys/node-{number}.pub")
         yield made
-    finally:
-        made.close()
 
 
 def supernode(flotilla: Flotilla, name: str, *options: str) -> str:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,7 +77,7 @@ def fixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fixed]:
         nodes = json.loads(made.call("flwr", "supernode", "list", "federation", "--format", "json"))["nodes"]
         return [int(each["node-id"]) for each in nodes if each["status"] == "online"]
 
-    try:
+    with closing(made):
         made.open()
         started(HONEST, HONEST)
         until(online, 60, "a node")
@@ -86,8 +87,6 @@ def fixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fixed]:
         started(IMPOSTOR, HONEST)
         until(lambda: len(online()) == 10, 120, "all nodes")
         yield Fixed(made, files, pinned)
-    finally:
-        made.close()
 
 
 def test_a_check_names_who_differs(fixed: Fixed) -> None:
