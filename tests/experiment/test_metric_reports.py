@@ -122,7 +122,7 @@ def test_progress_of_a_sweep_names_the_combination(capsys: pytest.CaptureFixture
 
 def test_reprs_are_short_and_say_what_it_was(tmp_path: Path) -> None:
     result = pfedlms.run((X, Y), linear, method="fedavg", out=tmp_path / "r", **QUICK)
-    said = f"fedavg on custom, 2 clients, 2 rounds: P-acc {result.accuracy:.2f} %"
+    said = f"fedavg on custom, 2 clients, 2 rounds: P-acc {result.accuracy:.2f} %, mean of the last 2"
     assert repr(result) == f"Result({said}, in {tmp_path / 'r'})"
     own = pfedlms.run((X, Y), linear, method="fedavg", metric=thousandth, **{**QUICK, "rounds": 1})
     assert repr(own) == f"Result(fedavg on custom, 2 clients, 1 round: thousandth {own.accuracy:.4g})"

@@ -37,7 +37,7 @@ class Result:
     """The federation after the best round, where `train.patience` keeps it and there is no directory."""
 
     def __repr__(self) -> str:
-        """`Result(pfedlms on digits, 20 clients, 100 rounds: P-acc 97.31 %)`, and where it is kept."""
+        """`Result(pfedlms on digits, 20 clients, 100 rounds: P-acc 97.31 %, mean of the last 10)`, and where."""
         return f"Result({in_short(self.summary)}{f', in {self.directory}' if self.directory else ''})"
 
     @property
@@ -95,6 +95,8 @@ def in_short(summary: Mapping[str, Any]) -> str:
     """A run in a line: what was run, how far it came and what it reached, the mean of the last 10 evaluations."""
     reached, own = summary["accuracy"]["last10"], summary.get("metric")
     score = "nothing measured" if reached is None else f"{own} {reached:.4g}" if own else f"P-acc {reached:.2f} %"
+    averaged = min(10, summary.get("evaluations") or 10)
+    score += f", mean of the last {averaged}" if reached is not None and averaged > 1 else ""
     ended = f" ({summary['status']})" * (summary["status"] != "finished")
     rounds, clients = (f"{summary[of]} {of[:-1]}{'s' * (summary[of] != 1)}" for of in ("rounds", "clients"))
     return f"{summary['method']} on {summary['dataset']}, {clients}, {rounds}{ended}: {score}"
