@@ -21,6 +21,7 @@ from typing import Any
 
 import lies
 import study
+from kept import commit
 
 from pfedlms import load_config, rng
 from pfedlms.engine.reports import Evaluation
@@ -137,7 +138,8 @@ def main() -> None:
     rows = rows_of(options)
     show(rows)
     if options.json:
-        lines = ",\n".join(json.dumps(row, allow_nan=False) for row in rows)
+        made_at = commit() or "unknown"
+        lines = ",\n".join(json.dumps({"commit": made_at, **row}, allow_nan=False) for row in rows)
         options.json.write_text(f"[\n{lines}\n]\n")
 
 

@@ -9,7 +9,6 @@ compared. The codec runs in one thread; on a busy machine `--clock cpu` leaves o
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import time
@@ -17,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from kept import keep
 
 from pfedlms.wire.codec import block_shape, pack, packed_size, unpack
 
@@ -90,7 +90,7 @@ def main() -> None:
         )
     if args.json:
         settings = {"count": args.count, "repeats": args.repeats, "clock": args.clock}
-        args.json.write_text(json.dumps({**settings, "rows": rows}, indent=2) + "\n")
+        keep({**settings, "rows": rows}, args.json)
 
 
 if __name__ == "__main__":

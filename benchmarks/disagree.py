@@ -16,7 +16,6 @@ to FedAvg.
 from __future__ import annotations
 
 import argparse
-import json
 import warnings
 from dataclasses import replace
 from math import prod
@@ -26,6 +25,7 @@ from typing import Any
 import lies
 import torch
 import variants
+from kept import keep
 from torch import Tensor
 
 from pfedlms import rng
@@ -173,9 +173,7 @@ def main() -> None:
     print("\nSteps, κ / ratio: distance of w to the minimum, over that of w⁰\n")
     table(further)
     if options.json:
-        options.json.write_text(
-            json.dumps({"disagreement": apart, "one of nine lies": lying, "steps": further}, indent=1) + "\n"
-        )
+        keep({"disagreement": apart, "one of nine lies": lying, "steps": further}, options.json)
 
 
 if __name__ == "__main__":

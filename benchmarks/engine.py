@@ -11,16 +11,17 @@ over the measured speed of a copy, and its multiplications and additions over th
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 import warnings
 from collections.abc import Callable
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from kept import keep
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -183,7 +184,7 @@ def main() -> None:
         default="default",
         help="default: convolutions in TF32, products in float32; float32: all of it; bf16: autocast",
     )
-    parser.add_argument("--json")
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if options.device == "auto":
         options.device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -242,9 +243,8 @@ def main() -> None:
     if device.type == "cuda":
         print(f"peak GPU memory {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB")
     if options.json:
-        with open(options.json, "w") as file:
-            told = {name: value for name, value in vars(options).items() if name != "json"}
-            json.dump({"options": told, "where": where, "seconds": rows}, file, indent=2)
+        told = {name: value for name, value in vars(options).items() if name != "json"}
+        keep({"options": told, "where": where, "seconds": rows}, options.json)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,11 @@ import resource
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import torch
+from kept import keep
 
 from engine import SHAPES, median_seconds
 from pfedlms.data import Dealing, from_pool
@@ -79,7 +81,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="timed rounds, after two")
     parser.add_argument("--warm-up", type=int, default=0, help="rounds before that")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--json")
+    parser.add_argument("--json", type=Path)
     parser.add_argument("--alone", action="store_true", help="measure the one size here and print JSON")
     options = parser.parse_args()
     if options.device == "auto":
@@ -106,10 +108,8 @@ def main() -> None:
                 flush=True,
             )
     if options.json:
-        with open(options.json, "w") as file:
-            told = {name: value for name, value in vars(options).items() if name not in ("json", "alone")}
-            json.dump({"options": told, "rows": rows}, file, indent=2)
-            file.write("\n")
+        told = {name: value for name, value in vars(options).items() if name not in ("json", "alone")}
+        keep({"options": told, "rows": rows}, options.json)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ over memory; each is compared with a copy.
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import statistics
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 import numba
 import numpy as np
 import torch
+from kept import keep
 
 from pfedlms.backend import compiled, share
 from pfedlms.sketch import fwht_, fwht_reference
@@ -136,7 +136,7 @@ def main_gpu(arguments: argparse.Namespace) -> None:
         )
     if arguments.json:
         report = {"machine": torch.cuda.get_device_name(), "torch": torch.__version__, "results": results}
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+        keep(report, arguments.json)
 
 
 def main() -> None:
@@ -172,7 +172,7 @@ def main() -> None:
         }
         machine |= {"numba": numba.__version__, "torch": torch.__version__}
         report = {"machine": machine, "threads": arguments.threads, "results": results}
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+        keep(report, arguments.json)
 
 
 if __name__ == "__main__":

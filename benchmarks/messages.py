@@ -11,7 +11,6 @@ asserted to be header, CRC-32 by zlib and numbers, and every number to arrive; t
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import struct
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from kept import keep
 
 from pfedlms.wire import Floats, Message
 from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake, frame
@@ -112,7 +112,7 @@ def main() -> None:
     print(f"messages / copies       {row['ratio']:9.2f}x  ({row['ratio_least']:.2f} to {row['ratio_most']:.2f})")
     print(f"goal on 16 cores        {GOAL:9.2f}x")
     if arguments.json:
-        arguments.json.write_text(json.dumps({"model": arguments.model, **row}, indent=2) + "\n")
+        keep({"model": arguments.model, **row}, arguments.json)
 
 
 if __name__ == "__main__":

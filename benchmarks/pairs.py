@@ -20,6 +20,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from kept import keep
+
 HERE = Path(__file__).resolve()
 SHAPES = {"dnn": (1, 28, 28)}
 
@@ -134,7 +136,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="rounds of one measurement")
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--json")
+    parser.add_argument("--json", type=Path)
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.device == "auto":
@@ -163,7 +165,7 @@ def main() -> None:
         print(f"{name:20s} {before * 1e3:9.3f} -> {after * 1e3:9.3f} ms   {middle:.3f} ({low:.3f} to {high:.3f})")
     if options.json:
         told = {name: str(value) for name, value in vars(options).items() if name not in ("json", "work", "old", "new")}
-        Path(options.json).write_text(json.dumps({"options": told, "seconds": rows}, indent=2) + "\n")
+        keep({"options": told, "seconds": rows}, options.json)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ checks that it is finite within the measured time.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import platform
@@ -34,6 +33,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F
+from kept import keep
 from torch import Tensor, nn
 
 from pfedlms.data import batch_positions, from_pairs
@@ -342,7 +342,7 @@ def main() -> None:
             "median_seconds": medians,
             "seconds": times,
         }
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+        keep(report, arguments.json)
 
 
 if __name__ == "__main__":

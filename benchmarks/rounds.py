@@ -9,7 +9,6 @@ whole runs on MNIST, 200 rounds with an evaluation every 10, four times each in 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 import warnings
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from kept import keep
 
 import pfedlms
 from engine import federation
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--data-dir")
-    parser.add_argument("--json")
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     options.methods, options.fast = options.methods.split(","), False
     warnings.simplefilter("ignore")
@@ -98,7 +98,7 @@ def main() -> None:
     if options.data_dir:
         result["mnist, 200 rounds, seconds"] = whole_runs(options)
     if options.json:
-        Path(options.json).write_text(json.dumps(result, indent=2) + "\n")
+        keep(result, options.json)
 
 
 if __name__ == "__main__":

@@ -20,18 +20,17 @@ the same metrics, bytes and states in one process, bit for bit.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import pickle
 import re
 import signal
-import subprocess
 import tempfile
 import time
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kept import commit, keep
 from soak_checks import figures, show
 from soak_samples import PLACES, WORK, Flotilla, Seen, belonging, children, look_at_states, sample, until
 
@@ -158,13 +157,6 @@ def soak(fleet: Flotilla, minutes: float) -> Seen:
     return seen
 
 
-def commit() -> str:
-    told = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, text=True, stdout=subprocess.PIPE
-    )
-    return told.stdout.strip()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30.0)
@@ -182,7 +174,7 @@ def main() -> None:
         told = figures(folder, pickle.loads(samples.read_bytes()), MORE_ROUNDS)
     show(told)
     if options.json:
-        options.json.write_text(json.dumps(told, indent=1) + "\n")
+        keep(told, options.json)
     if told["checks"]["wrong"]:
         raise SystemExit("something was lost: see above")
 

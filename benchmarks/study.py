@@ -21,7 +21,6 @@ import os
 import platform
 import queue
 import re
-import subprocess
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -34,6 +33,7 @@ import cells
 import torch
 import variants
 from cells import Cell
+from kept import commit
 
 from pfedlms import load_dataset
 from pfedlms.data import FederatedData
@@ -240,12 +240,10 @@ def rounded(value: Any) -> Any:
 
 
 def current_commit(options: argparse.Namespace) -> str:
-    if options.commit:
-        return str(options.commit)
-    asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    if asked.returncode:
+    known = str(options.commit) or commit()
+    if not known:
         raise SystemExit("commit: there is no .git here; give --commit")
-    return asked.stdout.strip()
+    return known
 
 
 def parse() -> argparse.Namespace:

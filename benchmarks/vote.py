@@ -13,7 +13,6 @@ same for every number of clients.
 from __future__ import annotations
 
 import argparse
-import json
 import struct
 import sys
 import time
@@ -22,6 +21,7 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+from kept import keep
 
 from pfedlms.aggregate import Vote
 from pfedlms.models.layout import flat_layout
@@ -166,7 +166,7 @@ def main() -> None:
     assert max(peaks) <= FLAT * min(peaks), f"the server's memory grows with the number of clients: {peaks}"
     if arguments.json:
         settings = {"thresholds": arguments.thresholds, "ratio": arguments.ratio, "symbols": sum(sizes)}
-        arguments.json.write_text(json.dumps({**settings, "rows": rows}, indent=2) + "\n")
+        keep({**settings, "rows": rows}, arguments.json)
 
 
 if __name__ == "__main__":
