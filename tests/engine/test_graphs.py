@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+import pfedlms
+from pfedlms.engine import training
 from pfedlms.engine.graphs import Replayed, flat, rebuilt
 from pfedlms.methods.contract import Objective
 
@@ -115,3 +117,19 @@ def test_few_sizes_are_recorded(clients: int, size: int) -> None:
 
 def test_a_larger_cohort_is_recorded_as_it_is() -> None:
     assert Replayed(lambda *_: (_[0], _[1]), largest=4)._size(9) == 9
+
+
+@pytest.mark.parametrize(("method", "gradients"), [("obda", 3), ("fedavg", 0)])
+def test_on_a_gpu_steps_and_gradients_are_replayed(
+    method: str, gradients: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def noted(steps: Any, largest: int) -> Any:
+        return lambda *given: (asked.append(steps.__name__), steps(*given))[1]
+
+    monkeypatch.setattr(training, "backend_of", lambda tensor: "gpu")
+    monkeypatch.setattr(training, "Replayed", noted)
+    pfedlms.run("digits", method=method, clients=4, rounds=3, local_steps=2, device="cpu")
+    assert asked.count("_gradients") == gradients
+    assert asked.count("_steps") == 1 + 3  # before the first round, and in each
