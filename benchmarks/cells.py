@@ -35,6 +35,8 @@ REST = ("obda", "obcsaa", "obcsaa:downlink=sum", "fedproto", "eden", "zsign", "z
 SEEDS = (0, 1, 2)
 SWEEP_SEED = 10  # takes no part in the tables
 STEPS = (1.0, 1.5, 2.0, 3.0)
+RATES = (0.03, 0.1, 0.3, 1.0)
+SAMPLED = ("local", "fedavg", "pfedlms", "pfed1bs", "eden", "zsign", "obcsaa", "obda", "fedproto")
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,36 @@ def longer(dataset: str) -> list[Cell]:
     settings = {"data.alpha": 0.5, **FEDAVG, "train.rounds": 350, "train.local_steps": 50}
     label = "fedavg-rounds350-steps50"
     return [Cell(f"longer-{dataset}", dataset, "a0.5", label, seed, settings, priority=1) for seed in SEEDS]
+
+
+def once(dataset: str) -> list[Cell]:
+    """w⁰ and E steps, what P-acc of a shared model begins with: `local`, half of them before the only round and half in
+    it."""
+    steps = load_config(None, {"data": {"dataset": dataset}}).train.local_steps
+    settings = {"method.name": "local", "train.rounds": 1, "train.local_steps": steps // 2}
+    return [
+        Cell(f"once-{dataset}", dataset, f"a{alpha:g}", f"local-steps{steps}", seed, {"data.alpha": alpha, **settings})
+        for alpha in (0.5, 0.1) for seed in SEEDS
+    ]  # fmt: skip
+
+
+def sampled(dataset: str) -> list[Cell]:
+    """A fifth of the clients in a round."""
+    return [
+        Cell(f"sampled-{dataset}", dataset, f"n{clients}", method, seed,
+             {"data.alpha": 0.5, "data.clients": clients, "train.participation": 0.2, "method.name": method})
+        for clients in ((20,) if dataset == "digits" else (20, 100)) for seed in SEEDS for method in SAMPLED
+    ]  # fmt: skip
+
+
+def rates(dataset: str) -> list[Cell]:
+    """Learning rates, with data set aside; all methods of a table have the same."""
+    held_out = {"data.alpha": 0.5, "data.validation": 0.2}
+    return [
+        Cell(f"rates-{dataset}", dataset, "a0.5", f"{method}-rate{rate:g}", SWEEP_SEED,
+             {**held_out, "method.name": method, "train.learning_rate": rate})
+        for rate in RATES for method in ("local", "fedavg", "pfedlms", "sketchvote")
+    ]  # fmt: skip
 
 
 def by_key(dataset: str, variant: str) -> dict[str, Any]:
@@ -285,6 +317,9 @@ def group(name: str, steps: Mapping[str, float], swept: Sequence[float], on: str
         "effects": effects,
         "budget": budget,
         "longer": longer,
+        "once": once,
+        "sampled": sampled,
+        "rates": rates,
         "sweep": lambda dataset: sweep(dataset, swept),
         "gains": gains,
         "equal": equal,

@@ -5,7 +5,8 @@
     python benchmarks/study.py GROUP… --list
 
 Groups (cells.py): tables-DATASET, plain-DATASET, paper-DATASET, effects-DATASET, budget-DATASET, longer-DATASET,
-sweep-DATASET, gains-DATASET, own-DATASET, equal-DATASET, limits, limits-cifar10, variants. Cells that have a row with
+once-DATASET, sampled-DATASET, rates-DATASET, sweep-DATASET, gains-DATASET, own-DATASET, equal-DATASET, limits,
+limits-cifar10, variants. Cells that have a row with
 the same settings in --out or --done already are skipped, so a study can be spread over several calls (--done
 benchmarks/results skips what was collected); no new cell is begun after --seconds. Workers share the device, and each
 keeps the data it has loaded. `tables-DATASET` has FedAvg with the server step that `sweep-DATASET` chose: from
