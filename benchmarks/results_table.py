@@ -1,7 +1,7 @@
-"""Print the Markdown tables of docs/results.md where a fifth of the clients takes part, from the summaries in
+"""Print the Markdown tables of docs/results.md where a fifth of the clients takes part, from the rows in
 benchmarks/results.
 
-    python benchmarks/results_table.py participation-mnist-100
+    python benchmarks/results_table.py sampled-mnist n100
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from cells import SAMPLED
+
 MIB = 1 << 20
-ORDER = ("local", "fedavg", "pfedlms", "pfed1bs", "eden", "zsign", "obcsaa", "obda", "fedproto")
 Runs = list[dict[str, Any]]
 
 
@@ -49,10 +50,11 @@ def columns(totals: dict[str, float]) -> dict[str, Callable[[str, Runs], str]]:
 
 
 def main() -> None:
-    (prefix,) = sys.argv[1:]
-    folder = Path(__file__).parent / "results"
-    runs = [run for file in sorted(folder.glob(f"{prefix}-?.json")) for run in json.loads(file.read_text())["runs"]]
-    groups = {name: [run for run in runs if run["method"] == name] for name in ORDER}
+    group, setup = sys.argv[1:]
+    rows = json.loads((Path(__file__).parent / "results" / f"{group}.json").read_text())
+    groups = {
+        name: [row["summary"] for row in rows if (row["setup"], row["label"]) == (setup, name)] for name in SAMPLED
+    }
     shown = columns({name: mean(run["total_bytes"] for run in own) for name, own in groups.items()})
     print("| " + " | ".join(["method", *shown]) + " |")
     print("|---" * (1 + len(shown)) + "|")
