@@ -19,6 +19,7 @@ import study
 from cells import OWN, SWEEP_SEED, own_settings
 
 from pfedlms import load_config, load_dataset
+from pfedlms.data.sources import DATASETS
 
 FURTHER = 2  # times beyond an end
 
@@ -69,8 +70,9 @@ def toml(dataset: str, method: str, scores: Mapping[float, float]) -> str:
     )
     if values[-1] > most(dataset, method):
         swept += f" Of what is beyond {most(dataset, method):g} the method warns."
+    files = " --data-dir DIR" if DATASETS[dataset].needs_dir else ""
     return (
-        f"# pfedlms run --dataset {dataset} --data-dir DIR --method {method}\n"
+        f"# pfedlms run --dataset {dataset}{files} --method {method}\n"
         f"{textwrap.fill(swept, 120, initial_indent='# ', subsequent_indent='# ')}\n"
         f"schema = 1\n\n[method]\n{key} = {chosen(scores, most(dataset, method))!r}\n"
     )
