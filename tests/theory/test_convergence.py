@@ -289,9 +289,9 @@ def test_lemma_cross_round_drift_is_attained_by_the_parts_of_its_proof_for_a_kep
 
 
 def test_lemma_cross_round_drift_of_a_refreshed_sketch() -> None:
-    """χ = 1: the proof's 2‖a' − a‖₁ + 2‖a'‖₁ attain β, with Φ^{r+1} = −Φ^r and a threshold that goes from τ to −τ. A + B +
-    C are at most 4√m κB + 4mτ, which is attained: they are a function of a and one of a', ‖·‖₁ ∓ ‖·‖_ρ and 3‖·‖₁ ±
-    ‖·‖_ρ, all concave in the squares, and ‖a‖, ‖a'‖ ≤ κB + √m τ. So they need χ, but cannot tell 4χ from 2χ."""
+    """χ = 1: the proof's 2‖a' − a‖₁ + 2‖a'‖₁ attain β, with Φ^{r+1} = −Φ^r and a threshold that goes from τ to −τ. A
+    + B + C are at most 4√m κB + 4mτ, which is attained: they are a function of a and one of a', ‖·‖₁ ∓ ‖·‖_ρ and 3‖·‖₁
+    ± ‖·‖_ρ, all concave in the squares, and ‖a‖, ‖a'‖ ≤ κB + √m τ. So they need χ, but cannot tell 4χ from 2χ."""
     y, norm = flat_sketch(0.6)
     turned = (y, 0.0, SPINS), (-y, 0.0, -SPINS)
     assert parts_of_drift(*turned, rho=0.1) == pytest.approx(4 * 8 * 0.6, rel=1e-12)
@@ -436,10 +436,10 @@ def test_theorem_is_attained_without_a_pull(noise: float, steps: int) -> None:
 
 
 def test_theorem_is_attained_by_a_consensus_that_turns_round() -> None:
-    """One step a round, η = 1/L_F, T = 1, τ = 0, a kept sketch, and votes that are all +1, then all −1, and so on (where
-    they come from is nothing to the theorem). F is quadratic between the two minima ±λΦᵀ1/L_F, where Φθ is flat: a turn
-    makes F larger by 2λ‖Φθ‖₁ = λβ, and the step from one minimum to the other takes all of it back. From the first
-    round's minimum, Ψ⁰ = Ψ_inf, the R − 1 turns between R rounds are all that the bound has but one β."""
+    """One step a round, η = 1/L_F, T = 1, τ = 0, a kept sketch, and votes that are all +1, then all −1, and so on
+    (where they come from is nothing to the theorem). F is quadratic between the two minima ±λΦᵀ1/L_F, where Φθ is flat:
+    a turn makes F larger by 2λ‖Φθ‖₁ = λβ, and the step from one minimum to the other takes all of it back. From the
+    first round's minimum, Ψ⁰ = Ψ_inf, the R − 1 turns between R rounds are all that the bound has but one β."""
     sides, rounds = [Parabola((16,), vote=vote) for vote in (1, 0)], 20
     smoothness, strength = sides[0].smoothness, sides[0].strength
     rate, squares = 1 / smoothness, 0.0
