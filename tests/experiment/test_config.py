@@ -24,7 +24,7 @@ from pfedlms.experiment.config import (
     of_method,
     parse_overrides,
 )
-from pfedlms.experiment.layers import preset
+from pfedlms.experiment.layers import RELATIVES, preset
 from pfedlms.methods import METHODS
 from pfedlms.settings import type_name
 
@@ -65,6 +65,21 @@ def test_the_preset_is_that_of_the_data_set_asked_for(tmp_path: Path) -> None:
     assert load_config(None, {"data": {"dataset": "mnist"}}).train.batch_size == 64
     assert load_config(write(tmp_path, '[data]\ndataset = "mnist"\n')).train.rounds == 200
     assert load_config(None, {"data": {"dataset": "custom"}}).model.hidden == 256  # none: the defaults
+
+
+def test_methods_on_a_data_set_without_sweeps_have_the_settings_of_its_relative(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By hand: on CIFAR-10 step 0.003 was chosen for obda, gain 3 and allocation 0.7 for sketchvote. Nothing else comes
+    from there, and nothing where the data set has a file of its own."""
+    for dataset, model, augment in (("svhn", "vgg8", "crop"), ("cifar100", "vgg11", "crop+flip")):
+        for method, chosen in (("obda", {"step": 0.003}), ("sketchvote", {"gain": 3.0, "allocation": 0.7})):
+            tables = preset(dataset, method)
+            assert tables["method"] == chosen
+            assert (tables["model"]["name"], tables["train"]["augment"]) == (model, augment)
+    own = preset("mnist", "zsign")
+    monkeypatch.setitem(RELATIVES, "mnist", "cifar10")
+    assert preset("mnist", "zsign") == own
 
 
 def test_a_method_brings_its_own_settings() -> None:

@@ -2,7 +2,8 @@
 it is read and checked, all errors at once; and whose each key is.
 
 Values are taken from, later ones first: `--set` and options; the user's TOML file; the shipped defaults of the data
-set and method (`pfedlms/configs/DATASET-METHOD.toml`, then `DATASET.toml`); the defaults of the sections.
+set and method (`pfedlms/configs/DATASET-METHOD.toml`, that of a related data set where none was chosen for this one,
+then `DATASET.toml`); the defaults of the sections.
 """
 
 from __future__ import annotations

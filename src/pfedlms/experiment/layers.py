@@ -16,6 +16,9 @@ from pfedlms.methods import METHODS
 
 Tables = dict[str, dict[str, Any]]
 
+RELATIVES = {"svhn": "cifar10", "cifar100": "cifar10"}
+"""Data sets on which methods' settings were not chosen, and the one whose they take: images and models are alike."""
+
 
 def merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> Tables:
     """Both, key by key; where both have one, that of `top`."""
@@ -51,12 +54,14 @@ def under_own_name(tables: Mapping[str, Any], method: Any) -> Tables:
 
 
 def preset(dataset: Any, method: Any) -> Tables:
-    """Shipped defaults for a data set, then those for a method on it."""
+    """Shipped defaults for a data set, then those for a method on its relative, then on itself."""
     tables: Tables = {}
+    if not isinstance(dataset, str) or dataset not in DATASETS:
+        return tables
     folder = resources.files("pfedlms") / "configs"
-    for stem in (dataset, f"{dataset}-{method}"):
+    for stem in (dataset, f"{RELATIVES.get(dataset)}-{method}", f"{dataset}-{method}"):
         file = folder / f"{stem}.toml"
-        if isinstance(dataset, str) and dataset in DATASETS and file.is_file():
+        if file.is_file():
             tables = merge(tables, tomllib.loads(file.read_text(encoding="utf-8")))
     tables.pop("schema", None)
     return tables
