@@ -27,6 +27,8 @@ from pfedlms.data import parquet as reader
 from pfedlms.data.published import SHARDS, is_published
 from pfedlms.errors import DataError
 
+pytestmark = pytest.mark.filterwarnings("ignore::pfedlms.errors.DataWarning")  # files of a few samples
+
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 SPLITS = {"train-00000-of-00002": (0, 3), "train-00001-of-00002": (3, 5), "test-00000-of-00001": (5, 7)}
 LABELS = [6, 9, 0, 4, 1, 3, 8]
