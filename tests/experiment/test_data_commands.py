@@ -61,7 +61,8 @@ def test_the_table_fits_a_screen_and_says_that_no_folder_was_given(
 ) -> None:
     """With the longest format, and a state that says most."""
     found = {"dataset": "cifar100", "state": "incomplete", "format": "cifar-100-python.tar.gz", "samples": 10_000,
-             "expected": 60_000, "published": False, "where": "/a/folder/with/a/long/name", "problems": [], "also": []}  # fmt: skip
+             "expected": 60_000, "published": False, "where": "/a/folder/with/a/long/name", "problems": [],
+             "also": []}  # fmt: skip
     monkeypatch.setattr("pfedlms.data.check.check", lambda name, directory: found)
     assert main(["data", "check"]) == 1
     said = capsys.readouterr()

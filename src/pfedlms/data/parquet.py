@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfedlms.data.cache import Raw, decoded
-from pfedlms.data.formats import Format, Found, contents, is_file, joined
+from pfedlms.data.formats import Format, Found, contents, joined
 from pfedlms.data.published import check_published
 from pfedlms.errors import DataError
 
@@ -81,7 +81,7 @@ def _shards(bases: Sequence[Path], part: str) -> tuple[list[Path], str]:
 def _listed(folder: Path) -> list[Path]:
     """What is in a folder, if there is one; unlike a glob not silent of one that may not be read."""
     try:
-        return [path for path in folder.iterdir() if is_file(path)]
+        return list(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
 

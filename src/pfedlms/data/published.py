@@ -141,14 +141,15 @@ def is_published(name: str, path: Path) -> bool | None:
     """Whether a file that can be read is, byte for byte, what was published of the data set `name` under its name; an
     IDX file may be gzipped otherwise. None where nothing is known of such a file."""
     size, sha256 = _known(name).get(path.name, (None, ""))
-    if path.stat().st_size == size and digest_of(path) == sha256:
+    same = digest_of(path) == sha256 if path.stat().st_size == size else None
+    if same:
         return True
     if "idx" in path.name:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         return WHOSE.get(hashlib.sha256(content[16 if "idx3" in path.name else 8 :]).hexdigest()[:16]) == name
     if path.name in BATCHES:
         return md5_of(path.read_bytes()) == BATCHES[path.name]
-    return False if path.name in {each.name for each in DOWNLOADS.get(name, ())} else None
+    return False if path.name in {each.name for each in DOWNLOADS.get(name, ())} else same
 
 
 def md5_of(content: bytes) -> str:
