@@ -50,6 +50,11 @@ class ConfigError(UsageError):
 class DataError(UsageError): ...
 
 
+class DataWarning(UserWarning):
+    """Files of a data set can be read and are used, but are not what was published; the only warning with a class of
+    its own, so that who means it can silence it."""
+
+
 class DownloadError(DataError):
     """A line for what failed and one for each file that is to be fetched by hand then."""
 

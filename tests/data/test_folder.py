@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -217,3 +219,18 @@ def test_without_pillow_the_extra_is_named(tmp_path: Path) -> None:
     lines = "\n".join(line[8:] for line in script.splitlines())
     done = subprocess.run([sys.executable, "-c", lines, str(tmp_path)], capture_output=True, text=True, timeout=120)
     assert "pip install 'pfedlms[images]'" in done.stdout, done.stderr
+
+
+def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One below a class, whose images would not be missed."""
+    save(tmp_path, cats__1=grey(1), cats__more__2=grey(2), dogs__1=grey(3))
+    locked, scandir = tmp_path / "cats/more", os.scandir
+
+    def refusing(path: Any) -> Any:
+        if Path(path) == locked:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(DataError, match=rf"{locked}: cannot be read \(Permission denied\)"):
+        load_dataset(f"folder:{tmp_path}")

@@ -27,6 +27,8 @@ from pfedlms.data import parquet as reader
 from pfedlms.data.published import SHARDS, is_published
 from pfedlms.errors import DataError
 
+pytestmark = pytest.mark.filterwarnings("ignore::pfedlms.errors.DataWarning")  # files of a few samples
+
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 SPLITS = {"train-00000-of-00002": (0, 3), "train-00001-of-00002": (3, 5), "test-00000-of-00001": (5, 7)}
 LABELS = [6, 9, 0, 4, 1, 3, 8]
@@ -507,7 +509,8 @@ def test_many_processes_at_once(tmp_path: Path, cache: Path) -> None:
     """All of them get the images, and one good copy of each file stays."""
     data = write(tmp_path / "data")
     script = (
-        "import sys; from pfedlms.data import load_dataset; print(load_dataset('cifar10', sys.argv[1])[1].tolist())"
+        "import sys, warnings; from pfedlms.data import load_dataset; from pfedlms.errors import DataWarning\n"
+        "warnings.simplefilter('ignore', DataWarning); print(load_dataset('cifar10', sys.argv[1])[1].tolist())"
     )
     started = [
         subprocess.Popen([sys.executable, "-W", "error", "-c", script, str(data)], stdout=subprocess.PIPE, text=True)

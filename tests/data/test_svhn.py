@@ -12,6 +12,8 @@ import pfedlms
 from pfedlms.data import load_dataset, svhn
 from pfedlms.errors import DataError
 
+pytestmark = pytest.mark.filterwarnings("ignore::pfedlms.errors.DataWarning")  # files of a few samples
+
 PARTS = {"train_32x32.mat": (0, 12), "test_32x32.mat": (1, 6)}
 
 

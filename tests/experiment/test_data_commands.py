@@ -34,10 +34,10 @@ def idx(*shape: int) -> bytes:
 
 @pytest.fixture
 def mnist(tmp_path: Path) -> Path:
-    """Two images for training and two for testing, each a file of another's length."""
-    for part in ("train", "t10k"):
-        (tmp_path / f"{part}-images-idx3-ubyte").write_bytes(idx(2, 28, 28))
-        (tmp_path / f"{part}-labels-idx1-ubyte").write_bytes(idx(2))
+    """Three images for training and one for testing."""
+    for part, count in (("train", 3), ("t10k", 1)):
+        (tmp_path / f"{part}-images-idx3-ubyte").write_bytes(idx(count, 28, 28))
+        (tmp_path / f"{part}-labels-idx1-ubyte").write_bytes(idx(count))
     return tmp_path
 
 
@@ -53,7 +53,7 @@ def test_all_data_sets_in_one_table(mnist: Path, capsys: pytest.CaptureFixture[s
     assert rows == [[name, states.get(name, "missing")] for name in NAMES]
     assert "4 of 70,000" in said.out
     assert f"mnist: {mnist}" in said.out.splitlines()
-    assert said.err == ""
+    assert [line.split(",")[0] for line in said.err.splitlines()] == ["mnist: got 4 samples", "fmnist: got 4 samples"]
 
 
 def test_the_table_fits_a_screen_and_says_that_no_folder_was_given(
@@ -61,7 +61,8 @@ def test_the_table_fits_a_screen_and_says_that_no_folder_was_given(
 ) -> None:
     """With the longest format, and a state that says most."""
     found = {"dataset": "cifar100", "state": "incomplete", "format": "cifar-100-python.tar.gz", "samples": 10_000,
-             "expected": 60_000, "published": False, "where": "/a/folder/with/a/long/name", "problems": []}  # fmt: skip
+             "expected": 60_000, "published": False, "where": "/a/folder/with/a/long/name", "problems": [],
+             "also": []}  # fmt: skip
     monkeypatch.setattr("pfedlms.data.check.check", lambda name, directory: found)
     assert main(["data", "check"]) == 1
     said = capsys.readouterr()
@@ -76,7 +77,8 @@ def test_one_that_is_there(mnist: Path, capsys: pytest.CaptureFixture[str], monk
     said = capsys.readouterr()
     row = json.loads(said.out)
     assert (row["state"], row["where"], row["samples"], row["expected"]) == ("partial", str(mnist), 4, 70_000)
-    assert said.err == "mnist: 4 samples, published were 70,000; a run takes what is there\n"
+    assert said.err == f"{row['problems'][0]}\n"
+    assert f"{mnist / 'train-labels-idx1-ubyte'}: 3 of 60,000" in said.err
 
 
 @pytest.mark.parametrize("given", [["svhn"], ["--dataset", "svhn"]])

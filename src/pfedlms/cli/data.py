@@ -77,8 +77,8 @@ def _download(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    """1 if the data set asked for is not complete; of all, if one is there that a run would refuse."""
-    from pfedlms.data.check import READABLE, check
+    """1 if the data set asked for is not complete; of all, if one is there that is, or may be, damaged."""
+    from pfedlms.data.check import SOUND, check
     from pfedlms.data.sources import DATASETS
     from pfedlms.report.sources import check_table
 
@@ -89,15 +89,14 @@ def _check(options: argparse.Namespace) -> int:
     show(options, rows[0] if name else rows, check_table, rows)
     if not options.json:
         for row in rows:
-            if row["where"]:
-                console().print(f"{row['dataset']}: {row['where']}", highlight=False, markup=False, soft_wrap=True)
+            for line in filter(None, (row["where"], *row["also"])):
+                console().print(f"{row['dataset']}: {line}", highlight=False, markup=False, soft_wrap=True)
     if not (name or vars(options)["data.dir"] or os.environ.get("PFEDLMS_DATA")):
         say("no folder was given: name one with --data-dir DIR or PFEDLMS_DATA")
-    fine = ("complete",) if name else (*READABLE, "missing")
-    wrong = [row for row in rows if row["state"] not in fine]
-    for problem in (problem for row in wrong for problem in row["problems"]):
+    for problem in (problem for row in rows if name or row["state"] != "missing" for problem in row["problems"]):
         say(problem)
-    return int(bool(wrong))
+    fine = ("complete",) if name else (*SOUND, "missing")
+    return int(any(row["state"] not in fine for row in rows))
 
 
 def _named(options: argparse.Namespace) -> str | None:

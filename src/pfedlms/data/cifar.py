@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from pfedlms.data.cache import Raw, decoded
 from pfedlms.data.formats import Format, Found, contents, joined, of_one_file, of_one_folder
-from pfedlms.data.published import BATCHES, md5_of
+from pfedlms.data.published import BATCHES, check_published, md5_of, samples_in
 from pfedlms.errors import DataError
 
 _SHAPE = (3, 32, 32)
@@ -73,13 +73,13 @@ def formats(layout: Layout) -> tuple[Format, ...]:
         Format(
             f"{layout.pickled}/",
             partial(_unpacked, layout, layout.pickled, layout.batches),
-            lambda path: _whole(path, layout),
+            lambda path: parse_whole(contents(path), str(path), layout),
             joined,
         ),
         Format(
             layout.pickled_archive,
             partial(_packed, layout, layout.pickled_archive),
-            lambda path: _archived(path, layout, layout.batches, parse_pickled),
+            lambda path: _archived(path, layout, layout.batches, parse_whole),
             joined,
         ),
         Format(
@@ -110,24 +110,11 @@ def _packed(layout: Layout, archive: str, directory: Path) -> Found:
     return of_one_file(_bases(layout, directory), archive)
 
 
-def _whole(path: Path, layout: Layout) -> Raw:
-    """An unpacked batch. It carries no checksum of its own, so one of 10,000 or 50,000 images, as published, must be
-    the published one."""
-    content = contents(path)
-    images, labels = parse_pickled(content, str(path), layout)
-    full = 50_000 if path.name == "train" else 10_000
-    if len(labels) == full and md5_of(content) != BATCHES[path.name]:
-        raise DataError(
-            f"{path}: has {full:,} images as the published file, but not its checksum (MD5 {md5_of(content)}, expected "
-            f"{BATCHES[path.name]}); fetch the file again, or load one that was changed on purpose in Python"
-        )
-    return images, labels
-
-
 def _archived(path: Path, layout: Layout, names: Sequence[str], parse: Parse) -> Raw:
     """All batches of an archive; the decoded copy is kept (see `data.cache`)."""
     content = contents(path)
-    return decoded(content, f"{layout.name} 1", _SHAPE, lambda: _unpack(content, path, layout, names, parse))
+    check_published(layout.name, path, content)
+    return decoded(content, f"{layout.name} 2", _SHAPE, lambda: _unpack(content, path, layout, names, parse))
 
 
 def _unpack(content: bytes, path: Path, layout: Layout, names: Sequence[str], parse: Parse) -> Raw:
@@ -143,7 +130,7 @@ def _unpack(content: bytes, path: Path, layout: Layout, names: Sequence[str], pa
     for name in names:
         if name not in found:
             raise DataError(f"{path}: got {', '.join(sorted(members)) or 'nothing'}, expected {name} in it, too")
-    return joined([parse(found[name], f"{path}, {name}", layout) for name in names])
+    return joined([parse(found[name], f"{path}/{name}", layout) for name in names])
 
 
 def parse_binary(content: bytes, name: str, layout: Layout) -> Raw:
@@ -158,6 +145,20 @@ def parse_binary(content: bytes, name: str, layout: Layout) -> Raw:
     labels = records[:, layout.label_bytes - 1].astype(np.int64)
     _check_labels(labels, name, layout)
     return records[:, layout.label_bytes :].reshape(-1, *_SHAPE), labels
+
+
+def parse_whole(content: bytes, name: str, layout: Layout) -> Raw:
+    """A pickled batch. It carries no checksum of its own, so one with as many images as was published must be the
+    published one."""
+    images, labels = parse_pickled(content, name, layout)
+    path = Path(name)
+    if len(labels) == samples_in(path) and md5_of(content) != BATCHES[path.name]:
+        raise DataError(
+            f"{name}: has {len(labels):,} images as the published file, but not its checksum (MD5 {md5_of(content)}, "
+            f"expected {BATCHES[path.name]}); remove it and fetch it again, or load one that was changed on purpose in "
+            "Python"
+        )
+    return images, labels
 
 
 def parse_pickled(content: bytes, name: str, layout: Layout) -> Raw:

@@ -4,9 +4,10 @@ PATH/test/cat/2.png, …, which are pooled. Needs Pillow (extra `images`)."""
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,13 +69,18 @@ def _classes(path: Path) -> dict[str, list[Path]]:
 
 
 def _folders(path: Path) -> list[str]:
-    return sorted(each.name for each in path.iterdir() if each.is_dir() and not each.name.startswith("."))
+    try:
+        return sorted(each.name for each in path.iterdir() if each.is_dir() and not each.name.startswith("."))
+    except OSError as error:
+        _not_read(error)
 
 
 def _images(folder: Path) -> list[Path]:
     """Files whose ending names a format of Pillow's, in folders below too; hidden ones are none."""
     known = _pillow().registered_extensions()
-    found = (file for file in sorted(folder.rglob("*")) if file.suffix.lower() in known and file.is_file())
+    # Unlike a glob, not silent of a folder that may not be read.
+    below = sorted(Path(root, name) for root, _, names in os.walk(folder, onerror=_not_read) for name in names)
+    found = (file for file in below if file.suffix.lower() in known and file.is_file())
     return [file for file in found if not any(part.startswith(".") for part in file.relative_to(folder).parts)]
 
 
@@ -121,7 +127,11 @@ def _digest(file: Path) -> bytes:
     try:
         return hashlib.sha256(file.read_bytes()).digest()
     except OSError as error:
-        raise DataError(f"{file}: cannot be read ({error.strerror})") from error
+        _not_read(error)
+
+
+def _not_read(error: OSError) -> NoReturn:
+    raise DataError(f"{error.filename}: cannot be read ({error.strerror}); allow it, or remove it") from error
 
 
 def _damaged(file: Path, error: Exception) -> DataError:

@@ -15,35 +15,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfedlms.data.cache import Raw
-from pfedlms.data.formats import Format, Found
-from pfedlms.data.published import WHOSE
-from pfedlms.errors import DataError
+from pfedlms.data.formats import Format, Found, is_file
+from pfedlms.data.published import WHOSE, samples_in
+from pfedlms.errors import DataError, DataWarning
 
-_FULL = {(60_000, 28, 28), (60_000,), (10_000, 28, 28), (10_000,)}
-"""Shapes of the published files."""
+_CLASSES, _PIXELS = 10, (28, 28)
+"""Of MNIST and its kin."""
 _STEMS = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 
 def idx_format(name: str, folders: Sequence[str]) -> Format:
     """The four files of MNIST and its kin, in a directory or in one of its subfolders `folders`. Files known to be of
     another data set than `name` are refused."""
-    return Format("IDX files", partial(_find, folders), lambda path: (path.parent, _read_own(name, path)), _join)
+    return Format("IDX files", partial(_find, folders), lambda path: (path, _read_own(name, path)), _join)
 
 
 def _join(parts: Sequence[tuple[Path, NDArray[np.uint8]]]) -> Raw:
-    """Grey images `[n, 1, h, w]` and labels, train and test pooled; each file comes with the folder it is in."""
-    images, labels = ([content for _, content in parts[first::2]] for first in (0, 1))
-    for part, (folder, _), own, numbers in zip(("train", "t10k"), parts[0::2], images, labels, strict=True):
-        if len(own) != len(numbers):
+    """Grey images `[n, 1, h, w]` and labels, train and test pooled; each file's contents come with its path."""
+    for (file, images), (other, labels) in zip(parts[0::2], parts[1::2], strict=True):
+        if len(images) != len(labels):
             raise DataError(
-                f"{folder}: {part} has {len(own)} images but {len(numbers)} labels; the files do not belong together"
+                f"{file}: has {len(images)} images, but {other} {len(labels)} labels; the files do not belong together"
             )
-        if own.shape[1:] != images[0].shape[1:]:
-            raise DataError(
-                f"{folder}: {part} has images of {own.shape[1:]} pixels, expected {images[0].shape[1:]} as in train; "
-                "the files do not belong together"
-            )
-    return np.concatenate(images)[:, np.newaxis], np.concatenate(labels).astype(np.int64)
+    images, labels = (np.concatenate([content for _, content in parts[first::2]]) for first in (0, 1))
+    return images[:, np.newaxis], labels.astype(np.int64)
 
 
 def _find(folders: Sequence[str], directory: Path) -> Found:
@@ -61,7 +56,7 @@ def _find(folders: Sequence[str], directory: Path) -> Found:
 def _first(bases: Sequence[Path], stem: str) -> Path | None:
     for name in (stem, stem.replace("-idx", ".idx")):
         for path in (base / (name + end) for base in bases for end in ("", ".gz")):
-            if path.is_file():
+            if is_file(path):
                 return path
     return None
 
@@ -70,10 +65,11 @@ def _read_own(name: str, path: Path) -> NDArray[np.uint8]:
     content = read_idx(path, 3 if "idx3" in path.name else 1)
     digest = hashlib.sha256(content.data).hexdigest()[:16]
     whose = WHOSE.get(digest, name)
-    if content.shape in _FULL and digest not in WHOSE:
+    if len(content) == samples_in(path) and digest not in WHOSE:
         warnings.warn(
-            f"{path}: is as long as the published file of {name}, but not the same; unless that is meant, fetch it "
-            f"again: pfedlms data download {name}",
+            f"{path}: is as long as the published file of {name}, but not the same; unless that is meant, remove it "
+            f"and fetch it again: pfedlms data download {name}",
+            DataWarning,
             stacklevel=2,
         )
     if whose != name:
@@ -81,7 +77,24 @@ def _read_own(name: str, path: Path) -> NDArray[np.uint8]:
             f"{path}: holds what the data set {whose!r} has under this name, expected that of {name!r}; "
             f"use --dataset {whose}, or put the files of {name} there"
         )
+    _check(content, path, name)
     return content
+
+
+def _check(content: NDArray[np.uint8], path: Path, name: str) -> None:
+    """Images or labels as `name` has them."""
+    if not len(content):
+        raise DataError(f"{path}: got no samples, expected at least one; fetch the file again")
+    if content.ndim == 3 and content.shape[1:] != _PIXELS:
+        raise DataError(
+            f"{path}: has images of {content.shape[1:]} pixels, expected {_PIXELS}; the file is not of {name}"
+        )
+    if content.ndim == 1 and content.max() >= _CLASSES:
+        wrong = int(np.argmax(content >= _CLASSES))
+        raise DataError(
+            f"{path}: got label {content[wrong]} in sample {wrong} (from 0), expected 0 to {_CLASSES - 1}; fetch the "
+            "file again, or it is of another data set"
+        )
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:

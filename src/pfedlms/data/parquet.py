@@ -6,7 +6,6 @@ Needs the extra `parquet`.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 
 from pfedlms.data.cache import Raw, decoded
 from pfedlms.data.formats import Format, Found, contents, joined
-from pfedlms.data.published import SHARDS
+from pfedlms.data.published import check_published
 from pfedlms.errors import DataError
 
 _IMAGES, _LABELS = ("img", "image"), ("label", "fine_label")
@@ -56,7 +55,7 @@ def _find(folders: Sequence[str], directory: Path) -> Found:
 def _shards(bases: Sequence[Path], part: str) -> tuple[list[Path], str]:
     """All files of one part, in their order, and why they cannot be used, if so."""
     for base in bases:
-        named = {path: _SHARD.fullmatch(path.name.removeprefix(part)) for path in base.glob(f"{part}-*.parquet")}
+        named = {path: _SHARD.fullmatch(path.name.removeprefix(part)) for path in _listed(base)}
         found = sorted((match[1], match[2], path) for path, match in named.items() if match)
         if not found:
             continue
@@ -79,6 +78,14 @@ def _shards(bases: Sequence[Path], part: str) -> tuple[list[Path], str]:
     )
 
 
+def _listed(folder: Path) -> list[Path]:
+    """What is in a folder, if there is one; unlike a glob not silent of one that may not be read."""
+    try:
+        return list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
 def _read_shard(name: str, shape: tuple[int, int, int], classes: int, path: Path) -> Raw:
     """One file. What was decoded is kept for the next time (see `data.cache`)."""
     try:
@@ -86,19 +93,9 @@ def _read_shard(name: str, shape: tuple[int, int, int], classes: int, path: Path
     except ImportError as error:
         raise _extra(error) from error
     content = contents(path)
-    _check_published(content, path, name)
+    check_published(name, path, content)  # pages need not carry checksums
     how = f"parquet 2, {name}, Pillow {PIL.__version__}"
     return decoded(content, how, shape, partial(_decode, content, path, name, shape, classes))
-
-
-def _check_published(content: bytes, path: Path, name: str) -> None:
-    """Pages need not carry checksums, so a file as long as a known one must be that one."""
-    size, expected = SHARDS.get(name, {}).get(path.name, (None, ""))
-    if len(content) == size and (digest := hashlib.sha256(content).hexdigest()) != expected:
-        raise DataError(
-            f"{path}: has {size:,} bytes as the published file, but not its checksum (SHA-256 {digest}, expected "
-            f"{expected}); fetch the file again, or load one that was changed on purpose in Python"
-        )
 
 
 def _decode(content: bytes, path: Path, name: str, shape: tuple[int, int, int], classes: int) -> Raw:

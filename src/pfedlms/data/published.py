@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -95,6 +96,38 @@ WHOSE = {
 """Data sets whose IDX files have the same names and shapes, by the first 64 bits of the SHA-256 of what is after the
 header."""
 
+_SAMPLES = {
+    **dict.fromkeys(("train-images-idx3-ubyte", "train-labels-idx1-ubyte"), 60_000),
+    **dict.fromkeys(("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"), 10_000),
+    "train_32x32.mat": 73_257,
+    "test_32x32.mat": 26_032,
+    **dict.fromkeys(BATCHES, 10_000),
+    "train": 50_000,
+}
+"""Of each file as published, by its name without `.gz` and `.bin`."""
+
+
+def samples_in(path: Path) -> int | None:
+    """How many samples the published file of this name has; None of archives and Parquet files, which may be split
+    otherwise."""
+    return _SAMPLES.get(path.name.removesuffix(".gz").removesuffix(".bin").replace(".idx", "-idx"))
+
+
+def check_published(name: str, path: Path, content: bytes) -> None:
+    """Refuse a file as long as the published one of its name that is not that one: not every format has checksums of
+    its own, and none has them for every byte."""
+    size, expected = _known(name).get(path.name, (None, ""))
+    if len(content) == size and (digest := hashlib.sha256(content).hexdigest()) != expected:
+        raise DataError(
+            f"{path}: has {size:,} bytes as the published file, but not its checksum (SHA-256 {digest}, expected "
+            f"{expected}); remove it and fetch it again, or load one that was changed on purpose in Python"
+        )
+
+
+def _known(name: str) -> dict[str, tuple[int, str]]:
+    """Sizes and SHA-256 of files of the data set `name`, by their names."""
+    return {**{each.name: (each.size, each.sha256) for each in DOWNLOADS.get(name, ())}, **SHARDS.get(name, {})}
+
 
 def digest_of(path: Path) -> str:
     """The SHA-256 of a file, as hexadecimal digits."""
@@ -105,20 +138,18 @@ def digest_of(path: Path) -> str:
 
 
 def is_published(name: str, path: Path) -> bool | None:
-    """Whether a file is, byte for byte, what was published of the data set `name` under its name; None where nothing
-    of that name was published as a file of its own."""
-    known = {each.name: each for each in DOWNLOADS.get(name, ())}
-    if path.name in known:
-        return path.stat().st_size == known[path.name].size and digest_of(path) == known[path.name].sha256
-    if f"{path.name.replace('.idx', '-idx')}.gz" in known:
-        header = 16 if "idx3" in path.name else 8
-        return WHOSE.get(hashlib.sha256(path.read_bytes()[header:]).hexdigest()[:16]) == name
-    if path.name in SHARDS.get(name, {}):
-        size, sha256 = SHARDS[name][path.name]
-        return digest_of(path) == sha256 if path.stat().st_size == size else None
+    """Whether a file that can be read is, byte for byte, what was published of the data set `name` under its name; an
+    IDX file may be gzipped otherwise. None where nothing is known of such a file."""
+    size, sha256 = _known(name).get(path.name, (None, ""))
+    same = digest_of(path) == sha256 if path.stat().st_size == size else None
+    if same:
+        return True
+    if "idx" in path.name:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        return WHOSE.get(hashlib.sha256(content[16 if "idx3" in path.name else 8 :]).hexdigest()[:16]) == name
     if path.name in BATCHES:
         return md5_of(path.read_bytes()) == BATCHES[path.name]
-    return None
+    return False if path.name in {each.name for each in DOWNLOADS.get(name, ())} else same
 
 
 def md5_of(content: bytes) -> str:

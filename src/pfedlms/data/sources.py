@@ -147,7 +147,7 @@ def _source(
     formats = (*formats, parquet_format(name, hub, shape, classes))
     size = f"{shape[1]}x{shape[2]} {'grey' if shape[0] == 1 else 'colour'}"
     return Source(
-        f"{what}, {size}", shape, classes, partial(read_files, name, formats), mean, std, formats=formats,
+        f"{what}, {size}", shape, classes, partial(read_files, name, formats, samples), mean, std, formats=formats,
         samples=samples,
     )  # fmt: skip
 

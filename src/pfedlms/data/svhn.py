@@ -10,6 +10,7 @@ import numpy as np
 from pfedlms.data.cache import Raw, decoded
 from pfedlms.data.formats import Format, Found, contents, joined, of_one_folder
 from pfedlms.data.matlab import read_arrays
+from pfedlms.data.published import check_published
 from pfedlms.errors import DataError
 
 _SHAPE = (3, 32, 32)
@@ -23,6 +24,7 @@ def _find(directory: Path) -> Found:
 def read_part(path: Path) -> Raw:
     """One of the two files; the decoded copy is kept (see `data.cache`)."""
     content = contents(path)
+    check_published("svhn", path, content)
     return decoded(content, "svhn 1", _SHAPE, lambda: _decode(content, path))
 
 
