@@ -22,6 +22,7 @@ from pfedlms.engine.training import TrainSettings
 from pfedlms.errors import UsageError
 from pfedlms.experiment.config import load_config
 from pfedlms.experiment.prepare import prepare
+from pfedlms.experiment.record import settled
 from pfedlms.methods import METHODS, Method
 from pfedlms.models import CohortModel
 from pfedlms.reproduce.constants import Problem, softmax_smoothness, terms
@@ -348,13 +349,33 @@ def test_dnn_has_its_left_side_with_the_settings_used_in_practice(document: Conv
     assert len(run["stationarity"]) == 2
 
 
+SHIPPED = settled(load_config(None, {"data": {"dataset": "digits"}}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("train.learning_rate", 0.3), ("train.weight_decay", 1e-3), ("train.batch_size", 16), ("data.alpha", 0.1),
+     ("method.ratio", 0.2), ("method.smoothing", 0.2), ("model.hidden", 100)],
+)  # fmt: skip
+def test_what_was_measured_with_other_settings_is_refused(
+    key: str, value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measured, "follow", lambda *given: pytest.fail("measured"))
+    before = {"schema": 2, "dataset": "digits", "settings": {**SHIPPED, key: value}, "runs": [], "practice": []}
+    file = tmp_path / "convergence-digits.json"
+    file.write_text(json.dumps(before))
+    with pytest.raises(UsageError, match=f"was measured with {key} {value}, now {SHIPPED[key]}; name another --out"):
+        convergence("digits", tmp_path, device="cpu")
+    assert json.loads(file.read_text()) == before
+
+
 @pytest.mark.usefixtures("short")
 def test_what_was_measured_is_used_again(
     tmp_path: Path, document: ConvergenceDocument, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of it, or what there is: a run that is missing is made, and nothing else."""
     file = tmp_path / "convergence-digits.json"
-    kept = {"schema": 1, "dataset": "digits", "rows": [], "runs": document.runs, "practice": []}
+    kept = {"schema": 2, "dataset": "digits", "settings": SHIPPED, "rows": [], "runs": document.runs, "practice": []}
     file.write_text(json.dumps(kept))
     said: list[str] = []
     again = convergence("digits", tmp_path, device="cpu", progress=said.append)
