@@ -15,16 +15,17 @@ from typing import Any
 import pytest
 
 import pfedlms
+import pfedlms.reproduce.play as playing
 from pfedlms.cli import main
 from pfedlms.errors import RunDirectoryError, StorageError, UsageError
 from pfedlms.experiment.play import Progress
 from pfedlms.reproduce import EXPERIMENTS, NAMES, Wanted, reproduce
 from pfedlms.reproduce.budget import equal_rate, taken
 from pfedlms.reproduce.bytes_to import bytes_to_most_of_the_gain, first_reaching, frugal_fedavg
-from pfedlms.reproduce.cells import cell, tables_of
+from pfedlms.reproduce.cells import cell, measures, tables_of
 from pfedlms.reproduce.paper import Printed, along, printed
 from pfedlms.reproduce.plans import Row
-from pfedlms.reproduce.play import Measured, Where, play, read_rows
+from pfedlms.reproduce.play import Measured, Where, config_of, play, read_rows
 from pfedlms.reproduce.sheets import against_paper
 
 PAPER = Path(pfedlms.__file__).parent / "reproduce" / "paper.toml"
@@ -238,6 +239,36 @@ def test_rows_with_other_settings_are_not_used(section: str, key: str, value: fl
     progress = Counting()
     play([one], Where(tmp_path), progress, [row])
     assert [name for name, _ in progress.began] == [one.name]
+
+
+def test_no_configuration_is_made_of_rows_that_are_of_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another data set, method or seed is seen at a glance; a seed that is not named is 0, the default. And what a row
+    measures is worked out once, however many cells there are."""
+    cells = [cell("digits", alpha, "local", "local", 0, quick=True) for alpha in (0.1, 0.3, 0.5)]
+    rows = []
+    for section, key, value in (
+        ("data", "dataset", "mnist"),
+        ("method", "name", "fedavg"),
+        ("run", "seed", 1),
+        ("", "", ""),
+    ):
+        tables = cells[-1].config().tables()
+        if section:
+            tables[section][key] = value
+        else:
+            del tables["run"]["seed"]
+        rows.append({"config": tables, "status": "finished", "summary": {"seed": 0}, "curve": {}})
+    made, worked_out = [], []
+    monkeypatch.setattr(playing, "config_of", lambda row: made.append(row) or config_of(row))
+    monkeypatch.setattr(playing, "measures", lambda config: worked_out.append(config) or measures(config))
+    monkeypatch.setattr(playing, "_one", lambda config, progress: (measured([1.0], 1), 0))
+    found = play(cells, Where(tmp_path), Counting(), rows).measured
+    assert made == rows[-1:]
+    assert len(worked_out) == len(cells) + 1
+    assert [found[each].summary for each in cells][2] == {"seed": 0, "status": "finished"}
+    assert found[cells[0]].curve
 
 
 def test_a_row_older_than_a_setting_has_its_default_not_what_is_shipped_now(tmp_path: Path) -> None:

@@ -75,10 +75,11 @@ def merge_all(*tables: Mapping[str, Any]) -> Tables:
     return merged
 
 
+def measures(config: Config) -> dict[str, Any]:
+    """What of a configuration changes what is measured: all but where data lie and how it is executed."""
+    run = {key: getattr(config.run, key) for key in OF_THE_RESULT}
+    return {**settled(config), "rounds": config.train.rounds, **run}
+
+
 def same_run(one: Config, other: Config) -> bool:
-    """Whether two configurations measure the same: all but where data lie and how it is executed."""
-    mine, theirs = (
-        {**settled(each), "rounds": each.train.rounds, **{key: getattr(each.run, key) for key in OF_THE_RESULT}}
-        for each in (one, other)
-    )
-    return mine == theirs
+    return measures(one) == measures(other)
