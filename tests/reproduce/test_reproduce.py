@@ -410,23 +410,40 @@ def test_communication_is_the_papers_to_two_decimals(dataset: str, fedavg: float
 
 
 def test_distributions_are_of_the_shared_model_and_kept(tmp_path: Path) -> None:
-    wanted = Wanted(datasets=("digits",), quick=True)
-    (sheet,) = reproduce("distributions", wanted, Where(tmp_path), Progress()).sheets
+    wanted, progress = Wanted(datasets=("digits",), quick=True), Counting()
+    sheet, bins, accuracy = reproduce("distributions", wanted, Where(tmp_path), progress).sheets
     assert [record["round"] for record in sheet.records] == [0, 0, 1, 1, 9, 9]
-    config = {"method": "fedavg", "rounds": 10, "alpha": 0.5}
-    model = pfedlms.run(**config).federation.shared_state_dict()
+    result = pfedlms.run(method="fedavg", rounds=10, alpha=0.5)
+    model = result.federation.shared_state_dict()
     assert model is not None
+    matrices = [values.double() for values in model.values() if values.ndim > 1]
     last = [record["deviation"] for record in sheet.records[-2:]]
-    assert last == pytest.approx(
-        [values.double().std(correction=0).item() for values in model.values() if values.ndim > 1]
-    )
+    assert last == pytest.approx([values.std(correction=0).item() for values in matrices])
     assert sheet.shown()[-1][-1] == f"{last[-1]:.3f}"
-    (kept,) = tmp_path.glob("*_quick.json")
-    before = kept.read_bytes()
-    kept.write_text(kept.read_text().replace('"deviation": 0.', '"deviation": 7.'))
-    (again,) = reproduce("distributions", wanted, Where(tmp_path), Progress()).sheets
-    assert again.records[0]["deviation"] > 7
-    kept.write_bytes(before)
+
+    assert accuracy.records == [{"round": own["round"] - 1, "g_acc": own["g_acc"]} for own in result.metrics]
+    own = [record for record in bins.records if record["round"] == 9][80:]
+    counts = [matrices[1].ge(record["from"]).sum() - matrices[1].ge(record["to"]).sum() for record in own[:-1]]
+    widths = [record["to"] - record["from"] for record in own]
+    shares = [count.item() / matrices[1].numel() for count in counts]
+    assert [record["density"] * width for record, width in zip(own, widths, strict=True)][:-1] == pytest.approx(shares)
+    assert {file.name for file in (tmp_path / "quick").glob("*.csv")} == {
+        f"distributions-digits{tail}.csv" for tail in ("", "-points", "-accuracy-points")
+    }
+
+    assert len(progress.began) == 3
+    again, *_ = reproduce("distributions", wanted, Where(tmp_path), progress).sheets
+    assert len(progress.began) == 3
+    assert again.records == sheet.records
+
+
+def test_interrupted_distributions_go_on_where_they_were(tmp_path: Path) -> None:
+    wanted, progress = Wanted(datasets=("digits",), quick=True), Counting()
+    stopped = reproduce("distributions", wanted, Where(tmp_path / "a"), SignalAt())
+    assert (stopped.stopped, stopped.sheets) == (signal.SIGINT, [])
+    gone_on, whole = (reproduce("distributions", wanted, Where(tmp_path / name), progress) for name in ("a", "b"))
+    assert progress.began[0] == ("digits_a0.5_fedavg-rounds10_s0", 4)
+    assert [sheet.records for sheet in gone_on.sheets] == [sheet.records for sheet in whole.sheets]
 
 
 def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

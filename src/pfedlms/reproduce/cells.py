@@ -55,6 +55,12 @@ def cell(dataset: str, alpha: float, row: str, variant: str, seed: int, quick: b
     return Cell(dataset, f"a{alpha:g}", row, seed, tables, quick)
 
 
+def short_fedavg(dataset: str, alpha: float, rounds: int, seed: int) -> Cell:
+    """FedAvg for that many rounds, every one of them evaluated."""
+    base = cell(dataset, alpha, f"fedavg-rounds{rounds}", "fedavg", seed)
+    return replace(base, tables=merge_all(base.tables, {"train": {"rounds": rounds}, "run": {"evaluate_every": 1}}))
+
+
 def tables_of(dataset: str, variant: str) -> Tables:
     """The settings a variant stands for."""
     own, at, other = variant.partition("@")
