@@ -19,7 +19,7 @@ import pfedlms.reproduce.play as playing
 from pfedlms.cli import main
 from pfedlms.errors import RunDirectoryError, StorageError, UsageError
 from pfedlms.experiment.play import Progress
-from pfedlms.reproduce import EXPERIMENTS, NAMES, Wanted, reproduce
+from pfedlms.reproduce import EXPERIMENTS, NAMES, Outcome, Wanted, reproduce
 from pfedlms.reproduce.budget import equal_rate, taken
 from pfedlms.reproduce.bytes_to import bytes_to_most_of_the_gain, first_reaching, frugal_fedavg
 from pfedlms.reproduce.cells import cell, measures, tables_of
@@ -527,17 +527,40 @@ def test_figures_without_data_stay_open(
     assert "mnist: cells stay open: data.dir: the data set 'mnist' is read from files" in capsys.readouterr().err
 
 
-def test_two_quick_interrupts_name_the_same_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "step", "kept"),
+    [("table1", "outcome.play", "what was finished, the latest checkpoint, too"),
+     ("distributions", "distributions.play", "what was finished, the latest checkpoint, too"),
+     ("convergence", "convergence.follow", "what was finished, the run it was in begins again")],
+)  # fmt: skip
+def test_two_quick_interrupts_name_the_same_command_and_what_is_kept(
+    name: str, step: str, kept: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def twice(*_: Any) -> None:
+    def twice(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pfedlms.reproduce.outcome.play", twice)
-    assert main(["reproduce", "table1", "--datasets", "digits", "--out", str(tmp_path)]) == 130
+    monkeypatch.setattr(f"pfedlms.reproduce.{step}", twice)
+    assert main(["reproduce", name, "--datasets", "digits", "--out", str(tmp_path)]) == 130
     told = capsys.readouterr().err
-    assert "The same command goes on." in told
+    assert f"{tmp_path} keeps {kept}. The same command goes on." in told
     assert "pfedlms resume" not in told
+
+
+@pytest.mark.filterwarnings("always")
+@pytest.mark.parametrize(
+    ("name", "given", "told"),
+    [("convergence", ["--seeds", "3", "--methods", "fedavg"],
+      "warning: convergence: --methods and --seeds without effect; it is of pFedLMS, seed 0\n"),
+     ("distributions", ["--methods", "pfedlms"], "warning: distributions: --methods without effect; it is of FedAvg"),
+     ("distributions", ["--seeds", "1"], "results: "),
+     ("table1", ["--seeds", "2", "--methods", "fedavg"], "results: ")],
+)  # fmt: skip
+def test_options_that_an_experiment_does_not_look_at_are_named(
+    name: str, given: list[str], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pfedlms.reproduce.reproduce", lambda *_: Outcome())
+    assert main(["reproduce", name, *given]) == 0
+    assert capsys.readouterr().err.startswith(told)
 
 
 def test_help_names_every_experiment(capsys: pytest.CaptureFixture[str]) -> None:
