@@ -19,6 +19,7 @@ import pfedlms.reproduce.play as playing
 from pfedlms.cli import main
 from pfedlms.errors import RunDirectoryError, StorageError, UsageError
 from pfedlms.experiment.play import Progress
+from pfedlms.report.page.gather import gather
 from pfedlms.reproduce import EXPERIMENTS, NAMES, Outcome, Wanted, reproduce
 from pfedlms.reproduce.budget import equal_rate, taken
 from pfedlms.reproduce.bytes_to import bytes_to_most_of_the_gain, first_reaching, frugal_fedavg
@@ -134,6 +135,17 @@ def test_cells_are_trained_once_and_used_by_every_table_that_has_them(tmp_path: 
     assert {row["row"] for row in rows} == set(SMALL.methods)
     assert not list(tmp_path.glob("*.csv"))
     assert (tables / "table1-digits.md").read_text().count("| sketchvote |") == 1
+
+
+def test_a_report_calls_rows_as_the_tables_do(tmp_path: Path) -> None:
+    """Also cells of an earlier version, that no row was written in, once the command was there again."""
+    wanted = Wanted(datasets=("digits",), methods=("pfedlms", "pfedlms@pfed1bs"), seeds=(0,), quick=True)
+    for _ in range(2):
+        reproduce("table1", wanted, Where(tmp_path), Progress())
+        (part,) = gather([tmp_path]).parts
+        assert {run.name for run in part.runs} == {"pfedlms (quick)", "pfedlms@pfed1bs (quick)"}
+        for file in tmp_path.rglob("row.txt"):
+            file.unlink()
 
 
 class StopAt(Progress):
@@ -263,12 +275,12 @@ def test_no_configuration_is_made_of_rows_that_are_of_something_else(
     made, worked_out = [], []
     monkeypatch.setattr(playing, "config_of", lambda row: made.append(row) or config_of(row))
     monkeypatch.setattr(playing, "measures", lambda config: worked_out.append(config) or measures(config))
-    monkeypatch.setattr(playing, "_one", lambda config, progress: (measured([1.0], 1), 0))
-    found = play(cells, Where(tmp_path), Counting(), rows).measured
+    progress = Counting()
+    found = play(cells, Where(tmp_path), progress, rows).measured
     assert made == rows[-1:]
     assert len(worked_out) == len(cells) + 1
-    assert [found[each].summary for each in cells][2] == {"seed": 0, "status": "finished"}
-    assert found[cells[0]].curve
+    assert found[cells[2]].summary == {"seed": 0, "status": "finished"}
+    assert [name for name, _ in progress.began] == [own.name for own in cells[:2]]
 
 
 def test_a_row_older_than_a_setting_has_its_default_not_what_is_shipped_now(tmp_path: Path) -> None:

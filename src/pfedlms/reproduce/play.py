@@ -98,6 +98,7 @@ def play(
         progress.named(cell.row if cell.row != config.method else "")
         try:
             played.measured[cell], stopped = _one(config, progress)
+            RunDirectory(where.out / cell.name).name_row(cell.row + " (quick)" * cell.quick)
             played.stopped = played.stopped or stopped
         except DataError as error:
             played.missing[cell.dataset] = str(error)
