@@ -351,6 +351,18 @@ def test_dnn_has_its_left_side_with_the_settings_used_in_practice(document: Conv
     assert len(run["stationarity"]) == 2
 
 
+@pytest.mark.parametrize("dataset", ["digits", "mnist"])
+def test_what_docs_tell_was_measured_with_what_is_shipped(dataset: str) -> None:
+    """Settings that came later had their default."""
+    file = Path(__file__).parents[2] / "benchmarks" / "results" / f"convergence-{dataset}.json"
+    kept, config = json.loads(file.read_text()), load_config(None, {"data": {"dataset": dataset}})
+    shipped = settled(config)
+    assert kept["settings"] == {key: shipped[key] for key in kept["settings"]}
+    assert [run["plan"] for run in (*kept["runs"], *kept["practice"])] == [
+        asdict(own) for own in measured.plans(config, 0, quick=False)
+    ]
+
+
 SHIPPED = settled(load_config(None, {"data": {"dataset": "digits"}}))
 
 

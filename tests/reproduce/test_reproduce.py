@@ -260,25 +260,20 @@ def test_no_configuration_is_made_of_rows_that_are_of_something_else(
     measures is worked out once, however many cells there are."""
     cells = [cell("digits", alpha, "local", "local", 0, quick=True) for alpha in (0.1, 0.3, 0.5)]
     rows = []
-    for section, key, value in (
-        ("data", "dataset", "mnist"),
-        ("method", "name", "fedavg"),
-        ("run", "seed", 1),
-        ("", "", ""),
-    ):
+    others = ("data", "dataset", "mnist"), ("method", "name", "fedavg"), ("run", "seed", 1)
+    for section, key, value in (*others, ("data", "alpha", 0.7), ("run", "seed", None)):
         tables = cells[-1].config().tables()
-        if section:
-            tables[section][key] = value
-        else:
-            del tables["run"]["seed"]
+        tables[section][key] = value
+        if value is None:
+            del tables[section][key]
         rows.append({"config": tables, "status": "finished", "summary": {"seed": 0}, "curve": {}})
     made, worked_out = [], []
     monkeypatch.setattr(playing, "config_of", lambda row: made.append(row) or config_of(row))
     monkeypatch.setattr(playing, "measures", lambda config: worked_out.append(config) or measures(config))
     progress = Counting()
     found = play(cells, Where(tmp_path), progress, rows).measured
-    assert made == rows[-1:]
-    assert len(worked_out) == len(cells) + 1
+    assert made == rows[len(others) :]
+    assert len(worked_out) == len(cells) + 2
     assert found[cells[2]].summary == {"seed": 0, "status": "finished"}
     assert [name for name, _ in progress.began] == [own.name for own in cells[:2]]
 
@@ -438,7 +433,9 @@ def test_distributions_are_of_the_shared_model_and_kept(tmp_path: Path) -> None:
     counts = [matrices[1].ge(record["from"]).sum() - matrices[1].ge(record["to"]).sum() for record in own[:-1]]
     widths = [record["to"] - record["from"] for record in own]
     shares = [count.item() / matrices[1].numel() for count in counts]
-    assert [record["density"] * width for record, width in zip(own, widths, strict=True)][:-1] == pytest.approx(shares)
+    areas = [record["density"] * width for record, width in zip(own, widths, strict=True)]
+    assert areas[:-1] == pytest.approx(shares)
+    assert sum(areas) == pytest.approx(1)
     assert {file.name for file in (tmp_path / "quick").glob("*.csv")} == {
         f"distributions-digits{tail}.csv" for tail in ("", "-points", "-accuracy-points")
     }
