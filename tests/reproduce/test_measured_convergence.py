@@ -424,7 +424,7 @@ def test_table_and_plot(document: ConvergenceDocument, tmp_path: Path) -> None:
     assert all(record.keys() == THEORY.keys() for record in records)
     assert [record["refresh"] for record in records[::3]] == ["1", "1", "2", "never"]
     row, record = document.rows[-1], records[-1]
-    for side, prefix in (("bound", ""), ("measured", "real_")):
+    for side, prefix in (("bound", "bound_"), ("measured", "real_")):
         assert [record[prefix + term] for term in ("optimisation", "noise", "drift")] == [
             row[side][term] for term in ("optimisation", "noise", "drift")
         ]

@@ -49,9 +49,9 @@ def averaged(document: ConvergenceDocument) -> list[Record]:
 
 
 THEORY = {
-    "strength": "λ", "refresh": "h", "rounds": "R", "left": "left", "optimisation": "optimisation",
-    "real_optimisation": "real", "noise": "noise", "real_noise": "real", "drift": "drift", "drift_by_norm": "by norm",
-    "real_drift": "real", "bound_over_left": "bound/left",
+    "strength": "λ", "refresh": "h", "rounds": "R", "left": "left", "bound_optimisation": "optimisation",
+    "real_optimisation": "real", "bound_noise": "noise", "real_noise": "real", "bound_drift": "drift",
+    "drift_by_norm": "by norm", "real_drift": "real", "bound_over_left": "bound/left",
 }  # fmt: skip
 PRACTICE = {
     "strength": "λ", "refresh": "h", "learning_rate": "η", "rounds": "R", "left": "left", "first": "first",
@@ -64,7 +64,7 @@ def theory_records(document: ConvergenceDocument) -> list[Record]:
     return [
         {
             **_setting(row), "rounds": row["rounds"], "left": row["left"],
-            **{term: row["bound"][term] for term in ("optimisation", "noise", "drift")},
+            **{f"bound_{term}": row["bound"][term] for term in ("optimisation", "noise", "drift")},
             **{f"real_{term}": row["measured"][term] for term in ("optimisation", "noise", "drift")},
             "drift_by_norm": row["drift_by_norm"], "bound_over_left": row["ratio"],
         }
