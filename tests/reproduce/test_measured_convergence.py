@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import sqrt
 from pathlib import Path
 
@@ -16,17 +17,19 @@ from torch import Tensor, nn
 import pfedlms.reproduce.convergence as measured
 from definitions import dense_model, smoothed, votes_of
 from factories import CPU, SMALL_DIM, normal, seeded, small_data, small_module, some_pull
+from pfedlms.cli import main
 from pfedlms.data import FederatedData, batch_positions
 from pfedlms.engine import Federation
 from pfedlms.engine.training import TrainSettings
 from pfedlms.errors import UsageError
 from pfedlms.experiment.config import load_config
 from pfedlms.experiment.prepare import prepare
+from pfedlms.experiment.record import settled
 from pfedlms.methods import METHODS, Method
 from pfedlms.models import CohortModel
 from pfedlms.reproduce.constants import Problem, softmax_smoothness, terms
 from pfedlms.reproduce.convergence import NEVER, ConvergenceDocument, Plan, convergence
-from pfedlms.reproduce.convergence_plot import averaged, columns_and_rows, draw_convergence
+from pfedlms.reproduce.convergence_plot import THEORY, averaged, by_round, draw_convergence, theory_records
 from pfedlms.reproduce.trajectory import ClientTask, Watched, WatchedPFedLMS, WatchedSettings, follow, penalty
 
 SEED, RHO, DECAY = 3, 0.0625, 0.01
@@ -348,13 +351,45 @@ def test_dnn_has_its_left_side_with_the_settings_used_in_practice(document: Conv
     assert len(run["stationarity"]) == 2
 
 
+@pytest.mark.parametrize("dataset", ["digits", "mnist"])
+def test_what_docs_tell_was_measured_with_what_is_shipped(dataset: str) -> None:
+    """Settings that came later had their default."""
+    file = Path(__file__).parents[2] / "benchmarks" / "results" / f"convergence-{dataset}.json"
+    kept, config = json.loads(file.read_text()), load_config(None, {"data": {"dataset": dataset}})
+    shipped = settled(config)
+    assert kept["settings"] == {key: shipped[key] for key in kept["settings"]}
+    assert [run["plan"] for run in (*kept["runs"], *kept["practice"])] == [
+        asdict(own) for own in measured.plans(config, 0, quick=False)
+    ]
+
+
+SHIPPED = settled(load_config(None, {"data": {"dataset": "digits"}}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("train.learning_rate", 0.3), ("train.weight_decay", 1e-3), ("train.batch_size", 16), ("data.alpha", 0.1),
+     ("method.ratio", 0.2), ("method.smoothing", 0.2), ("model.hidden", 100)],
+)  # fmt: skip
+def test_what_was_measured_with_other_settings_is_refused(
+    key: str, value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measured, "follow", lambda *given: pytest.fail("measured"))
+    before = {"schema": 2, "dataset": "digits", "settings": {**SHIPPED, key: value}, "runs": [], "practice": []}
+    file = tmp_path / "convergence-digits.json"
+    file.write_text(json.dumps(before))
+    with pytest.raises(UsageError, match=f"was measured with {key} {value}, now {SHIPPED[key]}; name another --out"):
+        convergence("digits", tmp_path, device="cpu")
+    assert json.loads(file.read_text()) == before
+
+
 @pytest.mark.usefixtures("short")
 def test_what_was_measured_is_used_again(
     tmp_path: Path, document: ConvergenceDocument, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of it, or what there is: a run that is missing is made, and nothing else."""
     file = tmp_path / "convergence-digits.json"
-    kept = {"schema": 1, "dataset": "digits", "rows": [], "runs": document.runs, "practice": []}
+    kept = {"schema": 2, "dataset": "digits", "settings": SHIPPED, "rows": [], "runs": document.runs, "practice": []}
     file.write_text(json.dumps(kept))
     said: list[str] = []
     again = convergence("digits", tmp_path, device="cpu", progress=said.append)
@@ -385,13 +420,45 @@ def test_plans_vary_one_thing_at_a_time() -> None:
 
 
 def test_table_and_plot(document: ConvergenceDocument, tmp_path: Path) -> None:
-    columns, rows = columns_and_rows(document)
-    assert {len(row) for row in rows} == {len(columns)}
-    assert [row[1] for row in rows[::3]] == ["1", "1", "2", "never"]
+    records = theory_records(document)
+    assert all(record.keys() == THEORY.keys() for record in records)
+    assert [record["refresh"] for record in records[::3]] == ["1", "1", "2", "never"]
+    row, record = document.rows[-1], records[-1]
+    for side, prefix in (("bound", "bound_"), ("measured", "real_")):
+        assert [record[prefix + term] for term in ("optimisation", "noise", "drift")] == [
+            row[side][term] for term in ("optimisation", "noise", "drift")
+        ]
     pytest.importorskip("matplotlib")
     for name in ("plot.png", "plot.svg"):
         draw_convergence(document, tmp_path / name)
         assert (tmp_path / name).stat().st_size > 10_000
+
+
+def test_every_round_of_every_run_is_among_the_points(document: ConvergenceDocument) -> None:
+    """Rounds are counted from 1; of dnn those looked at, here two."""
+    points = by_round(document)
+    assert [point["model"] for point in points] == ["softmax"] * 16 + ["dnn"] * 2
+    run = document.runs[2]
+    own = [point for point in points if (point["model"], point["refresh"]) == ("softmax", "2")]
+    assert [point["round"] for point in own] == [1, 2, 3, 4]
+    assert [point["left"] for point in own] == run["trajectory"]["stationarity"]
+    assert [point["drift"] for point in own] == run["trajectory"]["drift"]
+    assert [point["allowed_by_norm"] for point in own] == run["allowed_by_norm"]
+    some = {**document.practice[0], "plan": {**document.practice[0]["plan"], "rounds": 12, "every": 10}}
+    assert [point["round"] for point in by_round(replace(document, runs=[], practice=[some]))] == [1, 11]
+
+
+def test_dnn_is_printed_beside_softmax_regression(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "convergence", "--datasets", "digits", "--quick", "--out", str(tmp_path), "--quiet"]) == 0
+    (run,) = json.loads((tmp_path / "quick" / "convergence-digits.json").read_text())["practice"]
+    assert f"{run['left']:.3g}" in capsys.readouterr().out
+    with (tmp_path / "quick" / "convergence-digits-dnn.csv").open() as file:
+        (record,) = csv.DictReader(file)
+    assert float(record["left"]) == run["left"]
+    assert [float(record[key]) for key in ("first", "last")] == [run["stationarity"][0], run["stationarity"][-1]]
+    with (tmp_path / "quick" / "convergence-digits.csv").open() as file:
+        assert next(csv.reader(file))[:4] == ["strength", "refresh", "rounds", "left"]
+    assert (tmp_path / "quick" / "convergence-digits-points.csv").is_file()
 
 
 def test_rows_are_averaged_over_seeds(document: ConvergenceDocument) -> None:

@@ -15,16 +15,18 @@ from typing import Any
 import pytest
 
 import pfedlms
+import pfedlms.reproduce.play as playing
 from pfedlms.cli import main
 from pfedlms.errors import RunDirectoryError, StorageError, UsageError
 from pfedlms.experiment.play import Progress
-from pfedlms.reproduce import EXPERIMENTS, NAMES, Wanted, reproduce
+from pfedlms.report.page.gather import gather
+from pfedlms.reproduce import EXPERIMENTS, NAMES, Outcome, Wanted, reproduce
 from pfedlms.reproduce.budget import equal_rate, taken
 from pfedlms.reproduce.bytes_to import bytes_to_most_of_the_gain, first_reaching, frugal_fedavg
-from pfedlms.reproduce.cells import cell, tables_of
+from pfedlms.reproduce.cells import cell, measures, tables_of
 from pfedlms.reproduce.paper import Printed, along, printed
 from pfedlms.reproduce.plans import Row
-from pfedlms.reproduce.play import Measured, Where, play, read_rows
+from pfedlms.reproduce.play import Measured, Where, config_of, play, read_rows
 from pfedlms.reproduce.sheets import against_paper
 
 PAPER = Path(pfedlms.__file__).parent / "reproduce" / "paper.toml"
@@ -135,6 +137,17 @@ def test_cells_are_trained_once_and_used_by_every_table_that_has_them(tmp_path: 
     assert (tables / "table1-digits.md").read_text().count("| sketchvote |") == 1
 
 
+def test_a_report_calls_rows_as_the_tables_do(tmp_path: Path) -> None:
+    """Also cells of an earlier version, that no row was written in, once the command was there again."""
+    wanted = Wanted(datasets=("digits",), methods=("pfedlms", "pfedlms@pfed1bs"), seeds=(0,), quick=True)
+    for _ in range(2):
+        reproduce("table1", wanted, Where(tmp_path), Progress())
+        (part,) = gather([tmp_path]).parts
+        assert {run.name for run in part.runs} == {"pfedlms (quick)", "pfedlms@pfed1bs (quick)"}
+        for file in tmp_path.rglob("row.txt"):
+            file.unlink()
+
+
 class StopAt(Progress):
     def evaluated(self, config: Any, record: Mapping[str, Any]) -> None:
         if record["round"] == 4:
@@ -238,6 +251,31 @@ def test_rows_with_other_settings_are_not_used(section: str, key: str, value: fl
     progress = Counting()
     play([one], Where(tmp_path), progress, [row])
     assert [name for name, _ in progress.began] == [one.name]
+
+
+def test_no_configuration_is_made_of_rows_that_are_of_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another data set, method or seed is seen at a glance; a seed that is not named is 0, the default. And what a row
+    measures is worked out once, however many cells there are."""
+    cells = [cell("digits", alpha, "local", "local", 0, quick=True) for alpha in (0.1, 0.3, 0.5)]
+    rows = []
+    others = ("data", "dataset", "mnist"), ("method", "name", "fedavg"), ("run", "seed", 1)
+    for section, key, value in (*others, ("data", "alpha", 0.7), ("run", "seed", None)):
+        tables = cells[-1].config().tables()
+        tables[section][key] = value
+        if value is None:
+            del tables[section][key]
+        rows.append({"config": tables, "status": "finished", "summary": {"seed": 0}, "curve": {}})
+    made, worked_out = [], []
+    monkeypatch.setattr(playing, "config_of", lambda row: made.append(row) or config_of(row))
+    monkeypatch.setattr(playing, "measures", lambda config: worked_out.append(config) or measures(config))
+    progress = Counting()
+    found = play(cells, Where(tmp_path), progress, rows).measured
+    assert made == rows[len(others) :]
+    assert len(worked_out) == len(cells) + 2
+    assert found[cells[2]].summary == {"seed": 0, "status": "finished"}
+    assert [name for name, _ in progress.began] == [own.name for own in cells[:2]]
 
 
 def test_a_row_older_than_a_setting_has_its_default_not_what_is_shipped_now(tmp_path: Path) -> None:
@@ -379,23 +417,42 @@ def test_communication_is_the_papers_to_two_decimals(dataset: str, fedavg: float
 
 
 def test_distributions_are_of_the_shared_model_and_kept(tmp_path: Path) -> None:
-    wanted = Wanted(datasets=("digits",), quick=True)
-    (sheet,) = reproduce("distributions", wanted, Where(tmp_path), Progress()).sheets
+    wanted, progress = Wanted(datasets=("digits",), quick=True), Counting()
+    sheet, bins, accuracy = reproduce("distributions", wanted, Where(tmp_path), progress).sheets
     assert [record["round"] for record in sheet.records] == [0, 0, 1, 1, 9, 9]
-    config = {"method": "fedavg", "rounds": 10, "alpha": 0.5}
-    model = pfedlms.run(**config).federation.shared_state_dict()
+    result = pfedlms.run(method="fedavg", rounds=10, alpha=0.5)
+    model = result.federation.shared_state_dict()
     assert model is not None
+    matrices = [values.double() for values in model.values() if values.ndim > 1]
     last = [record["deviation"] for record in sheet.records[-2:]]
-    assert last == pytest.approx(
-        [values.double().std(correction=0).item() for values in model.values() if values.ndim > 1]
-    )
+    assert last == pytest.approx([values.std(correction=0).item() for values in matrices])
     assert sheet.shown()[-1][-1] == f"{last[-1]:.3f}"
-    (kept,) = tmp_path.glob("*_quick.json")
-    before = kept.read_bytes()
-    kept.write_text(kept.read_text().replace('"deviation": 0.', '"deviation": 7.'))
-    (again,) = reproduce("distributions", wanted, Where(tmp_path), Progress()).sheets
-    assert again.records[0]["deviation"] > 7
-    kept.write_bytes(before)
+
+    assert accuracy.records == [{"round": own["round"] - 1, "g_acc": own["g_acc"]} for own in result.metrics]
+    own = [record for record in bins.records if record["round"] == 9][80:]
+    counts = [matrices[1].ge(record["from"]).sum() - matrices[1].ge(record["to"]).sum() for record in own[:-1]]
+    widths = [record["to"] - record["from"] for record in own]
+    shares = [count.item() / matrices[1].numel() for count in counts]
+    areas = [record["density"] * width for record, width in zip(own, widths, strict=True)]
+    assert areas[:-1] == pytest.approx(shares)
+    assert sum(areas) == pytest.approx(1)
+    assert {file.name for file in (tmp_path / "quick").glob("*.csv")} == {
+        f"distributions-digits{tail}.csv" for tail in ("", "-points", "-accuracy-points")
+    }
+
+    assert len(progress.began) == 3
+    again, *_ = reproduce("distributions", wanted, Where(tmp_path), progress).sheets
+    assert len(progress.began) == 3
+    assert again.records == sheet.records
+
+
+def test_interrupted_distributions_go_on_where_they_were(tmp_path: Path) -> None:
+    wanted, progress = Wanted(datasets=("digits",), quick=True), Counting()
+    stopped = reproduce("distributions", wanted, Where(tmp_path / "a"), SignalAt())
+    assert (stopped.stopped, stopped.sheets) == (signal.SIGINT, [])
+    gone_on, whole = (reproduce("distributions", wanted, Where(tmp_path / name), progress) for name in ("a", "b"))
+    assert progress.began[0] == ("digits_a0.5_fedavg-rounds10_s0", 4)
+    assert [sheet.records for sheet in gone_on.sheets] == [sheet.records for sheet in whole.sheets]
 
 
 def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -479,17 +536,40 @@ def test_figures_without_data_stay_open(
     assert "mnist: cells stay open: data.dir: the data set 'mnist' is read from files" in capsys.readouterr().err
 
 
-def test_two_quick_interrupts_name_the_same_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "step", "kept"),
+    [("table1", "outcome.play", "what was finished, the latest checkpoint, too"),
+     ("distributions", "distributions.play", "what was finished, the latest checkpoint, too"),
+     ("convergence", "convergence.follow", "what was finished, the run it was in begins again")],
+)  # fmt: skip
+def test_two_quick_interrupts_name_the_same_command_and_what_is_kept(
+    name: str, step: str, kept: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def twice(*_: Any) -> None:
+    def twice(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pfedlms.reproduce.outcome.play", twice)
-    assert main(["reproduce", "table1", "--datasets", "digits", "--out", str(tmp_path)]) == 130
+    monkeypatch.setattr(f"pfedlms.reproduce.{step}", twice)
+    assert main(["reproduce", name, "--datasets", "digits", "--out", str(tmp_path)]) == 130
     told = capsys.readouterr().err
-    assert "The same command goes on." in told
+    assert f"{tmp_path} keeps {kept}. The same command goes on." in told
     assert "pfedlms resume" not in told
+
+
+@pytest.mark.filterwarnings("always")
+@pytest.mark.parametrize(
+    ("name", "given", "told"),
+    [("convergence", ["--seeds", "3", "--methods", "fedavg"],
+      "warning: convergence: --methods and --seeds without effect; it is of pFedLMS, seed 0\n"),
+     ("distributions", ["--methods", "pfedlms"], "warning: distributions: --methods without effect; it is of FedAvg"),
+     ("distributions", ["--seeds", "1"], "results: "),
+     ("table1", ["--seeds", "2", "--methods", "fedavg"], "results: ")],
+)  # fmt: skip
+def test_options_that_an_experiment_does_not_look_at_are_named(
+    name: str, given: list[str], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pfedlms.reproduce.reproduce", lambda *_: Outcome())
+    assert main(["reproduce", name, *given]) == 0
+    assert capsys.readouterr().err.startswith(told)
 
 
 def test_help_names_every_experiment(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,11 @@ def add_reproduce(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("names", nargs="+", metavar="NAME", help=help)
     help = "some of digits, mnist, fmnist, svhn, cifar10, cifar100 (default: those the paper has there)"
     sub.add_argument("--datasets", metavar="A,B", help=help)
-    help = "some rows, by method or variant: pfedlms, stc@sketchvote (at the bytes of), pfedlms:ratio=.2"
+    help = "some rows, by method or variant: pfedlms, stc@sketchvote (at the bytes of), pfedlms:ratio=.2; not of "
+    help += "distributions (FedAvg) and convergence (pFedLMS)"
     sub.add_argument("--methods", metavar="A,B", help=help)
-    sub.add_argument(
-        "--seeds", type=a_count, metavar="N", help="how many seeds, from 0 on (default: 3; 1 with --quick)"
-    )
+    help = "how many seeds, from 0 on (default: 3; 1 with --quick); distributions and convergence have seed 0 alone"
+    sub.add_argument("--seeds", type=a_count, metavar="N", help=help)
     sub.add_argument("--quick", action="store_true", help="a tenth of the rounds: a look, no result")
     help = "rows that were measured elsewhere (a JSON file, or a folder of them), used instead of training"
     sub.add_argument("--rows", action="append", type=Path, default=[], metavar="FILE", help=help)
@@ -44,13 +45,14 @@ def reproduce(options: argparse.Namespace) -> int:
     where = Where(options.out, chosen["data.dir"] or "", chosen["run.device"] or "auto")
     done: dict[str, Outcome] = {}
     for name in dict.fromkeys(options.names):
+        _without_effect(name, options)
         try:
             with progress_of(options) as progress:
                 done[name] = reproduce(name, wanted, where, progress, None if options.quiet else say)
         except KeyboardInterrupt:  # Ctrl-C pressed twice
-            say(
-                f"interrupted; {where.out} keeps what was finished and the latest checkpoint. The same command goes on."
-            )
+            # Runs of `convergence` are watched step by step, and have no checkpoints.
+            rest = "the run it was in begins again" if name == "convergence" else "the latest checkpoint, too"
+            say(f"interrupted; {where.out} keeps what was finished, {rest}. The same command goes on.")
             return 130
         _report(options, done[name])
         if done[name].stopped:
@@ -64,6 +66,17 @@ def reproduce(options: argparse.Namespace) -> int:
     if broken:
         say(f"error: {counted(broken, 'cell')} came to no end; the tables name them")
     return 1 if broken or any(own.missing for own in done.values()) else 0
+
+
+ALONE = {"distributions": "FedAvg", "convergence": "pFedLMS"}
+"""Experiments that are of one method, and of seed 0; nothing measured elsewhere takes their place."""
+
+
+def _without_effect(name: str, options: argparse.Namespace) -> None:
+    given = {"--methods": options.methods, "--seeds": (options.seeds or 1) > 1, "--rows": options.rows}
+    told = [option for option, value in given.items() if value and name in ALONE]
+    if told:
+        warnings.warn(f"{name}: {' and '.join(told)} without effect; it is of {ALONE[name]}, seed 0", stacklevel=2)
 
 
 def _report(options: argparse.Namespace, outcome: Any) -> None:

@@ -7,7 +7,7 @@ from statistics import mean
 from typing import Any
 
 from pfedlms.report.tables import counted
-from pfedlms.reproduce.cells import Cell, cell, merge_all
+from pfedlms.reproduce.cells import Cell, short_fedavg
 from pfedlms.reproduce.play import Measured
 from pfedlms.reproduce.sheets import MIB, Sheet
 
@@ -76,9 +76,7 @@ def frugal_fedavg(alpha: float, cells: Mapping[str, Sequence[Measured]], done: S
         row = f"{_SHORTER}{counted(rounds, 'round')} ({bytes_of})"
         for each in done:
             if each.row == name:
-                base = cell(each.dataset, alpha, f"fedavg-rounds{rounds}", "fedavg", each.seed)
-                tables = merge_all(base.tables, {"train": {"rounds": rounds}, "run": {"evaluate_every": 1}})
-                found.setdefault(row, []).append(Cell(each.dataset, base.setup, base.row, each.seed, tables))
+                found.setdefault(row, []).append(short_fedavg(each.dataset, alpha, rounds, each.seed))
     return found
 
 

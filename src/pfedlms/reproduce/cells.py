@@ -55,6 +55,12 @@ def cell(dataset: str, alpha: float, row: str, variant: str, seed: int, quick: b
     return Cell(dataset, f"a{alpha:g}", row, seed, tables, quick)
 
 
+def short_fedavg(dataset: str, alpha: float, rounds: int, seed: int) -> Cell:
+    """FedAvg for that many rounds, every one of them evaluated."""
+    base = cell(dataset, alpha, f"fedavg-rounds{rounds}", "fedavg", seed)
+    return replace(base, tables=merge_all(base.tables, {"train": {"rounds": rounds}, "run": {"evaluate_every": 1}}))
+
+
 def tables_of(dataset: str, variant: str) -> Tables:
     """The settings a variant stands for."""
     own, at, other = variant.partition("@")
@@ -75,10 +81,11 @@ def merge_all(*tables: Mapping[str, Any]) -> Tables:
     return merged
 
 
+def measures(config: Config) -> dict[str, Any]:
+    """What of a configuration changes what is measured: all but where data lie and how it is executed."""
+    run = {key: getattr(config.run, key) for key in OF_THE_RESULT}
+    return {**settled(config), "rounds": config.train.rounds, **run}
+
+
 def same_run(one: Config, other: Config) -> bool:
-    """Whether two configurations measure the same: all but where data lie and how it is executed."""
-    mine, theirs = (
-        {**settled(each), "rounds": each.train.rounds, **{key: getattr(each.run, key) for key in OF_THE_RESULT}}
-        for each in (one, other)
-    )
-    return mine == theirs
+    return measures(one) == measures(other)

@@ -31,11 +31,12 @@ from pfedlms.engine import Federation
 from pfedlms.errors import UsageError
 from pfedlms.experiment.config import Config, load_config
 from pfedlms.experiment.prepare import as_configured, named_pool, prepare, train_settings
+from pfedlms.experiment.record import settled
 from pfedlms.experiment.store import write_atomically
 from pfedlms.reproduce.constants import Problem, Terms, softmax_smoothness, terms
 from pfedlms.reproduce.trajectory import Trajectory, WatchedPFedLMS, WatchedSettings, follow
 
-SCHEMA = 1
+SCHEMA = 2
 NEVER = 1_000_000
 """h of a sketch that is kept for the whole run."""
 BASE = (0.05, 1)
@@ -67,7 +68,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class ConvergenceDocument:
-    """Everything that was measured, as plain data; kept as `convergence-DATASET.json`."""
+    """Everything that was measured, as plain data; kept as `convergence-DATASET.json`, with the settings of the data
+    set, which all runs share."""
 
     dataset: str
     runs: list[Record]
@@ -88,11 +90,11 @@ def convergence(
     quick: bool = False,
     progress: Say | None = None,
 ) -> ConvergenceDocument:
-    """Measure, or read what was measured before with the same settings in `out`; every run is kept as it ends.
-    `progress` is told of every run as it begins."""
+    """Measure, or read what was measured before in `out`; every run is kept as it ends. What was measured with other
+    settings of the data set is refused. `progress` is told of every run as it begins."""
     out.mkdir(parents=True, exist_ok=True)
-    file = out / f"convergence-{dataset}.json"
-    kept = _kept(file)
+    file, settings = out / f"convergence-{dataset}.json", settled(_config(dataset, data_dir, device, seeds[0]))
+    kept = _kept(file, settings)
     made: dict[str, list[Record]] = {"softmax": [], "dnn": []}
     for seed in seeds:
         configs = {model: _config(dataset, data_dir, device, seed) for model in made}
@@ -107,7 +109,7 @@ def convergence(
                     prepared[plan.model] = prepare(config, model=softmax(config) if plan.model == "softmax" else None)
                 found = (_theory if plan.model == "softmax" else _practice)(plan, config, prepared[plan.model])
                 kept.append(found)
-                _keep(file, dataset, kept)
+                _keep(file, dataset, settings, kept)
             made[plan.model].append(found)
     return ConvergenceDocument(
         dataset, made["softmax"], [row for run in made["softmax"] for row in _rows(run)], made["dnn"]
@@ -235,7 +237,8 @@ def _by_name(found: Terms) -> dict[str, float]:
     return {**asdict(found), "total": found.total}
 
 
-def _kept(file: Path) -> list[Record]:
+def _kept(file: Path, settings: Record) -> list[Record]:
+    """Its runs: all that they depend on is in these settings of the data set, and in each one's plan."""
     if not file.exists():
         return []
     try:
@@ -244,16 +247,24 @@ def _kept(file: Path) -> list[Record]:
             raise UsageError(
                 f"{file}: got schema {document['schema']!r}, expected {SCHEMA}; it is of another version, move it away"
             )
+        other = [
+            f"{key} {document['settings'].get(key)!r}, now {value!r}"
+            for key, value in settings.items()
+            if document["settings"].get(key) != value
+        ]
+        if other:
+            raise UsageError(f"{file}: was measured with {'; '.join(other)}; name another --out, or move it away")
         return [*document["runs"], *document["practice"]]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{file}: is no document of convergence ({error}); move it away") from error
 
 
-def _keep(file: Path, dataset: str, kept: Sequence[Record]) -> None:
+def _keep(file: Path, dataset: str, settings: Record, kept: Sequence[Record]) -> None:
     runs = [run for run in kept if run["plan"]["model"] == "softmax"]
     document = {
         "schema": SCHEMA,
         "dataset": dataset,
+        "settings": settings,
         "rows": [row for run in runs for row in _rows(run)],
         "runs": runs,
         "practice": [run for run in kept if run["plan"]["model"] != "softmax"],

@@ -48,17 +48,61 @@ def averaged(document: ConvergenceDocument) -> list[Record]:
     return found
 
 
-def columns_and_rows(document: ConvergenceDocument) -> tuple[list[str], list[list[str]]]:
-    """A row a setting and R: the left side, then each term as the theorem bounds it and as it was; bound / left."""
-    columns = ["λ", "h", "R", "left", "optimisation", "real", "noise", "real", "drift", "by norm", "real", "bound/left"]
-    rows = []
-    for row in averaged(document):
-        bound, real = row["bound"], row["measured"]
-        values = [row["left"], bound["optimisation"], real["optimisation"], bound["noise"], real["noise"]]
-        values += [bound["drift"], row["drift_by_norm"], real["drift"], row["ratio"]]
-        setting = [f"{row['strength']:g}", refresh_name(row["refresh"]), str(row["rounds"])]
-        rows.append([*setting, *(f"{value:.3g}" for value in values)])
-    return columns, rows
+THEORY = {
+    "strength": "λ", "refresh": "h", "rounds": "R", "left": "left", "bound_optimisation": "optimisation",
+    "real_optimisation": "real", "bound_noise": "noise", "real_noise": "real", "bound_drift": "drift",
+    "drift_by_norm": "by norm", "real_drift": "real", "bound_over_left": "bound/left",
+}  # fmt: skip
+PRACTICE = {
+    "strength": "λ", "refresh": "h", "learning_rate": "η", "rounds": "R", "left": "left", "first": "first",
+    "last": "last",
+}  # fmt: skip
+
+
+def theory_records(document: ConvergenceDocument) -> list[Record]:
+    """A record a setting and R: the left side, then each term as the theorem bounds it and as it was; bound / left."""
+    return [
+        {
+            **_setting(row), "rounds": row["rounds"], "left": row["left"],
+            **{f"bound_{term}": row["bound"][term] for term in ("optimisation", "noise", "drift")},
+            **{f"real_{term}": row["measured"][term] for term in ("optimisation", "noise", "drift")},
+            "drift_by_norm": row["drift_by_norm"], "bound_over_left": row["ratio"],
+        }
+        for row in averaged(document)
+    ]  # fmt: skip
+
+
+def practice_records(document: ConvergenceDocument) -> list[Record]:
+    """A record a run of `dnn`: the mean of its left side over the rounds looked at, and that of the first and last."""
+    return [
+        {
+            "seed": run["plan"]["seed"], **_setting(run["plan"]), "learning_rate": run["settings"]["learning_rate"],
+            "rounds": run["plan"]["rounds"], "looked_at": len(run["stationarity"]), "left": run["left"],
+            "first": run["stationarity"][0], "last": run["stationarity"][-1],
+        }
+        for run in document.practice
+    ]  # fmt: skip
+
+
+def by_round(document: ConvergenceDocument) -> list[Record]:
+    """A record a round of every run: left side, noise and drift as they were, and the drift that the theorem allows
+    for. Of `dnn` the rounds looked at, and what was measured there."""
+    found = []
+    for run in (*document.runs, *document.practice):
+        plan, seen = run["plan"], run.get("trajectory", run)
+        columns = {"left": seen["stationarity"], "noise": seen["noise"]}
+        if "allowed" in run:
+            columns |= {key: seen[key] for key in ("drift", "largest_drift")}
+            columns |= {key: run[key] for key in ("allowed", "allowed_by_norm")}
+        named = {"model": plan["model"], "seed": plan["seed"], **_setting(plan)}
+        rounds = range(1, plan["rounds"] + 1, plan["every"])
+        for number, *values in zip(rounds, *columns.values(), strict=True):
+            found.append({**named, "round": number, **dict(zip(columns, values, strict=True))})
+    return found
+
+
+def _setting(of: Record) -> Record:
+    return {"strength": of["strength"], "refresh": refresh_name(of["refresh"])}
 
 
 def draw_convergence(document: ConvergenceDocument, file: Path) -> None:

@@ -2,67 +2,42 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-from pfedlms.errors import UsageError
-from pfedlms.experiment.config import Config, load_config
-from pfedlms.experiment.layers import Tables
+from pfedlms.experiment.export import open_checkpoint
 from pfedlms.experiment.play import Progress
-from pfedlms.experiment.prepare import as_configured, prepare
-from pfedlms.experiment.record import settled
-from pfedlms.experiment.store import write_atomically
-from pfedlms.reproduce.play import Where
+from pfedlms.reproduce.cells import Cell, short_fedavg
+from pfedlms.reproduce.play import Played, Where, play
 
 ROUNDS = (0, 15, 99)
 """Counted from 0, as the paper does."""
 BINS = 80
 
 
-def distributions(dataset: str, where: Where, progress: Progress, quick: bool, seed: int = 0) -> dict[str, Any]:
+def distributions(
+    dataset: str, where: Where, progress: Progress, quick: bool, seed: int = 0, say: Callable[[str], None] | None = None
+) -> tuple[Played, dict[str, Any] | None]:
     """Densities of every layer's weights in the shared model after the rounds of the figure, and its accuracy after
-    every round; kept in the folder, and not made twice."""
+    every round; None where not all cells came to their end. The first rounds are played again on the way to the later
+    ones: so each model is that of a cell, which is kept, and goes on where it was interrupted."""
     rounds = tuple(number // 10 for number in ROUNDS) if quick else ROUNDS
-    run = {"seed": seed, "device": where.device, "evaluate_every": 1}
-    data: dict[str, Any] = {"dataset": dataset, "dir": where.data_dir, "alpha": 0.5}
-    tables: Tables = {"data": data, "method": {"name": "fedavg"}, "train": {"rounds": rounds[-1] + 1}, "run": run}
-    config = load_config(None, tables)
-    file = where.out / f"{dataset}_distributions_s{seed}{'_quick' * quick}.json"
-    if file.is_file():
-        kept: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        if kept["settings"] == _settings(config):
-            return kept
-        raise UsageError(f"{file}: was made with other settings; name another --out, or delete it")
-    document = {"settings": _settings(config), **_measure(config, rounds, progress)}
-    where.out.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, lambda opened: opened.write(json.dumps(document).encode()))
-    return document
+    cells = {number: short_fedavg(dataset, 0.5, number + 1, seed) for number in rounds}
+    played = play(cells.values(), where, progress, say=say)
+    if not all(own in played.measured and played.measured[own].finished for own in cells.values()):
+        return played, None
+    stages = [{"round": number, "layers": _densities(_shared(where, own))} for number, own in cells.items()]
+    curve = played.measured[cells[rounds[-1]]].curve
+    return played, {"stages": stages, "curve": {key: curve[key] for key in ("round", "g_acc")}}
 
 
-def _settings(config: Config) -> dict[str, Any]:
-    return {**settled(config), "run.seed": config.run.seed}
-
-
-def _measure(config: Config, rounds: tuple[int, ...], progress: Progress) -> dict[str, Any]:
-    federation = prepare(config)
-    stages: list[dict[str, Any]] = []
-    curve: dict[str, list[float]] = {"round": [], "g_acc": []}
-    with as_configured(config):
-        progress.started(config, 0)
-        federation.start()
-        for number in range(rounds[-1] + 1):
-            report = federation.play_round(evaluate_global=True)
-            assert report.global_evaluation is not None
-            curve["round"].append(number + 1)
-            curve["g_acc"].append(report.global_evaluation.accuracy)
-            if number in rounds:
-                model = federation.shared_state_dict()
-                assert model is not None
-                stages.append({"round": number, "layers": _densities(model)})
-    return {"stages": stages, "curve": curve}
+def _shared(where: Where, own: Cell) -> dict[str, torch.Tensor]:
+    model = open_checkpoint(where.out / own.name).shared()
+    assert model is not None  # FedAvg has one
+    return model
 
 
 def _densities(model: dict[str, torch.Tensor]) -> dict[str, dict[str, Any]]:
@@ -74,3 +49,19 @@ def _densities(model: dict[str, torch.Tensor]) -> dict[str, dict[str, Any]]:
             density, edges = np.histogram(flat, BINS, density=True)
             found[name] = {"density": density.tolist(), "edges": edges.tolist(), "deviation": float(flat.std())}
     return found
+
+
+def density_points(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What is drawn of the weights: a record a bin, of every layer after each round of the figure."""
+    return [
+        {"round": stage["round"], "layer": layer, "from": low, "to": high, "density": density}
+        for stage in document["stages"]
+        for layer, own in stage["layers"].items()
+        for low, high, density in zip(own["edges"][:-1], own["edges"][1:], own["density"], strict=True)
+    ]
+
+
+def accuracy_points(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What is drawn of accuracy, its rounds counted from 0 as those of the densities are."""
+    pairs = zip(document["curve"]["round"], document["curve"]["g_acc"], strict=True)
+    return [{"round": number - 1, "g_acc": accuracy} for number, accuracy in pairs]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,10 +17,17 @@ from pfedlms.report.plots import can_draw
 from pfedlms.reproduce.bytes_to import bytes_to_most_of_the_gain, frugal_fedavg
 from pfedlms.reproduce.communication import communication
 from pfedlms.reproduce.convergence import convergence
-from pfedlms.reproduce.convergence_plot import columns_and_rows, draw_convergence
-from pfedlms.reproduce.distributions import distributions
+from pfedlms.reproduce.convergence_plot import (
+    PRACTICE,
+    THEORY,
+    by_round,
+    draw_convergence,
+    practice_records,
+    theory_records,
+)
+from pfedlms.reproduce.distributions import accuracy_points, density_points, distributions
 from pfedlms.reproduce.plans import ALL, EXPERIMENTS, Experiment, Row
-from pfedlms.reproduce.play import Measured, Where, play
+from pfedlms.reproduce.play import Measured, Played, Where, play
 from pfedlms.reproduce.sheets import Sheet, against_paper
 
 OTHERS = {"communication": ALL, "distributions": ("mnist",), "convergence": ("digits", "mnist")}
@@ -62,6 +69,12 @@ class Outcome:
     """Cells that came to no end of their own: diverged, or too many messages were lost."""
     stopped: int = 0
 
+    def count(self, played: Played, measured: Iterable[Measured]) -> None:
+        """What became of cells."""
+        self.missing |= played.missing
+        self.broken += sum(each.summary["status"] in ("diverged", "failed") for each in measured)
+        self.stopped = played.stopped
+
 
 def reproduce(
     name: str, wanted: Wanted, where: Where, progress: Progress, say: Callable[[str], None] | None = None
@@ -79,7 +92,7 @@ def reproduce(
             if name == "communication":
                 outcome.sheets.append(communication(dataset, wanted.methods))
             elif name == "distributions":
-                _figure_1(dataset, wanted, where, progress, outcome)
+                _figure_1(dataset, wanted, where, progress, say, outcome)
             elif name == "convergence":
                 _theorem(dataset, wanted, where, say, outcome)
             else:
@@ -113,9 +126,7 @@ def _experiment(
             played.missing |= more.missing
             measured[label] = list(more.measured.values())
             rows.append(Row(label, "fedavg"))
-    outcome.missing |= played.missing
-    outcome.broken += sum(each.summary["status"] in ("diverged", "failed") for own in measured.values() for each in own)
-    outcome.stopped = played.stopped
+    outcome.count(played, [each for own in measured.values() for each in own])
     if not any(measured.values()):
         return
     title = plan.title + ", a quick look" * wanted.quick
@@ -141,8 +152,14 @@ def _curves(name: str, title: str, dataset: str, cells: Cells, folder: Path, out
     )
 
 
-def _figure_1(dataset: str, wanted: Wanted, where: Where, progress: Progress, outcome: Outcome) -> None:
-    document = distributions(dataset, where, progress, wanted.quick, wanted.seeds[0])
+def _figure_1(
+    dataset: str, wanted: Wanted, where: Where, progress: Progress, say: Callable[[str], None] | None, outcome: Outcome
+) -> None:
+    """On the first seed."""
+    played, document = distributions(dataset, where, progress, wanted.quick, wanted.seeds[0], say)
+    outcome.count(played, played.measured.values())
+    if document is None:
+        return
     records = [
         {"round": stage["round"], "layer": layer, "deviation": own["deviation"]}
         for stage in document["stages"]
@@ -151,6 +168,10 @@ def _figure_1(dataset: str, wanted: Wanted, where: Where, progress: Progress, ou
     title = f"{dataset}: weights of the shared model while FedAvg trains"
     columns = {"layer": "layer", "round": "round", "deviation": "σ"}
     outcome.sheets.append(Sheet(f"distributions-{dataset}", title, records, columns, "σ: standard deviation."))
+    outcome.sheets += [
+        Sheet(f"distributions-{dataset}-points", "", density_points(document), {}),
+        Sheet(f"distributions-{dataset}-accuracy-points", "", accuracy_points(document), {}),
+    ]
     stem = wanted.folder(where) / f"distributions-{dataset}"
     _draw(stem, lambda file: _figures().draw_distributions(document, file), outcome)
 
@@ -159,12 +180,15 @@ def _theorem(dataset: str, wanted: Wanted, where: Where, say: Callable[[str], No
     """Both sides of the theorem on the first seed: every gradient is one over all samples."""
     folder = wanted.folder(where)
     document = convergence(dataset, folder, where.data_dir, where.device, wanted.seeds[:1], wanted.quick, say)
-    columns, rows = columns_and_rows(document)
-    keys = [f"{number} {heading}" for number, heading in enumerate(columns)]
-    records = [dict(zip(keys, row, strict=True)) for row in rows]
+    name, title = f"convergence-{dataset}", f"{dataset}: the convergence theorem"
     note = "Each term as the theorem bounds it, then as it was; by norm: with the largest ‖θ‖ for its bound."
-    title = f"{dataset}: the convergence theorem, softmax regression"
-    outcome.sheets.append(Sheet(f"convergence-{dataset}", title, records, dict(zip(keys, columns, strict=True)), note))
+    used = "λ, h and η as they are used; the mean over rounds, the first and the last round looked at."
+    theory, practice = theory_records(document), practice_records(document)
+    outcome.sheets += [
+        Sheet(name, f"{title}, softmax regression", theory, THEORY, note, ".3g"),
+        Sheet(f"{name}-dnn", f"{title}, its left side on dnn", practice, PRACTICE, used, ".3g"),
+        Sheet(f"{name}-points", "", by_round(document), {}),
+    ]
     _draw(folder / f"convergence-{dataset}", lambda file: draw_convergence(document, file), outcome)
 
 

@@ -27,7 +27,7 @@ from pfedlms.experiment.show import stored_summary
 from pfedlms.experiment.store import RunDirectory
 from pfedlms.methods import METHODS
 from pfedlms.report.tables import counted
-from pfedlms.reproduce.cells import Cell, same_run
+from pfedlms.reproduce.cells import Cell, measures, same_run
 
 CURVE = ("round", "p_acc", "g_acc")
 ROW = {"config", "status", "summary", "curve"}
@@ -77,10 +77,13 @@ def play(
     """Every cell that is in no folder yet and not among the rows that are `known` is trained; one that was interrupted
     goes on. A data set that is not there leaves its cells open and the others alone. After a signal nothing more is
     trained, but what there is already counts. `say` is told how many cells there are before the first is trained."""
-    rows = [(config, row) for row in known if (config := config_of(row)) is not None]
     played, configs = Played(), {cell: where.config(cell) for cell in cells}
+    asked = {_at_a_glance(config.tables()) for config in configs.values()}
+    some = (row for row in known if _at_a_glance(row["config"]) in asked)
+    rows = [(measures(config), row) for row in some if (config := config_of(row)) is not None]
     for cell, config in configs.items():
-        row = next((row for other, row in rows if same_run(config, other)), None)
+        wanted = measures(config)
+        row = next((row for own, row in rows if own == wanted), None)
         if row is not None:
             played.measured[cell] = Measured({**row["summary"], "status": row["status"]}, row["curve"])
     if say is not None:
@@ -95,6 +98,7 @@ def play(
         progress.named(cell.row if cell.row != config.method else "")
         try:
             played.measured[cell], stopped = _one(config, progress)
+            RunDirectory(where.out / cell.name).name_row(cell.row + " (quick)" * cell.quick)
             played.stopped = played.stopped or stopped
         except DataError as error:
             played.missing[cell.dataset] = str(error)
@@ -163,6 +167,12 @@ def read_rows(given: Iterable[Path]) -> list[dict[str, Any]]:
                 raise UsageError(f"--rows: {file} is no list of rows with {', '.join(sorted(ROW))}")
             rows += [row for row in found if row["summary"]] if sound else []
     return rows
+
+
+def _at_a_glance(tables: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Data set, method and seed: they tell most rows apart, and a whole configuration need not be made of those."""
+    data, method, run = (tables.get(section, {}) for section in ("data", "method", "run"))
+    return data.get("dataset", Config.data.dataset), method.get("name"), run.get("seed", Config.run.seed)
 
 
 def config_of(row: Mapping[str, Any]) -> Config | None:

@@ -30,9 +30,11 @@ class Sheet:
     columns: dict[str, str]
     """Headings, by the records' keys; `x ± y` shows two of them."""
     note: str = ""
+    digits: str = ".2f"
+    """How numbers are shown that have no form of their own."""
 
     def shown(self) -> list[list[str]]:
-        return [[_shown(record, key) for key in self.columns] for record in self.records]
+        return [[_shown(record, key, self.digits) for key in self.columns] for record in self.records]
 
     def screen(self) -> Table:
         columns, rows, gap = fitted(list(self.columns.values()), self.shown())
@@ -51,7 +53,7 @@ class Sheet:
         return text.getvalue()
 
 
-def _shown(record: Mapping[str, Any], key: str) -> str:
+def _shown(record: Mapping[str, Any], key: str, digits: str) -> str:
     main, _, spread = key.partition(" ± ")
     value = record.get(main)
     if value is None:
@@ -67,7 +69,7 @@ def _shown(record: Mapping[str, Any], key: str) -> str:
     elif main == "mib":
         text = "0" if value == 0 else f"{value:.3g}" if value < 1 else f"{value:.2f}"
     else:
-        text = f"{value:.2f}" if isinstance(value, float) else str(value)
+        text = f"{value:{digits}}" if isinstance(value, float) else str(value)
     return text + (f" ± {record[spread]:.2f}" if spread and record.get(spread) else "")
 
 

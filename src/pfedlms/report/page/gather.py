@@ -13,6 +13,7 @@ from pfedlms.experiment.config import Config
 from pfedlms.experiment.results import compared
 from pfedlms.experiment.run import open_run
 from pfedlms.experiment.show import stored_summary
+from pfedlms.experiment.store import RunDirectory
 from pfedlms.experiment.study import MANIFESTS, manifest_of, read_manifest
 
 _DEPTH = 4  # folders in folders that are looked into for runs
@@ -171,8 +172,8 @@ def _read(directory: Path, name: str | None, left_out: list[str]) -> list[Run]:
 
 
 def _by_problem(runs: Sequence[Run]) -> list[Part]:
-    """Runs by themselves, those on the same data and model together; a row is named by its method and, where that does
-    not tell rows apart, by the settings in which they differ."""
+    """Runs by themselves, those on the same data and model together; a row that has no name of its own is named by its
+    method and, where that does not tell rows apart, by the settings in which they differ."""
     problems: dict[str, list[Run]] = {}
     for run in runs:
         problems.setdefault(repr((_data(run.config), run.config.model)), []).append(run)
@@ -180,7 +181,9 @@ def _by_problem(runs: Sequence[Run]) -> list[Part]:
     for members in problems.values():
         differing = compared([run.config for run in members])[1]
         named = [
-            replace(run, name=" ".join([run.config.method, *_told(run, own, members)]))
+            replace(
+                run, name=RunDirectory(run.directory).row or " ".join([run.config.method, *_told(run, own, members)])
+            )
             for run, own in zip(members, differing, strict=True)
         ]
         seen: set[tuple[str, int]] = set()
