@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from pfedlms.backend import torch_threads
+
+
+def pytest_configure() -> None:
+    """A shell has what it starts in the background ignore Ctrl-C; tests of Ctrl-C, and what they start, must not."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
