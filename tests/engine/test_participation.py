@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from pfedlms import rng
 from pfedlms.data import Dealing, FederatedData, batch_positions, from_pool, load_dataset
 from pfedlms.engine import Federation
-from pfedlms.engine.participation import Answers, Participation
+from pfedlms.engine.catch_up import Answers
+from pfedlms.engine.participation import Participation
 from pfedlms.engine.training import TrainSettings
 from pfedlms.errors import QuorumError
 from pfedlms.methods import METHODS

@@ -26,9 +26,9 @@ from pfedlms.deploy.envelope import Code, Envelope, Flag, Kind, Record, Split
 from pfedlms.deploy.ground import Ground
 from pfedlms.deploy.replies import Reader, Reply, answers_heard, checked, is_carriers
 from pfedlms.deploy.standing import TO_GATHER, TO_START, Standing
-from pfedlms.engine.exchange import REMEDY, catching_up, check_quorum, from_server
+from pfedlms.engine.catch_up import Answers, catching_up, from_server
+from pfedlms.engine.exchange import REMEDY, check_quorum
 from pfedlms.engine.federation import ASTRAY
-from pfedlms.engine.participation import Answers
 from pfedlms.engine.reports import Evaluation, RoundReport, Traffic, mean_loss, summed
 from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.engine.tally import Tally

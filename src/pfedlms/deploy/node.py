@@ -33,7 +33,8 @@ from pfedlms.deploy.envelope import (
     trained,
 )
 from pfedlms.deploy.ground import Ground
-from pfedlms.engine.exchange import on_host, took_in
+from pfedlms.engine.catch_up import took_in
+from pfedlms.engine.exchange import on_host
 from pfedlms.engine.training import LocalWorker
 from pfedlms.errors import DivergedError, RunDirectoryError, WireError
 from pfedlms.experiment.config import Config

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 
 from pfedlms import rng
-from pfedlms.backend import to_device, to_host
+from pfedlms.backend import to_host
 from pfedlms.cohort import Cohort, Tensors
-from pfedlms.engine.participation import Answers
+from pfedlms.engine.catch_up import Answers, catching_up, from_server, took_in
 from pfedlms.engine.reports import Traffic
 from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.engine.tally import Tally
@@ -246,31 +245,6 @@ def check_quorum(valid: int, senders: int, quorum: float, round: int) -> None:
             f"round {round + 1}: {valid} of {senders} messages were valid, expected at least run.quorum = {quorum:g} "
             f"of them and never fewer than one; {REMEDY}"
         )
-
-
-def from_server(message: Message, arrays: dict[str, Any], number: int, digest: bytes) -> bytes:
-    """A frame of the server's."""
-    return bytes(frame(message, arrays, round=number, sender=SERVER, samples=0, digest=digest))
-
-
-def catching_up(
-    since: int, round: int, answers: Answers, down: Message, model: Message, w: torch.Tensor, digest: bytes
-) -> tuple[dict[int, bytes], Message]:
-    """What a client that knows the answers of rounds below `since` is sent before round `round`, by round, and the
-    message it is: the answers it missed, or the model `w` they lead to where that is fewer bytes."""
-    frames = answers.missed(since, round)
-    if frames is not None:
-        return frames, down
-    return {round - 1: from_server(model, {"model": w.cpu().numpy()}, round - 1, digest)}, model
-
-
-def took_in(exchange: Exchange[Any], cohort: Cohort, received: Received, number: int, is_model: bool) -> Cohort:
-    """Clients after an answer of a round, or after the model that the answers up to it lead to."""
-    values = {name: torch.from_numpy(value) for name, value in received.values.items()}
-    if is_model:
-        own = to_device(values["model"], cohort.params.device)
-        return cohort.with_state(model=own.expand_as(cohort.params).clone())
-    return exchange.client_receive(cohort, values, number)
 
 
 def on_host(values: Tensors) -> dict[str, Any]:

@@ -12,9 +12,10 @@ from pfedlms.backend import own_threads, to_host
 from pfedlms.cohort import Cohort, joined
 from pfedlms.data.federated import FederatedData
 from pfedlms.data.partition import Indices
+from pfedlms.engine.catch_up import Answers
 from pfedlms.engine.criterion import Criterion
 from pfedlms.engine.exchange import REMEDY, Channel, Link, Ways, perfect_link
-from pfedlms.engine.participation import Answers, Clients
+from pfedlms.engine.participation import Clients
 from pfedlms.engine.reports import Evaluation, RoundReport, mean_loss, summed
 from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.engine.terms import Terms

@@ -130,23 +130,3 @@ class Clients:
         together = cohort(tuple(state["trained"]), state, torch.device("cpu"))
         self.present = [together.take(group).to(self._device) for group in self.groups(together.ids)]
         self._away = {client: cohort((client,), values, self._home) for client, values in state["away"].items()}
-
-
-class Answers:
-    """The latest answers of a method whose ends track a model, by round: as many as are fewer bytes than the model."""
-
-    def __init__(self, model_bytes: int, frames: dict[int, bytes] | None = None) -> None:
-        self._model_bytes = model_bytes
-        self.frames = dict(frames or {})
-
-    def add(self, round: int, frame: bytes) -> None:
-        self.frames[round] = frame
-        while sum(map(len, self.frames.values())) > self._model_bytes and len(self.frames) > 1:
-            del self.frames[min(self.frames)]
-
-    def missed(self, since: int, until: int) -> dict[int, bytes] | None:
-        """The answers of rounds since .. until − 1, or None where the model is fewer bytes."""
-        if any(number not in self.frames for number in range(since, until)):
-            return None
-        frames = {number: self.frames[number] for number in range(since, until)}
-        return frames if sum(map(len, frames.values())) <= self._model_bytes else None

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from pfedlms.cohort import Cohort
+from pfedlms.engine.catch_up import Answers
 from pfedlms.engine.exchange import Channel, Ways
-from pfedlms.engine.participation import Answers
 from pfedlms.engine.terms import agreement
 from pfedlms.methods import METHODS, Task
 from pfedlms.wire import Floats, Message
