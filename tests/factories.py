@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import pfedlms.engine.catch_up as engine_catch_up
 import pfedlms.engine.exchange as engine_exchange
 from pfedlms.data import Dealing, FederatedData, from_pairs, from_pool, load_dataset
 from pfedlms.engine import Federation
@@ -282,6 +283,7 @@ def overheard() -> Iterator[list[Sent]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_exchange, "frame", listening)
+        patch.setattr(engine_catch_up, "frame", listening)
         listen_to_rows(patch, listening_to_rows)
         yield heard
 

@@ -97,7 +97,7 @@ def test_recorded_steps_equal_steps_that_are_not(
 def test_stacked_clients_learn_what_clients_alone_learn(method: str) -> None:
     settings = {"rounds": 4, "clients": 8, "device": "cuda", "momentum": 0.5, "method": method}
     if method == "pfed1bs":
-        # tanh(10⁴ x) turns a last bit into a full pull, so the pull is kept at the paper's strength, whatever is shipped.
+        # tanh(10⁴ x) turns a last bit into a full pull, so the pull is kept at the paper's.
         settings["strength"] = 5e-4
     alone = pfedlms.run("digits", cohort_size=1, **settings).federation.state()["params"]
     stacked = pfedlms.run("digits", cohort_size=4, **settings).federation.state()["params"]

@@ -17,6 +17,7 @@ import factories
 from factories import listen_to_rows, seeded
 from pfedlms.data.federated import from_pairs
 from pfedlms.engine import Federation, RoundReport
+from pfedlms.engine import catch_up as engine_catch_up
 from pfedlms.engine import exchange as engine_exchange
 from pfedlms.engine.tally import Tally
 from pfedlms.errors import QuorumError
@@ -45,6 +46,7 @@ def frames(monkeypatch: pytest.MonkeyPatch) -> Frames:
         made[message.kind, header["round"], header["sender"]] = data
 
     monkeypatch.setattr(engine_exchange, "frame", spy)
+    monkeypatch.setattr(engine_catch_up, "frame", spy)
     listen_to_rows(monkeypatch, spy_on_rows)
     return made
 

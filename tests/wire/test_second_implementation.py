@@ -26,6 +26,7 @@ from factories import listen_to_rows
 from pfedlms.cohort import Cohort
 from pfedlms.data.federated import FederatedData, from_pairs
 from pfedlms.engine import Federation
+from pfedlms.engine import catch_up as engine_catch_up
 from pfedlms.engine import exchange as engine_exchange
 from pfedlms.engine.training import TrainSettings
 from pfedlms.errors import WireError
@@ -381,6 +382,7 @@ def frames(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> dict[tuple[int,
         made[message.kind, header["round"], header["sender"]] = data
 
     monkeypatch.setattr(engine_exchange, "frame", spy)
+    monkeypatch.setattr(engine_catch_up, "frame", spy)
     listen_to_rows(monkeypatch, spy_on_rows)
     return made
 
