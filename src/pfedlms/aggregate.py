@@ -103,9 +103,7 @@ def limited(samples: Sequence[int], share: float) -> list[int]:
     return [min(own, low) for own in samples]
 
 
-def pool_statistics(
-    samples: Weights, means: Values, variances: Values, pooling: str = "mean"
-) -> tuple[Values, Values]:
+def pool_statistics(samples: Weights, means: Values, variances: Values, pooling: str = "mean") -> tuple[Values, Values]:
     """Mean and standard deviation of all clients' sketches together: `[clients, layers]` → two `[layers]`.
 
         mean      μ̄ = (Σ N_k m_k) / N          σ̄² = (Σ N_k (s_k + (m_k − μ̄)²)) / N

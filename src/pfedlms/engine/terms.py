@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from pfedlms.engine.participation import Participation
 from pfedlms.engine.training import TrainSettings
 from pfedlms.methods.contract import Method, Task
 from pfedlms.models.forward import CohortModel
+from pfedlms.settings import agreed
 from pfedlms.wire.fields import Floats, Message
 from pfedlms.wire.frames import VERSION, agreement_digest
 
@@ -72,7 +72,7 @@ def agreement(method: Method) -> bytes:
             "classes": task.classes,
             "seed": task.seed,
             "initial": _sha256(task.initial),
-            **{f"method.{key}": value for key, value in asdict(method.settings).items()},
+            **{f"method.{key}": value for key, value in agreed(method.settings).items()},
             **{f"agreement.{key}": value for key, value in method.agreement().items()},
         }
     )

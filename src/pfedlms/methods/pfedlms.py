@@ -48,6 +48,7 @@ class PFedLMSSettings:
         "mean",
         "how the server pools the clients' statistics: mean (the paper), or median, which one client cannot move far",
         choices=lambda: ["mean", "median"],
+        server_only=True,
     )
     layerwise: bool = setting(True, "a sketch and thresholds for every layer; false: one for the whole model")
 
