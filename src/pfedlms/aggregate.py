@@ -146,7 +146,7 @@ def _means(weights: Sequence[int], values: NDArray[np.float64]) -> NDArray[np.fl
     return total / sum(weights)
 
 
-def _medians(weights: Sequence[int], values: NDArray[Any]) -> NDArray[Any]:
+def _medians(weights: Any, values: NDArray[Any]) -> NDArray[Any]:
     """Of every column the smallest x_j with 2 Σ_{x_k ≤ x_j} N_k ≥ Σ N_k; weights `[clients]`, or `[clients, columns]`
     with one above zero in each column."""
     order = np.argsort(values, axis=0, kind="stable")
@@ -154,7 +154,8 @@ def _medians(weights: Sequence[int], values: NDArray[Any]) -> NDArray[Any]:
     below = np.cumsum(np.take_along_axis(own, order, axis=0), axis=0)
     # Compared without doubling, so that nothing overflows.
     first = np.argmax(below >= below[-1] - below, axis=0)
-    return np.take_along_axis(values, order, axis=0)[first, np.arange(len(first))]
+    medians: NDArray[Any] = np.take_along_axis(values, order, axis=0)[first, np.arange(len(first))]
+    return medians
 
 
 def weighted_median(samples: Weights, values: Array | Tensor) -> np.float32:

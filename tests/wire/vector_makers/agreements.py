@@ -39,6 +39,10 @@ def task(layers: Iterable[int], seed: int, initial: np.ndarray) -> Task:
 SERVER_ONLY = {("pfedlms", "pooling")}  # §9: not in the digest
 
 
+def agreed_settings(method: str, settings: Any) -> dict[str, Any]:
+    return {name: value for name, value in asdict(settings).items() if (method, name) not in SERVER_ONLY}
+
+
 def digest_text(method: str, settings: Any, known: Task) -> str:
     """The text of §9, written out by hand here; `agreed` asserts that its hash is the package's digest."""
     lines = {
@@ -57,9 +61,7 @@ def digest_text(method: str, settings: Any, known: Task) -> str:
         if (rates.shape, rates.warmup) != ("constant", 0):
             lines |= {f"agreement.{name}": str(getattr(rates, name)) for name in ("shape", "warmup", "rounds")}
             lines |= {"agreement.decay": bits64(rates.decay), "agreement.decay_every": str(rates.decay_every)}
-    for name, value in asdict(settings).items():
-        if (method, name) in SERVER_ONLY:
-            continue
+    for name, value in agreed_settings(method, settings).items():
         written = value if isinstance(value, str) else str(int(value))
         lines[f"method.{name}"] = bits64(value) if isinstance(value, float) else written
     return "".join(f"{key}={lines[key]}\n" for key in sorted(lines))
