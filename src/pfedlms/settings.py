@@ -39,8 +39,8 @@ def setting(
 ) -> Any:
     """A dataclass field that carries its meaning and its limits (at least `minimum`, strictly above `above`, at most
     `maximum`, strictly below `below`, one of `choices`, in which :N stands for any number after a colon and :PATH for
-    any path). `meant` names what was probably meant by a text that is none of them, or gives "". A `server_only` setting
-    is one that only the server computes with: clients need not agree on it, so it stays out of the digest."""
+    any path). `meant` names what was probably meant by a text that is none of them, or gives "". A `server_only`
+    setting is used by the server alone: clients need not agree on it, so it stays out of the digest."""
     limits = {"minimum": minimum, "above": above, "maximum": maximum, "below": below}
     about = {"help": help, "limits": limits, "choices": choices, "meant": meant, "server_only": server_only}
     return field(default=default, metadata=about)
