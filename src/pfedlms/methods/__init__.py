@@ -11,12 +11,13 @@ from pfedlms.methods.obcsaa import OBCSAA
 from pfedlms.methods.obda import OBDA
 from pfedlms.methods.pfed1bs import PFed1BS
 from pfedlms.methods.pfedlms import PFedLMS
+from pfedlms.methods.sketchmean import SketchMean
 from pfedlms.methods.sketchvote import SketchVote
 from pfedlms.methods.stc import STC
 from pfedlms.methods.zsign import ZSign
 
 _ALL: tuple[type[Method], ...] = (
-    SketchVote, PFedLMS, PFed1BS, FedAvg, STC, EDEN, ZSign, OBCSAA, OBDA, FedProto, Local,
+    SketchVote, SketchMean, PFedLMS, PFed1BS, FedAvg, STC, EDEN, ZSign, OBCSAA, OBDA, FedProto, Local,
 )  # fmt: skip
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 

@@ -39,9 +39,9 @@ class Average(FieldMeans):
     """
 
     def __init__(
-        self, dim: int, statistics: tuple[tuple[str, int], ...] = (), optimizer: ServerOptimizer = ServerOptimizer()
+        self, dim: int, statistics: tuple[tuple[str, int], ...] = (), optimizer: ServerOptimizer | None = None
     ) -> None:
-        self._statistics, self._optimizer = statistics, optimizer
+        self._statistics, self._optimizer = statistics, optimizer or ServerOptimizer()
         shared = (Floats("statistics", sum(size for _, size in statistics)),) if statistics else ()
         fields = (Floats("model", dim), *shared)
         self.up, self.down = (Message(kind, fields) for kind in (0, 1))

@@ -39,8 +39,8 @@ class ServerSettings:
 class ServerOptimizer:
     """Mean update in, step out; see the module."""
 
-    def __init__(self, step: float = 1.0, settings: ServerSettings = ServerSettings()) -> None:
-        self._step, self._settings = step, settings
+    def __init__(self, step: float = 1.0, settings: ServerSettings | None = None) -> None:
+        self._step, self._settings = step, settings or ServerSettings()
 
     @property
     def is_plain(self) -> bool:

@@ -122,4 +122,8 @@ class STC(Tracked):
 
     def server_start(self) -> Tensors:
         nothing = torch.zeros_like(self.task.initial)
-        return {**super().server_start(), "residual": nothing, **ServerOptimizer(self.settings.gain, self.settings).start(nothing)}
+        return {
+            **super().server_start(),
+            "residual": nothing,
+            **ServerOptimizer(self.settings.gain, self.settings).start(nothing),
+        }
