@@ -115,17 +115,13 @@ class MeanOfSigns(Exchange[Votes]):
 
     def _coins(self, zero: Tensor, round: int, clients: tuple[int, ...]) -> Tensor:
         """±1 for the entries that are zero, `[clients, Σ m]`."""
-        coins = np.ones(zero.shape, dtype=np.float32)
-        ends = np.cumsum(self._sketches.sizes)
-        parts = zip(
-            torch.split(zero, list(self._sketches.sizes), dim=1), np.split(coins, ends[:-1], axis=1), strict=True
-        )
+        coins, sizes = torch.ones(zero.shape), list(self._sketches.sizes)
+        parts = zip(zero.split(sizes, dim=1), coins.split(sizes, dim=1), strict=True)
         for layer, (where, own) in enumerate(parts):
             for row in where.any(dim=1).nonzero().flatten().tolist():
-                own[row] = rng.signs(
-                    rng.stream(self._seed, "sketchmean-coin", round, clients[row], layer), own.shape[1]
-                )
-        return torch.from_numpy(coins).to(zero.device)
+                key = rng.stream(self._seed, "sketchmean-coin", round, clients[row], layer)
+                own[row] = torch.from_numpy(rng.signs(key, sizes[layer]))
+        return coins.to(zero.device)
 
     def in_step(self, server: Tensors, values: Tensors) -> list[bool]:
         return self._check.in_step(server, values)
@@ -150,8 +146,8 @@ class MeanOfSigns(Exchange[Votes]):
         z = (server["unsent"].double() + step).float()
         sent = {name: value[0] for name, value in ternary(z[None], self._answer).items()}
         after = {"model": moved(server["model"], sent), "unsent": moved(z, {**sent, "signs": -sent["signs"]})}
-        scale = torch.from_numpy(next_scale)
-        return {**after, "scale": scale, "settled": torch.from_numpy(next_settled), **moments}, {**sent, "scale": scale}
+        scales = {"scale": torch.from_numpy(next_scale)}
+        return {**after, **scales, "settled": torch.from_numpy(next_settled), **moments}, {**sent, **scales}
 
     def _mean_update(self, sums: NDArray[np.float64], scales: NDArray[np.float64], round: int) -> Tensor:
         """√(2/π) S Φᵀ p, `[dim]`, from Σ c_k sign(y_k) and S / Σ c_k. On the host in float64, where D H Sᵀ of the sums
