@@ -116,7 +116,7 @@ class MeanOfSigns(Exchange[Votes]):
     def _coins(self, zero: Tensor, round: int, clients: tuple[int, ...]) -> Tensor:
         """±1 for the entries that are zero, `[clients, Σ m]`."""
         coins, sizes = torch.ones(zero.shape), list(self._sketches.sizes)
-        parts = zip(zero.split(sizes, dim=1), coins.split(sizes, dim=1), strict=True)
+        parts = zip(torch.split(zero, sizes, dim=1), torch.split(coins, sizes, dim=1), strict=True)
         for layer, (where, own) in enumerate(parts):
             for row in where.any(dim=1).nonzero().flatten().tolist():
                 key = rng.stream(self._seed, "sketchmean-coin", round, clients[row], layer)
