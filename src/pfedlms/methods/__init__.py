@@ -6,6 +6,7 @@ from pfedlms.methods.contract import Exchange, Method, Objective, Task
 from pfedlms.methods.eden import EDEN
 from pfedlms.methods.fedavg import FedAvg
 from pfedlms.methods.fedproto import FedProto
+from pfedlms.methods.fetchsgd import FetchSGD
 from pfedlms.methods.local import Local
 from pfedlms.methods.obcsaa import OBCSAA
 from pfedlms.methods.obda import OBDA
@@ -17,7 +18,7 @@ from pfedlms.methods.stc import STC
 from pfedlms.methods.zsign import ZSign
 
 _ALL: tuple[type[Method], ...] = (
-    SketchVote, SketchMean, PFedLMS, PFed1BS, FedAvg, STC, EDEN, ZSign, OBCSAA, OBDA, FedProto, Local,
+    SketchVote, SketchMean, PFedLMS, PFed1BS, FedAvg, STC, FetchSGD, EDEN, ZSign, OBCSAA, OBDA, FedProto, Local,
 )  # fmt: skip
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 

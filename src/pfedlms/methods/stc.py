@@ -31,19 +31,27 @@ class STCSettings(ServerSettings):
 def ternary(x: Tensor, count: int) -> Tensors:
     """STC(x): of each row of x `[rows, dim]` the `count` entries of largest magnitude become ±μ, the others zero.
 
-        positions: the entries kept, ascending (of equal magnitudes the first)      signs: +1 where x ≥ 0, else −1
-        magnitude: μ, the mean of |x| over them
+    positions: the entries kept, ascending (of equal magnitudes the first)      signs: +1 where x ≥ 0, else −1
+    magnitude: μ, the mean of |x| over them
+
+    """
+    kept = largest(x, count)
+    values = x.gather(1, kept)
+    # In float64 the sum of some thousand float32 numbers of similar size is exact, whatever its order.
+    magnitude = values.abs().double().mean(dim=1, keepdim=True).float()
+    return {"magnitude": magnitude, "signs": torch.where(values >= 0, 1.0, -1.0), "positions": kept}
+
+
+def largest(x: Tensor, count: int) -> Tensor:
+    """Places of the `count` entries of largest magnitude in every row of x `[rows, dim]`, ascending; of equal
+    magnitudes the first.
 
     Bit patterns of floats that are not negative are ordered as the floats are, so a pattern with the index counted
     down behind it is a key that no other entry has, and which entries are kept depends on no order of equals.
     """
     index = torch.arange(x.shape[1], device=x.device)
     keys = (x.abs().view(torch.int32).to(torch.int64) << 32) | (_LOW - index)
-    kept = (_LOW - (keys.topk(count, dim=1, sorted=False).values & _LOW)).sort(dim=1).values
-    values = x.gather(1, kept)
-    # In float64 the sum of some thousand float32 numbers of similar size is exact, whatever its order.
-    magnitude = values.abs().double().mean(dim=1, keepdim=True).float()
-    return {"magnitude": magnitude, "signs": torch.where(values >= 0, 1.0, -1.0), "positions": kept}
+    return (_LOW - (keys.topk(count, dim=1, sorted=False).values & _LOW)).sort(dim=1).values
 
 
 def dense(sent: Tensors, dim: int) -> Tensor:
