@@ -310,6 +310,11 @@ class SignVote:
         bits = np.unpackbits(rows, axis=1, count=size, bitorder="little")
         share(_count_signs, -(-size // _PART), len(rows) * _PART, self._counts, bits, own, self._ends)
 
+    def sums(self) -> NDArray[np.float64]:
+        """Σ_k N_k b^k(i) of every entry, b = ±1, `[size]`; exact up to 2^53."""
+        sizes = np.diff(self._ends, prepend=0)
+        return 2 * self._counts.astype(np.float64) - np.repeat(np.array(self._totals, dtype=np.float64), sizes)
+
     def result(self) -> NDArray[np.uint8]:
         """The signs most of the weight has chosen, packed as those that were added; where nobody has a weight they are
         +1."""

@@ -26,7 +26,7 @@ from pfedlms.deploy.envelope import Code, Envelope, Flag, Kind, Record, Split
 from pfedlms.deploy.ground import Ground
 from pfedlms.deploy.replies import Reader, Reply, answers_heard, checked, is_carriers
 from pfedlms.deploy.standing import TO_GATHER, TO_START, Standing
-from pfedlms.engine.catch_up import Answers, catching_up, from_server
+from pfedlms.engine.catch_up import Answers, from_server
 from pfedlms.engine.exchange import REMEDY, check_quorum
 from pfedlms.engine.federation import ASTRAY
 from pfedlms.engine.reports import Evaluation, RoundReport, Traffic, mean_loss, summed
@@ -115,7 +115,7 @@ class Coordinator:
         absent = [client for client in range(self.data.clients) if client not in standing.losses]
         number, asked = standing.round - 1, dict[int, list[Record]]()
         for client in absent:
-            work = self._missed(client, number, standing.before, Answers(self._model_bytes, standing.answers))
+            work = self._missed(client, number, standing.before, self._log(standing))
             work += [Record(Code.HEAR, number, i, data=answer) for i, answer in enumerate(standing.last)]
             asked[client] = [*work, Record(Code.TRAIN, number + 1, flags=Flag.PERSONAL)]
         replies, *_ = self._trip(standing, asked, Kind.LOOK)
@@ -238,7 +238,7 @@ class Coordinator:
         round."""
         started = standing.stage != TO_START
         number = standing.round if started else -1
-        log = Answers(self._model_bytes, standing.answers)
+        log = self._log(standing)
         asked, costs = dict[int, list[Record]](), dict[int, Traffic]()
         for client in trainers:
             work: list[Record] = []
@@ -250,7 +250,7 @@ class Coordinator:
                 costs[client] += self._down(answer, 1)
             asked[client] = [*work, Record(Code.TRAIN, number + 1, flags=flags)]
         if self._method.tracks and answer is not None:
-            log.add(number, answer)
+            log.add(number, answer, standing.server["model"], standing.current["model"])
         coming, ahead = dict[int, list[Record]](), dict[int, Traffic]()
         if self._exchanges and number + 1 < standing.rounds:
             if self._method.about_last_steps:
@@ -258,7 +258,7 @@ class Coordinator:
             else:
                 # As clients know them once they have done what the same request asks for first.
                 heard = {**standing.heard, **dict.fromkeys(trainers, number + 1)}
-                then = replace(standing, answers=log.frames, heard=heard)
+                then = replace(standing, answers=log.state(), heard=heard)
                 coming, ahead = self._first(then, number + 1, self.participation.of(number + 2), standing.current)
         everybody = sorted({*asked, *coming})
         requests = {client: [*asked.get(client, []), *coming.get(client, [])] for client in everybody}
@@ -277,7 +277,7 @@ class Coordinator:
             server=standing.current,
             before=standing.server,
             last=standing.said,
-            answers=log.frames,
+            answers=log.state(),
             heard=heard,
             losses={k: (one.samples, one.loss) for k, one in there.items()},
             tested=counts[Split.TEST],
@@ -295,7 +295,7 @@ class Coordinator:
     ) -> tuple[dict[int, list[Record]], dict[int, Traffic]]:
         """Who is about to train is asked for the first message of a round, having caught up; and what that takes."""
         asked, costs = {}, {}
-        log = Answers(self._model_bytes, standing.answers)
+        log = self._log(standing)
         for client in clients:
             work = self._missed(client, number, server, log, heard=standing.heard)
             costs[client] = Traffic(catch_up=sum(len(each.data) for each in work))
@@ -314,14 +314,17 @@ class Coordinator:
         if since >= number:
             return []
         (exchange,) = self._exchanges
-        model = self._terms.catch_up
-        frames, message = catching_up(since, number, log, exchange.down, model, server["model"], self._terms.digest)
-        code, flags = (Code.MODEL, Flag.FORCED * (since == ASTRAY)) if message is model else (Code.HEAR, 0)
-        return [Record(code, each, flags=flags, data=data) for each, data in frames.items()]
+        sent = self._terms.catch_up.frames(since, number, log, server)
+        forced = Flag.FORCED * (since == ASTRAY)
+        code, flags = (Code.HEAR, 0) if sent[0].message is exchange.down else (Code.MODEL, forced)
+        return [Record(code, each.round, flags=flags, data=each.data) for each in sent]
 
-    @property
-    def _model_bytes(self) -> int:
-        return HEADER_BYTES + self._terms.catch_up.max_bytes
+    def _log(self, standing: Standing) -> Answers:
+        """What was kept for clients that come back."""
+        log = self._terms.catch_up.answers()
+        if standing.answers:
+            log.load(standing.answers)
+        return log
 
     def _down(self, answer: bytes, clients: int) -> Traffic:
         return Traffic(down_payload=clients * (len(answer) - HEADER_BYTES), down_framing=clients * HEADER_BYTES)

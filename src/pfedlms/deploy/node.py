@@ -33,7 +33,6 @@ from pfedlms.deploy.envelope import (
     trained,
 )
 from pfedlms.deploy.ground import Ground
-from pfedlms.engine.catch_up import took_in
 from pfedlms.engine.exchange import on_host
 from pfedlms.engine.training import LocalWorker
 from pfedlms.errors import DivergedError, RunDirectoryError, WireError
@@ -242,7 +241,8 @@ class Node:
             )
         basis = state.ongoing if there and (in_turn or look) else None
         received = Intake(exchange.down, self._terms.digest, number, (SERVER,)).accept(asked.data)
-        after = took_in(exchange, basis or state.cohort, received, number, is_model=False)
+        values = {name: torch.from_numpy(value) for name, value in received.values.items()}
+        after = exchange.client_receive(basis or state.cohort, values, number)
         state = replace(state, ongoing=after, round=number, step=2 * asked.index + 2)
         return replace(state, cohort=after.at_rest(), heard=number + 1) if tracks else state
 
@@ -252,8 +252,13 @@ class Node:
             raise Refused(Why.BROKEN, f"got a model, but {self._method.name} tracks none")
         if asked.number < state.heard and not asked.flags & Flag.FORCED:
             return state
-        received = Intake(self._terms.catch_up, self._terms.digest, asked.number, (SERVER,)).accept(asked.data)
-        after = took_in(self._method.exchanges[0], state.cohort, received, asked.number, is_model=True)
+        by = self._terms.catch_up
+        message = by.message_of(asked.data)
+        received = Intake(message, self._terms.digest, asked.number, (SERVER,)).accept(asked.data)
+        if message is by.changes and received.values["since"][0] > state.heard:
+            since = received.values["since"][0]
+            raise Refused(Why.ORDER, f"changes since round {since} take {since} answers, {state.heard} were heard")
+        after = by.taken_in(self._method.exchanges[0], state.cohort, message, received, asked.number)
         return replace(state, cohort=after, ongoing=None, heard=asked.number + 1)
 
     def _send(self, state: State, asked: Record) -> tuple[State, bytes]:

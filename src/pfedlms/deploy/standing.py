@@ -33,8 +33,8 @@ class Standing:
     """Answers of this round so far."""
     last: tuple[bytes, ...] = ()
     """Answers of the round played last."""
-    answers: dict[int, bytes] = field(default_factory=dict)
-    """The log of those that clients who were away may need."""
+    answers: dict[str, Any] = field(default_factory=dict)
+    """What is kept for clients that come back, `Answers.state`."""
     heard: dict[int, int] = field(default_factory=dict)
     """How many answers clients know."""
     astray: tuple[int, ...] = ()

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
 from pfedlms import rng
 from pfedlms.backend import to_host
 from pfedlms.cohort import Cohort, Tensors
-from pfedlms.engine.catch_up import Answers, catching_up, from_server, took_in
+from pfedlms.engine.catch_up import Answers, CatchUp, Sent, fingerprints_of, from_server
 from pfedlms.engine.reports import Traffic
 from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.engine.tally import Tally
@@ -114,40 +115,54 @@ class Channel:
             for cohort in cohorts:
                 self.traffic.down_payload += received.payload_bytes * len(cohort.ids)
                 self.traffic.down_framing += HEADER_BYTES * len(cohort.ids)
-                heard = self._reached(exchange.down, answer, self.round, cohort.ids)
+                heard = self._reached(exchange.down, answer, self.round, cohort.ids, exchange.down.kind)
                 if heard:
                     part = cohort.take(heard)
-                    after.append(took_in(exchange, part, received, self.round, is_model=False))
+                    values = {name: torch.from_numpy(value) for name, value in received.values.items()}
+                    after.append(exchange.client_receive(part, values, self.round))
         if not after:
             raise QuorumError(f"round {self.round + 1}: the server's answer reached no client; {REMEDY}")
         return after
 
     def catch_up(
-        self, exchange: Exchange[Any], cohort: Cohort, heard: Sequence[int], answers: Answers, model: Message, w: Any
-    ) -> Cohort | None:
-        """Send clients that were away the answers they missed, in order, or the model `w` where that is fewer bytes.
+        self, exchange: Exchange[Any], cohort: Cohort, heard: Sequence[int], answers: Answers, by: CatchUp,
+        server: Tensors,
+    ) -> Cohort | None:  # fmt: skip
+        """Send clients that took no part what they missed, in the form of the fewest bytes.
 
-        `heard` says how many answers each client of the cohort knows. Bytes are counted apart from the round's own. All
-        that one client is sent is lost or arrives together: else who has missed much would hardly ever catch up. Those
-        whom it reached, as if they had been here; None if that is nobody.
+        `heard` says how many answers each client of the cohort knows, `server` is the state these lead to. Bytes are
+        counted apart from the round's own. All that one client is sent is lost or arrives together: else who has missed
+        much would hardly ever catch up. The clients that it reached, as if they had taken part; None if there are none.
         """
         gone: list[int] = []
         for since in sorted({count for count in heard if count < self.round}):
             ids = [client for client, count in zip(cohort.ids, heard, strict=True) if count == since]
-            frames, declared = catching_up(since, self.round, answers, exchange.down, model, w, self.digest)
-            self.traffic.catch_up += len(ids) * sum(map(len, frames.values()))
+            sent = by.frames(since, self.round, answers, server)
+            self.traffic.catch_up += len(ids) * sum(len(each.data) for each in sent)
             there = list(ids)
-            for number, sent in frames.items():
-                there = self._reached(declared, sent, number, there, CATCHING_UP)
+            for message, number, data in sent:
+                there = self._reached(message, data, number, there, exchange.down.kind, CATCHING_UP)
+                if self.ways.down is perfect_link:
+                    break  # what holds of one of them holds of all
             gone += [client for client in ids if client not in there]
-            if not there:
-                continue
-            part = cohort.take(there)
-            for number, sent in frames.items():
-                part = took_in(exchange, part, self._read(declared, sent, number), number, declared is model)
-            cohort = cohort.put(part)
+            if there:
+                cohort = cohort.put(self._caught_up(exchange, cohort.take(there), since, sent, answers, by, server))
         left = [client for client in cohort.ids if client not in gone]
         return cohort.take(left) if left else None
+
+    def _caught_up(
+        self, exchange: Exchange[Any], part: Cohort, since: int, sent: Sequence[Sent], answers: Answers, by: CatchUp,
+        server: Tensors,
+    ) -> Cohort:  # fmt: skip
+        """Clients after all that they were sent. Answers were read when they were new, and lead every client that has
+        the server's w of that time to the server's w of now: so it is taken from there, and not computed again."""
+        if sent[0].message is exchange.down:
+            known = answers.fingerprints.get(since - 1)
+            if known is not None and bool((fingerprints_of(part.state["model"]) == known).all()):
+                return by.adopted(part, server)
+        for message, number, data in sent:
+            part = by.taken_in(exchange, part, message, self._read(message, data, number), number)
+        return part
 
     def _send_up(
         self, message: Message, cohort: Cohort, rows: dict[str, Any], start: int, tally: Tally, desk: _Desk
@@ -193,13 +208,13 @@ class Channel:
         return True
 
     def _reached(
-        self, message: Message, sent: bytes, number: int, clients: Sequence[int], delivery: int = 0
+        self, message: Message, sent: bytes, number: int, clients: Sequence[int], kind: int, delivery: int = 0
     ) -> list[int]:
-        """The clients at whom a frame of the server's arrives as one they accept; what is of one delivery and kind is
+        """The clients at whom a frame of the server's arrives as one they accept; what is of one delivery and `kind` is
         lost together."""
         heard = []
         for client in clients:
-            got = self.ways.carry(self.ways.down, sent, client, self.round, message.kind, delivery)
+            got = self.ways.carry(self.ways.down, sent, client, self.round, kind, delivery)
             try:
                 if got is None:
                     raise WireError("nothing arrived")

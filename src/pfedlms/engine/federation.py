@@ -12,7 +12,6 @@ from pfedlms.backend import own_threads, to_host
 from pfedlms.cohort import Cohort, joined
 from pfedlms.data.federated import FederatedData
 from pfedlms.data.partition import Indices
-from pfedlms.engine.catch_up import Answers
 from pfedlms.engine.criterion import Criterion
 from pfedlms.engine.exchange import REMEDY, Channel, Link, Ways, perfect_link
 from pfedlms.engine.participation import Clients
@@ -23,7 +22,6 @@ from pfedlms.engine.training import LocalWorker, TrainSettings
 from pfedlms.errors import QuorumError
 from pfedlms.methods.contract import Method, Objective
 from pfedlms.models.forward import CohortModel
-from pfedlms.wire.frames import HEADER_BYTES
 
 ASTRAY = -1  # answers heard by a client whose model is not what they lead to; there are none to catch up by
 
@@ -81,7 +79,7 @@ class Federation:
         # What a client that was away has missed: how many answers each has heard, and the answers themselves. Those of
         # the round played last, and the server before them, are kept for clients that took no part in it.
         self._heard: dict[int, int] = {}
-        self._answers = Answers(HEADER_BYTES + terms.catch_up.max_bytes)
+        self._answers = terms.catch_up.answers()
         self._last: list[bytes] = []
         self._before = self._server
 
@@ -115,7 +113,7 @@ class Federation:
         with self.watch.stage("local steps"):
             loss = self._train(cohorts, phase)
         if self.method.tracks:
-            self._answers.add(round, answers[0])
+            self._answers.add(round, answers[0], self._before["model"], server["model"])
             self._heard.update(dict.fromkeys(channel.astray, ASTRAY))
             self._heard.update(dict.fromkeys(self._clients.present_ids, round + 1))
         self.rounds_played += 1
@@ -179,7 +177,7 @@ class Federation:
             "server": {name: value.cpu() for name, value in self._server.items()},
             "before": {name: value.cpu() for name, value in self._before.items()},
             "last": self._last,
-            "answers": self._answers.frames,
+            "answers": self._answers.state(),
             "heard": self._heard,
             **self._clients.state(),
         }
@@ -201,7 +199,7 @@ class Federation:
         self._server, self._before = (
             {name: value.to(places[name]) for name, value in state[which].items()} for which in ("server", "before")
         )
-        self._answers.frames = state["answers"]
+        self._answers.load(state["answers"])
         self._clients.load(state, self._samples)
 
     def _coming(self, channel: Channel, present: Sequence[Cohort]) -> list[Cohort]:
@@ -210,17 +208,17 @@ class Federation:
         if not self.method.tracks:
             return cohorts
         with self.watch.stage("catching up"):
-            caught_up = [self._caught_up(cohort, channel, self._server) for cohort in cohorts]
+            caught_up = [self._caught_up(cohort, channel) for cohort in cohorts]
         if not any(caught_up):
             raise QuorumError(f"round {channel.round + 1}: what clients had missed reached none of them; {REMEDY}")
         return [cohort for cohort in caught_up if cohort is not None]
 
-    def _caught_up(self, cohort: Cohort, channel: Channel, server: dict[str, torch.Tensor]) -> Cohort | None:
+    def _caught_up(self, cohort: Cohort, channel: Channel) -> Cohort | None:
         heard = [ASTRAY if client in channel.astray else self._heard.get(client, 0) for client in cohort.ids]
         if min(heard) == channel.round:
             return cohort
         (exchange,) = self.method.exchanges
-        return channel.catch_up(exchange, cohort, heard, self._answers, self._terms.catch_up, server["model"])
+        return channel.catch_up(exchange, cohort, heard, self._answers, self._terms.catch_up, self._server)
 
     def _all(self, client: int | None = None, trains: bool = True) -> Iterator[Cohort]:
         """All clients after the last phase, some at a time; with `client`, only those stacked with it."""
@@ -247,7 +245,7 @@ class Federation:
         round = self.rounds_played - 1
         channel = Channel(self._digest, round, Ways())
         if self.method.tracks:
-            cohort = self._caught_up(cohort, channel, self._before) or cohort
+            cohort = self._terms.catch_up.adopted(cohort, self._before)  # what any message would lead to
         for exchange, answer in zip(self.method.exchanges, self._last, strict=False):
             (cohort,) = channel.tell(exchange, answer, [cohort])
         return cohort

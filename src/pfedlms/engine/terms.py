@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from pfedlms.cohort import Cohort
+from pfedlms.engine.catch_up import CatchUp
 from pfedlms.engine.participation import Participation
 from pfedlms.engine.training import TrainSettings
 from pfedlms.methods.contract import Method, Task
 from pfedlms.models.forward import CohortModel
 from pfedlms.settings import agreed
-from pfedlms.wire.fields import Floats, Message
 from pfedlms.wire.frames import VERSION, agreement_digest
 
 
@@ -31,8 +31,8 @@ class Terms:
             raise ValueError(f"method: {method.name} speaks of steps already taken, or tracks; it has one exchange")
         self.model, self.train, self.seed = model, train, seed
         self.digest = agreement(self.method)
-        self.catch_up = Message(2 * len(self.method.exchanges) + 1, (Floats("model", model.layout.dim),))
-        """The model, for who was away and would else hear more bytes of answers."""
+        self.catch_up = CatchUp(self.method, self.digest)
+        """How clients of a method that tracks a model get it after they took no part."""
         self._kept = train.kept_numbers(model.layout.dim)
 
     def fresh(self, ids: tuple[int, ...], samples: tuple[int, ...]) -> Cohort:

@@ -9,12 +9,10 @@ from typing import Any
 import torch
 
 from pfedlms.cohort import Cohort
-from pfedlms.engine.catch_up import Answers
+from pfedlms.engine.catch_up import CatchUp
 from pfedlms.engine.exchange import Channel, Ways
 from pfedlms.engine.terms import agreement
 from pfedlms.methods import METHODS, Task
-from pfedlms.wire import Floats, Message
-from pfedlms.wire.frames import HEADER_BYTES
 from vector_makers.agreements import agreed, task
 from vector_makers.notation import SAMPLES, bits32, bits64, floats
 
@@ -33,8 +31,8 @@ def sketchvote(
     known = task(layers, seed, initial)
     playing = method(known, chosen)
     (exchange,), digest, server = playing.exchanges, agreement(playing), playing.server_start()
-    model = Message(3, (Floats("model", len(initial)),))
-    answers = Answers(HEADER_BYTES + model.max_bytes)
+    by = CatchUp(playing, digest)
+    answers = by.answers()
     clients, heard = [starting(playing, k) for k in range(len(SAMPLES))], [0] * len(SAMPLES)
     played = []
     for number, (senders, coming) in enumerate(pairwise(phases)):
@@ -51,14 +49,14 @@ def sketchvote(
             entry |= {"frame": ups[entry["id"]].hex(), "residual": bits32(cohort.state["residual"])}
         caught_up = []
         for k in sorted(coming):
-            back = channel.catch_up(exchange, clients[k], [heard[k]], answers, model, server["model"])
+            back = channel.catch_up(exchange, clients[k], [heard[k]], answers, by, server)
             if k in downs:
                 caught_up.append({"id": k, "heard": heard[k], "frames": [data.hex() for data in downs.pop(k)]})
             (clients[k],) = channel.tell(exchange, answer, [back])
             heard[k] = number + 1
             assert torch.equal(clients[k].state["model"][0].view(torch.int32), moved["model"].view(torch.int32))
-        server = moved
-        answers.add(number, answer)
+        before, server = server, moved
+        answers.add(number, answer, before["model"], server["model"])
         played.append(
             {
                 "round": number,
