@@ -216,7 +216,7 @@ def test_a_client_that_was_away_has_the_bits_of_one_that_stayed(
     method: str, settings: dict[str, Any], cohort_size: int, missed: int, digits: FederatedData
 ) -> None:
     """By the answers it missed, or by the model, whichever is fewer bytes: worked out from the frames' sizes, which are
-    the same in every round but for `stc`. (Where few entries change, as with `stc`, parts of the model may be fewer.)"""
+    the same in every round but for `stc`. (Where few entries change, as with `stc`, parts of w may be fewer.)"""
     federation = federate(method, digits, 1.0, cohort_size=cohort_size, **settings)
     federation.participation = Absent(2, range(2, 2 + missed))
     federation.start()
