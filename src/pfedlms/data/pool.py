@@ -36,6 +36,8 @@ def normalise(
     raw: NDArray[np.uint8], mean: Sequence[float], std: Sequence[float], scale: float = 255.0
 ) -> NDArray[np.float32]:
     """x = (raw / scale − mean) / std of images `[n, channels, height, width]`, channel by channel."""
+    if len(mean) != raw.shape[1]:
+        raise DataError(f"data.mean: got {len(mean)} numbers, expected {raw.shape[1]}, one per channel of the images")
     centre, spread = (np.array(each, dtype=np.float32).reshape(-1, 1, 1) for each in (mean, std))
     x = raw.astype(np.float32)
     x /= np.float32(scale)
@@ -65,8 +67,6 @@ def normalised(
     """Images `[n, channels, height, width]` normalised by the constants given, or by their own; and the constants."""
     if mean is None or std is None:
         mean, std = channel_statistics(raw)
-    if len(mean) != raw.shape[1]:
-        raise DataError(f"data.mean: got {len(mean)} numbers, expected {raw.shape[1]}, one per channel of the images")
     return normalise(raw, mean, std), mean, std
 
 
