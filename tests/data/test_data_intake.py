@@ -432,10 +432,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "items of one": (lambda: StackDataset(X), "item 0 is tuple of 1, expected a pair: a sample and its label"),
     "items without a label": (lambda: StackDataset(a=X, b=X), "got the columns a, b, expected one of label"),
     "broken items": (lambda: Broken(X, Y), "data: item 0 cannot be read .KeyError: 'gone'."),
-    "no length": (lambda: Endless(X, Y), "the length of the data set cannot be told .no length"),
+    "no length": (lambda: Endless(X, Y), "the length of the data set cannot be read .no length"),
     "columns of no name": (lambda: Table(a=X, b=X, label=Y), r"columns a, b, label, .*\(ds\['x'\], ds\['y'\]\)"),
     "no label column": (lambda: Table(x=X, kind=Y), r"columns x, kind, expected one of label.*\(ds\['x'\]"),
-    "broken table": (lambda: BrokenTable(x=X, y=Y), "columns x and y cannot be read .RuntimeError: cannot be decoded"),
+    "broken table": (lambda: BrokenTable(x=X, y=Y), "columns x and y cannot be read .cannot be decoded"),
     "unknown labels": (
         lambda: Tables(train=Table(NAMES, x=X, label=Y), rest=Table(NAMES, x=X, label=Y * 0 - 1)),
         "data, rest: got label -1, expected 0 to 2 for the classes cat, dog, eel; leave samples without a label out",

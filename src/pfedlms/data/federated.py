@@ -40,7 +40,7 @@ class FederatedData:
     client_names: tuple[str, ...] = ()
     """Of all clients, where they have any besides their numbers."""
     scheme: str = "given"
-    """How samples were dealt out, one of `schemes.SCHEMES`."""
+    """How samples were partitioned, one of `schemes.SCHEMES`."""
     mean: Constants = None
     """What images were normalised by, one number per channel, as is `std`; None: samples are as they were given."""
     std: Constants = None
@@ -90,13 +90,13 @@ def from_pool(
     mean: Constants = None,
     std: Constants = None,
 ) -> FederatedData:
-    """Deal one pool of samples out to clients (as in `schemes.deal`, then 75/25 train/test, then the share
+    """Partition one pool of samples over clients (as in `schemes.deal`, then 75/25 train/test, then the share
     `how.validation` of train set aside). `names` of its classes, and the `mean` and `std` that it was normalised by,
     where they are known."""
-    return replace(dealt(checked([("data", x, y)], names), how, owner, owners), mean=mean, std=std)
+    return replace(partitioned(checked([("data", x, y)], names), how, owner, owners), mean=mean, std=std)
 
 
-def dealt(
+def partitioned(
     pool: Arrays, how: Dealing, owner: NDArray[np.int64] | None = None, owners: Sequence[str] = ()
 ) -> FederatedData:
     """`from_pool` of arrays that are checked."""
