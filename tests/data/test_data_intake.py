@@ -539,21 +539,10 @@ def test_an_embedding_and_an_lstm_through_run(method: str) -> None:
     assert result.metrics[-1]["loss"] < 0.7 * result.metrics[0]["loss"]
 
 
-def test_an_embedding_and_an_lstm_through_compare() -> None:
-    comparison = pfedlms.compare(spoken(), Reader, methods=METHODS, seeds=1, **QUICK)
-    assert [summary["method"] for summary in comparison.runs] == list(METHODS)
-    assert all(summary["status"] == "finished" for summary in comparison.runs)
-    shown = str(comparison)
-    assert all(name in shown for name in METHODS)
+STACKED = nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(28, 3))  # without recurrent layers
 
 
-def test_fedproto_and_validation_on_token_ids() -> None:
-    result = pfedlms.run(spoken(), Reader, method="fedproto", validation=0.2, **QUICK)
-    assert result.summary["status"] == "finished"
-    assert result.validation_accuracy is not None
-
-
-@pytest.mark.parametrize("factory", [Reader, lambda: Reader(kind=nn.GRU), Attention])
+@pytest.mark.parametrize("factory", [Reader, lambda: Reader(kind=nn.GRU), Attention, lambda: STACKED])
 def test_engines_agree_on_token_ids(factory: Callable[[], nn.Module]) -> None:
     stacked, reference = (
         pfedlms.run(spoken(), factory, method="fedavg", reference=each, **QUICK) for each in (False, True)
@@ -561,19 +550,6 @@ def test_engines_agree_on_token_ids(factory: Callable[[], nn.Module]) -> None:
     assert stacked.metrics[-1]["loss"] == pytest.approx(reference.metrics[-1]["loss"], rel=1e-5)
     for one, other in zip(stacked.models, reference.models, strict=True):
         assert all(torch.allclose(one[name], other[name], atol=1e-5) for name in one)
-
-
-def test_a_mean_of_embeddings_is_stacked() -> None:
-    """Without recurrent layers torch.func stacks the clients, token ids and all."""
-
-    def factory() -> nn.Module:
-        return nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(28, 3))
-
-    stacked, reference = (
-        pfedlms.run(spoken(), factory, method="pfedlms", reference=each, **QUICK) for each in (False, True)
-    )
-    assert stacked.metrics[-1]["p_acc"] == reference.metrics[-1]["p_acc"]
-    assert stacked.metrics[-1]["loss"] == pytest.approx(reference.metrics[-1]["loss"], rel=1e-5)
 
 
 def test_whole_numbers_become_floats_for_a_model_that_calculates_with_them() -> None:

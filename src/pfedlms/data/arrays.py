@@ -39,7 +39,7 @@ class Arrays:
         return self.y if self.classes else np.zeros(len(self.y), dtype=np.int64)
 
     def places(self) -> list[NDArray[np.int64]]:
-        """Where each part lies."""
+        """The indices of each part."""
         return np.split(np.arange(len(self.y)), np.cumsum(self.sizes)[:-1])
 
 
@@ -116,7 +116,7 @@ def targets_of(parts: Sequence[tuple[str, Any]]) -> list[NDArray[Any]]:
         raw = np.asarray(y)
         if raw.ndim == 0 or raw.dtype.kind not in "iubf":
             raise DataError(
-                f"{name}: got targets of shape {raw.shape} and type {raw.dtype}, expected numbers, one or more a sample"
+                f"{name}: got targets of shape {raw.shape} and type {raw.dtype}, expected numbers for each sample"
             )
         if raw.dtype.kind == "f" and not np.isfinite(raw).all():
             raise DataError(f"{name}: targets hold NaN or infinite values; clean them first")

@@ -1,5 +1,5 @@
-"""What a data set is before anybody holds a part of it: samples, classes with their names and, where the data say so,
-whose each sample is."""
+"""A data set before it is partitioned: samples, classes with their names and, where the data say so, the client of each
+sample."""
 
 from __future__ import annotations
 
