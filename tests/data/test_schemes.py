@@ -73,7 +73,7 @@ def test_auto_is_given_where_the_data_say_so() -> None:
 
 def test_nothing_is_given() -> None:
     with pytest.raises(
-        DataError, match=r"data.partition: got 'given', but the data name no clients.*data.owner_column=COLUMN"
+        DataError, match=r"data.partition: got 'given', but the data name no clients.*owner_column=COLUMN"
     ):
         assign(LABELS, Dealing(3, 0.5, 0, 2, scheme="given"))
 
