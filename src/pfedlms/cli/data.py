@@ -123,13 +123,17 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _check_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    published = {True: "yes", False: "no", None: "–"}
-    cells = []
-    for row in rows:
-        of = "" if row["samples"] == row["expected"] else f" of {row['expected']:,}"
-        samples = f"{row['samples']:,}{of}" if row["samples"] else "–"
-        cells.append([row["dataset"], row["state"], samples, published[row["published"]], row["format"] or "–"])
-    return table(("data set", "state", "samples", "as published", "format"), cells)
+    records = [
+        {
+            "data set": row["dataset"],
+            "state": row["state"],
+            "samples": f"{row['samples']:,}" + f" of {row['expected']:,}" * (row["samples"] != row["expected"]),
+            "as published": {True: "yes", False: "no", None: "–"}[row["published"]],
+            "format": row["format"] or "–",
+        }
+        for row in rows
+    ]
+    return table(list(records[0]), [list(record.values()) for record in records])
 
 
 def _named(options: argparse.Namespace) -> str | None:
