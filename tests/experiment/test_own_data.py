@@ -285,7 +285,7 @@ def test_show_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["shw"], "data: got 'shw'; did you mean show?"),
         (["show", "--dataset", "custom"], "stands for data given in Python"),
-        (["show", "--partition", "given"], "data.partition: got 'given', but nothing says whose each sample is"),
+        (["show", "--partition", "given"], "data.partition: got 'given', but the data name no clients"),
         (["show", "--partition", "clases"], "data.partition: got 'clases', expected one of: auto, dirichlet, classes"),
         (
             ["show", "--partition", "classes", "--clients", "4"],
