@@ -119,10 +119,12 @@ def test_a_larger_cohort_is_recorded_as_it_is() -> None:
     assert Replayed(lambda *_: (_[0], _[1]), largest=4)._size(9) == 9
 
 
-@pytest.mark.parametrize(("method", "gradients"), [("obda", 3), ("fedavg", 0)])
+@pytest.mark.parametrize(("method", "gradients"), [("obda", 3 + 2), ("fedavg", 0)])
 def test_on_a_gpu_steps_and_gradients_are_replayed(
     method: str, gradients: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One set of gradients in each round; and two in the first, by which the border sees that clients need nothing that
+    they forget while they are absent."""
     asked: list[str] = []
 
     def noted(steps: Any, largest: int) -> Any:
