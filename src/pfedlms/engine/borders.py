@@ -302,7 +302,7 @@ def _expect_rows(where: str, value: Any, clients: int, device: torch.device) -> 
     if not isinstance(value, Tensor) or value.shape[:1] != (clients,) or value.device != device:
         raise MethodError(
             f"{where}: got {_described(value)}, expected a tensor of shape [{clients}, …] on {device}, one row for "
-            "each client of the cohort; make it with torch.zeros_like(cohort.params) or value.expand(len(cohort.ids), …)"
+            "each client of the cohort; make it with torch.zeros_like(cohort.params) or value.expand(clients, …)"
         )
 
 
