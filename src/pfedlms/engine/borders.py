@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfedlms.cohort import Cohort, Tensors, joined
+from pfedlms.cohort import Cohort, Tensors
 from pfedlms.engine.objectives import leaves
 from pfedlms.errors import MethodError
 from pfedlms.methods.contract import ClientWork, Exchange, Method, Objective, PerClient, Tracked
@@ -61,6 +61,14 @@ class GuardedExchange(Exchange[Any]):
         self.up, self.down = exchange.up, exchange.down
         self._replied: tuple[int, Tensor] | None = None
         self._sending_tried = self._receiving_tried = False
+
+    def __getattr__(self, name: str) -> Any:
+        """All else is the method's own exchange, for who looks into it."""
+        return getattr(self._exchange, name)
+
+    @property
+    def __class__(self) -> type[Any]:  # type: ignore[override]
+        return type(self._exchange)
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
         where = f"{self._name}.client_send"
@@ -213,15 +221,14 @@ def _give_same(call: Callable[[Cohort], Tensors], cohort: Cohort, expected: Tens
 
 
 def checked_objective(method: Method, cohort: Cohort, round: int) -> Objective:
-    """The method's objective. Tensors with one row for each client must be marked: those are refused that have another
-    number of rows in the objective of another number of clients."""
+    """The method's objective. Tensors with one row for each client must be marked. A tensor may have as many rows by
+    accident (ten classes, ten clients); then it has the same shape in the objective of one client alone."""
     objective = method.objective(cohort, round)
     suspects = _unmarked(objective, cohort)
     if suspects:
-        other = cohort.rows(slice(0, 1)) if len(cohort.ids) > 1 else joined([cohort, cohort])
-        again = dict(leaves(method.objective(other, round)))
+        alone = dict(leaves(method.objective(cohort.rows(slice(0, 1)), round)))
         for path, value in suspects:
-            if isinstance(same := again.get(path), Tensor) and same.shape[:1] == (len(other.ids),):
+            if isinstance(own := alone.get(path), Tensor) and own.shape != value.shape:
                 raise _not_marked(objective, path, value)
     return objective
 
@@ -230,19 +237,19 @@ def check_given_objective(objective: Objective, cohort: Cohort) -> None:
     """Of an objective given to `work.train`, which cannot be made again for other clients: every tensor with as many
     rows as there are clients must be marked, unless it is in `cohort.heard`."""
     for path, value in _unmarked(objective, cohort):
-        if len(cohort.ids) > 1:
-            raise _not_marked(objective, path, value)
+        raise _not_marked(objective, path, value)
 
 
 def _unmarked(objective: Objective, cohort: Cohort) -> list[tuple[str, Tensor]]:
-    """Tensors that have as many rows as there are clients, and are not marked; marked ones are checked."""
+    """Tensors that have as many rows as there are clients, and are not marked; marked ones are checked. With a client
+    alone there is nothing that a mark would change."""
     if not isinstance(objective, Objective):
         raise MethodError(f"objective: got {_described(objective)}, expected an Objective")
     clients, shared, found = len(cohort.ids), {id(value) for value in cohort.heard.values()}, []
     for path, leaf in leaves(objective):
         if isinstance(leaf, PerClient):
             _expect_rows(f"{type(objective).__name__}.{path}", leaf.value, clients, cohort.params.device)
-        elif leaf.shape[:1] == (clients,) and id(leaf) not in shared:
+        elif leaf.shape[:1] == (clients,) and clients > 1 and id(leaf) not in shared:
             found.append((path, leaf))
     return found
 
@@ -307,12 +314,11 @@ def _expect_rows(where: str, value: Any, clients: int, device: torch.device) -> 
 
 
 def _expect_tensors(where: str, values: Any) -> None:
-    wrong = (
-        [name for name, value in values.items() if not isinstance(value, Tensor)] if isinstance(values, dict) else [""]
-    )
-    if wrong:
-        got = values[wrong[0]] if wrong[0] else values
-        raise MethodError(f"{where}: got {_described(got)} {wrong[0]!r}, expected a dict of tensors")
+    if not isinstance(values, dict):
+        raise MethodError(f"{where}: got {_described(values)}, expected a dict of tensors")
+    for name, value in values.items():
+        if not isinstance(value, Tensor):
+            raise MethodError(f"{where}: {name}: got {_described(value)}, expected a tensor")
 
 
 def _expect_same(where: str, before: Mapping[str, Tensor], after: Any, declared: str) -> None:
