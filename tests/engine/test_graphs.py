@@ -14,7 +14,8 @@ from torch import Tensor
 import pfedlms
 from pfedlms.engine import training
 from pfedlms.engine.graphs import Replayed, flat, rebuilt
-from pfedlms.methods.contract import Objective
+from pfedlms.engine.objectives import filled_up, splitter
+from pfedlms.methods.contract import Objective, PerClient
 
 
 class Place(NamedTuple):
@@ -106,6 +107,21 @@ def test_a_rebuilt_value_has_the_tensors_given_and_nothing_computed(make: Any) -
     if isinstance(copy, Nested):
         assert copy.inner.doubled.tolist() == [4.0] * 3
         assert copy.inner.place.start == 3
+
+
+def test_tensors_of_each_client_are_split_and_filled_up_and_all_else_stays() -> None:
+    shared, own = Inner(2.0, torch.ones(3)), torch.arange(6.0).view(3, 2)
+    objective = Nested(shared, (torch.zeros(3),), {"own": [PerClient(own)]})
+    assert shared.doubled.tolist() == [2.0] * 3  # computed, and kept where nothing changes
+    for made, rows in ((splitter(objective)(slice(1, 3)), own[1:]), (filled_up(objective, 5), own[[0, 1, 2, 2, 2]])):
+        assert torch.equal(made.named["own"][0].value, rows)
+        assert made.inner is shared
+        assert made.many[0] is objective.many[0]
+    assert kind(splitter(objective)(slice(0, 1))) != kind(objective)  # so many clients are another computation
+    copy = rebuilt(objective, iter([own, *[torch.zeros(3)] * 3]))
+    assert isinstance(copy.named["own"][0], PerClient)
+    unmarked = Nested(shared, (own,))
+    assert splitter(unmarked)(slice(1, 3)) is unmarked
 
 
 @pytest.mark.parametrize(

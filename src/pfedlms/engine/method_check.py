@@ -23,7 +23,7 @@ from pfedlms.data import Dealing, FederatedData, from_pool, load_dataset
 from pfedlms.engine.federation import Federation
 from pfedlms.engine.method_watch import Failed, Notes, expect_same, odd_one_out, play_on, shared, watched
 from pfedlms.engine.training import TrainSettings
-from pfedlms.errors import ConfigError, DivergedError, reason
+from pfedlms.errors import ConfigError, DivergedError, MethodError, UsageError, reason
 from pfedlms.methods.contract import Method, Tracked
 from pfedlms.models import CohortModel, build
 from pfedlms.settings import problems
@@ -206,7 +206,7 @@ class _Battery:
         return "a run that is resumed from a checkpoint ends as the run that was not stopped"
 
     def participation(self) -> str:
-        one, (state, notes) = (self._play(10, cohort_size=size, participation=0.6) for size in (1, 0))
+        one, (state, notes) = (self._play(7, cohort_size=size, participation=0.6) for size in (1, 0))
         expect_same(one, (state, notes), "cohorts of 1 and of all participants, when 3 of 5 clients take part")
         for round, model in enumerate(notes.models):
             for client, kept in notes.states.get(round, {}).items() if issubclass(self.method, Tracked) else ():
@@ -215,7 +215,7 @@ class _Battery:
                         f'client {client} has another state["model"] than the server after round {round + 1}, because '
                         "it was absent before; leave `tracks` true unless every answer is the model itself"
                     )
-        _, everyone = self._play(10)
+        _, everyone = self._play()
         for name in shared(everyone):
             for round, states in notes.states.items():
                 rows = {client: kept[name] for client, kept in states.items()}
@@ -254,9 +254,10 @@ class _Battery:
                 tried += 1
                 try:
                     self._play(1, settings={each.name: value})
-                except DivergedError:
-                    continue  # such a value may be of no use, but the run says so
                 except Exception as error:
+                    # A value may be of no use, or not go with the others; then the method or the run says so.
+                    if isinstance(error, DivergedError | UsageError) and not isinstance(error, MethodError):
+                        continue
                     raise Failed(
                         f"{each.name} = {value!r} is within the limits that Settings declares, but raises "
                         f"{reason(error)}; declare narrower limits (minimum, above, maximum, below, choices)"
