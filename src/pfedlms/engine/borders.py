@@ -66,7 +66,7 @@ class GuardedExchange(Exchange[Any]):
     __class__ = property(lambda self: type(self._exchange))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._exchange, name)
+        return getattr(vars(self)["_exchange"], name)
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
         where = f"{self._name}.client_send"
