@@ -39,7 +39,7 @@ from pfedlms.errors import DivergedError, RunDirectoryError, WireError
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.prepare import NOTHING_OWN, ModelLike, Own, as_configured
 from pfedlms.experiment.store import write_atomically
-from pfedlms.methods.contract import Exchange, Objective
+from pfedlms.methods.contract import Exchange
 from pfedlms.wire.frames import SERVER, Intake, frame
 
 SCHEMA = 1
@@ -292,18 +292,16 @@ class Node:
         phase, exchanges = asked.number, len(self._method.exchanges)
         if phase <= state.phase:
             raise Refused(Why.STALE, f"phase {phase} is over for this node, the last one was {state.phase}")
-        cohort, objective = state.cohort, Objective()
+        cohort = state.cohort
         if phase and exchanges:
             done = state.ongoing is not None and state.round == phase - 1 and state.step == 2 * exchanges
             if not done and not look:
                 raise Refused(Why.ORDER, f"phase {phase} takes the answers of round {phase}")
             cohort = state.ongoing if done and state.ongoing is not None else cohort
-        if phase:
-            objective = self._method.objective(cohort, phase - 1)
         said = []
         if asked.flags & Flag.SHARED and (shared := self._method.global_model(cohort)) is not None:
             said.append(self._measured(Split.SHARED, cohort, shared))
-        after, losses = self._worker.train(cohort, objective, phase)
+        after, losses = self._worker.local_update(self._method, cohort, phase)
         after = after.at_rest()
         if asked.flags & Flag.PERSONAL:
             said.append(self._measured(Split.TEST, after, after.params))

@@ -20,7 +20,7 @@ from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.engine.terms import Terms
 from pfedlms.engine.training import LocalWorker, TrainSettings
 from pfedlms.errors import QuorumError
-from pfedlms.methods.contract import Method, Objective
+from pfedlms.methods.contract import Method
 from pfedlms.models.forward import CohortModel
 
 ASTRAY = -1  # answers heard by a client whose model is not what they lead to; there are none to catch up by
@@ -234,8 +234,7 @@ class Federation:
         cohort = self._as_if_told(ids)
         if not self._clients.present:
             return cohort
-        objective = self.method.objective(cohort, self.rounds_played - 1) if self.rounds_played else Objective()
-        return self._worker.train(cohort, objective, self.rounds_played)[0]
+        return self._worker.local_update(self.method, cohort, self.rounds_played)[0]
 
     def _as_if_told(self, ids: tuple[int, ...]) -> Cohort:
         """Copies of clients that took no part in the last phase, after what they would have heard in it."""
@@ -255,8 +254,7 @@ class Federation:
         found: list[tuple[int, float]] = []
         after = []
         for cohort in cohorts:
-            objective = self.method.objective(cohort, phase - 1) if phase else Objective()
-            trained, losses = self._worker.train(cohort, objective, phase)
+            trained, losses = self._worker.local_update(self.method, cohort, phase)
             found += zip(trained.samples, losses.tolist(), strict=True)
             after.append(trained)
         self._clients.put(after)

@@ -13,6 +13,7 @@ import torch
 
 from pfedlms import rng
 from pfedlms.cohort import Cohort, joined
+from pfedlms.engine.borders import check_kept
 from pfedlms.methods.contract import Method
 
 _KEPT = ("params", "momentum", "buffers", "state")
@@ -82,7 +83,8 @@ class Clients:
         for cohort in self.present:
             leaving = [client for client in cohort.ids if client not in staying]
             if leaving:
-                kept = self._method.client_rest(cohort.take(leaving)).to(self._home)
+                part = cohort.take(leaving)
+                kept = check_kept(self._method, part, self._method.client_rest(part)).to(self._home)
                 for row, client in enumerate(leaving):
                     # Cloned, because a view would keep all of them in memory.
                     self._away[client] = kept.rows(slice(row, row + 1)).each(torch.clone)
