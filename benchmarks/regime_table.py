@@ -1,6 +1,6 @@
 """The tables of the regimes, in Markdown, from the rows of `study.py regimes-DATASET`.
 
-    python benchmarks/regime_table.py mnist cifar10 [--out DIR]      # rows as they are run, else those collected
+python benchmarks/regime_table.py mnist cifar10 [--out DIR]      # rows as they are run, else those collected
 """
 
 from __future__ import annotations
