@@ -7,7 +7,7 @@ from statistics import median
 
 WINDOW = 5
 """Evaluations of which the median is looked at: one with unlucky participants says nothing."""
-DROP = 0.85
+DROP = 0.8
 """A median below this share of the best one so far is a model that gets worse."""
 LAG = 0.5
 """A median below this share of that of P-acc is a model of little use. (Where clients hold few classes each, half of
