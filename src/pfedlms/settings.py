@@ -35,12 +35,16 @@ def setting(
     below: float | None = None,
     choices: Callable[[], list[str]] | None = None,
     meant: Callable[[str], str] | None = None,
+    agreed: bool = True,
 ) -> Any:
     """A dataclass field that carries its meaning and its limits (at least `minimum`, strictly above `above`, at most
     `maximum`, strictly below `below`, one of `choices`, in which :N stands for any number after a colon and :PATH for
-    any path). `meant` names what was probably meant by a text that is none of them, or gives ""."""
+    any path). `meant` names what was probably meant by a text that is none of them, or gives "". A method's setting
+    that is not `agreed` is the server's alone, and not in the digest of messages."""
     limits = {"minimum": minimum, "above": above, "maximum": maximum, "below": below}
-    return field(default=default, metadata={"help": help, "limits": limits, "choices": choices, "meant": meant})
+    return field(
+        default=default, metadata={"help": help, "limits": limits, "choices": choices, "meant": meant, "agreed": agreed}
+    )
 
 
 def type_name(declared: Field[Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -72,7 +72,11 @@ def agreement(method: Method) -> bytes:
             "classes": task.classes,
             "seed": task.seed,
             "initial": _sha256(task.initial),
-            **{f"method.{key}": value for key, value in asdict(method.settings).items()},
+            **{
+                f"method.{each.name}": getattr(method.settings, each.name)
+                for each in fields(method.settings)
+                if each.metadata.get("agreed", True)
+            },
             **{f"agreement.{key}": value for key, value in method.agreement().items()},
         }
     )

@@ -46,7 +46,10 @@ class SketchMeanSettings(ServerSettings):
     ratio: float = setting(0.1, "m / N, bits a client sends for each padded parameter", above=0, maximum=1)
     answer: float = setting(0.005, "share of the entries of the model that the server's answer has", above=0, maximum=1)
     gain: float = setting(
-        3.0, "g, the server's step along the mean of the signs; π/2 has the unit slope, 0 never moves w", minimum=0
+        3.0,
+        "g, the server's step along the mean of the signs; π/2 has the unit slope, 0 never moves w",
+        minimum=0,
+        agreed=False,
     )
     allocation: float = setting(
         1.0,

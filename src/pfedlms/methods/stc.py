@@ -25,7 +25,9 @@ class STCSettings(ServerSettings):
         0.01, "p, share of the entries that a client sends; 1 sends a sign for every entry", above=0, maximum=1
     )
     sparsity_down: float = setting(0.0, "p of the server's answer; 0: as method.sparsity", minimum=0, maximum=1)
-    gain: float = setting(1.0, "η, the server's step along its clients' mean update; 1 is the paper", minimum=0)
+    gain: float = setting(
+        1.0, "η, the server's step along its clients' mean update; 1 is the paper", minimum=0, agreed=False
+    )
 
 
 def ternary(x: Tensor, count: int) -> Tensors:
