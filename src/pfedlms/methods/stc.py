@@ -56,6 +56,12 @@ def largest(x: Tensor, count: int) -> Tensor:
     return (_LOW - (keys.topk(count, dim=1, sorted=False).values & _LOW)).sort(dim=1).values
 
 
+def moved(model: Tensor, sent: Tensors) -> Tensor:
+    """w after an answer, `[dim]` or `[clients, dim]`: w + s μ at the places sent, and all else as it is, −0 included."""
+    places = sent["positions"].expand(*model.shape[:-1], -1)
+    return model.scatter(-1, places, model.gather(-1, places) + sent["magnitude"] * sent["signs"])
+
+
 def dense(sent: Tensors, dim: int) -> Tensor:
     """STC(x) as a vector again, `[…, dim]`; a product with ±1 is exact."""
     values = sent["magnitude"] * sent["signs"]
@@ -96,12 +102,11 @@ class TernaryUpdates(Exchange[tuple[Tensor, int]]):
         moments, step = self._optimizer.step(server, total[0] / total[1])
         x = (step + server["residual"]).float()
         sent = {name: value.squeeze(0) for name, value in ternary(x.unsqueeze(0), self._down).items()}
-        move = dense(sent, self._dim)
-        return {"model": server["model"] + move, "residual": x - move, **moments}, sent
+        return {"model": moved(server["model"], sent), "residual": x - dense(sent, self._dim), **moments}, sent
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
         heard = {name: to_device(value, cohort.params.device) for name, value in values.items()}
-        return go_on_from(cohort, cohort.state["model"] + dense(heard, self._dim))
+        return go_on_from(cohort, moved(cohort.state["model"], heard))
 
 
 class STC(Tracked):
