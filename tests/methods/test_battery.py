@@ -107,6 +107,26 @@ def of_positions(sent: Sent) -> Parts:
     return [sum((int(b) - int(a) - 1) // 64 + 7 for a, b in zip(before, sent.values["positions"], strict=True))]
 
 
+def votes(client: int) -> Parts:
+    """204 + 25 signs in one stream, a bit for each of two layers, and one answer: no digest yet."""
+    return [229, 2, 1]
+
+
+def ternary_and_scales(client: int) -> Parts:
+    """The answer of `ternary` with ⌊1,510 / 100⌋ entries, and a scale for each of two layers."""
+    return [*ternary(client), 64]
+
+
+def table(client: int) -> Parts:
+    """5 rows of ⌊1,510 / 50⌋ columns."""
+    return [32 * 5 * 30]
+
+
+def entries(client: int) -> Parts:
+    """⌊1,510 / 100⌋ values; the positions are counted by `of_positions`."""
+    return [32 * 15]
+
+
 def counts(client: int) -> Parts:
     """Six values a count: blocks of 17 in bit_length(6^17 − 1) = 44 bits; 1,510 = 88 · 17 + 14, and 6^14 − 1 has 37.
     Then the number of senders."""
@@ -143,6 +163,10 @@ CASES = [
     Case("eden", False, rotated(1), model),
     Case("eden", False, rotated(3), model, {"bits": 3}),
     Case("stc", False, ternary, ternary, learns_with={"sparsity": 0.1}),
+    Case("stc", False, ternary, ternary, {"gain": 1.5, "server_momentum": 0.3}, {"sparsity": 0.1}),
+    Case("stc", False, ternary, ternary, {"server_optimizer": "adam", "gain": 0.02}, {"sparsity": 0.3, "gain": 0.03}),
+    Case("fetchsgd", False, table, entries, {"answer": 0.01}, {"columns": 0.2, "answer": 0.1}),
+    Case("sketchmean", False, votes, ternary_and_scales, {"answer": 0.01}, {"ratio": 0.5, "answer": 0.1}),
     Case("zsign", False, one_bit_each, model, learns_with={"sigma": 0.5}),
     Case("zsign", False, one_bit_each, model, {"noise": "gaussian"}, {"sigma": 0.5}),
     Case("zsign", False, one_bit_each, counts, {"downlink": "sum"}, {"sigma": 0.5}),

@@ -115,7 +115,7 @@ class Channel:
             for cohort in cohorts:
                 self.traffic.down_payload += received.payload_bytes * len(cohort.ids)
                 self.traffic.down_framing += HEADER_BYTES * len(cohort.ids)
-                heard = self._reached(exchange.down, answer, self.round, cohort.ids, exchange.down.kind)
+                heard = self._reached(exchange.down, answer, self.round, cohort.ids)
                 if heard:
                     part = cohort.take(heard)
                     values = {name: torch.from_numpy(value) for name, value in received.values.items()}
@@ -141,7 +141,7 @@ class Channel:
             self.traffic.catch_up += len(ids) * sum(len(each.data) for each in sent)
             there = list(ids)
             for message, number, data in sent:
-                there = self._reached(message, data, number, there, exchange.down.kind, CATCHING_UP)
+                there = self._reached(message, data, number, there, CATCHING_UP)
                 if self.ways.down is perfect_link:
                     break  # what holds of one of them holds of all
             gone += [client for client in ids if client not in there]
@@ -158,7 +158,7 @@ class Channel:
         the server's w of that time to the server's w of now: so it is taken from there, and not computed again."""
         if sent[0].message is exchange.down:
             known = answers.fingerprints.get(since - 1)
-            if known is not None and bool((fingerprints_of(part.state["model"]) == known).all()):
+            if known is not None and {known} == set(fingerprints_of(part.state["model"])):
                 return by.adopted(part, server)
         for message, number, data in sent:
             part = by.taken_in(exchange, part, message, self._read(message, data, number), number)
@@ -208,13 +208,13 @@ class Channel:
         return True
 
     def _reached(
-        self, message: Message, sent: bytes, number: int, clients: Sequence[int], kind: int, delivery: int = 0
+        self, message: Message, sent: bytes, number: int, clients: Sequence[int], delivery: int = 0
     ) -> list[int]:
-        """The clients at whom a frame of the server's arrives as one they accept; what is of one delivery and `kind` is
+        """The clients at whom a frame of the server's arrives as one they accept; what is of one delivery and kind is
         lost together."""
         heard = []
         for client in clients:
-            got = self.ways.carry(self.ways.down, sent, client, self.round, kind, delivery)
+            got = self.ways.carry(self.ways.down, sent, client, self.round, message.kind, delivery)
             try:
                 if got is None:
                     raise WireError("nothing arrived")
