@@ -50,7 +50,10 @@ def test_every_method(method: str, settings: dict[str, Any], tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("method", "settings", "share"),
-    [*((*case, 0.5) for case in CASES), *((method, {}, 0.2) for method in ("pfedlms", "sketchvote", "sketchmean", "fedavg", "obda"))],
+    [
+        *((*case, 0.5) for case in CASES),
+        *((method, {}, 0.2) for method in ("pfedlms", "sketchvote", "sketchmean", "fedavg", "obda")),
+    ],
 )
 def test_some_of_the_clients(method: str, settings: dict[str, Any], share: float, tmp_path: Path) -> None:
     """Who was away is caught up, and who is away at the end is measured on copies: `everyone` of the summary."""
