@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vector_makers.agreements import agreements, as_settings, task
-from vector_makers.fields import fields
+from vector_makers.fields import fields, refused_fields
 from vector_makers.notation import SAMPLES
 from vector_makers.numbers import (
     allocations,
@@ -119,6 +119,7 @@ def vectors() -> dict[str, Any]:
         "medians": medians(),
         "sketchvote": voted,
         "sketchmean": meant,
+        "refused_fields": refused_fields(),
         "pools": pools(),
         "agreements": agreements(),
     }

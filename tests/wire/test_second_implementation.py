@@ -175,11 +175,24 @@ def test_fields() -> None:
                 values = [entry["mask"], [f32s(row) for row in entry["rows"]]]
             case "positions":
                 fields, values = [plain.Positions(len(entry["positions"]), entry["places"])], [entry["positions"]]
+            case "places":
+                chosen = [int(place in entry["positions"]) for place in range(entry["places"])]
+                fields, values = [plain.Places(entry["places"])], [chosen]
+            case "count":
+                fields, values = [plain.Count()], [[entry["count"]]]
             case "masked bytes":
                 said = bytes.fromhex(entry["bytes"])
                 fields, values = [plain.Mask(1), plain.MaskedBytes(0, len(said))], [entry["mask"], said]
         assert plain.write_payload(fields, values).hex() == entry["payload"]
         assert plain.read_payload(fields, bytes.fromhex(entry["payload"])) == values
+
+
+def test_fields_that_must_be_refused() -> None:
+    made = {"signs": plain.Signs, "places": plain.Places, "positions": lambda own: plain.Positions(*own)}
+    for entry in VECTORS["refused_fields"]:
+        with pytest.raises(plain.Refused) as refused:
+            plain.read_payload([made[entry["field"]](entry["of"])], bytes.fromhex(entry["payload"]))
+        assert refused.value.error == entry["error"], entry["what"]
 
 
 def plain_run(known: dict[str, Any]) -> plain.Run:
