@@ -17,7 +17,7 @@ import torch
 from factories import federation as federation_of
 from factories import overheard, small_data, small_module, task_of
 from pfedlms.cohort import Cohort
-from pfedlms.engine import exchange as engine_exchange
+from pfedlms.engine import simulate as engine_simulate
 from pfedlms.engine import tally
 from pfedlms.engine.federation import Federation
 from pfedlms.errors import WireError
@@ -82,7 +82,7 @@ def test_statistics_are_summed_in_the_order_of_ids(
     it is 8, 3 or 0."""
     monkeypatch.setattr(tally, "_ROOM_BYTES", room)
     means = [2.0**60, 3.0, -(2.0**60), 5.0]
-    before = federation(engine_exchange.perfect_link, cohort_size=cohort_size)
+    before = federation(engine_simulate.perfect_link, cohort_size=cohort_size)
     before.start()
     with overheard() as heard:
         before.play_round()

@@ -19,29 +19,16 @@ import torch
 
 from pfedlms.backend import own_threads
 from pfedlms.cohort import Cohort
-from pfedlms.deploy.envelope import (
-    Code,
-    Envelope,
-    Flag,
-    Kind,
-    Record,
-    Split,
-    Why,
-    decode,
-    measured,
-    refusal,
-    trained,
-)
+from pfedlms.deploy.envelope import Envelope, Kind, Why, decode, measured, refusal, trained
 from pfedlms.deploy.ground import Ground
-from pfedlms.engine.catch_up import took_in
-from pfedlms.engine.exchange import on_host
+from pfedlms.engine.client import Client, on_host
 from pfedlms.engine.training import LocalWorker
+from pfedlms.engine.transport import Code, Flag, Record, Split
 from pfedlms.errors import DivergedError, RunDirectoryError, WireError
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.prepare import NOTHING_OWN, ModelLike, Own, as_configured
 from pfedlms.experiment.store import write_atomically
-from pfedlms.methods.contract import Exchange, Objective
-from pfedlms.wire.frames import SERVER, Intake, frame
+from pfedlms.wire.frames import frame
 
 SCHEMA = 1
 _TENSORS = ("params", "momentum", "buffers", "state", "scratch", "heard")
@@ -57,22 +44,22 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class State:
-    """Where a node stands. Functions take one and return a new one."""
+    """A node's state. Functions take one and return a new one."""
 
     cohort: Cohort
     """The client as it is between rounds: what a round that is not played to its end leaves behind."""
     ongoing: Cohort | None = None
-    """The client in the round now played."""
+    """The client in the round that is played now."""
     round: int = 0
     """Which round that is."""
     step: int = 0
-    """How far it has come: 2 i + 1 once the message of exchange i was made, 2 i + 2 once its answer was heard."""
+    """How far it has come: 2 i + 1 once the message of exchange i was made, 2 i + 2 once its answer was taken in."""
     phase: int = -1
     """Of the last local steps; −1 before any."""
     sent: int = -1
     """The last round for which a message about the last steps was made."""
     heard: int = 0
-    """How many answers it knows, where the method tracks a model."""
+    """How many answers it has taken in, where the method tracks a model. Its name in the file."""
     trip: int = -1
     request: bytes = b""
     """Digest of the last request, and the reply to it."""
@@ -86,8 +73,8 @@ class Node:
     Args:
         config: as `Ground` takes it.
         client: the place it has among data.clients, from 0.
-        directory: where its state lies, a file a run; made if it is not there.
-        data: its own data, or None where those of the configuration are dealt out; see `ground.own_data`.
+        directory: where its state lies, one file per run; made if it is not there.
+        data: its own data, or None where those of the configuration are divided; see `ground.own_data`.
         model, own: what the configuration says is given in Python.
     """
 
@@ -107,9 +94,10 @@ class Node:
         self._terms, parts = ground.terms, ground.parts
         self._method, self._data = ground.terms.method, parts.data
         with as_configured(config):
-            self._worker = LocalWorker(
+            worker = LocalWorker(
                 parts.model, parts.data, parts.train, config.run.seed, ground.terms.participation, 1, parts.criterion
             )
+        self._client = Client(self._method, ground.terms.digest, ground.terms.catch_up, worker, parts.data)
         self.samples = parts.data.samples[client]
         folder = Path(directory)
         self.path = folder / f"client-{client}-{ground.run.hex()}.pt"
@@ -161,15 +149,15 @@ class Node:
             return refusal(nothing, Why.BROKEN, f"{type(error).__name__}: {error}", self._state.heard)
         try:
             digest = hashlib.sha256(request).digest()
-            if (said := self._check(asked, digest)) is not None:
-                return said
+            if (reply := self._check(asked, digest)) is not None:
+                return reply
             with as_configured(self.config), own_threads():
-                after, said = self._carried_out(asked)
+                after, reply = self._carried_out(asked)
             if asked.kind == Kind.REQUEST:
-                after = replace(after, trip=asked.trip, request=digest, reply=said)
+                after = replace(after, trip=asked.trip, request=digest, reply=reply)
                 self._save(after)
                 self._state = after
-            return said
+            return reply
         except Refused as error:
             return refusal(asked, error.why, str(error), self._state.heard)
         except WireError as error:
@@ -203,61 +191,55 @@ class Node:
         return None
 
     def _carried_out(self, asked: Envelope) -> tuple[State, bytes]:
-        state, said, look = self._state, list[Record](), asked.kind == Kind.LOOK
-        for each in asked.records:
-            if each.code == Code.HEAR:
-                state = self._hear(state, each, look)
-            elif each.code == Code.MODEL:
-                state = self._adopt(state, each)
-            elif each.code == Code.SEND:
-                state, data = self._send(state, each)
-                said.append(Record(Code.SEND, each.number, each.index, data=data))
-            elif each.code == Code.TRAIN:
-                state, reports = self._train(state, each, look)
-                said += reports
+        state, reports, look = self._state, list[Record](), asked.kind == Kind.LOOK
+        for order in asked.records:
+            if order.index and order.index >= len(self._method.exchanges):
+                raise Refused(Why.BROKEN, f"exchange: got {order.index}, expected below {len(self._method.exchanges)}")
+            if order.code == Code.ANSWER:
+                state = self._take_in(state, order, look)
+            elif order.code == Code.MODEL:
+                state = self._adopt(state, order)
+            elif order.code == Code.SEND:
+                state, data = self._send(state, order)
+                reports.append(replace(order, data=data))
+            elif order.code == Code.TRAIN:
+                state, found = self._train(state, order, look)
+                reports += found
             else:
-                raise Refused(Why.BROKEN, f"got a record {each.code.name}, which nobody asks for")
-        said.append(Record(Code.HEARD, state.heard))
-        return state, asked.reply(*said).encode()
+                raise Refused(Why.BROKEN, f"got a record {order.code.name}, which is no order")
+        reports.append(Record(Code.ANSWERS_KNOWN, state.heard))
+        return state, asked.reply(*reports).encode()
 
-    def _exchange(self, asked: Record) -> Exchange[Any]:
-        exchanges = self._method.exchanges
-        if asked.index >= len(exchanges):
-            raise Refused(Why.BROKEN, f"exchange: got {asked.index}, expected below {len(exchanges)}")
-        return exchanges[asked.index]
-
-    def _hear(self, state: State, asked: Record, look: bool) -> State:
-        """An answer; one that a tracked model has been moved by already is passed over."""
-        exchange, number, tracks = self._exchange(asked), asked.number, self._method.tracks
+    def _take_in(self, state: State, order: Record, look: bool) -> State:
+        """An answer; one that has moved a tracked model already is passed over."""
+        number, tracks = order.number, self._method.tracks
         if tracks and number != state.heard:
             if number < state.heard:
                 return state
             raise Refused(Why.ORDER, f"got the answer of round {number + 1}, expected that of round {state.heard + 1}")
         there = state.ongoing is not None and state.round == number
-        in_turn = there and state.step == 2 * asked.index + 1
+        in_turn = there and state.step == 2 * order.index + 1
         # About the last steps, or of a model that is tracked: what a client was sent matters, not what it has sent.
         if not (in_turn or look or self._method.about_last_steps or tracks):
             raise Refused(
-                Why.ORDER, f"got an answer of exchange {asked.index} of round {number + 1}, to which nothing was sent"
+                Why.ORDER, f"got an answer of exchange {order.index} of round {number + 1}, to which nothing was sent"
             )
         basis = state.ongoing if there and (in_turn or look) else None
-        received = Intake(exchange.down, self._terms.digest, number, (SERVER,)).accept(asked.data)
-        after = took_in(exchange, basis or state.cohort, received, number, is_model=False)
-        state = replace(state, ongoing=after, round=number, step=2 * asked.index + 2)
+        after = self._client.take_in(basis or state.cohort, order, self._client.read(order))
+        state = replace(state, ongoing=after, round=number, step=2 * order.index + 2)
         return replace(state, cohort=after.at_rest(), heard=number + 1) if tracks else state
 
-    def _adopt(self, state: State, asked: Record) -> State:
+    def _adopt(self, state: State, order: Record) -> State:
         """The model that answers lead to."""
         if not self._method.tracks:
             raise Refused(Why.BROKEN, f"got a model, but {self._method.name} tracks none")
-        if asked.number < state.heard and not asked.flags & Flag.FORCED:
+        if order.number < state.heard and not order.flags & Flag.FORCED:
             return state
-        received = Intake(self._terms.catch_up, self._terms.digest, asked.number, (SERVER,)).accept(asked.data)
-        after = took_in(self._method.exchanges[0], state.cohort, received, asked.number, is_model=True)
-        return replace(state, cohort=after, ongoing=None, heard=asked.number + 1)
+        after = self._client.take_in(state.cohort, order, self._client.read(order))
+        return replace(state, cohort=after, ongoing=None, heard=order.number + 1)
 
-    def _send(self, state: State, asked: Record) -> tuple[State, bytes]:
-        exchange, number, about_last = self._exchange(asked), asked.number, self._method.about_last_steps
+    def _send(self, state: State, order: Record) -> tuple[State, bytes]:
+        number, about_last = order.number, self._method.about_last_steps
         if about_last and number <= state.sent:
             raise Refused(
                 Why.STALE, f"the message of round {number + 1} was made already, the last is {state.sent + 1}"
@@ -265,52 +247,44 @@ class Node:
         if about_last and state.phase != number:
             raise Refused(Why.ORDER, f"the message of round {number + 1} is about phase {number}, not {state.phase}")
         if self._method.tracks and state.heard != number:
-            raise Refused(Why.ORDER, f"to send in round {number + 1} takes {number} answers, {state.heard} were heard")
+            raise Refused(Why.ORDER, f"to send in round {number + 1} takes {number} answers, got {state.heard} so far")
         basis = state.cohort
-        if asked.index:
-            if state.ongoing is None or state.round != number or state.step != 2 * asked.index:
+        if order.index:
+            if state.ongoing is None or state.round != number or state.step != 2 * order.index:
                 raise Refused(
-                    Why.ORDER, f"to send in exchange {asked.index} of round {number + 1} takes the answer before it"
+                    Why.ORDER, f"to send in exchange {order.index} of round {number + 1} takes the answer before it"
                 )
             basis = state.ongoing
-        after, values = exchange.client_send(basis, number, self._worker)
-        rows = {name: array[0] for name, array in on_host(values).items()}
+        after, values = self._client.send(basis, order)
         data = frame(
-            exchange.up, rows, round=number, sender=self.client, samples=self.samples, digest=self._terms.digest
+            self._method.exchanges[order.index].up, {name: array[0] for name, array in on_host(values).items()},
+            round=number, sender=self.client, samples=self.samples, digest=self._terms.digest,
         )  # fmt: skip
-        state = replace(state, ongoing=after, round=number, step=2 * asked.index + 1)
+        state = replace(state, ongoing=after, round=number, step=2 * order.index + 1)
         if about_last:
             state = replace(state, cohort=after.at_rest(), sent=number)
         return state, bytes(data)
 
-    def _train(self, state: State, asked: Record, look: bool) -> tuple[State, list[Record]]:
-        phase, exchanges = asked.number, len(self._method.exchanges)
+    def _train(self, state: State, order: Record, look: bool) -> tuple[State, list[Record]]:
+        phase, exchanges = order.number, len(self._method.exchanges)
         if phase <= state.phase:
             raise Refused(Why.STALE, f"phase {phase} is over for this node, the last one was {state.phase}")
-        cohort, objective = state.cohort, Objective()
+        cohort = state.cohort
         if phase and exchanges:
             done = state.ongoing is not None and state.round == phase - 1 and state.step == 2 * exchanges
             if not done and not look:
                 raise Refused(Why.ORDER, f"phase {phase} takes the answers of round {phase}")
             cohort = state.ongoing if done and state.ongoing is not None else cohort
-        if phase:
-            objective = self._method.objective(cohort, phase - 1)
-        said = []
-        if asked.flags & Flag.SHARED and (shared := self._method.global_model(cohort)) is not None:
-            said.append(self._measured(Split.SHARED, cohort, shared))
-        after, losses = self._worker.train(cohort, objective, phase)
+        found = {}
+        if order.flags & Flag.SHARED:
+            found[Split.SHARED] = self._client.measure_shared(cohort)
+        after, losses = self._client.train(cohort, phase)
         after = after.at_rest()
-        if asked.flags & Flag.PERSONAL:
-            said.append(self._measured(Split.TEST, after, after.params))
-            if self._data.validation:
-                said.append(self._measured(Split.VALIDATION, after, after.params))
-        reports = [trained(phase, self.samples, losses.tolist()[0]), *said]
+        if order.flags & Flag.PERSONAL:
+            found |= self._client.measure_personal(after)
+        reports = [trained(phase, self.samples, losses.tolist()[0])]
+        reports += [measured(split, *counts[self.client]) for split, counts in found.items() if counts]
         return replace(state, cohort=after, ongoing=None, phase=phase), reports
-
-    def _measured(self, split: Split, cohort: Cohort, params: torch.Tensor) -> Record:
-        held = self._data.validation if split == Split.VALIDATION else self._data.test
-        right, losses = self._worker.evaluate(cohort, params, held)
-        return measured(split, right.tolist()[0], losses.tolist()[0], len(held[self.client]))
 
     # --- the disk
 

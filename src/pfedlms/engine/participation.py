@@ -1,4 +1,4 @@
-"""Who takes part in a phase, and the state of all clients, be they here or away.
+"""Who takes part in a phase, and the state of all clients of a simulation.
 
 Phase 0 is the start (E steps from w⁰), phase r + 1 the local steps of round r.
 """

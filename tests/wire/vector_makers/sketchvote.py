@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 from pfedlms.cohort import Cohort
-from pfedlms.engine.catch_up import Answers
-from pfedlms.engine.exchange import Channel, Ways
+from pfedlms.engine.catch_up import Answers, catching_up
+from pfedlms.engine.client import Client
+from pfedlms.engine.simulate import InProcess, Links, hold_exchange
 from pfedlms.engine.terms import agreement
+from pfedlms.engine.transport import Code, Record, Request
 from pfedlms.methods import METHODS, Task
 from pfedlms.wire import Floats, Message
 from pfedlms.wire.frames import HEADER_BYTES
@@ -40,30 +42,37 @@ def sketchvote(
     for number, (senders, coming) in enumerate(pairwise(phases)):
         ups: dict[int, bytes] = {}
         downs: dict[int, list[bytes]] = {}
-        ways = Ways(lambda data, k, to=ups: to.update({k: data}) or data, lambda data, k, to=downs: keep(to, k, data))
-        channel = Channel(digest, number, ways)
+        links = Links(lambda data, k, to=ups: to.update({k: data}) or data, lambda data, k, to=downs: keep(to, k, data))
+        transport = InProcess(Client(playing, digest, model, None, None), None, links)
         for k in senders:
             clients[k] = replace(clients[k], params=learnt(clients[k], known, seed, number, silent.get(number, {})))
         told = [{"id": k, "samples": SAMPLES[k], "model": bits32(clients[k].params)} for k in sorted(senders)]
-        after, moved, answer = channel.ask(exchange, [clients[k] for k in sorted(senders)], server, None)
+        sending = [clients[k] for k in sorted(senders)]
+        after, moved, answer, inbox = hold_exchange(transport, Record(Code.SEND, number), sending, server)
         for entry, cohort in zip(told, after, strict=True):
             clients[entry["id"]] = cohort
             entry |= {"frame": ups[entry["id"]].hex(), "residual": bits32(cohort.state["residual"])}
         caught_up = []
         for k in sorted(coming):
-            back = channel.catch_up(exchange, clients[k], [heard[k]], answers, model, server["model"])
+            request = Request((k,), (answer,))
+            if heard[k] < number:
+                frames, of = catching_up(heard[k], number, answers, exchange.down, model, server["model"], digest)
+                code = Code.MODEL if of is model else Code.ANSWER
+                orders = tuple(Record(code, each, data=data) for each, data in frames.items())
+                request = replace(request, catch_up=(((k,), orders),))
+            back = transport.catch_up(request, [clients[k]], inbox)
             if k in downs:
                 caught_up.append({"id": k, "heard": heard[k], "frames": [data.hex() for data in downs.pop(k)]})
-            (clients[k],) = channel.tell(exchange, answer, [back])
+            (clients[k],) = transport.answer(request, answer, back, inbox)
             heard[k] = number + 1
             assert torch.equal(clients[k].state["model"][0].view(torch.int32), moved["model"].view(torch.int32))
         server = moved
-        answers.add(number, answer)
+        answers.add(number, answer.data)
         played.append(
             {
                 "round": number,
                 "clients": told,
-                "reply": answer.hex(),
+                "reply": answer.data.hex(),
                 "caught_up": caught_up,
                 "hear": sorted(coming),
                 "w": bits32(server["model"]),

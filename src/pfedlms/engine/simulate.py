@@ -1,0 +1,288 @@
+"""The transport of a simulation: clients in this process, stacked, and messages that may get lost on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from pfedlms import rng
+from pfedlms.cohort import Cohort, Tensors
+from pfedlms.engine.aggregation import Aggregation
+from pfedlms.engine.catch_up import from_server
+from pfedlms.engine.client import Client, on_host
+from pfedlms.engine.participation import Clients
+from pfedlms.engine.stopwatch import Stopwatch
+from pfedlms.engine.transport import Code, Event, Flag, Inbox, Record, Request, Split
+from pfedlms.errors import RunError, WireError
+from pfedlms.wire.fields import Message
+from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake, Received, frame, frame_rows
+
+CATCHING_UP = 1  # the delivery of all that brings a client up to date; 0 is the round's own answer
+_BLOCK_BYTES = 1 << 18  # of frames that are written and read together
+
+Data = bytes | memoryview
+Link = Callable[[bytes, int], bytes | None]
+"""The way between the server and a client: a frame and the client's id go in; what arrives comes out, None if nothing
+does."""
+
+
+def perfect_link(data: bytes, client: int) -> bytes | None:
+    """Everything arrives as it was sent."""
+    return data
+
+
+@dataclass(frozen=True)
+class Links:
+    """How messages travel: links up and down, and the share of messages that is lost besides."""
+
+    up: Link = perfect_link
+    down: Link = perfect_link
+    lost: float = 0.0
+    seed: int = 0
+
+    def carry(self, link: Link, data: Data, client: int, *names: int) -> Data | None:
+        """What arrives; whether a message is lost is a function of seed, `names` and client."""
+        if self.lost and rng.uniforms(rng.stream(self.seed, "lost", *names, client), 1)[0] < self.lost:
+            return None
+        # A buffer that is written over by the next frame is nothing to hand to others.
+        return data if link is perfect_link else link(bytes(data), client)
+
+
+class InProcess:
+    """Carries requests to stacked clients. An answer is decoded once for all of them; short messages are framed
+    together. What clients are in the middle of a round is kept apart from `clients` until they train."""
+
+    def __init__(self, client: Client, clients: Clients, links: Links | None = None, watch: Stopwatch | None = None):
+        self.client, self._clients = client, clients
+        self._links, self._watch = links or Links(), watch or Stopwatch()
+        self._ongoing: list[Cohort] = []
+
+    def begin_round(self) -> None:
+        """Forget what a round left behind that did not come to its end."""
+        self._ongoing = self._clients.present
+
+    def carry(self, requests: Sequence[Request], inbox: Inbox) -> None:
+        """See `Transport`."""
+        for request in requests:
+            cohorts = self._ongoing
+            if not request.continues:
+                cohorts = self._clients.take(request.clients, cohorts)
+            cohorts = self.catch_up(request, cohorts, inbox)
+            for order in request.orders:
+                if order.code == Code.ANSWER:
+                    cohorts = self.answer(request, order, cohorts, inbox)
+                elif order.code == Code.SEND:
+                    self._ongoing = self.send(request, order, cohorts, inbox)
+                else:
+                    self._train(order, cohorts, inbox)
+
+    def catch_up(self, request: Request, cohorts: list[Cohort], inbox: Inbox) -> list[Cohort]:
+        """Clients that lack answers get them, in order, or the model. All that one client is sent is lost or arrives
+        together: else who has missed much would hardly ever catch up. Those whom it reached."""
+        if not request.catch_up:
+            return cohorts
+        with self._watch.stage("catching up"):
+            round, lost = request.orders[0].number, set[int]()
+            for clients, orders in request.catch_up:
+                inbox.count_catch_up(request, orders, len(clients))
+                there = clients
+                for order in orders:
+                    there = self._reached(round, order, there, inbox, CATCHING_UP)
+                reached = set(there)
+                lost.update(reached.symmetric_difference(clients))
+                received = [self._read(order) for order in orders] if there else []
+                for place, cohort in enumerate(cohorts):
+                    ids = [client for client in cohort.ids if client in reached]
+                    if ids:
+                        part = cohort.take(ids)
+                        for order, values in zip(orders, received, strict=True):
+                            part = self.client.take_in(part, order, values)
+                        cohorts = [*cohorts[:place], cohort.put(part), *cohorts[place + 1 :]]
+            return _without(cohorts, lost)
+
+    def answer(self, request: Request, order: Record, cohorts: list[Cohort], inbox: Inbox) -> list[Cohort]:
+        """An answer down: one frame, decoded once and counted for each client. Those whom it reached."""
+        with self._watch.stage("messages down"):
+            received, after = self._read(order), []
+            for cohort in cohorts:
+                inbox.count_down(request, order, len(cohort.ids))
+                there = self._reached(order.number, order, cohort.ids, inbox)
+                if there:
+                    after.append(self.client.take_in(cohort.take(there), order, received))
+            return after
+
+    def _train(self, order: Record, cohorts: list[Cohort], inbox: Inbox) -> None:
+        if not cohorts:
+            return
+        if self.client.method.about_last_steps:
+            # The round can fail no more: what clients keep after sending is kept.
+            self._clients.put(self._ongoing)
+        if order.flags & Flag.SHARED:
+            with self._watch.stage("evaluation"):
+                shared = inbox.measured.setdefault(Split.SHARED, {})
+                for cohort in cohorts:
+                    shared |= self.client.measure_shared(cohort)
+        after = []
+        with self._watch.stage("local steps"):
+            for cohort in cohorts:
+                trained, losses = self.client.train(cohort, order.number)
+                inbox.trained.update(zip(cohort.ids, zip(cohort.samples, losses.tolist(), strict=True), strict=True))
+                after.append(trained)
+            self._clients.put(after)
+        inbox.answers_known = dict.fromkeys(inbox.trained, order.number)
+        self._ongoing = self._clients.present
+
+    # --- messages up
+
+    def send(self, request: Request, order: Record, cohorts: Sequence[Cohort], inbox: Inbox) -> list[Cohort]:
+        """Every client's message up. The clients after sending."""
+        aggregation = inbox.aggregation
+        assert aggregation is not None  # the server opens one for every SEND
+        inbox.expected = sum(len(cohort.ids) for cohort in cohorts)
+        after, frames = [], _FrameBuffer(aggregation.exchange.up, aggregation.capacity)
+        for cohort in cohorts:
+            with self._watch.stage("clients compute messages"):
+                cohort, values = self.client.send(cohort, order)
+            after.append(cohort)
+            with self._watch.stage("messages up"):
+                rows = on_host(values)
+            for start in range(0, len(cohort.ids), aggregation.capacity):
+                places = slice(start, start + aggregation.capacity)
+                own = {name: array[places] for name, array in rows.items()}
+                message = _Messages(order.number, cohort.ids[places], cohort.samples[places], own)
+                with self._watch.stage("messages up"):
+                    if not self._send_together(request, message, aggregation, frames, inbox):
+                        self._send_each(request, message, aggregation, frames, inbox)
+                with self._watch.stage("server"):
+                    aggregation.add_up()
+        return after
+
+    def _send_each(
+        self, request: Request, sent: _Messages, aggregation: Aggregation, frames: _FrameBuffer, inbox: Inbox
+    ) -> None:
+        declared = aggregation.exchange.up
+        for row, (client, samples) in enumerate(zip(sent.ids, sent.samples, strict=True)):
+            data = frame(
+                declared, {name: array[row] for name, array in sent.rows.items()}, round=sent.round, sender=client,
+                samples=samples, digest=self.client.digest, out=frames.buffer,
+            )  # fmt: skip
+            inbox.count_up(request, len(data) - HEADER_BYTES)
+            got = self._links.carry(self._links.up, data, client, sent.round, declared.kind)
+            try:
+                if got is None:
+                    raise WireError("nothing arrived")
+                aggregation.take(got)
+            except WireError as error:
+                inbox.rejected += 1
+                why = f"is left out of this exchange: {type(error).__name__}: {error}"
+                self._note(inbox, Event(sent.round, client, "message_refused", why), got)
+
+    def _send_together(
+        self, request: Request, sent: _Messages, aggregation: Aggregation, frames: _FrameBuffer, inbox: Inbox
+    ) -> bool:
+        """`_send_each` of short messages that are all of one size, with nothing on their way and nothing wrong; else
+        nothing was sent."""
+        if frames.block is None or self._links.lost or self._links.up is not perfect_link:
+            return False
+        declared = aggregation.exchange.up
+        size = declared.rows_size(sent.rows)
+        if size is None or sorted(sent.ids) != list(sent.ids):
+            return False
+        out = frames.block[: len(sent.ids), : HEADER_BYTES + size]
+        digest = self.client.digest
+        frame_rows(
+            declared, sent.rows, round=sent.round, senders=sent.ids, samples=sent.samples, digest=digest, out=out
+        )
+        if not aggregation.take_rows(out, sent.ids, sent.samples):
+            return False
+        inbox.count_up(request, len(sent.ids) * size, len(sent.ids))
+        return True
+
+    # --- messages down
+
+    def _reached(
+        self, round: int, order: Record, clients: Sequence[int], inbox: Inbox, delivery: int = 0
+    ) -> tuple[int, ...]:
+        """The clients at whom a frame of the server arrives as one they accept; what is of one delivery and kind is
+        lost together."""
+        links, sent = self._links, order.data
+        if links.down is perfect_link and not links.lost:
+            return tuple(clients)
+        there, message = [], self.client.message_of(order)
+        for client in clients:
+            got = links.carry(links.down, sent, client, round, message.kind, delivery)
+            try:
+                if got is None:
+                    raise WireError("nothing arrived")
+                if got is not sent:
+                    Intake(message, self.client.digest, order.number, (SERVER,)).accept(got)
+                there.append(client)
+            except WireError as error:
+                inbox.unheard += 1
+                inbox.failed[client] = why = f"{type(error).__name__}: {error}"
+                text = f"did not get the server's answer and sits this round out: {why}"
+                self._note(inbox, Event(round, client, "answer_lost", text), got)
+        return tuple(there)
+
+    def _note(self, inbox: Inbox, event: Event, got: Data | None) -> None:
+        """Where losses were asked for, they are only counted."""
+        if got is not None or not self._links.lost:
+            inbox.events.append(event)
+
+    def _read(self, order: Record) -> Received:
+        try:
+            return self.client.read(order)
+        except WireError as error:
+            # Clients cannot go on without the answer. It is the server's own, so what went into it was already wrong.
+            raise RunError(
+                f"round {order.number + 1}: the server's answer is not valid: {type(error).__name__}: {error}"
+            ) from error
+
+
+def hold_exchange(
+    transport: InProcess, send: Record, cohorts: Sequence[Cohort], server: Tensors
+) -> tuple[list[Cohort], Tensors, Record, Inbox]:
+    """The messages of one exchange up, outside of any run: the clients after sending, the server's next state, its
+    answer as the order `transport.answer` takes, and what was counted."""
+    client, senders = transport.client, tuple(chain.from_iterable(cohort.ids for cohort in cohorts))
+    exchange, request = client.method.exchanges[send.index], Request(senders, (send,), continues=True)
+    aggregation = Aggregation(exchange, server, client.digest, send.number, senders)
+    inbox = Inbox((request,), aggregation=aggregation)
+    after = transport.send(request, send, cohorts, inbox)
+    server, values = aggregation.close()
+    answer = from_server(exchange.down, values, send.number, client.digest)
+    return after, server, replace(send, code=Code.ANSWER, data=answer), inbox
+
+
+@dataclass(frozen=True)
+class _Messages:
+    """Values of some clients' messages, `[clients, …]`."""
+
+    round: int
+    ids: tuple[int, ...]
+    samples: tuple[int, ...]
+    rows: dict[str, Any]
+
+
+class _FrameBuffer:
+    """Where frames are written, each over the one before: memory that is there already, because fresh memory costs more
+    than the copy into it."""
+
+    def __init__(self, message: Message, capacity: int) -> None:
+        size = HEADER_BYTES + message.max_bytes
+        self.buffer = bytearray(size)
+        # Where all are written together; not so long ones, each of which had better stay in the cache.
+        short = message.in_rows and capacity * size <= _BLOCK_BYTES
+        self.block = np.empty((capacity, size), np.uint8) if short else None
+
+
+def _without(cohorts: Sequence[Cohort], lost: set[int]) -> list[Cohort]:
+    """These cohorts without some clients."""
+    if not lost:
+        return list(cohorts)
+    left = [[client for client in cohort.ids if client not in lost] for cohort in cohorts]
+    return [cohort.take(ids) for cohort, ids in zip(cohorts, left, strict=True) if ids]
