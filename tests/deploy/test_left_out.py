@@ -225,7 +225,7 @@ def test_a_node_that_was_away_has_the_bits_of_one_that_stayed(method: str, known
     caught = [each["bytes"]["catch_up"] for each in metrics]
     assert caught[0] == 0
     assert caught[-1] > 0
-    assert fleet.node(BAD).state.heard == 9
+    assert fleet.node(BAD).state.answers_known == 9
     assert [str(BAD) in each["left_out"] for each in metrics] == [1 <= number < 7 for number in range(9)]
     if method != "obda":  # whose messages are asked for one round ahead
         expected, federation = alone_without(config, range(2, 7))

@@ -148,11 +148,11 @@ class Coordinator:
     # --- checkpoints
 
     def state(self) -> dict[str, Any]:
-        """Everything a later process needs to go on."""
+        """Everything a later process needs to resume."""
         return {"run": self.run, "standing": {**self._state.checkpoint(), "samples": self.samples}}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from `state()`."""
+        """Resume from `state()`."""
         if state["run"] != self.run:
             raise ValueError("checkpoint: it belongs to another model, method, setting, seed or initial weights")
         kept = dict(state["standing"])

@@ -1,8 +1,8 @@
-"""A node: one client, its state on its own disk, and a handler from a request's bytes to a reply's.
+"""A node: one client (a cohort of one), its state on its own disk, and a handler from request bytes to reply bytes.
 
-All that a request asks for is done on a copy, the copy is put in place on the disk together with the reply, and only
-then the reply leaves. So a node that is killed at any moment has done all of a request or nothing, and a request that
-comes again is answered with the bytes that are there.
+A node carries out all orders of a request on a copy of its state. It saves the copy together with the reply, and only
+then replies. So a node that is killed at any moment has done all of a request or nothing, and a repeated request gets
+the saved reply.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class State:
     """Of the last local steps; −1 before any."""
     sent: int = -1
     """The last round for which a message about the last steps was made."""
-    heard: int = 0
-    """How many answers it has taken in, where the method tracks a model. Its name in the file."""
+    answers_known: int = 0
+    """How many answers it has taken in, where the method tracks a model."""
     trip: int = -1
     request: bytes = b""
     """Digest of the last request, and the reply to it."""
@@ -146,7 +146,7 @@ class Node:
             asked = decode(request)
         except WireError as error:
             nothing = Envelope(Kind.REQUEST, self.run, self.client, 0, 0, ())
-            return refusal(nothing, Why.BROKEN, f"{type(error).__name__}: {error}", self._state.heard)
+            return refusal(nothing, Why.BROKEN, f"{type(error).__name__}: {error}", self._state.answers_known)
         try:
             digest = hashlib.sha256(request).digest()
             if (reply := self._check(asked, digest)) is not None:
@@ -158,14 +158,10 @@ class Node:
                 self._save(after)
                 self._state = after
             return reply
-        except Refused as error:
-            return refusal(asked, error.why, str(error), self._state.heard)
-        except WireError as error:
-            return refusal(asked, Why.BROKEN, f"{type(error).__name__}: {error}", self._state.heard)
-        except DivergedError as error:
-            return refusal(asked, Why.DIVERGED, str(error), self._state.heard)
         except Exception as error:  # whatever a model, a loss or a disk raises: nothing was changed by it
-            return refusal(asked, Why.FAILED, f"{type(error).__name__}: {error}", self._state.heard)
+            own = isinstance(error, Refused | DivergedError)
+            text = str(error) if own else f"{type(error).__name__}: {error}"
+            return refusal(asked, _why(error), text, self._state.answers_known)
 
     def _check(self, asked: Envelope, digest: bytes) -> bytes | None:
         """Whether a request is for this node and now; the reply to it where it was carried out already."""
@@ -207,16 +203,18 @@ class Node:
                 reports += found
             else:
                 raise Refused(Why.BROKEN, f"got a record {order.code.name}, which is no order")
-        reports.append(Record(Code.ANSWERS_KNOWN, state.heard))
+        reports.append(Record(Code.ANSWERS_KNOWN, state.answers_known))
         return state, asked.reply(*reports).encode()
 
     def _take_in(self, state: State, order: Record, look: bool) -> State:
         """An answer; one that has moved a tracked model already is passed over."""
         number, tracks = order.number, self._method.tracks
-        if tracks and number != state.heard:
-            if number < state.heard:
+        if tracks and number != state.answers_known:
+            if number < state.answers_known:
                 return state
-            raise Refused(Why.ORDER, f"got the answer of round {number + 1}, expected that of round {state.heard + 1}")
+            raise Refused(
+                Why.ORDER, f"got the answer of round {number + 1}, expected that of round {state.answers_known + 1}"
+            )
         there = state.ongoing is not None and state.round == number
         in_turn = there and state.step == 2 * order.index + 1
         # About the last steps, or of a model that is tracked: what a client was sent matters, not what it has sent.
@@ -227,16 +225,16 @@ class Node:
         basis = state.ongoing if there and (in_turn or look) else None
         after = self._client.take_in(basis or state.cohort, order, self._client.read(order))
         state = replace(state, ongoing=after, round=number, step=2 * order.index + 2)
-        return replace(state, cohort=after.at_rest(), heard=number + 1) if tracks else state
+        return replace(state, cohort=after.at_rest(), answers_known=number + 1) if tracks else state
 
     def _adopt(self, state: State, order: Record) -> State:
         """The model that answers lead to."""
         if not self._method.tracks:
             raise Refused(Why.BROKEN, f"got a model, but {self._method.name} tracks none")
-        if order.number < state.heard and not order.flags & Flag.FORCED:
+        if order.number < state.answers_known and not order.flags & Flag.FORCED:
             return state
         after = self._client.take_in(state.cohort, order, self._client.read(order))
-        return replace(state, cohort=after, ongoing=None, heard=order.number + 1)
+        return replace(state, cohort=after, ongoing=None, answers_known=order.number + 1)
 
     def _send(self, state: State, order: Record) -> tuple[State, bytes]:
         number, about_last = order.number, self._method.about_last_steps
@@ -246,8 +244,10 @@ class Node:
             )
         if about_last and state.phase != number:
             raise Refused(Why.ORDER, f"the message of round {number + 1} is about phase {number}, not {state.phase}")
-        if self._method.tracks and state.heard != number:
-            raise Refused(Why.ORDER, f"to send in round {number + 1} takes {number} answers, got {state.heard} so far")
+        if self._method.tracks and state.answers_known != number:
+            raise Refused(
+                Why.ORDER, f"to send in round {number + 1} takes {number} answers, got {state.answers_known} so far"
+            )
         basis = state.cohort
         if order.index:
             if state.ongoing is None or state.round != number or state.step != 2 * order.index:
@@ -304,7 +304,7 @@ class Node:
                 for name in ("cohort", "ongoing")
                 if (values := kept.pop(name)) is not None
             }
-            return State(**cohorts, **kept)
+            return State(**cohorts, answers_known=kept.pop("heard"), **kept)
         except Exception as error:  # damaged bytes can make the unpickler raise anything
             raise RunDirectoryError(
                 f"{self.path}: cannot be read ({type(error).__name__}: {error}); delete it to begin anew"
@@ -316,8 +316,17 @@ class Node:
             return None if cohort is None else {name: _on(getattr(cohort, name), here) for name in _TENSORS}
 
         values = {each.name: getattr(state, each.name) for each in fields(State)}
+        values["heard"] = values.pop("answers_known")  # as earlier versions have it
         kept = {**values, "schema": SCHEMA, "cohort": tensors(state.cohort), "ongoing": tensors(state.ongoing)}
         write_atomically(self.path, lambda file: torch.save(kept, file))
+
+
+def _why(error: Exception) -> Why:
+    if isinstance(error, Refused):
+        return error.why
+    if isinstance(error, WireError):
+        return Why.BROKEN
+    return Why.DIVERGED if isinstance(error, DivergedError) else Why.FAILED
 
 
 def _on(value: Any, device: torch.device) -> Any:

@@ -7,7 +7,6 @@ round. Its reply is taken whole or not at all.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from pfedlms.deploy.envelope import Envelope, Kind, Why, decode, read_measured, read_trained, reason
@@ -24,20 +23,6 @@ class Transport(Protocol):
         """Requests by client; replies by client, of those that answered within so many seconds. A client without a
         reply is late, gone, or has not come yet."""
         ...
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What a node reports that did what it was asked for."""
-
-    frame: bytes | memoryview | None = None
-    """Its message, not yet checked."""
-    samples: int | None = None
-    """N_k as it trained."""
-    loss: float = 0.0
-    """Of its local steps."""
-    counts: Mapping[Split, tuple[float, float, int]] = field(default_factory=dict)
-    """What it measured; see `read_measured`."""
 
 
 class Nodes:
@@ -67,7 +52,7 @@ class Nodes:
                 known = [each.number for each in reply.records if each.code == Code.ANSWERS_KNOWN]
                 if len(known) == 1:
                     inbox.answers_known[client] = known[0]
-                self._take(client, read_reply(envelope, reply, self._percent), inbox)
+                self._take(envelope, reply, inbox)
             except WireError as error:
                 why = str(error) if type(error) is WireError else f"{type(error).__name__}: {error}"
                 inbox.failed[client] = why
@@ -76,25 +61,27 @@ class Nodes:
         self._count(requests, reached, inbox)
         inbox.carried = tuple(sum(len(each.get(client, b"")) for client in reached) for each in (encoded, came))  # type: ignore[assignment]
 
-    def _take(self, client: int, reply: Reply, inbox: Inbox) -> None:
+    def _take(self, request: Envelope, reply: Envelope, inbox: Inbox) -> None:
         """Put a reply into the inbox, all of it or nothing: N_k must be what this reply, a message of this round or the
         deal said before, and the message must be valid."""
-        expected = None if self._method.about_last_steps else inbox.claims.get(client)  # whose rounds are one trip
+        client, about_last = request.client, self._method.about_last_steps
+        frame, trained, counts = read_reply(request, reply, self._percent)
+        expected = None if about_last else inbox.claims.get(client)  # their rounds are one trip
         if expected is None and self._ground.knows_samples:
             expected = self._ground.parts.data.samples[client]
-        if reply.samples is not None:
-            if expected is not None and reply.samples != expected:
-                raise DecodeError(f"samples: got {reply.samples}, expected {expected}, as was said before")
-            expected = reply.samples
-        if reply.frame is not None and inbox.aggregation is not None:
+        if trained is not None:
+            if expected is not None and trained[0] != expected:
+                raise DecodeError(f"samples: got {trained[0]}, expected {expected}, as was said before")
+            expected = trained[0]
+        if frame is not None and inbox.aggregation is not None:
             if expected is not None:
                 inbox.aggregation.claims[client] = expected
-            inbox.aggregation.take(reply.frame)
-            inbox.count_up(inbox.requests[-1], len(reply.frame) - HEADER_BYTES)
-        if reply.samples is not None:
-            inbox.trained[client] = (reply.samples, reply.loss)
-        for split, counts in reply.counts.items():
-            inbox.measured.setdefault(split, {})[client] = counts
+            inbox.aggregation.take(frame)
+            inbox.count_up(inbox.requests[-1], len(frame) - HEADER_BYTES)
+        if trained is not None:
+            inbox.trained[client] = trained
+        for split, found in counts.items():
+            inbox.measured.setdefault(split, {})[client] = found
 
     def _count(self, requests: Sequence[Request], reached: set[int], inbox: Inbox) -> None:
         """Bytes down. To a place that nobody has taken, nothing goes."""
@@ -141,13 +128,15 @@ def unreachable(reply: Envelope) -> bool:
     return [each.code for each in reply.records] == [Code.REFUSED]
 
 
-def read_reply(request: Envelope, reply: Envelope, percent: bool) -> Reply:
-    """What a node reports, if it is all that it was asked for and nothing else; raises the WireError that says what is
-    wrong with it."""
+def read_reply(
+    request: Envelope, reply: Envelope, percent: bool
+) -> tuple[bytes | memoryview | None, tuple[int, float] | None, dict[Split, tuple[float, float, int]]]:
+    """A node's message, N_k with the loss, and what it measured, if it is all that was asked for and nothing else;
+    raises the WireError that says what is wrong with it. The message is not looked into."""
     if reply.records and reply.records[0].code == Code.REFUSED:
         raise WireError(f"refused, {reason(reply.records[0])}")
     rest = [each for each in reply.records if each.code != Code.ANSWERS_KNOWN]
-    frame, samples, loss, counts = None, None, 0.0, dict[Split, tuple[float, float, int]]()
+    frame, trained, counts = None, None, dict[Split, tuple[float, float, int]]()
     for order in request.records:
         if order.code not in (Code.SEND, Code.TRAIN):
             continue
@@ -157,14 +146,14 @@ def read_reply(request: Envelope, reply: Envelope, percent: bool) -> Reply:
         if order.code == Code.SEND:
             frame = own.data
         else:
-            samples, loss = read_trained(own)
+            trained = read_trained(own)
             while rest and rest[0].code == Code.MEASURED:
                 split, found = read_measured(rest.pop(0), percent)
                 counts[split] = found
             _check_measured(order.flags, counts)
     if rest:
         raise DecodeError(f"reply: got {len(rest)} records that nobody asked for")
-    return Reply(frame, samples, loss, counts)
+    return frame, trained, counts
 
 
 def _check_measured(flags: int, counts: Mapping[Split, tuple[float, float, int]]) -> None:

@@ -204,7 +204,7 @@ class Federation:
     # --- checkpoints
 
     def state(self) -> dict[str, Any]:
-        """Everything a later process needs to go on."""
+        """Everything a later process needs to resume."""
         server = self._server
         return {
             "rounds_played": server.round,
@@ -218,7 +218,7 @@ class Federation:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from `state()`."""
+        """Resume from `state()`."""
         if state["digest"] != self._digest:
             raise ValueError(
                 "checkpoint: it belongs to another model, method, setting, seed or initial weights than this federation"

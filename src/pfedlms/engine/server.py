@@ -165,15 +165,15 @@ class Server:
 
     def _end(self, state: ServerState) -> tuple[Request, ...]:
         """The last answer and local steps; and the first messages of the next round, if they are asked for ahead."""
-        begun, about_last = state.stage != START, self._method.about_last_steps
-        number = state.round if begun else -1
+        started, about_last = state.stage != START, self._method.about_last_steps
+        number = state.round if started else -1
         # Messages about the last steps are of others than those who train next.
-        drawn = about_last or not self._exchanges or not begun
+        drawn = about_last or not self._exchanges or not started
         trainers = self.participation.of(number + 1) if drawn else state.members
         train = Record(Code.TRAIN, number + 1, flags=state.measure)
         orders = (self._answer(state), train) if state.answers else (train,)
         missed: Any = ()
-        if about_last and begun:
+        if about_last and started:
             known = {**state.answers_known, **dict.fromkeys(state.out_of_sync, OUT_OF_SYNC)}
             missed = self._catch_up(trainers, number, state.server, state.answer_log, known)
         requests = [Request(trainers, orders, missed, continues=not drawn)]
@@ -257,9 +257,9 @@ class Server:
 
     def _after_training(self, state: ServerState, request: Request, inbox: Inbox) -> ServerState:
         """The round is over, or the start."""
-        begun, trained = state.stage != START, inbox.trained
+        started, trained = state.stage != START, inbox.trained
         if not trained:
-            what = f"round {state.round + 1}: the server's answer" if begun else "the start: the first request"
+            what = f"round {state.round + 1}: the server's answer" if started else "the start: the first request"
             raise QuorumError(f"{what} reached no client; {REMEDY}")
         participants = tuple(sorted(trained))
         left_out = {**state.left_out, **_those(inbox.failed, request.clients)}
@@ -282,7 +282,7 @@ class Server:
             state,
             server=state.current,
             before=state.server,
-            round=state.round + begun,
+            round=state.round + started,
             stage=BEGIN,
             answers=(),
             last_answers=state.answers,
@@ -294,11 +294,11 @@ class Server:
             out_of_sync=(),
             measured=inbox.measured,
             traffic=inbox.next_traffic,
-            rejected=0 if begun else state.rejected,
+            rejected=0 if started else state.rejected,
             unheard=0,
             left_out={} if report.evaluated else left_out,
             limited=() if report.evaluated else state.limited,
-            report=report if begun else None,
+            report=report if started else None,
         )
 
     def _after_messages(self, state: ServerState, request: Request, inbox: Inbox) -> ServerState:

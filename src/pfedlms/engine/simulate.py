@@ -18,7 +18,6 @@ from pfedlms.engine.participation import Clients
 from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.engine.transport import Code, Event, Flag, Inbox, Record, Request, Split
 from pfedlms.errors import RunError, WireError
-from pfedlms.wire.fields import Message
 from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake, Received, frame, frame_rows
 
 CATCHING_UP = 1  # the delivery of all that brings a client up to date; 0 is the round's own answer
@@ -50,6 +49,10 @@ class Links:
             return None
         # A buffer that is written over by the next frame is nothing to hand to others.
         return data if link is perfect_link else link(bytes(data), client)
+
+    def expected_loss(self, got: Data | None) -> bool:
+        """Losses that were asked for are only counted."""
+        return got is None and self.lost > 0
 
 
 class InProcess:
@@ -136,14 +139,12 @@ class InProcess:
         inbox.answers_known = dict.fromkeys(inbox.trained, order.number)
         self._ongoing = self._clients.present
 
-    # --- messages up
-
     def send(self, request: Request, order: Record, cohorts: Sequence[Cohort], inbox: Inbox) -> list[Cohort]:
         """Every client's message up. The clients after sending."""
         aggregation = inbox.aggregation
         assert aggregation is not None  # the server opens one for every SEND
         inbox.expected = sum(len(cohort.ids) for cohort in cohorts)
-        after, frames = [], _FrameBuffer(aggregation.exchange.up, aggregation.capacity)
+        after, uplink = [], _Uplink(self.client.digest, self._links, request, aggregation, inbox)
         for cohort in cohorts:
             with self._watch.stage("clients compute messages"):
                 cohort, values = self.client.send(cohort, order)
@@ -151,58 +152,13 @@ class InProcess:
             with self._watch.stage("messages up"):
                 rows = on_host(values)
             for start in range(0, len(cohort.ids), aggregation.capacity):
-                places = slice(start, start + aggregation.capacity)
-                own = {name: array[places] for name, array in rows.items()}
-                message = _Messages(order.number, cohort.ids[places], cohort.samples[places], own)
+                some = slice(start, start + aggregation.capacity)
+                own = {name: array[some] for name, array in rows.items()}
                 with self._watch.stage("messages up"):
-                    if not self._send_together(request, message, aggregation, frames, inbox):
-                        self._send_each(request, message, aggregation, frames, inbox)
+                    uplink.carry(order.number, cohort.ids[some], cohort.samples[some], own)
                 with self._watch.stage("server"):
                     aggregation.add_up()
         return after
-
-    def _send_each(
-        self, request: Request, sent: _Messages, aggregation: Aggregation, frames: _FrameBuffer, inbox: Inbox
-    ) -> None:
-        declared = aggregation.exchange.up
-        for row, (client, samples) in enumerate(zip(sent.ids, sent.samples, strict=True)):
-            data = frame(
-                declared, {name: array[row] for name, array in sent.rows.items()}, round=sent.round, sender=client,
-                samples=samples, digest=self.client.digest, out=frames.buffer,
-            )  # fmt: skip
-            inbox.count_up(request, len(data) - HEADER_BYTES)
-            got = self._links.carry(self._links.up, data, client, sent.round, declared.kind)
-            try:
-                if got is None:
-                    raise WireError("nothing arrived")
-                aggregation.take(got)
-            except WireError as error:
-                inbox.rejected += 1
-                why = f"is left out of this exchange: {type(error).__name__}: {error}"
-                self._note(inbox, Event(sent.round, client, "message_refused", why), got)
-
-    def _send_together(
-        self, request: Request, sent: _Messages, aggregation: Aggregation, frames: _FrameBuffer, inbox: Inbox
-    ) -> bool:
-        """`_send_each` of short messages that are all of one size, with nothing on their way and nothing wrong; else
-        nothing was sent."""
-        if frames.block is None or self._links.lost or self._links.up is not perfect_link:
-            return False
-        declared = aggregation.exchange.up
-        size = declared.rows_size(sent.rows)
-        if size is None or sorted(sent.ids) != list(sent.ids):
-            return False
-        out = frames.block[: len(sent.ids), : HEADER_BYTES + size]
-        digest = self.client.digest
-        frame_rows(
-            declared, sent.rows, round=sent.round, senders=sent.ids, samples=sent.samples, digest=digest, out=out
-        )
-        if not aggregation.take_rows(out, sent.ids, sent.samples):
-            return False
-        inbox.count_up(request, len(sent.ids) * size, len(sent.ids))
-        return True
-
-    # --- messages down
 
     def _reached(
         self, round: int, order: Record, clients: Sequence[int], inbox: Inbox, delivery: int = 0
@@ -225,13 +181,9 @@ class InProcess:
                 inbox.unheard += 1
                 inbox.failed[client] = why = f"{type(error).__name__}: {error}"
                 text = f"did not get the server's answer and sits this round out: {why}"
-                self._note(inbox, Event(round, client, "answer_lost", text), got)
+                if not links.expected_loss(got):
+                    inbox.events.append(Event(round, client, "answer_lost", text))
         return tuple(there)
-
-    def _note(self, inbox: Inbox, event: Event, got: Data | None) -> None:
-        """Where losses were asked for, they are only counted."""
-        if got is not None or not self._links.lost:
-            inbox.events.append(event)
 
     def _read(self, order: Record) -> Received:
         try:
@@ -258,26 +210,54 @@ def hold_exchange(
     return after, server, replace(send, code=Code.ANSWER, data=answer), inbox
 
 
-@dataclass(frozen=True)
-class _Messages:
-    """Values of some clients' messages, `[clients, …]`."""
+class _Uplink:
+    """Messages of one exchange on their way up. Frames are written each over the one before: memory that is there
+    already, because fresh memory costs more than the copy into it."""
 
-    round: int
-    ids: tuple[int, ...]
-    samples: tuple[int, ...]
-    rows: dict[str, Any]
-
-
-class _FrameBuffer:
-    """Where frames are written, each over the one before: memory that is there already, because fresh memory costs more
-    than the copy into it."""
-
-    def __init__(self, message: Message, capacity: int) -> None:
-        size = HEADER_BYTES + message.max_bytes
-        self.buffer = bytearray(size)
+    def __init__(
+        self, digest: bytes, links: Links, request: Request, aggregation: Aggregation, inbox: Inbox
+    ) -> None:  # fmt: skip
+        self._digest, self._links, self._request = digest, links, request
+        self._message, self._aggregation, self._inbox = aggregation.exchange.up, aggregation, inbox
+        size = HEADER_BYTES + self._message.max_bytes
+        self._buffer = bytearray(size)
         # Where all are written together; not so long ones, each of which had better stay in the cache.
-        short = message.in_rows and capacity * size <= _BLOCK_BYTES
-        self.block = np.empty((capacity, size), np.uint8) if short else None
+        direct = links.up is perfect_link and not links.lost
+        short = direct and self._message.in_rows and aggregation.capacity * size <= _BLOCK_BYTES
+        self._block = np.empty((aggregation.capacity, size), np.uint8) if short else None
+
+    def carry(self, round: int, ids: Sequence[int], samples: Sequence[int], rows: dict[str, Any]) -> None:
+        """Messages of some clients, `[clients, …]`, to the aggregation."""
+        if self._together(round, ids, samples, rows):
+            return
+        for row, (client, own) in enumerate(zip(ids, samples, strict=True)):
+            data = frame(
+                self._message, {name: array[row] for name, array in rows.items()}, round=round, sender=client,
+                samples=own, digest=self._digest, out=self._buffer,
+            )  # fmt: skip
+            self._inbox.count_up(self._request, len(data) - HEADER_BYTES)
+            got = self._links.carry(self._links.up, data, client, round, self._message.kind)
+            try:
+                if got is None:
+                    raise WireError("nothing arrived")
+                self._aggregation.take(got)
+            except WireError as error:
+                self._inbox.rejected += 1
+                if not self._links.expected_loss(got):
+                    text = f"is left out of this exchange: {type(error).__name__}: {error}"
+                    self._inbox.events.append(Event(round, client, "message_refused", text))
+
+    def _together(self, round: int, ids: Sequence[int], samples: Sequence[int], rows: dict[str, Any]) -> bool:
+        """The same for short messages that are all of one size, with nothing wrong; else nothing was sent."""
+        size = None if self._block is None else self._message.rows_size(rows)
+        if self._block is None or size is None or sorted(ids) != list(ids):
+            return False
+        out = self._block[: len(ids), : HEADER_BYTES + size]
+        frame_rows(self._message, rows, round=round, senders=ids, samples=samples, digest=self._digest, out=out)
+        if not self._aggregation.take_rows(out, ids, samples):
+            return False
+        self._inbox.count_up(self._request, len(ids) * size, len(ids))
+        return True
 
 
 def _without(cohorts: Sequence[Cohort], lost: set[int]) -> list[Cohort]:

@@ -28,11 +28,11 @@ class Terms:
         self.participation = Participation(clients, train.participation, seed)
         self.method = method(task_of(model, classes, self.participation, train, seed), settings)
         if (self.method.about_last_steps or self.method.tracks) and len(self.method.exchanges) != 1:
-            raise ValueError(f"method: {method.name} speaks of steps already taken, or tracks; it has one exchange")
+            raise ValueError(f"method: {method.name} is about the last steps, or tracks a model: it has one exchange")
         self.model, self.train, self.seed = model, train, seed
         self.digest = agreement(self.method)
         self.catch_up = Message(2 * len(self.method.exchanges) + 1, (Floats("model", model.layout.dim),))
-        """The model, for who was away and would else hear more bytes of answers."""
+        """The whole model, for clients to which the answers they missed would be more bytes."""
         self._kept = train.kept_numbers(model.layout.dim)
 
     def fresh(self, ids: tuple[int, ...], samples: tuple[int, ...]) -> Cohort:
