@@ -7,7 +7,7 @@ trips as its method has exchanges: the trip that ends a round also asks for the 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from pfedlms.data import FederatedData
 from pfedlms.deploy.envelope import Kind
 from pfedlms.deploy.ground import Ground
 from pfedlms.deploy.nodes import Nodes, Transport
-from pfedlms.engine.reports import Counts, Evaluation, RoundReport, summed
+from pfedlms.engine.reports import Counts, Evaluation, RoundReport, evaluation
 from pfedlms.engine.server import START, Server, ServerState
 from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.engine.transport import Event, Flag, Inbox, Split
@@ -135,15 +135,16 @@ class Coordinator:
         inbox = Inbox((self._server.look(state, absent),), state.round, state.trip)
         if absent:
             self._nodes.carry(inbox.requests, inbox, Kind.LOOK)
-        splits = (Split.TEST, Split.VALIDATION)
-        return self._evaluation({one: state.measured.get(one, {}) | inbox.measured.get(one, {}) for one in splits})
+        for split in (Split.TEST, Split.VALIDATION):
+            inbox.measured.setdefault(split, {}).update(state.measured.get(split, {}))
+        return self._evaluation(inbox.measured)
 
-    def _evaluation(self, measured: dict[Split, Counts]) -> Evaluation:
-        percent = self.criterion.score is None
-        found = summed(measured.get(Split.TEST, {}), percent)
+    def _evaluation(self, measured: Mapping[Split, Counts]) -> Evaluation:
+        splits = measured.get(Split.TEST, {}), measured.get(Split.VALIDATION, {})
+        found = evaluation(*splits, self.criterion.score is None)
         if found is None:
             raise QuorumError("evaluation: got no measurement of any node, expected one of every node that trained")
-        return replace(found, validation=summed(measured.get(Split.VALIDATION, {}), percent))
+        return found
 
     # --- checkpoints
 

@@ -15,8 +15,8 @@ from pfedlms.data.federated import FederatedData
 from pfedlms.engine.client import Client
 from pfedlms.engine.criterion import Criterion
 from pfedlms.engine.participation import Clients, Participation
-from pfedlms.engine.reports import Counts, Evaluation, RoundReport, summed
-from pfedlms.engine.server import BEGIN, Server, ServerState
+from pfedlms.engine.reports import Counts, Evaluation, RoundReport, evaluation
+from pfedlms.engine.server import BEGIN, START, Server, ServerState
 from pfedlms.engine.simulate import InProcess, Link, Links, perfect_link
 from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.engine.terms import Terms
@@ -98,8 +98,9 @@ class Federation:
 
     @own_threads()
     def start(self) -> None:
-        """Phase 0: E local steps from w⁰ without any consensus, the same for every method."""
-        self._server = self._trip(self._server)
+        """Phase 0: E local steps from w⁰ without any consensus, the same for every method; nothing if it is over."""
+        if self._server.stage == START:
+            self._server = self._trip(self._server)
 
     @own_threads()
     def play_round(self, evaluate_global: bool = False) -> RoundReport:
@@ -137,14 +138,14 @@ class Federation:
 
     @own_threads()
     def _evaluate(self, cohorts: Iterable[Cohort]) -> Evaluation:
-        found: dict[Split, Counts] = {}
+        tested, validated = Counts(), Counts()
         for cohort in cohorts:
-            for split, counts in self._client.measure_personal(cohort).items():
-                found.setdefault(split, {}).update(counts)
-        percent = self.criterion.score is None
-        tested = summed(found[Split.TEST], percent)
-        assert tested is not None  # every client has test samples
-        return replace(tested, validation=summed(found.get(Split.VALIDATION, {}), percent))
+            counts = self._client.measure_personal(cohort)
+            tested |= counts[Split.TEST]
+            validated |= counts.get(Split.VALIDATION, {})
+        found = evaluation(tested, validated, self.criterion.score is None)
+        assert found is not None  # every client has test samples
+        return found
 
     # --- models
 

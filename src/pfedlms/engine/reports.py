@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 Counts = dict[int, tuple[float, float, int]]
 """By client: correct predictions (or summed scores), summed loss, and samples."""
@@ -105,3 +105,9 @@ def summed(found: Mapping[int, tuple[float, float, int]], percent: bool) -> Eval
         loss += found[client][1]
     correct, tested = (tuple(found[client][part] for client in ids) for part in (0, 2))
     return Evaluation(ids, correct, tested, loss / sum(tested), percent=percent)  # type: ignore[arg-type]
+
+
+def evaluation(tested: Counts, validated: Counts, percent: bool) -> Evaluation | None:
+    """Clients' own models on their test splits and on what they have set aside."""
+    found = summed(tested, percent)
+    return found and replace(found, validation=summed(validated, percent))

@@ -230,12 +230,13 @@ class _Uplink:
         """Messages of some clients, `[clients, …]`, to the aggregation."""
         if self._together(round, ids, samples, rows):
             return
+        payload = 0
         for row, (client, own) in enumerate(zip(ids, samples, strict=True)):
             data = frame(
                 self._message, {name: array[row] for name, array in rows.items()}, round=round, sender=client,
                 samples=own, digest=self._digest, out=self._buffer,
             )  # fmt: skip
-            self._inbox.count_up(self._request, len(data) - HEADER_BYTES)
+            payload += len(data) - HEADER_BYTES
             got = self._links.carry(self._links.up, data, client, round, self._message.kind)
             try:
                 if got is None:
@@ -246,6 +247,7 @@ class _Uplink:
                 if not self._links.expected_loss(got):
                     text = f"is left out of this exchange: {type(error).__name__}: {error}"
                     self._inbox.events.append(Event(round, client, "message_refused", text))
+        self._inbox.count_up(self._request, payload, len(ids))
 
     def _together(self, round: int, ids: Sequence[int], samples: Sequence[int], rows: dict[str, Any]) -> bool:
         """The same for short messages that are all of one size, with nothing wrong; else nothing was sent."""
