@@ -143,7 +143,7 @@ class Server:
         orders = [Record(Code.ANSWER, number, i, data=answer) for i, answer in enumerate(state.last_answers)]
         if train:
             orders.append(Record(Code.TRAIN, state.round, flags=Flag.PERSONAL))
-        missed = self._catch_up(clients, number, state.before, state.answer_log, state.answers_known)
+        missed = self._catch_up(replace(state, server=state.before), clients, number)
         return Request(tuple(clients), tuple(orders), missed)
 
     def inbox(self, state: ServerState, requests: tuple[Request, ...]) -> Inbox:
@@ -172,11 +172,11 @@ class Server:
         trainers = self.participation.of(number + 1) if drawn else state.members
         train = Record(Code.TRAIN, number + 1, flags=state.measure)
         orders = (self._answer(state), train) if state.answers else (train,)
-        missed: Any = ()
+        requests = [Request(trainers, orders, continues=not drawn)]
         if about_last and started:
             known = {**state.answers_known, **dict.fromkeys(state.out_of_sync, OUT_OF_SYNC)}
-            missed = self._catch_up(trainers, number, state.server, state.answer_log, known)
-        requests = [Request(trainers, orders, missed, continues=not drawn)]
+            missed = self._catch_up(replace(state, answers_known=known), trainers, number)
+            requests = [replace(requests[0], catch_up=missed)]
         if state.ask_ahead and self._exchanges:
             # As clients are once they have carried out the request before.
             then = replace(
@@ -193,35 +193,33 @@ class Server:
         if self._method.about_last_steps:
             return Request(state.participants, send, continues=True)
         clients = self.participation.of(state.round + 1)
-        missed = self._catch_up(clients, state.round, state.server, state.answer_log, state.answers_known)
-        return Request(clients, send, missed)
+        return Request(clients, send, self._catch_up(state, clients, state.round))
 
     def _catch_up(
-        self, clients: Sequence[int], number: int, server: Tensors, log: Mapping[int, bytes], known: Mapping[int, int]
+        self, state: ServerState, clients: Sequence[int], number: int
     ) -> tuple[tuple[tuple[int, ...], tuple[Record, ...]], ...]:
         """What clients are sent before round `number`, if their method tracks a model and they lack some answers."""
         if not self._method.tracks:
             return ()
         lacking: dict[int, list[int]] = {}
         for client in clients:
-            if (since := known.get(client, 0)) < number:
+            if (since := state.answers_known.get(client, 0)) < number:
                 lacking.setdefault(since, []).append(client)
         (exchange,), model, found = self._exchanges, self._terms.catch_up, []
+        log, digest = self._answers(state), self._terms.digest
         for since, ids in sorted(lacking.items()):
-            frames, message = catching_up(
-                since, number, self._answers(log), exchange.down, model, server["model"], self._terms.digest
-            )
+            frames, message = catching_up(since, number, log, exchange.down, model, state.server["model"], digest)
             code, flags = (Code.MODEL, Flag.FORCED * (since == OUT_OF_SYNC)) if message is model else (Code.ANSWER, 0)
             orders = tuple(Record(code, each, flags=flags, data=data) for each, data in frames.items())
             found.append((tuple(ids), orders))
         return tuple(found)
 
-    def _answers(self, log: Mapping[int, bytes]) -> Answers:
-        return Answers(HEADER_BYTES + self._terms.catch_up.max_bytes, dict(log))
+    def _answers(self, state: ServerState) -> Answers:
+        return Answers(HEADER_BYTES + self._terms.catch_up.max_bytes, state.answer_log)
 
     def _log_with(self, state: ServerState) -> dict[int, bytes]:
         """The log of answers with that of this round."""
-        log = self._answers(state.answer_log)
+        log = self._answers(state)
         if self._method.tracks and state.answers:
             log.add(state.round, state.answers[0])
         return log.frames
