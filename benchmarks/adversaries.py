@@ -31,7 +31,12 @@ from pfedlms.experiment.prepare import as_configured, prepare
 from pfedlms.methods import Method
 
 Tell = Callable[[Method, tuple[int, ...]], None]
-FIELDS = {"sketchvote": ("scale",), "pfedlms": ("variance", "mean"), "fedavg": ("model",)}
+FIELDS = {
+    "sketchvote": ("scale",),
+    "pfedlms": ("variance", "mean"),
+    "pfedlms:pooling=median": ("variance", "mean"),
+    "fedavg": ("model",),
+}
 FLIPPING = (0.1, 0.2, 0.3)
 
 
@@ -89,19 +94,21 @@ def scenarios(method: str, clients: int) -> dict[str, tuple[int, Tell]]:
 
 def rows_of(options: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
-    for method in FIELDS:
+    for method in options.methods.split(",") if options.methods else FIELDS:
         for seed in range(options.seeds):
             run: dict[str, Any] = {"seed": seed, "device": options.device}
             train = {"rounds": options.rounds} if options.rounds else {}
             data = {"dataset": options.dataset, "dir": options.data_dir}
-            config = load_config(None, {"data": data, "method": {"name": method}, "train": train, "run": run})
+            name, _, chosen = method.partition(":")
+            own = dict([chosen.split("=")]) if chosen else {}
+            config = load_config(None, {"data": data, "method": {"name": name, **own}, "train": train, "run": run})
             everyone = set(range(config.data.clients))
             clean = play(config, (), None)
-            for name, (count, tell) in {"nobody lies": (0, None), **scenarios(method, len(everyone))}.items():
+            for scenario, (count, tell) in {"nobody lies": (0, None), **scenarios(method, len(everyone))}.items():
                 liars = liars_of(seed, len(everyone), count)
                 honest = everyone - set(liars)
                 measured = play(config, liars, tell) if liars else clean
-                row = {"method": method, "scenario": name, "seed": seed, "liars": liars, "ended": measured.ended}
+                row = {"method": method, "scenario": scenario, "seed": seed, "liars": liars, "ended": measured.ended}
                 row |= {"p_acc": measured.of(honest, measured.personal), "g_acc": measured.of(honest, measured.shared)}
                 row |= {"clean_p_acc": clean.of(honest, clean.personal), "clean_g_acc": clean.of(honest, clean.shared)}
                 rows.append(row)
@@ -131,6 +138,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=0, help="0: as shipped")
+    parser.add_argument("--methods", default="", help="separated by commas; default: all")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # refused messages are what this is about

@@ -11,7 +11,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from pathlib import Path
 from typing import Any
+
+import regimes
 
 from pfedlms.data.sources import DATASETS
 from pfedlms.experiment.config import Config, load_config
@@ -75,6 +78,12 @@ class Cell:
             section, _, name = key.partition(".")
             tables.setdefault(section, {})[name] = value
         return load_config(None, tables)
+
+
+def data_folder(directory: str, dataset: str) -> str:
+    """`directory` itself, or the folder in it that is named as the data set."""
+    own = Path(directory, dataset)
+    return str(own) if directory and own.is_dir() else directory
 
 
 def size(config: Config) -> float:
@@ -307,9 +316,29 @@ def variants(dataset: str) -> list[Cell]:
     return cells
 
 
-def group(name: str, steps: Mapping[str, float], swept: Sequence[float], on: str = "mnist") -> list[Cell]:
+def regime_cells(dataset: str, contests: Sequence[Mapping[str, Any]]) -> list[Cell]:
+    """The tables of the regimes with what effort.py chose; 1 % of the clients with what was chosen for 10 %."""
+    cells = []
+    small = dataset in ("mnist", "fmnist")
+    for rank, regime in enumerate(("10-of-100", "10-of-1000", "20-of-20") if small else ("10-of-100", "20-of-20")):
+        chosen = {
+            each["method"]: each["chosen"]
+            for each in contests
+            if (each["dataset"], each["regime"]) == (dataset, regime.replace("1000", "100"))
+        }
+        for seed, (label, own) in product(SEEDS, regimes.rows(dataset, regime, chosen).items()):
+            settings = {**regimes.shared(dataset, regime), **own}
+            late = 20 if label == "stc" else 0
+            cells.append(Cell(f"regimes-{dataset}", dataset, regime, label, seed, settings, 3 * rank + seed + late))
+    return cells
+
+
+def group(
+    name: str, steps: Mapping[str, float], swept: Sequence[float], on: str = "mnist",
+    contests: Sequence[Mapping[str, Any]] = (),
+) -> list[Cell]:  # fmt: skip
     """The cells of a group; `steps` are the server steps chosen for data sets, `on` the data set of limits and
-    variants."""
+    variants, `contests` what effort.py chose."""
     of_a_dataset: dict[str, Callable[[str], list[Cell]]] = {
         "tables": lambda dataset: tables(dataset, steps.get(dataset)),
         "plain": plain,
@@ -323,6 +352,7 @@ def group(name: str, steps: Mapping[str, float], swept: Sequence[float], on: str
         "sweep": lambda dataset: sweep(dataset, swept),
         "gains": gains,
         "equal": equal,
+        "regimes": lambda dataset: regime_cells(dataset, contests),
         "own": lambda dataset: own_settings(dataset, {method: values for method, (_, values) in OWN.items()}),
     }
     others = {"limits": lambda: limits(on), "limits-cifar10": limits_cifar10, "variants": lambda: variants(on)}

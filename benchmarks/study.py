@@ -6,11 +6,11 @@
 
 Groups (cells.py): tables-DATASET, plain-DATASET, paper-DATASET, effects-DATASET, budget-DATASET, longer-DATASET,
 once-DATASET, sampled-DATASET, rates-DATASET, sweep-DATASET, gains-DATASET, own-DATASET, equal-DATASET, limits,
-limits-cifar10, variants. Cells that have a row with the same settings in --out or --done already are skipped, so a
-study can be spread over several calls (--done benchmarks/results skips what was collected); no new cell is begun after
---seconds. Workers share the device, and each keeps the data it has loaded. `tables-DATASET` has FedAvg with the server
-step that `sweep-DATASET` chose: from --server-step, else from the rows of the sweep (in --out, --done or
-benchmarks/results).
+limits-cifar10, variants, and regimes-DATASET with the --choices of effort.py. Cells that have a row with the same
+settings in --out or --done already are skipped, so a study can be spread over several calls (--done benchmarks/results
+skips what was collected); no new cell is begun after --seconds. Workers share the device, and each keeps the data it
+has loaded. `tables-DATASET` has FedAvg with the server step that `sweep-DATASET` chose: from --server-step, else from
+the rows of the sweep (in --out, --done or benchmarks/results).
 """
 
 from __future__ import annotations
@@ -250,8 +250,9 @@ def current_commit(options: argparse.Namespace) -> str:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("groups", nargs="+", metavar="GROUP")
-    parser.add_argument("--data-dir", default="")
+    parser.add_argument("--data-dir", default="", help="folder of the data, or with a folder for each data set in it")
     parser.add_argument("--out", type=Path, default=Path("runs/study"), help="folder of the rows")
+    parser.add_argument("--choices", type=Path, help="effort.json, for the groups regimes-DATASET")
     parser.add_argument("--done", type=Path, action="append", default=[], help="another folder with rows to skip")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--threads", type=int, default=0, help="CPU threads a worker; 0: cores over workers")
@@ -278,10 +279,11 @@ def main() -> None:
             collect(name, folders)
         return
     steps, swept = server_steps(options), [float(step) for step in options.steps.split(",")]
-    wanted = [cell for name in options.groups for cell in cells.group(name, steps, swept, options.on)]
+    contests = json.loads(options.choices.read_text())["contests"] if options.choices else ()
+    wanted = [cell for name in options.groups for cell in cells.group(name, steps, swept, options.on, contests)]
     threads = options.threads or max(1, (os.cpu_count() or 1) // options.workers)
     configs = {
-        cell: cell.config(options.data_dir, device=options.device, threads=threads)
+        cell: cell.config(cells.data_folder(options.data_dir, cell.dataset), device=options.device, threads=threads)
         for cell in wanted
         if re.search(options.only, f"{cell.group}/{cell.name}")
     }
@@ -301,7 +303,8 @@ def main() -> None:
     if options.rounds:
         missing = {cell: replace(own, train=replace(own.train, rounds=options.rounds)) for cell, own in missing.items()}
     for dataset in {own.data.dataset for own in missing.values()}:
-        load_dataset(dataset, options.data_dir or None)  # once, so that no two workers decode the same images
+        # Once, so that no two workers decode the same images.
+        load_dataset(dataset, cells.data_folder(options.data_dir, dataset) or None)
     pairs = sorted(missing.items(), key=lambda pair: (pair[0].priority, -cells.size(pair[1])))
     run_all(pairs, options, current_commit(options))
 

@@ -106,6 +106,33 @@ def test_pooled_statistics_are_those_of_all_entries_together() -> None:
         assert deviation[layer] == pytest.approx(pooled.std(), rel=1e-6)
 
 
+def copies_median(values: list[float], samples: list[int]) -> float:
+    """The lower middle of N_k copies of every value, literally."""
+    everything = sorted(value for value, n in zip(values, samples, strict=True) for _ in range(n))
+    return everything[(len(everything) - 1) // 2]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pooled_medians_are_those_of_copies(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    samples = draw.integers(1, 9, 6).tolist()
+    means, variances = draw.normal(size=(6, 3)).astype(np.float32), draw.random((6, 3)).astype(np.float32)
+    mean, deviation = pool_statistics(samples, means, variances, "median")
+    for layer in range(3):
+        middle = copies_median(means[:, layer].tolist(), samples)
+        spreads = (variances[:, layer].astype(np.float64) + (means[:, layer].astype(np.float64) - middle) ** 2).tolist()
+        assert mean[layer] == np.float32(middle)
+        assert deviation[layer] == np.float32(copies_median(spreads, samples) ** 0.5)
+
+
+@pytest.mark.parametrize("lie", [3e38, -3e38])
+def test_one_client_cannot_move_pooled_medians_beyond_the_others(lie: float) -> None:
+    means, variances = np.float32([[1], [2], [3], [lie]]), np.float32([[1], [1], [1], [3e38]])
+    mean, deviation = pool_statistics([5, 5, 5, 5], means, variances, "median")
+    assert 1 <= mean[0] <= 3
+    assert deviation[0] <= (1 + 2**2) ** 0.5
+
+
 def test_pooled_sums_run_in_the_order_of_the_clients() -> None:
     """Doubles near 10¹⁶ are 2 apart: (big + 1) − big = 0, but (big − big) + 1 = 1. Both ends must take the same
     order."""

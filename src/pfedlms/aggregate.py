@@ -103,17 +103,22 @@ def limited(samples: Sequence[int], share: float) -> list[int]:
     return [min(own, low) for own in samples]
 
 
-def pool_statistics(samples: Weights, means: Values, variances: Values) -> tuple[Values, Values]:
+def pool_statistics(samples: Weights, means: Values, variances: Values, pooling: str = "mean") -> tuple[Values, Values]:
     """Mean and standard deviation of all clients' sketches together: `[clients, layers]` → two `[layers]`.
 
-        μ̄ = (Σ N_k m_k) / N          σ̄² = (Σ N_k (s_k + (m_k − μ̄)²)) / N
+        mean      μ̄ = (Σ N_k m_k) / N          σ̄² = (Σ N_k (s_k + (m_k − μ̄)²)) / N
+        median    μ̄ = median of m_k            σ̄² = median of s_k + (m_k − μ̄)²        weighted by N_k
 
     Sums run over the clients in the order given (ascending ids), one after another, in float64; results are rounded to
-    float32.
+    float32. A client with less than half of the weight moves a median only among the others' values, and a mean as far
+    as it likes.
 
     >>> mean, deviation = pool_statistics([1, 3], np.float32([[0], [4]]), np.float32([[1], [0]]))
     >>> mean.item(), round(deviation.item() ** 2, 5)  # (1 (1 + 9) + 3 (0 + 1)) / 4
     (3.0, 3.25)
+    >>> mean, deviation = pool_statistics([1, 3], np.float32([[3e38], [4]]), np.float32([[1], [9]]), "median")
+    >>> mean.item(), deviation.item()
+    (4.0, 3.0)
     """
     m, s = array_of("means", means), array_of("variances", variances)
     if m.ndim != 2 or m.shape != s.shape or not m.size:
@@ -124,17 +129,33 @@ def pool_statistics(samples: Weights, means: Values, variances: Values) -> tuple
     weights = weights_of(samples, len(m))
     _check_finite("means", m)
     _check_finite("variances", s, minimum=0)
+    average = {"mean": _means, "median": _medians}[pooling]
     m, s = m.astype(np.float64), s.astype(np.float64)
-    mean, square = np.zeros(m.shape[1]), np.zeros(m.shape[1])
-    for weight, own in zip(weights, m, strict=True):
-        mean += weight * own
-    mean /= sum(weights)
-    for weight, own, variance in zip(weights, m, s, strict=True):
-        square += weight * (variance + (own - mean) ** 2)
-    pooled = mean.astype(np.float32), np.sqrt(square / sum(weights)).astype(np.float32)
+    mean = average(weights, m)
+    pooled = mean.astype(np.float32), np.sqrt(average(weights, s + (m - mean) ** 2)).astype(np.float32)
     if isinstance(means, Tensor):
         return torch.from_numpy(pooled[0]).to(means.device), torch.from_numpy(pooled[1]).to(means.device)
     return pooled
+
+
+def _means(weights: Sequence[int], values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Weighted mean of every column, one client after another."""
+    total = np.zeros(values.shape[1])
+    for weight, own in zip(weights, values, strict=True):
+        total += weight * own
+    return total / sum(weights)
+
+
+def _medians(weights: Any, values: NDArray[Any]) -> NDArray[Any]:
+    """Of every column the smallest x_j with 2 Σ_{x_k ≤ x_j} N_k ≥ Σ N_k; weights `[clients]`, or `[clients, columns]`
+    with one above zero in each column."""
+    order = np.argsort(values, axis=0, kind="stable")
+    own = np.broadcast_to(np.array(weights, dtype=np.int64).reshape(len(values), -1), values.shape)
+    below = np.cumsum(np.take_along_axis(own, order, axis=0), axis=0)
+    # Compared without doubling, so that nothing overflows.
+    first = np.argmax(below >= below[-1] - below, axis=0)
+    medians: NDArray[Any] = np.take_along_axis(values, order, axis=0)[first, np.arange(len(first))]
+    return medians
 
 
 def weighted_median(samples: Weights, values: Array | Tensor) -> np.float32:
@@ -157,12 +178,8 @@ def weighted_medians(samples: Weights, values: Array) -> NDArray[np.float32]:
     _check_finite("values", values, minimum=0)
     if not len(values):
         return np.zeros(values.shape[1], dtype=np.float32)
-    order = np.argsort(values, axis=0, kind="stable")
-    rising = np.take_along_axis(values, order, axis=0)
-    below = np.cumsum(np.where(rising > 0, np.array(weights, dtype=np.int64)[order], 0), axis=0)
-    # Compared without doubling, so that nothing overflows. Where all are zero, so is the first.
-    first = np.argmax(below >= below[-1] - below, axis=0)
-    return np.where(below[-1] > 0, rising[first, np.arange(len(first))], 0).astype(np.float32)
+    counted = np.where(values > 0, np.array(weights, dtype=np.int64)[:, None], 0)
+    return np.where(counted.any(axis=0), _medians(counted, values), 0).astype(np.float32)
 
 
 def _check_finite(name: str, values: Array, minimum: float = -np.inf) -> None:
@@ -292,6 +309,11 @@ class SignVote:
         own = np.ascontiguousarray(weights, dtype=self._counts.dtype)
         bits = np.unpackbits(rows, axis=1, count=size, bitorder="little")
         share(_count_signs, -(-size // _PART), len(rows) * _PART, self._counts, bits, own, self._ends)
+
+    def sums(self) -> NDArray[np.float64]:
+        """Σ_k N_k b^k(i) of every entry, b = ±1, `[size]`; exact up to 2^53."""
+        sizes = np.diff(self._ends, prepend=0)
+        return 2 * self._counts.astype(np.float64) - np.repeat(np.array(self._totals, dtype=np.float64), sizes)
 
     def result(self) -> NDArray[np.uint8]:
         """The signs most of the weight has chosen, packed as those that were added; where nobody has a weight they are

@@ -35,12 +35,21 @@ def setting(
     below: float | None = None,
     choices: Callable[[], list[str]] | None = None,
     meant: Callable[[str], str] | None = None,
+    server_only: bool = False,
 ) -> Any:
     """A dataclass field that carries its meaning and its limits (at least `minimum`, strictly above `above`, at most
     `maximum`, strictly below `below`, one of `choices`, in which :N stands for any number after a colon and :PATH for
-    any path). `meant` names what was probably meant by a text that is none of them, or gives ""."""
+    any path). `meant` names what was probably meant by a text that is none of them, or gives "". A `server_only`
+    setting is used by the server alone: clients need not agree on it, so it stays out of the digest."""
     limits = {"minimum": minimum, "above": above, "maximum": maximum, "below": below}
-    return field(default=default, metadata={"help": help, "limits": limits, "choices": choices, "meant": meant})
+    about = {"help": help, "limits": limits, "choices": choices, "meant": meant, "server_only": server_only}
+    return field(default=default, metadata=about)
+
+
+def agreed(settings: Any) -> dict[str, Any]:
+    """The values both ends must agree on: all fields but those only the server computes with."""
+    known = [each for each in fields(settings) if not each.metadata.get("server_only")]
+    return {each.name: getattr(settings, each.name) for each in known}
 
 
 def type_name(declared: Field[Any]) -> str:

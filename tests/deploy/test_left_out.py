@@ -382,7 +382,7 @@ def test_what_a_node_refuses(tmp_path: Path) -> None:
     before, run = node.state, node.run
     answer = next(each.data for each in decode(fleet.trips[1][1][0]).records if each.code == Code.ANSWER)
     forged = frame(
-        node._terms.catch_up, {"model": node.state.cohort.params[0].numpy()}, round=5, sender=SERVER, samples=0,
+        node._terms.catch_up.model, {"model": node.state.cohort.params[0].numpy()}, round=5, sender=SERVER, samples=0,
         digest=node._terms.digest,
     )  # fmt: skip
 

@@ -19,7 +19,7 @@ from torch import nn
 from factories import CLIENTS, DIM, HIDDEN, SEED, Post, Sent, digits, federation, overheard
 from pfedlms.engine import Federation
 from pfedlms.methods import METHODS
-from pfedlms.methods.sketchvote import Due
+from pfedlms.methods.model_check import Due
 from pfedlms.models import Cohort
 from pfedlms.settings import problems
 from pfedlms.wire import Bits, Floats, Mask, MaskedBytes, MaskedRows, Positions, Signs, Symbols

@@ -11,6 +11,7 @@ from torch import nn
 
 from factories import cohort_of, federation, hold, normal, overheard, small_data, small_module, task_of
 from pfedlms.methods.fedavg import Average, FedAvg, FedAvgSettings
+from pfedlms.methods.server_optimizer import ServerOptimizer, ServerSettings
 from pfedlms.wire.frames import SERVER
 
 
@@ -101,9 +102,9 @@ def test_shared_statistics_are_averaged_and_counted() -> None:
 def test_steps_and_momentum_in_float64(step: float, momentum: float) -> None:
     """u ← βu + (mean − w), w ← w + ηu over five rounds, in NumPy; statistics are averaged and nothing else."""
     samples = np.array([2.0, 3.0, 7.0])
-    method = FedAvg(task_of(6, initial=normal(6, seed=1)), FedAvgSettings(False, step, momentum))
+    method = FedAvg(task_of(6, initial=normal(6, seed=1)), FedAvgSettings(False, step, server_momentum=momentum))
     server, w, u = method.server_start(), normal(6, seed=1).double().numpy(), np.zeros(6)
-    exchange = Average(6, (("mean", 1),), step, momentum)
+    exchange = Average(6, (("mean", 1),), ServerOptimizer(step, ServerSettings(server_momentum=momentum)))
     for round in range(5):
         params, own = normal(3, 6, seed=10 + round), normal(3, 1, seed=20 + round)
         cohort = replace(cohort_of(params, samples=[2, 3, 7]), buffers={"mean": own})
@@ -148,6 +149,6 @@ def test_half_a_step_by_hand() -> None:
     """From w = (1, 0), clients at (3, 2) and (5, −2) with N = 1 and 3: mean (4.5, −1), w = (2.75, −0.5)."""
     cohort = cohort_of(torch.tensor([[3.0, 2.0], [5.0, -2.0]]), samples=[1, 3])
     server = {"model": torch.tensor([1.0, 0.0]), "update": torch.zeros(2)}
-    (after,), server = hold(Average(2, step=0.5), cohort, server)
+    (after,), server = hold(Average(2, optimizer=ServerOptimizer(0.5)), cohort, server)
     assert after.params.tolist() == [[2.75, -0.5]] * 2
     assert server["update"].tolist() == [3.5, -1.0]

@@ -270,3 +270,16 @@ def test_a_layer_that_is_zero_everywhere_has_no_pull() -> None:
     assert gradient.isfinite().all()
     assert gradient[:, :20].any(dim=1).all()
     assert not gradient[:, 20:].any()
+
+
+def test_pooling_is_the_servers_alone() -> None:
+    """Clients that do not know how the server pools accept its frames; what the server sends differs."""
+    sent = {}
+    for pooling in ("mean", "median"):
+        run = federation("pfedlms", pooling=pooling)
+        run.start()
+        with overheard() as messages:
+            run.play_round()
+        sent[pooling] = next(each for each in messages if each.sender == SERVER)
+    assert sent["mean"].digest == sent["median"].digest
+    assert not np.array_equal(sent["mean"].values["deviation"], sent["median"].values["deviation"])

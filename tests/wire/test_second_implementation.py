@@ -338,6 +338,7 @@ CASES = [
     pytest.param({"thresholds": 1, "ratio": 0.5}, id="one-threshold"),
     pytest.param({"layerwise": False}, id="not-layerwise"),
     pytest.param({"spacing": "lloyd-max", "thresholds": 3}, id="lloyd-max"),
+    pytest.param({"pooling": "median"}, id="median-pooling"),
     pytest.param({"refresh": 2, "thresholds": 15, "smoothing": 0.05}, id="refresh-2"),
 ]
 

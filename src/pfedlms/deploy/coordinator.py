@@ -73,7 +73,7 @@ class Coordinator:
     def start(self) -> None:
         """Phase 0, unless it is over."""
         if self._state.stage == START:
-            self._trip()
+            self.step()
             self.after_trip()
 
     def play_round(self, evaluate_global: bool = False) -> RoundReport:
@@ -81,11 +81,12 @@ class Coordinator:
         made again is the same; `RoundReport.evaluated` says whether it was. Where too few answer, QuorumError, and
         nothing has changed: the next call, or that of a later process, sends the same requests again, and nodes that
         have answered them answer the same."""
-        while (report := self._trip()) is None:
+        while (report := self.step()) is None:
             self.after_trip()
         return report
 
-    def _trip(self) -> RoundReport | None:
+    def step(self) -> RoundReport | None:
+        """One trip; at the end of a round, its report."""
         state = self._state
         with as_configured(self.config), own_threads():
             inbox = self._server.inbox(state, self._server.outbox(state))
@@ -163,5 +164,5 @@ class Coordinator:
                 "it anew in another folder with another run.seed"
             )
         self.samples = kept.pop("samples")
-        self._state = ServerState.restored(kept, self._ground.terms.method.server_start())
+        self._state = self._server.restore(kept)
         self.rounds_played = self._state.round

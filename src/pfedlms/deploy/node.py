@@ -233,7 +233,11 @@ class Node:
             raise Refused(Why.BROKEN, f"got a model, but {self._method.name} tracks none")
         if order.number < state.answers_known and not order.flags & Flag.FORCED:
             return state
-        after = self._client.take_in(state.cohort, order, self._client.read(order))
+        received, known = self._client.read(order), state.answers_known
+        if self._client.message_of(order) is self._client.by.changes and received.values["since"][0] > known:
+            since = received.values["since"][0]
+            raise Refused(Why.ORDER, f"changes since round {since} take {since} answers, got {known} so far")
+        after = self._client.take_in(state.cohort, order, received)
         return replace(state, cohort=after, ongoing=None, answers_known=order.number + 1)
 
     def _send(self, state: State, order: Record) -> tuple[State, bytes]:

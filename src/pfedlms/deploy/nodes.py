@@ -86,8 +86,8 @@ class Nodes:
     def _count(self, requests: Sequence[Request], reached: set[int], inbox: Inbox) -> None:
         """Bytes down. To a place that nobody has taken, nothing goes."""
         for request in requests:
-            for clients, orders in request.catch_up:
-                inbox.count_catch_up(request, orders, len(reached.intersection(clients)))
+            for missed in request.catch_up:
+                inbox.count_catch_up(request, missed.orders, len(reached.intersection(missed.clients)))
             for order in request.orders:
                 inbox.count_down(request, order, len(reached.intersection(request.clients)))
 
@@ -96,9 +96,9 @@ def _work(requests: Sequence[Request]) -> dict[int, list[Record]]:
     """All orders of every client, in the order of requests."""
     work: dict[int, list[Record]] = {}
     for request in requests:
-        for clients, orders in request.catch_up:
-            for client in clients:
-                work.setdefault(client, []).extend(orders)
+        for missed in request.catch_up:
+            for client in missed.clients:
+                work.setdefault(client, []).extend(missed.orders)
         for client in request.clients:
             work.setdefault(client, []).extend(request.orders)
     return work

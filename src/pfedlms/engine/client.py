@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pfedlms.backend import to_host
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.data.federated import FederatedData
-from pfedlms.engine.catch_up import took_in
+from pfedlms.engine.catch_up import CatchUp
 from pfedlms.engine.reports import Counts
 from pfedlms.engine.training import LocalWorker
 from pfedlms.engine.transport import Code, Record, Split
@@ -24,18 +25,18 @@ class Client:
     Args:
         method: whose messages and objective.
         digest: of what both ends agree on.
-        model: the message that is a whole model.
+        by: how clients that lack answers get the tracked model.
         work: local steps and measurements on the clients' data.
         data: who holds what.
     """
 
-    def __init__(self, method: Method, digest: bytes, model: Message, work: LocalWorker, data: FederatedData) -> None:
-        self.method, self.digest, self.work = method, digest, work
-        self._model, self._data = model, data
+    def __init__(self, method: Method, digest: bytes, by: CatchUp, work: LocalWorker, data: FederatedData) -> None:
+        self.method, self.digest, self.by, self.work = method, digest, by, work
+        self._data = data
 
     def message_of(self, order: Record) -> Message:
         """The message that an ANSWER or a MODEL carries."""
-        return self._model if order.code == Code.MODEL else self.method.exchanges[order.index].down
+        return self.by.message_of(order.data) if order.code == Code.MODEL else self.method.exchanges[order.index].down
 
     def read(self, order: Record) -> Received:
         """Check and decode what an ANSWER or a MODEL carries; raises the WireError that says what is wrong with it."""
@@ -44,7 +45,10 @@ class Client:
     def take_in(self, cohort: Cohort, order: Record, received: Received) -> Cohort:
         """Clients after an ANSWER or a MODEL."""
         exchange = self.method.exchanges[order.index]
-        return took_in(exchange, cohort, received, order.number, is_model=order.code == Code.MODEL)
+        if order.code == Code.MODEL:
+            return self.by.taken_in(exchange, cohort, self.message_of(order), received, order.number)
+        values = {name: torch.from_numpy(value) for name, value in received.values.items()}
+        return exchange.client_receive(cohort, values, order.number)
 
     def send(self, cohort: Cohort, order: Record) -> tuple[Cohort, Tensors]:
         """Clients after SEND, and the values of their messages, `[clients, …]`."""

@@ -12,6 +12,7 @@ import torch
 from pfedlms.backend import own_threads
 from pfedlms.cohort import Cohort, joined
 from pfedlms.data.federated import FederatedData
+from pfedlms.engine.catch_up import Answers
 from pfedlms.engine.client import Client
 from pfedlms.engine.criterion import Criterion
 from pfedlms.engine.participation import Clients, Participation
@@ -193,14 +194,15 @@ class Federation:
     @own_threads()
     def _on_copies(self, cohort: Cohort, trains: bool) -> Cohort:
         """Copies of clients after what the last phase would have been for them."""
-        request, inbox = self._rules.look(self._server, cohort.ids, trains), Inbox()
-        transport = InProcess(self._client, self._clients)
-        cohorts = transport.catch_up(request, [cohort], inbox)
+        state, transport, inbox = self._server, InProcess(self._client, self._clients), Inbox()
+        if self.method.tracks:
+            cohort = self._terms.catch_up.adopted(cohort, state.before)  # what any message would lead to
+        request = self._rules.look(state, (), trains)
         for order in request.orders:
             if order.code == Code.TRAIN:
-                return self._client.train(cohorts[0], order.number)[0]
-            cohorts = transport.answer(request, order, cohorts, inbox)
-        return cohorts[0]
+                return self._client.train(cohort, order.number)[0]
+            (cohort,) = transport.answer(request, order, [cohort], inbox)
+        return cohort
 
     # --- checkpoints
 
@@ -213,7 +215,7 @@ class Federation:
             "server": {name: value.cpu() for name, value in server.server.items()},
             "before": {name: value.cpu() for name, value in server.before.items()},
             "last": list(server.last_answers),
-            "answers": server.answer_log,
+            "answers": server.log.state(),
             "heard": server.answers_known,
             **self._clients.state(),
         }
@@ -234,9 +236,11 @@ class Federation:
         server, before = (
             {name: value.to(places[name]) for name, value in state[which].items()} for which in ("server", "before")
         )
+        log = self._terms.catch_up.answers()
+        log.load(_log_of(state, log))
         self._server = ServerState(
-            server, server, before, round=state["rounds_played"], stage=BEGIN, last_answers=tuple(state["last"]),
-            answer_log=state["answers"], answers_known=state["heard"], participants=tuple(state["trained"]),
+            server, server, before, log, round=state["rounds_played"], stage=BEGIN, last_answers=tuple(state["last"]),
+            answers_known=state["heard"], participants=tuple(state["trained"]),
         )  # fmt: skip
         self.rounds_played = self._server.round
         self._clients.load(state, self.data.samples)
@@ -245,3 +249,10 @@ class Federation:
 def _warn(events: Iterable[Event]) -> None:
     for event in events:
         warnings.warn(str(event), stacklevel=4)
+
+
+def _log_of(state: dict[str, Any], log: Answers) -> dict[str, Any]:
+    """As a checkpoint has it. Earlier versions kept answers alone: then any entry of w may have changed last."""
+    kept: dict[str, Any] = state["answers"]
+    changed = torch.full_like(log.changed, state["rounds_played"])
+    return kept if "frames" in kept else {"frames": kept, "changed": changed, "fingerprints": {}}

@@ -13,18 +13,18 @@ the same things again, byte for byte. A step that raises has changed nothing.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from pfedlms.cohort import Tensors
 from pfedlms.engine.aggregation import Aggregation
-from pfedlms.engine.catch_up import Answers, catching_up, from_server
+from pfedlms.engine.catch_up import Answers, from_server
 from pfedlms.engine.reports import Counts, RoundReport, Traffic, mean_loss, summed
 from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.engine.terms import Terms
-from pfedlms.engine.transport import Code, Event, Flag, Inbox, Record, Request, Split
+from pfedlms.engine.transport import Code, Event, Flag, Inbox, Missed, Record, Request, Split
 from pfedlms.errors import QuorumError
-from pfedlms.wire.frames import HEADER_BYTES
 
 REMEDY = "lower run.lost or run.quorum (to go on, in the run's config.toml), or let more clients take part"
 OUT_OF_SYNC = -1
@@ -45,6 +45,8 @@ class ServerState:
     """After the exchanges of this round so far."""
     before: Tensors
     """Before the round played last."""
+    log: Answers
+    """What clients that took no part in some rounds may still need."""
     trip: int = 0
     round: int = 0
     """Rounds played."""
@@ -54,8 +56,6 @@ class ServerState:
     """Answers of this round so far."""
     last_answers: tuple[bytes, ...] = ()
     """Answers of the round played last."""
-    answer_log: dict[int, bytes] = field(default_factory=dict)
-    """By round: those that clients who took no part in it may still need."""
     answers_known: dict[int, int] = field(default_factory=dict)
     """How many answers each client has taken in, where the method tracks a model."""
     members: tuple[int, ...] = ()
@@ -93,16 +93,7 @@ class ServerState:
         for name in _TENSORS:
             kept[name] = {key: value.cpu() for key, value in kept[name].items()}
         measured = {int(split): counts for split, counts in self.measured.items()}
-        return {**kept, "traffic": list(self.traffic.as_tuple()), "measured": measured}
-
-    @classmethod
-    def restored(cls, kept: Mapping[str, Any], like: Tensors) -> ServerState:
-        """Of `checkpoint()`, with tensors where those of `like` are."""
-        placed = {
-            name: {key: value.to(like[key].device) for key, value in kept[name].items()} for name in _TENSORS
-        }  # fmt: skip
-        measured = {Split(split): counts for split, counts in kept["measured"].items()}
-        return cls(**{**kept, **placed, "traffic": Traffic(*kept["traffic"]), "measured": measured})
+        return {**kept, "log": self.log.state(), "traffic": list(self.traffic.as_tuple()), "measured": measured}
 
 
 class Server:
@@ -124,7 +115,18 @@ class Server:
     def begin(self) -> ServerState:
         """Before the first trip."""
         start = self._method.server_start()
-        return ServerState(start, start, start)
+        return ServerState(start, start, start, self._terms.catch_up.answers())
+
+    def restore(self, kept: Mapping[str, Any]) -> ServerState:
+        """Of `ServerState.checkpoint()`, with tensors where the method puts them."""
+        start = self.begin()
+        start.log.load(kept["log"])
+        placed = {
+            name: {key: value.to(start.server[key].device) for key, value in kept[name].items()} for name in _TENSORS
+        }
+        measured = {Split(split): counts for split, counts in kept["measured"].items()}
+        more = {"log": start.log, "traffic": Traffic(*kept["traffic"]), "measured": measured}
+        return ServerState(**{**kept, **placed, **more})
 
     # --- what clients are asked for
 
@@ -181,7 +183,7 @@ class Server:
             # As clients are once they have carried out the request before.
             then = replace(
                 state, round=number + 1, server=state.current, participants=trainers,
-                answer_log=self._log_with(state),
+                log=self._log_with(state),
                 answers_known={**state.answers_known, **dict.fromkeys(trainers, number + 1)},
             )  # fmt: skip
             requests.append(replace(self._first_messages(then), next_round=True))
@@ -195,9 +197,7 @@ class Server:
         clients = self.participation.of(state.round + 1)
         return Request(clients, send, self._catch_up(state, clients, state.round))
 
-    def _catch_up(
-        self, state: ServerState, clients: Sequence[int], number: int
-    ) -> tuple[tuple[tuple[int, ...], tuple[Record, ...]], ...]:
+    def _catch_up(self, state: ServerState, clients: Sequence[int], number: int) -> tuple[Missed, ...]:
         """What clients are sent before round `number`, if their method tracks a model and they lack some answers."""
         if not self._method.tracks:
             return ()
@@ -205,24 +205,23 @@ class Server:
         for client in clients:
             if (since := state.answers_known.get(client, 0)) < number:
                 lacking.setdefault(since, []).append(client)
-        (exchange,), model, found = self._exchanges, self._terms.catch_up, []
-        log, digest = self._answers(state), self._terms.digest
+        (exchange,), found = self._exchanges, []
         for since, ids in sorted(lacking.items()):
-            frames, message = catching_up(since, number, log, exchange.down, model, state.server["model"], digest)
-            code, flags = (Code.MODEL, Flag.FORCED * (since == OUT_OF_SYNC)) if message is model else (Code.ANSWER, 0)
-            orders = tuple(Record(code, each, flags=flags, data=data) for each, data in frames.items())
-            found.append((tuple(ids), orders))
+            frames = self._terms.catch_up.frames(since, number, state.log, state.server)
+            forced = Flag.FORCED * (since == OUT_OF_SYNC)
+            code, flags = (Code.ANSWER, 0) if frames[0].message is exchange.down else (Code.MODEL, forced)
+            orders = tuple(Record(code, each.round, flags=flags, data=each.data) for each in frames)
+            found.append(Missed(tuple(ids), orders, state.log.fingerprints.get(since - 1), state.server))
         return tuple(found)
 
-    def _answers(self, state: ServerState) -> Answers:
-        return Answers(HEADER_BYTES + self._terms.catch_up.max_bytes, state.answer_log)
-
-    def _log_with(self, state: ServerState) -> dict[int, bytes]:
-        """The log of answers with that of this round."""
-        log = self._answers(state)
-        if self._method.tracks and state.answers:
-            log.add(state.round, state.answers[0])
-        return log.frames
+    def _log_with(self, state: ServerState) -> Answers:
+        """The log with the answer of this round."""
+        if not (self._method.tracks and state.answers):
+            return state.log
+        log = copy(state.log)
+        log.frames, log.fingerprints = dict(log.frames), dict(log.fingerprints)
+        log.add(state.round, state.answers[0], state.server["model"], state.current["model"])
+        return log
 
     # --- what came back
 
@@ -284,7 +283,7 @@ class Server:
             stage=BEGIN,
             answers=(),
             last_answers=state.answers,
-            answer_log=self._log_with(state),
+            log=self._log_with(state),
             answers_known=known,
             members=(),
             participants=participants,

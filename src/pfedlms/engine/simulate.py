@@ -12,11 +12,11 @@ import numpy as np
 from pfedlms import rng
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.engine.aggregation import Aggregation
-from pfedlms.engine.catch_up import from_server
+from pfedlms.engine.catch_up import fingerprints_of, from_server
 from pfedlms.engine.client import Client, on_host
 from pfedlms.engine.participation import Clients
 from pfedlms.engine.stopwatch import Stopwatch
-from pfedlms.engine.transport import Code, Event, Flag, Inbox, Record, Request, Split
+from pfedlms.engine.transport import Code, Event, Flag, Inbox, Missed, Record, Request, Split
 from pfedlms.errors import RunError, WireError
 from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake, Received, frame, frame_rows
 
@@ -84,28 +84,37 @@ class InProcess:
                     self._train(order, cohorts, inbox)
 
     def catch_up(self, request: Request, cohorts: list[Cohort], inbox: Inbox) -> list[Cohort]:
-        """Clients that lack answers get them, in order, or the model. All that one client is sent is lost or arrives
-        together: else who has missed much would hardly ever catch up. Those whom it reached."""
+        """Clients that lack answers get what brings them up to date. All that one client is sent is lost or arrives
+        together: else a client that missed much would hardly ever catch up. Those whom it reached."""
         if not request.catch_up:
             return cohorts
         with self._watch.stage("catching up"):
             round, lost = request.orders[0].number, set[int]()
-            for clients, orders in request.catch_up:
-                inbox.count_catch_up(request, orders, len(clients))
-                there = clients
-                for order in orders:
+            for missed in request.catch_up:
+                inbox.count_catch_up(request, missed.orders, len(missed.clients))
+                there = missed.clients
+                for order in missed.orders:
                     there = self._reached(round, order, there, inbox, CATCHING_UP)
+                    if self._links.down is perfect_link:
+                        break  # what holds of one of them holds of all
                 reached = set(there)
-                lost.update(reached.symmetric_difference(clients))
-                received = [self._read(order) for order in orders] if there else []
+                lost.update(reached.symmetric_difference(missed.clients))
                 for place, cohort in enumerate(cohorts):
                     ids = [client for client in cohort.ids if client in reached]
                     if ids:
-                        part = cohort.take(ids)
-                        for order, values in zip(orders, received, strict=True):
-                            part = self.client.take_in(part, order, values)
-                        cohorts = [*cohorts[:place], cohort.put(part), *cohorts[place + 1 :]]
+                        after = cohort.put(self._caught_up(cohort.take(ids), missed))
+                        cohorts = [*cohorts[:place], after, *cohorts[place + 1 :]]
             return _without(cohorts, lost)
+
+    def _caught_up(self, part: Cohort, missed: Missed) -> Cohort:
+        """Clients after all that they were sent. Answers were read when they were new, and lead every client that has
+        the server's w of that time to the server's w of now: so it is taken from there, and not computed again."""
+        answers, before = missed.orders[0].code == Code.ANSWER, missed.fingerprint
+        if answers and before is not None and bool((fingerprints_of(part.state["model"]) == before).all()):
+            return self.client.by.adopted(part, missed.leads_to)
+        for order in missed.orders:
+            part = self.client.take_in(part, order, self._read(order))
+        return part
 
     def answer(self, request: Request, order: Record, cohorts: list[Cohort], inbox: Inbox) -> list[Cohort]:
         """An answer down: one frame, decoded once and counted for each client. Those whom it reached."""
@@ -169,8 +178,9 @@ class InProcess:
         if links.down is perfect_link and not links.lost:
             return tuple(clients)
         there, message = [], self.client.message_of(order)
+        kind = self.client.method.exchanges[order.index].down.kind  # of whatever stands for answers, too
         for client in clients:
-            got = links.carry(links.down, sent, client, round, message.kind, delivery)
+            got = links.carry(links.down, sent, client, round, kind, delivery)
             try:
                 if got is None:
                     raise WireError("nothing arrived")

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from pfedlms.cohort import Cohort
+from pfedlms.engine.catch_up import CatchUp
 from pfedlms.engine.participation import Participation
 from pfedlms.engine.training import TrainSettings
 from pfedlms.methods.contract import Method, Task
 from pfedlms.models.forward import CohortModel
-from pfedlms.wire.fields import Floats, Message
+from pfedlms.settings import agreed
 from pfedlms.wire.frames import VERSION, agreement_digest
 
 
@@ -31,8 +31,8 @@ class Terms:
             raise ValueError(f"method: {method.name} is about the last steps, or tracks a model: it has one exchange")
         self.model, self.train, self.seed = model, train, seed
         self.digest = agreement(self.method)
-        self.catch_up = Message(2 * len(self.method.exchanges) + 1, (Floats("model", model.layout.dim),))
-        """The whole model, for clients to which the answers they missed would be more bytes."""
+        self.catch_up = CatchUp(self.method, self.digest)
+        """How clients of a method that tracks a model get it after they took no part."""
         self._kept = train.kept_numbers(model.layout.dim)
 
     def fresh(self, ids: tuple[int, ...], samples: tuple[int, ...]) -> Cohort:
@@ -72,7 +72,7 @@ def agreement(method: Method) -> bytes:
             "classes": task.classes,
             "seed": task.seed,
             "initial": _sha256(task.initial),
-            **{f"method.{key}": value for key, value in asdict(method.settings).items()},
+            **{f"method.{key}": value for key, value in agreed(method.settings).items()},
             **{f"agreement.{key}": value for key, value in method.agreement().items()},
         }
     )

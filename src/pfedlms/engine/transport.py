@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal
 
+from pfedlms.cohort import Tensors
 from pfedlms.engine.aggregation import Aggregation
 from pfedlms.engine.reports import Counts, Traffic
 from pfedlms.wire.frames import HEADER_BYTES
@@ -22,7 +23,7 @@ class Code(IntEnum):
     ANSWER = 0
     """Take in the server's answer of exchange `index` of round `number`."""
     MODEL = 1
-    """Adopt the model that the answers up to that of round `number` lead to."""
+    """Adopt the model that the answers up to that of round `number` lead to, sent whole or in parts."""
     SEND = 2
     """Send the message of exchange `index` of round `number`; in a reply, the message."""
     TRAIN = 3
@@ -64,13 +65,25 @@ class Record:
 
 
 @dataclass(frozen=True)
+class Missed:
+    """What brings clients up to date that have all taken in the same answers."""
+
+    clients: tuple[int, ...]
+    orders: tuple[Record, ...]
+    fingerprint: int | None = field(default=None, compare=False)
+    """Of the model that the answers they know lead to."""
+    leads_to: Tensors = field(default_factory=dict, compare=False)
+    """What clients with that model have after these orders; a transport in the same process may take it from here."""
+
+
+@dataclass(frozen=True)
 class Request:
     """The same orders for some clients."""
 
     clients: tuple[int, ...]
     orders: tuple[Record, ...]
-    catch_up: tuple[tuple[tuple[int, ...], tuple[Record, ...]], ...] = ()
-    """Before these orders: for clients that lack answers, what brings them up to date."""
+    catch_up: tuple[Missed, ...] = ()
+    """Before these orders, for clients that lack answers."""
     continues: bool = False
     """Whether these are the clients of the request before, in the middle of a round."""
     next_round: bool = False

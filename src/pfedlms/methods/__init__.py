@@ -6,17 +6,19 @@ from pfedlms.methods.contract import Exchange, Method, Objective, Task
 from pfedlms.methods.eden import EDEN
 from pfedlms.methods.fedavg import FedAvg
 from pfedlms.methods.fedproto import FedProto
+from pfedlms.methods.fetchsgd import FetchSGD
 from pfedlms.methods.local import Local
 from pfedlms.methods.obcsaa import OBCSAA
 from pfedlms.methods.obda import OBDA
 from pfedlms.methods.pfed1bs import PFed1BS
 from pfedlms.methods.pfedlms import PFedLMS
+from pfedlms.methods.sketchmean import SketchMean
 from pfedlms.methods.sketchvote import SketchVote
 from pfedlms.methods.stc import STC
 from pfedlms.methods.zsign import ZSign
 
 _ALL: tuple[type[Method], ...] = (
-    SketchVote, PFedLMS, PFed1BS, FedAvg, STC, EDEN, ZSign, OBCSAA, OBDA, FedProto, Local,
+    SketchVote, SketchMean, PFedLMS, PFed1BS, FedAvg, STC, FetchSGD, EDEN, ZSign, OBCSAA, OBDA, FedProto, Local,
 )  # fmt: skip
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 

@@ -59,8 +59,10 @@ Gathered = list[tuple[int, int, NDArray[np.float32], NDArray[np.float32]]]
 class AgreeOnThresholds(Exchange[Gathered]):
     """↑ mean and variance of each layer's sketch      ↓ μ̄ and σ̄ of all clients together; τ is a function of these."""
 
-    def __init__(self, kind: int, what: What, sketches: Sketches, quantiles: NDArray[np.float32]) -> None:
-        self._what, self._sketches, self._quantiles = what, sketches, quantiles
+    def __init__(
+        self, kind: int, what: What, sketches: Sketches, quantiles: NDArray[np.float32], pooling: str = "mean"
+    ) -> None:
+        self._what, self._sketches, self._quantiles, self._pooling = what, sketches, quantiles, pooling
         layers = len(sketches.layout.layers)
         self.up = Message(kind, (Floats("mean", layers), Floats("variance", layers, minimum=0)))
         self.down = Message(kind + 1, (Floats("mean", layers), Floats("deviation", layers, minimum=0)))
@@ -87,7 +89,7 @@ class AgreeOnThresholds(Exchange[Gathered]):
     def server_reply(self, server: Tensors, total: Gathered, round: int) -> tuple[Tensors, Tensors]:
         # Sums of floats depend on their order, so it is that of ids, whoever was heard first.
         _, samples, means, variances = zip(*sorted(total, key=itemgetter(0)), strict=True)
-        mean, deviation = pool_statistics(samples, np.stack(means), np.stack(variances))
+        mean, deviation = pool_statistics(samples, np.stack(means), np.stack(variances), self._pooling)
         return server, {"mean": torch.from_numpy(mean), "deviation": torch.from_numpy(deviation)}
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:

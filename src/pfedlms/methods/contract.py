@@ -26,7 +26,7 @@ from pfedlms.backend import to_device
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.models.layout import Layout
 from pfedlms.step.schedule import Schedule
-from pfedlms.wire.fields import Message
+from pfedlms.wire.fields import Field, Message
 
 Total = TypeVar("Total")
 
@@ -208,6 +208,9 @@ class Tracked(Method):
     """
 
     tracks = True
+    tracked: tuple[Field, ...] = ()
+    """What clients must have besides w: fields by the name that both states have them under, the server's as the field
+    is and clients' with a clients axis. They are sent with w, or with the parts of it, and answers bring them, too."""
 
     def client_start(self, cohort: Cohort) -> Cohort:
         return cohort.with_state(model=cohort.params)

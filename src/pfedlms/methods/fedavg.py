@@ -1,8 +1,7 @@
 """FedAvg: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-Efficient Learning of Deep Networks from
 Decentralized Data", AISTATS 2017.
 
-The server's step and momentum (FedAvgM): Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for
-Federated Visual Classification", 2019; Reddi et al., "Adaptive Federated Optimization", ICLR 2021.
+The server's step, momentum, Adam and Yogi: see `server_optimizer`.
 
 Choices where the papers are silent: E steps of one mini-batch each instead of epochs; clients' momentum begins anew
 with every average; running statistics of batch norm stay with their clients unless they are shared.
@@ -18,33 +17,31 @@ from torch import Tensor
 from pfedlms.backend import to_device
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.methods.contract import ClientWork, FieldMeans, Means, Method, Task
+from pfedlms.methods.server_optimizer import ServerOptimizer, ServerSettings
 from pfedlms.settings import setting
 from pfedlms.wire.fields import Floats, Message
 
 
 @dataclass(frozen=True)
-class FedAvgSettings:
+class FedAvgSettings(ServerSettings):
     share_statistics: bool = setting(
         False, "average the running statistics of batch norm too, and count their bytes; otherwise they stay local"
     )
     server_step: float = setting(
         1.0, "η, the server's step along its clients' mean update; 1 with momentum 0 is FedAvg", above=0
     )
-    server_momentum: float = setting(
-        0.0, "β, the server's momentum (FedAvgM); 0 with step 1 is FedAvg", minimum=0, below=1
-    )
 
 
 class Average(FieldMeans):
     """↑ θ_k      ↓ w = Σ p_k θ_k      then θ_k ← w; running statistics travel behind the model if they are shared
 
-    With a step η or momentum β of the server's: u ← βu + (Σ p_k θ_k − w), ↓ w ← w + ηu; statistics are averaged still.
+    With a server optimiser: ↓ w ← w + step(Σ p_k θ_k − w); statistics are averaged still.
     """
 
     def __init__(
-        self, dim: int, statistics: tuple[tuple[str, int], ...] = (), step: float = 1.0, momentum: float = 0.0
+        self, dim: int, statistics: tuple[tuple[str, int], ...] = (), optimizer: ServerOptimizer | None = None
     ) -> None:
-        self._statistics, self._step, self._momentum = statistics, step, momentum
+        self._statistics, self._optimizer = statistics, optimizer or ServerOptimizer()
         shared = (Floats("statistics", sum(size for _, size in statistics)),) if statistics else ()
         fields = (Floats("model", dim), *shared)
         self.up, self.down = (Message(kind, fields) for kind in (0, 1))
@@ -58,9 +55,9 @@ class Average(FieldMeans):
     def server_reply(self, server: Tensors, total: Means, round: int) -> tuple[Tensors, Tensors]:
         means = {name: mean.result() for name, mean in total.items()}
         if server:
-            update = self._momentum * server["update"].double() + (means["model"] - server["model"])
-            means["model"] = server["model"] + self._step * update
-            server = {"model": means["model"].float(), "update": update.float()}
+            moments, step = self._optimizer.step(server, means["model"] - server["model"])
+            means["model"] = server["model"] + step
+            server = {"model": means["model"].float(), **moments}
         return server, {name: mean.float() for name, mean in means.items()}
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
@@ -92,12 +89,13 @@ class FedAvg(Method):
     def __init__(self, task: Task, settings: FedAvgSettings) -> None:
         super().__init__(task, settings)
         statistics = task.statistics if settings.share_statistics else ()
-        self.exchanges = (Average(task.layout.dim, statistics, settings.server_step, settings.server_momentum),)
+        self._optimizer = ServerOptimizer(settings.server_step, settings)
+        self.exchanges = (Average(task.layout.dim, statistics, self._optimizer),)
 
     def server_start(self) -> Tensors:
-        if self.settings.server_step == 1 and self.settings.server_momentum == 0:
+        if self._optimizer.is_plain:
             return {}
-        return {"model": self.task.initial, "update": torch.zeros_like(self.task.initial)}
+        return {"model": self.task.initial, **self._optimizer.start(self.task.initial)}
 
     def global_model(self, cohort: Cohort) -> Tensor | None:
         return cohort.params

@@ -44,6 +44,12 @@ class PFedLMSSettings:
         "τ at equal shares of a normal (the paper), or where its Lloyd–Max quantiser has its boundaries",
         choices=lambda: ["quantile", "lloyd-max"],
     )
+    pooling: str = setting(
+        "mean",
+        "how the server pools the clients' statistics: mean (the paper), or median, which one client cannot move far",
+        choices=lambda: ["mean", "median"],
+        server_only=True,
+    )
     layerwise: bool = setting(True, "a sketch and thresholds for every layer; false: one for the whole model")
 
 
@@ -70,7 +76,7 @@ class PFedLMS(Method):
         quantiles = normal_quantiles(settings.thresholds) if chosen else lloyd_max(settings.thresholds + 1)[1]
         self.sketched = self._sketches.layout, self._sketches.sizes
         self.exchanges = (
-            AgreeOnThresholds(0, model, self._sketches, quantiles),
+            AgreeOnThresholds(0, model, self._sketches, quantiles, settings.pooling),
             VoteOnSymbols(2, self._sketches.sizes, settings.thresholds),
         )
         self._warn(narrowest_interval(quantiles))

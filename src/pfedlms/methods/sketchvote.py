@@ -17,7 +17,6 @@ What is its own is the combination, and what was measured of it (docs/results.md
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import pi, sqrt
@@ -33,10 +32,10 @@ from pfedlms.cohort import Cohort, Tensors
 from pfedlms.errors import DivergedError, UsageError
 from pfedlms.methods.consensus import Sketches
 from pfedlms.methods.contract import ClientWork, Exchange, Task, Tracked, go_on_from
+from pfedlms.methods.model_check import ModelCheck
 from pfedlms.settings import setting
-from pfedlms.wire import Bits, Floats, Mask, MaskedBytes, Message
+from pfedlms.wire import Bits, Floats, Message
 
-DIGEST_BYTES = 8
 MOST_ROWS = 1 << 24
 SAID = ("signs", "scale")
 
@@ -68,13 +67,6 @@ class Ballots:
     scales: list[NDArray[np.float32]] = field(default_factory=list)
 
 
-class Due(Mask):
-    """Whether a digest follows. Mostly not, and that is what a message is measured with."""
-
-    def example(self) -> NDArray[np.bool_]:
-        return np.zeros(self.shape, dtype=np.bool_)
-
-
 class VoteOnTheUnsaid(Exchange[Ballots]):
     """x_k = θ_k − w + e_k      what a client has learnt and not said yet
     y_k = Φ^r x_k            per layer, m of N rows
@@ -87,7 +79,7 @@ class VoteOnTheUnsaid(Exchange[Ballots]):
     """
 
     def __init__(self, sketches: Sketches, gain: float, check_every: int) -> None:
-        self._sketches, self._check_every = sketches, check_every
+        self._sketches, self._check = sketches, ModelCheck(check_every)
         layers = sketches.layout.layers
         # c_l over s̄, in float64 from left to right.
         factors = [gain * sqrt(2 / pi) * sqrt(m) / layer.pad for layer, m in zip(layers, sketches.sizes, strict=True)]
@@ -95,13 +87,12 @@ class VoteOnTheUnsaid(Exchange[Ballots]):
         # In one process all ends hear the same answer, and work out once where it leads.
         self._step = lru_cache(maxsize=1)(self._step_of)
         said = (Bits(SAID[0], sum(sketches.sizes)), Floats(SAID[1], len(layers), minimum=0))
-        self.up = Message(0, (*said, Due("checked", 1), MaskedBytes("digest", "checked", DIGEST_BYTES)))
+        self.up = Message(0, (*said, *self._check.fields))
         self.down = Message(1, said)
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
-        model, device = cohort.state["model"], cohort.params.device
-        sketch = self._sketches.of(round, device)
-        sketched, unsaid = sketch.split(cohort.params, model, cohort.state["residual"])
+        sketch = self._sketches.of(round, cohort.params.device)
+        sketched, unsaid = sketch.split(cohort.params, cohort.state["model"], cohort.state["residual"])
         signs, scales, last = to_host(*sketch.spoken(sketched), cohort.state["checked"])
         fine = torch.isfinite(scales).all(dim=1).tolist()  # any number in x that is not finite makes them so
         if not all(fine):
@@ -109,20 +100,11 @@ class VoteOnTheUnsaid(Exchange[Ballots]):
                 f"round {round + 1}: what client {cohort.ids[fine.index(False)]} has learnt is not finite or too large "
                 "to be sketched; lower train.learning_rate or method.gain"
             )
-        due = last + self._check_every <= round if self._check_every else torch.zeros_like(last, dtype=torch.bool)
-        digests = torch.zeros(len(cohort.ids), DIGEST_BYTES, dtype=torch.uint8)
-        after = cohort.with_state(residual=unsaid)
-        if due.any():
-            rows = due.flatten().nonzero().flatten()
-            digests[rows] = digests_of(model[rows.to(device)])
-            after = after.with_state(checked=torch.where(due, round, last).to(device))
-        return after, {"signs": signs, "scale": scales, "checked": due, "digest": digests}
+        after, checked = self._check.client_send(cohort.with_state(residual=unsaid), round, last)
+        return after, {"signs": signs, "scale": scales, **checked}
 
     def in_step(self, server: Tensors, values: Tensors) -> list[bool]:
-        checked = values["checked"].flatten()
-        if not checked.any():
-            return [True] * len(checked)
-        return (~checked | (values["digest"] == digests_of(server["model"][None])).all(dim=1)).tolist()
+        return self._check.in_step(server, values)
 
     def server_open(self, server: Tensors, round: int) -> Ballots:
         return Ballots(SignVote(self._sketches.sizes))
@@ -152,15 +134,6 @@ class VoteOnTheUnsaid(Exchange[Ballots]):
         """c (D H Sᵀ v) of an answer, `[dim]`."""
         factors = (np.frombuffer(scales, np.float32).astype(np.float64) * self._factors).astype(np.float32)
         return self._sketches.of(round, device).step(np.frombuffer(signs, np.uint8), factors)
-
-
-def digests_of(models: Tensor) -> Tensor:
-    """The first bytes of SHA-256 of every model, as little-endian float32: `[clients, dim]` → uint8 `[clients, 8]`, on
-    the host."""
-    if bool((models.view(torch.int32) == models[0].view(torch.int32)).all()):
-        models = models[:1]  # one is as good as all, and hashing takes longer than comparing
-    digests = [hashlib.sha256(own.astype("<f4").tobytes()).digest()[:DIGEST_BYTES] for own in models.cpu().numpy()]
-    return torch.tensor([list(digest) for digest in digests], dtype=torch.uint8)
 
 
 class SketchVote(Tracked):
@@ -199,5 +172,5 @@ class SketchVote(Tracked):
         return {"model": self.task.initial.to(self.task.device)}
 
     def client_start(self, cohort: Cohort) -> Cohort:
-        checked = torch.zeros(len(cohort.ids), 1, dtype=torch.int64, device=cohort.params.device)
-        return super().client_start(cohort).with_state(residual=torch.zeros_like(cohort.params), checked=checked)
+        started = ModelCheck.client_start(super().client_start(cohort))
+        return started.with_state(residual=torch.zeros_like(cohort.params))

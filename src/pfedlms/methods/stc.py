@@ -12,6 +12,7 @@ from torch import Tensor
 from pfedlms.backend import to_device
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.methods.contract import ClientWork, Exchange, Task, Tracked, go_on_from
+from pfedlms.methods.server_optimizer import ServerOptimizer, ServerSettings
 from pfedlms.settings import setting
 from pfedlms.wire import Message, Positions, Scalar, Signs
 
@@ -19,29 +20,38 @@ _LOW = (1 << 32) - 1
 
 
 @dataclass(frozen=True)
-class STCSettings:
+class STCSettings(ServerSettings):
     sparsity: float = setting(
         0.01, "p, share of the entries that a client sends; 1 sends a sign for every entry", above=0, maximum=1
     )
     sparsity_down: float = setting(0.0, "p of the server's answer; 0: as method.sparsity", minimum=0, maximum=1)
+    gain: float = setting(1.0, "η, the server's step along its clients' mean update; 1 is the paper", minimum=0)
 
 
 def ternary(x: Tensor, count: int) -> Tensors:
     """STC(x): of each row of x `[rows, dim]` the `count` entries of largest magnitude become ±μ, the others zero.
 
-        positions: the entries kept, ascending (of equal magnitudes the first)      signs: +1 where x ≥ 0, else −1
-        magnitude: μ, the mean of |x| over them
+    positions: the entries kept, ascending (of equal magnitudes the first)      signs: +1 where x ≥ 0, else −1
+    magnitude: μ, the mean of |x| over them
+
+    """
+    kept = largest(x, count)
+    values = x.gather(1, kept)
+    # In float64 the sum of some thousand float32 numbers of similar size is exact, whatever its order.
+    magnitude = values.abs().double().mean(dim=1, keepdim=True).float()
+    return {"magnitude": magnitude, "signs": torch.where(values >= 0, 1.0, -1.0), "positions": kept}
+
+
+def largest(x: Tensor, count: int) -> Tensor:
+    """Places of the `count` entries of largest magnitude in every row of x `[rows, dim]`, ascending; of equal
+    magnitudes the first.
 
     Bit patterns of floats that are not negative are ordered as the floats are, so a pattern with the index counted
     down behind it is a key that no other entry has, and which entries are kept depends on no order of equals.
     """
     index = torch.arange(x.shape[1], device=x.device)
     keys = (x.abs().view(torch.int32).to(torch.int64) << 32) | (_LOW - index)
-    kept = (_LOW - (keys.topk(count, dim=1, sorted=False).values & _LOW)).sort(dim=1).values
-    values = x.gather(1, kept)
-    # In float64 the sum of some thousand float32 numbers of similar size is exact, whatever its order.
-    magnitude = values.abs().double().mean(dim=1, keepdim=True).float()
-    return {"magnitude": magnitude, "signs": torch.where(values >= 0, 1.0, -1.0), "positions": kept}
+    return (_LOW - (keys.topk(count, dim=1, sorted=False).values & _LOW)).sort(dim=1).values
 
 
 def dense(sent: Tensors, dim: int) -> Tensor:
@@ -52,10 +62,10 @@ def dense(sent: Tensors, dim: int) -> Tensor:
 
 class TernaryUpdates(Exchange[tuple[Tensor, int]]):
     """↑ STC(x_k), x_k = θ_k − w + e_k, then e_k ← x_k − STC(x_k)
-    ↓ STC(x), x = Σ p_k STC(x_k) + e, then e ← x − STC(x); and w ← w + STC(x) on both ends"""
+    ↓ STC(x), x = step(Σ p_k STC(x_k)) + e, then e ← x − STC(x); and w ← w + STC(x) on both ends"""
 
     def __init__(self, task: Task, settings: STCSettings) -> None:
-        self._dim = task.layout.dim
+        self._dim, self._optimizer = task.layout.dim, ServerOptimizer(settings.gain, settings)
         shares = settings.sparsity, settings.sparsity_down or settings.sparsity
         self._up, self._down = (max(1, floor(share * self._dim)) for share in shares)
         self.up, self.down = (self._message(kind, count) for kind, count in enumerate((self._up, self._down)))
@@ -81,10 +91,11 @@ class TernaryUpdates(Exchange[tuple[Tensor, int]]):
         return total[0], total[1] + sum(samples)
 
     def server_reply(self, server: Tensors, total: tuple[Tensor, int], round: int) -> tuple[Tensors, Tensors]:
-        x = (total[0] / total[1] + server["residual"]).float()
+        moments, step = self._optimizer.step(server, total[0] / total[1])
+        x = (step + server["residual"]).float()
         sent = {name: value.squeeze(0) for name, value in ternary(x.unsqueeze(0), self._down).items()}
         move = dense(sent, self._dim)
-        return {"model": server["model"] + move, "residual": x - move}, sent
+        return {"model": server["model"] + move, "residual": x - move, **moments}, sent
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
         heard = {name: to_device(value, cohort.params.device) for name, value in values.items()}
@@ -96,7 +107,8 @@ class STC(Tracked):
     left out stays in a residual, a client's or the server's, and is sent later.
 
     Limits: p = 1 sends signs of all entries, scaled by their mean magnitude, with error feedback. An update with no
-    more than p n entries other than zero, all of one magnitude, arrives as it is.
+    more than p n entries other than zero, all of one magnitude, arrives as it is. `gain` 1 is the paper; 0 only sends
+    magnitudes of zero, and w stays.
 
     Where the paper is silent: the mean is weighted by N_k, as FedAvg's is; of equal magnitudes the first are kept, and
     always max(1, ⌊p n⌋) of them, so that a zero among them is sent as +μ and the residual takes it back; a client's
@@ -117,4 +129,9 @@ class STC(Tracked):
         return super().client_start(cohort).with_state(residual=torch.zeros_like(cohort.params))
 
     def server_start(self) -> Tensors:
-        return {**super().server_start(), "residual": torch.zeros_like(self.task.initial)}
+        nothing = torch.zeros_like(self.task.initial)
+        return {
+            **super().server_start(),
+            "residual": nothing,
+            **ServerOptimizer(self.settings.gain, self.settings).start(nothing),
+        }

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from plain_client.fields import Field, Floats, Symbols
 from plain_client.frames import SERVER, Known, accept, common_lines, digest_text
 from plain_client.numbers import Table, sketch_size
-from plain_client.quantising import pool, statistics, symbols_of, thresholds_of, vote
+from plain_client.quantising import pool, pool_medians, statistics, symbols_of, thresholds_of, vote
 from plain_client.sketching import sketch
 
 
@@ -23,6 +23,7 @@ class Run(Known):
     refresh: int = 1
     spacing: str = "quantile"
     layerwise: bool = True
+    pooling: str = "mean"  # the server's alone, so not in the text
 
     def text(self) -> str:
         names = ("thresholds", "ratio", "strength", "smoothing", "refresh", "spacing", "layerwise")
@@ -90,7 +91,7 @@ class Server:
         for layer in range(len(self.run.table)):
             means = [values[0][layer] for _, _, values in accepted]
             variances = [values[1][layer] for _, _, values in accepted]
-            pooled.append(pool(samples, means, variances))
+            pooled.append((pool_medians if self.run.pooling == "median" else pool)(samples, means, variances))
         return self._reply(1, list(zip(*pooled, strict=True)))
 
     def count_votes(self, frames: Iterable[bytes]) -> bytes:

@@ -34,6 +34,18 @@ def pool(samples: Sequence[int], means: Sequence[float], variances: Sequence[flo
     return f32(mean), f32(math.sqrt(square / total))
 
 
+def pool_medians(samples: Sequence[int], means: Sequence[float], variances: Sequence[float]) -> tuple[float, float]:
+    """One layer of all clients, with `pooling = median`."""
+
+    def median(values: Sequence[float]) -> float:
+        weight_up_to = {x: sum(n for n, y in zip(samples, values, strict=True) if y <= x) for x in values}
+        return min(x for x, weight in weight_up_to.items() if 2 * weight >= sum(samples))
+
+    mean = median(means)
+    spreads = [s + (m - mean) * (m - mean) for m, s in zip(means, variances, strict=True)]
+    return f32(mean), f32(math.sqrt(median(spreads)))
+
+
 def quantiles(thresholds: int, spacing: str = "quantile") -> list[float]:
     if spacing == "lloyd-max":
         return [f32(float(bound)) for bound in lloyd_max_boundaries(thresholds + 1)]

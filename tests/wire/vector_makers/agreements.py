@@ -36,6 +36,13 @@ def task(layers: Iterable[int], seed: int, initial: np.ndarray) -> Task:
     )
 
 
+SERVER_ONLY = {("pfedlms", "pooling")}  # §9: not in the digest
+
+
+def agreed_settings(method: str, settings: Any) -> dict[str, Any]:
+    return {name: value for name, value in asdict(settings).items() if (method, name) not in SERVER_ONLY}
+
+
 def digest_text(method: str, settings: Any, known: Task) -> str:
     """The text of §9, written out by hand here; `agreed` asserts that its hash is the package's digest."""
     lines = {
@@ -54,7 +61,7 @@ def digest_text(method: str, settings: Any, known: Task) -> str:
         if (rates.shape, rates.warmup) != ("constant", 0):
             lines |= {f"agreement.{name}": str(getattr(rates, name)) for name in ("shape", "warmup", "rounds")}
             lines |= {"agreement.decay": bits64(rates.decay), "agreement.decay_every": str(rates.decay_every)}
-    for name, value in asdict(settings).items():
+    for name, value in agreed_settings(method, settings).items():
         written = value if isinstance(value, str) else str(int(value))
         lines[f"method.{name}"] = bits64(value) if isinstance(value, float) else written
     return "".join(f"{key}={lines[key]}\n" for key in sorted(lines))
@@ -70,7 +77,11 @@ def agreed(method: str, settings: Any, known: Task) -> dict[str, Any]:
         "seed": word(known.seed),
         "layers": [[layer.offset, layer.size] for layer in known.layout.layers],
         "initial": bits32(known.initial.numpy()),
-        "settings": {k: bits64(v) if isinstance(v, float) else v for k, v in asdict(settings).items()},
+        "settings": {
+            k: bits64(v) if isinstance(v, float) else v
+            for k, v in asdict(settings).items()
+            if (method, k) not in SERVER_ONLY
+        },
         "text": text,
         "sha256": hashlib.sha256(text.encode()).hexdigest(),
         "digest": digest.hex(),

@@ -9,14 +9,12 @@ from typing import Any
 import torch
 
 from pfedlms.cohort import Cohort
-from pfedlms.engine.catch_up import Answers, catching_up
+from pfedlms.engine.catch_up import CatchUp
 from pfedlms.engine.client import Client
 from pfedlms.engine.simulate import InProcess, Links, hold_exchange
 from pfedlms.engine.terms import agreement
-from pfedlms.engine.transport import Code, Record, Request
+from pfedlms.engine.transport import Code, Missed, Record, Request
 from pfedlms.methods import METHODS, Task
-from pfedlms.wire import Floats, Message
-from pfedlms.wire.frames import HEADER_BYTES
 from vector_makers.agreements import agreed, task
 from vector_makers.notation import SAMPLES, bits32, bits64, floats
 
@@ -35,15 +33,15 @@ def sketchvote(
     known = task(layers, seed, initial)
     playing = method(known, chosen)
     (exchange,), digest, server = playing.exchanges, agreement(playing), playing.server_start()
-    model = Message(3, (Floats("model", len(initial)),))
-    answers = Answers(HEADER_BYTES + model.max_bytes)
+    by = CatchUp(playing, digest)
+    answers = by.answers()
     clients, heard = [starting(playing, k) for k in range(len(SAMPLES))], [0] * len(SAMPLES)
     played = []
     for number, (senders, coming) in enumerate(pairwise(phases)):
         ups: dict[int, bytes] = {}
         downs: dict[int, list[bytes]] = {}
         links = Links(lambda data, k, to=ups: to.update({k: data}) or data, lambda data, k, to=downs: keep(to, k, data))
-        transport = InProcess(Client(playing, digest, model, None, None), None, links)
+        transport = InProcess(Client(playing, digest, by, None, None), None, links)
         for k in senders:
             clients[k] = replace(clients[k], params=learnt(clients[k], known, seed, number, silent.get(number, {})))
         told = [{"id": k, "samples": SAMPLES[k], "model": bits32(clients[k].params)} for k in sorted(senders)]
@@ -56,18 +54,18 @@ def sketchvote(
         for k in sorted(coming):
             request = Request((k,), (answer,))
             if heard[k] < number:
-                frames, of = catching_up(heard[k], number, answers, exchange.down, model, server["model"], digest)
-                code = Code.MODEL if of is model else Code.ANSWER
-                orders = tuple(Record(code, each, data=data) for each, data in frames.items())
-                request = replace(request, catch_up=(((k,), orders),))
+                frames = by.frames(heard[k], number, answers, server)
+                code = Code.ANSWER if frames[0].message is exchange.down else Code.MODEL
+                orders = tuple(Record(code, each.round, data=each.data) for each in frames)
+                request = replace(request, catch_up=(Missed((k,), orders),))
             back = transport.catch_up(request, [clients[k]], inbox)
             if k in downs:
                 caught_up.append({"id": k, "heard": heard[k], "frames": [data.hex() for data in downs.pop(k)]})
             (clients[k],) = transport.answer(request, answer, back, inbox)
             heard[k] = number + 1
             assert torch.equal(clients[k].state["model"][0].view(torch.int32), moved["model"].view(torch.int32))
-        server = moved
-        answers.add(number, answer.data)
+        before, server = server, moved
+        answers.add(number, answer.data, before["model"], server["model"])
         played.append(
             {
                 "round": number,

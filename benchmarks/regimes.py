@@ -1,0 +1,122 @@
+"""Cells of the regimes: everybody in every round, a tenth of the clients, a hundredth; every method with the settings
+that were chosen for it with the same effort (effort.py).
+
+    python benchmarks/regimes.py mnist cifar10        # the bytes of the rows that are called equal
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from pfedlms.reproduce.budget import taken
+
+REGIMES: dict[str, dict[str, Any]] = {
+    "10-of-100": {"data.clients": 100, "train.participation": 0.1},
+    "10-of-1000": {"data.clients": 1000, "train.participation": 0.01},
+    "20-of-20": {"data.clients": 20, "train.participation": 1.0},
+}
+SPARSE = ("10-of-100", "10-of-1000")
+BUDGETS = {
+    "mnist": ((0.1, 0.005), (0.1, 0.002), (0.2, 0.015)),
+    "fmnist": ((0.1, 0.005), (0.1, 0.002), (0.2, 0.015)),
+    "cifar10": ((0.3, 0.015), (0.3, 0.005), (0.5, 0.015)),
+    "cifar100": ((0.3, 0.015), (0.3, 0.005), (0.5, 0.015)),
+    "digits": ((0.1, 0.005), (0.1, 0.002), (0.2, 0.015)),
+}
+"""ratio and answer of sketchmean where clients are sampled; the first is what others are compared with at its bytes,
+and what trials have."""
+FULL = {"mnist": (0.1, 0.015), "fmnist": (0.1, 0.015), "cifar10": (0.1, 0.01), "cifar100": (0.1, 0.01),
+        "digits": (0.1, 0.015)}  # fmt: skip
+"""ratio and answer of sketchmean with everybody."""
+OWN: dict[str, tuple[str, tuple[float, float, float]]] = {
+    "fedavg": ("method.server_step", (1.0, 1.5, 2.25)),
+    "stc": ("method.gain", (1.5, 2.25, 3.4)),
+    "sketchvote": ("method.gain", (1.0, 1.7, 3.0)),
+    "sketchmean": ("method.gain", (2.0, 3.0, 4.5)),
+    "fetchsgd": ("method.gain", (0.1, 0.3, 1.0)),
+    "local": ("train.learning_rate", (0.5, 1.0, 2.0)),
+}
+"""The setting that is chosen for each method besides its learning rate, and the three values tried first; for `local`
+the learning rate alone, in units of what is shipped."""
+UNTRIED: dict[str, dict[str, float]] = {
+    "fedavg": {"method.server_step": 2.0}, "stc": {"method.gain": 3.0}, "sketchvote": {},
+    "sketchmean": {"method.gain": 3.0}, "fetchsgd": {"method.gain": 0.3}, "local": {},
+}  # fmt: skip
+"""What a chosen row has where there were no trials."""
+Settings = dict[str, Any]
+
+
+def shared(dataset: str, regime: str) -> Settings:
+    """What all methods of a table have."""
+    model = {"model.name": "vgg8"} if dataset == "cifar100" else {}
+    return {"data.alpha": 0.5, **REGIMES[regime], **model}
+
+
+def on(dataset: str) -> str:
+    """The data set whose own model is taken to compare bytes."""
+    return "cifar10" if dataset == "cifar100" else dataset  # vgg8, with ten classes: shares hold for a hundred as well
+
+
+def sketchmean(dataset: str, ratio: float, answer: float) -> Settings:
+    allocation = {"method.allocation": 0.7} if on(dataset) == "cifar10" else {}
+    return {"method.name": "sketchmean", "method.ratio": ratio, "method.answer": answer, **allocation}
+
+
+def plain(dataset: str, regime: str, method: str) -> Settings:
+    """A method as it takes part in a regime, at the bytes of the others that compress; its own setting and learning
+    rate as they are shipped."""
+    ratio, answer = FULL[dataset] if regime == "20-of-20" else BUDGETS[dataset][0]
+    if method == "sketchmean":
+        return sketchmean(dataset, ratio, answer)
+    fixed: dict[str, dict[str, float]] = {
+        "stc": {"sparsity_down": answer},
+        "fetchsgd": {"rows": 3, "answer": answer / 4},  # 4 bytes for a value, and not one magnitude for all
+    }
+    if method in fixed:
+        key, own = {"stc": "sparsity", "fetchsgd": "columns"}[method], fixed[method]
+        wanted = taken(on(dataset), "sketchmean", ratio=ratio, answer=answer)
+        own = {**own, key: equal(on(dataset), method, key, wanted, **own)}
+        return {"method.name": method, **{f"method.{name}": value for name, value in own.items()}}
+    return {"method.name": method}
+
+
+@cache
+def equal(dataset: str, method: str, key: str, wanted: int, **fixed: float) -> float:
+    """The value of a setting at which messages of a round, up and down, take `wanted` bytes, or hardly fewer."""
+    low, high = 1e-5, 0.5
+    for _ in range(24):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if taken(dataset, method, **{key: middle}, **fixed) <= wanted else (low, middle)
+    return float(f"{low:.4g}")
+
+
+def rows(dataset: str, regime: str, chosen: Mapping[str, Settings]) -> dict[str, Settings]:
+    """The rows of a table by label; `chosen` are the settings that trials gave to methods, by section.key."""
+    methods = (
+        ("local", "fedavg", "stc", "fetchsgd", "sketchvote") if regime in SPARSE else ("fedavg", "stc", "sketchvote")
+    )
+    own = {method: {**plain(dataset, regime, method), **chosen.get(method, UNTRIED[method])} for method in methods}
+    found = {"fedavg": plain(dataset, regime, "fedavg")}
+    budgets = BUDGETS[dataset] if regime in SPARSE else (FULL[dataset],)
+    for ratio, answer in budgets:
+        label = f"sketchmean-r{ratio:g}-a{answer:g}"
+        found[label] = {**sketchmean(dataset, ratio, answer), **chosen.get("sketchmean", UNTRIED["sketchmean"])}
+    found |= {f"{method}-chosen": settings for method, settings in own.items()}
+    return found | {"stc": plain(dataset, regime, "stc")}
+
+
+def main() -> None:
+    """Check that what is called equal is: bytes of a client in a round, up and down."""
+    for dataset in sys.argv[1:]:
+        for regime in ("10-of-100", "20-of-20"):
+            for method in ("sketchmean", "stc", "fetchsgd"):
+                settings = plain(dataset, regime, method)
+                own = {key.partition(".")[2]: value for key, value in settings.items() if key != "method.name"}
+                print(f"{dataset:8s} {regime:10s} {method:10s} {taken(on(dataset), method, **own):7d} bytes   {own}")
+
+
+if __name__ == "__main__":
+    main()

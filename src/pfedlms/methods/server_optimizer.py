@@ -1,0 +1,71 @@
+"""What a server makes of its clients' mean update before the model moves: one piece for every method that has a mean.
+
+Step and momentum (FedAvgM): Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated
+Visual Classification", 2019. FedAdam and FedYogi: Reddi et al., "Adaptive Federated Optimization", ICLR 2021.
+
+    sgd     u ← β u + Δ                 step η u
+    adam    u ← β u + (1 − β) Δ         v ← β₂ v + (1 − β₂) Δ²                      step η u / (√v + ε)
+    yogi    u ← β u + (1 − β) Δ         v ← v − (1 − β₂) Δ² sign(v − Δ²)            step η u / (√v + ε)
+
+u begins with 0 and v with ε², without a correction for that, as in the paper. All of it is in float64, entry by entry,
+and u and v are kept as float32. Only the server computes it, so that clients need not agree on it to the bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pfedlms.cohort import Tensors
+from pfedlms.settings import setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """The settings of every method with a server optimiser, besides its step η."""
+
+    server_momentum: float = setting(
+        0.0, "β, the server's momentum; 0 has none, and with sgd and a step of 1 the mean itself", minimum=0, below=1
+    )
+    server_optimizer: str = setting(
+        "sgd", "what makes a step of the mean update: sgd, adam or yogi", choices=lambda: ["sgd", "adam", "yogi"]
+    )
+    server_decay: float = setting(0.99, "β₂ of adam and yogi, which sgd does not have", minimum=0, below=1)
+    server_epsilon: float = setting(1e-3, "ε of adam and yogi, which bounds their steps by η u / ε", above=0)
+
+
+class ServerOptimizer:
+    """Mean update in, step out; see the module."""
+
+    def __init__(self, step: float = 1.0, settings: ServerSettings | None = None) -> None:
+        self._step, self._settings = step, settings or ServerSettings()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a step is the mean update itself."""
+        return self._step == 1 and self._settings.server_momentum == 0 and self._settings.server_optimizer == "sgd"
+
+    def start(self, like: Tensor) -> Tensors:
+        """What the server keeps, of vectors like this one; nothing where a step is the mean update itself."""
+        own = self._settings
+        if own.server_optimizer == "sgd":
+            return {} if self.is_plain else {"update": torch.zeros_like(like)}
+        return {"update": torch.zeros_like(like), "square": torch.full_like(like, own.server_epsilon**2)}
+
+    def step(self, server: Tensors, mean: Tensor) -> tuple[Tensors, Tensor]:
+        """The optimiser's parts of the server's state, and the step from the mean update: `[dim]`, float64."""
+        if self.is_plain:
+            return {}, mean
+        own = self._settings
+        beta, decay, u = own.server_momentum, own.server_decay, server["update"].double()
+        if own.server_optimizer == "sgd":
+            u = beta * u + mean
+            return {"update": u.float()}, self._step * u
+        u, v, square = beta * u + (1 - beta) * mean, server["square"].double(), mean * mean
+        if own.server_optimizer == "adam":
+            v = decay * v + (1 - decay) * square
+        else:
+            v = v - (1 - decay) * square * torch.sign(v - square)
+        return {"update": u.float(), "square": v.float()}, self._step * u / (v.sqrt() + own.server_epsilon)

@@ -1,0 +1,231 @@
+"""sketchmean, a method of this package for clients that take part seldom and keep nothing: votes on random directions
+of their updates go up, the largest entries of what the server has collected come down.
+
+What is its own is the combination, and what was measured of it (docs/results.md). Its parts are others':
+
+- that the server collects a linear sketch of updates, keeps what it has not sent and answers with the largest entries:
+  FetchSGD (Rothchild et al., ICML 2020; `fetchsgd` here), with a Count Sketch of floats;
+- one bit for each direction of a rotated update: DRIVE (Vargaftik et al., NeurIPS 2021) and EDEN (ICML 2022; `eden`);
+- the answer: STC (Sattler et al., IEEE TNNLS 2020; `stc`);
+- the server optimiser: Reddi et al., ICLR 2021 (`server_optimizer`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import floor, pi, sqrt
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pfedlms import rng
+from pfedlms.aggregate import SignVote
+from pfedlms.backend import to_device, to_host
+from pfedlms.cohort import Cohort, Tensors
+from pfedlms.errors import DivergedError
+from pfedlms.methods.consensus import Sketches
+from pfedlms.methods.contract import ClientWork, Exchange, Task, Tracked, go_on_from
+from pfedlms.methods.model_check import ModelCheck
+from pfedlms.methods.server_optimizer import ServerOptimizer, ServerSettings
+from pfedlms.methods.stc import ternary
+from pfedlms.quantise import pack_signs
+from pfedlms.settings import setting
+from pfedlms.wire import Bits, Floats, Mask, Message, Positions, Scalar, Signs
+
+FAST, SLOW = 0.7, 0.2
+"""τ, how fast a scale follows the votes: before and after it has first met the median."""
+SETTLED = 2
+LOWEST, HIGHEST = 2.0**-20, 2.0**40
+"""Limits of a scale, in units of where it started: it never becomes 0 or infinite."""
+
+
+@dataclass(frozen=True)
+class SketchMeanSettings(ServerSettings):
+    ratio: float = setting(0.1, "m / N, bits a client sends for each padded parameter", above=0, maximum=1)
+    answer: float = setting(0.005, "share of the entries of the model that the server's answer has", above=0, maximum=1)
+    gain: float = setting(
+        3.0, "g, the server's step along the mean of the signs; π/2 has the unit slope, 0 never moves w", minimum=0
+    )
+    allocation: float = setting(
+        1.0,
+        "a: rows of a layer are shared out in proportion to N^a; 1 is the same ratio for every layer",
+        minimum=0,
+        maximum=8,
+    )
+    refresh: int = setting(1, "h, rounds between fresh sketches; fresh directions every round work best", minimum=1)
+    check_every: int = setting(
+        50, "rounds after which a client's message carries a digest of the model it tracks; 0: never", minimum=0
+    )
+
+
+@dataclass
+class Votes:
+    """What the server has counted: Σ c_k sign(y_k), Σ c_k of the clients whose scale is above S (`[layers]`), Σ c_k."""
+
+    signs: SignVote
+    above: NDArray[np.int64]
+    weight: int = field(default=0)
+
+
+class MeanOfSigns(Exchange[Votes]):
+    """One exchange of round r.
+
+    y_k = Φ^r (θ_k − w)          per layer, m of N rows
+    ↑ sign(y_k), rms(y_k) > S    one bit for each direction, one for each layer
+    p = Σ c_k sign(y_k) / Σ c_k  c_k = N_k, limited by `train.max_weight`
+    z ← z + step(√(2/π) S Φᵀp)   step is the server optimiser, g its step size
+    ↓ STC(z), S                  places, signs and one magnitude of the largest entries of z; the next S, see `followed`
+    z ← z − STC(z)               what is not sent waits on the server
+    w ← w + STC(z)               on all ends, at the places sent
+
+    An entry y = 0 votes by a coin of (seed, round, client, layer).
+    """
+
+    def __init__(self, task: Task, settings: SketchMeanSettings, sketches: Sketches) -> None:
+        self._sketches, self._seed, self._dim = sketches, task.seed, task.layout.dim
+        self._optimizer = ServerOptimizer(settings.gain, settings)
+        self._check = ModelCheck(settings.check_every)
+        self._answer = max(1, floor(settings.answer * self._dim))
+        self.start = start_scales(task.learning_rate, sketches.sizes)
+        layers = len(sketches.sizes)
+        self.scale = Floats("scale", layers, minimum=0)
+        self.up = Message(0, (Bits("signs", sum(sketches.sizes)), Mask("above", layers), *self._check.fields))
+        sent = Scalar("magnitude", minimum=0), Signs("signs", self._answer)
+        self.down = Message(1, (*sent, Positions("positions", self._answer, self._dim), self.scale))
+
+    def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
+        sketch = self._sketches.of(round, cohort.params.device)
+        sketched = sketch.forward(cohort.params - cohort.state["model"])
+        signs, scales = sketch.spoken(sketched)
+        zero = sketched == 0
+        if zero.any():
+            signs = pack_signs(torch.where(zero, self._coins(zero, round, cohort.ids), sketched))
+        above = scales > cohort.state["scale"]
+        finite = torch.isfinite(scales).all(dim=1)
+        signs, above, finite, last = to_host(signs, above, finite, cohort.state["checked"])
+        if not finite.all():
+            raise DivergedError(
+                f"round {round + 1}: the update of client {cohort.ids[finite.tolist().index(False)]} is not finite or "
+                "too large to be sketched; lower train.learning_rate or method.gain"
+            )
+        after, checked = self._check.client_send(cohort, round, last)
+        return after, {"signs": signs, "above": above, **checked}
+
+    def _coins(self, zero: Tensor, round: int, clients: tuple[int, ...]) -> Tensor:
+        """±1 for the entries that are zero, `[clients, Σ m]`."""
+        coins, sizes = torch.ones(zero.shape), list(self._sketches.sizes)
+        parts = zip(torch.split(zero, sizes, dim=1), torch.split(coins, sizes, dim=1), strict=True)
+        for layer, (where, own) in enumerate(parts):
+            for row in where.any(dim=1).nonzero().flatten().tolist():
+                key = rng.stream(self._seed, "sketchmean-coin", round, clients[row], layer)
+                own[row] = torch.from_numpy(rng.signs(key, sizes[layer]))
+        return coins.to(zero.device)
+
+    def in_step(self, server: Tensors, values: Tensors) -> list[bool]:
+        return self._check.in_step(server, values)
+
+    def server_open(self, server: Tensors, round: int) -> Votes:
+        return Votes(SignVote(self._sketches.sizes), np.zeros(len(self._sketches.sizes), dtype=np.int64))
+
+    def server_add(self, total: Votes, ids: list[int], samples: list[int], values: Tensors) -> Votes:
+        weights = np.array(samples, dtype=np.int64)
+        total.signs.add(values["signs"].numpy(), np.repeat(weights[:, None], len(total.above), axis=1))
+        return Votes(total.signs, total.above + weights @ values["above"].numpy(), total.weight + sum(samples))
+
+    def server_reply(self, server: Tensors, total: Votes, round: int) -> tuple[Tensors, Tensors]:
+        # Nobody may have been in step: then nothing is added to z, and scales stay.
+        weight = max(1, total.weight)
+        lean = (2 * total.above - total.weight) / weight  # b̄
+        scale, settled = server["scale"].numpy().astype(np.float64), server["settled"].numpy()
+        next_scale, next_settled = followed(scale, settled, lean, self.start)
+        counts = np.where((next_settled == SETTLED) | (lean > 0), scale, 0)
+        mean = self._mean_update(total.signs.sums(), counts / weight, round)
+        moments, step = self._optimizer.step(server, mean)
+        z = (server["unsent"].double() + step).float()
+        sent = {name: value[0] for name, value in ternary(z[None], self._answer).items()}
+        after = {"model": moved(server["model"], sent), "unsent": moved(z, {**sent, "signs": -sent["signs"]})}
+        scales = {"scale": torch.from_numpy(next_scale)}
+        return {**after, **scales, "settled": torch.from_numpy(next_settled), **moments}, {**sent, **scales}
+
+    def _mean_update(self, sums: NDArray[np.float64], scales: NDArray[np.float64], round: int) -> Tensor:
+        """√(2/π) S Φᵀ p, `[dim]`, from Σ c_k sign(y_k) and S / Σ c_k. On the host in float64, where D H Sᵀ of the sums
+        holds integers, exact in any order of summation for m Σ c_k ≤ 2^53."""
+        sketch = self._sketches.of(round, torch.device("cpu"))
+        factors = [
+            sqrt(2 / pi) * scale / sqrt(m) for scale, m in zip(scales.tolist(), self._sketches.sizes, strict=True)
+        ]
+        sizes = [layer.size for layer in self._sketches.layout.layers]
+        return sketch.spread(torch.from_numpy(sums)) * torch.from_numpy(np.repeat(factors, sizes))
+
+    def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
+        sent = {name: to_device(value, cohort.params.device) for name, value in values.items()}
+        scale = sent["scale"].expand(len(cohort.ids), -1).contiguous()
+        return go_on_from(cohort, moved(cohort.state["model"], sent)).with_state(scale=scale)
+
+
+def moved(model: Tensor, sent: Tensors) -> Tensor:
+    """w after an answer, `[dim]` or `[clients, dim]`: w + s μ at the places sent, and all else as it is."""
+    places = sent["positions"].expand(*model.shape[:-1], -1)
+    return model.scatter(-1, places, model.gather(-1, places) + sent["magnitude"] * sent["signs"])
+
+
+def start_scales(learning_rate: float, sizes: tuple[int, ...]) -> NDArray[np.float64]:
+    """S⁰ = η / √m of every layer, rounded to float32: an update of length η, which one step on a gradient of length 1
+    makes; most are longer."""
+    return np.array([learning_rate / sqrt(m) for m in sizes], dtype=np.float32).astype(np.float64)
+
+
+def followed(
+    scale: NDArray[np.float64], settled: NDArray[np.int8], lean: NDArray[np.float64], start: NDArray[np.float64]
+) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
+    """S and how far it has come after a round in which b̄ = `lean`, the mean of the clients' bits as ±1: `[layers]`.
+
+        S ← S (1 + τ b̄), τ = 0.7 until b̄ of the layer first is 0 or has another sign than at first, from then on 0.2
+
+    in float64, rounded to float32. `settled` is the first sign of b̄, 0 before there was any, 2 once it has changed.
+    Until then S may be far from the median: a layer whose S is too large (b̄ ≤ 0) adds nothing to z.
+    """
+    sign = np.sign(lean).astype(np.int8)
+    changed = (settled == SETTLED) | (sign == 0) | ((settled != 0) & (sign != settled))
+    after = np.where(changed, SETTLED, sign).astype(np.int8)
+    moving = scale * (1 + np.where(changed, SLOW, FAST) * lean)
+    return np.clip(moving, start * LOWEST, start * HIGHEST).astype(np.float32), after
+
+
+class SketchMean(Tracked):
+    """One model for all, moved by the largest entries of what clients voted for; clients keep nothing but that model.
+
+    Limits: `gain` 0 never moves w, which is E steps from w⁰ for everyone; with values instead of signs, `ratio` 1,
+    a power of two of parameters and an answer of all entries it is FedAvg (tests/methods/test_sketchmean.py).
+    """
+
+    name = "sketchmean"
+    paper = "a method of this package; see docs/methods.md for what it owes to others"
+    personal = False
+    about_last_steps = True
+    Settings = SketchMeanSettings
+
+    def __init__(self, task: Task, settings: SketchMeanSettings) -> None:
+        super().__init__(task, settings)
+        sketches = Sketches(task.layout, settings.ratio, task.seed, settings.refresh, settings.allocation)
+        self.sketched = sketches.layout, sketches.sizes
+        exchange = MeanOfSigns(task, settings, sketches)
+        self.exchanges, self.tracked = (exchange,), (exchange.scale,)
+        self._scale = torch.from_numpy(exchange.start).float()
+
+    def agreement(self) -> dict[str, int | float | str]:
+        """With an allocation m is a power in floating point, and S⁰ is in proportion to η: both ends compare them."""
+        assert self.sketched is not None
+        return {"rows": ",".join(map(str, self.sketched[1])), "learning_rate": self.task.learning_rate}
+
+    def server_start(self) -> Tensors:
+        nothing = torch.zeros_like(self.task.initial)
+        scales = {"scale": self._scale, "settled": torch.zeros(len(self._scale), dtype=torch.int8)}
+        moments = ServerOptimizer(self.settings.gain, self.settings).start(nothing)
+        return {**super().server_start(), "unsent": nothing, **scales, **moments}
+
+    def client_start(self, cohort: Cohort) -> Cohort:
+        scale = self._scale.to(cohort.params.device).repeat(len(cohort.ids), 1)
+        return ModelCheck.client_start(super().client_start(cohort)).with_state(scale=scale)
