@@ -110,7 +110,7 @@ class InProcess:
         """Clients after all that they were sent. Answers were read when they were new, and lead every client that has
         the server's w of that time to the server's w of now: so it is taken from there, and not computed again."""
         answers, before = missed.orders[0].code == Code.ANSWER, missed.fingerprint
-        if answers and before is not None and bool((fingerprints_of(part.state["model"]) == before).all()):
+        if answers and before is not None and all(each == before for each in fingerprints_of(part.state["model"])):
             return self.client.by.adopted(part, missed.leads_to)
         for order in missed.orders:
             part = self.client.take_in(part, order, self._read(order))
@@ -178,9 +178,8 @@ class InProcess:
         if links.down is perfect_link and not links.lost:
             return tuple(clients)
         there, message = [], self.client.message_of(order)
-        kind = self.client.method.exchanges[order.index].down.kind  # of whatever stands for answers, too
         for client in clients:
-            got = links.carry(links.down, sent, client, round, kind, delivery)
+            got = links.carry(links.down, sent, client, round, message.kind, delivery)
             try:
                 if got is None:
                     raise WireError("nothing arrived")

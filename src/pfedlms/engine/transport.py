@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Literal
+from typing import Any, Literal
 
 from pfedlms.cohort import Tensors
 from pfedlms.engine.aggregation import Aggregation
@@ -70,7 +70,7 @@ class Missed:
 
     clients: tuple[int, ...]
     orders: tuple[Record, ...]
-    fingerprint: int | None = field(default=None, compare=False)
+    fingerprint: Any = field(default=None, compare=False)
     """Of the model that the answers they know lead to."""
     leads_to: Tensors = field(default_factory=dict, compare=False)
     """What clients with that model have after these orders; a transport in the same process may take it from here."""
