@@ -77,13 +77,13 @@ def test_no_module_is_loaded_by_a_string(file: Path) -> None:
 
 def test_the_check_sees_what_is_there() -> None:
     """Imports that are known to exist, at the top and inside functions."""
-    assert {"methods", "data", "wire"} <= parts_imported(PACKAGE / "engine" / "exchange.py") | parts_imported(
+    assert {"methods", "data", "wire"} <= parts_imported(PACKAGE / "engine" / "simulate.py") | parts_imported(
         PACKAGE / "engine" / "training.py"
     )
     assert "report" in parts_imported(PACKAGE / "cli" / "train.py")  # imported where it is needed
-    assert imports(ast.parse("def f():\n    from pfedlms.engine import exchange\n")) == [
+    assert imports(ast.parse("def f():\n    from pfedlms.engine import simulate\n")) == [
         "pfedlms.engine",
-        "pfedlms.engine.exchange",
+        "pfedlms.engine.simulate",
     ]
     assert imports(ast.parse("import a.b as c, d")) == ["a.b", "d"]
 

@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from factories import cohort_of, digits, federation, normal, overheard
-from pfedlms.cohort import Cohort
 from pfedlms.engine.catch_up import CatchUp, fingerprints_of
-from pfedlms.engine.exchange import Channel
 from pfedlms.engine.federation import Federation
+from pfedlms.engine.transport import Code, Inbox, Missed, Record, Request
 from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake
 
 TRACKED = [
@@ -89,16 +88,16 @@ def test_all_forms_lead_to_the_bits_of_the_server(method: str, settings: dict[st
     with overheard() as messages:
         for _ in range(5):
             chosen.play_round()
-    by, server, (exchange,) = chosen._terms.catch_up, chosen._server, chosen.method.exchanges
+    by, server, (exchange,) = chosen._terms.catch_up, chosen._server.server, chosen.method.exchanges
     answers = [sent for sent in messages if sent.sender == SERVER]
     start = chosen.method.client_start(chosen._fresh((3,)))
     replayed = start
     for sent in answers:
-        received = Intake(exchange.down, chosen._digest, sent.round, (SERVER,)).accept(sent.data)
+        received = Intake(exchange.down, chosen._terms.digest, sent.round, (SERVER,)).accept(sent.data)
         replayed = by.taken_in(exchange, replayed, exchange.down, received, sent.round)
     for message in by.messages.values():
         made = one_form(by, chosen, message)
-        received = Intake(message, chosen._digest, 4, (SERVER,)).accept(made)
+        received = Intake(message, chosen._terms.digest, 4, (SERVER,)).accept(made)
         # Differences from w⁰ and w also help a client with any other model.
         before = start if message is by.changes else start.with_state(model=normal(1, start.params.shape[1], seed=7))
         after = by.taken_in(exchange, before, message, received, 4)
@@ -111,11 +110,14 @@ def one_form(by: CatchUp, chosen: Federation, message: Any) -> bytes:
     """The frame of one kind, though another may be fewer bytes."""
     from pfedlms.engine.catch_up import _parts, from_server
 
-    w, tracked = chosen._server["model"].cpu().numpy(), {n: chosen._server[n].cpu().numpy() for n in by._tracked}
+    w, tracked = (
+        chosen._server.server["model"].cpu().numpy(),
+        {n: chosen._server.server[n].cpu().numpy() for n in by._tracked},
+    )
     if message is by.model:
-        return from_server(message, {"model": w, **tracked}, 4, chosen._digest)
+        return from_server(message, {"model": w, **tracked}, 4, chosen._terms.digest)
     places = w.view(np.int32) != chosen.method.task.initial.numpy().view(np.int32)
-    return from_server(message, {**_parts(w, places, 0), **tracked}, 4, chosen._digest)
+    return from_server(message, {**_parts(w, places, 0), **tracked}, 4, chosen._terms.digest)
 
 
 @pytest.mark.parametrize("method", ["stc", "sketchmean"])
@@ -125,18 +127,17 @@ def test_a_client_with_another_model_is_not_set_right_by_answers(method: str) ->
     chosen.start()
     for _ in range(4):
         chosen.play_round()
-    by, (exchange,) = chosen._terms.catch_up, chosen.method.exchanges
+    state = chosen._server
     off = chosen.method.client_start(chosen._fresh((0, 1)))
     wrong = off.state["model"].clone()
     wrong[1, 0] += 1.0
-    channel = Channel(chosen._digest, 4)
-    for since, models in ((0, off.state["model"]), (0, wrong)):
-        after = channel.catch_up(
-            exchange, off.with_state(model=models), [since, since], chosen._answers, by, chosen._server
-        )
-        assert isinstance(after, Cohort)
-        assert torch.equal(after.state["model"][0], chosen._server["model"])
-        same = torch.equal(after.state["model"][1], chosen._server["model"])
+    answers = tuple(Record(Code.ANSWER, number, data=data) for number, data in state.log.frames.items())
+    first = fingerprints_of(chosen.method.task.initial[None])[0]
+    request = Request((0, 1), (Record(Code.SEND, 4),), catch_up=(Missed((0, 1), answers, first, state.server),))
+    for models in (off.state["model"], wrong):
+        (after,) = chosen._transport.catch_up(request, [off.with_state(model=models)], Inbox())
+        assert torch.equal(after.state["model"][0], state.server["model"])
+        same = torch.equal(after.state["model"][1], state.server["model"])
         assert same == (models is not wrong)
 
 

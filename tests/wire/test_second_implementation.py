@@ -27,7 +27,7 @@ from pfedlms.cohort import Cohort
 from pfedlms.data.federated import FederatedData, from_pairs
 from pfedlms.engine import Federation
 from pfedlms.engine import catch_up as engine_catch_up
-from pfedlms.engine import exchange as engine_exchange
+from pfedlms.engine import simulate as engine_simulate
 from pfedlms.engine.training import TrainSettings
 from pfedlms.errors import WireError
 from pfedlms.methods import METHODS
@@ -367,7 +367,7 @@ def small_data(clients: int = CLIENTS) -> FederatedData:
 
 
 def small_federation(
-    settings: PFedLMSSettings, cohort_size: int = 0, link: Any = engine_exchange.perfect_link
+    settings: PFedLMSSettings, cohort_size: int = 0, link: Any = engine_simulate.perfect_link
 ) -> Federation:
     torch.manual_seed(3)
     module = nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 1, bias=False), nn.Linear(1, 3))
@@ -395,7 +395,7 @@ def frames(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> dict[tuple[int,
     def spy_on_rows(message: Any, values: Any, row: int, *, data: bytes, **header: Any) -> None:
         made[message.kind, header["round"], header["sender"]] = data
 
-    monkeypatch.setattr(engine_exchange, "frame", spy)
+    monkeypatch.setattr(engine_simulate, "frame", spy)
     monkeypatch.setattr(engine_catch_up, "frame", spy)
     listen_to_rows(monkeypatch, spy_on_rows)
     return made

@@ -7,6 +7,7 @@ import math
 import re
 import struct
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -378,7 +379,8 @@ def test_w_has_the_same_bits_on_a_gpu(fifty: Any) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_clients_on_a_gpu_stay_in_step_with_a_server_on_the_host() -> None:
     federation = federate({"ratio": 0.3, "check_every": 1}, device="cuda")
-    federation._server = {"model": federation._server["model"].cpu()}
+    host = {"model": federation._server.server["model"].cpu()}
+    federation._server = replace(federation._server, server=host, current=host)
     federation.start()
     for _ in range(50):
         assert federation.play_round().rejected == 0

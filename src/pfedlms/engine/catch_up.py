@@ -39,13 +39,14 @@ class Sent(NamedTuple):
 class Answers:
     """What a server keeps for clients that come back: the latest answers by round, as many as are fewer bytes than the
     model; for every entry of w the round of its last change; and of the w after each of these rounds a fingerprint, by
-    which a simulation sees that a client has it."""
+    which a simulation sees that a client has it. Fingerprints are kept where clients are sampled: a hash of w in every
+    round would cost more than the few replays it saves elsewhere."""
 
-    def __init__(self, initial: Tensor, model_bytes: int) -> None:
-        self._model_bytes = model_bytes
+    def __init__(self, initial: Tensor, model_bytes: int, sampled: bool = True) -> None:
+        self._model_bytes, self._sampled = model_bytes, sampled
         self.frames: dict[int, bytes] = {}
         self.changed = torch.full(initial.shape, NEVER, dtype=torch.int32)
-        self.fingerprints = {-1: fingerprints_of(initial[None])[0]}
+        self.fingerprints = {-1: fingerprints_of(initial[None])[0]} if sampled else {}
 
     def add(self, round: int, answer: bytes, before: Tensor, after: Tensor) -> None:
         """The answer of a round, and w `[dim]` before and after it."""
@@ -55,7 +56,8 @@ class Answers:
         # Bits, because −0 is not 0 to a digest of w.
         moved = before.view(torch.int32) != after.view(torch.int32)
         self.changed = torch.where(moved, round, self.changed.to(moved.device)).to(torch.int32)
-        self.fingerprints[round] = fingerprints_of(after[None])[0]
+        if self._sampled:
+            self.fingerprints[round] = fingerprints_of(after[None])[0]
         for number in [each for each in self.fingerprints if each + 1 < min(self.frames) and each >= 0]:
             del self.fingerprints[number]
 
@@ -80,6 +82,7 @@ class CatchUp:
 
     def __init__(self, method: Method, digest: bytes) -> None:
         self._digest, self._initial = digest, method.task.initial
+        self._sampled = method.task.participants < method.task.clients
         self._down = method.exchanges[0].down if method.exchanges else None
         dim, kind = len(self._initial), 2 * len(method.exchanges) + 1
         tracked = method.tracked if isinstance(method, Tracked) else ()
@@ -91,7 +94,7 @@ class CatchUp:
 
     def answers(self) -> Answers:
         """An empty log."""
-        return Answers(self._initial, HEADER_BYTES + self.model.max_bytes)
+        return Answers(self._initial, HEADER_BYTES + self.model.max_bytes, self._sampled)
 
     def frames(self, since: int, round: int, log: Answers, server: Tensors) -> list[Sent]:
         """What a client that knows the answers of rounds below `since` is sent before round `round`, in the fewest

@@ -29,7 +29,7 @@ class Terms:
         self.participation = Participation(clients, train.participation, seed)
         self.method = guarded(method(task_of(model, classes, self.participation, train, seed), settings))
         if (self.method.about_last_steps or self.method.tracks) and len(self.method.exchanges) != 1:
-            raise ValueError(f"method: {method.name} speaks of steps already taken, or tracks; it has one exchange")
+            raise ValueError(f"method: {method.name} is about the last steps, or tracks a model: it has one exchange")
         self.model, self.train, self.seed = model, train, seed
         self.digest = agreement(self.method)
         self.catch_up = CatchUp(self.method, self.digest)

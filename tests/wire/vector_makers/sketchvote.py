@@ -10,8 +10,10 @@ import torch
 
 from pfedlms.cohort import Cohort
 from pfedlms.engine.catch_up import CatchUp
-from pfedlms.engine.exchange import Channel, Ways
+from pfedlms.engine.client import Client
+from pfedlms.engine.simulate import InProcess, Links, hold_exchange
 from pfedlms.engine.terms import agreement
+from pfedlms.engine.transport import Code, Missed, Record, Request
 from pfedlms.methods import METHODS, Task
 from vector_makers.agreements import agreed, task
 from vector_makers.notation import SAMPLES, bits32, bits64, floats
@@ -46,12 +48,13 @@ def sketchvote(
     for number, (senders, coming) in enumerate(pairwise(phases)):
         ups: dict[int, bytes] = {}
         downs: dict[int, list[bytes]] = {}
-        ways = Ways(lambda data, k, to=ups: to.update({k: data}) or data, lambda data, k, to=downs: keep(to, k, data))
-        channel = Channel(digest, number, ways)
+        links = Links(lambda data, k, to=ups: to.update({k: data}) or data, lambda data, k, to=downs: keep(to, k, data))
+        transport = InProcess(Client(playing, digest, by, None, None), None, links)
         for k in senders:
             clients[k] = replace(clients[k], params=learnt(clients[k], known, seed, number, silent.get(number, {})))
         told = [{"id": k, "samples": SAMPLES[k], "model": bits32(clients[k].params)} for k in sorted(senders)]
-        after, moved, answer = channel.ask(exchange, [clients[k] for k in sorted(senders)], server, None)
+        sending = [clients[k] for k in sorted(senders)]
+        after, moved, answer, inbox = hold_exchange(transport, Record(Code.SEND, number), sending, server)
         for entry, cohort in zip(told, after, strict=True):
             clients[entry["id"]] = cohort
             entry["frame"] = ups[entry["id"]].hex()
@@ -60,19 +63,25 @@ def sketchvote(
         caught_up = []
         for k in sorted(coming):
             heard[k] = -1 if (lost or {}).get(number) == k else heard[k]
-            back = channel.catch_up(exchange, clients[k], [heard[k]], answers, by, server)
+            request = Request((k,), (answer,))
+            if heard[k] < number:
+                frames = by.frames(heard[k], number, answers, server)
+                code = Code.ANSWER if frames[0].message is exchange.down else Code.MODEL
+                orders = tuple(Record(code, each.round, data=each.data) for each in frames)
+                request = replace(request, catch_up=(Missed((k,), orders),))
+            back = transport.catch_up(request, [clients[k]], inbox)
             if k in downs:
                 caught_up.append({"id": k, "heard": heard[k], "frames": [data.hex() for data in downs.pop(k)]})
-            (clients[k],) = channel.tell(exchange, answer, [back])
+            (clients[k],) = transport.answer(request, answer, back, inbox)
             heard[k] = number + 1
             assert torch.equal(clients[k].state["model"][0].view(torch.int32), moved["model"].view(torch.int32))
         before, server = server, moved
-        answers.add(number, answer, before["model"], server["model"])
+        answers.add(number, answer.data, before["model"], server["model"])
         played.append(
             {
                 "round": number,
                 "clients": told,
-                "reply": answer.hex(),
+                "reply": answer.data.hex(),
                 "caught_up": caught_up,
                 "hear": sorted(coming),
                 "w": bits32(server["model"]),
