@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from pathlib import Path
 
 from rich.console import Console
 
 from pfedlms.cli.options import HOLDINGS, add_json, add_options, add_set, check_config, overrides
 from pfedlms.cli.screen import console, say, show
 from pfedlms.errors import UsageError, did_you_mean
-from pfedlms.report.plots import check_plot, who_holds_what
+from pfedlms.report import figures
+from pfedlms.report.charts import check_file
 
 
 def add_data(sub: argparse.ArgumentParser) -> None:
@@ -43,7 +43,7 @@ def _show(options: argparse.Namespace) -> None:
 
     check_config(options.subject)
     if options.plot:
-        check_plot(Path(options.plot))
+        check_file(options.plot)
     document = holdings(load_config(options.subject, overrides(options)))
     if options.json:
         print(json.dumps(document, indent=2))
@@ -52,7 +52,7 @@ def _show(options: argparse.Namespace) -> None:
         for line in holdings_lines(document, max(60, console.width) if console.is_terminal else 80):
             console.print(line, highlight=False, soft_wrap=True)
     if options.plot:
-        who_holds_what(document, Path(options.plot))
+        figures.holdings(document).save(options.plot)
 
 
 def _download(options: argparse.Namespace) -> None:

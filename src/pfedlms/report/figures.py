@@ -1,261 +1,44 @@
-"""Figures of runs: one Altair specification gives the interactive page and PNG, SVG and PDF. They need the extra
-`report`, which is imported where it is used."""
+"""The figures of runs; each has its words and its data."""
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from math import floor, log10
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
-from pfedlms.errors import UsageError
-from pfedlms.methods import METHODS
+from pfedlms.report.charts import (
+    BLUE,
+    GREEN,
+    GREY,
+    LIGHT,
+    ORANGE,
+    WIDTH,
+    Figure,
+    Look,
+    altair,
+    coloured,
+    data,
+    lines,
+    looks,
+    panels,
+    shown_range,
+    styled,
+    told,
+)
 from pfedlms.report.results import last_evaluations
-from pfedlms.report.runs import MEASURES, Cell, Curve, Gain, RunLike, Section, best, cells, curves, percent
-from pfedlms.report.tables import Table, to_csv
+from pfedlms.report.runs import MEASURES, Cell, Gain, RunLike, Section, best, cells, curves, percent
+from pfedlms.report.tables import Table
 
 if TYPE_CHECKING:
-    import altair as alt
+    from pfedlms.report.layers import LayerView
 
-LIGHT = {
-    "ink": "#1f2430", "soft": "#5b6472", "line": "#d9dde3", "paper": "#ffffff",
-    "c0": "#0072b2", "c1": "#00805d", "c2": "#a8538a", "c3": "#c84c00",
-    "c4": "#2b95cf", "c5": "#a87400", "c6": "#7a4a21", "c7": "#6b7280",
-}  # fmt: skip
-DARK = {
-    "ink": "#e8eaee", "soft": "#a3abb8", "line": "#343a45", "paper": "#14171c",
-    "c0": "#5aaef0", "c1": "#35c49a", "c2": "#e08fc0", "c3": "#ff8a4c",
-    "c4": "#8ad0ff", "c5": "#e3b341", "c6": "#cf9f72", "c7": "#a1a8b3",
-}  # fmt: skip
-"""Colours by name; they differ for every kind of colour vision. Figures use LIGHT, the page puts DARK in its place."""
-_COLOURS = [LIGHT[f"c{place}"] for place in range(8)]
-_DASHES: list[list[int]] = [[1, 0], [6, 3], [2, 3], [8, 3, 2, 3]]
-_LEVEL = [3, 4]
-BLUE, ORANGE, GREY, GREEN = LIGHT["c0"], LIGHT["c3"], LIGHT["c7"], LIGHT["c1"]
-FILES = (".png", ".svg", ".pdf", ".html", ".json")
-WIDE, HIGH = 620, 320
-_TIPS = 40
-"""Points of a curve that show their values under the pointer."""
 _MOST_ROWS = 12
 """Lines that can be told apart in one figure; of more rows the best are drawn."""
-
-
-@dataclass(frozen=True)
-class Look:
-    """How a row is drawn in every figure."""
-
-    colour: str
-    dash: list[int] = field(default_factory=lambda: _DASHES[0])
-
-
-def looks(labels: Iterable[str]) -> dict[str, Look]:
-    """One look per label. A method has its colour in every figure: by its place among the methods, or, if this process
-    does not know it, by its name. Variants take what is free."""
-    wanted = list(dict.fromkeys(labels))
-    known = list(METHODS)
-    taken: dict[int, str] = {known.index(label): label for label in wanted if label in METHODS}
-    for label in wanted:
-        if label not in METHODS:
-            own = crc32(label.encode()) % 8 if label.isidentifier() else 0
-            free = (place for place in (*range(own, 32), *range(own)) if place not in taken)
-            taken[next(free, 32 + len(taken))] = label
-    chosen = {label: Look(_COLOURS[place % 8], _DASHES[place // 8 % 4]) for place, label in taken.items()}
-    return {label: chosen[label] for label in wanted}
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A chart, its words, and its data as records."""
-
-    name: str
-    """Of its files."""
-    title: str
-    caption: str
-    chart: Any
-    """An Altair chart: to change, to combine, to show in a notebook."""
-    records: list[dict[str, Any]]
-    panel: int = 0
-    """The least width of a panel, of a figure that has several; the page puts as many beside each other as fit."""
-
-    def save(self, file: str | Path) -> None:
-        save(self, file)
-
-    def csv(self) -> str:
-        return to_csv(self.records)
-
-    def spec(self) -> dict[str, Any]:
-        """The Vega-Lite specification."""
-        found: dict[str, Any] = self.chart.to_dict()
-        return found
-
-    def _repr_mimebundle_(self, **options: Any) -> Any:
-        return self.chart._repr_mimebundle_(**options)
-
-
-def check_extra(what: str = "a figure") -> None:
-    """Raise an error that names the extra, before hours of training rather than after."""
-    missing = [name for name in ("altair", "vl_convert", "jinja2") if find_spec(name) is None]
-    if missing:
-        raise UsageError(f"{what} needs {', '.join(missing)}; install it with: pip install 'pfedlms[report]'")
-
-
-def check_file(file: str | Path, option: str = "--plot") -> Path:
-    """The file of a figure, if it can be drawn and written."""
-    check_extra(option)
-    path = Path(file)
-    if path.suffix not in FILES or not os.access(path.resolve().parent, os.W_OK):
-        raise UsageError(
-            f"{option}: got {str(file)!r}, expected a {', '.join(FILES[:-1])} or {FILES[-1]} file in a folder that can be "
-            "written"
-        )
-    return path
-
-
-def save(figure: Figure, file: str | Path) -> None:
-    """Write a figure; the suffix says as what."""
-    import vl_convert
-
-    path = check_file(file, "save")
-    spec = {**figure.spec(), "background": LIGHT["paper"]}
-    write = {
-        ".png": lambda: vl_convert.vegalite_to_png(spec, scale=2),
-        ".svg": lambda: vl_convert.vegalite_to_svg(spec).encode(),
-        ".pdf": lambda: vl_convert.vegalite_to_pdf(spec),
-        ".html": lambda: vl_convert.vegalite_to_html(spec, bundle=True).encode(),
-        ".json": lambda: json.dumps(spec, indent=1).encode(),
-    }
-    path.write_bytes(write[path.suffix]())
-
-
-def _altair() -> Any:
-    check_extra()
-    import altair
-
-    return altair
-
-
-def _dressed(chart: Any) -> Any:
-    """The style of every figure."""
-    soft, ink, line = LIGHT["soft"], LIGHT["ink"], LIGHT["line"]
-    axis = {
-        "labelColor": soft, "titleColor": soft, "titleFontWeight": "normal", "labelFontSize": 11, "titleFontSize": 12,
-        "gridColor": line, "domainColor": line, "tickColor": line,
-    }  # fmt: skip
-    return (
-        chart.configure(font="system-ui, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif")
-        .configure_view(strokeWidth=0)
-        .configure_axis(**axis)
-        .configure_axisX(grid=False)
-        .configure_axisY(domain=False, ticks=False, labelLimit=200)
-        .configure_legend(title=None, labelColor=ink, labelFontSize=12, labelLimit=220, symbolStrokeWidth=3,
-                          symbolSize=200)  # fmt: skip
-        .configure_header(title=None, labelColor=ink, labelFontSize=12, labelAnchor="start")
-        .configure_title(color=ink, anchor="start", fontSize=13)
-    )
-
-
-# --- lines ---
-
-
-def lines(
-    records: Sequence[Mapping[str, Any]],
-    x: str,
-    y: str,
-    *,
-    log: bool = False,
-    log_y: bool = False,
-    marks: bool = False,
-    ticks: Sequence[Any] = (),
-    title: str = "",
-    style: Mapping[str, Look] | None = None,
-    width: int | str = WIDE,
-    height: int = HIGH,
-) -> Any:
-    """Lines with their ranges, from records with `row`, `x`, `mean`, and if known `low` and `high`. A row without `x`
-    is a level from side to side. `x` and `y` are the words at the axes; what stands in `ticks` is marked at x."""
-    alt = _altair()
-    labels = list(dict.fromkeys(record["row"] for record in records))
-    style = style or looks(labels)
-    levels = {record["row"] for record in records if record.get("x") is None}
-    points = _with_tips([{"low": record["mean"], "high": record["mean"], **record} for record in records])
-    words = any(isinstance(point.get("x"), str) for point in points)
-    scale = alt.Scale(type="log", nice=False) if log else alt.Scale(zero=False, nice=False)
-    axis = alt.Axis(title=x, labelOverlap=True, **({"values": list(ticks)} if ticks else {}))
-    if words:
-        across = alt.X("x:O", sort=None, title=x, axis=alt.Axis(labelAngle=0, title=x))
-    else:
-        across = alt.X("x:Q", scale=scale, axis=axis)
-    low, high = shown_range(points)
-    span = alt.Scale(type="log") if log_y else alt.Scale(domain=[low, high], nice=False)
-    up = alt.Y("mean:Q", title=y, scale=span)
-    legend = None if len(labels) == 1 else alt.Legend(symbolType="stroke")
-    colour = alt.Color(
-        "row:N", sort=None, legend=legend, scale=alt.Scale(domain=labels, range=[style[label].colour for label in labels])
-    )
-    dash = alt.StrokeDash(
-        "row:N", sort=None, legend=legend,
-        scale=alt.Scale(domain=labels, range=[_LEVEL if label in levels else style[label].dash for label in labels]),
-    )  # fmt: skip
-    chosen = alt.selection_point(fields=["row"], bind="legend")
-    told = [
-        alt.Tooltip("row:N", title="row"), alt.Tooltip("x:O" if words else "x:Q", title=x, **({} if words else _DIGITS)),
-        alt.Tooltip("mean:Q", title=y, **_DIGITS), alt.Tooltip("low:Q", title="lowest", **_DIGITS),
-        alt.Tooltip("high:Q", title="highest", **_DIGITS),
-    ]  # fmt: skip
-    fade = alt.condition(chosen, alt.value(1), alt.value(0.12))
-    drawn = alt.Chart(alt.Data(values=[point for point in points if point["row"] not in levels]))
-    layers = [
-        drawn.mark_area(clip=True).encode(across, alt.Y("low:Q", title=y, scale=span), alt.Y2("high:Q"), color=colour,
-                                          opacity=alt.condition(chosen, alt.value(0.14), alt.value(0.02))),
-        drawn.mark_line(clip=True, strokeWidth=2).encode(across, up, color=colour, strokeDash=dash, opacity=fade)
-        .add_params(chosen),
-        drawn.transform_filter("datum.tip").mark_point(clip=True, filled=True, size=45 if marks else 90)
-        .encode(across, up, color=colour, opacity=fade if marks else alt.value(0), tooltip=told),
-    ]  # fmt: skip
-    if levels:
-        level = alt.Chart(alt.Data(values=[point for point in points if point["row"] in levels]))
-        layers += [
-            level.mark_rect(opacity=0.1, clip=True).encode(alt.Y("low:Q", scale=span), alt.Y2("high:Q"), color=colour),
-            level.mark_rule(strokeWidth=2).encode(up, color=colour, strokeDash=dash, opacity=fade,
-                                                  tooltip=[told[0], *told[2:]]),
-        ]  # fmt: skip
-    return alt.layer(*layers).properties(width=width, height=height, title=title)
-
-
-_DIGITS: dict[str, Any] = {"format": ".4~g"}
-
-
-def _with_tips(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Marks some points of every row, the last one among them."""
-    counts: dict[str, int] = {}
-    for point in points:
-        counts[point["row"]] = counts.get(point["row"], 0) + 1
-    seen: dict[str, int] = {}
-    found = []
-    for point in points:
-        place = seen.get(point["row"], 0)
-        seen[point["row"]] = place + 1
-        step = -(-counts[point["row"]] // _TIPS)
-        found.append({**point, "tip": place % step == 0 or place == counts[point["row"]] - 1})
-    return found
-
-
-def shown_range(points: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """What is shown of the values: all but the first tenth of every row, where training has only begun, if that is
-    lower; with some air at both ends."""
-    by_row: dict[str, list[Mapping[str, Any]]] = {}
-    for point in points:
-        by_row.setdefault(point["row"], []).append(point)
-    low = min(point["low"] for own in by_row.values() for point in own[len(own) // 10 :])
-    high = max(point["high"] for point in points)
-    air = (high - low) * 0.06 or max(abs(high) * 0.05, 0.5)
-    return low - air, high + air
+_MOST_LAYERS = 12
+_SOFT = LIGHT["soft"]
+_STAR = "M0,-1L.24,-.32L.95,-.31L.38,.12L.59,.81L0,.4L-.59,.81L-.38,.12L-.95,-.31L-.24,-.32Z"
 
 
 def measure_name(run: RunLike, measure: str) -> str:
@@ -264,68 +47,329 @@ def measure_name(run: RunLike, measure: str) -> str:
     return f"{name}, %" if percent(run) else f"{run.summary['metric']} ({name})"
 
 
+def _several(points: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether there are ranges over seeds."""
+    return any(point["low"] != point["high"] for point in points)
+
+
 def accuracy_curves(
-    runs: Sequence[RunLike],
-    measure: str = "p_acc",
-    across: str = "round",
-    *,
-    title: str = "",
+    runs: Sequence[RunLike], measure: str = "p_acc", against: str = "rounds", *, title: str = "",
     style: Mapping[str, Look] | None = None,
-) -> Figure | None:
-    """A measure against the rounds (`round`) or against the MiB that a client has exchanged (`bytes`): one line per row
-    with its range over seeds. None where no run has the measure."""
+) -> Figure | None:  # fmt: skip
+    """A measure against `rounds`, or against the `bytes` that a client has exchanged: one line per row with its range
+    over seeds. None where no run has the measure."""
     every = sorted(curves(runs, measure), key=lambda curve: -curve.mean[-1])
     drawn = every[:_MOST_ROWS]
     if not drawn:
         return None
+    by_bytes = against == "bytes"
     style = style or looks(run.label for run in runs)
-    by_bytes = across == "bytes"
-    records, points = _curve_records(drawn), []
+    records: list[dict[str, Any]] = []
+    points: list[dict[str, Any]] = []
     styles = {}
     for curve in drawn:
+        own = [
+            {"row": curve.row, "round": number, "mib": mib, "mean": middle, "low": low, "high": high}
+            for number, mib, middle, low, high in zip(
+                curve.rounds, curve.mib, curve.mean, curve.low, curve.high, strict=True
+            )
+        ]
         silent = by_bytes and not curve.mib[-1]
         row = f"{curve.row} (sends nothing)" if silent else curve.row
         styles[row] = style[curve.row]
-        own = [{**record, "row": row} for record in records if record["row"] == curve.row]
+        records += own
         if silent:
-            points.append({"row": row, **{key: own[-1][key] for key in ("mean", "low", "high")}})
+            points.append({**own[-1], "row": row})
         else:
-            points += [{**record, "x": record["mib"] if by_bytes else record["round"]} for record in own
-                       if not by_bytes or record["mib"] > 0]  # fmt: skip
-    name = {"p_acc": "accuracy", "g_acc": "shared-accuracy", "v_acc": "validation-accuracy"}[measure]
-    heading = {"p_acc": "Accuracy", "g_acc": "Accuracy of the shared model", "v_acc": "V-acc"}[measure]
+            across = "mib" if by_bytes else "round"
+            points += [{**each, "x": each[across]} for each in own if each[across]]
+    name, heading = {
+        "p_acc": ("accuracy", "Accuracy"),
+        "g_acc": ("shared-accuracy", "Accuracy of the shared model"),
+        "v_acc": ("validation-accuracy", "V-acc"),
+    }[measure]
     heading = heading if percent(runs[0]) else heading.replace("Accuracy", runs[0].summary["metric"])
-    caption = _BY_BYTES if by_bytes else ""
+    caption = _BY_BYTES * by_bytes
     caption += "Mean over seeds; the band is the range over seeds." if _several(points) else "One seed."
-    caption += _CUT * (min(point["low"] for point in points) < shown_range(points)[0])
+    if min(point["low"] for point in points) < shown_range(points)[0]:
+        caption += " What the first rounds reach below the axis is cut off."
     caption += f" The best {len(drawn)} of {len(every)} rows are drawn." * (len(drawn) < len(every))
     words = "MiB per client, sent and received, framing included" if by_bytes else "round"
     chart = lines(points, words, measure_name(runs[0], measure), log=by_bytes, style=styles, title=title)
-    return Figure(f"{name}-{'bytes' if by_bytes else 'rounds'}", f"{heading} against {across if by_bytes else 'rounds'}",
-                  caption, _dressed(chart), records)  # fmt: skip
+    return Figure(f"{name}-{against}", f"{heading} against {against}", caption, styled(chart), records)
 
 
-_CUT = " What the first rounds reach below the axis is cut off."
 _BY_BYTES = (
-    "The same evaluations against the MiB that one client has sent and received on average by then, framing included, on "
-    "a logarithmic scale: further left is cheaper. A dashed level is a row that sends nothing. "
+    "The same evaluations against the MiB that one client has sent and received on average by then, framing included, "
+    "on a logarithmic scale: further left is cheaper. A dashed level is a row that sends nothing. "
 )
 
 
-def _several(points: Iterable[Mapping[str, Any]]) -> bool:
-    return any(point["low"] != point["high"] for point in points)
+def by_setting(section: Section, title: str = "") -> Figure | None:
+    """The measure of a sweep against the setting with the most values: one line per combination of the others with its
+    range over seeds; the best is marked. None before two combinations are finished."""
+    scored = [cell for cell in cells(section) if cell.score is not None]
+    top = best(scored)
+    if top is None or len(scored) < 2:
+        return None
+    tried = {key: list(dict.fromkeys(cell.settings[key] for cell in scored)) for key in section.axes}
+    across = max(tried, key=lambda key: (_numeric(tried[key]), len(tried[key])))
+    numeric = _numeric(tried[across])
+    ticks = sorted(tried[across]) if numeric else list(map(str, tried[across]))
+
+    def point(cell: Cell) -> dict[str, Any]:
+        others = [f"{key.partition('.')[2]} {own}" for key, own in cell.settings.items() if key != across]
+        value = cell.settings[across]
+        found = {"mean": cell.score, "low": min(cell.scores), "high": max(cell.scores)}
+        return {"row": ", ".join(others) or section.by, "x": value if numeric else str(value), **found}
+
+    points = sorted(map(point, scored), key=lambda each: ticks.index(each["x"]))
+    rows = dict.fromkeys(point(cell)["row"] for cell in scored)
+    style = {row: Look.number(place) for place, row in enumerate(rows)}
+    measure = measure_name(section.runs[0], section.by)
+    log = numeric and ticks[0] > 0 and ticks[-1] >= 5 * ticks[0]
+    chart = lines(points, across, measure, log=log, marks=True, ticks=ticks, title=title, style=style)
+    shown = f"{top.score:.2f} %" if percent(section.runs[0]) else f"{top.score:.4g}"
+    alt = altair()
+    marked = data([{**point(top), "shown": shown}]).encode(alt.X("x:Q" if numeric else "x:O"), alt.Y("mean:Q"))
+    chart += marked.mark_point(shape=_STAR, size=260, filled=True, color=LIGHT["ink"], opacity=1)
+    chart += marked.mark_text(dy=-16, color=LIGHT["ink"], fontSize=12).encode(alt.Text("shown:N"))
+    over = last_evaluations([run.summary for run in section.runs])[1]
+    caption = f"Mean of {over} by setting; the star is the best."
+    caption += " The band is the range over seeds." * _several(points)
+    records = [{**cell.settings, **{key: point(cell)[key] for key in ("mean", "low", "high")}} for cell in scored]
+    return Figure("setting", f"{measure} by {across}", caption, styled(chart), records)
 
 
-def _curve_records(found: Iterable[Curve]) -> list[dict[str, Any]]:
-    return [
-        dict(zip(("row", "round", "mib", "mean", "low", "high"), (curve.row, *own), strict=True))
-        for curve in found
-        for own in zip(curve.rounds, curve.mib, curve.mean, curve.low, curve.high, strict=True)
+def _numeric(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+
+
+def cost(table: Table, style: Mapping[str, Look]) -> Figure | None:
+    """MiB per round of every row of a comparison, up and down; None where nothing is sent."""
+    records = [{key: record[key] for key in ("row", "mib_up", "mib_down", "total_bytes")} for record in table.records]
+    ends = [
+        {"row": record["row"], "way": way, "mib": record[key]}
+        for record in records
+        for way, key in (("up", "mib_up"), ("down", "mib_down"))
+        if record[key] > 0
     ]
+    if not ends:
+        return None
+    low = 10.0 ** floor(log10(min(end["mib"] for end in ends)))
+    high = 10.0 ** (floor(log10(max(end["mib"] for end in ends))) + 1)
+    texts = [
+        {
+            "row": record["row"],
+            "mib": max(record["mib_up"], record["mib_down"]) or low,
+            "shown": f"{record['mib_up']:.3g} / {record['mib_down']:.3g}" if record["total_bytes"] else "sends nothing",
+        }
+        for record in records
+    ]
+    alt = altair()
+    decades = [10.0**power for power in range(round(log10(low)), round(log10(high)) + 1)]
+    scale = alt.Scale(type="log", domain=[low, 4 * high], nice=False)
+    across = alt.X(
+        "mib:Q", title="MiB per round, all participants", scale=scale, axis=alt.Axis(format="~g", values=decades)
+    )
+    row = alt.Y("row:N", sort=[record["row"] for record in records], title=None)
+    colour = coloured({record["row"]: style[record["row"]] for record in records}, legend=None)
+    legend = alt.Legend(orient="top", symbolSize=90, symbolStrokeWidth=1, symbolFillColor=_SOFT)
+    ways = alt.Scale(domain=["up", "down"], range=["triangle-up", "triangle-down"])
+    shape = alt.Shape("way:N", scale=ways, legend=legend)
+    words, both = data(texts), data(ends)
+    chart = alt.layer(
+        words.mark_rule(opacity=0.4, strokeWidth=1.5).encode(across, row, alt.X2(datum=low), color=colour),
+        *(
+            both.transform_filter(f"datum.way == '{way}'")
+            .mark_point(filled=True, size=90, opacity=1, yOffset=offset)
+            .encode(across, row, color=colour, shape=shape, tooltip=told("row:N", "way:N", mib="MiB per round"))
+            for way, offset in (("up", -5), ("down", 5))
+        ),
+        words.mark_text(align="left", dx=12, color=_SOFT).encode(across, row, alt.Text("shown:N")),
+    ).properties(width=WIDTH, height=28 * len(records))
+    caption = (
+        "What all participants together send (▲) and receive (▼) in a round, framing and catching up included, on a "
+        "logarithmic scale: further left is cheaper."
+    )
+    return Figure("cost", "Cost", caption, styled(chart), records)
 
 
-def by_setting(section: Section, title: str = "") -> Figure | None: ...
-def cost(runs: Sequence[RunLike], style: Mapping[str, Look] | None = None) -> Figure | None: ...
-def client_gains(found: Mapping[str, Sequence[Gain]], unit: str) -> Figure: ...
-def stages(runs: Sequence[RunLike]) -> Figure | None: ...
-def holdings(document: Mapping[str, Any]) -> Figure: ...
+def client_gains(found: Mapping[str, Sequence[Gain]], unit: str) -> Figure:
+    """What each client gains or loses against training alone, one panel per row."""
+    points, records = [], []
+    for row, own in list(found.items())[:_MOST_ROWS]:
+        better, worse = sum(each.gain > 0 for each in own), sum(each.gain < 0 for each in own)
+        average = mean(each.gain for each in own)
+        head = f"{row}\nmean {average:+.2f}{unit} · {better} gain, {worse} lose, of {len(own)}"
+        for place, each in enumerate(sorted(own, key=lambda each: each.gain)):
+            values = {"client": each.client, "seed": each.seed, "local": each.alone, "here": each.here}
+            records.append({"row": row, **values, "gain": each.gain})
+            points.append({"head": head, "place": place, **records[-1]})
+    alt = altair()
+    sign = alt.condition("datum.gain > 0", alt.value(BLUE), alt.value(ORANGE))
+    tips = told("client:N", "seed:N", "local:Q", "here:Q", "gain:Q")
+    zero = alt.condition("datum.value == 0", alt.value(_SOFT), alt.value(LIGHT["line"]))
+    axis = alt.Axis(tickCount=4, format="+.3~r", gridColor=zero)
+    gain = alt.Y("gain:Q", title=None, axis=axis)
+    chart = alt.Chart().mark_bar().encode(alt.X("place:O", axis=None), gain, color=sign, tooltip=tips)
+    caption = (
+        "P-acc of each client at the end of the run minus what it reaches by training alone (local, same data, seed "
+        "and rounds), sorted; one bar is one client with one seed. Blue gains, orange loses."
+    )
+    return Figure("clients", "Clients against local", caption, panels(chart, points, "head", 300, 130), records, 300)
+
+
+def layers(views: Sequence[LayerView], of: str, name: str = "layers") -> Figure:
+    """Weights and sketches of every layer, with the thresholds."""
+    points, records = [], []
+    for view in views:
+        for what, histogram, words in (
+            ("weights", view.weights, f"{view.size:,} weights"),
+            ("sketch", view.sketch, f"sketch, {view.sketched:,} entries"),
+        ):
+            edges = histogram.edges.tolist()
+            own = [
+                {"layer": view.name, "what": what, "from": low, "to": high, "share": share}
+                for low, high, share in zip(edges[:-1], edges[1:], histogram.shares.tolist(), strict=True)
+            ]
+            if what == "sketch":
+                blank = {"layer": view.name, "what": "threshold", "share": None}
+                own += [{**blank, "from": tau, "to": tau} for tau in view.thresholds]
+            records += own
+            if view in _largest(views):
+                points += [{"head": f"layer {view.name}: {words}", **each} for each in own]
+    alt = altair()
+    across = alt.X("from:Q", title=None, axis=alt.Axis(tickCount=5), scale=alt.Scale(zero=False, nice=False))
+    share = alt.Y("share:Q", axis=alt.Axis(title=None, format="~%", tickCount=3))
+    colour = alt.condition("datum.what == 'sketch'", alt.value(GREEN), alt.value(GREY))
+    bins = alt.Chart().transform_filter("datum.share !== null").mark_rect(opacity=0.75)
+    rules = alt.Chart().transform_filter("datum.what === 'threshold'").mark_rule(color=ORANGE, strokeWidth=1.5)
+    chart = alt.layer(
+        bins.encode(
+            across, alt.X2("to:Q"), share, alt.Y2(datum=0), color=colour, tooltip=told("from:Q", "to:Q", "share:Q")
+        ),
+        rules.encode(across, tooltip=told(**{"from": "τ"})),
+    )
+    caption = (
+        f"{of}, all clients that trained last, as they would be sent in the next round. Grey: the weights of a layer; "
+        "green: its sketch Φθ, with the thresholds τ that clients agree on as lines. Values beyond 4 σ are in the "
+        "outermost bins."
+    )
+    made = panels(chart, points, "head", 300, 110, x="independent", y="independent")
+    title = "Layers: weights, sketches and thresholds"
+    return Figure(name, title, caption + _more(views), made, records, 300)
+
+
+def symbols(views: Sequence[LayerView], of: str, name: str = "symbols") -> Figure:
+    """How often each symbol is sent, by layer."""
+    records = [
+        {"layer": view.name, "symbol": symbol, "share": share}
+        for view in views
+        for symbol, share in enumerate(view.symbols)
+    ]
+    drawn = {view.name for view in _largest(views)}
+    even = 1 / len(views[0].symbols)
+    points = [{**each, "even": even, "head": f"layer {each['layer']}"} for each in records if each["layer"] in drawn]
+    alt = altair()
+    share = alt.Y("share:Q", axis=alt.Axis(title=None, format="~%", tickCount=3))
+    chart = alt.layer(
+        alt.Chart().mark_bar(color=GREEN).encode(
+            alt.X("symbol:O", title=None, axis=alt.Axis(labelAngle=0)), share, tooltip=told("symbol:N", "share:Q")
+        ),
+        alt.Chart().mark_rule(color=ORANGE, strokeDash=[4, 3]).encode(
+            alt.Y("even:Q"), tooltip=told(even="equal share")
+        ),
+    )  # fmt: skip
+    caption = (
+        f"{of}: the share of sketch entries in each of the intervals between thresholds, which is the symbol sent; the "
+        "line is an equal share, at which a symbol carries the most."
+    )
+    return Figure(name, "Symbols sent", caption + _more(views), panels(chart, points, "head", 200, 90), records, 200)
+
+
+def _largest(views: Sequence[LayerView]) -> list[LayerView]:
+    """All layers of a small model, or the largest of many, in the order of the model."""
+    kept = sorted(views, key=lambda view: -view.size)[:_MOST_LAYERS]
+    return [view for view in views if view in kept]
+
+
+def _more(views: Sequence[LayerView]) -> str:
+    hidden = len(views) - _MOST_LAYERS
+    return f" The {_MOST_LAYERS} largest layers are shown; {hidden} more are in the CSV." if hidden > 0 else ""
+
+
+def stages(runs: Sequence[RunLike]) -> Figure | None:
+    """Milliseconds per round by stage, of runs made with --profile; None where there is none."""
+    records = [
+        {
+            "run": f"{run.label}, seed {run.summary['seed']}",
+            "stage": stage,
+            "ms_per_round": 1e3 * spent / max(1, run.summary["rounds"]),
+        }
+        for run in runs
+        for stage, spent in sorted((run.summary.get("stages") or {}).items(), key=lambda item: -item[1])
+    ]
+    if not records:
+        return None
+    alt = altair()
+    row = alt.Y("stage:N", title=None, sort=list(dict.fromkeys(record["stage"] for record in records)))
+    across = alt.X("ms_per_round:Q", title="ms per round")
+    words = alt.Text("ms_per_round:Q", format=".3~g")
+    chart = alt.layer(
+        alt.Chart().mark_bar(color=BLUE).encode(row, across, tooltip=told("stage:N", ms_per_round="ms per round")),
+        alt.Chart().mark_text(align="left", dx=5, color=_SOFT).encode(row, across, words),
+    )
+    height = 22 * len({record["stage"] for record in records})
+    made = panels(chart, records, "run", 460, height, y="independent")
+    caption = "Milliseconds per round, of runs made with --profile. A stage inside another counts for both."
+    return Figure("stages", "Time by stage", caption, made, records, 460)
+
+
+def holdings(document: Mapping[str, Any]) -> Figure:
+    """Who holds what: a map of clients and classes, and beside it every client's samples by part."""
+    clients, classes = document["clients"], document["classes"]
+    names = [client["name"] for client in clients]
+    counts = [
+        {"client": client["name"], "class": name, "samples": count}
+        for client in clients
+        for name, count in zip(classes, client["classes"], strict=True)
+    ]
+    parts = [part for part in ("train", "validation", "test") if part in clients[0]]
+    sizes = [
+        {"client": client["name"], "part": part, "samples": client[part], "place": place}
+        for client in clients
+        for place, part in enumerate(parts)
+    ]
+    most = max(count["samples"] for count in counts)
+    named, counted = len(clients) <= 40, len(clients) <= 40 and len(classes) <= 20
+    height = min(max(16 * len(clients), 120), 900)
+    alt = altair()
+    row = alt.Y("client:N", sort=names, axis=alt.Axis(title="client", labels=named, labelFontSize=9))
+    angle = -90 if max(map(len, classes)) > 3 else 0
+    axis = alt.Axis(labels=len(classes) <= 40, labelAngle=angle, labelLimit=90, ticks=False)
+    column = alt.X("class:N", sort=list(classes), axis=axis)
+    # Opacity, and not a range of colours, so that the map can be shown in both themes.
+    scale = alt.Scale(domain=[0, most], range=[0, 1])
+    shade = alt.Opacity("samples:Q", scale=scale, legend=None if counted else alt.Legend(title="samples"))
+    cells_of = data(counts).mark_rect(color=BLUE).encode(
+        column, row, opacity=shade, tooltip=told("client:N", "class:N", "samples:Q")
+    )  # fmt: skip
+    if counted:
+        ink = alt.condition(f"datum.samples > {most / 2}", alt.value(LIGHT["paper"]), alt.value(LIGHT["ink"]))
+        words = data(count for count in counts if count["samples"]).mark_text(fontSize=8)
+        cells_of += words.encode(column, row, alt.Text("samples:Q"), color=ink)
+    shades = {"train": BLUE, "validation": ORANGE, "test": GREY}
+    colours = alt.Scale(domain=parts, range=[shades[part] for part in parts])
+    sums = data(sizes).mark_bar().encode(
+        alt.X("samples:Q"), alt.Y("client:N", sort=names, axis=None), alt.Order("place:Q"),
+        alt.Color("part:N", scale=colours, legend=alt.Legend(orient="top")),
+        tooltip=told("client:N", "part:N", "samples:Q"),
+    )  # fmt: skip
+    how = document["partition"] + (f", α = {document['alpha']:g}" if "alpha" in document else "")
+    title = f"{Path(document['dataset']).name} · {len(clients)} clients · {how}"
+    width = min(max(240, 26 * len(classes)), 900)
+    chart = alt.hconcat(
+        cells_of.properties(width=width, height=height), sums.properties(width=150, height=height), title=title
+    )
+    return Figure("holdings", title, "", styled(chart.resolve_scale(color="independent")), counts)

@@ -10,11 +10,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.progress import Progress as Bar
-from rich.table import Table
 
 from pfedlms.data.download import Watch
 from pfedlms.data.published import Published
-from pfedlms.report.tables import MIB, table
+from pfedlms.report.runs import MIB
+from pfedlms.report.tables import Table, table_of
 
 _SHARES = 4
 """Plain lines of a long file."""
@@ -77,11 +77,14 @@ def _there(path: Path) -> str:
 
 def check_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """What `data.check` found; without folders, whose names are long."""
-    published = {True: "yes", False: "no", None: "–"}
-    cells = [
-        [row["dataset"], row["state"], _samples(row), published[row["published"]], row["format"] or "–"] for row in rows
-    ]
-    return table(("data set", "state", "samples", "as published", "format"), cells)
+    published = {True: "yes", False: "no", None: None}
+    return table_of([
+        {
+            "data set": row["dataset"], "state": row["state"], "samples": _samples(row),
+            "as published": published[row["published"]], "format": row["format"],
+        }
+        for row in rows
+    ])  # fmt: skip
 
 
 def _samples(row: Mapping[str, Any]) -> str:

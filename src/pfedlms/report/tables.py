@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import Any
@@ -93,6 +93,8 @@ class Column:
     """Where there is little room: 2 is left out first, 1 before a table gets too wide, 0 never."""
     leads: bool = False
     """Whether the highest value of the column stands out."""
+    left: bool = False
+    """Whether it has words, which begin on the left."""
     when: Callable[[Summary], bool] = lambda summary: True
     """Whether it says something about a run; it is shown if it does for any."""
 
@@ -147,7 +149,7 @@ class Table:
         kept, body, gap = fitted(shown, body, width)
         keys = {column.key for column in kept}
         left_out = [column.head for column in shown if column.key not in keys and column.optional == 1]
-        return rich_table([column.head for column in kept], body, self.title, self.caption(kept, left_out), gap)
+        return rich_table(kept, body, self.title, self.caption(kept, left_out), gap)
 
     def __str__(self) -> str:
         text = io.StringIO()
@@ -156,7 +158,7 @@ class Table:
 
     def markdown(self) -> str:
         shown = self.shown
-        lines = [[column.head for column in shown], ["---", *["--:"] * (len(shown) - 1)]]
+        lines = [[column.head for column in shown], ["---", *("---" if column.left else "--:" for column in shown[1:])]]
         lines += [[self.text_of(record, column).replace("|", "\\|") for column in shown] for record in self.records]
         body = "\n".join("| " + " | ".join(line) + " |" for line in lines)
         return "\n\n".join(filter(None, [self.title, body, self.caption(shown)])) + "\n"
@@ -169,7 +171,7 @@ class Table:
             texts = [(_tex(self.text_of(record, column)), self.leads(record, column)) for column in shown]
             lines.append(" & ".join(rf"\textbf{{{text}}}" if leads else text for text, leads in texts))
         head, *body = (rf"{line} \\" for line in lines)
-        rule = "l" + "r" * (len(shown) - 1)
+        rule = "l" + "".join("l" if column.left else "r" for column in shown[1:])
         inside = "\n".join([r"\toprule", head, r"\midrule", *body, r"\bottomrule"])
         return f"\\begin{{tabular}}{{{rule}}}\n{inside}\n\\end{{tabular}}\n"
 
@@ -216,11 +218,10 @@ def _tex(text: str) -> str:
 
 
 def rich_table(
-    heads: Iterable[str], body: Iterable[Sequence[str]], title: str = "", caption: str = "", gap: int = 1
+    columns: Sequence[Column], body: Sequence[Sequence[str]], title: str, caption: str, gap: int
 ) -> RichTable:
     """Names on the left, numbers on the right; all text as it is, brackets included."""
-    heads, body = list(heads), [list(row) for row in body]
-    width = _width(heads, body, gap)
+    width = _width([column.head for column in columns], body, gap)
     narrow = width < _NOTE
     made = RichTable(
         box=SIMPLE_HEAD,
@@ -232,8 +233,8 @@ def rich_table(
         caption=_unbroken(caption) if narrow else escape(caption) or None,
         caption_justify="left",
     )
-    for place, name in enumerate(heads):
-        made.add_column(escape(name), justify="right" if place else "left")
+    for place, column in enumerate(columns):
+        made.add_column(escape(column.head), justify="left" if column.left or not place else "right")
     for row in body:
         made.add_row(*map(escape, row))
     return made
@@ -266,7 +267,10 @@ def fitted(
 def _broken_heads(columns: Sequence[Column], body: Sequence[Sequence[str]]) -> list[Column]:
     """Names that are wider than what stands below them take several lines."""
     widest = [max((cell_len(row[place]) for row in body), default=0) for place in range(len(columns))]
-    heads = ["\n".join(wrap(column.head, max(wide, 7), break_long_words=False)) for column, wide in zip(columns, widest, strict=True)]
+    heads = [
+        "\n".join(wrap(column.head, max(wide, 7), break_long_words=False))
+        for column, wide in zip(columns, widest, strict=True)
+    ]
     return [replace(column, head=head) for column, head in zip(columns, heads, strict=True)]
 
 
@@ -291,4 +295,9 @@ def _width(heads: Sequence[str], body: Sequence[Sequence[str]], gap: int) -> int
 
 def table_of(records: Sequence[Mapping[str, Any]], title: str = "", intro: str = "") -> Table:
     """Records as they are, one column per key."""
-    return Table([Column(key, key) for key in records[0]], records, title, intro)
+    words = {key for record in records for key, value in record.items() if _wordy(value)}
+    return Table([Column(key, key or " ", left=key in words) for key in records[0]], records, title, intro)
+
+
+def _wordy(value: Any) -> bool:
+    return isinstance(value, str) and any(letter.isalpha() for letter in value)
