@@ -28,6 +28,7 @@ DARK = {
 COLOURS = [LIGHT[f"c{place}"] for place in range(8)]
 BLUE, GREEN, ORANGE, GREY = COLOURS[0], COLOURS[1], COLOURS[3], COLOURS[7]
 _DASHES: list[list[int]] = [[1, 0], [6, 3], [2, 3], [8, 3, 2, 3]]
+_LOOKS = len(COLOURS) * len(_DASHES)
 _LEVEL = [3, 4]
 _FILES = (".png", ".svg", ".pdf", ".html", ".json")
 WIDTH, HEIGHT = 620, 320
@@ -56,11 +57,12 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
     wanted = list(dict.fromkeys(labels))
     known = list(METHODS)
     taken = {known.index(label): label for label in wanted if label in METHODS}
-    for label in wanted:
-        if label not in METHODS:
-            first = crc32(label.encode()) % 8 if label.isidentifier() else 0
-            free = (place for place in (*range(first, 32), *range(first)) if place not in taken)
-            taken[next(free, 32 + len(taken))] = label
+    strange = [label for label in wanted if label not in METHODS]
+    for label in sorted(strange, key=lambda each: (not each.isidentifier(), each if each.isidentifier() else "")):
+        own = len(known) + crc32(label.encode()) % max(1, _LOOKS - len(known))
+        first = own if label.isidentifier() else 0
+        free = (place for place in (*range(first, _LOOKS), *range(first)) if place not in taken)
+        taken[next(free, _LOOKS + len(taken))] = label
     chosen = {label: Look.number(place) for place, label in taken.items()}
     return {label: chosen[label] for label in wanted}
 
@@ -228,12 +230,14 @@ def lines(
     scale = {} if kind == "O" else {"scale": place}
     across = alt.X(f"x:{kind}", sort=None, axis=axis, **scale)
     span = alt.Scale(type="log") if log_y else alt.Scale(domain=list(shown_range(points)), nice=False)
-    up, low, high = (alt.Y("mean:Q", title=y, scale=span), alt.Y("low:Q", title=y, scale=span), alt.Y2("high:Q"))
+    side = alt.Axis(title=y, **({"format": "~g", "tickCount": 5} if log_y else {}))
+    up, low, high = alt.Y("mean:Q", axis=side, scale=span), alt.Y("low:Q", axis=side, scale=span), alt.Y2("high:Q")
     legend = alt.Legend(symbolType="stroke") if len(by_row) > 1 else None
     colour = coloured(style, legend)
     dashes = alt.Scale(domain=list(style), range=[_LEVEL if row in levels else style[row].dash for row in style])
     dash = alt.StrokeDash("row:N", sort=None, legend=legend, scale=dashes)
-    chosen = alt.selection_point(fields=["row"], bind="legend")
+    # A name of its own, so that charts beside each other are chosen from apart.
+    chosen = alt.selection_point(f"row_{crc32(repr((x, y, points)).encode())}", fields=["row"], bind="legend")
 
     def visible(opacity: float) -> Any:
         return alt.condition(chosen, alt.value(opacity), alt.value(0.12 * opacity))
@@ -311,6 +315,12 @@ def accuracy_against_bytes(
 
 
 def beside(charts: Sequence[Any], columns: int = 3, title: str = "") -> Any:
-    """Several charts as one; rows of the same name share a colour and a place in the legend."""
+    """Several charts as one; rows of the same name share a colour and a place in the legend below."""
     made = styled(altair().concat(*charts, columns=columns, title=title))
     return made.configure_legend(orient="bottom", columns=4, title=None, symbolOpacity=1, labelLimit=300)
+
+
+def stacked(charts: Sequence[Any], title: str = "") -> Any:
+    """Several charts one below the other, each with its legends."""
+    made = altair().vconcat(*charts, title=title).resolve_scale(color="independent", strokeDash="independent")
+    return styled(made).configure_legend(orient="bottom", columns=3, title=None, symbolOpacity=1, labelLimit=300)

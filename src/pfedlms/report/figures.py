@@ -115,7 +115,7 @@ def by_setting(section: Section, title: str = "") -> Figure | None:
     tried = {key: list(dict.fromkeys(cell.settings[key] for cell in scored)) for key in section.axes}
     across = max(tried, key=lambda key: (_numeric(tried[key]), len(tried[key])))
     numeric = _numeric(tried[across])
-    ticks = sorted(tried[across]) if numeric else list(map(str, tried[across]))
+    ticks: list[Any] = sorted(tried[across]) if numeric else list(map(str, tried[across]))
 
     def point(cell: Cell) -> dict[str, Any]:
         others = [f"{key.partition('.')[2]} {own}" for key, own in cell.settings.items() if key != across]

@@ -220,7 +220,7 @@ def _render(drawn: Sequence[_Drawn], style: Mapping[str, Look], left_out: Sequen
         colours=_COLOURS, count=sum(len(each.section.runs) for each in drawn), caption=_caption, value=_value,
         csv=lambda figure: "data:text/csv;charset=utf-8;base64," + b64encode(figure.csv().encode()).decode(),
         spec=_spec, raw=_json(_raw(drawn, left_out)),
-        vega=vl_convert.javascript_bundle().replace("</script", "<\\/script"), seed_of=seed_of,
+        vega=vl_convert.javascript_bundle(None).replace("</script", "<\\/script"), seed_of=seed_of,
     )  # fmt: skip
 
 

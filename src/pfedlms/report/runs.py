@@ -237,9 +237,9 @@ def cells(section: Section) -> list[Cell]:
     found = []
     for label, own in all_rows(section.runs).items():
         chosen = {key: own[0].settings[key.partition(".")[0]][key.partition(".")[2]] for key in section.axes}
-        scores = [(run.summary.get(MEASURES[section.by][1]) or {}).get("last10") for run in own]
+        scores: list[Any] = [(run.summary.get(MEASURES[section.by][1]) or {}).get("last10") for run in own]
         whole = all(run.summary["status"] == "finished" for run in own) and None not in scores
-        found.append(Cell(label, chosen, own, [float(score) for score in scores] if whole else []))
+        found.append(Cell(label, chosen, own, list(map(float, scores)) if whole else []))
     return found
 
 

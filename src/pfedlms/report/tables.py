@@ -251,9 +251,10 @@ def fitted(
     """Columns, cells and the gap between them so that a table has that width. What is tried, in this order: all of it;
     without columns of `optional` 2; without gaps; without spaces around ±; with the settings of a variant on lines of
     their own; without columns of `optional` 1."""
-    kept, texts = _broken_heads(columns, body), [list(row) for row in body]
-    if width is None:
-        return list(columns), texts, 1
+    kept, texts = list(columns), [list(row) for row in body]
+    if width is None or _width([column.head for column in kept], texts, 1) <= width:
+        return kept, texts, 1
+    kept = _broken_heads(columns, body)
     kept, texts = _without(kept, texts, 2, width, gap=1)
     close = [[cell.replace(" ± ", "±") for cell in row] for row in texts]
     for chosen, gap in ((texts, 1), (texts, 0), (close, 0)):
