@@ -478,7 +478,7 @@ def test_compare_takes_a_file_with_settings_of_one_method(call: Any) -> None:
 
 
 def test_compare_plots(call: Any) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("altair")
     assert call(*COMPARE, "--out", "c", "--quiet", "--plot", "picture.png").code == 0
     assert Path("picture.png").read_bytes().startswith(b"\x89PNG")
 

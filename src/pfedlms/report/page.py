@@ -104,7 +104,7 @@ def _draw(sections: Sequence[Section], style: Mapping[str, Look], layers_of: Lay
         made, notes = _figures(section, table, style, every, layers_of)
         differing, shared = _settings(section)
         found.append(_Drawn(
-            section, slug, _about(section), table, top.label if top else None, made, differing, shared,
+            section, slug, about(section), table, top.label if top else None, made, differing, shared,
             _environment(section), notes,
         ))  # fmt: skip
     return found
@@ -151,7 +151,7 @@ def _layers(section: Section, layers_of: LayersOf, notes: list[str]) -> list[Fig
     return made
 
 
-def _about(section: Section) -> str:
+def about(section: Section) -> str:
     """What was run, in one line."""
     run = section.runs[0]
     first, data = run.summary, run.settings.get("data", {})
@@ -209,8 +209,6 @@ def _render(drawn: Sequence[_Drawn], style: Mapping[str, Look], left_out: Sequen
         import jinja2
     except ImportError as error:
         raise UsageError("the page needs jinja2; install it with: pip install 'pfedlms[report]'") from error
-    import vl_convert
-
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["breaking"] = _breaking
@@ -220,7 +218,7 @@ def _render(drawn: Sequence[_Drawn], style: Mapping[str, Look], left_out: Sequen
         colours=_COLOURS, count=sum(len(each.section.runs) for each in drawn), caption=_caption, value=_value,
         csv=lambda figure: "data:text/csv;charset=utf-8;base64," + b64encode(figure.csv().encode()).decode(),
         spec=_spec, raw=_json(_raw(drawn, left_out)),
-        vega=vl_convert.javascript_bundle(None).replace("</script", "<\\/script"), seed_of=seed_of,
+        vega=_vega(), seed_of=seed_of,
     )  # fmt: skip
 
 
@@ -229,6 +227,14 @@ def _breaking(text: str) -> Any:
     from markupsafe import Markup, escape
 
     return Markup(re.sub(r"([_=:]|\.(?!\d))", r"\1<wbr>", str(escape(text))))
+
+
+def _vega() -> str:
+    """The libraries that draw."""
+    import vl_convert
+
+    bundle: Any = vl_convert.javascript_bundle  # its types ask for an argument that it does not need
+    return str(bundle()).replace("</script", "<\\/script")
 
 
 _COLOURS = {colour: f"var(--{name})" for name, colour in LIGHT.items()}

@@ -41,7 +41,7 @@ def curves(title: str, cells: Mapping[str, Sequence[Measured]], axis: str) -> An
 def distributions(document: Mapping[str, Any]) -> Any:
     """The weights of every layer after some rounds, and accuracy over rounds with those rounds marked."""
     alt = charts.altair()
-    panels = []
+    panels: list[Any] = []
     for stage in document["stages"]:
         bins = [
             {"row": f"{layer}, σ = {own['deviation']:.3f}", "weight": low, "density": density}

@@ -98,7 +98,11 @@ def test_old_summaries_without_newer_fields() -> None:
         ({"global_accuracy": {"max": 1.0, "last10": 2.0, "final": 3.0}}, ["G-acc max", "before local steps"], []),
         ({"evaluations": 3}, ["last 3", "mean of all 3 evaluations"], []),
         ({"evaluations": 1}, ["last 1", "mean of the one evaluation"], []),
-        ({"evaluations": 12}, ["the last 10 of 12 evaluations"], []),
+        ({"evaluations": 10}, ["P-acc last 10", "the last 10 of 10 evaluations"], []),
+        ({"evaluations": 19}, ["the last 10 of 19 evaluations"], []),
+        ({"evaluations": 20}, ["mean of the last 10 evaluations"], []),
+        ({"evaluations": None}, ["mean of the last 10 evaluations"], []),
+        ({"method": "fedavg"}, [], ["fewer"]),
         ({"metric": "hits"}, ["hits, the higher the better", "local 60 "], ["%"]),
     ],
 )  # fmt: skip
