@@ -491,7 +491,8 @@ def test_rounds_of_the_figure_are_marked_where_they_are() -> None:
         "curve": {"round": list(range(1, 11)), "g_acc": [10.0 * number for number in range(10)]},
     }
     accuracy = distributions(document).to_dict()["hconcat"][-1]
-    line, dots = accuracy["layer"][1]["data"]["values"], accuracy["layer"][-1]["data"]["values"]
+    dots = accuracy["layer"][-1]["data"]["values"]
+    line = accuracy["data"]["values"]
     assert [(point["x"], point["mean"]) for point in line] == [(number, 10.0 * number) for number in range(10)]
     assert [(point["x"], point["mean"]) for point in dots] == [(number, 10.0 * number) for number in (0, 1, 9)]
 

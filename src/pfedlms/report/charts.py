@@ -190,11 +190,11 @@ def rows_of(records: Iterable[Mapping[str, Any]]) -> dict[str, list[dict[str, An
     return found
 
 
-def shown_range(points: Iterable[Mapping[str, Any]]) -> tuple[float, float]:
+def shown_range(points: Iterable[Mapping[str, Any]], whole: bool = False) -> tuple[float, float]:
     """What is shown of the values: all but the first tenth of every row, where training has only begun, if that is
-    lower; with some air at both ends."""
+    lower, or the `whole`; with some air at both ends."""
     by_row = rows_of(points)
-    low = min(point["low"] for own in by_row.values() for point in own[len(own) // 10 :])
+    low = min(point["low"] for own in by_row.values() for point in own[0 if whole else len(own) // 10 :])
     high = max(point["high"] for own in by_row.values() for point in own)
     air = (high - low) * 0.06 or max(abs(high) * 0.05, 0.5)
     return low - air, high + air
@@ -214,10 +214,11 @@ def panels(chart: Any, points: Sequence[Mapping[str, Any]], by: str, width: int,
 
 def lines(
     records: Records, x: str, y: str, *, log: bool = False, log_y: bool = False, marks: bool = False,
-    ticks: Sequence[Any] = (), title: str = "", style: Mapping[str, Look] | None = None,
+    ticks: Sequence[Any] = (), whole: bool = False, title: str = "", style: Mapping[str, Look] | None = None,
 ) -> Any:  # fmt: skip
     """Lines with their ranges, from records with `row`, `x`, `mean`, and if known `low` and `high`. A row without `x`
-    is a level from side to side. `x` and `y` are the words at the axes; values of x in `ticks` are marked."""
+    is a level from side to side. `x` and `y` are the words at the axes; values of x in `ticks` are marked. Low values of the first rounds are cut off unless
+    the `whole` is wanted."""
     alt = altair()
     points = with_range(records)
     by_row = rows_of(points)
@@ -229,7 +230,7 @@ def lines(
     place.padding = 14 if marks else 0
     scale = {} if kind == "O" else {"scale": place}
     across = alt.X(f"x:{kind}", sort=None, axis=axis, **scale)
-    span = alt.Scale(type="log") if log_y else alt.Scale(domain=list(shown_range(points)), nice=False)
+    span = alt.Scale(type="log") if log_y else alt.Scale(domain=list(shown_range(points, whole)), nice=False)
     side = alt.Axis(title=y, **({"format": "~g", "tickCount": 5} if log_y else {}))
     up, low, high = alt.Y("mean:Q", axis=side, scale=span), alt.Y("low:Q", axis=side, scale=span), alt.Y2("high:Q")
     legend = alt.Legend(symbolType="stroke") if len(by_row) > 1 else None
@@ -303,8 +304,9 @@ def accuracy_against_bytes(
     by_row = rows_of(points)
     span = alt.Scale(domain=list(shown_range(points)), nice=False)
     up = alt.Y("mean:Q", title=y, scale=span)
-    across = alt.X("mib:Q", title=x, scale=alt.Scale(type="log"))
-    base = data(points).encode(across, color=coloured({row: (style or looks(by_row))[row] for row in by_row}))
+    across = alt.X("mib:Q", title=x, scale=alt.Scale(type="log", nice=False, padding=24))
+    style = {row: (style or looks(by_row))[row] for row in by_row}
+    base = data(points).encode(across, color=coloured(style, alt.Legend(symbolSize=80)))
     tips = told("row:N", "label:N", mib=x, mean=y, low="lowest", high="highest")
     return alt.layer(
         base.mark_line(strokeWidth=1.5, opacity=0.6).encode(up),

@@ -62,7 +62,7 @@ def distributions(document: Mapping[str, Any]) -> Any:
         {"row": "g_acc", "x": number - 1, "mean": own, "marked": number - 1 in marked}
         for number, own in zip(*document["curve"].values(), strict=True)
     ]
-    accuracy = charts.lines(points, "round", "", style={"g_acc": charts.Look(charts.ORANGE)})
+    accuracy = charts.lines(points, "round", "", whole=True, style={"g_acc": charts.Look(charts.ORANGE)})
     dots = charts.data(point for point in points if point["marked"]).mark_point(filled=True, color=charts.LIGHT["ink"])
     accuracy += dots.encode(alt.X("x:Q"), alt.Y("mean:Q"))
     panels.append(accuracy.properties(width=220, height=200, title="accuracy of the shared model, %"))
