@@ -217,8 +217,14 @@ def lines(
     ticks: Sequence[Any] = (), whole: bool = False, title: str = "", style: Mapping[str, Look] | None = None,
 ) -> Any:  # fmt: skip
     """Lines with their ranges, from records with `row`, `x`, `mean`, and if known `low` and `high`. A row without `x`
-    is a level from side to side. `x` and `y` are the words at the axes; values of x in `ticks` are marked. Low values of the first rounds are cut off unless
-    the `whole` is wanted."""
+    is a level from side to side.
+
+    Args:
+        x, y: the words at the axes.
+        marks: whether points are shown, and not only lines.
+        ticks: values of x that are marked.
+        whole: whether low values of the first rounds are shown, too.
+    """
     alt = altair()
     points = with_range(records)
     by_row = rows_of(points)

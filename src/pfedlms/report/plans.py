@@ -16,7 +16,8 @@ def bits(records: Sequence[Mapping[str, Any]]) -> Table:
     """The table of `pfedlms bits`."""
     first = records[0]
     all_clients, participants = first["clients"], first["participants"]
-    who = f"{participants} of {all_clients} clients" if participants < all_clients else f"{all_clients} clients"
+    some = participants < all_clients
+    who = f"{participants} of {all_clients} clients per round" if some else f"{all_clients} clients"
     shown = [
         {
             **record,
@@ -40,7 +41,7 @@ def bits(records: Sequence[Mapping[str, Any]]) -> Table:
         Column("down_payload_bits", "bits ↓", whole), Column("down_framing_bits", "frame ↓", whole),
         Column("up_per_parameter", "/n ↑", share), Column("down_per_parameter", "/n ↓", share), Column("mib", "MiB"),
     ]  # fmt: skip
-    return Table(columns, shown, f"{first['model']}, {first['parameters']:,} parameters, {who} per round", intro)
+    return Table(columns, shown, f"{first['model']}, {first['parameters']:,} parameters, {who}", intro)
 
 
 def _mib(value: float) -> str:

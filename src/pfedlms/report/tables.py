@@ -254,6 +254,8 @@ def fitted(
     kept, texts = list(columns), [list(row) for row in body]
     if width is None or _width([column.head for column in kept], texts, 1) <= width:
         return kept, texts, 1
+    if any(column.left for column in columns):
+        return kept, texts, 1  # words, which rich breaks where there is room
     kept = _broken_heads(columns, body)
     kept, texts = _without(kept, texts, 2, width, gap=1)
     close = [[cell.replace(" ± ", "±") for cell in row] for row in texts]
