@@ -354,7 +354,7 @@ def test_dry_run_prints_plan_bytes_and_memory_and_writes_nothing(call: Any) -> N
     assert done.code == 0
     assert here() == []
     assert f"{PARAMETERS:,} parameters" in done.out
-    assert f"{4 * 4 * PARAMETERS:,} bytes a round and 160 of framing" in done.out
+    assert f"{4 * 4 * PARAMETERS:,} bytes per round and 160 of framing" in done.out
     assert "memory: about" in done.out
     assert ESCAPE not in done.out
 
@@ -478,7 +478,7 @@ def test_compare_takes_a_file_with_settings_of_one_method(call: Any) -> None:
 
 
 def test_compare_plots(call: Any) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("altair")
     assert call(*COMPARE, "--out", "c", "--quiet", "--plot", "picture.png").code == 0
     assert Path("picture.png").read_bytes().startswith(b"\x89PNG")
 

@@ -6,18 +6,17 @@ import argparse
 import json
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
-from rich.table import Table
 
 from pfedlms.cli.options import HOLDINGS, add_json, add_options, add_set, check_config, overrides
 from pfedlms.cli.screen import console, say, show
 from pfedlms.errors import UsageError, did_you_mean
-from pfedlms.report.plots import check_plot, who_holds_what
-from pfedlms.report.tables import table
+from pfedlms.report import figures
+from pfedlms.report.charts import check_file
+from pfedlms.report.tables import Table, table_of
 
 
 def add_data(sub: argparse.ArgumentParser) -> None:
@@ -48,7 +47,7 @@ def _show(options: argparse.Namespace) -> None:
 
     check_config(options.subject)
     if options.plot:
-        check_plot(Path(options.plot))
+        check_file(options.plot)
     document = holdings(load_config(options.subject, overrides(options)))
     if options.json:
         print(json.dumps(document, indent=2))
@@ -57,7 +56,7 @@ def _show(options: argparse.Namespace) -> None:
         for line in holdings_lines(document, max(60, console.width) if console.is_terminal else 80):
             console.print(line, highlight=False, soft_wrap=True)
     if options.plot:
-        who_holds_what(document, Path(options.plot))
+        figures.holdings(document).save(options.plot)
 
 
 def _download(options: argparse.Namespace) -> None:
@@ -133,7 +132,7 @@ def _check_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         }
         for row in rows
     ]
-    return table(list(records[0]), [list(record.values()) for record in records])
+    return table_of(records)
 
 
 def _named(options: argparse.Namespace) -> str | None:
