@@ -13,7 +13,8 @@ import pytest
 
 from pfedlms.data import load_dataset
 from pfedlms.data.idx import WHOSE, read_idx
-from pfedlms.data.sources import DATASETS, Source
+from pfedlms.data.pool import normalise
+from pfedlms.data.sources import DATASETS
 from pfedlms.errors import DataError
 
 pytestmark = pytest.mark.filterwarnings("ignore::pfedlms.errors.DataWarning")  # files of a few samples
@@ -60,8 +61,7 @@ def test_samples_are_normalised_channel_by_channel() -> None:
     """By Python's floats, two colour images of two pixels; and every operation is rounded to float32, one by one."""
     mean, std = (0.5, 0.25, 0.1), (0.5, 0.2, 0.3)
     raw = np.array([0, 1, 128, 255, 7, 9, 50, 60, 70, 80, 90, 100], dtype=np.uint8).reshape(2, 3, 1, 2)
-    source = Source("two", (3, 1, 2), 2, lambda _: (raw, np.array([0, 1])), mean, std)
-    x = source.normalised(raw)
+    x = normalise(raw, mean, std)
     assert x.dtype == np.float32
     for place in np.ndindex(*raw.shape):
         channel = place[1]

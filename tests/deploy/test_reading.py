@@ -17,8 +17,7 @@ from pfedlms.cli import main
 from pfedlms.deploy import serve
 from pfedlms.errors import RunDirectoryError, UsageError
 from pfedlms.experiment.config import Config
-from pfedlms.experiment.play import Progress, execute
-from pfedlms.experiment.prepare import prepare
+from pfedlms.experiment.runs import begin
 from pfedlms.experiment.store import RunDirectory
 from pfedlms.report.tables import table
 
@@ -90,7 +89,7 @@ def test_the_page_of_a_finished_run_has_no_layers(tmp_path: Path) -> None:
 def simulate(config: Config, out: Path) -> None:
     with RunDirectory(out) as directory:
         directory.create(config.to_toml())
-        execute(config, prepare(config), Progress(), directory)
+        begin(config)
 
 
 @pytest.mark.parametrize("finished", [False, True], ids=["going on", "finished"])

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 import pfedlms
 from pfedlms.errors import UsageError
-from pfedlms.report.plots import accuracy_against_bytes, accuracy_by_setting
 from pfedlms.report.tables import clients_table, comparison_text
 
 RANDOM = np.random.default_rng(0)
@@ -45,9 +44,9 @@ def words(shown: Any) -> str:
 )
 def test_a_metric_has_its_name_and_four_digits(metric: Any, name: str) -> None:
     both = pfedlms.compare((X, Y), linear, methods="local,fedavg", seeds=1, metric=metric, **QUICK)
-    assert {run["metric"] for run in both.runs} == {name}
+    assert {run["metric"] for run in both.summaries} == {name}
     assert f"{name}, the higher the better" in words(both)
-    reached = both.runs[1]["accuracy"]["max"]
+    reached = both.summaries[1]["accuracy"]["max"]
     assert 0 < reached < 1e-3
     assert f"fedavg {reached:.4g} " in words(both)
 
@@ -92,7 +91,7 @@ def test_a_title_has_what_all_runs_share() -> None:
 
 
 def test_rounds_of_what_was_interrupted_are_not_those_of_the_table() -> None:
-    runs = pfedlms.compare((X, Y), linear, methods="local,fedavg", seeds=1, **QUICK).runs
+    runs = pfedlms.compare((X, Y), linear, methods="local,fedavg", seeds=1, **QUICK).summaries
     cut = [{**runs[0], "status": "interrupted", "rounds": 1}, runs[1]]
     assert "· 2 clients · 2 rounds" in words(comparison_text(cut))
     assert "· 2 clients · 1 round " in words(comparison_text(cut[:1]))
@@ -123,12 +122,12 @@ def test_progress_of_a_sweep_names_the_combination(capsys: pytest.CaptureFixture
 def test_reprs_are_short_and_say_what_it_was(tmp_path: Path) -> None:
     result = pfedlms.run((X, Y), linear, method="fedavg", out=tmp_path / "r", **QUICK)
     said = f"fedavg on custom, 2 clients, 2 rounds: P-acc {result.accuracy:.2f} %, mean of the last 2"
-    assert repr(result) == f"Result({said}, in {tmp_path / 'r'})"
+    assert repr(result) == f"Run({said}, in {tmp_path / 'r'})"
     own = pfedlms.run((X, Y), linear, method="fedavg", metric=thousandth, **{**QUICK, "rounds": 1})
-    assert repr(own) == f"Result(fedavg on custom, 2 clients, 1 round: thousandth {own.accuracy:.4g})"
+    assert repr(own) == f"Run(fedavg on custom, 2 clients, 1 round: thousandth {own.accuracy:.4g})"
     both = pfedlms.compare((X, Y), linear, methods="local,fedavg", seeds=1, **QUICK)
-    assert repr(both) == "Comparison(2 runs)"
-    assert repr(both.results[1]) == f"StudyRun(fedavg seed 0: {said})"
+    assert repr(both) == "Study(2 runs)"
+    assert repr(both.runs[1]) == f"Run({said})"
 
 
 # --- plots ---
@@ -151,24 +150,26 @@ def test_plots_call_a_metric_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_pa
     drawn = Drawn(monkeypatch)
     for metric, label in ((thousandth, "thousandth (range over seeds)"), (None, "P-acc, % (range over seeds)")):
         out = tmp_path / label[:5]
-        pfedlms.compare((X, Y), linear, methods="local,fedavg", seeds=2, metric=metric, out=out, **QUICK)
-        accuracy_against_bytes(out, tmp_path / "p.png")
+        done = pfedlms.compare((X, Y), linear, methods="local,fedavg", seeds=2, metric=metric, out=out, **QUICK)
+        done.plot(tmp_path / "p.png")
         assert drawn.axes.get_ylabel() == label
         settings = {"validation": 0.2, "learning_rate": [0.1, 0.2], "momentum": [0.0, 0.5], "method": "local", **QUICK}
         done = pfedlms.sweep((X, Y), linear, metric=metric, **settings)
-        assert done.best is not None
-        accuracy_by_setting(done.cells, done.best, done.by, tmp_path / "p.png")
+        best = done.best()
+        assert best is not None
+        done.plot(tmp_path / "p.png")
         assert drawn.axes.get_ylabel().startswith("thousandth (V-acc)\nmean of" if metric else "V-acc, %\nmean of")
         (marked,) = drawn.axes.texts
-        assert marked.get_text() == (f"{done.best['score']:.4g}" if metric else f"{done.best['score']:.2f} %")
+        assert marked.get_text() == (f"{best['score']:.4g}" if metric else f"{best['score']:.2f} %")
 
 
 def test_the_legend_of_a_sweep_lies_beside_its_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     drawn = Drawn(monkeypatch)
     settings = {"validation": 0.2, "learning_rate": [0.1, 0.2], "momentum": [0.0, 0.5], "method": "local", **QUICK}
     done = pfedlms.sweep((X, Y), linear, **settings)
-    assert done.best is not None
-    accuracy_by_setting(done.cells, done.best, done.by, tmp_path / "p.png")
+    best = done.best()
+    assert best is not None
+    done.plot(tmp_path / "p.png")
     figure = drawn.figures[-1]
     figure.draw_without_rendering()
     (legend,) = figure.legends

@@ -10,8 +10,6 @@ from typing import Any
 
 from rich.console import Console
 
-from pfedlms.report.tables import comparison_table, sweep_table
-
 
 def show(options: argparse.Namespace, document: Any, table: Callable[[Any], Any], rows: Sequence[Any]) -> None:
     """On standard output the document, or a table of the rows, if there are any."""
@@ -22,9 +20,9 @@ def show(options: argparse.Namespace, document: Any, table: Callable[[Any], Any]
 
 
 def console() -> Console:
-    """Standard output; wide enough when piped, so that nothing is cut."""
+    """Standard output; as wide as need be where it is no terminal, so that nothing is cut."""
     stdout = Console()
-    return stdout if stdout.is_terminal else Console(width=140)
+    return stdout if stdout.is_terminal else Console(width=1000)
 
 
 def say(text: str, style: str | None = None) -> None:
@@ -33,11 +31,11 @@ def say(text: str, style: str | None = None) -> None:
 
 
 def progress_of(options: argparse.Namespace) -> Any:
-    """A bar on a terminal, lines elsewhere, nothing with --quiet."""
-    from pfedlms.report.progress import LiveProgress, PlainProgress
+    """A list of callbacks: a bar on a terminal, lines elsewhere, nothing with --quiet."""
+    from pfedlms.report.progress import PlainProgress, screen
 
     stderr = Console(stderr=True, quiet=options.quiet)
-    return LiveProgress(stderr) if stderr.is_terminal else nullcontext(PlainProgress(stderr))
+    return screen(not options.quiet) if stderr.is_terminal else nullcontext([PlainProgress(stderr)])
 
 
 def best_round(summary: Mapping[str, Any]) -> str:
@@ -48,15 +46,3 @@ def best_round(summary: Mapping[str, Any]) -> str:
     where = "; its models: pfedlms export --best" if kept else ""
     early = f"stopped early after {summary['rounds']} rounds: " if summary.get("stopped_early") else ""
     return f"{early}V-acc was highest in round {best['round']}, {reached}{where}"
-
-
-def study_document(study: Any) -> dict[str, Any]:
-    """A comparison or sweep for machines."""
-    swept = hasattr(study, "axes")
-    best = {key: value for key, value in study.best.items() if key != "runs"} if swept and study.best else None
-    more = {"axes": study.axes, "by": study.by, "best": best} if swept else {}
-    return {"directory": str(study.directory), **more, "runs": study.runs}
-
-
-def study_table(study: Any) -> Any:
-    return sweep_table(study.cells, study.best, study.by) if hasattr(study, "axes") else comparison_table(study.runs)

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pfedlms.data.arrays import Arrays, checked
 from pfedlms.data.partition import Indices, split
+from pfedlms.data.pool import Constants
 from pfedlms.data.schemes import Dealing, deal, scheme_of
 from pfedlms.errors import DataError
 
@@ -40,6 +41,9 @@ class FederatedData:
     """Of all clients, where they have any besides their numbers."""
     scheme: str = "given"
     """How samples were dealt out, one of `schemes.SCHEMES`."""
+    mean: Constants = None
+    """What images were normalised by, one number per channel, as is `std`; None: samples are as they were given."""
+    std: Constants = None
 
     @property
     def clients(self) -> int:
@@ -83,10 +87,13 @@ def from_pool(
     owner: NDArray[np.int64] | None = None,
     owners: Sequence[str] = (),
     names: Sequence[str] = (),
+    mean: Constants = None,
+    std: Constants = None,
 ) -> FederatedData:
     """Deal one pool of samples out to clients (as in `schemes.deal`, then 75/25 train/test, then the share
-    `how.validation` of train set aside); `names` of its classes, where they are known."""
-    return dealt(checked([("data", x, y)], names), how, owner, owners)
+    `how.validation` of train set aside). `names` of its classes, and the `mean` and `std` that it was normalised by,
+    where they are known."""
+    return replace(dealt(checked([("data", x, y)], names), how, owner, owners), mean=mean, std=std)
 
 
 def dealt(

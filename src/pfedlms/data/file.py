@@ -14,6 +14,7 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pfedlms.data.pool import Pool, Samples, numbered, standardised
+from pfedlms.data.pool import Constants, Pool, Samples, normalised, numbered
 from pfedlms.errors import DataError, did_you_mean
 
 Columns = Mapping[str, Any]
@@ -31,7 +32,7 @@ _LABELS, _CLIENTS = ("label", "class", "target", "y"), ("client", "user", "clien
 _ARRAYS, _ARRAY_LABELS, _ARRAY_CLIENTS = ("x", "samples", "images"), ("y", "labels", "label"), ("client", "clients")
 
 
-def read_file(path: Path, label: str = "", client: str = "") -> Pool:
+def read_file(path: Path, label: str = "", client: str = "", mean: Constants = None, std: Constants = None) -> Pool:
     """The samples of `path`; `label` and `client` name the columns (or arrays) of the class and the client where they
     are called otherwise."""
     readers = dict(zip(SUFFIXES, (_read_arrays, _read_csv, _read_csv, _read_parquet), strict=True))
@@ -40,9 +41,13 @@ def read_file(path: Path, label: str = "", client: str = "") -> Pool:
     if not path.is_file():
         raise DataError(f"data.dataset: {path} is no file; file:PATH names one")
     columns = readers[path.suffix.lower()](path)
-    if path.suffix.lower() == ".npz":
-        return _from_arrays(path, columns, label, client)
-    return _from_columns(path, columns, label, client)
+    if path.suffix.lower() != ".npz":
+        pool = _from_columns(path, columns, label, client)
+    else:
+        pool = _from_arrays(path, columns, label, client, mean, std)
+    if mean is not None and pool.mean is None:
+        raise DataError(f"data.mean: got {mean}, but {path} holds no images of bytes, which alone are normalised")
+    return pool
 
 
 def _from_columns(path: Path, columns: Columns, label: str, client: str) -> Pool:
@@ -62,7 +67,7 @@ def _from_columns(path: Path, columns: Columns, label: str, client: str) -> Pool
     return _pool(path, x, labels, columns[labels], clients, columns.get(clients))
 
 
-def _from_arrays(path: Path, arrays: Columns, label: str, client: str) -> Pool:
+def _from_arrays(path: Path, arrays: Columns, label: str, client: str, mean: Constants, std: Constants) -> Pool:
     samples = _chosen(path, arrays, "", _ARRAYS, "")
     labels = _chosen(path, arrays, label, _ARRAY_LABELS, "label_column")
     clients = _chosen(path, arrays, client, _ARRAY_CLIENTS, "owner_column")
@@ -78,8 +83,11 @@ def _from_arrays(path: Path, arrays: Columns, label: str, client: str) -> Pool:
                 f"{path}: got {len(x)} {samples} and {len(column)} {name}, expected as many and at least one"
             )
     if x.dtype == np.uint8 and x.ndim in (3, 4):
-        x = standardised(_channels_first(x))
-    return _pool(path, x, labels, columns[labels], clients, columns.get(clients))
+        x, mean, std = normalised(_channels_first(x), mean, std)
+    else:
+        mean = std = None
+    pool = _pool(path, x, labels, columns[labels], clients, columns.get(clients))
+    return replace(pool, mean=mean, std=std)
 
 
 def _pool(path: Path, x: Samples, label: str, labels: Any, client: str, clients: Any) -> Pool:

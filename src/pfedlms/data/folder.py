@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfedlms.data.cache import decoded
-from pfedlms.data.pool import Pool, standardised
+from pfedlms.data.pool import Constants, Pool, normalised
 from pfedlms.errors import DataError
 
 _PARTS = ("train", "test", "val", "valid", "validation")
@@ -22,8 +22,8 @@ _BYTES = _GREY | {"P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"}
 """Pillow's modes of at most 8 bits a channel: what has more would be cut."""
 
 
-def read_folder(path: Path, size: int = 0) -> Pool:
-    """All images under `path`, train and test pooled, normalised by the mean and standard deviation of their own
+def read_folder(path: Path, size: int = 0, mean: Constants = None, std: Constants = None) -> Pool:
+    """All images under `path`, train and test pooled, normalised by `mean` and `std`, or by those of their own
     channels; classes are the folders' names in alphabetical order.
 
     Grey or colour as the first image is; the others are converted. All must have one size, or are resized to `size` x
@@ -38,7 +38,8 @@ def read_folder(path: Path, size: int = 0) -> Pool:
     digests = b"".join(_digest(file) for file in files) + labels.astype("<i8").tobytes()
     how = f"folder 1, Pillow {_version()}, resized {size}"
     raw, labels = decoded(digests, how, shape, lambda: (_pixels(files, mode, shape, size), labels))
-    return Pool(standardised(raw), labels, names)
+    x, mean, std = normalised(raw, mean, std)
+    return Pool(x, labels, names, mean=mean, std=std)
 
 
 def _classes(path: Path) -> dict[str, list[Path]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
@@ -19,7 +19,7 @@ from pfedlms.data.folder import read_folder
 from pfedlms.data.formats import Format, read_files
 from pfedlms.data.idx import idx_format
 from pfedlms.data.parquet import parquet_format
-from pfedlms.data.pool import Pool, Samples, normalise
+from pfedlms.data.pool import Constants, Pool, Samples, constants, normalise
 from pfedlms.errors import DataError, did_you_mean
 
 
@@ -44,10 +44,6 @@ class Source:
     @property
     def needs_dir(self) -> bool:
         return bool(self.formats)
-
-    def normalised(self, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Raw bytes as samples."""
-        return normalise(raw, self.mean, self.std, self.scale)
 
 
 PATHS = {
@@ -81,27 +77,38 @@ def load_dataset(name: str, directory: str | Path | None = None) -> tuple[Sample
 
 
 def load_pool(
-    name: str, directory: str | Path | None = None, image_size: int = 0, label: str = "", client: str = ""
+    name: str,
+    directory: str | Path | None = None,
+    image_size: int = 0,
+    label: str = "",
+    client: str = "",
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
 ) -> Pool:
     """The data set `name`, with what is known of its classes and clients; a path of the user's own is looked up in
-    `directory` unless it is absolute. The last three are settings of section [data]."""
+    `directory` unless it is absolute. The last five are settings of section [data]: images are normalised by `mean` and
+    `std`, one number per channel, where they are given, else by the data set's own. The pool says which were used."""
+    given = constants(mean, std)
     path = Path(directory or "", os.path.expanduser(name.partition(":")[2]))
     match kind_of(name):
         case "folder":
-            return read_folder(path, image_size)
+            return read_folder(path, image_size, *given)
         case "file":
-            return read_file(path, label, client)
-    return Pool(*_load_named(name, directory))
+            return read_file(path, label, client, *given)
+    return _load_named(name, directory, *given)
 
 
-def _load_named(name: str, directory: str | Path | None) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+def _load_named(name: str, directory: str | Path | None, mean: Constants, std: Constants) -> Pool:
     if name not in DATASETS:
         near = meant_by(name) or did_you_mean(name, [*DATASETS, *(f"{kind}:PATH" for kind in PATHS)])
         raise DataError(f"data.dataset: got {name!r}; {near}")
     source = DATASETS[name]
     raw, labels = source.read(folder_of(name, directory) if source.needs_dir else Path())
     check_raw(name, raw, labels)
-    return source.normalised(raw), labels
+    mean, std = mean or source.mean, std or source.std
+    if len(mean) != raw.shape[1]:
+        raise DataError(f"data.mean: got {len(mean)} numbers, expected {raw.shape[1]}, one per channel of {name}")
+    return Pool(normalise(raw, mean, std, source.scale), labels, mean=mean, std=std)
 
 
 def folder_of(name: str, directory: str | Path | None) -> Path:

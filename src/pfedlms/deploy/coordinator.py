@@ -34,7 +34,8 @@ from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.engine.tally import Tally
 from pfedlms.errors import QuorumError, WireError
 from pfedlms.experiment.config import Config
-from pfedlms.experiment.prepare import NOTHING_OWN, ModelLike, Own, as_configured
+from pfedlms.experiment.prepare import NAMED, as_configured
+from pfedlms.experiment.problem import Problem
 from pfedlms.models import CohortModel
 from pfedlms.wire.frames import HEADER_BYTES
 
@@ -54,16 +55,16 @@ class Coordinator:
     Args:
         config: as `Ground` takes it.
         transport: the way to nodes.
-        model, own: what the configuration says is given in Python.
+        problem: what the configuration says is given in Python.
     """
 
     largest_cohort = 1
 
     def __init__(
-        self, config: Config, transport: Transport, model: ModelLike = None, own: Own = NOTHING_OWN
+        self, config: Config, transport: Transport, problem: Problem = NAMED
     ) -> None:  # fmt: skip
         self.config, self._transport = config, transport
-        self._ground = Ground(config, None, None, model, own)
+        self._ground = Ground(config, problem=problem)
         self._terms = self._ground.terms
         start = self._terms.method.server_start()
         self._method, self.participation = self._terms.method, self._terms.participation

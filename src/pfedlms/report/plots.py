@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -92,9 +91,8 @@ def who_holds_what(document: Mapping[str, Any], file: Path) -> None:
     plt.close(figure)
 
 
-def accuracy_against_bytes(directory: Path, file: Path, title: str = "") -> None:
-    """Draw P-acc against the bytes one client has exchanged on average, a line a variant with its range over seeds,
-    from a comparison's folder."""
+def accuracy_against_bytes(given: Sequence[Any], file: Path, title: str = "") -> None:
+    """Draw P-acc against the bytes one client has exchanged on average, a line per row with its range over seeds."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -102,15 +100,10 @@ def accuracy_against_bytes(directory: Path, file: Path, title: str = "") -> None
 
     runs: dict[str, list[list[dict[str, Any]]]] = {}
     clients, name_of = 1, "P-acc, %"
-    manifest = json.loads((directory / "compare.json").read_text())
-    for name in manifest["runs"]:
-        summary = json.loads((directory / name / "summary.json").read_text())
-        clients, name_of = summary["clients"], summary.get("metric", name_of)
-        if summary["status"] != "finished":
-            continue
-        lines = (directory / name / "metrics.jsonl").read_text().splitlines()
-        row = manifest.get("names", {}).get(name, summary["method"])
-        runs.setdefault(row, []).append([json.loads(line) for line in lines])
+    for run in given:
+        clients, name_of = run.summary["clients"], run.summary.get("metric", name_of)
+        if run.summary["status"] == "finished":
+            runs.setdefault(run.label, []).append(run.metrics)
 
     figure, axes = plt.subplots(figsize=(8, 4.5), dpi=150, layout="constrained")
     for method, seeds in runs.items():

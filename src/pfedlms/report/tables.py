@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
 from textwrap import wrap
@@ -16,7 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from pfedlms.experiment.config import Config, DataSection
+    from pfedlms.experiment.config import Config
+    from pfedlms.experiment.schema import DataSection
 
 MIB = 1 << 20
 SCREEN = 80
@@ -201,11 +203,6 @@ _EXPLAINED = {
 _CAPTION = "{}, ± over seeds: maximum, and mean of {}. {}. MiB a round of all participants, framing{} included"
 
 
-def comparison_text(summaries: Sequence[Summary]) -> str:
-    """The comparison as plain text."""
-    return _plain(comparison_table(summaries)) if summaries else "no runs yet\n"
-
-
 def sweep_table(cells: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, by: str) -> Table:
     """The table of `pfedlms sweep`: a row a combination, the best marked."""
     runs = [run for cell in cells for run in cell["runs"]]
@@ -251,21 +248,39 @@ _MEASURED = {
 }
 
 
-def sweep_text(cells: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, by: str) -> str:
-    """The sweep as plain text."""
-    return _plain(sweep_table(cells, best, by)) if cells else "no runs yet\n"
-
-
 def clients_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The per-client table of `pfedlms show --clients`."""
     cells = [[_number(v) if isinstance(v, float) else "–" if v is None else f"{v}" for v in r.values()] for r in rows]
     return table(rows[0], cells, "clients")
 
 
-def _plain(shown: Table) -> str:
+def comparison_text(summaries: Sequence[Summary]) -> str:
+    """The comparison as plain text."""
+    return as_text(comparison_table(summaries)) if summaries else "no runs yet\n"
+
+
+def as_text(shown: Table) -> str:
+    """A table as plain text."""
     text = io.StringIO()
     Console(file=text, width=120, no_color=True).print(shown)
     return text.getvalue()
+
+
+def as_latex(shown: Table) -> str:
+    """A table for a paper (booktabs)."""
+    signs = {"±": r"$\pm$", "×": r"$\times$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "–": "--", "η": r"$\eta$"}
+
+    def cell(text: Any) -> str:
+        escaped = re.sub(r"([&%$#_{}])", r"\\\1", str(text).replace("\n", " "))
+        return "".join(signs.get(letter, letter) for letter in escaped)
+
+    rows = zip(*(column.cells for column in shown.columns), strict=True)
+    lines = [" & ".join(map(cell, row)) + r" \\" for row in ([column.header for column in shown.columns], *rows)]
+    align = "l" + "r" * (len(shown.columns) - 1)
+    return "\n".join(
+        [rf"\begin{{tabular}}{{{align}}}", r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule",
+         r"\end{tabular}", ""]
+    )  # fmt: skip
 
 
 def bits_table_of(rows: Sequence[Mapping[str, Any]]) -> Table:

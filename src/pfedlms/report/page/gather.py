@@ -10,11 +10,10 @@ from typing import Any
 
 from pfedlms.errors import PfedlmsError, RunDirectoryError
 from pfedlms.experiment.config import Config
-from pfedlms.experiment.results import compared
-from pfedlms.experiment.run import open_run
-from pfedlms.experiment.show import stored_summary
+from pfedlms.experiment.config import differing as compared
+from pfedlms.experiment.runs import load_run
 from pfedlms.experiment.store import RunDirectory
-from pfedlms.experiment.study import MANIFESTS, manifest_of, read_manifest
+from pfedlms.experiment.studies import manifest_of, read_manifest
 
 _DEPTH = 4  # folders in folders that are looked into for runs
 _NOT_NAMED = ("run.", "data.dir")
@@ -150,7 +149,7 @@ def _study(directory: Path, file: Path, left_out: list[str]) -> Part:
     runs: list[Run] = []
     for folder in manifest["runs"]:
         runs += _read(directory / folder, names.get(folder), left_out)
-    kind = MANIFESTS[file.name]
+    kind = "sweep" if manifest["axes"] else "comparison"
     title = directory.resolve().name
     if kind != "sweep":
         return Part(title, kind, tuple(runs))
@@ -160,8 +159,8 @@ def _study(directory: Path, file: Path, left_out: list[str]) -> Part:
 def _read(directory: Path, name: str | None, left_out: list[str]) -> list[Run]:
     """The run there, unless it cannot be read or has measured nothing yet."""
     try:
-        stored, config = open_run(directory)
-        summary, metrics = stored_summary(directory), stored.read_metrics()
+        stored = load_run(directory)
+        config, summary, metrics = stored.config, stored.summary, stored.metrics
     except (PfedlmsError, KeyError, TypeError) as error:  # of another version, or cut off
         left_out.append(str(error) if isinstance(error, PfedlmsError) else f"{directory}: cannot be read ({error!r})")
         return []

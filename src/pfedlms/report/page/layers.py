@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from pfedlms.cohort import Cohort
 from pfedlms.errors import PfedlmsError
-from pfedlms.experiment.export import open_checkpoint
 from pfedlms.experiment.prepare import as_configured
+from pfedlms.experiment.runs import load_run
 from pfedlms.experiment.store import RunDirectory
 from pfedlms.methods.consensus import AgreeOnThresholds
 from pfedlms.methods.contract import ClientWork
@@ -58,7 +58,7 @@ def layers_of(run: Run) -> tuple[list[LayerView], str]:
         checkpoint = RunDirectory(run.directory).load_checkpoint()
         if checkpoint is None:
             return [], f"{run.directory}: no checkpoint.pt"
-        kept = open_checkpoint(run.directory)
+        kept = load_run(run.directory).trained()
     except PfedlmsError as error:
         return [], str(error)
     state = checkpoint["federation"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from pfedlms.experiment.results import compared
+from pfedlms.experiment.config import differing as compared
 from pfedlms.report.page.gather import Part
 from pfedlms.report.page.measures import Row, Spread, best, headline
 from pfedlms.report.page.svg import Look, tag
