@@ -34,29 +34,31 @@ __all__ = [
 _MODULES = ("aggregate", "data", "methods", "models", "pull", "quantise", "sketch", "step", "tracking", "wire")
 
 
-def __getattr__(name: str) -> Any:
-    """Public names are imported when they are first used, so that `pfedlms --help` need not wait for PyTorch."""
-    if name not in __all__:
-        raise AttributeError(f"module 'pfedlms' has no attribute {name!r}")
-    if name in _MODULES:
-        # Not `from pfedlms import …`, which would ask this function again.
-        import pfedlms.aggregate
-        import pfedlms.methods
-        import pfedlms.pull
-        import pfedlms.quantise
-        import pfedlms.sketch
-        import pfedlms.tracking
-        import pfedlms.wire  # noqa: F401
+if not TYPE_CHECKING:  # which would take every name for a public one
 
-        return sys.modules[f"pfedlms.{name}"]
-    from pfedlms.data import load_dataset
-    from pfedlms.errors import PfedlmsError
-    from pfedlms.experiment import api, callbacks, config, problem
+    def __getattr__(name: str) -> Any:
+        """Public names are imported when they are first used, so that `pfedlms --help` need not wait for PyTorch."""
+        if name not in __all__:
+            raise AttributeError(f"module 'pfedlms' has no attribute {name!r}")
+        if name in _MODULES:
+            # Not `from pfedlms import …`, which would ask this function again.
+            import pfedlms.aggregate
+            import pfedlms.methods
+            import pfedlms.pull
+            import pfedlms.quantise
+            import pfedlms.sketch
+            import pfedlms.tracking
+            import pfedlms.wire  # noqa: F401
 
-    found = {"PfedlmsError": PfedlmsError, "load_dataset": load_dataset}
-    for module in (api, callbacks, config, problem):
-        found |= vars(module)
-    return found[name]
+            return sys.modules[f"pfedlms.{name}"]
+        from pfedlms.data import load_dataset
+        from pfedlms.errors import PfedlmsError
+        from pfedlms.experiment import api, callbacks, config, problem
+
+        found = {"PfedlmsError": PfedlmsError, "load_dataset": load_dataset}
+        for module in (api, callbacks, config, problem):
+            found |= vars(module)
+        return found[name]
 
 
 def __dir__() -> list[str]:

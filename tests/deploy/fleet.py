@@ -100,7 +100,7 @@ def own_data() -> tuple[dict[str, str], dict[int, Any], tuple[int, ...]]:
 
 def alone(config: Config) -> Run:
     """The same run in one process: a cohort a client."""
-    return begin(config)
+    return begin(config.with_run(out=""))
 
 
 def plain(record: dict[str, Any]) -> dict[str, Any]:

@@ -87,9 +87,7 @@ def test_the_page_of_a_finished_run_has_no_layers(tmp_path: Path) -> None:
 
 
 def simulate(config: Config, out: Path) -> None:
-    with RunDirectory(out) as directory:
-        directory.create(config.to_toml())
-        begin(config)
+    begin(config.with_run(out=str(out)))
 
 
 @pytest.mark.parametrize("finished", [False, True], ids=["going on", "finished"])

@@ -106,7 +106,7 @@ def test_own_data(tmp_path: Path) -> None:
         config = configured(method, tmp_path / method, data=data)
         fleet = Fleet(config, tmp_path / "nodes", data=named)
         summary, metrics = served(config, fleet)
-        expected = begin(config, Problem(pairs))
+        expected = begin(config.with_run(out=""), Problem(pairs))
         assert [plain(each) for each in metrics] == [plain(each) for each in expected.metrics]
         assert summary["classes"] == names
         check_states(fleet, expected.federation)

@@ -157,9 +157,9 @@ class StopAt(Callback):
 def test_an_interrupted_cell_goes_on(tmp_path: Path) -> None:
     one = cell("digits", 0.5, "sketchvote", "sketchvote", 0, quick=True)
     with pytest.raises(KeyboardInterrupt):
-        play([one], Where(tmp_path / "a"), StopAt())
+        play([one], Where(tmp_path / "a"), [StopAt()])
     assert not (tmp_path / "a" / one.name / "summary.json").exists()
-    gone_on, whole = (play([one], Where(tmp_path / name), Counting()).measured[one] for name in ("a", "b"))
+    gone_on, whole = (play([one], Where(tmp_path / name), [Counting()]).measured[one] for name in ("a", "b"))
     assert gone_on.summary["status"] == "finished"
     assert gone_on.curve == whole.curve
 
@@ -173,8 +173,8 @@ class FullAt(Callback):
 def test_a_cell_that_found_the_disk_full_goes_on(tmp_path: Path) -> None:
     one = cell("digits", 0.5, "local", "local", 0, quick=True)
     with pytest.raises(Exception, match="No space left"):
-        play([one], Where(tmp_path / "a"), FullAt())
-    gone_on, whole = (play([one], Where(tmp_path / name), Counting()).measured[one] for name in ("a", "b"))
+        play([one], Where(tmp_path / "a"), [FullAt()])
+    gone_on, whole = (play([one], Where(tmp_path / name), [Counting()]).measured[one] for name in ("a", "b"))
     assert gone_on.finished
     assert gone_on.curve == whole.curve
 
@@ -196,7 +196,7 @@ def test_where_the_disk_is_full_the_same_command_goes_on(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(Path, "mkdir", full)
     with pytest.raises(StorageError, match=r"No space left on device.*make room, then the same command"):
-        play([one], Where(tmp_path / "other"), Counting())
+        play([one], Where(tmp_path / "other"), [Counting()])
 
 
 class SignalAt(Callback):
@@ -207,8 +207,8 @@ class SignalAt(Callback):
 
 def test_after_a_signal_what_there_is_counts_and_nothing_more_is_trained(tmp_path: Path) -> None:
     first, second, third = (cell("digits", 0.5, "local", "local", seed, quick=True) for seed in range(3))
-    play([third], Where(tmp_path), Counting())
-    played = play([first, second, third], Where(tmp_path), SignalAt())
+    play([third], Where(tmp_path), [Counting()])
+    played = play([first, second, third], Where(tmp_path), [SignalAt()])
     assert played.stopped == signal.SIGINT
     assert [played.measured[each].summary["status"] for each in (first, third)] == ["interrupted", "finished"]
     assert second not in played.measured
@@ -218,7 +218,7 @@ def test_a_folder_with_other_settings_is_not_taken_for_the_cell(tmp_path: Path) 
     one = cell("digits", 0.5, "local", "local", 0, quick=True)
     pfedlms.run(method="local", rounds=2, alpha=0.4, out=tmp_path / one.name)
     with pytest.raises(RunDirectoryError, match="holds a run with other settings"):
-        play([one], Where(tmp_path), Counting())
+        play([one], Where(tmp_path), [Counting()])
 
 
 def test_rows_measured_elsewhere_are_used_where_their_settings_are_the_cells(tmp_path: Path) -> None:
@@ -448,7 +448,7 @@ def test_distributions_are_of_the_shared_model_and_kept(tmp_path: Path) -> None:
 
 def test_interrupted_distributions_go_on_where_they_were(tmp_path: Path) -> None:
     wanted, progress = Wanted(datasets=("digits",), quick=True), Counting()
-    stopped = reproduce("distributions", wanted, Where(tmp_path / "a"), SignalAt())
+    stopped = reproduce("distributions", wanted, Where(tmp_path / "a"), [SignalAt()])
     assert (stopped.stopped, stopped.sheets) == (signal.SIGINT, [])
     gone_on, whole = (reproduce("distributions", wanted, Where(tmp_path / name), [progress]) for name in ("a", "b"))
     assert progress.began[0] == ("digits_a0.5_fedavg-rounds10_s0", 4)

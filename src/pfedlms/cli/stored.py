@@ -82,7 +82,7 @@ def _how_to_resume(out: Path) -> str:
 
     several = manifest_of(out) is not None
     if not several and RunDirectory(out).on_nodes:
-        return f"To resume: {SERVER_AGAIN}"
+        return f"To continue: {SERVER_AGAIN}"
     tables = first_tables(out) if several else open_run(out)[1].tables()
     if not given_in_python(tables):
         return f"Resume with: pfedlms resume {out}"

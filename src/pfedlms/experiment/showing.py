@@ -76,12 +76,12 @@ def results(runs: Sequence[Run], planned: Sequence[Config]) -> tuple[dict[str, A
     """The settings that all runs have in common, and a row per run. Settings are those in which runs differ that were
     `planned`, so that columns stay the same until all are done."""
     same, own = differing(planned)
-    by_run = {(config.method, config.run.seed, config.run.out): each for config, each in zip(planned, own, strict=True)}
+    keys = list(dict.fromkeys(key for each in own for key in each))
     return same, [
         {
             "name": run.label,
             **{name: run.summary[name] for name in ("method", "seed", "status", "rounds")},
-            "settings": by_run.get((run.config.method, run.config.run.seed, run.config.run.out), {}),
+            "settings": {key: value for key in keys if (value := run.config.flat().get(key)) is not None},
             **{name: run.summary.get(name) for name in MEASURES.values()},
             "everyone": (run.summary["everyone"] or {}).get("accuracy"),
             **{name: run.summary[name] for name in ("bytes_per_round", "total_bytes", "seconds")},

@@ -29,9 +29,12 @@ class _Worker:
     place: int
 
     def ended(self) -> tuple[Cell, Callable[[], Run]]:
-        error = self.inbox.recv() if self.inbox.poll() else None
-        if error is None and self.process.exitcode:
-            error = RunError(f"{self.cell.config.run.out}: its process ended with code {self.process.exitcode}")
+        error: RunError | None = None
+        try:
+            error = self.inbox.recv()
+        except EOFError:  # it had nothing to report
+            if self.process.exitcode:
+                error = RunError(f"{self.cell.config.run.out}: its process ended with code {self.process.exitcode}")
 
         def result() -> Run:
             if error is not None:
