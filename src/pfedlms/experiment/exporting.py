@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -218,7 +219,7 @@ def _write(models: Models, file: Path, client: int | None, about: Mapping[str, A
         raise UsageError(f"{file}: .onnx needs the extra onnx; install it with: pip install 'pfedlms[onnx]'") from error
     data = models.federation.data
     sample = torch.zeros(2, *data.shape, dtype=data.x.dtype)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _quiet_log():
         warnings.simplefilter("ignore")  # of the exporter, about its own future
         program = torch.onnx.export(
             models.module(client), (sample,), dynamo=True, verbose=False, input_names=["x"], output_names=["outputs"],
@@ -228,6 +229,18 @@ def _write(models: Models, file: Path, client: int | None, about: Mapping[str, A
     proto = program.model_proto
     onnx.helper.set_model_props(proto, {"pfedlms": json.dumps(about)})
     write_atomically(file, lambda opened: opened.write(proto.SerializeToString()))
+
+
+@contextmanager
+def _quiet_log() -> Iterator[None]:
+    """The exporter logs a line for every package that it does not find."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _write_state(file: Path, state: StateDict) -> None:
