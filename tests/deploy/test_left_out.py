@@ -30,7 +30,7 @@ from pfedlms.deploy.envelope import (
 from pfedlms.engine import Federation
 from pfedlms.errors import QuorumError
 from pfedlms.experiment.config import Config
-from pfedlms.experiment.play import Progress, execute
+from pfedlms.experiment.loop import Running, execute
 from pfedlms.experiment.prepare import prepare
 from pfedlms.wire.frames import HEADER_BYTES, SERVER, frame
 
@@ -54,7 +54,9 @@ def alone_without(config: Config, phases: range | None = None) -> tuple[list[dic
     """The run in one process in which that client takes no part."""
     federation = prepare(config)
     federation.participation = Without(BAD, phases)  # type: ignore[assignment]
-    return execute(config, federation, Progress()).metrics, federation
+    running = Running(config, federation)
+    execute(running, ())
+    return running.metrics, federation
 
 
 def changed(data: bytes, change: Callable[[Envelope], Envelope]) -> bytes:

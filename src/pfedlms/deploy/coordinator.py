@@ -22,7 +22,8 @@ from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.engine.transport import Event, Flag, Inbox, Split
 from pfedlms.errors import QuorumError
 from pfedlms.experiment.config import Config
-from pfedlms.experiment.prepare import NOTHING_OWN, ModelLike, Own, as_configured
+from pfedlms.experiment.prepare import NAMED, as_configured
+from pfedlms.experiment.problem import Problem
 from pfedlms.models import CohortModel
 
 
@@ -32,16 +33,14 @@ class Coordinator:
     Args:
         config: as `Ground` takes it.
         transport: the way to nodes.
-        model, own: what the configuration says is given in Python.
+        problem: what the configuration says is given in Python.
     """
 
     largest_cohort = 1
 
-    def __init__(
-        self, config: Config, transport: Transport, model: ModelLike = None, own: Own = NOTHING_OWN
-    ) -> None:  # fmt: skip
+    def __init__(self, config: Config, transport: Transport, problem: Problem = NAMED) -> None:
         self.config = config
-        self._ground = ground = Ground(config, None, None, model, own)
+        self._ground = ground = Ground(config, problem=problem)
         self.criterion, self.watch, self.run = ground.parts.criterion, Stopwatch(), ground.run
         self._server = Server(ground.terms, config.run.quorum, self.criterion.score is None)
         self._nodes = Nodes(ground, transport)
