@@ -15,6 +15,7 @@ if "torch" not in sys.modules:
 if TYPE_CHECKING:
     from pfedlms import aggregate, data, methods, models, pull, quantise, sketch, step, tracking, wire
     from pfedlms.data import load_dataset
+    from pfedlms.engine.method_check import check_method
     from pfedlms.errors import PfedlmsError
     from pfedlms.experiment.api import compare, export, load, resume, resume_study, run, study, sweep
     from pfedlms.experiment.callbacks import Callback, RunInfo
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Callback", "Config", "PfedlmsError", "Problem", "Run", "RunInfo", "Study", "__version__", "aggregate", "compare",
+    "Callback", "Config", "PfedlmsError", "Problem", "Run", "RunInfo", "Study", "__version__", "aggregate",
+    "check_method", "compare",
     "data", "export", "load", "load_config", "load_dataset", "methods", "models", "pull", "quantise", "resume",
     "resume_study", "run", "sketch", "step", "study", "sweep", "tracking", "wire",
 ]  # fmt: skip
@@ -52,10 +54,11 @@ if not TYPE_CHECKING:  # which would take every name for a public one
 
             return sys.modules[f"pfedlms.{name}"]
         from pfedlms.data import load_dataset
+        from pfedlms.engine.method_check import check_method
         from pfedlms.errors import PfedlmsError
         from pfedlms.experiment import api, callbacks, config, problem
 
-        found = {"PfedlmsError": PfedlmsError, "load_dataset": load_dataset}
+        found = {"PfedlmsError": PfedlmsError, "check_method": check_method, "load_dataset": load_dataset}
         for module in (api, callbacks, config, problem):
             found |= vars(module)
         return found[name]
