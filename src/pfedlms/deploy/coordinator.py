@@ -150,7 +150,8 @@ class Coordinator:
 
     def state(self) -> dict[str, Any]:
         """Everything a later process needs to resume."""
-        return {"run": self.run, "standing": {**self._state.checkpoint(), "samples": self.samples}}
+        known = {"samples": self.samples, "counts": self._nodes.counts}
+        return {"run": self.run, "standing": {**self._state.checkpoint(), **known}}
 
     def load(self, state: dict[str, Any]) -> None:
         """Resume from `state()`."""
@@ -162,6 +163,6 @@ class Coordinator:
                 "checkpoint: it was made by an earlier version of pfedlms; finish this run with that version, or begin "
                 "it anew in another folder with another run.seed"
             )
-        self.samples = kept.pop("samples")
+        self.samples, self._nodes.counts = kept.pop("samples"), kept.pop("counts")
         self._state = self._server.restore(kept)
         self.rounds_played = self._state.round

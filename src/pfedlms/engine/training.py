@@ -61,6 +61,7 @@ class TrainSettings:
     decay_every: int = 1
     floor: float = 0.0
     max_weight: float = 1.0
+    max_scale: float = 0.0
 
     @property
     def rates(self) -> Schedule:

@@ -144,7 +144,7 @@ class Running(RunInfo):
             record["v_acc"] = _validated(measured)
         if report.global_evaluation is not None:
             record["g_acc"] = finite(report.global_evaluation.accuracy)
-        record |= {"loss": report.loss, "test_loss": finite(measured.loss), "client_acc": _per_client(measured)}
+        record |= {"loss": finite(report.loss), "test_loss": finite(measured.loss), "client_acc": _per_client(measured)}
         if len(measured.ids) < self.played.data.clients:
             record["clients"] = list(measured.ids)
         record |= {"bytes": asdict(self._traffic), **self._failures(), **self.more("evaluation")}
@@ -218,11 +218,11 @@ class Running(RunInfo):
         if last.get("round") == self.round and "clients" not in last:
             validated = {"validation_accuracy": last["v_acc"]} if "v_acc" in last else {}
             measures = {"test_loss": last["test_loss"], "client_acc": last["client_acc"]}
-            return {"accuracy": last["p_acc"], **validated, **measures}
+            return {"accuracy": last["p_acc"], **_over_clients(measures), **validated, **measures}
         measured: Evaluation = self.played.everyone()
         validated = {"validation_accuracy": _validated(measured)} if self.config.data.validation else {}
         measures = {"test_loss": finite(measured.loss), "client_acc": _per_client(measured)}
-        return {"accuracy": finite(measured.accuracy), **validated, **measures}
+        return {"accuracy": finite(measured.accuracy), **_over_clients(measures), **validated, **measures}
 
 
 def execute(
@@ -383,6 +383,12 @@ def _fingerprint(config: Config, data: FederatedData) -> str:
 def _validated(measured: Evaluation) -> float | None:
     """V-acc; None where no client that was evaluated has set anything aside."""
     return finite(measured.validation.accuracy) if measured.validation is not None else None
+
+
+def _over_clients(measures: Mapping[str, Any]) -> dict[str, float]:
+    """The mean over clients, beside the mean over samples: a client that claims many samples weighs no more in it."""
+    known = [value for value in measures["client_acc"] if value is not None]
+    return {"mean_over_clients": sum(known) / len(known)} if known else {}
 
 
 def _per_client(measured: Evaluation) -> list[float | None]:

@@ -165,6 +165,12 @@ class TrainSection:
         above=0,
         maximum=1,
     )
+    max_scale: float = setting(
+        0.0,
+        "how many times the median of all senders a number in a message may be; the server leaves out a larger one and "
+        "names its sender; takes 3 messages; 0: no limit",
+        minimum=0,
+    )
     local_steps: int = setting(
         20, "E, steps of a client in a round", minimum=1, option="E", also="epochs local_epochs steps iterations"
     )
