@@ -18,9 +18,10 @@ from zipfile import BadZipFile, ZipFile
 
 from pfedlms.errors import PfedlmsError, UsageError
 from pfedlms.flower import audit
-from pfedlms.flower.limits import shown
+from pfedlms.flower.text import shown
 
-FILE = "approved.jsonl"
+NODE, SERVER = "approved.jsonl", "approved-server.jsonl"
+"""Allow-lists of a folder: of the nodes on this machine, and of its server."""
 _SERVERS = ("flower.", "run.")
 _SEED = "run.seed"
 
@@ -39,12 +40,12 @@ def build(app: Path) -> bytes:
         raise UsageError(f"{app}: cannot be built as a Flower app ({type(error).__name__}: {error})") from error
 
 
-def approve(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the app of this folder, with its own settings and these on top, to the allow-list."""
+def approve(folder: Path, settings: Mapping[str, Any], file: str = NODE) -> dict[str, Any]:
+    """Add the app of this folder, with its own settings and these on top, to an allow-list."""
     content = build(folder / "app")
     entry = {"app": _sha256(content), "configuration": configuration(content, settings), "settings": dict(settings)}
-    if entry not in _entries(folder / FILE):
-        audit.append(folder / FILE, "approved", **entry)
+    if entry not in _entries(folder / file):
+        audit.append(folder / file, "approved", **entry)
     return entry
 
 
@@ -54,13 +55,13 @@ def check(file: Path, content: bytes, override: Mapping[str, Any]) -> str:
     same = [each for each in entries if each["app"] == app]
     if not same:
         raise NotApprovedError(
-            f"this node has not approved app {app[:16]}; its owner compares the app with the server's and runs "
+            f"this machine has not approved app {app[:16]}; its owner compares the app with the server's and runs "
             "`pfedlms deploy approve FOLDER`"
         )
     if configuration(content, override) not in [each["configuration"] for each in same]:
         changed = ", ".join(f"{key}={value}" for key, value in sorted(override.items()) if not _is_servers(key))
         raise NotApprovedError(
-            f"this node has approved app {app[:16]}, but not with {shown(changed) or 'its own settings'}; its owner "
+            f"this machine has approved app {app[:16]}, but not with {shown(changed) or 'its own settings'}; its owner "
             "runs `pfedlms deploy approve FOLDER --run-config '...'`"
         )
     return app

@@ -22,11 +22,11 @@ from pfedlms.deploy.ground import Ground
 from pfedlms.errors import PfedlmsError, UsageError
 from pfedlms.experiment.config import CUSTOM, Config
 from pfedlms.flower import MISSING
-from pfedlms.flower.approval import approve
+from pfedlms.flower.approval import SERVER, approve
 from pfedlms.flower.folder import NAME
 from pfedlms.flower.keys import configured
-from pfedlms.flower.limits import shown
 from pfedlms.flower.log import CHECK_RECORD
+from pfedlms.flower.text import shown
 
 FLOWER = (1, 41)
 """The version whose commands the folder's scripts are written for."""
@@ -37,7 +37,7 @@ _CLOSED = (
     "/v1/fleet/../control/list-runs", "/v1/fleet/%2e%2e/control/list-runs", "/v1/fleet/pull-messages", "/docs",
 )  # fmt: skip
 """Paths of the SuperLink that must not answer whoever has no key."""
-_REFUSED = (400, 403, 404, 405)
+_REFUSED = (401, 404, 405)
 _LISTEN = "0A"
 """How Linux names a socket that waits for connections."""
 
@@ -135,7 +135,7 @@ def _doors(address: str, authority: Path) -> Found:
         connection = HTTPSConnection(host.strip("[]"), int(port), timeout=_SECONDS, context=context)
         try:
             connection.putrequest("POST", path, skip_accept_encoding=True)
-            connection.putheader("Content-Type", "application/x-protobuf")
+            connection.putheader("Content-Type", "application/protobuf")
             connection.putheader("Content-Length", "0")
             connection.endheaders()
             status = connection.getresponse().status
@@ -222,7 +222,7 @@ def _nodes(folder: Path) -> list[Found]:
         "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     }  # fmt: skip
     settings = f"flower.check=true flower.wait={_WAIT}"
-    approve(folder, {"flower.check": True, "flower.wait": _WAIT})
+    approve(folder, {}, SERVER)
     done = subprocess.run(
         [*command, settings], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )

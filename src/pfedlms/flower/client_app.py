@@ -21,9 +21,9 @@ from pfedlms.experiment.prepare import NOTHING_OWN, ModelLike, Own
 from pfedlms.flower import audit
 from pfedlms.flower.carrier import CHECK, REQUEST, WHO
 from pfedlms.flower.keys import NodeSection, configured, seated
-from pfedlms.flower.limits import shown
 from pfedlms.flower.seal import public_key
 from pfedlms.flower.signing import SealedNode, check_query, kinds, refused
+from pfedlms.flower.text import shown
 
 
 def client_app(file: Path, model: ModelLike = None, own: Own = NOTHING_OWN) -> Any:

@@ -4,7 +4,7 @@
 
 It takes tasks of one kind only, with the folder's secret. It hands a task's token over in a file that nobody else can
 read and that is removed at once, not on a command line. Each app process compares the app's bytes and the run's
-settings with the folder's allow-list before anything of the app is installed or executed. This is written for flwr 1.41.
+settings with the folder's allow-list before anything of the app is installed or executed. Written for flwr 1.41.
 """
 
 from __future__ import annotations
@@ -102,6 +102,7 @@ def guard(module: Any, role: str, folder: Path) -> None:
     from flwr.common.serde import user_config_from_proto
     from flwr.supercore.runtime import RuntimeHttpClient
 
+    listed = approval.SERVER if role == "server" else approval.NODE
     pull, install, sent = RuntimeHttpClient.PullTaskInput, module.install_from_fab, list[Any]()
 
     def pulled(self: Any, request: Any) -> Any:
@@ -113,7 +114,7 @@ def guard(module: Any, role: str, folder: Path) -> None:
         run, override = task.run, user_config_from_proto(task.run.override_config)
         known = {"role": role, "flower_run": run.run_id, "app": run.fab_hash, "settings": override}
         try:
-            app = approval.check(folder / approval.FILE, content, override)
+            app = approval.check(folder / listed, content, override)
             if {run.fab_hash, task.fab.hash_str} != {app} or get_fab_metadata(content) != (run.fab_id, run.fab_version):
                 raise approval.NotApprovedError("the run names another app than the one that was sent")
         except approval.NotApprovedError as error:

@@ -1,35 +1,21 @@
-"""What a peer may send: sizes that follow from the request, checked before parsing, and text made harmless."""
+"""What a peer may send: sizes that follow from the request, checked before anything is parsed."""
 
 from __future__ import annotations
 
 import struct
-import unicodedata
 from collections.abc import Sequence
 
 from pfedlms.deploy.envelope import ENVELOPE_BYTES, RECORD_BYTES, Code, Envelope, Flag, Why, decode, refusal
 from pfedlms.deploy.ground import Ground
 from pfedlms.errors import OversizedError, WireError
+from pfedlms.flower.text import shown
 from pfedlms.wire.frames import HEADER_BYTES
 
-LONGEST_TEXT = 300
-"""Characters of a peer's text that are shown or stored."""
 _REFUSED_BYTES = ENVELOPE_BYTES + 2 * RECORD_BYTES + 2000
 _TRAINED_BYTES, _MEASURED_BYTES, _SPLITS = 12, 20, 3
 _RECORD = struct.Struct("<BBHIQ")
 _NOT_KNOWN = 0xFFFFFFFF
 """More answers than any run has: a server does not believe it and keeps what it knew."""
-
-
-def shown(text: str, longest: int = LONGEST_TEXT) -> str:
-    """A peer's text in one line of printable characters: line ends, control, direction and unassigned characters are
-    written as escapes."""
-    cut = text[:longest]
-    escaped = "".join(each if _harmless(each) else each.encode("unicode_escape").decode("ascii") for each in cut)
-    return escaped + "…" * (len(text) > longest)
-
-
-def _harmless(character: str) -> bool:
-    return character == " " or unicodedata.category(character)[0] not in "CZ"
 
 
 def message_bytes(ground: Ground) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.play import Progress, in_short
-from pfedlms.flower.limits import shown
+from pfedlms.flower.text import shown
 from pfedlms.report.progress import accuracies
 
 CHECK_RECORD = "pfedlms check: "

@@ -23,7 +23,7 @@ from pfedlms.errors import PfedlmsError, UsageError
 from pfedlms.flower import approval, audit
 from pfedlms.flower.folder import NAME
 from pfedlms.flower.keys import read_places
-from pfedlms.flower.limits import shown
+from pfedlms.flower.text import shown
 
 FILE, AUDIT = "places.json", "audit/server.jsonl"
 
@@ -65,7 +65,7 @@ def revoke(folder: Path, place: int) -> None:
 def started(folder: Path, arguments: list[str]) -> None:
     """Who starts a run on the server, and with which app. What is in this folder is what the server approves."""
     settings = run_config(arguments)
-    entry = approval.approve(folder, settings)
+    entry = approval.approve(folder, settings, approval.SERVER)
     who = {"user": getpass.getuser(), "uid": os.getuid(), "from": os.environ.get("SSH_CONNECTION", "this machine")}
     audit.append(folder / AUDIT, "start", **who, app=entry["app"], settings=settings)
 

@@ -24,11 +24,12 @@ from pfedlms.flower import audit
 from pfedlms.flower.carrier import CHECK, Carrier, Failure
 from pfedlms.flower.client_app import record, versions
 from pfedlms.flower.keys import FlowerSection, configured
-from pfedlms.flower.limits import message_bytes, shown
+from pfedlms.flower.limits import message_bytes
 from pfedlms.flower.log import CHECK_RECORD, RoundLog
 from pfedlms.flower.patience import persist
 from pfedlms.flower.seal import private_key
 from pfedlms.flower.signing import SigningTransport, query
+from pfedlms.flower.text import shown
 
 _LONGEST_CHECK = 4096
 """Bytes that a node may answer to a check."""

@@ -156,5 +156,6 @@ def _record(asked: Envelope, request: bytes, reply: bytes | None, seconds: float
     result = "no reply" if reply is None else refused(reply) or "replied"
     return {
         "event": "request", "run": asked.run.hex(), "round": asked.round + 1, "trip": asked.trip,
-        "client": asked.client, "sent": len(request), "received": len(reply or b""), "seconds": round(seconds, 1), "result": result,
+        "client": asked.client, "sent": len(request), "received": len(reply or b""), "seconds": round(seconds, 1),
+        "result": result,
     }  # fmt: skip

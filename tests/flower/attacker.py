@@ -1,0 +1,89 @@
+"""A registered node that is hostile: it speaks Flower's fleet API by itself, with a key that the server knows."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+Answer = Callable[["Attacker", str, bytes], "bytes | None"]
+"""The kind of a message and its bytes; what is replied, if anything."""
+
+
+class Attacker:
+    """Online from `with` on. Messages that came, by kind, and what was answered to a push, in words."""
+
+    def __init__(self, address: str, folder: Path, place: int, answer: Answer) -> None:
+        self._address, self._folder, self._place, self.answer = address, folder, place, answer
+        self.came: list[tuple[str, bytes]] = []
+        self.failed: list[str] = []
+        self.run = 0
+        self.node = 0
+        self.ready, self._ended = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._live, daemon=True)
+
+    def __enter__(self) -> Attacker:
+        self._thread.start()
+        assert self.ready.wait(60), self.failed
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._ended.set()
+        self._thread.join(60)
+
+    def _live(self) -> None:
+        from flwr.supercore.inflatable.inflatable_object import inflate_object_from_contents
+        from flwr.supercore.inflatable.inflatable_utils import pull_objects
+        from flwr.supernode.fleet_http_connection import http_request_response
+
+        private = load_ssh_private_key((self._folder / "keys" / f"node-{self._place}").read_bytes(), None)
+        authority = (self._folder / "certificates" / "ca.crt").read_bytes()
+        keys = (private, private.public_key())
+        with http_request_response(self._address, False, authority, keys, 1, 20) as connection:  # type: ignore[arg-type]
+            self.node, receive, self._send, _, _, pull, self._push, confirm = connection
+            self.ready.set()
+            while not self._ended.wait(1.0):
+                try:
+                    if (found := receive()) is None:
+                        continue
+                    about, tree = found
+                    self.run = about.metadata.run_id
+                    contents = pull_objects(_ids(tree), pull_object_fn=lambda each: pull(self.run, each))
+                    message: Any = inflate_object_from_contents(tree.object_id, contents)
+                    confirm(self.run, tree.object_id)
+                    data = message.content["pfedlms"]["bytes"]
+                    self.came.append((about.metadata.message_type, data))
+                    reply = self.answer(self, about.metadata.message_type, data)
+                    if reply is not None:
+                        self.push(about.metadata, reply, reply=True)
+                except Exception as error:  # the attack goes on
+                    self.failed.append(f"{type(error).__name__}: {error}")
+
+    def push(self, like: Any, data: bytes, *, reply: bool, sender: int | None = None, to: int = 0) -> None:
+        """A reply to a message, or a message to another node; `sender` is whose id it names."""
+        from flwr.app import ConfigRecord, RecordDict
+        from flwr.app.message import Metadata, make_message
+        from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+
+        about = Metadata(
+            run_id=self.run, message_id="", src_node_id=self.node if sender is None else sender,
+            dst_node_id=like.src_node_id if reply else to, reply_to_message_id=like.message_id if reply else "",
+            group_id="", created_at=time.time(), ttl=60.0,
+            message_type=like.message_type if reply else "train.request", src_task_id=None,
+            dst_task_id=like.src_task_id if reply else None,
+        )  # fmt: skip
+        message = make_message(about, RecordDict({"pfedlms": ConfigRecord({"bytes": data})}))
+        message.metadata.__dict__["_message_id"] = message.object_id
+        wanted, session = self._send(message, get_object_tree(message), 0.0)
+        for name, each in get_all_nested_objects(message).items():
+            if name in wanted:
+                self._push(self.run, session, name, each.deflate())
+
+
+def _ids(tree: Any) -> list[str]:
+    return [tree.object_id, *(each for child in tree.children for each in _ids(child))]
