@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 from dataclasses import fields
@@ -66,7 +69,7 @@ def test_the_folder_is_a_configuration(nodes: int, weight: float, tmp_path: Path
         subprocess.run(["bash", "-n", str(script)], check=True)
         assert (script.stat().st_mode & 0o100 != 0) == (script.name != "environment.sh")
     units = [path.read_text() for path in (folder / "systemd").iterdir()]
-    assert len(units) == nodes + 2
+    assert len(units) == 2 * nodes + 2
     for line in (
         "NoNewPrivileges=yes",
         "ProtectSystem=strict",
@@ -333,3 +336,28 @@ def test_old_state_is_removed_and_that_of_this_run_stays(tmp_path: Path) -> None
     assert len(list(tmp_path.iterdir())) == 6
     client_app.remove_old(tmp_path, tmp_path / "client-0-bb.pt", 90)
     assert sorted(path.stem for path in tmp_path.glob("*.pt")) == ["client-0-bb", "client-1-aa"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="only root can change users")
+def test_the_user_that_runs_apps_cannot_read_the_nodes_key() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        os.chmod(name, 0o755)
+        folder = Path(name) / "f"
+        write_folder(folder, 1)
+        subprocess.run(["./keys.sh"], cwd=folder, check=True)
+        (folder / "approved.jsonl").touch()
+        users = {**os.environ, "NODE_USER": "daemon", "APP_USER": "nobody"}
+        subprocess.run(["./users.sh"], cwd=folder, check=True, capture_output=True, env=users)
+        nobody = ["setpriv", f"--reuid={pwd.getpwnam('nobody').pw_uid}", f"--regid={pwd.getpwnam('nobody').pw_gid}"]
+
+        def can(*command: str) -> bool:
+            done = subprocess.run([*nobody, "--clear-groups", *command], cwd=folder, capture_output=True)
+            return done.returncode == 0
+
+        for file in ("keys/launcher-secret", "keys/server.pub", "approved.jsonl", "environment.sh"):
+            assert can("cat", file), file
+        assert can("touch", "state/model.pt")
+        assert not can("cat", "keys/node-0")
+        assert not can("cat", "keys/server-signing.key")
+        assert not can("sh", "-c", "echo '{}' >> approved.jsonl")
+        assert not can("touch", "keys/other")

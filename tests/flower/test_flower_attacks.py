@@ -93,7 +93,6 @@ def test_code_that_nobody_approved_is_not_executed(flotilla: Flotilla, tmp_path:
     flotilla.start("evil", "flwr", "run", str(folder / "app"), "federation", "--stream")
     assert "this machine has not approved app" in flotilla.finished("evil", 200)
     assert list(tmp_path.iterdir()) == []
-    assert not list(Path(flotilla.home, "apps").glob("*")) or list(tmp_path.iterdir()) == []
     # The server is hostile.
     entry = approval.approve(folder, {}, approval.SERVER)
     audit.append(flotilla.folder / approval.SERVER, "approved", **entry)
@@ -129,8 +128,8 @@ def attack(attacker: Attacker, kind: str, data: bytes) -> bytes | None:
 
 def test_a_registered_node_that_attacks(flotilla: Flotilla) -> None:
     """It sends node 0 forged requests, bare and under the signature of its own. It replies with 300,000 records, a
-    refusal with escapes and lines of a log, and 400 MB. Before: node 0 refused every later round, the server took 4 s for
-    each reply, showed forged lines and grew by gigabytes. Now: the run of the two others is as without it."""
+    refusal with escapes and lines of a log, and 400 MB. Before: node 0 refused every later round, the server took 4 s
+    for each reply, showed forged lines and grew by gigabytes. Now: the run of the two others is as without it."""
     out = flotilla.folder / "run"
     chosen: dict[str, Any] = {
         "run.out": str(out), "train.rounds": 4, "run.quorum": 0.5, "run.timeout": 90.0, "flower.wait": 60.0,

@@ -120,9 +120,9 @@ def _readable(folder: Path) -> list[Found]:
         folder / "superlink.db",
     ]
     held = [path for path in secret if path.suffix not in (".pub", ".crt") and path.exists()]
-    if not folder.stat().st_mode & 0o077:
+    if not folder.stat().st_mode & 0o007:
         return []
-    open_to_all = [str(path.relative_to(folder)) for path in held if path.stat().st_mode & 0o077]
+    open_to_all = [str(path.relative_to(folder)) for path in held if path.stat().st_mode & 0o007]
     said = f"others can read {', '.join(open_to_all[:3])}; chmod 700 {folder}"
     return [Found("files", said, wrong=True)] if open_to_all else []
 

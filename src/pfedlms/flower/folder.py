@@ -21,11 +21,12 @@ NAME = "federation"
 """What `flwr` calls the server."""
 LIMITED_FROM, LIMIT = 3, 0.4
 """From so many nodes on, the largest share one may have of all weight; see train.max_weight."""
-SERVER_MEMORY, GATE_MEMORY, NODE_MEMORY = "4G", "256M", "8G"
+SERVER_MEMORY, GATE_MEMORY, LINK_MEMORY, APP_MEMORY = "4G", "256M", "1G", "8G"
+"""Limits of the units: server, gate, a node's connection, and its apps."""
 
 SCRIPTS = (
-    "certificates.sh", "keys.sh", "superlink.sh", "gate.sh", "register.sh", "revoke.sh", "approve.sh", "run.sh",
-    "flwr.sh",
+    "certificates.sh", "keys.sh", "superlink.sh", "gate.sh", "register.sh", "revoke.sh", "approve.sh", "users.sh",
+    "run.sh", "flwr.sh",
 )  # fmt: skip
 FILES = {
     **{name: name for name in ("README.md", "environment.sh", "gate.conf", *SCRIPTS)},
@@ -78,8 +79,9 @@ def made(
     }  # fmt: skip
 
     def unit(source: str, memory: str, **more: str) -> str:
-        hardened = _filled("hardened.service", {"MEMORY": memory, "PRIVATE_DEVICES": "yes", **said})
-        return _filled(source, {"HARDENED": hardened.rstrip(), **said, **more})
+        own = {"USER": "pfedlms", "PRIVATE_DEVICES": "yes", **said, **more}
+        hardened = _filled("hardened.service", {"MEMORY": memory, **own})
+        return _filled(source, {"HARDENED": hardened.rstrip(), **own})
 
     texts = {"app/pyproject.toml": pyproject(here)}
     texts |= {name: _filled(source, said) for name, source in FILES.items() if not name.startswith("systemd/")}
@@ -87,7 +89,10 @@ def made(
     texts["systemd/pfedlms-gate.service"] = unit("gate.service", GATE_MEMORY)
     for node in range(nodes):
         texts[f"node-{node}.sh"] = _filled("node.sh", {**said, "NODE": str(node)})
-        texts[f"systemd/pfedlms-node-{node}.service"] = unit("node.service", NODE_MEMORY, NODE=str(node))
+        texts[f"systemd/pfedlms-node-{node}.service"] = unit("node.service", LINK_MEMORY, NODE=str(node))
+        # A GPU is a device.
+        apps = {"NODE": str(node), "USER": "pfedlms-app", "PRIVATE_DEVICES": "no"}
+        texts[f"systemd/pfedlms-app-{node}.service"] = unit("app.service", APP_MEMORY, **apps)
     return texts
 
 

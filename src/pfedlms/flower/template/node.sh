@@ -8,6 +8,7 @@ set -euo pipefail
 source "$(dirname "$0")/environment.sh"
 half=both
 case ${1:-} in supernode | app) half=$1 && shift ;; esac
+if [ "$half" = app ]; then export FLWR_HOME=$HERE/flwr-app; fi
 needed=(keys/launcher-secret keys/server.pub approved.jsonl)
 [ "$half" = app ] || needed+=(certificates/ca.crt keys/node-@NODE@)
 for file in "${needed[@]}"; do
