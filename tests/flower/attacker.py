@@ -37,8 +37,8 @@ class Attacker:
         self._thread.join(60)
 
     def _live(self) -> None:
-        from flwr.supercore.inflatable.inflatable_object import inflate_object_from_contents
-        from flwr.supercore.inflatable.inflatable_utils import pull_objects
+        from flwr.app import Message
+        from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
         from flwr.supernode.fleet_http_connection import http_request_response
 
         private = load_ssh_private_key((self._folder / "keys" / f"node-{self._place}").read_bytes(), None)
@@ -53,9 +53,12 @@ class Attacker:
                         continue
                     about, tree = found
                     self.run = about.metadata.run_id
-                    contents = pull_objects(_ids(tree), pull_object_fn=lambda each: pull(self.run, each))
-                    message: Any = inflate_object_from_contents(tree.object_id, contents)
-                    confirm(self.run, tree.object_id)
+                    message = pull_and_inflate_object_from_tree(
+                        tree,
+                        lambda each: pull(self.run, each),
+                        lambda each: confirm(self.run, each),
+                        return_type=Message,
+                    )
                     data = message.content["pfedlms"]["bytes"]
                     self.came.append((about.metadata.message_type, data))
                     reply = self.answer(self, about.metadata.message_type, data)
@@ -83,7 +86,3 @@ class Attacker:
         for name, each in get_all_nested_objects(message).items():
             if name in wanted:
                 self._push(self.run, session, name, each.deflate())
-
-
-def _ids(tree: Any) -> list[str]:
-    return [tree.object_id, *(each for child in tree.children for each in _ids(child))]

@@ -25,7 +25,7 @@ from pfedlms.flower import approval, audit
 from pfedlms.flower.check import check as check_folder
 from pfedlms.flower.seal import content_of
 
-pytestmark = [needs_flower, long]
+pytestmark = [needs_flower, long, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 ONLINE = "SuperNode ID: "
 LIAR, RIVAL = 2, 3
 """Places whose keys are the attackers'. The second is not a place of the federation, which has three."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
+import warnings
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
@@ -32,10 +33,12 @@ class NotApprovedError(PfedlmsError):
 
 def build(app: Path) -> bytes:
     """The app as Flower sends it; the same bytes on every machine that has the same files."""
-    from flwr.cli.build import build_fab_from_disk
-
     try:
-        return bytes(build_fab_from_disk(app))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of what Flower itself imports
+            from flwr.cli.build import build_fab_from_disk
+
+            return bytes(build_fab_from_disk(app))
     except Exception as error:  # Flower raises what its parts do
         raise UsageError(f"{app}: cannot be built as a Flower app ({type(error).__name__}: {error})") from error
 
