@@ -1,4 +1,4 @@
-"""Mutated requests and replies at both ends, in process, and mutated HTTP requests at a real gate: what is accepted, and
+"""Mutated requests and replies at both ends in process, and mutated HTTP requests at a real gate: what is accepted and
 how much memory it takes.
 
     python benchmarks/doors.py --count 100000 --json benchmarks/results/doors.json

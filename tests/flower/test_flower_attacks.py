@@ -97,7 +97,7 @@ def test_code_that_nobody_approved_is_not_executed(flotilla: Flotilla, tmp_path:
     entry = approval.approve(folder, {}, approval.SERVER)
     audit.append(flotilla.folder / approval.SERVER, "approved", **entry)
     flotilla.start("evil-2", "flwr", "run", str(folder / "app"), "federation", "--stream", "--run-config",
-                   "flower.wait=25.0 flower.attempts=1 run.timeout=60.0")  # fmt: skip
+                   f'flower.wait=25.0 flower.attempts=1 run.timeout=60.0 run.out="{tmp_path.parent / "evil-run"}"')  # fmt: skip
     said = flotilla.finished("evil-2", 400)
     assert [path.name for path in tmp_path.iterdir()] == ["ran-flwr-serverapp"]
     assert "has not approved app" in said
