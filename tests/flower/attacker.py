@@ -11,6 +11,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
+SUPERLINK = 1
 Answer = Callable[["Attacker", str, bytes], "bytes | None"]
 """The kind of a message and its bytes; what is replied, if anything."""
 
@@ -63,22 +64,27 @@ class Attacker:
                     self.came.append((about.metadata.message_type, data))
                     reply = self.answer(self, about.metadata.message_type, data)
                     if reply is not None:
-                        self.push(about.metadata, reply, reply=True)
+                        self.reply(about.metadata, reply)
                 except Exception as error:  # the attack goes on
                     self.failed.append(f"{type(error).__name__}: {error}")
 
-    def push(self, like: Any, data: bytes, *, reply: bool, sender: int | None = None, to: int = 0) -> None:
-        """A reply to a message, or a message to another node; `sender` is whose id it names."""
+    def reply(self, to: Any, data: bytes) -> None:
+        """In reply to a message whose metadata are these."""
+        self._pushed(data, self.node, to.src_node_id, to.message_id, to.message_type, to.src_task_id)
+
+    def forge(self, node: int, data: bytes) -> None:
+        """To another node, as if it was the server's: Flower asks for the SuperLink's id in it, not who sends it."""
+        self._pushed(data, SUPERLINK, node, "", "train.request", None)
+
+    def _pushed(self, data: bytes, sender: int, to: int, replied: str, kind: str, task: int | None) -> None:
         from flwr.app import ConfigRecord, RecordDict
-        from flwr.app.message import Metadata, make_message
+        from flwr.app.message import make_message
+        from flwr.app.metadata import Metadata
         from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
         about = Metadata(
-            run_id=self.run, message_id="", src_node_id=self.node if sender is None else sender,
-            dst_node_id=like.src_node_id if reply else to, reply_to_message_id=like.message_id if reply else "",
-            group_id="", created_at=time.time(), ttl=60.0,
-            message_type=like.message_type if reply else "train.request", src_task_id=None,
-            dst_task_id=like.src_task_id if reply else None,
+            run_id=self.run, message_id="", src_node_id=sender, dst_node_id=to, reply_to_message_id=replied,
+            group_id="", created_at=time.time(), ttl=60.0, message_type=kind, src_task_id=None, dst_task_id=task,
         )  # fmt: skip
         message = make_message(about, RecordDict({"pfedlms": ConfigRecord({"bytes": data})}))
         message.metadata.__dict__["_message_id"] = message.object_id
