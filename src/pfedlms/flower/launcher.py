@@ -22,6 +22,8 @@ from pfedlms.flower import approval, audit
 
 SECRET = "keys/launcher-secret"
 AUDIT = "audit/launcher.jsonl"
+APPS = {"server": "serverapp", "node": "clientapp"}
+"""What Flower calls the apps of each role."""
 
 
 class Launcher:
@@ -44,7 +46,14 @@ class Launcher:
         with os.fdopen(descriptor, "w") as file:
             file.write(spec.token)
         trust = ["--insecure"] if spec.insecure else ["--root-certificates", str(spec.root_certificates_path)]
-        command = [sys.executable, "-m", "pfedlms.flower.launcher", "app", self._role, str(self._folder), token]
+        command = [
+            sys.executable,
+            "-m",
+            "pfedlms.flower.launcher",
+            f"flwr-{APPS[self._role]}",
+            str(self._folder),
+            token,
+        ]
         options = ["--runtime-api-address", spec.runtime_api_address, *trust, "--parent-pid", str(os.getpid())]
         # A ServerApp's output is in the run's own log.
         output = subprocess.DEVNULL if spec.suppress_output else None
@@ -80,7 +89,7 @@ def start(role: str, folder: Path, address: str, root_certificates: str | None) 
 def run_app(role: str, folder: Path, token: Path, options: list[str]) -> None:
     """One task: Flower's own app process, with a check in front of the installation of the app."""
     where = "flwr.superlink" if role == "server" else "flwr.supernode"
-    app = "serverapp" if role == "server" else "clientapp"
+    app = APPS[role]
     module, command = import_module(f"{where}.runtime.run_{app}"), import_module(f"{where}.cli.flwr_{app}")
     guard(module, role, folder)
     obtain = command.try_obtain_flwr_app_token
@@ -129,15 +138,17 @@ def guard(module: Any, role: str, folder: Path) -> None:
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m pfedlms.flower.launcher")
-    parser.add_argument("what", choices=["start", "app"])
-    parser.add_argument("role", choices=["server", "node"])
-    parser.add_argument("folder", type=Path)
-    if arguments[:1] == ["app"]:
+    starts = {f"flwr-{app}": role for role, app in APPS.items()}
+    parser.add_argument("what", choices=["start", *starts])
+    if arguments[0] in starts:
+        parser.add_argument("folder", type=Path)
         parser.add_argument("token", type=Path)
         parser.add_argument("options", nargs="*")
         chosen = parser.parse_args(arguments)
-        run_app(chosen.role, chosen.folder, chosen.token, chosen.options)
+        run_app(starts[chosen.what], chosen.folder, chosen.token, chosen.options)
     else:
+        parser.add_argument("role", choices=list(APPS))
+        parser.add_argument("folder", type=Path)
         parser.add_argument("--address", required=True)
         parser.add_argument("--root-certificates")
         chosen = parser.parse_args(arguments)
