@@ -23,7 +23,7 @@ __all__ = ["PLACES", "WORK", "Flotilla", "Seen", "belonging", "children", "look_
 PLACES = 6
 WORK = "flwr-clientapp"
 ROLES = {
-    "flower-superlink": "superlink",
+    "pfedlms.flower.superlink": "superlink",
     "flwr-serverapp": "server app",
     "flower-supernode": "",
     "pfedlms.flower.launcher": "launcher",

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fleet import Fleet, configured, served
@@ -21,6 +22,7 @@ from pfedlms.flower import audit
 from pfedlms.flower.limits import check_reply, largest_reply, message_bytes
 from pfedlms.flower.log import RoundLog
 from pfedlms.flower.signing import SigningTransport
+from pfedlms.flower.superlink import objection
 from pfedlms.flower.text import shown
 
 FORGED = "\x1b[2J\x1b[1;1Hround 9/9: 3 trained\nround 9/9: P-acc 100.00 %\r\x07\u202e\x9b31m"
@@ -128,3 +130,22 @@ def test_lengths_that_lie_end_the_check() -> None:
     request = Envelope(Kind.REQUEST, b"12345678", 0, 0, 0, (Record(Code.SEND),))
     body = struct.pack("<BBHIQ", Code.SEND, 0, 0, 0, 2**64 - 1) * 6
     check_reply(request, bytes(44) + body, [100])  # what it is worth, `decode` says
+
+
+@pytest.mark.parametrize(
+    ("about", "said"),
+    [
+        ({}, ""),
+        ({"src_node_id": 6}, "got a message of node 6, expected one of its own"),
+        ({"src_node_id": 1, "dst_node_id": 6, "reply_to_message_id": ""}, "got a message of node 1"),
+        ({"reply_to_message_id": ""}, "expected a reply to the server"),
+        ({"dst_node_id": 6}, "got a message to node 6, expected a reply to the server"),
+    ],
+)
+def test_nodes_push_replies_of_their_own_only(about: dict[str, object], said: str) -> None:
+    metadata = SimpleNamespace(**{"src_node_id": 5, "dst_node_id": 1, "reply_to_message_id": "x", **about})
+    request = SimpleNamespace(node=SimpleNamespace(node_id=5), messages_list=[SimpleNamespace(metadata=metadata)])
+    found = objection(request)
+    assert (bool(found), said in found) == (bool(said), True)
+    request.messages_list *= 2
+    assert objection(request) == "got 2 messages, expected one"

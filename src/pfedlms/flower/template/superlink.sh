@@ -7,7 +7,7 @@ for file in certificates/server.pem keys/launcher-secret keys/server-signing.key
     [ -e "$file" ] || { echo "$file: is missing; run ./certificates.sh and ./keys.sh server" >&2 && exit 1; }
 done
 python=$(python_of flower-superlink)
-together 'flower-superlink --host 127.0.0.1 --port "$LINK_PORT" --database "$HERE/superlink.db" --isolation process \
+together '"$python" -m pfedlms.flower.superlink --host 127.0.0.1 --port "$LINK_PORT" --database "$HERE/superlink.db" --isolation process \
         --ssl-ca-certfile certificates/ca.crt --ssl-certfile certificates/server.pem --ssl-keyfile certificates/server.key \
         --superexec-auth-secret-file keys/launcher-secret --enable-supernode-auth \
         --disable-runtime-dependency-installation' \
