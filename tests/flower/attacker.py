@@ -70,13 +70,16 @@ class Attacker:
 
     def reply(self, to: Any, data: bytes) -> None:
         """In reply to a message whose metadata are these."""
-        self._pushed(data, self.node, to.src_node_id, to.message_id, to.message_type, to.src_task_id)
+        left = to.created_at + to.ttl - time.time()  # a reply that would outlive its message is not taken
+        self._pushed(data, self.node, to.src_node_id, to.message_id, to.message_type, to.src_task_id, left - 1)
 
     def forge(self, node: int, data: bytes) -> None:
         """To another node, as if it was the server's: Flower asks for the SuperLink's id in it, not who sends it."""
-        self._pushed(data, SUPERLINK, node, "", "train.request", None)
+        self._pushed(data, SUPERLINK, node, "", "train.request", None, 60.0)
 
-    def _pushed(self, data: bytes, sender: int, to: int, replied: str, kind: str, task: int | None) -> None:
+    def _pushed(
+        self, data: bytes, sender: int, to: int, replied: str, kind: str, task: int | None, ttl: float
+    ) -> None:  # fmt: skip
         from flwr.app import ConfigRecord, RecordDict
         from flwr.app.message import make_message
         from flwr.app.metadata import Metadata
@@ -84,7 +87,7 @@ class Attacker:
 
         about = Metadata(
             run_id=self.run, message_id="", src_node_id=sender, dst_node_id=to, reply_to_message_id=replied,
-            group_id="", created_at=time.time(), ttl=60.0, message_type=kind, src_task_id=None, dst_task_id=task,
+            group_id="", created_at=time.time(), ttl=ttl, message_type=kind, src_task_id=None, dst_task_id=task,
         )  # fmt: skip
         message = make_message(about, RecordDict({"pfedlms": ConfigRecord({"bytes": data})}))
         message.metadata.__dict__["_message_id"] = message.object_id
