@@ -73,10 +73,11 @@ def query(key: Ed25519PrivateKey, run: int, kind: str, node: int) -> bytes:
 
 
 def check_query(data: bytes, key: Ed25519PublicKey | None, run: int, kind: str, node: int) -> None:
-    """Raise SealError unless this is the server's question to this node in this run."""
+    """Raise SealError unless this is the server's question to this node in this run. Without a key, as in simulations,
+    the form alone is checked."""
     about, content = unseal(data, key)
     expected = Seal(run.to_bytes(8, "little"), ANY_PLACE, node, marks=Mark.QUERY)
-    if about != expected or content != kind.encode():
+    if key is not None and (about != expected or content != kind.encode()):
         raise SealError(f"the query is not {kind} to node {node} in run {run}; it was made for another one")
 
 
