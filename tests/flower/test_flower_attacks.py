@@ -146,7 +146,7 @@ def test_a_registered_node_that_attacks(flotilla: Flotilla) -> None:
     assert all(each["clients"] == [0, 1] for each in metrics)
     assert all("0" not in each["left_out"] and "1" not in each["left_out"] for each in metrics)
     texts = " ".join(each["left_out"].get("2", "") for each in metrics)
-    assert r"\x1b[2Jround 9/9: 3 trained\nround 9/9" in texts
+    assert r"client 2 is left out: refused, failed: \x1b[2Jround 9/9: 3 trained\nround 9/9" in said
     assert "than one HEARD" in texts
     assert "\x1b[2J" not in said
     assert "\nround 9/9" not in said
