@@ -65,7 +65,7 @@ class Attacker:
                     reply = self.answer(self, about.metadata.message_type, data)
                     if reply is not None:
                         self.reply(about.metadata, reply)
-                except Exception as error:  # the attack goes on
+                except BaseException as error:  # Flower raises such ones; the attack continues
                     self.failed.append(f"{type(error).__name__}: {error}")
 
     def reply(self, to: Any, data: bytes) -> None:
