@@ -30,14 +30,12 @@ def objection(request: Any) -> str:
 
 def guard(handlers: Any) -> None:
     """Make Flower's module ask before it stores what a node pushes."""
-    from starlette.exceptions import HTTPException
-
-    push = handlers.push_messages
+    push, refuse = handlers.push_messages, import_module("starlette.exceptions").HTTPException
 
     def push_messages(request: Any, state: Any) -> Any:
         if found := objection(request):
             logging.getLogger("flwr").warning("pfedlms: node %s is refused: %s", request.node.node_id, found)
-            raise HTTPException(400, found)
+            raise refuse(400, found)
         return push(request=request, state=state)
 
     handlers.push_messages = push_messages
