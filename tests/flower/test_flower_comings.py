@@ -119,5 +119,5 @@ def test_the_server_asked_to_stop(flotilla: Flotilla, way: str) -> None:
     assert summary is not None
     assert (summary["status"], summary["rounds"], summary["everyone"]) == ("interrupted", 1, None)
     flotilla.run(run_config(chosen), name=f"{name}-again")
-    assert "going on after round 1" in flotilla.finished(f"{name}-again")
+    assert "resumed after round 1" in flotilla.finished(f"{name}-again")
     check(flotilla, chosen)
