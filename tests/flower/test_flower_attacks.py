@@ -127,9 +127,10 @@ def attack(attacker: Attacker, kind: str, data: bytes) -> bytes | None:
 
 def test_a_registered_node_that_attacks(flotilla: Flotilla) -> None:
     """It sends node 0 forged requests, bare and under the signature of its own request. It replies with a refusal with
-    escapes and lines of a log, with two ANSWERS_KNOWN, and with 8 MiB where 4 KiB were asked for. Before: node 0 refused
-    every later round, the operator saw forged lines, server and SuperLink grew without limit. Now: the run of the two others
-    is as without it."""
+    escapes and lines of a log, with two ANSWERS_KNOWN, and with 8 MiB where 4 KiB were asked for.
+
+    Before: node 0 refused every later round, the operator saw forged lines, server and SuperLink grew without limit.
+    Now: the run of the two others is as without it."""
     out = flotilla.folder / "run"
     chosen: dict[str, Any] = {
         "run.out": str(out), "train.rounds": 2, "run.quorum": 0.5, "run.timeout": 60.0, "flower.wait": 60.0,

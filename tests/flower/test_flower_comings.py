@@ -89,7 +89,7 @@ def test_a_node_away_for_five_rounds_and_one_that_comes_late(flotilla: Flotilla,
     for client in range(4):
         with Node(config, client, flotilla.folder / "state") as node:
             own, other = node.state, fleet.node(client).state
-        assert own.heard == other.heard == 10
+        assert own.answers_known == other.answers_known == 10
         for name in ("params", "momentum", "buffers", "state"):
             assert same(getattr(own.cohort, name), getattr(other.cohort, name))
         tracked.append(own.cohort.state["model"])

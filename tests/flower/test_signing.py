@@ -180,7 +180,7 @@ def test_a_node_that_lost_its_state_comes_back(tmp_path: Path) -> None:
     assert marks == [Mark.RESUME, 0, 0, 0, Mark.RESUME, *marks[5:]]
     assert sum("0" in each["left_out"] for each in metrics) <= 3
     assert metrics[-1]["left_out"] == {}
-    assert fleet.node(0).state.heard == 6
+    assert fleet.node(0).state.answers_known == 6
 
 
 def test_a_server_without_signatures_is_named(tmp_path: Path) -> None:

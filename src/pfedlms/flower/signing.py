@@ -108,7 +108,7 @@ class SealedNode:
 
     def handle(self, data: bytes) -> bytes:
         """As `deploy.Node.handle`, of a sealed request."""
-        heard = self._node.state.heard
+        heard = self._node.state.answers_known
         try:
             about, content = unseal(data, self._key)
             asked = decode(content)
