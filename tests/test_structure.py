@@ -33,7 +33,11 @@ LEVELS = (
 LEVEL = {name: number for number, names in enumerate(LEVELS) for name in names}
 
 
-ALLOWED = {"plugins.py": {"import_module"}}  # modules of the user's own, by --import
+ALLOWED = {
+    "plugins.py": {"import_module"},  # modules of the user's own, by --import
+    "launcher.py": {"import_module"},  # Flower's own, whose names it has to follow
+    "superlink.py": {"import_module"},
+}
 
 
 def part(file: Path) -> str:
@@ -77,7 +81,7 @@ def test_imports_point_one_way(file: Path) -> None:
 def test_no_module_is_loaded_by_a_string(file: Path) -> None:
     """Which the check above would not see."""
     named = {getattr(node, "attr", getattr(node, "id", "")) for node in ast.walk(ast.parse(file.read_text("utf-8")))}
-    assert not named & {"import_module", "__import__", "exec", "find_spec"}
+    assert not named & {"import_module", "__import__", "exec", "find_spec"} - ALLOWED.get(file.name, set())
 
 
 def test_the_check_sees_what_is_there() -> None:
@@ -103,8 +107,8 @@ def test_a_method_knows_no_engine_flower_or_triton(file: Path) -> None:
 def test_public_names_are_pinned() -> None:
     assert sorted(pfedlms.__all__) == [
         "Callback", "Config", "PfedlmsError", "Problem", "Run", "RunInfo", "Study", "__version__", "aggregate",
-        "compare", "data", "export", "load", "load_config", "load_dataset", "methods", "models", "pull", "quantise",
-        "resume", "resume_study", "run", "sketch", "step", "study", "sweep", "tracking", "wire",
+        "check_method", "compare", "data", "export", "load", "load_config", "load_dataset", "methods", "models",
+        "pull", "quantise", "resume", "resume_study", "run", "sketch", "step", "study", "sweep", "tracking", "wire",
     ]  # fmt: skip
     assert all(hasattr(pfedlms, name) for name in pfedlms.__all__)
 

@@ -94,7 +94,7 @@ def test_a_node_that_breaks_a_limit_is_left_out_and_named(
     transport = SigningTransport(Attacked(), KEY, message_bytes(Ground(config)), notes.append)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        serve(config, transport, RoundLog(lines.append))
+        serve(config, transport, [RoundLog(lines.append)])
     text = (tmp_path / "run" / "metrics.jsonl").read_text()
     metrics = [json.loads(line) for line in text.splitlines()]
     assert all(said in each["left_out"]["2"] for each in metrics), metrics[0]["left_out"]

@@ -20,7 +20,7 @@ NAME = "federation"
 """What `flwr` calls the server."""
 LIMITED_FROM, LIMIT = 3, 0.4
 """From so many nodes on, the largest share one may have of all weight; see train.max_weight."""
-POOLING = '\npooling = "median"  # one node cannot move the thresholds of all, as it can with the mean of the paper'
+POOLING = '\n[pfedlms]\npooling = "median"  # one node cannot move the thresholds of all\n'
 SERVER_MEMORY, GATE_MEMORY, LINK_MEMORY, APP_MEMORY = "4G", "256M", "1G", "8G"
 """Limits of the units: server, gate, a node's connection, and its apps."""
 
@@ -74,8 +74,8 @@ def made(
         "COUNT": str(nodes), "NODES": " ".join(map(str, range(nodes))), "NAME": NAME, "METHOD": method,
         "DATASET": dataset, "SERVER": server, "PORT": str(port), "LINK_PORT": str(link_port),
         "GATE_HOST": "127.0.0.1" if server in ("127.0.0.1", "localhost") else "",
-        "WEIGHT": str(LIMIT if nodes >= LIMITED_FROM else 1.0), "POOLING": POOLING if method == "pfedlms" else "",
-        "BURST": str(100 + 40 * nodes),
+        "POOLING": POOLING if method == "pfedlms" else "",
+        "WEIGHT": str(LIMIT if nodes >= LIMITED_FROM else 1.0), "BURST": str(100 + 40 * nodes),
         "CONNECTIONS": str(20 + 8 * nodes), "HERE": str(here), "PATH": f"{beside}:{os.defpath.strip(':')}:/usr/sbin",
     }  # fmt: skip
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pfedlms.errors import ConfigError
-from pfedlms.experiment.config import Config, Tables, load_config, merge
+from pfedlms.experiment.config import Config, Tables, load_config, merge, read_toml
+from pfedlms.methods import METHODS
 from pfedlms.settings import problems, setting
 
 AS_IN_FILE = ""
@@ -96,12 +97,18 @@ def configured(file: Path, run_config: Mapping[str, Any]) -> tuple[Config, Flowe
     own = tables.pop("flower", {})
     found = problems("flower", FlowerSection, own)
     try:
-        config = load_config(file, tables)
+        config = load_config(None, merge(_of_method(read_toml(file), tables), tables))
     except ConfigError as error:
         raise ConfigError([*found, *error.problems]) from error
     if found:
         raise ConfigError(found)
     return config, FlowerSection(**own)
+
+
+def _of_method(written: Tables, given: Tables) -> Tables:
+    """The file without sections of methods that this run does not have: `[pfedlms]` where another one is chosen."""
+    chosen = given.get("method", {}).get("name") or written.get("method", {}).get("name")
+    return {section: own for section, own in written.items() if section not in METHODS or section == chosen}
 
 
 def seated(config: Config, flower: FlowerSection, node_config: Mapping[str, Any]) -> tuple[Config, NodeSection, Path]:
