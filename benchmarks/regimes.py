@@ -109,7 +109,7 @@ def rows(dataset: str, regime: str, chosen: Mapping[str, Settings]) -> dict[str,
 
 
 def limits() -> list[tuple[str, str, str, Settings, str]]:
-    """Where sketchmean breaks: data set, setup, label, settings and model of every cell; FedAvg where that changes, too.
+    """Where sketchmean breaks: data set, setup, label, settings and model of every cell, and FedAvg beside it.
     All are 10 of 100 clients of MNIST unless named."""
     base = shared("mnist", "10-of-100")
     mean, average = {**sketchmean("mnist", *BUDGETS["mnist"][0])}, {"method.name": "fedavg"}
