@@ -22,9 +22,9 @@ RISING = [10.0 * n for n in range(1, 9)]
         ([*RISING, *[80.0] * 4, *[60.0] * 5], 90.0, "has fallen from 80.0 % to 60.0 %"),
         ([*RISING, *[60.0] * 1], 90.0, None),
         ([float(n) for n in range(1, 20)], 90.0, None),  # low, but it still gets better
-        ([30.0] * 12, 90.0, "stays at 30.0 %"),
-        ([30.0] * 9, 90.0, None),  # too early to tell
-        ([50.0] * 12, 90.0, None),
+        ([30.0] * 20, 90.0, "stays at 30.0 %"),
+        ([30.0] * 19, 90.0, None),  # too early to tell
+        ([50.0] * 20, 90.0, None),
     ],
 )
 def test_the_rule(shared: list[float], personal: float, wrong: str | None) -> None:

@@ -26,6 +26,6 @@ def falls_apart(shared: Sequence[float], personal: Sequence[float]) -> str | Non
     finest = max(median(personal[end - WINDOW : end]) for end in range(WINDOW, len(personal) + 1))
     if now < DROP * best and max(shared[-WINDOW:]) < best and own > FINE * finest:
         return f"G-acc has fallen from {best:.1f} % to {now:.1f} % while P-acc is {own:.1f} %"
-    if now < LAG * own and now <= medians[-1 - WINDOW]:
+    if len(shared) >= 4 * WINDOW and now < LAG * own and now <= medians[-1 - WINDOW]:
         return f"G-acc stays at {now:.1f} % while P-acc is {own:.1f} %"
     return None
