@@ -332,6 +332,14 @@ def regime_cells(dataset: str, contests: Sequence[Mapping[str, Any]]) -> list[Ce
     return cells
 
 
+def regime_limits() -> list[Cell]:
+    """Where sketchmean breaks; one seed each."""
+    return [
+        Cell("regime-limits", dataset, setup, label, 0, settings, model=model)
+        for dataset, setup, label, settings, model in regimes.limits()
+    ]
+
+
 def group(
     name: str, steps: Mapping[str, float], swept: Sequence[float], on: str = "mnist",
     contests: Sequence[Mapping[str, Any]] = (),
@@ -354,7 +362,12 @@ def group(
         "regimes": lambda dataset: regime_cells(dataset, contests),
         "own": lambda dataset: own_settings(dataset, {method: values for method, (_, values) in OWN.items()}),
     }
-    others = {"limits": lambda: limits(on), "limits-cifar10": limits_cifar10, "variants": lambda: variants(on)}
+    others = {
+        "limits": lambda: limits(on),
+        "limits-cifar10": limits_cifar10,
+        "regime-limits": regime_limits,
+        "variants": lambda: variants(on),
+    }
     kind, _, dataset = name.partition("-")
     if kind in of_a_dataset and dataset in DATASETS:
         return of_a_dataset[kind](dataset)

@@ -108,6 +108,36 @@ def rows(dataset: str, regime: str, chosen: Mapping[str, Settings]) -> dict[str,
     return found | {"stc": plain(dataset, regime, "stc")}
 
 
+def limits() -> list[tuple[str, str, str, Settings, str]]:
+    """Where sketchmean breaks: data set, setup, label, settings and model of every cell, and FedAvg beside it.
+    All are 10 of 100 clients of MNIST unless named."""
+    base = shared("mnist", "10-of-100")
+    mean, average = {**sketchmean("mnist", *BUDGETS["mnist"][0])}, {"method.name": "fedavg"}
+    setups: dict[str, Settings] = {
+        "a0.05": {"data.alpha": 0.05}, "iid": {"data.alpha": 1e4}, "E1": {"train.local_steps": 1},
+        "E5": {"train.local_steps": 5}, "E100": {"train.local_steps": 100}, "2-of-100": {"train.participation": 0.02},
+        "once": {"data.clients": 1000, "train.participation": 0.01, "train.rounds": 50},
+        "lost": {"run.lost": 0.3, "run.quorum": 0.2},
+    }  # fmt: skip
+    found = [
+        ("mnist", setup, label, {**base, **own, **method}, "")
+        for setup, own in setups.items() for label, method in (("sketchmean", mean), ("fedavg", average))
+    ]  # fmt: skip
+    for key, values in (("ratio", (0.03, 0.01, 0.003, 0.001)), ("answer", (0.001, 3e-4, 1e-4, 3e-5))):
+        found += [
+            ("mnist", "10-of-100", f"sketchmean-{key}{v:g}", {**base, **mean, f"method.{key}": v}, "") for v in values
+        ]
+    lying = {**mean, "method.name": "sketchmean-liars"}
+    found += [
+        ("mnist", "liars", f"sketchmean-{share:g}", {**base, **lying, "method.liars": share}, "")
+        for share in (0.1, 0.2, 0.3, 0.4)
+    ]  # fmt: skip
+    here = shared("cifar10", "10-of-100")
+    for label, own in (("sketchmean", sketchmean("cifar10", *BUDGETS["cifar10"][0])), ("fedavg", average)):
+        found.append(("cifar10", "group-norm", label, {**here, **own}, "vgg8-group-norm"))
+    return found
+
+
 def main() -> None:
     """Check that what is called equal is: bytes of a client in a round, up and down."""
     for dataset in sys.argv[1:]:

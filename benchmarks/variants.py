@@ -1,5 +1,5 @@
-"""Variants of sketchvote that were tried and are not part of the package, as methods with names of their own, and a
-VGG-8 without batch norm."""
+"""Variants of sketchvote and sketchmean that were tried and are not part of the package, as methods with names of their
+own, and a VGG-8 without batch norm."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pfedlms.cohort import Cohort, Tensors
 from pfedlms.methods import Exchange, Task, register
 from pfedlms.methods.consensus import Sketches
 from pfedlms.methods.contract import ClientWork
+from pfedlms.methods.sketchmean import MeanOfSigns, SketchMean, SketchMeanSettings
 from pfedlms.methods.sketchvote import SketchVote, SketchVoteSettings, VoteOnTheUnsaid
 from pfedlms.models import build
 from pfedlms.settings import setting
@@ -124,7 +125,41 @@ class ForgetfulSketchVote(SketchVote):
         )
 
 
-def _sketches(task: Task, settings: SketchVoteSettings) -> Sketches:
+@dataclass(frozen=True)
+class LiarsSettings(SketchMeanSettings):
+    liars: float = setting(
+        0.2, "share of the clients, the first ones, that turn all their votes round", minimum=0, maximum=1
+    )
+
+
+class LiarsVotes(MeanOfSigns):
+    """sketchmean with clients that send the opposite of every vote on a direction."""
+
+    liars = 0
+
+    def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
+        after, values = super().client_send(cohort, round, work)
+        signs, count = values["signs"], sum(self._sketches.sizes)
+        lying = torch.tensor([client < self.liars for client in cohort.ids])
+        bits = np.unpackbits(signs.numpy(), axis=1, count=count, bitorder="little") ^ lying.numpy()[:, None]
+        return after, {**values, "signs": torch.from_numpy(np.packbits(bits, axis=1, bitorder="little"))}
+
+
+@register
+class SketchMeanWithLiars(SketchMean):
+    """sketchmean some of whose clients lie."""
+
+    name = "sketchmean-liars"
+    Settings = LiarsSettings
+
+    def __init__(self, task: Task, settings: LiarsSettings) -> None:
+        super().__init__(task, settings)
+        exchange = LiarsVotes(task, settings, _sketches(task, settings))
+        exchange.liars = round(settings.liars * task.clients)
+        self.exchanges, self.tracked = (exchange,), (exchange.scale,)
+
+
+def _sketches(task: Task, settings: SketchVoteSettings | SketchMeanSettings) -> Sketches:
     return Sketches(task.layout, settings.ratio, task.seed, settings.refresh, settings.allocation)
 
 

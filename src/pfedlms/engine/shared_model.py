@@ -9,6 +9,8 @@ WINDOW = 5
 """Evaluations of which the median is looked at: one with unlucky participants says nothing."""
 DROP = 0.8
 """A median below this share of the best one so far is a model that gets worse."""
+FINE = 0.9
+"""Above this share of its best, P-acc looks fine: else everybody sees that something is wrong."""
 LAG = 0.5
 """A median below this share of that of P-acc is a model of little use. (Where clients hold few classes each, half of
 P-acc is nothing unusual early on: so only once the model no longer gets better.)"""
@@ -21,8 +23,9 @@ def falls_apart(shared: Sequence[float], personal: Sequence[float]) -> str | Non
         return None
     medians = [median(shared[end - WINDOW : end]) for end in range(WINDOW, len(shared) + 1)]
     now, best, own = medians[-1], max(medians), median(personal[-WINDOW:])
-    if now < DROP * best:
+    finest = max(median(personal[end - WINDOW : end]) for end in range(WINDOW, len(personal) + 1))
+    if now < DROP * best and max(shared[-WINDOW:]) < best and own > FINE * finest:
         return f"G-acc has fallen from {best:.1f} % to {now:.1f} % while P-acc is {own:.1f} %"
-    if now < LAG * own and now <= medians[-1 - WINDOW]:
+    if len(shared) >= 4 * WINDOW and now < LAG * own and now <= medians[-1 - WINDOW]:
         return f"G-acc stays at {now:.1f} % while P-acc is {own:.1f} %"
     return None

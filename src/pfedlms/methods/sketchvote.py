@@ -163,7 +163,7 @@ class SketchVote(Tracked):
                 f"method.ratio: got {settings.ratio:g}, which keeps {max(sketches.sizes)} rows of a layer, expected at "
                 f"most {MOST_ROWS}: sums of more signs are not exact in float32; use a smaller one"
             )
-        if task.participants < FEWEST * task.clients:
+        if task.participants < round(FEWEST * task.clients):  # as a share of that size would give
             warnings.warn(
                 f"sketchvote: {task.participants} of {task.clients} clients take part in a round, expected at least "
                 f"{FEWEST:.0%} of them: residuals of clients that take part seldom are stale; use sketchmean",

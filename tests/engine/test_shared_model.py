@@ -1,0 +1,46 @@
+"""When a shared model falls apart, and that somebody is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import pfedlms
+from factories import task_of
+from pfedlms.engine.shared_model import falls_apart
+from pfedlms.methods.sketchvote import SketchVote, SketchVoteSettings
+
+RISING = [10.0 * n for n in range(1, 9)]
+
+
+@pytest.mark.parametrize(
+    ("shared", "personal", "wrong"),
+    [
+        ([*RISING, *[80.0] * 8], 90.0, None),
+        ([*RISING, 20.0, 80, 75, 20, 80, 82], 90.0, None),  # two unlucky evaluations
+        ([*RISING, *[80.0] * 4, *[60.0] * 5], 90.0, "has fallen from 80.0 % to 60.0 %"),
+        ([*RISING, *[60.0] * 1], 90.0, None),
+        ([float(n) for n in range(1, 20)], 90.0, None),  # low, but it still gets better
+        ([30.0] * 20, 90.0, "stays at 30.0 %"),
+        ([30.0] * 19, 90.0, None),  # too early to tell
+        ([50.0] * 20, 90.0, None),
+    ],
+)
+def test_the_rule(shared: list[float], personal: float, wrong: str | None) -> None:
+    found = falls_apart(shared, [personal] * len(shared))
+    assert found is None if wrong is None else wrong in str(found)
+
+
+def test_a_run_warns_once() -> None:
+    """A step that is far too long lets w run away, while local steps from it still learn something."""
+    with pytest.warns(UserWarning, match="the shared model falls apart") as warned:
+        pfedlms.run(method="fedavg", server_step=8.0, rounds=24, seed=1)
+    assert sum("falls apart" in str(each.message) for each in warned) == 1
+
+
+def test_sketchvote_warns_of_few_participants() -> None:
+    known = task_of(16, clients=20)
+    with pytest.warns(UserWarning, match="3 of 20 clients take part .* use sketchmean"):
+        SketchVote(replace(known, participants=3), SketchVoteSettings())
+    SketchVote(replace(known, participants=4), SketchVoteSettings())
