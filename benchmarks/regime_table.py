@@ -104,7 +104,7 @@ def differences(dataset: str, regime: str, rows: Sequence[Row]) -> None:
 
 
 def trials(file: Path) -> None:
-    """V-acc (G-acc) of every trial of every contest; the chosen one in bold."""
+    """V-acc (G-acc) of every trial of every contest."""
     contests = json.loads(file.read_text())["contests"]
     print("| data | regime | method | trials | value × rate: V-acc (G-acc) |\n|---|---|---|---|---|")
     for each in contests:
@@ -112,9 +112,8 @@ def trials(file: Path) -> None:
         for trial in each["trials"]:
             shared = f" ({trial['g_acc']:.1f})" if trial["g_acc"] is not None else ""
             shown.append(f"{trial['value']:g} × {trial['rate']:g}: {trial['v_acc']:.2f}{shared}")
-        print(
-            f"| {each['dataset']} | {each['regime']} | `{each['method']}` | {len(each['trials'])} | {', '.join(shown)} |"
-        )
+        names = each["dataset"], each["regime"], f"`{each['method']}`", len(each["trials"]), ", ".join(shown)
+        print("| " + " | ".join(map(str, names)) + " |")
 
 
 def main() -> None:
