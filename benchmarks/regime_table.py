@@ -23,7 +23,10 @@ ORDER = (
     "local-chosen", "fedavg", "stc", "fedavg-chosen", "stc-chosen", "fetchsgd-chosen", "sketchvote-chosen", "sketchmean"
 )  # fmt: skip
 """Untuned rows first, then those with settings chosen by trials."""
-RIVALS = (("fedavg", ("everyone",)), ("stc-chosen", ("P-acc", "G-acc")), ("fetchsgd-chosen", ("P-acc", "G-acc")))
+RIVALS = (
+    ("fedavg", ("everyone",)), ("fedavg-chosen", ("everyone",)), ("stc-chosen", ("everyone", "P-acc", "G-acc")),
+    ("fetchsgd-chosen", ("P-acc", "G-acc")),
+)  # fmt: skip
 
 
 def spread(values: Sequence[float], sign: str = "") -> str:
