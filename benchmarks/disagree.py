@@ -30,8 +30,10 @@ from torch import Tensor
 
 from pfedlms import rng
 from pfedlms.cohort import Cohort
-from pfedlms.engine.exchange import Channel, Ways
+from pfedlms.engine.client import Client
+from pfedlms.engine.simulate import InProcess, hold_exchange
 from pfedlms.engine.terms import agreement
+from pfedlms.engine.transport import Code, Record
 from pfedlms.errors import RunError
 from pfedlms.methods import METHODS, Method, Task
 from pfedlms.models import Layer, Layout
@@ -64,13 +66,13 @@ def solve(method: Method, minima: Tensor, step: float = STEP) -> Tensor | str:
     cohort = method.client_start(
         Cohort(tuple(range(count)), (1,) * count, torch.zeros_like(minima), torch.zeros(count, 0), {})
     )
-    server, digest, (exchange,) = method.server_start(), agreement(method), method.exchanges
+    server, client = method.server_start(), Client(method, agreement(method), None, NoWork(), None)
+    transport = InProcess(client, None)
     for round in range(ROUNDS):
         trained = replace(cohort, params=minima + (1 - step) * (cohort.params - minima))
-        channel = Channel(digest, round, Ways())
         try:
-            cohorts, server, answer = channel.ask(exchange, [trained], server, NoWork())
-            (cohort,) = channel.tell(exchange, answer, cohorts)
+            cohorts, server, answer, inbox = hold_exchange(transport, Record(Code.SEND, round), [trained], server)
+            (cohort,) = transport.answer(inbox.requests[0], answer, cohorts, inbox)
         except RunError as error:
             return f"round {round + 1}: {type(error).__name__}"
         seen.append(cohort.params[0])

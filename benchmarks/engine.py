@@ -28,9 +28,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from pfedlms.backend import plain
 from pfedlms.data import batch_positions, from_pairs
 from pfedlms.engine import Federation
-from pfedlms.engine.exchange import Channel
+from pfedlms.engine.simulate import hold_exchange
 from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.engine.training import TrainSettings
+from pfedlms.engine.transport import Code, Record
 from pfedlms.methods import METHODS
 from pfedlms.methods.contract import Objective
 from pfedlms.models import CohortModel, build
@@ -147,11 +148,11 @@ def plain_loop(options: argparse.Namespace) -> Callable[[], None]:
 
 def pulled_step(made: Federation, device: torch.device, options: argparse.Namespace) -> float:
     """A local step with the regulariser: one round's exchanges are held once, then only local steps are repeated."""
-    channel = Channel(made._digest, 0)
-    cohorts, server = made._clients.present, made._server
-    for exchange in made.method.exchanges:
-        cohorts, server, answer = channel.ask(exchange, cohorts, server, made._worker)
-        cohorts = channel.tell(exchange, answer, cohorts)
+    cohorts, server, transport = made._clients.present, made.method.server_start(), made._transport
+    for index in range(len(made.method.exchanges)):
+        send = Record(Code.SEND, 0, index)
+        cohorts, server, answer, inbox = hold_exchange(transport, send, cohorts, server)
+        cohorts = transport.answer(inbox.requests[0], answer, cohorts, inbox)
     objective, phases = made.method.objective(cohorts[0], 0), count(1)
     repeat = lambda: made._worker.train(cohorts[0], objective, next(phases))  # noqa: E731 - used once
     return median_seconds(repeat, device, options.repeats) / options.steps

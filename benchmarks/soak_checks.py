@@ -91,7 +91,7 @@ def check(folder: Path, seen: Seen, metrics: list[dict[str, Any]]) -> dict[str, 
         node.close()
         with Node(config, client, folder / "state") as other:
             mine, its = node.state, other.state
-        names = ("phase", "sent", "heard", "trip", "request", "reply")
+        names = ("phase", "sent", "answers_known", "trip", "request", "reply")
         if any(getattr(mine, name) != getattr(its, name) for name in names):
             wrong.append(f"client {client}: in one process it stands elsewhere")
         if not (same(mine.cohort.params, its.cohort.params) and same(mine.cohort.momentum, its.cohort.momentum)):

@@ -127,8 +127,8 @@ def look_at_states(fleet: Flotilla, seen: Seen) -> None:
         standing = kept["federation"]["standing"]
         seen.round = standing["round"]
         seen.tracked[standing["round"]][-1] = digest(standing["server"]["model"])
-        if standing["inbox"]:
-            seen.replied[standing["trip"] - 1] = tuple(sorted(standing["inbox"]))
+        if standing["members"]:
+            seen.replied[standing["trip"] - 1] = tuple(standing["members"])
 
 
 def changed(file: Path, seen: Seen) -> dict[str, Any] | None:

@@ -1,38 +1,28 @@
-"""Accuracy against bytes, a panel a data set, from the tables that benchmarks/study.py collected."""
+"""Accuracy against bytes, one panel per data set, from the tables that benchmarks/study.py collected."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
-import matplotlib
-from study_tables import DATASETS, RESULTS, Row, Rows, by_label, load
+from study_tables import DATASETS, MIB, RESULTS, Row, Rows, by_label, load
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-from matplotlib.axes import Axes
+from pfedlms.report import charts
 
-# Method: colour and marker. Ratios of a method differ in the style of their line and in the filling of their marker.
-LOOKS = {
-    "fedavg": ("#c84c09", "o"),
-    "pfedlms": ("#0b6e4f", "s"),
-    "sketchvote": ("#1d4e89", "^"),
-    "stc": ("#7a4b94", "D"),
-}
-STYLES = ("-", "--", "-.", ":")
+DASHES = ([1, 0], [6, 3], [2, 3], [8, 3, 2, 3])
 ROOM_BELOW = 2.5  # points of accuracy under `local` that are shown
 
 
-def curve(own: Rows) -> tuple[list[float], list[float]]:
+def curve(own: Rows) -> list[tuple[float, float]]:
     """Bytes a client has sent and received, and P-acc, both means over the seeds that finished."""
     done = [row for row in own.values() if row["status"] == "finished"]
     length = min((len(row["curve"]["p_acc"]) for row in done), default=0)
-
-    def column(name: str, scale: float) -> list[float]:
-        return [mean(row["curve"][name][i] * scale for row in done) for i in range(length)]
-
     clients = done[0]["config"]["data"]["clients"] if done else 1
-    return column("bytes", 1 / clients), column("p_acc", 1)
+    return [
+        (mean(row["curve"]["bytes"][i] / clients for row in done), mean(row["curve"]["p_acc"][i] for row in done))
+        for i in range(length)
+    ]
 
 
 def named(label: str) -> str:
@@ -44,39 +34,26 @@ def named(label: str) -> str:
     return label.replace("-r", ", ratio ")
 
 
-def panel(axes: Axes, rows: list[Row], name: str) -> None:
-    lines = by_label(rows)
+def panel(rows: list[Row], title: str) -> Any:
+    """Variants of a method have its colour and differ in their dashes."""
+    points: list[dict[str, Any]] = []
+    style: dict[str, charts.Look] = {}
     drawn: dict[str, int] = {}
-    level = None
-    for label, own in lines.items():
+    found = {label: curve(own) for label, own in by_label(rows).items()}
+    level = next((mean(p for _, p in own[-10:]) for label, own in found.items() if label.startswith("local")), None)
+    for label, own in found.items():
         method = label.partition("-")[0]
-        sent, reached = curve(own)
-        if not reached:
-            continue
-        if method == "local":
-            level = mean(reached[-10:])
-            axes.axhline(level, color="#444444", linewidth=1, linestyle=(0, (1, 2)), label="local, nothing sent")
-            continue
-        colour, marker = LOOKS[method]
-        style = STYLES[drawn.get(method, 0) % len(STYLES)]
+        name = "local, nothing sent" if method == "local" else named(label)
+        dash = DASHES[drawn.get(method, 0) % len(DASHES)]
         drawn[method] = drawn.get(method, 0) + 1
-        filled = colour if drawn[method] == 1 else "white"
-        axes.plot(
-            sent, reached, color=colour, linestyle=style, linewidth=1.6, marker=marker, markersize=4.5,
-            markevery=[*range(0, len(sent), max(1, len(sent) // 6)), len(sent) - 1], markerfacecolor=filled,
-            label=named(label),
-        )  # fmt: skip
-    points = [point for own in lines.values() for point in zip(*curve(own), strict=True)]
-    if level is not None:
-        best = max(reached for _, reached in points)
-        axes.set_ylim(level - ROOM_BELOW, best + 0.1 * (best - level))
-        seen = [sent for sent, reached in points if sent and reached > level - ROOM_BELOW]
-        axes.set_xlim(0.6 * min(seen), 1.7 * max(seen))
-    axes.set_xscale("log")
-    axes.set_title(name, loc="left", fontsize=11)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_xlabel("bytes a client has sent and received")
+        style[name] = charts.Look(charts.looks([method])[method].colour, dash)
+        if method == "local" and level is not None:
+            points.append({"row": name, "mean": level})
+        else:
+            shown = [each for each in own if each[0] and (level is None or each[1] > level - ROOM_BELOW)]
+            points += [{"row": name, "x": sent / MIB, "mean": reached} for sent, reached in shown]
+    y = "P-acc, %, mean over seeds"
+    return charts.lines(points, "MiB a client has sent and received", y, log=True, title=title, style=style)
 
 
 def draw(file: Path, setup: str) -> None:
@@ -84,16 +61,9 @@ def draw(file: Path, setup: str) -> None:
     names = [path.stem.removeprefix("tables-") for path in RESULTS.glob("tables-*.json")]
     names = sorted(names, key=lambda name: [*DATASETS, name].index(name))
     # Two ratios of each are enough to see; all of them are in the tables.
-    chosen = ("r0.2", "r0.02")
-    size = (4.6 * len(names) + 0.6, 5.4)
-    figure, panels = plt.subplots(1, len(names), figsize=size, dpi=150, squeeze=False, layout="constrained")
-    handles: dict[str, object] = {}
-    for axes, name in zip(panels[0], names, strict=True):
-        rows = [row for row in load(f"tables-{name}") if row["setup"] == setup and not row["label"].endswith(chosen)]
-        panel(axes, rows, DATASETS.get(name, name))
-        for handle, text in zip(*axes.get_legend_handles_labels(), strict=True):
-            handles.setdefault(text, handle)
-    panels[0][0].set_ylabel("P-acc, %, mean over seeds")
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-    figure.savefig(file)
-    plt.close(figure)
+    left_out = ("r0.2", "r0.02")
+    panels = []
+    for name in names:
+        rows = [row for row in load(f"tables-{name}") if row["setup"] == setup and not row["label"].endswith(left_out)]
+        panels.append(panel(rows, DATASETS.get(name, name)).properties(width=400, height=380))
+    charts.save(charts.beside(panels), file)

@@ -8,6 +8,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from functools import cache
 from inspect import signature
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,13 @@ import torch
 from torch import Tensor, nn
 
 import pfedlms.engine.catch_up as engine_catch_up
-import pfedlms.engine.exchange as engine_exchange
+import pfedlms.engine.simulate as engine_simulate
 from pfedlms.data import Dealing, FederatedData, from_pairs, from_pool, load_dataset
 from pfedlms.engine import Federation
-from pfedlms.engine.exchange import Channel, Link, Ways, perfect_link
+from pfedlms.engine.client import Client
+from pfedlms.engine.simulate import InProcess, Link, Links, hold_exchange, perfect_link
 from pfedlms.engine.training import LocalWorker, TrainSettings
+from pfedlms.engine.transport import Code, Record
 from pfedlms.methods import METHODS, Exchange, Task
 from pfedlms.models import Cohort, CohortModel, Layer, Layout, build
 from pfedlms.pull import Pull
@@ -99,9 +102,10 @@ def hold(
 ) -> tuple[list[Cohort], dict[str, Tensor]]:
     """One exchange through real bytes."""
     groups = [cohorts] if isinstance(cohorts, Cohort) else list(cohorts)
-    channel = Channel(bytes(8), round, Ways(link, quorum=0.0))
-    asked, server, answer = channel.ask(exchange, groups, server or {}, work or Work())
-    return channel.tell(exchange, answer, asked), server
+    client = Client(SimpleNamespace(exchanges=(exchange,)), bytes(8), None, work or Work(), None)  # type: ignore[arg-type]
+    transport = InProcess(client, None, Links(link))  # type: ignore[arg-type]
+    asked, server, answer, inbox = hold_exchange(transport, Record(Code.SEND, round), groups, server or {})
+    return transport.answer(inbox.requests[0], answer, asked, inbox), server
 
 
 # --- data and models --------------------------------------------------------------------------------------------------
@@ -266,7 +270,7 @@ class Sent:
 def overheard() -> Iterator[list[Sent]]:
     """Every message of both directions that the engine encodes meanwhile."""
     heard: list[Sent] = []
-    encode: Callable[..., bytes] = engine_exchange.frame
+    encode: Callable[..., bytes] = engine_simulate.frame
 
     def listening(
         message: Message, values: Any, *, round: int, sender: int, samples: int, digest: bytes, out: Any = None
@@ -282,7 +286,7 @@ def overheard() -> Iterator[list[Sent]]:
         heard.append(Sent(message, own, round, sender, digest, data))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_exchange, "frame", listening)
+        patch.setattr(engine_simulate, "frame", listening)
         patch.setattr(engine_catch_up, "frame", listening)
         listen_to_rows(patch, listening_to_rows)
         yield heard
@@ -291,11 +295,11 @@ def overheard() -> Iterator[list[Sent]]:
 def listen_to_rows(patch: pytest.MonkeyPatch, tell: Callable[..., None]) -> None:
     """`tell(message, values, row, round=, sender=, samples=, digest=, data=)` of every frame that the engine writes
     together with others."""
-    encode = engine_exchange.frame_rows
+    encode = engine_simulate.frame_rows
 
     def listening(message: Message, values: Any, *, senders: Any, samples: Any, out: Any, **header: Any) -> None:
         encode(message, values, senders=senders, samples=samples, out=out, **header)
         for row, (sender, own) in enumerate(zip(senders, samples, strict=True)):
             tell(message, values, row, sender=sender, samples=own, data=out[row].tobytes(), **header)
 
-    patch.setattr(engine_exchange, "frame_rows", listening)
+    patch.setattr(engine_simulate, "frame_rows", listening)

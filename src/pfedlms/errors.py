@@ -5,6 +5,7 @@ PfedlmsError
 │   ├── ConfigError       one or more settings are wrong; all of them are listed
 │   ├── DataError         a data set is missing, broken or cannot be partitioned
 │   │   └── DownloadError a file could not be fetched (the command line exits with 1)
+│   ├── MethodError       a method returned something that its contract does not allow
 │   └── RunDirectoryError a run directory is missing, in use, not writable or of another version
 ├── RunError              a run that started could not go on (the command line exits with 1)
 │   ├── DivergedError     a loss or a model stopped being finite
@@ -59,6 +60,20 @@ class DownloadError(DataError):
     """A line for what failed and one for each file that is to be fetched by hand then."""
 
     exit_code = 1
+
+
+class MethodError(UsageError):
+    """A method returned something that its contract does not allow; the message names the method and the field."""
+
+    method: str | None = None
+
+    def of(self, method: str) -> MethodError:
+        """The same error with the method's name before it, once."""
+        if self.method is not None:
+            return self
+        error = MethodError(f"method {method}: {self}")
+        error.method = method
+        return error
 
 
 class RunDirectoryError(UsageError): ...

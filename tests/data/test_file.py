@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import gzip
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -183,6 +183,62 @@ def test_channels_are_moved_and_not_mixed(tmp_path: Path) -> None:
     assert last.tolist() == first.tolist()
 
 
+# --- clients of their own in JSON ---
+
+LEAF = {"users": ["b", "a"], "num_samples": [2, 1],
+        "user_data": {"b": {"x": [[1, 2], [3, 4]], "y": [7, 5]}, "a": {"x": [[5, 6]], "y": [7]}}}  # fmt: skip
+LINES = [{"client": user, "x": x, "y": y} for user, own in LEAF["user_data"].items()  # type: ignore[attr-defined]
+         for x, y in zip(own["x"], own["y"], strict=True)]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["t.json", "t.jsonl", "t.jsonl.gz", "t.parquet"])
+def test_clients_of_their_own_by_hand(name: str, tmp_path: Path) -> None:
+    """The same samples as LEAF has them, as lines, and as a table with a column of lists; whole numbers stay whole."""
+    lines = "\n".join(map(json.dumps, LINES)) + "\n\n"
+    match name:
+        case "t.parquet":
+            parquet.write_table(pa.Table.from_pylist(LINES), tmp_path / name)
+        case "t.json":
+            (tmp_path / name).write_text(json.dumps(LEAF))
+        case _:
+            (tmp_path / name).write_bytes(gzip.compress(lines.encode()) if name.endswith("gz") else lines.encode())
+    pool = read(tmp_path / name)
+    assert pool.x.tolist() == [[1, 2], [3, 4], [5, 6]]
+    assert pool.x.dtype == np.int64
+    assert (pool.y.tolist(), pool.names) == ([1, 0, 1], ("5", "7"))
+    assert pool.owner is not None
+    assert (pool.owner.tolist(), pool.owners) == ([1, 1, 0], ("a", "b"))
+
+
+def test_lines_of_features(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"a": 1, "label": "u", "b": 2.5}\n{"label": "v", "b": 4, "a": 3}\n')
+    pool = read(tmp_path / "t.jsonl")
+    assert pool.x.tolist() == [[1, 2.5], [3, 4]]
+    assert pool.names == ("u", "v")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("t.json", b"{", r"not LEAF's JSON .* expected user_data with x and y for each user"),
+        ("t.json", b"[1]", "not LEAF's JSON"),
+        ("t.json", b'{"user_data": {"a": {"x": [[1]]}}}', r"not LEAF's JSON .KeyError: 'y'."),
+        ("t.json", b'{"user_data": {"a": {"x": [[1], [2, 3]], "y": [0, 1]}}}', "column 'x': rows differ in length"),
+        ("t.json", b'{"user_data": {"a": {"x": ["to be", "or"], "y": ["t", "n"]}}}', "column 'x', sample 0 .*'to be'"),
+        ("t.jsonl", b'{"x": [1], "y": 0}\nnothing\n', "t.jsonl, line 2: not JSON"),
+        ("t.jsonl", b'{"x": [1], "y": 0}\n[1]\n', r"line 2: got \[1\], expected an object with x, y"),
+        ("t.jsonl", b'{"x": [1], "y": 0}\n{"x": [1]}\n', "line 2: got .* expected an object with x, y"),
+        ("t.jsonl", b"", "expected one called label"),
+        ("t.jsonl", b"\xff\xfe", "cannot be read .* expected text in UTF-8"),
+        ("t.jsonl.gz", gzip.compress(b"{}")[:-4], "t.jsonl.gz: cannot be read"),
+    ],
+)
+def test_wrong_json_is_named(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        read(tmp_path / name)
+
+
 # --- what is refused ---
 
 WRONG: dict[str, tuple[dict[str, list[Any]], dict[str, str], str]] = {
@@ -242,15 +298,15 @@ def test_broken_csv(content: bytes, message: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"x": np.zeros((2, 3))}, "got x, expected one called y or labels or label; .*data.label_column"),
-        ({"y": np.zeros(2)}, "got y, expected one called x or samples or images"),
-        ({"x": np.zeros((2, 3)), "y": np.zeros(3)}, "got 2 x and 3 y, expected as many"),
-        ({"x": np.zeros((2, 3)), "y": np.zeros(2), "client": np.zeros(3)}, "got 2 x and 3 client"),
+        ({"x": np.zeros((2, 3))}, "got x, expected one called label or .*data.label_column"),
+        ({"y": np.zeros(2)}, "got 2 rows of 0 features, expected at least one"),
+        ({"data": np.zeros((2, 3)), "y": np.zeros(2)}, r"got 'data' of shape \(2, 3\); samples .* must be called x"),
+        ({"x": np.zeros((2, 3)), "y": np.zeros(3)}, "got 2 samples and 3 of 'y', expected as many"),
+        ({"x": np.zeros((2, 3)), "y": np.zeros(2), "client": np.zeros(3)}, "got 2 samples and 3 of 'client'"),
         ({"x": np.zeros((2, 3)), "y": np.eye(2)}, r"got y of shape \(2, 2\), expected a vector"),
-        ({"x": np.zeros(2), "y": np.zeros(2)}, r"got x of shape \(2,\)"),
-        ({"x": np.array([["a"], ["b"]]), "y": np.zeros(2)}, "expected numbers, a row a sample"),
-        ({"x": np.zeros((0, 3)), "y": np.zeros(0)}, "got 0 x"),
-        ({"x": np.array([{}, {}]), "y": np.zeros(2)}, r"got x as Python objects .*numpy\.array\(x\.tolist\(\)\)"),
+        ({"x": np.array([["a"], ["b"]]), "y": np.zeros(2)}, "got x of type <U1, expected numbers, a row per sample"),
+        ({"x": np.zeros((0, 3)), "y": np.zeros(0)}, "got 0 samples and 0 of 'y'"),
+        ({"x": np.array([{}, {}]), "y": np.zeros(2)}, r"cannot be read as arrays .*numpy\.array\(objects\.tolist"),
     ],
 )
 def test_wrong_arrays_are_named(arrays: dict[str, np.ndarray], message: str, tmp_path: Path) -> None:
@@ -271,18 +327,5 @@ def test_broken_files_are_named(ending: str, message: str, content: bytes, tmp_p
 def test_what_is_no_such_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"t.csv is no file; file:PATH names one"):
         read(tmp_path / "t.csv")
-    with pytest.raises(DataError, match=r"t.xlsx, expected a file that ends in .npz, .csv, .tsv, .parquet"):
+    with pytest.raises(DataError, match=r"t.xlsx, expected a file that ends in .npz, .csv, .tsv, .parquet, .json"):
         read(tmp_path / "t.xlsx")
-
-
-def test_without_pyarrow_the_extra_is_named(tmp_path: Path) -> None:
-    path = parquet_file(tmp_path / "t", TABLE)
-    script = (
-        "import sys; sys.modules['pyarrow'] = None\n"
-        "from pfedlms.data import load_dataset\n"
-        "try: load_dataset('file:' + sys.argv[1])\n"
-        "except Exception as error: print(type(error).__name__, error)"
-    )
-    done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, timeout=120)
-    assert done.stdout.startswith("DataError"), done.stderr
-    assert "pip install 'pfedlms[parquet]'" in done.stdout

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pfedlms.data import Dealing, from_pool
 from pfedlms.data.partition import partition
-from pfedlms.data.schemes import by_classes, by_quantity, deal, iid
+from pfedlms.data.schemes import assign, by_classes, by_quantity, iid
 from pfedlms.data.schemes import given as as_given
 from pfedlms.errors import DataError
 
@@ -20,7 +20,7 @@ OWNER = np.arange(1000) % 7
 def dealt(scheme: str, labels: np.ndarray = LABELS, clients: int = 5, seed: int = 0, **more: float) -> list[np.ndarray]:
     owner = np.arange(len(labels)) % clients if scheme == "given" else None
     how = Dealing(clients, more.get("alpha", 0.5), seed, int(more.get("least", 1)), scheme=scheme)
-    return deal(labels, how, owner)
+    return assign(labels, how, owner)
 
 
 def class_counts(labels: np.ndarray, sets: list[np.ndarray]) -> np.ndarray:
@@ -63,17 +63,19 @@ def test_more_clients_than_samples_allow(scheme: str) -> None:
 
 
 def test_auto_is_given_where_the_data_say_so() -> None:
-    owned = deal(LABELS, Dealing(3, 0.5, 0, 2), OWNER)
+    owned = assign(LABELS, Dealing(3, 0.5, 0, 2), OWNER)
     assert [held.tolist() for held in owned] == [list(range(client, 1000, 7)) for client in range(7)]
     for name in ("auto", "dirichlet"):
         expected = partition(LABELS, 3, 0.5, 4, 2)
-        got = deal(LABELS, Dealing(3, 0.5, 4, 2, scheme=name), OWNER if name == "dirichlet" else None)
+        got = assign(LABELS, Dealing(3, 0.5, 4, 2, scheme=name), OWNER if name == "dirichlet" else None)
         assert [held.tolist() for held in got] == [held.tolist() for held in expected]
 
 
 def test_nothing_is_given() -> None:
-    with pytest.raises(DataError, match=r"data.partition: got 'given', but nothing says.*data.owner_column=COLUMN"):
-        deal(LABELS, Dealing(3, 0.5, 0, 2, scheme="given"))
+    with pytest.raises(
+        DataError, match=r"data.partition: got 'given', but the data name no clients.*owner_column=COLUMN"
+    ):
+        assign(LABELS, Dealing(3, 0.5, 0, 2, scheme="given"))
 
 
 def test_a_pool_takes_a_scheme() -> None:

@@ -1,9 +1,9 @@
-"""The embedded digits, and IDX files written here byte by byte, whole and broken."""
+"""The embedded digits, IDX files written here byte by byte, and what holds for every named data set: what is published,
+what is missing, and what is of another set."""
 
 from __future__ import annotations
 
 import gzip
-import hashlib
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 from pfedlms.data import load_dataset
-from pfedlms.data.idx import WHOSE, read_idx
-from pfedlms.data.sources import DATASETS, Source
-from pfedlms.errors import DataError
+from pfedlms.data.check import check
+from pfedlms.data.idx import read_idx
+from pfedlms.data.pool import normalise
+from pfedlms.data.sources import DATASETS, fingerprint
+from pfedlms.errors import DataError, DataWarning
 
-pytestmark = pytest.mark.filterwarnings("ignore::pfedlms.errors.DataWarning")  # files of a few samples
+small = pytest.mark.filterwarnings("ignore::pfedlms.errors.DataWarning")  # files of a few samples
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -39,15 +41,13 @@ def write(folder: Path, *, packed: bool = False, dotted: bool = False) -> Path:
     return folder
 
 
-# --- digits ---------------------------------------------------------------------------------------
+# --- digits and normalisation ---
 
 
 def test_digits() -> None:
     """UCI's test set of 1,797 digits: published class counts, and the first image of the file."""
     x, y = load_dataset("digits")
-    assert x.shape == (1797, 1, 8, 8)
-    assert x.dtype == np.float32
-    assert y.dtype == np.int64
+    assert (x.shape, x.dtype, y.dtype) == ((1797, 1, 8, 8), np.float32, np.int64)
     assert np.bincount(y).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
     first = (x[0, 0] * 0.3760 + 0.3053) * 16
     assert np.rint(first[:2]).tolist() == [[0, 0, 5, 13, 9, 1, 0, 0], [0, 0, 13, 15, 10, 15, 5, 0]]
@@ -60,8 +60,7 @@ def test_samples_are_normalised_channel_by_channel() -> None:
     """By Python's floats, two colour images of two pixels; and every operation is rounded to float32, one by one."""
     mean, std = (0.5, 0.25, 0.1), (0.5, 0.2, 0.3)
     raw = np.array([0, 1, 128, 255, 7, 9, 50, 60, 70, 80, 90, 100], dtype=np.uint8).reshape(2, 3, 1, 2)
-    source = Source("two", (3, 1, 2), 2, lambda _: (raw, np.array([0, 1])), mean, std)
-    x = source.normalised(raw)
+    x = normalise(raw, mean, std)
     assert x.dtype == np.float32
     for place in np.ndindex(*raw.shape):
         channel = place[1]
@@ -70,62 +69,32 @@ def test_samples_are_normalised_channel_by_channel() -> None:
         assert x[place] == shifted / np.float32(std[channel])
 
 
-@pytest.mark.parametrize("shape", [(2, 8, 8), (2, 1, 8, 7), (2, 3, 8, 8)])
-def test_a_source_gives_images_of_its_shape(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    made = np.zeros(shape, dtype=np.uint8), np.zeros(2, dtype=np.int64)
-    monkeypatch.setitem(DATASETS, "digits", replace(DATASETS["digits"], read=lambda _: made))
-    with pytest.raises(DataError, match=r"digits: got images of shape .*, expected \(1, 8, 8\)"):
-        load_dataset("digits")
+# --- IDX ---
 
 
-# --- IDX ------------------------------------------------------------------------------------------
-
-
+@small
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("dotted", [False, True])
-@pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize("name", ["mnist", "fmnist"])
-def test_idx_files_are_found_and_pooled(tmp_path: Path, name: str, inside: bool, dotted: bool, packed: bool) -> None:
-    """Plain or gzipped, with "-idx" or ".idx", in the folder or its subfolder named as the set; train comes first."""
-    write(tmp_path / name if inside else tmp_path, packed=packed, dotted=dotted)
+@pytest.mark.parametrize(("name", "folder"), [("mnist", "mnist"), ("mnist", "MNIST/raw"), ("fmnist", ".")])
+def test_idx_files_are_found_and_pooled(tmp_path: Path, name: str, folder: str, dotted: bool, packed: bool) -> None:
+    """Plain or gzipped, with "-idx" or ".idx", in each place; train comes first."""
+    write(tmp_path / folder, packed=packed, dotted=dotted)
     mean, std = {"mnist": (0.1307, 0.3081), "fmnist": (0.2860, 0.3530)}[name]
     x, y = load_dataset(name, str(tmp_path))
     assert y.tolist() == [5, 0, 9, 1, 2]
-    assert y.dtype == np.int64
-    assert x.shape == (5, 1, 28, 28)
-    assert x.dtype == np.float32
+    assert (x.shape, x.dtype, y.dtype) == ((5, 1, 28, 28), np.float32, np.int64)
     assert x[4, 0, 27, 27] == pytest.approx((1 - mean) / std, rel=1e-6)
     # Sample 1, row 2, column 3 is byte (784 + 2 · 28 + 3) mod 256 = 75.
     assert x[1, 0, 2, 3] == pytest.approx((75 / 255 - mean) / std, rel=1e-6)
 
 
-@pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST/raw"), ("fmnist", "FashionMNIST/raw")])
-def test_torchvisions_folders_are_found(tmp_path: Path, name: str, folder: str) -> None:
-    """Both sets below one folder, each in its own: labels of the other would be seen."""
-    for other in ("MNIST/raw", "FashionMNIST/raw"):
-        write(tmp_path / other)
-        if other != folder:
-            (tmp_path / other / "train-labels-idx1-ubyte").write_bytes(idx(np.array([7, 7, 7])))
-    assert load_dataset(name, tmp_path)[1].tolist() == [5, 0, 9, 1, 2]
-
-
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("file", ["train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"])
-def test_files_of_another_data_set_are_told_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, packed: bool
-) -> None:
-    """Any one of the four, by its contents; files that nobody knows pass."""
-    part, kind = file.split("-")[:2]
-    content = {"images": IMAGES, "labels": LABELS}[kind][part].astype(np.uint8).tobytes()
-    monkeypatch.setitem(WHOSE, hashlib.sha256(content).hexdigest()[:16], "mnist")
-    write(tmp_path, packed=packed)
-    assert len(load_dataset("mnist", tmp_path)[1]) == 5
-    with pytest.raises(DataError, match=f"{file}-ubyte.*the data set 'mnist' .* of 'fmnist'; use --dataset mnist"):
-        load_dataset("fmnist", tmp_path)
-
-
-def test_four_files_of_each_set_are_known() -> None:
-    assert sorted(WHOSE.values()) == ["fmnist"] * 4 + ["mnist"] * 4
+@small
+def test_torchvisions_folders_are_not_mixed_up(tmp_path: Path) -> None:
+    write(tmp_path / "MNIST/raw")
+    write(tmp_path / "FashionMNIST/raw")
+    (tmp_path / "FashionMNIST/raw/train-labels-idx1-ubyte").write_bytes(idx(np.array([7, 7, 7])))
+    assert load_dataset("mnist", tmp_path)[1].tolist() == [5, 0, 9, 1, 2]
+    assert load_dataset("fmnist", tmp_path)[1].tolist() == [7, 7, 7, 1, 2]
 
 
 def test_read_idx_by_hand(tmp_path: Path) -> None:
@@ -135,119 +104,119 @@ def test_read_idx_by_hand(tmp_path: Path) -> None:
 
 
 WHOLE = idx(np.arange(6).reshape(2, 3))
+PACKED = gzip.compress(WHOLE)
 BROKEN = {
-    "empty": b"",
-    "shorter than its header": WHOLE[:9],
-    "one byte short": WHOLE[:-1],
-    "one byte long": WHOLE + b"\0",
-    "of another type": WHOLE[:2] + b"\x0d" + WHOLE[3:],
-    "of other axes": idx(np.arange(6)),
-    "something else": b"<html>404 not found</html>" * 3,
-    "larger than any memory": bytes([0, 0, 8, 2]) + struct.pack(">2I", 2**32 - 1, 2**32 - 1) + bytes(6),
+    "empty": (b"", "not a whole IDX file"),
+    "shorter than its header": (WHOLE[:9], "not a whole IDX file"),
+    "one byte short": (WHOLE[:-1], r"got 5 bytes of data, expected 6 for shape \(2, 3\)"),
+    "one byte long": (WHOLE + b"\0", "got 7 bytes of data, expected 6"),
+    "of another type": (WHOLE[:2] + b"\x0d" + WHOLE[3:], "not an IDX file of bytes with 2 axes"),
+    "of other axes": (idx(np.arange(60)), "not an IDX file of bytes with 2 axes"),
+    "something else": (b"<html>404 not found</html>" * 3, "not an IDX file"),
+    "larger than any memory": (bytes([0, 0, 8, 2]) + struct.pack(">2I", 2**32 - 1, 2**32 - 1), "got 0 bytes of data"),
+    "gzip, cut": (PACKED[:15], "not a whole IDX file"),
+    "gzip without its end": (PACKED[:-4], "not a whole IDX file"),
+    "gzip with a wrong checksum": (PACKED[:-8] + bytes([PACKED[-8] ^ 1]) + PACKED[-7:], "not a whole IDX file"),
+    "gzip with a block of no type": (PACKED[:10] + bytes([PACKED[10] | 6]) + PACKED[11:], "not a whole IDX file"),
+    "gzip that is none": (WHOLE, "not a whole IDX file"),
 }
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN.keys())
-def test_broken_idx_is_refused_by_name(tmp_path: Path, content: bytes, packed: bool) -> None:
-    path = tmp_path / ("file.gz" if packed else "file")
-    path.write_bytes(gzip.compress(content) if packed else content)
-    with pytest.raises(DataError, match=f"{path.name}: .*fetch the file again"):
+@pytest.mark.parametrize(("kind", "content", "message"), [(kind, *case) for kind, case in BROKEN.items()], ids=BROKEN)
+def test_broken_idx_is_refused_by_name(tmp_path: Path, kind: str, content: bytes, message: str) -> None:
+    path = tmp_path / ("file.gz" if kind.startswith("gzip") else "file")
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=f"{path}: {message}.*; fetch the file again"):
         read_idx(path, 2)
 
 
-def test_truncation_says_how_much_is_there(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(WHOLE[:-1])
-    with pytest.raises(DataError, match=r"got 5 bytes of data, expected 6 for shape \(2, 3\)"):
-        read_idx(path, 2)
+WRONG = {
+    "more labels": ("t10k-labels-idx1", np.array([1, 2, 3]), "t10k-images-idx3-ubyte and .*got 2 images and 3"),
+    "none at all": ("t10k-labels-idx1", np.zeros(0), "got 2 images and 0 labels, expected as many and at least one"),
+    "other pixels": ("t10k-images-idx3", np.zeros((2, 14, 56)), r"got images of shape \(1, 14, 56\), expected \(1, 28"),
+    "a label beyond": ("train-labels-idx1", np.array([5, 0, 10]), r"got label 10 in sample 2 \(from 0\), expected"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("cut", [3, 15, -4])
-def test_truncated_gzip_is_refused(tmp_path: Path, cut: int) -> None:
-    path = tmp_path / "file.gz"
-    path.write_bytes(gzip.compress(WHOLE)[:cut])
-    with pytest.raises(DataError, match="cannot be read"):
-        read_idx(path, 2)
-
-
-def test_gzip_with_a_wrong_checksum_is_refused(tmp_path: Path) -> None:
-    content = bytearray(gzip.compress(WHOLE))
-    content[-8] ^= 1
-    (tmp_path / "file.gz").write_bytes(content)
-    with pytest.raises(DataError, match="cannot be read"):
-        read_idx(tmp_path / "file.gz", 2)
-
-
-def test_gzip_with_broken_contents_is_refused(tmp_path: Path) -> None:
-    """The first byte after the ten of the header opens a block; type 3 does not exist."""
-    content = bytearray(gzip.compress(WHOLE))
-    content[10] |= 0b110
-    (tmp_path / "file.gz").write_bytes(content)
-    with pytest.raises(DataError, match="cannot be read"):
-        read_idx(tmp_path / "file.gz", 2)
-
-
-def test_no_gzip_under_the_name_of_one_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file.gz").write_bytes(WHOLE)
-    with pytest.raises(DataError, match="cannot be read"):
-        read_idx(tmp_path / "file.gz", 2)
-
-
-def test_files_that_do_not_belong_together(tmp_path: Path) -> None:
-    write(tmp_path)
-    (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(idx(np.array([1, 2, 3])))
-    with pytest.raises(DataError, match=r"t10k-images-idx3-ubyte: has 2 images, but .*t10k-labels-idx1-ubyte 3 labels"):
+@pytest.mark.parametrize(("file", "array", "message"), WRONG.values(), ids=WRONG)
+def test_contents_that_do_not_fit_are_named(tmp_path: Path, file: str, array: np.ndarray, message: str) -> None:
+    """14 x 56 is as many pixels as 28 x 28 and would pass as garbage."""
+    (write(tmp_path) / f"{file}-ubyte").write_bytes(idx(array))
+    with pytest.raises(DataError, match=rf"{tmp_path}/.*{message}"):
         load_dataset("mnist", tmp_path)
+    assert check("mnist", tmp_path)["state"] == "damaged"
 
 
-def test_images_of_another_size_are_named(tmp_path: Path) -> None:
-    write(tmp_path)
-    (tmp_path / "t10k-images-idx3-ubyte").write_bytes(idx(np.zeros((2, 28, 27))))
-    with pytest.raises(
-        DataError, match=r"t10k-images-idx3-ubyte: has images of \(28, 27\) pixels, expected \(28, 28\)"
-    ):
+# --- any named data set ---
+
+
+def test_a_missing_file_a_missing_folder_and_none_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (write(tmp_path) / "t10k-images-idx3-ubyte").unlink()
+    with pytest.raises(DataError, match=f"{tmp_path}: t10k-images-idx3-ubyte is missing beside train-images"):
         load_dataset("mnist", tmp_path)
-
-
-@pytest.mark.parametrize("shape", [(14, 56), (28, 27)])
-def test_images_of_another_size_are_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    """14 x 56 holds as many pixels as 28 x 28 and would pass as garbage."""
-    write(tmp_path)
-    for part, labels in LABELS.items():
-        (tmp_path / f"{part}-images-idx3-ubyte").write_bytes(idx(np.zeros((len(labels), *shape))))
-    with pytest.raises(DataError):
-        load_dataset("mnist", tmp_path)
-
-
-def test_a_label_beyond_the_classes_is_refused(tmp_path: Path) -> None:
-    write(tmp_path)
-    (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(np.array([5, 0, 10])))
-    with pytest.raises(
-        DataError, match=r"train-labels-idx1-ubyte: got label 10 in sample 2 \(from 0\), expected 0 to 9"
-    ):
-        load_dataset("mnist", tmp_path)
-
-
-def test_a_missing_file_names_both_places(tmp_path: Path) -> None:
-    write(tmp_path)
-    (tmp_path / "t10k-images-idx3-ubyte").unlink()
-    with pytest.raises(DataError, match=r"t10k-images-idx3-ubyte\[\.gz\] is neither in .*mnist nor in .*--data-dir"):
-        load_dataset("mnist", tmp_path)
-
-
-def test_a_missing_folder(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="nowhere"):
+    assert check("mnist", tmp_path)["state"] == "incomplete"
+    with pytest.raises(DataError, match="nowhere is no folder; looked for IDX files, Parquet files; point --data-dir"):
         load_dataset("mnist", tmp_path / "nowhere")
-
-
-@pytest.mark.parametrize("directory", [None, ""])
-def test_a_folder_must_be_named(directory: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check("mnist", tmp_path / "nowhere")["state"] == "missing"
     monkeypatch.delenv("PFEDLMS_DATA", raising=False)
     with pytest.raises(DataError, match="'mnist' is read from files; name their folder with --data-dir"):
-        load_dataset("mnist", directory)
-
-
-def test_unknown_data_set_names_the_nearest() -> None:
+        load_dataset("mnist", "")
     with pytest.raises(DataError, match="'minst'; did you mean mnist"):
         load_dataset("minst")
+
+
+def test_a_folder_that_may_not_be_read_is_not_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("os.scandir", refuse)
+    with pytest.raises(DataError, match=rf"{tmp_path}.*: cannot be read \(Permission denied\)"):
+        load_dataset("cifar10", tmp_path)
+    assert check("cifar10", tmp_path)["state"] == "damaged"
+
+
+def test_fewer_and_more_samples_are_used_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path)
+    with pytest.warns(DataWarning, match=r"mnist: got 5 samples \(.*train.*: 3, .*t10k.*: 2\), published were 70,000"):
+        load_dataset("mnist", tmp_path)
+    row = check("mnist", tmp_path)
+    assert (row["state"], row["samples"], row["published"]) == ("partial", 5, False)
+    monkeypatch.setitem(DATASETS, "mnist", replace(DATASETS["mnist"], samples=4))
+    assert check("mnist", tmp_path)["state"] == "larger"
+
+
+def test_published_samples_are_known_by_their_contents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many samples as published: the same are complete, those of another data set refused, any others warned of."""
+    write(tmp_path)
+    raw = np.concatenate(list(IMAGES.values()))[:, None].astype(np.uint8), np.concatenate(list(LABELS.values()))
+    monkeypatch.setitem(DATASETS, "mnist", replace(DATASETS["mnist"], samples=5, published=fingerprint(*raw)))
+    monkeypatch.setitem(DATASETS, "fmnist", replace(DATASETS["fmnist"], samples=5))
+    row = check("mnist", tmp_path)
+    assert (row["state"], row["published"], row["problems"]) == ("complete", True, [])
+    with pytest.raises(DataError, match=f"{tmp_path}: holds the data set 'mnist', expected 'fmnist'; use --dataset mn"):
+        load_dataset("fmnist", tmp_path)
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(np.array([5, 0, 8])))
+    with pytest.warns(DataWarning, match=rf"as many samples as were published, but not the same \({tmp_path}\)"):
+        load_dataset("mnist", tmp_path)
+    assert (check("mnist", tmp_path)["state"], check("mnist", tmp_path)["published"]) == ("doubtful", False)
+
+
+def test_fingerprints_are_of_samples_in_any_order() -> None:
+    """Of a label and of a pixel, but not of which sample comes first; one sample by hand."""
+    from hashlib import sha256
+
+    images, labels = np.arange(24, dtype=np.uint8).reshape(2, 3, 2, 2), np.array([4, 7])
+    own = [int.from_bytes(sha256(bytes(range(12 * n, 12 * n + 12)) + bytes([labels[n]])).digest()[:8], "little")
+           for n in (0, 1)]  # fmt: skip
+    assert fingerprint(images, labels) == sum(own) % 2**64
+    assert fingerprint(images[::-1], labels[::-1]) == fingerprint(images, labels)
+    assert fingerprint(images, labels[::-1]) != fingerprint(images, labels)
+
+
+@small
+def test_a_class_that_is_absent_from_many_samples_is_refused(tmp_path: Path) -> None:
+    for part, count in (("train", 900), ("t10k", 100)):
+        (tmp_path / f"{part}-images-idx3-ubyte").write_bytes(idx(np.zeros((count, 28, 28))))
+        (tmp_path / f"{part}-labels-idx1-ubyte").write_bytes(idx(np.arange(count) % 9))
+    with pytest.raises(DataError, match="got 1000 samples and none of class 9, expected some of each of 10"):
+        load_dataset("mnist", tmp_path)

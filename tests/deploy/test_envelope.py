@@ -6,7 +6,9 @@ import random
 import struct
 import tracemalloc
 import zlib
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fleet import Fleet, configured, served
@@ -28,12 +30,13 @@ from pfedlms.deploy.envelope import (
     trained,
 )
 from pfedlms.deploy.ground import Ground
-from pfedlms.deploy.replies import Reader, checked
+from pfedlms.deploy.nodes import Nodes
+from pfedlms.engine.server import Server
 from pfedlms.errors import DecodeError, KindError, MagicError, OversizedError, TruncatedError, VersionError, WireError
 
 SOME = Envelope(
     Kind.REQUEST, b"12345678", 3, 7, 1 << 40,
-    (Record(Code.HEAR, 7, 1, 0, b"an answer"), Record(Code.TRAIN, 8, flags=3), Record(Code.SEND, 8)),
+    (Record(Code.ANSWER, 7, 1, 0, b"an answer"), Record(Code.TRAIN, 8, flags=3), Record(Code.SEND, 8)),
 )  # fmt: skip
 
 
@@ -74,7 +77,7 @@ def test_there_and_back() -> None:
 
 
 def test_the_bytes_by_hand() -> None:
-    data = Envelope(Kind.REPLY, b"12345678", 2, 3, 4, (Record(Code.HEARD, 5),)).encode()
+    data = Envelope(Kind.REPLY, b"12345678", 2, 3, 4, (Record(Code.ANSWERS_KNOWN, 5),)).encode()
     body = bytes([5, 0, 0, 0, 5, 0, 0, 0]) + bytes(8)
     header = b"PFLE\x01\x02\0\0" + b"12345678" + struct.pack("<IIQQ", 2, 3, 4, 16)
     assert data == header + struct.pack("<I", zlib.crc32(header + body)) + body
@@ -114,10 +117,10 @@ def test_numbers_of_a_reply_are_checked() -> None:
 
 
 def test_a_refusal_says_why_in_words() -> None:
-    refused, heard = decode(refusal(SOME, Why.ORDER, "é" * 5000, heard=4)).records
+    refused, heard = decode(refusal(SOME, Why.ORDER, "é" * 5000, answers_known=4)).records
     assert reason(refused).startswith("order: éé")
     assert len(reason(refused)) < 2000
-    assert heard == Record(Code.HEARD, 4)
+    assert heard == Record(Code.ANSWERS_KNOWN, 4)
 
 
 def test_a_length_allocates_nothing() -> None:
@@ -142,21 +145,25 @@ def test_whatever_is_changed_is_an_error_or_a_refusal(method: str, tmp_path: Pat
     fleet = Fleet(config, tmp_path / "nodes")
     served(config, fleet)
     pairs = [trip[1] for trip in fleet.trips]
-    refused = read = errors = 0
+    refused = errors = 0
     with Fleet(config, tmp_path / "other").node(1) as node:
         for number in range(1500):
             said = decode(node.handle(mutated(pairs[number % len(pairs)][0], random_)))
             assert said.kind == Kind.REPLY
             refused += said.records[0].code == Code.REFUSED
     assert refused > 1300
-    reader = Reader(Ground(config))
-    for number in range(3000):
-        request, reply = pairs[number % len(pairs)]
-        assert reply is not None
-        asked = decode(request)
-        try:
-            reader.read(asked, checked(asked, mutated(reply, random_)), {})
-            read += 1
-        except WireError:
-            errors += 1
-    assert errors > 2700
+    ground = Ground(config)
+    server = Server(ground.terms)
+    state = replace(server.begin(), ask_ahead=True)
+    (_, reply), came = pairs[0], {}
+    assert reply is not None
+    nodes = Nodes(ground, SimpleNamespace(send=lambda requests, timeout: {1: came["now"]}))
+    for _ in range(2000):
+        inbox = server.inbox(state, server.outbox(state))
+        came["now"] = mutated(reply, random_)
+        nodes.carry(inbox.requests, inbox)
+        assert (1 in inbox.failed) != (1 in inbox.trained)  # whole or not at all
+        assert inbox.aggregation is not None
+        assert inbox.aggregation.valid == len(inbox.trained)
+        errors += 1 in inbox.failed
+    assert errors > 1800

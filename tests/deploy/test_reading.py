@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 from fleet import CLIENTS, Fleet, configured, own_data, served
-from rich.console import Console
 
 import pfedlms
 from pfedlms.cli import main
@@ -20,7 +18,6 @@ from pfedlms.experiment.config import Config
 from pfedlms.experiment.play import Progress, execute
 from pfedlms.experiment.prepare import prepare
 from pfedlms.experiment.store import RunDirectory
-from pfedlms.report.tables import table
 
 PARAMETERS = 64 * 12 + 12 + 12 * 10 + 10
 AGAIN = "start the server again (./run.sh)"
@@ -210,12 +207,3 @@ def test_brackets_are_printed_as_they_are(tmp_path: Path, capsys: pytest.Capture
     file.write_text(file.read_text() + "\n[trian]\nrounds = 3\n")
     assert main(["deploy", "check", str(tmp_path / "f"), "--server", "127.0.0.1:1"]) == 1
     assert "[trian]" in capsys.readouterr().out
-
-
-def test_tables_have_brackets_in_titles_names_and_notes() -> None:
-    made = table(["a", "b"], [["[one]", "[/two]"]], "[title] " * 10, "[note] " * 10)
-    wide = table(["a", "b"], [["[one]", "x" * 70]], "[title]", "[note]")
-    for each in (made, wide):
-        text = io.StringIO()
-        Console(file=text, width=120).print(each)
-        assert all(part in text.getvalue() for part in ("[one]", "[title]", "[note]"))

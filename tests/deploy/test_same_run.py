@@ -23,6 +23,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("obcsaa", {"downlink": "sum"}),
     ("fedavg", {"server_step": 1.5, "server_momentum": 0.5}),
     ("sketchvote", {"check_every": 2}),
+    ("sketchmean", {"check_every": 2, "answer": 0.05, "server_optimizer": "adam", "gain": 0.02}),
 ]
 
 
@@ -49,7 +50,10 @@ def test_every_method(method: str, settings: dict[str, Any], tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("method", "settings", "share"),
-    [*((*case, 0.5) for case in CASES), *((method, {}, 0.2) for method in ("pfedlms", "sketchvote", "fedavg", "obda"))],
+    [
+        *((*case, 0.5) for case in CASES),
+        *((method, {}, 0.2) for method in ("pfedlms", "sketchvote", "sketchmean", "fedavg", "obda")),
+    ],
 )
 def test_some_of_the_clients(method: str, settings: dict[str, Any], share: float, tmp_path: Path) -> None:
     """Who was away is caught up, and who is away at the end is measured on copies: `everyone` of the summary."""
@@ -64,7 +68,7 @@ def test_a_process_a_message(method: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*weighs less")
-@pytest.mark.parametrize("method", ["pfedlms", "fedavg"])
+@pytest.mark.parametrize("method", ["pfedlms", "fedavg", "sketchmean"])
 def test_other_settings(method: str, tmp_path: Path) -> None:
     """Evaluation every other round, AdamW, a limit of weights that bites."""
     train = {"optimizer": "adamw", "learning_rate": 0.002, "rounds": 5, "max_weight": 0.26}

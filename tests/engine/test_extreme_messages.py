@@ -17,8 +17,8 @@ import torch
 from factories import federation as federation_of
 from factories import overheard, small_data, small_module, task_of
 from pfedlms.cohort import Cohort
-from pfedlms.engine import exchange as engine_exchange
-from pfedlms.engine import tally
+from pfedlms.engine import aggregation
+from pfedlms.engine import simulate as engine_simulate
 from pfedlms.engine.federation import Federation
 from pfedlms.errors import WireError
 from pfedlms.methods import METHODS, Method
@@ -80,9 +80,9 @@ def test_statistics_are_summed_in_the_order_of_ids(
 ) -> None:
     """Whoever is heard first: in ascending order ((2^60 + 3) − 2^60) + 5 is 5, the 3 being lost beside 2^60; in others
     it is 8, 3 or 0."""
-    monkeypatch.setattr(tally, "_ROOM_BYTES", room)
+    monkeypatch.setattr(aggregation, "_BUFFER_BYTES", room)
     means = [2.0**60, 3.0, -(2.0**60), 5.0]
-    before = federation(engine_exchange.perfect_link, cohort_size=cohort_size)
+    before = federation(engine_simulate.perfect_link, cohort_size=cohort_size)
     before.start()
     with overheard() as heard:
         before.play_round()

@@ -14,7 +14,8 @@ from torch import Tensor
 import pfedlms
 from pfedlms.engine import training
 from pfedlms.engine.graphs import Replayed, flat, rebuilt
-from pfedlms.methods.contract import Objective
+from pfedlms.engine.objectives import filled_up, splitter
+from pfedlms.methods.contract import Objective, PerClient
 
 
 class Place(NamedTuple):
@@ -108,6 +109,21 @@ def test_a_rebuilt_value_has_the_tensors_given_and_nothing_computed(make: Any) -
         assert copy.inner.place.start == 3
 
 
+def test_tensors_of_each_client_are_split_and_filled_up_and_all_else_stays() -> None:
+    shared, own = Inner(2.0, torch.ones(3)), torch.arange(6.0).view(3, 2)
+    objective = Nested(shared, (torch.zeros(3),), {"own": [PerClient(own)]})
+    assert shared.doubled.tolist() == [2.0] * 3  # computed, and kept where nothing changes
+    for made, rows in ((splitter(objective)(slice(1, 3)), own[1:]), (filled_up(objective, 5), own[[0, 1, 2, 2, 2]])):
+        assert torch.equal(made.named["own"][0].value, rows)
+        assert made.inner is shared
+        assert made.many[0] is objective.many[0]
+    assert kind(splitter(objective)(slice(0, 1))) != kind(objective)  # so many clients are another computation
+    copy = rebuilt(objective, iter([own, *[torch.zeros(3)] * 3]))
+    assert isinstance(copy.named["own"][0], PerClient)
+    unmarked = Nested(shared, (own,))
+    assert splitter(unmarked)(slice(1, 3)) is unmarked
+
+
 @pytest.mark.parametrize(
     ("clients", "size"), [(100, 100), (99, 100), (51, 100), (50, 50), (49, 50), (26, 50), (25, 25), (1, 1), (7, 12)]
 )
@@ -119,10 +135,12 @@ def test_a_larger_cohort_is_recorded_as_it_is() -> None:
     assert Replayed(lambda *_: (_[0], _[1]), largest=4)._size(9) == 9
 
 
-@pytest.mark.parametrize(("method", "gradients"), [("obda", 3), ("fedavg", 0)])
+@pytest.mark.parametrize(("method", "gradients"), [("obda", 3 + 2), ("fedavg", 0)])
 def test_on_a_gpu_steps_and_gradients_are_replayed(
     method: str, gradients: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One set of gradients in each round; and two in the first, by which the border sees that clients need nothing that
+    they forget while they are absent."""
     asked: list[str] = []
 
     def noted(steps: Any, largest: int) -> Any:

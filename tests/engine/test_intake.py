@@ -6,6 +6,7 @@ import math
 import struct
 import zlib
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,9 @@ from factories import listen_to_rows, seeded
 from pfedlms.data.federated import from_pairs
 from pfedlms.engine import Federation, RoundReport
 from pfedlms.engine import catch_up as engine_catch_up
-from pfedlms.engine import exchange as engine_exchange
-from pfedlms.engine.tally import Tally
+from pfedlms.engine import simulate as engine_simulate
+from pfedlms.engine.aggregation import Aggregation
+from pfedlms.engine.transport import Code, Inbox, Record, Request
 from pfedlms.errors import QuorumError
 from pfedlms.wire import unpack
 from pfedlms.wire.frames import SERVER, frame
@@ -45,13 +47,13 @@ def frames(monkeypatch: pytest.MonkeyPatch) -> Frames:
     def spy_on_rows(message: Any, values: Any, row: int, *, data: bytes, **header: Any) -> None:
         made[message.kind, header["round"], header["sender"]] = data
 
-    monkeypatch.setattr(engine_exchange, "frame", spy)
+    monkeypatch.setattr(engine_simulate, "frame", spy)
     monkeypatch.setattr(engine_catch_up, "frame", spy)
     listen_to_rows(monkeypatch, spy_on_rows)
     return made
 
 
-def federation(link: Link = engine_exchange.perfect_link, *, method: str = "pfedlms", **options: Any) -> Federation:
+def federation(link: Link = engine_simulate.perfect_link, *, method: str = "pfedlms", **options: Any) -> Federation:
     draw = np.random.default_rng(5)
     pairs = []
     for client in range(CLIENTS):
@@ -124,7 +126,7 @@ def sealed(data: bytes) -> bytes:
 
 def test_sizes(frames: Frames) -> None:
     """The layout that this file spells out, and a round in which nothing is lost."""
-    run, (report,) = played(engine_exchange.perfect_link)
+    run, (report,) = played(engine_simulate.perfect_link)
     assert run.model.layout.sketch_sizes(0.4) == SIZES
     assert report.rejected == 0
     check_replies(frames, 0, (0, 1, 2, 3), (0, 1, 2, 3))
@@ -293,7 +295,7 @@ def test_below_quorum_nothing_is_changed_and_the_round_can_be_played_again(kind:
 
     broken[0] = False
     report = run.play_round()
-    undisturbed, reports = played(engine_exchange.perfect_link, rounds=2)
+    undisturbed, reports = played(engine_simulate.perfect_link, rounds=2)
     assert same(run.state(), undisturbed.state())
     assert (report.loss, report.rejected) == (reports[1].loss, 0)
 
@@ -313,15 +315,19 @@ def test_one_value_that_cannot_be_sent_is_refused_and_the_others_arrive(broken: 
     values = {name: np.ones((3, 3), np.float32) for name in ("mean", "variance")}  # of three layers
     values["variance"][1, 0] = broken
     (exchange, _), digest = federation().method.exchanges, bytes(8)
+    request, aggregation = Request((2, 5, 7), ()), Aggregation(exchange, {}, digest, 4, {2, 5, 7})
+    inbox = Inbox((request,), aggregation=aggregation)
+    client = SimpleNamespace(digest=digest, send=lambda cohort, order: (cohort, values))
+    values = {name: torch.from_numpy(value) for name, value in values.items()}
     cohort = factories.cohort_of(torch.zeros(3, 4), ids=[2, 5, 7], samples=[3, 4, 5])
-    channel, tally = engine_exchange.Channel(digest, 4), Tally(exchange, {}, digest, 4, {2, 5, 7})
-    with pytest.warns(
-        UserWarning, match="round 5: client 5 is left out of this exchange: DecodeError: field 'variance'"
-    ):
-        channel._send_up(exchange.up, cohort, values, 0, tally, engine_exchange._Desk(exchange.up, 3))
-    assert [(message.sender, message.samples) for message in tally._arrived] == [(2, 3), (7, 5)]
-    assert (channel.rejected, channel.traffic.up_payload) == (1, 3 * 24)
-    assert [message.values["variance"].tolist() for message in tally._arrived] == [[1] * 3] * 2
+    added: list[Any] = []
+    aggregation.add_up = lambda: added.extend(aggregation._arrived)  # type: ignore[method-assign]
+    engine_simulate.InProcess(client, None).send(request, Record(Code.SEND, 4), [cohort], inbox)  # type: ignore[arg-type]
+    assert [(message.sender, message.samples) for message in added] == [(2, 3), (7, 5)]
+    assert (inbox.rejected, inbox.traffic.up_payload) == (1, 3 * 24)
+    assert [message.values["variance"].tolist() for message in added] == [[1] * 3] * 2
+    (event,) = inbox.events
+    assert str(event).startswith("round 5: client 5 is left out of this exchange: DecodeError: field 'variance'")
 
 
 def test_together_and_one_after_another_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,7 +335,7 @@ def test_together_and_one_after_another_are_the_same(monkeypatch: pytest.MonkeyP
     together: list[bytes] = []
     listen_to_rows(monkeypatch, lambda *_, data, **__: together.append(data))
     post, seen = factories.Post(), []
-    for link in (engine_exchange.perfect_link, post):
+    for link in (engine_simulate.perfect_link, post):
         chosen = factories.federation("sketchvote", link=link, check_every=2)
         chosen.start()
         reports = [chosen.play_round() for _ in range(4)]

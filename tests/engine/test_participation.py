@@ -168,7 +168,8 @@ def test_bytes_are_those_of_the_participants(method: str, digits: FederatedData)
         assert getattr(one, name) * CLIENTS == getattr(all_of_them, name) * TAKING_PART
     if method not in ("fedproto", "stc"):  # whose messages follow what a client holds, or which entries are largest
         assert one.up_payload * CLIENTS == all_of_them.up_payload * TAKING_PART
-        assert one.down_payload * CLIENTS == all_of_them.down_payload * TAKING_PART
+        if method not in SPARSE:
+            assert one.down_payload * CLIENTS == all_of_them.down_payload * TAKING_PART
     assert all_of_them.catch_up == 0
 
 
@@ -186,8 +187,11 @@ TRACKED = [
     ("zsign", {"downlink": "sum"}),
     ("stc", {}),
     ("sketchvote", {"ratio": 1.0}),
+    ("sketchmean", {}),
+    ("fetchsgd", {}),
     ("obcsaa", {"downlink": "sum"}),
 ]
+SPARSE = ("stc", "sketchmean", "fetchsgd")
 
 
 def models_of(federation: Federation) -> dict[int, Tensor]:
@@ -211,12 +215,12 @@ class Absent:
 
 @pytest.mark.parametrize("missed", [3, 10, 40])
 @pytest.mark.parametrize("cohort_size", [0, 3])
-@pytest.mark.parametrize(("method", "settings"), TRACKED[:4])
+@pytest.mark.parametrize(("method", "settings"), TRACKED[:-1])
 def test_a_client_that_was_away_has_the_bits_of_one_that_stayed(
     method: str, settings: dict[str, Any], cohort_size: int, missed: int, digits: FederatedData
 ) -> None:
     """By the answers it missed, or by the model, whichever is fewer bytes: worked out from the frames' sizes, which are
-    the same in every round but for `stc`. (Where few entries change, as with `stc`, parts of w may be fewer.)"""
+    the same in every round but for methods that change few entries. (Those take fewer still: test_catch_up.py.)"""
     federation = federate(method, digits, 1.0, cohort_size=cohort_size, **settings)
     federation.participation = Absent(2, range(2, 2 + missed))
     federation.start()
@@ -229,17 +233,18 @@ def test_a_client_that_was_away_has_the_bits_of_one_that_stayed(
         report = federation.play_round()
         away = 1 <= round <= missed
         assert (2 in report.participants) == (not away)
-        assert report.traffic.catch_up == (min(answers, model) if round == missed + 1 else 0)
+        expected = min(answers, model) if round == missed + 1 else 0
+        assert report.traffic.catch_up == expected or (method in SPARSE and 0 < report.traffic.catch_up < expected)
         if away:
             sent = report.traffic.down_payload + report.traffic.down_framing
-            assert method == "stc" or sent == answer * len(report.participants)
+            assert method in SPARSE or sent == answer * len(report.participants)
             answers += sent // len(report.participants)
         known = models_of(federation)
         server = federation.state()["server"]["model"]
         assert all(torch.equal(own, server) for client, own in known.items() if client != 2 or not away)
         assert torch.equal(known[2], server) == (not away)
-    by_model = {"obda": missed > 31, "zsign": missed > 7, "stc": False, "sketchvote": missed > 17}
-    assert (answers > model) == by_model[method]  # 1, about 3.2, 0.1 and 1.8 bits against 32
+    by_model = {"obda": missed > 31, "zsign": missed > 7, "sketchvote": missed > 17}
+    assert (answers > model) == by_model.get(method, False)  # 1, about 3.2, 0.1 and 1.8 bits against 32
 
 
 @pytest.mark.parametrize(("method", "settings"), TRACKED)
@@ -391,8 +396,8 @@ def test_everyone_is_brought_up_some_at_a_time(digits: FederatedData, monkeypatc
     """Copies of all clients at once may not fit where their participants do."""
     federation = play(federate("fedavg", digits, cohort_size=2), 2)
     happened: list[str] = []
-    brought_up, evaluate = federation._as_if_here, federation._worker.evaluate
-    monkeypatch.setattr(federation, "_as_if_here", lambda ids: happened.append("brought up") or brought_up(ids))
+    brought_up, evaluate = federation._on_copies, federation._worker.evaluate
+    monkeypatch.setattr(federation, "_on_copies", lambda *given: happened.append("brought up") or brought_up(*given))
     monkeypatch.setattr(federation._worker, "evaluate", lambda *given: happened.append("evaluated") or evaluate(*given))
     federation.everyone()
     assert happened == 2 * ["evaluated"] + 3 * ["brought up", "evaluated"]  # 3 present, 5 away, two at a time

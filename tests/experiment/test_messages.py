@@ -129,7 +129,7 @@ DATA: dict[str, tuple[Any, str]] = {
         list(zip(X, Y, strict=True)),
         r"^data: got a list of 60 samples, each with its label; .*row\[0\] for row",
     ),
-    "triples": ([(x, y, 1.0) for x, y in zip(X, Y, strict=True)], r"each with its label, and 1 more a sample"),
+    "triples": ([(x, y, 1.0) for x, y in zip(X, Y, strict=True)], r"each with its label, and 1 more per sample"),
 }
 
 

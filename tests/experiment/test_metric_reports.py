@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 import pfedlms
 from pfedlms.errors import UsageError
-from pfedlms.report.plots import accuracy_against_bytes, accuracy_by_setting
-from pfedlms.report.tables import clients_table, comparison_text
+from pfedlms.report.figures import accuracy_curves, by_setting
 
 RANDOM = np.random.default_rng(0)
 X, Y = RANDOM.normal(size=(80, 4)).astype(np.float32), np.arange(80) % 2
@@ -58,44 +57,15 @@ def test_a_metric_that_is_none() -> None:
             pfedlms.run((X, Y), linear, metric=given, **QUICK)  # type: ignore[arg-type]
 
 
-def test_numbers_of_clients_are_not_rounded_away() -> None:
-    table = clients_table(
-        [{"client": 0, "P-acc": 0.0012345}, {"client": 1, "P-acc": 97.315}, {"client": 2, "P-acc": 0.0}]
-    )
-    assert list(table.columns[1].cells) == ["0.001234", "97.31", "0.00"]
-
-
-def test_what_has_no_shared_model_is_named() -> None:
-    both = pfedlms.compare((X, Y), linear, methods="local,fedavg,pfedlms", seeds=1, **QUICK)
-    assert "G-acc: the shared model before local steps (not for local, pfedlms)." in words(both)
-    fedavg = pfedlms.compare((X, Y), linear, methods="fedavg", seeds=1, **QUICK)
-    assert "G-acc: the shared model before local steps." in words(fedavg)
-
-
-def test_a_column_without_room_is_said() -> None:
-    crowded = pfedlms.compare((X, Y), linear, methods="fedavg", seeds=1, participation=0.5, validation=0.2, **QUICK)
-    assert "G-acc max" not in words(crowded)
-    assert "no room for G-acc, see global_accuracy in the results" in words(crowded)
-    alone = pfedlms.compare((X, Y), linear, methods="local", seeds=1, participation=0.5, validation=0.2, **QUICK)
-    assert "G-acc" not in words(alone)
-
-
 @pytest.mark.filterwarnings("ignore:chosen by p_acc")
 def test_a_title_has_what_all_runs_share() -> None:
     swept = pfedlms.sweep((X, Y), linear, method="local", **{**QUICK, "clients": [2, 4], "rounds": 1})
     assert words(swept).startswith("local on custom · custom · 1 round clients")
-    assert "no G-acc, local shares no model" in words(swept)
+    assert "No G-acc: local shares no model" in words(swept)
     longer = pfedlms.sweep((X, Y), linear, method="local", **{**QUICK, "rounds": [1, 2]})
     assert words(longer).startswith("local on custom · custom · 2 clients rounds")
     alone = pfedlms.compare((X, Y), linear, methods="local", seeds=1, **{**QUICK, "clients": 1, "rounds": 1})
     assert "· 1 client · 1 round" in words(alone)
-
-
-def test_rounds_of_what_was_interrupted_are_not_those_of_the_table() -> None:
-    runs = pfedlms.compare((X, Y), linear, methods="local,fedavg", seeds=1, **QUICK).runs
-    cut = [{**runs[0], "status": "interrupted", "rounds": 1}, runs[1]]
-    assert "· 2 clients · 2 rounds" in words(comparison_text(cut))
-    assert "· 2 clients · 1 round " in words(comparison_text(cut[:1]))
 
 
 class Pressing(pfedlms.Callback):
@@ -131,45 +101,17 @@ def test_reprs_are_short_and_say_what_it_was(tmp_path: Path) -> None:
     assert repr(both.results[1]) == f"StudyRun(fedavg seed 0: {said})"
 
 
-# --- plots ---
-
-
-class Drawn:
-    """What a plot says, instead of a file."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        figures = pytest.importorskip("matplotlib.figure")
-        self.figures: list[Any] = []
-        monkeypatch.setattr(figures.Figure, "savefig", lambda figure, file: self.figures.append(figure))
-
-    @property
-    def axes(self) -> Any:
-        return self.figures[-1].axes[0]
-
-
-def test_plots_call_a_metric_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    drawn = Drawn(monkeypatch)
-    for metric, label in ((thousandth, "thousandth (range over seeds)"), (None, "P-acc, % (range over seeds)")):
-        out = tmp_path / label[:5]
-        pfedlms.compare((X, Y), linear, methods="local,fedavg", seeds=2, metric=metric, out=out, **QUICK)
-        accuracy_against_bytes(out, tmp_path / "p.png")
-        assert drawn.axes.get_ylabel() == label
-        settings = {"validation": 0.2, "learning_rate": [0.1, 0.2], "momentum": [0.0, 0.5], "method": "local", **QUICK}
-        done = pfedlms.sweep((X, Y), linear, metric=metric, **settings)
-        assert done.best is not None
-        accuracy_by_setting(done.cells, done.best, done.by, tmp_path / "p.png")
-        assert drawn.axes.get_ylabel().startswith("thousandth (V-acc)\nmean of" if metric else "V-acc, %\nmean of")
-        (marked,) = drawn.axes.texts
-        assert marked.get_text() == (f"{done.best['score']:.4g}" if metric else f"{done.best['score']:.2f} %")
-
-
-def test_the_legend_of_a_sweep_lies_beside_its_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    drawn = Drawn(monkeypatch)
+@pytest.mark.parametrize(
+    ("metric", "label", "digits"), [(thousandth, "thousandth (V-acc)", ".4g"), (None, "V-acc, %", ".2f")]
+)
+def test_figures_call_a_metric_by_its_name(metric: Any, label: str, digits: str) -> None:
+    both = pfedlms.compare((X, Y), linear, methods="local,fedavg", seeds=2, metric=metric, **QUICK)
     settings = {"validation": 0.2, "learning_rate": [0.1, 0.2], "momentum": [0.0, 0.5], "method": "local", **QUICK}
-    done = pfedlms.sweep((X, Y), linear, **settings)
+    done = pfedlms.sweep((X, Y), linear, metric=metric, **settings)
+    drawn, swept = accuracy_curves(both.results, against="bytes"), by_setting(done.section)
+    assert drawn is not None
+    assert swept is not None
+    assert label.replace("V-acc", "P-acc") in str(drawn.chart.to_dict())
+    assert swept.title == f"{label} by train.learning_rate"
     assert done.best is not None
-    accuracy_by_setting(done.cells, done.best, done.by, tmp_path / "p.png")
-    figure = drawn.figures[-1]
-    figure.draw_without_rendering()
-    (legend,) = figure.legends
-    assert legend.get_window_extent().x0 >= drawn.axes.get_window_extent().x1
+    assert f"{done.best['score']:{digits}}" in str(swept.chart.to_dict())

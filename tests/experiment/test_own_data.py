@@ -203,8 +203,8 @@ def test_show_draws_counts_under_the_names_of_classes(tmp_path: Path, capsys: py
     assert ["client", "train", "test", "ant", "bee", "owl"] in rows
     held = sorted(row[3:] for row in rows if row[1:3] == ["15", "5"])
     assert held == [[".", ".", "20"], [".", "20", "."], ["20", ".", "."]]
-    assert "samples a client: 20 to 20, median 20" in text
-    assert "classes a client: 1 to 1, median 1" in text
+    assert "samples per client: 20 to 20, median 20" in text
+    assert "classes per client: 1 to 1, median 1" in text
     assert "largest class: 100% of a client's samples on average, 33% of all samples" in text
 
 
@@ -265,7 +265,7 @@ def test_of_many_clients_some_are_shown_from_the_largest_to_the_smallest() -> No
     assert numbers == sorted(numbers, reverse=True)
     assert (numbers[0], numbers[-1]) == (99, 0)
     assert "40 of 100 clients, from the largest to the smallest; --json has all." in lines
-    assert "samples a client: 1 to 100, median 50.5" in lines
+    assert "samples per client: 1 to 100, median 50.5" in lines
 
 
 def test_show_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -285,7 +285,7 @@ def test_show_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["shw"], "data: got 'shw'; did you mean show?"),
         (["show", "--dataset", "custom"], "stands for data given in Python"),
-        (["show", "--partition", "given"], "data.partition: got 'given', but nothing says whose each sample is"),
+        (["show", "--partition", "given"], "data.partition: got 'given', but the data name no clients"),
         (["show", "--partition", "clases"], "data.partition: got 'clases', expected one of: auto, dirichlet, classes"),
         (
             ["show", "--partition", "classes", "--clients", "4"],

@@ -16,7 +16,8 @@ from pfedlms.cli import main
 from pfedlms.engine import Federation
 from pfedlms.errors import QuorumError
 from pfedlms.experiment.play import Progress
-from pfedlms.report.tables import comparison_table
+from pfedlms.report.results import comparison
+from pfedlms.report.runs import StoredRun
 
 SMALL = {"rounds": 4, "clients": 5, "hidden": 12, "local_steps": 2, "batch_size": 8, "threads": 1}
 PARAMETERS = 64 * 12 + 12 + 12 * 10 + 10
@@ -111,7 +112,7 @@ def test_a_dry_run_says_who_takes_part_and_what_it_cannot_say(
     assert main(arguments) == 0
     shown = capsys.readouterr().out
     assert "5 clients, 2 of them in a round" in shown
-    assert ("sent to catch up, which depends on who is drawn" in shown) is catches_up
+    assert ("receive to catch up, which depends on the clients that are drawn" in shown) is catches_up
     assert main([*arguments, "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert (plan["participants"], plan["catches_up"]) == (2, catches_up)
@@ -151,18 +152,19 @@ def summary_of(method: str, seed: int, everyone: float | None, catch_up: int, pa
 def shown(summaries: list[dict[str, Any]], width: int) -> str:
     console = Console(width=width, no_color=True, record=True, quiet=False)
     with console.capture() as captured:
-        console.print(comparison_table(summaries))
+        console.print(comparison([StoredRun(each["method"], each) for each in summaries]).rich(width))
     return captured.get()
 
 
 def test_the_table_has_everyone_and_counts_catching_up_as_received() -> None:
     """FedAvg moves 2 MiB, the other 1 up and 1 + 2 down, which is half as few."""
     runs = [summary_of(m, s, 60.0 + s, c, 0.2) for m, c in (("fedavg", 0), ("obda", 2 << 20)) for s in (0, 1)]
-    for width in (80, 140):
-        rows = {line.split()[0]: line.split() for line in shown(runs, width).splitlines() if line.strip()}
-        assert rows["obda"][1:] == ["90.50±0.71", "80.00±0.00", "60.50±0.71", "–", "1.00", "3.00", "0.5×", "1.0"]
-        assert rows["fedavg"][-4:] == ["1.00", "1.00", "1.0×", "1.0"]
-    assert "20 % a round" in shown(runs, 80)
+    for width in (60, 80):
+        lines = [line.replace(" ± ", "±").split() for line in shown(runs, width).splitlines() if line.strip()]
+        rows = {line[0]: line for line in lines}
+        assert rows["obda"][1:7] == ["90.50±0.71", "80.00±0.00", "60.50±0.71", "1.00", "3.00", "0.5×"]
+        assert rows["fedavg"][4:7] == ["1.00", "1.00", "1.0×"]
+    assert "20 % per round" in shown(runs, 80)
     assert "everyone" not in shown([summary_of("fedavg", 0, 60.0, 0, 1.0)], 80)
     assert "60" not in shown([summary_of("fedavg", 0, None, 0, 0.2)], 80)  # interrupted
 

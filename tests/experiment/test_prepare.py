@@ -17,7 +17,7 @@ from pfedlms.errors import ConfigError, UsageError
 from pfedlms.experiment.config import load_config
 from pfedlms.experiment.cost import plan_json
 from pfedlms.experiment.prepare import _device, prepare, python_overrides
-from pfedlms.report.tables import print_plan
+from pfedlms.report.plans import print_plan
 
 QUICK: dict[str, Any] = {"rounds": 1, "clients": 2, "local_steps": 1, "threads": 1}
 

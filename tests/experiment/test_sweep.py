@@ -101,7 +101,7 @@ def test_wrong_sweeps_are_refused(options: dict[str, Any], message: str) -> None
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("altair")
     out, picture = tmp_path / "s", tmp_path / "s.png"
     command = ["sweep", "--method", "pfedlms", "--set", "method.ratio=.2,.3", "--set", "pfedlms.thresholds=1,3",
                "--learning-rate", ".001,.1", "--validation", ".2", *OPTIONS, "--out", str(out)]  # fmt: skip
@@ -110,7 +110,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     rows = [line for line in shown.out.splitlines() if re.match(r" (best)? +0\.[23] +[13] ", line)]
     assert len(rows) == 8
     assert sum("best" in row for row in rows) == 1
-    assert max(map(len, shown.out.splitlines())) <= 80
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert main(["resume", str(out), "--json", "--quiet"]) == 0
     document = json.loads(capsys.readouterr().out)

@@ -9,15 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 from torch import nn
 
 import pfedlms
 from pfedlms.cli import main
-from pfedlms.experiment.config import load_config
-from pfedlms.report.page.document import about
-from pfedlms.report.page.gather import gather
-from pfedlms.report.tables import comparison_text, dealt_by, set_up, table
+from pfedlms.cli.folders import sections_of
+from pfedlms.report.page import about
 
 X = np.random.default_rng(0).normal(size=(120, 4)).astype(np.float32)
 Y = np.arange(120) % 3
@@ -57,16 +54,7 @@ def test_alpha_is_told_where_it_was_used(
 ) -> None:
     result = pfedlms.run(data, linear, out=tmp_path / "r", **SMALL, **settings)
     assert result.summary["partition"] == scheme
-    assert told in about(gather([tmp_path / "r"]).parts[0])
-
-
-def test_of_runs_that_do_not_tell() -> None:
-    """As older ones: a data set by name was dealt out by α; nobody knows of others."""
-    for dataset, partition, expected in (
-        ("digits", "auto", "α = 0.5"), ("custom", "auto", ""), ("file:a.npz", "auto", ""),
-        ("custom", "classes", "partition classes"),
-    ):  # fmt: skip
-        assert dealt_by({}, load_config(None, {"data": {"dataset": dataset, "partition": partition}}).data) == expected
+    assert told in about(sections_of([tmp_path / "r"])[0][0])
 
 
 def test_a_finished_run_that_does_not_tell_stays_as_it_is(tmp_path: Path) -> None:
@@ -87,35 +75,6 @@ def test_a_plan_names_alpha_where_it_counts(scheme: str, told: str, capsys: pyte
     shown = capsys.readouterr().out
     assert f"3 clients, {told}, " in shown
     assert ("α" in shown) == ("α" in told)
-
-
-class Drawn:
-    """Figures that would have been saved."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        figures = pytest.importorskip("matplotlib.figure")
-        self.titles: list[str] = []
-        monkeypatch.setattr(figures.Figure, "savefig", lambda figure, _: self.titles.append(self.title(figure)))
-
-    @staticmethod
-    def title(figure: Any) -> str:
-        return str(figure.axes[0].get_title(loc="left"))
-
-
-def test_plots_have_a_title(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn, plot = Drawn(monkeypatch), ["--plot", str(tmp_path / "p.png")]
-    compare = ["compare", "--methods", "local", "--seeds", "1", "--partition", "iid", "--out", str(tmp_path / "c")]
-    assert main([*compare, *OPTIONS, *plot]) == 0
-    sweep = ["sweep", "--method", "local", "--learning-rate", ".1,.2", "--alpha", "0.3", "--out", str(tmp_path / "s")]
-    assert main([*sweep, "--validation", "0.2", *OPTIONS, *plot]) == 0
-    assert drawn.titles == ["digits · 3 clients · partition iid", "local on digits · 3 clients · α = 0.3"]
-
-
-def test_a_title_leaves_out_what_is_swept() -> None:
-    config, summary = load_config(None, {"data": {"clients": 3}}), {"clients": 3, "partition": "dirichlet"}
-    assert set_up(config, summary, ["train.rounds"]) == "digits · 3 clients · α = 0.5"
-    assert set_up(config, summary, ["data.alpha"]) == "digits · 3 clients"
-    assert set_up(config, summary, ["data.clients", "data.partition"]) == "digits"
 
 
 # --- what goes on ---
@@ -159,26 +118,12 @@ def test_best_alone_says_what_it_goes_with(tmp_path: Path, capsys: pytest.Captur
     assert "--best goes with --client K or --global, and -o FILE, or with --all FOLDER" in capsys.readouterr().err
 
 
-# --- tables ---
-
-
-@pytest.mark.parametrize(("methods", "there"), [("local,stc", False), ("local,fedavg", True)])
-def test_without_fedavg_nothing_is_compared_with_it(methods: str, there: bool) -> None:
-    settings = {key: value for key, value in SMALL.items() if key != "method"}
-    done = pfedlms.compare((X, Y), linear, methods=methods, seeds=1, clients=3, **settings)
-    text = comparison_text(done.runs)
-    assert ("fewer" in text) == there
-    assert ("FedAvg" in text) == there
-
-
-def test_a_narrow_table_has_notes_that_can_be_read() -> None:
-    note = "P-acc of each participant's own model on its own test split after local steps, in percent of all samples"
-    console = Console(width=100)
-    with console.capture() as captured:
-        console.print(table(["a", "b"], [["x", "1"]], "a title of more than eight columns", note))
-    lines = [line.strip() for line in captured.get().splitlines() if line.strip()]
-    assert lines[0] == "a title of more than eight columns"
-    assert lines[-2:] == [
-        "P-acc of each participant's own model on its own test split",
-        "after local steps, in percent of all samples",
-    ]
+def test_plots_have_a_title(tmp_path: Path) -> None:
+    pytest.importorskip("altair")
+    plot = ["--plot", str(tmp_path / "p.svg")]
+    compare = ["compare", "--methods", "local", "--seeds", "1", "--partition", "iid", "--out", str(tmp_path / "c")]
+    assert main([*compare, *OPTIONS, *plot]) == 0
+    assert "digits · 3 clients · partition iid" in (tmp_path / "p.svg").read_text()
+    sweep = ["sweep", "--method", "local", "--learning-rate", ".1,.2", "--alpha", "0.3", "--out", str(tmp_path / "s")]
+    assert main([*sweep, "--validation", "0.2", *OPTIONS, *plot]) == 0
+    assert "local on digits · 3 clients · α = 0.3" in (tmp_path / "p.svg").read_text()

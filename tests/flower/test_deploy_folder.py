@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from pfedlms.cli import main
+from pfedlms.cli.listings import settings
 from pfedlms.errors import ConfigError, UsageError
 from pfedlms.experiment.config import load_config
 from pfedlms.flower.check import check
 from pfedlms.flower.folder import pyproject, write_folder
 from pfedlms.flower.keys import FlowerSection, NodeSection, configured, seated
 from pfedlms.methods import METHODS
-from pfedlms.report.listings import settings
 
 
 def declared() -> dict[str, Any]:

@@ -49,7 +49,9 @@ def hooked() -> nn.Module:
     return module
 
 
-def squares(outputs: Tensor, features: Tensor | None, labels: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+def squares(
+    outputs: Tensor, features: Tensor | None, labels: Tensor, rows: slice
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     return outputs.detach().square().sum(dim=(1, 2)) / 2, [outputs], [outputs.detach()]
 
 

@@ -26,7 +26,9 @@ def normal(*shape: int, seed: int) -> Tensor:
 LABELS = torch.zeros(64, 0)  # of as many clients as there may be; `squares` looks at none
 
 
-def squares(outputs: Tensor, features: Tensor | None, labels: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+def squares(
+    outputs: Tensor, features: Tensor | None, labels: Tensor, rows: slice
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """Half the squared length of outputs and of features, whose gradients are themselves; those of a first layer are
     the samples."""
     ends = [end for end in (outputs, features) if end is not None and end.requires_grad]

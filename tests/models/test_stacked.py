@@ -263,7 +263,9 @@ def test_a_layer_used_twice_adds_its_gradients_up() -> None:
 LABELS = torch.zeros(64, 0)  # of as many clients as there may be; `squares` looks at none
 
 
-def squares(outputs: Tensor, features: Tensor | None, labels: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+def squares(
+    outputs: Tensor, features: Tensor | None, labels: Tensor, rows: slice
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """Half the squared length of outputs, whose gradients are themselves."""
     given = outputs.detach()
     return given.flatten(1).square().sum(dim=1) / 2, [outputs], [given.clone()]

@@ -7,9 +7,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pfedlms.cli.folders import sections_of
 from pfedlms.experiment.config import load_config
+from pfedlms.report.runs import Section
 
 KIB = 1024
+
+
+def a_summary(
+    method: str, accuracies: Sequence[float | None], *, seed: int = 0, kib: int = 0,
+    clients: Sequence[float] = (50.0, 70.0), **more: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """What a run that evaluated after every round has in summary.json."""
+    sent = {"up_payload": kib * KIB, "up_framing": 0, "down_payload": kib * KIB, "down_framing": 0, "catch_up": 0}
+    measured = [accuracy for accuracy in accuracies if accuracy is not None]
+    reached = {"max": max(measured), "last10": sum(measured[-10:]) / len(measured[-10:]), "final": measured[-1]}
+    return {
+        "schema": 1, "status": "finished", "method": method, "dataset": "digits", "model": "dnn", "seed": seed,
+        "clients": len(clients), "participation": 1.0, "rounds": len(accuracies), "evaluations": len(accuracies),
+        "accuracy": reached, "everyone": {"accuracy": 60.0, "client_acc": list(clients)}, "bytes_per_round": sent,
+        "total_bytes": 2 * kib * KIB * len(accuracies), "rejected": 0, "seconds": 1.5, "parameters": 18910, **more,
+    }  # fmt: skip
 
 
 def a_run(
@@ -25,22 +43,15 @@ def a_run(
     config = load_config(None, tables).to_toml()
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text(config)
-    sent = {"up_payload": kib * KIB, "up_framing": 0, "down_payload": kib * KIB, "down_framing": 0, "catch_up": 0}
+    told = a_summary(method, accuracies, seed=seed, kib=kib, clients=clients, **summary)
     lines = []
     for number, accuracy in enumerate(accuracies, 1):
         record: dict[str, Any] = {"round": number, "p_acc": accuracy, "client_acc": list(clients)}
         record |= {"g_acc": shared[number - 1]} if shared else {}
-        lines.append(json.dumps({**record, "bytes": {name: number * each for name, each in sent.items()}}))
+        record["bytes"] = {name: number * each for name, each in told["bytes_per_round"].items()}
+        lines.append(json.dumps(record))
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    measured = [accuracy for accuracy in accuracies if accuracy is not None]
-    reached = {"max": max(measured), "last10": sum(measured[-10:]) / len(measured[-10:]), "final": measured[-1]}
-    told: dict[str, Any] = {
-        "schema": 1, "status": "finished", "method": method, "dataset": "digits", "model": "dnn", "seed": seed,
-        "clients": len(clients), "participation": 1.0, "rounds": len(accuracies), "evaluations": len(accuracies),
-        "accuracy": reached, "everyone": {"accuracy": 60.0, "client_acc": list(clients)}, "bytes_per_round": sent,
-        "total_bytes": 2 * kib * KIB * len(accuracies), "rejected": 0, "seconds": 1.5, "parameters": 18910,
-    }  # fmt: skip
-    (folder / "summary.json").write_text(json.dumps(told | summary))
+    (folder / "summary.json").write_text(json.dumps(told))
     return config
 
 
@@ -63,3 +74,9 @@ def compared(folder: Path) -> Path:
         made |= {f"l{seed}": ("local", local), f"f{seed}": ("fedavg", fedavg), f"s{seed}": ("stc", stc)}
     a_comparison(folder, made)
     return folder
+
+
+def section_of(folder: Path) -> Section:
+    """The one study there."""
+    (section,) = sections_of([folder])[0]
+    return section

@@ -1,5 +1,5 @@
-"""The page in a real browser, headless: it renders, sorts, changes its theme, says nothing on the console and asks for
-nothing from outside."""
+"""The page in a real browser, headless: it draws, sorts, shows values under the pointer, changes its theme, writes
+nothing to the console and loads nothing."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from typing import Any
 import pytest
 from studies import compared
 
-from pfedlms.report.page import write
+from pfedlms.cli.folders import sections_of
+from pfedlms.report.page import write_page
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no browser here; Debian: apt-get install chromium")
 
 ASK = """
-<script>addEventListener("load", () => {
+<script>addEventListener("load", async () => {
+  await drawn;
   const table = document.querySelector("table"), buttons = [...table.querySelectorAll("thead button")];
   const names = () => [...table.tBodies[0].rows].map((row) => row.cells[0].dataset.value);
   const column = (name) => buttons.find((each) => each.textContent === name);
@@ -38,8 +40,20 @@ ASK = """
   seen.sorted = table.querySelectorAll("[aria-sort=ascending],[aria-sort=descending]").length;
   seen.colours = [1, 2, 3].map(() => { document.getElementById("theme").click(); return paper(); });
   seen.wide = [document.documentElement.scrollWidth, innerWidth];
-  const drawn = [...document.querySelectorAll("figure svg")].map((each) => each.getBoundingClientRect());
-  seen.figures = drawn.filter((box) => box.width > 100 && box.height > 100).length;
+  const boxes = [...document.querySelectorAll("figure svg")].map((each) => each.getBoundingClientRect());
+  seen.figures = boxes.filter((box) => box.width > 100 && box.height > 100).length;
+  const point = document.querySelector("#c-accuracy-rounds .mark-symbol path"), box = point.getBoundingClientRect();
+  const at = {clientX: box.x + box.width / 2, clientY: box.y + box.height / 2, bubbles: true};
+  for (const kind of ["pointerover", "pointermove", "mouseover", "mousemove"]) {
+    point.dispatchEvent(new (kind.startsWith("p") ? PointerEvent : MouseEvent)(kind, at));
+  }
+  seen.tooltip = document.getElementById("vg-tooltip-element")?.textContent;
+  const line = document.querySelector("#c-accuracy-rounds .mark-line path");
+  seen.strokes = ["dark", "light"].map((theme) => {
+    document.documentElement.dataset.theme = theme;
+    return getComputedStyle(line).stroke;
+  });
+  seen.svg = (await document.querySelector("#c-cost .chart").view.toSVG()).length;
   seen.blob = document.getElementById("download").href.split(":")[0];
   seen.asked = performance.getEntriesByType("resource").map((each) => each.name);
   const pre = document.createElement("pre");
@@ -50,10 +64,16 @@ ASK = """
 """
 
 
+def at_its_end(page: str, more: str) -> str:
+    """Before the last `</body>`: the library that draws has one in it, too."""
+    before, tag, after = page.rpartition("</body>")
+    return before + more + tag + after
+
+
 def browse(page: str, folder: Path, ask: str = ASK) -> tuple[dict[str, Any], list[str]]:
     """What the script `ask` saw on the page, and what the console was told."""
     file = folder / "browsed.html"
-    file.write_text(page.replace("</body>", ask + "</body>"), encoding="utf-8")
+    file.write_text(at_its_end(page, ask), encoding="utf-8")
     assert BROWSER is not None
     command = [
         BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
@@ -69,7 +89,7 @@ def browse(page: str, folder: Path, ask: str = ASK) -> tuple[dict[str, Any], lis
 
 @pytest.fixture
 def page(tmp_path: Path) -> str:
-    write([compared(tmp_path / "c")], tmp_path / "r.html")
+    write_page(sections_of([compared(tmp_path / "c")])[0], tmp_path / "r.html")
     return (tmp_path / "r.html").read_text(encoding="utf-8")
 
 
@@ -87,14 +107,18 @@ def test_the_page_works_in_a_browser(page: str, tmp_path: Path) -> None:
     assert (light, dark) == ("rgb(255, 255, 255)", "rgb(20, 23, 28)")
     assert system in (light, dark)
     assert seen["wide"][0] <= seen["wide"][1], "the page itself does not scroll sideways"
-    assert seen["figures"] == 5, "each figure once, at the width that fits"
+    assert seen["figures"] == 5
+    assert "fedavg" in seen["tooltip"], "the first line is that of the best row"
+    assert "70" in seen["tooltip"]
+    assert seen["strokes"][0] != seen["strokes"][1], "a line has another colour in the dark"
+    assert seen["svg"] > 1000
     assert seen["blob"] == "blob"
 
 
 def test_the_browser_would_tell(page: str, tmp_path: Path) -> None:
     """Of an error, and of a picture from elsewhere."""
-    broken = '<script>undefinedName();</script><img src="http://example.invalid/a.png"></body>'
-    seen, console = browse(page.replace("</body>", broken), tmp_path)
+    broken = '<script>undefinedName();</script><img src="http://example.invalid/a.png">'
+    seen, console = browse(at_its_end(page, broken), tmp_path)
     assert any("undefinedName" in line for line in console)
     assert seen["asked"] == ["http://example.invalid/a.png"]
 
@@ -103,12 +127,13 @@ def test_on_a_phone_nothing_scrolls_sideways_but_tables(page: str, tmp_path: Pat
     """A frame as wide as a phone is one to the page's style."""
     (tmp_path / "inner.html").write_text(page, encoding="utf-8")
     frame = '<body><iframe id="f" src="inner.html" style="width:390px;height:800px;border:0"></iframe></body>'
-    ask = """<script>addEventListener("load", () => {
+    ask = """<script>addEventListener("load", async () => {
+      await document.getElementById("f").contentWindow.drawn;
       const root = document.getElementById("f").contentWindow.document.documentElement;
       const shown = [...root.querySelectorAll("figure svg")].filter((each) => each.getBoundingClientRect().width > 0);
       const table = root.querySelector(".scroll");
       const seen = {page: [root.scrollWidth, root.clientWidth], table: [table.scrollWidth, table.clientWidth],
-                    figures: shown.map((each) => each.getAttribute("width"))};
+                    figures: shown.map((each) => each.getBoundingClientRect().width)};
       const pre = document.createElement("pre");
       pre.id = "seen"; pre.textContent = JSON.stringify(seen); document.body.append(pre);
     });</script>"""
@@ -116,4 +141,5 @@ def test_on_a_phone_nothing_scrolls_sideways_but_tables(page: str, tmp_path: Pat
     assert console == []
     assert seen["page"][0] == seen["page"][1]
     assert seen["table"][0] > seen["table"][1]
-    assert set(seen["figures"]) == {"350"}
+    assert len(seen["figures"]) == 5
+    assert all(250 < width <= 390 - 2 * 16 for width in seen["figures"])

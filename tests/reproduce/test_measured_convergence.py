@@ -27,9 +27,10 @@ from pfedlms.experiment.prepare import prepare
 from pfedlms.experiment.record import settled
 from pfedlms.methods import METHODS, Method
 from pfedlms.models import CohortModel
+from pfedlms.report import charts
 from pfedlms.reproduce.constants import Problem, softmax_smoothness, terms
 from pfedlms.reproduce.convergence import NEVER, ConvergenceDocument, Plan, convergence
-from pfedlms.reproduce.convergence_plot import THEORY, averaged, by_round, draw_convergence, theory_records
+from pfedlms.reproduce.convergence_plot import THEORY, averaged, by_round, convergence_chart, theory_records
 from pfedlms.reproduce.trajectory import ClientTask, Watched, WatchedPFedLMS, WatchedSettings, follow, penalty
 
 SEED, RHO, DECAY = 3, 0.0625, 0.01
@@ -428,9 +429,9 @@ def test_table_and_plot(document: ConvergenceDocument, tmp_path: Path) -> None:
         assert [record[prefix + term] for term in ("optimisation", "noise", "drift")] == [
             row[side][term] for term in ("optimisation", "noise", "drift")
         ]
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("altair")
     for name in ("plot.png", "plot.svg"):
-        draw_convergence(document, tmp_path / name)
+        charts.save(convergence_chart(document), tmp_path / name)
         assert (tmp_path / name).stat().st_size > 10_000
 
 

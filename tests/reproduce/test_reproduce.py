@@ -17,9 +17,9 @@ import pytest
 import pfedlms
 import pfedlms.reproduce.play as playing
 from pfedlms.cli import main
+from pfedlms.cli.folders import sections_of
 from pfedlms.errors import RunDirectoryError, StorageError, UsageError
 from pfedlms.experiment.play import Progress
-from pfedlms.report.page.gather import gather
 from pfedlms.reproduce import EXPERIMENTS, NAMES, Outcome, Wanted, reproduce
 from pfedlms.reproduce.budget import equal_rate, taken
 from pfedlms.reproduce.bytes_to import bytes_to_most_of_the_gain, first_reaching, frugal_fedavg
@@ -142,8 +142,8 @@ def test_a_report_calls_rows_as_the_tables_do(tmp_path: Path) -> None:
     wanted = Wanted(datasets=("digits",), methods=("pfedlms", "pfedlms@pfed1bs"), seeds=(0,), quick=True)
     for _ in range(2):
         reproduce("table1", wanted, Where(tmp_path), Progress())
-        (part,) = gather([tmp_path]).parts
-        assert {run.name for run in part.runs} == {"pfedlms (quick)", "pfedlms@pfed1bs (quick)"}
+        (section,) = sections_of([tmp_path])[0]
+        assert {run.label for run in section.runs} == {"pfedlms (quick)", "pfedlms@pfed1bs (quick)"}
         for file in tmp_path.rglob("row.txt"):
             file.unlink()
 
@@ -480,21 +480,21 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "--seeds: got 0, expected a count of at least 1" in capsys.readouterr().err
 
 
-def test_rounds_of_the_figure_are_marked_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_of_the_figure_are_marked_where_they_are() -> None:
     """The figure counts from 0, an evaluation from 1."""
-    pyplot = pytest.importorskip("matplotlib.pyplot")
-    from pfedlms.reproduce.figures import draw_distributions
+    pytest.importorskip("altair")
+    from pfedlms.reproduce.figures import distributions
 
-    monkeypatch.setattr(pyplot, "close", lambda figure: None)
     layers = {"1.weight": {"density": [1.0, 1.0], "edges": [0.0, 0.5, 1.0], "deviation": 0.3}}
     document = {
         "stages": [{"round": number, "layers": layers} for number in (0, 1, 9)],
         "curve": {"round": list(range(1, 11)), "g_acc": [10.0 * number for number in range(10)]},
     }
-    draw_distributions(document, tmp_path / "figure.svg")
-    line, *marks = pyplot.gcf().axes[-1].lines
-    assert line.get_xydata().tolist() == [[number, 10.0 * number] for number in range(10)]
-    assert [mark.get_xydata().tolist() for mark in marks] == [[[number, 10.0 * number]] for number in (0, 1, 9)]
+    accuracy = distributions(document).to_dict()["hconcat"][-1]
+    dots = accuracy["layer"][-1]["data"]["values"]
+    line = accuracy["data"]["values"]
+    assert [(point["x"], point["mean"]) for point in line] == [(number, 10.0 * number) for number in range(10)]
+    assert [(point["x"], point["mean"]) for point in dots] == [(number, 10.0 * number) for number in (0, 1, 9)]
 
 
 def test_what_will_be_trained_is_said_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

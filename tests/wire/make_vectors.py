@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vector_makers.agreements import agreements, as_settings, task
-from vector_makers.fields import fields
+from vector_makers.fields import fields, refused_fields
 from vector_makers.notation import SAMPLES
 from vector_makers.numbers import (
     allocations,
@@ -29,7 +29,7 @@ from vector_makers.numbers import (
 )
 from vector_makers.refusals import checked, refused
 from vector_makers.runs import fedavg, run, stc
-from vector_makers.sketchvote import sketchvote
+from vector_makers.sketchvote import sketchmean, sketchvote
 
 from pfedlms.wire.codec import block_shape
 
@@ -71,7 +71,35 @@ def vectors() -> dict[str, Any]:
             check_every=0,
         ),
     ]
-    digests = [entry["agreement"] for entry in (*runs, averaged, sparse, *voted)]
+    meant = [
+        # Client 2 misses one answer, then some, then is away until w is fewer bytes than anything else.
+        sketchmean(
+            [18, 8],
+            7,
+            [everyone, {0, 1}, *[everyone] * 2, *[{0, 1}] * 5, everyone, *[{0, 1}] * 14, everyone, everyone],
+            {0: {2: 1}},
+            ratio=0.25,
+            answer=0.1,
+            gain=3.0,
+            check_every=3,
+        ),
+        # Few entries change, so that those since the client's w, or since w⁰, are fewest.
+        sketchmean(
+            [70, 8],
+            2**63 - 1,
+            [{0, 1}, {0, 1}, {0, 1, 2}, *[{0, 1}] * 12, {0, 1, 2}, {0, 1}],
+            {1: {0: 1, 1: 1}},
+            lost={8: 1},
+            ratio=0.5,
+            answer=0.01,
+            gain=1.0,
+            refresh=2,
+            check_every=0,
+        ),
+        # Nearly all entries change in every round.
+        sketchmean([18, 8], 3, [everyone, *[{0, 1}] * 5, everyone, everyone], {}, ratio=1.0, answer=0.9, gain=0.5),
+    ]
+    digests = [entry["agreement"] for entry in (*runs, averaged, sparse, *voted, *meant)]
     return {
         "protocol": 1,
         **generator_vectors(),
@@ -90,6 +118,8 @@ def vectors() -> dict[str, Any]:
         "allocations": allocations(),
         "medians": medians(),
         "sketchvote": voted,
+        "sketchmean": meant,
+        "refused_fields": refused_fields(),
         "pools": pools(),
         "agreements": agreements(),
     }

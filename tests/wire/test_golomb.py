@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pfedlms.errors import DecodeError, OversizedError, TruncatedError
 from pfedlms.wire import Message, Positions, Scalar
 from pfedlms.wire.golomb import remainder_bits
+from pfedlms.wire.places import Count, Places
 
 quick = settings(deadline=None, max_examples=150)  # the first example may compile
 
@@ -238,3 +239,47 @@ def test_read_by_itself_refuses_what_is_not_all_of_it(data: bytes) -> None:
     """Two bytes hold three positions of 20; neither fewer nor more are read."""
     with pytest.raises(DecodeError):
         Positions("x", 3, 20).read(memoryview(data), {}, np.empty(3, np.int64))
+
+
+# --- as many places as there are --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 9, 64, 300])
+def test_places_come_back_and_never_take_more_than_their_most(count: int) -> None:
+    """Of every number of places the worst for it: all at the end, so that the first gap is as long as can be."""
+    field = Places("x", count)
+    for chosen in range(count + 1):
+        for start in (0, count - chosen):
+            mask = np.zeros(count, bool)
+            mask[start : start + chosen] = True
+            size = field.size({"x": mask})
+            assert size <= field.max_bytes
+            out, read = np.empty(size, np.uint8), np.ones(count, bool)
+            field.write({"x": mask}, out.data)
+            assert int.from_bytes(out[:4].tobytes(), "little") == chosen
+            assert field.taken(memoryview(out.tobytes() + b"more"), {}) == size
+            field.read(memoryview(out.tobytes()), {}, read)
+            assert read.tolist() == mask.tolist()
+
+
+def test_more_places_than_there_are_or_too_few_bytes_are_refused() -> None:
+    message = Message(1, (Places("x", 20),))
+    for payload, error in (
+        (bytes([21, 0, 0, 0]), DecodeError),
+        (bytes([3, 0, 0]), TruncatedError),
+        (bytes([3, 0, 0, 0, 0xC2]), TruncatedError),
+        (bytes([3, 0, 0, 0, 0xC2, 0x13]), DecodeError),  # the byte of the example, with a bit behind its end
+        (bytes([3, 0, 0, 0, 0xFE, 0x03]), DecodeError),  # beyond the last place
+        (bytes([0, 0, 0, 0, 0]), OversizedError),
+    ):
+        with pytest.raises(error):
+            message.read(memoryview(payload))
+    assert np.flatnonzero(message.read(memoryview(bytes([3, 0, 0, 0, 0xC2, 0x03])))["x"]).tolist() == [1, 2, 19]
+
+
+def test_counts() -> None:
+    message = Message(1, (Count("n"),))
+    out = bytearray(4)
+    message.write({"n": np.array([0x01020304])}, memoryview(out))
+    assert out.hex() == "04030201"
+    assert message.read(memoryview(out))["n"].tolist() == [0x01020304]

@@ -27,7 +27,7 @@ from pfedlms.cohort import Cohort
 from pfedlms.data.federated import FederatedData, from_pairs
 from pfedlms.engine import Federation
 from pfedlms.engine import catch_up as engine_catch_up
-from pfedlms.engine import exchange as engine_exchange
+from pfedlms.engine import simulate as engine_simulate
 from pfedlms.engine.training import TrainSettings
 from pfedlms.errors import WireError
 from pfedlms.methods import METHODS
@@ -175,11 +175,24 @@ def test_fields() -> None:
                 values = [entry["mask"], [f32s(row) for row in entry["rows"]]]
             case "positions":
                 fields, values = [plain.Positions(len(entry["positions"]), entry["places"])], [entry["positions"]]
+            case "places":
+                chosen = [int(place in entry["positions"]) for place in range(entry["places"])]
+                fields, values = [plain.Places(entry["places"])], [chosen]
+            case "count":
+                fields, values = [plain.Count()], [[entry["count"]]]
             case "masked bytes":
                 said = bytes.fromhex(entry["bytes"])
                 fields, values = [plain.Mask(1), plain.MaskedBytes(0, len(said))], [entry["mask"], said]
         assert plain.write_payload(fields, values).hex() == entry["payload"]
         assert plain.read_payload(fields, bytes.fromhex(entry["payload"])) == values
+
+
+def test_fields_that_must_be_refused() -> None:
+    made = {"signs": plain.Signs, "places": plain.Places, "positions": lambda own: plain.Positions(*own)}
+    for entry in VECTORS["refused_fields"]:
+        with pytest.raises(plain.Refused) as refused:
+            plain.read_payload([made[entry["field"]](entry["of"])], bytes.fromhex(entry["payload"]))
+        assert refused.value.error == entry["error"], entry["what"]
 
 
 def plain_run(known: dict[str, Any]) -> plain.Run:
@@ -354,7 +367,7 @@ def small_data(clients: int = CLIENTS) -> FederatedData:
 
 
 def small_federation(
-    settings: PFedLMSSettings, cohort_size: int = 0, link: Any = engine_exchange.perfect_link
+    settings: PFedLMSSettings, cohort_size: int = 0, link: Any = engine_simulate.perfect_link
 ) -> Federation:
     torch.manual_seed(3)
     module = nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 1, bias=False), nn.Linear(1, 3))
@@ -382,7 +395,7 @@ def frames(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> dict[tuple[int,
     def spy_on_rows(message: Any, values: Any, row: int, *, data: bytes, **header: Any) -> None:
         made[message.kind, header["round"], header["sender"]] = data
 
-    monkeypatch.setattr(engine_exchange, "frame", spy)
+    monkeypatch.setattr(engine_simulate, "frame", spy)
     monkeypatch.setattr(engine_catch_up, "frame", spy)
     listen_to_rows(monkeypatch, spy_on_rows)
     return made

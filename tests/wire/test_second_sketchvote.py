@@ -7,6 +7,7 @@ import math
 import re
 import struct
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +53,17 @@ def told(client: plain.VoteClient, data: bytes) -> None:
 # The page.
 
 
-def test_the_page_has_the_settings_and_their_defaults() -> None:
-    section = PAGE[PAGE.index("### 11.1 ") : PAGE.index("## 12.")]
+@pytest.mark.parametrize(
+    ("method", "begin", "end"), [("sketchvote", "11.1", "### 11.2 "), ("sketchmean", "11.2", "## 12.")]
+)
+def test_the_page_has_the_settings_and_their_defaults(method: str, begin: str, end: str) -> None:
+    section = PAGE[PAGE.index(f"### {begin} ") : PAGE.index(end)]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("| `")]
     shown = {row[0].strip("`"): (row[1], float(row[3])) for row in rows}
     types = {int: "integer", float: "float64"}
-    settings = vars(METHODS["sketchvote"].Settings())
-    assert shown == {name: (types[type(value)], value) for name, value in settings.items()}
+    settings = vars(METHODS[method].Settings())
+    own = {name: value for name, value in settings.items() if not name.startswith("server_")}
+    assert shown == {name: (types[type(value)], value) for name, value in own.items()}
 
 
 def test_the_example_of_the_page() -> None:
@@ -72,7 +77,7 @@ def test_the_example_of_the_page() -> None:
         entry for entry in VECTORS["allocations"]
         if entry["sizes"] == [200_960, 2_570] and f64(entry["allocation"]) == 0.7
     ]  # fmt: skip
-    words = PAGE[PAGE.index("and ratio 0.1: m = ") : PAGE.index("## 12.")]
+    words = PAGE[PAGE.index("and ratio 0.1: m = ") : PAGE.index("### 11.2 ")]
     found = [int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*\d", words.replace("0.1", ""))]
     assert found == [*numbers, *entry["sketches"]]
 
@@ -374,7 +379,8 @@ def test_w_has_the_same_bits_on_a_gpu(fifty: Any) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_clients_on_a_gpu_stay_in_step_with_a_server_on_the_host() -> None:
     federation = federate({"ratio": 0.3, "check_every": 1}, device="cuda")
-    federation._server = {"model": federation._server["model"].cpu()}
+    host = {"model": federation._server.server["model"].cpu()}
+    federation._server = replace(federation._server, server=host, current=host)
     federation.start()
     for _ in range(50):
         assert federation.play_round().rejected == 0

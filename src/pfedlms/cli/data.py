@@ -5,26 +5,30 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
 from pfedlms.cli.options import HOLDINGS, add_json, add_options, add_set, check_config, overrides
 from pfedlms.cli.screen import console, say, show
 from pfedlms.errors import UsageError, did_you_mean
-from pfedlms.report.plots import check_plot, who_holds_what
+from pfedlms.report import figures
+from pfedlms.report.charts import check_file
+from pfedlms.report.tables import Table, table_of
 
 
 def add_data(sub: argparse.ArgumentParser) -> None:
-    """show: who holds what, clients x classes; nothing is trained. download NAME: fetch the files of a data set, going
-    on with what was begun. check [NAME]: which data sets are there, whole or what is wrong."""
+    """show: who holds what, clients x classes; nothing is trained. download NAME: fetch the files of a data set. check
+    [NAME]: which data sets are there, complete or what is wrong."""
     sub.add_argument("what", metavar="show|download|check", help="what to do")
     help = "show: a TOML file, options below come on top of it; else the name of a data set"
     sub.add_argument("subject", nargs="?", metavar="CONFIG|NAME", help=help)
     add_options(sub, *HOLDINGS)
     add_set(sub)
     sub.add_argument("--plot", metavar="FILE", help="draw it, too; PNG, SVG or PDF (extra: report)")
-    help = "download: the published files, though the data set is there in another format"
+    help = "download: also where the data set is there already; replaces files with another checksum"
     sub.add_argument("--force", action="store_true", help=help)
     add_json(sub)
 
@@ -43,7 +47,7 @@ def _show(options: argparse.Namespace) -> None:
 
     check_config(options.subject)
     if options.plot:
-        check_plot(Path(options.plot))
+        check_file(options.plot)
     document = holdings(load_config(options.subject, overrides(options)))
     if options.json:
         print(json.dumps(document, indent=2))
@@ -52,51 +56,83 @@ def _show(options: argparse.Namespace) -> None:
         for line in holdings_lines(document, max(60, console.width) if console.is_terminal else 80):
             console.print(line, highlight=False, soft_wrap=True)
     if options.plot:
-        who_holds_what(document, Path(options.plot))
+        figures.holdings(document).save(options.plot)
 
 
 def _download(options: argparse.Namespace) -> None:
-    from pfedlms.data.check import in_another_form
-    from pfedlms.data.download import download
-    from pfedlms.data.published import DOWNLOADS
+    from pfedlms.data.check import check
+    from pfedlms.data.download import FILES, download
     from pfedlms.data.sources import folder_of
-    from pfedlms.report.sources import watching
 
     if not (name := _named(options)):
         raise UsageError("data download: say which data set, for example: pfedlms data download mnist --data-dir DIR")
-    folder = folder_of(name, vars(options)["data.dir"])
-    there = in_another_form(name, folder) if name in DOWNLOADS and not options.force else None
-    if there is not None:
+    folder, files = folder_of(name, vars(options)["data.dir"]), []
+    there = check(name, folder) if name in FILES and not options.force else None
+    if there and there["state"] == "complete":
         say(f"{name}: is there already, {there['format']} in {there['where']}; to fetch it all the same: --force")
-        files = []
     else:
-        with watching(Console(stderr=True)) as watch:
-            files = download(name, folder, watch)
+        for path in download(name, folder, options.force, _Bar()):
+            say(f"{path}: is there, with the published checksum")
+            files.append(str(path))
     if options.json:
-        print(json.dumps({"dataset": name, "files": list(map(str, files))}, indent=2))
+        print(json.dumps({"dataset": name, "files": files}, indent=2))
+
+
+class _Bar:
+    """A progress bar as pooch takes one; it is shown on a terminal only."""
+
+    total = 0
+
+    def __init__(self) -> None:
+        screen = Console(stderr=True)
+        columns = BarColumn(), DownloadColumn(), TransferSpeedColumn()
+        self._bar = Progress(*columns, console=screen, disable=not screen.is_terminal)
+        self._task = self._bar.add_task("", total=None)
+
+    def update(self, count: int) -> None:
+        self._bar.start()
+        self._bar.update(self._task, advance=count, total=self.total)
+
+    def reset(self) -> None:
+        self._bar.reset(self._task)
+
+    def close(self) -> None:
+        self._bar.stop()
 
 
 def _check(options: argparse.Namespace) -> int:
     """1 if the data set asked for is not complete; of all, if one is there that is, or may be, damaged."""
     from pfedlms.data.check import SOUND, check
     from pfedlms.data.sources import DATASETS
-    from pfedlms.report.sources import check_table
 
     name = _named(options)
     if name and name not in DATASETS:
         raise UsageError(f"data check: got {name!r}; {did_you_mean(name, DATASETS)}")
     rows = [check(each, vars(options)["data.dir"]) for each in ([name] if name else DATASETS)]
-    show(options, rows[0] if name else rows, check_table, rows)
-    if not options.json:
-        for row in rows:
-            for line in filter(None, (row["where"], *row["also"])):
-                console().print(f"{row['dataset']}: {line}", highlight=False, markup=False, soft_wrap=True)
+    show(options, rows[0] if name else rows, _check_table, rows)
+    for row in rows:
+        if row["where"] and not options.json:
+            console().print(f"{row['dataset']}: {row['where']}", highlight=False, markup=False, soft_wrap=True)
     if not (name or vars(options)["data.dir"] or os.environ.get("PFEDLMS_DATA")):
         say("no folder was given: name one with --data-dir DIR or PFEDLMS_DATA")
     for problem in (problem for row in rows if name or row["state"] != "missing" for problem in row["problems"]):
         say(problem)
     fine = ("complete",) if name else (*SOUND, "missing")
     return int(any(row["state"] not in fine for row in rows))
+
+
+def _check_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    records = [
+        {
+            "data set": row["dataset"],
+            "state": row["state"],
+            "samples": f"{row['samples']:,}" + f" of {row['expected']:,}" * (row["samples"] != row["expected"]),
+            "as published": {True: "yes", False: "no", None: "–"}[row["published"]],
+            "format": row["format"] or "–",
+        }
+        for row in rows
+    ]
+    return table_of(records)
 
 
 def _named(options: argparse.Namespace) -> str | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from pfedlms.cli.options import add_json, add_options
 from pfedlms.cli.screen import say, show
 from pfedlms.errors import UsageError, did_you_mean
-from pfedlms.report.tables import plain_table
+from pfedlms.report.tables import table_of
 
 
 def add_deploy(sub: argparse.ArgumentParser) -> None:
@@ -42,7 +42,7 @@ def _init(options: argparse.Namespace) -> int:
     }
     given = {name: value for name, value in chosen.items() if value is not None}
     files = write_folder(options.directory, options.nodes, port=options.port, **given)
-    show(options, {"directory": str(options.directory), "files": list(map(str, files))}, plain_table, [])
+    show(options, {"directory": str(options.directory), "files": list(map(str, files))}, table_of, [])
     say(f"{len(files)} files; how to go on: {options.directory / 'README.md'}")
     return 0
 
@@ -52,5 +52,5 @@ def _check(options: argparse.Namespace) -> int:
 
     found = check(options.directory, options.server)
     rows = [{"": "✗" if each.wrong else "✓", "what": each.what, "found": each.said} for each in found]
-    show(options, [asdict(each) for each in found], plain_table, rows)
+    show(options, [asdict(each) for each in found], table_of, rows)
     return int(any(each.wrong for each in found))

@@ -6,7 +6,8 @@ import argparse
 
 from pfedlms.cli.options import add_json, add_options, add_set, overrides
 from pfedlms.cli.screen import show
-from pfedlms.report.tables import bits_table_of, plain_table
+from pfedlms.report.plans import bits as bits_of
+from pfedlms.report.tables import table_of
 
 
 def add_bits(sub: argparse.ArgumentParser) -> None:
@@ -30,7 +31,7 @@ def bits(options: argparse.Namespace) -> None:
 
     chosen = overrides(options)
     rows = bits_table(chosen, options.classes)
-    show(options, rows[0] if "name" in chosen.get("method", {}) else rows, bits_table_of, rows)
+    show(options, rows[0] if "name" in chosen.get("method", {}) else rows, bits_of, rows)
 
 
 def add_listing(sub: argparse.ArgumentParser) -> None:
@@ -39,7 +40,7 @@ def add_listing(sub: argparse.ArgumentParser) -> None:
 
 
 def listing(options: argparse.Namespace) -> None:
-    from pfedlms.report import listings
+    from pfedlms.cli import listings
 
     rows = getattr(listings, options.command)()
-    show(options, rows, plain_table, rows)
+    show(options, rows, table_of, rows)

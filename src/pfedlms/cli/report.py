@@ -10,7 +10,7 @@ from pfedlms.cli.screen import say
 
 def add_report(sub: argparse.ArgumentParser) -> None:
     """Write one self-contained page from runs, comparisons and sweeps: tables and figures, settings, raw data; needs no
-    data set and trains nothing."""
+    data set and trains nothing (extra: report)."""
     help = "folders of runs, comparisons or sweeps, or folders that hold such"
     sub.add_argument("directories", metavar="DIR", nargs="+", type=Path, help=help)
     help = "the page (default: report.html)"
@@ -20,7 +20,9 @@ def add_report(sub: argparse.ArgumentParser) -> None:
 
 
 def report(options: argparse.Namespace) -> None:
-    from pfedlms.report.page import write
+    from pfedlms.cli.folders import layers_of, sections_of
+    from pfedlms.report.page import write_page
 
-    written = write(options.directories, options.output, options.figures)
+    sections, left_out = sections_of(options.directories)
+    written = write_page(sections, options.output, options.figures, layers_of=layers_of, left_out=left_out)
     say(f"report: {written[0]}" + (f"; {len(written) - 1} files in {options.figures}" if options.figures else ""))

@@ -10,15 +10,26 @@ from typing import Any
 
 from rich.console import Console
 
-from pfedlms.report.tables import comparison_table, sweep_table
+from pfedlms.report import results
+from pfedlms.report.tables import Table
 
 
-def show(options: argparse.Namespace, document: Any, table: Callable[[Any], Any], rows: Sequence[Any]) -> None:
+def show(options: argparse.Namespace, document: Any, table: Callable[[Any], Table], rows: Sequence[Any]) -> None:
     """On standard output the document, or a table of the rows, if there are any."""
     if options.json:
         print(json.dumps(document, indent=2))
     elif rows:
-        console().print(table(rows), highlight=False)
+        print_table(table(rows))
+
+
+def print_table(table: Table) -> None:
+    """On a terminal the columns that it has room for; all of them in a pipe."""
+    stdout = Console()
+    if stdout.is_terminal:
+        stdout.print(table.rich(max(stdout.width, 60)), highlight=False)
+    else:
+        shown = table.rich(None)
+        Console(width=max(140, Console(width=1000).measure(shown).maximum)).print(shown, highlight=False)
 
 
 def console() -> Console:
@@ -58,5 +69,5 @@ def study_document(study: Any) -> dict[str, Any]:
     return {"directory": str(study.directory), **more, "runs": study.runs}
 
 
-def study_table(study: Any) -> Any:
-    return sweep_table(study.cells, study.best, study.by) if hasattr(study, "axes") else comparison_table(study.runs)
+def study_table(study: Any) -> Table:
+    return results.sweep(study.section) if hasattr(study, "axes") else results.comparison(study.results)

@@ -6,9 +6,11 @@ import argparse
 from pathlib import Path
 
 from pfedlms.cli.options import add_data_dir, add_json
-from pfedlms.cli.screen import best_round, console, say, show, study_document, study_table
+from pfedlms.cli.screen import best_round, print_table, say, show, study_document, study_table
 from pfedlms.errors import UsageError
-from pfedlms.report.tables import clients_table, comparison_table
+from pfedlms.report.results import comparison
+from pfedlms.report.runs import StoredRun
+from pfedlms.report.tables import table_of
 
 
 def add_show(sub: argparse.ArgumentParser) -> None:
@@ -48,9 +50,10 @@ def show_stored(options: argparse.Namespace) -> int:
         summary = stored_summary(out)
         document = {**summary, "directory": str(out)}
         rows = clients_of(out, summary, options.data_dir) if options.clients else []
-        show(options, {**document, "per_client": rows} if rows else document, comparison_table, [summary])
+        run = StoredRun(summary["method"], summary)
+        show(options, {**document, "per_client": rows} if rows else document, comparison, [run])
         if rows and not options.json:
-            console().print(clients_table(rows), highlight=False)
+            print_table(table_of(rows, "clients"))
         if summary.get("best"):
             say(best_round(summary))
         unfinished, done = summary["status"] == "interrupted", f"after {summary['rounds']} rounds; not finished"

@@ -22,8 +22,11 @@ from pfedlms.cli.options import (
     overrides,
 )
 from pfedlms.cli.screen import best_round, console, progress_of, say, show, study_document, study_table
-from pfedlms.report.plots import accuracy_against_bytes, accuracy_by_setting, check_plot
-from pfedlms.report.tables import comparison_table, print_plan, profile_table, set_up
+from pfedlms.report.charts import check_file
+from pfedlms.report.figures import accuracy_curves, by_setting
+from pfedlms.report.plans import print_plan, profile
+from pfedlms.report.results import comparison, set_up
+from pfedlms.report.runs import StoredRun
 
 METHODS = "local,fedavg,pfedlms,sketchvote"
 
@@ -98,7 +101,8 @@ def run(options: argparse.Namespace) -> int:
         result = begin(config.with_run(out=str(out)), progress, profile=options.profile)
     if options.profile:
         # On standard error, so that it goes with --json too.
-        Console(stderr=True).print(profile_table(result.federation.watch.seconds, max(1, result.summary["rounds"])))
+        spent = profile(result.federation.watch.seconds, max(1, result.summary["rounds"]))
+        Console(stderr=True).print(spent.rich())
     return _report_run(options, result.summary, out, result.stopped)
 
 
@@ -109,12 +113,14 @@ def compare(options: argparse.Namespace) -> int:
     first = planned[0].config
     out = out_directory(options, first.run.out, f"{first.data.title}-compare")
     if options.plot:
-        check_plot(Path(options.plot))
+        check_file(options.plot)
     with progress_of(options) as progress:
-        comparison = play(planned, out, None, None, progress)
-    code = _report_study(options, comparison)
-    if options.plot and not comparison.interrupted:
-        accuracy_against_bytes(out, Path(options.plot), set_up(first, comparison.runs[0]))
+        done = play(planned, out, None, None, progress)
+    code = _report_study(options, done)
+    if options.plot and not done.interrupted:
+        figure = accuracy_curves(done.results, against="bytes", title=set_up(done.results[0]))
+        if figure is not None:
+            figure.save(options.plot)
     return code
 
 
@@ -128,13 +134,14 @@ def sweep(options: argparse.Namespace) -> int:
     first = planned[0].config
     out = out_directory(options, first.run.out, f"{first.data.title}-{first.method}-sweep")
     if options.plot:
-        check_plot(Path(options.plot))
+        check_file(options.plot)
     with progress_of(options) as progress:
         done = play(planned, axes, by, out, None, None, progress)
     code = _report_study(options, done)
     if options.plot and done.best:
-        title = f"{first.method} on {set_up(first, done.runs[0], axes)}"
-        accuracy_by_setting(done.cells, done.best, by, Path(options.plot), title)
+        figure = by_setting(done.section, f"{first.method} on {set_up(done.results[0], axes)}")
+        if figure is not None:
+            figure.save(options.plot)
     return code
 
 
@@ -154,10 +161,10 @@ def resume(options: argparse.Namespace) -> int:
 
 
 def _report_run(options: argparse.Namespace, summary: dict[str, Any], out: Path, stopped: int) -> int:
-    shown = [summary] if summary["accuracy"]["max"] is not None else []
+    shown = [StoredRun(summary["method"], summary)] if summary["accuracy"]["max"] is not None else []
     if summary.get("best") and not options.quiet:
         say(best_round(summary))
-    show(options, {**summary, "directory": str(out)}, comparison_table, shown)
+    show(options, {**summary, "directory": str(out)}, comparison, shown)
     interrupted = f"after {summary['rounds']} rounds" if summary["status"] == "interrupted" else None
     return _closing(out, interrupted, stopped)
 

@@ -1,9 +1,7 @@
-"""What users hand over as samples and labels, as checked arrays: numbers `[n, ...]`, and classes 0 to C − 1 with their
-names."""
+"""Samples and labels given by users, as checked arrays: numbers `[n, ...]`, and classes 0 to C − 1 with their names."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pfedlms.data.pool import places_in
+from pfedlms.data.pool import numbered
 from pfedlms.errors import DataError
 
 Samples = NDArray[np.float32 | np.int64]
@@ -37,11 +35,11 @@ class Arrays:
 
     @property
     def strata(self) -> NDArray[np.int64]:
-        """What samples are dealt out and split by: labels, or nothing where targets are no classes."""
+        """What samples are partitioned and split by: labels, or nothing where targets are no classes."""
         return self.y if self.classes else np.zeros(len(self.y), dtype=np.int64)
 
     def places(self) -> list[NDArray[np.int64]]:
-        """Where each part lies."""
+        """The indices of each part."""
         return np.split(np.arange(len(self.y)), np.cumsum(self.sizes)[:-1])
 
 
@@ -118,7 +116,7 @@ def targets_of(parts: Sequence[tuple[str, Any]]) -> list[NDArray[Any]]:
         raw = np.asarray(y)
         if raw.ndim == 0 or raw.dtype.kind not in "iubf":
             raise DataError(
-                f"{name}: got targets of shape {raw.shape} and type {raw.dtype}, expected numbers, one or more a sample"
+                f"{name}: got targets of shape {raw.shape} and type {raw.dtype}, expected numbers for each sample"
             )
         if raw.dtype.kind == "f" and not np.isfinite(raw).all():
             raise DataError(f"{name}: targets hold NaN or infinite values; clean them first")
@@ -146,43 +144,27 @@ def labels_of(parts: Sequence[tuple[str, Any]], names: Sequence[str] = ()) -> La
     read = [(name, *_column(value, name)) for name, value in parts]
     first, kind, like = read[0]
     for name, own, column in read:
-        if own != kind or (kind == "one-hot" and column.shape != (len(column), like.shape[1])):
+        if own != kind or column.shape[1:] != like.shape[1:]:
             got = [f"{k} {c.shape[1]} wide" if k == "one-hot" else k for k, c in ((own, column), (kind, like))]
             raise DataError(f"{name}: got labels that are {got[0]}, expected {got[1]} as for {first}")
     columns = [column for _, _, column in read]
     if kind == "one-hot":
         return [column.argmax(axis=1) for column in columns], like.shape[1], tuple(names)
-    if kind == "texts":
-        return _numbered(columns, sorted(set().union(*(column.tolist() for column in columns)), key=_order))
     if kind == "booleans":
         return [column.astype(np.int64) for column in columns], 2, ("False", "True")
-    return _of_numbers([(name, column) for name, _, column in read], tuple(names))
-
-
-def _of_numbers(columns: Sequence[tuple[str, NDArray[np.int64]]], names: tuple[str, ...]) -> Labels:
-    own = [column for _, column in columns]
-    low, high = min(int(column.min()) for column in own), max(int(column.max()) for column in own)
-    if names:
-        for name, column in columns:
+    if kind == "numbers" and names:
+        for name, _, column in read:
             if len(outside := column[(column < 0) | (column >= len(names))]):
                 raise DataError(
                     f"{name}: got label {outside[0]}, expected 0 to {len(names) - 1} for the classes "
                     f"{_some(names)}; leave samples without a label out"
                 )
-        return own, len(names), names
-    if low == 0 and high < max(_CODES, sum(map(len, own))):
-        return own, high + 1, ()
-    return _numbered(own, np.unique(np.concatenate(own)).tolist())
-
-
-def _numbered(columns: Sequence[NDArray[Any]], values: Sequence[Any]) -> Labels:
-    return [places_in(values, column.tolist()) for column in columns], len(values), tuple(map(str, values))
-
-
-def _order(text: str) -> tuple[int, int, str]:
-    """Numbers that are written out by what they are, before all other texts."""
-    number = re.fullmatch(r"[+-]?[0-9]{1,18}", text)
-    return (0, int(text), text) if number else (1, 0, text)
+        return columns, len(names), tuple(names)
+    together = np.concatenate(columns)
+    if kind == "numbers" and together.min() == 0 and together.max() < max(_CODES, len(together)):
+        return columns, int(together.max()) + 1, ()
+    numbers, found = numbered(together.tolist())
+    return np.split(numbers, np.cumsum([len(column) for column in columns])[:-1]), len(found), found
 
 
 def _column(value: Any, name: str) -> tuple[str, NDArray[Any]]:
@@ -224,7 +206,9 @@ def _column(value: Any, name: str) -> tuple[str, NDArray[Any]]:
 def _of_objects(y: NDArray[Any], name: str) -> NDArray[Any]:
     """Python objects as what they all are."""
     values = y.ravel().tolist()
-    missing = sum(value is None or type(value).__name__ == "NAType" or _is_nan(value) for value in values)
+    missing = sum(
+        each is None or type(each).__name__ == "NAType" or (isinstance(each, float) and each != each) for each in values
+    )
     if missing:
         raise DataError(f"{name}: {missing} labels are missing (None or NaN); leave those samples out")
     for kind in (str, bytes, bool, int, float):
@@ -232,10 +216,6 @@ def _of_objects(y: NDArray[Any], name: str) -> NDArray[Any]:
             return np.array(values).reshape(y.shape)
     types = _some(sorted({type(value).__name__ for value in values}))
     raise DataError(f"{name}: got labels of the types {types}, expected a vector of class numbers or names, one kind")
-
-
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float) and value != value
 
 
 def _array(value: Any, name: str) -> NDArray[Any]:

@@ -14,7 +14,7 @@ from pfedlms.data.federated import FederatedData
 from pfedlms.rng import device_words, permutation, stream, streams
 
 CROP = 4  # pixels an image is moved at most
-_LONG = 512  # samples a client, from which on a shuffle is worth keeping for the next round
+_LONG = 512  # samples per client, from which on a shuffle is worth keeping for the next round
 
 
 def shuffle(seed: int, client: int, epoch: int, samples: int) -> NDArray[np.int64]:
@@ -66,7 +66,7 @@ class HostBatches:
 
 class DeviceBatches:
     """The same batches, all at once: keys are hashed, sorted and looked up on the device. All shuffles that a round
-    needs lie one after another in one row, ordered by client and epoch."""
+    needs are in one row, ordered by client and epoch."""
 
     def __init__(self, seed: int, data: FederatedData) -> None:
         self._seed, self._device = seed, data.x.device
@@ -84,7 +84,7 @@ class DeviceBatches:
         keys = streams(self._seed, "batches", ids[row], epoch[row] + within).view(np.int64)
         lengths = sizes[row]
         begins = np.cumsum(lengths) - lengths
-        # Where in the row of shuffles a client's first sample of the round lies, and where in `held` its samples do.
+        # Where in the row of shuffles a client's first sample of the round is, and where in `held` its samples are.
         walk = begins[np.cumsum(shuffles) - shuffles] + first - epoch * sizes
         table = self._sent(np.stack([keys, lengths, begins]))
         places = self._sent(np.stack([walk, self._starts[ids]]))

@@ -1,148 +1,86 @@
-"""Published files from their mirrors: what was begun is gone on with, and a file gets its name once it is whole and has
-the published checksum."""
+"""The published files of data sets: where they are, and their checksums. Fetched by pooch."""
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.client import HTTPException, HTTPResponse
-from io import FileIO
 from pathlib import Path
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from typing import Any
 
-from pfedlms.data.published import DOWNLOADS, Published, digest_of
-from pfedlms.errors import DataError, DownloadError, did_you_mean
+from pfedlms.data.extra import extra
+from pfedlms.errors import DataError, DownloadError, did_you_mean, reason
 
-_TIMEOUT = 30.0
-"""Seconds without a byte."""
-_PART = 1 << 18
+_TORONTO = ("https://www.cs.toronto.edu/~kriz", "https://cave.cs.toronto.edu/kriz")
+MIRRORS: dict[str, tuple[str, ...]] = {
+    "mnist": (
+        "https://ossci-datasets.s3.amazonaws.com/mnist",
+        "https://storage.googleapis.com/cvdf-datasets/mnist",
+    ),
+    "fmnist": (
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
+    ),
+    "svhn": ("http://ufldl.stanford.edu/housenumbers",),
+    "cifar10": _TORONTO,
+    "cifar100": _TORONTO,
+}
+FILES: dict[str, dict[str, str]] = {
+    "mnist": {
+        "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+    },
+    "fmnist": {
+        "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        "train-labels-idx1-ubyte.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        "t10k-images-idx3-ubyte.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+    },
+    "svhn": {
+        "train_32x32.mat": "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
+        "test_32x32.mat": "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
+    },
+    "cifar10": {"cifar-10-python.tar.gz": "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"},
+    "cifar100": {"cifar-100-python.tar.gz": "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7"},
+}
+"""SHA-256 of each file, by data set."""
 
 
-class Watch:
-    """Hears how far a download is; this one says nothing."""
-
-    def starts(self, file: Published, have: int) -> None:
-        """`have` bytes are there already."""
-
-    def gets(self, have: int) -> None:
-        """So many bytes of the file are there now."""
-
-    def ends(self, path: Path, new: bool) -> None:
-        """It is whole; not `new` if it was before."""
-
-
-def download(name: str, directory: str | Path, watch: Watch | None = None) -> list[Path]:
-    """Fetch the files of the data set `name` into `directory`/`name`, where they are found, and return their paths.
-    Files that are there already are checked and kept."""
-    if name not in DOWNLOADS:
-        raise DataError(f"data download: got {name!r}; {did_you_mean(name, DOWNLOADS)}")
+def download(name: str, directory: str | Path, force: bool = False, progress: Any = False) -> Iterator[Path]:
+    """Fetch the files of the data set `name` into `directory`/`name`; the path of each once it is there with the
+    published checksum. A file with another checksum is refused, or with `force` replaced. `progress` is a progress bar
+    as pooch takes one."""
+    if name not in FILES:
+        raise DataError(f"data download: got {name!r}; {did_you_mean(name, FILES)}")
+    with extra("downloads"):
+        import pooch
+    pooch.get_logger().setLevel("WARNING")
     folder = Path(directory) / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return [fetch(file, folder, watch or Watch()) for file in DOWNLOADS[name]]
-    except DownloadError as error:
-        lacking = [file for file in DOWNLOADS[name] if not (folder / file.name).exists()]
-        by_hand = [f"{' or '.join(file.urls)} (SHA-256 {file.sha256})" for file in lacking]
-        raise DownloadError("\n".join([f"{error}, or fetch by hand into {folder}:", *by_hand])) from error
+        for file, sha256 in FILES[name].items():
+            path = folder / file
+            if path.exists() and pooch.file_hash(str(path)) != sha256 and not force:
+                raise DataError(f"{path}: is not the published file; remove it, or replace it with --force")
+            yield _fetch(path, sha256, [f"{mirror}/{file}" for mirror in MIRRORS[name]], progress)
     except OSError as error:
         raise DataError(
-            f"{error.filename or folder}: cannot be written ({error.strerror}); name another folder with --data-dir"
+            f"{error.filename or folder}: cannot be written ({error.strerror}); make room, or name another folder with "
+            "--data-dir"
         ) from error
 
 
-def fetch(file: Published, folder: Path, watch: Watch) -> Path:
-    """One file, from the first mirror that has it."""
-    path, part = folder / file.name, folder / f"{file.name}.part"
-    if path.exists():
-        if path.stat().st_size != file.size or digest_of(path) != file.sha256:
-            raise DataError(
-                f"{path}: got {path.stat().st_size:,} bytes that are not the published file of {file.size:,}; remove "
-                "it, then download again"
-            )
-        watch.ends(path, new=False)
-        return path
-    with _alone(part) as content:
-        watch.starts(file, _length(content))
-        failures = []
-        for url in file.urls:
-            failure = _from_mirror(url, file, content, watch)
-            if failure is None:
-                os.replace(part, path)
-                watch.ends(path, new=True)
-                return path
-            failures.append(f"{url}: {failure}")
-        if not _length(content):
-            part.unlink()
-    raise DownloadError(
-        f"{path}: no mirror gave it ({'; '.join(failures)}); try again later, which goes on where this ended"
-    )
+def _fetch(path: Path, sha256: str, urls: list[str], progress: Any) -> Path:
+    """From the first mirror that has it; pooch gives a file its name once it is whole and has the checksum."""
+    import pooch
+    import requests
 
-
-def _from_mirror(url: str, file: Published, content: FileIO, watch: Watch) -> str | None:
-    """Fetch what is lacking, again while a connection breaks off after it gave something; why not, or None."""
-    resumed = before = _length(content)
-    try:
-        while before < file.size:
-            _transfer(url, file, content, watch)
-            if _length(content) <= before:
-                return f"ended after {before:,} of {file.size:,} bytes"
-            before = _length(content)
-    except HTTPError as error:
-        return f"{error.code} {error.reason}"
-    except (HTTPException, OSError) as error:
-        return str(getattr(error, "reason", error)) or type(error).__name__
-    os.fsync(content.fileno())
-    digest = digest_of(Path(os.fsdecode(content.name)))
-    if before == file.size and digest == file.sha256:
-        return None
-    content.truncate(0)
-    if resumed:  # what was there before may be at fault
-        return _from_mirror(url, file, content, watch)
-    return f"its file has the SHA-256 {digest}, expected {file.sha256}, and was discarded"
-
-
-def _transfer(url: str, file: Published, content: FileIO, watch: Watch) -> None:
-    """One connection, from where the file ends now; from its beginning where the server cannot do that."""
-    have = _length(content)
-    headers = {"User-Agent": "pfedlms", **({"Range": f"bytes={have}-"} if have else {})}
-    with urlopen(Request(url, headers=headers), timeout=_TIMEOUT) as answer:
-        if have and not _continues(answer, have):
-            have = content.truncate(0)
-        while have <= file.size and (part := answer.read(_PART)):
-            _append(content, part)
-            have += len(part)
-            watch.gets(have)
-
-
-def _append(content: FileIO, part: bytes) -> None:
-    """Apart from what the network does, because a full disk is no reason to ask another mirror."""
-    try:
-        while part:
-            part = part[content.write(part) :]
-    except OSError as error:
-        raise DataError(
-            f"{os.fsdecode(content.name)}: cannot be written ({error.strerror}); make room, then download again, which "
-            "goes on where this ended"
-        ) from error
-
-
-def _continues(answer: HTTPResponse, have: int) -> bool:
-    return answer.status == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {have}-")
-
-
-@contextmanager
-def _alone(part: Path) -> Iterator[FileIO]:
-    """What there is of a file, open for writing by nobody else."""
-    with open(part, "ab", buffering=0) as content:
+    failures = []
+    for url in urls:
+        loader = pooch.HTTPDownloader(progressbar=progress, chunk_size=1 << 16)
         try:
-            fcntl.flock(content, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise DataError(f"{part}: is being downloaded by another process; wait until it has ended") from error
-        yield content
-
-
-def _length(content: FileIO) -> int:
-    return os.fstat(content.fileno()).st_size
+            return Path(pooch.retrieve(url, sha256, path.name, path.parent, downloader=loader))
+        except (requests.RequestException, ValueError) as error:  # ValueError: another checksum
+            failures.append(f"{url}: {reason(error)}")
+    by_hand = f"{path}: no mirror gave it; try again later, or put it there by hand (SHA-256 {sha256}):"
+    raise DownloadError("\n".join([by_hand, *failures]))

@@ -15,7 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from pfedlms.data.arrays import Arrays, checked
 from pfedlms.data.partition import Indices, split
-from pfedlms.data.schemes import Dealing, deal, scheme_of
+from pfedlms.data.pool import Constants
+from pfedlms.data.schemes import Dealing, assign, scheme_of
 from pfedlms.errors import DataError
 
 Pair = tuple[ArrayLike, ArrayLike]
@@ -39,7 +40,10 @@ class FederatedData:
     client_names: tuple[str, ...] = ()
     """Of all clients, where they have any besides their numbers."""
     scheme: str = "given"
-    """How samples were dealt out, one of `schemes.SCHEMES`."""
+    """How samples were partitioned, one of `schemes.SCHEMES`."""
+    mean: Constants = None
+    """What images were normalised by, one number per channel, as is `std`; None: samples are as they were given."""
+    std: Constants = None
 
     @property
     def clients(self) -> int:
@@ -52,7 +56,7 @@ class FederatedData:
 
     @property
     def outputs(self) -> int:
-        """How many numbers a model gives for a sample: one a class, or as many as a target has."""
+        """How many numbers a model gives for a sample: one per class, or as many as a target has."""
         return self.classes or prod(self.y.shape[1:])
 
     @property
@@ -83,18 +87,21 @@ def from_pool(
     owner: NDArray[np.int64] | None = None,
     owners: Sequence[str] = (),
     names: Sequence[str] = (),
+    mean: Constants = None,
+    std: Constants = None,
 ) -> FederatedData:
-    """Deal one pool of samples out to clients (as in `schemes.deal`, then 75/25 train/test, then the share
-    `how.validation` of train set aside); `names` of its classes, where they are known."""
-    return dealt(checked([("data", x, y)], names), how, owner, owners)
+    """Partition one pool of samples over clients (as in `schemes.assign`, then 75/25 train/test, then the share
+    `how.validation` of train set aside). `names` of its classes, and the `mean` and `std` that it was normalised by,
+    where they are known."""
+    return replace(partitioned(checked([("data", x, y)], names), how, owner, owners), mean=mean, std=std)
 
 
-def dealt(
+def partitioned(
     pool: Arrays, how: Dealing, owner: NDArray[np.int64] | None = None, owners: Sequence[str] = ()
 ) -> FederatedData:
     """`from_pool` of arrays that are checked."""
     scheme = scheme_of(how.scheme, owner, pool.classes)
-    sets = deal(pool.strata, replace(how, scheme=scheme, min_samples=max(2, how.min_samples)), owner, owners)
+    sets = assign(pool.strata, replace(how, scheme=scheme, min_samples=max(2, how.min_samples)), owner, owners)
     known = tuple(owners) if scheme == "given" else ()
     return replace(held_by(pool, sets, how.seed, how.validation), client_names=known, scheme=scheme)
 
@@ -125,7 +132,7 @@ def held_by(
 
 
 def _validated(data: FederatedData, strata: NDArray[np.int64], seed: int, share: float) -> FederatedData:
-    """With that share of everybody's training samples set aside, by `strata`; of a single one nothing."""
+    """Set that share of each client's training samples aside, by `strata`; nothing of a single sample."""
     none = np.empty(0, dtype=np.int64)
     train, validation = zip(
         *(

@@ -1,19 +1,20 @@
-"""One file with samples, labels and perhaps clients: arrays (`.npz`), or rows with named columns (`.csv`, `.tsv`,
-`.parquet`; the last needs the extra `parquet`).
+"""One file with samples, labels and perhaps clients, as `file:PATH`. A new format is a reader of columns and a line in
+`READERS`.
 
-Columns are features but for the label, called `label`, `class`, `target` or `y`, and the client, called `client`,
-`user` or `client_id`; the first of these that is there. Arrays are `x`, `samples` or `images`, then `y`, `labels` or
-`label`, and `client` or `clients`. Case does not matter. Classes and clients are the values found, in their order.
-Features and arrays are taken as they are, but images of whole bytes are normalised as those of a folder.
+| columns | called (case does not matter; the first that is there) |
+|---|---|
+| label | `label`, `class`, `target`, `y`, `labels`, or as `data.label_column` says |
+| client | `client`, `user`, `client_id`, `clients`, or as `data.owner_column` says; there need be none |
+| samples | `x`, `samples`, `images`, if it has two axes or more; else every other column is a feature |
+
+Classes and clients are the values found, in their order. Samples are taken as they are, but images of bytes are
+normalised as those of a folder.
 """
 
 from __future__ import annotations
 
-import csv
 import warnings
-import zipfile
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -21,134 +22,139 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pfedlms.data.pool import Pool, Samples, numbered, standardised
+from pfedlms.data.columns import Columns, read_csv, read_npz, read_parquet
+from pfedlms.data.json_files import read_json_lines, read_leaf
+from pfedlms.data.pool import Constants, Pool, normalised, numbered
 from pfedlms.errors import DataError, did_you_mean
 
-Columns = Mapping[str, Any]
-"""Sequences or arrays by name."""
-SUFFIXES = (".npz", ".csv", ".tsv", ".parquet")
-_LABELS, _CLIENTS = ("label", "class", "target", "y"), ("client", "user", "client_id")
-_ARRAYS, _ARRAY_LABELS, _ARRAY_CLIENTS = ("x", "samples", "images"), ("y", "labels", "label"), ("client", "clients")
+READERS: dict[str, Callable[[Path], Columns]] = {
+    ".npz": read_npz,
+    ".csv": read_csv,
+    ".tsv": read_csv,
+    ".parquet": read_parquet,
+    ".json": read_leaf,
+    ".jsonl": read_json_lines,
+    ".jsonl.gz": read_json_lines,
+}
+"""By the ending of a file's name."""
+_LABELS, _CLIENTS = ("label", "class", "target", "y", "labels"), ("client", "user", "client_id", "clients")
+_SAMPLES = ("x", "samples", "images")
 
 
-def read_file(path: Path, label: str = "", client: str = "") -> Pool:
-    """The samples of `path`; `label` and `client` name the columns (or arrays) of the class and the client where they
-    are called otherwise."""
-    readers = dict(zip(SUFFIXES, (_read_arrays, _read_csv, _read_csv, _read_parquet), strict=True))
-    if path.suffix.lower() not in readers:
-        raise DataError(f"data.dataset: got file:{path}, expected a file that ends in {', '.join(readers)}")
+def read_file(path: Path, label: str = "", client: str = "", mean: Constants = None, std: Constants = None) -> Pool:
+    """The samples of `path`; `label` and `client` name the columns of the class and the client where they are called
+    otherwise. Images are normalised by `mean` and `std`, or by those of their own channels."""
+    reader = next((READERS[ending] for ending in READERS if path.name.lower().endswith(ending)), None)
+    if reader is None:
+        raise DataError(f"data.dataset: got file:{path}, expected a file that ends in {', '.join(READERS)}")
     if not path.is_file():
         raise DataError(f"data.dataset: {path} is no file; file:PATH names one")
-    columns = readers[path.suffix.lower()](path)
-    if path.suffix.lower() == ".npz":
-        return _from_arrays(path, columns, label, client)
-    return _from_columns(path, columns, label, client)
-
-
-def _from_columns(path: Path, columns: Columns, label: str, client: str) -> Pool:
+    columns = {name: _array(path, name, values) for name, values in reader(path).items()}
     labels = _chosen(path, columns, label, _LABELS, "label_column")
     clients = _chosen(path, columns, client, _CLIENTS, "owner_column")
-    features = [name for name in columns if name not in (labels, clients)]
-    for name in features if client else ():
-        if name.strip().lower() in _CLIENTS:
-            warnings.warn(
-                f"{path}: data.owner_column is {client!r}, so the column {name!r} is a feature like any other; take it "
-                "out of the file if that is not meant",
-                stacklevel=2,
-            )
-    if not features or not len(columns[labels]):
-        raise DataError(f"{path}: got {len(columns[labels])} rows of {len(features)} features, expected at least one")
-    x = np.stack([_feature(path, name, columns[name]) for name in features], axis=1)
-    return _pool(path, x, labels, columns[labels], clients, columns.get(clients))
-
-
-def _from_arrays(path: Path, arrays: Columns, label: str, client: str) -> Pool:
-    samples = _chosen(path, arrays, "", _ARRAYS, "")
-    labels = _chosen(path, arrays, label, _ARRAY_LABELS, "label_column")
-    clients = _chosen(path, arrays, client, _ARRAY_CLIENTS, "owner_column")
-    columns = {name: _vector(path, name, arrays[name]) for name in (labels, clients) if name}
-    x = np.asarray(arrays[samples])
-    if x.ndim < 2 or x.dtype.kind not in "fiub":
-        raise DataError(
-            f"{path}: got {samples} of shape {x.shape} and type {x.dtype}, expected numbers, a row a sample"
-        )
-    for name, column in columns.items():
-        if len(column) != len(x) or not len(x):
+    x = _samples(path, columns, labels, clients)
+    y, names = _classes(path, labels, columns[labels])
+    owner, owners = numbered(_vector(path, clients, columns[clients])) if clients else (None, ())
+    for name, column in ((labels, y), (clients, owner)):
+        if column is not None and (len(column) != len(x) or not len(x)):
             raise DataError(
-                f"{path}: got {len(x)} {samples} and {len(column)} {name}, expected as many and at least one"
+                f"{path}: got {len(x)} samples and {len(column)} of {name!r}, expected as many and at least one"
             )
     if x.dtype == np.uint8 and x.ndim in (3, 4):
-        x = standardised(_channels_first(x))
-    return _pool(path, x, labels, columns[labels], clients, columns.get(clients))
+        x, mean, std = normalised(_channels_first(x), mean, std)
+    elif mean is not None:
+        raise DataError(f"data.mean: got {mean}, but {path} holds no images of bytes, which alone are normalised")
+    return Pool(x, y, names, owner, owners, mean, std)
 
 
-def _pool(path: Path, x: Samples, label: str, labels: Any, client: str, clients: Any) -> Pool:
-    y, names = numbered(_complete(path, label, labels))
-    if any("." in name for name in names) and all(map(_finite, names)):
+def _samples(path: Path, columns: Columns, labels: str, clients: str) -> NDArray[Any]:
+    for name in (each for known in _SAMPLES for each in columns if each.lower() == known):
+        if columns[name].ndim > 1:
+            if columns[name].dtype.kind not in "fiub":
+                raise DataError(f"{path}: got {name} of type {columns[name].dtype}, expected numbers, a row per sample")
+            return np.asarray(columns[name])
+    features = [name for name in columns if name not in (labels, clients)]
+    for name in features:
+        if name.lower() in _CLIENTS:
+            warnings.warn(
+                f"{path}: data.owner_column is {clients!r}, so the column {name!r} is a feature like any other; take "
+                "it out of the file if that is not meant",
+                stacklevel=2,
+            )
+        if len(columns[name]) != len(columns[labels]):
+            raise DataError(f"{path}: got {len(columns[name])} of {name!r} and {len(columns[labels])} of {labels!r}")
+    if not features or not len(columns[labels]):
+        raise DataError(f"{path}: got {len(columns[labels])} rows of {len(features)} features, expected at least one")
+    return np.stack([_feature(path, name, columns[name]) for name in features], axis=1)
+
+
+def _classes(path: Path, label: str, values: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    y, names = numbered(_vector(path, label, values))
+    if any("." in name for name in names) and all(map(_is_finite, names)):
         raise DataError(
             f"{path}: got {names[-1]} in {label!r}, expected class numbers or names; name another column with --set "
             "data.label_column=COLUMN, or round to classes first; numbers to be predicted as they are need a loss, "
             "which is given in Python: pfedlms.run((x, y), model, loss=…)"
         )
-    if clients is None:
-        return Pool(x, y, names)
-    owner, owners = numbered(_complete(path, client, clients))
-    return Pool(x, y, names, owner, owners)
+    return y, names
 
 
-def _chosen(path: Path, columns: Columns, asked: str, known: Sequence[str], what: str) -> str:
-    """The column that is meant; "" where there is no client."""
-    if asked:
-        if asked not in columns:
-            raise DataError(
-                f"data.{what}: got {asked!r}, but {path} has no such column; {did_you_mean(asked, columns)}"
-            )
-        return asked
-    lowered = {name.strip().lower(): name for name in columns}
-    found = next((lowered[name] for name in known if name in lowered), "")
-    if not found and what != "owner_column":
+def _chosen(path: Path, columns: Columns, asked: str, known: Sequence[str], setting: str) -> str:
+    """The name of the column; "" where there is no client."""
+    if asked and asked not in columns:
+        raise DataError(f"data.{setting}: got {asked!r}, but {path} has no such column; {did_you_mean(asked, columns)}")
+    lowered = {name.lower(): name for name in columns}
+    found = asked or next((lowered[name] for name in known if name in lowered), "")
+    if not found and setting == "label_column":
         shown = ", ".join([*list(columns)[:10], *["…"] * (len(columns) > 10)])
-        remedy = f"; name it with --set data.{what}=COLUMN" * bool(what)
-        raise DataError(f"{path}: got {shown}, expected one called {' or '.join(known)}{remedy}")
+        raise DataError(
+            f"{path}: got {shown}, expected one called {' or '.join(known)}; name it with --set data.{setting}=COLUMN"
+        )
     return found
 
 
-def _complete(path: Path, name: str, values: Any) -> Any:
-    for row, value in enumerate(values):
+def _array(path: Path, name: str, values: Any) -> NDArray[Any]:
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise DataError(f"{path}, column {name!r}: rows differ in length ({error}); pad or cut them to one") from error
+
+
+def _vector(path: Path, name: str, array: NDArray[Any]) -> NDArray[Any]:
+    """One label or client per sample; none may be missing."""
+    if array.ndim == 0 or array.size != len(array):
+        raise DataError(f"{path}: got {name} of shape {array.shape}, expected a vector, one per sample")
+    array = np.asarray(array.reshape(-1), dtype=str if array.dtype.kind == "S" else array.dtype)
+    for row, value in enumerate(array.tolist()):
         if value is None or value != value or (isinstance(value, str) and not value.strip()):  # NaN is not itself
             raise DataError(f"{path}: got no {name} in sample {row} (from 0), expected one in each; fill it in")
-    return values
+    return array
 
 
-def _feature(path: Path, name: str, values: Any) -> NDArray[np.float32]:
-    """A column of numbers; the first that is none is named."""
+def _feature(path: Path, name: str, values: NDArray[Any]) -> NDArray[np.float32]:
+    """A column of numbers; the first value that is none is named."""
     try:
         with np.errstate(over="ignore"):
-            column = np.asarray(values, dtype=np.float32)
+            column = values.astype(np.float32)
+        if column.ndim == 1 and np.isfinite(column).all():
+            return column
     except (TypeError, ValueError):
-        column = None
-    if column is not None and column.ndim == 1 and np.isfinite(column).all():
-        return column
-    row, value = next((row, value) for row, value in enumerate(values) if not _finite(value))
+        pass
+    if values.ndim > 1:
+        raise DataError(f"{path}: got {name!r} of shape {values.shape}; samples of several numbers must be called x")
+    row, value = next((row, value) for row, value in enumerate(values.tolist()) if not _is_finite(value))
     raise DataError(
         f"{path}, column {name!r}, sample {row} (from 0): got {value!r}, expected a finite number; turn all into "
         "numbers, or leave the column out"
     )
 
 
-def _finite(value: Any) -> bool:
+def _is_finite(value: Any) -> bool:
     try:
         with np.errstate(over="ignore"):
             return isfinite(np.float32(value))
     except (TypeError, ValueError):
         return False
-
-
-def _vector(path: Path, name: str, array: Any) -> NDArray[Any]:
-    array = np.asarray(array)
-    if array.size != len(array) or array.ndim > 2:
-        raise DataError(f"{path}: got {name} of shape {array.shape}, expected a vector, one a sample")
-    return np.asarray(array.reshape(-1), dtype=str if array.dtype.kind == "S" else array.dtype)
 
 
 def _channels_first(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -157,73 +163,3 @@ def _channels_first(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
         return images[:, np.newaxis]
     last = images.shape[3] in (1, 3) and images.shape[1] not in (1, 3)
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2)) if last else images
-
-
-def _read_arrays(path: Path) -> Columns:
-    try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return {name: _array(path, arrays, name) for name in arrays.files}
-    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise DataError(f"{path}: cannot be read as arrays ({reason}); write it with numpy.savez") from error
-
-
-def _array(path: Path, arrays: Any, name: str) -> NDArray[Any]:
-    try:
-        return np.asarray(arrays[name])
-    except ValueError as error:
-        if "Object arrays" not in str(error):
-            raise
-        raise DataError(
-            f"{path}: got {name} as Python objects (dtype object), expected numbers or texts; write it again with "
-            f"numpy.savez(…, {name}=numpy.array({name}.tolist()))"
-        ) from error
-
-
-def _read_csv(path: Path) -> Columns:
-    """Texts by column; the separator is the one of comma, semicolon and tab that the header has most of."""
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            header = file.readline()
-            file.seek(0)
-            rows = csv.reader(file, delimiter=max(",;\t", key=header.count))
-            names = [name.strip() for name in next(rows, [])]
-            _each_once(path, names)
-            columns = list(zip(*_of_length(path, rows, len(names)), strict=True)) or [()] * len(names)
-            return dict(zip(names, columns, strict=True))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: cannot be read ({error}); expected text in UTF-8 with a header") from error
-
-
-def _of_length(path: Path, rows: Any, length: int) -> Iterable[list[str]]:
-    for row in rows:
-        if row and len(row) != length:
-            raise DataError(f"{path}, line {rows.line_num}: got {len(row)} values, expected {length} as in the header")
-        if row:
-            yield row
-
-
-def _each_once(path: Path, names: list[str]) -> None:
-    if not names:
-        raise DataError(f"{path}: got no columns, expected a header and rows")
-    if doubled := [name for name in names if names.count(name) > 1]:
-        raise DataError(f"{path}: got two columns called {doubled[0]!r}, expected each name once")
-
-
-def _read_parquet(path: Path) -> Columns:
-    try:
-        import pyarrow as pa
-        from pyarrow import parquet
-    except ImportError as error:
-        raise DataError(
-            f"data.dataset: Parquet files are read with pyarrow ({error}); "
-            "install it with: pip install 'pfedlms[parquet]'"
-        ) from error
-    try:
-        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
-            _each_once(path, file.schema_arrow.names)
-            table = file.read()
-        return {name: table[name].to_numpy() for name in table.column_names}
-    except (OSError, ValueError, pa.ArrowException) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise DataError(f"{path}: not a whole Parquet file ({reason}); write it again") from error

@@ -1,135 +1,83 @@
-"""The formats in which users have one data set: how each is found, read file by file, and put together."""
+"""The formats in which a named data set may be on disk: how its files are found in a folder, and read."""
 
 from __future__ import annotations
 
-import filecmp
-import stat
-import warnings
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from pfedlms.data.cache import Raw
-from pfedlms.data.published import samples_in
-from pfedlms.errors import DataError, DataWarning
+from pfedlms.errors import DataError
 
-
-@dataclass(frozen=True)
-class Found:
-    """What there is of one format's files."""
-
-    files: tuple[Path, ...]
-    """In the order in which they are put together."""
-    problems: tuple[str, ...] = ()
-    """Why they cannot be used, a sentence each: a file is missing, or of another set."""
+Raw = tuple[NDArray[np.uint8], NDArray[np.int64]]
+"""Images `[n, channels, height, width]` as they were published, and their labels `[n]`."""
+Part = tuple[str, NDArray[np.uint8], NDArray[np.int64]]
+"""What errors call it, images and labels. They are checked by the reader of the data set, once for all formats."""
+Find = Callable[[Sequence[str]], tuple[list[str], list[str]]]
+"""From the names of all files in a folder: those of this format in order, and a sentence about each that is missing."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """One way in which a data set is published."""
-
     kind: str
     """What `pfedlms data check` and errors call it."""
-    find: Callable[[Path], Found]
-    """In a folder and in those below it where such files usually lie."""
-    read: Callable[[Path], Any]
-    """One file, checked; raises DataError that names it. A pair, of which the second has an entry a sample."""
-    join: Callable[[Sequence[Any]], Raw]
-    """What was read of all files as images and labels, those of train first."""
+    folders: tuple[str, ...]
+    """Where its files may be, below the data directory."""
+    find: Find
+    read: Callable[[Sequence[Path]], Iterator[Part]]
+    """The parts of the data set, those of train first; raises DataError that names the file."""
 
 
-def read_files(name: str, formats: Sequence[Format], samples: int, directory: Path) -> Raw:
-    """Images and labels of the data set `name` from what `directory` has of it; DataWarning where they can be used, but
-    are not the `samples` that were published."""
-    format, found = chosen(name, formats, directory)
-    if found.problems:
-        raise DataError(found.problems[0])
-    parts = [format.read(file) for file in found.files]
-    images, labels = format.join(parts)
-    for doubt in (*twins(found.files), *miscounted(name, samples, len(labels), found.files, parts)):
-        warnings.warn(doubt, DataWarning, stacklevel=2)
-    return images, labels
+@dataclass(frozen=True)
+class Found:
+    format: Format
+    files: tuple[Path, ...]
+    missing: tuple[str, ...]
 
 
-def miscounted(name: str, published: int, samples: int, files: Sequence[Path], parts: Sequence[Any]) -> list[str]:
-    """A sentence with the files that have more or fewer samples than was published, if they are not `published` in
-    all; `parts` is what was read of them."""
-    if samples == published:
-        return []
-    counted = [(file, len(part[1]), samples_in(file)) for file, part in zip(files, parts, strict=True)]
-    wrong = [f"{file}: {count:,}{f' of {full:,}' if full else ''}" for file, count, full in counted if count != full]
-    return [
-        f"{name}: got {samples:,} samples, published were {published:,} ({', '.join(wrong)}); a run takes what is "
-        f"there; unless that is meant, remove these files, then: pfedlms data download {name}"
-    ]
+def wanted(*names: str | tuple[str, ...]) -> Find:
+    """Finds files of these names; a tuple lists names that one file may have."""
+    choices = [(name,) if isinstance(name, str) else name for name in names]
+
+    def find(there: Sequence[str]) -> tuple[list[str], list[str]]:
+        found = {each[0]: next((name for name in each if name in there), None) for each in choices}
+        return [name for name in found.values() if name], [f"{each} is missing" for each in found if not found[each]]
+
+    return find
 
 
-def twins(files: Sequence[Path]) -> list[str]:
-    """A sentence for every file that is another one under a second name: as many samples, but not the right ones."""
-    return [
-        f"{second}: is the same, byte for byte, as {first}; one of them is not what its name says, fetch it again"
-        for first, second in combinations(files, 2)
-        if filecmp.cmp(first, second, shallow=False)
-    ]
+def find_files(formats: Sequence[Format], directory: Path) -> Found | None:
+    """The first format that is complete in one folder; if none is, the one with the most files; None if there are no
+    files at all."""
+    best: Found | None = None
+    for format in formats:
+        for folder in format.folders:
+            names, missing = format.find(_files_in(directory / folder))
+            found = Found(format, tuple(directory / folder / name for name in names), tuple(missing))
+            if names and not missing:
+                return found
+            if names and (best is None or len(names) > len(best.files)):
+                best = found
+    return best
 
 
-def chosen(name: str, formats: Sequence[Format], directory: Path) -> tuple[Format, Found]:
-    """The first format all of whose files are there; if there is none, the first of which there are some. DataError
-    where there is nothing at all, or a folder may not be looked into."""
+def _files_in(folder: Path) -> list[str]:
     try:
-        there = [(format, found) for format in formats if (found := format.find(directory)).files]
+        with os.scandir(folder) as entries:
+            return sorted(entry.name for entry in entries if entry.is_file())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
     except OSError as error:
         raise DataError(
-            f"{error.filename}: cannot be looked at ({error.strerror}); allow it to be read, or name another folder "
-            "with --data-dir"
+            f"{folder}: cannot be read ({error.strerror}); allow it, or name another folder with --data-dir"
         ) from error
-    if not there:
-        nothing = f"nothing of {name} is in {directory} or where it usually lies below it"
-        raise DataError(
-            f"data.dir: {nothing if directory.is_dir() else f'{directory} is no folder'}; looked for "
-            f"{', '.join(format.kind for format in formats)}; point --data-dir at the folder that holds it, or fetch "
-            f"it: pfedlms data download {name} --data-dir {directory}"
-        )
-    return next((each for each in there if not each[1].problems), there[0])
-
-
-def of_one_folder(bases: Sequence[Path], names: Sequence[str]) -> Found:
-    """Files of these names, all of them from one folder: the first of `bases` that has most."""
-    files = max(([base / name for name in names if is_file(base / name)] for base in bases), key=len)
-    if not files:
-        return Found(())
-    lacking = [name for name in names if files[0].parent / name not in files]
-    problems = [f"{files[0].parent}: {name} is missing beside {files[0].name}; fetch it" for name in lacking]
-    return Found(tuple(files), tuple(problems))
-
-
-def of_one_file(bases: Sequence[Path], name: str) -> Found:
-    """The first file of this name."""
-    return Found(tuple(base / name for base in bases if is_file(base / name))[:1])
-
-
-def is_file(path: Path) -> bool:
-    """As `Path.is_file`, which in some versions of Python takes what may not be looked at for absent; here it is an
-    OSError."""
-    try:
-        return stat.S_ISREG(path.stat().st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-
-
-def joined(parts: Sequence[Raw]) -> Raw:
-    """One after the other."""
-    images, labels = zip(*parts, strict=True)
-    return np.concatenate(images), np.concatenate(labels)
 
 
 def contents(path: Path) -> bytes:
-    """All bytes of a file."""
     try:
         return path.read_bytes()
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); fetch the file again") from error
+        raise DataError(f"{path}: cannot be read ({error.strerror}); allow it, or fetch the file again") from error

@@ -1,7 +1,7 @@
-"""What `run` and `compare` take as data in Python, whatever it is, as one pool of checked arrays and who holds what.
+"""Data given to `run` and `compare` in Python, as one pool of checked arrays and who holds what.
 
-    one data set              (x, y) · a torch Dataset · a Hugging Face Dataset              dealt out
-    two of them in a tuple    (train, test), and a DatasetDict or dict of such splits        pooled and dealt out
+    one data set              (x, y) · a torch Dataset · a Hugging Face Dataset              partitioned over clients
+    two of them in a tuple    (train, test), and a DatasetDict or dict of such splits        pooled and partitioned
     a list or dict            clients, each a (train, test) pair or one data set             theirs; one is split 75/25
 
 A tuple of two ((x, y), (x, y)) pairs is two clients.
@@ -17,10 +17,10 @@ import numpy as np
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from pfedlms.data.arrays import Arrays, checked
-from pfedlms.data.federated import FederatedData, dealt, held_by
+from pfedlms.data.federated import FederatedData, held_by, partitioned
 from pfedlms.data.partition import Indices
 from pfedlms.data.schemes import Dealing
-from pfedlms.errors import DataError
+from pfedlms.errors import DataError, reason
 
 SPLITS = ("train", "validation", "valid", "val", "dev", "test")
 """Names of splits; a dict that has a train and nothing but these is one data set, cut into them."""
@@ -30,42 +30,41 @@ _EXPECTED = (
     "expected the name of a data set, arrays (x, y), a Dataset, (train, test), or a list or dict of clients, each with "
     "a (train, test) pair or one data set"
 )
+_ONE = "expected one data set, arrays (x, y) or a Dataset"
 _ROW = "expected samples and labels, (x, y), or a (train, test) pair of them, ((x_train, y_train), (x_test, y_test))"
 
 
 @dataclass(frozen=True)
 class Given:
-    """Data given in Python, read once: a pool to be dealt out, or, where `held` says so, what each client holds."""
+    """Data given in Python, read once: a pool to be partitioned, or, where `held` says so, what each client holds."""
 
     pool: Arrays
     held: tuple[Indices | tuple[Indices, Indices], ...] = ()
     client_names: tuple[str, ...] = ()
 
     def federated(self, how: Dealing) -> FederatedData:
-        """Dealt out; of what each client holds only the splits are drawn."""
+        """Partitioned over clients; of what each client holds only the splits are drawn."""
         if not self.held:
-            return dealt(self.pool, how)
+            return partitioned(self.pool, how)
         return replace(held_by(self.pool, self.held, how.seed, how.validation), client_names=self.client_names)
 
 
 def read(data: Any, any_targets: bool = False, all_clients: bool = True) -> Given:
-    """Whatever was given, read and checked; what has been read already stays as it is. With `any_targets`, for a loss
+    """Whatever was given, read and checked; data that are read already stay as they are. With `any_targets`, for a loss
     of one's own, labels need not be classes. Unless they are of all clients, they may be of a single class."""
     if isinstance(data, Given):
         return data
     _refuse_streams(data, "data")
     _refuse_rows(data)
-    if _is_one(data):
-        given = Given(_checked([("data", data)], any_targets))
-    elif (parts := _splits(data)) is not None:
+    if (parts := _splits(data)) is not None:
         for name, own in parts:
             _refuse_streams(own, name)
             if not _is_one(own):
-                raise DataError(f"{name}: got {_what(own)}, expected one data set, arrays (x, y) or a Dataset")
+                raise DataError(f"{name}: got {_what(own)}, {_ONE}")
         given = Given(_checked(parts, any_targets))
     elif isinstance(data, Mapping):
         given = _clients(list(data.values()), [f"client {name!r}" for name in data], tuple(map(str, data)), any_targets)
-    elif isinstance(data, Sequence) and not isinstance(data, str | bytes):
+    elif _is_row(data):
         given = _clients(data, [f"client {number}" for number in range(len(data))], (), any_targets)
     else:
         raise DataError(f"data: got {_what(data)}, {_EXPECTED}")
@@ -78,28 +77,11 @@ def read(data: Any, any_targets: bool = False, all_clients: bool = True) -> Give
     return given
 
 
-def _refuse_rows(data: Any) -> None:
-    """Three and more arrays in a row, and a list of samples with their labels: what to pass instead of each."""
-    if not isinstance(data, tuple | list) or len(data) < 3:
-        return
-    if isinstance(data, tuple) and all(map(_is_array, data)):
-        raise DataError(f"data: got a {_what(data)} arrays, {_ROW}")
-    pairs = all(isinstance(each, tuple | list) and len(each) > 1 and _is_label(each[1]) for each in data)
-    if pairs and not _is_label(data[0][0]):
-        more = f", and {len(data[0]) - 2} more a sample, which has no place" * (len(data[0]) > 2)
-        raise DataError(
-            f"data: got a list of {len(data)} samples, each with its label{more}; expected all samples and all labels: "
-            "([row[0] for row in data], [row[1] for row in data])"
-        )
-
-
-def _is_label(value: Any) -> bool:
-    """A single number or name, as nothing else that a data set has in second place is."""
-    return isinstance(value, int | float | str | bytes) or getattr(value, "shape", None) == ()
-
-
 def _splits(data: Any) -> list[tuple[str, Any]] | None:
-    """The parts of one data set that is cut into train, test and the like, by name; None for anything else."""
+    """The parts of one data set, by the names that errors call them: itself, or train, test and the like. None for
+    clients and anything else."""
+    if _is_one(data):
+        return [("data", data)]
     # A DatasetDict names columns for each of its splits, whatever these are called.
     tables = isinstance(getattr(data, "column_names", None), dict)
     if isinstance(data, Mapping) and (tables or ("train" in data and set(data) <= set(SPLITS))):
@@ -112,15 +94,10 @@ def _splits(data: Any) -> list[tuple[str, Any]] | None:
 def _clients(clients: Sequence[Any], called: Sequence[str], names: tuple[str, ...], any_targets: bool) -> Given:
     if not len(clients):
         raise DataError(f"data: got no clients, {_EXPECTED}")
-    parts: list[tuple[str, Any]] = []
-    counts = []
-    for name, own in zip(called, clients, strict=True):
-        given = list(_of_client(name, own, clients))
-        counts.append(len(given))
-        parts += given
-    pool = _checked(parts, any_targets)
+    parts = [list(_of_client(name, own, clients)) for name, own in zip(called, clients, strict=True)]
+    pool = _checked([part for own in parts for part in own], any_targets)
     places: Iterator[Indices] = iter(pool.places())
-    held = tuple((next(places), next(places)) if count == 2 else next(places) for count in counts)
+    held = tuple((next(places), next(places)) if len(own) == 2 else next(places) for own in parts)
     for name, own in zip(called, held, strict=True):
         if not isinstance(own, tuple) and len(own) < 2:
             raise DataError(
@@ -143,20 +120,38 @@ def _of_client(name: str, own: Any, clients: Sequence[Any]) -> Iterator[tuple[st
         return
     if isinstance(own, Mapping) and set(own) == {"train", "test"}:
         own = own["train"], own["test"]
-    if not (isinstance(own, Sequence) and len(own) == 2 and all(map(_is_one, own))):
-        if isinstance(own, tuple | list) and len(own) > 2 and all(map(_is_array, own)):
+    parts = (f"{name} train", f"{name} test")
+    if not (_is_row(own) and len(own) == 2 and all(map(_is_one, own))):
+        if _is_row(own) and len(own) > 2 and all(map(_is_array, own)):
             raise DataError(f"{name}: got a {_what(own)} arrays, {_ROW}")
-        if isinstance(own, Sequence) and not isinstance(own, str | bytes):
-            for part, one in zip(("train", "test"), own, strict=False):
-                _refuse_streams(one, f"{name} {part}")
+        for part, one in zip(parts, own if _is_row(own) else (), strict=False):
+            _refuse_streams(one, part)
         raise DataError(
             f"{name}: got {_what(own)}, expected a (train, test) pair or one data set, arrays (x, y) or a Dataset each"
         )
-    yield from ((f"{name} {part}", one) for part, one in zip(("train", "test"), own, strict=True))
+    yield from zip(parts, own, strict=True)
+
+
+# --- what is refused with its remedy ----------------------------------------------------------------------------------
+
+
+def _refuse_rows(data: Any) -> None:
+    """Three and more arrays in a row, and a list of samples with their labels."""
+    if not isinstance(data, tuple | list) or len(data) < 3:
+        return
+    if isinstance(data, tuple) and all(map(_is_array, data)):
+        raise DataError(f"data: got a {_what(data)} arrays, {_ROW}")
+    pairs = all(isinstance(each, tuple | list) and len(each) > 1 and _is_label(each[1]) for each in data)
+    if pairs and not _is_label(data[0][0]):
+        more = f", and {len(data[0]) - 2} more per sample, which cannot be used" * (len(data[0]) > 2)
+        raise DataError(
+            f"data: got a list of {len(data)} samples, each with its label{more}; expected all samples and all labels: "
+            "([row[0] for row in data], [row[1] for row in data])"
+        )
 
 
 def _refuse_streams(data: Any, name: str) -> None:
-    """What hands out its samples one after another, or has no labels: an error that says what to pass instead."""
+    """Data that give their samples one after another, or have no labels."""
     if isinstance(data, DataLoader):
         raise DataError(f"{name}: got a DataLoader, expected the data set it draws from; pass loader.dataset")
     streams = isinstance(data, IterableDataset) or (hasattr(data, "column_names") and not hasattr(data, "__len__"))
@@ -172,18 +167,24 @@ def _refuse_streams(data: Any, name: str) -> None:
         )
 
 
-# --- one data set -----------------------------------------------------------------------------------------------------
+def _what(value: Any) -> str:
+    kind = type(value).__name__
+    return f"{kind} of {len(value)}" if isinstance(value, tuple | list | Mapping) else f"an object of type {kind}"
+
+
+# --- what an object is ------------------------------------------------------------------------------------------------
 
 
 def _is_one(data: Any) -> bool:
     """Whether this is one data set: a Dataset, a table, or samples and labels."""
     if isinstance(data, Dataset) or _is_table(data):
         return True
-    return isinstance(data, tuple | list) and len(data) == 2 and _is_column(data[0]) and _is_labels(data[1])
+    samples_and_labels = isinstance(data, tuple | list) and len(data) == 2
+    return samples_and_labels and (_is_array(data[0]) or _is_row(data[0])) and _is_labels(data[1])
 
 
 def _is_table(data: Any) -> bool:
-    """Whether this is a Hugging Face Dataset, told by what it can do."""
+    """Whether this is a Hugging Face Dataset, known by what it can do."""
     return isinstance(getattr(data, "column_names", None), list) and hasattr(data, "features") and _is_sized(data)
 
 
@@ -195,22 +196,26 @@ def _is_array(data: Any) -> bool:
     return isinstance(getattr(data, "shape", None), tuple) and not _is_table(data) and not isinstance(data, Dataset)
 
 
-def _is_column(data: Any) -> bool:
-    return _is_array(data) or (isinstance(data, Sequence) and not isinstance(data, str | bytes))
+def _is_row(data: Any) -> bool:
+    return isinstance(data, Sequence) and not isinstance(data, str | bytes)
 
 
 def _is_labels(data: Any) -> bool:
     """Labels rather than a data set: an array, or a row of numbers or names; a list of rows of numbers, too."""
-    if not isinstance(data, Sequence) or isinstance(data, str | bytes):
+    if not _is_row(data):
         return _is_array(data)
     first = data[0] if len(data) else None
     if isinstance(data, list) and isinstance(first, list):
-        return bool(first) and _is_scalar(first[0])
-    return first is None or _is_scalar(first)
+        return bool(first) and _is_label(first[0])
+    return first is None or _is_label(first) or getattr(first, "shape", None) == (1,)
 
 
-def _is_scalar(value: Any) -> bool:
-    return isinstance(value, int | float | str | bytes) or getattr(value, "shape", None) in ((), (1,))
+def _is_label(value: Any) -> bool:
+    """A single number or name."""
+    return isinstance(value, int | float | str | bytes) or getattr(value, "shape", None) == ()
+
+
+# --- one data set as samples and labels -------------------------------------------------------------------------------
 
 
 def _checked(parts: Sequence[tuple[str, Any]], any_targets: bool) -> Arrays:
@@ -255,27 +260,23 @@ def _of_items(data: Any, name: str) -> tuple[list[Any], list[Any]]:
     """All items of a map-style data set, in one pass."""
     if not _is_sized(data):
         raise DataError(f"{name}: got {_what(data)} without a length, expected one with __len__ and __getitem__")
-    samples, labels = [], []
-    for place in range(_length(data, name)):
-        try:
+    samples, labels, reading = [], [], "the length of the data set"
+    try:  # the data set's own code may raise anything
+        for place in range(len(data)):
+            reading = f"item {place}"
             item = data[place]
-        except Exception as error:  # whatever the data set's own code raises
-            raise DataError(f"{name}: item {place} cannot be read ({type(error).__name__}: {error})") from error
-        if isinstance(item, Mapping):
-            own, label = _named_columns(list(item), name)
-            item = item[own], item[label]
-        if not isinstance(item, tuple | list) or len(item) != 2:
-            raise DataError(f"{name}: item {place} is {_what(item)}, expected a pair: a sample and its label")
-        samples.append(item[0])
-        labels.append(item[1])
+            if isinstance(item, Mapping):
+                own, label = _named_columns(list(item), name)
+                item = item[own], item[label]
+            if not isinstance(item, tuple | list) or len(item) != 2:
+                raise DataError(f"{name}: item {place} is {_what(item)}, expected a pair: a sample and its label")
+            samples.append(item[0])
+            labels.append(item[1])
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"{name}: {reading} cannot be read ({reason(error)})") from error
     return samples, labels
-
-
-def _length(data: Any, name: str) -> int:
-    try:
-        return len(data)
-    except Exception as error:  # whatever the data set's own code raises
-        raise DataError(f"{name}: the length of the data set cannot be told ({error})") from error
 
 
 def _of_table(data: Any, name: str) -> tuple[Any, Any, Sequence[str]]:
@@ -283,9 +284,7 @@ def _of_table(data: Any, name: str) -> tuple[Any, Any, Sequence[str]]:
     try:
         samples, labels = data[own], data[label]
     except Exception as error:  # whatever decoding or a transform raises
-        raise DataError(
-            f"{name}: the columns {own} and {label} cannot be read ({type(error).__name__}: {error})"
-        ) from error
+        raise DataError(f"{name}: the columns {own} and {label} cannot be read ({reason(error)})") from error
     return samples, labels, getattr((data.features or {}).get(label), "names", None) or ()
 
 
@@ -300,8 +299,3 @@ def _named_columns(columns: Sequence[Any], name: str) -> tuple[Any, Any]:
             f"other or one of {', '.join(_SAMPLES)}; say which are samples and labels, for example (ds['x'], ds['y'])"
         )
     return own, label
-
-
-def _what(value: Any) -> str:
-    kind = type(value).__name__
-    return f"{kind} of {len(value)}" if isinstance(value, tuple | list | Mapping) else f"an object of type {kind}"

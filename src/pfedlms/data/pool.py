@@ -1,5 +1,5 @@
-"""What a data set is before anybody holds a part of it: samples, classes with their names and, where the data say so,
-whose each sample is."""
+"""A data set before it is partitioned: samples, classes with their names and, where the data say so, the client of each
+sample."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pfedlms.errors import DataError
+
 Samples = NDArray[Any]
+Constants = tuple[float, ...] | None
 
 
 @dataclass(frozen=True)
@@ -24,12 +27,17 @@ class Pool:
     names: tuple[str, ...] = ()
     owner: NDArray[np.int64] | None = None
     owners: tuple[str, ...] = ()
+    mean: Constants = None
+    """What images were normalised by, one number per channel, as is `std`; None: samples are as they were given."""
+    std: Constants = None
 
 
 def normalise(
     raw: NDArray[np.uint8], mean: Sequence[float], std: Sequence[float], scale: float = 255.0
 ) -> NDArray[np.float32]:
     """x = (raw / scale − mean) / std of images `[n, channels, height, width]`, channel by channel."""
+    if len(mean) != raw.shape[1]:
+        raise DataError(f"data.mean: got {len(mean)} numbers, expected {raw.shape[1]}, one per channel of the images")
     centre, spread = (np.array(each, dtype=np.float32).reshape(-1, 1, 1) for each in (mean, std))
     x = raw.astype(np.float32)
     x /= np.float32(scale)
@@ -38,8 +46,32 @@ def normalise(
     return x
 
 
-def standardised(raw: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Images `[n, channels, height, width]` by the mean and standard deviation of their own channels.
+def constants(mean: Sequence[float] | None, std: Sequence[float] | None) -> tuple[Constants, Constants]:
+    """`mean` and `std` as given, checked; empty ones count as not given."""
+    found = [tuple(map(float, each)) if each is not None and len(each) else None for each in (mean, std)]
+    for name, own in zip(("mean", "std"), found, strict=True):
+        if own is not None and not (np.isfinite(own).all() and (name == "mean" or min(own) > 0)):
+            above = " above 0" * (name == "std")
+            raise DataError(f"data.{name}: got {own}, expected finite numbers{above}, one per channel")
+    if sum(each is None for each in found) == 1 or len(found[0] or ()) != len(found[1] or ()):
+        raise DataError(
+            f"data.mean, data.std: got {found[0]} and {found[1]}, expected as many of each, one per channel; give both "
+            "or leave both out"
+        )
+    return found[0], found[1]
+
+
+def normalised(
+    raw: NDArray[np.uint8], mean: Constants = None, std: Constants = None
+) -> tuple[NDArray[np.float32], Constants, Constants]:
+    """Images `[n, channels, height, width]` normalised by the constants given, or by their own; and the constants."""
+    if mean is None or std is None:
+        mean, std = channel_statistics(raw)
+    return normalise(raw, mean, std), mean, std
+
+
+def channel_statistics(raw: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel of images `[n, channels, height, width]`, as shares of 255.
 
     Both come from counts of the 256 values, so that they are the same on every machine. A channel with one value only
     is divided by 1.
@@ -53,7 +85,7 @@ def standardised(raw: NDArray[np.uint8]) -> NDArray[np.float32]:
         total, first, second = (int(counts @ values**power) for power in (0, 1, 2))
         mean.append(first / total / 255)
         std.append((max(total * second - first**2, 0) ** 0.5 / total / 255) or 1.0)
-    return normalise(raw, mean, std)
+    return tuple(mean), tuple(std)
 
 
 def numbered(values: Iterable[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""Ways to deal samples out besides the Dirichlet partition: some classes a client, all alike, skewed sizes, as given.
+"""Ways to partition samples over clients: Dirichlet shares, some classes per client, all alike, skewed sizes, given.
 
 Each is drawn from a stream of its own.
 """
@@ -20,7 +20,7 @@ SCHEMES = ("dirichlet", "classes", "iid", "quantity", "given")
 
 @dataclass(frozen=True)
 class Dealing:
-    """How a pool of samples is dealt out to clients, and each client's samples split."""
+    """How a pool of samples is partitioned over clients, and each client's samples are split."""
 
     clients: int
     alpha: float
@@ -29,7 +29,7 @@ class Dealing:
     min_samples: int = 10
     """A client gets at least so many."""
     validation: float = 0.0
-    """Share of everybody's training samples that is set aside."""
+    """Share of each client's training samples that is set aside."""
     scheme: str = "auto"
     """One of `SCHEMES`, or auto; see `scheme_of`."""
     classes_per_client: int = 2
@@ -37,27 +37,26 @@ class Dealing:
 
 
 def scheme_of(asked: str, owner: NDArray[np.int64] | None, classes: int = 1) -> str:
-    """The way that `asked` means: auto is given where the data say whose each sample is, else dirichlet, or iid where
+    """The scheme that `asked` means: auto is given where the data name clients, else dirichlet, or iid where
     targets are no classes (`classes` 0)."""
     if asked == "auto":
         return "given" if owner is not None else "dirichlet" if classes else "iid"
     if asked in ("dirichlet", "classes") and not classes:
         raise DataError(
-            f"data.partition: got {asked!r}, which deals out classes, but targets are numbers; use iid, quantity or "
-            "given"
+            f"data.partition: got {asked!r}, which divides classes, but targets are numbers; use iid, quantity or given"
         )
     if asked == "given" and owner is None:
         raise DataError(
-            "data.partition: got 'given', but nothing says whose each sample is; name a column with --set "
+            "data.partition: got 'given', but the data name no clients; name a column with --set "
             f"data.owner_column=COLUMN, or use one of: {', '.join(SCHEMES[:-1])}"
         )
     return asked
 
 
-def deal(
+def assign(
     labels: NDArray[np.integer], how: Dealing, owner: NDArray[np.int64] | None = None, owners: Sequence[str] = ()
 ) -> list[Indices]:
-    """Cut the samples `0..len(labels)−1` into disjoint sets, one a client, that together hold every sample, each at
+    """Cut the samples `0..len(labels)−1` into disjoint sets, one per client, that together hold every sample, each at
     least `how.min_samples`."""
     clients, seed, least = how.clients, how.seed, how.min_samples
     match scheme_of(how.scheme, owner), owner:
@@ -94,11 +93,11 @@ def by_quantity(total: int, clients: int, alpha: float, seed: int, min_samples: 
 def by_classes(
     labels: NDArray[np.integer], clients: int, classes: int, seed: int, min_samples: int = 10
 ) -> list[Indices]:
-    """Every client holds samples of exactly `classes` classes, every class goes to somebody, and sizes are near even.
+    """Every client holds samples of exactly `classes` classes, every class to some client, and sizes are near even.
 
     The clients · classes places are given to classes by their size, one after another to the class with the most
-    samples a place, so that a place is worth about as much everywhere. Classes then come in random order, and each
-    takes the clients that lack most, drawn among equals; its samples, shuffled, are dealt evenly to them.
+    samples per place, so that a place is worth about as much everywhere. Classes then come in random order, and each
+    takes the clients that lack most, drawn among equals; its samples, shuffled, are divided evenly among them.
     """
     check_enough(len(labels), clients, min_samples)
     values, members, sizes = np.unique(labels, return_inverse=True, return_counts=True)
@@ -129,8 +128,8 @@ def _places(sizes: NDArray[np.integer], clients: int, classes: int) -> NDArray[n
     if not 1 <= classes <= len(sizes) or wanted < len(sizes) or wanted > most.sum():
         raise DataError(
             f"data.classes_per_client: got {classes} for {clients} clients, expected {-(-len(sizes) // clients)} to "
-            f"{most.sum() // clients}, so that each of the {len(sizes)} classes goes to somebody and there is a sample "
-            "for everybody who holds one; change it or data.clients"
+            f"{most.sum() // clients}, so that each of the {len(sizes)} classes has a client and each of its clients "
+            "a sample; change it or data.clients"
         )
     places = np.ones(len(sizes), dtype=np.int64)
     for _ in range(wanted - len(sizes)):

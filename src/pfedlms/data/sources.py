@@ -1,58 +1,89 @@
-"""Data sets by name: where each is read from and how its samples are normalised; and a user's own, by path."""
+"""Data sets by name: where each is read from and how its samples are normalised; and a user's own, by path.
+
+A new format of a named data set is a file with a `Format` and its place in `DATASETS`.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib import resources
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pfedlms.data import cifar, svhn
-from pfedlms.data.cache import Raw
-from pfedlms.data.file import SUFFIXES, read_file
+from pfedlms.data.cifar import cifar_formats
+from pfedlms.data.file import READERS, read_file
 from pfedlms.data.folder import read_folder
-from pfedlms.data.formats import Format, read_files
+from pfedlms.data.formats import Format, Found, Part, Raw, find_files
 from pfedlms.data.idx import idx_format
 from pfedlms.data.parquet import parquet_format
-from pfedlms.data.pool import Pool, Samples, normalise
-from pfedlms.errors import DataError, did_you_mean
+from pfedlms.data.pool import Pool, Samples, constants, normalise
+from pfedlms.data.svhn import FORMAT as SVHN
+from pfedlms.errors import DataError, DataWarning, did_you_mean
 
 
 @dataclass(frozen=True)
 class Source:
-    """How one data set is found and described; a sample is x = (raw / scale − mean) / std, channel by channel."""
+    """One data set of images; a sample is x = (raw / scale − mean) / std, channel by channel."""
 
     description: str
     shape: tuple[int, int, int]
     """Channels, height and width."""
     classes: int
-    read: Callable[[Path], Raw]
-    mean: tuple[float, ...]
-    """One number a channel, as is `std`."""
-    std: tuple[float, ...]
-    scale: float = 255.0
-    formats: tuple[Format, ...] = ()
-    """In which it may lie in a folder; none: it is in the package."""
-    samples: int = 0
+    samples: int
     """As published, train and test."""
+    mean: tuple[float, ...]
+    """One number per channel, as is `std`."""
+    std: tuple[float, ...]
+    formats: tuple[Format, ...] = ()
+    """In which it may be on disk; the first that is complete is read. None: it is in the package."""
+    published: int | None = None
+    """`fingerprint` of the published samples, where it is known."""
+    scale: float = 255.0
 
     @property
     def needs_dir(self) -> bool:
         return bool(self.formats)
 
-    def normalised(self, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Raw bytes as samples."""
-        return normalise(raw, self.mean, self.std, self.scale)
 
+_GREY, _COLOUR, _HALF = (1, 28, 28), (3, 32, 32), (0.5, 0.5, 0.5)
+_CIFAR = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+DATASETS: dict[str, Source] = {
+    "digits": Source(
+        "1,797 handwritten digits, 8x8 grey, in the package (UCI Optical Recognition of Handwritten Digits)",
+        (1, 8, 8), 10, 1797, (0.3053,), (0.3760,), scale=16.0,
+    ),
+    "mnist": Source(
+        "MNIST, 70,000 handwritten digits, 28x28 grey", _GREY, 10, 70_000, (0.1307,), (0.3081,),
+        (idx_format("mnist", "MNIST/raw"), parquet_format("mnist", "mnist", _GREY)), 0x0E364F4C3E9F0946,
+    ),
+    "fmnist": Source(
+        "Fashion-MNIST, 70,000 articles of clothing, 28x28 grey", _GREY, 10, 70_000, (0.2860,), (0.3530,),
+        (idx_format("fmnist", "FashionMNIST/raw"), parquet_format("fmnist", "fashion_mnist", _GREY)),
+        0x67A39152851A6E8D,
+    ),
+    "svhn": Source(
+        "SVHN, 99,289 digits of house numbers, 32x32 colour", _COLOUR, 10, 99_289, _HALF, _HALF,
+        (SVHN, parquet_format("svhn", "cropped_digits", _COLOUR)),
+    ),
+    "cifar10": Source(
+        "CIFAR-10, 60,000 animals and vehicles, 32x32 colour", _COLOUR, 10, 60_000, *_CIFAR,
+        (*cifar_formats("cifar10"), parquet_format("cifar10", "plain_text", _COLOUR)), 0x7542CCDEEEA61633,
+    ),
+    "cifar100": Source(
+        "CIFAR-100, 60,000 animals, plants and things, fine labels, 32x32 colour", _COLOUR, 100, 60_000, *_CIFAR,
+        (*cifar_formats("cifar100"), parquet_format("cifar100", "cifar100", _COLOUR)), 0xF48219A758C5B1BE,
+    ),
+}  # fmt: skip
 
 PATHS = {
-    "folder": "a folder of images by class: PATH/CLASS/…, or PATH/train/CLASS/… and test (extra: images)",
-    "file": "PATH.npz, .csv or .parquet with a label and perhaps a client column (extra for the last: parquet)",
+    "folder": "a folder of images by class: PATH/CLASS/…, or PATH/train/CLASS/… and test (extra: data)",
+    "file": f"PATH{', '.join(READERS)} with a label and perhaps a client column (extra for Parquet: data)",
 }
 """What a user's own data can be, named as KIND:PATH."""
 
@@ -68,7 +99,7 @@ def meant_by(name: str) -> str:
     path = Path(os.path.expanduser(name))
     if ":" in name:
         return ""
-    if path.suffix.lower() in SUFFIXES or path.is_file():
+    if path.name.lower().endswith(tuple(READERS)) or path.is_file():
         return f"did you mean file:{name}?"
     return f"did you mean folder:{name}?" if path.is_dir() or "/" in name or os.sep in name else ""
 
@@ -81,27 +112,31 @@ def load_dataset(name: str, directory: str | Path | None = None) -> tuple[Sample
 
 
 def load_pool(
-    name: str, directory: str | Path | None = None, image_size: int = 0, label: str = "", client: str = ""
+    name: str,
+    directory: str | Path | None = None,
+    image_size: int = 0,
+    label: str = "",
+    client: str = "",
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
 ) -> Pool:
     """The data set `name`, with what is known of its classes and clients; a path of the user's own is looked up in
-    `directory` unless it is absolute. The last three are settings of section [data]."""
+    `directory` unless it is absolute. The last five are settings of section [data]: images are normalised by `mean` and
+    `std`, one number per channel, where they are given, else by the data set's own. The pool says which were used."""
+    mean, std = constants(mean, std)
     path = Path(directory or "", os.path.expanduser(name.partition(":")[2]))
     match kind_of(name):
         case "folder":
-            return read_folder(path, image_size)
+            return read_folder(path, image_size, mean, std)
         case "file":
-            return read_file(path, label, client)
-    return Pool(*_load_named(name, directory))
-
-
-def _load_named(name: str, directory: str | Path | None) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+            return read_file(path, label, client, mean, std)
     if name not in DATASETS:
         near = meant_by(name) or did_you_mean(name, [*DATASETS, *(f"{kind}:PATH" for kind in PATHS)])
         raise DataError(f"data.dataset: got {name!r}; {near}")
     source = DATASETS[name]
-    raw, labels = source.read(folder_of(name, directory) if source.needs_dir else Path())
-    check_raw(name, raw, labels)
-    return source.normalised(raw), labels
+    raw, labels = read_found(name, found_files(name, directory)) if source.needs_dir else _read_digits()
+    mean, std = mean or source.mean, std or source.std
+    return Pool(normalise(raw, mean, std, source.scale), labels, mean=mean, std=std)
 
 
 def folder_of(name: str, directory: str | Path | None) -> Path:
@@ -114,67 +149,85 @@ def folder_of(name: str, directory: str | Path | None) -> Path:
     )
 
 
-def check_raw(name: str, raw: NDArray[np.uint8], labels: NDArray[np.int64]) -> None:
-    """Refuse what cannot be the data set `name`."""
-    source = DATASETS[name]
-    if raw.shape[1:] != source.shape:
+def found_files(name: str, directory: str | Path | None) -> Found:
+    """The files of the data set `name`; DataError where there are none."""
+    formats, folder = DATASETS[name].formats, folder_of(name, directory)
+    found = find_files(formats, folder)
+    if found is None:
+        nothing = f"nothing of {name} is in {folder} or where it usually is below it"
         raise DataError(
-            f"{name}: got images of shape {raw.shape[1:]}, expected {source.shape} (channels, height, width); "
-            f"the files are not {name}'s"
+            f"data.dir: {nothing if folder.is_dir() else f'{folder} is no folder'}; looked for "
+            f"{', '.join(format.kind for format in formats)}; point --data-dir at the folder that holds it, or fetch "
+            f"it: pfedlms data download {name} --data-dir {folder}"
         )
-    if labels.max() >= source.classes:
-        raise DataError(
-            f"{name}: got label {labels.max()}, expected below {source.classes}; the files are not {name}'s"
-        )
+    return found
+
+
+def read_found(name: str, found: Found) -> Raw:
+    """Images and labels, checked; DataWarning where they can be used, but are not those that were published."""
+    folder = found.files[0].parent
+    if found.missing:
+        raise DataError(f"{folder}: {found.missing[0]} beside {found.files[0].name}; fetch it, or remove the others")
+    parts = [_checked(name, part) for part in found.format.read(found.files)]
+    images, labels = (np.concatenate(arrays) for arrays in list(zip(*parts, strict=True))[1:])
+    source, doubt = DATASETS[name], ""
     absent = sorted(set(range(source.classes)) - set(np.unique(labels).tolist()))
-    if absent and len(labels) >= 100 * source.classes:  # by chance in no such sample; CIFAR-10 taken for CIFAR-100 is
+    if absent and len(labels) >= 100 * source.classes:  # by chance in no such sample; CIFAR-10 read as CIFAR-100 is one
         raise DataError(
-            f"{name}: got {len(labels)} samples and none of class {absent[0]}, expected some of each of "
+            f"{folder}: got {len(labels)} samples and none of class {absent[0]}, expected some of each of "
             f"{source.classes}; the files are not {name}'s"
         )
+    if len(labels) != source.samples:
+        counts = ", ".join(f"{called}: {len(own):,}" for called, _, own in parts)
+        doubt = f"{name}: got {len(labels):,} samples ({counts}), published were {source.samples:,}"
+    elif source.published not in (None, print_ := fingerprint(images, labels)):
+        others = [other for other, each in DATASETS.items() if each.published == print_]
+        if others:
+            raise DataError(
+                f"{folder}: holds the data set {others[0]!r}, expected {name!r}; use --dataset {others[0]}, or put the "
+                f"files of {name} there"
+            )
+        doubt = f"{name}: got as many samples as were published, but not the same ({folder})"
+    if doubt:
+        remedy = f"a run uses them; if that is not meant, remove the files, then: pfedlms data download {name}"
+        warnings.warn(f"{doubt}; {remedy}", DataWarning, stacklevel=3)
+    return images, labels
 
 
-def _read_digits(_: Path) -> Raw:
+def _checked(name: str, part: Part) -> Part:
+    """Refuse a part that cannot be of the data set `name`."""
+    source = DATASETS[name]
+    called, images, labels = part
+    if len(images) != len(labels) or not len(labels):
+        raise DataError(
+            f"{called}: got {len(images)} images and {len(labels)} labels, expected as many and at least one; fetch "
+            "the file again"
+        )
+    if images.shape[1:] != source.shape:
+        raise DataError(
+            f"{called}: got images of shape {images.shape[1:]}, expected {source.shape} (channels, height, width); the "
+            f"file is not {name}'s"
+        )
+    wrong = np.flatnonzero((labels < 0) | (labels >= source.classes))
+    if len(wrong):
+        raise DataError(
+            f"{called}: got label {labels[wrong[0]]} in sample {wrong[0]} (from 0), expected 0 to "
+            f"{source.classes - 1}; fetch the file again, or it is of another data set"
+        )
+    return part
+
+
+def fingerprint(images: NDArray[np.uint8], labels: NDArray[np.int64]) -> int:
+    """The same for the same samples in whatever format and order: the sum, modulo 2^64, of the first 8 bytes of the
+    SHA-256 of each image and its label."""
+    pixels = np.ascontiguousarray(images).reshape(len(images), -1)
+    digests = (
+        hashlib.sha256(image.tobytes() + bytes([label])).digest()[:8]
+        for image, label in zip(pixels, labels.tolist(), strict=True)
+    )
+    return int(np.frombuffer(b"".join(digests), dtype="<u8").sum())
+
+
+def _read_digits() -> Raw:
     with resources.files("pfedlms.data").joinpath("digits.npz").open("rb") as file, np.load(file) as arrays:
         return arrays["images"][:, np.newaxis], arrays["labels"].astype(np.int64)
-
-
-def _source(
-    name: str, what: str, samples: int, shape: tuple[int, int, int], classes: int,
-    mean: tuple[float, ...], std: tuple[float, ...], formats: tuple[Format, ...], hub: str,
-) -> Source:  # fmt: skip
-    """A data set of images in files: as its authors publish it, or in Parquet files, where hubs call it `hub`."""
-    formats = (*formats, parquet_format(name, hub, shape, classes))
-    size = f"{shape[1]}x{shape[2]} {'grey' if shape[0] == 1 else 'colour'}"
-    return Source(
-        f"{what}, {size}", shape, classes, partial(read_files, name, formats, samples), mean, std, formats=formats,
-        samples=samples,
-    )  # fmt: skip
-
-
-_DIGITS = "1,797 handwritten digits, 8x8 grey, in the package (UCI Optical Recognition of Handwritten Digits)"
-_GREY, _COLOUR = (1, 28, 28), (3, 32, 32)
-_CIFAR = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
-DATASETS: dict[str, Source] = {
-    "digits": Source(_DIGITS, (1, 8, 8), 10, _read_digits, (0.3053,), (0.3760,), scale=16.0, samples=1797),
-    "mnist": _source(
-        "mnist", "MNIST, 70,000 handwritten digits", 70_000, _GREY, 10, (0.1307,), (0.3081,),
-        (idx_format("mnist", ("mnist", "MNIST/raw")),), "mnist",
-    ),
-    "fmnist": _source(
-        "fmnist", "Fashion-MNIST, 70,000 articles of clothing", 70_000, _GREY, 10, (0.2860,), (0.3530,),
-        (idx_format("fmnist", ("fmnist", "FashionMNIST/raw")),), "fashion_mnist",
-    ),
-    "svhn": _source(
-        "svhn", "SVHN, 99,289 digits of house numbers", 99_289, _COLOUR, 10, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5),
-        (svhn.FORMAT,), "cropped_digits",
-    ),
-    "cifar10": _source(
-        "cifar10", "CIFAR-10, 60,000 animals and vehicles", 60_000, _COLOUR, 10, *_CIFAR,
-        cifar.formats(cifar.CIFAR10), "plain_text",
-    ),
-    "cifar100": _source(
-        "cifar100", "CIFAR-100, 60,000 animals, plants and things, fine labels", 60_000, _COLOUR, 100, *_CIFAR,
-        cifar.formats(cifar.CIFAR100), "cifar100",
-    ),
-}  # fmt: skip

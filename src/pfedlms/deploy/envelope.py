@@ -17,12 +17,12 @@ The body is a row of records, each 16 bytes and its data:
     0      1     code
     1      1     index: of an exchange, or of what was measured
     2      2     flags
-    4      4     number: of a round or phase, or how many answers a node has heard
+    4      4     number: of a round or phase, or how many answers a node knows
     8      8     length of the data in bytes
 
-Numbers are unsigned, little endian. A request is what a node is to do, in order. A reply has a record for each SEND and
-TRAIN of its request, in their order, and HEARD; or REFUSED and, if it is the node's own, HEARD. Nothing is allocated by
-a length that was not compared with what is there.
+Numbers are unsigned, little endian. A request is what a node is to do, in order. A reply has one record for each SEND
+and TRAIN of its request, in their order, and ANSWERS_KNOWN; or REFUSED and, if it is the node's own, ANSWERS_KNOWN.
+Nothing is allocated by a length that was not compared with what is there. Codes are those of `engine.transport`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from math import isfinite
 
+from pfedlms.engine.transport import Code, Record, Split
 from pfedlms.errors import (
     ChecksumError,
     DecodeError,
@@ -62,42 +63,6 @@ class Kind(IntEnum):
     REPLY = 2
 
 
-class Code(IntEnum):
-    """What a node is to do (up to TRAIN), and what it says."""
-
-    HEAR = 0
-    """The answer of exchange `index` of round `number`."""
-    MODEL = 1
-    """The model that the answers up to that of round `number` lead to."""
-    SEND = 2
-    """The message of exchange `index` of round `number`; in a reply, the message."""
-    TRAIN = 3
-    """The local steps of phase `number`; flags say what is to be measured. In a reply, N_k and the loss."""
-    MEASURED = 4
-    """What was measured after that."""
-    HEARD = 5
-    """How many answers the node has heard, where its method tracks a model."""
-    REFUSED = 6
-    """Nothing was done; flags say why, the data in words."""
-
-
-class Flag(IntEnum):
-    FORCED = 1
-    """Of MODEL: also for a node that believes to have it."""
-    PERSONAL = 1
-    """Of TRAIN: measure the trained model."""
-    SHARED = 2
-    """Of TRAIN: measure the shared model before it is trained."""
-
-
-class Split(IntEnum):
-    """What was measured."""
-
-    TEST = 0
-    VALIDATION = 1
-    SHARED = 2
-
-
 class Why(IntEnum):
     """Why a node refuses."""
 
@@ -110,20 +75,11 @@ class Why(IntEnum):
     STALE = 3
     """It is of a trip, round or phase that is over for this node."""
     ORDER = 4
-    """It needs what this node has not heard, sent or trained."""
+    """It needs an answer, a message or local steps that this node has not had."""
     DIVERGED = 5
     """The node's loss or model is not finite any more."""
     FAILED = 6
     """The node, or the way to it, failed."""
-
-
-@dataclass(frozen=True)
-class Record:
-    code: Code
-    number: int = 0
-    index: int = 0
-    flags: int = 0
-    data: bytes | memoryview = b""
 
 
 @dataclass(frozen=True)
@@ -191,12 +147,12 @@ def _records(body: memoryview) -> tuple[Record, ...]:
     return tuple(found)
 
 
-def refusal(request: Envelope, why: Why, text: str, heard: int | None = None) -> bytes:
-    """A reply that says that nothing was done. Whoever carries messages makes one of Why.FAILED where he knows why none
-    came; how many answers the node has `heard`, the node alone can say."""
+def refusal(request: Envelope, why: Why, text: str, answers_known: int | None = None) -> bytes:
+    """A reply that says that nothing was done. Whoever carries messages makes one of Why.FAILED where the cause of a
+    missing reply is known; how many answers the node knows, the node alone can say."""
     words = text.encode()[:_LONGEST_TEXT]
-    said = [] if heard is None else [Record(Code.HEARD, heard)]
-    return request.reply(Record(Code.REFUSED, flags=why, data=words), *said).encode()
+    known = [] if answers_known is None else [Record(Code.ANSWERS_KNOWN, answers_known)]
+    return request.reply(Record(Code.REFUSED, flags=why, data=words), *known).encode()
 
 
 def reason(record: Record) -> str:

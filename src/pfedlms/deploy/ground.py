@@ -1,4 +1,4 @@
-"""What an end of a run stands on: the terms of the run with their digest, and the data it holds, if any."""
+"""What each end derives from the configuration: the terms of the run with their digest, and its data, if any."""
 
 from __future__ import annotations
 

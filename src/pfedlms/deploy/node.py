@@ -1,8 +1,8 @@
-"""A node: one client, its state on its own disk, and a handler from a request's bytes to a reply's.
+"""A node: one client (a cohort of one), its state on its own disk, and a handler from request bytes to reply bytes.
 
-All that a request asks for is done on a copy, the copy is put in place on the disk together with the reply, and only
-then the reply leaves. So a node that is killed at any moment has done all of a request or nothing, and a request that
-comes again is answered with the bytes that are there.
+A node carries out all orders of a request on a copy of its state. It saves the copy together with the reply, and only
+then replies. So a node that is killed at any moment has done all of a request or nothing, and a repeated request gets
+the saved reply.
 """
 
 from __future__ import annotations
@@ -19,28 +19,16 @@ import torch
 
 from pfedlms.backend import own_threads
 from pfedlms.cohort import Cohort
-from pfedlms.deploy.envelope import (
-    Code,
-    Envelope,
-    Flag,
-    Kind,
-    Record,
-    Split,
-    Why,
-    decode,
-    measured,
-    refusal,
-    trained,
-)
+from pfedlms.deploy.envelope import Envelope, Kind, Why, decode, measured, refusal, trained
 from pfedlms.deploy.ground import Ground
-from pfedlms.engine.exchange import on_host
+from pfedlms.engine.client import Client, on_host
 from pfedlms.engine.training import LocalWorker
+from pfedlms.engine.transport import Code, Flag, Record, Split
 from pfedlms.errors import DivergedError, RunDirectoryError, WireError
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.prepare import NOTHING_OWN, ModelLike, Own, as_configured
 from pfedlms.experiment.store import write_atomically
-from pfedlms.methods.contract import Exchange, Objective
-from pfedlms.wire.frames import SERVER, Intake, frame
+from pfedlms.wire.frames import frame
 
 SCHEMA = 1
 _TENSORS = ("params", "momentum", "buffers", "state", "scratch", "heard")
@@ -56,22 +44,22 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class State:
-    """Where a node stands. Functions take one and return a new one."""
+    """A node's state. Functions take one and return a new one."""
 
     cohort: Cohort
     """The client as it is between rounds: what a round that is not played to its end leaves behind."""
     ongoing: Cohort | None = None
-    """The client in the round now played."""
+    """The client in the round that is played now."""
     round: int = 0
     """Which round that is."""
     step: int = 0
-    """How far it has come: 2 i + 1 once the message of exchange i was made, 2 i + 2 once its answer was heard."""
+    """How far it has come: 2 i + 1 once the message of exchange i was made, 2 i + 2 once its answer was taken in."""
     phase: int = -1
     """Of the last local steps; −1 before any."""
     sent: int = -1
     """The last round for which a message about the last steps was made."""
-    heard: int = 0
-    """How many answers it knows, where the method tracks a model."""
+    answers_known: int = 0
+    """How many answers it has taken in, where the method tracks a model."""
     trip: int = -1
     request: bytes = b""
     """Digest of the last request, and the reply to it."""
@@ -85,8 +73,8 @@ class Node:
     Args:
         config: as `Ground` takes it.
         client: the place it has among data.clients, from 0.
-        directory: where its state lies, a file a run; made if it is not there.
-        data: its own data, or None where those of the configuration are dealt out; see `ground.own_data`.
+        directory: where its state lies, one file per run; made if it is not there.
+        data: its own data, or None where those of the configuration are divided; see `ground.own_data`.
         model, own: what the configuration says is given in Python.
     """
 
@@ -106,9 +94,10 @@ class Node:
         self._terms, parts = ground.terms, ground.parts
         self._method, self._data = ground.terms.method, parts.data
         with as_configured(config):
-            self._worker = LocalWorker(
+            worker = LocalWorker(
                 parts.model, parts.data, parts.train, config.run.seed, ground.terms.participation, 1, parts.criterion
             )
+        self._client = Client(self._method, ground.terms.digest, ground.terms.catch_up, worker, parts.data)
         self.samples = parts.data.samples[client]
         folder = Path(directory)
         self.path = folder / f"client-{client}-{ground.run.hex()}.pt"
@@ -157,26 +146,22 @@ class Node:
             asked = decode(request)
         except WireError as error:
             nothing = Envelope(Kind.REQUEST, self.run, self.client, 0, 0, ())
-            return refusal(nothing, Why.BROKEN, f"{type(error).__name__}: {error}", self._state.heard)
+            return refusal(nothing, Why.BROKEN, f"{type(error).__name__}: {error}", self._state.answers_known)
         try:
             digest = hashlib.sha256(request).digest()
-            if (said := self._check(asked, digest)) is not None:
-                return said
+            if (reply := self._check(asked, digest)) is not None:
+                return reply
             with as_configured(self.config), own_threads():
-                after, said = self._carried_out(asked)
+                after, reply = self._carried_out(asked)
             if asked.kind == Kind.REQUEST:
-                after = replace(after, trip=asked.trip, request=digest, reply=said)
+                after = replace(after, trip=asked.trip, request=digest, reply=reply)
                 self._save(after)
                 self._state = after
-            return said
-        except Refused as error:
-            return refusal(asked, error.why, str(error), self._state.heard)
-        except WireError as error:
-            return refusal(asked, Why.BROKEN, f"{type(error).__name__}: {error}", self._state.heard)
-        except DivergedError as error:
-            return refusal(asked, Why.DIVERGED, str(error), self._state.heard)
+            return reply
         except Exception as error:  # whatever a model, a loss or a disk raises: nothing was changed by it
-            return refusal(asked, Why.FAILED, f"{type(error).__name__}: {error}", self._state.heard)
+            own = isinstance(error, Refused | DivergedError)
+            text = str(error) if own else f"{type(error).__name__}: {error}"
+            return refusal(asked, _why(error), text, self._state.answers_known)
 
     def _check(self, asked: Envelope, digest: bytes) -> bytes | None:
         """Whether a request is for this node and now; the reply to it where it was carried out already."""
@@ -202,120 +187,108 @@ class Node:
         return None
 
     def _carried_out(self, asked: Envelope) -> tuple[State, bytes]:
-        state, said, look = self._state, list[Record](), asked.kind == Kind.LOOK
-        for each in asked.records:
-            if each.code == Code.HEAR:
-                state = self._hear(state, each, look)
-            elif each.code == Code.MODEL:
-                state = self._adopt(state, each)
-            elif each.code == Code.SEND:
-                state, data = self._send(state, each)
-                said.append(Record(Code.SEND, each.number, each.index, data=data))
-            elif each.code == Code.TRAIN:
-                state, reports = self._train(state, each, look)
-                said += reports
+        state, reports, look = self._state, list[Record](), asked.kind == Kind.LOOK
+        for order in asked.records:
+            if order.index and order.index >= len(self._method.exchanges):
+                raise Refused(Why.BROKEN, f"exchange: got {order.index}, expected below {len(self._method.exchanges)}")
+            if order.code == Code.ANSWER:
+                state = self._take_in(state, order, look)
+            elif order.code == Code.MODEL:
+                state = self._adopt(state, order)
+            elif order.code == Code.SEND:
+                state, data = self._send(state, order)
+                reports.append(replace(order, data=data))
+            elif order.code == Code.TRAIN:
+                state, found = self._train(state, order, look)
+                reports += found
             else:
-                raise Refused(Why.BROKEN, f"got a record {each.code.name}, which nobody asks for")
-        said.append(Record(Code.HEARD, state.heard))
-        return state, asked.reply(*said).encode()
+                raise Refused(Why.BROKEN, f"got a record {order.code.name}, which is no order")
+        reports.append(Record(Code.ANSWERS_KNOWN, state.answers_known))
+        return state, asked.reply(*reports).encode()
 
-    def _exchange(self, asked: Record) -> Exchange[Any]:
-        exchanges = self._method.exchanges
-        if asked.index >= len(exchanges):
-            raise Refused(Why.BROKEN, f"exchange: got {asked.index}, expected below {len(exchanges)}")
-        return exchanges[asked.index]
-
-    def _hear(self, state: State, asked: Record, look: bool) -> State:
-        """An answer; one that a tracked model has been moved by already is passed over."""
-        exchange, number, tracks = self._exchange(asked), asked.number, self._method.tracks
-        if tracks and number != state.heard:
-            if number < state.heard:
+    def _take_in(self, state: State, order: Record, look: bool) -> State:
+        """An answer; one that has moved a tracked model already is passed over."""
+        number, tracks = order.number, self._method.tracks
+        if tracks and number != state.answers_known:
+            if number < state.answers_known:
                 return state
-            raise Refused(Why.ORDER, f"got the answer of round {number + 1}, expected that of round {state.heard + 1}")
+            raise Refused(
+                Why.ORDER, f"got the answer of round {number + 1}, expected that of round {state.answers_known + 1}"
+            )
         there = state.ongoing is not None and state.round == number
-        in_turn = there and state.step == 2 * asked.index + 1
+        in_turn = there and state.step == 2 * order.index + 1
         # About the last steps, or of a model that is tracked: what a client was sent matters, not what it has sent.
         if not (in_turn or look or self._method.about_last_steps or tracks):
             raise Refused(
-                Why.ORDER, f"got an answer of exchange {asked.index} of round {number + 1}, to which nothing was sent"
+                Why.ORDER, f"got an answer of exchange {order.index} of round {number + 1}, to which nothing was sent"
             )
         basis = state.ongoing if there and (in_turn or look) else None
-        received = Intake(exchange.down, self._terms.digest, number, (SERVER,)).accept(asked.data)
-        values = {name: torch.from_numpy(value) for name, value in received.values.items()}
-        after = exchange.client_receive(basis or state.cohort, values, number)
-        state = replace(state, ongoing=after, round=number, step=2 * asked.index + 2)
-        return replace(state, cohort=after.at_rest(), heard=number + 1) if tracks else state
+        after = self._client.take_in(basis or state.cohort, order, self._client.read(order))
+        state = replace(state, ongoing=after, round=number, step=2 * order.index + 2)
+        return replace(state, cohort=after.at_rest(), answers_known=number + 1) if tracks else state
 
-    def _adopt(self, state: State, asked: Record) -> State:
+    def _adopt(self, state: State, order: Record) -> State:
         """The model that answers lead to."""
         if not self._method.tracks:
             raise Refused(Why.BROKEN, f"got a model, but {self._method.name} tracks none")
-        if asked.number < state.heard and not asked.flags & Flag.FORCED:
+        if order.number < state.answers_known and not order.flags & Flag.FORCED:
             return state
-        by = self._terms.catch_up
-        message = by.message_of(asked.data)
-        received = Intake(message, self._terms.digest, asked.number, (SERVER,)).accept(asked.data)
-        if message is by.changes and received.values["since"][0] > state.heard:
+        received, known = self._client.read(order), state.answers_known
+        if self._client.message_of(order) is self._client.by.changes and received.values["since"][0] > known:
             since = received.values["since"][0]
-            raise Refused(Why.ORDER, f"changes since round {since} take {since} answers, {state.heard} were heard")
-        after = by.taken_in(self._method.exchanges[0], state.cohort, message, received, asked.number)
-        return replace(state, cohort=after, ongoing=None, heard=asked.number + 1)
+            raise Refused(Why.ORDER, f"changes since round {since} take {since} answers, got {known} so far")
+        after = self._client.take_in(state.cohort, order, received)
+        return replace(state, cohort=after, ongoing=None, answers_known=order.number + 1)
 
-    def _send(self, state: State, asked: Record) -> tuple[State, bytes]:
-        exchange, number, about_last = self._exchange(asked), asked.number, self._method.about_last_steps
+    def _send(self, state: State, order: Record) -> tuple[State, bytes]:
+        number, about_last = order.number, self._method.about_last_steps
         if about_last and number <= state.sent:
             raise Refused(
                 Why.STALE, f"the message of round {number + 1} was made already, the last is {state.sent + 1}"
             )
         if about_last and state.phase != number:
             raise Refused(Why.ORDER, f"the message of round {number + 1} is about phase {number}, not {state.phase}")
-        if self._method.tracks and state.heard != number:
-            raise Refused(Why.ORDER, f"to send in round {number + 1} takes {number} answers, {state.heard} were heard")
+        if self._method.tracks and state.answers_known != number:
+            raise Refused(
+                Why.ORDER, f"to send in round {number + 1} takes {number} answers, got {state.answers_known} so far"
+            )
         basis = state.cohort
-        if asked.index:
-            if state.ongoing is None or state.round != number or state.step != 2 * asked.index:
+        if order.index:
+            if state.ongoing is None or state.round != number or state.step != 2 * order.index:
                 raise Refused(
-                    Why.ORDER, f"to send in exchange {asked.index} of round {number + 1} takes the answer before it"
+                    Why.ORDER, f"to send in exchange {order.index} of round {number + 1} takes the answer before it"
                 )
             basis = state.ongoing
-        after, values = exchange.client_send(basis, number, self._worker)
-        rows = {name: array[0] for name, array in on_host(values).items()}
+        after, values = self._client.send(basis, order)
         data = frame(
-            exchange.up, rows, round=number, sender=self.client, samples=self.samples, digest=self._terms.digest
+            self._method.exchanges[order.index].up, {name: array[0] for name, array in on_host(values).items()},
+            round=number, sender=self.client, samples=self.samples, digest=self._terms.digest,
         )  # fmt: skip
-        state = replace(state, ongoing=after, round=number, step=2 * asked.index + 1)
+        state = replace(state, ongoing=after, round=number, step=2 * order.index + 1)
         if about_last:
             state = replace(state, cohort=after.at_rest(), sent=number)
         return state, bytes(data)
 
-    def _train(self, state: State, asked: Record, look: bool) -> tuple[State, list[Record]]:
-        phase, exchanges = asked.number, len(self._method.exchanges)
+    def _train(self, state: State, order: Record, look: bool) -> tuple[State, list[Record]]:
+        phase, exchanges = order.number, len(self._method.exchanges)
         if phase <= state.phase:
             raise Refused(Why.STALE, f"phase {phase} is over for this node, the last one was {state.phase}")
-        cohort, objective = state.cohort, Objective()
+        cohort = state.cohort
         if phase and exchanges:
             done = state.ongoing is not None and state.round == phase - 1 and state.step == 2 * exchanges
             if not done and not look:
                 raise Refused(Why.ORDER, f"phase {phase} takes the answers of round {phase}")
             cohort = state.ongoing if done and state.ongoing is not None else cohort
-        if phase:
-            objective = self._method.objective(cohort, phase - 1)
-        said = []
-        if asked.flags & Flag.SHARED and (shared := self._method.global_model(cohort)) is not None:
-            said.append(self._measured(Split.SHARED, cohort, shared))
-        after, losses = self._worker.train(cohort, objective, phase)
+        found = {}
+        if order.flags & Flag.SHARED:
+            found[Split.SHARED] = self._client.measure_shared(cohort)
+        after, losses = self._client.train(cohort, phase)
         after = after.at_rest()
-        if asked.flags & Flag.PERSONAL:
-            said.append(self._measured(Split.TEST, after, after.params))
-            if self._data.validation:
-                said.append(self._measured(Split.VALIDATION, after, after.params))
-        reports = [trained(phase, self.samples, losses.tolist()[0]), *said]
+        if order.flags & Flag.PERSONAL:
+            found |= self._client.measure_personal(after)
+        reports = [trained(phase, self.samples, losses.tolist()[0])]
+        reports += [measured(split, *counts[self.client]) for split, counts in found.items() if counts]
         return replace(state, cohort=after, ongoing=None, phase=phase), reports
-
-    def _measured(self, split: Split, cohort: Cohort, params: torch.Tensor) -> Record:
-        held = self._data.validation if split == Split.VALIDATION else self._data.test
-        right, losses = self._worker.evaluate(cohort, params, held)
-        return measured(split, right.tolist()[0], losses.tolist()[0], len(held[self.client]))
 
     # --- the disk
 
@@ -335,7 +308,7 @@ class Node:
                 for name in ("cohort", "ongoing")
                 if (values := kept.pop(name)) is not None
             }
-            return State(**cohorts, **kept)
+            return State(**cohorts, answers_known=kept.pop("heard"), **kept)
         except Exception as error:  # damaged bytes can make the unpickler raise anything
             raise RunDirectoryError(
                 f"{self.path}: cannot be read ({type(error).__name__}: {error}); delete it to begin anew"
@@ -347,8 +320,17 @@ class Node:
             return None if cohort is None else {name: _on(getattr(cohort, name), here) for name in _TENSORS}
 
         values = {each.name: getattr(state, each.name) for each in fields(State)}
+        values["heard"] = values.pop("answers_known")  # as earlier versions have it
         kept = {**values, "schema": SCHEMA, "cohort": tensors(state.cohort), "ongoing": tensors(state.ongoing)}
         write_atomically(self.path, lambda file: torch.save(kept, file))
+
+
+def _why(error: Exception) -> Why:
+    if isinstance(error, Refused):
+        return error.why
+    if isinstance(error, WireError):
+        return Why.BROKEN
+    return Why.DIVERGED if isinstance(error, DivergedError) else Why.FAILED
 
 
 def _on(value: Any, device: torch.device) -> Any:

@@ -10,7 +10,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pfedlms.deploy.coordinator import Coordinator, Transport
+from pfedlms.deploy.coordinator import Coordinator
+from pfedlms.deploy.nodes import Transport
 from pfedlms.errors import RunError, UsageError
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.play import Progress
@@ -51,13 +52,13 @@ def serve(
             directory.mark_on_nodes()  # only now: the folder of a simulation is refused, and stays one
             progress.started(config, coordinator.rounds_played)
             _play(config, coordinator, recorder, progress)
-            summary = recorder.finish("finished", _carried(coordinator))
+            summary = recorder.finish("finished", {"transport": coordinator.carried})
         except RunError as error:
-            error.summary = recorder.finish("failed", _carried(coordinator))
+            error.summary = recorder.finish("failed", {"transport": coordinator.carried})
             progress.ended(config, error.summary)
             raise
         except Stopped:
-            progress.ended(config, recorder.finish("interrupted", _carried(coordinator)))
+            progress.ended(config, recorder.finish("interrupted", {"transport": coordinator.carried}))
             raise
         progress.ended(config, summary)
         return summary
@@ -93,22 +94,15 @@ def _stoppable() -> Iterator[None]:
 
 
 def _play(config: Config, coordinator: Coordinator, recorder: Recorder, progress: Progress) -> None:
-    last = config.train.rounds
-    while coordinator.rounds_played < last and not recorder.out_of_patience:
-        number = coordinator.rounds_played + 1
-        report = coordinator.step()
-        if report is not None:
-            recorder.count(report)
-            out = {str(client): why for client, why in sorted(coordinator.standing.left_out.items())}
-            progress.played(config, {"round": number, **told(report), "left_out": out})
-            if coordinator.standing.tested:
-                weakened = list(coordinator.standing.weakened)
-                more = {**_carried(coordinator), "left_out": out, **({"weakened": weakened} if weakened else {})}
-                progress.evaluated(config, recorder.evaluate(report, more))
-                coordinator.told()
+    coordinator.after_trip = recorder.checkpoint
+    coordinator.start()
+    while coordinator.rounds_played < config.train.rounds and not recorder.out_of_patience:
+        report = coordinator.play_round()
+        recorder.count(report)
+        left_out = {str(client): why for client, why in sorted(report.left_out.items())}
+        progress.played(config, {"round": coordinator.rounds_played, **told(report), "left_out": left_out})
+        if report.evaluated:
+            weakened = {"weakened": list(report.limited)} if report.limited else {}
+            more = {"transport": coordinator.carried, "left_out": left_out, **weakened}
+            progress.evaluated(config, recorder.evaluate(report, more))
         recorder.checkpoint()
-
-
-def _carried(coordinator: Coordinator) -> dict[str, Any]:
-    down, up = coordinator.standing.carried
-    return {"transport": {"up": up, "down": down}}

@@ -10,6 +10,7 @@ All of them lead to the same bits. (b), (c) and (d) also carry what the method t
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pfedlms import rng
 from pfedlms.backend import to_device
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.methods.contract import Exchange, Method, Tracked
@@ -39,13 +39,14 @@ class Sent(NamedTuple):
 class Answers:
     """What a server keeps for clients that come back: the latest answers by round, as many as are fewer bytes than the
     model; for every entry of w the round of its last change; and of the w after each of these rounds a fingerprint, by
-    which a simulation sees that a client has it."""
+    which a simulation sees that a client has it. Fingerprints are kept where clients are sampled: a hash of w in every
+    round would cost more than the few replays it saves elsewhere."""
 
-    def __init__(self, initial: Tensor, model_bytes: int) -> None:
-        self._model_bytes = model_bytes
+    def __init__(self, initial: Tensor, model_bytes: int, sampled: bool = True) -> None:
+        self._model_bytes, self._sampled = model_bytes, sampled
         self.frames: dict[int, bytes] = {}
         self.changed = torch.full(initial.shape, NEVER, dtype=torch.int32)
-        self.fingerprints = {-1: int(fingerprints_of(initial[None])[0])}
+        self.fingerprints = {-1: fingerprints_of(initial[None])[0]} if sampled else {}
 
     def add(self, round: int, answer: bytes, before: Tensor, after: Tensor) -> None:
         """The answer of a round, and w `[dim]` before and after it."""
@@ -55,7 +56,8 @@ class Answers:
         # Bits, because −0 is not 0 to a digest of w.
         moved = before.view(torch.int32) != after.view(torch.int32)
         self.changed = torch.where(moved, round, self.changed.to(moved.device)).to(torch.int32)
-        self.fingerprints[round] = int(fingerprints_of(after[None])[0])
+        if self._sampled:
+            self.fingerprints[round] = fingerprints_of(after[None])[0]
         for number in [each for each in self.fingerprints if each + 1 < min(self.frames) and each >= 0]:
             del self.fingerprints[number]
 
@@ -80,6 +82,7 @@ class CatchUp:
 
     def __init__(self, method: Method, digest: bytes) -> None:
         self._digest, self._initial = digest, method.task.initial
+        self._sampled = method.task.participants < method.task.clients
         self._down = method.exchanges[0].down if method.exchanges else None
         dim, kind = len(self._initial), 2 * len(method.exchanges) + 1
         tracked = method.tracked if isinstance(method, Tracked) else ()
@@ -91,7 +94,7 @@ class CatchUp:
 
     def answers(self) -> Answers:
         """An empty log."""
-        return Answers(self._initial, HEADER_BYTES + self.model.max_bytes)
+        return Answers(self._initial, HEADER_BYTES + self.model.max_bytes, self._sampled)
 
     def frames(self, since: int, round: int, log: Answers, server: Tensors) -> list[Sent]:
         """What a client that knows the answers of rounds below `since` is sent before round `round`, in the fewest
@@ -159,9 +162,6 @@ def from_server(message: Message, arrays: dict[str, Any], number: int, digest: b
     return bytes(frame(message, arrays, round=number, sender=SERVER, samples=0, digest=digest))
 
 
-def fingerprints_of(models: Tensor) -> Tensor:
-    """A number of every model, `[clients, dim]` → int64 `[clients]`: Σ_i (2 word(i) + 1) bits(w_i) modulo 2^64. Other
-    models have another number but for a chance of about 2^-63."""
-    key = torch.tensor(rng.stream(0, "fingerprint") >> 1, device=models.device)
-    words = rng.device_words(key, torch.arange(models.shape[1], device=models.device))
-    return (models.contiguous().view(torch.int32).to(torch.int64) * (2 * words + 1)).sum(dim=1)
+def fingerprints_of(models: Tensor) -> list[bytes]:
+    """8 bytes of every model, `[clients, dim]`, by which equal ones are known."""
+    return [hashlib.blake2b(own, digest_size=8).digest() for own in models.contiguous().cpu().numpy()]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from pfedlms.engine.borders import checked_loss
 from pfedlms.methods.contract import Objective
 from pfedlms.step import cross_entropy, sample_losses
 from pfedlms.step.own import OverClients
@@ -34,8 +36,9 @@ class Criterion:
         return self.loss is None or self.loss.stacks
 
     def minimised(
-        self, objective: Objective, outputs: Tensor, features: Tensor | None, targets: Tensor
-    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        self, objective_of: Callable[[slice], Objective], outputs: Tensor, features: Tensor | None, targets: Tensor,
+        rows: slice,
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:  # fmt: skip
         """The task's loss of every client, and what the objective adds from features; see `models.forward.Loss`."""
         if self.loss is None:
             losses, slope = cross_entropy(outputs, targets)
@@ -43,7 +46,7 @@ class Criterion:
         else:
             root = self.loss(outputs, targets).mean(dim=1)
             losses, slope = root.detach(), torch.ones_like(root)
-        extra = None if features is None else objective.loss(features, targets)
+        extra = None if features is None else checked_loss(objective_of(rows), features, targets)
         if extra is None or not extra.requires_grad:  # features that no parameter has a part in
             return losses, [root], [slope]
         return losses, [root, extra], [slope, torch.ones_like(extra)]

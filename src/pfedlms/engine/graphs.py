@@ -12,7 +12,6 @@ import gc
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,8 @@ import torch
 from torch import Tensor
 
 from pfedlms.cohort import Cohort, joined
-from pfedlms.methods.contract import Objective
+from pfedlms.engine.objectives import attributes, changed, filled_up
+from pfedlms.methods.contract import Objective, PerClient
 from pfedlms.step import Rate
 
 TakeSteps = Callable[[Cohort, Tensor, Objective, Rate], tuple[Cohort, Tensor]]
@@ -45,7 +45,7 @@ def flat(value: Any, tensors: list[Tensor]) -> object:
         return (dict, *((key, flat(entry, tensors)) for key, entry in value.items()))
     if value is None or isinstance(value, bool | int | float | str | bytes | torch.dtype | torch.device):
         return (type(value), value)
-    if (own := _attributes(value)) is not None:
+    if (own := attributes(value)) is not None:
         return (type(value), *((name, flat(entry, tensors)) for name, entry in own.items()))
     return ("only", id(value))  # the recording holds the object, so no other can get this number
 
@@ -53,28 +53,11 @@ def flat(value: Any, tensors: list[Tensor]) -> object:
 def rebuilt(value: Any, tensors: Iterator[Tensor]) -> Any:
     """A copy of `value` with its tensors taken from `tensors` in the order of `flat`, and nothing that objects have
     computed for themselves and keep."""
-    if isinstance(value, Tensor):
-        return next(tensors)
-    if isinstance(value, list | tuple):
-        entries = [rebuilt(entry, tensors) for entry in value]
-        return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)
-    if isinstance(value, dict):
-        return {key: rebuilt(entry, tensors) for key, entry in value.items()}
-    if (own := _attributes(value)) is not None:
-        copy = object.__new__(type(value))
-        for name, entry in own.items():
-            object.__setattr__(copy, name, rebuilt(entry, tensors))
-        return copy
-    return value
 
+    def taken(leaf: Tensor | PerClient) -> Tensor | PerClient:
+        return PerClient(next(tensors)) if isinstance(leaf, PerClient) else next(tensors)
 
-def _attributes(value: Any) -> dict[str, Any] | None:
-    """What is set on an object, but for what it has computed from that and keeps (`cached_property`); None for what
-    cannot be looked into."""
-    if isinstance(value, type) or callable(value) or not hasattr(value, "__dict__"):
-        return None
-    kept = {name for cls in type(value).__mro__ for name, own in vars(cls).items() if isinstance(own, cached_property)}
-    return {name: entry for name, entry in vars(value).items() if name not in kept}
+    return changed(value, taken, fresh=True)
 
 
 @dataclass
@@ -95,7 +78,8 @@ class Replayed:
 
     Inputs are copied into the tensors the recording reads, results out of those it writes; so callers see ordinary
     values. A cohort of another size than `largest` (because answers were lost) is filled up with copies of its last
-    client to the nearest of largest, largest / 2, largest / 4, …, so that few sizes are ever recorded.
+    client to the nearest of largest, largest / 2, largest / 4, …, so that few sizes are ever recorded; the objective's
+    `PerClient` tensors are filled up likewise.
     """
 
     def __init__(self, steps: TakeSteps, largest: int) -> None:
@@ -105,8 +89,9 @@ class Replayed:
 
     def __call__(self, cohort: Cohort, plan: Tensor, objective: Objective, rate: Rate) -> tuple[Cohort, Tensor]:
         clients, size = len(cohort.ids), self._size(len(cohort.ids))
+        objective_in = filled_up(objective, size) if size > clients else objective
         tensors: list[Tensor] = []
-        key = (size, flat((objective, rate), tensors))
+        key = (size, flat((objective_in, rate), tensors))
         recording = self._recordings.get(key)
         if recording is None and self._of_size.get(size, 0) >= _MOST_RECORDINGS:
             warnings.warn(
@@ -123,7 +108,7 @@ class Replayed:
             cohort_in, plan_in = cohort, plan
         if recording is None:
             self._of_size[size] = self._of_size.get(size, 0) + 1
-            recording = self._recordings[key] = self._record(cohort_in, plan_in, (objective, rate), tensors)
+            recording = self._recordings[key] = self._record(cohort_in, plan_in, (objective_in, rate), tensors)
         else:
             _copy(recording.cohort, cohort_in)
             recording.plan.copy_(plan_in)

@@ -1,4 +1,4 @@
-"""Who takes part in a phase, and the state of all clients, be they here or away.
+"""Who takes part in a phase, and the state of all clients of a simulation.
 
 Phase 0 is the start (E steps from w⁰), phase r + 1 the local steps of round r.
 """
@@ -13,6 +13,7 @@ import torch
 
 from pfedlms import rng
 from pfedlms.cohort import Cohort, joined
+from pfedlms.engine.borders import check_kept
 from pfedlms.methods.contract import Method
 
 _KEPT = ("params", "momentum", "buffers", "state")
@@ -42,9 +43,9 @@ class Participation:
 class Clients:
     """The state of all clients.
 
-    Those who trained last are `present`, stacked on the device in cohorts of up to `group`. Whoever trained before is
-    away, each by itself, with what its method keeps of it, at `home`: on the device if there is room for all, else on
-    the host. Nothing is kept of clients that have never taken part.
+    Clients that trained last are `present`, stacked on the device in cohorts of up to `group`. Clients that trained
+    before are away: each by itself, with what its method keeps of it, at `home`, which is the device if there is room
+    for all, else the host. Nothing is kept of clients that have never taken part.
     """
 
     def __init__(
@@ -77,12 +78,13 @@ class Clients:
         return [self._gathered(group, present) for group in groups]
 
     def put(self, cohorts: Sequence[Cohort]) -> None:
-        """These clients are present now; who was and is not any more goes away."""
+        """These clients are present now; the others that were are kept away."""
         staying = {client for cohort in cohorts for client in cohort.ids}
         for cohort in self.present:
             leaving = [client for client in cohort.ids if client not in staying]
             if leaving:
-                kept = self._method.client_rest(cohort.take(leaving)).to(self._home)
+                part = cohort.take(leaving)
+                kept = check_kept(self._method, part, self._method.client_rest(part)).to(self._home)
                 for row, client in enumerate(leaving):
                     # Cloned, because a view would keep all of them in memory.
                     self._away[client] = kept.rows(slice(row, row + 1)).each(torch.clone)
@@ -113,7 +115,7 @@ class Clients:
         return replace(fresh, buffers=kept.buffers, state={**fresh.state, **kept.state})
 
     def state(self) -> dict[str, Any]:
-        """All of it, on the host: the present in one stack, however they are grouped here, and each that is away."""
+        """All clients, on the host: the present in one stack, however they are grouped here, and each that is away."""
         together = joined(self.present).to(torch.device("cpu"))
         away = {
             client: {name: getattr(cohort.to(torch.device("cpu")), name) for name in _KEPT}
@@ -122,7 +124,7 @@ class Clients:
         return {**{name: getattr(together, name) for name in _KEPT}, "trained": list(together.ids), "away": away}
 
     def load(self, state: dict[str, Any], samples: Sequence[int]) -> None:
-        """Go on from `state()`."""
+        """Resume from `state()`."""
 
         def cohort(ids: tuple[int, ...], values: dict[str, Any], device: torch.device) -> Cohort:
             return Cohort(ids, tuple(samples[k] for k in ids), **{name: values[name] for name in _KEPT}).to(device)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+
+Counts = dict[int, tuple[float, float, int]]
+"""By client: correct predictions (or summed scores), summed loss, and samples."""
 
 
 @dataclass
@@ -15,7 +18,7 @@ class Traffic:
     down_payload: int = 0
     down_framing: int = 0
     catch_up: int = 0
-    """What clients that had been away were sent to catch up, framing included."""
+    """What clients that had missed answers were sent to catch up, framing included."""
 
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(*(a + b for a, b in zip(self.as_tuple(), other.as_tuple(), strict=True)))
@@ -74,6 +77,12 @@ class RoundReport:
     unheard: int
     """Answers that did not arrive or were refused."""
     global_evaluation: Evaluation | None = None
+    evaluated: bool = False
+    """Whether this round was to be measured."""
+    left_out: dict[int, str] = field(default_factory=dict)
+    """Clients that were left out of something since the last evaluation, and why."""
+    limited: tuple[int, ...] = ()
+    """Clients that weighed less than they claimed since then."""
 
 
 def mean_loss(found: Iterable[tuple[int, float]]) -> float:
@@ -87,7 +96,7 @@ def mean_loss(found: Iterable[tuple[int, float]]) -> float:
 
 
 def summed(found: Mapping[int, tuple[float, float, int]], percent: bool) -> Evaluation | None:
-    """Of each client correct predictions (or summed scores), summed loss and samples; None where nobody has any."""
+    """All clients' counts together; None where nobody has any samples."""
     ids = tuple(client for client in sorted(found) if found[client][2])
     if not ids:
         return None
@@ -96,3 +105,9 @@ def summed(found: Mapping[int, tuple[float, float, int]], percent: bool) -> Eval
         loss += found[client][1]
     correct, tested = (tuple(found[client][part] for client in ids) for part in (0, 2))
     return Evaluation(ids, correct, tested, loss / sum(tested), percent=percent)  # type: ignore[arg-type]
+
+
+def evaluation(tested: Counts, validated: Counts, percent: bool) -> Evaluation | None:
+    """Clients' own models on their test splits and on what they have set aside."""
+    found = summed(tested, percent)
+    return found and replace(found, validation=summed(validated, percent))

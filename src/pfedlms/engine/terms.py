@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pfedlms.cohort import Cohort
+from pfedlms.engine.borders import guarded
 from pfedlms.engine.catch_up import CatchUp
 from pfedlms.engine.participation import Participation
 from pfedlms.engine.training import TrainSettings
@@ -26,9 +27,9 @@ class Terms:
         train: TrainSettings, seed: int,
     ) -> None:  # fmt: skip
         self.participation = Participation(clients, train.participation, seed)
-        self.method = method(task_of(model, classes, self.participation, train, seed), settings)
+        self.method = guarded(method(task_of(model, classes, self.participation, train, seed), settings))
         if (self.method.about_last_steps or self.method.tracks) and len(self.method.exchanges) != 1:
-            raise ValueError(f"method: {method.name} speaks of steps already taken, or tracks; it has one exchange")
+            raise ValueError(f"method: {method.name} is about the last steps, or tracks a model: it has one exchange")
         self.model, self.train, self.seed = model, train, seed
         self.digest = agreement(self.method)
         self.catch_up = CatchUp(self.method, self.digest)
@@ -54,6 +55,7 @@ def task_of(model: CohortModel, classes: int, who: Participation, train: TrainSe
         weight_decay=train.weight_decay,
         schedule=train.rates,
         optimizer=train.optimizer,
+        local_steps=train.local_steps,
         statistics=tuple(
             (name, value.numel()) for name, value in model.initial_buffers.items() if value.is_floating_point()
         ),

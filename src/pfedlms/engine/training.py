@@ -18,11 +18,21 @@ from pfedlms.cohort import Cohort
 from pfedlms.data.batches import Augmentation, batches
 from pfedlms.data.federated import FederatedData
 from pfedlms.data.partition import Indices
+from pfedlms.engine.borders import (
+    check_cohort,
+    check_given_objective,
+    check_same_clients,
+    checked_gradient,
+    checked_objective,
+    checked_step,
+    named,
+)
 from pfedlms.engine.criterion import Criterion
 from pfedlms.engine.graphs import Replayed
+from pfedlms.engine.objectives import splitter
 from pfedlms.engine.participation import Participation
 from pfedlms.errors import DivergedError
-from pfedlms.methods.contract import Objective
+from pfedlms.methods.contract import Method, Objective
 from pfedlms.models.forward import CohortModel
 from pfedlms.models.streams import beside
 from pfedlms.step import Rate, adamw_step_, clip_, kept_numbers, sgd_step_
@@ -83,18 +93,34 @@ class LocalWorker:
         self._run_steps = Replayed(self._steps, largest) if recorded else self._steps
         self._sum_gradients = Replayed(self._gradients, largest) if recorded else self._gradients
         self._rates = train.rates
-        self._ahead: tuple[tuple[int, ...], int, Tensor] | None = None
+        self._plans: dict[tuple[tuple[int, ...], int], Tensor] = {}
+
+    def local_update(self, method: Method, cohort: Cohort, phase: int) -> tuple[Cohort, Tensor]:
+        """What clients do between two exchanges: E local steps on the method's objective, then its `after_training`;
+        the losses are those of the first. Phase 0 is the start, phase r + 1 belongs to round r."""
+        with named(method):
+            check_cohort(cohort)
+            objective = checked_objective(method, cohort, phase - 1) if phase else Objective()
+            trained, losses = self._train_once(cohort, objective, phase)
+            after = method.after_training(trained, phase, self)
+            check_same_clients("after_training", trained, after)
+            return after, losses
 
     def train(self, cohort: Cohort, objective: Objective, phase: int) -> tuple[Cohort, Tensor]:
-        """The E local steps of one cohort, and each client's mean task loss in them, on the host; phase 0 is the start,
-        phase r + 1 belongs to round r."""
+        """See `ClientWork`."""
+        check_given_objective(objective, cohort)
+        return self._train_once(cohort, objective, phase)
+
+    def _train_once(self, cohort: Cohort, objective: Objective, phase: int) -> tuple[Cohort, Tensor]:
+        """The E local steps of one cohort, and each client's mean task loss in them, on the host."""
         plan = self.plan(cohort, phase)
         with seeded_modules(rng.stream(self._seed, "module", phase, cohort.ids[0]), self._model.device):
             trained, losses = self._in_parts(cohort, plan, objective, self._rate(phase))
         if cohort.params.is_cuda and len(cohort.ids) == self._who.count:
-            # While the GPU is still busy with these steps.
-            following = self._who.of(phase + 1)
-            self._ahead = (following, phase + 1, self._drawn(following, phase + 1))
+            # While the GPU is still busy with these steps. The plan of this phase is kept for a second training.
+            following = self._who.of(phase + 1), phase + 1
+            ahead = self._plans.get(following)
+            self._plans[following] = self._drawn(*following) if ahead is None else ahead
         losses, sums = to_host(losses, trained.params.sum(dim=1))
         check_finite(trained, losses, sums, phase)
         return trained, losses
@@ -108,8 +134,12 @@ class LocalWorker:
     def plan(self, cohort: Cohort, phase: int) -> Tensor:
         """What every client sees in the steps of a phase: `[steps, 1, clients, batch]`, indices of samples; with
         augmentation `[steps, 4, clients, batch]`, how they are changed behind that."""
-        ahead = self._ahead
-        return ahead[2] if ahead is not None and ahead[:2] == (cohort.ids, phase) else self._drawn(cohort.ids, phase)
+        wanted = cohort.ids, phase
+        plan = self._plans.get(wanted)
+        if plan is None:
+            plan = self._drawn(*wanted)
+        self._plans = {key: kept for key, kept in self._plans.items() if key[1] > phase} | {wanted: plan}
+        return plan
 
     def _drawn(self, ids: tuple[int, ...], phase: int) -> Tensor:
         steps, size = self._train.local_steps, self._train.batch_size
@@ -124,10 +154,10 @@ class LocalWorker:
         if len(parts) == 1:
             return self._run_steps(cohort, plan, objective, rate)
         params, momentum = torch.empty_like(cohort.params), torch.empty_like(cohort.momentum)
-        losses = torch.empty(len(cohort.ids))
+        losses, objective_of = torch.empty(len(cohort.ids)), splitter(objective)
 
         def train(rows: slice) -> None:
-            part, losses[rows] = self._run_steps(cohort.rows(rows), plan[:, :, rows], objective, rate)
+            part, losses[rows] = self._run_steps(cohort.rows(rows), plan[:, :, rows], objective_of(rows), rate)
             params[rows], momentum[rows] = part.params, part.momentum
 
         spread(train, parts)
@@ -141,9 +171,9 @@ class LocalWorker:
         params, momentum = cohort.params.clone(), cohort.momentum.clone()
         buffers = {name: value.clone() for name, value in cohort.buffers.items()}
         losses, gradients = torch.zeros(len(params), device=params.device), torch.empty_like(params)
-        targets, minimised = self._data.y[plan[:, 0]], partial(self._criterion.minimised, objective)
+        targets, minimised = self._data.y[plan[:, 0]], partial(self._criterion.minimised, splitter(objective))
         for step, (chosen, y) in enumerate(zip(plan, targets, strict=True)):
-            pull, x = partial(objective.gradient, params), self._training_samples(chosen)
+            pull, x = partial(checked_gradient, objective, params), self._training_samples(chosen)
             task = partial(self._model.gradient, gradients, params, buffers, x, y, minimised, objective.needs_features)
             # The pull depends on the models alone, so it is computed beside the gradient of the loss.
             extra, loss = beside(pull, task, self._model.device, "pull")
@@ -155,7 +185,7 @@ class LocalWorker:
                 adamw_step_(params, gradients, extra, momentum, rate, settings.weight_decay)
             else:
                 sgd_step_(params, gradients, extra, momentum, rate, settings.momentum, settings.weight_decay)
-            params = objective.after_step(params, step)
+            params = checked_step(objective, params, step)
         return replace(cohort, params=params, momentum=momentum, buffers=buffers), losses / len(plan)
 
     def mean_gradient(self, cohort: Cohort, params: Tensor, round: int) -> Tensor:
@@ -170,7 +200,10 @@ class LocalWorker:
         Like `_steps` in all else, so that it is replayed by the same means."""
         buffers = {name: value.clone() for name, value in cohort.buffers.items()}
         total, gradients = torch.zeros_like(cohort.params), torch.empty_like(cohort.params)
-        losses, minimised = torch.zeros(len(total), device=total.device), partial(self._criterion.minimised, objective)
+        losses, minimised = (
+            torch.zeros(len(total), device=total.device),
+            partial(self._criterion.minimised, splitter(objective)),
+        )
         for chosen in plan:
             x, y = self._training_samples(chosen), self._data.y[chosen[0]]
             losses += self._model.gradient(gradients, cohort.params, buffers, x, y, minimised)

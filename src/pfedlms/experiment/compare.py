@@ -17,7 +17,7 @@ from pfedlms.experiment.study import Planned, Study, left, wrong_seeds
 from pfedlms.experiment.variants import Variant, variants
 from pfedlms.experiment.watch import watching
 from pfedlms.methods import METHODS
-from pfedlms.report.tables import comparison_text
+from pfedlms.report.results import comparison
 from pfedlms.step.own import Metric, PerSample
 
 MANIFEST = "compare.json"
@@ -28,7 +28,7 @@ class Comparison(Study):
     """The runs of a comparison, in the order methods and seeds were given."""
 
     def __str__(self) -> str:
-        return comparison_text(self.runs)
+        return str(comparison(self.results)) if self.results else "no runs yet\n"
 
 
 def compare(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 
 from pfedlms.backend import COMPILATION
 from pfedlms.engine import Federation
+from pfedlms.engine.shared_model import falls_apart
 from pfedlms.errors import DivergedError, QuorumError, RunError, UsageError
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.prepare import as_configured
@@ -170,7 +172,7 @@ def _play(
     config: Config, federation: Federation, progress: Progress, recorder: Recorder, stopped: Callable[[], int]
 ) -> bool:
     """All rounds that are left; whether they were interrupted."""
-    last, interrupted = config.train.rounds, False
+    last, interrupted, warned = config.train.rounds, False, False
     if federation.rounds_played == 0:
         federation.start()
     while federation.rounds_played < last and not (interrupted or recorder.out_of_patience):
@@ -181,11 +183,27 @@ def _play(
         progress.played(config, {"round": number, **told(report)})
         if evaluate:
             progress.evaluated(config, recorder.evaluate(report))
+            warned = warned or _warn_of_shared_model(recorder.metrics)
         done = number == last or recorder.out_of_patience
         interrupted = stopped() > 0 and not done
         if number % config.run.checkpoint_every == 0 or done or interrupted or recorder.rose:
             recorder.checkpoint()
     return interrupted
+
+
+def _warn_of_shared_model(metrics: Sequence[Mapping[str, Any]]) -> bool:
+    """Warn where the shared model falls apart; whether it does."""
+    if "metric" in metrics[-1] or "g_acc" not in metrics[-1]:
+        return False
+    found = [(each["g_acc"], each["p_acc"]) for each in metrics if None not in (each.get("g_acc"), each["p_acc"])]
+    wrong = falls_apart([shared for shared, _ in found], [own for _, own in found])
+    if wrong:
+        warnings.warn(
+            f"round {metrics[-1]['round']}: the shared model falls apart: {wrong}; lower the server's step or gain, "
+            "let more clients take part, or use sketchmean where few do",
+            stacklevel=2,
+        )
+    return wrong is not None
 
 
 def _tell_of(error: BaseException, config: Config, progress: Progress, recorder: Recorder) -> None:

@@ -235,7 +235,7 @@ def dealt(config: Config, pool: Pool) -> FederatedData:
             "clients; leave it out, or choose another data.partition"
         )
     warn(without_effect_on(config, scheme))
-    return from_pool(pool.x, pool.y, dealing(config), pool.owner, pool.owners, pool.names)
+    return from_pool(pool.x, pool.y, dealing(config), pool.owner, pool.owners, pool.names, pool.mean, pool.std)
 
 
 def dealing(config: Config) -> Dealing:

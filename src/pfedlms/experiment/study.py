@@ -61,6 +61,15 @@ class StudyRun:
         return f"StudyRun({self.name} seed {self.summary['seed']}: {in_short(self.summary)})"
 
     @property
+    def label(self) -> str:
+        """What tables and figures call it."""
+        return self.name
+
+    @property
+    def settings(self) -> dict[str, dict[str, Any]]:
+        return self.config.tables()
+
+    @property
     def metrics(self) -> list[dict[str, Any]]:
         """One record an evaluation."""
         return self._metrics()

@@ -21,7 +21,8 @@ from pfedlms.experiment.prepare import NOTHING_OWN, ModelLike, Own, python_overr
 from pfedlms.experiment.study import Planned, Study, left, read_manifest, wrong_seeds
 from pfedlms.experiment.watch import watching
 from pfedlms.methods import METHODS, Method
-from pfedlms.report.tables import sweep_text
+from pfedlms.report import results as tables
+from pfedlms.report.runs import Section
 from pfedlms.settings import parse, type_name
 from pfedlms.step.own import Metric, PerSample
 
@@ -83,7 +84,12 @@ class Sweep(Study):
         return found
 
     def __str__(self) -> str:
-        return sweep_text(self.cells, self.best, self.by)
+        return str(tables.sweep(self.section)) if self.results else "no runs yet\n"
+
+    @property
+    def section(self) -> Section:
+        """What tables, figures and the page know of it."""
+        return Section(self.directory.name if self.directory else "sweep", self.results, "Sweep", self.axes, self.by)
 
 
 def sweep(

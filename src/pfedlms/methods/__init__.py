@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from pfedlms.methods.contract import Exchange, Method, Objective, Task
+from pfedlms.methods.contract import (
+    Exchange,
+    FieldMeans,
+    Method,
+    Objective,
+    PerClient,
+    Task,
+    Tracked,
+    go_on_from,
+)
 from pfedlms.methods.eden import EDEN
 from pfedlms.methods.fedavg import FedAvg
 from pfedlms.methods.fedproto import FedProto
@@ -33,4 +42,15 @@ def register(method: type[Method]) -> type[Method]:
     return method
 
 
-__all__ = ["METHODS", "Exchange", "Method", "Objective", "Task", "register"]
+__all__ = [
+    "METHODS",
+    "Exchange",
+    "FieldMeans",
+    "Method",
+    "Objective",
+    "PerClient",
+    "Task",
+    "Tracked",
+    "go_on_from",
+    "register",
+]

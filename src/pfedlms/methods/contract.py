@@ -1,14 +1,16 @@
 """The contract between methods, engine and wire.
 
-A round is written once, in `engine.federation`, and an exchange in `engine.exchange`: the method's exchanges one after
-another, then E local steps on the method's objective. An exchange is
+A round is the method's exchanges one after another, then E local steps on the method's objective, then
+`after_training`. An exchange is
 
     client_send → bytes → server_open, server_add…, server_reply → bytes → client_receive
 
-and a method is its exchanges, its objective and its settings. All of it is pure: state goes in, state comes out.
+and a method is its exchanges, its objective and its settings. All functions are pure: state goes in, state comes out.
 Client-side functions work on a cohort (tensors with a leading `clients` axis); a real device is a cohort of one. The
 server side is a fold over the clients' messages, so its memory need not grow with their number; it runs on the host. A
 method never sees bytes, and never decides who takes part: it gets whichever clients' messages arrived.
+
+`engine.borders` checks what a method returns: names, shapes, dtypes and devices.
 """
 
 from __future__ import annotations
@@ -54,6 +56,8 @@ class Task:
     """Where this end computes. Messages are on the host; what a server keeps may lie here, if its method puts it."""
     schedule: Schedule = field(default_factory=Schedule)
     optimizer: str = "sgd"
+    local_steps: int = 1
+    """E, the local steps of one phase."""
 
     def rate(self, phase: int) -> float:
         """η of a phase's local steps; phase 0 is the start, phase r + 1 the steps of round r. `learning_rate` is its
@@ -62,7 +66,16 @@ class Task:
 
 
 class ClientWork(Protocol):
-    """What a client can compute on its own data besides its local steps; handed to `client_send`."""
+    """What clients can compute on their own data; handed to `client_send` and `after_training`."""
+
+    def train(self, cohort: Cohort, objective: Objective, phase: int) -> tuple[Cohort, Tensor]:
+        """E more local steps: the trained cohort, and each client's mean task loss, `[clients]`, on the host.
+
+        They start from `cohort.params` and `cohort.momentum`; `cohort.with_model(params)` starts another model with
+        zero momentum. They see the same batches in the same order, and the same learning rate, as the phase's own local
+        steps. Running statistics of the model continue from `cohort.buffers`.
+        """
+        ...
 
     def mean_gradient(self, cohort: Cohort, params: Tensor, round: int) -> Tensor:
         """Gradient of the task loss at `params: [clients, dim]`, averaged over the E batches of the round's local
@@ -75,13 +88,25 @@ class ClientWork(Protocol):
         ...
 
 
+@dataclass(frozen=True, eq=False)
+class PerClient:
+    """Marks a tensor of an `Objective` that has one row for each client of the cohort, `[clients, …]`.
+
+    The engine may train some clients of a cohort at a time, or add copies of the last client. Marked tensors follow:
+    inside the objective `self.field.value` always has one row for each client at hand.
+    """
+
+    value: Tensor
+
+
 @dataclass(frozen=True)
 class Objective:
     """What the local steps minimise besides the task's own loss; the default adds nothing.
 
     A step is θ ← θ − η (∇[task's loss + loss] + gradient(θ) + μθ), through the momentum buffer if there is one, or
     AdamW's on these gradients but for μθ (`step.adamw_step_`); then after_step. All an objective knows are its fields:
-    tensors without a clients axis (on the clients' device), numbers, and objects made of these.
+    numbers, tensors on the clients' device, and objects made of these. A tensor with one row for each client is wrapped
+    in `PerClient`; all others are the same for all clients.
     """
 
     needs_features: ClassVar[bool] = False
@@ -178,11 +203,12 @@ class Method(ABC):
         return {}
 
     def client_start(self, cohort: Cohort) -> Cohort:
-        """Add what the method keeps with every client; called once for each, before it first takes part."""
+        """Add what the method keeps with every client; called once for each, before it first takes part. No entry of
+        `state` is added, dropped or changed in shape or dtype after that."""
         return cohort
 
     def client_rest(self, cohort: Cohort) -> Cohort:
-        """What clients keep while they take no part. Nothing of a model that the next answer replaces."""
+        """What clients keep while they take no part; the next answer must replace everything else."""
         return cohort if self.personal else cohort.without_model()
 
     def server_start(self) -> Tensors:
@@ -193,6 +219,11 @@ class Method(ABC):
         """What this round's local steps minimise, after all exchanges."""
         return Objective()
 
+    def after_training(self, cohort: Cohort, phase: int, work: ClientWork) -> Cohort:
+        """The clients after the local steps of a phase (0 is the start, r + 1 belongs to round r), for instance with a
+        second model trained by `work.train`. `cohort.params` are evaluated after that."""
+        return cohort
+
     def global_model(self, cohort: Cohort) -> Tensor | None:
         """The model all clients share after the exchanges and before the local steps, `[dim]` or `[clients, dim]`;
         None if there is none."""
@@ -202,9 +233,9 @@ class Method(ABC):
 class Tracked(Method):
     """A mix-in: one model w that both ends hold, `state["model"]` with every client and with the server.
 
-    Both move it by the same answers and so to the same bits; a client that was away is sent the answers it missed, in
-    order, or w where that is fewer bytes, before it sends or trains again. Where the answer is w itself, `tracks` is
-    set to False.
+    Both move it by the same answers and so to the same bits; a client that was absent is sent the answers it missed, in
+    order, or w where that is fewer bytes, before it sends or trains again. Set `tracks = False` only if every answer is
+    w itself: absent clients then keep no w, and get nothing but the next answer.
     """
 
     tracks = True

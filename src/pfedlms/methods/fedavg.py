@@ -30,6 +30,10 @@ class FedAvgSettings(ServerSettings):
     server_step: float = setting(
         1.0, "η, the server's step along its clients' mean update; 1 with momentum 0 is FedAvg", above=0
     )
+    # As in `ServerSettings`, but in the digest of messages, where it has been from the beginning.
+    server_momentum: float = setting(
+        0.0, "β, the server's momentum (FedAvgM); 0 with step 1 is FedAvg", minimum=0, below=1
+    )
 
 
 class Average(FieldMeans):

@@ -27,13 +27,18 @@ class ServerSettings:
     """The settings of every method with a server optimiser, besides its step η."""
 
     server_momentum: float = setting(
-        0.0, "β, the server's momentum; 0 has none, and with sgd and a step of 1 the mean itself", minimum=0, below=1
+        0.0, "β, the server's momentum; 0 with sgd has none", minimum=0, below=1, server_only=True
     )
     server_optimizer: str = setting(
-        "sgd", "what makes a step of the mean update: sgd, adam or yogi", choices=lambda: ["sgd", "adam", "yogi"]
+        "sgd",
+        "what makes a step of the mean update: sgd, adam or yogi",
+        choices=lambda: ["sgd", "adam", "yogi"],
+        server_only=True,
     )
-    server_decay: float = setting(0.99, "β₂ of adam and yogi, which sgd does not have", minimum=0, below=1)
-    server_epsilon: float = setting(1e-3, "ε of adam and yogi, which bounds their steps by η u / ε", above=0)
+    server_decay: float = setting(0.99, "β₂ of adam and yogi", minimum=0, below=1, server_only=True)
+    server_epsilon: float = setting(
+        1e-3, "ε of adam and yogi: no step is longer than η u / ε", above=0, server_only=True
+    )
 
 
 class ServerOptimizer:

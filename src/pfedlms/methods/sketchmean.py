@@ -29,7 +29,7 @@ from pfedlms.methods.consensus import Sketches
 from pfedlms.methods.contract import ClientWork, Exchange, Task, Tracked, go_on_from
 from pfedlms.methods.model_check import ModelCheck
 from pfedlms.methods.server_optimizer import ServerOptimizer, ServerSettings
-from pfedlms.methods.stc import ternary
+from pfedlms.methods.stc import moved, ternary
 from pfedlms.quantise import pack_signs
 from pfedlms.settings import setting
 from pfedlms.wire import Bits, Floats, Mask, Message, Positions, Scalar, Signs
@@ -46,7 +46,10 @@ class SketchMeanSettings(ServerSettings):
     ratio: float = setting(0.1, "m / N, bits a client sends for each padded parameter", above=0, maximum=1)
     answer: float = setting(0.005, "share of the entries of the model that the server's answer has", above=0, maximum=1)
     gain: float = setting(
-        3.0, "g, the server's step along the mean of the signs; π/2 has the unit slope, 0 never moves w", minimum=0
+        3.0,
+        "g, the server's step along the mean of the signs; π/2 has the unit slope, 0 never moves w",
+        minimum=0,
+        server_only=True,
     )
     allocation: float = setting(
         1.0,
@@ -163,12 +166,6 @@ class MeanOfSigns(Exchange[Votes]):
         sent = {name: to_device(value, cohort.params.device) for name, value in values.items()}
         scale = sent["scale"].expand(len(cohort.ids), -1).contiguous()
         return go_on_from(cohort, moved(cohort.state["model"], sent)).with_state(scale=scale)
-
-
-def moved(model: Tensor, sent: Tensors) -> Tensor:
-    """w after an answer, `[dim]` or `[clients, dim]`: w + s μ at the places sent, and all else as it is."""
-    places = sent["positions"].expand(*model.shape[:-1], -1)
-    return model.scatter(-1, places, model.gather(-1, places) + sent["magnitude"] * sent["signs"])
 
 
 def start_scales(learning_rate: float, sizes: tuple[int, ...]) -> NDArray[np.float64]:

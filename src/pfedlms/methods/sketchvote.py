@@ -17,6 +17,7 @@ What is its own is the combination, and what was measured of it (docs/results.md
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import pi, sqrt
@@ -37,6 +38,8 @@ from pfedlms.settings import setting
 from pfedlms.wire import Bits, Floats, Message
 
 MOST_ROWS = 1 << 24
+FEWEST = 0.2
+"""Share of the clients below which the method loses to others (docs/results.md)."""
 SAID = ("signs", "scale")
 
 
@@ -159,6 +162,12 @@ class SketchVote(Tracked):
             raise UsageError(
                 f"method.ratio: got {settings.ratio:g}, which keeps {max(sketches.sizes)} rows of a layer, expected at "
                 f"most {MOST_ROWS}: sums of more signs are not exact in float32; use a smaller one"
+            )
+        if task.participants < FEWEST * task.clients:
+            warnings.warn(
+                f"sketchvote: {task.participants} of {task.clients} clients take part in a round, expected at least "
+                f"{FEWEST:.0%} of them: residuals of clients that take part seldom are stale; use sketchmean",
+                stacklevel=2,
             )
         self.sketched = sketches.layout, sketches.sizes
         self.exchanges = (VoteOnTheUnsaid(sketches, settings.gain, settings.check_every),)

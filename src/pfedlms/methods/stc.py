@@ -25,7 +25,9 @@ class STCSettings(ServerSettings):
         0.01, "p, share of the entries that a client sends; 1 sends a sign for every entry", above=0, maximum=1
     )
     sparsity_down: float = setting(0.0, "p of the server's answer; 0: as method.sparsity", minimum=0, maximum=1)
-    gain: float = setting(1.0, "η, the server's step along its clients' mean update; 1 is the paper", minimum=0)
+    gain: float = setting(
+        1.0, "η, the server's step along its clients' mean update; 1 is the paper", minimum=0, server_only=True
+    )
 
 
 def ternary(x: Tensor, count: int) -> Tensors:
@@ -52,6 +54,12 @@ def largest(x: Tensor, count: int) -> Tensor:
     index = torch.arange(x.shape[1], device=x.device)
     keys = (x.abs().view(torch.int32).to(torch.int64) << 32) | (_LOW - index)
     return (_LOW - (keys.topk(count, dim=1, sorted=False).values & _LOW)).sort(dim=1).values
+
+
+def moved(model: Tensor, sent: Tensors) -> Tensor:
+    """w after an answer, `[dim]` or `[clients, dim]`: w + s μ at the places sent; all else as it is, −0 included."""
+    places = sent["positions"].expand(*model.shape[:-1], -1)
+    return model.scatter(-1, places, model.gather(-1, places) + sent["magnitude"] * sent["signs"])
 
 
 def dense(sent: Tensors, dim: int) -> Tensor:
@@ -94,12 +102,11 @@ class TernaryUpdates(Exchange[tuple[Tensor, int]]):
         moments, step = self._optimizer.step(server, total[0] / total[1])
         x = (step + server["residual"]).float()
         sent = {name: value.squeeze(0) for name, value in ternary(x.unsqueeze(0), self._down).items()}
-        move = dense(sent, self._dim)
-        return {"model": server["model"] + move, "residual": x - move, **moments}, sent
+        return {"model": moved(server["model"], sent), "residual": x - dense(sent, self._dim), **moments}, sent
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
         heard = {name: to_device(value, cohort.params.device) for name, value in values.items()}
-        return go_on_from(cohort, cohort.state["model"] + dense(heard, self._dim))
+        return go_on_from(cohort, moved(cohort.state["model"], heard))
 
 
 class STC(Tracked):

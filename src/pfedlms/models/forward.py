@@ -27,9 +27,10 @@ from pfedlms.models.way import Pass, Result, Single, Values, Way
 # are grouped.
 _LOOP_ON_CPU = (_ConvNd, _NormBase, nn.GroupNorm, nn.LayerNorm, nn.RNNBase, nn.MultiheadAttention)
 
-Loss = Callable[[Tensor, Tensor | None, Tensor], tuple[Tensor, list[Tensor], list[Tensor]]]
-"""What a training step minimises: outputs `[clients, batch, classes]`, features and labels `[clients, batch]` give each
-client's loss, the tensors gradients flow back from, and the gradients there."""
+Loss = Callable[[Tensor, Tensor | None, Tensor, slice], tuple[Tensor, list[Tensor], list[Tensor]]]
+"""What a training step minimises: outputs `[clients, batch, classes]`, features and labels `[clients, batch]` of some
+rows of the cohort, and these rows, give each client's loss, the tensors gradients flow back from, and the gradients
+there."""
 
 
 def choose(single: Single, device: torch.device, fast: bool, params: Values, sample: Tensor | None) -> Way | None:
@@ -133,7 +134,7 @@ class CohortModel:
             # cent of a step faster than a product of its own and a copy, on several up to three times slower.
             direct = places if out.is_cuda or way.short(rows.stop - rows.start) else {}
             outputs, seen = way.forward(Pass(leaves, direct, own, x[rows], True, features))
-            losses, roots, slopes = loss(outputs, seen, y[rows])
+            losses, roots, slopes = loss(outputs, seen, y[rows], rows)
             # Clients share no parameter, so every client's own gradient comes out in its row.
             gradients = torch.autograd.grad(roots, list(leaves.values()), slopes, allow_unused=True)
             for place, gradient in zip(places.values(), gradients, strict=True):

@@ -1,4 +1,4 @@
-"""Who holds what, as text for a terminal: a row a client, a column a class."""
+"""Who holds what, as text for a terminal: one row per client, one column per class."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from rich.text import Text
 
 _ROWS = 40
-"""More clients than these are shown by some of them."""
+"""Of more clients than these some are shown."""
 _SHADES = ((4, "█"), (2, "▓"), (1, "▒"), (1 / 2, "░"), (0, "·"))
 """For more than that many times an even share."""
 _LEGEND = "Of a client's samples, against an even share: · up to half of it, ░ to all, ▒ to 2 times, ▓ to 4, █ more."
@@ -113,7 +113,7 @@ def _summary(document: Mapping[str, Any]) -> list[str]:
         ("samples", [sum(counts) for counts in clients]),
         ("classes", [sum(count > 0 for count in counts) for counts in clients]),
     ):
-        lines.append(f"{what} a client: {min(numbers)} to {max(numbers)}, median {median(numbers):g}")
+        lines.append(f"{what} per client: {min(numbers)} to {max(numbers)}, median {median(numbers):g}")
     largest = mean(max(counts) / sum(counts) for counts in clients)
     everybody = [sum(column) for column in zip(*clients, strict=True)]
     overall = max(everybody) / sum(everybody)

@@ -12,7 +12,7 @@ from rich.progress import Progress as Bar
 
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.play import Progress
-from pfedlms.report.tables import MIB
+from pfedlms.report.runs import MIB
 
 
 def _sent(record: Mapping[str, Any]) -> str:

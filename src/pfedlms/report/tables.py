@@ -1,111 +1,65 @@
-"""What people read: plans and results as tables; the numbers come from `experiment`."""
+"""A table, and how it is shown: on a terminal, on the page, in Markdown, LaTeX and CSV."""
 
 from __future__ import annotations
 
+import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
-from statistics import mean, stdev
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from pfedlms.experiment.config import Config, DataSection
+from pfedlms.report.runs import Spread
 
-MIB = 1 << 20
 SCREEN = 80
-NOTE = 60
-"""Titles and notes take at least so many columns, be their table narrower."""
+_NOTE = 60
+"""Titles and notes take at least so many characters in a line, even where their table is narrower."""
 Summary = Mapping[str, Any]
 
 
-def table(
-    columns: Iterable[str],
-    rows: Iterable[Sequence[str]],
-    title: str | None = None,
-    caption: str | None = None,
-    gap: int = 1,
-) -> Table:
-    """Names on the left, numbers on the right; all text as it is, brackets included."""
-    columns, rows = list(columns), [list(row) for row in rows]
-    width = _width(columns, rows, gap)
-    narrow = width < NOTE
-    made = Table(
-        box=SIMPLE_HEAD,
-        padding=(0, gap, 0, 0),
-        pad_edge=False,
-        title=_as_wide_as_a_note(title) if narrow else escape(title or "") or None,
-        title_style="bold",
-        title_justify="left" if narrow and cell_len(title or "") > width else "center",
-        caption=_as_wide_as_a_note(caption) if narrow else escape(caption or "") or None,
-        caption_justify="left",
-    )
-    for place, name in enumerate(columns):
-        made.add_column(name, justify="right" if place else "left")
-    for row in rows:
-        made.add_row(*map(escape, row))
-    return made
+# --- how values are shown ---
 
 
-def _as_wide_as_a_note(text: str | None) -> Text | None:
-    """Lines that are not broken again."""
-    return Text("\n".join(wrap(text, NOTE)), no_wrap=True, overflow="ignore") if text else None
+def number(value: float) -> str:
+    """Two decimals; of small numbers four digits, since it may be a metric of the user's own."""
+    return f"{value:.4g}" if 0 < abs(value) < 1 else f"{value:.2f}"
 
 
-def comparison_table(summaries: Sequence[Summary]) -> Table:
-    """The table of `pfedlms compare`: a row a variant, in the order they first appear, in 80 columns.
+def plain(value: Any) -> str:
+    return number(value) if isinstance(value, float) else str(value)
 
-    Runs that diverged or were interrupted do not enter the means of those that finished; a method of which none
-    finished shows what it had reached.
-    """
-    first = summaries[0]
-    groups: dict[str, list[Summary]] = {}
-    for summary in summaries:
-        groups.setdefault(summary.get("name", summary["method"]), []).append(summary)
-    shown = {name: [run for run in group if run["status"] == "finished"] or group for name, group in groups.items()}
-    sampled = first["participation"] < 1 or "unheard" in first
-    validated = "validation_accuracy" in first
-    own = "metric" in first
-    tail, over = last_evaluations(summaries)
-    accuracies = ["P-acc max", tail, *(["V-acc"] * validated), *(["everyone"] * sampled)]
-    # So that all of it fits a screen: one column more takes the gaps, two of them the place of the shared model.
-    accuracies += [] if sampled and validated else ["G-acc max"]
-    plain = next((runs for runs in shown.values() if runs[0]["method"] == "fedavg"), None)
-    fedavg = sum(_mib_per_round(plain)) if plain else 0.0
-    columns = ["method", *accuracies, "MiB ↑", "MiB ↓", *(["fewer"] * bool(fedavg)), "s"]
-    rows = []
-    for name, runs in shown.items():
-        up, down = _mib_per_round(runs)
-        ended, missing = runs[0]["status"], len(runs) < len(groups[name])
-        # What a reader must know: how many seeds finished, if not all.
-        note = f" ({len(runs)} of {len(groups[name])} seeds)" if missing else f" ({ended})" * (ended != "finished")
-        rows.append(
-            [
-                f"{name}{note}",
-                *(_spread([_accuracies(run, tail)[column] for run in runs], own) for column in accuracies),
-                _size(up),
-                _size(down),
-                *([f"{fedavg / (up + down):.1f}×" if up + down else "–"] if fedavg else []),
-                f"{mean(run['seconds'] for run in runs):.1f}",
-            ]
-        )
-    size = f"{first['model']}, {first['parameters']:,} parameters"
-    share = f", {100 * first['participation']:g} % a round" if first["participation"] < 1 else ""
-    share += ", messages lost" if "unheard" in first else ""
-    title = f"{first['dataset']} · {size} · {counted(first['clients'], 'client')}{share} · {_rounds(summaries)}"
-    columns, rows, gap = fitted(columns, rows, tight=sampled or validated, optional=("G-acc max", "s"))
-    explained = "; ".join(text for column, text in _EXPLAINED.items() if column in columns)
-    explained += _shared(shown, "G-acc max" in columns)
-    caption = _CAPTION.format(measured(first), over, explained, " and catching up" * sampled)
-    caption += "; fewer: how many times fewer bytes than FedAvg" * bool(fedavg)
-    caption += "; s: seconds a run" * ("s" in columns)
-    return table(columns, rows, title, f"{caption}.", gap)
+
+def exact(value: Any) -> str:
+    """As a setting is written: `0.05`, and not `0.05000`."""
+    return f"{value}"
+
+
+def accuracy(value: Spread) -> str:
+    return f"{value.mean:.2f}" + (f" ± {value.deviation:.2f}" if value.deviation is not None else "")
+
+
+def own_metric(value: Spread) -> str:
+    """Four and two digits, wherever the point is."""
+    return f"{value.mean:.4g}" + (f" ± {value.deviation:.2g}" if value.deviation is not None else "")
+
+
+def size(mib: float) -> str:
+    return "0" if mib == 0 else f"{mib:.4f}" if mib < 0.1 else f"{mib:,.2f}"
+
+
+def times(value: float) -> str:
+    return f"{value:,.1f}×"
+
+
+def seconds(value: float) -> str:
+    return f"{value:,.1f}"
 
 
 def counted(number: int, what: str) -> str:
@@ -113,284 +67,240 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
-def _rounds(runs: Sequence[Summary]) -> str:
-    """How many were played by runs that finished, or by all if none did."""
-    played = [run for run in runs if run["status"] == "finished"] or runs
-    most = max(run["rounds"] for run in played)
-    differ = any(run["rounds"] < most or run.get("stopped_early") for run in played)
-    return "up to " * differ + counted(most, "round")
+# --- a table ---
 
 
-def _shared(rows: Mapping[str, Sequence[Summary]], shown: bool) -> str:
-    """Why there is no G-acc: of which rows, where it is `shown`; altogether, where there was no room for it."""
-    without = [name for name, runs in rows.items() if not any("global_accuracy" in run for run in runs)]
-    if shown:
-        return f" (not for {', '.join(without)})" * bool(without)
-    return "; no room for G-acc, see global_accuracy in the results" * (len(without) < len(rows))
+@dataclass(frozen=True)
+class Column:
+    """One column of a table."""
+
+    key: str
+    """Its name in CSV and in records."""
+    head: str = ""
+    """Its name for people; without one it is in CSV and JSON only. `{tail}` stands for `last 10`."""
+    show: Callable[[Any], str] = plain
+    note: str = ""
+    """What it means, for the caption."""
+    place: str = ""
+    """Where summary.json and results.json have it, as `accuracy.max`."""
+    of: Callable[[Summary], Any] | None = None
+    """Its value from the summary of one run, where `place` alone does not tell."""
+    over_seeds: Callable[[list[Any]], Any] | None = Spread.of
+    """Its value in a row of several seeds; None if it is computed for the whole table."""
+    only: str = ""
+    """`comparison` or `sweep`, if the table of the other has no such column."""
+    optional: int = 0
+    """Where there is little room: 2 is left out first, 1 before a table gets too wide, 0 never."""
+    leads: bool = False
+    """Whether the highest value of the column stands out."""
+    left: bool = False
+    """Whether it has words, which begin on the left."""
+    when: Callable[[Summary], bool] = lambda summary: True
+    """Whether it says something about a run; it is shown if it does for any."""
+
+    def value(self, summary: Summary) -> Any:
+        if self.of is not None:
+            return self.of(summary)
+        found: Any = summary
+        for part in self.place.split("."):
+            found = found.get(part) if isinstance(found, Mapping) else None
+        return found
 
 
-def dealt_by(summary: Summary, data: DataSection) -> str:
-    """How samples were dealt out, as far as that is known: `α = 0.5`, `partition iid`."""
-    by_name = "" if data.dataset == "custom" or ":" in data.dataset else "dirichlet"
-    chosen = data.partition if data.partition != "auto" else by_name
-    return dealt(summary.get("partition") or chosen, data.alpha)
+@dataclass(frozen=True)
+class Table:
+    """Records with the columns they are shown in."""
+
+    columns: Sequence[Column]
+    records: Sequence[Mapping[str, Any]]
+    title: str = ""
+    intro: str = ""
+    """The beginning of the caption; notes of columns follow."""
+
+    @property
+    def shown(self) -> list[Column]:
+        """Columns for people that have a value in any row."""
+        return [
+            column
+            for column in self.columns
+            if column.head and any(r.get(column.key) is not None for r in self.records)
+        ]
+
+    def text_of(self, record: Mapping[str, Any], column: Column) -> str:
+        value = record.get(column.key)
+        return "–" if value is None else column.show(value)
+
+    def leads(self, record: Mapping[str, Any], column: Column) -> bool:
+        """Whether the record has the highest value of a column that says so."""
+        if not column.leads or len(self.records) < 2 or record.get(column.key) is None:
+            return False
+        values = [_sortable(each.get(column.key)) for each in self.records if each.get(column.key) is not None]
+        return bool(_sortable(record[column.key]) == max(values))
+
+    def caption(self, shown: Sequence[Column], left_out: Sequence[str] = ()) -> str:
+        notes = [column.note for column in shown if column.note]
+        text = " ".join(filter(None, [self.intro, "; ".join(dict.fromkeys(notes)) + "." if notes else ""]))
+        return text + (f" No room for {', '.join(left_out)}: see results.csv." if left_out else "")
+
+    def rich(self, width: int | None = SCREEN) -> RichTable:
+        """For a terminal of that width; with None all columns, for a pipe."""
+        shown = self.shown
+        body = [[self.text_of(record, column) for column in shown] for record in self.records]
+        kept, body, gap = fitted(shown, body, width)
+        keys = {column.key for column in kept}
+        left_out = [column.head for column in shown if column.key not in keys and column.optional == 1]
+        return rich_table(kept, body, self.title, self.caption(kept, left_out), gap)
+
+    def __str__(self) -> str:
+        text = io.StringIO()
+        Console(file=text, width=120, no_color=True).print(self.rich())
+        return text.getvalue()
+
+    def markdown(self) -> str:
+        shown = self.shown
+        lines = [[column.head for column in shown], ["---", *("---" if column.left else "--:" for column in shown[1:])]]
+        lines += [[self.text_of(record, column).replace("|", "\\|") for column in shown] for record in self.records]
+        body = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        return "\n\n".join(filter(None, [self.title, body, self.caption(shown)])) + "\n"
+
+    def latex(self) -> str:
+        """A `tabular` with the rules of the package booktabs."""
+        shown = self.shown
+        lines = [" & ".join(_tex(column.head) for column in shown)]
+        for record in self.records:
+            texts = [(_tex(self.text_of(record, column)), self.leads(record, column)) for column in shown]
+            lines.append(" & ".join(rf"\textbf{{{text}}}" if leads else text for text, leads in texts))
+        head, *body = (rf"{line} \\" for line in lines)
+        rule = "l" + "".join("l" if column.left else "r" for column in shown[1:])
+        inside = "\n".join([r"\toprule", head, r"\midrule", *body, r"\bottomrule"])
+        return f"\\begin{{tabular}}{{{rule}}}\n{inside}\n\\end{{tabular}}\n"
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """Plain numbers by the columns' keys; a deviation over seeds is `key_std`."""
+        found = []
+        for record in self.records:
+            flat: dict[str, Any] = {}
+            for column in self.columns:
+                value = record.get(column.key)
+                flat |= {column.key: value.mean if isinstance(value, Spread) else value}
+                flat |= {f"{column.key}_std": value.deviation} if isinstance(value, Spread) else {}
+            found.append(flat)
+        return found
+
+    def csv(self) -> str:
+        return to_csv(self.to_records())
 
 
-def dealt(scheme: str, alpha: float) -> str:
-    """α where there is one."""
-    how = f"α = {alpha:g}"
-    return {"": "", "dirichlet": how, "quantity": f"partition quantity, {how}"}.get(scheme, f"partition {scheme}")
-
-
-def set_up(config: Config, summary: Summary, swept: Iterable[str] = ()) -> str:
-    """The title of a study's plot: data set, clients and how samples were dealt out, but for what is `swept`."""
-    how = {"data.dataset": config.data.title, "data.clients": counted(summary["clients"], "client")}
-    varied = {"data.alpha", "data.partition"} & set(swept)
-    parts = [text for key, text in how.items() if key not in swept]
-    return " · ".join([*parts, *([] if varied else [dealt_by(summary, config.data)])]).strip(" ·")
-
-
-def measured(summary: Summary) -> str:
-    """What the accuracies of a run are: a metric of the user's own stands in their place."""
-    return f"{summary['metric']}, the higher the better" if "metric" in summary else "Accuracy in %"
-
-
-def fitted(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], tight: bool = False, optional: Sequence[str] = ()
-) -> tuple[list[str], list[list[str]], int]:
-    """Columns, rows and the gap so that a table takes a screen of 80 columns: with air if there is room, else without,
-    then with the settings of a variant each on a line of its own, then without columns that are `optional`."""
-    head, airy = list(columns), [list(row) for row in rows]
-    close = [[cell.replace(" ± ", "±") for cell in row] for row in rows]
-    for cells, gap in ((airy, 1), (airy, 0), (close, 0)):
-        if _width(head, cells, gap) <= SCREEN and not (tight and cells is airy):
-            return head, cells, gap
-    cells = [[row[0].replace(":", "\n ").replace(" (", "\n ("), *row[1:]] for row in close]
-    for name in optional:
-        if _width(head, cells, 0) > SCREEN and name in head:
-            place = head.index(name)
-            head, *cells = ([*row[:place], *row[place + 1 :]] for row in (head, *cells))
-    return head, cells, 0
-
-
-def _width(columns: Sequence[str], rows: Sequence[Sequence[str]], gap: int) -> int:
-    """Of a table: its columns, the gaps between them, and a space at either end."""
-    widest = [
-        max(cell_len(line) for cell in column for line in cell.split("\n"))
-        for column in zip(columns, *rows, strict=True)
-    ]
-    return sum(widest) + (len(widest) - 1) * (1 + gap) + gap + 2
-
-
-def last_evaluations(summaries: Sequence[Summary]) -> tuple[str, str]:
-    """What the mean of the last 10 evaluations is called, and over how many it is where there are fewer than 20."""
-    counts = [run.get("evaluations") or 20 for run in summaries if run["accuracy"]["max"] is not None]
-    few = min(counts, default=20)
-    if few < 10:
-        return f"last {few}", f"all {few} evaluations" if few > 1 else "the one evaluation"
-    return "last 10", "the last 10 evaluations" if few >= 20 else f"the last 10 of {few} evaluations"
-
-
-_EXPLAINED = {
-    "P-acc max": "P-acc: each participant's own model on its own test split after local steps",
-    "V-acc": "V-acc: the same models on samples set aside (data.validation), the same mean",
-    "everyone": "everyone: of all clients after the last round, a copy of those who took no part in it having heard "
-    "its answer and taken its steps",
-    "G-acc max": "G-acc: the shared model before local steps",
-}
-_CAPTION = "{}, ± over seeds: maximum, and mean of {}. {}. MiB a round of all participants, framing{} included"
-
-
-def comparison_text(summaries: Sequence[Summary]) -> str:
-    """The comparison as plain text."""
-    return _plain(comparison_table(summaries)) if summaries else "no runs yet\n"
-
-
-def sweep_table(cells: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, by: str) -> Table:
-    """The table of `pfedlms sweep`: a row a combination, the best marked."""
-    runs = [run for cell in cells for run in cell["runs"]]
-    first, (_, over) = runs[0], last_evaluations(runs)
-    measures = {"V-acc": "validation_accuracy", "P-acc": "accuracy", "G-acc": "global_accuracy"}
-    measures = {name: key for name, key in measures.items() if any(key in run for run in runs)}
-    keys = [key.partition(".")[2] for key in cells[0]["settings"]]
-    columns = ["", *keys, *measures, "MiB", "s"]
-    rows = []
-    for cell in cells:
-        ended = {run["status"] for run in cell["runs"]} - {"finished"}
-        rows.append(
-            [
-                "best" if best and cell["name"] == best["name"] else ", ".join(sorted(ended)),
-                *(str(value) for value in cell["settings"].values()),
-                *(
-                    _spread([run.get(key, {}).get("last10") for run in cell["runs"]], "metric" in first)
-                    for key in measures.values()
-                ),
-                _size(sum(_mib_per_round(cell["runs"]))),
-                f"{mean(run['seconds'] for run in cell['runs']):.1f}",
-            ]
-        )
-    columns, rows, gap = fitted(columns, rows, optional=("s", "MiB"))
-    parts = {
-        "data.dataset": f"on {first['dataset']}",
-        "model.name": f"· {first['model']}",
-        "data.clients": f"· {counted(first['clients'], 'client')}",
-        "train.rounds": f"· {_rounds(runs)}",
-    }
-    title = " ".join([first["method"], *(text for key, text in parts.items() if key not in cells[0]["settings"])])
-    named = {"v_acc": "V-acc", "p_acc": "P-acc", "g_acc": "G-acc"}[by]
-    explained = "; ".join(_MEASURED[name] for name in measures)
-    explained += f"; no G-acc, {first['method']} shares no model" * ("G-acc" not in measures)
-    caption = f"{measured(first)}, ± over seeds, mean of {over}; the best by {named}. {explained}. MiB a round of all "
-    return table(columns, rows, title, caption + "participants, both ways; s: seconds a run.", gap)
-
-
-_MEASURED = {
-    "V-acc": "V-acc: each participant's own model on samples set aside (data.validation)",
-    "P-acc": "P-acc: each participant's own model on its test split",
-    "G-acc": "G-acc: the shared model before local steps",
-}
-
-
-def sweep_text(cells: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, by: str) -> str:
-    """The sweep as plain text."""
-    return _plain(sweep_table(cells, best, by)) if cells else "no runs yet\n"
-
-
-def clients_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """The per-client table of `pfedlms show --clients`."""
-    cells = [[_number(v) if isinstance(v, float) else "–" if v is None else f"{v}" for v in r.values()] for r in rows]
-    return table(rows[0], cells, "clients")
-
-
-def _plain(shown: Table) -> str:
+def to_csv(records: Sequence[Mapping[str, Any]]) -> str:
+    """One line per record, one column per key of any of them."""
     text = io.StringIO()
-    Console(file=text, width=120, no_color=True).print(shown)
+    keys = list(dict.fromkeys(key for record in records for key in record))
+    writer = csv.DictWriter(text, keys, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
     return text.getvalue()
 
 
-def bits_table_of(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """The table of `pfedlms bits`."""
-    first = rows[0]
-    sampled = first["participants"] < first["clients"]
-    who = f"{first['participants']} of {first['clients']} clients a round" if sampled else f"{first['clients']} clients"
-    columns = ("method", "bits ↑", "frame ↑", "bits ↓", "frame ↓", "/n ↑", "/n ↓", "MiB")
-    cells = []
-    for row in rows:
-        up, down, mib = row["up_payload_bits"], row["down_payload_bits"], row["mib_per_round"]
-        cells.append(
-            [
-                f"{row['method']}, {row['downlink']} ↓" if "downlink" in row else row["method"],
-                *(f"{bits:,}" for bits in (up, row["up_framing_bits"], down, row["down_framing_bits"])),
-                *(f"{bits / row['parameters']:.3g}" for bits in (up, down)),
-                "≈" * row["estimated"] + (f"{mib:,.2f}" if mib >= 1 else f"{mib:.3g}") + " +" * row["catches_up"],
-            ]
-        )
-    title = f"{first['model']}, {first['parameters']:,} parameters, {who}"
-    more = f" ≈: {ESTIMATED}." if any(row["estimated"] for row in rows) else ""
-    more += f" +: and {CATCHING_UP}." if any(row["catches_up"] for row in rows) else ""
-    return table(columns, cells, title, _BITS_CAPTION + more)
+def _sortable(value: Any) -> Any:
+    return value.mean if isinstance(value, Spread) else value
 
 
-_BITS_CAPTION = (
-    "Bits of one client in one round: payload, framing apart, and payload a parameter (/n). MiB: payload of all "
-    "participants in a round, up and down."
-)
-ESTIMATED = (
-    "an average message; one of stc, here with entries at random places, is up to a few percent longer or shorter, one "
-    "of sketchvote that has a digest 8 bytes longer"
-)
-CATCHING_UP = "what clients that were away are sent to catch up, which depends on who is drawn"
+_TEX = {"&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}", "\\": r"\textbackslash{}", "±": r"$\pm$", "×": r"$\times$", "↑": r"$\uparrow$",
+        "↓": r"$\downarrow$", "–": "--", "≈": r"$\approx$", "α": r"$\alpha$"}  # fmt: skip
 
 
-def print_plan(plan: Mapping[str, Any], at_once: int, console: Console) -> None:
-    """The plan of `pfedlms run --dry-run`, in which `at_once` clients train at the same time."""
-    samples, memory, traffic = plan["samples"], plan["memory_bytes"], plan["bytes_per_round"]
-    config, participants = plan["config"], plan["participants"]
-    data, train, clients = config["data"], config["train"], config["data"]["clients"]
-    console.print(
-        f"[bold]{config['method']['name']}[/bold] on {escape(data['dataset'])}, model {config['model']['name']}, "
-        f"{plan['parameters']:,} parameters, on {plan['device']}"
+def _tex(text: str) -> str:
+    return "".join(_TEX.get(letter, letter) for letter in text)
+
+
+# --- on a terminal ---
+
+
+def rich_table(
+    columns: Sequence[Column], body: Sequence[Sequence[str]], title: str, caption: str, gap: int
+) -> RichTable:
+    """Names on the left, numbers on the right; all text as it is, brackets included."""
+    width = _width([column.head for column in columns], body, gap)
+    narrow = width < _NOTE
+    made = RichTable(
+        box=SIMPLE_HEAD,
+        padding=(0, gap, 0, 0),
+        pad_edge=False,
+        title=_unbroken(title) if narrow else escape(title) or None,
+        title_style="bold",
+        title_justify="left" if narrow and cell_len(title) > width else "center",
+        caption=_unbroken(caption) if narrow else escape(caption) or None,
+        caption_justify="left",
     )
-    aside = f" and {samples['validation']:,} for validation" if "validation" in samples else ""
-    taking_part = f", {participants} of them in a round" if participants < clients else ""
-    how = dealt(plan["partition"], data["alpha"])
-    console.print(
-        f"{clients} clients{taking_part}, {how}, {samples['train']:,} training samples "
-        f"({samples['smallest_client']} to {samples['largest_client']} a client){aside}, {train['rounds']} rounds of "
-        f"{train['local_steps']} steps"
-    )
-    if names := plan.get("classes"):
-        more = f", … ({len(names)} in all)" if len(names) > 10 else ""
-        console.print(f"classes: {', '.join(names[:10])}{more}", markup=False)
-    rows = [[value if isinstance(value, str) else f"{value:,}" for value in layer.values()] for layer in plan["layers"]]
-    console.print(table(plan["layers"][0], rows, "layers"))
-    for way, label in (("up", "clients → server"), ("down", "server → clients")):
-        console.print(
-            f"{label}: {traffic[f'{way}_payload']:,} bytes a round and {traffic[f'{way}_framing']:,} of framing, "
-            "all participants together"
-        )
-    more = f", {ESTIMATED}" if plan["estimated"] else ""
-    more += f", and {CATCHING_UP}" if plan["catches_up"] else ""
-    console.print(f"whole run: {plan['total_bytes'] / MIB:,.2f} MiB{more}")
-    for note in plan["notes"]:
-        console.print(f"note: {note}", markup=False)
-    held, kept, working = (f"{memory[part] / MIB:,.1f} MiB" for part in ("data", "clients", "working"))
-    console.print(
-        f"memory: about {held} of data, {kept} kept by all clients, {working} at work "
-        f"({at_once} at once, activations included)"
-    )
-
-
-def profile_table(seconds: Mapping[str, float], rounds: int) -> Table:
-    """The table of `--profile`: time by stage, largest first."""
-    total, ordered = sum(seconds.values()), sorted(seconds.items(), key=lambda item: -item[1])
-    rows = [(stage, f"{1e3 * spent / rounds:.2f}", f"{100 * spent / total:.0f} %") for stage, spent in ordered]
-    return table(("stage", "ms a round", "share"), rows, "where the time went")
-
-
-def plain_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Rows as they are, a column a key."""
-    made = Table(*rows[0], box=SIMPLE_HEAD)
-    for row in rows:
-        made.add_row(*(escape(str(value)) for value in row.values()))
+    for place, column in enumerate(columns):
+        made.add_column(escape(column.head), justify="left" if column.left or not place else "right")
+    for row in body:
+        made.add_row(*map(escape, row))
     return made
 
 
-def _accuracies(run: Summary, tail: str) -> dict[str, float | None]:
-    """By the name of their column, that of the last evaluations in `tail`; None what was not measured."""
-    own, shared, everyone = run["accuracy"], run.get("global_accuracy", {}), run["everyone"] or {}
-    return {
-        "P-acc max": own["max"],
-        tail: own["last10"],
-        "V-acc": run.get("validation_accuracy", {}).get("last10"),
-        "everyone": everyone.get("accuracy"),
-        "G-acc max": shared.get("max"),
-    }
+def _unbroken(text: str) -> Text | None:
+    """Lines that rich does not break again."""
+    return Text("\n".join(wrap(text, _NOTE)), no_wrap=True, overflow="ignore") if text else None
 
 
-def _mib_per_round(runs: Sequence[Summary]) -> tuple[float, float]:
-    """What all participants together send and receive in a round, framing and catching up included."""
-    sent = [run["bytes_per_round"] for run in runs]
-    up = mean(each["up_payload"] + each["up_framing"] for each in sent)
-    down = mean(each["down_payload"] + each["down_framing"] + each["catch_up"] for each in sent)
-    return up / MIB, down / MIB
+def fitted(
+    columns: Sequence[Column], body: Sequence[Sequence[str]], width: int | None
+) -> tuple[list[Column], list[list[str]], int]:
+    """Columns, cells and the gap between them so that a table has that width. What is tried, in this order: all of it;
+    without columns of `optional` 2; without gaps; without spaces around ±; with the settings of a variant on lines of
+    their own; without columns of `optional` 1."""
+    kept, texts = list(columns), [list(row) for row in body]
+    if width is None or _width([column.head for column in kept], texts, 1) <= width:
+        return kept, texts, 1
+    if any(column.left for column in columns):
+        return kept, texts, 1  # words, which rich breaks where there is room
+    kept = _broken_heads(columns, body)
+    kept, texts = _without(kept, texts, 2, width, gap=1)
+    close = [[cell.replace(" ± ", "±") for cell in row] for row in texts]
+    for chosen, gap in ((texts, 1), (texts, 0), (close, 0)):
+        if _width([column.head for column in kept], chosen, gap) <= width:
+            return kept, chosen, gap
+    broken = [[row[0].replace(":", "\n ").replace(" (", "\n ("), *row[1:]] for row in close]
+    kept, broken = _without(kept, broken, 1, width, gap=0)
+    return kept, broken, 0
 
 
-def _number(value: float) -> str:
-    """Two decimals, of small ones four digits: it may be an accuracy or a metric."""
-    return f"{value:.4g}" if 0 < abs(value) < 1 else f"{value:.2f}"
+def _broken_heads(columns: Sequence[Column], body: Sequence[Sequence[str]]) -> list[Column]:
+    """Names that are wider than what stands below them take several lines."""
+    widest = [max((cell_len(row[place]) for row in body), default=0) for place in range(len(columns))]
+    heads = [
+        "\n".join(wrap(column.head, max(wide, 7), break_long_words=False))
+        for column, wide in zip(columns, widest, strict=True)
+    ]
+    return [replace(column, head=head) for column, head in zip(columns, heads, strict=True)]
 
 
-def _spread(values: Iterable[float | None], own: bool = False) -> str:
-    """Mean and standard deviation of those that were measured; of a metric of the user's `own`, four and two digits,
-    wherever its point is."""
-    measured = [value for value in values if value is not None]
-    if not measured:
-        return "–"
-    if own:
-        return f"{mean(measured):.4g}" + (f" ± {stdev(measured):.2g}" if len(measured) > 1 else "")
-    return f"{mean(measured):.2f}" + (f" ± {stdev(measured):.2f}" if len(measured) > 1 else "")
+def _without(
+    columns: list[Column], body: list[list[str]], optional: int, width: int, gap: int
+) -> tuple[list[Column], list[list[str]]]:
+    """Without columns that are optional, from the last one on, until the rest fits."""
+    for column in reversed([column for column in columns if column.optional == optional]):
+        if _width([each.head for each in columns], body, gap) > width:
+            place = columns.index(column)
+            columns = [*columns[:place], *columns[place + 1 :]]
+            body = [[*row[:place], *row[place + 1 :]] for row in body]
+    return columns, body
 
 
-def _size(mib: float) -> str:
-    return "0" if mib == 0 else f"{mib:.4f}" if mib < 0.1 else f"{mib:.2f}"
+def _width(heads: Sequence[str], body: Sequence[Sequence[str]], gap: int) -> int:
+    """Of a table: its columns, the gaps between them, and a space at either end."""
+    columns = zip(heads, *body, strict=True)
+    widest = [max(cell_len(line) for cell in column for line in cell.split("\n")) for column in columns]
+    return sum(widest) + (len(widest) - 1) * (1 + gap) + gap + 2
+
+
+def table_of(records: Sequence[Mapping[str, Any]], title: str = "", intro: str = "") -> Table:
+    """Records as they are, one column per key."""
+    words = {key for record in records for key, value in record.items() if _wordy(value)}
+    return Table([Column(key, key or " ", left=key in words) for key in records[0]], records, title, intro)
+
+
+def _wordy(value: Any) -> bool:
+    return isinstance(value, str) and any(letter.isalpha() for letter in value)

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from pfedlms.errors import UsageError
+from pfedlms.report import charts
+from pfedlms.report.charts import Look
 from pfedlms.reproduce.convergence import BASE, NEVER, ConvergenceDocument
 
 Record = dict[str, Any]
 Pick = Callable[[Record], float]
 
-_SERIES: Sequence[tuple[str, Pick, str, str, str]] = (
-    ("bound: drift, B_θ of the lemma", lambda row: row["bound"]["drift"], "#c84c09", "-", "s"),
-    ("bound: drift, largest ‖θ‖ for B_θ", lambda row: row["drift_by_norm"], "#c84c09", "--", "s"),
-    ("bound: optimisation", lambda row: row["bound"]["optimisation"], "#3a4fb0", "-", "^"),
-    ("bound: noise", lambda row: row["bound"]["noise"], "#6c757d", "-", "v"),
-    ("all three terms, measured", lambda row: row["measured"]["total"], "#0b6e4f", "--", "o"),
-    ("left side, measured", lambda row: row["left"], "#0b6e4f", "-", "o"),
+_BLUE, _GREEN, _ORANGE, _GREY = charts.BLUE, charts.GREEN, charts.ORANGE, charts.GREY
+_SERIES: Sequence[tuple[str, Pick, Look]] = (
+    ("bound: drift, B_θ of the lemma", lambda row: row["bound"]["drift"], Look(_ORANGE)),
+    ("bound: drift, largest ‖θ‖ for B_θ", lambda row: row["drift_by_norm"], Look(_ORANGE, [6, 3])),
+    ("bound: optimisation", lambda row: row["bound"]["optimisation"], Look(_BLUE)),
+    ("bound: noise", lambda row: row["bound"]["noise"], Look(_GREY)),
+    ("all three terms, measured", lambda row: row["measured"]["total"], Look(_GREEN, [6, 3])),
+    ("left side, measured", lambda row: row["left"], Look(_GREEN)),
 )
 
 
@@ -105,74 +106,69 @@ def _setting(of: Record) -> Record:
     return {"strength": of["strength"], "refresh": refresh_name(of["refresh"])}
 
 
-def draw_convergence(document: ConvergenceDocument, file: Path) -> None:
-    """Six panels into a .png, .svg or .pdf: both sides against R, λ and h; drift and left side by round; `dnn`."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise UsageError(
-            "convergence: the plot needs matplotlib; install it with: pip install 'pfedlms[report]'"
-        ) from error
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+def convergence_chart(document: ConvergenceDocument) -> Any:
+    """Six panels: both sides against R, λ and h; drift and left side by round; the left side of `dnn`."""
     rows, last = averaged(document), max(row["rounds"] for row in document.rows)
-    figure, axes = plt.subplots(2, 3, figsize=(13, 7.5), dpi=150, layout="constrained")
-    (by_rounds, by_strength, by_refresh), (drift, left, practice) = axes
     base = [row for row in rows if (row["strength"], row["refresh"]) == BASE]
-    _series(by_rounds, [str(row["rounds"]) for row in base], base, "R, rounds")
     ends = [row for row in rows if row["rounds"] == last]
-    some = [row for row in ends if row["refresh"] == BASE[1]]
-    _series(by_strength, [f"{row['strength']:g}" for row in some], some, f"λ (h = {BASE[1]}, R = {last})")
-    some = sorted((row for row in ends if row["strength"] == BASE[0]), key=lambda row: int(row["refresh"]))
-    names = [refresh_name(row["refresh"]) for row in some]
-    _series(by_refresh, names, some, f"h, rounds between sketches (λ = {BASE[0]:g}, R = {last})")
-
+    by_strength = [row for row in ends if row["refresh"] == BASE[1]]
+    by_refresh = sorted((row for row in ends if row["strength"] == BASE[0]), key=lambda row: int(row["refresh"]))
+    sides = f"both sides of the theorem (λ = {BASE[0]:g}, h = {BASE[1]})"
     seed = document.runs[0]["plan"]["seed"]
     own = [run for run in document.runs if run["plan"]["seed"] == seed]
+    left, drift, practice = [], [], []
     for run in own:
         plan, seen = run["plan"], run["trajectory"]
-        rounds = range(1, plan["rounds"] + 1)
         name = f"λ {plan['strength']:g}, h {refresh_name(plan['refresh'])}"
-        left.plot(rounds, seen["stationarity"], linewidth=1.5, label=name)
+        left += _points(name, plan, seen["stationarity"])
         if plan["strength"] == BASE[0]:
-            (line,) = drift.plot(rounds, seen["largest_drift"], linewidth=1.5, label=f"{name}: largest of a client")
-            drift.plot(rounds, run["allowed_by_norm"], "--", color=line.get_color(), linewidth=1)
-            drift.plot(rounds, run["allowed"], ":", color=line.get_color(), linewidth=1)
-    drift.plot([], [], "--", color="black", linewidth=1, label="λβ, largest ‖θ‖ for B_θ")
-    drift.plot([], [], ":", color="black", linewidth=1, label="λβ of the lemma")
-    drift.set_ylabel("drift of F_k between rounds")
-    left.set_ylabel("Σ p_k ‖∇F_k‖², mean over steps")
+            drift += _points(f"{name}: largest of a client", plan, seen["largest_drift"])
+            drift += _points(f"{name}: λβ, largest ‖θ‖ for B_θ", plan, run["allowed_by_norm"])
+            drift += _points(f"{name}: λβ of the lemma", plan, run["allowed"])
     for run in document.practice:
         plan = run["plan"]
-        rounds = range(1, plan["rounds"] + 1, plan["every"])
         name = f"dnn, η {run['settings']['learning_rate']:g}, λ {plan['strength']:g}, seed {plan['seed']}"
-        practice.plot(rounds, run["stationarity"], "." * (plan["every"] > 1) + "-", linewidth=1.5, label=name)
-    practice.set_ylabel("Σ p_k ‖∇F_k‖², mean over steps")
-    for axis in (drift, left, practice):
-        axis.set_xlabel("round")
-    left.legend(frameon=False, fontsize=7)
-    practice.legend(frameon=False, fontsize=7)
-    # Between the bounds: drifts lie far below them.
-    drift.legend(frameon=False, fontsize=7, loc="upper right", bbox_to_anchor=(1, 0.92))
-    by_rounds.set_ylabel(f"both sides of the theorem (λ = {BASE[0]:g}, h = {BASE[1]})")
-    for axis in axes.flat:
-        axis.set_yscale("log")
-        axis.grid(alpha=0.25)
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.legend(
-        *by_rounds.get_legend_handles_labels(), frameon=False, loc="outside upper center", ncols=3, fontsize=8
-    )
-    figure.suptitle(f"{document.dataset}: softmax regression, η = 1/L_F", x=0.01, ha="left", fontsize=10)
-    figure.savefig(file)
-    plt.close(figure)
+        practice += _points(name, plan, run["stationarity"])
+    gradient = "Σ p_k ‖∇F_k‖², mean over steps"
+    panels = [
+        _series([str(row["rounds"]) for row in base], base, "R, rounds", sides),
+        _series([f"{row['strength']:g}" for row in by_strength], by_strength, f"λ (h = {BASE[1]}, R = {last})", ""),
+        _series([refresh_name(row["refresh"]) for row in by_refresh], by_refresh,
+                f"h, rounds between sketches (λ = {BASE[0]:g}, R = {last})", ""),
+        charts.lines(drift, "round", "drift of F_k between rounds", log_y=True, style=_threes(drift)),
+        charts.lines(left, "round", gradient, log_y=True),
+        *([charts.lines(practice, "round", gradient, log_y=True)] if practice else []),
+    ]  # fmt: skip
+    panels = [panel.properties(width=360, height=260) for panel in panels]
+    title = f"{document.dataset}: softmax regression, η = 1/L_F"
+    above, below = charts.altair().hconcat(*panels[:3]), charts.altair().hconcat(*panels[3:])
+    return charts.stacked([above, below.resolve_scale(color="independent", strokeDash="independent")], title)
 
 
-def _series(axis: Any, ticks: Sequence[str], rows: Sequence[Record], label: str) -> None:
-    """Every term over evenly spaced settings; zeros (λ = 0 has no drift) have no place on a log scale."""
-    for name, pick, colour, style, marker in _SERIES:
-        places = [place for place, row in enumerate(rows) if pick(row) > 0]
-        axis.plot(places, [pick(rows[place]) for place in places], style, color=colour, marker=marker, markersize=4,
-                  linewidth=1.5, label=name)  # fmt: skip
-    axis.set_xticks(range(len(ticks)), ticks)
-    axis.set_xlabel(label)
+def _points(name: str, plan: Record, values: Sequence[float]) -> list[Record]:
+    """What is not above 0 has no place on a logarithmic scale."""
+    rounds = range(1, plan["rounds"] + 1, plan["every"])
+    return [{"row": name, "x": at, "mean": value} for at, value in zip(rounds, values, strict=True) if value > 0]
+
+
+def _threes(points: Sequence[Record]) -> dict[str, Look]:
+    """A colour for each setting; what is allowed is dashed and dotted."""
+    names = list(dict.fromkeys(point["row"] for point in points))
+    settings = list(dict.fromkeys(name.partition(":")[0] for name in names))
+    dashes = {"largest of a client": [1, 0], "λβ, largest ‖θ‖ for B_θ": [6, 3], "λβ of the lemma": [2, 3]}
+    return {
+        name: Look(charts.COLOURS[settings.index(name.partition(":")[0]) % 8], dashes[name.partition(": ")[2]])
+        for name in names
+    }
+
+
+def _series(ticks: Sequence[str], rows: Sequence[Record], x: str, y: str) -> Any:
+    """Every term over evenly spaced settings; λ = 0 has no drift."""
+    points = [
+        {"row": name, "x": tick, "mean": pick(row)}
+        for name, pick, _ in _SERIES
+        for tick, row in zip(ticks, rows, strict=True)
+        if pick(row) > 0
+    ]
+    style = {name: look for name, _, look in _SERIES}
+    return charts.lines(points, x, y, log_y=True, marks=True, style=style)

@@ -13,7 +13,8 @@ from pfedlms.data.sources import kind_of
 from pfedlms.errors import DataError, UsageError, did_you_mean
 from pfedlms.experiment.play import Progress
 from pfedlms.experiment.store import write_atomically
-from pfedlms.report.plots import can_draw
+from pfedlms.report import charts
+from pfedlms.reproduce import figures
 from pfedlms.reproduce.bytes_to import bytes_to_most_of_the_gain, frugal_fedavg
 from pfedlms.reproduce.communication import communication
 from pfedlms.reproduce.convergence import convergence
@@ -21,7 +22,7 @@ from pfedlms.reproduce.convergence_plot import (
     PRACTICE,
     THEORY,
     by_round,
-    draw_convergence,
+    convergence_chart,
     practice_records,
     theory_records,
 )
@@ -147,7 +148,7 @@ def _curves(name: str, title: str, dataset: str, cells: Cells, folder: Path, out
         outcome.sheets.append(gain)
     _draw(
         folder / f"{name}-{dataset}",
-        lambda file: _figures().draw_curves(f"{dataset}: {title}", cells, axis, file),
+        lambda: figures.curves(f"{dataset}: {title}", cells, axis),
         outcome,
     )
 
@@ -173,7 +174,7 @@ def _figure_1(
         Sheet(f"distributions-{dataset}-accuracy-points", "", accuracy_points(document), {}),
     ]
     stem = wanted.folder(where) / f"distributions-{dataset}"
-    _draw(stem, lambda file: _figures().draw_distributions(document, file), outcome)
+    _draw(stem, lambda: figures.distributions(document), outcome)
 
 
 def _theorem(dataset: str, wanted: Wanted, where: Where, say: Callable[[str], None] | None, outcome: Outcome) -> None:
@@ -189,7 +190,7 @@ def _theorem(dataset: str, wanted: Wanted, where: Where, say: Callable[[str], No
         Sheet(f"{name}-dnn", f"{title}, its left side on dnn", practice, PRACTICE, used, ".3g"),
         Sheet(f"{name}-points", "", by_round(document), {}),
     ]
-    _draw(folder / f"convergence-{dataset}", lambda file: draw_convergence(document, file), outcome)
+    _draw(folder / f"convergence-{dataset}", lambda: convergence_chart(document), outcome)
 
 
 def _points(name: str, dataset: str, cells: Cells) -> Sheet:
@@ -222,18 +223,14 @@ def _store(file: Path, content: bytes) -> None:
         raise UsageError(f"{file}: cannot be written ({error.strerror}); name another --out") from error
 
 
-def _draw(stem: Path, draw: Callable[[Path], None], outcome: Outcome) -> None:
+def _draw(stem: Path, draw: Callable[[], Any], outcome: Outcome) -> None:
     """A picture, where the extra is there; the numbers are written in any case."""
-    if not can_draw():
+    try:
+        charts.altair()
+    except UsageError:
         return
+    chart = draw()
+    stem.parent.mkdir(parents=True, exist_ok=True)
     for suffix in (".png", ".svg"):
-        file = stem.with_suffix(suffix)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        draw(file)
-        outcome.files.append(file)
-
-
-def _figures() -> Any:
-    from pfedlms.reproduce import figures  # which need the extra
-
-    return figures
+        charts.save(chart, stem.with_suffix(suffix))
+        outcome.files.append(stem.with_suffix(suffix))

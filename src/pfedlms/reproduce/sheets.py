@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import hypot
@@ -12,7 +10,9 @@ from typing import Any
 
 from rich.table import Table
 
-from pfedlms.report.tables import fitted, last_evaluations, table
+from pfedlms.report.results import last_evaluations
+from pfedlms.report.tables import Column, to_csv
+from pfedlms.report.tables import Table as Shown
 from pfedlms.reproduce.plans import Row
 from pfedlms.reproduce.play import Measured
 
@@ -37,20 +37,19 @@ class Sheet:
         return [[_shown(record, key, self.digits) for key in self.columns] for record in self.records]
 
     def screen(self) -> Table:
-        columns, rows, gap = fitted(list(self.columns.values()), self.shown())
-        return table(columns, rows, self.title, self.note or None, gap)
+        return self.table.rich()
+
+    @property
+    def table(self) -> Shown:
+        columns = [Column(key, heading) for key, heading in self.columns.items()]
+        records = [dict(zip(self.columns, row, strict=True)) for row in self.shown()]
+        return Shown(columns, records, self.title, self.note)
 
     def markdown(self) -> str:
-        lines = [list(self.columns.values()), ["---", *["--:"] * (len(self.columns) - 1)], *self.shown()]
-        rows = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-        return f"{self.title}\n\n{rows}\n\n{self.note}\n"
+        return self.table.markdown()
 
     def csv(self) -> str:
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(dict.fromkeys(key for own in self.records for key in own)))
-        writer.writeheader()
-        writer.writerows(self.records)
-        return text.getvalue()
+        return to_csv(self.records)
 
 
 def _shown(record: Mapping[str, Any], key: str, digits: str) -> str:

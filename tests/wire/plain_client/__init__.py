@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from plain_client.averages import added, average, pooled, stc_fields, ternary
 from plain_client.fields import (
+    Count,
     Field,
     Floats,
     Mask,
     MaskedBytes,
     MaskedRows,
+    Places,
     Positions,
     Signs,
     Symbols,
@@ -53,12 +55,14 @@ __all__ = [
     "SERVER",
     "UP",
     "Client",
+    "Count",
     "Field",
     "Floats",
     "Known",
     "Mask",
     "MaskedBytes",
     "MaskedRows",
+    "Places",
     "Positions",
     "Receiver",
     "Refused",

@@ -186,7 +186,54 @@ class MaskedBytes:
         return data or bytes(self.count)
 
 
-Field = Symbols | Floats | Mask | MaskedRows | MaskedBytes | Positions
+@dataclass(frozen=True)
+class Count:
+    @property
+    def largest(self) -> int:
+        return 4
+
+    def size(self, known: list) -> int:
+        return 4
+
+    def write(self, value: Sequence[int], known: list) -> bytes:
+        return struct.pack("<I", *value)
+
+    def read(self, data: bytes, known: list) -> list[int]:
+        return list(struct.unpack("<I", data))
+
+
+@dataclass(frozen=True)
+class Places:
+    places: int
+
+    @property
+    def largest(self) -> int:
+        return 13 + 9 * self.places // 64
+
+    def chosen(self, data: bytes) -> int:
+        if len(data) < 4:
+            raise Refused("truncated")
+        (count,) = struct.unpack("<I", data[:4])
+        if count > self.places:
+            raise Refused("decode")
+        return count
+
+    def taken(self, data: bytes) -> int:
+        count = self.chosen(data)
+        return 4 + ((Positions(count, self.places).codes(data[4:])[1] + 7) // 8 if count else 0)
+
+    def write(self, value: Sequence[int], known: list) -> bytes:
+        positions = [i for i, yes in enumerate(value) if yes]
+        coded = Positions(len(positions), self.places).write(positions, known) if positions else b""
+        return struct.pack("<I", len(positions)) + coded
+
+    def read(self, data: bytes, known: list) -> list[int]:
+        count = self.chosen(data)
+        chosen = Positions(count, self.places).read(data[4:], known) if count else []
+        return [int(i in set(chosen)) for i in range(self.places)]
+
+
+Field = Symbols | Floats | Mask | MaskedRows | MaskedBytes | Positions | Count | Places
 
 
 def write_payload(fields: Sequence[Field], values: Sequence) -> bytes:
@@ -196,7 +243,10 @@ def write_payload(fields: Sequence[Field], values: Sequence) -> bytes:
 def read_payload(fields: Sequence[Field], payload: bytes) -> list:
     known, at = [], 0
     for field in fields:
-        size = (field.codes(payload[at:])[1] + 7) // 8 if isinstance(field, Positions) else field.size(known)
+        if isinstance(field, Positions):
+            size = (field.codes(payload[at:])[1] + 7) // 8
+        else:
+            size = field.taken(payload[at:]) if isinstance(field, Places) else field.size(known)
         if len(payload) - at < size:
             raise Refused("truncated")
         known.append(field.read(payload[at : at + size], known))

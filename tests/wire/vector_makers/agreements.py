@@ -36,13 +36,6 @@ def task(layers: Iterable[int], seed: int, initial: np.ndarray) -> Task:
     )
 
 
-SERVER_ONLY = {("pfedlms", "pooling")}  # §9: not in the digest
-
-
-def agreed_settings(method: str, settings: Any) -> dict[str, Any]:
-    return {name: value for name, value in asdict(settings).items() if (method, name) not in SERVER_ONLY}
-
-
 def digest_text(method: str, settings: Any, known: Task) -> str:
     """The text of §9, written out by hand here; `agreed` asserts that its hash is the package's digest."""
     lines = {
@@ -53,7 +46,9 @@ def digest_text(method: str, settings: Any, known: Task) -> str:
         "protocol": "1",
         "seed": str(known.seed),
     }
-    if method == "sketchvote":
+    if method == "sketchmean":
+        lines["agreement.learning_rate"] = bits64(known.learning_rate)
+    if method in ("sketchvote", "sketchmean"):
         lines["agreement.rows"] = ",".join(map(str, known.layout.sketch_sizes(settings.ratio, settings.allocation)))
     if method == "zsign":
         lines |= {"agreement.clients": str(known.participants), "agreement.learning_rate": bits64(known.learning_rate)}
@@ -61,10 +56,18 @@ def digest_text(method: str, settings: Any, known: Task) -> str:
         if (rates.shape, rates.warmup) != ("constant", 0):
             lines |= {f"agreement.{name}": str(getattr(rates, name)) for name in ("shape", "warmup", "rounds")}
             lines |= {"agreement.decay": bits64(rates.decay), "agreement.decay_every": str(rates.decay_every)}
-    for name, value in agreed_settings(method, settings).items():
+    for name, value in agreed_settings(settings).items():
         written = value if isinstance(value, str) else str(int(value))
         lines[f"method.{name}"] = bits64(value) if isinstance(value, float) else written
     return "".join(f"{key}={lines[key]}\n" for key in sorted(lines))
+
+
+def agreed_settings(settings: Any) -> dict[str, Any]:
+    """Those that are not the server's alone."""
+    alone = {"server_optimizer", "server_decay", "server_epsilon", "pooling"}
+    if type(settings).__name__ != "FedAvgSettings":
+        alone |= {"server_momentum"} | ({"gain"} if hasattr(settings, "server_momentum") else set())
+    return {name: value for name, value in asdict(settings).items() if name not in alone}
 
 
 def agreed(method: str, settings: Any, known: Task) -> dict[str, Any]:
@@ -77,11 +80,7 @@ def agreed(method: str, settings: Any, known: Task) -> dict[str, Any]:
         "seed": word(known.seed),
         "layers": [[layer.offset, layer.size] for layer in known.layout.layers],
         "initial": bits32(known.initial.numpy()),
-        "settings": {
-            k: bits64(v) if isinstance(v, float) else v
-            for k, v in asdict(settings).items()
-            if (method, k) not in SERVER_ONLY
-        },
+        "settings": {k: bits64(v) if isinstance(v, float) else v for k, v in agreed_settings(settings).items()},
         "text": text,
         "sha256": hashlib.sha256(text.encode()).hexdigest(),
         "digest": digest.hex(),

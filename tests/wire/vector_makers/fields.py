@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from pfedlms import rng
+from pfedlms import errors, rng
 from pfedlms.wire import Bits, Floats, Mask, MaskedBytes, MaskedRows, Message, Positions, Scalar, Signs, Symbols
 from pfedlms.wire.fields import Field
 from pfedlms.wire.frames import HEADER_BYTES, frame
+from pfedlms.wire.places import Count, Places
 from vector_makers.notation import bits32, floats, sign_text, symbols
 
 
@@ -58,6 +59,16 @@ def fields() -> list[dict[str, Any]]:
             }
             for places, chosen in PLACES
         ),
+        *(
+            {
+                "field": "places",
+                "places": places,
+                "positions": chosen,
+                "payload": payload({"x": np.isin(np.arange(places), chosen)}, Places("x", places)),
+            }
+            for places, chosen in (*PLACES, (7, []))
+        ),
+        {"field": "count", "count": 16909060, "payload": payload({"x": np.array([16909060])}, Count("x"))},
         {
             "field": "bits",
             "signs": sign_text(signs),
@@ -75,3 +86,33 @@ def fields() -> list[dict[str, Any]]:
             for yes, said in ((1, np.uint8([0, 1, 128, 255])), (0, np.uint8([9, 9, 9, 9])))
         ),
     ]
+
+
+# What is wrong, the field, its count or places, the payload, and the error.
+WRONG = (
+    ("a bit after the last sign", "signs", 11, "ff0f", "decode"),
+    ("a bit after the last position", "positions", [3, 20], "c213", "decode"),
+    ("a position beyond the last place", "positions", [3, 20], "fe03", "decode"),
+    ("positions that do not end", "positions", [3, 20], "c2", "truncated"),
+    ("more places than there are", "places", 20, "15000000", "decode"),
+    ("a place beyond the last", "places", 20, "03000000fe03", "decode"),
+    ("places that do not end", "places", 20, "03000000c2", "truncated"),
+    ("something behind no places", "places", 20, "0000000000", "oversized"),
+)
+
+
+def refused_fields() -> list[dict[str, Any]]:
+    """Payloads of one field that must be refused."""
+    made = {"signs": lambda own: Signs("x", own), "positions": lambda own: Positions("x", *own)}
+    made["places"] = lambda own: Places("x", own)
+    entries = []
+    for what, kind, own, data, error in WRONG:
+        try:
+            Message(0, (made[kind](own),)).read(memoryview(bytes.fromhex(data)))
+        except errors.WireError as found:
+            reason = type(found).__name__.lower()
+        else:
+            reason = "accepted"
+        assert reason == f"{error}error", f"{what}: {reason}"
+        entries.append({"what": what, "field": kind, "of": own, "payload": data, "error": error})
+    return entries

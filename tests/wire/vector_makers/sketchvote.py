@@ -1,4 +1,4 @@
-"""Section 11.1 of the page: whole runs of sketchvote."""
+"""Sections 11.1 and 11.2 of the page: whole runs of sketchvote and sketchmean."""
 
 from __future__ import annotations
 
@@ -10,21 +10,31 @@ import torch
 
 from pfedlms.cohort import Cohort
 from pfedlms.engine.catch_up import CatchUp
-from pfedlms.engine.exchange import Channel, Ways
+from pfedlms.engine.client import Client
+from pfedlms.engine.simulate import InProcess, Links, hold_exchange
 from pfedlms.engine.terms import agreement
+from pfedlms.engine.transport import Code, Missed, Record, Request
 from pfedlms.methods import METHODS, Task
 from vector_makers.agreements import agreed, task
 from vector_makers.notation import SAMPLES, bits32, bits64, floats
 
 
+def sketchmean(*about: Any, gain: float, **more: Any) -> dict[str, Any]:
+    """As `sketchvote`, with the gain, which is not agreed on."""
+    made = sketchvote(*about, name="sketchmean", gain=gain, **more)
+    return {"gain": bits64(gain), **{key: value for key, value in made.items() if key != "factors"}}
+
+
 def sketchvote(
-    layers: list[int], seed: int, phases: list[set[int]], silent: dict[int, dict[int, int]], **settings: Any
-) -> dict[str, Any]:
+    layers: list[int], seed: int, phases: list[set[int]], silent: dict[int, dict[int, int]], name: str = "sketchvote",
+    lost: dict[int, int] | None = None, **settings: Any,
+) -> dict[str, Any]:  # fmt: skip
     """A run in which the clients of `phases[r]` train before round r, and those of the next hear its answer.
 
-    `silent[r]` says which clients have learnt nothing by round r in which layer: x is zero there.
+    `silent[r]` says which clients have learnt nothing by round r in which layer: x is zero there. `lost[r]` is a client
+    that is known to have another model before the answer of round r.
     """
-    method = METHODS["sketchvote"]
+    method = METHODS[name]
     chosen = method.Settings(**settings)
     initial = floats(sum(layers), 12, seed)
     initial[1::2] = initial[18] = -0.0
@@ -38,37 +48,48 @@ def sketchvote(
     for number, (senders, coming) in enumerate(pairwise(phases)):
         ups: dict[int, bytes] = {}
         downs: dict[int, list[bytes]] = {}
-        ways = Ways(lambda data, k, to=ups: to.update({k: data}) or data, lambda data, k, to=downs: keep(to, k, data))
-        channel = Channel(digest, number, ways)
+        links = Links(lambda data, k, to=ups: to.update({k: data}) or data, lambda data, k, to=downs: keep(to, k, data))
+        transport = InProcess(Client(playing, digest, by, None, None), None, links)
         for k in senders:
             clients[k] = replace(clients[k], params=learnt(clients[k], known, seed, number, silent.get(number, {})))
         told = [{"id": k, "samples": SAMPLES[k], "model": bits32(clients[k].params)} for k in sorted(senders)]
-        after, moved, answer = channel.ask(exchange, [clients[k] for k in sorted(senders)], server, None)
+        sending = [clients[k] for k in sorted(senders)]
+        after, moved, answer, inbox = hold_exchange(transport, Record(Code.SEND, number), sending, server)
         for entry, cohort in zip(told, after, strict=True):
             clients[entry["id"]] = cohort
-            entry |= {"frame": ups[entry["id"]].hex(), "residual": bits32(cohort.state["residual"])}
+            entry["frame"] = ups[entry["id"]].hex()
+            if "residual" in cohort.state:
+                entry["residual"] = bits32(cohort.state["residual"])
         caught_up = []
         for k in sorted(coming):
-            back = channel.catch_up(exchange, clients[k], [heard[k]], answers, by, server)
+            heard[k] = -1 if (lost or {}).get(number) == k else heard[k]
+            request = Request((k,), (answer,))
+            if heard[k] < number:
+                frames = by.frames(heard[k], number, answers, server)
+                code = Code.ANSWER if frames[0].message is exchange.down else Code.MODEL
+                orders = tuple(Record(code, each.round, data=each.data) for each in frames)
+                request = replace(request, catch_up=(Missed((k,), orders),))
+            back = transport.catch_up(request, [clients[k]], inbox)
             if k in downs:
                 caught_up.append({"id": k, "heard": heard[k], "frames": [data.hex() for data in downs.pop(k)]})
-            (clients[k],) = channel.tell(exchange, answer, [back])
+            (clients[k],) = transport.answer(request, answer, back, inbox)
             heard[k] = number + 1
             assert torch.equal(clients[k].state["model"][0].view(torch.int32), moved["model"].view(torch.int32))
         before, server = server, moved
-        answers.add(number, answer, before["model"], server["model"])
+        answers.add(number, answer.data, before["model"], server["model"])
         played.append(
             {
                 "round": number,
                 "clients": told,
-                "reply": answer.hex(),
+                "reply": answer.data.hex(),
                 "caught_up": caught_up,
                 "hear": sorted(coming),
                 "w": bits32(server["model"]),
+                **{key: bits32(server[own]) for key, own in (("scale", "scale"), ("z", "unsent")) if own in server},
             }
         )
-    factors = [bits64(factor) for factor in exchange._factors.tolist()]
-    return {"agreement": agreed("sketchvote", chosen, known), "factors": factors, "rounds": played}
+    factors = [bits64(factor) for factor in exchange._factors.tolist()] if name == "sketchvote" else []
+    return {"agreement": agreed(name, chosen, known), "factors": factors, "rounds": played}
 
 
 def starting(method: Any, client: int) -> Cohort:
@@ -88,6 +109,6 @@ def learnt(cohort: Cohort, known: Task, seed: int, number: int, silent: dict[int
     if client in silent:
         layer = known.layout.layers[silent[client]]
         own = slice(layer.offset, layer.offset + layer.size)
-        assert not cohort.state["residual"][:, own].any()
+        assert not cohort.state.get("residual", torch.zeros_like(w))[:, own].any()
         model[:, own] = w[:, own]
     return model

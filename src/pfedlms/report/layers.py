@@ -1,10 +1,10 @@
-"""Layers of a run whose clients vote on intervals: how weights and sketches are distributed, where the thresholds lie
-and which symbols are sent; from the checkpoint alone."""
+"""Layers of models whose clients vote on intervals: the distributions of weights and sketches, the thresholds, and the
+symbols that are sent."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, cast
 
@@ -12,13 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfedlms.cohort import Cohort
-from pfedlms.errors import PfedlmsError
-from pfedlms.experiment.export import open_checkpoint
-from pfedlms.experiment.prepare import as_configured
-from pfedlms.experiment.store import RunDirectory
 from pfedlms.methods.consensus import AgreeOnThresholds
 from pfedlms.methods.contract import ClientWork
-from pfedlms.report.page.gather import Run
 
 BINS = 48
 _REACH = 4.0  # histograms go from μ − 4 σ to μ + 4 σ
@@ -49,27 +44,8 @@ class LayerView:
     """The share of each, 0 to T."""
 
 
-def layers_of(run: Run) -> tuple[list[LayerView], str]:
-    """Every layer, and why there is none to show, if so: another method, no checkpoint, or a model that was given in
-    Python."""
-    if run.config.method != "pfedlms":
-        return [], f"{run.config.method} has no thresholds"
-    try:
-        checkpoint = RunDirectory(run.directory).load_checkpoint()
-        if checkpoint is None:
-            return [], f"{run.directory}: no checkpoint.pt"
-        kept = open_checkpoint(run.directory)
-    except PfedlmsError as error:
-        return [], str(error)
-    state = checkpoint["federation"]
-    ids = tuple(state["trained"])
-    samples = tuple(kept.federation.data.samples[client] for client in ids)
-    cohort = replace(kept.federation.model.cohort(ids, samples, with_momentum=False), params=state["params"].cpu())
-    with as_configured(run.config):
-        return _views(kept.federation.method, cohort, state["rounds_played"]), ""
-
-
-def _views(method: Any, cohort: Cohort, round: int) -> list[LayerView]:
+def views(method: Any, cohort: Cohort, round: int) -> list[LayerView]:
+    """The layers of a cohort whose `method` votes on intervals, as it would send them in that round."""
     agree, vote = method.exchanges
     assert isinstance(agree, AgreeOnThresholds)
     layout, sizes = method.sketched

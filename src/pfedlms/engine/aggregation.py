@@ -1,4 +1,4 @@
-"""The server's half of one exchange, wherever its clients are."""
+"""The server's half of one exchange: clients' messages in, one answer's values out."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ from pfedlms.methods.contract import Exchange
 from pfedlms.wire.codec import Buffer
 from pfedlms.wire.frames import Intake, Received
 
-_ROOM_BYTES = 1 << 26  # of decoded messages that wait to be added up
+_BUFFER_BYTES = 1 << 26  # of decoded messages that wait to be added up
 
 
-class Tally:
-    """Clients' frames in, in any order but to be added in that of ids, each checked; one answer's values out.
+class Aggregation:
+    """Checks messages and adds them up in the order of ids; one answer's values out.
 
     Args:
         senders: whose messages are expected.
-        max_weight: the largest share that one client may have of all weight; below 1, messages are kept until all have
-        come, since what a client may weigh depends on the others.
-        claims: N_k of clients that have named it before, in this round or for good. Who names another is refused, and
-        who had not named any is taken down.
+        max_weight: the largest share of all weight that one client may have; below 1, messages are kept until all have
+        come, since a client's largest weight depends on the others.
+        claims: N_k of clients that have named it before. A message with another N_k is refused.
     """
 
     def __init__(
@@ -43,34 +42,34 @@ class Tally:
         max_weight: float = 1.0,
         claims: dict[int, int] | None = None,
     ) -> None:
-        self._exchange, self._server, self._round = exchange, server, round
+        self.exchange, self._server, self._round = exchange, server, round
         self._intake = Intake(exchange.up, digest, round, frozenset(senders))
         self._total = exchange.server_open(server, round)
-        self._max_weight, self._claims = max_weight, {} if claims is None else claims
+        self._max_weight, self.claims = max_weight, {} if claims is None else claims
         # Memory that is there already, because fresh memory costs more than the copy into it.
         decoded = sum(prod(part.shape) * np.dtype(part.dtype).itemsize for part in exchange.up.fields)
-        self.places = max(1, min(len(senders), _ROOM_BYTES // max(1, decoded)))
+        self.capacity = max(1, min(len(senders), _BUFFER_BYTES // max(1, decoded)))
         """How many messages wait at most to be added up."""
-        self._room = exchange.up.room(self.places)
+        self._buffer = exchange.up.room(self.capacity)
         self._arrived: list[Received] = []
         self._kept: list[tuple[list[int], list[int], Tensors]] = []
         self.valid = 0
-        """Messages that were accepted. Those of clients that are not in step are: were they missing from the quorum,
+        """Messages that were accepted. Those of clients that are out of sync are: were they missing from the quorum,
         nobody would send them the model."""
-        self.astray: list[int] = []
+        self.out_of_sync: list[int] = []
         """Whose messages were left out because they track another model than the server does."""
-        self.weakened: list[int] = []
+        self.limited: list[int] = []
         """Who weighs less than it claimed."""
 
     def take(self, data: Buffer) -> Received:
         """Check one message and keep it to be added up; raises the WireError that says what is wrong with it."""
-        if len(self._arrived) == self.places:
+        if len(self._arrived) == self.capacity:
             self.add_up()
         # What is refused leaves its row to the next.
-        got = self._intake.accept(data, {name: array[len(self._arrived)] for name, array in self._room.items()})
-        claimed = self._claims.setdefault(got.sender, got.samples)
+        got = self._intake.accept(data, {name: array[len(self._arrived)] for name, array in self._buffer.items()})
+        claimed = self.claims.setdefault(got.sender, got.samples)
         if claimed != got.samples:
-            raise DecodeError(f"samples: got {got.samples} from sender {got.sender}, which said {claimed} before")
+            raise DecodeError(f"samples: got {got.samples}, expected {claimed}, as was said before")
         self._arrived.append(got)
         self.valid += 1
         return got
@@ -78,13 +77,14 @@ class Tally:
     def take_rows(self, frames: NDArray[np.uint8], senders: Sequence[int], samples: Sequence[int]) -> bool:
         """Take messages of one size, `[messages, bytes]`, all or none: False where one is not as it should be, or
         others wait to be added up."""
-        said = zip(senders, samples, strict=True)
-        if self._arrived or any(self._claims.get(client, claimed) != claimed for client, claimed in said):
+        named = zip(senders, samples, strict=True)
+        if self._arrived or any(self.claims.get(client, claimed) != claimed for client, claimed in named):
             return False
-        arrived = self._intake.accept_rows(frames, {name: array[: len(senders)] for name, array in self._room.items()})
+        rows = {name: array[: len(senders)] for name, array in self._buffer.items()}
+        arrived = self._intake.accept_rows(frames, rows)
         if arrived is None:
             return False
-        self._claims.update(zip(senders, samples, strict=True))
+        self.claims.update(zip(senders, samples, strict=True))
         self._arrived = arrived
         self.valid += len(arrived)
         return True
@@ -93,24 +93,24 @@ class Tally:
         """Add what has come since the last call, in the order of ids."""
         order = sorted(range(len(self._arrived)), key=lambda index: self._arrived[index].sender)
         arrived = [self._arrived[index] for index in order]
-        values = {name: torch.from_numpy(array[: len(arrived)]) for name, array in self._room.items()}
+        values = {name: torch.from_numpy(array[: len(arrived)]) for name, array in self._buffer.items()}
         if order != list(range(len(order))):
             values = {name: value[order] for name, value in values.items()}
         self._arrived = []
         if arrived and self._round > 0:
             # In round 0 w⁰ is in every frame's digest, and there is no round before from which to send a model.
-            alike = self._exchange.in_step(self._server, values)
-            if not all(alike):
-                self.astray += [each.sender for each, fine in zip(arrived, alike, strict=True) if not fine]
-                arrived = list(compress(arrived, alike))
-                values = {name: value[torch.tensor(alike)] for name, value in values.items()}
+            in_step = self.exchange.in_step(self._server, values)
+            if not all(in_step):
+                self.out_of_sync += [each.sender for each, same in zip(arrived, in_step, strict=True) if not same]
+                arrived = list(compress(arrived, in_step))
+                values = {name: value[torch.tensor(in_step)] for name, value in values.items()}
         if not arrived:
             return
         ids, samples = [each.sender for each in arrived], [each.samples for each in arrived]
         if self._max_weight < 1:
             self._kept.append((ids, samples, {name: value.clone() for name, value in values.items()}))
         else:
-            self._total = self._exchange.server_add(self._total, ids, samples, values)
+            self._total = self.exchange.server_add(self._total, ids, samples, values)
 
     def close(self) -> tuple[Tensors, dict[str, Any]]:
         """The server's next state, and the values of its answer as arrays."""
@@ -118,7 +118,7 @@ class Tally:
         weights = iter(limited([n for _, samples, _ in self._kept for n in samples], self._max_weight))
         for ids, samples, values in self._kept:
             own = [next(weights) for _ in ids]
-            self.weakened += [k for k, claimed, used in zip(ids, samples, own, strict=True) if used < claimed]
-            self._total = self._exchange.server_add(self._total, ids, own, values)
-        server, reply = self._exchange.server_reply(self._server, self._total, self._round)
+            self.limited += [k for k, claimed, used in zip(ids, samples, own, strict=True) if used < claimed]
+            self._total = self.exchange.server_add(self._total, ids, own, values)
+        server, reply = self.exchange.server_reply(self._server, self._total, self._round)
         return server, {name: value.numpy() for name, value in zip(reply, to_host(*reply.values()), strict=True)}

@@ -1,0 +1,296 @@
+"""Faults seeded one at a time all over the package, and which tests catch them.
+
+    python benchmarks/faults.py [--list] [--json FILE] [ids]
+
+Each fault is a small mistake that somebody could make. The runner copies the tree to a temporary folder, applies one
+fault there, runs the tests named for it with `-x` and prints `caught` with the first test that fails, or `MISSED`.
+`MOVED` means that the old text is not found exactly once: the code was changed since, so look up what the sentence
+describes and write down the new place. `NO TESTS` means that the tests named are not there any more. Faults without
+tests are those that no test has caught yet; they are listed and not run. All of it means something only where the
+tests pass without a fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parents[1]
+LEFT_OUT = (".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis")
+
+
+class Fault(NamedTuple):
+    id: str
+    room: str
+    wrong: str
+    """What is wrong, in one sentence: it outlives the text."""
+    file: str
+    """Below src/pfedlms."""
+    old: str
+    new: str
+    tests: str
+    """Arguments of pytest, below tests; of several files the quickest."""
+
+
+# fmt: off
+FAULTS = (
+    Fault("rng-rows", "rng", "The row bijection shifts by half the bits rounded down instead of up.",
+          "rng.py", "max(1, (bits + 1) // 2)", "max(1, bits // 2)",
+          "test_rng.py"),
+    Fault("cohort-momentum", "cohort", "A client whose model is replaced keeps the momentum of the old one.",
+          "cohort.py", "params=here, momentum=torch.zeros_like(self.momentum))", "params=here)",
+          "test_cohort.py"),
+    Fault("data-partition", "data", "A Dirichlet partition that is drawn again is the same draw again.",
+          "data/partition.py", 'stream(seed, "partition", draw)', 'stream(seed, "partition", 0)',
+          "data/test_partition.py"),
+    Fault("data-batches", "data", "In the quick path the later shuffles of a round repeat the first one.",
+          "data/batches.py", "ids[row], epoch[row] + within)", "ids[row], epoch[row])",
+          "data/test_batches.py"),
+    Fault("data-idx", "data", "An IDX file with bytes behind its last image is accepted.",
+          "data/idx.py", "if len(content) - header != expected:", "if len(content) - header < expected:",
+          "data/test_sources.py"),
+    Fault("data-cifar", "data", "Binary CIFAR-100 is read with its coarse labels instead of the fine ones.",
+          "data/cifar.py", "records[:, layout.label_bytes - 1]", "records[:, 0]",
+          "data/test_cifar.py -k binary"),
+    Fault("data-parquet", "data", "Height and width of decoded Parquet images are swapped.",
+          "data/parquet.py", "pixels.transpose(0, 3, 1, 2)", "pixels.transpose(0, 3, 2, 1)",
+          "data/test_parquet.py -k found"),
+    Fault("data-folder", "data", "The key of a decoded image folder does not depend on the labels of its files.",
+          "data/folder.py", ' + labels.astype("<i8").tobytes()', "",
+          "data/test_folder.py"),
+    Fault("data-cache", "data", "A decoded copy in the cache is used although its checksum does not match.",
+          "data/cache.py", "rows < 1 or rest or _digest(path, body) != content[:_DIGEST].tobytes()",
+          "rows < 1 or rest", "data/test_parquet.py -k copy"),
+    Fault("data-download", "data", "A download of the right length is accepted whatever its SHA-256 is.",
+          "data/download.py", "before == file.size and digest == file.sha256", "before == file.size",
+          "data/test_download.py -k wrong"),
+    Fault("models-pad", "models", "A layer whose size is a power of two is padded to twice its size.",
+          "models/layout.py", "1 << (self.size - 1).bit_length()", "1 << self.size.bit_length()",
+          "models/test_layout.py"),
+    Fault("models-gradient", "models", "A parameter without a gradient in this step keeps the one of the last step.",
+          "models/forward.py", "place.zero_()", "pass",
+          "models/test_forward.py -k takes_no_part"),
+    Fault("sketch-scale", "sketch", "A sketch is scaled by 1/√N instead of 1/√m.",
+          "sketch/__init__.py", "1 / sqrt(self.stop - self.start)", "1 / sqrt(self.pad)",
+          "wire/test_second_implementation.py"),
+    Fault("pull-width", "pull", "The width of the smoothed threshold is not in units of the layer's deviation.",
+          "pull/__init__.py", "wide = self.smoothing * self.deviations",
+          "wide = self.smoothing * torch.ones_like(self.deviations)", "methods/test_pfedlms.py"),
+    Fault("step-schedule", "step", "A cosine schedule ends at zero: its last phase divides by Q − 1 instead of Q.",
+          "step/schedule.py", "/ (last + 1))) / 2", "/ max(1, last))) / 2",
+          "step/test_schedule.py"),
+    Fault("step-adamw", "step", "AdamW corrects the bias of its second moment with the first beta.",
+          "step/cpu.py", "sqrt(1 - BETAS[1] ** count)", "sqrt(1 - BETAS[0] ** count)",
+          "step/test_adamw.py"),
+    Fault("step-clip", "step", "Clipping does not add the method's own gradient before it takes the norm.",
+          "step/cpu.py", "        if has_extra:\n            own += extra[client]\n", "",
+          "step/test_adamw.py -k clip"),
+    Fault("quantise-tie", "quantise", "A value equal to a threshold falls below it instead of above.",
+          "quantise.py", "own, right=True)", "own, right=False)",
+          "test_quantise.py -k symbols"),
+    Fault("aggregate-pool", "aggregate", "The pooled deviation leaves out how far clients' means lie apart.",
+          "aggregate.py", "square += weight * (variance + (own - mean) ** 2)", "square += weight * variance",
+          "test_aggregate.py -k pooled"),
+    Fault("aggregate-tie", "aggregate", "An even split of a vote on symbols goes down instead of up.",
+          "aggregate.py", "chosen += above >= total - above", "chosen += above > total - above",
+          "test_aggregate.py -k ties"),
+    Fault("wire-codec", "wire", "Packed symbols with bits set behind their end are accepted.",
+          "wire/codec.py", "            _check_end(packed, used)\n", "",
+          "wire/test_codec.py -k after_the_end"),
+    Fault("wire-golomb", "wire", "The Golomb parameter is computed from the chosen places instead of the others.",
+          "wire/golomb.py", "unchosen, bits = (places - count) / places, 0", "unchosen, bits = count / places, 0",
+          "wire/test_golomb.py"),
+    Fault("wire-checksum", "wire", "The checksum of a frame covers the payload but not the header.",
+          "wire/frames.py", "crc32(data[HEADER_BYTES:], zlib.crc32(data[: _HEADER.size]))",
+          "crc32(data[HEADER_BYTES:])", "wire/test_frames.py"),
+    Fault("wire-sender", "wire", "A second message of one sender in an exchange is counted again.",
+          "wire/frames.py", "        self._seen.add(sender)\n", "",
+          "wire/test_frames.py -k repeated"),
+    Fault("wire-rows", "wire", "Rows that were not sent keep what an earlier message left in the buffer.",
+          "wire/fields.py", "        out[:] = 0\n        out[known[self.mask]]", "        out[known[self.mask]]",
+          "wire/test_fields.py -k masked_rows"),
+    Fault("pfedlms-heads", "methods", "pFedLMS counts votes by clients instead of by their samples.",
+          "methods/consensus.py", 'total.add(values["symbols"].numpy(), samples)',
+          'total.add(values["symbols"].numpy(), [1] * len(ids))', "methods/test_pfedlms.py -k consensus"),
+    Fault("sketchvote-silent", "methods", "sketchvote counts the vote of a client that has nothing to say in a layer.",
+          "methods/sketchvote.py", "np.where(scales > 0, np.array(samples)[:, None], 0)",
+          "np.where(scales >= 0, np.array(samples)[:, None], 0)", "methods/test_sketchvote.py -k nothing_to_say"),
+    Fault("stc-residual", "methods", "The server of stc forgets its residual after every round.",
+          "methods/stc.py", '"residual": x - move}', '"residual": torch.zeros_like(x)}',
+          "methods/test_stc.py -k server_has"),
+    Fault("eden-rotation", "methods", "All clients of eden share one rotation in a round.",
+          "methods/eden.py", '"eden", round, client, number)', '"eden", round, 0, number)',
+          "methods/test_eden.py -k rotations_differ"),
+    Fault("zsign-rate", "methods", "zsign scales by the learning rate of the next phase, not of the steps it is about.",
+          "methods/zsign.py", "self._server_step * self._task.rate(round)",
+          "self._server_step * self._task.rate(round + 1)", "engine/test_own_training.py -k gamma"),
+    Fault("obcsaa-step", "methods", "The decoder of obcsaa steps by m/N instead of N/m.",
+          "methods/obcsaa.py", "1 / (1 / sketch.shape.places[0].share + alpha)",
+          "1 / (sketch.shape.places[0].share + alpha)", "methods/test_obcsaa.py -k decoder"),
+    Fault("obda-coin", "methods", "The coin of obda for even splits is not turned over in odd rounds.",
+          "methods/obda.py", "-coin if round % 2 else coin", "coin",
+          "methods/test_obda.py"),
+    Fault("fedproto-held", "methods", "fedproto pulls samples of a class without a prototype towards zero.",
+          "methods/fedproto.py", "torch.where(self.held[labels], distance, 0.0).mean(dim=1)", "distance.mean(dim=1)",
+          "methods/test_fedproto.py"),
+    Fault("pfed1bs-rows", "methods", "pFed1BS keeps a share of the padded length instead of the model's own.",
+          "methods/pfed1bs.py", "floor(settings.ratio * task.layout.dim)",
+          "floor(settings.ratio * whole.layers[0].pad)", "methods/test_pfed1bs.py"),
+    Fault("fedavg-momentum", "methods", "The server of fedavg keeps its update after the step size was multiplied in.",
+          "methods/fedavg.py", '"update": update.float()}', '"update": (self._step * update).float()}',
+          "methods/test_fedavg.py"),
+    Fault("engine-draw", "engine", "The number of participants is rounded down instead of to the nearest.",
+          "engine/participation.py", "max(1, round(self.share * self.clients))",
+          "max(1, int(self.share * self.clients))", "engine/test_participation.py -k how_many"),
+    Fault("engine-catch-up", "engine", "A client that was away is not sent the first answer that it missed.",
+          "engine/catch_up.py", "frames = {number: self.frames[number] for number in range(since, until)}",
+          "frames = {number: self.frames[number] for number in range(since + 1, until)}",
+          "engine/test_participation.py -k sampled_clients_track"),
+    Fault("engine-quorum", "engine", "A round stops where exactly the quorum of messages is valid.",
+          "engine/exchange.py", "if valid < max(1, quorum * senders):", "if valid <= max(1, quorum * senders):",
+          "engine/test_intake.py -k quorum"),
+    Fault("engine-in-step", "engine", "A client that tracks another model is left out but still counted as in step.",
+          "engine/exchange.py", "        self.astray.update(tally.astray)\n", "",
+          "wire/test_second_sketchvote.py -k last_bit_differs"),
+    Fault("engine-loss", "engine", "The loss of a round is the plain mean of clients' losses, without their samples.",
+          "engine/reports.py", "        total += samples * loss\n        weight += samples\n",
+          "        total += loss\n        weight += 1\n", ""),
+    Fault("engine-traffic", "engine", "The framing of an answer is counted once for each cohort, not for each client.",
+          "engine/exchange.py", "self.traffic.down_framing += HEADER_BYTES * len(cohort.ids)",
+          "self.traffic.down_framing += HEADER_BYTES", "engine/test_round.py -k bytes_by_hand"),
+    Fault("engine-accuracy", "engine", "Accuracy is the plain mean over clients, without their test samples.",
+          "engine/reports.py", "return self._unit * sum(self.correct) / sum(self.tested)",
+          "return sum(self.per_client) / len(self.tested)",
+          "experiment/test_participation_reports.py -k metrics_are_of"),
+    Fault("engine-mask", "engine", "Evaluation also counts the padding of clients with fewer samples than others.",
+          "engine/training.py", "torch.where(mask, score, 0).to(kind)", "score.to(kind)",
+          "engine/test_own_training.py -k engines_agree"),
+    Fault("config-bound", "experiment", "A setting that must lie below a bound may also be equal to it.",
+          "settings.py", '"below": (lt, ', '"below": (le, ',
+          "experiment/test_config.py"),
+    Fault("resume-rewind", "experiment", "A resumed run keeps the metrics written after its checkpoint.",
+          "experiment/store.py", "if size > length:", "if size > length and not length:",
+          "experiment/test_resume.py -k torn_last_line"),
+    Fault("summary-last10", "experiment", "The mean of the last 10 evaluations is of the last 9.",
+          "experiment/record.py", "tail = values[-10:]", "tail = values[-9:]",
+          "experiment/test_run.py -k agrees"),
+    Fault("sweep-choice", "experiment", "A sweep chooses by P-acc although validation samples are set aside.",
+          "experiment/sweep.py", 'by or ("v_acc" if validated else "p_acc")', 'by or "p_acc"',
+          "experiment/test_sweep.py"),
+    Fault("export-order", "experiment", "Exported models are numbered in the order in which clients last trained.",
+          "experiment/export.py", "sorted(models, key=lambda pair: pair[0])", "models", ""),
+    Fault("export-name", "experiment", "A client's name that is a number is taken for its number.",
+          "experiment/export.py", "if str(client) in names:",
+          "if str(client) in names and not str(client).isdecimal():", ""),
+    Fault("export-shared", "experiment", "The exported shared model has the running statistics of one client.",
+          "engine/federation.py", "value.double().mean(dim=0).to(value.dtype) if value.is_floating_point()",
+          "value[0] if value.is_floating_point()", "experiment/test_show_and_export.py -k running_statistics"),
+    Fault("results-csv", "experiment", "Every accuracy column of results.csv holds the final accuracy.",
+          "experiment/results.py", "(row[name] or {}).get(which)", '(row[name] or {}).get("final")',
+          "experiment/test_variants.py -k rows_folders"),
+    Fault("compare-std", "report", "The ± of a comparison divides by the number of seeds instead of one less.",
+          "report/tables.py", "from statistics import mean, stdev", "from statistics import mean, pstdev as stdev",
+          "test_cli.py -k table_shows"),
+    Fault("report-fewer", "report", "The factor of fewer bytes compares FedAvg's both ways with the way up alone.",
+          "report/tables.py", 'f"{fedavg / (up + down):.1f}×"', 'f"{fedavg / up:.1f}×"',
+          "test_cli.py -k table_shows"),
+    Fault("deploy-replay", "deploy", "A node answers another request of the same trip with its last reply.",
+          "deploy/node.py", " and asked.trip == state.trip and digest == state.request:",
+          " and asked.trip == state.trip:", "deploy/test_left_out.py -k node_refuses"),
+    Fault("deploy-refused", "deploy", "What was meant for a node that could not be reached is counted as sent.",
+          "deploy/coordinator.py", "                    reached.discard(client)", "                    pass",
+          "deploy/test_left_out.py -k carrier_says"),
+    Fault("deploy-trip", "deploy", "Requests of the next trip carry the number of the last one.",
+          "deploy/coordinator.py", "trip=standing.trip + 1", "trip=standing.trip",
+          "deploy/test_same_run.py -k every_method"),
+    Fault("store-atomic", "experiment", "A file is written in place, so a process killed then leaves a part of it.",
+          "experiment/store.py", 'temporary = path.with_name(path.name + ".tmp")', "temporary = path",
+          "experiment/test_resume.py -k killed_at_any"),
+    Fault("flower-permissions", "flower", "The scripts of a deployment folder may not be executed.",
+          "flower/folder.py", "path.chmod(0o755)", "path.chmod(0o644)",
+          "flower/test_deploy_folder.py -k certificates"),
+)
+# fmt: on
+
+
+def seed(fault: Fault, tree: Path) -> str:
+    """Apply a fault; what is in the way, if anything."""
+    path = tree / "src/pfedlms" / fault.file
+    if not path.exists():
+        return f"MOVED: src/pfedlms/{fault.file} is not there any more"
+    text = path.read_text(encoding="utf-8")
+    if text.count(fault.old) != 1:
+        return f"MOVED: the old text is found {text.count(fault.old)} times in src/pfedlms/{fault.file}"
+    path.write_text(text.replace(fault.old, fault.new), encoding="utf-8")
+    return ""
+
+
+def tested(tree: Path, tests: str, kernels: Path | None) -> tuple[int, str, float]:
+    """Exit status of pytest, the first test that failed, and seconds."""
+    names = [f"tests/{part}" if ".py" in part else part for part in shlex.split(tests)]
+    more = {"NUMBA_CACHE_DIR": str(kernels)} if kernels else {}
+    # No bytecode is left behind, so that no later run takes a faulty module for the right one.
+    here = {"PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", **more}
+    began = time.perf_counter()
+    call = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *names]
+    done = subprocess.run(call, cwd=tree, env={**os.environ, **here}, capture_output=True, text=True)
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.MULTILINE)
+    return done.returncode, failed[1] if failed else "", round(time.perf_counter() - began, 1)
+
+
+def run(fault: Fault, tree: Path) -> dict[str, Any]:
+    """One row of results; the tree is as it was afterwards."""
+    path = tree / "src/pfedlms" / fault.file
+    if moved := seed(fault, tree):
+        return {"id": fault.id, "result": moved, "caught_by": "", "seconds": 0.0}
+    if not fault.tests:
+        shutil.copy2(ROOT / "src/pfedlms" / fault.file, path)
+        return {"id": fault.id, "result": "no test", "caught_by": "", "seconds": 0.0}
+    # Kernels of other files may have those of this one compiled into them.
+    kernels = tree / "kernels" / fault.id if "@compiled" in path.read_text(encoding="utf-8") else None
+    status, test, seconds = tested(tree, fault.tests, kernels)
+    shutil.copy2(ROOT / "src/pfedlms" / fault.file, path)
+    result = {0: "MISSED", 1: "caught", 4: "NO TESTS", 5: "NO TESTS"}.get(status, f"ENDED with {status}")
+    return {"id": fault.id, "result": result, "caught_by": test, "seconds": seconds}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("ids", nargs="*", help="faults by id or by room; default: all")
+    parser.add_argument("--list", action="store_true", help="show what there is and run nothing")
+    parser.add_argument("--json", type=Path, help="write the results there, too")
+    asked = parser.parse_args()
+    unknown = set(asked.ids) - {name for fault in FAULTS for name in (fault.id, fault.room)}
+    if unknown:
+        parser.error(f"ids: got {', '.join(sorted(unknown))}, expected ids or rooms of --list")
+    chosen = [fault for fault in FAULTS if not asked.ids or {fault.id, fault.room} & set(asked.ids)]
+    if asked.list:
+        for fault in chosen:
+            print(f"{fault.id:20} {fault.room:11} {fault.wrong}\n{'':32} {fault.file}; tests/{fault.tests}")
+        return 0
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
+        tree = Path(folder) / "tree"
+        shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*LEFT_OUT))
+        for fault in chosen:
+            rows.append(run(fault, tree))
+            print("{id:20} {result:8} {seconds:6.1f} s  {caught_by}".format(**rows[-1]), flush=True)
+            if asked.json:
+                asked.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    results = [row["result"] for row in rows if row["result"] != "no test"]
+    print(f"{results.count('caught')} of {len(results)} caught; {len(rows) - len(results)} that no test has caught yet")
+    return int(results.count("caught") < len(results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

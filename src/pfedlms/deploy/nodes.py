@@ -1,0 +1,168 @@
+"""The transport to nodes: one envelope to each client of a trip, and what the server believes of the replies.
+
+A node that does not answer in time, refuses, or answers with anything that is not what it was asked for is out of this
+round. Its reply is taken whole or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from pfedlms.deploy.envelope import Envelope, Kind, Why, decode, read_measured, read_trained, reason
+from pfedlms.deploy.ground import Ground
+from pfedlms.engine.transport import Code, Event, Flag, Inbox, Record, Request, Split
+from pfedlms.errors import DecodeError, DigestError, RoundError, SenderError, WireError
+from pfedlms.wire.frames import HEADER_BYTES
+
+
+class Transport(Protocol):
+    """Whoever carries bytes."""
+
+    def send(self, requests: dict[int, bytes], timeout: float) -> Mapping[int, bytes]:
+        """Requests by client; replies by client, of those that answered within so many seconds. A client without a
+        reply is late, gone, or has not come yet."""
+        ...
+
+
+class Nodes:
+    """Carries requests of the server to nodes and checks their replies."""
+
+    def __init__(self, ground: Ground, transport: Transport) -> None:
+        self._ground, self._transport, self._timeout = ground, transport, ground.config.run.timeout
+        self._percent, self._method = ground.parts.criterion.score is None, ground.terms.method
+
+    def carry(self, requests: Sequence[Request], inbox: Inbox, kind: Kind = Kind.REQUEST) -> None:
+        """See `engine.transport`."""
+        work = _work(requests)
+        asked = {
+            client: Envelope(kind, self._ground.run, client, inbox.round, inbox.trip, tuple(orders))
+            for client, orders in sorted(work.items())
+        }
+        encoded = {client: envelope.encode() for client, envelope in asked.items()}
+        came = self._transport.send(dict(encoded), self._timeout) if encoded else {}
+        reached = set(asked)
+        for client, envelope in asked.items():
+            try:
+                if (data := came.get(client)) is None:
+                    raise WireError(f"no reply within {self._timeout:g} s")
+                reply = check_reply(envelope, data)
+                if unreachable(reply):
+                    reached.discard(client)
+                known = [each.number for each in reply.records if each.code == Code.ANSWERS_KNOWN]
+                if len(known) == 1:
+                    inbox.answers_known[client] = known[0]
+                self._take(envelope, reply, inbox)
+            except WireError as error:
+                why = str(error) if type(error) is WireError else f"{type(error).__name__}: {error}"
+                inbox.failed[client] = why
+                inbox.rejected += 1
+                inbox.events.append(Event(inbox.round, client, "left_out", f"is left out: {why}"))
+        self._count(requests, reached, inbox)
+        inbox.carried = tuple(sum(len(each.get(client, b"")) for client in reached) for each in (encoded, came))  # type: ignore[assignment]
+
+    def _take(self, request: Envelope, reply: Envelope, inbox: Inbox) -> None:
+        """Put a reply into the inbox, all of it or nothing: N_k must be what this reply, a message of this round or the
+        deal said before, and the message must be valid."""
+        client, about_last = request.client, self._method.about_last_steps
+        frame, trained, counts = read_reply(request, reply, self._percent)
+        expected = None if about_last else inbox.claims.get(client)  # their rounds are one trip
+        if expected is None and self._ground.knows_samples:
+            expected = self._ground.parts.data.samples[client]
+        if trained is not None:
+            if expected is not None and trained[0] != expected:
+                raise DecodeError(f"samples: got {trained[0]}, expected {expected}, as was said before")
+            expected = trained[0]
+        if frame is not None and inbox.aggregation is not None:
+            if expected is not None:
+                inbox.aggregation.claims[client] = expected
+            inbox.aggregation.take(frame)
+            inbox.count_up(inbox.requests[-1], len(frame) - HEADER_BYTES)
+        if trained is not None:
+            inbox.trained[client] = trained
+        for split, found in counts.items():
+            inbox.measured.setdefault(split, {})[client] = found
+
+    def _count(self, requests: Sequence[Request], reached: set[int], inbox: Inbox) -> None:
+        """Bytes down. To a place that nobody has taken, nothing goes."""
+        for request in requests:
+            for missed in request.catch_up:
+                inbox.count_catch_up(request, missed.orders, len(reached.intersection(missed.clients)))
+            for order in request.orders:
+                inbox.count_down(request, order, len(reached.intersection(request.clients)))
+
+
+def _work(requests: Sequence[Request]) -> dict[int, list[Record]]:
+    """All orders of every client, in the order of requests."""
+    work: dict[int, list[Record]] = {}
+    for request in requests:
+        for missed in request.catch_up:
+            for client in missed.clients:
+                work.setdefault(client, []).extend(missed.orders)
+        for client in request.clients:
+            work.setdefault(client, []).extend(request.orders)
+    return work
+
+
+def check_reply(request: Envelope, data: bytes) -> Envelope:
+    """A reply to this request, not yet looked into; raises the WireError that says why it is none."""
+    reply = decode(data)
+    if reply.kind != Kind.REPLY:
+        raise DecodeError("reply: got a request")
+    if reply.run != request.run:
+        raise DigestError(f"reply: got one of run {reply.run.hex()}, expected {request.run.hex()}")
+    if reply.client != request.client:
+        raise SenderError(f"reply: got one of client {reply.client}, expected {request.client}")
+    if (reply.round, reply.trip) != (request.round, request.trip):
+        if reply.records and (reply.records[0].code, reply.records[0].flags) == (Code.REFUSED, Why.BROKEN):
+            raise WireError(f"refused, {reason(reply.records[0])}")  # a node that could not read which one it was
+        raise RoundError(
+            f"reply: got one to round {reply.round + 1}, trip {reply.trip}, expected {request.round + 1}, "
+            f"{request.trip}"
+        )
+    return reply
+
+
+def unreachable(reply: Envelope) -> bool:
+    """Whether the carrier says that the node could not be reached: a node itself says ANSWERS_KNOWN, too."""
+    return [each.code for each in reply.records] == [Code.REFUSED]
+
+
+def read_reply(
+    request: Envelope, reply: Envelope, percent: bool
+) -> tuple[bytes | memoryview | None, tuple[int, float] | None, dict[Split, tuple[float, float, int]]]:
+    """A node's message, N_k with the loss, and what it measured, if it is all that was asked for and nothing else;
+    raises the WireError that says what is wrong with it. The message is not looked into."""
+    if reply.records and reply.records[0].code == Code.REFUSED:
+        raise WireError(f"refused, {reason(reply.records[0])}")
+    rest = [each for each in reply.records if each.code != Code.ANSWERS_KNOWN]
+    frame, trained, counts = None, None, dict[Split, tuple[float, float, int]]()
+    for order in request.records:
+        if order.code not in (Code.SEND, Code.TRAIN):
+            continue
+        own = rest.pop(0) if rest else None
+        if own is None or (own.code, own.number, own.index) != (order.code, order.number, order.index):
+            raise DecodeError(f"reply: expected {order.code.name.lower()} {order.number}, got something else")
+        if order.code == Code.SEND:
+            frame = own.data
+        else:
+            trained = read_trained(own)
+            while rest and rest[0].code == Code.MEASURED:
+                split, found = read_measured(rest.pop(0), percent)
+                counts[split] = found
+            _check_measured(order.flags, counts)
+    if rest:
+        raise DecodeError(f"reply: got {len(rest)} records that nobody asked for")
+    return frame, trained, counts
+
+
+def _check_measured(flags: int, counts: Mapping[Split, tuple[float, float, int]]) -> None:
+    """Whether this was to be measured, and was."""
+    personal, shared = bool(flags & Flag.PERSONAL), bool(flags & Flag.SHARED)
+    asked = [Split.TEST, Split.VALIDATION] * personal + [Split.SHARED] * shared
+    tested = counts[Split.TEST][2] if Split.TEST in counts else 0
+    if not set(counts) <= set(asked) or (personal and not tested):
+        raise DecodeError(
+            f"reply: got measurements of {', '.join(each.name.lower() for each in counts) or 'nothing'}, expected "
+            f"{', '.join(each.name.lower() for each in asked) or 'none'}"
+        )

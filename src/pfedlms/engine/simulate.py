@@ -1,0 +1,279 @@
+"""The transport of a simulation: clients in this process, stacked, and messages that may get lost on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from pfedlms import rng
+from pfedlms.cohort import Cohort, Tensors
+from pfedlms.engine.aggregation import Aggregation
+from pfedlms.engine.catch_up import fingerprints_of, from_server
+from pfedlms.engine.client import Client, on_host
+from pfedlms.engine.participation import Clients
+from pfedlms.engine.stopwatch import Stopwatch
+from pfedlms.engine.transport import Code, Event, Flag, Inbox, Missed, Record, Request, Split
+from pfedlms.errors import RunError, WireError
+from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake, Received, frame, frame_rows
+
+CATCHING_UP = 1  # the delivery of all that brings a client up to date; 0 is the round's own answer
+_BLOCK_BYTES = 1 << 18  # of frames that are written and read together
+
+Data = bytes | memoryview
+Link = Callable[[bytes, int], bytes | None]
+"""The way between the server and a client: a frame and the client's id go in; what arrives comes out, None if nothing
+does."""
+
+
+def perfect_link(data: bytes, client: int) -> bytes | None:
+    """Everything arrives as it was sent."""
+    return data
+
+
+@dataclass(frozen=True)
+class Links:
+    """How messages travel: links up and down, and the share of messages that is lost besides."""
+
+    up: Link = perfect_link
+    down: Link = perfect_link
+    lost: float = 0.0
+    seed: int = 0
+
+    def carry(self, link: Link, data: Data, client: int, *names: int) -> Data | None:
+        """What arrives; whether a message is lost is a function of seed, `names` and client."""
+        if self.lost and rng.uniforms(rng.stream(self.seed, "lost", *names, client), 1)[0] < self.lost:
+            return None
+        # A buffer that is written over by the next frame is nothing to hand to others.
+        return data if link is perfect_link else link(bytes(data), client)
+
+    def expected_loss(self, got: Data | None) -> bool:
+        """Losses that were asked for are only counted."""
+        return got is None and self.lost > 0
+
+
+class InProcess:
+    """Carries requests to stacked clients. An answer is decoded once for all of them; short messages are framed
+    together. What clients are in the middle of a round is kept apart from `clients` until they train."""
+
+    def __init__(self, client: Client, clients: Clients, links: Links | None = None, watch: Stopwatch | None = None):
+        self.client, self._clients = client, clients
+        self._links, self._watch = links or Links(), watch or Stopwatch()
+        self._ongoing: list[Cohort] = []
+
+    def begin_round(self) -> None:
+        """Forget what a round left behind that did not come to its end."""
+        self._ongoing = self._clients.present
+
+    def carry(self, requests: Sequence[Request], inbox: Inbox) -> None:
+        """See `Transport`."""
+        for request in requests:
+            cohorts = self._ongoing
+            if not request.continues:
+                cohorts = self._clients.take(request.clients, cohorts)
+            cohorts = self.catch_up(request, cohorts, inbox)
+            for order in request.orders:
+                if order.code == Code.ANSWER:
+                    cohorts = self.answer(request, order, cohorts, inbox)
+                elif order.code == Code.SEND:
+                    self._ongoing = self.send(request, order, cohorts, inbox)
+                else:
+                    self._train(order, cohorts, inbox)
+
+    def catch_up(self, request: Request, cohorts: list[Cohort], inbox: Inbox) -> list[Cohort]:
+        """Clients that lack answers get what brings them up to date. All that one client is sent is lost or arrives
+        together: else a client that missed much would hardly ever catch up. Those whom it reached."""
+        if not request.catch_up:
+            return cohorts
+        with self._watch.stage("catching up"):
+            round, lost = request.orders[0].number, set[int]()
+            for missed in request.catch_up:
+                inbox.count_catch_up(request, missed.orders, len(missed.clients))
+                there = missed.clients
+                for order in missed.orders:
+                    there = self._reached(round, order, there, inbox, CATCHING_UP)
+                    if self._links.down is perfect_link:
+                        break  # what holds of one of them holds of all
+                reached = set(there)
+                lost.update(reached.symmetric_difference(missed.clients))
+                for place, cohort in enumerate(cohorts):
+                    ids = [client for client in cohort.ids if client in reached]
+                    if ids:
+                        after = cohort.put(self._caught_up(cohort.take(ids), missed))
+                        cohorts = [*cohorts[:place], after, *cohorts[place + 1 :]]
+            return _without(cohorts, lost)
+
+    def _caught_up(self, part: Cohort, missed: Missed) -> Cohort:
+        """Clients after all that they were sent. Answers were read when they were new, and lead every client that has
+        the server's w of that time to the server's w of now: so it is taken from there, and not computed again."""
+        answers, before = missed.orders[0].code == Code.ANSWER, missed.fingerprint
+        if answers and before is not None and all(each == before for each in fingerprints_of(part.state["model"])):
+            return self.client.by.adopted(part, missed.leads_to)
+        for order in missed.orders:
+            part = self.client.take_in(part, order, self._read(order))
+        return part
+
+    def answer(self, request: Request, order: Record, cohorts: list[Cohort], inbox: Inbox) -> list[Cohort]:
+        """An answer down: one frame, decoded once and counted for each client. Those whom it reached."""
+        with self._watch.stage("messages down"):
+            received, after = self._read(order), []
+            for cohort in cohorts:
+                inbox.count_down(request, order, len(cohort.ids))
+                there = self._reached(order.number, order, cohort.ids, inbox)
+                if there:
+                    after.append(self.client.take_in(cohort.take(there), order, received))
+            return after
+
+    def _train(self, order: Record, cohorts: list[Cohort], inbox: Inbox) -> None:
+        if not cohorts:
+            return
+        if self.client.method.about_last_steps:
+            # The round can fail no more: what clients keep after sending is kept.
+            self._clients.put(self._ongoing)
+        if order.flags & Flag.SHARED:
+            with self._watch.stage("evaluation"):
+                shared = inbox.measured.setdefault(Split.SHARED, {})
+                for cohort in cohorts:
+                    shared |= self.client.measure_shared(cohort)
+        after = []
+        with self._watch.stage("local steps"):
+            for cohort in cohorts:
+                trained, losses = self.client.train(cohort, order.number)
+                inbox.trained.update(zip(cohort.ids, zip(cohort.samples, losses.tolist(), strict=True), strict=True))
+                after.append(trained)
+            self._clients.put(after)
+        inbox.answers_known = dict.fromkeys(inbox.trained, order.number)
+        self._ongoing = self._clients.present
+
+    def send(self, request: Request, order: Record, cohorts: Sequence[Cohort], inbox: Inbox) -> list[Cohort]:
+        """Every client's message up. The clients after sending."""
+        aggregation = inbox.aggregation
+        assert aggregation is not None  # the server opens one for every SEND
+        inbox.expected = sum(len(cohort.ids) for cohort in cohorts)
+        after, uplink = [], _Uplink(self.client.digest, self._links, request, aggregation, inbox)
+        for cohort in cohorts:
+            with self._watch.stage("clients compute messages"):
+                cohort, values = self.client.send(cohort, order)
+            after.append(cohort)
+            with self._watch.stage("messages up"):
+                rows = on_host(values)
+            for start in range(0, len(cohort.ids), aggregation.capacity):
+                some = slice(start, start + aggregation.capacity)
+                own = {name: array[some] for name, array in rows.items()}
+                with self._watch.stage("messages up"):
+                    uplink.carry(order.number, cohort.ids[some], cohort.samples[some], own)
+                with self._watch.stage("server"):
+                    aggregation.add_up()
+        return after
+
+    def _reached(
+        self, round: int, order: Record, clients: Sequence[int], inbox: Inbox, delivery: int = 0
+    ) -> tuple[int, ...]:
+        """The clients at whom a frame of the server arrives as one they accept; what is of one delivery and kind is
+        lost together."""
+        links, sent = self._links, order.data
+        if links.down is perfect_link and not links.lost:
+            return tuple(clients)
+        there, message = [], self.client.message_of(order)
+        for client in clients:
+            got = links.carry(links.down, sent, client, round, message.kind, delivery)
+            try:
+                if got is None:
+                    raise WireError("nothing arrived")
+                if got is not sent:
+                    Intake(message, self.client.digest, order.number, (SERVER,)).accept(got)
+                there.append(client)
+            except WireError as error:
+                inbox.unheard += 1
+                inbox.failed[client] = why = f"{type(error).__name__}: {error}"
+                text = f"did not get the server's answer and sits this round out: {why}"
+                if not links.expected_loss(got):
+                    inbox.events.append(Event(round, client, "answer_lost", text))
+        return tuple(there)
+
+    def _read(self, order: Record) -> Received:
+        try:
+            return self.client.read(order)
+        except WireError as error:
+            # Clients cannot go on without the answer. It is the server's own, so what went into it was already wrong.
+            raise RunError(
+                f"round {order.number + 1}: the server's answer is not valid: {type(error).__name__}: {error}"
+            ) from error
+
+
+def hold_exchange(
+    transport: InProcess, send: Record, cohorts: Sequence[Cohort], server: Tensors
+) -> tuple[list[Cohort], Tensors, Record, Inbox]:
+    """The messages of one exchange up, outside of any run: the clients after sending, the server's next state, its
+    answer as the order `transport.answer` takes, and what was counted."""
+    client, senders = transport.client, tuple(chain.from_iterable(cohort.ids for cohort in cohorts))
+    exchange, request = client.method.exchanges[send.index], Request(senders, (send,), continues=True)
+    aggregation = Aggregation(exchange, server, client.digest, send.number, senders)
+    inbox = Inbox((request,), aggregation=aggregation)
+    after = transport.send(request, send, cohorts, inbox)
+    server, values = aggregation.close()
+    answer = from_server(exchange.down, values, send.number, client.digest)
+    return after, server, replace(send, code=Code.ANSWER, data=answer), inbox
+
+
+class _Uplink:
+    """Messages of one exchange on their way up. Frames are written each over the one before: memory that is there
+    already, because fresh memory costs more than the copy into it."""
+
+    def __init__(
+        self, digest: bytes, links: Links, request: Request, aggregation: Aggregation, inbox: Inbox
+    ) -> None:  # fmt: skip
+        self._digest, self._links, self._request = digest, links, request
+        self._message, self._aggregation, self._inbox = aggregation.exchange.up, aggregation, inbox
+        size = HEADER_BYTES + self._message.max_bytes
+        self._buffer = bytearray(size)
+        # Where all are written together; not so long ones, each of which had better stay in the cache.
+        direct = links.up is perfect_link and not links.lost
+        short = direct and self._message.in_rows and aggregation.capacity * size <= _BLOCK_BYTES
+        self._block = np.empty((aggregation.capacity, size), np.uint8) if short else None
+
+    def carry(self, round: int, ids: Sequence[int], samples: Sequence[int], rows: dict[str, Any]) -> None:
+        """Messages of some clients, `[clients, …]`, to the aggregation."""
+        if self._together(round, ids, samples, rows):
+            return
+        payload = 0
+        for row, (client, own) in enumerate(zip(ids, samples, strict=True)):
+            data = frame(
+                self._message, {name: array[row] for name, array in rows.items()}, round=round, sender=client,
+                samples=own, digest=self._digest, out=self._buffer,
+            )  # fmt: skip
+            payload += len(data) - HEADER_BYTES
+            got = self._links.carry(self._links.up, data, client, round, self._message.kind)
+            try:
+                if got is None:
+                    raise WireError("nothing arrived")
+                self._aggregation.take(got)
+            except WireError as error:
+                self._inbox.rejected += 1
+                if not self._links.expected_loss(got):
+                    text = f"is left out of this exchange: {type(error).__name__}: {error}"
+                    self._inbox.events.append(Event(round, client, "message_refused", text))
+        self._inbox.count_up(self._request, payload, len(ids))
+
+    def _together(self, round: int, ids: Sequence[int], samples: Sequence[int], rows: dict[str, Any]) -> bool:
+        """The same for short messages that are all of one size, with nothing wrong; else nothing was sent."""
+        size = None if self._block is None else self._message.rows_size(rows)
+        if self._block is None or size is None or sorted(ids) != list(ids):
+            return False
+        out = self._block[: len(ids), : HEADER_BYTES + size]
+        frame_rows(self._message, rows, round=round, senders=ids, samples=samples, digest=self._digest, out=out)
+        if not self._aggregation.take_rows(out, ids, samples):
+            return False
+        self._inbox.count_up(self._request, len(ids) * size, len(ids))
+        return True
+
+
+def _without(cohorts: Sequence[Cohort], lost: set[int]) -> list[Cohort]:
+    """These cohorts without some clients."""
+    if not lost:
+        return list(cohorts)
+    left = [[client for client in cohort.ids if client not in lost] for cohort in cohorts]
+    return [cohort.take(ids) for cohort, ids in zip(cohorts, left, strict=True) if ids]

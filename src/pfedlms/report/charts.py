@@ -1,0 +1,334 @@
+"""Charts from plain records: one Altair specification gives the interactive page and PNG, SVG and PDF. Altair comes
+with the extra `report` and is imported where it is used."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from pfedlms.errors import UsageError
+from pfedlms.report.tables import to_csv
+
+LIGHT = {
+    "ink": "#1f2430", "soft": "#5b6472", "line": "#d9dde3", "paper": "#ffffff",
+    "c0": "#0072b2", "c1": "#00805d", "c2": "#a8538a", "c3": "#c84c00",
+    "c4": "#2b95cf", "c5": "#a87400", "c6": "#7a4a21", "c7": "#6b7280",
+}  # fmt: skip
+DARK = {
+    "ink": "#e8eaee", "soft": "#a3abb8", "line": "#343a45", "paper": "#14171c",
+    "c0": "#5aaef0", "c1": "#35c49a", "c2": "#e08fc0", "c3": "#ff8a4c",
+    "c4": "#8ad0ff", "c5": "#e3b341", "c6": "#cf9f72", "c7": "#a1a8b3",
+}  # fmt: skip
+"""Colours by name; they differ for every kind of colour vision. Charts use LIGHT, the page puts DARK in its place."""
+COLOURS = [LIGHT[f"c{place}"] for place in range(8)]
+BLUE, GREEN, ORANGE, GREY = COLOURS[0], COLOURS[1], COLOURS[3], COLOURS[7]
+_DASHES: list[list[int]] = [[1, 0], [6, 3], [2, 3], [8, 3, 2, 3]]
+_LOOKS = len(COLOURS) * len(_DASHES)
+_LEVEL = [3, 4]
+_FILES = (".png", ".svg", ".pdf", ".html", ".json")
+WIDTH, HEIGHT = 620, 320
+Records = Sequence[Mapping[str, Any]]
+_TIPS = 40
+"""Points of a curve that show their values under the pointer."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a row is drawn in every figure."""
+
+    colour: str
+    dash: list[int] = field(default_factory=lambda: _DASHES[0])
+
+    @classmethod
+    def number(cls, place: int) -> Look:
+        return cls(COLOURS[place % 8], _DASHES[place // 8 % 4])
+
+
+def looks(labels: Iterable[str]) -> dict[str, Look]:
+    """One look per label. A method has the same one in every figure: by its place among the methods or, where this
+    process does not know it, by its name. Variants take what is free."""
+    from pfedlms.methods import METHODS  # with PyTorch, which the help of a command does not wait for
+
+    wanted = list(dict.fromkeys(labels))
+    known = list(METHODS)
+    taken = {known.index(label): label for label in wanted if label in METHODS}
+    strange = [label for label in wanted if label not in METHODS]
+    for label in sorted(strange, key=lambda each: (not each.isidentifier(), each if each.isidentifier() else "")):
+        own = len(known) + crc32(label.encode()) % max(1, _LOOKS - len(known))
+        first = own if label.isidentifier() else 0
+        free = (place for place in (*range(first, _LOOKS), *range(first)) if place not in taken)
+        taken[next(free, _LOOKS + len(taken))] = label
+    chosen = {label: Look.number(place) for place, label in taken.items()}
+    return {label: chosen[label] for label in wanted}
+
+
+# --- a figure and its files ---
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart, its words, and its data as records."""
+
+    name: str
+    """Of its files."""
+    title: str
+    caption: str
+    chart: Any
+    """An Altair chart: to change, to combine, to show in a notebook."""
+    records: list[dict[str, Any]]
+    panel: int = 0
+    """The width of a panel, of a figure that has several; the page puts as many beside each other as fit."""
+
+    def save(self, file: str | Path) -> None:
+        """Write it; the suffix says as what."""
+        save(self.chart, file)
+
+    def csv(self) -> str:
+        return to_csv(self.records)
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        return self.chart._repr_mimebundle_(**options)
+
+
+def altair(what: str = "a figure") -> Any:
+    """The library, or an error that names the extra."""
+    try:
+        import altair
+        import vl_convert  # noqa: F401
+    except ImportError as error:
+        raise UsageError(f"{what} needs {error.name}; install it with: pip install 'pfedlms[report]'") from error
+    return altair
+
+
+def check_file(file: str | Path, option: str = "--plot") -> Path:
+    """The file of a figure, if it can be drawn and written: before hours of training rather than after."""
+    altair(option)
+    path = Path(file)
+    if path.suffix not in _FILES or not os.access(path.resolve().parent, os.W_OK):
+        kinds = f"{', '.join(_FILES[:-1])} or {_FILES[-1]}"
+        raise UsageError(f"{option}: got {str(file)!r}, expected a {kinds} file in a folder that can be written")
+    return path
+
+
+def save(chart: Any, file: str | Path) -> None:
+    """Write a chart as PNG, SVG, PDF, a page by itself, or its specification."""
+    import vl_convert
+
+    path = check_file(file, "save")
+    spec = {**chart.to_dict(), "background": LIGHT["paper"]}
+    write = {
+        ".png": lambda: vl_convert.vegalite_to_png(spec, scale=2),
+        ".svg": lambda: vl_convert.vegalite_to_svg(spec).encode(),
+        ".pdf": lambda: vl_convert.vegalite_to_pdf(spec),
+        ".html": lambda: vl_convert.vegalite_to_html(spec, bundle=True).encode(),
+        ".json": lambda: json.dumps(spec, indent=1).encode(),
+    }
+    path.write_bytes(write[path.suffix]())
+
+
+def styled(chart: Any) -> Any:
+    """The style of every figure."""
+    soft, ink, line = LIGHT["soft"], LIGHT["ink"], LIGHT["line"]
+    axis = {
+        "labelColor": soft, "titleColor": soft, "titleFontWeight": "normal", "labelFontSize": 11, "titleFontSize": 12,
+        "gridColor": line, "domainColor": line, "tickColor": line, "labelOverlap": True,
+    }  # fmt: skip
+    legend = {
+        "title": None, "labelColor": ink, "labelFontSize": 12, "labelLimit": 220, "symbolOpacity": 1,
+        "symbolStrokeWidth": 3, "symbolSize": 200,
+    }  # fmt: skip
+    return (
+        chart.configure(font="system-ui, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif")
+        .configure_view(strokeWidth=0)
+        .configure_axis(**axis)
+        .configure_axisX(grid=False, tickCount=8, tickSize=4)
+        .configure_axisY(domain=False, ticks=False, labelLimit=200)
+        .configure_legend(**legend)
+        .configure_header(title=None, labelColor=ink, labelFontSize=12, labelAnchor="start")
+        .configure_title(color=ink, anchor="start", fontSize=13)
+    )
+
+
+# --- pieces ---
+
+
+def data(records: Iterable[Mapping[str, Any]]) -> Any:
+    """A chart of these records, without marks yet."""
+    alt = altair()
+    return alt.Chart(alt.Data(values=list(records)))
+
+
+def coloured(style: Mapping[str, Look], legend: Any = True) -> Any:
+    """Rows in their colours."""
+    alt = altair()
+    scale = alt.Scale(domain=list(style), range=[look.colour for look in style.values()])
+    return alt.Color("row:N", sort=None, scale=scale, **({} if legend is True else {"legend": legend}))
+
+
+def told(*names: str, **titles: str) -> list[Any]:
+    """What is shown under the pointer: fields with their type, `mean:Q`, and with a title where they have another."""
+    alt = altair()
+    fields = [*((name, name.partition(":")[0]) for name in names), *((f"{key}:Q", own) for key, own in titles.items())]
+    number = {"format": ".4~r"}
+    return [alt.Tooltip(name, title=title, **(number if name.endswith(":Q") else {})) for name, title in fields]
+
+
+def with_range(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Records of a single seed have no range: lowest and highest are the mean."""
+    return [{"low": record["mean"], "high": record["mean"], **record} for record in records]
+
+
+def rows_of(records: Iterable[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for record in records:
+        found.setdefault(record["row"], []).append(dict(record))
+    return found
+
+
+def shown_range(points: Iterable[Mapping[str, Any]], whole: bool = False) -> tuple[float, float]:
+    """What is shown of the values: all but the first tenth of every row, where training has only begun, if that is
+    lower, or the `whole`; with some air at both ends."""
+    by_row = rows_of(points)
+    low = min(point["low"] for own in by_row.values() for point in own[0 if whole else len(own) // 10 :])
+    high = max(point["high"] for own in by_row.values() for point in own)
+    air = (high - low) * 0.06 or max(abs(high) * 0.05, 0.5)
+    return low - air, high + air
+
+
+def panels(chart: Any, points: Sequence[Mapping[str, Any]], by: str, width: int, height: int, **scales: str) -> Any:
+    """One panel for each value of a field, two beside each other."""
+    alt = altair()
+    header = alt.Header(title=None, labelExpr="split(datum.value, '\\n')", labelAnchor="start")
+    facet = alt.Facet(f"{by}:N", header=header, sort=list(dict.fromkeys(point[by] for point in points)))
+    made = chart.properties(width=width, height=height).facet(facet, columns=2, data=alt.Data(values=list(points)))
+    return styled(made.resolve_scale(**scales) if scales else made)
+
+
+# --- charts ---
+
+
+def lines(
+    records: Records, x: str, y: str, *, log: bool = False, log_y: bool = False, marks: bool = False,
+    ticks: Sequence[Any] = (), whole: bool = False, title: str = "", style: Mapping[str, Look] | None = None,
+) -> Any:  # fmt: skip
+    """Lines with their ranges, from records with `row`, `x`, `mean`, and if known `low` and `high`. A row without `x`
+    is a level from side to side.
+
+    Args:
+        x, y: the words at the axes.
+        marks: whether points are shown, and not only lines.
+        ticks: values of x that are marked.
+        whole: whether low values of the first rounds are shown, too.
+    """
+    alt = altair()
+    points = with_range(records)
+    by_row = rows_of(points)
+    style = {row: (style or looks(by_row))[row] for row in by_row}
+    levels = {row for row, own in by_row.items() if own[0].get("x") is None}
+    kind = "O" if any(isinstance(point.get("x"), str) for point in points) else "Q"
+    axis = alt.Axis(title=x, labelAngle=0, **({"values": list(ticks)} if ticks else {}))
+    place = alt.Scale(type="log", nice=False) if log else alt.Scale(zero=False, nice=False)
+    place.padding = 14 if marks else 0
+    scale = {} if kind == "O" else {"scale": place}
+    across = alt.X(f"x:{kind}", sort=None, axis=axis, **scale)
+    span = alt.Scale(type="log") if log_y else alt.Scale(domain=list(shown_range(points, whole)), nice=False)
+    side = alt.Axis(title=y, **({"format": "~g", "tickCount": 5} if log_y else {}))
+    up, low, high = alt.Y("mean:Q", axis=side, scale=span), alt.Y("low:Q", axis=side, scale=span), alt.Y2("high:Q")
+    legend = alt.Legend(symbolType="stroke") if len(by_row) > 1 else None
+    colour = coloured(style, legend)
+    dashes = alt.Scale(domain=list(style), range=[_LEVEL if row in levels else style[row].dash for row in style])
+    dash = alt.StrokeDash("row:N", sort=None, legend=legend, scale=dashes)
+    # A name of its own, so that charts beside each other are chosen from apart.
+    chosen = alt.selection_point(f"row_{crc32(repr((x, y, points)).encode())}", fields=["row"], bind="legend")
+
+    def visible(opacity: float) -> Any:
+        return alt.condition(chosen, alt.value(opacity), alt.value(0.12 * opacity))
+
+    values = told(mean=y, low="lowest", high="highest")
+    tips = [*told("row:N"), alt.Tooltip(f"x:{kind}", title=x, **({"format": ".4~r"} if kind == "Q" else {})), *values]
+    drawn = data(point for row, own in by_row.items() if row not in levels for point in _with_tips(own))
+    layers = [
+        drawn.mark_area(clip=True).encode(across, low, high, color=colour, opacity=visible(0.14)),
+        drawn.mark_line(clip=True, strokeWidth=2, strokeJoin="round")
+        .encode(across, up, color=colour, strokeDash=dash, opacity=visible(1))
+        .add_params(chosen),
+        drawn.transform_filter("datum.tip")
+        .mark_point(clip=True, filled=True, size=45 if marks else 90)
+        .encode(across, up, color=colour, opacity=visible(1) if marks else alt.value(0), tooltip=tips),
+    ]
+    if levels:
+        level = data(by_row[row][0] for row in levels)
+        layers += [
+            level.mark_rect(clip=True).encode(low, high, color=colour, opacity=visible(0.1)),
+            level.mark_rule(strokeWidth=2).encode(
+                up, color=colour, strokeDash=dash, opacity=visible(1), tooltip=[tips[0], *values]
+            ),
+        ]
+    return alt.layer(*layers).properties(width=WIDTH, height=HEIGHT, title=title)
+
+
+def _with_tips(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Marks some points of a row, the last one among them."""
+    step, last = -(-len(points) // _TIPS), len(points) - 1
+    return [{**point, "tip": place % step == 0 or place == last} for place, point in enumerate(points)]
+
+
+def bars(records: Records, y: str, *, title: str = "", style: Mapping[str, Look] | None = None) -> Any:
+    """Grouped bars with their ranges, from records with `group`, `row`, `mean`, and if known `low` and `high`."""
+    alt = altair()
+    points = with_range(records)
+    by_row = rows_of(points)
+    style = {row: (style or looks(by_row))[row] for row in by_row}
+    low, high = min(point["low"] for point in points), max(point["high"] for point in points)
+    start = max(0.0, low - (high - low)) if low > high / 2 else min(0.0, low)
+    span = alt.Scale(domain=[start, high + 0.05 * (high - start)], nice=False, zero=False)
+    groups = list(dict.fromkeys(point["group"] for point in points))
+    group = alt.X("group:N", sort=groups, title=None, axis=alt.Axis(labelAngle=0))
+    base = data(points).encode(group, xOffset=alt.XOffset("row:N", sort=list(style)))
+    return alt.layer(
+        base.mark_bar(clip=True).encode(
+            alt.Y("mean:Q", title=y, scale=span), color=coloured(style),
+            tooltip=told("group:N", "row:N", "mean:Q", low="lowest", high="highest"),
+        ),
+        base.mark_rule(clip=True, color=LIGHT["ink"]).encode(alt.Y("low:Q", title=y, scale=span), alt.Y2("high:Q")),
+    ).properties(width=WIDTH, height=HEIGHT, title=title)  # fmt: skip
+
+
+def accuracy_against_bytes(
+    records: Records, y: str = "P-acc, %", x: str = "MiB per round", *, title: str = "",
+    style: Mapping[str, Look] | None = None,
+) -> Any:  # fmt: skip
+    """One point per record with its error bar: `row`, `mib`, `mean`, and if known `low`, `high` and `label`. Points of
+    one row are joined, such as those of a method at several ratios."""
+    alt = altair()
+    points = with_range(records)
+    by_row = rows_of(points)
+    span = alt.Scale(domain=list(shown_range(points)), nice=False)
+    up = alt.Y("mean:Q", title=y, scale=span)
+    across = alt.X("mib:Q", title=x, scale=alt.Scale(type="log", nice=False, padding=24))
+    style = {row: (style or looks(by_row))[row] for row in by_row}
+    base = data(points).encode(across, color=coloured(style, alt.Legend(symbolSize=80)))
+    tips = told("row:N", "label:N", mib=x, mean=y, low="lowest", high="highest")
+    return alt.layer(
+        base.mark_line(strokeWidth=1.5, opacity=0.6).encode(up),
+        base.mark_rule(strokeWidth=1.5).encode(alt.Y("low:Q", title=y, scale=span), alt.Y2("high:Q")),
+        base.mark_point(filled=True, size=70, opacity=1).encode(up, tooltip=tips),
+        base.mark_text(align="left", dx=7, dy=-6, fontSize=10).encode(up, alt.Text("label:N")),
+    ).properties(width=WIDTH, height=HEIGHT, title=title)
+
+
+def beside(charts: Sequence[Any], columns: int = 3, title: str = "") -> Any:
+    """Several charts as one; rows of the same name share a colour and a place in the legend below."""
+    made = styled(altair().concat(*charts, columns=columns, title=title))
+    return made.configure_legend(orient="bottom", columns=4, title=None, symbolOpacity=1, labelLimit=300)
+
+
+def stacked(charts: Sequence[Any], title: str = "") -> Any:
+    """Several charts one below the other, each with its legends."""
+    made = altair().vconcat(*charts, title=title).resolve_scale(color="independent", strokeDash="independent")
+    return styled(made).configure_legend(orient="bottom", columns=3, title=None, symbolOpacity=1, labelLimit=300)

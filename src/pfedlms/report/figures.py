@@ -1,0 +1,375 @@
+"""The figures of runs; each has its words and its data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import floor, log10
+from pathlib import Path
+from statistics import mean
+from typing import TYPE_CHECKING, Any
+
+from pfedlms.report.charts import (
+    BLUE,
+    GREEN,
+    GREY,
+    LIGHT,
+    ORANGE,
+    WIDTH,
+    Figure,
+    Look,
+    altair,
+    coloured,
+    data,
+    lines,
+    looks,
+    panels,
+    shown_range,
+    styled,
+    told,
+)
+from pfedlms.report.results import last_evaluations
+from pfedlms.report.runs import MEASURES, Cell, Gain, RunLike, Section, best, cells, curves, percent
+from pfedlms.report.tables import Table
+
+if TYPE_CHECKING:
+    from pfedlms.report.layers import LayerView
+
+_MOST_ROWS = 12
+"""Lines that can be told apart in one figure; of more rows the best are drawn."""
+_MOST_LAYERS = 12
+_SOFT = LIGHT["soft"]
+_STAR = "M0,-1L.24,-.32L.95,-.31L.38,.12L.59,.81L0,.4L-.59,.81L-.38,.12L-.95,-.31L-.24,-.32Z"
+
+
+def measure_name(run: RunLike, measure: str) -> str:
+    """What an axis is called."""
+    name = MEASURES[measure][0]
+    return f"{name}, %" if percent(run) else f"{run.summary['metric']} ({name})"
+
+
+def _several(points: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether there are ranges over seeds."""
+    return any(point["low"] != point["high"] for point in points)
+
+
+def accuracy_curves(
+    runs: Sequence[RunLike], measure: str = "p_acc", against: str = "rounds", *, title: str = "",
+    style: Mapping[str, Look] | None = None,
+) -> Figure | None:  # fmt: skip
+    """A measure against `rounds`, or against the `bytes` that a client has exchanged: one line per row with its range
+    over seeds. None where no run has the measure."""
+    every = sorted(curves(runs, measure), key=lambda curve: -curve.mean[-1])
+    drawn = every[:_MOST_ROWS]
+    if not drawn:
+        return None
+    by_bytes = against == "bytes"
+    style = style or looks(run.label for run in runs)
+    records: list[dict[str, Any]] = []
+    points: list[dict[str, Any]] = []
+    styles = {}
+    for curve in drawn:
+        own = [
+            {"row": curve.row, "round": number, "mib": mib, "mean": middle, "low": low, "high": high}
+            for number, mib, middle, low, high in zip(
+                curve.rounds, curve.mib, curve.mean, curve.low, curve.high, strict=True
+            )
+        ]
+        silent = by_bytes and not curve.mib[-1]
+        row = f"{curve.row} (sends nothing)" if silent else curve.row
+        styles[row] = style[curve.row]
+        records += own
+        if silent:
+            points.append({**own[-1], "row": row})
+        else:
+            across = "mib" if by_bytes else "round"
+            points += [{**each, "x": each[across]} for each in own if each[across]]
+    name, heading = {
+        "p_acc": ("accuracy", "Accuracy"),
+        "g_acc": ("shared-accuracy", "Accuracy of the shared model"),
+        "v_acc": ("validation-accuracy", "V-acc"),
+    }[measure]
+    heading = heading if percent(runs[0]) else heading.replace("Accuracy", runs[0].summary["metric"])
+    caption = _BY_BYTES * by_bytes
+    caption += "Mean over seeds; the band is the range over seeds." if _several(points) else "One seed."
+    if min(point["low"] for point in points) < shown_range(points)[0]:
+        caption += " What the first rounds reach below the axis is cut off."
+    caption += f" The best {len(drawn)} of {len(every)} rows are drawn." * (len(drawn) < len(every))
+    words = "MiB per client, sent and received, framing included" if by_bytes else "round"
+    chart = lines(points, words, measure_name(runs[0], measure), log=by_bytes, style=styles, title=title)
+    return Figure(f"{name}-{against}", f"{heading} against {against}", caption, styled(chart), records)
+
+
+_BY_BYTES = (
+    "The same evaluations against the MiB that one client has sent and received on average by then, framing included, "
+    "on a logarithmic scale: further left is cheaper. A dashed level is a row that sends nothing. "
+)
+
+
+def by_setting(section: Section, title: str = "") -> Figure | None:
+    """The measure of a sweep against the setting with the most values: one line per combination of the others with its
+    range over seeds; the best is marked. None before two combinations are finished."""
+    scored = [cell for cell in cells(section) if cell.score is not None]
+    top = best(scored)
+    if top is None or len(scored) < 2:
+        return None
+    tried = {key: list(dict.fromkeys(cell.settings[key] for cell in scored)) for key in section.axes}
+    across = max(tried, key=lambda key: (_numeric(tried[key]), len(tried[key])))
+    numeric = _numeric(tried[across])
+    ticks: list[Any] = sorted(tried[across]) if numeric else list(map(str, tried[across]))
+
+    def point(cell: Cell) -> dict[str, Any]:
+        others = [f"{key.partition('.')[2]} {own}" for key, own in cell.settings.items() if key != across]
+        value = cell.settings[across]
+        found = {"mean": cell.score, "low": min(cell.scores), "high": max(cell.scores)}
+        return {"row": ", ".join(others) or section.by, "x": value if numeric else str(value), **found}
+
+    points = sorted(map(point, scored), key=lambda each: ticks.index(each["x"]))
+    rows = dict.fromkeys(point(cell)["row"] for cell in scored)
+    style = {row: Look.number(place) for place, row in enumerate(rows)}
+    measure = measure_name(section.runs[0], section.by)
+    log = numeric and ticks[0] > 0 and ticks[-1] >= 5 * ticks[0]
+    chart = lines(points, across, measure, log=log, marks=True, ticks=ticks, title=title, style=style)
+    shown = f"{top.score:.2f} %" if percent(section.runs[0]) else f"{top.score:.4g}"
+    alt = altair()
+    marked = data([{**point(top), "shown": shown}]).encode(alt.X("x:Q" if numeric else "x:O"), alt.Y("mean:Q"))
+    chart += marked.mark_point(shape=_STAR, size=260, filled=True, color=LIGHT["ink"], opacity=1)
+    chart += marked.mark_text(dy=-16, color=LIGHT["ink"], fontSize=12).encode(alt.Text("shown:N"))
+    over = last_evaluations([run.summary for run in section.runs])[1]
+    caption = f"Mean of {over} by setting; the star is the best."
+    caption += " The band is the range over seeds." * _several(points)
+    records = [{**cell.settings, **{key: point(cell)[key] for key in ("mean", "low", "high")}} for cell in scored]
+    return Figure("setting", f"{measure} by {across}", caption, styled(chart), records)
+
+
+def _numeric(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+
+
+def cost(table: Table, style: Mapping[str, Look]) -> Figure | None:
+    """MiB per round of every row of a comparison, up and down; None where nothing is sent."""
+    records = [{key: record[key] for key in ("row", "mib_up", "mib_down", "total_bytes")} for record in table.records]
+    ends = [
+        {"row": record["row"], "way": way, "mib": record[key]}
+        for record in records
+        for way, key in (("up", "mib_up"), ("down", "mib_down"))
+        if record[key] > 0
+    ]
+    if not ends:
+        return None
+    low = 10.0 ** floor(log10(min(end["mib"] for end in ends)))
+    high = 10.0 ** (floor(log10(max(end["mib"] for end in ends))) + 1)
+    texts = [
+        {
+            "row": record["row"],
+            "mib": max(record["mib_up"], record["mib_down"]) or low,
+            "shown": f"{record['mib_up']:.3g} / {record['mib_down']:.3g}" if record["total_bytes"] else "sends nothing",
+        }
+        for record in records
+    ]
+    alt = altair()
+    decades = [10.0**power for power in range(round(log10(low)), round(log10(high)) + 1)]
+    scale = alt.Scale(type="log", domain=[low, 4 * high], nice=False)
+    across = alt.X(
+        "mib:Q", title="MiB per round, all participants", scale=scale, axis=alt.Axis(format="~g", values=decades)
+    )
+    row = alt.Y("row:N", sort=[record["row"] for record in records], title=None)
+    colour = coloured({record["row"]: style[record["row"]] for record in records}, legend=None)
+    legend = alt.Legend(orient="top", symbolSize=90, symbolStrokeWidth=1, symbolFillColor=_SOFT)
+    ways = alt.Scale(domain=["up", "down"], range=["triangle-up", "triangle-down"])
+    shape = alt.Shape("way:N", scale=ways, legend=legend)
+    words, both = data(texts), data(ends)
+    chart = alt.layer(
+        words.mark_rule(opacity=0.4, strokeWidth=1.5).encode(across, row, alt.X2(datum=low), color=colour),
+        *(
+            both.transform_filter(f"datum.way == '{way}'")
+            .mark_point(filled=True, size=90, opacity=1, yOffset=offset)
+            .encode(across, row, color=colour, shape=shape, tooltip=told("row:N", "way:N", mib="MiB per round"))
+            for way, offset in (("up", -5), ("down", 5))
+        ),
+        words.mark_text(align="left", dx=12, color=_SOFT).encode(across, row, alt.Text("shown:N")),
+    ).properties(width=WIDTH, height=28 * len(records))
+    caption = (
+        "What all participants together send (▲) and receive (▼) in a round, framing and catching up included, on a "
+        "logarithmic scale: further left is cheaper."
+    )
+    return Figure("cost", "Cost", caption, styled(chart), records)
+
+
+def client_gains(found: Mapping[str, Sequence[Gain]], unit: str) -> Figure:
+    """What each client gains or loses against training alone, one panel per row."""
+    points, records = [], []
+    for row, own in list(found.items())[:_MOST_ROWS]:
+        better, worse = sum(each.gain > 0 for each in own), sum(each.gain < 0 for each in own)
+        average = mean(each.gain for each in own)
+        head = f"{row}\nmean {average:+.2f}{unit} · {better} gain, {worse} lose, of {len(own)}"
+        for place, each in enumerate(sorted(own, key=lambda each: each.gain)):
+            values = {"client": each.client, "seed": each.seed, "local": each.alone, "here": each.here}
+            records.append({"row": row, **values, "gain": each.gain})
+            points.append({"head": head, "place": place, **records[-1]})
+    alt = altair()
+    sign = alt.condition("datum.gain > 0", alt.value(BLUE), alt.value(ORANGE))
+    tips = told("client:N", "seed:N", "local:Q", "here:Q", "gain:Q")
+    zero = alt.condition("datum.value == 0", alt.value(_SOFT), alt.value(LIGHT["line"]))
+    axis = alt.Axis(tickCount=4, format="+.3~r", gridColor=zero)
+    gain = alt.Y("gain:Q", title=None, axis=axis)
+    chart = alt.Chart().mark_bar().encode(alt.X("place:O", axis=None), gain, color=sign, tooltip=tips)
+    caption = (
+        "P-acc of each client at the end of the run minus what it reaches by training alone (local, same data, seed "
+        "and rounds), sorted; one bar is one client with one seed. Blue gains, orange loses."
+    )
+    return Figure("clients", "Clients against local", caption, panels(chart, points, "head", 300, 130), records, 300)
+
+
+def layers(views: Sequence[LayerView], of: str, name: str = "layers") -> Figure:
+    """Weights and sketches of every layer, with the thresholds."""
+    points, records = [], []
+    for view in views:
+        for what, histogram, words in (
+            ("weights", view.weights, f"{view.size:,} weights"),
+            ("sketch", view.sketch, f"sketch, {view.sketched:,} entries"),
+        ):
+            edges = histogram.edges.tolist()
+            own = [
+                {"layer": view.name, "what": what, "from": low, "to": high, "share": share}
+                for low, high, share in zip(edges[:-1], edges[1:], histogram.shares.tolist(), strict=True)
+            ]
+            if what == "sketch":
+                blank = {"layer": view.name, "what": "threshold", "share": None}
+                own += [{**blank, "from": tau, "to": tau} for tau in view.thresholds]
+            records += own
+            if view in _largest(views):
+                points += [{"head": f"layer {view.name}: {words}", **each} for each in own]
+    alt = altair()
+    across = alt.X("from:Q", title=None, axis=alt.Axis(tickCount=5), scale=alt.Scale(zero=False, nice=False))
+    share = alt.Y("share:Q", axis=alt.Axis(title=None, format="~%", tickCount=3))
+    colour = alt.condition("datum.what == 'sketch'", alt.value(GREEN), alt.value(GREY))
+    bins = alt.Chart().transform_filter("datum.share !== null").mark_rect(opacity=0.75)
+    rules = alt.Chart().transform_filter("datum.what === 'threshold'").mark_rule(color=ORANGE, strokeWidth=1.5)
+    chart = alt.layer(
+        bins.encode(
+            across, alt.X2("to:Q"), share, alt.Y2(datum=0), color=colour, tooltip=told("from:Q", "to:Q", "share:Q")
+        ),
+        rules.encode(across, tooltip=told(**{"from": "τ"})),
+    )
+    caption = (
+        f"{of}, all clients that trained last, as they would be sent in the next round. Grey: the weights of a layer; "
+        "green: its sketch Φθ, with the thresholds τ that clients agree on as lines. Values beyond 4 σ are in the "
+        "outermost bins."
+    )
+    made = panels(chart, points, "head", 300, 110, x="independent", y="independent")
+    title = "Layers: weights, sketches and thresholds"
+    return Figure(name, title, caption + _more(views), made, records, 300)
+
+
+def symbols(views: Sequence[LayerView], of: str, name: str = "symbols") -> Figure:
+    """How often each symbol is sent, by layer."""
+    records = [
+        {"layer": view.name, "symbol": symbol, "share": share}
+        for view in views
+        for symbol, share in enumerate(view.symbols)
+    ]
+    drawn = {view.name for view in _largest(views)}
+    even = 1 / len(views[0].symbols)
+    points = [{**each, "even": even, "head": f"layer {each['layer']}"} for each in records if each["layer"] in drawn]
+    alt = altair()
+    share = alt.Y("share:Q", axis=alt.Axis(title=None, format="~%", tickCount=3))
+    chart = alt.layer(
+        alt.Chart().mark_bar(color=GREEN).encode(
+            alt.X("symbol:O", title=None, axis=alt.Axis(labelAngle=0)), share, tooltip=told("symbol:N", "share:Q")
+        ),
+        alt.Chart().mark_rule(color=ORANGE, strokeDash=[4, 3]).encode(
+            alt.Y("even:Q"), tooltip=told(even="equal share")
+        ),
+    )  # fmt: skip
+    caption = (
+        f"{of}: the share of sketch entries in each of the intervals between thresholds, which is the symbol sent; the "
+        "line is an equal share, at which a symbol carries the most."
+    )
+    return Figure(name, "Symbols sent", caption + _more(views), panels(chart, points, "head", 200, 90), records, 200)
+
+
+def _largest(views: Sequence[LayerView]) -> list[LayerView]:
+    """All layers of a small model, or the largest of many, in the order of the model."""
+    kept = sorted(views, key=lambda view: -view.size)[:_MOST_LAYERS]
+    return [view for view in views if view in kept]
+
+
+def _more(views: Sequence[LayerView]) -> str:
+    hidden = len(views) - _MOST_LAYERS
+    return f" The {_MOST_LAYERS} largest layers are shown; {hidden} more are in the CSV." if hidden > 0 else ""
+
+
+def stages(runs: Sequence[RunLike]) -> Figure | None:
+    """Milliseconds per round by stage, of runs made with --profile; None where there is none."""
+    records = [
+        {
+            "run": f"{run.label}, seed {run.summary['seed']}",
+            "stage": stage,
+            "ms_per_round": 1e3 * spent / max(1, run.summary["rounds"]),
+        }
+        for run in runs
+        for stage, spent in sorted((run.summary.get("stages") or {}).items(), key=lambda item: -item[1])
+    ]
+    if not records:
+        return None
+    alt = altair()
+    row = alt.Y("stage:N", title=None, sort=list(dict.fromkeys(record["stage"] for record in records)))
+    across = alt.X("ms_per_round:Q", title="ms per round")
+    words = alt.Text("ms_per_round:Q", format=".3~g")
+    chart = alt.layer(
+        alt.Chart().mark_bar(color=BLUE).encode(row, across, tooltip=told("stage:N", ms_per_round="ms per round")),
+        alt.Chart().mark_text(align="left", dx=5, color=_SOFT).encode(row, across, words),
+    )
+    height = 22 * len({record["stage"] for record in records})
+    made = panels(chart, records, "run", 460, height, y="independent")
+    caption = "Milliseconds per round, of runs made with --profile. A stage inside another counts for both."
+    return Figure("stages", "Time by stage", caption, made, records, 460)
+
+
+def holdings(document: Mapping[str, Any]) -> Figure:
+    """Who holds what: a map of clients and classes, and beside it every client's samples by part."""
+    clients, classes = document["clients"], document["classes"]
+    names = [client["name"] for client in clients]
+    counts = [
+        {"client": client["name"], "class": name, "samples": count}
+        for client in clients
+        for name, count in zip(classes, client["classes"], strict=True)
+    ]
+    parts = [part for part in ("train", "validation", "test") if part in clients[0]]
+    sizes = [
+        {"client": client["name"], "part": part, "samples": client[part], "place": place}
+        for client in clients
+        for place, part in enumerate(parts)
+    ]
+    most = max(count["samples"] for count in counts)
+    named, counted = len(clients) <= 40, len(clients) <= 40 and len(classes) <= 20
+    height = min(max(16 * len(clients), 120), 900)
+    alt = altair()
+    row = alt.Y("client:N", sort=names, axis=alt.Axis(title="client", labels=named, labelFontSize=9))
+    angle = -90 if max(map(len, classes)) > 3 else 0
+    axis = alt.Axis(labels=len(classes) <= 40, labelAngle=angle, labelLimit=90, ticks=False)
+    column = alt.X("class:N", sort=list(classes), axis=axis)
+    # Opacity, and not a range of colours, so that the map can be shown in both themes.
+    scale = alt.Scale(domain=[0, most], range=[0, 1])
+    shade = alt.Opacity("samples:Q", scale=scale, legend=None if counted else alt.Legend(title="samples"))
+    cells_of = data(counts).mark_rect(color=BLUE).encode(
+        column, row, opacity=shade, tooltip=told("client:N", "class:N", "samples:Q")
+    )  # fmt: skip
+    if counted:
+        ink = alt.condition(f"datum.samples > {most / 2}", alt.value(LIGHT["paper"]), alt.value(LIGHT["ink"]))
+        words = data(count for count in counts if count["samples"]).mark_text(fontSize=8)
+        cells_of += words.encode(column, row, alt.Text("samples:Q"), color=ink)
+    shades = {"train": BLUE, "validation": ORANGE, "test": GREY}
+    colours = alt.Scale(domain=parts, range=[shades[part] for part in parts])
+    sums = data(sizes).mark_bar().encode(
+        alt.X("samples:Q"), alt.Y("client:N", sort=names, axis=None), alt.Order("place:Q"),
+        alt.Color("part:N", scale=colours, legend=alt.Legend(orient="top")),
+        tooltip=told("client:N", "part:N", "samples:Q"),
+    )  # fmt: skip
+    how = document["partition"] + (f", α = {document['alpha']:g}" if "alpha" in document else "")
+    title = f"{Path(document['dataset']).name} · {len(clients)} clients · {how}"
+    width = min(max(240, 26 * len(classes)), 900)
+    chart = alt.hconcat(
+        cells_of.properties(width=width, height=height), sums.properties(width=150, height=height), title=title
+    )
+    return Figure("holdings", title, "", styled(chart.resolve_scale(color="independent")), counts)

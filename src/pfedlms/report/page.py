@@ -1,0 +1,295 @@
+"""One HTML page of runs, which loads nothing: page.html.j2 with the data of runs in it. It needs the extra `report`."""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pfedlms import __version__
+from pfedlms.errors import UsageError
+from pfedlms.report import figures
+from pfedlms.report.charts import DARK, LIGHT, Figure, Look, altair, looks
+from pfedlms.report.results import comparison, last_evaluations, measured, partition_text
+from pfedlms.report.runs import (
+    ALONE,
+    RunLike,
+    Section,
+    best,
+    cells,
+    compare_settings,
+    dataset_title,
+    gains,
+    percent,
+    rows,
+    seed_of,
+)
+from pfedlms.report.tables import Column, Table, counted, exact
+
+if TYPE_CHECKING:
+    from pfedlms.report.layers import LayerView
+
+LayersOf = Callable[[RunLike], "tuple[list[LayerView], str]"]
+_MOST_VIEWS = 3
+"""Rows of a section whose layers are shown."""
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """A section with all that the template shows of it."""
+
+    section: Section
+    slug: str
+    about: str
+    table: Table
+    best: str | None
+    figures: list[Figure]
+    differing: Table | None
+    shared: Table
+    environment: Table | None
+    notes: list[str]
+
+
+def write_page(
+    sections: Sequence[Section], file: str | Path, figures: str | Path | None = None, *,
+    layers_of: LayersOf | None = None, left_out: Sequence[str] = (),
+) -> list[Path]:  # fmt: skip
+    """Write the page of these sections to `file`, and with `figures` every figure as SVG and its data as CSV to that
+    folder. Returns the files written.
+
+    Args:
+        layers_of: gives the layers of a run whose clients agree on thresholds, or the reason why there are none.
+        left_out: what could not be read, to be named on the page.
+    """
+    altair("the page")
+    style = looks(run.label for section in sections for run in section.runs)
+    drawn = _draw(sections, style, layers_of)
+    _check(Path(file))
+    written = {Path(file): _render(drawn, style, left_out)}
+    if figures is not None:
+        written |= {Path(figures) / f"{each.slug}-{own.name}.csv": own.csv() for each in drawn for own in each.figures}
+    try:
+        for path, text in written.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        drawings = []
+        for each in drawn if figures is not None else ():
+            for own in each.figures:
+                drawings.append(Path(str(figures)) / f"{each.slug}-{own.name}.svg")
+                own.save(drawings[-1])
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be written ({error.strerror}); name another file") from error
+    return [*written, *drawings]
+
+
+def _check(path: Path) -> None:
+    if path.is_dir():
+        raise UsageError(f"{path}: is a folder, expected a file to write; name one with -o report.html")
+
+
+def _draw(sections: Sequence[Section], style: Mapping[str, Look], layers_of: LayersOf | None) -> list[_Drawn]:
+    every = [run for section in sections for run in section.runs]
+    taken: dict[str, int] = {}
+    found = []
+    for section in sections:
+        stem = re.sub(r"[^a-z0-9]", "-", section.title.lower()).strip("-") or "runs"
+        taken[stem] = taken.get(stem, 0) + 1
+        slug = stem if taken[stem] == 1 else f"{stem}-{taken[stem]}"
+        table = comparison(section.runs)
+        top = best(cells(section)) if section.axes else None
+        made, notes = _figures(section, table, style, every, layers_of)
+        differing, shared = _settings(section)
+        found.append(_Drawn(
+            section, slug, about(section), table, top.label if top else None, made, differing, shared,
+            _environment(section), notes,
+        ))  # fmt: skip
+    return found
+
+
+def _figures(
+    section: Section, table: Table, style: Mapping[str, Look], every: Sequence[RunLike], layers_of: LayersOf | None
+) -> tuple[list[Figure], list[str]]:
+    """The figures in the order in which they are read, and why others that one may look for are missing."""
+    notes: list[str] = []
+    made: list[Figure | None] = [figures.by_setting(section)] if section.axes else []
+    made.append(figures.accuracy_curves(section.runs, style=style))
+    if any(run.summary.get("total_bytes") for run in section.runs):
+        made.append(figures.accuracy_curves(section.runs, against="bytes", style=style))
+    made.append(figures.accuracy_curves(section.runs, "g_acc", style=style))
+    made += [figures.accuracy_curves(section.runs, "v_acc", style=style)] if not section.axes else []
+    made.append(figures.cost(table, style))
+    gained = gains(section.runs, every)
+    if gained:
+        made.append(figures.client_gains(gained, " points" if percent(section.runs[0]) else ""))
+    elif any(run.summary["method"] != ALONE for run in section.runs):
+        notes.append("Clients against local: no run of local with the same data, seed and rounds is on this page.")
+    made += _layers(section, layers_of, notes) if layers_of else []
+    made.append(stages := figures.stages(section.runs))
+    notes += [] if stages else ["Time by stage: no run was made with --profile."]
+    return [figure for figure in made if figure is not None], notes
+
+
+def _layers(section: Section, layers_of: LayersOf, notes: list[str]) -> list[Figure | None]:
+    """Of the first seed of each row whose clients agree on thresholds; of a sweep that of its best."""
+    firsts = [own[0] for own in rows(section.runs).values() if "thresholds" in own[0].settings.get("method", {})]
+    if section.axes and (top := best(cells(section))) is not None:
+        firsts = [run for run in firsts if run.label == top.label]
+    if len(firsts) > _MOST_VIEWS:
+        notes.append(f"Layers: the first {_MOST_VIEWS} of {len(firsts)} rows are shown.")
+    made: list[Figure | None] = []
+    for place, run in enumerate(firsts[:_MOST_VIEWS]):
+        of, tail = f"{run.label}, seed {seed_of(run)}", f"-{place + 1}" if place else ""
+        views, missing = layers_of(run)
+        if views:
+            made += [figures.layers(views, of, f"layers{tail}"), figures.symbols(views, of, f"symbols{tail}")]
+        else:
+            notes.append(f"Layers of {of}: {missing}.")
+    return made
+
+
+def about(section: Section) -> str:
+    """What was run, in one line."""
+    run = section.runs[0]
+    first, data = run.summary, run.settings.get("data", {})
+    rounds = sorted({run.summary["rounds"] for run in section.runs})
+    how, share = partition_text(first, data), first.get("participation", 1.0)
+    return " · ".join([
+        section.kind,
+        dataset_title(data["dataset"]) if data else first["dataset"],
+        f"{first['model']}, {first.get('parameters', 0):,} parameters",
+        ", ".join(filter(None, [f"{first['clients']:,} clients", how, f"{100 * share:g} % per round" * (share < 1)])),
+        f"{rounds[0]:,} rounds" if len(rounds) == 1 else f"{rounds[0]:,} to {rounds[-1]:,} rounds",
+        counted(len({seed_of(run) for run in section.runs}), "seed"),
+    ])  # fmt: skip
+
+
+def _settings(section: Section) -> tuple[Table | None, Table]:
+    """The settings in which rows differ, None where they do not, and those that all share."""
+    same, differing = compare_settings([run.settings for run in section.runs])
+    by_row = {run.label: own for run, own in zip(section.runs, differing, strict=True)}
+    keys = [key for key in dict.fromkeys(key for own in differing for key in own) if key != "data.dir"]
+    shared = [{"setting": key, "value": value} for key, value in same.items() if key != "data.dir"]
+    common = Table([Column("setting", "setting"), Column("value", "value", exact)], shared)
+    if not keys:
+        return None, common
+    if len(by_row) <= len(keys):  # whichever way takes fewer columns
+        columns = [Column("", "setting"), *(Column(f"row {label}", label, exact) for label in by_row)]
+        records = [{"": key, **{f"row {label}": own.get(key) for label, own in by_row.items()}} for key in keys]
+    else:
+        columns = [Column("", " "), *(Column(key, key, exact) for key in keys)]
+        records = [{"": label, **own} for label, own in by_row.items()]
+    return Table(columns, records), common
+
+
+def _environment(section: Section) -> Table | None:
+    """What the runs were made with, each environment once; None of runs that do not tell."""
+    found: dict[str, tuple[dict[str, Any], list[str]]] = {}
+    for run in section.runs:
+        own = run.summary.get("environment") or {}
+        found.setdefault(repr(own), (own, []))[1].append(f"{run.label} seed {seed_of(run)}")
+    keys = list(dict.fromkeys(key for own, _ in found.values() for key in own))
+    if not keys:
+        return None
+    records = []
+    for own, runs in found.values():
+        more = f"{runs[0]} and {len(runs) - 1} more" if len(runs) > 1 else runs[0]
+        records.append({"": "all runs" if len(found) == 1 else more, **own})
+    return Table([Column("", " "), *(Column(key, key, exact) for key in keys)], records)
+
+
+# --- the template ---
+
+
+def _render(drawn: Sequence[_Drawn], style: Mapping[str, Look], left_out: Sequence[str]) -> str:
+    try:
+        import jinja2
+    except ImportError as error:
+        raise UsageError("the page needs jinja2; install it with: pip install 'pfedlms[report]'") from error
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["breaking"] = _breaking
+    title = drawn[0].section.title if len(drawn) == 1 else f"{len(drawn)} studies"
+    return environment.get_template("page.html.j2").render(
+        title=title, drawn=drawn, style=style, left_out=left_out, version=__version__, light=LIGHT, dark=DARK,
+        colours=_COLOURS, count=sum(len(each.section.runs) for each in drawn), caption=_caption, value=_value,
+        csv=lambda figure: "data:text/csv;charset=utf-8;base64," + b64encode(figure.csv().encode()).decode(),
+        spec=_spec, raw=_json(_raw(drawn, left_out)),
+        vega=_vega(), seed_of=seed_of,
+    )  # fmt: skip
+
+
+def _breaking(text: str) -> Any:
+    """A name that may break where its parts meet."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"([_=:]|\.(?!\d))", r"\1<wbr>", str(escape(text))))
+
+
+def _vega() -> str:
+    """The libraries that draw."""
+    import vl_convert
+
+    bundle: Any = vl_convert.javascript_bundle  # its types ask for an argument that it does not need
+    return str(bundle()).replace("</script", "<\\/script")
+
+
+_COLOURS = {colour: f"var(--{name})" for name, colour in LIGHT.items()}
+
+
+def _spec(figure: Figure) -> str:
+    """The chart for the page: its colours by name, so that a theme, or paper, can give others."""
+    spec = {**figure.chart.to_dict(), "background": "transparent", "usermeta": {"panel": figure.panel}}
+    text = re.sub(r'"(#[0-9a-f]{6})"', lambda found: f'"{_COLOURS.get(found[1], found[1])}"', json.dumps(spec))
+    return text.replace("<", "\\u003c")
+
+
+def _json(value: Any) -> str:
+    """`<` as an escape, so that no text of a run can end the element."""
+    return json.dumps(value).replace("<", "\\u003c")
+
+
+def _caption(section: Section, table: Table) -> str:
+    summaries = [run.summary for run in section.runs]
+    over = last_evaluations(summaries)[1]
+    several = max(map(len, rows(section.runs).values())) > 1
+    last = f"maximum, and mean of {over}" if "the one" not in over else "of the one evaluation"
+    intro = f"{measured(summaries[0])}{', ± standard deviation over seeds' * several}: {last}."
+    return f"{Table(table.columns, table.records, intro=intro).caption(table.shown)} A click on a column's name sorts."
+
+
+def _value(record: Mapping[str, Any], column: Column) -> Any:
+    """What a cell is sorted by."""
+    found = record.get(column.key)
+    return getattr(found, "mean", found)
+
+
+def _raw(drawn: Sequence[_Drawn], left_out: Sequence[str]) -> dict[str, Any]:
+    """What the page is made of; accuracies of single clients of the last evaluation only."""
+    return {
+        "schema": 1,
+        "parts": [
+            {
+                "title": each.section.title,
+                "kind": each.section.kind.lower(),
+                "runs": [_raw_run(run) for run in each.section.runs],
+            }
+            for each in drawn
+        ],
+        "left_out": list(left_out),
+    }
+
+
+def _raw_run(run: RunLike) -> dict[str, Any]:
+    long = ("client_acc", "clients")
+    brief = [{key: own for key, own in line.items() if key not in long} for line in run.metrics[:-1]]
+    return {
+        "name": run.label,
+        "directory": str(run.directory) if run.directory else None,
+        "config": run.settings,
+        "summary": run.summary,
+        "metrics": [*brief, *run.metrics[-1:]],
+    }

@@ -1,0 +1,107 @@
+"""Tables before a run: what messages cost, the plan of a run, and where its time went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from pfedlms.report.results import partition_text
+from pfedlms.report.runs import MIB
+from pfedlms.report.tables import Column, Table, table_of
+
+
+def bits(records: Sequence[Mapping[str, Any]]) -> Table:
+    """The table of `pfedlms bits`."""
+    first = records[0]
+    all_clients, participants = first["clients"], first["participants"]
+    some = participants < all_clients
+    who = f"{participants} of {all_clients} clients per round" if some else f"{all_clients} clients"
+    shown = [
+        {
+            **record,
+            "name": f"{record['method']}, {record['downlink']} ↓" if "downlink" in record else record["method"],
+            "up_per_parameter": record["up_payload_bits"] / record["parameters"],
+            "down_per_parameter": record["down_payload_bits"] / record["parameters"],
+            "mib": "≈" * record["estimated"] + _mib(record["mib_per_round"]) + " +" * record["catches_up"],
+        }
+        for record in records
+    ]
+    intro = (
+        "Bits of one client in one round: payload, framing, and payload per parameter (/n). MiB: payload of all "
+        "participants in a round, up and down."
+    )
+    intro += f" ≈: {ESTIMATED}." * any(record["estimated"] for record in records)
+    intro += f" +: and {CATCHING_UP}." * any(record["catches_up"] for record in records)
+    whole, share = "{:,}".format, "{:.3g}".format
+    columns = [
+        Column("name", "method"),
+        Column("up_payload_bits", "bits ↑", whole), Column("up_framing_bits", "frame ↑", whole),
+        Column("down_payload_bits", "bits ↓", whole), Column("down_framing_bits", "frame ↓", whole),
+        Column("up_per_parameter", "/n ↑", share), Column("down_per_parameter", "/n ↓", share), Column("mib", "MiB"),
+    ]  # fmt: skip
+    return Table(columns, shown, f"{first['model']}, {first['parameters']:,} parameters, {who}", intro)
+
+
+def _mib(value: float) -> str:
+    return f"{value:,.2f}" if value >= 1 else f"{value:.3g}"
+
+
+ESTIMATED = (
+    "an average message; one of stc, here with entries at random places, is up to a few percent longer or shorter, one "
+    "of sketchvote that has a digest 8 bytes longer"
+)
+CATCHING_UP = "what returning clients receive to catch up, which depends on the clients that are drawn"
+
+
+def print_plan(plan: Mapping[str, Any], at_once: int, console: Console) -> None:
+    """The plan of `pfedlms run --dry-run`; `at_once` clients train at the same time."""
+    samples, memory, traffic = plan["samples"], plan["memory_bytes"], plan["bytes_per_round"]
+    config, participants = plan["config"], plan["participants"]
+    data, train, clients = config["data"], config["train"], config["data"]["clients"]
+    aside = f" and {samples['validation']:,} for validation" if "validation" in samples else ""
+    some = f", {participants} of them in a round" if participants < clients else ""
+    lines = [
+        f"{config['method']['name']} on {data['dataset']}, model {config['model']['name']}, "
+        f"{plan['parameters']:,} parameters, on {plan['device']}",
+        f"{clients} clients{some}, {partition_text(plan, data)}, {samples['train']:,} training samples "
+        f"({samples['smallest_client']} to {samples['largest_client']} per client){aside}, {train['rounds']} rounds of "
+        f"{train['local_steps']} steps",
+    ]
+    if names := plan.get("classes"):
+        lines.append(f"classes: {', '.join(names[:10])}" + f", … ({len(names)} in all)" * (len(names) > 10))
+    _print(console, lines)
+    layers = [
+        {key: value if isinstance(value, str) else f"{value:,}" for key, value in layer.items()}
+        for layer in plan["layers"]
+    ]
+    console.print(table_of(layers, "layers").rich())
+    more = f", {ESTIMATED}" * plan["estimated"] + f", and {CATCHING_UP}" * plan["catches_up"]
+    held, kept, working = (f"{memory[part] / MIB:,.1f} MiB" for part in ("data", "clients", "working"))
+    _print(console, [
+        *(
+            f"{label}: {traffic[f'{way}_payload']:,} bytes per round and {traffic[f'{way}_framing']:,} of framing, all "
+            "participants together"
+            for way, label in (("up", "clients → server"), ("down", "server → clients"))
+        ),
+        f"whole run: {plan['total_bytes'] / MIB:,.2f} MiB{more}",
+        *(f"note: {note}" for note in plan["notes"]),
+        f"memory: about {held} of data, {kept} kept by all clients, {working} at work ({at_once} clients at once, "
+        "activations included)",
+    ])  # fmt: skip
+
+
+def _print(console: Console, lines: Iterable[str]) -> None:
+    for line in lines:
+        console.print(line, markup=False)
+
+
+def profile(spent: Mapping[str, float], rounds: int) -> Table:
+    """The table of `--profile`: time by stage, largest first."""
+    total, ordered = sum(spent.values()), sorted(spent.items(), key=lambda item: -item[1])
+    records = [
+        {"stage": stage, "ms per round": f"{1e3 * own / rounds:.2f}", "share": f"{100 * own / total:.0f} %"}
+        for stage, own in ordered
+    ]
+    return table_of(records, "time by stage")

@@ -1,0 +1,255 @@
+"""Tables of runs. A column is declared once, in `COLUMNS`, and appears on the terminal, on the page, in Markdown, in
+LaTeX, in results.csv and in results.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from statistics import mean
+from typing import Any
+
+from pfedlms.report.runs import (
+    MEASURES,
+    MIB,
+    REFERENCE,
+    RunLike,
+    Section,
+    Settings,
+    all_rows,
+    best,
+    cells,
+    compare_settings,
+    dataset_title,
+    rows,
+)
+from pfedlms.report.tables import Column, Summary, Table, accuracy, counted, exact, own_metric, seconds, size, times
+
+
+def _per_round(*names: str) -> Callable[[Summary], float]:
+    """MiB of all participants in a round; fields that older runs do not have are 0."""
+    return lambda summary: sum(summary["bytes_per_round"].get(name, 0) for name in names) / MIB
+
+
+def _everyone(summary: Summary) -> float | None:
+    found: float | None = (summary.get("everyone") or {}).get("accuracy")
+    return found
+
+
+def _mean(values: list[Any]) -> float | None:
+    measured = [value for value in values if value is not None]
+    return mean(measured) if measured else None
+
+
+def _highest(values: list[int]) -> int:
+    return max(values)
+
+
+def sampled(summary: Summary) -> bool:
+    """Whether an evaluation is of some of the clients only."""
+    return summary.get("participation", 1.0) < 1 or "unheard" in summary
+
+
+_ACCURACY: dict[str, Any] = {"show": accuracy, "leads": True}
+_MIB: dict[str, Any] = {"show": size, "over_seeds": _mean}
+COLUMNS: tuple[Column, ...] = (
+    Column("p_acc_max", "P-acc max", place="accuracy.max", only="comparison", **_ACCURACY,
+           note="P-acc: each participant's own model on its own test split after local steps"),
+    Column("p_acc_last10", "P-acc {tail}", place="accuracy.last10", **_ACCURACY,
+           note="P-acc: each participant's own model on its own test split after local steps"),
+    Column("p_acc_final", place="accuracy.final"),
+    Column("v_acc_max", place="validation_accuracy.max"),
+    Column("v_acc_last10", "V-acc {tail}", place="validation_accuracy.last10", **_ACCURACY,
+           note="V-acc: the same models on samples set aside (data.validation)"),
+    Column("v_acc_final", place="validation_accuracy.final"),
+    Column("g_acc_max", "G-acc max", place="global_accuracy.max", only="comparison", optional=1, **_ACCURACY,
+           note="G-acc: the shared model before local steps, – where a method shares none"),
+    Column("g_acc_last10", "G-acc {tail}", place="global_accuracy.last10", only="sweep", **_ACCURACY,
+           note="G-acc: the shared model before local steps"),
+    Column("g_acc_final", place="global_accuracy.final"),
+    Column("everyone", "everyone", place="everyone", of=_everyone, when=sampled, **_ACCURACY,
+           note="everyone: all clients after the last round, with the model each would use next"),
+    Column("up_payload_per_round", place="bytes_per_round.up_payload"),
+    Column("up_framing_per_round", place="bytes_per_round.up_framing"),
+    Column("down_payload_per_round", place="bytes_per_round.down_payload"),
+    Column("down_framing_per_round", place="bytes_per_round.down_framing"),
+    Column("catch_up_per_round", place="bytes_per_round.catch_up"),
+    Column("mib_up", "MiB ↑", place="mib_up", of=_per_round("up_payload", "up_framing"), **_MIB,
+           note="MiB ↑ ↓: of all participants in a round, framing and catching up included"),
+    Column("mib_down", "MiB ↓", place="mib_down", **_MIB,
+           of=_per_round("down_payload", "down_framing", "catch_up"),
+           note="MiB ↑ ↓: of all participants in a round, framing and catching up included"),
+    Column("total_bytes", "MiB total", place="total_bytes", optional=2, over_seeds=_mean,
+           show=lambda value: size(value / MIB), note="MiB total: of the whole run"),
+    Column("fewer", "fewer", show=times, over_seeds=None, optional=1, only="comparison",
+           note="fewer: how many times fewer bytes than FedAvg"),
+    Column("rounds", "rounds", place="rounds", over_seeds=_highest, optional=2),
+    Column("seeds", "seeds", over_seeds=None, optional=2),
+    Column("seconds", "s", place="seconds", show=seconds, over_seeds=_mean, optional=1, note="s: seconds per run"),
+)  # fmt: skip
+"""All measures of a run, in the order of tables. One more line here is one more column everywhere."""
+
+
+def comparison(runs: Sequence[RunLike]) -> Table:
+    """One row per label, in the order in which labels first appear. Runs that diverged or were interrupted do not enter
+    the means of those that finished; a row in which none finished shows what it had reached."""
+    grouped, planned = rows(runs), all_rows(runs)
+    records = []
+    for label, own in grouped.items():
+        status = own[0].summary["status"]
+        missing = f"{len(own)} of {len(planned[label])} seeds" if len(own) < len(planned[label]) else ""
+        note = missing or (status if status != "finished" else "")
+        records.append({"name": f"{label} ({note})" if note else label, "row": label, **_over_seeds(own)})
+    plain = next((label for label, own in grouped.items() if own[0].summary["method"] == REFERENCE), None)
+    if plain is not None:
+        traffic = {record["row"]: record["mib_up"] + record["mib_down"] for record in records}
+        for record in records:
+            own_traffic = traffic[record["row"]]
+            record["fewer"] = traffic[plain] / own_traffic if own_traffic and traffic[plain] else None
+    summaries = [run.summary for run in runs]
+    first = summaries[0]
+    parts = [
+        first["dataset"],
+        f"{first['model']}, {first.get('parameters', 0):,} parameters",
+        counted(first["clients"], "client") + _share(first) + ", messages lost" * ("unheard" in first),
+        _rounds(summaries),
+    ]
+    over = last_evaluations(summaries)[1]
+    columns = [Column("name", "method"), *_columns(summaries, "comparison")]
+    return Table(columns, records, " · ".join(parts), f"{measured(first)}, ± over seeds: maximum, and mean of {over}.")
+
+
+def sweep(section: Section) -> Table:
+    """One row per combination of the values of `section.axes`; the best is marked."""
+    found = cells(section)
+    top = best(found)
+    records = []
+    for cell in found:
+        ended = {run.summary["status"] for run in cell.runs} - {"finished"}
+        mark = "best" if cell is top else ", ".join(sorted(ended))
+        records.append({"mark": mark, **cell.settings, **_over_seeds(cell.runs)})
+    summaries = [run.summary for run in section.runs]
+    first = summaries[0]
+    parts = {
+        "data.dataset": f"on {first['dataset']}",
+        "model.name": f"· {first['model']}",
+        "data.clients": f"· {counted(first['clients'], 'client')}",
+        "train.rounds": f"· {_rounds(summaries)}",
+    }
+    title = " ".join([first["method"], *(text for key, text in parts.items() if key not in section.axes)])
+    over = last_evaluations(summaries)[1]
+    intro = f"{measured(first)}, ± over seeds, mean of {over}; the best by {MEASURES[section.by][0]}."
+    if not any("global_accuracy" in summary for summary in summaries):
+        intro += f" No G-acc: {first['method']} shares no model."
+    axes = [Column(key, key.partition(".")[2], exact) for key in section.axes]
+    chosen = [
+        replace(column, optional=column.optional and 0 if column.key == f"{section.by}_last10" else column.optional)
+        for column in _columns(summaries, "sweep")
+    ]
+    return Table([Column("mark", " "), *axes, *chosen], records, title, intro)
+
+
+def _over_seeds(runs: Sequence[RunLike]) -> dict[str, Any]:
+    values = {
+        column.key: column.over_seeds([column.value(run.summary) for run in runs])
+        for column in COLUMNS
+        if column.over_seeds is not None
+    }
+    return {**values, "seeds": len(runs)}
+
+
+def _columns(summaries: Sequence[Summary], kind: str) -> list[Column]:
+    """Those of one kind of table, with the names and forms that fit the runs."""
+    tail = last_evaluations(summaries)[0]
+    form = own_metric if "metric" in summaries[0] else accuracy
+    return [
+        replace(column, head=column.head.format(tail=tail), show=form if column.show is accuracy else column.show)
+        for column in COLUMNS
+        if column.only in ("", kind) and any(map(column.when, summaries))
+    ]
+
+
+def _share(summary: Summary) -> str:
+    share = summary.get("participation", 1.0)
+    return f", {100 * share:g} % per round" if share < 1 else ""
+
+
+def _rounds(summaries: Sequence[Summary]) -> str:
+    """Of the runs that finished, or of all if none did."""
+    played = [summary for summary in summaries if summary["status"] == "finished"] or summaries
+    most = max(summary["rounds"] for summary in played)
+    differ = any(summary["rounds"] < most or summary.get("stopped_early") for summary in played)
+    return "up to " * differ + counted(most, "round")
+
+
+def last_evaluations(summaries: Sequence[Summary]) -> tuple[str, str]:
+    """What the mean of the last 10 evaluations is called, and over how many it is where there are fewer than 20."""
+    counts = [run.get("evaluations") or 20 for run in summaries if run["accuracy"]["max"] is not None]
+    few = min(counts, default=20)
+    if few < 10:
+        return f"last {few}", f"all {few} evaluations" if few > 1 else "the one evaluation"
+    return "last 10", "the last 10 evaluations" if few >= 20 else f"the last 10 of {few} evaluations"
+
+
+def measured(summary: Summary) -> str:
+    """What stands in the columns of accuracy: a metric of the user's own takes their place."""
+    return f"{summary['metric']}, the higher the better" if "metric" in summary else "Accuracy in %"
+
+
+def partition_text(summary: Summary, data: Mapping[str, Any]) -> str:
+    """How samples were split over clients, as far as that is known: `α = 0.5`, `partition iid`."""
+    dataset = data.get("dataset", "custom")
+    by_name = "" if dataset == "custom" or ":" in dataset else "dirichlet"
+    chosen = data.get("partition", "auto")
+    scheme = summary.get("partition") or (chosen if chosen != "auto" else by_name)
+    alpha = f"α = {data.get('alpha', 0.0):g}"
+    return {"": "", "dirichlet": alpha, "quantity": f"partition quantity, {alpha}"}.get(scheme, f"partition {scheme}")
+
+
+def set_up(run: RunLike, swept: Iterable[str] = ()) -> str:
+    """The title of a study's figure: data set, clients and partition, without what is swept."""
+    data = run.settings["data"]
+    parts = {
+        "data.dataset": dataset_title(data["dataset"]),
+        "data.clients": counted(run.summary["clients"], "client"),
+        "data.alpha": partition_text(run.summary, data),
+    }
+    left_out = {"data.alpha" if key == "data.partition" else key for key in swept}
+    return " · ".join(text for key, text in parts.items() if text and key not in left_out)
+
+
+# --- results.csv and results.json ---
+
+
+def results_json(runs: Sequence[RunLike], planned: Sequence[Settings] = (), **more: Any) -> dict[str, Any]:
+    """The document of results.json: one entry per run, with the settings in which the runs differ. The settings are
+    those of all runs that are `planned`, so that they stay the same until all are done."""
+    same, differing = compare_settings(planned or [run.settings for run in runs])
+    entries = []
+    for run, own in zip(runs, differing, strict=False):
+        entry = {"name": run.label, **{key: run.summary[key] for key in ("method", "seed", "status")}, "settings": own}
+        for column in COLUMNS:
+            outer, _, inner = column.place.partition(".")
+            if inner:
+                entry.setdefault(outer, {})[inner] = column.value(run.summary)
+            elif outer:
+                entry[outer] = column.value(run.summary)
+        for _, name in MEASURES.values():
+            entry[name] = entry[name] if name in run.summary else None
+        entries.append({**entry, "directory": run.directory.name if run.directory else None})
+    return {"schema": 1, **more, "settings": same, "runs": entries}
+
+
+def results(runs: Sequence[RunLike], planned: Sequence[Settings] = ()) -> list[dict[str, Any]]:
+    """One flat record per run, for results.csv and data frames."""
+    differing = compare_settings(planned or [run.settings for run in runs])[1]
+    keys = list(dict.fromkeys(key for own in differing for key in own))
+    return [
+        {
+            "name": run.label,
+            **{key: run.summary[key] for key in ("method", "seed", "status")},
+            **{key: own.get(key) for key in keys},
+            **{column.key: column.value(run.summary) for column in COLUMNS if column.place},
+            "directory": run.directory.name if run.directory else None,
+        }
+        for run, own in zip(runs, differing, strict=False)
+    ]

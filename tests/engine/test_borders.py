@@ -1,0 +1,434 @@
+"""Wrong methods, each caught by name: when it runs, or by `check_method`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import factories
+from own_methods import Averaged, Corrected, Ditto, FedProx, Proximal, Scaffold
+from pfedlms.aggregate import WeightedMean
+from pfedlms.cohort import Cohort, Tensors
+from pfedlms.engine.method_check import check_method
+from pfedlms.errors import ConfigError, MethodError
+from pfedlms.methods import METHODS
+from pfedlms.methods.contract import Exchange, Method, Objective, PerClient, Task, Tracked, go_on_from
+from pfedlms.methods.local import Local
+from pfedlms.settings import setting
+from pfedlms.wire import Floats, Message, Symbols
+
+# --- seeded faults ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Bent(Objective):
+    """An objective whose functions return whatever they are given."""
+
+    gradient_of: Any = None
+    step_of: Any = None
+    loss_of: Any = None
+    held: Any = None
+    needs_features = True
+
+    def gradient(self, params: Tensor) -> Any:
+        return self.gradient_of(params) if self.gradient_of else None
+
+    def after_step(self, params: Tensor, step: int) -> Any:
+        return self.step_of(params) if self.step_of else params
+
+    def loss(self, features: Tensor, labels: Tensor) -> Any:
+        return self.loss_of(features) if self.loss_of else super().loss(features, labels)
+
+
+def with_objective(**bent: Any) -> type[Method]:
+    class Trained(Local):
+        name = "bent"
+
+        def objective(self, cohort: Cohort, round: int) -> Objective:
+            own = {key: value(cohort) for key, value in bent.items() if key == "held"}
+            return Bent(**{**bent, **own})
+
+    return Trained
+
+
+class UnmarkedScaffold(Scaffold):
+    def objective(self, cohort: Cohort, round: int) -> Objective:
+        return Corrected(cohort.heard["control"] - cohort.state["control"])  # type: ignore[arg-type]
+
+
+class UnmarkedSecond(Ditto):
+    def after_training(self, cohort: Cohort, phase: int, work: Any) -> Cohort:
+        work.train(cohort, Proximal(cohort.params, 0.1), phase)  # type: ignore[arg-type]
+        return cohort
+
+
+class Mean(Averaged):
+    """FedAvg's exchange with one thing wrong, and `what` it is."""
+
+    def __init__(self, dim: int, what: str) -> None:
+        super().__init__(dim)
+        self._what = what
+
+    def client_send(self, cohort: Cohort, round: int, work: Any) -> Any:
+        model = cohort.params
+        if self._what == "no pair":
+            return {"model": model}
+        if self._what == "clients dropped":
+            return cohort.rows(slice(0, 1)), {"model": model}
+        if self._what == "state added":
+            return cohort.with_state(late=model), {"model": model}
+        if self._what == "state retyped":
+            return cohort.with_state(shared=model.double()), {"model": model}
+        if self._what == "scratch without rows":
+            return cohort.with_scratch(mean=torch.zeros(1, 3, 2)), {"model": model}
+        values = {
+            "message too short": model[:, 1:], "message without rows": model[0], "message in float64": model.double()
+        }  # fmt: skip
+        extra = {"more": model} if self._what == "field not declared" else {}
+        return cohort, {"model": values.get(self._what, model), **extra}
+
+    def server_reply(self, server: Tensors, total: Any, round: int) -> Any:
+        after, values = super().server_reply(server, total, round)
+        if self._what == "server state dropped":
+            return {}, values
+        if self._what == "server state retyped":
+            return {"model": after["model"].double()}, values
+        if self._what == "answer with a clients axis":
+            return after, {"model": values["model"][None]}
+        if self._what == "another model at the server":
+            return {"model": after["model"] + 1}, values
+        return after, values
+
+    def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Any:
+        if self._what == "params without rows":
+            return replace(cohort, params=values["model"])
+        if self._what == "nothing returned":
+            return None
+        return super().client_receive(cohort, values, round)
+
+
+def averaging(what: str) -> type[Method]:
+    class Averaging(Tracked):
+        name, paper, personal = "averaging", "a test", False
+        about_last_steps, tracks = True, False
+        Settings = Local.Settings
+
+        def __init__(self, task: Task, settings: Any) -> None:
+            super().__init__(task, settings)
+            self.exchanges = (Mean(task.layout.dim, what),)
+
+        def client_start(self, cohort: Cohort) -> Cohort:
+            shared = cohort.params[0] if what == "state without rows" else cohort.params
+            return super().client_start(cohort).with_state(shared=shared)
+
+        def server_start(self) -> Tensors:
+            return {"model": 0.0} if what == "server state is a number" else super().server_start()  # type: ignore
+
+        def client_rest(self, cohort: Cohort) -> Cohort:
+            kept = super().client_rest(cohort)
+            return kept.with_state(shared=kept.state["shared"][0]) if what == "rest without rows" else kept
+
+    return Averaging
+
+
+class Changes(Exchange[WeightedMean]):
+    """↑ θ_k − w      ↓ Σ p_k (θ_k − w), by which both ends move w"""
+
+    def __init__(self, dim: int) -> None:
+        self._dim = dim
+        self.up, self.down = (Message(kind, (Floats("update", dim),)) for kind in (0, 1))
+
+    def client_send(self, cohort: Cohort, round: int, work: Any) -> tuple[Cohort, Tensors]:
+        return cohort, {"update": cohort.params - cohort.state["model"]}
+
+    def server_open(self, server: Tensors, round: int) -> WeightedMean:
+        return WeightedMean(self._dim)
+
+    def server_add(self, total: WeightedMean, ids: list[int], samples: list[int], values: Tensors) -> WeightedMean:
+        return total.add(samples, values["update"])
+
+    def server_reply(self, server: Tensors, total: WeightedMean, round: int) -> tuple[Tensors, Tensors]:
+        update = total.result().float()
+        return {"model": server["model"] + update}, {"update": update}
+
+    def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
+        return go_on_from(cohort, cohort.state["model"] + values["update"])
+
+
+class Moving(Tracked):
+    """Right: absent clients are sent what they missed."""
+
+    name, paper, personal = "moving", "a test", False
+    about_last_steps = True
+    Settings = Local.Settings
+
+    def __init__(self, task: Task, settings: Any) -> None:
+        super().__init__(task, settings)
+        self.exchanges = (Changes(task.layout.dim),)
+
+
+class Copied(Moving):
+    """`tracks = False` from an example whose answers are w itself."""
+
+    tracks = False
+
+
+class SendsBeforeHearing(Copied):
+    """The answer is w itself, but clients send before they get it."""
+
+    about_last_steps = False
+
+    class Stepped(Averaged):
+        """↑ w − η ∇f_k(w)      ↓ their mean"""
+
+        def client_send(self, cohort: Cohort, round: int, work: Any) -> tuple[Cohort, Tensors]:
+            model = cohort.state["model"]
+            return cohort, {"model": model - 0.1 * work.mean_gradient(cohort, model, round)}
+
+    def __init__(self, task: Task, settings: Any) -> None:
+        super().__init__(task, settings)
+        self.exchanges = (self.Stepped(task.layout.dim),)
+
+
+def rows(cohort: Cohort) -> Tensor:
+    return cohort.params[:, :3]
+
+
+REFUSED = {
+    "gradient of one row": (with_objective(gradient_of=lambda p: p[:1]), r"Bent\.gradient: got .*\[1, 1510\]"),
+    "gradient in float64": (with_objective(gradient_of=Tensor.double), r"Bent\.gradient: got torch.float64"),
+    "gradient without rows": (with_objective(gradient_of=lambda p: p[0]), r"Bent\.gradient: got .*\[1510\]"),
+    "gradient is a number": (with_objective(gradient_of=lambda p: 0.0), r"Bent\.gradient: got a float"),
+    "step of one row": (with_objective(step_of=lambda p: p[:1]), r"Bent\.after_step: got .*\[1, 1510\]"),
+    "step in float64": (with_objective(step_of=Tensor.double), r"Bent\.after_step: got torch.float64"),
+    "loss summed over clients": (with_objective(loss_of=Tensor.sum), r"Bent\.loss: got .*\[\].*expected .*\[5\]"),
+    "loss of samples": (with_objective(loss_of=lambda f: f.mean(dim=2)), r"Bent\.loss: got .*\[5, 16\]"),
+    "unmarked": (with_objective(held=rows), r"Bent\.held: got .*not marked"),
+    "unmarked inside a dict": (with_objective(held=lambda c: {"a": [1, rows(c)]}), r"Bent\.held\['a'\]\[1\]: got"),
+    "marked without rows": (with_objective(held=lambda c: PerClient(c.params[0])), r"Bent\.held: got .*\[5, …\]"),
+    "unmarked scaffold": (UnmarkedScaffold, r"Corrected\.correction: got .*PerClient"),
+    "unmarked in a second training": (UnmarkedSecond, r"Proximal\.anchor: got .*PerClient"),
+    "no pair": (averaging("no pair"), r"Mean\.client_send: got a dict"),
+    "clients dropped": (averaging("clients dropped"), r"Mean\.client_send: got clients \(0,\)"),
+    "state added": (averaging("state added"), r"Mean\.client_send: state: .*'late'.* client_start makes"),
+    "state retyped": (averaging("state retyped"), r"Mean\.client_send: state: shared: got torch.float64"),
+    "scratch without rows": (averaging("scratch without rows"), r'scratch\["mean"\]: got .*\[1, 3, 2\]'),
+    "message too short": (averaging("message too short"), r"field 'model': got .*\[5, 1509\].* expected .*\[5, 1510\]"),
+    "message without rows": (averaging("message without rows"), r"field 'model': got .*\[1510\]"),
+    "message in float64": (averaging("message in float64"), r"field 'model': got torch.float64"),
+    "field not declared": (averaging("field not declared"), r"Mean\.client_send: got values for \['model', 'more'\]"),
+    "server state dropped": (averaging("server state dropped"), r"Mean\.server_reply: state: .*'model'.* missing"),
+    "server state retyped": (averaging("server state retyped"), r"Mean\.server_reply: state: model: got torch.float64"),
+    "server state is a number": (averaging("server state is a number"), r"server_start: model: got a float"),
+    "answer with a clients axis": (
+        averaging("answer with a clients axis"),
+        r"server_reply: field 'model': .*\[1, 1510\]",
+    ),
+    "params without rows": (averaging("params without rows"), r"Mean\.client_receive: params: got .*\[1510\]"),
+    "nothing returned": (averaging("nothing returned"), r"Mean\.client_receive: got a NoneType"),
+    "state without rows": (averaging("state without rows"), r'client_start: state\["shared"\]: got .*\[1510\]'),
+    "rest without rows": (averaging("rest without rows"), r"client_rest: state: shared: got"),
+    "another model at the server": (averaging("another model at the server"), r"client_receive: .*not the server's"),
+    "tracks copied": (Copied, r'Changes\.client_receive: uses state\["model"\].*leave `tracks` true'),
+    "sends before hearing": (SendsBeforeHearing, r'Stepped\.client_send: uses state\["model"\]'),
+}
+
+
+def federation(method: type[Method], **options: Any) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(METHODS, method.name, method)
+        return factories.federation(method.name, **options)
+
+
+def play(method: type[Method], **options: Any) -> None:
+    played = federation(method, **options)
+    played.start()
+    played.play_round()
+    played.play_round()
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_breaks_the_contract_is_refused_by_name(name: str) -> None:
+    method, message = REFUSED[name]
+    with pytest.raises(MethodError, match=f"^method {method.name}: .*{message}"):
+        play(method, participation=0.6 if name == "rest without rows" else 1.0)
+    report = check_method(method)
+    assert not report.ok
+    assert f"method {method.name}: " in report.failed[0].text
+
+
+@pytest.mark.parametrize("clients", [1, 2, 3, 5, 10])
+def test_a_shared_tensor_with_as_many_rows_as_there_are_clients_is_no_mistake(clients: int) -> None:
+    """FedProto's prototypes with ten classes and ten clients, pFedLMS's thresholds with two layers and two clients."""
+    for method in ("fedproto", "pfedlms", "pfed1bs"):
+        played = factories.federation(method, factories.digits(clients))
+        played.start()
+        played.play_round()
+
+
+def test_a_model_that_the_objective_holds_is_not_written_over() -> None:
+    """Steps write into the models they are given; one that after_step takes from a field is copied before."""
+
+    class Projected(Local):
+        name = "projected"
+
+        def objective(self, cohort: Cohort, round: int) -> Objective:
+            return Held(PerClient(cohort.params))
+
+    @dataclass(frozen=True)
+    class Held(Objective):
+        start: PerClient
+
+        def after_step(self, params: Tensor, step: int) -> Tensor:
+            return self.start.value
+
+    played = federation(Projected, local_steps=4)
+    played.start()
+    before = played.state()["params"]
+    played.play_round()
+    assert torch.equal(played.state()["params"], before)
+
+
+# --- what only a battery finds ----------------------------------------------------------------------------------------
+
+
+class MeanOfThoseAtHand(Local):
+    name = "meanfield"
+
+    def objective(self, cohort: Cohort, round: int) -> Objective:
+        return Proximal(PerClient(cohort.params.mean(dim=0).expand_as(cohort.params)), 0.1)
+
+
+class Random(Local):
+    name = "random"
+
+    def objective(self, cohort: Cohort, round: int) -> Objective:
+        return Proximal(PerClient(torch.randn_like(cohort.params)), 0.1)
+
+
+class Remembers(Local):
+    """Keeps state on `self`, which no checkpoint has."""
+
+    name = "remembers"
+
+    def __init__(self, task: Task, settings: Any) -> None:
+        super().__init__(task, settings)
+        self.seen = 0
+
+    def objective(self, cohort: Cohort, round: int) -> Objective:
+        self.seen += 0 in cohort.ids
+        return Proximal(PerClient(torch.zeros_like(cohort.params)), 0.01 * self.seen)
+
+
+class MissedControl(Scaffold):
+    """The server's control comes as changes, and who was absent misses some."""
+
+    class Changed(Averaged):
+        def __init__(self, task: Task) -> None:
+            super().__init__(task.layout.dim)
+            self.down = Message(1, (Floats("model", task.layout.dim), Floats("step", task.layout.dim)))
+
+        def client_send(self, cohort: Cohort, round: int, work: Any) -> tuple[Cohort, Tensors]:
+            return cohort, {"model": cohort.params}
+
+        def server_reply(self, server: Tensors, total: Any, round: int) -> tuple[Tensors, Tensors]:
+            model = total["model"].result().float()
+            return {**server, "model": model}, {"model": model, "step": model - server["model"]}
+
+        def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
+            after = go_on_from(cohort, values["model"])
+            return after.with_state(control=cohort.state["control"] + values["step"]).with_heard(control=values["step"])
+
+    def __init__(self, task: Task, settings: Any) -> None:
+        super().__init__(task, settings)
+        self.exchanges = (self.Changed(task),)
+
+    def after_training(self, cohort: Cohort, phase: int, work: Any) -> Cohort:
+        return cohort
+
+
+class TooManyLevels(Local):
+    """Symbols beyond the declared levels."""
+
+    name = "levels"
+
+    class Levels(Averaged):
+        def __init__(self, dim: int, levels: int) -> None:
+            self._levels, self._dim = levels, dim
+            self.up, self.down = (Message(kind, (Symbols("symbols", (dim,), levels),)) for kind in (0, 1))
+
+        def client_send(self, cohort: Cohort, round: int, work: Any) -> tuple[Cohort, Tensors]:
+            return cohort, {"symbols": torch.full_like(cohort.params, self._levels - 1).to(torch.uint8)}
+
+        def server_open(self, server: Tensors, round: int) -> Any:
+            return None
+
+        def server_add(self, total: Any, ids: list[int], samples: list[int], values: Tensors) -> Any:
+            return None
+
+        def server_reply(self, server: Tensors, total: Any, round: int) -> tuple[Tensors, Tensors]:
+            return server, {"symbols": torch.zeros(self._dim, dtype=torch.uint8)}
+
+        def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
+            return cohort
+
+    @dataclass(frozen=True)
+    class Settings:
+        levels: int = setting(4, "of a symbol", minimum=0, maximum=256)
+
+    def __init__(self, task: Task, settings: Any) -> None:
+        super().__init__(task, settings)
+        self.exchanges = (self.Levels(task.layout.dim, settings.levels),)
+
+
+class NoHelp(Local):
+    name = "nohelp"
+
+    @dataclass(frozen=True)
+    class Settings:
+        strength: float = 0.1
+
+
+FAILING = {
+    "depends on who is stacked with whom": (
+        MeanOfThoseAtHand,
+        "cohort sizes",
+        "cohorts of 1 and of 3 clients differ in",
+    ),
+    "draws from torch's generator": (Random, "determinism", "two runs with the same seed differ in"),
+    "keeps state on itself": (Remembers, "resume", "resumption from a checkpoint differ in params"),
+    "who was absent misses changes": (
+        MissedControl,
+        "participation",
+        r'state\["control"\] is the same with all clients',
+    ),
+    "limits too wide": (TooManyLevels, "limits", "levels = 0 is within the limits that Settings declares, but raises"),
+    "a setting without a meaning": (NoHelp, "declaration", "Settings.strength is declared without limits and meaning"),
+}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_check_method_says_what_is_wrong(name: str) -> None:
+    method, check, message = FAILING[name]
+    report = check_method(method)
+    assert not report.ok
+    found = {each.name: each.text for each in report.failed}
+    assert check in found, str(report)
+    assert re.search(message, found[check]), found[check]
+
+
+@pytest.mark.parametrize("method", [FedProx, Scaffold, Ditto, Moving])
+def test_right_methods_pass(method: type[Method]) -> None:
+    report = check_method(method)
+    assert report.ok, str(report)
+    assert str(report).startswith(f"{method.name}: all checks passed")
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(ConfigError, match=r"method\.strength: got -1"):
+        check_method(Ditto, strength=-1)

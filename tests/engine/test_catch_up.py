@@ -1,0 +1,164 @@
+"""Catching up: its bytes by brute force, every form of it to the bit, and clients that are not where they should be."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from math import sqrt
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from factories import cohort_of, digits, federation, normal, overheard
+from pfedlms.engine.catch_up import CatchUp, fingerprints_of
+from pfedlms.engine.federation import Federation
+from pfedlms.engine.transport import Code, Inbox, Missed, Record, Request
+from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake
+
+TRACKED = [
+    ("stc", {"sparsity": 0.02}),
+    ("stc", {"sparsity": 0.002, "gain": 2.0}),
+    ("sketchmean", {"answer": 0.01}),
+    ("fetchsgd", {"answer": 0.02}),
+    ("sketchvote", {"ratio": 0.5}),
+    ("obda", {}),
+]
+tracked = pytest.mark.parametrize(("method", "settings"), TRACKED)
+
+
+def sampled(method: str, **settings: Any) -> Federation:
+    return federation(method, digits(8), participation=0.25, **settings)
+
+
+def golomb_bits(places: np.ndarray, dim: int) -> int:
+    """By its definition in the protocol."""
+    positions, b = np.flatnonzero(places), 0
+    while (1 - len(positions) / dim) ** (2**b) >= (sqrt(5) - 1) / 2:
+        b += 1
+    gaps = np.diff(positions, prepend=-1) - 1
+    return sum(int(gap) // 2**b + 1 + b for gap in gaps)
+
+
+def partial_bytes(places: np.ndarray, more: int) -> int:
+    """A frame with some entries of w: since, how many, places, values, and what is tracked besides."""
+    count = int(places.sum())
+    return HEADER_BYTES + 8 + (-(-golomb_bits(places, len(places)) // 8) if count else 0) + 4 * count + more
+
+
+@tracked
+@pytest.mark.filterwarnings("ignore:sketchvote")
+def test_bytes_are_the_fewest_of_all_forms(method: str, settings: dict[str, Any]) -> None:
+    """Of 8 clients two take part in a round. What each is sent, from all w and answers of the run."""
+    chosen = sampled(method, **settings)
+    chosen.start()
+    bits = lambda: chosen.state()["server"]["model"].numpy().view(np.int32).copy()  # noqa: E731 - used twice
+    history, answers, heard = [bits()], [], dict.fromkeys(range(8), 0)
+    dim, more, used = len(history[0]), 8 if method == "sketchmean" else 0, set()
+    for round in range(30):
+        report = chosen.play_round()
+        expected = 0
+        for client in report.participants:
+            since = heard[client]
+            if since < round:
+                changed = np.any([history[r] != history[r + 1] for r in range(since, round)], axis=0)
+                forms = {
+                    "answers": sum(answers[since:round]),
+                    "changes": partial_bytes(changed, more),
+                    "differences": partial_bytes(history[0] != history[round], more),
+                    "model": HEADER_BYTES + 4 * dim + more,
+                }
+                expected += min(forms.values())
+                used.add(min(forms, key=lambda name: forms[name]))
+            heard[client] = round + 1
+        assert report.traffic.catch_up == expected
+        sent = report.traffic.down_payload + report.traffic.down_framing
+        answers.append(sent // len(report.participants))
+        history.append(bits())
+    sparse = method in ("sketchmean", "fetchsgd") or settings.get("gain") == 2.0
+    assert used == ({"answers", "changes"} if sparse else {"answers"})
+
+
+@tracked
+@pytest.mark.filterwarnings("ignore:sketchvote")
+def test_all_forms_lead_to_the_bits_of_the_server(method: str, settings: dict[str, Any]) -> None:
+    """From w⁰, by each of (a), (b), (c) and (d), replayed from frames that are read again."""
+    chosen = federation(method, digits(8), **settings)
+    chosen.start()
+    with overheard() as messages:
+        for _ in range(5):
+            chosen.play_round()
+    by, server, (exchange,) = chosen._terms.catch_up, chosen._server.server, chosen.method.exchanges
+    answers = [sent for sent in messages if sent.sender == SERVER]
+    start = chosen.method.client_start(chosen._fresh((3,)))
+    replayed = start
+    for sent in answers:
+        received = Intake(exchange.down, chosen._terms.digest, sent.round, (SERVER,)).accept(sent.data)
+        replayed = by.taken_in(exchange, replayed, exchange.down, received, sent.round)
+    for message in by.messages.values():
+        made = one_form(by, chosen, message)
+        received = Intake(message, chosen._terms.digest, 4, (SERVER,)).accept(made)
+        # Differences from w⁰ and w also help a client with any other model.
+        before = start if message is by.changes else start.with_state(model=normal(1, start.params.shape[1], seed=7))
+        after = by.taken_in(exchange, before, message, received, 4)
+        for name in ("model", *by._tracked):
+            assert after.state[name].numpy().tobytes() == server[name].cpu().numpy().tobytes()
+            assert replayed.state[name].numpy().tobytes() == server[name].cpu().numpy().tobytes()
+
+
+def one_form(by: CatchUp, chosen: Federation, message: Any) -> bytes:
+    """The frame of one kind, though another may be fewer bytes."""
+    from pfedlms.engine.catch_up import _parts, from_server
+
+    w, tracked = (
+        chosen._server.server["model"].cpu().numpy(),
+        {n: chosen._server.server[n].cpu().numpy() for n in by._tracked},
+    )
+    if message is by.model:
+        return from_server(message, {"model": w, **tracked}, 4, chosen._terms.digest)
+    places = w.view(np.int32) != chosen.method.task.initial.numpy().view(np.int32)
+    return from_server(message, {**_parts(w, places, 0), **tracked}, 4, chosen._terms.digest)
+
+
+@pytest.mark.parametrize("method", ["stc", "sketchmean"])
+def test_a_client_with_another_model_is_not_set_right_by_answers(method: str) -> None:
+    """A simulation takes w from the server where a client's own was right; else it computes what the client would."""
+    chosen = federation(method, digits(5))
+    chosen.start()
+    for _ in range(4):
+        chosen.play_round()
+    state = chosen._server
+    off = chosen.method.client_start(chosen._fresh((0, 1)))
+    wrong = off.state["model"].clone()
+    wrong[1, 0] += 1.0
+    answers = tuple(Record(Code.ANSWER, number, data=data) for number, data in state.log.frames.items())
+    first = fingerprints_of(chosen.method.task.initial[None])[0]
+    request = Request((0, 1), (Record(Code.SEND, 4),), catch_up=(Missed((0, 1), answers, first, state.server),))
+    for models in (off.state["model"], wrong):
+        (after,) = chosen._transport.catch_up(request, [off.with_state(model=models)], Inbox())
+        assert torch.equal(after.state["model"][0], state.server["model"])
+        same = torch.equal(after.state["model"][1], state.server["model"])
+        assert same == (models is not wrong)
+
+
+def test_fingerprints_tell_models_apart() -> None:
+    """Also those that differ in the sign of a zero, or in the order of two entries."""
+    model = normal(1, 50, seed=1)
+    swapped, negative, zero = model.clone(), model.clone(), model.clone()
+    swapped[0, [3, 4]], negative[0, 7], zero[0, 7] = model[0, [4, 3]], -0.0, 0.0
+    found = fingerprints_of(torch.cat([model, swapped, negative, zero]))
+    assert len(set(found)) == 4
+    assert found[0] == fingerprints_of(cohort_of(model).params)[0]
+
+
+@pytest.mark.parametrize("method", ["stc", "sketchmean"])
+def test_a_resumed_run_sends_the_same_bytes(method: str) -> None:
+    """What is kept for clients that come back is part of the checkpoint."""
+    straight = sampled(method)
+    straight.start()
+    for _ in range(6):
+        straight.play_round()
+    resumed = sampled(method)
+    resumed.load(deepcopy(straight.state()))
+    for _ in range(10):
+        assert straight.play_round().traffic == resumed.play_round().traffic

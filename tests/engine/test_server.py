@@ -1,0 +1,119 @@
+"""The server by itself: what it asks for depends on its state alone, and a step that fails changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from factories import CLIENTS, federation
+from pfedlms.engine import Federation
+from pfedlms.engine.server import OUT_OF_SYNC, ServerState
+from pfedlms.engine.transport import Code, Flag, Request
+from pfedlms.errors import QuorumError
+from pfedlms.methods import METHODS
+
+EVERYBODY = tuple(range(CLIENTS))
+TENSORS = ("server", "current", "before", "log")
+
+
+def played(method: str, rounds: int = 2, **options: Any) -> Federation:
+    chosen = federation(method, **options)
+    chosen.start()
+    for _ in range(rounds):
+        chosen.play_round()
+    return chosen
+
+
+def asked(request: Request) -> list[tuple[Code, int, int]]:
+    return [(order.code, order.number, order.index) for order in request.orders]
+
+
+def states_of_a_round(chosen: Federation) -> list[ServerState]:
+    """The server's states before each trip of a round."""
+    found, state = [], chosen._server
+    chosen._transport.begin_round()
+    while state.round == chosen.rounds_played:
+        found.append(state)
+        state = chosen._trip(state)
+    return found
+
+
+BY_HAND = {
+    "local": [[(Code.TRAIN, 3, 0)]],
+    "fedavg": [[(Code.SEND, 2, 0)], [(Code.ANSWER, 2, 0), (Code.TRAIN, 3, 0)]],
+    "pfedlms": [
+        [(Code.SEND, 2, 0)],
+        [(Code.ANSWER, 2, 0), (Code.SEND, 2, 1)],
+        [(Code.ANSWER, 2, 1), (Code.TRAIN, 3, 0)],
+    ],
+}
+
+
+@pytest.mark.parametrize("method", BY_HAND)
+def test_the_orders_of_round_three(method: str) -> None:
+    chosen = played(method)
+    outboxes = [chosen._rules.outbox(state) for state in states_of_a_round(chosen)]
+    assert [[asked(request) for request in outbox] for outbox in outboxes] == [[orders] for orders in BY_HAND[method]]
+    assert all(request.clients == EVERYBODY for outbox in outboxes for request in outbox)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "pfedlms", "sketchvote"])
+def test_the_first_messages_of_the_next_round_can_be_asked_for_ahead(method: str) -> None:
+    """With the trip that ends a round; their bytes belong to the next one."""
+    chosen = played(method)
+    *_, last = states_of_a_round(chosen)
+    ends, ahead = chosen._rules.outbox(replace(last, ask_ahead=True, measure=Flag.PERSONAL))
+    assert (asked(ahead), ahead.next_round, ends.next_round) == ([(Code.SEND, 3, 0)], True, False)
+    assert ends.orders[-1].flags == Flag.PERSONAL
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_the_outbox_is_a_function_of_the_state_and_survives_a_checkpoint(method: str, participation: float) -> None:
+    """All trips of a round: asked twice, and asked of a state that was saved and loaded, byte for byte."""
+    chosen = played(method, 3, participation=participation)
+    for state in states_of_a_round(chosen):
+        outbox = chosen._rules.outbox(state)
+        assert chosen._rules.outbox(state) == outbox
+        assert chosen._rules.outbox(chosen._rules.restore(state.checkpoint())) == outbox
+
+
+def test_a_step_that_fails_has_changed_nothing() -> None:
+    chosen = played("fedavg")
+    before = chosen._server.checkpoint()
+    inbox = chosen._rules.inbox(chosen._server, chosen._rules.outbox(chosen._server))
+    with pytest.raises(QuorumError, match="round 3: 0 of 5 messages were valid"):
+        chosen._rules.step(chosen._server, inbox)
+    after = chosen._server.checkpoint()
+    assert {k: v for k, v in after.items() if k not in TENSORS} == {k: v for k, v in before.items() if k not in TENSORS}
+
+
+@pytest.mark.parametrize(("known", "by_model"), [(0, False), (OUT_OF_SYNC, True)])
+def test_a_client_that_lacks_answers_is_sent_them_or_the_model(known: int, by_model: bool) -> None:
+    """sketchvote after two rounds; one client knows none of the answers, or tracks another model."""
+    chosen = played("sketchvote")
+    _, end = states_of_a_round(chosen)
+    behind = replace(end, answers_known={**end.answers_known, 3: known})
+    (request,) = chosen._rules.outbox(behind)
+    (missed,) = request.catch_up
+    orders = missed.orders
+    assert missed.clients == (3,)
+    assert [(order.code, order.number) for order in orders] == (
+        [(Code.MODEL, 1)] if by_model else [(Code.ANSWER, 0), (Code.ANSWER, 1)]
+    )
+    if by_model:
+        model = torch.frombuffer(bytearray(orders[0].data[40:]), dtype=torch.float32)
+        assert torch.equal(model, end.server["model"])
+        assert orders[0].flags == Flag.FORCED
+
+
+def test_what_clients_say_they_know_is_believed_only_if_it_can_be() -> None:
+    chosen = played("sketchvote")
+    state = replace(chosen._server, answers_known={0: 2, 1: OUT_OF_SYNC, 2: OUT_OF_SYNC, 3: 2})
+    inbox = chosen._rules.inbox(state, ())
+    inbox.answers_known = {0: 4, 1: 2, 2: 2, 3: 0}  # impossible; failed; adopted the model; lost its state
+    inbox.failed = {1: "no reply"}
+    assert chosen._rules.step(state, inbox).answers_known == {0: 2, 1: OUT_OF_SYNC, 2: 2, 3: 0}

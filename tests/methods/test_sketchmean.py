@@ -1,0 +1,304 @@
+"""sketchmean: one exchange by dense matrices in float64, how its scales find the median, the facts that explain it, and
+its limits."""
+
+from __future__ import annotations
+
+from math import pi, sqrt
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from definitions import dense_model, layer_of_entry
+from factories import (
+    CPU,
+    RATIO,
+    SEED,
+    SIZES,
+    Post,
+    Work,
+    cohort_of,
+    digits,
+    federation,
+    hold,
+    layout_of,
+    normal,
+    task_of,
+)
+from pfedlms import rng
+from pfedlms.aggregate import WeightedMean
+from pfedlms.cohort import Cohort
+from pfedlms.errors import DivergedError
+from pfedlms.methods.consensus import Sketches
+from pfedlms.methods.contract import Exchange
+from pfedlms.methods.sketchmean import SETTLED, MeanOfSigns, SketchMean, SketchMeanSettings, followed
+from pfedlms.sketch import Sketch
+from pfedlms.wire import Floats, Message
+
+DIM = sum(SIZES)
+ROWS = (8, 8, 1, 4, 32, 32)
+LAYERS = len(SIZES)
+
+
+def method_of(*sizes: int, initial: Tensor | None = None, **chosen: Any) -> SketchMean:
+    return SketchMean(task_of(*sizes, seed=SEED, initial=initial), SketchMeanSettings(**{"ratio": RATIO, **chosen}))
+
+
+def exchange_of(*sizes: int, **chosen: Any) -> MeanOfSigns:
+    (exchange,) = method_of(*sizes, **chosen).exchanges
+    assert isinstance(exchange, MeanOfSigns)
+    return exchange
+
+
+def clients_at(params: Tensor, model: Tensor, scale: Tensor, samples: list[int]) -> Cohort:
+    cohort = cohort_of(params, samples=samples, model=model, scale=scale)
+    return cohort.with_state(checked=torch.zeros(len(params), 1, dtype=torch.int64))
+
+
+def server_at(model: Tensor, scale: Tensor, unsent: Tensor | None = None, settled: int = SETTLED) -> dict[str, Tensor]:
+    kept = {"settled": torch.full(scale.shape, settled, dtype=torch.int8), "update": torch.zeros_like(model)}
+    return {"model": model, "unsent": torch.zeros_like(model) if unsent is None else unsent, "scale": scale, **kept}
+
+
+# --- one exchange, by its definition ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("round", [0, 3])
+def test_a_round_is_that_of_the_box(round: int) -> None:
+    """With Φ as a dense matrix, everything in float64; 13 of 130 entries are sent."""
+    samples, model, unsent = [5, 1, 1, 3], normal(DIM, seed=1), normal(DIM, seed=4) / 10
+    params, scale = model + normal(4, DIM, seed=2), torch.tensor([1.0, 0.5, 2.0, 1.0, 1.2, 0.9])
+    phi, layers = dense_model(SIZES, RATIO, SEED, epoch=round), layer_of_entry(SIZES, RATIO)
+    y = (params - model).double() @ phi.T
+    weights = torch.tensor(samples).double() / sum(samples)
+    rms = torch.stack([y[:, layers == layer].square().mean(dim=1).sqrt() for layer in range(LAYERS)], dim=1)
+    above = rms > scale
+    each = scale.double().repeat_interleave(torch.tensor(SIZES))
+    z = unsent.double() + 3.0 * sqrt(2 / pi) * each * (phi.T @ (weights @ torch.where(y >= 0, 1.0, -1.0).double()))
+    sent = z.abs().argsort(descending=True)[: DIM // 10].sort().values
+    magnitude = z[sent].abs().mean()
+    answer = torch.zeros(DIM, dtype=torch.float64).index_copy(0, sent, magnitude * z[sent].sign())
+    lean = weights @ (2.0 * above - 1).double()
+
+    exchange = exchange_of(*SIZES, answer=0.1)
+    cohort = clients_at(params, model, scale, samples)
+    _, said = exchange.client_send(cohort, round, Work())
+    assert (
+        np.unpackbits(said["signs"].numpy(), axis=1, count=sum(ROWS), bitorder="little").tolist()
+        == (y >= 0).int().tolist()
+    )
+    assert torch.equal(said["above"], above)
+    (after,), server = hold(exchange, cohort, server_at(model, scale, unsent), round=round)
+    torch.testing.assert_close(server["model"].double(), model.double() + answer, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(server["unsent"].double(), z - answer, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(server["scale"].double(), scale.double() * (1 + 0.2 * lean), rtol=1e-6, atol=0)
+    for row in range(4):
+        assert torch.equal(after.state["model"][row], server["model"])
+        assert torch.equal(after.state["scale"][row], server["scale"])
+
+
+def test_only_the_places_sent_move_and_minus_zero_stays() -> None:
+    model = -torch.zeros(DIM)
+    params = model + normal(2, DIM, seed=2)
+    _, server = hold(
+        exchange_of(*SIZES, answer=0.05), clients_at(params, model, torch.ones(LAYERS), [1, 1]),
+        server_at(model, torch.ones(LAYERS)),
+    )  # fmt: skip
+    moved = server["model"] != 0
+    assert moved.sum() == int(0.05 * DIM)
+    assert torch.signbit(server["model"][~moved]).all()
+
+
+def test_an_entry_of_zero_votes_by_a_coin_and_a_layer_without_an_update_is_below() -> None:
+    sizes, model = (16, 64), normal(80, seed=1)
+    params = model + normal(2, 80, seed=2)
+    params[1, :16] = model[:16]
+    exchange = exchange_of(*sizes)
+    cohort = clients_at(params, model, torch.full((2,), 1e-6), [1, 1])
+    _, said = exchange.client_send(cohort, 4, Work())
+    bits = np.unpackbits(said["signs"].numpy(), axis=1, count=8 + 32, bitorder="little")
+    coins = rng.signs(rng.stream(SEED, "sketchmean-coin", 4, 1, 0), 8)
+    assert (2.0 * bits[1, :8] - 1).tolist() == coins.tolist()
+    assert said["above"].tolist() == [[True, True], [False, True]]
+
+
+def test_an_update_that_is_not_finite_is_an_error_that_names_the_client() -> None:
+    params = torch.zeros(2, DIM)
+    params[1, 3] = torch.inf
+    with pytest.raises(DivergedError, match="client 1"):
+        exchange_of(*SIZES).client_send(clients_at(params, torch.zeros(DIM), torch.ones(LAYERS), [1, 1]), 0, Work())
+
+
+# --- the scale follows the median -------------------------------------------------------------------------------------
+
+
+def test_scales_by_hand() -> None:
+    """Fast until the sign of b̄ changes or it is 0, then slowly for good: 1 · 1.7 · 1.35 · 0.9 · 1.2."""
+    scale, settled, start = np.ones(1), np.zeros(1, np.int8), np.ones(1)
+    for lean, factor, state in ((1.0, 1.7, 1), (0.5, 1.35, 1), (-0.5, 0.9, SETTLED), (1.0, 1.2, SETTLED)):
+        after, settled = followed(scale, settled, np.array([lean]), start)
+        assert after.dtype == np.float32
+        np.testing.assert_allclose(after, scale * factor, rtol=1e-6)
+        assert settled.tolist() == [state]
+        scale = after.astype(np.float64)
+    assert followed(np.ones(1), np.zeros(1, np.int8), np.zeros(1), start)[1].tolist() == [SETTLED]
+
+
+@pytest.mark.parametrize(("settled", "adds"), [(0, False), (-1, False), (1, True), (SETTLED, True)])
+def test_a_scale_that_may_be_far_too_large_adds_nothing(settled: int, adds: bool) -> None:
+    """All clients are below S, so b̄ = −1: only where it has been above before may the layer speak."""
+    model, scale = torch.zeros(64), torch.tensor([1e3])
+    _, server = hold(
+        exchange_of(64, answer=1.0), clients_at(normal(2, 64, seed=2), model, scale, [1, 1]),
+        server_at(model, scale, settled=settled),
+    )  # fmt: skip
+    assert bool(server["model"].any()) == adds
+
+
+@pytest.mark.parametrize("factor", [1e-3, 1e3])
+def test_from_a_start_a_thousand_times_off(factor: float) -> None:
+    """After 40 rounds every scale is within a factor of two of the median of the clients' own, and the shared model
+    about as good as it is otherwise."""
+    reached = []
+    for start in (1.0, factor):
+        chosen = federation("sketchmean", ratio=0.5, answer=0.1, local_steps=5, batch_size=32)
+        chosen.method._scale = chosen.method._scale * start  # type: ignore[attr-defined]
+        chosen._server = chosen.method.server_start()
+        chosen.start()
+        for _ in range(40):
+            report = chosen.play_round(evaluate_global=True)
+        assert report.global_evaluation is not None
+        reached.append((report.global_evaluation.accuracy, chosen._server["scale"]))
+    (usual, scale), (other, other_scale) = reached
+    assert ((other_scale / scale).log2().abs() < 1).all()
+    assert other > usual - 4  # of 450 test samples
+
+
+def test_a_scale_finds_the_weighted_median() -> None:
+    """Clients with fixed scales 1, 2, 4 and 8 and weights 1, 1, 1 and 4: between 4 and 8, from 1e-3 and from 1e3."""
+    own, weights = np.array([1.0, 2, 4, 8]), np.array([1.0, 1, 1, 4]) / 7
+    for start in (1e-3, 1e3):
+        scale, settled = np.array([start]), np.zeros(1, np.int8)
+        for _ in range(60):
+            lean = np.array([weights @ np.where(own > scale, 1.0, -1.0)])
+            after, settled = followed(scale, settled, lean, np.array([start]))
+            scale = after.astype(np.float64)
+        assert 8 * 0.8 < scale[0] < 8 * 1.2
+
+
+# --- why it works -----------------------------------------------------------------------------------------------------
+
+
+def test_values_are_unbiased_with_the_variance_of_the_formula() -> None:
+    """E ΦᵀΦx = x and, without padding, E ‖ΦᵀΦx − x‖² = (N/m − 1) ‖x‖²: over 2,000 sketches."""
+    x = normal(64, seed=1, dtype=torch.float64)
+    drawn = torch.stack(
+        [sketch.adjoint(sketch.forward(x)) for sketch in (Sketch(layout_of(64), 0.25, SEED, e) for e in range(2000))]
+    )
+    off = drawn - x
+    assert (off.mean(dim=0).abs() < 5 * off.std(dim=0) / sqrt(2000)).all()
+    variance = off.square().sum(dim=1)
+    assert abs(variance.mean() - 3 * x.square().sum()) < 5 * variance.std() / sqrt(2000)
+
+
+def test_the_slope_of_signs_is_two_over_pi_of_that_of_values() -> None:
+    """⟨√(2/π) rms(y) Φᵀ sign(y), x⟩ against ⟨Φᵀy, x⟩, for y that is nearly normal."""
+    x = normal(4096, seed=1, dtype=torch.float64)
+    slopes = []
+    for epoch in range(20):
+        sketch = Sketch(layout_of(4096), 0.25, SEED, epoch)
+        y = sketch.forward(x)
+        signs = sqrt(2 / pi) * y.square().mean().sqrt() * sketch.adjoint(torch.where(y >= 0, 1.0, -1.0).double())
+        slopes.append(float(signs @ x / (sketch.adjoint(y) @ x)))
+    assert np.mean(slopes) == pytest.approx(2 / pi, rel=0.01)
+
+
+@pytest.mark.parametrize(("step", "bounded"), [(0.05, True), (0.5, False)])
+def test_on_a_quadratic_what_waits_stays_bounded_while_steps_are_not_longer_than_the_answer(
+    step: float, bounded: bool
+) -> None:
+    """Clients take a step towards centres of their own; the answer has a twentieth of the entries, all of them as
+    important, so that one waits for 20 rounds. With steps as short, w comes near the mean of the centres and z
+    shrinks; with steps ten times as long both grow without end."""
+    dim, clients = 256, 8
+    centres, samples = 1 + normal(clients, dim, seed=1) / 4, [1] * clients
+    goal = centres.mean(dim=0)
+    method = method_of(dim, answer=0.05, gain=pi / 2)
+    (exchange,), server, waiting = method.exchanges, method.server_start(), []
+    for round in range(300):
+        w = server["model"]
+        cohort = clients_at(w + step * (centres - w), w, server["scale"], samples)
+        _, server = hold(exchange, cohort, server, round=round)
+        waiting.append(float(server["unsent"].norm()))
+    assert (max(waiting[200:]) < 0.1 * max(waiting[:100])) == bounded
+    assert bool((server["model"] - goal).norm() < 0.05 * goal.norm()) == bounded
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_gain_of_zero_never_moves_w() -> None:
+    chosen = federation("sketchmean", gain=0.0)
+    chosen.start()
+    for _ in range(4):
+        chosen.play_round()
+    assert chosen.state()["server"]["model"].numpy().tobytes() == chosen.method.task.initial.numpy().tobytes()
+
+
+class Values(Exchange[WeightedMean]):
+    """The box with values instead of signs and a float answer of all entries."""
+
+    def __init__(self, sketches: Sketches, dim: int) -> None:
+        self._sketches = sketches
+        self.up, self.down = Message(0, (Floats("y", sum(sketches.sizes)),)), Message(1, (Floats("step", dim),))
+
+    def client_send(self, cohort: Cohort, round: int, work: Any) -> tuple[Cohort, dict[str, Tensor]]:
+        return cohort, {"y": self._sketches.of(round, CPU).forward(cohort.params - cohort.state["model"])}
+
+    def server_open(self, server: dict[str, Tensor], round: int) -> WeightedMean:
+        return WeightedMean(sum(self._sketches.sizes))
+
+    def server_add(self, total: WeightedMean, ids: Any, samples: list[int], values: dict[str, Tensor]) -> WeightedMean:
+        return total.add(samples, values["y"])
+
+    def server_reply(self, server: dict[str, Tensor], total: WeightedMean, round: int) -> Any:
+        step = self._sketches.of(round, CPU).adjoint(total.result()).float()
+        return {"model": server["model"] + step}, {"step": step}
+
+    def client_receive(self, cohort: Cohort, values: dict[str, Tensor], round: int) -> Cohort:
+        return cohort.with_state(model=cohort.state["model"] + values["step"])
+
+
+def test_with_exact_values_all_rows_and_a_float_answer_it_is_fedavg() -> None:
+    """64 parameters need no padding, so that ΦᵀΦ = 1 with all rows: w is the weighted mean of the clients' models."""
+    samples, model, params = [2, 3, 7], normal(64, seed=1), normal(3, 64, seed=2)
+    exchange = Values(Sketches(layout_of(64), 1.0, SEED, refresh=1), 64)
+    (after,), server = hold(exchange, cohort_of(params, samples=samples, model=model), {"model": model})
+    mean = np.average(params.double().numpy(), axis=0, weights=samples)
+    np.testing.assert_allclose(server["model"].numpy(), mean, rtol=1e-5, atol=1e-6)
+    assert torch.equal(after.state["model"][0], server["model"])
+
+
+# --- what travels, and weights ----------------------------------------------------------------------------------------
+
+
+def test_weights_are_limited_as_those_of_others() -> None:
+    """With `train.max_weight` a third of five clients that weigh the same, the heaviest counts as the others."""
+    free, limited = (federation("sketchmean", digits(), max_weight=share) for share in (1.0, 0.2))
+    for each in (free, limited):
+        each.start()
+        for _ in range(3):
+            each.play_round()
+    assert not torch.equal(free.state()["server"]["unsent"], limited.state()["server"]["unsent"])
+
+
+def test_messages_are_votes_alone() -> None:
+    """229 directions, 2 layers and one bit for the check: 29 + 1 + 1 bytes of every client in every round."""
+    post = Post()
+    chosen = federation("sketchmean", link=post)
+    chosen.start()
+    for _ in range(3):
+        chosen.play_round()
+    assert {len(payload) for payload in post.payloads} == {29 + 1 + 1}

@@ -1,0 +1,305 @@
+"""What figures are made of, against numbers worked out by hand; and the files they are saved as."""
+
+from __future__ import annotations
+
+import json
+import warnings
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from studies import a_comparison, a_run, compared, section_of
+
+import pfedlms
+from pfedlms.cli.folders import layers_of, sections_of
+from pfedlms.errors import RunDirectoryError, UsageError
+from pfedlms.methods import METHODS
+from pfedlms.report import charts, figures
+from pfedlms.report.charts import Look, looks
+from pfedlms.report.results import comparison
+from pfedlms.report.runs import best, cells, curves, gains
+
+SMALL = {"rounds": 2, "clients": 4, "hidden": 12, "local_steps": 2, "batch_size": 8, "threads": 1, "progress": False}
+
+
+# --- numbers ---
+
+
+def test_curves_are_means_with_ranges_over_seeds(tmp_path: Path) -> None:
+    runs = section_of(compared(tmp_path / "c")).runs
+    local, fedavg, _ = curves(runs)
+    assert (local.rounds, local.mean, local.low, local.high) == ([1, 2], [50.5, 60.5], [50, 60], [51, 61])
+    assert fedavg.mib == [1.0, 2.0]  # 2 MiB per round of two clients
+    assert [curve.row for curve in curves(runs, "g_acc")] == ["fedavg"]
+
+
+def test_rounds_that_a_seed_did_not_measure_are_left_out(tmp_path: Path) -> None:
+    one = a_run(tmp_path / "a", "fedavg", [50, None, 70], kib=1)
+    two = a_run(tmp_path / "b", "fedavg", [60, 65], seed=1, kib=1, settings={"train": {"rounds": 3}})
+    a_comparison(tmp_path, {"a": ("fedavg", one), "b": ("fedavg", two)})
+    (curve,) = curves(section_of(tmp_path).runs)
+    assert (curve.rounds, curve.mean) == ([1], [55.0])
+
+
+def test_gains_are_of_the_same_client_with_the_same_seed(tmp_path: Path) -> None:
+    gained = gains(section_of(compared(tmp_path / "c")).runs)
+    assert list(gained) == ["fedavg", "stc"]
+    assert [(each.client, each.seed, each.gain) for each in gained["fedavg"]] == [
+        ("client 0", 0, 30.0), ("client 1", 0, 0.0), ("client 0", 1, 30.0), ("client 1", 1, 0.0)
+    ]  # fmt: skip
+    assert [each.gain for each in gained["stc"]] == [-5.0, 20.0, -5.0, 20.0]
+
+
+def test_gains_are_over_local_with_the_same_training(tmp_path: Path) -> None:
+    """Two learning rates: each row against `local` at its own, 50 and 90; where there is none, the first."""
+    made: dict[str, tuple[str, str]] = {}
+    for rate, alone in ((0.1, 50.0), (0.3, 90.0)):
+        own = {"train": {"learning_rate": rate}}
+        for method, reached in (("local", alone), ("fedavg", 95.0)):
+            folder = f"{method}{rate}"
+            run = a_run(tmp_path / folder, method, [reached], clients=(reached,), settings=own)
+            made[folder] = (folder, run)
+    other = a_run(tmp_path / "o", "fedavg", [95.0], clients=(95.0,), settings={"train": {"learning_rate": 0.2}})
+    a_comparison(tmp_path, {**made, "o": ("o", other)})
+    gained = {row: [each.gain for each in own] for row, own in gains(section_of(tmp_path).runs).items()}
+    assert gained == {"fedavg0.1": [45.0], "fedavg0.3": [5.0], "o": [45.0]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "seed", "found"),
+    [({}, 0, 1), ({}, 3, 0), ({"data": {"alpha": 0.1}}, 0, 0), ({"data": {"dir": "elsewhere"}}, 0, 1)],
+)
+def test_local_is_searched_for_on_the_whole_page(
+    settings: dict[str, dict[str, float]], seed: int, found: int, tmp_path: Path
+) -> None:
+    a_run(tmp_path / "study" / "l", "local", [60.0])
+    alone = a_run(tmp_path / "study" / "m", "local", [60.0], seed=9)
+    a_comparison(tmp_path / "study", {"l": ("local", alone), "m": ("local", alone)})
+    a_run(tmp_path / "mine", "fedavg", [70.0], seed=seed, kib=1, settings=settings)
+    sections, _ = sections_of([tmp_path])
+    mine = next(section for section in sections if section.kind == "Runs")
+    assert len(gains(mine.runs, [run for section in sections for run in section.runs])) == found
+
+
+def a_sweep(folder: Path) -> Path:
+    """Rate and batch size; the best, 99, was interrupted."""
+    made = {}
+    for at, (rate, size, reached) in enumerate(((0.1, 8, 70.0), (1.0, 8, 90.0), (0.1, 16, 71.0), (1.0, 16, 99.0))):
+        settings = {"train": {"learning_rate": rate, "batch_size": size}}
+        status = "interrupted" if reached == 99 else "finished"
+        config = a_run(folder / f"r{at}", "fedavg", [reached], kib=1, settings=settings, status=status)
+        made[f"r{at}"] = (f"learning_rate={rate} batch_size={size}", config)
+    axes = {"train.learning_rate": [0.1, 1.0], "train.batch_size": [8, 16]}
+    a_comparison(folder, made, "sweep.json", axes=axes, by="p_acc")
+    return folder
+
+
+def test_the_best_of_a_sweep_is_finished_and_has_the_star(tmp_path: Path) -> None:
+    section = section_of(a_sweep(tmp_path / "s"))
+    top = best(cells(section))
+    assert top is not None
+    assert (top.label, top.settings) == (
+        "learning_rate=1.0 batch_size=8",
+        {"train.learning_rate": 1.0, "train.batch_size": 8},
+    )
+    figure = figures.by_setting(section, "a title")
+    assert figure is not None
+    assert figure.title == "P-acc, % by train.learning_rate"
+    assert figure.records[0] == {
+        "train.learning_rate": 0.1,
+        "train.batch_size": 8,
+        "mean": 70.0,
+        "low": 70.0,
+        "high": 70.0,
+    }
+    spec = figure.chart.to_dict()
+    assert spec["title"] == "a title"
+    starred = [own for layer in spec["layer"][-2:] for own in layer["data"]["values"]]
+    assert {(own["x"], own["mean"], own["shown"]) for own in starred} == {(1.0, 90.0, "90.00 %")}
+    assert spec["layer"][1]["encoding"]["x"]["scale"]["type"] == "log", "ten times from the first value to the last"
+
+
+# --- single runs ---
+
+
+def test_single_runs_are_told_apart_by_settings_and_folders(tmp_path: Path) -> None:
+    for folder, rate, seed in (("a", 0.1, 0), ("b", 0.2, 0), ("c", 0.2, 1), ("d", 0.2, 1)):
+        a_run(tmp_path / folder, "fedavg", [70], seed=seed, kib=1, settings={"train": {"learning_rate": rate}})
+    a_run(tmp_path / "e", "local", [70])
+    a_run(tmp_path / "f", "local", [70], settings={"data": {"alpha": 0.1}})
+    first, second = sections_of([tmp_path])[0]
+    assert [run.label for run in first.runs] == [
+        "fedavg learning_rate=0.1", "fedavg learning_rate=0.2", "fedavg learning_rate=0.2",
+        "fedavg learning_rate=0.2 (d)", "local",
+    ]  # fmt: skip
+    assert [run.label for run in second.runs] == ["local"]
+    assert (first.title, second.title) == ("digits · dnn · alpha 0.5", "digits · dnn · alpha 0.1")
+
+
+def test_folders_are_read_once_and_named_as_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared(tmp_path / "all" / "deep" / "study")
+    a_run(tmp_path / "all" / "run", "local", [70])
+    monkeypatch.chdir(tmp_path)
+    sections, _ = sections_of(["all", tmp_path / "all" / "run", "all/deep/study"])
+    assert [section.title for section in sections] == ["study", "digits · dnn"]
+    assert [len(section.runs) for section in sections] == [6, 1]
+    assert str(sections[0].runs[0].directory) == "all/deep/study/l0"
+
+
+def test_what_cannot_be_read_is_left_out_and_named(tmp_path: Path) -> None:
+    for folder in ("good", "empty"):
+        a_run(tmp_path / folder, "local", [70])
+    (tmp_path / "empty" / "metrics.jsonl").write_text("")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.toml").write_text("schema = 99\n")
+    with pytest.warns(UserWarning, match="left out") as warned:
+        sections, left_out = sections_of([tmp_path])
+    assert len(sections[0].runs) == 1
+    assert len(warned) == len(left_out) == 2
+    assert "no evaluation yet" in left_out[0]
+    (tmp_path / "nothing").mkdir()
+    for folder, message in (("nothing", "no run with an evaluation"), ("none", "there is no such folder")):
+        with pytest.raises(RunDirectoryError, match=message):
+            sections_of([tmp_path / folder])
+
+
+# --- layers ---
+
+
+def test_layers_are_what_clients_would_send_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against Φ as a matrix, applied to the models that were kept, with statistics and thresholds in NumPy."""
+    result = pfedlms.run(method="pfedlms", out=tmp_path / "r", thresholds=3, ratio=0.5, **SMALL)
+    run = section_of(tmp_path / "r").runs[0]
+    layers, missing = layers_of(run)
+    assert not missing
+    assert [layer.size for layer in layers] == [64 * 12 + 12, 12 * 10 + 10]
+    sketch = result.federation.method._sketches.of(2, torch.device("cpu"))
+    models = torch.stack([torch.cat([value.flatten() for value in model.values()]) for model in result.models])
+    sketched = sketch.forward(models).double().numpy()
+    weights = np.array(result.federation.data.samples, dtype=np.float64)
+    start = offset = 0
+    for layer in layers:
+        own = sketched[:, start : start + layer.sketched]
+        mean = np.average(own.mean(axis=1), weights=weights)
+        spread = np.sqrt(np.average(own.var(axis=1) + (own.mean(axis=1) - mean) ** 2, weights=weights))
+        np.testing.assert_allclose(layer.thresholds, mean + spread * np.array([-0.6744898, 0, 0.6744898]), rtol=1e-4)
+        chosen = np.searchsorted(np.float32(layer.thresholds), np.float32(own).ravel(), side="right")
+        np.testing.assert_allclose(layer.symbols, np.bincount(chosen, minlength=4) / chosen.size)
+        held = models[:, offset : offset + layer.size].numpy()
+        inside = np.histogram(held, layer.weights.edges)[0] / held.size
+        np.testing.assert_allclose(layer.weights.shares[1:-1], inside[1:-1], atol=1e-6)
+        assert layer.sketch.shares.sum() == pytest.approx(1)
+        start, offset = start + layer.sketched, offset + layer.size
+    monkeypatch.setattr("pfedlms.report.layers._AT_ONCE", 3)
+    for one, two in zip(layers, layers_of(run)[0], strict=True):
+        assert (one.thresholds, one.symbols) == (two.thresholds, two.symbols), "the same in groups of clients"
+        np.testing.assert_array_equal(one.sketch.shares, two.sketch.shares)
+    (tmp_path / "r" / "checkpoint.pt").unlink()
+    assert "no checkpoint.pt" in layers_of(run)[1]
+
+
+# --- looks ---
+
+
+def test_a_method_looks_the_same_in_every_figure() -> None:
+    """Whatever stands beside it; and each of many rows has a look of its own."""
+    names = ["local", "fedavg", "my_own", *(f"pfedlms:ratio=0.{k}" for k in range(20))]
+    found = looks(names)
+    assert list(found) == names
+    assert len({(look.colour, *look.dash) for look in found.values()}) == len(names)
+    for name in ("local", "fedavg", "my_own"):
+        assert looks([name])[name] == found[name] == looks(reversed(names))[name]
+    everyone = looks(METHODS)
+    assert len({(look.colour, *look.dash) for look in everyone.values()}) == len(METHODS)
+    assert len(looks(str(k) for k in range(100))) == 100
+
+
+def test_every_colour_has_another_in_the_dark() -> None:
+    assert charts.LIGHT.keys() == charts.DARK.keys()
+    assert len({*charts.LIGHT.values()}) == len({*charts.DARK.values()}) == 12
+
+
+# --- files ---
+
+
+def test_one_figure_is_saved_in_every_format(tmp_path: Path) -> None:
+    runs = section_of(compared(tmp_path / "c")).runs
+    figure = figures.accuracy_curves(runs, against="bytes", title="digits · 2 clients")
+    assert figure is not None
+    assert figure.csv().splitlines()[:2] == ["row,round,mib,mean,low,high", "fedavg,1,1.0,70.0,70.0,70.0"]
+    begins = {".png": b"\x89PNG", ".pdf": b"%PDF", ".html": b"<!DOCTYPE html>", ".json": b"{"}
+    for suffix, start in begins.items():
+        figure.save(tmp_path / f"f{suffix}")
+        assert (tmp_path / f"f{suffix}").read_bytes().startswith(start)
+    figure.save(tmp_path / "f.svg")
+    root = ElementTree.parse(tmp_path / "f.svg").getroot()
+    shown = [text for each in root.iter() if (text := (each.text or "").strip())]
+    assert {"digits · 2 clients", "P-acc, %", "fedavg", "stc", "local (sends nothing)"} <= set(shown)
+    colours = {each.get("stroke") for each in root.iter()}
+    assert {look.colour for look in looks(["fedavg", "stc", "local"]).values()} <= colours
+    with pytest.raises(UsageError, match="expected a .png, .svg, .pdf, .html or .json file".replace(".", r"\.")):
+        figure.save(tmp_path / "f.xyz")
+
+
+HOLDINGS = {
+    "dataset": "digits", "partition": "dirichlet", "alpha": 0.5, "classes": ["0", "1"],
+    "clients": [{"name": "a", "classes": [3, 0], "train": 2, "test": 1}, {"name": "b", "classes": [1, 9], "train": 7,
+                                                                         "test": 3}],
+}  # fmt: skip
+BARS = [
+    {"group": "mnist", "row": row, "mean": 90 + k, "low": 89, "high": 95} for k, row in enumerate(("fedavg", "mine"))
+]
+GROWS = [{"row": "a", "x": x, "mean": 10.0**x} for x in range(9)]
+POINTS = [{"row": "stc", "mib": 0.1 * k, "mean": 90 + k, "label": f"ratio {k}"} for k in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("draw", "shown"),
+    [
+        (lambda: figures.holdings(HOLDINGS).chart, {"digits · 2 clients · dirichlet, α = 0.5", "9", "train"}),
+        (lambda: charts.styled(charts.bars(BARS, "P-acc, %")), {"mnist", "fedavg", "mine", "P-acc, %"}),
+        (lambda: charts.styled(charts.accuracy_against_bytes(POINTS)), {"ratio 2", "MiB per round", "stc"}),
+        (lambda: charts.beside([charts.lines(GROWS, "R", y, log_y=True) for y in ("one", "two")]), {"R", "one", "two"}),
+    ],
+    ids=["holdings", "bars", "points", "beside"],
+)  # fmt: skip
+def test_charts_of_papers_and_data(draw: Any, shown: set[str], tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        charts.save(draw(), tmp_path / "f.svg")
+    root = ElementTree.parse(tmp_path / "f.svg").getroot()
+    assert shown <= {(each.text or "").strip() for each in root.iter()}
+
+
+def test_a_row_that_only_began_does_not_squeeze_the_others() -> None:
+    """Of twenty values the first two are not counted."""
+    points = [
+        {"row": "a", "x": x, "mean": m, "low": m, "high": m} for x, m in enumerate([0.0, 1.0, *[90.0] * 17, 100.0])
+    ]
+    low, high = charts.shown_range(points)
+    assert (low, high) == pytest.approx((90 - 0.6, 100 + 0.6))
+    assert charts.shown_range(points[-1:]) == pytest.approx((95, 105))
+
+
+def test_stages_and_cost_have_their_numbers(tmp_path: Path) -> None:
+    runs = section_of(compared(tmp_path / "c")).runs
+    assert figures.stages(runs) is None
+    table = comparison(runs)
+    figure = figures.cost(table, looks(["local", "fedavg", "stc"]))
+    assert figure is not None
+    assert figure.records[1] == {"row": "fedavg", "mib_up": 1.0, "mib_down": 1.0, "total_bytes": 4 * 1024**2}
+    runs[0].summary["stages"] = {"local steps": 0.5, "sketch": 1.0}
+    timed = figures.stages(runs)
+    assert timed is not None
+    assert [(each["stage"], each["ms_per_round"]) for each in timed.records] == [
+        ("sketch", 500.0),
+        ("local steps", 250.0),
+    ]
+    assert json.dumps(timed.chart.to_dict())
+
+
+def test_a_look_is_data() -> None:
+    assert Look.number(9) == Look(charts.COLOURS[1], [6, 3])

@@ -1,0 +1,225 @@
+"""Tables of runs against numbers worked out by hand: on a terminal, in Markdown, LaTeX, CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import replace
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from studies import a_comparison, a_run, a_summary, compared, section_of
+
+from pfedlms.report import results
+from pfedlms.report.results import COLUMNS, comparison, partition_text, set_up, sweep
+from pfedlms.report.runs import Section, Spread, StoredRun
+from pfedlms.report.tables import Column, Table, fitted, table_of
+
+
+def printed(table: Table, width: int | None = 80) -> str:
+    text = io.StringIO()
+    Console(file=text, width=200).print(table.rich(width))
+    return text.getvalue()
+
+
+def words(text: Any) -> str:
+    return " ".join(str(text).split())
+
+
+def test_the_rows_of_a_comparison(tmp_path: Path) -> None:
+    local, fedavg, stc = comparison(section_of(compared(tmp_path / "c")).runs).records
+    assert [record["name"] for record in (local, fedavg, stc)] == ["local", "fedavg", "stc"]
+    assert fedavg["p_acc_max"] == Spread(81.0, sqrt(2))  # 80 and 82
+    assert fedavg["p_acc_last10"].mean == 75.5  # (70 + 80) / 2 and (70 + 82) / 2
+    assert fedavg["g_acc_max"] is None, "the summaries made by hand have none"
+    assert (fedavg["mib_up"], fedavg["mib_down"], fedavg["total_bytes"]) == (1.0, 1.0, 4 * 1024**2)
+    assert (local["fewer"], fedavg["fewer"], stc["fewer"]) == (None, 1.0, 16.0)
+    assert (stc["rounds"], stc["seeds"]) == (2, 2)
+
+
+def test_one_declaration_is_a_column_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Terminal, Markdown, LaTeX and CSV of a comparison and of a sweep; results.csv and results.json."""
+    worst = Column("worst", "worst client", results.accuracy, place="extremes.worst", note="worst: of all clients")
+    monkeypatch.setattr(results, "COLUMNS", (*COLUMNS, worst))
+    runs = [replace(run, summary={**run.summary, "extremes": {"worst": 12.5}})
+            for run in section_of(compared(tmp_path / "c")).runs]  # type: ignore[type-var]  # fmt: skip
+    swept = Section("s", runs, "Sweep", {"method.name": ["local", "fedavg", "stc"]})
+    for table in (comparison(runs), sweep(swept)):
+        assert "worst client" in words(printed(table, None))
+        assert "worst: of all clients" in words(table)
+        assert "| worst client |" in table.markdown()
+        assert "& worst client" in table.latex()
+        assert table.to_records()[0]["worst"] == 12.5
+        assert table.to_records()[0]["worst_std"] == 0.0
+    assert results.results(runs)[0]["worst"] == 12.5
+    assert results.results_json(runs)["runs"][0]["extremes"] == {"worst": 12.5}
+
+
+def test_unfinished_runs_do_not_enter_the_means_of_finished_ones(tmp_path: Path) -> None:
+    good = a_run(tmp_path / "a", "fedavg", [70], kib=1)
+    bad = a_run(tmp_path / "b", "fedavg", [10], seed=1, kib=1, status="diverged")
+    worse = a_run(tmp_path / "c", "stc", [20], kib=1, status="interrupted")
+    a_comparison(tmp_path, {"a": ("fedavg", good), "b": ("fedavg", bad), "c": ("stc", worse)})
+    fedavg, stc = comparison(section_of(tmp_path).runs).records
+    assert (fedavg["p_acc_max"], fedavg["name"]) == (Spread(70), "fedavg (1 of 2 seeds)")
+    assert (stc["p_acc_max"], stc["name"]) == (Spread(20), "stc (interrupted)")
+
+
+def test_rounds_of_what_was_interrupted_are_not_those_of_the_title() -> None:
+    cut = StoredRun("local", a_summary("local", [50.0], status="interrupted"))
+    whole = StoredRun("fedavg", a_summary("fedavg", [50.0, 60.0]))
+    assert comparison([cut, whole]).title.endswith("· 2 clients · 2 rounds")
+    assert comparison([cut]).title.endswith("· 1 round")
+
+
+def test_old_summaries_without_newer_fields() -> None:
+    new = a_summary("fedavg", [70, 80], kib=1024)
+    old = {key: value for key, value in new.items()
+           if key not in ("evaluations", "participation", "everyone", "rejected", "parameters")}  # fmt: skip
+    old["bytes_per_round"] = {key: value for key, value in new["bytes_per_round"].items() if key != "catch_up"}
+    one, two = (comparison([StoredRun("fedavg", summary)]).records[0] for summary in (old, new))
+    for key in ("p_acc_max", "mib_up", "mib_down", "total_bytes"):
+        assert one[key] == two[key]
+
+
+# --- what is shown ---
+
+
+@pytest.mark.parametrize(
+    ("changes", "there", "missing"),
+    [
+        ({}, ["P-acc max", "P-acc last 10"], ["everyone", "V-acc", "G-acc", "fewer", "30 %"]),
+        ({"participation": 0.3}, ["everyone", "30 % per round"], ["messages lost"]),
+        ({"unheard": 3}, ["everyone", "messages lost"], []),
+        ({"validation_accuracy": {"max": 1.0, "last10": 2.0, "final": 3.0}}, ["V-acc last 10"], []),
+        ({"global_accuracy": {"max": 1.0, "last10": 2.0, "final": 3.0}}, ["G-acc max", "before local steps"], []),
+        ({"evaluations": 3}, ["last 3", "mean of all 3 evaluations"], []),
+        ({"evaluations": 1}, ["last 1", "mean of the one evaluation"], []),
+        ({"evaluations": 10}, ["P-acc last 10", "the last 10 of 10 evaluations"], []),
+        ({"evaluations": 19}, ["the last 10 of 19 evaluations"], []),
+        ({"evaluations": 20}, ["mean of the last 10 evaluations"], []),
+        ({"evaluations": None}, ["mean of the last 10 evaluations"], []),
+        ({"method": "fedavg"}, [], ["fewer"]),
+        ({"metric": "hits"}, ["hits, the higher the better", "local 60 "], ["%"]),
+    ],
+)  # fmt: skip
+def test_only_columns_and_notes_that_say_something(
+    changes: dict[str, Any], there: list[str], missing: list[str]
+) -> None:
+    summary = a_summary("local", [60.0], evaluations=100) | changes
+    shown = words(printed(comparison([StoredRun("local", summary)]), None))
+    assert [text for text in there if text in shown] == there
+    assert not [text for text in missing if text in shown]
+
+
+def test_a_terminal_leaves_out_what_it_has_no_room_for_and_a_pipe_nothing(tmp_path: Path) -> None:
+    table = comparison(section_of(compared(tmp_path / "c")).runs)
+    wide, narrow, least = (printed(table, width) for width in (None, 70, 45))
+    assert max(map(len, narrow.splitlines())) <= 70
+    assert all(head in words(wide) for head in ("MiB total", "rounds", "seeds", "fewer"))
+    assert "seeds" not in words(narrow).replace("over seeds", "")
+    assert "fewer" in narrow
+    assert "No room for fewer, s: see results.csv." in words(least)
+
+
+def test_how_a_table_gets_narrower() -> None:
+    """Extra columns go first, then gaps, then spaces around ±, then settings get lines of their own, then optional
+    columns go."""
+    columns = [Column("name", "method"), Column("a", "a"), Column("b", "b", optional=1), Column("c", "c", optional=2)]
+    body = [["fedavg:server_step=2", "98.22 ± 0.80", "1.44", "9999"]]
+
+    def heads(width: int | None) -> tuple[str, list[str], int]:
+        kept, cells, gap = fitted(columns, body, width)
+        return "".join(column.head for column in kept), cells[0], gap
+
+    full = 20 + 12 + 4 + 4 + 3 * 2 + 1 + 2  # cells, gaps, and the ends
+    assert heads(None) == ("methodabc", body[0], 1)
+    assert heads(full) == ("methodabc", body[0], 1)
+    assert heads(full - 1) == ("methodab", body[0][:3], 1)
+    assert heads(full - 7) == ("methodab", body[0][:3], 0)
+    assert heads(full - 10) == ("methodab", ["fedavg:server_step=2", "98.22±0.80", "1.44"], 0)
+    assert heads(full - 12) == ("methodab", ["fedavg\n server_step=2", "98.22±0.80", "1.44"], 0)
+    assert heads(24) == ("methoda", ["fedavg\n server_step=2", "98.22±0.80"], 0)
+
+
+def test_a_sweep_marks_its_best(tmp_path: Path) -> None:
+    made = {}
+    for at, (rate, reached) in enumerate(((0.1, 70.0), (0.2, 90.0), (0.3, 99.0))):
+        status = "finished" if at < 2 else "interrupted"
+        config = a_run(tmp_path / f"r{at}", "fedavg", [reached], settings={"train": {"learning_rate": rate}},
+                       status=status)  # fmt: skip
+        made[f"r{at}"] = (f"learning_rate={rate}", config)
+    a_comparison(tmp_path, made, "sweep.json", axes={"train.learning_rate": [0.1, 0.2, 0.3]}, by="p_acc")
+    table = sweep(section_of(tmp_path))
+    assert [record["mark"] for record in table.records] == ["", "best", "interrupted"]
+    assert [record["train.learning_rate"] for record in table.records] == [0.1, 0.2, 0.3]
+    assert words(table).startswith("fedavg on digits · dnn · 2 clients · 1 round")
+    assert "No G-acc: fedavg shares no model." in words(table)
+
+
+def test_a_title_leaves_out_what_is_swept() -> None:
+    data = {"dataset": "digits", "clients": 3, "alpha": 0.5, "partition": "auto"}
+    run = StoredRun("local", {"clients": 3, "partition": "dirichlet"}, {"data": data})
+    assert set_up(run, ["train.rounds"]) == "digits · 3 clients · α = 0.5"
+    assert set_up(run, ["data.alpha"]) == "digits · 3 clients"
+    assert set_up(run, ["data.clients", "data.partition"]) == "digits"
+
+
+@pytest.mark.parametrize(
+    ("dataset", "partition", "expected"),
+    [
+        ("digits", "auto", "α = 0.5"), ("custom", "auto", ""), ("file:a.npz", "auto", ""),
+        ("custom", "classes", "partition classes"), ("digits", "quantity", "partition quantity, α = 0.5"),
+    ],
+)  # fmt: skip
+def test_the_partition_of_runs_that_do_not_tell(dataset: str, partition: str, expected: str) -> None:
+    assert partition_text({}, {"dataset": dataset, "partition": partition, "alpha": 0.5}) == expected
+
+
+# --- formats ---
+
+
+def test_numbers_of_clients_are_not_rounded_away() -> None:
+    table = table_of([{"client": 0, "P-acc": 0.0012345}, {"client": 1, "P-acc": 97.315}, {"client": 2, "P-acc": None}])
+    assert list(table.rich().columns[1].cells) == ["0.001234", "97.31", "–"]
+
+
+def test_latex_has_no_letter_that_latex_reads_as_its_own() -> None:
+    table = Table([Column("name", "a_b"), Column("x", "MiB ↑", results.accuracy, leads=True)],
+                  [{"name": "50 % & #1", "x": Spread(1.0, 0.5)}, {"name": "{z}", "x": Spread(2.0)}])  # fmt: skip
+    assert table.latex().splitlines() == [
+        r"\begin{tabular}{lr}", r"\toprule", r"a\_b & MiB $\uparrow$ \\", r"\midrule",
+        r"50 \% \& \#1 & 1.00 $\pm$ 0.50 \\", r"\{z\} & \textbf{2.00} \\", r"\bottomrule", r"\end{tabular}",
+    ]  # fmt: skip
+
+
+def test_results_keep_settings_apart_and_numbers_whole(tmp_path: Path) -> None:
+    runs = section_of(compared(tmp_path / "c")).runs
+    flat = results.results(runs)
+    assert [row["p_acc_max"] for row in flat] == [60, 80, 75, 61, 82, 75]
+    assert {row["up_payload_per_round"] for row in flat if row["method"] == "stc"} == {64 * 1024}
+    assert [row["directory"] for row in flat][:2] == ["l0", "f0"]
+    assert "method.server_step" in flat[1], "fedavg has it, others do not"
+    entry = results.results_json(runs, schema=1)["runs"][1]
+    assert entry["accuracy"] == {"max": 80, "last10": 75, "final": 80}
+    assert (entry["validation_accuracy"], entry["everyone"]) == (None, 60.0)
+    table = comparison(runs)
+    rows = list(csv.DictReader(io.StringIO(table.csv())))
+    assert (float(rows[1]["p_acc_max"]), float(rows[1]["p_acc_max_std"])) == (81.0, sqrt(2))
+
+
+def test_brackets_and_long_notes_are_shown_as_they_are() -> None:
+    note = "P-acc of each participant's own model on its own test split after local steps, in percent of all [samples]"
+    lines = printed(
+        table_of([{"a": "[one]", "b": "[/two]"}], "[a title of more than] eight columns", note)
+    ).splitlines()
+    shown = [line.strip() for line in lines if line.strip()]
+    assert shown[0] == "[a title of more than] eight columns"
+    assert "[one]" in shown[-3]
+    assert shown[-2:] == [
+        "P-acc of each participant's own model on its own test split",
+        "after local steps, in percent of all [samples]",
+    ]
