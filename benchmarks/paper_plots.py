@@ -1,6 +1,6 @@
 """Figures of docs/results-paper.md that `pfedlms reproduce` does not draw, from the rows in benchmarks/results.
 
-    python benchmarks/paper_plots.py [--folder docs]      # paper-cost.png, paper-thresholds.png
+python benchmarks/paper_plots.py [--folder docs]      # paper-cost.png, paper-thresholds.png
 """
 
 from __future__ import annotations
