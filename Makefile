@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 # Flower wants an older rich than constraints.txt names, so it has an environment of its own.
 FLOWER := .venv-flower
 
-.PHONY: run test test-kernels test-deploy lint install clean
+.PHONY: run test test-kernels test-deploy docs lint install clean
 run: $(READY)
 	$(BIN)/pfedlms compare
 
@@ -29,9 +29,17 @@ test-deploy: $(FLOWER)/.ready
 
 $(FLOWER)/.ready: pyproject.toml constraints.txt
 	test -x $(FLOWER)/bin/python || $(PYTHON) -m venv $(FLOWER)
-	grep -v '^rich==' constraints.txt > $(FLOWER)/constraints.txt
+	grep -v -E '^(rich|cryptography)==' constraints.txt > $(FLOWER)/constraints.txt
 	$(FLOWER)/bin/python -m pip install --disable-pip-version-check --quiet --constraint $(FLOWER)/constraints.txt \
 		--editable '.[dev,simulation]'
+	touch $@
+
+# The site, built strictly: a broken link or a missing page is an error. `make docs` writes it to site/.
+docs: $(VENV)/.docs
+	$(BIN)/python -m mkdocs build --strict --quiet
+
+$(VENV)/.docs: $(READY)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $@
 
 lint: $(READY)
@@ -48,4 +56,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(FLOWER) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FLOWER) build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

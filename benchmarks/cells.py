@@ -17,8 +17,7 @@ from typing import Any
 import regimes
 
 from pfedlms.data.sources import DATASETS
-from pfedlms.experiment.config import Config, load_config
-from pfedlms.experiment.layers import Tables
+from pfedlms.experiment.config import Config, Tables, load_config
 from pfedlms.reproduce.budget import equal_rate, taken
 from pfedlms.reproduce.cells import tables_of
 from pfedlms.reproduce.plans import EXPERIMENTS

@@ -40,9 +40,10 @@ from pfedlms import load_dataset
 from pfedlms.data import FederatedData
 from pfedlms.errors import DivergedError, PfedlmsError, RunError
 from pfedlms.experiment import prepare as preparation
+from pfedlms.experiment.callbacks import Callback
 from pfedlms.experiment.config import Config
-from pfedlms.experiment.play import Progress
-from pfedlms.experiment.run import begin
+from pfedlms.experiment.problem import Problem
+from pfedlms.experiment.runs import begin
 from pfedlms.reproduce.cells import same_run
 from pfedlms.reproduce.play import config_of
 
@@ -52,13 +53,13 @@ MIB = 1 << 20
 Row = dict[str, Any]
 
 
-class Curve(Progress):
+class Curve(Callback):
     """What is measured, evaluation by evaluation, also of a run that does not end well."""
 
     def __init__(self) -> None:
         self.columns: dict[str, list[float]] = {}
 
-    def evaluated(self, config: Config, record: Mapping[str, Any]) -> None:
+    def on_evaluation(self, run: Any, record: Mapping[str, Any]) -> None:
         measured = {name: record[name] for name in ("round", "p_acc", "g_acc", "v_acc") if name in record}
         for name, value in {**measured, "bytes": sum(record["bytes"].values())}.items():
             self.columns.setdefault(name, []).append(value)
@@ -69,7 +70,7 @@ def keep_data() -> None:
 
     By its name in the configuration, so that everything else is as in any run.
     """
-    draw = preparation._federated
+    draw = preparation.federated
 
     @cache
     def pool(dataset: str, directory: str) -> tuple[Any, Any]:
@@ -82,16 +83,16 @@ def keep_data() -> None:
 
     drawn: dict[Any, FederatedData] = {}
 
-    def federated(config: Config, data: Any, own: preparation.Own) -> FederatedData:
+    def federated(config: Config, problem: Problem) -> FederatedData:
         chosen, device = config.data, preparation._device(config.run.device)
         key = chosen, config.run.seed, device
         if key not in drawn:
-            held = draw(config, pool(chosen.dataset, chosen.dir), own)
+            held = draw(config, Problem(pool(chosen.dataset, chosen.dir)))
             x, y = on_device(chosen.dataset, chosen.dir, device.type)
             drawn[key] = replace(held, x=x, y=y)
         return drawn[key]
 
-    preparation._federated = federated
+    preparation.federated = federated
 
 
 def device_name(name: str) -> str:
@@ -103,7 +104,7 @@ def run_cell(cell: Cell, config: Config, commit: str) -> tuple[Row, bool]:
     """The row of a cell, and whether this process can go on after it."""
     curve, message, sound = Curve(), "", True
     try:
-        result = begin(config, curve, model=variants.MODELS.get(cell.model))
+        result = begin(config, Problem(model=variants.MODELS.get(cell.model)), [curve])
         summary, status = result.summary, result.summary["status"]
     except RunError as error:
         summary, message = error.summary, str(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -105,6 +106,8 @@ def hold(
     client = Client(SimpleNamespace(exchanges=(exchange,)), bytes(8), None, work or Work(), None)  # type: ignore[arg-type]
     transport = InProcess(client, None, Links(link))  # type: ignore[arg-type]
     asked, server, answer, inbox = hold_exchange(transport, Record(Code.SEND, round), groups, server or {})
+    for event in inbox.events:
+        warnings.warn(str(event), stacklevel=2)
     return transport.answer(inbox.requests[0], answer, asked, inbox), server
 
 

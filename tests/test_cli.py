@@ -506,10 +506,10 @@ def test_export_of_what_is_not_there(call: Any) -> None:
         done = call("export", "r", "--client", client, "-o", "model.pt")
         assert done.code == 2
         assert f"--client: got {client}, expected 0 to 3" in done.err
-    for output in ("none/model.pt", ".", "r"):
+    for output, why in (("none/model.pt", "cannot be written"), (".", "got the suffix ''"), ("m.h5", "got the suffix")):
         done = call("export", "r", "--client", "0", "-o", output)
         assert done.code == 2
-        assert f"{output}: cannot be written" in done.err
+        assert f"{output}: {why}" in done.err
     assert here() == before
     Path("r/checkpoint.pt").unlink()
     done = call("export", "r", "--client", "0", "-o", "model.pt")
@@ -628,7 +628,7 @@ def test_live_progress_shows_round_accuracy_bytes_and_time() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=140, legacy_windows=False)
     settings: dict[str, Any] = {key.split(".")[1]: value for key, value in SMALL.items()}
     with LiveProgress(console) as progress:
-        pfedlms.run(method="fedavg", rounds=3, progress=progress, **settings)
+        pfedlms.run(method="fedavg", rounds=3, callbacks=[progress], **settings)
     assert isinstance(console.file, io.StringIO)
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue())
     last = shown.splitlines()[-1]

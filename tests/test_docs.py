@@ -47,7 +47,15 @@ def test_the_blocks_of_your_own_study_run_one_after_the_other(tmp_path: Path) ->
     command = [sys.executable, "-c", "\n".join(script)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert {path.name for path in tmp_path.iterdir()} == {"weather.npz", "runs", "models", "station-3.pt", "shared.pt"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "weather.npz",
+        "runs",
+        "models",
+        "station-3.pt",
+        "station-3.json",
+        "shared.pt",
+        "shared.json",
+    }
 
 
 @pytest.mark.parametrize("script", sorted(path.name for path in (ROOT / "examples").glob("*.py")))

@@ -13,56 +13,55 @@ if "torch" not in sys.modules:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 if TYPE_CHECKING:
+    from pfedlms import aggregate, data, methods, models, pull, quantise, sketch, step, tracking, wire
     from pfedlms.data import load_dataset
+    from pfedlms.engine.method_check import check_method
     from pfedlms.errors import PfedlmsError
-    from pfedlms.experiment import (  # type: ignore[no-redef]
-        Callback,
-        Comparison,
-        Config,
-        Result,
-        RunInfo,
-        Sweep,
-        compare,
-        export,
-        load_config,
-        resume,
-        resume_study,
-        run,
-        sweep,
-    )
+    from pfedlms.experiment.api import compare, export, load, resume, resume_study, run, study, sweep
+    from pfedlms.experiment.callbacks import Callback, RunInfo
+    from pfedlms.experiment.config import Config, load_config
+    from pfedlms.experiment.problem import Problem
+    from pfedlms.experiment.runs import Run
+    from pfedlms.experiment.studies import Study
 
 __version__ = "0.1.0"
 __all__ = [
-    "Callback",
-    "Comparison",
-    "Config",
-    "PfedlmsError",
-    "Result",
-    "RunInfo",
-    "Sweep",
-    "__version__",
-    "compare",
-    "export",
-    "load_config",
-    "load_dataset",
-    "resume",
-    "resume_study",
-    "run",
-    "sweep",
-]
+    "Callback", "Config", "PfedlmsError", "Problem", "Run", "RunInfo", "Study", "__version__", "aggregate",
+    "check_method", "compare",
+    "data", "export", "load", "load_config", "load_dataset", "methods", "models", "pull", "quantise", "resume",
+    "resume_study", "run", "sketch", "step", "study", "sweep", "tracking", "wire",
+]  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:
-    """Public names are imported when they are first used, so that `pfedlms --help` need not wait for PyTorch."""
-    if name == "tracking":
-        import pfedlms.tracking  # noqa: F401
+_MODULES = ("aggregate", "data", "methods", "models", "pull", "quantise", "sketch", "step", "tracking", "wire")
 
-        return sys.modules["pfedlms.tracking"]
-    if name not in __all__:
-        raise AttributeError(f"module 'pfedlms' has no attribute {name!r}")
-    from pfedlms import data, errors, experiment
 
-    return getattr({"PfedlmsError": errors, "load_dataset": data}.get(name, experiment), name)
+if not TYPE_CHECKING:  # which would take every name for a public one
+
+    def __getattr__(name: str) -> Any:
+        """Public names are imported when they are first used, so that `pfedlms --help` need not wait for PyTorch."""
+        if name not in __all__:
+            raise AttributeError(f"module 'pfedlms' has no attribute {name!r}")
+        if name in _MODULES:
+            # Not `from pfedlms import …`, which would ask this function again.
+            import pfedlms.aggregate
+            import pfedlms.methods
+            import pfedlms.pull
+            import pfedlms.quantise
+            import pfedlms.sketch
+            import pfedlms.tracking
+            import pfedlms.wire  # noqa: F401
+
+            return sys.modules[f"pfedlms.{name}"]
+        from pfedlms.data import load_dataset
+        from pfedlms.engine.method_check import check_method
+        from pfedlms.errors import PfedlmsError
+        from pfedlms.experiment import api, callbacks, config, problem
+
+        found = {"PfedlmsError": PfedlmsError, "check_method": check_method, "load_dataset": load_dataset}
+        for module in (api, callbacks, config, problem):
+            found |= vars(module)
+        return found[name]
 
 
 def __dir__() -> list[str]:

@@ -22,6 +22,7 @@ from pfedlms.checks import Array, Values, Weights, array_of, floats, tensor_of, 
 _PART = 2048  # coordinates whose counters stay in the cache while clients are added to them
 _SUM_PART = 4096  # entries of a sum that stay in the cache while clients are added to them
 _MOST_WEIGHT = (1 << 64) - 1
+_FEW_ENTRIES = 256  # of a field with one number per layer or so
 
 
 class WeightedMean:
@@ -180,6 +181,27 @@ def weighted_medians(samples: Weights, values: Array) -> NDArray[np.float32]:
         return np.zeros(values.shape[1], dtype=np.float32)
     counted = np.where(values > 0, np.array(weights, dtype=np.int64)[:, None], 0)
     return np.where(counted.any(axis=0), _medians(counted, values), 0).astype(np.float32)
+
+
+def outliers(values: NDArray[np.float32], times: float) -> list[int]:
+    """Rows of `values: [clients, entries]` with a number more than `times` as large as the median of all rows.
+
+    Few entries (one per layer) are compared each with the same entry of the others, many entries by the largest of a
+    row. Zeros do not enter a median; where fewer than three rows have anything else, the median is over all entries.
+
+    >>> outliers(np.float32([[1, 2], [1, 3], [2, 2], [1, 3e38]]), 100)
+    [3]
+    """
+    sizes = np.abs(values.astype(np.float64))
+    if sizes.shape[1] > _FEW_ENTRIES:
+        sizes = sizes.max(axis=1, keepdims=True)
+    known = np.where(sizes > 0, sizes, np.nan)
+    if np.isnan(known).all():
+        return []
+    counted = (sizes > 0).sum(axis=0)
+    overall = np.nanmedian(known)
+    medians = [np.nanmedian(own) if count >= 3 else overall for own, count in zip(known.T, counted, strict=True)]
+    return np.flatnonzero((sizes > times * np.array(medians)).any(axis=1)).tolist()
 
 
 def _check_finite(name: str, values: Array, minimum: float = -np.inf) -> None:

@@ -36,14 +36,20 @@ def setting(
     choices: Callable[[], list[str]] | None = None,
     meant: Callable[[str], str] | None = None,
     server_only: bool = False,
+    option: str | None = None,
+    flag: str = "",
+    also: str = "",
 ) -> Any:
     """A dataclass field that carries its meaning and its limits (at least `minimum`, strictly above `above`, at most
     `maximum`, strictly below `below`, one of `choices`, in which :N stands for any number after a colon and :PATH for
     any path). `meant` names what was probably meant by a text that is none of them, or gives "". A `server_only`
-    setting is used by the server alone: clients need not agree on it, so it stays out of the digest."""
+    setting is used by the server alone: clients need not agree on it, so it stays out of the digest.
+
+    A setting with `option` has an option of its own on the command line: `option` is what its help calls the value,
+    `flag` the option's name where that is not the key's. `also` has names that other tools use for it."""
     limits = {"minimum": minimum, "above": above, "maximum": maximum, "below": below}
-    about = {"help": help, "limits": limits, "choices": choices, "meant": meant, "server_only": server_only}
-    return field(default=default, metadata=about)
+    about = {"help": help, "choices": choices, "meant": meant, "server_only": server_only, "option": option}
+    return field(default=default, metadata={**about, "limits": limits, "flag": flag, "also": tuple(also.split())})
 
 
 def agreed(settings: Any) -> dict[str, Any]:
@@ -57,14 +63,18 @@ def type_name(declared: Field[Any]) -> str:
     return declared.type if isinstance(declared.type, str) else declared.type.__name__
 
 
-def problems(section: str, cls: type[Any], values: dict[str, Any]) -> list[str]:
+def problems(
+    section: str, cls: type[Any], values: dict[str, Any], meant: Callable[[str], str | None] | None = None
+) -> list[str]:
     """Everything wrong with `values` as fields of the dataclass `cls`, one line each: key, got, expected, nearest
-    valid name."""
+    valid name, or the setting that `meant` knows by another name."""
     known = {each.name: each for each in fields(cls)}
     found = []
     for key, value in values.items():
         if key not in known:
             nearest = did_you_mean(key, known) if known else "this section has no keys at all"
+            if meant is not None and (by_meaning := meant(key)):
+                nearest = f"did you mean {by_meaning}?"
             found.append(f"{section}.{key}: unknown key; {nearest}")
         elif wrong := _wrong(known[key], value):
             found.append(f"{section}.{key}: got {value!r}, expected {wrong}")

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from pfedlms.errors import UsageError
-from pfedlms.experiment.watch import Callback, RunInfo
+from pfedlms.experiment.callbacks import Callback, RunInfo
 
 
 class TensorBoard(Callback):
-    """Accuracies, losses and bytes by round, a folder a run below `directory`; at the end of a run its settings.
+    """Accuracies, losses and bytes by round, a folder per run below `directory`; at the end of a run its settings.
 
-    A run that goes on after an interruption goes on in its curves; what was written after its last checkpoint is there
-    twice, in other files.
+    A run that is resumed continues its curves; what was written after its last checkpoint is there twice, in other
+    files.
     """
 
     def __init__(self, directory: str | Path) -> None:

@@ -13,8 +13,8 @@ import torch
 from pfedlms.deploy import Node, serve
 from pfedlms.engine import Federation
 from pfedlms.experiment.config import Config, load_config
-from pfedlms.experiment.play import Progress, Result, execute
 from pfedlms.experiment.prepare import prepare
+from pfedlms.experiment.runs import Run, begin
 from pfedlms.experiment.store import RunDirectory
 
 CLIENTS = 4
@@ -98,9 +98,9 @@ def own_data() -> tuple[dict[str, str], dict[int, Any], tuple[int, ...]]:
     return named, own, source.samples
 
 
-def alone(config: Config) -> Result:
+def alone(config: Config) -> Run:
     """The same run in one process: a cohort a client."""
-    return execute(config, prepare(config), Progress())
+    return begin(config.with_run(out=""))
 
 
 def plain(record: dict[str, Any]) -> dict[str, Any]:

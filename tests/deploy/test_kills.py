@@ -14,8 +14,8 @@ from fleet import Fleet, alone, check_states, configured, plain, served
 
 from pfedlms.deploy import Node, serve
 from pfedlms.experiment import store
+from pfedlms.experiment.callbacks import Callback
 from pfedlms.experiment.config import Config
-from pfedlms.experiment.play import Progress
 from pfedlms.experiment.store import RunDirectory
 
 METHODS = ("pfedlms", "sketchvote", "fedavg", "obda")
@@ -207,8 +207,8 @@ def test_a_server_asked_to_stop(number: int, end: type[BaseException], code: int
                 signal.raise_signal(number)
             return replies
 
-    class Told(Progress):
-        def ended(self, config: Config, summary: Any) -> None:
+    class Told(Callback):
+        def on_end(self, run: Any, summary: Any) -> None:
             said.append(summary["status"])
             if len(said) == 2:
                 signal.raise_signal(number)  # as engines do that lose patience
@@ -216,7 +216,7 @@ def test_a_server_asked_to_stop(number: int, end: type[BaseException], code: int
     handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
     for trip in range(7):
         with pytest.raises(end) as raised:
-            serve(config, Way(), Told())
+            serve(config, Way(), [Told()])
         assert getattr(raised.value, "code", None) == code
         summary = RunDirectory(Path(config.run.out)).read_summary()
         assert summary is not None
@@ -228,7 +228,7 @@ def test_a_server_asked_to_stop(number: int, end: type[BaseException], code: int
         )
         assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
     assert said == ["interrupted"] * 7
-    assert serve(config, Way(), Told())["status"] == "finished"
+    assert serve(config, Way(), [Told()])["status"] == "finished"
     check(config, fleet)
 
 

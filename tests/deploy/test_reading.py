@@ -15,8 +15,7 @@ from pfedlms.cli import main
 from pfedlms.deploy import serve
 from pfedlms.errors import RunDirectoryError, UsageError
 from pfedlms.experiment.config import Config
-from pfedlms.experiment.play import Progress, execute
-from pfedlms.experiment.prepare import prepare
+from pfedlms.experiment.runs import begin
 from pfedlms.experiment.store import RunDirectory
 
 PARAMETERS = 64 * 12 + 12 + 12 * 10 + 10
@@ -85,9 +84,7 @@ def test_the_page_of_a_finished_run_has_no_layers(tmp_path: Path) -> None:
 
 
 def simulate(config: Config, out: Path) -> None:
-    with RunDirectory(out) as directory:
-        directory.create(config.to_toml())
-        execute(config, prepare(config), Progress(), directory)
+    begin(config.with_run(out=str(out)))
 
 
 @pytest.mark.parametrize("finished", [False, True], ids=["going on", "finished"])

@@ -13,8 +13,8 @@ from fleet import CLIENTS, Fleet, alone, check_states, configured, plain, served
 from factories import digits
 from pfedlms.deploy import Node
 from pfedlms.errors import UsageError
-from pfedlms.experiment.play import Progress, execute
-from pfedlms.experiment.prepare import prepare
+from pfedlms.experiment.problem import Problem
+from pfedlms.experiment.runs import begin
 from pfedlms.methods import METHODS
 
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -110,7 +110,7 @@ def test_own_data(tmp_path: Path) -> None:
         config = configured(method, tmp_path / method, data=data)
         fleet = Fleet(config, tmp_path / "nodes", data=named)
         summary, metrics = served(config, fleet)
-        expected = execute(config, prepare(config, pairs), Progress())
+        expected = begin(config.with_run(out=""), Problem(pairs))
         assert [plain(each) for each in metrics] == [plain(each) for each in expected.metrics]
         assert summary["classes"] == names
         check_states(fleet, expected.federation)

@@ -18,7 +18,7 @@ import pytest
 import pfedlms
 from pfedlms import backend
 from pfedlms.errors import DivergedError, UsageError
-from pfedlms.experiment.play import Progress
+from pfedlms.experiment.callbacks import Callback
 
 SMALL: dict[str, Any] = {"rounds": 4, "clients": 4, "hidden": 12, "local_steps": 2, "batch_size": 8, "threads": 1}
 
@@ -117,16 +117,16 @@ def test_progress_as_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
 # --- compilation ---
 
 
-class Compiling(Progress):
+class Compiling(Callback):
     """Compiles two kernels in the middle of a run."""
 
     def __init__(self) -> None:
         self.spent, self.said = 0.0, 0
 
-    def compiling(self) -> None:
+    def on_compile(self, run: Any) -> None:
         self.said += 1
 
-    def evaluated(self, config: Any, record: Any) -> None:
+    def on_evaluation(self, run: Any, record: Any) -> None:
         if record["round"] == 2:
             for shift in (1, 2):
                 began = time.perf_counter()
@@ -140,7 +140,7 @@ def test_compilation_is_said_and_not_counted(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(backend, "_WORTH_TELLING", 0.01)
     progress, before = Compiling(), backend.COMPILATION.seconds
     began = time.perf_counter()
-    summary = pfedlms.run(method="local", progress=progress, **SMALL).summary
+    summary = pfedlms.run(method="local", callbacks=[progress], **SMALL).summary
     wall, compiled = time.perf_counter() - began, backend.COMPILATION.seconds - before
     assert 0.5 * progress.spent < compiled <= progress.spent
     assert summary["seconds"] <= wall - compiled + 0.001
@@ -177,7 +177,7 @@ def test_tensorboard_gets_what_metrics_have(monkeypatch: pytest.MonkeyPatch, tmp
     assert list(FakeWriter.written) == [
         "fedavg-seed-0", "fedavg-seed-0 closed", "fedavg-server_step=2-seed-0", "fedavg-server_step=2-seed-0 closed",
     ]  # fmt: skip
-    metrics = comparison.results[0].metrics
+    metrics = comparison.runs[0].metrics
     written = FakeWriter.written["fedavg-seed-0"]
     for name in ("p_acc", "g_acc", "loss"):
         assert [(value, step) for key, value, step in written if key == name] == [

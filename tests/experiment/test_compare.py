@@ -16,8 +16,8 @@ from torch import nn
 import pfedlms
 from pfedlms import rng
 from pfedlms.errors import PfedlmsError, RunDirectoryError
-from pfedlms.experiment.compare import resume_comparison
-from pfedlms.experiment.play import Progress
+from pfedlms.experiment.callbacks import Callback
+from pfedlms.experiment.studies import resume_all
 
 SEEDS = 3
 METHODS = ["pfedlms", "fedavg"]
@@ -31,7 +31,7 @@ def without_seconds(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
 
 
 def test_a_comparison_measures_what_its_runs_measure_alone() -> None:
-    runs = pfedlms.compare("digits", methods=METHODS, seeds=SEEDS, **SMALL).runs
+    runs = pfedlms.compare("digits", methods=METHODS, seeds=SEEDS, **SMALL).summaries
     alone = [pfedlms.run("digits", method=m, seed=s, **SMALL).summary for m in METHODS for s in range(SEEDS)]
     assert without_seconds(runs) == without_seconds(alone)
     assert len({run["accuracy"]["final"] for run in runs}) > SEEDS  # so a mix-up would show
@@ -51,19 +51,19 @@ def growing() -> nn.Module:
 def test_a_seed_that_diverges_does_not_take_the_others_with_it() -> None:
     options = {**SMALL, "learning_rate": 1.0, "weight_decay": 12.0, "rounds": 4}
     with pytest.warns(UserWarning, match=f"seed {HUGE} diverged: round 3"):
-        runs = pfedlms.compare("digits", growing, methods=["fedavg"], seeds=SEEDS, **options).runs
+        runs = pfedlms.compare("digits", growing, methods=["fedavg"], seeds=SEEDS, **options).summaries
     ends = [(run["seed"], run["status"], run["rounds"]) for run in runs]
     assert ends == [(0, "finished", 4), (1, "diverged", 2), (2, "finished", 4)]
 
 
-class Pressing(Progress):
+class Pressing(Callback):
     """Ctrl-C while the evaluation of one round of one seed is told."""
 
     def __init__(self, seed: int, at: int) -> None:
         self._when = (seed, at)
 
-    def evaluated(self, config: Any, record: Mapping[str, Any]) -> None:
-        if (config.run.seed, record["round"]) == self._when:
+    def on_evaluation(self, run: Any, record: Mapping[str, Any]) -> None:
+        if (run.config.run.seed, record["round"]) == self._when:
             signal.raise_signal(signal.SIGINT)
 
 
@@ -89,14 +89,14 @@ def test_ctrl_c_leaves_a_comparison_to_go_on(
     out = tmp_path / "c"
     options = {**SMALL, "rounds": 4}
     with pytest.raises(KeyboardInterrupt) as caught:
-        pfedlms.compare(methods=METHODS, seeds=SEEDS, out=out, progress=Pressing(*pressed), **options)
+        pfedlms.compare(methods=METHODS, seeds=SEEDS, out=out, callbacks=[Pressing(*pressed)], **options)
     ended = caught.value.result  # type: ignore[attr-defined]
     assert ended.interrupted
-    assert [run["rounds"] for run in ended.runs] == reached
-    resumed = resume_comparison(out, None, None, Progress())
+    assert [run["rounds"] for run in ended.summaries] == reached
+    resumed = resume_all(out)
     assert not resumed.interrupted
     assert stored(out) == uninterrupted
-    assert without_seconds(resumed.runs) == uninterrupted[0]
+    assert without_seconds(resumed.summaries) == uninterrupted[0]
 
 
 def test_a_seed_that_was_finished_alone_is_not_in_the_way_of_the_others(
@@ -105,9 +105,9 @@ def test_a_seed_that_was_finished_alone_is_not_in_the_way_of_the_others(
     out = tmp_path / "c"
     options = {**SMALL, "rounds": 4}
     with pytest.raises(KeyboardInterrupt):
-        pfedlms.compare(methods=METHODS, seeds=SEEDS, out=out, progress=Pressing(0, 2), **options)
+        pfedlms.compare(methods=METHODS, seeds=SEEDS, out=out, callbacks=[Pressing(0, 2)], **options)
     assert pfedlms.resume(out / "pfedlms-seed1").summary["status"] == "finished"
-    resume_comparison(out, None, None, Progress())
+    resume_all(out)
     assert stored(out) == uninterrupted
 
 
@@ -117,13 +117,13 @@ def test_a_run_that_cannot_go_on_leaves_no_other_locked(broken: str, tmp_path: P
     out = tmp_path / "c"
     options = {**SMALL, "learning_rate": 0.1}
     with pytest.raises(KeyboardInterrupt):
-        pfedlms.compare(methods=["fedavg"], seeds=SEEDS, out=out, progress=Pressing(1, 1), **options)
+        pfedlms.compare(methods=["fedavg"], seeds=SEEDS, out=out, callbacks=[Pressing(1, 1)], **options)
     file = out / "fedavg-seed1" / broken
     file.write_bytes(file.read_bytes().replace(b"learning_rate = 0.1", b"learning_rate = 0.2")[:-1])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         with pytest.raises(RunDirectoryError) as caught:
-            resume_comparison(out, None, None, Progress())
+            resume_all(out)
         held = [file for file in Path("/proc/self/fd").iterdir() if str(file.resolve()).startswith(str(out))]
         del caught  # until then nothing is collected
     assert not held
@@ -138,4 +138,4 @@ def test_a_run_of_a_comparison_keeps_its_own_data(tmp_path: Path) -> None:
     config = folder / "config.toml"
     config.write_text(config.read_text().replace('dataset = "digits"', 'dataset = "mnist"'))
     with pytest.raises(PfedlmsError, match="mnist"):
-        resume_comparison(tmp_path / "c", None, None, Progress())
+        resume_all(tmp_path / "c")

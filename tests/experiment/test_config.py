@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pfedlms.errors import ConfigError
 from pfedlms.experiment.config import (
+    RELATIVES,
     SCHEMA,
     SECTIONS,
     Config,
@@ -23,8 +24,8 @@ from pfedlms.experiment.config import (
     method_in,
     of_method,
     parse_overrides,
+    preset,
 )
-from pfedlms.experiment.layers import RELATIVES, preset
 from pfedlms.methods import METHODS
 from pfedlms.settings import type_name
 

@@ -14,8 +14,8 @@ from torch import nn
 import pfedlms
 from pfedlms.cli import main
 from pfedlms.errors import ConfigError, DataError
-from pfedlms.experiment.checks import without_effect
 from pfedlms.experiment.config import load_config
+from pfedlms.experiment.rules import without_effect
 
 RANDOM = np.random.default_rng(0)
 X, Y = RANDOM.normal(size=(80, 4)).astype(np.float32), np.arange(80) % 2

@@ -13,7 +13,7 @@ import pytest
 
 import pfedlms
 from pfedlms.errors import DivergedError, RunDirectoryError, StorageError
-from pfedlms.experiment.record import Recorder
+from pfedlms.experiment.loop import Running
 from pfedlms.experiment.store import RunDirectory
 
 SMALL: dict[str, Any] = {
@@ -43,7 +43,7 @@ class Pressing(pfedlms.Callback):
 def test_ctrl_c_in_a_run_is_raised_after_the_checkpoint(tmp_path: Path) -> None:
     whole = pfedlms.run(out=tmp_path / "whole", **RUN)
     pressing, before = Pressing(2), signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt, match=r"interrupted; go on with pfedlms\.resume\('.*/cut'\)") as caught:
+    with pytest.raises(KeyboardInterrupt, match=r"interrupted; resume with pfedlms\.resume\('.*/cut'\)") as caught:
         pfedlms.run(out=tmp_path / "cut", callbacks=[pressing], **RUN)
     assert signal.getsignal(signal.SIGINT) is before
     result = caught.value.result  # type: ignore[attr-defined]
@@ -92,7 +92,7 @@ def test_sigterm_leaves_as_it_would_have(kind: str, tmp_path: Path) -> None:
     assert caught.value.code == 143
     assert pressing.ends == [("interrupted", 3)]
     done = pfedlms.resume_study(tmp_path / "s", progress=False)
-    assert [run["status"] for run in done.runs] == ["finished"] * 2
+    assert [run["status"] for run in done.summaries] == ["finished"] * 2
 
 
 def test_a_script_ends_with_143(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_the_last_write_that_fails_is_an_end(monkeypatch: pytest.MonkeyPatch, tm
 def test_a_run_that_never_began_has_no_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     crashing = Crashing()
     for error in (RunDirectoryError("broken"), StorageError(tmp_path, "no space", tmp_path)):
-        monkeypatch.setattr(Recorder, "restore", lambda self, checkpoint, error=error: (_ for _ in ()).throw(error))
+        monkeypatch.setattr(Running, "restore", lambda self, checkpoint, error=error: (_ for _ in ()).throw(error))
         with pytest.raises(type(error)):
             pfedlms.run(callbacks=[crashing], **RUN)
     assert crashing.ends == []

@@ -15,7 +15,7 @@ from pfedlms.engine.participation import Participation
 from pfedlms.engine.terms import task_of
 from pfedlms.engine.training import TrainSettings
 from pfedlms.experiment import memory
-from pfedlms.experiment.config import TrainSection
+from pfedlms.experiment.schema import TrainSection
 from pfedlms.methods import METHODS
 from pfedlms.methods.contract import Method
 from pfedlms.models import CohortModel, build

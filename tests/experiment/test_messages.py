@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import pfedlms
 from pfedlms.errors import ConfigError, DataError, UsageError
-from pfedlms.experiment.compare import plan
 from pfedlms.experiment.config import load_config, parse_overrides
+from pfedlms.experiment.grids import plan
 
 RANDOM = np.random.default_rng(0)
 X, Y = RANDOM.normal(size=(60, 6)).astype(np.float32), np.arange(60) % 3
@@ -86,7 +86,7 @@ def test_class_numbers_with_gaps() -> None:
     assert "y = np.unique(y, return_inverse=True)[1]" in str(caught.value)
     numbered = np.unique(5 * Y, return_inverse=True)[1]
     assert pfedlms.run((X, numbered), linear, **FEW).classes == ("0", "1", "2")
-    with pytest.raises(UsageError, match=r"one number a class$"):  # two outputs do not do for three classes
+    with pytest.raises(UsageError, match=r"one number per class$"):  # two outputs do not do for three classes
         pfedlms.run((X, 5 * Y), lambda: nn.Linear(6, 2), **FEW)
 
 
@@ -162,20 +162,20 @@ def test_numbers_to_be_predicted_in_a_file(tmp_path: Path) -> None:
         pfedlms.run(f"file:{file}", **QUICK)
 
 
-@pytest.mark.parametrize("seeds", [[1, 2], 1.5, 0, True, "2", None])
+@pytest.mark.parametrize("seeds", [[1, 1], [], [-1], 1.5, 0, True, "2", None])
 def test_a_number_of_seeds_that_is_none(seeds: Any) -> None:
     for ask in (lambda: pfedlms.compare(seeds=seeds), lambda: pfedlms.sweep(seeds=seeds, learning_rate=[0.1, 0.2])):
         with pytest.raises(ConfigError) as caught:
             ask()
-        remedy = "; the first seed is named by seed=…" * isinstance(seeds, list)
-        assert caught.value.problems == (f"seeds: got {seeds!r}, expected a count of at least 1{remedy}",)
+        expected = "a count of at least 1, or a list of different seeds, [1, 2, 3]"
+        assert caught.value.problems == (f"seeds: got {seeds!r}, expected {expected}",)
 
 
 def test_a_mistyped_setting_of_a_method_is_named_as_it_was_written() -> None:
     for given in ({"pfedlms": {"strenght": 1}}, parse_overrides(["pfedlms.strenght=0.1"])):
         for ask in (
             lambda given=given: load_config(None, given),
-            lambda given=given: plan(None, given, "pfedlms,local", 1),
+            lambda given=given: plan(None, given, "pfedlms,local"),
         ):
             with pytest.raises(ConfigError) as caught:
                 ask()  # type: ignore[no-untyped-call]

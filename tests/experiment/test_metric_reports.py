@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import pfedlms
 from pfedlms.errors import UsageError
+from pfedlms.experiment.showing import section
 from pfedlms.report.figures import accuracy_curves, by_setting
 
 RANDOM = np.random.default_rng(0)
@@ -44,9 +45,9 @@ def words(shown: Any) -> str:
 )
 def test_a_metric_has_its_name_and_four_digits(metric: Any, name: str) -> None:
     both = pfedlms.compare((X, Y), linear, methods="local,fedavg", seeds=1, metric=metric, **QUICK)
-    assert {run["metric"] for run in both.runs} == {name}
+    assert {run["metric"] for run in both.summaries} == {name}
     assert f"{name}, the higher the better" in words(both)
-    reached = both.runs[1]["accuracy"]["max"]
+    reached = both.summaries[1]["accuracy"]["max"]
     assert 0 < reached < 1e-3
     assert f"fedavg {reached:.4g} " in words(both)
 
@@ -93,12 +94,12 @@ def test_progress_of_a_sweep_names_the_combination(capsys: pytest.CaptureFixture
 def test_reprs_are_short_and_say_what_it_was(tmp_path: Path) -> None:
     result = pfedlms.run((X, Y), linear, method="fedavg", out=tmp_path / "r", **QUICK)
     said = f"fedavg on custom, 2 clients, 2 rounds: P-acc {result.accuracy:.2f} %, mean of the last 2"
-    assert repr(result) == f"Result({said}, in {tmp_path / 'r'})"
+    assert repr(result) == f"Run({said}, in {tmp_path / 'r'})"
     own = pfedlms.run((X, Y), linear, method="fedavg", metric=thousandth, **{**QUICK, "rounds": 1})
-    assert repr(own) == f"Result(fedavg on custom, 2 clients, 1 round: thousandth {own.accuracy:.4g})"
+    assert repr(own) == f"Run(fedavg on custom, 2 clients, 1 round: thousandth {own.accuracy:.4g})"
     both = pfedlms.compare((X, Y), linear, methods="local,fedavg", seeds=1, **QUICK)
-    assert repr(both) == "Comparison(2 runs)"
-    assert repr(both.results[1]) == f"StudyRun(fedavg seed 0: {said})"
+    assert repr(both) == "Study(2 runs)"
+    assert repr(both.runs[1]) == f"Run({said})"
 
 
 @pytest.mark.parametrize(
@@ -108,10 +109,11 @@ def test_figures_call_a_metric_by_its_name(metric: Any, label: str, digits: str)
     both = pfedlms.compare((X, Y), linear, methods="local,fedavg", seeds=2, metric=metric, **QUICK)
     settings = {"validation": 0.2, "learning_rate": [0.1, 0.2], "momentum": [0.0, 0.5], "method": "local", **QUICK}
     done = pfedlms.sweep((X, Y), linear, metric=metric, **settings)
-    drawn, swept = accuracy_curves(both.results, against="bytes"), by_setting(done.section)
+    drawn, swept = accuracy_curves(both.runs, against="bytes"), by_setting(section(done))
     assert drawn is not None
     assert swept is not None
     assert label.replace("V-acc", "P-acc") in str(drawn.chart.to_dict())
     assert swept.title == f"{label} by train.learning_rate"
-    assert done.best is not None
-    assert f"{done.best['score']:{digits}}" in str(swept.chart.to_dict())
+    best = done.best()
+    assert best is not None
+    assert f"{best['score']:{digits}}" in str(swept.chart.to_dict())

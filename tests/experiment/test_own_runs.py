@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import pfedlms
 from pfedlms.errors import ConfigError, PfedlmsError, RunDirectoryError, UsageError
-from pfedlms.experiment.play import Progress
+from pfedlms.experiment.callbacks import Callback
 
 FEATURES, WIDTH, CLIENTS = 6, 2, 4
 QUICK: dict[str, Any] = {"clients": CLIENTS, "local_steps": 4, "batch_size": 16, "threads": 1}
@@ -51,10 +51,10 @@ def closeness(outputs: Tensor, targets: Tensor) -> Tensor:
     return ((outputs - targets).abs() < 0.5).float().mean(dim=-1)
 
 
-class Stop(Progress):
+class Stop(Callback):
     """Ctrl-C in the third round."""
 
-    def evaluated(self, config: Any, record: Any) -> None:
+    def on_evaluation(self, run: Any, record: Any) -> None:
         if record["round"] == 3:
             raise KeyboardInterrupt
 
@@ -86,7 +86,7 @@ def test_resumed_is_uninterrupted(way: str, method: str, tmp_path: Path) -> None
     settings = {**QUICK, **WAYS[way], "method": method, "rounds": 6, "participation": 0.6, "checkpoint_every": 2}
     pfedlms.run(classes(), network, out=tmp_path / "whole", **settings)
     with pytest.raises(KeyboardInterrupt):
-        pfedlms.run(classes(), network, out=tmp_path / "cut", progress=Stop(), **settings)
+        pfedlms.run(classes(), network, out=tmp_path / "cut", callbacks=[Stop()], **settings)
     pfedlms.resume(tmp_path / "cut", classes(), network)
     assert_same(tmp_path / "cut", tmp_path / "whole")
 
@@ -96,7 +96,7 @@ def test_resumed_with_a_loss_of_ones_own_is_uninterrupted(tmp_path: Path) -> Non
     own = {"loss": squares, "metric": closeness}
     pfedlms.run(regression(), linear, out=tmp_path / "whole", **own, **settings)
     with pytest.raises(KeyboardInterrupt):
-        pfedlms.run(regression(), linear, out=tmp_path / "cut", progress=Stop(), **own, **settings)
+        pfedlms.run(regression(), linear, out=tmp_path / "cut", callbacks=[Stop()], **own, **settings)
     with pytest.raises(UsageError, match=r"this run's loss was given in Python.*loss=loss"):
         pfedlms.resume(tmp_path / "cut", regression(), linear)
     with pytest.raises(UsageError, match=r"this run's metric was given in Python"):
@@ -281,7 +281,7 @@ def test_a_comparison_with_a_loss_of_ones_own(tmp_path: Path) -> None:
         out=tmp_path / "c", **QUICK,
     )  # fmt: skip
     assert "closeness, the higher the better" in " ".join(str(compared).split())
-    assert [summary["status"] for summary in compared.runs] == ["finished", "finished"]
+    assert [summary["status"] for summary in compared.summaries] == ["finished", "finished"]
 
 
 @pytest.mark.parametrize(
@@ -440,12 +440,12 @@ def test_an_interrupted_study_with_a_loss_of_its_own_goes_on(kind: str, tmp_path
     play, settings = plans[kind]
     whole = play(regression(), linear, **settings, out=tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        play(regression(), linear, **settings, out=tmp_path / "cut", progress=Stop())
+        play(regression(), linear, **settings, out=tmp_path / "cut", callbacks=[Stop()])
     with pytest.raises(UsageError, match="this run's loss was given in Python"):
         pfedlms.resume_study(tmp_path / "cut", regression(), linear)
     done = pfedlms.resume_study(tmp_path / "cut", regression(), linear, loss=squares, metric=closeness)
     assert not done.interrupted
-    assert [run["accuracy"] for run in done.runs] == [run["accuracy"] for run in whole.runs]
+    assert [run["accuracy"] for run in done.summaries] == [run["accuracy"] for run in whole.summaries]
 
 
 @pytest.mark.filterwarnings("ignore:chosen by p_acc")

@@ -15,7 +15,7 @@ import pfedlms
 from pfedlms.cli import main
 from pfedlms.engine import Federation
 from pfedlms.errors import QuorumError
-from pfedlms.experiment.play import Progress
+from pfedlms.experiment.callbacks import Callback
 from pfedlms.report.results import comparison
 from pfedlms.report.runs import StoredRun
 
@@ -173,8 +173,8 @@ class Crash(Exception):
     pass
 
 
-class Crashing(Progress):
-    def evaluated(self, config: Any, record: Mapping[str, Any]) -> None:
+class Crashing(Callback):
+    def on_evaluation(self, run: Any, record: Mapping[str, Any]) -> None:
         if record["round"] == 4:
             raise Crash
 
@@ -185,7 +185,7 @@ def test_a_run_that_crashed_goes_on_to_the_same_report(method: str, tmp_path: Pa
     chosen["checkpoint_every"] = 3
     whole = pfedlms.run(method=method, out=tmp_path / "whole", **chosen).summary
     with pytest.raises(Crash):
-        pfedlms.run(method=method, out=tmp_path / "crashed", progress=Crashing(), **chosen)
+        pfedlms.run(method=method, out=tmp_path / "crashed", callbacks=[Crashing()], **chosen)
     resumed = pfedlms.resume(tmp_path / "crashed").summary
     assert {**resumed, "seconds": 0} == {**whole, "seconds": 0}
     ours, theirs = (

@@ -21,9 +21,9 @@ from pfedlms.data import FederatedData
 from pfedlms.engine import Evaluation, Federation
 from pfedlms.errors import ConfigError, RunDirectoryError, UsageError
 from pfedlms.experiment import store
+from pfedlms.experiment.callbacks import Callback
 from pfedlms.experiment.config import load_config
-from pfedlms.experiment.play import Progress
-from pfedlms.experiment.record import Recorder
+from pfedlms.experiment.loop import Running
 from pfedlms.experiment.store import RunDirectory
 
 SMALL = {"clients": 5, "hidden": 12, "local_steps": 2, "batch_size": 8, "threads": 1, "validation": 0.25}
@@ -44,7 +44,7 @@ def v_accs(*values: int | None) -> Iterator[None]:
         yield
 
 
-def played(*values: int | None, **settings: Any) -> pfedlms.Result:
+def played(*values: int | None, **settings: Any) -> pfedlms.Run:
     with v_accs(*values):
         return pfedlms.run(method="fedavg", **{**SMALL, "rounds": len(values), **settings})
 
@@ -152,12 +152,9 @@ def test_the_best_is_kept_of_everyone_where_only_some_take_part(tmp_path: Path) 
 def test_without_it_nothing_is_kept(tmp_path: Path) -> None:
     result = played(50, 40, out=tmp_path / "run")
     assert not (tmp_path / "run" / "best.pt").exists()
-    assert result.best_state is None
     assert "stopped_early" not in result.summary
     for each in (result, played(50, 40)):
-        with pytest.raises(
-            UsageError, match=r"best_models: no best round was kept; run with data\.validation and train"
-        ):
+        with pytest.raises(UsageError, match=r"no best round was kept; run with data\.validation and train"):
             _ = each.best_models
 
 
@@ -200,7 +197,7 @@ def test_the_models_of_the_best_round_are_exported(tmp_path: Path, capsys: pytes
     with v_accs(*VALUES):
         whole = pfedlms.run(out=tmp_path / "r", patience=5, **chosen)
     assert whole.summary["best"]["round"] == 4
-    for name, best, expected in (("best", ["--best"], whole.best_models), ("last", [], whole.models)):
+    for name, best, expected in (("best.pt", ["--best"], whole.best_models), ("last.pt", [], whole.models)):
         assert main(["export", str(tmp_path / "r"), "--client", "1", *best, "-o", str(tmp_path / name)]) == 0
         found = torch.load(tmp_path / name, weights_only=True)
         assert all(torch.equal(found[key], expected[1][key]) for key in expected[1])
@@ -212,11 +209,11 @@ def test_the_models_of_the_best_round_are_exported(tmp_path: Path, capsys: pytes
     assert "no best round was kept; run with data.validation and train.patience" in capsys.readouterr().err
 
 
-class CrashAt(Progress):
+class CrashAt(Callback):
     def __init__(self, round: int) -> None:
         self._round = round
 
-    def evaluated(self, config: Any, record: Mapping[str, Any]) -> None:
+    def on_evaluation(self, run: Any, record: Mapping[str, Any]) -> None:
         if record["round"] == self._round:
             raise Crash
 
@@ -239,7 +236,7 @@ def test_a_run_that_crashed_stops_where_it_would_have(round: int, every: int, tm
     with v_accs(*VALUES):
         whole = pfedlms.run(out=tmp_path / "whole", **chosen)
         with pytest.raises(Crash):
-            pfedlms.run(out=tmp_path / "crashed", progress=CrashAt(round), **chosen)
+            pfedlms.run(out=tmp_path / "crashed", callbacks=[CrashAt(round)], **chosen)
         resumed = pfedlms.resume(tmp_path / "crashed")
     assert whole.summary["rounds"] == resumed.summary["rounds"] == 7
     assert whole.summary["stopped_early"] is True
@@ -302,7 +299,7 @@ def test_a_run_does_not_go_on_with_another_patience(tmp_path: Path) -> None:
 def test_a_comparison_says_that_runs_are_of_several_lengths(tmp_path: Path) -> None:
     with v_accs(50, 60, 40, 70):
         compared = pfedlms.compare(methods=["local", "fedavg"], seeds=1, rounds=4, patience=1, out=tmp_path, **SMALL)
-    assert {run["rounds"] for run in compared.runs} == {3}
+    assert {run["rounds"] for run in compared.summaries} == {3}
     assert "up to 3 rounds" in str(compared)
     with v_accs(50, 60):
         compared = pfedlms.compare(methods=["local"], seeds=1, rounds=2, patience=1, **SMALL)
@@ -317,10 +314,10 @@ def test_clients_that_track_another_model_are_told_apart(tmp_path: Path) -> None
     """From the round on in which there are any; a resumed run knows of them, too."""
     out, chosen = tmp_path / "run", {**SMALL, "method": "sketchvote", "check_every": 1, "checkpoint_every": 1}
 
-    class Drift(Progress):
+    class Drift(Callback):
         """Makes two clients track another model after round 2."""
 
-        def evaluated(self, config: Any, record: Mapping[str, Any]) -> None:
+        def on_evaluation(self, run: Any, record: Mapping[str, Any]) -> None:
             if record["round"] == 2:
                 (cohort,) = federations[0]._clients.present
                 model = cohort.state["model"].clone()
@@ -330,16 +327,16 @@ def test_clients_that_track_another_model_are_told_apart(tmp_path: Path) -> None
                 raise Crash
 
     federations: list[Federation] = []
-    begun = Recorder.restore
+    begun = Running.restore
 
-    def noted(self: Recorder, checkpoint: Any) -> None:
-        federations.append(self._federation)
+    def noted(self: Running, checkpoint: Any) -> None:
+        federations.append(self.played)
         begun(self, checkpoint)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Recorder, "restore", noted)
+        patch.setattr(Running, "restore", noted)
         with pytest.warns(UserWarning, match="tracks another model"), pytest.raises(Crash):
-            pfedlms.run(rounds=5, out=out, progress=Drift(), **chosen)
+            pfedlms.run(rounds=5, out=out, callbacks=[Drift()], **chosen)
     summary = pfedlms.resume(out).summary
     told = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [(each.get("astray"), each["rejected"]) for each in told] == [(None, 0), (None, 0), (2, 0), (2, 0), (2, 0)]

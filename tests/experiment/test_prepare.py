@@ -12,11 +12,11 @@ from rich.console import Console
 from torch import nn
 
 import pfedlms
-from pfedlms.data import read
 from pfedlms.errors import ConfigError, UsageError
-from pfedlms.experiment.config import load_config
+from pfedlms.experiment.config import from_keywords, load_config, merge
 from pfedlms.experiment.cost import plan_json
-from pfedlms.experiment.prepare import _device, prepare, python_overrides
+from pfedlms.experiment.prepare import _device, prepare
+from pfedlms.experiment.problem import Problem
 from pfedlms.report.plans import print_plan
 
 QUICK: dict[str, Any] = {"rounds": 1, "clients": 2, "local_steps": 1, "threads": 1}
@@ -31,7 +31,7 @@ def test_a_device_by_name_and_as_pytorch_has_it(device: Any) -> None:
 
 def test_a_gpu_as_pytorch_has_it_is_written_by_name() -> None:
     for device, name in ((torch.device("cuda"), "cuda"), (torch.device("cuda", 3), "cuda:3")):
-        tables = python_overrides(None, None, ["local"], {"device": device})
+        tables = from_keywords(["local"], {"device": device})
         assert load_config(None, tables).run.device == name
 
 
@@ -53,9 +53,10 @@ def test_the_number_of_a_gpu_is_checked(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def plan_of(data: Any) -> tuple[dict[str, Any], str]:
-    given, text = read(data), io.StringIO()
-    config = load_config(None, python_overrides(given, nn.Linear(2, 12), ["local"], {"device": "cpu"}))
-    federation = prepare(config, given, lambda: nn.Linear(2, 12))
+    problem, text = Problem(data, lambda: nn.Linear(2, 12)), io.StringIO()
+    more = {"method": {"name": "local"}, "run": {"device": "cpu"}}
+    config = load_config(None, merge(problem.tables(), more))
+    federation = prepare(config, problem)
     plan = plan_json(config, federation)
     print_plan(plan, 1, Console(file=text, width=100))
     return plan, text.getvalue()
@@ -79,5 +80,5 @@ def test_the_plan_counts_whole_numbers_in_full() -> None:
     tokens = np.random.default_rng(0).integers(0, 9, (60, 7))
     config = load_config(None, {"data": {"dataset": "custom", "clients": 2}, "run": {"device": "cpu"}})
     model = nn.Sequential(nn.Embedding(9, 2), nn.Flatten(), nn.Linear(14, 2))
-    federation = prepare(config, (tokens, tokens[:, 0] % 2), model)
+    federation = prepare(config, Problem((tokens, tokens[:, 0] % 2), model))
     assert plan_json(config, federation)["memory_bytes"]["data"] == 60 * 8 * 8

@@ -21,7 +21,7 @@ from torch import nn
 import pfedlms
 from pfedlms.cli import main
 from pfedlms.errors import RunDirectoryError
-from pfedlms.experiment.play import Progress
+from pfedlms.experiment.callbacks import Callback
 from pfedlms.methods import METHODS
 from pfedlms.report.progress import PlainProgress
 
@@ -208,11 +208,11 @@ class Crash(Exception):
     pass
 
 
-class Crashing(Progress):
+class Crashing(Callback):
     def __init__(self, at: int) -> None:
         self._at = at
 
-    def evaluated(self, config: Any, record: Mapping[str, Any]) -> None:
+    def on_evaluation(self, run: Any, record: Mapping[str, Any]) -> None:
         if record["round"] == self._at:
             raise Crash
 
@@ -220,7 +220,7 @@ class Crashing(Progress):
 def crashed(out: Path, at: int = 5, **options: Any) -> Path:
     """A run of six rounds that ended in round `at`, with a checkpoint after every second."""
     with pytest.raises(Crash):
-        pfedlms.run(out=out, rounds=6, progress=Crashing(at), **SETTINGS, **options)
+        pfedlms.run(out=out, rounds=6, callbacks=[Crashing(at)], **SETTINGS, **options)
     return out
 
 
@@ -356,7 +356,7 @@ def test_a_checkpoint_of_other_settings_is_refused_and_costs_no_measurement(made
 def test_a_checkpoint_of_another_model_given_in_python_is_refused(tmp_path: Path) -> None:
     out = crashed(tmp_path / "run", method="fedavg", model=batch_norm)
     measured = (out / "metrics.jsonl").read_bytes()
-    with pytest.raises(RunDirectoryError, match="go on with the data and model it was made with"):
+    with pytest.raises(RunDirectoryError, match="resume with the data and model it was made with"):
         pfedlms.resume(out, model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
     assert (out / "metrics.jsonl").read_bytes() == measured
 
@@ -377,11 +377,11 @@ def press(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
     """Ctrl-C while `method` plays the round after evaluation number `at`."""
 
     def install(method: str, at: int) -> None:
-        def evaluated(self: PlainProgress, config: Any, record: Mapping[str, Any]) -> None:
-            if (config.method, record["round"]) == (method, at):
+        def on_evaluation(self: PlainProgress, run: Any, record: Mapping[str, Any]) -> None:
+            if (run.config.method, record["round"]) == (method, at):
                 signal.raise_signal(signal.SIGINT)
 
-        monkeypatch.setattr(PlainProgress, "evaluated", evaluated)
+        monkeypatch.setattr(PlainProgress, "on_evaluation", on_evaluation)
 
     return install
 

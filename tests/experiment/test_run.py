@@ -21,7 +21,7 @@ import pfedlms
 from pfedlms.backend import plain
 from pfedlms.cli import main
 from pfedlms.errors import ConfigError, DivergedError, PfedlmsError, RunDirectoryError, UsageError
-from pfedlms.experiment.play import Progress
+from pfedlms.experiment.callbacks import Callback
 
 QUICK = {"rounds": 3, "clients": 4, "local_steps": 3, "batch_size": 8, "threads": 1}
 FEATURES, CLASSES = 6, 3
@@ -232,20 +232,20 @@ def test_wrong_data_and_models_are_named_before_anything_is_written(
 # --- what comes out ---
 
 
-class Noting(Progress):
+class Noting(Callback):
     def __init__(self) -> None:
         self.seen: list[Any] = []
 
-    def started(self, config: Any, rounds_played: int) -> None:
-        self.seen.append(("started", rounds_played))
+    def on_start(self, run: Any) -> None:
+        self.seen.append(("started", run.round))
 
-    def evaluated(self, config: Any, record: Any) -> None:
+    def on_evaluation(self, run: Any, record: Any) -> None:
         self.seen.append(("evaluated", record["round"]))
 
 
 def test_progress_is_told_what_happens() -> None:
     noting = Noting()
-    pfedlms.run(pool(100), linear, progress=noting, evaluate_every=2, **QUICK)
+    pfedlms.run(pool(100), linear, callbacks=[noting], evaluate_every=2, **QUICK)
     assert noting.seen == [("started", 0), ("evaluated", 2), ("evaluated", 3)]
 
 
@@ -412,9 +412,9 @@ def test_augmentation_needs_images() -> None:
 
 def test_compare_gives_every_method_the_same_partition_and_start() -> None:
     comparison = pfedlms.compare(pool(200), linear, methods=["local", "fedavg"], seeds=2, seed=4, **QUICK)
-    named = [(run["method"], run["seed"]) for run in comparison.runs]
+    named = [(run["method"], run["seed"]) for run in comparison.summaries]
     assert named == [("local", 4), ("local", 5), ("fedavg", 4), ("fedavg", 5)]
-    for run in comparison.runs:
+    for run in comparison.summaries:
         alone = pfedlms.run(pool(200), linear, method=run["method"], seed=run["seed"], **QUICK)
         own = {"seconds": 0, "name": run["method"], "directory": None}
         assert {**alone.summary, **own} == {**run, "seconds": 0}
@@ -428,11 +428,11 @@ def test_a_setting_of_some_methods_goes_to_those(tmp_path: Path) -> None:
     """By keyword, and in a file that names one of them."""
     comparison = pfedlms.compare(pool(100), linear, methods=["local", "pfedlms"], seeds=1, thresholds=1, **QUICK)
     # 21 parameters, padded to 32, m = 3: three bits are one byte, and two float32 of statistics; both ways alike
-    assert [run["bytes_per_round"]["up_payload"] for run in comparison.runs] == [0, 4 * (1 + 8)]
+    assert [run["bytes_per_round"]["up_payload"] for run in comparison.summaries] == [0, 4 * (1 + 8)]
     file = tmp_path / "my.toml"
     file.write_text('[method]\nname = "pfedlms"\nthresholds = 1\n')
     again = pfedlms.compare(pool(100), linear, methods=["local", "pfedlms"], seeds=1, config=file, **QUICK)
-    assert [run["total_bytes"] for run in again.runs] == [run["total_bytes"] for run in comparison.runs]
+    assert [run["total_bytes"] for run in again.summaries] == [run["total_bytes"] for run in comparison.summaries]
 
 
 @pytest.mark.parametrize(
@@ -457,10 +457,10 @@ def test_a_comparison_on_disk_has_a_folder_a_run(tmp_path: Path) -> None:
     out = tmp_path / "c"
     pfedlms.compare(pool(100), linear, methods=["local", "fedavg"], seeds=2, out=out, **QUICK)
     assert sorted(file.name for file in out.iterdir()) == [
-        "compare.json", "fedavg-seed0", "fedavg-seed1", "local-seed0", "local-seed1", "results.csv", "results.json",
+        "fedavg-seed0", "fedavg-seed1", "local-seed0", "local-seed1", "results.csv", "results.json", "study.json",
     ]  # fmt: skip
     with pytest.raises(RunDirectoryError, match="holds runs already"):
-        pfedlms.compare(pool(100), linear, methods=["local"], seeds=1, out=out, **QUICK)
+        pfedlms.compare(pool(100), linear, methods=["local"], seeds=1, out=out, **{**QUICK, "rounds": 9})
 
 
 # --- what is kept when something goes wrong ---
@@ -558,7 +558,7 @@ def test_a_directory_that_cannot_be_written_is_found_before_training(tmp_path: P
     for out in (tmp_path / "file", tmp_path / "file" / "run", Path("/proc/pfedlms/run"), tmp_path / ("a" * 300)):
         noting = Noting()
         with pytest.raises(RunDirectoryError, match="name another --out"):
-            pfedlms.run(pool(100), linear, out=out, progress=noting, **QUICK)
+            pfedlms.run(pool(100), linear, out=out, callbacks=[noting], **QUICK)
         assert not noting.seen
     assert (tmp_path / "file").read_text() == "not a folder"
 

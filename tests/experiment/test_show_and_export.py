@@ -19,7 +19,7 @@ import pfedlms
 from pfedlms.cli import main
 from pfedlms.data import sources
 from pfedlms.errors import UsageError
-from pfedlms.experiment.play import Progress
+from pfedlms.experiment.callbacks import Callback
 
 SMALL: dict[str, Any] = {
     "rounds": 3, "clients": 5, "hidden": 12, "local_steps": 2, "batch_size": 8, "threads": 1, "progress": False
@@ -52,7 +52,10 @@ def test_export_needs_no_data(method: str, tmp_path: Path, no_data: Callable[[],
     assert main(["export", str(tmp_path / "r"), "--client", "3", "-o", str(tmp_path / "m.pt")]) == 0
     assert same(load(tmp_path / "m.pt"), models[3])
     assert main(["export", str(tmp_path / "r"), "--all", str(tmp_path / "all")]) == 0
-    assert sorted(file.name for file in (tmp_path / "all").iterdir()) == [f"client-{k}.pt" for k in range(5)]
+    assert sorted(file.name for file in (tmp_path / "all").iterdir()) == [
+        *(f"client-{k}.pt" for k in range(5)),
+        "models.json",
+    ]
     assert all(same(load(tmp_path / "all" / f"client-{k}.pt"), models[k]) for k in range(5))
 
 
@@ -207,15 +210,15 @@ class Crash(Exception):
     pass
 
 
-class Crashing(Progress):
-    def evaluated(self, config: Any, record: Any) -> None:
-        if config.method == "fedavg" and record["round"] == 2:
+class Crashing(Callback):
+    def on_evaluation(self, run: Any, record: Any) -> None:
+        if run.config.method == "fedavg" and record["round"] == 2:
             raise Crash
 
 
 def test_show_tells_what_a_killed_process_had_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also in a comparison, and before the first checkpoint."""
-    options = {**SMALL, "progress": Crashing()}
+    options = {**SMALL, "callbacks": [Crashing()]}
     with pytest.raises(Crash):
         pfedlms.compare(methods="local,fedavg,pfedlms", seeds=1, out=tmp_path / "c", **options)
     whole = pfedlms.run(method="fedavg", **{**SMALL, "rounds": 2}).summary

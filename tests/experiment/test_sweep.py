@@ -15,7 +15,7 @@ import pytest
 import pfedlms
 from pfedlms.cli import main
 from pfedlms.errors import ConfigError, RunDirectoryError
-from pfedlms.experiment.watch import Callback
+from pfedlms.experiment.callbacks import Callback
 
 SMALL: dict[str, Any] = {
     "rounds": 3, "clients": 4, "hidden": 12, "local_steps": 2, "batch_size": 8, "threads": 1, "progress": False
@@ -29,19 +29,20 @@ OPTIONS = [
 def test_every_combination_is_run_and_the_best_is_the_best() -> None:
     rates = [0.001, 0.5]
     done = pfedlms.sweep(method="fedavg", learning_rate=rates, momentum=(0.0, 0.5), seeds=2, validation=0.25, **SMALL)
-    assert [cell["settings"] for cell in done.cells] == [
+    assert [cell["settings"] for cell in done.cells()] == [
         {"train.learning_rate": rate, "train.momentum": momentum} for rate in rates for momentum in (0.0, 0.5)
     ]
     scores = {}
-    for cell in done.cells:
+    for cell in done.cells():
         chosen = {key.partition(".")[2]: value for key, value in cell["settings"].items()}
         alone = [
             pfedlms.run(method="fedavg", validation=0.25, seed=s, **chosen, **SMALL).validation_accuracy for s in (0, 1)
         ]
         scores[cell["name"]] = np.mean([value for value in alone if value is not None])
         assert cell["score"] == pytest.approx(scores[cell["name"]])
-    assert done.best is not None
-    assert done.best["name"] == max(scores, key=lambda name: scores[name])
+    best = done.best()
+    assert best is not None
+    assert best["name"] == max(scores, key=lambda name: scores[name])
     assert "best" in str(done)
 
 
@@ -65,10 +66,10 @@ def test_there_is_no_edge_where_a_setting_ends() -> None:
         settings = {**SMALL, "rounds": 8, "learning_rate": 0.3, "validation": 0.2}
         decays = pfedlms.sweep(method="local", weight_decay=[3.0, 0.0, 2.0], **settings)
         ratios = pfedlms.sweep(method="sketchvote", ratio=[1.0, 0.01, 0.02], **settings)
-    assert decays.best is not None
-    assert decays.best["settings"] == {"train.weight_decay": 0.0}
-    assert ratios.best is not None
-    assert ratios.best["settings"] == {"method.ratio": 1.0}
+    assert decays.best() is not None
+    assert decays.best()["settings"] == {"train.weight_decay": 0.0}
+    assert ratios.best() is not None
+    assert ratios.best()["settings"] == {"method.ratio": 1.0}
     with pytest.warns(UserWarning, match=r"weight_decay is 0\.001, the smallest tried; try smaller"):
         pfedlms.sweep(method="local", weight_decay=[3.0, 0.001, 2.0], **settings)
 
@@ -126,7 +127,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert document["best"]["score"] == max(scores)
     assert main(["show", str(out)]) == 0
     assert capsys.readouterr().out == shown.out
-    assert main([*command]) == 2
+    assert main([*command, "--rounds", "9"]) == 2
     assert f"{out}: holds runs already" in capsys.readouterr().err
 
 
@@ -153,16 +154,17 @@ class Pressing(Callback):
 
 def test_a_sweep_goes_on_after_ctrl_c(tmp_path: Path) -> None:
     options = {"method": "local", "learning_rate": [0.01, 0.2, 400.0], "validation": 0.2, **SMALL}
-    with pytest.raises(KeyboardInterrupt, match=r"go on with pfedlms\.resume_study\('.*/s'\)") as caught:
+    with pytest.raises(KeyboardInterrupt, match=r"resume with pfedlms\.resume_study\('.*/s'\)") as caught:
         pfedlms.sweep(out=tmp_path / "s", callbacks=[Pressing()], **options)
     stopped = caught.value.result  # type: ignore[attr-defined]
     assert stopped.interrupted
-    assert [run["rounds"] for run in stopped.runs] == [3, 2]
+    assert [run["rounds"] for run in stopped.summaries] == [3, 2]
     with pytest.raises(RunDirectoryError, match=r"it holds several; pfedlms\.resume_study"):
         pfedlms.resume(tmp_path / "s")
     resumed = pfedlms.resume_study(tmp_path / "s")
     whole = pfedlms.sweep(**options)
-    assert resumed.best is not None
-    assert whole.best is not None
-    assert [cell["score"] for cell in resumed.cells] == [cell["score"] for cell in whole.cells]
-    assert resumed.best["name"] == whole.best["name"]
+    assert [cell["score"] for cell in resumed.cells()] == [cell["score"] for cell in whole.cells()]
+    ours, theirs = resumed.best(), whole.best()
+    assert ours is not None
+    assert theirs is not None
+    assert ours["name"] == theirs["name"]

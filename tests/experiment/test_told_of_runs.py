@@ -94,10 +94,10 @@ def test_an_interrupted_run_names_all_that_goes_on_with_it(
     with pytest.raises(KeyboardInterrupt) as caught:
         pfedlms.run(*given, out=tmp_path / "r", clients=3, callbacks=[Pressing()], **SMALL)
     expected = ", ".join([repr(str(tmp_path / "r")), *([call] if call else [])])
-    assert str(caught.value) == f"interrupted; go on with pfedlms.resume({expected})"
+    assert str(caught.value) == f"interrupted; resume with pfedlms.resume({expected})"
     assert main(["show", str(tmp_path / "r")]) == 0
     told = f"pfedlms.resume({expected})" if call else f"pfedlms resume {tmp_path / 'r'}"
-    assert capsys.readouterr().err == f"after 2 rounds; not finished. Go on with: {told}\n"
+    assert capsys.readouterr().err == f"after 2 rounds; not finished. Resume with: {told}\n"
 
 
 def test_an_interrupted_study_names_all_that_goes_on_with_it(
@@ -108,9 +108,9 @@ def test_an_interrupted_study_names_all_that_goes_on_with_it(
     with pytest.raises(KeyboardInterrupt) as caught:
         pfedlms.compare((X, Y), linear, methods="local", out=out, clients=3, callbacks=[Pressing()], **settings)
     call = f"pfedlms.resume_study({str(out)!r}, data, model)"
-    assert str(caught.value) == f"interrupted; go on with {call}"
+    assert str(caught.value) == f"interrupted; resume with {call}"
     assert main(["show", str(out)]) == 0
-    assert capsys.readouterr().err.endswith(f"Go on with: {call}\n")
+    assert capsys.readouterr().err.endswith(f"Resume with: {call}\n")
 
 
 def test_best_alone_says_what_it_goes_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ from pfedlms.cli import main
 from pfedlms.data import Dealing, FederatedData, from_pool, load_dataset
 from pfedlms.engine.training import LocalWorker, TrainSettings
 from pfedlms.errors import RunDirectoryError
-from pfedlms.experiment.play import Progress
+from pfedlms.experiment.callbacks import Callback
 from pfedlms.methods import METHODS
 from pfedlms.models import Cohort
 from pfedlms.report.progress import accuracies
@@ -152,7 +152,14 @@ def test_a_round_of_clients_without_any_has_no_v_acc() -> None:
     settings = {key: value for key, value in SMALL.items() if key not in ("clients", "hidden", "rounds")}
     with pytest.warns(UserWarning, match="data.validation: 1 of 2 clients"):
         result = pfedlms.run(
-            pairs, network, method="local", validation=0.25, participation=0.5, rounds=8, progress=Noted(), **settings
+            pairs,
+            network,
+            method="local",
+            validation=0.25,
+            participation=0.5,
+            rounds=8,
+            callbacks=[Noted()],
+            **settings,
         )
     taken = {record["clients"][0]: record["v_acc"] for record in result.metrics}
     assert taken.keys() == {0, 1}
@@ -163,10 +170,10 @@ def test_a_round_of_clients_without_any_has_no_v_acc() -> None:
     assert result.summary["everyone"]["validation_accuracy"] == pytest.approx(expected)
 
 
-class Noted(Progress):
+class Noted(Callback):
     """Says what a log would, so that a round without V-acc is shown, too."""
 
-    def evaluated(self, config: Any, record: Mapping[str, Any]) -> None:
+    def on_evaluation(self, run: Any, record: Mapping[str, Any]) -> None:
         assert ("V-acc" in accuracies(record)) == (record["v_acc"] is not None)
 
 
@@ -234,8 +241,8 @@ class Crash(Exception):
     pass
 
 
-class Crashing(Progress):
-    def evaluated(self, config: Any, record: Mapping[str, Any]) -> None:
+class Crashing(Callback):
+    def on_evaluation(self, run: Any, record: Mapping[str, Any]) -> None:
         if record["round"] == 3:
             raise Crash
 
@@ -249,7 +256,7 @@ def test_a_run_that_crashed_goes_on_to_the_same_report(method: str, tmp_path: Pa
     chosen = {**SMALL, "validation": 0.2, "participation": 0.6, "checkpoint_every": 2}
     whole = pfedlms.run(method=method, out=tmp_path / "whole", **chosen).summary
     with pytest.raises(Crash):
-        pfedlms.run(method=method, out=tmp_path / "crashed", progress=Crashing(), **chosen)
+        pfedlms.run(method=method, out=tmp_path / "crashed", callbacks=[Crashing()], **chosen)
     resumed = pfedlms.resume(tmp_path / "crashed").summary
     assert {**resumed, "seconds": 0} == {**whole, "seconds": 0}
     assert lines(tmp_path / "crashed") == lines(tmp_path / "whole")

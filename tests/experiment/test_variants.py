@@ -15,8 +15,8 @@ import torch
 import pfedlms
 from pfedlms.cli import main
 from pfedlms.errors import ConfigError, StorageError, UsageError
-from pfedlms.experiment import store, study
-from pfedlms.experiment.compare import plan
+from pfedlms.experiment import store, studies
+from pfedlms.experiment.grids import plan
 
 SMALL: dict[str, Any] = {
     "rounds": 2, "clients": 4, "hidden": 12, "local_steps": 2, "batch_size": 8, "threads": 1, "progress": False
@@ -28,7 +28,7 @@ OPTIONS = [
 
 
 def planned(methods: Any, overrides: dict[str, Any] | None = None, file: Path | None = None) -> dict[str, Any]:
-    return {each.name: each.config for each in plan(file, overrides or {}, methods, 1)}
+    return {each.label: each.config for each in plan(file, overrides or {}, methods).cells}
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_the_methods_own_section_on_the_command_line_and_in_python(capsys: pytes
     assert json.loads(capsys.readouterr().out)["config"]["method"]["thresholds"] == 3
     assert main([*command, "--set", "fedavg.server_step=3"]) == 2
     assert "[fedavg]" in capsys.readouterr().err
-    runs = pfedlms.compare(methods="pfedlms,pfed1bs", seeds=1, pfedlms={"thresholds": 1}, **SMALL).results
+    runs = pfedlms.compare(methods="pfedlms,pfed1bs", seeds=1, pfedlms={"thresholds": 1}, **SMALL).runs
     assert runs[0].config.settings.thresholds == 1
 
 
@@ -157,19 +157,19 @@ def test_results_come_with_metrics_and_models(tmp_path: Path) -> None:
     options = {**SMALL, "participation": 0.5}
     for out in (None, tmp_path / "c"):
         comparison = pfedlms.compare(methods="local,fedavg", seeds=2, out=out, **options)
-        last = comparison.results[-1]
-        assert (last.name, last.config.run.seed) == ("fedavg", 1)
+        last = comparison.runs[-1]
+        assert (last.label, last.config.run.seed) == ("fedavg", 1)
         assert [r["client_acc"] for r in last.metrics] == [r["client_acc"] for r in alone.metrics]
         for ours, theirs in zip(last.models, alone.models, strict=True):
             assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
 
 
 def test_models_that_would_fill_the_memory_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study, "_KEPT_BYTES", 1000)
+    monkeypatch.setattr(studies, "_KEPT_BYTES", 1000)
     comparison = pfedlms.compare(methods="local", seeds=1, **SMALL)
-    assert comparison.results[0].metrics
+    assert comparison.runs[0].metrics
     with pytest.raises(UsageError, match="give out=DIR"):
-        _ = comparison.results[0].models
+        _ = comparison.runs[0].models
 
 
 def test_results_are_written_after_every_run(tmp_path: Path) -> None:
@@ -208,4 +208,4 @@ def test_a_full_disk_is_told_as_one_and_names_the_comparison(
 
 
 def test_numbers_of_numpy_are_settings() -> None:
-    assert pfedlms.compare(methods=[("fedavg", {"server_step": np.float64(2)})], seeds=1, **SMALL).runs
+    assert pfedlms.compare(methods=[("fedavg", {"server_step": np.float64(2)})], seeds=1, **SMALL).summaries

@@ -36,7 +36,7 @@ def test_a_line_a_round(every: int, tmp_path: Path) -> None:
 
     fleet.send = counted  # type: ignore[method-assign]
     lines: list[str] = []
-    summary = serve(config, fleet, RoundLog(lines.append))
+    summary = serve(config, fleet, [RoundLog(lines.append)])
     assert lines[0] == "pfedlms: sketchvote on digits, 3 rounds"
     assert lines[-1].startswith("pfedlms: sketchvote on digits, 4 clients, 3 rounds: P-acc ")
     rounds = lines[1:-1]

@@ -23,8 +23,8 @@ from pfedlms.engine import Federation
 from pfedlms.engine.training import TrainSettings
 from pfedlms.errors import UsageError
 from pfedlms.experiment.config import load_config
+from pfedlms.experiment.loop import fixed_settings as settled
 from pfedlms.experiment.prepare import prepare
-from pfedlms.experiment.record import settled
 from pfedlms.methods import METHODS, Method
 from pfedlms.models import CohortModel
 from pfedlms.report import charts

@@ -19,7 +19,7 @@ import pfedlms.reproduce.play as playing
 from pfedlms.cli import main
 from pfedlms.cli.folders import sections_of
 from pfedlms.errors import RunDirectoryError, StorageError, UsageError
-from pfedlms.experiment.play import Progress
+from pfedlms.experiment.callbacks import Callback
 from pfedlms.reproduce import EXPERIMENTS, NAMES, Outcome, Wanted, reproduce
 from pfedlms.reproduce.budget import equal_rate, taken
 from pfedlms.reproduce.bytes_to import bytes_to_most_of_the_gain, first_reaching, frugal_fedavg
@@ -98,24 +98,24 @@ def test_bytes_that_cannot_be_met() -> None:
 SMALL = Wanted(datasets=("digits",), methods=("local", "fedavg", "sketchvote"), seeds=(0, 1), quick=True)
 
 
-class Counting(Progress):
+class Counting(Callback):
     def __init__(self) -> None:
         self.began: list[tuple[str, int]] = []
 
-    def started(self, config: Any, rounds_played: int) -> None:
-        self.began.append((Path(config.run.out).name, rounds_played))
+    def on_start(self, run: Any) -> None:
+        self.began.append((Path(run.config.run.out).name, run.round))
 
 
 def test_cells_are_trained_once_and_used_by_every_table_that_has_them(tmp_path: Path) -> None:
     where, progress = Where(tmp_path), Counting()
-    outcome = reproduce("table1", SMALL, where, progress)
+    outcome = reproduce("table1", SMALL, where, [progress])
     first = len(progress.began)
     assert first == 6
     assert {name for name, _ in progress.began} == {
         f"digits_a0.5_{method}_s{seed}_quick" for method in SMALL.methods for seed in (0, 1)
     }
     for name in ("table1", "curves", "budget"):
-        reproduce(name, SMALL, where, progress)
+        reproduce(name, SMALL, where, [progress])
     assert len(progress.began) == first
     (sheet,) = outcome.sheets
     assert "last 10" in sheet.columns.values()
@@ -141,15 +141,15 @@ def test_a_report_calls_rows_as_the_tables_do(tmp_path: Path) -> None:
     """Also cells of an earlier version, that no row was written in, once the command was there again."""
     wanted = Wanted(datasets=("digits",), methods=("pfedlms", "pfedlms@pfed1bs"), seeds=(0,), quick=True)
     for _ in range(2):
-        reproduce("table1", wanted, Where(tmp_path), Progress())
+        reproduce("table1", wanted, Where(tmp_path), [])
         (section,) = sections_of([tmp_path])[0]
         assert {run.label for run in section.runs} == {"pfedlms (quick)", "pfedlms@pfed1bs (quick)"}
         for file in tmp_path.rglob("row.txt"):
             file.unlink()
 
 
-class StopAt(Progress):
-    def evaluated(self, config: Any, record: Mapping[str, Any]) -> None:
+class StopAt(Callback):
+    def on_evaluation(self, run: Any, record: Mapping[str, Any]) -> None:
         if record["round"] == 4:
             raise KeyboardInterrupt
 
@@ -157,15 +157,15 @@ class StopAt(Progress):
 def test_an_interrupted_cell_goes_on(tmp_path: Path) -> None:
     one = cell("digits", 0.5, "sketchvote", "sketchvote", 0, quick=True)
     with pytest.raises(KeyboardInterrupt):
-        play([one], Where(tmp_path / "a"), StopAt())
+        play([one], Where(tmp_path / "a"), [StopAt()])
     assert not (tmp_path / "a" / one.name / "summary.json").exists()
-    gone_on, whole = (play([one], Where(tmp_path / name), Counting()).measured[one] for name in ("a", "b"))
+    gone_on, whole = (play([one], Where(tmp_path / name), [Counting()]).measured[one] for name in ("a", "b"))
     assert gone_on.summary["status"] == "finished"
     assert gone_on.curve == whole.curve
 
 
-class FullAt(Progress):
-    def evaluated(self, config: Any, record: Mapping[str, Any]) -> None:
+class FullAt(Callback):
+    def on_evaluation(self, run: Any, record: Mapping[str, Any]) -> None:
         if record["round"] == 4:
             raise OSError(28, "No space left on device")
 
@@ -173,22 +173,22 @@ class FullAt(Progress):
 def test_a_cell_that_found_the_disk_full_goes_on(tmp_path: Path) -> None:
     one = cell("digits", 0.5, "local", "local", 0, quick=True)
     with pytest.raises(Exception, match="No space left"):
-        play([one], Where(tmp_path / "a"), FullAt())
-    gone_on, whole = (play([one], Where(tmp_path / name), Counting()).measured[one] for name in ("a", "b"))
+        play([one], Where(tmp_path / "a"), [FullAt()])
+    gone_on, whole = (play([one], Where(tmp_path / name), [Counting()]).measured[one] for name in ("a", "b"))
     assert gone_on.finished
     assert gone_on.curve == whole.curve
 
 
-class NoRoom(Progress):
-    def evaluated(self, config: Any, record: Mapping[str, Any]) -> None:
-        raise StorageError(config.run.out, "No space left on device", resume=config.run.out)
+class NoRoom(Callback):
+    def on_evaluation(self, run: Any, record: Mapping[str, Any]) -> None:
+        raise StorageError(run.config.run.out, "No space left on device", resume=run.config.run.out)
 
 
 def test_where_the_disk_is_full_the_same_command_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Be it in a cell that trains, or in one that has no folder yet."""
     one = cell("digits", 0.5, "local", "local", 0, quick=True)
     with pytest.raises(StorageError, match=r"No space left on device.*make room, then the same command") as raised:
-        play([one], Where(tmp_path), NoRoom())
+        play([one], Where(tmp_path), [NoRoom()])
     assert "pfedlms resume" not in str(raised.value)
 
     def full(self: Path, *_: Any, **__: Any) -> None:
@@ -196,19 +196,19 @@ def test_where_the_disk_is_full_the_same_command_goes_on(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(Path, "mkdir", full)
     with pytest.raises(StorageError, match=r"No space left on device.*make room, then the same command"):
-        play([one], Where(tmp_path / "other"), Counting())
+        play([one], Where(tmp_path / "other"), [Counting()])
 
 
-class SignalAt(Progress):
-    def evaluated(self, config: Any, record: Mapping[str, Any]) -> None:
+class SignalAt(Callback):
+    def on_evaluation(self, run: Any, record: Mapping[str, Any]) -> None:
         if record["round"] == 4:
             signal.raise_signal(signal.SIGINT)
 
 
 def test_after_a_signal_what_there_is_counts_and_nothing_more_is_trained(tmp_path: Path) -> None:
     first, second, third = (cell("digits", 0.5, "local", "local", seed, quick=True) for seed in range(3))
-    play([third], Where(tmp_path), Counting())
-    played = play([first, second, third], Where(tmp_path), SignalAt())
+    play([third], Where(tmp_path), [Counting()])
+    played = play([first, second, third], Where(tmp_path), [SignalAt()])
     assert played.stopped == signal.SIGINT
     assert [played.measured[each].summary["status"] for each in (first, third)] == ["interrupted", "finished"]
     assert second not in played.measured
@@ -218,7 +218,7 @@ def test_a_folder_with_other_settings_is_not_taken_for_the_cell(tmp_path: Path) 
     one = cell("digits", 0.5, "local", "local", 0, quick=True)
     pfedlms.run(method="local", rounds=2, alpha=0.4, out=tmp_path / one.name)
     with pytest.raises(RunDirectoryError, match="holds a run with other settings"):
-        play([one], Where(tmp_path), Counting())
+        play([one], Where(tmp_path), [Counting()])
 
 
 def test_rows_measured_elsewhere_are_used_where_their_settings_are_the_cells(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_rows_measured_elsewhere_are_used_where_their_settings_are_the_cells(tmp
     (tmp_path / "else.json").write_text("{}")
     known = read_rows([tmp_path])
     progress = Counting()
-    played = play([one, other], Where(tmp_path / "out"), progress, known)
+    played = play([one, other], Where(tmp_path / "out"), [progress], known)
     assert played.measured[one].summary["accuracy"]["max"] == 12.0
     assert [name for name, _ in progress.began] == [other.name]
     for wrong in ("else.json", "none.json"):
@@ -249,7 +249,7 @@ def test_rows_with_other_settings_are_not_used(section: str, key: str, value: fl
     tables[section][key] = value
     row = {"config": tables, "status": "finished", "summary": {"seed": 0}, "curve": {}}
     progress = Counting()
-    play([one], Where(tmp_path), progress, [row])
+    play([one], Where(tmp_path), [progress], [row])
     assert [name for name, _ in progress.began] == [one.name]
 
 
@@ -271,7 +271,7 @@ def test_no_configuration_is_made_of_rows_that_are_of_something_else(
     monkeypatch.setattr(playing, "config_of", lambda row: made.append(row) or config_of(row))
     monkeypatch.setattr(playing, "measures", lambda config: worked_out.append(config) or measures(config))
     progress = Counting()
-    found = play(cells, Where(tmp_path), progress, rows).measured
+    found = play(cells, Where(tmp_path), [progress], rows).measured
     assert made == rows[len(others) :]
     assert len(worked_out) == len(cells) + 2
     assert found[cells[2]].summary == {"seed": 0, "status": "finished"}
@@ -284,7 +284,7 @@ def test_a_row_older_than_a_setting_has_its_default_not_what_is_shipped_now(tmp_
     tables = one.config().tables()
     assert tables["model"].pop("hidden") == 252
     progress = Counting()
-    play([one], Where(tmp_path), progress, [{"config": tables, "status": "finished", "summary": {}, "curve": {}}])
+    play([one], Where(tmp_path), [progress], [{"config": tables, "status": "finished", "summary": {}, "curve": {}}])
     assert [name for name, _ in progress.began] == [one.name]
 
 
@@ -297,7 +297,7 @@ def test_data_that_only_a_shorter_fedavg_needs_are_named_too(tmp_path: Path) -> 
         summary = {**known.summary, "total_bytes": 200 * sent}
         rows.append({"config": one.config().tables(), "status": "finished", "summary": summary, "curve": known.curve})
     wanted = Wanted(("svhn",), ("local", "fedavg", "sketchvote"), (0,), rows=rows)
-    outcome = reproduce("budget", wanted, Where(tmp_path), Progress())
+    outcome = reproduce("budget", wanted, Where(tmp_path), [])
     assert "svhn" in outcome.missing
 
 
@@ -409,7 +409,7 @@ def test_bytes_to_most_of_the_gain() -> None:
 
 @pytest.mark.parametrize(("dataset", "fedavg", "own"), [("mnist", 31.06, 0.38), ("cifar10", 42.68, 0.72)])
 def test_communication_is_the_papers_to_two_decimals(dataset: str, fedavg: float, own: float, tmp_path: Path) -> None:
-    (sheet,) = reproduce("communication", Wanted(datasets=(dataset,)), Where(tmp_path), Progress()).sheets
+    (sheet,) = reproduce("communication", Wanted(datasets=(dataset,)), Where(tmp_path), []).sheets
     found = {record["row"]: record for record in sheet.records}
     assert round(found["fedavg"]["mib"], 2) == fedavg
     assert round(found["pfedlms"]["mib"], 2) == own
@@ -418,7 +418,7 @@ def test_communication_is_the_papers_to_two_decimals(dataset: str, fedavg: float
 
 def test_distributions_are_of_the_shared_model_and_kept(tmp_path: Path) -> None:
     wanted, progress = Wanted(datasets=("digits",), quick=True), Counting()
-    sheet, bins, accuracy = reproduce("distributions", wanted, Where(tmp_path), progress).sheets
+    sheet, bins, accuracy = reproduce("distributions", wanted, Where(tmp_path), [progress]).sheets
     assert [record["round"] for record in sheet.records] == [0, 0, 1, 1, 9, 9]
     result = pfedlms.run(method="fedavg", rounds=10, alpha=0.5)
     model = result.federation.shared_state_dict()
@@ -441,16 +441,16 @@ def test_distributions_are_of_the_shared_model_and_kept(tmp_path: Path) -> None:
     }
 
     assert len(progress.began) == 3
-    again, *_ = reproduce("distributions", wanted, Where(tmp_path), progress).sheets
+    again, *_ = reproduce("distributions", wanted, Where(tmp_path), [progress]).sheets
     assert len(progress.began) == 3
     assert again.records == sheet.records
 
 
 def test_interrupted_distributions_go_on_where_they_were(tmp_path: Path) -> None:
     wanted, progress = Wanted(datasets=("digits",), quick=True), Counting()
-    stopped = reproduce("distributions", wanted, Where(tmp_path / "a"), SignalAt())
+    stopped = reproduce("distributions", wanted, Where(tmp_path / "a"), [SignalAt()])
     assert (stopped.stopped, stopped.sheets) == (signal.SIGINT, [])
-    gone_on, whole = (reproduce("distributions", wanted, Where(tmp_path / name), progress) for name in ("a", "b"))
+    gone_on, whole = (reproduce("distributions", wanted, Where(tmp_path / name), [progress]) for name in ("a", "b"))
     assert progress.began[0] == ("digits_a0.5_fedavg-rounds10_s0", 4)
     assert [sheet.records for sheet in gone_on.sheets] == [sheet.records for sheet in whole.sheets]
 

@@ -11,15 +11,16 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from pfedlms import __version__
-from pfedlms.cli import data, deploy, lists, report, reproduce, stored, train
+from pfedlms.cli import data, deploy, lists, reproduce, stored, train
 from pfedlms.cli.options import check_config
 from pfedlms.cli.screen import say
 from pfedlms.errors import DownloadError, PfedlmsError, did_you_mean
-from pfedlms.suggest import suggestion
+from pfedlms.experiment.schema import meant
+from pfedlms.experiment.schema import options as schema_options
 
 DESCRIPTION = """\
 Personalised federated learning that talks in low-bit sketches.
@@ -28,7 +29,7 @@ commands:
   compare            several methods x seeds, one table; by default on digits
   run [CONFIG]       one method; --dry-run prints the plan, bytes and memory
   sweep              one method, every combination of some settings' values
-  resume DIR         go on with an interrupted run, comparison or sweep
+  resume DIR         resume an interrupted run, comparison or sweep
   show DIR           print what one reached, finished or not; needs no data
   report DIR… -o F   one page to read, of any runs: tables, figures, raw data
   export DIR         write models: --client K, --global or --all FOLDER; --best
@@ -36,7 +37,7 @@ commands:
   data show          who holds what; download NAME: fetch; check: what is there
   bits               bits per client and round of any model, method and setting
   deploy init DIR    a folder for a server and nodes (Flower); check: all there?
-  methods, datasets, models, settings: what there is to choose from
+  methods, datasets, models, settings: what there is; methods check MODULE:CLASS
 
 Each command explains itself: pfedlms run --help. Any setting can be given, too:
   pfedlms run --method pfedlms --set method.thresholds=3 --set data.alpha=0.1
@@ -55,6 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.showwarning = lambda message, *rest, **more: say(f"warning: {message}")
     try:
         check_config(getattr(options, "config", None))
+        if getattr(options, "imports", None):
+            from pfedlms.experiment.plugins import import_modules
+
+            import_modules(options.imports)
         return int(options.handler(options) or 0)
     except PfedlmsError as error:
         lines = str(error).splitlines()
@@ -63,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say("error: " + "\n  ".join(title), style="red")
         return error.exit_code
     except KeyboardInterrupt:
-        say("interrupted; a run directory keeps its latest checkpoint: pfedlms resume DIR")
+        say("interrupted; a run directory has its latest checkpoint: pfedlms resume DIR")
         return 130
     except BrokenPipeError:
         # The reader of our output is gone (for example `| head`); there is nobody left to tell.
@@ -94,6 +99,35 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message}\nsee: {self.prog} --help\n")
 
 
+_OTHERS = {"--silent": "--quiet", "--metric": "--by", "--trials": "--seeds", "--repeats": "--seeds"}
+"""Options that stand for no setting, by what others call them."""
+_RELATED = (("--method", "--methods"), ("--seed", "--seeds"), ("--client", "--clients"))
+
+
+def suggestion(option: str, own: Sequence[str], commands: Mapping[str, Sequence[str]]) -> str:
+    """A closing sentence for an option that is not among a command's `own`: what is called so elsewhere, a setting of
+    that name, the command that has it (`commands`: their options), or the nearest spelling."""
+    name = option.partition("=")[0].lower().replace("_", "-")
+    place = meant(name.removeprefix("--")) or _setting(name.removeprefix("--").replace("-", "_"))
+    flags = {dest: f"--{flag}" for flag, (dest, _) in schema_options().items()}
+    likely = [_OTHERS.get(name, name), *([flags.get(place, "--out")] if place in (*flags, "run.out") else [])]
+    likely += [other for pair in _RELATED if set(pair) & set(likely) for other in pair]
+    for each in likely:
+        if each in own:
+            return f"did you mean {each}?"
+    if place:
+        return f"did you mean --set {place}=…?" if "--set" in own else f"{place} is a setting of a run"
+    having = [command for command, options in commands.items() if name in options]
+    return f"it is an option of {' and '.join(having[:3])}" if having else did_you_mean(name, own)
+
+
+def _setting(key: str) -> str | None:
+    from pfedlms.experiment.config import keys
+    from pfedlms.methods import METHODS
+
+    return next((f"{section}.{name}" for section, name in keys(METHODS) if name == key), None)
+
+
 def _parser() -> _Parser:
     parser = _Parser(
         prog="pfedlms",
@@ -118,12 +152,13 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], Any], Callable[[argpars
     "sweep": (train.sweep, train.add_sweep),
     "resume": (train.resume, train.add_resume),
     "show": (stored.show_stored, stored.add_show),
-    "report": (report.report, report.add_report),
+    "report": (stored.report, stored.add_report),
     "export": (stored.export, stored.add_export),
     "reproduce": (reproduce.reproduce, reproduce.add_reproduce),
     "data": (data.data, data.add_data),
     "deploy": (deploy.deploy, deploy.add_deploy),
     "bits": (lists.bits, lists.add_bits),
-    **dict.fromkeys(("methods", "datasets", "models", "settings"), (lists.listing, lists.add_listing)),
+    "methods": (lists.methods, lists.add_methods),
+    **dict.fromkeys(("datasets", "models", "settings"), (lists.listing, lists.add_listing)),
 }
 """What each does, and its options."""

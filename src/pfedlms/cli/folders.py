@@ -8,14 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from pfedlms.errors import PfedlmsError, RunDirectoryError
-from pfedlms.experiment.export import open_checkpoint
 from pfedlms.experiment.prepare import as_configured
-from pfedlms.experiment.run import open_run
-from pfedlms.experiment.show import stored_summary
+from pfedlms.experiment.runs import load_run
 from pfedlms.experiment.store import RunDirectory
-from pfedlms.experiment.study import manifest_of, read_manifest
+from pfedlms.experiment.studies import manifest_of, read_manifest
 from pfedlms.report.layers import LayerView, views
-from pfedlms.report.runs import RunLike, Section, StoredRun, by_problem
+from pfedlms.report.runs import RunLike, Section, by_problem
 
 _DEPTH = 4
 """Folders in folders that are searched for runs."""
@@ -36,11 +34,10 @@ def sections_of(directories: Iterable[str | Path]) -> tuple[list[Section], list[
             alone += _read(shown, None, left_out)
             continue
         manifest = read_manifest(file)
-        names = manifest.get("names", {})
+        names, axes = manifest["names"], manifest["axes"]
         runs = [run for name in manifest["runs"] for run in _read(shown / name, names.get(name), left_out)]
         if runs:
-            kind = "Sweep" if "axes" in manifest else "Comparison"
-            sections.append(Section(folder.name, runs, kind, manifest.get("axes", {}), manifest.get("by", "p_acc")))
+            sections.append(Section(folder.name, runs, "Sweep" if axes else "Comparison", axes, manifest["by"]))
     sections += by_problem(alone)
     for reason in left_out:
         warnings.warn(f"left out of the page: {reason}", stacklevel=2)
@@ -67,15 +64,15 @@ def _holding(directory: Path, depth: int = _DEPTH) -> Iterator[Path]:
 def _read(directory: Path, label: str | None, left_out: list[str]) -> list[RunLike]:
     """The run there, unless it cannot be read or has no evaluation yet."""
     try:
-        stored, config = open_run(directory)
-        summary, metrics = stored_summary(directory), stored.read_metrics()
+        run = load_run(directory, label=label or "")
+        evaluated = bool(run.summary and run.metrics)
     except (PfedlmsError, KeyError, TypeError) as error:  # of another version, or cut off
         left_out.append(str(error) if isinstance(error, PfedlmsError) else f"{directory}: cannot be read ({error!r})")
         return []
-    if not metrics:
+    if not evaluated:
         left_out.append(f"{directory}: no evaluation yet")
         return []
-    return [StoredRun(label or stored.row or config.method, summary, config.tables(), metrics, directory)]
+    return [run]
 
 
 def layers_of(run: RunLike) -> tuple[list[LayerView], str]:
@@ -86,7 +83,7 @@ def layers_of(run: RunLike) -> tuple[list[LayerView], str]:
         checkpoint = RunDirectory(run.directory).load_checkpoint()
         if checkpoint is None:
             return [], f"{run.directory}: no checkpoint.pt"
-        kept = open_checkpoint(run.directory)
+        kept = load_run(run.directory).trained()
     except PfedlmsError as error:
         return [], str(error)
     state = checkpoint["federation"]

@@ -9,6 +9,7 @@ from pfedlms.data import DATASETS
 from pfedlms.data.sources import PATHS
 from pfedlms.experiment.config import CUSTOM, owners
 from pfedlms.experiment.cost import bits_table
+from pfedlms.experiment.plugins import load_plugins
 from pfedlms.methods import METHODS
 from pfedlms.models import MODELS, build, flat_layout
 
@@ -17,6 +18,7 @@ Rows = list[dict[str, Any]]
 
 def methods() -> Rows:
     """Name, what is kept, bits per parameter for the paper's MNIST model, and the paper."""
+    load_plugins()
     costs = {cost["method"]: cost for cost in reversed(bits_table())}  # a method's default downlink comes first
     return [
         {
@@ -46,6 +48,7 @@ def datasets() -> Rows:
 
 
 def models() -> Rows:
+    load_plugins()
     shapes = {name: (1, 28, 28) if name == "dnn" else (3, 32, 32) for name in MODELS}
     layouts = {name: flat_layout(build(name, shape, 10, 256, 0)) for name, shape in shapes.items()}
     return [

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from pfedlms.cli.options import add_json, add_options, add_set, overrides
-from pfedlms.cli.screen import show
-from pfedlms.report.plans import bits as bits_of
-from pfedlms.report.tables import table_of
+from pfedlms.cli.options import add_import, add_json, add_options, add_set, overrides
+from pfedlms.cli.screen import say, show
+from pfedlms.errors import UsageError
 
 
 def add_bits(sub: argparse.ArgumentParser) -> None:
@@ -23,24 +22,49 @@ def add_bits(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--classes", type=int, metavar="C", help="number of classes (default: the data set's)")
     add_set(sub)
+    add_import(sub)
     add_json(sub)
 
 
 def bits(options: argparse.Namespace) -> None:
     from pfedlms.experiment.cost import bits_table
+    from pfedlms.report import plans
 
     chosen = overrides(options)
     rows = bits_table(chosen, options.classes)
-    show(options, rows[0] if "name" in chosen.get("method", {}) else rows, bits_of, rows)
+    show(options, rows[0] if "name" in chosen.get("method", {}) else rows, plans.bits, rows)
 
 
 def add_listing(sub: argparse.ArgumentParser) -> None:
     """List what there is to choose from."""
+    add_import(sub)
     add_json(sub)
+
+
+def add_methods(sub: argparse.ArgumentParser) -> None:
+    """List the methods. check MODULE:CLASS: whether a method of your own keeps what runs rely on."""
+    sub.add_argument("what", nargs="?", choices=["check"], metavar="check", help="check a method of your own")
+    sub.add_argument("method", nargs="?", metavar="MODULE:CLASS", help="check: the method's class")
+    add_listing(sub)
 
 
 def listing(options: argparse.Namespace) -> None:
     from pfedlms.cli import listings
+    from pfedlms.report.tables import table_of
 
     rows = getattr(listings, options.command)()
     show(options, rows, table_of, rows)
+
+
+def methods(options: argparse.Namespace) -> int:
+    if options.what is None:
+        listing(options)
+        return 0
+    from pfedlms.engine.method_check import check_method
+    from pfedlms.experiment.plugins import resolve
+
+    if not options.method:
+        raise UsageError("methods check: say which, for example: pfedlms methods check my_methods:FedProx")
+    report = check_method(resolve(options.method))
+    say(str(report))
+    return 0 if report.ok else 1

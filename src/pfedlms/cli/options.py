@@ -1,4 +1,4 @@
-"""Options that several commands have, and what they say together."""
+"""Options that several commands have; those that stand for a setting are derived from the schema."""
 
 from __future__ import annotations
 
@@ -8,27 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from pfedlms.errors import UsageError
+from pfedlms.experiment.schema import options as schema_options
 
-SETTINGS = {
-    "method": ("method.name", "NAME", "method by name (pfedlms methods; default: pfedlms)"),
-    "dataset": ("data.dataset", "NAME", "data set by name (pfedlms datasets), folder:PATH or file:PATH"),
-    "data-dir": ("data.dir", "DIR", "folder with the data set's files (default: PFEDLMS_DATA)"),
-    "model": ("model.name", "NAME", "model by name (pfedlms models)"),
-    "clients": ("data.clients", "K", "number of clients"),
-    "partition": ("data.partition", "NAME", "how samples are dealt out: dirichlet, classes, iid, quantity, given"),
-    "alpha": ("data.alpha", "A", "of the Dirichlet partition; small: few classes each"),
-    "validation": ("data.validation", "SHARE", "of training samples, set aside to choose settings by"),
-    "rounds": ("train.rounds", "N", "communication rounds"),
-    "participation": ("train.participation", "SHARE", "of the clients, that takes part in a round"),
-    "local-steps": ("train.local_steps", "E", "steps of a client in a round"),
-    "batch-size": ("train.batch_size", "N", "samples of a step"),
-    "learning-rate": ("train.learning_rate", "ETA", "of the local steps"),
-    "seed": ("run.seed", "N", "names every random stream (default: 0)"),
-    "device": ("run.device", "NAME", "auto, cpu, cuda or cuda:N"),
-}
-"""Options that stand for a setting: its name, what is given, help."""
 HOLDINGS = ("dataset", "data-dir", "clients", "partition", "alpha", "validation", "seed")
-"""What says who holds what."""
+"""What says which client holds which samples."""
 
 
 def add_config(sub: argparse.ArgumentParser) -> None:
@@ -47,19 +30,20 @@ def check_config(given: str | None) -> None:
 
 def add_options(sub: argparse.ArgumentParser, *names: str, **helps: str) -> None:
     """Options that stand for a setting, stored under its name; `helps` replaces what is said of one."""
+    known = schema_options()
     for name in names:
-        dest, metavar, help = SETTINGS[name]
-        sub.add_argument(f"--{name}", dest=dest, metavar=metavar, help=helps.get(name, help))
+        place, declared = known[name]
+        help = helps.get(name) or str(declared.metadata["help"]).partition(";")[0].replace("%", "%%")
+        metavar = declared.metadata["option"]
+        if metavar:
+            sub.add_argument(f"--{name}", dest=place, help=help, metavar=metavar)
+        else:
+            sub.add_argument(f"--{name}", dest=place, help=help, action="store_const", const="true")
 
 
 def add_settings(sub: argparse.ArgumentParser) -> None:
     """All that a training run is set by, and where it goes."""
-    add_options(sub, *(name for name in SETTINGS if name != "method"))
-    for name, help in (
-        ("fast", "GPU: compile the model; not reproducible to the bit"),
-        ("reference", "plain PyTorch, one client after another: for checking; slow"),
-    ):
-        sub.add_argument(f"--{name}", dest=f"run.{name}", action="store_const", const="true", help=help)
+    add_options(sub, *(name for name in schema_options() if name != "method"))
     sub.add_argument("--out", metavar="DIR", help="where results go (default: a fresh folder under runs/)")
     add_set(sub)
 
@@ -67,6 +51,11 @@ def add_settings(sub: argparse.ArgumentParser) -> None:
 def add_set(sub: argparse.ArgumentParser) -> None:
     help = "any setting (pfedlms settings); may be repeated"
     sub.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help=help)
+
+
+def add_import(sub: argparse.ArgumentParser) -> None:
+    help = "import this module first, which registers methods and models of your own; may be repeated"
+    sub.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE", help=help)
 
 
 def add_data_dir(sub: argparse.ArgumentParser) -> None:
@@ -82,8 +71,18 @@ def add_json(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--json", action="store_true", help="print JSON and nothing else on standard output")
 
 
-def a_count(text: str) -> int:
-    """Of seeds."""
+def add_study(sub: argparse.ArgumentParser, seeds: int) -> None:
+    """What comparisons and sweeps have in common."""
+    help = f"how many seeds, from --seed on (default: {seeds})"
+    sub.add_argument("--seeds", type=positive_int, metavar="N", default=seeds, help=help)
+    help = "how many runs at the same time, each in a process (default: 1)"
+    sub.add_argument("--workers", type=positive_int, metavar="N", default=1, help=help)
+    add_settings(sub)
+    sub.add_argument("--plot", metavar="FILE", help="draw the result; PNG, SVG or PDF (extra: report)")
+    add_output(sub)
+
+
+def positive_int(text: str) -> int:
     if text.isascii() and text.isdecimal() and int(text) > 0:
         return int(text)
     raise argparse.ArgumentTypeError(

@@ -8,14 +8,13 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from pfedlms.cli.options import a_count, add_options, add_output
+from pfedlms.cli.options import add_options, add_output, positive_int
 from pfedlms.cli.screen import console, progress_of, say
-from pfedlms.report.tables import counted
 
 
 def add_reproduce(sub: argparse.ArgumentParser) -> None:
     """Train what a table or figure of the paper takes, and print it beside what is printed there. The same command
-    again goes on where it was interrupted; cells that are finished are kept, and used by every table that has them."""
+    again resumes it; cells that are finished are kept, and used by every table that has them."""
     help = "table1, table2, communication, ablation, thresholds, refresh, lambda, distributions, curves, budget, "
     help += "convergence"
     sub.add_argument("names", nargs="+", metavar="NAME", help=help)
@@ -25,7 +24,7 @@ def add_reproduce(sub: argparse.ArgumentParser) -> None:
     help += "distributions (FedAvg) and convergence (pFedLMS)"
     sub.add_argument("--methods", metavar="A,B", help=help)
     help = "how many seeds, from 0 on (default: 3; 1 with --quick); distributions and convergence have seed 0 alone"
-    sub.add_argument("--seeds", type=a_count, metavar="N", help=help)
+    sub.add_argument("--seeds", type=positive_int, metavar="N", help=help)
     sub.add_argument("--quick", action="store_true", help="a tenth of the rounds: a look, no result")
     help = "rows that were measured elsewhere (a JSON file, or a folder of them), used instead of training"
     sub.add_argument("--rows", action="append", type=Path, default=[], metavar="FILE", help=help)
@@ -47,8 +46,8 @@ def reproduce(options: argparse.Namespace) -> int:
     for name in dict.fromkeys(options.names):
         _without_effect(name, options)
         try:
-            with progress_of(options) as progress:
-                done[name] = reproduce(name, wanted, where, progress, None if options.quiet else say)
+            with progress_of(options) as callbacks:
+                done[name] = reproduce(name, wanted, where, callbacks, None if options.quiet else say)
         except KeyboardInterrupt:  # Ctrl-C pressed twice
             # Runs of `convergence` are watched step by step, and have no checkpoints.
             rest = "the run it was in begins again" if name == "convergence" else "the latest checkpoint, too"
@@ -62,6 +61,8 @@ def reproduce(options: argparse.Namespace) -> int:
         sheets = {sheet.name: sheet.records for own in done.values() for sheet in own.sheets if sheet.columns}
         print(json.dumps({"directory": str(where.out), "sheets": sheets}, indent=2))
     say(f"results: {where.out}")
+    from pfedlms.report.tables import counted
+
     broken = sum(own.broken for own in done.values())
     if broken:
         say(f"error: {counted(broken, 'cell')} came to no end; the tables name them")

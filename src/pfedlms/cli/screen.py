@@ -10,7 +10,6 @@ from typing import Any
 
 from rich.console import Console
 
-from pfedlms.report import results
 from pfedlms.report.tables import Table
 
 
@@ -19,23 +18,24 @@ def show(options: argparse.Namespace, document: Any, table: Callable[[Any], Tabl
     if options.json:
         print(json.dumps(document, indent=2))
     elif rows:
-        print_table(table(rows))
+        show_table(table(rows))
 
 
-def print_table(table: Table) -> None:
+def show_table(table: Table, where: Console | None = None) -> None:
     """On a terminal the columns that it has room for; all of them in a pipe."""
-    stdout = Console()
-    if stdout.is_terminal:
-        stdout.print(table.rich(max(stdout.width, 60)), highlight=False)
-    else:
-        shown = table.rich(None)
-        Console(width=max(140, Console(width=1000).measure(shown).maximum)).print(shown, highlight=False)
+    screen = where or Console()
+    if screen.is_terminal:
+        screen.print(table.rich(max(screen.width, 60)), highlight=False)
+        return
+    shown = table.rich(None)
+    width = max(140, Console(width=1000).measure(shown).maximum)
+    Console(width=width, stderr=screen.stderr).print(shown, highlight=False)
 
 
 def console() -> Console:
-    """Standard output; wide enough when piped, so that nothing is cut."""
+    """Standard output; as wide as need be where it is no terminal, so that nothing is cut."""
     stdout = Console()
-    return stdout if stdout.is_terminal else Console(width=140)
+    return stdout if stdout.is_terminal else Console(width=1000)
 
 
 def say(text: str, style: str | None = None) -> None:
@@ -44,11 +44,11 @@ def say(text: str, style: str | None = None) -> None:
 
 
 def progress_of(options: argparse.Namespace) -> Any:
-    """A bar on a terminal, lines elsewhere, nothing with --quiet."""
-    from pfedlms.report.progress import LiveProgress, PlainProgress
+    """A list of callbacks: a bar on a terminal, lines elsewhere, nothing with --quiet."""
+    from pfedlms.report.progress import PlainProgress, screen
 
     stderr = Console(stderr=True, quiet=options.quiet)
-    return LiveProgress(stderr) if stderr.is_terminal else nullcontext(PlainProgress(stderr))
+    return screen(not options.quiet) if stderr.is_terminal else nullcontext([PlainProgress(stderr)])
 
 
 def best_round(summary: Mapping[str, Any]) -> str:
@@ -59,15 +59,3 @@ def best_round(summary: Mapping[str, Any]) -> str:
     where = "; its models: pfedlms export --best" if kept else ""
     early = f"stopped early after {summary['rounds']} rounds: " if summary.get("stopped_early") else ""
     return f"{early}V-acc was highest in round {best['round']}, {reached}{where}"
-
-
-def study_document(study: Any) -> dict[str, Any]:
-    """A comparison or sweep for machines."""
-    swept = hasattr(study, "axes")
-    best = {key: value for key, value in study.best.items() if key != "runs"} if swept and study.best else None
-    more = {"axes": study.axes, "by": study.by, "best": best} if swept else {}
-    return {"directory": str(study.directory), **more, "runs": study.runs}
-
-
-def study_table(study: Any) -> Table:
-    return results.sweep(study.section) if hasattr(study, "axes") else results.comparison(study.results)

@@ -11,22 +11,19 @@ from typing import Any
 from rich.console import Console
 
 from pfedlms.cli.options import (
-    a_count,
     add_config,
     add_data_dir,
+    add_import,
     add_options,
     add_output,
     add_settings,
+    add_study,
     assignments,
     out_directory,
     overrides,
+    positive_int,
 )
-from pfedlms.cli.screen import best_round, console, progress_of, say, show, study_document, study_table
-from pfedlms.report.charts import check_file
-from pfedlms.report.figures import accuracy_curves, by_setting
-from pfedlms.report.plans import print_plan, profile
-from pfedlms.report.results import comparison, set_up
-from pfedlms.report.runs import StoredRun
+from pfedlms.cli.screen import best_round, console, progress_of, say, show, show_table
 
 METHODS = "local,fedavg,pfedlms,sketchvote"
 
@@ -36,6 +33,7 @@ def add_run(sub: argparse.ArgumentParser) -> None:
     add_config(sub)
     add_options(sub, "method")
     add_settings(sub)
+    add_import(sub)
     sub.add_argument("--dry-run", action="store_true", help="print the plan, bytes and memory; train nothing")
     sub.add_argument("--profile", action="store_true", help="print where the time of a round went")
     add_output(sub)
@@ -44,18 +42,10 @@ def add_run(sub: argparse.ArgumentParser) -> None:
 def add_compare(sub: argparse.ArgumentParser) -> None:
     """Train several methods with several seeds and print one table."""
     add_config(sub)
-    sub.add_argument(
-        "--methods",
-        metavar="A,B,C",
-        default=METHODS,
-        help=f"methods by name, with settings of their own as pfedlms:thresholds=1:ratio=0.2 (default: {METHODS})",
-    )
-    sub.add_argument(
-        "--seeds", type=a_count, metavar="N", default=3, help="how many seeds, from --seed on (default: 3)"
-    )
-    add_settings(sub)
-    sub.add_argument("--plot", metavar="FILE", help="draw accuracy against bytes; PNG, SVG or PDF (extra: report)")
-    add_output(sub)
+    help = "methods by name, with settings of their own as pfedlms:thresholds=1:ratio=0.2 "
+    sub.add_argument("--methods", metavar="A,B,C", default=METHODS, help=f"{help}(default: {METHODS})")
+    add_import(sub)
+    add_study(sub, seeds=3)
 
 
 def add_sweep(sub: argparse.ArgumentParser) -> None:
@@ -63,21 +53,18 @@ def add_sweep(sub: argparse.ArgumentParser) -> None:
     (--set method.ratio=.02,.05,.1 --learning-rate .03,.1), and name the best."""
     add_config(sub)
     add_options(sub, "method")
-    sub.add_argument(
-        "--seeds", type=a_count, metavar="N", default=1, help="how many seeds, from --seed on (default: 1)"
-    )
     help = "v_acc, p_acc or g_acc (default: v_acc with --validation, else p_acc)"
     sub.add_argument("--by", metavar="MEASURE", help=help)
-    add_settings(sub)
-    help = "draw the measure against a setting; PNG, SVG or PDF (extra: report)"
-    sub.add_argument("--plot", metavar="FILE", help=help)
-    add_output(sub)
+    add_import(sub)
+    add_study(sub, seeds=1)
 
 
 def add_resume(sub: argparse.ArgumentParser) -> None:
-    """Go on with an interrupted run, comparison or sweep."""
+    """Resume an interrupted run, comparison or sweep."""
     sub.add_argument("directory", metavar="DIR", type=Path)
+    sub.add_argument("--workers", type=positive_int, metavar="N", default=1, help="of a study: runs at the same time")
     add_data_dir(sub)
+    add_import(sub)
     add_output(sub)
 
 
@@ -85,7 +72,8 @@ def run(options: argparse.Namespace) -> int:
     from pfedlms.experiment.config import load_config
     from pfedlms.experiment.cost import plan_json
     from pfedlms.experiment.prepare import prepare
-    from pfedlms.experiment.run import begin
+    from pfedlms.experiment.runs import begin
+    from pfedlms.report.plans import print_plan, profile
 
     config = load_config(options.config, overrides(options))
     if options.dry_run:
@@ -97,97 +85,105 @@ def run(options: argparse.Namespace) -> int:
             print_plan(plan, federation.largest_cohort, console())
         return 0
     out = out_directory(options, config.run.out, f"{config.data.title}-{config.method}")
-    with progress_of(options) as progress:
-        result = begin(config.with_run(out=str(out)), progress, profile=options.profile)
+    with progress_of(options) as callbacks:
+        done = begin(config.with_run(out=str(out)), callbacks=callbacks, profile=options.profile)
     if options.profile:
         # On standard error, so that it goes with --json too.
-        spent = profile(result.federation.watch.seconds, max(1, result.summary["rounds"]))
-        Console(stderr=True).print(spent.rich())
-    return _report_run(options, result.summary, out, result.stopped)
+        show_table(profile(done.federation.watch.seconds, max(1, done.summary["rounds"])), Console(stderr=True))
+    return _report_run(options, done)
 
 
 def compare(options: argparse.Namespace) -> int:
-    from pfedlms.experiment.compare import plan, play
+    from pfedlms.experiment.grids import plan
 
-    planned = plan(options.config, overrides(options), options.methods, options.seeds)
-    first = planned[0].config
-    out = out_directory(options, first.run.out, f"{first.data.title}-compare")
-    if options.plot:
-        check_file(options.plot)
-    with progress_of(options) as progress:
-        done = play(planned, out, None, None, progress)
-    code = _report_study(options, done)
-    if options.plot and not done.interrupted:
-        figure = accuracy_curves(done.results, against="bytes", title=set_up(done.results[0]))
-        if figure is not None:
-            figure.save(options.plot)
-    return code
+    return _study(options, plan(options.config, overrides(options), options.methods, {}, options.seeds), "compare")
 
 
 def sweep(options: argparse.Namespace) -> int:
     from pfedlms.experiment.config import method_in, parse_overrides
-    from pfedlms.experiment.sweep import plan, play, split_values
+    from pfedlms.experiment.grids import check_swept, plan, split_values
 
     method = vars(options)["method.name"] or method_in(options.config)
     single, axes = split_values(assignments(options), method)
-    planned, by = plan(options.config, parse_overrides(single), axes, options.seeds, options.by)
-    first = planned[0].config
-    out = out_directory(options, first.run.out, f"{first.data.title}-{first.method}-sweep")
+    check_swept(axes)
+    made = plan(options.config, parse_overrides(single), [method], axes, options.seeds, options.by)
+    return _study(options, made, f"{method}-sweep")
+
+
+def _study(options: argparse.Namespace, made: Any, label: str) -> int:
+    from pfedlms.experiment.studies import play
+    from pfedlms.report.charts import check_file
+
+    first = made.cells[0].config
+    out = out_directory(options, first.run.out, f"{first.data.title}-{label}")
     if options.plot:
         check_file(options.plot)
-    with progress_of(options) as progress:
-        done = play(planned, axes, by, out, None, None, progress)
+    with progress_of(options) as callbacks:
+        done = play(made, out=out, callbacks=callbacks, workers=options.workers)
     code = _report_study(options, done)
-    if options.plot and done.best:
-        figure = by_setting(done.section, f"{first.method} on {set_up(done.results[0], axes)}")
-        if figure is not None:
-            figure.save(options.plot)
+    if options.plot and not done.interrupted:
+        done.plot(options.plot)
     return code
 
 
 def resume(options: argparse.Namespace) -> int:
-    from pfedlms.experiment import studies
-    from pfedlms.experiment.run import go_on
-    from pfedlms.experiment.study import manifest_of
+    from pfedlms.experiment.runs import resume_run
+    from pfedlms.experiment.studies import manifest_of, resume_all
 
     out = options.directory
-    if manifest_of(out) is not None:
-        with progress_of(options) as progress:
-            done = studies.go_on(out, progress=progress, data_dir=options.data_dir)
-        return _report_study(options, done)
-    with progress_of(options) as progress:
-        result = go_on(out, progress=progress, data_dir=options.data_dir)
-    return _report_run(options, result.summary, out, result.stopped)
+    with progress_of(options) as callbacks:
+        if manifest_of(out) is not None:
+            found = resume_all(out, callbacks=callbacks, data_dir=options.data_dir, workers=options.workers)
+            return _report_study(options, found)
+        done = resume_run(out, callbacks=callbacks, data_dir=options.data_dir)
+    return _report_run(options, done)
 
 
-def _report_run(options: argparse.Namespace, summary: dict[str, Any], out: Path, stopped: int) -> int:
-    shown = [StoredRun(summary["method"], summary)] if summary["accuracy"]["max"] is not None else []
+def study_document(study: Any) -> dict[str, Any]:
+    """A study for machines."""
+    best = study.best() if study.axes else None
+    shown = best and {key: value for key, value in best.items() if key != "runs"}
+    swept = {"axes": study.axes, "by": study.by, "best": shown} if study.axes else {}
+    return {"directory": str(study.directory), **swept, "runs": study.summaries}
+
+
+def show_study(options: argparse.Namespace, study: Any) -> None:
+    from pfedlms.experiment.showing import table
+
+    show(options, study_document(study), lambda _: table(study), study.runs)
+
+
+def _report_run(options: argparse.Namespace, done: Any) -> int:
+    from pfedlms.report.results import comparison
+
+    summary = done.summary
+    shown = [done] if summary["accuracy"]["max"] is not None else []
     if summary.get("best") and not options.quiet:
         say(best_round(summary))
-    show(options, {**summary, "directory": str(out)}, comparison, shown)
+    show(options, {**summary, "directory": str(done.directory)}, comparison, shown)
     interrupted = f"after {summary['rounds']} rounds" if summary["status"] == "interrupted" else None
-    return _closing(out, interrupted, stopped)
+    return _closing(done.directory, interrupted, done.stopped)
 
 
 def _report_study(options: argparse.Namespace, study: Any) -> int:
     """The table or the document of a comparison or sweep."""
-    show(options, study_document(study), lambda _: study_table(study), study.runs)
-    finished = sum(summary["status"] == "finished" for summary in study.runs)
-    best = getattr(study, "best", None)
+    show_study(options, study)
+    finished = sum(run.summary["status"] == "finished" for run in study.runs)
+    best = study.best() if study.axes else None
     if best and not study.interrupted:
         score = f"{best['score']:.4g}" if "metric" in best["runs"][0] else f"{best['score']:.2f} %"
         say(f"best by {study.by}: {best['name']} ({score})")
     done = f"with {finished} run{'s' * (finished != 1)} finished" if study.interrupted else None
     code = _closing(study.directory, done, study.signal)
     if study.broken:
-        say("error: not all runs came to an end; the warnings above say why and what to change")
+        say("error: not all runs finished; the warnings above say why and what to change")
     return code or int(study.broken)
 
 
 def _closing(out: Path, interrupted: str | None, stopped: int) -> int:
     """The closing words, also of a quiet call, and the exit code: 128 + the signal that interrupted."""
     if interrupted:
-        say(f"interrupted {interrupted}; all of it is kept. Go on with: pfedlms resume {out}")
+        say(f"interrupted {interrupted}; all of it is saved. Resume with: pfedlms resume {out}")
         return 128 + (stopped or signal.SIGINT)
     say(f"results: {out}")
     return 0

@@ -22,7 +22,8 @@ from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.engine.transport import Event, Flag, Inbox, Split
 from pfedlms.errors import QuorumError
 from pfedlms.experiment.config import Config
-from pfedlms.experiment.prepare import NOTHING_OWN, ModelLike, Own, as_configured
+from pfedlms.experiment.prepare import NAMED, as_configured
+from pfedlms.experiment.problem import Problem
 from pfedlms.models import CohortModel
 
 
@@ -32,16 +33,14 @@ class Coordinator:
     Args:
         config: as `Ground` takes it.
         transport: the way to nodes.
-        model, own: what the configuration says is given in Python.
+        problem: what the configuration says is given in Python.
     """
 
     largest_cohort = 1
 
-    def __init__(
-        self, config: Config, transport: Transport, model: ModelLike = None, own: Own = NOTHING_OWN
-    ) -> None:  # fmt: skip
+    def __init__(self, config: Config, transport: Transport, problem: Problem = NAMED) -> None:
         self.config = config
-        self._ground = ground = Ground(config, None, None, model, own)
+        self._ground = ground = Ground(config, problem=problem)
         self.criterion, self.watch, self.run = ground.parts.criterion, Stopwatch(), ground.run
         self._server = Server(ground.terms, config.run.quorum, self.criterion.score is None)
         self._nodes = Nodes(ground, transport)
@@ -151,7 +150,8 @@ class Coordinator:
 
     def state(self) -> dict[str, Any]:
         """Everything a later process needs to resume."""
-        return {"run": self.run, "standing": {**self._state.checkpoint(), "samples": self.samples}}
+        known = {"samples": self.samples, "counts": self._nodes.counts}
+        return {"run": self.run, "standing": {**self._state.checkpoint(), **known}}
 
     def load(self, state: dict[str, Any]) -> None:
         """Resume from `state()`."""
@@ -163,6 +163,6 @@ class Coordinator:
                 "checkpoint: it was made by an earlier version of pfedlms; finish this run with that version, or begin "
                 "it anew in another folder with another run.seed"
             )
-        self.samples = kept.pop("samples")
+        self.samples, self._nodes.counts = kept.pop("samples"), kept.pop("counts")
         self._state = self._server.restore(kept)
         self.rounds_played = self._state.round

@@ -54,6 +54,8 @@ _MEASURED = struct.Struct("<ddI")
 ENVELOPE_BYTES = _HEADER.size + _CRC.size
 RECORD_BYTES = _RECORD.size
 _LONGEST_TEXT = 2000
+LARGEST_LOSS = 1e12
+"""Of a sample. Sums over clients and rounds stay finite."""
 
 
 class Kind(IntEnum):
@@ -171,8 +173,10 @@ def read_trained(record: Record) -> tuple[int, float]:
     if len(record.data) != _TRAINED.size:
         raise DecodeError(f"trained: got {len(record.data)} bytes, expected {_TRAINED.size}")
     samples, loss = _TRAINED.unpack(record.data)
-    if samples < 1 or not isfinite(loss):
-        raise DecodeError(f"trained: got {samples} samples and a loss of {loss}, expected some and a finite one")
+    if samples < 1 or not abs(loss) <= LARGEST_LOSS:
+        raise DecodeError(
+            f"trained: got {samples} samples and a loss of {loss}, expected some and a loss of at most {LARGEST_LOSS:g}"
+        )
     return samples, loss
 
 
@@ -186,9 +190,9 @@ def read_measured(record: Record, percent: bool) -> tuple[Split, tuple[float, fl
         raise DecodeError(f"measured: got {len(record.data)} bytes of {record.index}, expected {_MEASURED.size}")
     correct, loss, samples = _MEASURED.unpack(record.data)
     is_count = isfinite(correct) and correct.is_integer() and 0 <= correct <= samples
-    if not (isfinite(correct) and isfinite(loss) and (is_count or not percent)):
+    if not (isfinite(correct) and abs(loss) <= LARGEST_LOSS * max(1, samples) and (is_count or not percent)):
         raise DecodeError(
             f"measured: got {correct} of {samples} with a loss of {loss}, expected a count of at most as many and "
-            "finite numbers"
+            f"a loss of at most {LARGEST_LOSS:g} per sample"
         )
     return Split(record.index), (int(correct) if percent else correct, loss, samples)

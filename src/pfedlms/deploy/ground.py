@@ -18,17 +18,9 @@ from pfedlms.data.sources import kind_of
 from pfedlms.engine.terms import Terms
 from pfedlms.errors import ConfigError, DataError
 from pfedlms.experiment.config import CUSTOM, Config
-from pfedlms.experiment.prepare import (
-    NOTHING_OWN,
-    Ingredients,
-    ModelLike,
-    Own,
-    as_configured,
-    dealt,
-    ingredients,
-    named_pool,
-)
-from pfedlms.experiment.record import settled
+from pfedlms.experiment.loop import fixed_settings
+from pfedlms.experiment.prepare import NAMED, Ingredients, as_configured, dealt, ingredients, named_pool
+from pfedlms.experiment.problem import Problem
 from pfedlms.methods import METHODS
 from pfedlms.wire.frames import agreement_digest
 
@@ -41,22 +33,20 @@ class Ground:
         client: whose end it is; None is the server's.
         data: on a node, its own data; see `own_data`. Without, the data set of the configuration is dealt out as in a
         simulation and a node keeps to its part.
-        model: a module or a factory, where the configuration says that one is given in Python.
-        own: loss and metric given in Python.
+        problem: model, loss and metric, where the configuration says that they are given in Python.
     """
 
     def __init__(
-        self, config: Config, client: int | None = None, data: Any = None, model: ModelLike = None,
-        own: Own = NOTHING_OWN,
+        self, config: Config, client: int | None = None, data: Any = None, problem: Problem = NAMED
     ) -> None:  # fmt: skip
         self.config, self.client = config, client
-        self.parts: Ingredients = ingredients(config, lambda: self._held(data, own), model, own)
+        self.parts: Ingredients = ingredients(config, lambda: self._held(data, problem), problem)
         made, held, train = self.parts.model, self.parts.data, self.parts.train
         with as_configured(config):
             self.terms = Terms(
                 METHODS[config.method], config.settings, made, held.clients, held.classes, train, config.run.seed
             )
-        self.run = agreement_digest({"frames": self.terms.digest, **settled(config)})
+        self.run = agreement_digest({"frames": self.terms.digest, **fixed_settings(config)})
         """Digest of all that both ends must agree on, how clients train and the names of classes included."""
 
     @property
@@ -64,7 +54,7 @@ class Ground:
         """Whether this end knows how many samples each client has."""
         return self.config.data.dataset != CUSTOM
 
-    def _held(self, data: Any, own: Own) -> FederatedData:
+    def _held(self, data: Any, problem: Problem) -> FederatedData:
         if self.config.data.dataset != CUSTOM:
             if data is not None:
                 raise ConfigError(
@@ -78,7 +68,7 @@ class Ground:
             return nothing_held(self.config)
         if data is None:
             raise ConfigError(["data.dataset: got 'custom', so every node needs data of its own; name them"])
-        return own_data(self.config, self.client, data, own)
+        return own_data(self.config, self.client, data, problem)
 
 
 def described(config: Config) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -106,7 +96,7 @@ def nothing_held(config: Config) -> FederatedData:
     return FederatedData(x, y, everybody, everybody, len(names), aside, names)
 
 
-def own_data(config: Config, client: int, data: Any, own: Own = NOTHING_OWN) -> FederatedData:
+def own_data(config: Config, client: int, data: Any, problem: Problem = NAMED) -> FederatedData:
     """A node's own: `folder:PATH` or `file:PATH`; `module:function`, which is called and gives one of what follows; a
     data set as `pfedlms.run` takes one, to be split 75/25; or two, (train, test), as a pair. All places of the
     federation are this node's, so that whichever is its own holds them."""
@@ -118,7 +108,7 @@ def own_data(config: Config, client: int, data: Any, own: Own = NOTHING_OWN) -> 
     else:
         if isinstance(data, str):
             data = _called(data)
-        given = read([data], own.loss is not None, all_clients=False)
+        given = read([data], problem.loss is not None, all_clients=False)
     arrays = replace(given.pool, y=_numbered(given.pool, names), classes=len(names), names=names)
     if arrays.x.shape[1:] != shape:
         raise DataError(

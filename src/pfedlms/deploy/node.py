@@ -26,7 +26,8 @@ from pfedlms.engine.training import LocalWorker
 from pfedlms.engine.transport import Code, Flag, Record, Split
 from pfedlms.errors import DivergedError, RunDirectoryError, WireError
 from pfedlms.experiment.config import Config
-from pfedlms.experiment.prepare import NOTHING_OWN, ModelLike, Own, as_configured
+from pfedlms.experiment.prepare import NAMED, as_configured
+from pfedlms.experiment.problem import Problem
 from pfedlms.experiment.store import write_atomically
 from pfedlms.wire.frames import frame
 
@@ -75,7 +76,7 @@ class Node:
         client: the place it has among data.clients, from 0.
         directory: where its state lies, one file per run; made if it is not there.
         data: its own data, or None where those of the configuration are divided; see `ground.own_data`.
-        model, own: what the configuration says is given in Python.
+        problem: what the configuration says is given in Python.
     """
 
     def __init__(
@@ -84,13 +85,12 @@ class Node:
         client: int,
         directory: str | Path,
         data: Any = None,
-        model: ModelLike = None,
-        own: Own = NOTHING_OWN,
+        problem: Problem = NAMED,
     ) -> None:
         if not 0 <= client < config.data.clients:
             raise IndexError(f"client: got {client}, expected 0 to data.clients - 1 = {config.data.clients - 1}")
         self.config, self.client = config, client
-        self._ground = ground = Ground(config, client, data, model, own)
+        self._ground = ground = Ground(config, client, data, problem)
         self._terms, parts = ground.terms, ground.parts
         self._method, self._data = ground.terms.method, parts.data
         with as_configured(config):

@@ -15,6 +15,9 @@ from pfedlms.engine.transport import Code, Event, Flag, Inbox, Record, Request, 
 from pfedlms.errors import DecodeError, DigestError, RoundError, SenderError, WireError
 from pfedlms.wire.frames import HEADER_BYTES
 
+MOST_MEASURED = 10
+"""How many times its training samples a client may measure with, where the server does not know its data."""
+
 
 class Transport(Protocol):
     """Whoever carries bytes."""
@@ -31,6 +34,8 @@ class Nodes:
     def __init__(self, ground: Ground, transport: Transport) -> None:
         self._ground, self._transport, self._timeout = ground, transport, ground.config.run.timeout
         self._percent, self._method = ground.parts.criterion.score is None, ground.terms.method
+        self.counts: dict[tuple[int, int], int] = {}
+        """How many samples clients measured with, by client and split; the same in the whole run."""
 
     def carry(self, requests: Sequence[Request], inbox: Inbox, kind: Kind = Kind.REQUEST) -> None:
         """See `engine.transport`."""
@@ -73,6 +78,7 @@ class Nodes:
             if expected is not None and trained[0] != expected:
                 raise DecodeError(f"samples: got {trained[0]}, expected {expected}, as was said before")
             expected = trained[0]
+            self._check_counts(client, trained[0], counts)
         if frame is not None and inbox.aggregation is not None:
             if expected is not None:
                 inbox.aggregation.claims[client] = expected
@@ -82,6 +88,22 @@ class Nodes:
             inbox.trained[client] = trained
         for split, found in counts.items():
             inbox.measured.setdefault(split, {})[client] = found
+
+    def _check_counts(self, client: int, samples: int, counts: Mapping[Split, tuple[float, float, int]]) -> None:
+        """What a client measured with must be what the server knows; else what it said before, and not far more than
+        it trains on, because accuracies are weighed by it."""
+        data = self._ground.parts.data
+        for split, (_, _, count) in counts.items():
+            held = data.validation if split == Split.VALIDATION else data.test
+            known = len(held[client]) if self._ground.knows_samples else self.counts.get((client, split))
+            if known is not None and count != known:
+                raise DecodeError(f"measured: got {count} samples of {split.name.lower()}, expected {known} as before")
+            if known is None and count > MOST_MEASURED * samples:
+                raise DecodeError(
+                    f"measured: got {count} samples of {split.name.lower()}, expected at most {MOST_MEASURED} times "
+                    f"the {samples} that the client trains on"
+                )
+        self.counts |= {(client, int(split)): count for split, (_, _, count) in counts.items()}
 
     def _count(self, requests: Sequence[Request], reached: set[int], inbox: Inbox) -> None:
         """Bytes down. To a place that nobody has taken, nothing goes."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pfedlms.aggregate import limited
+from pfedlms.aggregate import limited, outliers
 from pfedlms.backend import to_host
 from pfedlms.cohort import Tensors
 from pfedlms.errors import DecodeError
@@ -19,6 +19,7 @@ from pfedlms.methods.contract import Exchange
 from pfedlms.wire.codec import Buffer
 from pfedlms.wire.frames import Intake, Received
 
+FEWEST = 3  # senders that a median takes to tell which of them is far off
 _BUFFER_BYTES = 1 << 26  # of decoded messages that wait to be added up
 
 
@@ -29,6 +30,7 @@ class Aggregation:
         senders: whose messages are expected.
         max_weight: the largest share of all weight that one client may have; below 1, messages are kept until all have
         come, since a client's largest weight depends on the others.
+        max_scale: how many times the median of all senders a number may be; 0: no limit. Messages are kept likewise.
         claims: N_k of clients that have named it before. A message with another N_k is refused.
     """
 
@@ -41,11 +43,13 @@ class Aggregation:
         senders: Collection[int],
         max_weight: float = 1.0,
         claims: dict[int, int] | None = None,
+        max_scale: float = 0.0,
     ) -> None:
         self.exchange, self._server, self._round = exchange, server, round
         self._intake = Intake(exchange.up, digest, round, frozenset(senders))
         self._total = exchange.server_open(server, round)
-        self._max_weight, self.claims = max_weight, {} if claims is None else claims
+        self._max_weight, self._max_scale = max_weight, max_scale
+        self.claims = {} if claims is None else claims
         # Memory that is there already, because fresh memory costs more than the copy into it.
         decoded = sum(prod(part.shape) * np.dtype(part.dtype).itemsize for part in exchange.up.fields)
         self.capacity = max(1, min(len(senders), _BUFFER_BYTES // max(1, decoded)))
@@ -60,6 +64,8 @@ class Aggregation:
         """Whose messages were left out because they track another model than the server does."""
         self.limited: list[int] = []
         """Who weighs less than it claimed."""
+        self.too_large: dict[int, str] = {}
+        """Whose messages were left out because a number in them is far larger than the others'."""
 
     def take(self, data: Buffer) -> Received:
         """Check one message and keep it to be added up; raises the WireError that says what is wrong with it."""
@@ -107,7 +113,7 @@ class Aggregation:
         if not arrived:
             return
         ids, samples = [each.sender for each in arrived], [each.samples for each in arrived]
-        if self._max_weight < 1:
+        if self._max_weight < 1 or self._max_scale:
             self._kept.append((ids, samples, {name: value.clone() for name, value in values.items()}))
         else:
             self._total = self.exchange.server_add(self._total, ids, samples, values)
@@ -115,6 +121,8 @@ class Aggregation:
     def close(self) -> tuple[Tensors, dict[str, Any]]:
         """The server's next state, and the values of its answer as arrays."""
         self.add_up()
+        if self._max_scale:
+            self._leave_out_too_large()
         weights = iter(limited([n for _, samples, _ in self._kept for n in samples], self._max_weight))
         for ids, samples, values in self._kept:
             own = [next(weights) for _ in ids]
@@ -122,3 +130,28 @@ class Aggregation:
             self._total = self.exchange.server_add(self._total, ids, own, values)
         server, reply = self.exchange.server_reply(self._server, self._total, self._round)
         return server, {name: value.numpy() for name, value in zip(reply, to_host(*reply.values()), strict=True)}
+
+    def _leave_out_too_large(self) -> None:
+        """Leave out senders with a number more than `max_scale` times as large as the median of all senders."""
+        ids = [client for own, _, _ in self._kept for client in own]
+        for part in self.exchange.up.fields:
+            if part.dtype is np.float32 and len(ids) >= FEWEST:
+                rows = [values[part.name].flatten(1) for _, _, values in self._kept]
+                for row in outliers(torch.cat(rows).numpy(), self._max_scale):
+                    text = f"{part.name} is more than train.max_scale = {self._max_scale:g} times the others'"
+                    self.too_large.setdefault(ids[row], text)
+        if self.too_large:
+            self._kept = [_without(kept, self.too_large) for kept in self._kept]
+
+
+def _without(
+    kept: tuple[list[int], list[int], Tensors], left_out: Collection[int]
+) -> tuple[list[int], list[int], Tensors]:
+    ids, samples, values = kept
+    stay = [client not in left_out for client in ids]
+    rows = torch.tensor(stay, dtype=torch.bool)
+    return (
+        list(compress(ids, stay)),
+        list(compress(samples, stay)),
+        {name: value[rows] for name, value in values.items()},
+    )

@@ -158,7 +158,7 @@ class Server:
                 inbox.expected = len(request.clients)
                 inbox.aggregation = Aggregation(
                     self._exchanges[order.index], state.current, self._terms.digest, order.number, request.clients,
-                    self._terms.train.max_weight, claims,
+                    self._terms.train.max_weight, claims, self._terms.train.max_scale,
                 )  # fmt: skip
         return inbox
 
@@ -318,7 +318,10 @@ class Server:
         for client in aggregation.limited:
             text = f"weighs less than its {aggregation.claims[client]} samples, by train.max_weight"
             events.append(Event(number, client, "weight_limited", text))
-        left_out = {**_those(inbox.failed, request.clients), **dict.fromkeys(aggregation.out_of_sync, why)}
+        for client, reason in aggregation.too_large.items():
+            events.append(Event(number, client, "too_large", f"is left out of this exchange: its {reason}"))
+        out = {**dict.fromkeys(aggregation.out_of_sync, why), **aggregation.too_large}
+        left_out = {**_those(inbox.failed, request.clients), **out}
         return replace(
             state,
             stage=order.index,

@@ -59,13 +59,15 @@ class TrainSettings:
     warmup: int = 0
     decay: float = 1.0
     decay_every: int = 1
+    floor: float = 0.0
     max_weight: float = 1.0
+    max_scale: float = 0.0
 
     @property
     def rates(self) -> Schedule:
         """With what its shape reads, and nothing else."""
         if self.schedule == "cosine":
-            return Schedule("cosine", self.warmup, rounds=self.rounds)
+            return Schedule("cosine", self.warmup, rounds=self.rounds, floor=self.floor)
         if self.schedule == "step":
             return Schedule("step", self.warmup, decay=self.decay, decay_every=self.decay_every)
         return Schedule(self.schedule, self.warmup)

@@ -96,7 +96,7 @@ class Event:
 
     round: int
     client: int
-    kind: Literal["left_out", "message_refused", "answer_lost", "out_of_sync", "weight_limited"]
+    kind: Literal["left_out", "message_refused", "answer_lost", "out_of_sync", "weight_limited", "too_large"]
     text: str
 
     def __str__(self) -> str:

@@ -1,207 +1,41 @@
-"""The configuration of a run: what can be set, one dataclass a section, every key documented where it is defined; how
-it is read and checked, all errors at once; and whose each key is.
+"""The configuration of a run: how settings are read, checked (all errors at once) and written.
 
-Values are taken from, later ones first: `--set` and options; the user's TOML file; the shipped defaults of the data
-set and method (`pfedlms/configs/DATASET-METHOD.toml`, that of a related data set where none was chosen for this one,
-then `DATASET.toml`); the defaults of the sections.
+Values are taken from, later ones first: `--set` and options, or keywords in Python; the user's TOML file; the shipped
+defaults of the data set and method (`pfedlms/configs/DATASET-METHOD.toml`, that of a related data set where none was
+chosen for this one, then `DATASET.toml`); the defaults of `schema`.
 """
 
 from __future__ import annotations
 
+import json
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields, replace
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pfedlms.data.schemes import SCHEMES
-from pfedlms.data.sources import DATASETS, PATHS, kind_of, meant_by
+from pfedlms.data.sources import DATASETS
 from pfedlms.errors import ConfigError, did_you_mean
-from pfedlms.experiment.checks import contradictions
-from pfedlms.experiment.layers import Tables, as_toml, given_in, merge, preset, read_toml, under_own_name
+from pfedlms.experiment.plugins import find_method
+from pfedlms.experiment.rules import contradictions
+from pfedlms.experiment.schema import CUSTOM, SECTIONS, DataSection, ModelSection, RunSection, TrainSection, meant
 from pfedlms.methods import METHODS
-from pfedlms.models.zoo import MODELS
-from pfedlms.settings import as_plain, parse, problems, setting, type_name
-from pfedlms.step.schedule import SHAPES
+from pfedlms.settings import as_plain, parse, problems, type_name
+
+Tables = dict[str, dict[str, Any]]
+"""Values by section and key."""
 
 SCHEMA = 1
-
+RELATIVES = {"svhn": "cifar10", "cifar100": "cifar10"}
+"""Data sets on which methods' settings were not chosen, and the one whose settings they take: images and models are
+alike."""
+BEFORE = {"train": {"floor": 0.0}}
+"""What the last version did where its stored configurations have no such key."""
 _MALFORMED = "--set"
 """Where texts that are no assignments wait to be reported."""
-CUSTOM = "custom"
-"""Stands in a config for data or a model that was given in Python."""
 
-
-@dataclass(frozen=True)
-class DataSection:
-    """Who holds what."""
-
-    dataset: str = setting(
-        "digits",
-        "data set by name or path",
-        choices=lambda: [*DATASETS, *(f"{kind}:PATH" for kind in PATHS), CUSTOM],
-        meant=meant_by,
-    )
-    dir: str = setting("", "folder with the data set's files; empty: the one that PFEDLMS_DATA names")
-    image_size: int = setting(
-        0, "images of folder:PATH are resized to this many pixels each way; 0: as they are", minimum=0, maximum=4096
-    )
-    label_column: str = setting("", "column of file:PATH with the class; empty: label, class, target or y")
-    owner_column: str = setting(
-        "", "column of file:PATH with the client that holds a sample; empty: client, user or client_id, if there is one"
-    )
-    partition: str = setting(
-        "auto",
-        "who gets what: Dirichlet(α) shares of each class, some classes a client, all alike, sizes by Dirichlet(α), or "
-        "as the data say; auto: given where they say so, else dirichlet",
-        choices=lambda: ["auto", *SCHEMES],
-    )
-    alpha: float = setting(
-        0.5,
-        "α of the Dirichlet partition; small: each client holds few classes (quantity: few clients hold most)",
-        above=0,
-    )
-    classes_per_client: int = setting(2, "classes a client holds with partition = classes", minimum=1)
-    clients: int = setting(
-        20, "K, number of clients; as many as there are where the partition is given", minimum=1, maximum=(1 << 32) - 2
-    )
-    min_samples: int = setting(10, "smallest number of samples (train and test) a client may get", minimum=1)
-    validation: float = setting(
-        0.0,
-        "share of each client's training samples set aside to choose settings by V-acc; they are not trained on and do "
-        "not count in N_k; a client with one training sample sets nothing aside, V-acc is of the others; 0: none",
-        minimum=0,
-        below=1,
-    )
-
-    class_names: str = setting(
-        "",
-        "where nodes hold data of their own: the names of all classes in order, separated by commas, so that all "
-        "number them alike",
-    )
-    sample_shape: str = setting(
-        "", "where nodes hold data of their own: the shape of a sample, 3x32x32 for instance; 64 for rows of 64 numbers"
-    )
-
-    @property
-    def title(self) -> str:
-        """The data set's name, of a path the last part."""
-        kind = kind_of(self.dataset)
-        return Path(self.dataset.partition(":")[2]).stem or kind if kind else self.dataset
-
-
-@dataclass(frozen=True)
-class ModelSection:
-    """What every client trains."""
-
-    name: str = setting("dnn", "model by name", choices=lambda: [*MODELS, CUSTOM])
-    hidden: int = setting(256, "width of dnn's hidden layer", minimum=1)
-
-
-@dataclass(frozen=True)
-class TrainSection:
-    """How clients train, the same for every method."""
-
-    rounds: int = setting(200, "R, communication rounds", minimum=1)
-    participation: float = setting(
-        1.0,
-        "share of the clients that take part in a phase; max(1, round(share · K)) of them are drawn",
-        above=0,
-        maximum=1,
-    )
-    max_weight: float = setting(
-        1.0,
-        "f, largest share one client may have of all weight in an exchange: N_k counts as min(N_k, c), c the largest "
-        "with c ≤ f · Σ min(N_j, c); with fewer than 1/f messages all weigh the same; 1: no limit",
-        above=0,
-        maximum=1,
-    )
-    local_steps: int = setting(20, "E, steps a client takes in a round", minimum=1)
-    batch_size: int = setting(64, "samples of one step", minimum=1)
-    learning_rate: float = setting(0.1, "η", above=0)
-    momentum: float = setting(
-        0.0, "momentum of the local steps; 0: none; adamw has moments of its own instead", minimum=0, maximum=1
-    )
-    weight_decay: float = setting(1e-4, "μ, for every method", minimum=0)
-    optimizer: str = setting(
-        "sgd",
-        "the local steps; adamw (β 0.9 and 0.999, ε 1e-8, decay decoupled) wants a learning rate of 0.001 or so",
-        choices=lambda: ["sgd", "adamw"],
-    )
-    clip: float = setting(
-        0.0, "largest norm of a client's gradient, the method's pull included, decay not; 0: none", minimum=0
-    )
-    schedule: str = setting(
-        "constant",
-        "η over the rounds: as it is; half a cosine down to nearly 0 at the last round, so train.rounds cannot change "
-        "on resume; or times train.decay every train.decay_every rounds",
-        choices=lambda: list(SHAPES),
-    )
-    warmup: int = setting(0, "rounds in which η rises in a straight line, before its schedule; 0: none", minimum=0)
-    decay: float = setting(0.1, "of the schedule step: what η is multiplied by", above=0, maximum=1)
-    decay_every: int = setting(50, "of the schedule step: after how many rounds", minimum=1)
-    loss: str = setting(
-        "cross-entropy",
-        "what local steps minimise, unless a loss is given in Python",
-        choices=lambda: ["cross-entropy", CUSTOM],
-    )
-    metric: str = setting(
-        "auto",
-        "what is measured, unless a metric is given in Python: accuracy, or minus the loss where there are no classes",
-        choices=lambda: ["auto", CUSTOM],
-    )
-    augment: str = setting(
-        "none",
-        "how training images are changed at random: moved by up to 4 pixels, mirrored, or both",
-        choices=lambda: ["none", "crop", "flip", "crop+flip"],
-    )
-    patience: int = setting(
-        0,
-        "stop when V-acc has not risen for so many evaluations; needs data.validation; the best round so far is kept "
-        "(best.pt); 0: never",
-        minimum=0,
-    )
-
-
-@dataclass(frozen=True)
-class RunSection:
-    """How the run is executed and what is kept."""
-
-    seed: int = setting(
-        0,
-        "names every random stream: partition, initial weights, batches, sketches",
-        minimum=0,
-        maximum=(1 << 63) - 1,
-    )
-    device: str = setting(
-        "auto",
-        "auto takes a GPU where there is one; cuda:N the one of that number, from 0",
-        choices=lambda: ["auto", "cpu", "cuda", "cuda:N"],
-    )
-    threads: int = setting(0, "CPU threads; 0: as they are set, which is all unless changed", minimum=0, maximum=1024)
-    out: str = setting("", "run directory; empty: a fresh one under runs/")
-    evaluate_every: int = setting(1, "rounds between evaluations (the last round is always evaluated)", minimum=1)
-    checkpoint_every: int = setting(10, "rounds between checkpoints (the last round always has one)", minimum=1)
-    quorum: float = setting(
-        0.5, "share of an exchange's messages that must be valid for the round to go on", minimum=0, maximum=1
-    )
-    timeout: float = setting(
-        600.0, "on nodes: seconds they have for one trip; who needs longer is left out of it", above=0
-    )
-    lost: float = setting(
-        0.0,
-        "share of messages lost on the way, in each direction; for studies of unreliable links",
-        minimum=0,
-        maximum=1,
-    )
-    fast: bool = setting(
-        False,
-        "on a GPU: compile the model (instead of the stacked layers); other rounding, not reproducible to the bit; "
-        "worth a try where it has layers without a rule of their own",
-    )
-    cohort_size: int = setting(0, "clients stacked together; 0: as many as fit in memory; 1: one by one", minimum=0)
-    reference: bool = setting(
-        False, "everything as it is defined, in plain PyTorch, one client after another: for checking; slow"
-    )
+__all__ = ["CUSTOM", "SECTIONS", "Config", "Tables", "as_toml", "keys", "load_config", "merge", "owners"]
 
 
 @dataclass(frozen=True)
@@ -210,13 +44,13 @@ class Config:
 
     method: str = "pfedlms"
     settings: Any = None
-    data: DataSection = DataSection()
-    model: ModelSection = ModelSection()
-    train: TrainSection = TrainSection()
-    run: RunSection = RunSection()
+    data: DataSection = field(default=DataSection())
+    model: ModelSection = field(default=ModelSection())
+    train: TrainSection = field(default=TrainSection())
+    run: RunSection = field(default=RunSection())
     given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
-    """Which keys, `section.key`, somebody has set to something else than their default, shipped ones included; nobody
-    knows that of a run that is gone on with."""
+    """Which keys, `section.key`, the user has set to something else than their default, shipped ones included; empty
+    for a run that is resumed."""
 
     def tables(self) -> Tables:
         """All keys with their values, as they stand in a TOML file."""
@@ -228,6 +62,10 @@ class Config:
             "run": asdict(self.run),
         }
 
+    def flat(self) -> dict[str, Any]:
+        """The same by `section.key`."""
+        return {f"{section}.{key}": value for section, own in self.tables().items() for key, value in own.items()}
+
     def to_toml(self) -> str:
         """The file that runs this configuration again."""
         lines = ["# pfedlms run config.toml --out DIR", f"schema = {SCHEMA}"]
@@ -238,98 +76,113 @@ class Config:
     def with_run(self, **values: Any) -> Config:
         return replace(self, run=replace(self.run, **values))
 
+    def silenced(self) -> Config:
+        """As if the user had given no setting: warnings about them have been given."""
+        return replace(self, given=frozenset())
 
-SECTIONS: dict[str, type[Any]] = {name: type(getattr(Config, name)) for name in ("data", "model", "train", "run")}
+
+def differing(configs: Sequence[Config]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The settings all have in common, and for each configuration those in which they are not all alike; seed, method
+    and folder of a run stand elsewhere."""
+    flat = [config.flat() for config in configs]
+    elsewhere = ("run.out", "run.seed", "method.name")
+    names = [key for key in dict.fromkeys(key for own in flat for key in own) if key not in elsewhere]
+    same = {key: flat[0][key] for key in names if all(key in own and own[key] == flat[0].get(key) for own in flat)}
+    return same, [{key: own[key] for key in names if key in own and key not in same} for own in flat]
+
+
+# --- which keys there are
 
 
 def owners(methods: Iterable[Any]) -> list[tuple[str, str, type[Any]]]:
-    """Whose keys are whose, where `methods` are in question: section, method (or "all" of them) and the dataclass that
-    declares the keys. A method that does not exist has none; the check of a configuration reports it."""
+    """Which keys belong to what, for these methods: section, method (or "all" of them) and the dataclass that declares
+    the keys. A method that does not exist has none; the check of a configuration reports it."""
     return [
-        *((section, "all", cls) for section, cls in SECTIONS.items()),
-        *(("method", name, METHODS[name].Settings) for name in methods if name in list(METHODS)),
+        *((section, "all", declared) for section, declared in SECTIONS.items()),
+        *(("method", name, found.Settings) for name in methods if (found := find_method(name)) is not None),
     ]
 
 
 def keys(methods: Iterable[Any]) -> dict[tuple[str, str], Field[Any]]:
-    """Every key by section and name; one that several methods have is the first's."""
+    """Every key by section and name; one that several methods have is the first one's."""
     known: dict[tuple[str, str], Field[Any]] = {}
-    for section, _, cls in owners(methods):
-        for each in fields(cls):
+    for section, _, declared in owners(methods):
+        for each in fields(declared):
             known.setdefault((section, each.name), each)
     return known
 
 
 def of_method(name: str, methods: Iterable[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the values of a section [method], those of one of `methods`: without what only others know, but with what
-    nobody knows, so that the check reports it."""
+    """Of the values of a section [method], those of one of `methods`: without keys that only others have, but with keys
+    that nobody has, so that the check reports them."""
     others = keys(methods).keys() - keys([name]).keys()
     return {key: value for key, value in values.items() if ("method", key) not in others}
 
 
 def of_others(key: str, method: Any) -> str | None:
     """What is wrong with a key that `method` does not have and other methods do: whose it is, and what `method` has."""
-    if method not in list(METHODS) or ("method", key) in keys([method]):
+    found = find_method(method)
+    if found is None or ("method", key) in keys([method]):
         return None
     having = [name for name in METHODS if ("method", key) in keys([name])]
     if not having:
         return None
-    own = ", ".join(each.name for each in fields(METHODS[method].Settings)) or "no settings of its own"
+    own = ", ".join(each.name for each in fields(found.Settings)) or "no settings of its own"
     return f"a setting of {', '.join(having)}, not of {method}, which has {own}"
 
 
-def load_config(
-    file: str | Path | None = None,
-    overrides: Mapping[str, Mapping[str, Any]] | None = None,
-    *,
-    stored: bool = False,
-) -> Config:
-    """Read a TOML file, put `overrides` (by section and key) on top and check it all; raises ConfigError with every
-    problem found. A file that is `stored` with a run has every key, whoever gave it."""
-    given = merge(read_toml(Path(file)) if file else {}, overrides or {})
-    for section, values in given.items():
-        if isinstance(values, Mapping):
-            given[section] = {key: as_plain(value) for key, value in values.items()}
-    schema: Any = given.pop("schema", SCHEMA)
-    if schema != SCHEMA:
-        what = "run directory" if stored else "config"
-        raise ConfigError([f"schema: got {schema!r}, expected {SCHEMA}; the {what} is of another version of pfedlms"])
-    method = given_in(given, "method", "name", "pfedlms")
-    qualified = given.get(method, {}) if isinstance(method, str) else {}
-    given = under_own_name(given, method)
-    dataset = given_in(given, "data", "dataset", "digits")
-    shipped = preset(dataset, method)
-    tables = merge(shipped, given)
-    if isinstance(tables.get("method"), Mapping):
-        tables["method"] = {key: value for key, value in tables["method"].items() if key != "name"}
-    classes = {section: cls for section, _, cls in owners([method])}
-    found = [_as_written(problem, qualified, method) for problem in _problems(tables, classes, method)]
-    found += contradictions(merge(_defaults(classes), tables))
-    if "method" not in classes:
-        found.append(f"method.name: got {method!r}; {did_you_mean(str(method), METHODS)}")
-    if found:
-        raise ConfigError(found)
-    sections = {section: _build(cls, tables.get(section, {})) for section, cls in classes.items()}
-    base = merge(_defaults(classes), shipped)
-    explicit = {
-        f"{section}.{key}"
-        for section, values in tables.items()
-        for key, value in values.items()
-        if not stored and value != base[section][key]
-    }
-    return Config(method=method, settings=sections.pop("method"), given=frozenset(explicit), **sections)
+def nearest(key: str, known: Iterable[str]) -> str:
+    """A closing sentence for an unknown key: what other tools call so, or the nearest spelling."""
+    known = list(known)
+    by_meaning = (meant(key) or "").partition(".")[2]
+    return f"did you mean {by_meaning}?" if by_meaning in known else did_you_mean(key, known)
 
 
-def _defaults(classes: Mapping[str, type[Any]]) -> Tables:
-    return {section: {each.name: each.default for each in fields(cls)} for section, cls in classes.items()}
+# --- tables
 
 
-def _as_written(problem: str, qualified: Mapping[str, Any], method: Any) -> str:
-    """A problem of the section [method] under the name that the key was given: `pfedlms.strength`, say."""
-    place, colon, text = problem.partition(": ")
-    section, _, key = place.partition(".")
-    own = section == "method" and isinstance(qualified, Mapping) and key in qualified
-    return f"{method}.{key}{colon}{text}" if own else problem
+def merge(*layers: Mapping[str, Any]) -> Tables:
+    """All of them, key by key; where several have a key, the last one's value."""
+    merged: dict[str, Any] = {}
+    for top in layers:
+        for key, value in top.items():
+            below = merged.get(key, {})
+            merged[key] = {**below, **value} if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def read_toml(path: str | Path | None) -> Tables:
+    """A TOML file as tables, nothing for None; raises ConfigError where it cannot be read."""
+    if path is None:
+        return {}
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError([f"{path}: cannot be read ({error.strerror})"]) from error
+    except (ValueError, RecursionError) as error:  # bad syntax, bad UTF-8, thousands of digits, deep nesting
+        raise ConfigError([f"{path}: not a TOML file: {error}"]) from error
+
+
+def as_toml(value: Any) -> str:
+    """As JSON writes it, but for the one character that TOML wants escaped and JSON does not."""
+    if isinstance(value, str):
+        # Bytes of a path that are no UTF-8 (lone surrogates in Python) have no place in TOML; "?" keeps it readable.
+        value = value.encode(errors="replace").decode()
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def preset(dataset: Any, method: Any) -> Tables:
+    """Shipped defaults for a data set, then those for a method on its relative, then on itself."""
+    tables: Tables = {}
+    if not isinstance(dataset, str) or dataset not in DATASETS:
+        return tables
+    folder = resources.files("pfedlms") / "configs"
+    for stem in (dataset, f"{RELATIVES.get(dataset)}-{method}", f"{dataset}-{method}"):
+        file = folder / f"{stem}.toml"
+        if file.is_file():
+            tables = merge(tables, tomllib.loads(file.read_text(encoding="utf-8")))
+    tables.pop("schema", None)
+    return tables
 
 
 def parse_overrides(assignments: Sequence[str]) -> Tables:
@@ -342,6 +195,7 @@ def parse_overrides(assignments: Sequence[str]) -> Tables:
             tables.setdefault(section, {})[key] = value.strip()
         else:
             tables.setdefault(_MALFORMED, {})[text] = ""  # reported with all other problems
+    find_method(tables.get("method", {}).get("name"))
     for (section, key), declared in keys(METHODS).items():
         for place in (section, *(METHODS if section == "method" else ())):
             if key in tables.get(place, {}):
@@ -349,13 +203,122 @@ def parse_overrides(assignments: Sequence[str]) -> Tables:
     return tables
 
 
+def from_keywords(methods: Sequence[str], settings: Mapping[str, Any]) -> Tables:
+    """Keyword arguments as tables; a key is looked up in every section and in the methods' own settings, and
+    `pfedlms={"strength": 0.05}` names the method it is for."""
+    sections = {key: section for section, key in keys(methods) if key != "name"}
+    own = {key: dict(value) for key, value in settings.items() if key in METHODS and isinstance(value, Mapping)}
+    alone = methods[0] if len(methods) == 1 else None
+    unknown = [
+        f"{key}: {of_others(key, alone) or f'unknown setting; {nearest(key, sections)}'}"
+        for key in settings
+        if key not in sections and key not in own
+    ]
+    if unknown:
+        raise ConfigError(unknown)
+    tables: Tables = {"data": {}, "model": {}, "train": {}, "method": {}, "run": {}, **own}
+    for key, value in settings.items():
+        if key not in own:
+            tables[sections[key]][key] = _device_name(value) if key == "device" else value
+    return tables
+
+
+def _device_name(device: Any) -> Any:
+    """A `torch.device` as the setting has it; there is only one CPU."""
+    return ("cpu" if device.type == "cpu" else str(device)) if hasattr(device, "type") else device
+
+
 def method_in(file: str | Path | None) -> str:
     """The method a TOML file names, so that its own keys are known before the whole is checked."""
-    return str(given_in(read_toml(Path(file)) if file else {}, "method", "name", "pfedlms"))
+    return str(_value_in(read_toml(file), "method", "name", "pfedlms"))
 
 
-def _problems(tables: Mapping[str, Any], classes: Mapping[str, type[Any]], method: Any) -> list[str]:
-    """Everything wrong with `tables`, whose sections have the keys of `classes`, where `method` is chosen."""
+def _value_in(tables: Mapping[str, Any], section: str, key: str, default: str) -> Any:
+    """One value that others depend on; a section that is no table is reported by the check."""
+    values = tables.get(section, {})
+    return values.get(key, default) if isinstance(values, Mapping) else default
+
+
+# --- from tables to a configuration
+
+
+def load_config(
+    file: str | Path | None = None,
+    overrides: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    stored: bool = False,
+) -> Config:
+    """Read a TOML file, put `overrides` (by section and key) on top and check it all; raises ConfigError with every
+    problem found. A file that is `stored` with a run has every key, whether the user has set it or not."""
+    given = merge(read_toml(file), overrides or {})
+    for section, values in given.items():
+        if isinstance(values, Mapping):
+            given[section] = {key: as_plain(value) for key, value in values.items()}
+    schema: Any = given.pop("schema", SCHEMA)
+    if schema != SCHEMA:
+        what = "run directory" if stored else "config"
+        raise ConfigError([f"schema: got {schema!r}, expected {SCHEMA}; the {what} is of another version of pfedlms"])
+    method = _value_in(given, "method", "name", "pfedlms")
+    qualified = given.get(method, {}) if isinstance(method, str) else {}
+    given = _with_own_section(given, method)
+    shipped = preset(_value_in(given, "data", "dataset", "digits"), method)
+    tables = merge(shipped, BEFORE if stored else {}, given)
+    if isinstance(tables.get("method"), Mapping):
+        tables["method"] = {key: value for key, value in tables["method"].items() if key != "name"}
+    declared = {section: cls for section, _, cls in owners([method])}
+    found = [_as_written(problem, qualified, method) for problem in _problems(tables, declared, method)]
+    found += contradictions(merge(_defaults(declared), tables))
+    if "method" not in declared:
+        found.append(f"method.name: got {method!r}; {did_you_mean(str(method), METHODS)}")
+    if found:
+        raise ConfigError(found)
+    base = merge(_defaults(declared), shipped)
+    explicit = {
+        f"{section}.{key}"
+        for section, values in tables.items()
+        for key, value in values.items()
+        if not stored and value != base[section][key]
+    }
+    tables = merge(tables, {"data": constants_of(merge(base, tables)["data"])})
+    sections = {section: _build(cls, tables.get(section, {})) for section, cls in declared.items()}
+    return Config(method=method, settings=sections.pop("method"), given=frozenset(explicit), **sections)
+
+
+def constants_of(data: Mapping[str, Any]) -> dict[str, str]:
+    """`mean` and `std` of a data set by name, where the user gives no others."""
+    if data["dataset"] not in DATASETS or data["mean"]:
+        return {}
+    source = DATASETS[data["dataset"]]
+    return {"mean": as_constants(source.mean), "std": as_constants(source.std)}
+
+
+def as_constants(numbers: Sequence[float]) -> str:
+    """`0.4914, 0.4822, 0.4465`: read back to the same numbers."""
+    return ", ".join(repr(float(number)) for number in numbers)
+
+
+def _defaults(declared: Mapping[str, type[Any]]) -> Tables:
+    return {section: {each.name: each.default for each in fields(cls)} for section, cls in declared.items()}
+
+
+def _with_own_section(tables: Mapping[str, Any], method: Any) -> Tables:
+    """With the values of a section of the method's own name, `[pfedlms]`, on top of the section [method]."""
+    own = tables.get(method) if isinstance(method, str) and find_method(method) else None
+    if own is None or not isinstance(tables.get("method", {}), Mapping):
+        return dict(tables)
+    return merge({name: values for name, values in tables.items() if name != method}, {"method": own})
+
+
+def _as_written(problem: str, qualified: Mapping[str, Any], method: Any) -> str:
+    """A problem of the section [method] under the name that the key was given: `pfedlms.strength`, say."""
+    place, colon, text = problem.partition(": ")
+    section, _, key = place.partition(".")
+    own = section == "method" and isinstance(qualified, Mapping) and key in qualified
+    return f"{method}.{key}{colon}{text}" if own else problem
+
+
+def _problems(tables: Mapping[str, Any], declared: Mapping[str, type[Any]], method: Any) -> list[str]:
+    """Everything wrong with `tables`, whose sections have the keys of `declared`, where `method` is chosen."""
     found = []
     names = [*SECTIONS, "method"]
     for section, values in tables.items():
@@ -369,14 +332,14 @@ def _problems(tables: Mapping[str, Any], classes: Mapping[str, type[Any]], metho
             found.append(f"[{section}]: unknown section; {near}")
         elif not isinstance(values, Mapping):
             found.append(f"{section}: got {values!r}, expected a section [{section}]")
-        elif section in classes:
+        elif section in declared:
             misplaced = {key: of_others(key, method) for key in values} if section == "method" else {}
             found += [f"method.{key}: {whose}" for key, whose in misplaced.items() if whose]
             rest = {key: value for key, value in values.items() if not misplaced.get(key)}
-            found += problems(section, classes[section], rest)
+            found += problems(section, declared[section], rest, meant)
     return found
 
 
-def _build(cls: type[Any], values: Mapping[str, Any]) -> Any:
-    kinds = {each.name: type_name(each) for each in fields(cls)}
-    return cls(**{key: float(value) if kinds[key] == "float" else value for key, value in values.items()})
+def _build(declared: type[Any], values: Mapping[str, Any]) -> Any:
+    kinds = {each.name: type_name(each) for each in fields(declared)}
+    return declared(**{key: float(value) if kinds[key] == "float" else value for key, value in values.items()})

@@ -15,8 +15,7 @@ from pfedlms.engine.participation import Participation
 from pfedlms.engine.reports import Traffic
 from pfedlms.engine.terms import agreement, task_of
 from pfedlms.errors import ConfigError
-from pfedlms.experiment.config import CUSTOM, Config, keys, load_config, of_method
-from pfedlms.experiment.layers import Tables, merge
+from pfedlms.experiment.config import CUSTOM, Config, Tables, keys, load_config, merge, of_method
 from pfedlms.experiment.memory import needed_bytes
 from pfedlms.experiment.prepare import named_pool, train_settings
 from pfedlms.methods import METHODS

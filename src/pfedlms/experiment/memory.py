@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from pfedlms.data import FederatedData
 from pfedlms.engine import Federation
-from pfedlms.experiment.config import TrainSection
+from pfedlms.experiment.schema import TrainSection
 from pfedlms.methods.contract import Method
 from pfedlms.models import CohortModel
 from pfedlms.step import kept_numbers

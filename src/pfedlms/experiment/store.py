@@ -60,8 +60,12 @@ class RunDirectory(ExitStack):
             reason = getattr(error, "strerror", None) or error
             raise RunDirectoryError(f"{self.path}: cannot be written ({reason}); name another --out") from error
 
+    def write_config(self, config: str) -> None:
+        with self._storing():
+            write_atomically(self.config, lambda file: file.write(config.encode()))
+
     def open(self) -> None:
-        """Take an existing directory over, to go on with its run."""
+        """Take an existing directory over, to resume its run."""
         try:
             self._acquire()
         except OSError as error:

@@ -16,24 +16,23 @@ from pfedlms.errors import UsageError
 MISSING = "Flower is not installed; install it with: pip install 'pfedlms[flower]'"
 
 
-def server(file: str | Path, model: Any = None, own: Any = None) -> Any:
+def server(file: str | Path, problem: Any = None) -> Any:
     """The ServerApp of the run that a TOML file describes.
 
     Args:
         file: the configuration; keys of the run config come on top of it.
-        model: a module or a factory, where the configuration says model.name = "custom".
-        own: `pfedlms.experiment.prepare.Own(loss, metric)`, where train.loss or train.metric is "custom".
+        problem: `pfedlms.Problem(model=…, loss=…, metric=…)`, where the configuration says "custom" of one of them.
     """
     with _extra():
         from pfedlms.flower.server_app import server_app
-    return server_app(Path(file), model, *([] if own is None else [own]))
+    return server_app(Path(file), *([] if problem is None else [problem]))
 
 
-def client(file: str | Path, model: Any = None, own: Any = None) -> Any:
+def client(file: str | Path, problem: Any = None) -> Any:
     """The ClientApp of the same run; see `server`."""
     with _extra():
         from pfedlms.flower.client_app import client_app
-    return client_app(Path(file), model, *([] if own is None else [own]))
+    return client_app(Path(file), *([] if problem is None else [problem]))
 
 
 @contextmanager

@@ -13,17 +13,18 @@ from flwr.clientapp import ClientApp
 
 from pfedlms import __version__
 from pfedlms.deploy import Node
-from pfedlms.experiment.prepare import NOTHING_OWN, ModelLike, Own
+from pfedlms.experiment.prepare import NAMED
+from pfedlms.experiment.problem import Problem
 from pfedlms.flower.carrier import CHECK, REQUEST, WHO
 from pfedlms.flower.keys import configured, seated
 
 
-def client_app(file: Path, model: ModelLike = None, own: Own = NOTHING_OWN) -> Any:
+def client_app(file: Path, problem: Problem = NAMED) -> Any:
     """See `flower.client`. What a handler raises reaches the server as the reason why this node is left out."""
 
     def opened(context: Context) -> Node:
         config, seat, folder = seated(*configured(file, context.run_config), context.node_config)
-        return Node(config, seat.partition_id, folder, seat.data or None, model, own)
+        return Node(config, seat.partition_id, folder, seat.data or None, problem)
 
     def who(_: bytes, context: Context) -> bytes:
         _config, seat, _folder = seated(*configured(file, context.run_config), context.node_config)

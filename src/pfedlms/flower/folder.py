@@ -11,8 +11,7 @@ from pathlib import Path
 
 from pfedlms import __version__
 from pfedlms.errors import UsageError
-from pfedlms.experiment.config import keys, load_config
-from pfedlms.experiment.layers import as_toml
+from pfedlms.experiment.config import as_toml, keys, load_config
 from pfedlms.flower.keys import AS_IN_FILE, FlowerSection
 from pfedlms.methods import METHODS
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pfedlms.errors import ConfigError
-from pfedlms.experiment.config import Config, load_config
-from pfedlms.experiment.layers import Tables, merge
+from pfedlms.experiment.config import Config, Tables, load_config, merge
 from pfedlms.settings import problems, setting
 
 AS_IN_FILE = ""

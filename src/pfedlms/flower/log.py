@@ -5,40 +5,41 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pfedlms.experiment.config import Config
-from pfedlms.experiment.play import Progress, in_short
+from pfedlms.experiment.callbacks import Callback, RunInfo
+from pfedlms.experiment.summary import in_short
 from pfedlms.report.progress import accuracies
 
 CHECKED = "pfedlms: checked"
 """How the line begins that says that all nodes fit."""
 
 
-class RoundLog(Progress):
+class RoundLog(Callback):
     """What is measured of a round comes after the round, so a line waits for it."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say, self._line = say, ""
 
-    def started(self, config: Config, rounds_played: int) -> None:
-        begun = f", going on after round {rounds_played}" if rounds_played else ""
+    def on_start(self, run: RunInfo) -> None:
+        config = run.config
+        begun = f", going on after round {run.round}" if run.round else ""
         self._say(f"pfedlms: {config.method} on {config.data.title}, {config.train.rounds} rounds{begun}")
 
-    def played(self, config: Config, record: Mapping[str, Any]) -> None:
+    def on_round(self, run: RunInfo, record: Mapping[str, Any]) -> None:
         self._flush()
         sent = record["bytes"]
         up, down = (sum(count for name, count in sent.items() if name.startswith(way)) for way in ("up", "down"))
         again = f" + {sent['catch_up']:,} to catch up" if sent["catch_up"] else ""
         self._line = (
-            f"round {record['round']}/{config.train.rounds}: {len(record['participants'])} trained, loss "
+            f"round {record['round']}/{run.config.train.rounds}: {len(record['participants'])} trained, loss "
             f"{record['loss']:.4f}, {up:,} bytes up, {down:,} down{again}"
         )
         self._out = "; ".join(f"{client}: {why}" for client, why in record["left_out"].items())
 
-    def evaluated(self, config: Config, record: Mapping[str, Any]) -> None:
+    def on_evaluation(self, run: RunInfo, record: Mapping[str, Any]) -> None:
         self._line += f", {accuracies(record)}, {record['seconds']:.1f} s"
         self._flush()
 
-    def ended(self, config: Config, summary: Mapping[str, Any]) -> None:
+    def on_end(self, run: RunInfo, summary: Mapping[str, Any]) -> None:
         self._flush()
         self._say(f"pfedlms: {in_short(summary)}")
 

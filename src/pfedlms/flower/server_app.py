@@ -17,7 +17,8 @@ from pfedlms.deploy import serve
 from pfedlms.deploy.ground import Ground
 from pfedlms.errors import UsageError
 from pfedlms.experiment.config import Config
-from pfedlms.experiment.prepare import NOTHING_OWN, ModelLike, Own
+from pfedlms.experiment.prepare import NAMED
+from pfedlms.experiment.problem import Problem
 from pfedlms.flower.carrier import CHECK, Carrier, Failure
 from pfedlms.flower.client_app import record, versions
 from pfedlms.flower.keys import configured
@@ -29,7 +30,7 @@ _GONE = 5
 say = logging.getLogger("flwr").info
 
 
-def server_app(file: Path, model: ModelLike = None, own: Own = NOTHING_OWN) -> Any:
+def server_app(file: Path, problem: Problem = NAMED) -> Any:
     """See `flower.server`."""
 
     def main(grid: Grid, context: Context) -> None:
@@ -44,11 +45,11 @@ def server_app(file: Path, model: ModelLike = None, own: Own = NOTHING_OWN) -> A
 
         def play() -> None:
             gather()
-            serve(config, carrier, RoundLog(say), model, own)
+            serve(config, carrier, [RoundLog(say)], problem)
 
         with _warnings_said():
             if flower.check:
-                check(config, carrier, gather(), Ground(config, None, None, model, own).run)
+                check(config, carrier, gather(), Ground(config, problem=problem).run)
             else:
                 persist(play, flower.attempts, say)
 

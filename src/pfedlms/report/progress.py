@@ -10,8 +10,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from pfedlms.experiment.config import Config
-from pfedlms.experiment.play import Progress
 from pfedlms.report.runs import MIB
 
 
@@ -30,25 +28,25 @@ def accuracies(record: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def screen(wanted: bool | None = None) -> Iterator[Progress]:
-    """On standard error: live on a terminal and in a notebook. Elsewhere plain lines if they are `wanted`; nothing if
-    not, or if nobody said."""
+def screen(wanted: bool | None = None) -> Iterator[list[Any]]:
+    """Callbacks that show progress on standard error: live on a terminal and in a notebook. Elsewhere plain lines if
+    they are `wanted`; none if not, or if nobody said."""
     console = Console(stderr=True)
     live = console.is_jupyter or (console.file.isatty() and console.is_terminal)
     if wanted is False or (wanted is None and not live):
-        yield Progress()
+        yield []
     elif live:
         with LiveProgress(console) as progress:
-            yield progress
+            yield [progress]
     else:
-        yield PlainProgress(console)
+        yield [PlainProgress(console)]
 
 
 COMPILING = "compiling kernels, once on this machine; not counted as training time"
 
 
-class LiveProgress(Bar, Progress):
-    """One bar a run, with accuracy, bytes sent and time left."""
+class LiveProgress(Bar):
+    """A callback: one bar per run, with accuracy, bytes sent and time left."""
 
     def __init__(self, console: Console) -> None:
         columns = (
@@ -61,37 +59,38 @@ class LiveProgress(Bar, Progress):
         )
         super().__init__(*columns, console=console)
 
-    def started(self, config: Config, rounds_played: int) -> None:
-        rounds = config.train.rounds
-        self._task = self.add_task(self.label(config), total=rounds, completed=rounds_played, accuracy="", sent="")
+    def on_start(self, run: Any) -> None:
+        rounds = run.config.train.rounds
+        self._task = self.add_task(run.name, total=rounds, completed=run.round, accuracy="", sent="")
 
-    def compiling(self) -> None:
+    def on_compile(self, run: Any) -> None:
         self.console.print(COMPILING, highlight=False)
 
-    def evaluated(self, config: Config, record: Mapping[str, Any]) -> None:
+    def on_evaluation(self, run: Any, record: Mapping[str, Any]) -> None:
         self.update(self._task, completed=record["round"], accuracy=accuracies(record), sent=_sent(record))
 
 
-class PlainProgress(Progress):
-    """About ten lines a run, for logs and pipes."""
+class PlainProgress:
+    """A callback: about ten lines per run, for logs and pipes."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    def compiling(self) -> None:
+    def on_compile(self, run: Any) -> None:
         self._say(COMPILING)
 
-    def started(self, config: Config, rounds_played: int) -> None:
+    def on_start(self, run: Any) -> None:
         self._next = 0
-        already = f", from round {rounds_played} on" if rounds_played else ""
-        self._say(f"{self.label(config)}: {config.train.rounds} rounds on {config.data.dataset}{already}")
+        already = f", from round {run.round} on" if run.round else ""
+        self._say(f"{run.name}: {run.config.train.rounds} rounds on {run.config.data.dataset}{already}")
 
-    def evaluated(self, config: Config, record: Mapping[str, Any]) -> None:
-        if record["round"] < self._next and record["round"] < config.train.rounds:
+    def on_evaluation(self, run: Any, record: Mapping[str, Any]) -> None:
+        rounds = run.config.train.rounds
+        if record["round"] < self._next and record["round"] < rounds:
             return
-        self._next = record["round"] + max(1, config.train.rounds // 10)
+        self._next = record["round"] + max(1, rounds // 10)
         self._say(
-            f"{self.label(config)}: round {record['round']}/{config.train.rounds}  {accuracies(record)}  loss "
+            f"{run.name}: round {record['round']}/{rounds}  {accuracies(record)}  loss "
             f"{record['loss']:.4f}  {_sent(record)}  {record['seconds']:.1f} s"
         )
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pfedlms.errors import UsageError
-from pfedlms.experiment.config import Config, load_config
-from pfedlms.experiment.layers import Tables, merge
-from pfedlms.experiment.record import settled
-from pfedlms.experiment.variants import variants
+from pfedlms.experiment.config import Config, Tables, load_config, merge
+from pfedlms.experiment.grids import variants
+from pfedlms.experiment.loop import fixed_settings as settled
 from pfedlms.reproduce.budget import at_the_bytes_of
 
 QUICK = 10

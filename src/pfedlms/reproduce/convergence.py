@@ -30,8 +30,9 @@ from pfedlms.data import FederatedData
 from pfedlms.engine import Federation
 from pfedlms.errors import UsageError
 from pfedlms.experiment.config import Config, load_config
+from pfedlms.experiment.loop import fixed_settings as settled
 from pfedlms.experiment.prepare import as_configured, named_pool, prepare, train_settings
-from pfedlms.experiment.record import settled
+from pfedlms.experiment.problem import Problem as LearningProblem
 from pfedlms.experiment.store import write_atomically
 from pfedlms.reproduce.constants import Problem, Terms, softmax_smoothness, terms
 from pfedlms.reproduce.trajectory import Trajectory, WatchedPFedLMS, WatchedSettings, follow
@@ -106,7 +107,8 @@ def convergence(
                     progress(plan.name)
                 config = configs[plan.model]
                 if plan.model not in prepared:
-                    prepared[plan.model] = prepare(config, model=softmax(config) if plan.model == "softmax" else None)
+                    own = LearningProblem(model=softmax(config) if plan.model == "softmax" else None)
+                    prepared[plan.model] = prepare(config, own)
                 found = (_theory if plan.model == "softmax" else _practice)(plan, config, prepared[plan.model])
                 kept.append(found)
                 _keep(file, dataset, settings, kept)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from pfedlms.experiment.export import open_checkpoint
-from pfedlms.experiment.play import Progress
+from pfedlms.experiment.runs import load_run
 from pfedlms.reproduce.cells import Cell, short_fedavg
 from pfedlms.reproduce.play import Played, Where, play
 
@@ -19,7 +18,12 @@ BINS = 80
 
 
 def distributions(
-    dataset: str, where: Where, progress: Progress, quick: bool, seed: int = 0, say: Callable[[str], None] | None = None
+    dataset: str,
+    where: Where,
+    progress: Sequence[Any],
+    quick: bool,
+    seed: int = 0,
+    say: Callable[[str], None] | None = None,
 ) -> tuple[Played, dict[str, Any] | None]:
     """Densities of every layer's weights in the shared model after the rounds of the figure, and its accuracy after
     every round; None where not all cells came to their end. The first rounds are played again on the way to the later
@@ -35,7 +39,7 @@ def distributions(
 
 
 def _shared(where: Where, own: Cell) -> dict[str, torch.Tensor]:
-    model = open_checkpoint(where.out / own.name).shared()
+    model = load_run(where.out / own.name).trained().shared()
     assert model is not None  # FedAvg has one
     return model
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from pfedlms.data.sources import kind_of
 from pfedlms.errors import DataError, UsageError, did_you_mean
-from pfedlms.experiment.play import Progress
 from pfedlms.experiment.store import write_atomically
 from pfedlms.report import charts
 from pfedlms.reproduce import figures
@@ -78,7 +77,7 @@ class Outcome:
 
 
 def reproduce(
-    name: str, wanted: Wanted, where: Where, progress: Progress, say: Callable[[str], None] | None = None
+    name: str, wanted: Wanted, where: Where, progress: Sequence[Any], say: Callable[[str], None] | None = None
 ) -> Outcome:
     """One table or figure; sheets are written beside the cells. `say` is told what else is done as it begins."""
     if name not in NAMES:
@@ -109,7 +108,7 @@ def reproduce(
 
 
 def _experiment(
-    name: str, plan: Experiment, dataset: str, wanted: Wanted, where: Where, progress: Progress,
+    name: str, plan: Experiment, dataset: str, wanted: Wanted, where: Where, progress: Sequence[Any],
     say: Callable[[str], None] | None, outcome: Outcome,
 ) -> None:  # fmt: skip
     """The cells of a data set, and what is made of them."""
@@ -154,7 +153,12 @@ def _curves(name: str, title: str, dataset: str, cells: Cells, folder: Path, out
 
 
 def _figure_1(
-    dataset: str, wanted: Wanted, where: Where, progress: Progress, say: Callable[[str], None] | None, outcome: Outcome
+    dataset: str,
+    wanted: Wanted,
+    where: Where,
+    progress: Sequence[Any],
+    say: Callable[[str], None] | None,
+    outcome: Outcome,
 ) -> None:
     """On the first seed."""
     played, document = distributions(dataset, where, progress, wanted.quick, wanted.seeds[0], say)

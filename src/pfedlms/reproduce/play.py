@@ -19,11 +19,8 @@ from pfedlms.errors import (
     StorageError,
     UsageError,
 )
-from pfedlms.experiment.config import Config, load_config
-from pfedlms.experiment.layers import merge
-from pfedlms.experiment.play import Progress
-from pfedlms.experiment.run import begin, go_on, open_run
-from pfedlms.experiment.show import stored_summary
+from pfedlms.experiment.config import Config, load_config, merge
+from pfedlms.experiment.runs import begin, load_run, open_run, resume_run
 from pfedlms.experiment.store import RunDirectory
 from pfedlms.methods import METHODS
 from pfedlms.report.tables import counted
@@ -71,7 +68,7 @@ class Where:
 
 
 def play(
-    cells: Iterable[Cell], where: Where, progress: Progress, known: Sequence[Mapping[str, Any]] = (),
+    cells: Iterable[Cell], where: Where, callbacks: Sequence[Any], known: Sequence[Mapping[str, Any]] = (),
     say: Callable[[str], None] | None = None,
 ) -> Played:  # fmt: skip
     """Every cell that is in no folder yet and not among the rows that are `known` is trained; one that was interrupted
@@ -95,9 +92,8 @@ def play(
             continue
         if played.stopped and not _ended(where.out / cell.name):
             continue
-        progress.named(cell.row if cell.row != config.method else "")
         try:
-            played.measured[cell], stopped = _one(config, progress)
+            played.measured[cell], stopped = _one(config, cell.row, callbacks)
             RunDirectory(where.out / cell.name).name_row(cell.row + " (quick)" * cell.quick)
             played.stopped = played.stopped or stopped
         except DataError as error:
@@ -115,11 +111,11 @@ def _announce(cells: Iterable[Cell], played: Played, where: Where, say: Callable
 
 def _ended(folder: Path) -> bool:
     """Whether there is a cell with nothing left to train."""
-    summary = stored_summary(folder) if RunDirectory(folder).config.is_file() else None
+    summary = load_run(folder).summary if RunDirectory(folder).config.is_file() else None
     return summary is not None and summary["status"] in ENDED
 
 
-def _one(config: Config, progress: Progress) -> tuple[Measured, int]:
+def _one(config: Config, label: str, callbacks: Sequence[Any]) -> tuple[Measured, int]:
     """A cell, from its folder as far as that goes; and the signal that interrupted it."""
     stored, stopped = RunDirectory(Path(config.run.out)), 0
     there = stored.config.is_file()
@@ -127,11 +123,14 @@ def _one(config: Config, progress: Progress) -> tuple[Measured, int]:
         raise RunDirectoryError(
             f"{stored.path}: holds a run with other settings than this cell has now; name another --out, or delete it"
         )
-    summary = stored_summary(stored.path) if there else None
+    summary = load_run(stored.path).summary if there else None
     if summary is None or summary["status"] not in ENDED:
         try:
             moved = config.data.dir or None
-            result = go_on(stored.path, progress=progress, data_dir=moved) if there else begin(config, progress)
+            if there:
+                result = resume_run(stored.path, callbacks=callbacks, data_dir=moved, label=label)
+            else:
+                result = begin(config, callbacks=callbacks, label=label)
             summary, stopped = result.summary, result.stopped
         except (DivergedError, QuorumError) as error:
             summary = dict(error.summary or {})

@@ -15,7 +15,7 @@ class Schedule:
     In the first `warmup` phases it rises in a straight line: (p + 1) / (warmup + 1). From then on, q phases later,
 
         constant   1
-        cosine     (1 + cos(π q / Q)) / 2, Q = rounds + 1 − warmup phases in all: above 0 to the last
+        cosine     floor + (1 − floor) (1 + cos(π q / Q)) / 2, Q = rounds + 1 − warmup phases in all
         step       decay^⌊q / decay_every⌋
 
     What a shape does not read is left at its default, so that equal schedules are equal.
@@ -27,6 +27,8 @@ class Schedule:
     """R, of a cosine."""
     decay: float = 1.0
     decay_every: int = 1
+    floor: float = 0.0
+    """Of a cosine: the share of η it approaches; 0: above 0 to the last."""
 
     def factor(self, phase: int) -> float:
         """Above 0 and at most 1, in float64."""
@@ -35,7 +37,7 @@ class Schedule:
         since = phase - self.warmup
         if self.shape == "cosine":
             last = max(0, self.rounds - self.warmup)
-            return (1 + cos(pi * min(since, last) / (last + 1))) / 2
+            return self.floor + (1 - self.floor) * (1 + cos(pi * min(since, last) / (last + 1))) / 2
         return self.decay ** (since // self.decay_every)
 
     @property

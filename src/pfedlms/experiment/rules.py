@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pfedlms.data.sources import kind_of
+from pfedlms.step.schedule import Schedule
 
 if TYPE_CHECKING:
     from pfedlms.experiment.config import Config
 
-_DEALT_BY = {"data.alpha": ("dirichlet", "quantity"), "data.classes_per_client": ("classes",)}
-"""Settings that only some ways to deal samples out look at."""
+_PARTITIONED_BY = {"data.alpha": ("dirichlet", "quantity"), "data.classes_per_client": ("classes",)}
+"""Settings that only some partitions use."""
 _OF_PATHS = {"label_column": "file", "owner_column": "file", "image_size": "folder"}
 """Settings of data sets given by path, and of which kind."""
+NOTHING = 0.01
+"""Local steps with less than this share of η hardly change a model."""
 
 
 def contradictions(tables: Mapping[str, Any]) -> list[str]:
@@ -41,11 +43,23 @@ def contradictions(tables: Mapping[str, Any]) -> list[str]:
             "samples set aside: set data.validation, for example to 0.1"
         )
     kind = kind_of(data["dataset"]) if isinstance(data["dataset"], str) else None
+    what = "given in Python" if data["dataset"] == "custom" else repr(data["dataset"])
     for key, of in _OF_PATHS.items():
         if data[key] and kind != of:
-            what = "given in Python" if data["dataset"] == "custom" else repr(data["dataset"])
             found.append(f"data.{key}: got {data[key]!r}, which is for {of}:PATH, but data are {what}; leave it out")
-    return found
+    return found + [
+        f"data.{key}: got {data[key]!r}, expected a number per channel, as in 0.49, 0.48, 0.45"
+        for key in ("mean", "std")
+        if isinstance(data[key], str) and data[key] and constants(data[key]) is None
+    ]
+
+
+def constants(text: str) -> tuple[float, ...] | None:
+    """The numbers that `data.mean` or `data.std` has; None where it is no list of numbers."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        return None
 
 
 def warn(texts: Iterable[str]) -> None:
@@ -54,30 +68,40 @@ def warn(texts: Iterable[str]) -> None:
         warnings.warn(text, stacklevel=3)
 
 
-def silenced(config: Config) -> Config:
-    """As if nobody had given any setting: what there was to say of them is said."""
-    return replace(config, given=frozenset())
-
-
 def without_effect(config: Config) -> Iterable[str]:
-    """Settings that somebody has given and that nothing looks at, or that were made for another choice than the one
-    given; a line each."""
+    """Settings that the user has given and that nothing reads, or that were made for another choice than the one
+    given; and a schedule that ends where local steps do nothing. One line each."""
     train, given = config.train, config.given
     if "train.momentum" in given and train.optimizer == "adamw":
         yield f"train.momentum: {train.momentum:g} has no effect, adamw has moments of its own; leave it out"
-    for key in ("decay", "decay_every"):
-        if f"train.{key}" in given and train.schedule != "step":
+    for key, schedule in (("decay", "step"), ("decay_every", "step"), ("floor", "cosine")):
+        if f"train.{key}" in given and train.schedule != schedule:
             yield (
                 f"train.{key}: {getattr(train, key):g} has no effect with train.schedule = {train.schedule}; set "
-                "train.schedule = step"
+                f"train.schedule = {schedule}"
             )
     if "train.optimizer" in given and train.optimizer == "adamw" and "train.learning_rate" not in given:
         yield f"train.learning_rate: {train.learning_rate:g} is for sgd; adamw wants 0.001 or so, set it"
+    if {"train.schedule", "train.floor", "train.decay", "train.decay_every"} & given and (
+        ends := _end(config)
+    ) < NOTHING:
+        remedy = "train.floor = 0.1" if train.schedule == "cosine" else "a larger train.decay or train.decay_every"
+        yield (
+            f"train.schedule: {train.schedule} ends at {ends:.1g} of the learning rate, where the last local steps do "
+            f"nothing and clients keep the model they share; set {remedy}"
+        )
+
+
+def _end(config: Config) -> float:
+    """The share of η in the last round."""
+    train = config.train
+    shape = Schedule(train.schedule, train.warmup, train.rounds, train.decay, train.decay_every, train.floor)
+    return shape.factor(train.rounds) if train.schedule != "constant" else 1.0
 
 
 def without_effect_on(config: Config, scheme: str) -> Iterable[str]:
-    """Likewise of settings of the partition, where samples are dealt out by `scheme`."""
-    for key, schemes in _DEALT_BY.items():
+    """Likewise of settings of the partition, where samples are partitioned by `scheme`."""
+    for key, schemes in _PARTITIONED_BY.items():
         if key in config.given and scheme not in schemes:
             value = getattr(config.data, key.partition(".")[2])
             how = "as the data say whose each sample is" if scheme == "given" else f"data.partition = {scheme}"

@@ -1,0 +1,395 @@
+"""The one loop that plays the rounds of a run, in this process or on nodes: what it records, and what signals do."""
+
+from __future__ import annotations
+
+import copy
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from types import FrameType
+from typing import Any, Protocol
+
+from pfedlms.backend import COMPILATION
+from pfedlms.data import FederatedData
+from pfedlms.data.sources import kind_of
+from pfedlms.engine import Evaluation, RoundReport, Traffic
+from pfedlms.engine.criterion import Criterion
+from pfedlms.engine.stopwatch import Stopwatch
+from pfedlms.errors import DivergedError, RunDirectoryError, RunError
+from pfedlms.experiment.callbacks import Calls, Checkpoints, EarlyStopping, RunInfo, is_best
+from pfedlms.experiment.config import CUSTOM, Config
+from pfedlms.experiment.prepare import as_configured
+from pfedlms.experiment.store import RunDirectory
+from pfedlms.experiment.summary import Ending, environment, finite, same_result, summarise
+from pfedlms.models import CohortModel
+
+
+class Played(Protocol):
+    """What is played: a federation, be it in this process or on nodes."""
+
+    rounds_played: int
+    largest_cohort: int
+    criterion: Criterion
+    watch: Stopwatch
+
+    @property
+    def data(self) -> FederatedData: ...
+
+    @property
+    def model(self) -> CohortModel: ...
+
+    def evaluate(self) -> Evaluation: ...
+
+    def everyone(self) -> Evaluation: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def load(self, state: dict[str, Any]) -> None: ...
+
+
+class Stopped(BaseException):
+    """A signal asked this process to end, in the middle of a step."""
+
+    def __init__(self, signal: int) -> None:
+        super().__init__(signal)
+        self.signal = signal
+
+
+class Running(RunInfo):
+    """A run while it is played: what happens becomes metrics, checkpoints and a summary, on disk where there is a
+    directory. Subclasses say how a step is taken."""
+
+    def __init__(self, config: Config, played: Any, directory: RunDirectory | None = None, label: str = "") -> None:
+        super().__init__(
+            f"{label or config.method} seed {config.run.seed}", config, directory.path if directory else None
+        )
+        self.played: Any = played
+        self.best_state: dict[str, Any] | None = None
+        """The federation after the best round, where it is kept and there is no directory to keep it in."""
+        self._stored = directory
+        self._traffic, self._rejected, self._astray, self._unheard = Traffic(), 0, 0, 0
+        self._before, self._began = 0.0, time.perf_counter() - COMPILATION.seconds
+
+    # --- one step; nodes have their own
+
+    def start(self) -> None:
+        if self.round == 0:
+            self.played.start()
+
+    def step(self, evaluate: bool) -> RoundReport | None:
+        """A round; None where it takes more steps."""
+        report: RoundReport = self.played.play_round(evaluate_global=evaluate)
+        return report
+
+    def was_measured(self, due: bool) -> bool:
+        """Whether there is an evaluation after the step, where one was due."""
+        return due
+
+    def more(self, of: str) -> dict[str, Any]:
+        """What is recorded besides: of a round, an evaluation or the summary."""
+        return {}
+
+    # --- what was done
+
+    @property
+    def round(self) -> int:
+        return int(self.played.rounds_played)
+
+    @property
+    def seconds(self) -> float:
+        """Spent in this run, all its processes together, without the compilation of kernels."""
+        return round(self._before + time.perf_counter() - COMPILATION.seconds - self._began, 3)
+
+    def restore(self, checkpoint: Mapping[str, Any] | None) -> None:
+        """Go back to a checkpoint, or to the very beginning where there is none."""
+        if self._stored is None:
+            return
+        if checkpoint:
+            load_into(self.played, checkpoint, self.config, self._stored)
+            self._traffic = Traffic(*checkpoint["traffic"])
+            self._rejected, self._unheard = checkpoint["rejected"], checkpoint["unheard"]
+            self._astray = checkpoint.get("astray", 0)
+            self._before = checkpoint["seconds"]
+        # Only now, so that a checkpoint that is refused costs no measurement.
+        self.metrics = self._stored.rewind_metrics(checkpoint["metrics_bytes"] if checkpoint else 0)
+        if is_best(self):  # the process may have ended between the checkpoint and its being kept
+            self._stored.keep_best()
+
+    def count(self, report: RoundReport) -> dict[str, Any]:
+        """Add a round to the totals; what callbacks are given of it."""
+        self._traffic += report.traffic
+        self._rejected += report.rejected
+        self._astray += report.astray
+        self._unheard += report.unheard
+        return {
+            "round": self.round,
+            "participants": list(report.participants),
+            "loss": report.loss,
+            "bytes": asdict(report.traffic),
+            "rejected": report.rejected,
+            "unheard": report.unheard,
+            **self.more("round"),
+        }
+
+    def evaluate(self, report: RoundReport) -> dict[str, Any]:
+        """Measure, and record what was measured; accuracies are over the clients that took part."""
+        measured: Evaluation = self.played.evaluate()
+        score = self.played.criterion.score
+        record: dict[str, Any] = {"round": self.round, **({"metric": score} if score else {})}
+        record["p_acc"] = finite(measured.accuracy)
+        if self.config.data.validation:
+            record["v_acc"] = _validated(measured)
+        if report.global_evaluation is not None:
+            record["g_acc"] = finite(report.global_evaluation.accuracy)
+        record |= {"loss": finite(report.loss), "test_loss": finite(measured.loss), "client_acc": _per_client(measured)}
+        if len(measured.ids) < self.played.data.clients:
+            record["clients"] = list(measured.ids)
+        record |= {"bytes": asdict(self._traffic), **self._failures(), **self.more("evaluation")}
+        record["seconds"] = self.seconds
+        if self._stored is not None:
+            self._stored.append_metrics(record)
+        self.metrics.append(record)
+        return record
+
+    def checkpoint(self) -> None:
+        """Save all that is needed to resume from here; after the best round so far, for good."""
+        if self._stored is not None:
+            data = self.played.data
+            state = {
+                "settings": fixed_settings(self.config),
+                "data": _fingerprint(self.config, data),
+                "cohort_size": self.played.largest_cohort,
+                # So that a model can be exported, and a summary made, without the data.
+                "shape": list(data.shape),
+                "classes": data.classes,
+                "samples": list(data.samples),
+                "integers": not data.x.is_floating_point(),
+                "parameters": self.played.model.layout.dim,
+                "facts": facts_of(self.played),
+                "federation": self.played.state(),
+                "traffic": list(self._traffic.as_tuple()),
+                "rejected": self._rejected,
+                "astray": self._astray,
+                "unheard": self._unheard,
+            }
+            self._stored.save_checkpoint({**state, "seconds": self.seconds})
+            if is_best(self):
+                self._stored.keep_best()
+        elif is_best(self):
+            self.best_state = copy.deepcopy(self.played.state())
+
+    def summary(self, status: str, everyone: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The summary as it would be if the run ended here; nothing is stored."""
+        stages = {name: round(spent, 6) for name, spent in self.played.watch.seconds.items()}
+        more = {**({"stages": stages} if stages else {}), **self.more("summary")}
+        bytes, failures = asdict(self._traffic), self._failures()
+        ending = Ending(status, self.round, bytes, self.seconds, failures, everyone, more)
+        return summarise(self.config, self.metrics, facts_of(self.played), ending)
+
+    def finish(self, status: str) -> dict[str, Any]:
+        """The summary of the run, as it is stored; of one that failed, if it can be stored."""
+        summary = self.summary(status)
+        stored = self._stored.read_summary() if self._stored is not None else None
+        if stored is not None and same_result(stored, summary):
+            return stored  # a finished run that was resumed: nothing was done, nothing is changed
+        if status == "finished":
+            summary["everyone"] = self._everyone()
+        if self._stored is not None:
+            try:
+                self._stored.write_summary(summary)
+            except RunError:
+                if status != "failed":
+                    raise
+        return summary
+
+    def _failures(self) -> dict[str, int]:
+        """Messages the server refused; where there were any, those it left out because their senders track another
+        model; where they can get lost, answers that clients did not receive."""
+        astray = {"astray": self._astray} if self._astray else {}
+        unheard = {"unheard": self._unheard} if self.config.run.lost else {}
+        return {"rejected": self._rejected, **astray, **unheard}
+
+    def _everyone(self) -> dict[str, Any]:
+        """All clients at the end of the run; the last evaluation, if it was of all of them."""
+        last = self.metrics[-1] if self.metrics else {}
+        if last.get("round") == self.round and "clients" not in last:
+            validated = {"validation_accuracy": last["v_acc"]} if "v_acc" in last else {}
+            measures = {"test_loss": last["test_loss"], "client_acc": last["client_acc"]}
+            return {"accuracy": last["p_acc"], **_over_clients(measures), **validated, **measures}
+        measured: Evaluation = self.played.everyone()
+        validated = {"validation_accuracy": _validated(measured)} if self.config.data.validation else {}
+        measures = {"test_loss": finite(measured.loss), "client_acc": _per_client(measured)}
+        return {"accuracy": finite(measured.accuracy), **_over_clients(measures), **validated, **measures}
+
+
+def execute(
+    run: Running, callbacks: Sequence[Any], checkpoint: Mapping[str, Any] | None = None, at_once: bool = False
+) -> tuple[dict[str, Any], int]:
+    """Play all rounds that are left; the summary, and the signal that asked to stop (0: none). `at_once` is for steps
+    that take long and can be taken again: a signal ends them where they are, with a checkpoint after every step."""
+    call = Calls([EarlyStopping(), *callbacks, Checkpoints(always=at_once)])
+    with as_configured(run.config), signals(at_once) as came, COMPILATION.told(lambda: call("on_compile", run)):
+        run.restore(checkpoint)
+        call("on_start", run)
+        try:
+            interrupted = _rounds(run, call, came)
+            summary = run.finish("interrupted" if interrupted else "finished")
+        except BaseException as error:
+            _end(error, run, call)
+            raise
+        call.end(run, summary)
+        return summary, came()
+
+
+def _rounds(run: Running, call: Calls, came: Callable[[], int]) -> bool:
+    """All rounds that are left; whether a signal interrupted them."""
+    last = run.config.train.rounds
+    run.start()
+    while run.round < last and not run.stopping:
+        number = run.round + 1
+        due = number % run.config.run.evaluate_every == 0 or number == last
+        report = run.step(due)
+        if report is not None:
+            call("on_round", run, run.count(report))
+            if run.was_measured(due):
+                call("on_evaluation", run, run.evaluate(report))
+        interrupted = came() > 0 and run.round < last and not run.stopping
+        if interrupted:
+            run.stop()
+        call("on_step", run)
+        if interrupted:
+            return True
+    return False
+
+
+def _end(error: BaseException, run: Running, call: Calls) -> None:
+    """The end of a run that an error ended: the error is what counts, whatever else fails."""
+    if isinstance(error, RunError):
+        # The disk may be full, but what was measured so far is on it; a summary is worth a try.
+        summary = error.summary = run.finish("diverged" if isinstance(error, DivergedError) else "failed")
+    elif isinstance(error, Stopped):
+        summary = run.finish("interrupted")
+    else:
+        summary = run.summary("failed" if isinstance(error, Exception) else "interrupted")
+    try:
+        call.end(run, summary)
+    except Exception as other:
+        error.add_note(f"on_end failed, too: {type(other).__name__}: {other}")
+
+
+@contextmanager
+def signals(at_once: bool = False) -> Iterator[Callable[[], int]]:
+    """Ctrl-C and SIGTERM, which schedulers send before they kill, let the round end and be saved; a second Ctrl-C ends
+    the program immediately. With `at_once` the first signal raises `Stopped` where the run is, and later ones are
+    ignored. Yields the number of the first signal that came, 0 if none did."""
+    received: list[int] = []
+
+    def handle(number: int, where: FrameType | None) -> None:
+        received.append(number)
+        if at_once and len(received) == 1:
+            raise Stopped(number)
+        if not at_once and received.count(signal.SIGINT) > 1:
+            raise KeyboardInterrupt
+
+    def first() -> int:
+        return received[0] if received else 0
+
+    if threading.current_thread() is not threading.main_thread():
+        yield first
+        return
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield first
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C in a run or study that was started in Python, after its checkpoint."""
+
+    def __init__(self, text: str, result: Any) -> None:
+        super().__init__(text)
+        self.result = result
+        """What would have been returned, as far as it came."""
+
+
+def leave(signalled: int, result: Any, resume: str) -> None:
+    """What a signal asked for, now that all is saved: Ctrl-C raises `Interrupted`, SIGTERM ends the program with 143.
+    `resume` is the call that resumes; empty if there is nothing to resume."""
+    if signalled == signal.SIGINT:
+        raise Interrupted(f"interrupted; resume with {resume}" if resume else "interrupted", result)
+    if signalled:
+        raise SystemExit(128 + signalled)
+
+
+def facts_of(played: Played) -> dict[str, Any]:
+    """What a summary says of data and model."""
+    data = played.data
+    named = {"classes": data.names, "client_names": data.client_names}
+    return {
+        "clients": data.clients,
+        **{key: list(names) for key, names in named.items() if names},
+        "partition": data.scheme,
+        **({"metric": played.criterion.score} if played.criterion.score else {}),
+        "parameters": played.model.layout.dim,
+        "environment": environment(played.model.device),
+    }
+
+
+def load_into(
+    played: Played, checkpoint: Mapping[str, Any], config: Config, stored: RunDirectory, same_data: bool = True
+) -> None:
+    """Load a checkpoint; one that was made with other settings or data would train on as if nothing had happened."""
+    now = fixed_settings(config)
+    changed = [f"{key} = {value!r}" for key, value in checkpoint["settings"].items() if now.get(key) != value]
+    if changed:
+        raise RunDirectoryError(
+            f"{stored.path}: checkpoint.pt does not fit config.toml, it was made with {', '.join(changed)}; "
+            "put that back, or delete checkpoint.pt to start this run over"
+        )
+    if same_data and checkpoint["data"] != _fingerprint(config, played.data):
+        raise RunDirectoryError(
+            f"{stored.path}: the data given are not those this run began with; give the same arrays or files"
+        )
+    try:
+        played.load(checkpoint["federation"])
+    except (ValueError, KeyError, IndexError) as error:
+        raise RunDirectoryError(
+            f"{stored.path}: checkpoint.pt does not fit ({error}); resume with the data and model it was made with"
+        ) from error
+
+
+def fixed_settings(config: Config) -> dict[str, Any]:
+    """What cannot change once a run has begun: all but its length (unless its learning rates depend on that), where the
+    data lie and how it is executed."""
+    tables = config.tables()
+    del tables["run"], tables["data"]["dir"]
+    tables["data"]["dataset"] = kind_of(config.data.dataset) or config.data.dataset
+    if config.train.schedule != "cosine":
+        del tables["train"]["rounds"]
+    return {f"{section}.{key}": value for section, own in tables.items() for key, value in own.items()}
+
+
+def _fingerprint(config: Config, data: FederatedData) -> str:
+    """Of data given in Python or by path; data sets by name are identified by their settings."""
+    own = config.data.dataset == CUSTOM or kind_of(config.data.dataset)
+    return data.fingerprint() if own else config.data.dataset
+
+
+def _validated(measured: Evaluation) -> float | None:
+    """V-acc; None where no client that was evaluated has set anything aside."""
+    return finite(measured.validation.accuracy) if measured.validation is not None else None
+
+
+def _over_clients(measures: Mapping[str, Any]) -> dict[str, float]:
+    """The mean over clients, beside the mean over samples: a client that claims many samples weighs no more in it."""
+    known = [value for value in measures["client_acc"] if value is not None]
+    return {"mean_over_clients": sum(known) / len(known)} if known else {}
+
+
+def _per_client(measured: Evaluation) -> list[float | None]:
+    return [finite(value) for value in measured.per_client]

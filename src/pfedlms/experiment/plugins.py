@@ -1,0 +1,79 @@
+"""Methods and models of the user's own, by name: from installed packages (entry points of the groups `pfedlms.methods`
+and `pfedlms.models`) and from modules that `--import` names."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from pfedlms.errors import UsageError, reason
+from pfedlms.methods import METHODS, Method, register
+from pfedlms.models.zoo import MODELS, Entry
+
+IMPORTED: list[str] = []
+"""Modules that were imported by name; processes of a study import them, too."""
+
+
+def import_modules(names: Iterable[str]) -> None:
+    """Import modules, which register their methods and models; also those beside the user, in the working folder."""
+    for name in names:
+        if str(Path.cwd()) not in sys.path:
+            sys.path.insert(0, str(Path.cwd()))
+        try:
+            import_module(name)
+        except Exception as error:  # it is the user's own code and may raise anything
+            raise UsageError(
+                f"--import: {name!r} cannot be imported ({reason(error)}); expected the name of a module, my_methods "
+                "for my_methods.py"
+            ) from error
+        if name not in IMPORTED:
+            IMPORTED.append(name)
+
+
+def find_method(name: Any) -> type[Method] | None:
+    """The method of that name; one that is not known yet is looked for among installed packages."""
+    if not isinstance(name, str):
+        return None
+    if name not in METHODS:
+        for point in entry_points(group="pfedlms.methods", name=name):
+            found = _loaded(point)
+            if not (isinstance(found, type) and issubclass(found, Method) and found.name == name):
+                raise UsageError(f"method.name: {point.value} gave {found!r}, expected a Method whose name is {name!r}")
+            register(found)
+    return METHODS.get(name)
+
+
+def find_models() -> None:
+    """Add the models of installed packages to the zoo: functions of (shape, classes, hidden) that return a module."""
+    for point in entry_points(group="pfedlms.models"):
+        if point.name not in MODELS:
+            built = _loaded(point)
+            MODELS[point.name] = built if isinstance(built, Entry) else Entry(f"of {point.value}", built)
+
+
+def load_plugins() -> None:
+    """All methods and models of installed packages, where they are to be listed."""
+    for point in entry_points(group="pfedlms.methods"):
+        find_method(point.name)
+    find_models()
+
+
+def _loaded(point: Any) -> Any:
+    try:
+        return point.load()
+    except Exception as error:  # somebody else's package
+        raise UsageError(f"{point.group}: {point.name} = {point.value} cannot be loaded ({reason(error)})") from error
+
+
+def resolve(text: str) -> Any:
+    """The object that `module:name` means."""
+    module, colon, name = text.partition(":")
+    import_modules([module])
+    found = getattr(sys.modules[module], name, None) if colon else None
+    if found is None:
+        raise UsageError(f"got {text!r}, expected MODULE:CLASS, my_methods:FedProx for instance")
+    return found

@@ -1,0 +1,235 @@
+"""What is to be learnt, as one object: data, model, loss and metric, by name or given in Python; and whether they fit
+each other."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from pfedlms import rng
+from pfedlms.data import FederatedData, Given, read
+from pfedlms.engine.criterion import Criterion
+from pfedlms.errors import ConfigError, PfedlmsError, UsageError, reason
+from pfedlms.experiment.schema import CUSTOM
+from pfedlms.models import CohortModel, build
+from pfedlms.models.intake import check_batch_of_one, copied, outputs_of
+from pfedlms.models.zoo import seeded
+from pfedlms.step.own import Metric, PerSample, over_clients
+
+if TYPE_CHECKING:
+    from pfedlms.experiment.config import Config, Tables
+
+ModelLike = str | nn.Module | Callable[[], nn.Module] | None
+_PLACES = {
+    "data": ("data", "dataset"), "model": ("model", "name"), "loss": ("train", "loss"), "metric": ("train", "metric"),
+}  # fmt: skip
+"""Where a configuration says that something was given in Python."""
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What is to be learnt.
+
+    Args:
+        data: a data set's name; one to be partitioned, as arrays `(x, y)`, a torch or Hugging Face Dataset, or a tuple
+        of two, (train, test), which are pooled and partitioned anew; or a list or dict of clients, each with a
+        (train, test) pair or one data set. Default: the embedded digits.
+        model: a name of the zoo, a factory that returns an `nn.Module`, or a module (its weights are w⁰). Default: the
+        data set's own.
+        loss: what local steps minimise in place of cross-entropy: a function of outputs `[batch, …]` and targets
+        `[batch, …]` of one client that gives one number per sample. Targets may then be anything numeric.
+        metric: what is measured in place of accuracy, likewise, or a pair of its name and such a function; the higher
+        the better. Default: accuracy where targets are classes and outputs are one number per class, else minus the
+        loss.
+    """
+
+    data: Any = None
+    model: ModelLike = None
+    loss: PerSample | None = None
+    metric: Metric | None = None
+
+    @classmethod
+    def of(
+        cls, data: Any = None, model: ModelLike = None, loss: PerSample | None = None, metric: Metric | None = None
+    ) -> Problem:
+        """The problem that arguments name; `data` may be one."""
+        if not isinstance(data, cls):
+            return cls(data, model, loss, metric)
+        for name, given in (("model", model), ("loss", loss), ("metric", metric)):
+            if given is not None:
+                raise UsageError(f"{name}: got one beside a Problem, which has its own; put it into the Problem")
+        return data
+
+    @cached_property
+    def given(self) -> Given | None:
+        """Data given in Python, read and checked once; None where a data set is named."""
+        named = self.data is None or isinstance(self.data, str)
+        return None if named else read(self.data, self.loss is not None)
+
+    def tables(self) -> Tables:
+        """The keys of a configuration that name the parts, or say that they were given in Python."""
+        tables: Tables = {"data": {}, "model": {}, "train": {}}
+        for name, (section, key) in _PLACES.items():
+            part = getattr(self, name)
+            if part is not None:
+                tables[section][key] = part if isinstance(part, str) and section != "train" else CUSTOM
+        if self.given is not None and self.given.held:
+            tables["data"]["clients"] = len(self.given.held)
+        return tables
+
+    def check_clients(self, settings: Mapping[str, Any]) -> None:
+        """Refuse another number of clients than the data have."""
+        clients = self.tables()["data"].get("clients")
+        if clients is not None and settings.get("clients", clients) != clients:
+            raise ConfigError([f"clients: got {settings['clients']}, but data has {clients} clients; leave it out"])
+
+    def check_complete(self, config: Config, directory: object) -> None:
+        """Refuse to resume a run without what it was given in Python, or with what it did not have."""
+        tables = config.tables()
+        for name in given_in_python(tables):
+            if getattr(self, name) is None:
+                raise UsageError(
+                    f"{directory}: this run's {name} was given in Python; "
+                    f"resume it with {call('resume', directory, tables)}"
+                )
+        for name in ("loss", "metric"):
+            if getattr(self, name) is not None and getattr(config.train, name) != CUSTOM:
+                raise UsageError(f"{directory}: this run has no {name} of its own; leave {name} out")
+
+    def module(self, config: Config, data: FederatedData) -> nn.Module:
+        """The model every client trains, as given or by name, with its initial weights."""
+        model, key = self.model, rng.stream(config.run.seed, "initial")
+        if isinstance(model, nn.Module):
+            return copied(model)
+        if callable(model):
+            return _made(model, key)
+        if model is not None and not isinstance(model, str):
+            raise UsageError(
+                f"model: got {model!r}, expected the name of a model, an nn.Module, or a function that makes one"
+            )
+        if config.model.name == CUSTOM:
+            raise UsageError("model.name: 'custom' stands for a model given in Python; name one of `pfedlms models`")
+        return build(config.model.name, data.shape, data.outputs, config.model.hidden, key)
+
+    def criterion(self, outputs: torch.Tensor, data: FederatedData) -> Criterion:
+        """What is minimised and measured, tried on the outputs for `some_samples`."""
+        targets = data.y[data.train[0][[0, -1, 0, -1, 0]]].to(outputs.device)
+        classifies = data.classes > 0 and outputs.ndim == 2 and outputs.shape[1] >= data.classes
+        made = {
+            name: None if function is None else over_clients(name, function, outputs.clone(), targets)
+            for name, function in (("loss", self.loss), ("metric", self.metric))
+        }
+        return Criterion(made["loss"], made["metric"], classifies)
+
+
+def given_in_python(tables: Mapping[str, Any]) -> list[str]:
+    """What of a configuration was no name or number but an object: some of data, model, loss and metric."""
+    return [name for name, (section, key) in _PLACES.items() if tables.get(section, {}).get(key) == CUSTOM]
+
+
+def call(function: str, directory: object, tables: Mapping[str, Any]) -> str:
+    """The call that resumes what is in `directory`, with everything that was given in Python."""
+    needed = given_in_python(tables)
+    keyed = ("loss", "metric") if needed[:1] == ["data"] else ("model", "loss", "metric")
+    given = [f"{name}={name}" if name in keyed else name for name in needed]
+    return f"pfedlms.{function}({', '.join([repr(str(directory)), *given])})"
+
+
+def _made(factory: Callable[[], nn.Module], key: int) -> nn.Module:
+    try:
+        return seeded(factory, key)
+    except PfedlmsError:
+        raise
+    except Exception as error:  # it is the user's own and may raise anything
+        remedy = ""
+        if isinstance(factory, type):
+            remedy = f"; give a module, or a function without arguments, model=lambda: {factory.__name__}(…)"
+        raise UsageError(f"model: cannot be built ({reason(error)}){remedy}") from error
+
+
+# --- do data and model fit each other?
+
+
+def as_the_model_takes_them(model: nn.Module, data: FederatedData) -> FederatedData:
+    """Samples of whole numbers as they are, for models that look them up; as floats for those that calculate with them,
+    which is found out by trying. Tried are the samples that hold the least and the greatest number of each place, so
+    that no number is too large for an embedding, and on the CPU, where that is an error one can go on after."""
+    if data.x.is_floating_point():
+        return data
+    flat = data.x.reshape(len(data.x), -1)
+    extremes = data.x[sorted({*flat.argmin(dim=0).tolist(), *flat.argmax(dim=0).tolist()})]
+    module = copy.deepcopy(model).cpu().eval()
+    if (as_they_are := _failure(module, extremes)) is None:
+        return data
+    if (as_floats := _failure(module, extremes.float())) is None:
+        return replace(data, x=data.x.float())
+    low, high = int(data.x.min()), int(data.x.max())
+    raise UsageError(
+        f"model: fails on samples of shape {data.shape}, whole numbers from {low} to {high} ({as_they_are}; as floats: "
+        f"{as_floats}); expected a module that takes [batch, *{data.shape}], with embeddings of at least {high + 1} "
+        f"entries{', and no number below 0' * (low < 0)}"
+    )
+
+
+def _failure(module: nn.Module, samples: torch.Tensor) -> str | None:
+    """Why a module cannot be called on samples, or None."""
+    try:
+        with torch.no_grad():
+            module(samples)
+    except Exception as error:  # it is the user's own and may raise anything
+        return reason(error)
+    return None
+
+
+def some_samples(data: FederatedData) -> torch.Tensor:
+    """A few samples, the first and the last of the first client in turn."""
+    return data.x[data.train[0][[0, -1, 0, -1, 0]]]
+
+
+def checked_outputs(model: CohortModel, data: FederatedData, config: Config) -> torch.Tensor:
+    """Try some samples, so that a model that does not fit the data is found before anything is trained."""
+    sample = some_samples(data).to(model.device)
+    try:
+        with torch.no_grad():
+            outputs = outputs_of(model.module.eval()(sample))
+    except PfedlmsError:
+        raise
+    except Exception as error:  # it is the user's own and may raise anything
+        why = reason(error)
+        remedy = "; its parameters are float32 here, so leave casts to other types out of it" * ("dtype" in why)
+        if sample.is_floating_point() and _failure(model.module, sample.long()) is None:
+            remedy = "; it takes whole numbers, such as token ids: give samples as integers, x.astype(np.int64)"
+        raise UsageError(
+            f"model: fails on samples of shape {data.shape} ({why}); "
+            f"expected a module that takes [batch, *{data.shape}]{remedy}"
+        ) from error
+    got, count, own = tuple(outputs.shape), len(sample), config.train.loss == CUSTOM
+    if not own and (len(got) != 2 or got[1] < data.classes):
+        raise UsageError(
+            f"model: got outputs of shape {got} for {count} samples, expected ({count}, at least {data.classes}): one "
+            f"number per class{_gaps(data, got)}"
+        )
+    if own and got[:1] != (count,):
+        raise UsageError(f"model: got outputs of shape {got} for {count} samples, expected ({count}, …)")
+    if config.train.batch_size == 1:
+        check_batch_of_one(model.module, sample)
+    return outputs
+
+
+def _gaps(data: FederatedData, got: tuple[int, ...]) -> str:
+    """What to do where outputs are enough for the classes that occur, but not for their numbers."""
+    found = np.unique(data.y.cpu().numpy()).tolist()
+    if len(got) != 2 or data.names or not len(found) <= got[1] < data.classes:
+        return ""
+    shown = ", ".join(map(str, found[:5])) + ", …" * (len(found) > 5)
+    return (
+        f". Of the class numbers 0 to {data.classes - 1} only {len(found)} occur ({shown}); if these are all, number "
+        "them without gaps: y = np.unique(y, return_inverse=True)[1]"
+    )

@@ -1,0 +1,292 @@
+"""One run: begin it, resume it, load it from its folder, and use what it reached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from pfedlms.engine import Federation, Traffic
+from pfedlms.engine.stopwatch import Stopwatch
+from pfedlms.errors import RunDirectoryError, UsageError
+from pfedlms.experiment import showing
+from pfedlms.experiment.callbacks import watching
+from pfedlms.experiment.config import CUSTOM, Config, Tables, load_config
+from pfedlms.experiment.exporting import Models, StateDict, client_number, open_models, write_models
+from pfedlms.experiment.loop import Running, execute, leave
+from pfedlms.experiment.prepare import NAMED, prepare, with_constants
+from pfedlms.experiment.problem import Problem, call
+from pfedlms.experiment.store import SERVER_AGAIN, RunDirectory
+from pfedlms.experiment.summary import Ending, in_short, summarise
+
+
+class Run:
+    """What one run reached: fresh from memory, or loaded from its folder, finished or not.
+
+    `label` is what tables call it, `settings` its complete configuration by section, `metrics` the lines of
+    metrics.jsonl, `summary` the content of summary.json, `directory` its folder, if it has one.
+    """
+
+    def __init__(
+        self, config: Config, directory: Path | None = None, problem: Problem = NAMED, label: str = "",
+        metrics: list[dict[str, Any]] | None = None, summary: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        self.config, self.directory, self.problem = config, directory, problem
+        self.label = label or config.method
+        self.settings: Tables = config.tables()
+        self._federation: Federation | None = None
+        self.stopped = 0
+        """The signal that asked it to stop (Ctrl-C is 2, SIGTERM 15), be it in the very last round; 0: none."""
+        self._best_state: dict[str, Any] | None = None
+        self._kept: list[StateDict] | None = None
+        if metrics is not None:
+            self.metrics = metrics
+        if summary is not None:
+            self.summary = summary
+
+    def __repr__(self) -> str:
+        """`Run(pfedlms on digits, 20 clients, 100 rounds: P-acc 97.31 %, mean of the last 10)`, and where."""
+        return f"Run({in_short(self.summary)}{f', in {self.directory}' if self.directory else ''})"
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        """One record per evaluation."""
+        return self._stored.read_metrics()
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """As its process wrote it; made from its metrics where it wrote none, or went on after it did."""
+        written = self._stored.read_summary()
+        last: dict[str, Any] = self.metrics[-1] if self.metrics else {"round": 0}
+        if written is not None and written["rounds"] >= last["round"]:
+            return written
+        checkpoint = self._stored.load_checkpoint() or {}
+        facts = checkpoint.get("facts") or {key: checkpoint[key] for key in ("parameters",) if key in checkpoint}
+        failures: dict[str, int] = {key: last[key] for key in ("rejected", "astray", "unheard") if key in last}
+        more: dict[str, Any] = {key: last[key] for key in ("transport",) if key in last}
+        sent = last.get("bytes") or dict.fromkeys(Traffic.__dataclass_fields__, 0)
+        ending = Ending("interrupted", last["round"], sent, last.get("seconds", 0.0), failures, None, more)
+        return summarise(self.config, self.metrics, facts, ending)
+
+    @property
+    def federation(self) -> Federation:
+        """Clients and server as the run left them, in this process."""
+        if self._federation is None:
+            raise UsageError("federation: is there only in the process that trained, and not for the runs of a study")
+        return self._federation
+
+    @property
+    def accuracy(self) -> float:
+        """P-acc, mean of the last 10 evaluations, in percent."""
+        return float(self.summary["accuracy"]["last10"])
+
+    @property
+    def validation_accuracy(self) -> float | None:
+        """V-acc, mean of the last 10 evaluations, in percent, to choose settings by; None without
+        `data.validation`."""
+        reached: dict[str, float | None] = self.summary.get("validation_accuracy", {})
+        return reached.get("last10")
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """What the outputs of the models stand for, in order: the names of the classes, or their numbers."""
+        return tuple(self.summary.get("classes") or map(str, range(self.trained().federation.data.classes)))
+
+    @property
+    def client_names(self) -> tuple[str, ...]:
+        """Of all clients, in order: the keys of a dict of clients, or their numbers."""
+        return tuple(self.summary.get("client_names") or map(str, range(self.summary["clients"])))
+
+    @property
+    def models(self) -> list[StateDict]:
+        """Every client's model as a state dict."""
+        return self._kept if self._kept is not None else self.trained().models()
+
+    @property
+    def best_models(self) -> list[StateDict]:
+        """Every client's model after the round with the highest V-acc, `summary["best"]`; kept with
+        `train.patience`."""
+        return self.trained(best=True).models()
+
+    def model(self, client: int | str, best: bool = False) -> nn.Module:
+        """The model of one client, by number or name: a module with its weights, on the CPU, ready to predict. It takes
+        samples as they were trained on; `summary["normalisation"]` says how images become such samples."""
+        return self.trained(best).module(client_number(client, self.summary))
+
+    def export(
+        self, file: str | Path, *, client: int | str | None = None, shared: bool = False, best: bool = False
+    ) -> None:
+        """Write models; the suffix decides the format: `.pt` is a state dict that `torch.load` reads, `.onnx` a graph
+        (extra `onnx`). Classes, shape and normalisation stand beside it in a JSON file, in ONNX as metadata.
+
+        Args:
+            file: where to write; for the models of all clients a folder, which gets client-0.pt, client-1.pt, …
+            client: whose model, by number or name. Default: the models of all clients.
+            shared: the shared model of the last round, before local steps, instead.
+            best: after the round with the highest V-acc, which `train.patience` keeps, instead of the latest.
+        """
+        write_models(self.trained(best), self.summary, Path(file), client, shared)
+
+    def to_pandas(self) -> Any:
+        """One row per evaluation: what metrics.jsonl has of all clients together (extra `pandas`)."""
+        lines = []
+        for record in self.metrics:
+            flat = {key: value for key, value in record.items() if not isinstance(value, list | dict)}
+            lines.append(flat | {f"bytes_{way}": count for way, count in record["bytes"].items()})
+        return data_frame([{"label": self.label, "seed": self.summary["seed"], **line} for line in lines])
+
+    def plot(self, file: str | Path) -> None:
+        """Draw accuracy against bytes; PNG, SVG or PDF by the suffix (extra `report`)."""
+        showing.plot_runs([self], Path(file))
+
+    def resume(self, *, progress: bool | None = None, callbacks: Iterable[Any] | None = None) -> Run:
+        """Play the rounds that are left of a run with a folder; with what it was given in Python."""
+        if self.directory is None:
+            raise UsageError("resume: this run has no folder; run it with out=DIR")
+        with watching(progress, callbacks) as calls:
+            return resume_run(self.directory, self.problem, calls, self.config.data.dir or None).or_leave()
+
+    def or_leave(self) -> Run:
+        """The run as its caller in Python gets it, or what a signal asked for once all is saved."""
+        kept = self.directory is not None and self.summary["status"] == "interrupted"
+        leave(self.stopped, self, call("resume", self.directory, self.settings) if kept else "")
+        return self
+
+    def release(self, keep_models: bool) -> None:
+        """Free the memory of the federation, perhaps keeping its models."""
+        if self._federation is None:
+            return
+        self._kept = self.models if keep_models else None
+        self._federation = None
+
+    @property
+    def _stored(self) -> RunDirectory:
+        if self.directory is None:
+            raise UsageError("models: were not kept in memory (a failed run, or more than 1 GiB of them); give out=DIR")
+        return RunDirectory(self.directory)
+
+    def trained(self, best: bool = False) -> Models:
+        """The models of the run: from memory, or from its folder."""
+        if best and self.directory is None:
+            if self._federation is None or self._best_state is None:
+                raise UsageError(
+                    "best_models: no best round was kept; run with data.validation and train.patience (as many as "
+                    "there are evaluations, to keep it without stopping early)"
+                )
+            return Models(self.config, self._federation, True, self._best_state)
+        if self._federation is not None and not best:
+            return Models(self.config, self._federation, True)
+        return open_models(self._stored, self.config, self.problem, best)
+
+
+def begin(
+    config: Config, problem: Problem = NAMED, callbacks: Sequence[Any] = (), profile: bool = False, label: str = ""
+) -> Run:
+    """Train from a checked configuration; without `run.out` nothing is written, with `profile` the federation's
+    stopwatch runs."""
+    federation = prepare(config, problem)
+    config = with_constants(config, federation.data)
+    if profile:
+        federation.watch = Stopwatch(federation.model.device)
+    if not config.run.out:
+        return _play(config, federation, problem, callbacks, label)
+    with RunDirectory(Path(config.run.out)) as directory:
+        directory.create(config.to_toml())
+        return _play(config, federation, problem, callbacks, label, directory)
+
+
+def resume_run(
+    directory: str | Path, problem: Problem = NAMED, callbacks: Sequence[Any] = (), data_dir: str | None = None,
+    label: str = "", **how: Any,
+) -> Run:  # fmt: skip
+    """`resume` for callers that look at `Run.stopped` themselves; `how` are settings of [run] for this process."""
+    stored, config = open_run(directory, data_dir)
+    if stored.on_nodes:
+        raise UsageError(f"{directory}: this is a run on nodes, which its server resumes; {SERVER_AGAIN}")
+    problem.check_complete(config, directory)
+    with stored:
+        stored.open()
+        checkpoint = stored.load_checkpoint()
+        federation = prepare(grouped(config.with_run(**how), checkpoint), problem)
+        complete = with_constants(config, federation.data)
+        if complete != config:  # the plan of a study does not know them yet
+            config = complete
+            stored.write_config(config.to_toml())
+        return _play(config.with_run(**how), federation, problem, callbacks, label, stored, checkpoint)
+
+
+def _play(
+    config: Config, federation: Federation, problem: Problem, callbacks: Sequence[Any], label: str,
+    directory: RunDirectory | None = None, checkpoint: Mapping[str, Any] | None = None,
+) -> Run:  # fmt: skip
+    playing = Running(config, federation, directory, label)
+    summary, stopped = execute(playing, callbacks, checkpoint)
+    done = Run(config, playing.directory, problem, label, playing.metrics, summary)
+    done._federation, done.stopped, done._best_state = federation, stopped, playing.best_state
+    return done
+
+
+def open_run(directory: str | Path, data_dir: str | None = None) -> tuple[RunDirectory, Config]:
+    """A run's folder and configuration, with the data in `data_dir` if that is given."""
+    stored = RunDirectory(Path(directory))
+    if not stored.config.is_file():
+        several = any((stored.path / name).is_file() for name in ("study.json", "compare.json", "sweep.json"))
+        remedy = f"it holds several; pfedlms.resume_study({str(directory)!r}) resumes them all" if several else ""
+        missing = "config.toml is missing" if stored.path.is_dir() else "there is no such folder"
+        raise RunDirectoryError(f"{stored.path}: no run here ({remedy or missing})")
+    moved = {"data": {"dir": str(data_dir)}} if data_dir else {}
+    return stored, load_config(stored.config, moved, stored=True)
+
+
+def load_run(directory: str | Path, problem: Problem = NAMED, data_dir: str | None = None, label: str = "") -> Run:
+    """The run in `directory`, finished or not; nothing is trained and no data are needed."""
+    stored, config = open_run(directory, data_dir)
+    return Run(config, stored.path, problem, label or stored.row)
+
+
+def grouped(config: Config, checkpoint: Mapping[str, Any] | None) -> Config:
+    """Where the size of cohorts follows the memory at hand, it stays what it was: dropout depends on the grouping."""
+    return config.with_run(cohort_size=config.run.cohort_size or (checkpoint["cohort_size"] if checkpoint else 0))
+
+
+def per_client(run: Run, look_up: bool = False) -> list[dict[str, Any]]:
+    """A row per client: number, name if it has one, training samples, and P-acc after the last round, or in the last
+    evaluation it was part of where the run did not finish. Samples are looked up in the data only if asked for, for
+    runs whose checkpoint has none; of nodes with data of their own they are what nodes sent."""
+    stored, config = run._stored, run.config
+    checkpoint = stored.load_checkpoint() or {}
+    samples: Sequence[int | None] | None = checkpoint.get("samples")
+    unknown = stored.on_nodes and config.data.dataset == CUSTOM
+    if unknown:
+        sent = checkpoint["federation"]["standing"]["samples"] if checkpoint else {}
+        samples = [sent.get(client) for client in range(config.data.clients)] if sent else None
+    elif samples is None and look_up:
+        samples = prepare(config, run.problem).data.samples
+    accuracies: dict[int, float] = {}
+    for record in run.metrics:
+        who = record.get("clients", range(len(record["client_acc"])))
+        accuracies |= dict(zip(who, record["client_acc"], strict=True))
+    if run.summary["everyone"]:
+        accuracies = dict(enumerate(run.summary["everyone"]["client_acc"]))
+    names = run.summary.get("client_names")
+    return [
+        {
+            "client": client,
+            **({"name": names[client]} if names else {}),
+            **({"train samples": samples[client] if samples else None} if samples or not unknown else {}),
+            "P-acc": accuracies.get(client),
+        }
+        for client in range(run.summary["clients"])
+    ]
+
+
+def data_frame(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Rows as a DataFrame."""
+    try:
+        import pandas  # type: ignore[import-untyped,unused-ignore]
+    except ImportError as error:
+        raise UsageError("to_pandas: needs pandas; install it with: pip install 'pfedlms[pandas]'") from error
+    return pandas.DataFrame(list(rows))

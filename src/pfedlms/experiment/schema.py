@@ -1,0 +1,319 @@
+"""The one schema of settings: a dataclass per section, every key documented where it is defined.
+
+The command line, TOML files, keywords in Python and Flower's run config are all derived from it. Lists of choices are
+looked up when they are needed, so that `pfedlms --help` need not wait for PyTorch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import Field, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from pfedlms.settings import setting
+
+CUSTOM = "custom"
+"""Stands in a configuration for data, a model, a loss or a metric that was given in Python."""
+
+
+def _datasets() -> list[str]:
+    from pfedlms.data.sources import DATASETS, PATHS
+
+    return [*DATASETS, *(f"{kind}:PATH" for kind in PATHS), CUSTOM]
+
+
+def _meant_dataset(name: str) -> str:
+    from pfedlms.data.sources import meant_by
+
+    return meant_by(name)
+
+
+def _partitions() -> list[str]:
+    from pfedlms.data.schemes import SCHEMES
+
+    return ["auto", *SCHEMES]
+
+
+def _models() -> list[str]:
+    from pfedlms.experiment.plugins import find_models
+    from pfedlms.models.zoo import MODELS
+
+    find_models()
+    return [*MODELS, CUSTOM]
+
+
+def _schedules() -> list[str]:
+    from pfedlms.step.schedule import SHAPES
+
+    return list(SHAPES)
+
+
+@dataclass(frozen=True)
+class DataSection:
+    """The data set, and which client holds which part of it."""
+
+    dataset: str = setting(
+        "digits",
+        "data set by name (pfedlms datasets), folder:PATH or file:PATH",
+        choices=_datasets,
+        meant=_meant_dataset,
+        option="NAME",
+        also="data",
+    )
+    dir: str = setting(
+        "",
+        "folder with the data set's files; empty: the one that PFEDLMS_DATA names",
+        option="DIR",
+        flag="data-dir",
+        also="data_path root",
+    )
+    image_size: int = setting(
+        0, "images of folder:PATH are resized to this many pixels each way; 0: as they are", minimum=0, maximum=4096
+    )
+    label_column: str = setting("", "column of file:PATH with the class; empty: label, class, target or y")
+    owner_column: str = setting(
+        "", "column of file:PATH with the client that holds a sample; empty: client, user or client_id, if there is one"
+    )
+    partition: str = setting(
+        "auto",
+        "which client holds which samples: Dirichlet(α) shares of each class, some classes per client, all alike, "
+        "sizes by Dirichlet(α), or as the data say; auto: given where the data say so, else dirichlet",
+        choices=_partitions,
+        option="NAME",
+    )
+    alpha: float = setting(
+        0.5,
+        "α of the Dirichlet partition; small: each client holds few classes (quantity: few clients hold most)",
+        above=0,
+        option="A",
+        also="dirichlet beta",
+    )
+    classes_per_client: int = setting(2, "classes per client with partition = classes", minimum=1)
+    clients: int = setting(
+        20,
+        "K, number of clients; as many as there are where the partition is given",
+        minimum=1,
+        maximum=(1 << 32) - 2,
+        option="K",
+        also="num_clients n_clients client users nodes",
+    )
+    min_samples: int = setting(10, "smallest number of samples (train and test) a client may get", minimum=1)
+    validation: float = setting(
+        0.0,
+        "share of each client's training samples set aside to choose settings by V-acc; they are not trained on and do "
+        "not count in N_k; a client with one training sample sets nothing aside, V-acc is of the others; 0: none",
+        minimum=0,
+        below=1,
+        option="SHARE",
+        also="val val_split",
+    )
+    mean: str = setting(
+        "",
+        "what is subtracted from images, a number per channel, separated by commas; empty: the data set's own, of a "
+        "folder the mean of its images; written down when a run starts",
+    )
+    std: str = setting("", "what images are divided by after that, likewise; x = (raw / scale − mean) / std")
+    class_names: str = setting(
+        "",
+        "where nodes hold data of their own: the names of all classes in order, separated by commas, so that all "
+        "number them alike",
+    )
+    sample_shape: str = setting(
+        "", "where nodes hold data of their own: the shape of a sample, 3x32x32 for instance; 64 for rows of 64 numbers"
+    )
+
+    @property
+    def title(self) -> str:
+        """The data set's name; of a path its last part."""
+        kind, _, path = self.dataset.partition(":")
+        return Path(path).stem or kind if path else self.dataset
+
+
+@dataclass(frozen=True)
+class ModelSection:
+    """What every client trains."""
+
+    name: str = setting(
+        "dnn", "model by name (pfedlms models)", choices=_models, option="NAME", flag="model", also="arch network net"
+    )
+    hidden: int = setting(256, "width of dnn's hidden layer", minimum=1)
+
+
+@dataclass(frozen=True)
+class TrainSection:
+    """How clients train, the same for every method."""
+
+    rounds: int = setting(
+        200,
+        "R, communication rounds",
+        minimum=1,
+        option="N",
+        also="num_rounds n_rounds communication_rounds global_rounds",
+    )
+    participation: float = setting(
+        1.0,
+        "share of the clients that take part in a round; max(1, round(share · K)) of them are drawn",
+        above=0,
+        maximum=1,
+        option="SHARE",
+        also="frac fraction fraction_fit join_ratio sample",
+    )
+    max_weight: float = setting(
+        1.0,
+        "f, largest share one client may have of all weight in an exchange: N_k counts as min(N_k, c), c the largest "
+        "with c ≤ f · Σ min(N_j, c); with fewer than 1/f messages all weigh the same; 1: no limit",
+        above=0,
+        maximum=1,
+    )
+    max_scale: float = setting(
+        0.0,
+        "how many times the median of all senders a number in a message may be; the server leaves out a larger one and "
+        "names its sender; takes 3 messages; 0: no limit",
+        minimum=0,
+    )
+    local_steps: int = setting(
+        20, "E, steps of a client in a round", minimum=1, option="E", also="epochs local_epochs steps iterations"
+    )
+    batch_size: int = setting(64, "samples of one step", minimum=1, option="N", also="batch bs")
+    learning_rate: float = setting(
+        0.1, "η, learning rate of the local steps", above=0, option="ETA", also="lr eta step_size"
+    )
+    momentum: float = setting(
+        0.0, "momentum of the local steps; 0: none; adamw has moments of its own instead", minimum=0, maximum=1
+    )
+    weight_decay: float = setting(1e-4, "μ, weight decay, for every method", minimum=0, also="wd l2")
+    optimizer: str = setting(
+        "sgd",
+        "the local steps; adamw (β 0.9 and 0.999, ε 1e-8, decay decoupled) wants a learning rate of 0.001 or so",
+        choices=lambda: ["sgd", "adamw"],
+    )
+    clip: float = setting(
+        0.0, "largest norm of a client's gradient, the method's pull included, decay not; 0: none", minimum=0
+    )
+    schedule: str = setting(
+        "constant",
+        "η over the rounds: constant; half a cosine down to train.floor at the last round, so train.rounds cannot "
+        "change on resume; or times train.decay every train.decay_every rounds",
+        choices=_schedules,
+        also="lr_schedule scheduler",
+    )
+    floor: float = setting(
+        0.1,
+        "of the schedule cosine: the share of η at which it ends; 0 ends at nearly 0, where the last local steps no "
+        "longer personalise the model",
+        minimum=0,
+        maximum=1,
+    )
+    warmup: int = setting(0, "rounds in which η rises in a straight line, before its schedule; 0: none", minimum=0)
+    decay: float = setting(0.1, "of the schedule step: what η is multiplied by", above=0, maximum=1)
+    decay_every: int = setting(50, "of the schedule step: after how many rounds", minimum=1)
+    loss: str = setting(
+        "cross-entropy",
+        "what local steps minimise, unless a loss is given in Python",
+        choices=lambda: ["cross-entropy", CUSTOM],
+    )
+    metric: str = setting(
+        "auto",
+        "what is measured, unless a metric is given in Python: accuracy, or minus the loss where there are no classes",
+        choices=lambda: ["auto", CUSTOM],
+    )
+    augment: str = setting(
+        "none",
+        "how training images are changed at random: moved by up to 4 pixels, mirrored, or both",
+        choices=lambda: ["none", "crop", "flip", "crop+flip"],
+    )
+    patience: int = setting(
+        0,
+        "stop when V-acc has not risen for so many evaluations; needs data.validation; the best round so far is kept "
+        "(best.pt); 0: never",
+        minimum=0,
+    )
+
+
+@dataclass(frozen=True)
+class RunSection:
+    """How the run is executed and what is kept."""
+
+    seed: int = setting(
+        0,
+        "names every random stream: partition, initial weights, batches, sketches",
+        minimum=0,
+        maximum=(1 << 63) - 1,
+        option="N",
+        also="random_seed",
+    )
+    device: str = setting(
+        "auto",
+        "auto takes a GPU where there is one; cuda:N the one of that number, from 0",
+        choices=lambda: ["auto", "cpu", "cuda", "cuda:N"],
+        option="NAME",
+        also="gpu cuda",
+    )
+    threads: int = setting(0, "CPU threads; 0: as they are set, which is all unless changed", minimum=0, maximum=1024)
+    out: str = setting("", "run directory; empty: a fresh one under runs/", also="output output_dir save")
+    evaluate_every: int = setting(
+        1, "rounds between evaluations (the last round is always evaluated)", minimum=1, also="eval_every"
+    )
+    checkpoint_every: int = setting(10, "rounds between checkpoints (the last round always has one)", minimum=1)
+    quorum: float = setting(
+        0.5, "share of an exchange's messages that must be valid for the round to continue", minimum=0, maximum=1
+    )
+    timeout: float = setting(
+        600.0, "on nodes: seconds a node has for one trip; a node that needs longer is left out of it", above=0
+    )
+    lost: float = setting(
+        0.0,
+        "share of messages lost on the way, in each direction; for studies of unreliable links",
+        minimum=0,
+        maximum=1,
+    )
+    fast: bool = setting(
+        False,
+        "on a GPU: compile the model (instead of the stacked layers); other rounding, not reproducible to the bit; "
+        "worth a try where it has layers without a rule of their own",
+        option="",
+    )
+    cohort_size: int = setting(0, "clients stacked together; 0: as many as fit in memory; 1: one by one", minimum=0)
+    reference: bool = setting(False, "plain PyTorch, one client after another, for checking; slow", option="")
+
+
+@dataclass(frozen=True)
+class MethodSection:
+    """Which method; the keys beside it are the method's own `Settings`."""
+
+    name: str = setting(
+        "pfedlms",
+        "method by name (pfedlms methods)",
+        option="NAME",
+        flag="method",
+        also="algorithm algo strategy methods",
+    )
+
+
+SECTIONS: dict[str, type[Any]] = {
+    "data": DataSection, "model": ModelSection, "train": TrainSection, "run": RunSection,
+}  # fmt: skip
+
+
+_ALL: dict[str, type[Any]] = {"method": MethodSection, **SECTIONS}
+
+
+def options() -> dict[str, tuple[str, Field[Any]]]:
+    """The settings that have an option of their own on the command line: `section.key` and its declaration by the
+    option's name."""
+    found = {}
+    for section, declared in _ALL.items():
+        for each in fields(declared):
+            if each.metadata["option"] is not None:
+                found[each.metadata["flag"] or each.name.replace("_", "-")] = (f"{section}.{each.name}", each)
+    return found
+
+
+def meant(name: str) -> str | None:
+    """The key, `section.key`, that other tools call `name`; None where none is known."""
+    name = name.lower().replace("-", "_")
+    for section, declared in _ALL.items():
+        for each in fields(declared):
+            if name in each.metadata["also"]:
+                return f"{section}.{each.name}"
+    return None

@@ -1,0 +1,147 @@
+"""The summary of a run: a pure function of its configuration, its metrics, its facts and how it ended."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any
+
+import numpy as np
+import torch
+
+from pfedlms import __version__
+from pfedlms.experiment.config import Config
+from pfedlms.experiment.prepare import normalisation
+
+SCHEMA = 1
+Metrics = Sequence[Mapping[str, Any]]
+"""The lines of metrics.jsonl."""
+MEASURES = {"p_acc": "accuracy", "v_acc": "validation_accuracy", "g_acc": "global_accuracy"}
+"""Names in metrics.jsonl, and in summary.json."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How far a run has come, and what it has cost."""
+
+    status: str
+    """finished, interrupted, diverged or failed."""
+    rounds: int
+    bytes: Mapping[str, int]
+    """Of all rounds, by direction and kind."""
+    seconds: float
+    failures: Mapping[str, int] = field(default_factory=dict)
+    """Messages that were refused or lost, by what became of them."""
+    everyone: Mapping[str, Any] | None = None
+    """All clients at the end of a finished run."""
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """Seconds by stage, bytes of the transport."""
+
+
+def summarise(config: Config, metrics: Metrics, facts: Mapping[str, Any], ending: Ending) -> dict[str, Any]:
+    """The content of summary.json. `facts` are what is known once data and model are there: see `loop.facts_of`."""
+    metric = facts.get("metric") or next((line["metric"] for line in metrics if "metric" in line), None)
+    summary: dict[str, Any] = {
+        "schema": SCHEMA,
+        "status": ending.status,
+        "method": config.method,
+        "dataset": config.data.dataset,
+        "model": config.model.name,
+        "seed": config.run.seed,
+        "clients": facts.get("clients", config.data.clients),
+        **{key: facts[key] for key in ("classes", "client_names", "partition") if facts.get(key)},
+        "participation": config.train.participation,
+        "rounds": ending.rounds,
+        **({"metric": metric} if metric else {}),
+        "evaluations": len(metrics),
+        "accuracy": reached([line["p_acc"] for line in metrics]),
+    }
+    if config.data.validation:
+        summary["validation_accuracy"] = reached([line.get("v_acc") for line in metrics])
+        best = best_of(metrics)
+        summary["best"] = best and {name: best[name] for name in ("round", "v_acc", "p_acc")}
+    if config.train.patience:
+        summary["stopped_early"] = out_of_patience(config, metrics) and ending.rounds < config.train.rounds
+    shared = [line["g_acc"] for line in metrics if "g_acc" in line]
+    if shared:
+        summary["global_accuracy"] = reached(shared)
+    constants = normalisation(config)
+    return summary | {
+        "everyone": ending.everyone,
+        "bytes_per_round": {name: _mean_bytes(total, ending.rounds) for name, total in ending.bytes.items()},
+        "total_bytes": sum(ending.bytes.values()),
+        **ending.failures,
+        "seconds": ending.seconds,
+        "parameters": facts.get("parameters", 0),
+        **({"normalisation": constants} if constants else {}),
+        **({"environment": facts["environment"]} if "environment" in facts else {}),
+        **ending.more,
+    }
+
+
+def same_result(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two summaries say the same of a run, whichever process and version made them and however long it took."""
+    unlike = ("seconds", "everyone", "environment", "stages", "partition", "normalisation")
+    first, second = ({key: value for key, value in each.items() if key not in unlike} for each in (one, other))
+    return first == second
+
+
+def best_of(metrics: Metrics) -> Mapping[str, Any] | None:
+    """The first of the evaluations with the highest V-acc; None where there is none."""
+    return max(_validated(metrics), key=lambda line: float(line["v_acc"]), default=None)
+
+
+def out_of_patience(config: Config, metrics: Metrics) -> bool:
+    """Whether V-acc has not risen for `train.patience` evaluations."""
+    validated, best = _validated(metrics), best_of(metrics)
+    patience = config.train.patience
+    return bool(patience) and best is not None and len(validated) > validated.index(best) + patience
+
+
+def _validated(metrics: Metrics) -> list[Mapping[str, Any]]:
+    return [line for line in metrics if line.get("v_acc") is not None]
+
+
+def reached(measured: Sequence[float | None]) -> dict[str, float | None]:
+    """Maximum over evaluations, mean of the last 10, and the last, of those there are; null where there are none."""
+    values = [value for value in measured if value is not None]
+    if not values:
+        return {"max": None, "last10": None, "final": None}
+    tail = values[-10:]
+    return {"max": max(values), "last10": sum(tail) / len(tail), "final": values[-1]}
+
+
+def finite(value: float) -> float | None:
+    """JSON has no NaN."""
+    return value if isfinite(value) else None
+
+
+def _mean_bytes(total: int, rounds: int) -> int | float:
+    """A whole number where it is one; 0 before the first round."""
+    return total / rounds if rounds and total % rounds else total // max(1, rounds)
+
+
+def in_short(summary: Mapping[str, Any]) -> str:
+    """A run in a line: method, data set, how far it came and what it reached, the mean of the last 10 evaluations."""
+    value, own = summary["accuracy"]["last10"], summary.get("metric")
+    score = "nothing measured" if value is None else f"{own} {value:.4g}" if own else f"P-acc {value:.2f} %"
+    averaged = min(10, summary.get("evaluations") or 10)
+    score += f", mean of the last {averaged}" if value is not None and averaged > 1 else ""
+    ended = f" ({summary['status']})" * (summary["status"] != "finished")
+    rounds, clients = (f"{summary[of]} {of[:-1]}{'s' * (summary[of] != 1)}" for of in ("rounds", "clients"))
+    return f"{summary['method']} on {summary['dataset']}, {clients}, {rounds}{ended}: {score}"
+
+
+def environment(device: torch.device) -> dict[str, str]:
+    """Versions of what computes, the kind of machine and what trained; nothing that names a machine or its user."""
+    named = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return {
+        "pfedlms": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+        "device": named,
+    }

@@ -1,0 +1,409 @@
+"""One problem, one run, one study: what they are made of, kept in, loaded from and exported to."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import pfedlms
+from pfedlms.cli import main
+from pfedlms.errors import ConfigError, DivergedError, RunDirectoryError, UsageError
+from pfedlms.experiment import plugins
+from pfedlms.experiment.callbacks import Callback
+from pfedlms.experiment.config import load_config
+from pfedlms.experiment.rules import without_effect
+from pfedlms.methods import METHODS
+from pfedlms.models import MODELS
+
+ROOT = Path(__file__).parents[2]
+SMALL: dict[str, Any] = {"clients": 4, "rounds": 3, "local_steps": 2, "batch_size": 8, "hidden": 8, "threads": 1}
+X = np.random.default_rng(0).normal(size=(120, 5)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(np.int64)
+
+
+def linear() -> nn.Module:
+    return nn.Linear(5, 2)
+
+
+def halves(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs.argmax(1) == targets).float() / 2
+
+
+def without_seconds(records: Any) -> list[dict[str, Any]]:
+    unlike = ("seconds", "environment", "directory")
+    return [{key: value for key, value in each.items() if key not in unlike} for each in records]
+
+
+# --- problems ---
+
+
+def test_a_problem_is_what_its_parts_are() -> None:
+    parts = pfedlms.run((X, Y), linear, metric=("halves", halves), method="fedavg", **SMALL)
+    whole = pfedlms.run(pfedlms.Problem((X, Y), linear, metric=("halves", halves)), method="fedavg", **SMALL)
+    assert without_seconds(parts.metrics) == without_seconds(whole.metrics)
+    assert parts.config == whole.config
+    with pytest.raises(UsageError, match="model: got one beside a Problem, which has its own"):
+        pfedlms.run(pfedlms.Problem((X, Y)), linear)
+    assert pfedlms.run(pfedlms.Problem("digits", "dnn"), method="local", **SMALL).config.data.dataset == "digits"
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("lr", "learning_rate"), ("epochs", "local_steps"), ("batch", "batch_size"), ("num_clients", "clients"),
+     ("n_rounds", "rounds"), ("fraction_fit", "participation"), ("wd", "weight_decay"), ("gpu", "device")],
+)  # fmt: skip
+def test_usual_names_are_answered_with_ours(given: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"{given}: unknown setting; did you mean {meant}\\?"):
+        pfedlms.run("digits", **{given: 1})
+    with pytest.raises(ConfigError, match=rf"train\.{given}: unknown key; did you mean \w+\.{meant}\?"):
+        load_config(None, {"train": {given: 1}})
+
+
+# --- runs ---
+
+
+def test_a_loaded_run_is_the_run_that_was_stored(tmp_path: Path) -> None:
+    named = {f"station {k}": (X[k::3], Y[k::3]) for k in range(3)}
+    problem = pfedlms.Problem(named, linear)
+    fresh = pfedlms.run(problem, method="fedavg", validation=0.2, out=tmp_path / "r", rounds=3, threads=1)
+    loaded = pfedlms.load(tmp_path / "r", problem)
+    assert isinstance(loaded, pfedlms.Run)
+    assert (loaded.label, loaded.settings, loaded.metrics, loaded.summary, loaded.directory) == (
+        fresh.label, fresh.settings, fresh.metrics, fresh.summary, fresh.directory
+    )  # fmt: skip
+    assert (loaded.accuracy, loaded.validation_accuracy) == (fresh.accuracy, fresh.validation_accuracy)
+    assert loaded.classes == fresh.classes == ("0", "1")
+    assert loaded.client_names == ("station 0", "station 1", "station 2")
+    sample = torch.from_numpy(X[:9])
+    with torch.no_grad():
+        assert torch.equal(loaded.model("station 1")(sample), fresh.model(1)(sample))
+        assert torch.equal(fresh.model(1)(sample), sample @ fresh.models[1]["weight"].T + fresh.models[1]["bias"])
+    frame = loaded.to_pandas()
+    assert list(frame["p_acc"]) == [record["p_acc"] for record in fresh.metrics]
+    assert frame["bytes_up_payload"].iloc[-1] == fresh.metrics[-1]["bytes"]["up_payload"]
+    resumed = loaded.resume(progress=False)
+    assert resumed.summary == fresh.summary
+
+
+@pytest.mark.parametrize("at", [1, 3])
+def test_a_killed_run_has_the_summary_of_one_that_ended_there(at: int, tmp_path: Path) -> None:
+    """Its metric, names and best round, too; before its first checkpoint and after."""
+
+    class Killed(Callback):
+        def on_step(self, run: Any) -> None:
+            if run.round == at:
+                raise KeyError
+
+    problem = pfedlms.Problem({"a": (X[::2], Y[::2]), "b": (X[1::2], Y[1::2])}, linear, metric=("halves", halves))
+    options: dict[str, Any] = {"method": "fedavg", "validation": 0.2, "checkpoint_every": 2, "threads": 1}
+    with pytest.raises(KeyError):
+        pfedlms.run(problem, rounds=5, out=tmp_path / "r", callbacks=[Killed()], **options)
+    killed = pfedlms.load(tmp_path / "r").summary  # type: ignore[union-attr]
+    whole = pfedlms.run(problem, rounds=at, **options).summary
+    assert killed["status"] == "interrupted"
+    assert killed["metric"] == "halves"
+    names = ["client_names", "partition"] if at == 3 else []
+    for key in ("metric", "rounds", "evaluations", "accuracy", "best", "validation_accuracy", "global_accuracy",
+                "bytes_per_round", "total_bytes", "rejected", "clients", *names):  # fmt: skip
+        assert killed[key] == whole[key], key
+
+
+def test_a_callback_can_end_a_run(tmp_path: Path) -> None:
+    class Enough(Callback):
+        def __init__(self) -> None:
+            self.began: list[int] = []
+
+        def on_start(self, run: pfedlms.RunInfo) -> None:
+            self.began.append(run.round)
+
+        def on_evaluation(self, run: pfedlms.RunInfo, record: Any) -> None:
+            if len(run.metrics) == 2:
+                run.stop()
+
+    enough = Enough()
+    run = pfedlms.run(method="local", out=tmp_path / "r", callbacks=[enough], **{**SMALL, "rounds": 9})
+    assert (run.summary["status"], run.summary["rounds"]) == ("finished", 2)
+    assert run.resume(callbacks=[enough]).summary["rounds"] == 9
+    assert enough.began == [0, 2]
+
+
+# --- models to use ---
+
+
+def test_export_by_suffix(tmp_path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    onnx = pytest.importorskip("onnx")
+    run = pfedlms.run(method="fedavg", out=tmp_path / "r", **SMALL)
+    run.export(tmp_path / "m.onnx", client=3)
+    session = runtime.InferenceSession(tmp_path / "m.onnx")
+    x = run.federation.data.x[:7]
+    with torch.no_grad():
+        expected = run.model(3)(x).numpy()
+    np.testing.assert_allclose(session.run(None, {"x": x.numpy()})[0], expected, atol=1e-5)
+    props = {each.key: each.value for each in onnx.load(tmp_path / "m.onnx").metadata_props}
+    run.export(tmp_path / "m.pt", client=3)
+    for about in (json.loads(props["pfedlms"]), json.loads((tmp_path / "m.json").read_text())):
+        assert about["normalisation"] == {"mean": [0.3053], "std": [0.376], "scale": 16.0}
+        assert (about["client"], about["shape"], about["classes"]) == (3, [1, 8, 8], 10)
+    pfedlms.export(tmp_path / "r", tmp_path / "again.pt", client=3)
+    ours, theirs = (torch.load(tmp_path / name, weights_only=True) for name in ("m.pt", "again.pt"))
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    with pytest.raises(UsageError, match=r"m\.h5: got the suffix '\.h5', expected \.pt .* or \.onnx"):
+        run.export(tmp_path / "m.h5", client=3)
+
+
+def test_the_constants_of_images_are_written_down_and_used_again(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    for name, low, high in (("one", 0, 200), ("other", 50, 255)):
+        images = random.integers(low, high, size=(60, 6, 6), dtype=np.uint8)
+        np.savez(tmp_path / f"{name}.npz", x=images, y=np.arange(60) % 2)
+    options = {**SMALL, "method": "local", "rounds": 1}
+    one = pfedlms.run(f"file:{tmp_path / 'one.npz'}", out=tmp_path / "r", **options)
+    raw = np.load(tmp_path / "one.npz")["x"].astype(np.float64) / 255
+    stored = tomllib.loads((tmp_path / "r" / "config.toml").read_text())["data"]
+    assert float(stored["mean"]) == pytest.approx(raw.mean())
+    assert float(stored["std"]) == pytest.approx(raw.std())
+    assert one.summary["normalisation"] == {
+        "mean": [float(stored["mean"])],
+        "std": [float(stored["std"])],
+        "scale": 255,
+    }
+    given = {"mean": stored["mean"], "std": stored["std"]}
+    other = pfedlms.run(f"file:{tmp_path / 'other.npz'}", **given, **options)
+    expected = (np.load(tmp_path / "other.npz")["x"].astype(np.float64) / 255 - raw.mean()) / raw.std()
+    np.testing.assert_allclose(other.federation.data.x[:, 0].numpy(), expected, atol=1e-5)
+    for wrong in ({"mean": "a,b", "std": "1"}, {"mean": "0.5"}):
+        with pytest.raises((ConfigError, pfedlms.PfedlmsError), match=r"data\.mean"):
+            pfedlms.run(f"file:{tmp_path / 'one.npz'}", **wrong, **options)
+
+
+# --- a schedule that ends at nothing ---
+
+
+def test_a_cosine_has_a_floor_unless_told_otherwise(tmp_path: Path) -> None:
+    """Personalisation needs local steps in the last rounds; a folder of the last version goes on as it began."""
+    assert not list(without_effect(load_config(None, {"train": {"schedule": "cosine"}})))
+    (warned,) = without_effect(load_config(None, {"train": {"schedule": "cosine", "floor": 0.0}}))
+    assert warned.startswith("train.schedule: cosine ends at ")
+    assert "the last local steps do nothing" in warned
+    steps = {"schedule": "step", "decay": 0.1, "decay_every": 10, "rounds": 100}
+    assert "a larger train.decay" in next(iter(without_effect(load_config(None, {"train": steps}))))
+    pfedlms.run(method="local", schedule="cosine", floor=0.0, out=tmp_path / "r", **{**SMALL, "rounds": 6})
+    text = (tmp_path / "r" / "config.toml").read_text()
+    (tmp_path / "r" / "config.toml").write_text(text.replace("floor = 0.0\n", ""))
+    assert load_config(tmp_path / "r" / "config.toml", stored=True).train.floor == 0.0
+    assert load_config(tmp_path / "r" / "config.toml").train.floor == 0.1
+
+
+# --- studies ---
+
+
+def test_a_grid_of_methods_values_and_seeds() -> None:
+    """What a method does not have is left out for it; every run is what it is alone; the best is so by V-acc."""
+    grid = {"method": ["sketchvote", "fedavg:server_step=0.5"], "ratio": [0.1, 0.5], "train.learning_rate": [0.01, 0.2]}
+    study = pfedlms.study(grid=grid, seeds=[3, 1], validation=0.3, **SMALL)
+    rows = ["sketchvote ratio=0.1 learning_rate=0.01", "sketchvote ratio=0.1 learning_rate=0.2",
+            "sketchvote ratio=0.5 learning_rate=0.01", "sketchvote ratio=0.5 learning_rate=0.2",
+            "fedavg:server_step=0.5 learning_rate=0.01", "fedavg:server_step=0.5 learning_rate=0.2"]  # fmt: skip
+    assert [(run.label, run.config.run.seed) for run in study.runs] == [(row, seed) for row in rows for seed in (3, 1)]
+    alone = pfedlms.run(
+        method="fedavg", server_step=0.5, learning_rate=0.2, seed=3, validation=0.3, **SMALL
+    )  # the last but one
+    assert without_seconds(study.runs[-2].metrics) == without_seconds(alone.metrics)
+    scores = {row: np.mean([r.validation_accuracy for r in study.runs if r.label == row]) for row in rows}  # type: ignore[misc]
+    best = study.best()
+    assert best is not None
+    assert (best["name"], best["score"]) == (max(scores, key=lambda row: scores[row]), max(scores.values()))
+    by_test = {row: np.mean([r.accuracy for r in study.runs if r.label == row]) for row in rows}
+    assert study.best("p_acc")["score"] == max(by_test.values())  # type: ignore[index]
+    frame = study.to_pandas()
+    assert list(frame["name"]) == [run.label for run in study.runs]
+    assert list(frame["method.ratio"].dropna()) == [0.1] * 4 + [0.5] * 4
+    assert study.to_latex().count(r"\\") == 1 + len(rows)
+    for wrong, message in (({"ratoi": [1]}, "did you mean ratio"), ({"ratio": 0.5}, "expected a list of values")):
+        with pytest.raises(ConfigError, match=message):
+            pfedlms.study(grid=wrong, method="sketchvote", **SMALL)
+    with pytest.raises(UsageError, match="expected one of them"):
+        pfedlms.study(**SMALL)
+
+
+def test_cells_are_added_and_resumed_by_their_settings(tmp_path: Path) -> None:
+    cells = {"narrow": {"method": "fedavg", "hidden": 4}, "alone": {"method": "local", "train": {"momentum": 0.5}}}
+    options: dict[str, Any] = {key: value for key, value in SMALL.items() if key != "hidden"}
+    first = pfedlms.study(cells=cells, out=tmp_path / "s", **options)
+    assert [run.settings["model"]["hidden"] for run in first.runs] == [4, load_config().model.hidden]
+    assert first.runs[1].settings["train"]["momentum"] == 0.5
+    metrics = tmp_path / "s" / "narrow-seed0" / "metrics.jsonl"
+    before = metrics.stat().st_mtime_ns
+    again = pfedlms.study(cells={"narrow": cells["narrow"], "wide": {"hidden": 16}}, out=tmp_path / "s", **options)
+    assert [run.label for run in again.runs] == ["narrow", "wide"]
+    assert metrics.stat().st_mtime_ns == before
+    everything = pfedlms.load(tmp_path / "s")
+    assert isinstance(everything, pfedlms.Study)
+    assert {run.label for run in everything.runs} == {"narrow", "alone", "wide"}
+    assert not everything.interrupted
+    with pytest.raises(RunDirectoryError, match="holds runs already, narrow-seed0 with other settings"):
+        pfedlms.study(cells={"narrow": {"method": "fedavg", "hidden": 5}}, out=tmp_path / "s", **options)
+
+
+def test_workers_measure_what_one_process_does(tmp_path: Path) -> None:
+    ended: list[str] = []
+
+    class Noted(Callback):
+        def on_end(self, run: Any, summary: Any) -> None:
+            ended.append(run.name)
+
+    options: dict[str, Any] = {"methods": "local,fedavg", "seeds": 2, "metric": halves, **SMALL}
+    apart = pfedlms.compare((X, Y), linear, out=tmp_path / "apart", workers=2, callbacks=[Noted()], **options)
+    together = pfedlms.compare((X, Y), linear, **options)
+    for ours, theirs in zip(apart.runs, together.runs, strict=True):
+        assert (ours.label, without_seconds(ours.metrics)) == (theirs.label, without_seconds(theirs.metrics))
+    assert sorted(ended) == [f"{method} seed {seed}" for method in ("fedavg", "local") for seed in (0, 1)]
+    with pytest.raises(UsageError, match="cannot be sent to another process"):
+        pfedlms.compare((X, Y), lambda: linear(), out=tmp_path / "no", workers=2, **options)
+    with pytest.raises(UsageError, match="out=DIR"):
+        pfedlms.compare((X, Y), linear, workers=2, **options)
+    with pytest.warns(UserWarning, match="diverged"):
+        broken = pfedlms.sweep(
+            method="local", learning_rate=[0.1, 1e30], validation=0.2, workers=2, out=tmp_path / "d", **SMALL
+        )
+    assert [run.summary["status"] for run in broken.runs] == ["finished", "diverged"]
+    assert issubclass(DivergedError, pfedlms.PfedlmsError)
+
+
+# --- methods and models of one's own ---
+
+OWN = """
+from torch import nn
+from pfedlms.methods import register
+from pfedlms.methods.fedavg import FedAvg
+from pfedlms.models import MODELS
+from pfedlms.models.zoo import Entry
+
+
+@register
+class Mine(FedAvg):
+    name = "mine"
+
+
+MODELS["tiny"] = Entry("one layer", lambda shape, classes, hidden: nn.Sequential(nn.Flatten(), nn.Linear(64, classes)))
+"""
+
+
+def test_modules_of_ones_own_on_the_command_line(tmp_path: Path) -> None:
+    """In processes of their own, which know nothing of each other."""
+    (tmp_path / "own_methods.py").write_text(OWN)
+    quick = ["--rounds", "2", "--clients", "3", "--local-steps", "1", "--model", "tiny", "--quiet"]
+    with_own = ["--import", "own_methods"]
+    commands = [
+        ["run", "--method", "mine", *quick, "--out", "r"],
+        ["compare", "--methods", "mine,local", "--seeds", "1", "--workers", "2", *quick, "--out", "c"],
+        ["show", "c"],
+        ["resume", "r", "--quiet"],
+        ["export", "r", "--client", "0", "-o", "m.pt"],
+        ["report", "r", "-o", "r.html"],
+    ]
+    script = (
+        f"from pfedlms.cli import main\nfor each in {commands!r}:\n    assert main([*each, *{with_own!r}]) == 0, each"
+    )
+    program = f"if __name__ == '__main__':\n    {script.replace(chr(10), chr(10) + '    ')}"
+    (tmp_path / "program.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300,
+        env={"PYTHONPATH": str(ROOT / "src"), "PATH": "", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "mine" in done.stdout
+    missing = subprocess.run(
+        [sys.executable, "-m", "pfedlms", "show", "r"], cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        env={"PYTHONPATH": str(ROOT / "src"), "PATH": ""},
+    )  # fmt: skip
+    assert missing.returncode == 2
+    assert "method.name: got 'mine'" in missing.stderr
+
+
+def test_methods_and_models_of_installed_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Installed(METHODS["fedavg"]):  # type: ignore[misc]
+        name = "installed"
+
+    class Point:
+        group, value = "pfedlms.methods", "package:Installed"
+
+        def __init__(self, name: str, found: Any) -> None:
+            self.name, self.load = name, lambda: found
+
+    points = {"pfedlms.methods": [Point("installed", Installed)], "pfedlms.models": [Point("flat", dnn_of)]}
+    monkeypatch.setattr(
+        plugins, "entry_points", lambda group, name=None: [p for p in points[group] if name in (None, p.name)]
+    )
+    try:
+        run = pfedlms.run(method="installed", model="flat", **SMALL)
+        assert run.summary["model"] == "flat"
+        assert without_seconds(run.metrics) == without_seconds(
+            pfedlms.run(method="fedavg", model="flat", **SMALL).metrics
+        )
+    finally:
+        METHODS.pop("installed", None)
+        MODELS.pop("flat", None)
+
+
+def dnn_of(shape: tuple[int, ...], classes: int, hidden: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), classes))
+
+
+def test_a_module_that_cannot_be_imported(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--import", "no_such_module", "--rounds", "1"]) == 2
+    assert "--import: 'no_such_module' cannot be imported" in capsys.readouterr().err
+
+
+# --- typed code ---
+
+TYPED = """
+import pfedlms
+
+problem = pfedlms.Problem("digits", "dnn")
+run: pfedlms.Run = pfedlms.run(problem, method="fedavg", rounds=2, learning_rate=0.1)
+accuracy: float = run.accuracy
+study = pfedlms.study(problem, grid={"method": ["fedavg"], "learning_rate": [0.1, 0.2]}, seeds=[1, 2])
+text: str = study.table()
+compared: pfedlms.Study = pfedlms.compare(problem, methods=["local"], seeds=1)
+swept: pfedlms.Study = pfedlms.sweep(problem, method="fedavg", learning_rate=[0.1, 0.2])
+sketch = pfedlms.sketch.Sketch
+run.export("model.onnx", client=3)
+"""
+
+
+@pytest.mark.parametrize("checker", ["mypy", "pyright"])
+def test_the_api_as_typed_code_sees_it(checker: str, tmp_path: Path) -> None:
+    """And that a checker would find a name that is not there."""
+    if find_spec(checker) is None:
+        pytest.skip(f"{checker} is not installed")
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(ROOT / "src")]}))
+    (tmp_path / "right.py").write_text(TYPED)
+    (tmp_path / "wrong.py").write_text("import pfedlms\n\npfedlms.nonsense()\n")
+    options = {
+        "mypy": ["--config-file", str(ROOT / "pyproject.toml"), "--follow-imports=silent", "--cache-dir",
+                 str(ROOT / ".mypy_cache")],
+        "pyright": ["--pythonpath", sys.executable, "--project", str(tmp_path)],
+    }[checker]  # fmt: skip
+    files = ["right.py", "wrong.py"] if checker == "mypy" else []
+    done = subprocess.run(
+        [sys.executable, "-m", checker, *options, *files], cwd=tmp_path, capture_output=True, text=True, timeout=500,
+        env={"MYPYPATH": str(ROOT / "src"), "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(Path.home())},
+    )  # fmt: skip
+    if checker == "pyright" and "error" not in done.stdout:
+        pytest.skip("pyright needs node, which is not here")
+    found = [line for line in done.stdout.splitlines() if "error" in line and ".py" in line]
+    assert len(found) == 1, done.stdout
+    assert "wrong.py" in found[0]
+    assert "nonsense" in found[0]
