@@ -23,10 +23,10 @@ __all__ = ["PLACES", "WORK", "Flotilla", "Seen", "belonging", "children", "look_
 PLACES = 6
 WORK = "flwr-clientapp"
 ROLES = {
-    "flower-superlink": "superlink",
+    "pfedlms.flower.superlink": "superlink",
     "flwr-serverapp": "server app",
     "flower-supernode": "",
-    "flower-superexec": "executor",
+    "pfedlms.flower.launcher": "launcher",
     WORK: "client app",
     "flwr": "flwr run",
 }
@@ -97,8 +97,9 @@ def sample(fleet: Flotilla, seen: Seen) -> None:
 
 def look_at(name: str, pid: int, now: float, seen: Seen) -> None:
     folder = Path(f"/proc/{pid}")
-    command = Path((folder / "cmdline").read_bytes().split(b"\0")[1].decode()).name
-    if command not in ROLES:
+    words = {Path(each).name for each in (folder / "cmdline").read_bytes().decode().split("\0")}
+    command = next((each for each in (WORK, "flwr-serverapp", *ROLES) if each in words), "")
+    if not command:
         return
     pages = int((folder / "statm").read_text().split()[1])
     numbers = (folder / "stat").read_text().rpartition(")")[2].split()

@@ -20,6 +20,9 @@ from fleet import alone, plain
 from pfedlms.deploy import Node
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.store import RunDirectory
+from pfedlms.flower import places
+from pfedlms.flower.approval import approve
+from pfedlms.flower.check import listening
 from pfedlms.flower.folder import write_folder
 from pfedlms.flower.keys import configured
 
@@ -63,21 +66,22 @@ class Flotilla:
     """One folder; what it starts is told by FLWR_HOME, which all of it inherits, and ended by its ids."""
 
     def __init__(self, folder: Path, nodes: int) -> None:
-        self.folder, self.nodes, self.port = folder, nodes, free_port()
-        write_folder(folder, nodes, "fedavg", port=self.port)
+        self.folder, self.nodes, self.port, self.link_port = folder, nodes, free_port(), free_port()
+        write_folder(folder, nodes, "fedavg", port=self.port, link_port=self.link_port)
         self.app = folder / "app"
         (self.app / "pfedlms.toml").write_text(SMALL.format(nodes=nodes))
         self.home = str(folder.resolve() / "flwr")
         beside = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        self.environment = {**os.environ, "PATH": beside, "HOST": "127.0.0.1", "FLWR_HOME": self.home}
+        self.environment = {**os.environ, "PATH": f"{beside}:/usr/sbin", "FLWR_HOME": self.home}
         self.started: dict[str, subprocess.Popen[bytes]] = {}
         self.call("./certificates.sh")
         self.call("./keys.sh")
+        (folder / "approved.jsonl").touch()
 
     def call(self, *command: str) -> str:
         done = subprocess.run(
             command, cwd=self.folder, env=self.environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            timeout=120,
+            timeout=300,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout
         return done.stdout
@@ -95,18 +99,19 @@ class Flotilla:
         return file.read_text(errors="replace") if file.exists() else ""
 
     def open(self) -> None:
-        """The server, with the keys of all nodes."""
+        """The server and its gate, with the keys of all nodes."""
         self.server()
         self.call("./register.sh")
+        self.start("gate", "./gate.sh")
+        until(lambda: listening(self.port), 60, "the gate listens")
 
     def server(self) -> None:
         self.start("superlink", "./superlink.sh")
+        until(lambda: listening(self.link_port), 120, "the server listens")
 
-        def listens() -> bool:
-            with socket.socket() as tried:
-                return tried.connect_ex(("127.0.0.1", self.port)) == 0
-
-        until(listens, 60, "the server listens")
+    def approve(self, *settings: str) -> None:
+        """As the owner of all nodes does it."""
+        approve(self.folder, places.run_config([part for each in settings for part in ("--run-config", each)]))
 
     def node(self, number: int, *options: str, **environment: str) -> None:
         # Each has a port of its own, and the script adds the node's number to what it is told.
@@ -114,6 +119,8 @@ class Flotilla:
         self.start(f"node-{number}", f"./node-{number}.sh", *options, NODE_PORT=port, **environment)
 
     def run(self, *settings: str, name: str = "run", simulated: int = 0) -> None:
+        if not simulated:
+            self.approve(*settings)
         command = ["./run.sh", *(["simulation"] if simulated else [])]
         command += [part for each in settings for part in ("--run-config", each)]
         if simulated:
@@ -150,6 +157,8 @@ class Flotilla:
             for pid in sorted(belonging(self.home)):  # what starts others first
                 kill(pid)
         for process in self.started.values():
+            for pid in [*children(process.pid), process.pid]:  # nginx hides its environment
+                kill(pid)
             process.wait()
         assert not belonging(self.home)
 

@@ -116,7 +116,8 @@ def test_two_nodes_that_say_the_same_place() -> None:
     made, said = carrier(post, 3)
     made.gather(5, 100)
     assert made.rivals == {0: [70, 71]}
-    assert any(line.startswith("client 0 is node 71, before node 70, which seems to be there") for line in said)
+    assert made.places[0] == 70
+    assert "node 71: says it is client 0, whose place node 70 has and keeps while online" in said
 
 
 def test_a_node_that_comes_back_may_have_another_place() -> None:
@@ -187,14 +188,15 @@ def test_nobody_there_takes_no_time() -> None:
 
 
 def test_a_node_that_comes_back_under_another_id_is_asked_again() -> None:
-    """The first one is killed with the request; for 40 s the engine believes it to be there."""
+    """The first one is killed with the request; for 40 s the engine believes it to be online: it keeps its place."""
     post = MadeUp(there={70: (0, 50, works(0, silent_until=1e9)), 71: (12, 1e9, works(0))})
     made, said = carrier(post, 1)
     made.gather(5, 100)
     assert made.send({0: request(0)}, 600) == {0: request(0) + b"!"}
     assert post.requests() == [70, 71]
-    assert post.now < 20
-    assert said[-1] == "client 0 is node 71, before node 70, which seems to be there as well"
+    assert 50 <= post.now < 55
+    assert said[-1] == "node 71: says it is client 0, whose place node 70 has and keeps while online"
+    assert made.places == {0: 71}
 
 
 def test_a_node_that_comes_back_under_its_own_id_is_asked_again() -> None:
@@ -218,18 +220,52 @@ def test_what_nobody_waits_for_any_more_is_taken_from_the_engine() -> None:
     assert not post.waiting
 
 
-def test_a_place_goes_back_to_who_is_left() -> None:
-    post = MadeUp(there={70: (*FOREVER, works(0)), 71: (3, 30, works(0))})
+def test_a_place_stays_with_its_owner_while_that_is_online() -> None:
+    """Whoever else claims it, before or after; it does not go back to who had it before, either."""
+    post = MadeUp(there={70: (0, 20, works(0)), 71: (3, 60, works(0)), 72: (45, 1e9, works(0))})
     made, _ = carrier(post, 1)
     made.gather(5, 100)
-    post.now = 10
-    made.send({0: request(0)}, 60)
-    made.send({0: request(0)}, 60)
-    assert made.places == {0: 71}
-    post.now = 40
-    made.send({0: request(0)}, 60)
-    assert made.places == {0: 70}
-    assert [kind for kind, *_ in post.sent].count(WHO) == 2  # two that claim one place do not take turns
+    for now, owner in ((10, 70), (30, 71), (50, 71), (70, 72)):
+        post.now = now
+        made.send({0: request(0)}, 60)
+        made.send({0: request(0)}, 60)
+        assert made.places == {0: owner}
+    assert post.requests() == [70, 70, 71, 71, 71, 71, 72, 72]
+    assert [kind for kind, *_ in post.sent].count(WHO) == 3  # two that claim one place do not take turns
+
+
+def test_a_survey_waits_for_all_and_names_rivals_of_pinned_places() -> None:
+    """Also of places that are taken, and by nodes that answer late."""
+    late: Does = lambda kind, data, now: b"0"  # noqa: E731
+    post = Slow(there={70: (*FOREVER, works(0)), 71: (*FOREVER, works(1)), 72: (*FOREVER, late)})
+    made, said = carrier(post, 2, {0: 70, 1: 71})
+    assert made.survey(5, 60) == {0, 1}
+    assert made.rivals == {0: [70, 72]}
+    assert made.places == {0: 70, 1: 71}
+    assert said == ["node 72: says it is client 0, whose place belongs to node 70"]
+
+
+def test_a_peers_text_is_escaped() -> None:
+    forged = "\x1b[2J\nround 9/9: P-acc 100 %"
+    post = MadeUp(there={70: (*FOREVER, fails(0, Failure(forged))), 71: (*FOREVER, lambda *_: Failure(forged))})
+    made, said = carrier(post, 2)
+    made.gather(5, 100)
+    replies = made.send({0: request(0)}, 60)
+    assert refused(replies[0]) == r"\x1b[2J\nround 9/9: P-acc 100 %"
+    assert not [line for line in said if "\x1b" in line or "\n" in line]
+
+
+def test_queries_are_made_for_each_node() -> None:
+    post, asked = MadeUp(there={70: (*FOREVER, works(0)), 71: (*FOREVER, works(1))}), list[tuple[str, int]]()
+
+    def query(kind: str, node: int) -> bytes:
+        asked.append((kind, node))
+        return f"{kind} {node}".encode()
+
+    made = Carrier(post, 2, None, lambda text: None, lambda: post.now, post.sleep, query)
+    made.gather(5, 100)
+    assert made.ask(CHECK, 10) == {0: f"{CHECK} 70!".encode(), 1: f"{CHECK} 71!".encode()}
+    assert asked == [(WHO, 70), (WHO, 71), (CHECK, 70), (CHECK, 71)]
 
 
 def test_failures_are_refusals_in_words() -> None:
@@ -310,4 +346,4 @@ def test_asking_everybody() -> None:
     post = MadeUp(there={70: (*FOREVER, works(0)), 71: (*FOREVER, works(1, silent_until=1e9))})
     made, _ = carrier(post, 2)
     made.gather(5, 100)
-    assert made.ask(CHECK, b"?", 10) == {0: b"?!", 1: Failure("no reply within 10 s")}
+    assert made.ask(CHECK, 10) == {0: b"!", 1: Failure("no reply within 10 s")}

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
+import pwd
 import re
+import shutil
 import subprocess
+import sys
+import tempfile
+import time
 import tomllib
 from dataclasses import fields
 from pathlib import Path
@@ -15,9 +22,12 @@ from pfedlms.cli import main
 from pfedlms.cli.listings import settings
 from pfedlms.errors import ConfigError, UsageError
 from pfedlms.experiment.config import load_config
+from pfedlms.flower import places
 from pfedlms.flower.check import check
 from pfedlms.flower.folder import pyproject, write_folder
 from pfedlms.flower.keys import FlowerSection, NodeSection, configured, seated
+from pfedlms.flower.seal import private_key, public_key
+from pfedlms.flower.upgrade import upgrade
 from pfedlms.methods import METHODS
 
 
@@ -46,83 +56,198 @@ def test_the_folder_is_a_configuration(nodes: int, weight: float, tmp_path: Path
     config, flower = configured(folder / "app" / "pfedlms.toml", declared())
     assert config == load_config(folder / "app" / "pfedlms.toml")
     assert flower == FlowerSection()
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (folder, *folder.rglob("*")))
+    own = tomllib.loads((folder / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]["flower"]
+    assert (own["key"], own["nodes"]) == (f"{folder}/keys/server-signing.key", f"{folder}/places.json")
     assert (config.method, config.data.clients, config.train.max_weight) == ("sketchvote", nodes, weight)
+    assert config.train.max_scale == 100
     assert config.run.out == str(folder / "run")
     where = tomllib.loads((folder / "flwr" / "config.toml").read_text())["superlink"]["federation"]
-    assert where == {"address": "example.org:8123", "root-certificates": str(folder / "certificates" / "ca.crt")}
+    assert where == {"address": "127.0.0.1:8124", "root-certificates": str(folder / "certificates" / "ca.crt")}
     scripts = sorted(folder.glob("*.sh"))
     assert [f"node-{k}.sh" for k in range(nodes)] == [path.name for path in scripts if path.name.startswith("node-")]
     for script in scripts:
         subprocess.run(["bash", "-n", str(script)], check=True)
         assert (script.stat().st_mode & 0o100 != 0) == (script.name != "environment.sh")
-    assert len(list((folder / "systemd").iterdir())) == nodes + 1
+    units = [path.read_text() for path in (folder / "systemd").iterdir()]
+    assert len(units) == 2 * nodes + 2
+    for line in (
+        "NoNewPrivileges=yes",
+        "ProtectSystem=strict",
+        "PrivateTmp=yes",
+        "UMask=0077",
+        "MemoryMax=",
+        "User=pfedlms",
+    ):
+        assert all(line in unit for unit in units), line
 
 
-def test_certificates_and_keys(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("server", "option", "name"),
+    [
+        ("example.org", "-verify_hostname", "example.org"),
+        ("192.168.0.10", "-verify_ip", "192.168.0.10"),
+        ("[fd00::1]", "-verify_ip", "fd00::1"),
+    ],
+)
+def test_certificates_and_keys(server: str, option: str, name: str, tmp_path: Path) -> None:
     folder = tmp_path / "f"
-    write_folder(folder, 2, server="example.org")
+    write_folder(folder, 2, server=server)
+    secret = ("ca.key", "node-0", "server-signing.key", "launcher-secret")
     for script in ("./certificates.sh", "./keys.sh", "./certificates.sh", "./keys.sh"):  # a second time keeps secrets
-        before = {path: path.read_bytes() for path in folder.rglob("*") if path.name in ("ca.key", "node-0")}
+        before = {path: path.read_bytes() for path in folder.rglob("*") if path.name in secret}
         subprocess.run([script], cwd=folder, check=True, capture_output=True)
         assert all(path.read_bytes() == held for path, held in before.items())
+    assert len(before) == 4
     made = folder / "certificates"
-    shown = ["openssl", "verify", "-CAfile", "ca.crt", "-verify_hostname", "example.org", "server.pem"]
+    shown = ["openssl", "verify", "-CAfile", "ca.crt", option, name, "server.pem"]
     assert subprocess.run(shown, cwd=made, check=True, capture_output=True, text=True).stdout == "server.pem: OK\n"
-    secrets = [made / "ca.key", made / "server.key", folder / "keys" / "node-0", folder / "keys" / "node-1"]
+    secrets = [*made.glob("*.key"), *(path for path in (folder / "keys").iterdir() if path.suffix != ".pub")]
+    assert len(secrets) == 6
     assert all(path.stat().st_mode & 0o077 == 0 for path in secrets)
+    key, other = private_key(folder / "keys" / "server-signing.key"), public_key(folder / "keys" / "server.pub")
+    assert key.public_key() == other
 
 
-FLWR = """#!/usr/bin/env bash
-case $3 in
-    *node-0.pub) echo "╭─ Error ─╮"; echo "│ [code: 23] Public key already in use."; exit 1 ;;
-    *node-2.pub) echo "[code: 7] something else"; exit 1 ;;
-    *) echo "registered $3 with $FLWR_HOME" ;;
+def test_keys_and_authorities_are_rotated(tmp_path: Path) -> None:
+    """By one command each; what was before is kept aside, and worth nothing to the others."""
+    folder = tmp_path / "f"
+    write_folder(folder, 2)
+
+    def call(*command: str, **more: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True, **more)
+
+    call("./certificates.sh", check=True)
+    call("./keys.sh", check=True)
+    names = ("keys/node-0.pub", "keys/node-1.pub", "keys/server.pub", "certificates/ca.crt")
+    before = [(folder / name).read_bytes() for name in names]
+    call("./keys.sh", "--rotate", "0", check=True)
+    call("./keys.sh", "--rotate", "server", check=True)
+    call("./certificates.sh", "--new-authority", check=True)
+    after = [(folder / name).read_bytes() for name in names]
+    assert [old == new for old, new in zip(before, after, strict=True)] == [False, True, False, False]
+    assert len(list((folder / "keys" / "old").iterdir())) == 4
+    (folder / "certificates" / "ca.key").unlink()  # it is offline
+    done = call("./certificates.sh")
+    assert (done.returncode, "bring it back from where it is kept" in done.stderr) == (1, True)
+
+
+PLACES = """#!/usr/bin/env bash
+echo "$@" >> "$FLWR_HOME/calls"
+case "$*" in
+    *register*node-2.pub*) echo "[code: 7] something else" >&2; exit 1 ;;
+    *unregister*) exit 0 ;;
+    *register*) echo "{\\"success\\": true, \\"node-id\\": $(cat "$FLWR_HOME/next")}" ;;
 esac
 """
 
 
-def test_keys_are_registered_as_they_come(tmp_path: Path) -> None:
-    """One that is known does not keep others out; what fails otherwise is said, and ends with 1."""
+def test_registering_pins_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """A key has its place; a new key for a place revokes the one before; what fails is said, and ends with 2."""
     folder, beside = tmp_path / "f", tmp_path / "bin"
     write_folder(folder, 3)
     beside.mkdir()
-    (beside / "flwr").write_text(FLWR)
+    (beside / "flwr").write_text(PLACES)
     (beside / "flwr").chmod(0o755)
-    environment = {"PATH": f"{beside}:/usr/bin:/bin"}
+    monkeypatch.setattr(sys, "executable", str(beside / "python"))
+    monkeypatch.delenv("FLWR_HOME", raising=False)
+    home, file = folder / "flwr", folder / "places.json"
 
-    def register() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(["./register.sh"], cwd=folder, env=environment, capture_output=True, text=True)
+    def register(next_id: int) -> int:
+        (home / "next").write_text(str(next_id))
+        return places.main(["register", str(folder)])
 
-    nothing = register()
-    assert (nothing.returncode, "keys.sh makes keys" in nothing.stderr) == (1, True)
-    (folder / "keys").mkdir()
-    for node in (0, 1):
-        (folder / "keys" / f"node-{node}.pub").touch()
-    done = register()
-    assert done.returncode == 0
-    known, fresh = done.stdout.splitlines()
-    assert known == "keys/node-0.pub: is known already"
-    assert fresh == f"registered keys/node-1.pub with {folder / 'flwr'}"
-    (folder / "keys" / "node-2.pub").touch()
-    failed = register()
-    assert (failed.returncode, failed.stderr) == (1, "[code: 7] something else\n")
+    assert register(1) == 2
+    assert "./keys.sh K makes one" in capsys.readouterr().err
+    subprocess.run(["./keys.sh", "0"], cwd=folder, check=True)
+    assert register(2**64 - 5) == 0
+    assert FlowerSection(nodes=str(file)).pinned(3) == {0: 2**64 - 5}
+    assert file.stat().st_mode & 0o077 == 0
+    assert register(8) == 0  # it is known
+    subprocess.run(["./keys.sh", "--rotate", "0"], cwd=folder, check=True)
+    assert register(9) == 0
+    assert FlowerSection(nodes=str(file)).pinned(3) == {0: 9}
+    calls = [line.split()[1] for line in (home / "calls").read_text().splitlines()]
+    assert calls == ["register", "unregister", "register"]
+    subprocess.run(["./keys.sh", "2"], cwd=folder, check=True)
+    assert register(10) == 2
+    assert "[code: 7] something else; is superlink.sh running?" in capsys.readouterr().err
+    assert places.main(["revoke", str(folder), "0"]) == 0
+    assert FlowerSection(nodes=str(file)).pinned(3) == {}
+    assert not (folder / "keys" / "node-0.pub").exists()
+    assert places.main(["revoke", str(folder), "0"]) == 2
+    events = [json.loads(line)["event"] for line in (folder / "audit" / "server.jsonl").read_text().splitlines()]
+    assert events == ["registered", "revoked", "registered", "revoked"]
 
 
 def test_a_port_that_was_changed_in_one_place_only(tmp_path: Path) -> None:
     folder = tmp_path / "f"
     write_folder(folder, 1, port=8123)
-    said = "environment.sh has port 9000, flwr/config.toml 127.0.0.1:8123; edit one of them"
+    said = "flwr/config.toml has 127.0.0.1:8124, expected 127.0.0.1:9000, LINK_PORT of environment.sh; edit one of them"
     assert said not in [each.said for each in check(folder)]
     environment = folder / "environment.sh"
-    environment.write_text(environment.read_text().replace("8123", "9000"))
+    environment.write_text(environment.read_text().replace("8124", "9000"))
     assert [each.wrong for each in check(folder) if each.said == said] == [True]
+
+
+OLD = """# What all scripts of this folder share; edit it on every machine alike.
+SERVER=${SERVER:-example.org}     # name
+PORT=${PORT:-8123}              # of the server
+NODE_PORT=${NODE_PORT:-9094}
+"""
+OLD_NODE = """    flower-supernode --superlink "$SERVER:$PORT" \\
+        --node-config "partition-id=0 state=\\"$HERE/mine\\" data=\\"folder:x y\\"" "$@" &
+"""
+
+
+def test_a_folder_of_the_last_version_is_brought_up_to_date(tmp_path: Path) -> None:
+    """What its owner wrote stays: address, settings, model, a node's configuration. What was there before is kept."""
+    folder = tmp_path / "f"
+    write_folder(folder, 2, "stc")
+    for name in ("gate.sh", "gate.conf", "revoke.sh", "approve.sh"):
+        (folder / name).unlink()
+    (folder / "environment.sh").write_text(OLD)
+    (folder / "node-0.sh").write_text(OLD_NODE)
+    (folder / "app" / "app.py").write_text("# mine\n")
+    described = folder / "app" / "pyproject.toml"
+    lines = [
+        line for line in described.read_text().splitlines() if not line.startswith(("key = ", "audit = ", "nodes = "))
+    ]
+    described.write_text("\n".join(lines).replace("wait = 60.0", "wait = 7.0").replace('name = ""', 'name = "fedavg"'))
+    (folder / "state").mkdir()
+    (folder / "state" / "client-0.pt").write_bytes(b"")
+    (folder / "state" / "client-0.pt").chmod(0o644)
+    folder.chmod(0o755)
+    with pytest.raises(UsageError, match="bring the folder up to date: pfedlms deploy upgrade"):
+        check(folder)
+    said = "\n".join(upgrade(folder))
+    assert "port 8123 of the gate; port 8124 must not be open" in said
+    assert (folder / "app" / "app.py").read_text() == "# mine\n"
+    assert (folder / "before-upgrade" / "node-0.sh").read_text() == OLD_NODE
+    node = (folder / "node-0.sh").read_text()
+    assert 'config="partition-id=0 state=\\"$HERE/mine\\" data=\\"folder:x y\\" keep=90"' in node
+    subprocess.run(["bash", "-n", str(folder / "node-0.sh")], check=True)
+    flat = tomllib.loads(described.read_text())["tool"]["flwr"]["app"]["config"]
+    assert (flat["flower"]["wait"], flat["flower"]["key"]) == (7.0, f"{folder}/keys/server-signing.key")
+    assert flat["method"]["name"] == "fedavg"
+    assert load_config(folder / "app" / "pfedlms.toml").method == "stc"
+    assert "SERVER:-example.org}" in (folder / "environment.sh").read_text()
+    assert all(
+        path.stat().st_mode & 0o077 == 0 for path in (folder, folder / "state", folder / "state" / "client-0.pt")
+    )
+    again = {path: path.read_bytes() for path in folder.glob("*.*")}
+    upgrade(folder)
+    assert {path: path.read_bytes() for path in folder.glob("*.*")} == again
 
 
 def test_a_node_without_its_files_says_so(tmp_path: Path) -> None:
     folder = tmp_path / "f"
     write_folder(folder, 1)
-    done = subprocess.run(["./node-0.sh"], cwd=folder, capture_output=True, text=True, timeout=20)
-    assert (done.returncode, "certificates/ca.crt: is missing" in done.stderr) == (1, True)
+    for missing in ("keys/launcher-secret", "keys/server.pub", "approved.jsonl", "certificates/ca.crt", "keys/node-0"):
+        done = subprocess.run(["./node-0.sh"], cwd=folder, capture_output=True, text=True, timeout=20)
+        assert (done.returncode, f"{missing}: is missing" in done.stderr) == (1, True), done.stderr
+        (folder / missing).parent.mkdir(exist_ok=True)
+        (folder / missing).touch()
 
 
 def test_wrong_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,7 +286,15 @@ def test_a_node_has_the_last_word_on_what_is_its_own(tmp_path: Path) -> None:
     folder = tmp_path / "f"
     write_folder(folder, 3)
     config, flower = configured(folder / "app" / "pfedlms.toml", declared())
-    own = {"partition-id": 2, "state": "mine", "device": "cpu", "threads": 3, "data-dir": "there", "data": "a:b"}
+    own = {
+        "partition-id": 2,
+        "state": "mine",
+        "server-key": "server.pub",
+        "device": "cpu",
+        "threads": 3,
+        "data-dir": "there",
+        "data": "a:b",
+    }
     there, seat, state = seated(config, flower, own)
     assert (seat.partition_id, seat.data, state) == (2, "a:b", Path("mine"))
     assert (there.run.device, there.run.threads, there.data.dir) == ("cpu", 3, "there")
@@ -171,6 +304,10 @@ def test_a_node_has_the_last_word_on_what_is_its_own(tmp_path: Path) -> None:
     said = str(caught.value)
     assert all(f"node-config.{key}: " in said for key in ("partition-id", "partition", "threads", "state"))
     assert "got -1" in said
+    with pytest.raises(
+        ConfigError, match=r"node-config.server-key: got nothing, .*run `pfedlms deploy upgrade FOLDER`"
+    ):
+        seated(config, flower, {"partition-id": 1, "state": "mine"})
 
 
 @pytest.mark.parametrize("named", ["1,2,3,4", "1,x", "7,7"])
@@ -178,6 +315,7 @@ def test_pins_that_cannot_be(named: str) -> None:
     with pytest.raises(UsageError, match=r"flower\.nodes: got '"):
         FlowerSection(nodes=named).pinned(3)
     assert FlowerSection(nodes="12, 5").pinned(3) == {0: 12, 1: 5}
+    assert FlowerSection(nodes="12,, 5").pinned(3) == {0: 12, 2: 5}
 
 
 def test_every_key_of_a_node_is_on_the_page() -> None:
@@ -186,3 +324,41 @@ def test_every_key_of_a_node_is_on_the_page() -> None:
         assert f"`{each.name.replace('_', '-')}`" in page, each.name
     for each in fields(FlowerSection):
         assert f"`flower.{each.name}`" in page, each.name
+
+
+def test_old_state_is_removed_and_that_of_this_run_stays(tmp_path: Path) -> None:
+    client_app = pytest.importorskip("pfedlms.flower.client_app", reason="Flower is not installed (extra: flower)")
+    for name, days in (("client-0-aa", 100), ("client-0-bb", 100), ("client-1-aa", 10)):
+        for suffix in (".pt", ".lock"):
+            path = tmp_path / f"{name}{suffix}"
+            path.touch()
+            os.utime(path, (time.time() - days * 86400,) * 2)
+    client_app.remove_old(tmp_path, tmp_path / "client-0-bb.pt", 0)
+    assert len(list(tmp_path.iterdir())) == 6
+    client_app.remove_old(tmp_path, tmp_path / "client-0-bb.pt", 90)
+    assert sorted(path.stem for path in tmp_path.glob("*.pt")) == ["client-0-bb", "client-1-aa"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="only root can change users")
+def test_the_user_that_runs_apps_cannot_read_the_nodes_key() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        os.chmod(name, 0o755)
+        folder = Path(name) / "f"
+        write_folder(folder, 1)
+        subprocess.run(["./keys.sh"], cwd=folder, check=True)
+        (folder / "approved.jsonl").touch()
+        users = {**os.environ, "NODE_USER": "daemon", "APP_USER": "nobody"}
+        subprocess.run(["./users.sh"], cwd=folder, check=True, capture_output=True, env=users)
+        nobody = ["setpriv", f"--reuid={pwd.getpwnam('nobody').pw_uid}", f"--regid={pwd.getpwnam('nobody').pw_gid}"]
+
+        def can(*command: str) -> bool:
+            done = subprocess.run([*nobody, "--clear-groups", *command], cwd=folder, capture_output=True)
+            return done.returncode == 0
+
+        for file in ("keys/launcher-secret", "keys/server.pub", "approved.jsonl", "environment.sh"):
+            assert can("cat", file), file
+        assert can("touch", "state/model.pt")
+        assert not can("cat", "keys/node-0")
+        assert not can("cat", "keys/server-signing.key")
+        assert not can("sh", "-c", "echo '{}' >> approved.jsonl")
+        assert not can("touch", "keys/other")

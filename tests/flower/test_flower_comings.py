@@ -89,7 +89,7 @@ def test_a_node_away_for_five_rounds_and_one_that_comes_late(flotilla: Flotilla,
     for client in range(4):
         with Node(config, client, flotilla.folder / "state") as node:
             own, other = node.state, fleet.node(client).state
-        assert own.heard == other.heard == 10
+        assert own.answers_known == other.answers_known == 10
         for name in ("params", "momentum", "buffers", "state"):
             assert same(getattr(own.cohort, name), getattr(other.cohort, name))
         tracked.append(own.cohort.state["model"])
@@ -119,5 +119,5 @@ def test_the_server_asked_to_stop(flotilla: Flotilla, way: str) -> None:
     assert summary is not None
     assert (summary["status"], summary["rounds"], summary["everyone"]) == ("interrupted", 1, None)
     flotilla.run(run_config(chosen), name=f"{name}-again")
-    assert "going on after round 1" in flotilla.finished(f"{name}-again")
+    assert "resumed after round 1" in flotilla.finished(f"{name}-again")
     check(flotilla, chosen)

@@ -123,5 +123,5 @@ def test_the_server_killed(flotilla: Flotilla, moment: str) -> None:
     flotilla.server()
     flotilla.run(run_config(chosen), name=f"{name}-again")
     said = flotilla.finished(f"{name}-again")
-    assert "going on after round 1" in said
+    assert "resumed after round 1" in said
     check(flotilla, chosen)

@@ -1,4 +1,4 @@
-"""deploy init, check: a federation on machines of its own."""
+"""deploy init, check, approve, upgrade: a federation on machines of its own."""
 
 from __future__ import annotations
 
@@ -14,19 +14,24 @@ from pfedlms.report.tables import table_of
 
 def add_deploy(sub: argparse.ArgumentParser) -> None:
     """init DIR: write a folder for one server and its nodes, ready to edit. check DIR: versions, settings, whether the
-    server can be reached, and what its nodes say; with --server only as far as the server. docs/deploy.md walks through
-    it."""
-    sub.add_argument("what", metavar="init|check", help="what to do")
+    server can be reached, which of its paths answer, and what its nodes say; with --server only as far as the server.
+    approve DIR: let this machine take part in runs of the app in DIR. upgrade DIR: bring a folder of an older version
+    up to date. docs/deploy.md walks through it."""
+    sub.add_argument("what", metavar="init|check|approve|upgrade", help="what to do")
     sub.add_argument("directory", metavar="DIR", type=Path)
     sub.add_argument("--nodes", type=int, metavar="N", default=3, help="init: how many (default: 3)")
     sub.add_argument("--server", metavar="ADDRESS", help="init: its name or address; check: HOST:PORT")
-    sub.add_argument("--port", type=int, metavar="N", default=8000, help="init: of the server (default: 8000)")
+    sub.add_argument("--port", type=int, metavar="N", default=8000, help="init: of the gate, for nodes (default: 8000)")
+    sub.add_argument(
+        "--link-port", type=int, metavar="N", help="init: of the SuperLink on loopback (default: --port + 1)"
+    )
+    sub.add_argument("--run-config", metavar="TEXT", help="approve: settings, as run.sh takes them")
     add_options(sub, "method", "dataset")
     add_json(sub)
 
 
 def deploy(options: argparse.Namespace) -> int:
-    handlers = {"init": _init, "check": _check}
+    handlers = {"init": _init, "check": _check, "approve": _approve, "upgrade": _upgrade}
     if options.what not in handlers:
         raise UsageError(f"deploy: got {options.what!r}; {did_you_mean(options.what, handlers)}")
     return handlers[options.what](options)
@@ -41,7 +46,7 @@ def _init(options: argparse.Namespace) -> int:
         "server": options.server,
     }
     given = {name: value for name, value in chosen.items() if value is not None}
-    files = write_folder(options.directory, options.nodes, port=options.port, **given)
+    files = write_folder(options.directory, options.nodes, port=options.port, link_port=options.link_port, **given)
     show(options, {"directory": str(options.directory), "files": list(map(str, files))}, table_of, [])
     say(f"{len(files)} files; how to go on: {options.directory / 'README.md'}")
     return 0
@@ -54,3 +59,22 @@ def _check(options: argparse.Namespace) -> int:
     rows = [{"": "✗" if each.wrong else "✓", "what": each.what, "found": each.said} for each in found]
     show(options, [asdict(each) for each in found], table_of, rows)
     return int(any(each.wrong for each in found))
+
+
+def _approve(options: argparse.Namespace) -> int:
+    from pfedlms.flower.approval import approve
+    from pfedlms.flower.places import run_config
+
+    entry = approve(options.directory, run_config(["--run-config", options.run_config] if options.run_config else []))
+    show(options, entry, table_of, [{"what": key, "approved": str(value)} for key, value in entry.items()])
+    return 0
+
+
+def _upgrade(options: argparse.Namespace) -> int:
+    from pfedlms.flower.upgrade import upgrade
+
+    steps = upgrade(options.directory)
+    show(options, {"steps": steps}, table_of, [])
+    for step in steps:
+        say(step)
+    return 0

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pfedlms.deploy.envelope import Why, decode, refusal
+from pfedlms.flower.seal import content_of
+from pfedlms.flower.text import shown
 
 WHO, CHECK, REQUEST = "query.who", "query.check", "train.request"
 """Kinds of messages: which place is yours, what do you run, and a request of `deploy`."""
@@ -69,12 +71,18 @@ class Carrier:
     def __init__(
         self, post: Post, clients: int, pinned: Mapping[int, int] | None = None,
         say: Callable[[str], None] = lambda text: None, clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], None] = time.sleep, query: Callable[[str, int], bytes] = lambda kind, node: b"",
     ) -> None:  # fmt: skip
         self._post, self._clients, self._pinned = post, clients, dict(pinned or {})
-        self._say, self._clock, self._sleep = say, clock, sleep
+        self._say, self._clock, self._sleep, self._query = say, clock, sleep, query
         self._claims: dict[int, int] = {}
         """Clients by node, in the order they came."""
+        self._owners: dict[int, int] = {}
+        """Nodes by client: who has a place keeps it for as long as it is online."""
+        self._denied: dict[int, int] = {}
+        """Nodes that say a place is theirs that is pinned to another one."""
+        self._survey = False
+        """Whether all nodes are asked which place is theirs, pinned or not."""
         self._online: set[int] = set()
         self._looked = -_LOOK
         self._asked: dict[str, tuple[int, float]] = {}
@@ -95,10 +103,21 @@ class Carrier:
             self._sleep(_POLL)
         return there
 
-    def ask(self, kind: str, letter: bytes, timeout: float) -> dict[int, bytes | Failure]:
-        """The same to all who are there; what they say, by client."""
+    def survey(self, wait: float, timeout: float) -> set[int]:
+        """As `gather`; and every node that is online has said which place is its own, or had `timeout` seconds."""
+        self._survey = True
+        self.gather(wait, timeout)
+        self._looked = -_LOOK  # who came last is asked, too
+        self._look_around(timeout)
+        while self._asked:
+            self._sleep(_POLL)
+            self._look_around(timeout)
+        return self._there()
+
+    def ask(self, kind: str, timeout: float) -> dict[int, bytes | Failure]:
+        """The same question to all who are there; what they say, by client."""
         there = {node: client for client, node in self.places.items() if node in self._online}
-        names = self._post.push(kind, dict.fromkeys(there, letter), timeout)
+        names = self._post.push(kind, {node: self._query(kind, node) for node in there}, timeout)
         said: dict[int, bytes | Failure] = {}
         end = self._clock() + timeout
         while names and self._clock() < end:
@@ -128,12 +147,14 @@ class Carrier:
 
     @property
     def places(self) -> dict[int, int]:
-        """Nodes by client: of several that claim a place, the one that is there and came last."""
-        found: dict[int, int] = {}
+        """Nodes by client. A place moves to another node that claims it only once its owner is not online."""
         for node, client in self._claims.items():
-            if node in self._online or found.get(client) not in self._online:
-                found[client] = node
-        return found | self._pinned
+            owner = self._owners.get(client)
+            keeps = owner is not None and owner in self._online and self._claims.get(owner) == client
+            if not keeps and (node in self._online or owner is None or self._claims.get(owner) != client):
+                self._owners[client] = node
+        held = {client: node for client, node in self._owners.items() if self._claims.get(node) == client}
+        return held | self._pinned
 
     @property
     def strangers(self) -> set[int]:
@@ -142,8 +163,11 @@ class Carrier:
 
     @property
     def rivals(self) -> dict[int, list[int]]:
-        """Places that several nodes say are theirs, and which nodes that are there do."""
-        places = {client: [node for node in self._online if self._claims.get(node) == client] for client in self.places}
+        """Places that several nodes say are theirs, and which nodes that are online do."""
+        said = {**self._claims, **self._denied, **{node: client for client, node in self._pinned.items()}}
+        places = {
+            client: [node for node in self._online if said.get(node) == client] for client in range(self._clients)
+        }
         return {client: sorted(nodes) for client, nodes in places.items() if len(nodes) > 1}
 
     def _there(self) -> set[int]:
@@ -162,9 +186,9 @@ class Carrier:
                 *(node for node, _ in self._asked.values()),
             }
             known |= {node for node, since in self._strangers.items() if now - since < _STRANGER}
-            fresh = sorted(self._online - known) if len(self._pinned) < self._clients else []
+            fresh = sorted(self._online - known) if self._survey or len(self._pinned) < self._clients else []
             if fresh:
-                sent = self._post.push(WHO, dict.fromkeys(fresh, b""), timeout)
+                sent = self._post.push(WHO, {node: self._query(WHO, node) for node in fresh}, timeout)
                 self._asked |= {name: (node, now + timeout) for name, node in sent.items()}
         for name, said in self._post.pull(self._asked).items() if self._asked else ():
             self._place(self._asked.pop(name)[0], said)
@@ -177,21 +201,23 @@ class Carrier:
     def _place(self, node: int, said: bytes | Failure) -> None:
         if isinstance(said, Failure) and said.gone:
             return
-        text = said.text if isinstance(said, Failure) else said[:20].decode(errors="replace")
+        text = shown(said.text if isinstance(said, Failure) else said[:20].decode(errors="replace"))
         if isinstance(said, Failure) or not text.isdecimal() or int(text) >= self._clients:
             self._strangers[node] = self._clock()
             self._say(f"node {node}: got {text!r} for its place, expected a partition-id below {self._clients}")
         elif int(text) in self._pinned:
-            self._strangers[node] = self._clock()
+            self._strangers[node], self._denied[node] = self._clock(), int(text)
             self._say(f"node {node}: says it is client {text}, whose place belongs to node {self._pinned[int(text)]}")
         else:
             before = self.places.get(int(text))
-            if before != node:
-                also = ", which seems to be there as well" * (before in self._online)
-                then = "" if before is None else f", before node {before}{also}"
-                self._say(f"client {text} is node {node}{then}")
             self._claims.pop(node, None)
             self._claims[node] = int(text)
+            if self.places[int(text)] != node:
+                self._say(
+                    f"node {node}: says it is client {text}, whose place node {before} has and keeps while online"
+                )
+            elif before != node:
+                self._say(f"client {text} is node {node}" + ("" if before is None else f", before node {before}"))
 
     def _push(self, trip: _Trip, there: set[int], end: float, timeout: float) -> None:
         """Requests that have not gone to the node that is there now, or not lately."""
@@ -220,4 +246,4 @@ class Carrier:
                 self._refuse(trip, client, said.text)
 
     def _refuse(self, trip: _Trip, client: int, text: str) -> None:
-        trip.replies[client] = refusal(decode(trip.waiting.pop(client)), Why.FAILED, text)
+        trip.replies[client] = refusal(decode(content_of(trip.waiting.pop(client))), Why.FAILED, shown(text))

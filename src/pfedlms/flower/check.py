@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -10,7 +11,9 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import dataclass
+from http.client import HTTPException, HTTPSConnection
 from importlib.metadata import PackageNotFoundError, version
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +22,24 @@ from pfedlms.deploy.ground import Ground
 from pfedlms.errors import PfedlmsError, UsageError
 from pfedlms.experiment.config import CUSTOM, Config
 from pfedlms.flower import MISSING
+from pfedlms.flower.approval import SERVER, approve
 from pfedlms.flower.folder import NAME
 from pfedlms.flower.keys import configured
-from pfedlms.flower.log import CHECKED
+from pfedlms.flower.log import CHECK_RECORD
+from pfedlms.flower.text import shown
 
 FLOWER = (1, 41)
 """The version whose commands the folder's scripts are written for."""
 _SECONDS = 10.0
 _WAIT = 15
+_CLOSED = (
+    "/v1/control/list-runs", "/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/acquire-task",
+    "/v1/fleet/../control/list-runs", "/v1/fleet/%2e%2e/control/list-runs", "/v1/fleet/pull-messages", "/docs",
+)  # fmt: skip
+"""Paths of the SuperLink that must not answer whoever has no key."""
+_REFUSED = (401, 404, 405)
+_LISTEN = "0A"
+"""How Linux names a socket that waits for connections."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +50,23 @@ class Found:
 
 
 def check(folder: Path, server: str | None = None) -> list[Found]:
-    """Versions, configuration with its digest, whether the server can be reached by TLS; and, unless a `server` is
-    named, whether its nodes fit, for which they are asked in a run of their own."""
+    """Versions, configuration with its digest, whether the gate can be reached by TLS and passes nothing but what nodes
+    need; and, unless a `server` is named, whether the SuperLink is on loopback only, and whether nodes fit, for which
+    they are asked in a run of their own."""
     app = folder / "app"
     if not (app / "pyproject.toml").is_file():
         raise UsageError(f"{folder}: got no app/pyproject.toml, expected a folder of: pfedlms deploy init {folder}")
-    found = [_flower(), *_configuration(app)]
-    address = server or _address(folder)
-    if server is None and (other := _other_port(folder, address)):
-        found.append(other)
-    found.append(_reached(address, folder / "certificates" / "ca.crt"))
-    if server is None and not any(each.wrong for each in found):
-        found += _nodes(folder)
+    found = [_flower(), *_configuration(app), *_readable(folder)]
+    named = _environment(folder)
+    address = server or f"{named['SERVER']}:{named['PORT']}"
+    reached = _reached(address, folder / "certificates" / "ca.crt")
+    found.append(reached)
+    if not reached.wrong:
+        found.append(_doors(address, folder / "certificates" / "ca.crt"))
+    if server is None:
+        found += _link(folder, int(named["LINK_PORT"]))
+        if not any(each.wrong for each in found):
+            found += _nodes(folder)
     return found
 
 
@@ -81,23 +99,96 @@ def _digest(config: Config) -> str:
     return "as app.py makes it" if in_python else Ground(config).run.hex()
 
 
-def _address(folder: Path) -> str:
-    file = folder / "flwr" / "config.toml"
-    try:
-        return str(tomllib.loads(file.read_text(encoding="utf-8"))["superlink"][NAME]["address"])
-    except (OSError, ValueError, KeyError) as error:
-        raise UsageError(f"{file}: got no superlink.{NAME}.address ({error}); name it with --server") from error
-
-
-def _other_port(folder: Path, address: str) -> Found | None:
-    """What is wrong if nodes are told another port than `flwr`."""
+def _environment(folder: Path) -> dict[str, str]:
+    """What environment.sh says, or the environment on top of it."""
     file = folder / "environment.sh"
-    named = re.search(r"^PORT=\$\{PORT:-(\d+)\}", file.read_text(encoding="utf-8") if file.is_file() else "", re.M)
-    if named is None or address.endswith(f":{named[1]}"):
-        return None
-    return Found(
-        "server", f"environment.sh has port {named[1]}, flwr/config.toml {address}; edit one of them", wrong=True
-    )
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    found: dict[str, str] = dict(re.findall(r"^export (\w+)=\$\{\w+:-([^}]*)\}", text, re.M))
+    if missing := {"SERVER", "PORT", "LINK_PORT"} - found.keys():
+        raise UsageError(
+            f"{file}: got no {', '.join(sorted(missing))}; bring the folder up to date: pfedlms deploy upgrade {folder}"
+        )
+    return {name: os.environ.get(name, value) for name, value in found.items()}
+
+
+def _readable(folder: Path) -> list[Found]:
+    """Secrets that other users of this machine can read."""
+    secret = [
+        *folder.glob("keys/*"),
+        *folder.glob("certificates/*.key"),
+        *folder.glob("state/*"),
+        folder / "superlink.db",
+    ]
+    held = [path for path in secret if path.suffix not in (".pub", ".crt") and path.exists()]
+    if not folder.stat().st_mode & 0o007:
+        return []
+    open_to_all = [str(path.relative_to(folder)) for path in held if path.stat().st_mode & 0o007]
+    said = f"others can read {', '.join(open_to_all[:3])}; chmod 700 {folder}"
+    return [Found("files", said, wrong=True)] if open_to_all else []
+
+
+def _doors(address: str, authority: Path) -> Found:
+    """Whether anything but what nodes need answers at the address of the nodes."""
+    host, _, port = address.rpartition(":")
+    context = ssl.create_default_context(cafile=str(authority))
+    for path in _CLOSED:
+        connection = HTTPSConnection(host.strip("[]"), int(port), timeout=_SECONDS, context=context)
+        try:
+            connection.putrequest("POST", path, skip_accept_encoding=True)
+            connection.putheader("Content-Type", "application/protobuf")
+            connection.putheader("Content-Length", "0")
+            connection.endheaders()
+            status = connection.getresponse().status
+        except (OSError, HTTPException) as error:
+            return Found("doors", f"{address}{path}: no answer ({error or type(error).__name__})", wrong=True)
+        finally:
+            connection.close()
+        if status not in _REFUSED:
+            said = (
+                f"{address}{path}: answers with {status}: whoever reaches this address can start runs, which are code"
+            )
+            return Found("doors", f"{said} on all machines; nodes must reach gate.sh, not the SuperLink", wrong=True)
+    return Found("doors", f"{address} refuses {len(_CLOSED)} of the SuperLink's paths that are not for nodes")
+
+
+def _link(folder: Path, port: int) -> list[Found]:
+    """Whether the SuperLink listens on this machine's loopback addresses only, where `flwr` looks for it."""
+    file, found = folder / "flwr" / "config.toml", list[Found]()
+    try:
+        address = str(tomllib.loads(file.read_text(encoding="utf-8"))["superlink"][NAME]["address"])
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(f"{file}: got no superlink.{NAME}.address ({error})") from error
+    if address != f"127.0.0.1:{port}":
+        said = (
+            f"flwr/config.toml has {address}, expected 127.0.0.1:{port}, LINK_PORT of environment.sh; edit one of them"
+        )
+        found.append(Found("superlink", said, wrong=True))
+    addresses = listening(port)
+    if outside := sorted(each for each in addresses if not each.is_loopback):
+        said = (
+            f"listens on {', '.join(map(str, outside))}, port {port}, expected 127.0.0.1 alone; start it with gate.sh"
+        )
+        found.append(Found("superlink", said, wrong=True))
+    elif not addresses:
+        found.append(Found("superlink", f"nothing listens on port {port}; is superlink.sh running?", wrong=True))
+    return found or [Found("superlink", f"listens on {', '.join(map(str, sorted(addresses)))}, port {port}")]
+
+
+def listening(port: int) -> set[IPv4Address | IPv6Address]:
+    """Addresses of this machine on which somebody listens at a port."""
+    found = set[IPv4Address | IPv6Address]()
+    for file, size in (("/proc/net/tcp", 8), ("/proc/net/tcp6", 32)):
+        for line in Path(file).read_text().splitlines()[1:] if Path(file).exists() else ():
+            local, state = line.split()[1], line.split()[3]
+            if state != _LISTEN or int(local[size + 1 :], 16) != port:
+                continue
+            # Words of four bytes, each in the machine's order.
+            words = [
+                bytes.fromhex(local[at : at + 8])[:: -1 if sys.byteorder == "little" else 1] for at in range(0, size, 8)
+            ]
+            address = ip_address(b"".join(words))
+            found.add(getattr(address, "ipv4_mapped", None) or address)
+    return found
 
 
 def _reached(address: str, authority: Path) -> Found:
@@ -117,9 +208,9 @@ def _reached(address: str, authority: Path) -> Found:
     except ssl.SSLCertVerificationError as error:
         said = f"{address}: its certificate is refused ({error.verify_message}); is ca.crt its, SERVER its name?"
     except ssl.SSLError as error:
-        said = f"{address}: no TLS there ({error.reason}); start it with superlink.sh"
+        said = f"{address}: no TLS there ({error.reason}); start it with gate.sh"
     except OSError as error:
-        said = f"{address}: cannot be reached ({error.strerror or error}); is superlink.sh running, the port open?"
+        said = f"{address}: cannot be reached ({error.strerror or error}); is gate.sh running, the port open?"
     return Found("server", said, wrong=True)
 
 
@@ -130,19 +221,17 @@ def _nodes(folder: Path) -> list[Found]:
         **os.environ, "FLWR_HOME": str((folder / "flwr").resolve()), "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     }  # fmt: skip
+    settings = f"flower.check=true flower.wait={_WAIT}"
+    approve(folder, {}, SERVER)
     done = subprocess.run(
-        [*command, f"flower.check=true flower.wait={_WAIT}"],
-        env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    plain = [re.sub(r"\x1b\[\d+m", "", line) for line in done.stdout.splitlines()]
-    lines = [line for each in plain if (line := re.sub(r"^INFO\s*:", "", each).strip())]
-    said = [line.removeprefix("pfedlms: ") for line in lines if re.match(r"pfedlms: |node \d+: ", line)]
-    shown = said or lines[-5:] or ["flwr run: said nothing"]
-    wrong = [bool(re.match(r"node \d+: |client \d+: (?!as the server)", line)) for line in shown]
-    # Flower's own exit code says nothing of how a run ended.
-    if not any(wrong) and not any(line.startswith(CHECKED) for line in lines):
-        wrong[-1] = True
-    return [Found("nodes", line, bad) for line, bad in zip(shown, wrong, strict=True)]
+        [*command, settings], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    lines = [re.sub(r"\x1b\[\d+m", "", line).strip() for line in done.stdout.splitlines()]
+    records = [json.loads(line.partition(CHECK_RECORD)[2]) for line in lines if CHECK_RECORD + "{" in line]
+    if records:
+        return [Found("nodes", each["text"], each["wrong"]) for each in records]
+    last = [line for line in lines if line][-5:] or ["flwr run: said nothing"]
+    return [Found("nodes", shown(line), wrong=True) for line in last]
 
 
 def _beside(name: str) -> str:

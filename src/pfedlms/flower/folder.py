@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import fields
 from importlib import resources
 from pathlib import Path
@@ -19,53 +20,91 @@ NAME = "federation"
 """What `flwr` calls the server."""
 LIMITED_FROM, LIMIT = 3, 0.4
 """From so many nodes on, the largest share one may have of all weight; see train.max_weight."""
+POOLING = '\npooling = "median"  # one node cannot move the thresholds of all, as it can with the mean of the paper'
+SERVER_MEMORY, GATE_MEMORY, LINK_MEMORY, APP_MEMORY = "4G", "256M", "1G", "8G"
+"""Limits of the units: server, gate, a node's connection, and its apps."""
 
-SCRIPTS = ("certificates.sh", "keys.sh", "superlink.sh", "register.sh", "run.sh", "flwr.sh")
+SCRIPTS = (
+    "certificates.sh", "keys.sh", "superlink.sh", "gate.sh", "register.sh", "revoke.sh", "approve.sh", "users.sh",
+    "run.sh", "flwr.sh",
+)  # fmt: skip
 FILES = {
-    **{name: name for name in ("README.md", "environment.sh", *SCRIPTS)},
+    **{name: name for name in ("README.md", "environment.sh", "gate.conf", *SCRIPTS)},
     ".gitignore": "gitignore",
     "flwr/config.toml": "flwr.toml",
     "app/app.py": "app.py.in",
     "app/pfedlms.toml": "pfedlms.toml",
     "systemd/pfedlms-superlink.service": "superlink.service",
+    "systemd/pfedlms-gate.service": "gate.service",
 }
-"""Names of files, and what in the template they are made of; those of nodes come on top."""
+"""Names of files, and what in the template they are made of; those of nodes are added."""
+OWNED = ("app/app.py", "app/pfedlms.toml", "app/pyproject.toml")
+"""Files that an upgrade leaves to their owner."""
 
 
 def write_folder(
     folder: Path, nodes: int, method: str = "pfedlms", dataset: str = "digits", server: str = "127.0.0.1",
-    port: int = 8000,
+    port: int = 8000, link_port: int | None = None,
 ) -> list[Path]:  # fmt: skip
     """Write it, and name the files; what is there already is not touched but refused."""
+    link_port = port + 1 if link_port is None else link_port
     if nodes < 1:
         raise UsageError(f"--nodes: got {nodes}, expected a count of at least 1")
     if not re.fullmatch(r"[\w.-]+|\[[\da-fA-F:.]+\]", server, re.ASCII):
         raise UsageError(f"--server: got {server!r}, expected a name or an address; --port names the port")
-    if not 1 <= port <= 65535:
-        raise UsageError(f"--port: got {port}, expected a number from 1 to 65535")
+    for name, value in (("--port", port), ("--link-port", link_port)):
+        if not 1 <= value <= 65535:
+            raise UsageError(f"{name}: got {value}, expected a number from 1 to 65535")
+    if port == link_port:
+        raise UsageError(f"--link-port: got {link_port}, expected another one than --port")
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder}: is not empty; name a folder that is not there yet")
     load_config(None, {"data": {"dataset": dataset, "clients": nodes}, "method": {"name": method}})  # names are known
-    here = folder.resolve()
-    beside = Path(sys.executable).parent
+    texts = made(folder, nodes, server, port, link_port, method, dataset)
+    write(folder, texts)
+    return [folder / name for name in texts]
+
+
+def made(
+    folder: Path, nodes: int, server: str, port: int, link_port: int, method: str = "pfedlms", dataset: str = "digits"
+) -> dict[str, str]:  # fmt: skip
+    """Texts of all files by name."""
+    here, beside = folder.resolve(), Path(sys.executable).parent
     said = {
-        "COUNT": str(nodes), "NODES": " ".join(map(str, range(nodes))), "NAME": NAME, "HERE": str(here),
-        "METHOD": method, "DATASET": dataset, "SERVER": server, "PORT": str(port),
-        "WEIGHT": str(LIMIT if nodes >= LIMITED_FROM else 1.0), "PATH": f"{beside}:{os.defpath.strip(':')}",
+        "COUNT": str(nodes), "NODES": " ".join(map(str, range(nodes))), "NAME": NAME, "METHOD": method,
+        "DATASET": dataset, "SERVER": server, "PORT": str(port), "LINK_PORT": str(link_port),
+        "GATE_HOST": "127.0.0.1" if server in ("127.0.0.1", "localhost") else "",
+        "WEIGHT": str(LIMIT if nodes >= LIMITED_FROM else 1.0), "POOLING": POOLING if method == "pfedlms" else "",
+        "BURST": str(100 + 40 * nodes),
+        "CONNECTIONS": str(20 + 8 * nodes), "HERE": str(here), "PATH": f"{beside}:{os.defpath.strip(':')}:/usr/sbin",
     }  # fmt: skip
-    texts = {"app/pyproject.toml": pyproject(str(here / "state"))}
-    texts |= {name: _filled(source, said) for name, source in FILES.items()}
+
+    def unit(source: str, memory: str, **more: str) -> str:
+        own = {"USER": "pfedlms", "PRIVATE_DEVICES": "yes", **said, **more}
+        hardened = _filled("hardened.service", {"MEMORY": memory, **own})
+        return _filled(source, {"HARDENED": hardened.rstrip(), **own})
+
+    texts = {"app/pyproject.toml": pyproject(here)}
+    texts |= {name: _filled(source, said) for name, source in FILES.items() if not name.startswith("systemd/")}
+    texts["systemd/pfedlms-superlink.service"] = unit("superlink.service", SERVER_MEMORY)
+    texts["systemd/pfedlms-gate.service"] = unit("gate.service", GATE_MEMORY)
     for node in range(nodes):
-        own = {**said, "NODE": str(node)}
-        texts[f"node-{node}.sh"] = _filled("node.sh", own)
-        texts[f"systemd/pfedlms-node-{node}.service"] = _filled("node.service", own)
+        texts[f"node-{node}.sh"] = _filled("node.sh", {**said, "NODE": str(node)})
+        texts[f"systemd/pfedlms-node-{node}.service"] = unit("node.service", LINK_MEMORY, NODE=str(node))
+        # A GPU is a device.
+        apps = {"NODE": str(node), "USER": "pfedlms-app", "PRIVATE_DEVICES": "no"}
+        texts[f"systemd/pfedlms-app-{node}.service"] = unit("app.service", APP_MEMORY, **apps)
+    return texts
+
+
+def write(folder: Path, texts: Mapping[str, str]) -> None:
+    """Folders and files that nobody but their owner can read; scripts can be executed."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name, text in texts.items():
         path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-        if path.suffix == ".sh" and name != "environment.sh":
-            path.chmod(0o755)
-    return [folder / name for name in texts]
+        path.chmod(0o700 if path.suffix == ".sh" and name != "environment.sh" else 0o600)
 
 
 def _filled(name: str, said: dict[str, str]) -> str:
@@ -76,8 +115,10 @@ def _filled(name: str, said: dict[str, str]) -> str:
     return text
 
 
-def pyproject(state: str = "") -> str:
-    """The app as Flower wants it described: every key of the run config with what it means."""
+def pyproject(here: Path | None = None) -> str:
+    """The app as Flower wants it described: every key of the run config with what it means; with the paths of a folder,
+    where it is that folder's."""
+    paths = {"state": "state", "key": "keys/server-signing.key", "nodes": "places.json", "audit": "audit/server.jsonl"}
     lines = [
         "[build-system]",
         'requires = ["setuptools>=77"]',
@@ -101,7 +142,7 @@ def pyproject(state: str = "") -> str:
         "[tool.flwr.app.config.flower]",
     ]
     for each in fields(FlowerSection):
-        value = state if each.name == "state" else each.default
+        value = str(here / paths[each.name]) if here and each.name in paths else each.default
         lines += [f"# {each.metadata['help']}", f"{each.name} = {as_toml(value)}"]
     sections: dict[str, list[str]] = {"data": [], "model": [], "train": [], "method": [], "run": []}
     sections["method"] = ["# method by name", f"name = {as_toml(AS_IN_FILE)}"]

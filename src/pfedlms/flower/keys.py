@@ -3,6 +3,7 @@ a node's config."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -30,22 +31,42 @@ class FlowerSection:
     )
     nodes: str = setting(
         "",
-        "ids of nodes by place, from 0, separated by commas, as `flwr supernode list` prints them: nobody else is "
-        "heard in their place; empty: nodes say themselves which place is theirs (partition-id)",
+        "ids of nodes by place, from 0, separated by commas, or the file that register.sh writes: replies for their "
+        "place are taken from them alone; empty: nodes say themselves which place is theirs (partition-id)",
     )
+    key: str = setting(
+        "", "the server's private key, which signs requests; empty: a key of this process alone, for simulations"
+    )
+    audit: str = setting("", "the server's audit log, which lines are appended to; empty: none")
     state: str = setting(
         "", "folder for the state of nodes that name none themselves, one below it for each; for Flower's simulations"
     )
     check: bool = setting(False, "ask all nodes for versions and digest, say what differs, and end")
 
     def pinned(self, clients: int) -> dict[int, int]:
-        """Nodes by place, where they are named."""
-        named = [each.strip() for each in self.nodes.split(",") if each.strip()]
-        if not all(each.isdecimal() for each in named) or len(named) > clients or len(set(named)) < len(named):
+        """Nodes by place, where they are named. A place may be left free."""
+        if "/" in self.nodes:
+            return {place: each["node"] for place, each in read_places(Path(self.nodes)).items() if place < clients}
+        named = [each.strip() for each in self.nodes.split(",")]
+        given = [each for each in named if each]
+        if not all(each.isdecimal() for each in given) or len(named) > clients or len(set(given)) < len(given):
             raise ConfigError(
                 [f"flower.nodes: got {self.nodes!r}, expected at most data.clients = {clients} different node ids"]
             )
-        return {place: int(each) for place, each in enumerate(named)}
+        return {place: int(each) for place, each in enumerate(named) if each}
+
+
+def read_places(file: Path) -> dict[int, dict[str, Any]]:
+    """Which node has which place, as register.sh wrote it: its id and its public key."""
+    if not file.exists():
+        return {}
+    try:
+        kept = {int(place): each for place, each in json.loads(file.read_text(encoding="utf-8")).items()}
+        if all(isinstance(each["node"], int) and isinstance(each["key"], str) for each in kept.values()):
+            return kept
+    except (ValueError, AttributeError, KeyError, TypeError):
+        pass
+    raise ConfigError([f"{file}: cannot be read as places; delete it and run ./register.sh"])
 
 
 @dataclass(frozen=True)
@@ -54,6 +75,10 @@ class NodeSection:
 
     partition_id: int = setting(-1, "its place among data.clients, from 0; must be given", minimum=0)
     state: str = setting("", "folder for its state: model, optimiser, what its method keeps, last answer")
+    server_key: str = setting(
+        "", "the server's public key, keys/server.pub; a node with a state folder of its own needs it"
+    )
+    keep: int = setting(0, "days after which the state of other runs is removed; 0: never", minimum=0)
     data: str = setting("", "its own data, where data.dataset is custom: folder:PATH, file:PATH or module:function")
     data_dir: str = setting("", "where the files of a data set by name are; data.dir")
     device: str = setting("", "cpu, cuda or cuda:N; run.device")
@@ -87,6 +112,11 @@ def seated(config: Config, flower: FlowerSection, node_config: Mapping[str, Any]
     seat = NodeSection(**{key: value for key, value in given.items() if key in known})
     if not seat.state and not flower.state:
         found.append("node-config.state: got nothing, expected a folder, for example --node-config 'state=\"state\"'")
+    if seat.state and not seat.server_key:
+        found.append(
+            "node-config.server_key: got nothing, expected keys/server.pub, by which this node knows requests of its "
+            "server; run `pfedlms deploy upgrade FOLDER` on this node"
+        )
     if found:
         raise ConfigError([problem.replace("_", "-", 1) for problem in found])
     folder = Path(seat.state or Path(flower.state) / f"node-{seat.partition_id}")

@@ -7,9 +7,11 @@ import logging
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
@@ -19,12 +21,19 @@ from pfedlms.errors import UsageError
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.prepare import NAMED
 from pfedlms.experiment.problem import Problem
+from pfedlms.flower import audit
 from pfedlms.flower.carrier import CHECK, Carrier, Failure
 from pfedlms.flower.client_app import record, versions
-from pfedlms.flower.keys import configured
-from pfedlms.flower.log import CHECKED, RoundLog
+from pfedlms.flower.keys import FlowerSection, configured
+from pfedlms.flower.limits import message_bytes
+from pfedlms.flower.log import CHECK_RECORD, RoundLog
 from pfedlms.flower.patience import persist
+from pfedlms.flower.seal import private_key
+from pfedlms.flower.signing import SigningTransport, query
+from pfedlms.flower.text import shown
 
+_LONGEST_CHECK = 4096
+"""Bytes that a node may answer to a check."""
 _GONE = 5
 """Flower's code for a node that is not there any more."""
 say = logging.getLogger("flwr").info
@@ -35,21 +44,34 @@ def server_app(file: Path, problem: Problem = NAMED) -> Any:
 
     def main(grid: Grid, context: Context) -> None:
         config, flower = configured(file, context.run_config)
-        clients = config.data.clients
-        carrier = Carrier(GridPost(grid), clients, flower.pinned(clients), say)
+        clients, key = config.data.clients, _key(flower)
+        ground = Ground(config, problem=problem)
+        carrier = Carrier(
+            GridPost(grid), clients, flower.pinned(clients), say,
+            query=lambda kind, node: query(key, context.run_id, kind, node),
+        )  # fmt: skip
 
-        def gather() -> set[int]:
-            there = carrier.gather(flower.wait, config.run.timeout)
-            say(f"pfedlms: {len(there)} of {clients} places are taken")
-            return there
+        def note(record: dict[str, Any]) -> None:
+            """One line per round and node."""
+            if flower.audit:
+                audit.append(Path(flower.audit), **record, node=carrier.places.get(record["client"]))
+            say(
+                f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} round {record['round']}, client {record['client']}: "
+                f"{record['result']}; {record['sent']} bytes sent, {record['received']} received, {record['seconds']} s"
+            )
 
         def play() -> None:
-            gather()
-            serve(config, carrier, [RoundLog(say)], problem)
+            there = carrier.gather(flower.wait, config.run.timeout)
+            say(f"pfedlms: {len(there)} of {clients} places are taken")
+            signed = SigningTransport(carrier, key, message_bytes(ground), note)
+            serve(config, signed, [RoundLog(say)], problem)
 
+        if flower.audit:
+            known = {"method": config.method, "digest": ground.run.hex(), "check": flower.check}
+            audit.append(Path(flower.audit), "run", flower_run=context.run_id, **known)
         with _warnings_said():
             if flower.check:
-                check(config, carrier, gather(), Ground(config, problem=problem).run)
+                check(config, carrier, carrier.survey(flower.wait, config.run.timeout), ground.run)
             else:
                 persist(play, flower.attempts, say)
 
@@ -58,35 +80,49 @@ def server_app(file: Path, problem: Problem = NAMED) -> Any:
     return app
 
 
+def _key(flower: FlowerSection) -> Ed25519PrivateKey:
+    if flower.key:
+        return private_key(Path(flower.key))
+    say("pfedlms: flower.key is empty: requests are signed with a new key, which nodes with a server-key refuse")
+    return Ed25519PrivateKey.generate()
+
+
 def check(config: Config, carrier: Carrier, there: set[int], run: bytes) -> None:
-    """Whether the nodes that are there run what the server runs, in words; UsageError if not, or if nobody is."""
+    """Whether the nodes that are online run what the server runs, as records in the log; UsageError if not."""
     if not there:
-        raise UsageError("check: no node is there; start node-K.sh on each, and look at what it prints")
+        raise UsageError("check: no node is online; start node-K.sh on each, and look at what it prints")
     here = {**versions(), "digest": run.hex()}
     wrong = 0
-    for client, said in sorted(carrier.ask(CHECK, b"", config.run.timeout).items()):
-        found = said.text if isinstance(said, Failure) else differing(here, said)
-        wrong += bool(found)
-        say(f"pfedlms: client {client}: {found or 'as the server'}")
+
+    def record(text: str, bad: bool) -> None:
+        nonlocal wrong
+        wrong += bad
+        say(CHECK_RECORD + json.dumps({"text": text, "wrong": bad}))
+
+    for client, said in sorted(carrier.ask(CHECK, config.run.timeout).items()):
+        expected = {**here, "place": str(client)}
+        found = said.text if isinstance(said, Failure) else differing(expected, said)
+        record(f"client {client}, node {carrier.places[client]}: {shown(found) or 'as the server'}", bool(found))
     for client, nodes in sorted(carrier.rivals.items()):
-        wrong += 1
-        say(f"pfedlms: client {client}: nodes {', '.join(map(str, nodes))} all say that this is their place")
-    said_of = ", ".join(f"{name} {value}" for name, value in here.items())
+        record(f"client {client}: nodes {', '.join(map(str, nodes))} all say that this is their place", True)
+    for node in sorted(carrier.strangers):
+        record(f"node {node}: has no place among {config.data.clients}", True)
+    same = ", ".join(f"{name} {value}" for name, value in here.items())
+    record(f"{len(there)} of {config.data.clients} places are taken; the server has {same}", False)
     if wrong:
-        raise UsageError(f"check: {wrong} nodes differ from the server, which has {said_of}")
-    if carrier.strangers:
-        raise UsageError(f"check: {len(carrier.strangers)} nodes have no place among {config.data.clients}")
-    say(f"{CHECKED}: {len(there)} of {config.data.clients} places, all with {said_of}")
+        raise UsageError(f"check: {wrong} things are wrong; see the lines above")
 
 
 def differing(here: Mapping[str, str], said: bytes) -> str:
     """What a node has that the server has not."""
     try:
-        there = dict(json.loads(said))
+        there = dict(json.loads(said[:_LONGEST_CHECK]))
     except (ValueError, TypeError):
         return "got no answer that can be read"
     return ", ".join(
-        f"{name}: got {there.get(name)}, expected {value}" for name, value in here.items() if there.get(name) != value
+        f"{name}: got {shown(str(there.get(name)), 80)}, expected {value}"
+        for name, value in here.items()
+        if there.get(name) != value
     )
 
 
@@ -95,6 +131,8 @@ class GridPost:
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
+        self._sent: dict[str, int] = {}
+        """Nodes by the name of a message."""
 
     def nodes(self) -> set[int]:
         return set(self._grid.get_node_ids())
@@ -105,23 +143,29 @@ class GridPost:
         ]
         # Flower gives no name to what it could not send.
         names = self._grid.push_messages(messages)
-        return {name: node for name, node in zip(names, letters, strict=True) if name}
+        sent = {name: node for name, node in zip(names, letters, strict=True) if name}
+        self._sent |= sent
+        return sent
 
     def pull(self, names: Iterable[str]) -> dict[str, bytes | Failure]:
         names = list(names)
         if not names:
             return {}
-        return {message.metadata.reply_to_message_id: _read(message) for message in self._grid.pull_messages(names)}
+        came = {message.metadata.reply_to_message_id: message for message in self._grid.pull_messages(names)}
+        return {name: _read(message, self._sent.pop(name, 0)) for name, message in came.items()}
 
 
-def _read(message: Message) -> bytes | Failure:
+def _read(message: Message, node: int) -> bytes | Failure:
+    """The bytes of a reply. Flower does not compare the id that a reply names with the key that sent it. Who does not
+    know a signed request cannot name the message it is in, and the id must be that of the node it was sent to."""
     if message.has_error():
         lines = (message.error.reason or "").strip().splitlines() or ["no reason was given"]
-        return Failure(f"{lines[-1]} (Flower's code {message.error.code})", message.error.code == _GONE)
-    try:
-        data = message.content["pfedlms"]["bytes"]
-    except KeyError:
-        return Failure("its reply has no bytes")
+        return Failure(f"{shown(lines[-1])} (Flower's code {message.error.code})", message.error.code == _GONE)
+    if message.metadata.src_node_id != node:
+        return Failure(f"a reply names node {message.metadata.src_node_id} as its sender, expected {node}")
+    if list(message.content) != ["pfedlms"]:
+        return Failure(f"its reply has {len(message.content)} records, expected one")
+    data = dict(message.content["pfedlms"]).get("bytes", None)
     return data if isinstance(data, bytes) else Failure(f"its reply has {type(data).__name__}, expected bytes")
 
 
@@ -130,5 +174,5 @@ def _warnings_said() -> Iterator[None]:
     """Warnings as lines of the log."""
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        warnings.showwarning = lambda message, *rest, **more: say(f"pfedlms: {message}")
+        warnings.showwarning = lambda message, *rest, **more: say(f"pfedlms: {shown(str(message), 1000)}")
         yield

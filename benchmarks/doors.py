@@ -1,0 +1,247 @@
+"""Mutated requests and replies at both ends in process, and mutated HTTP requests at a real gate: what is accepted and
+how much memory it takes.
+
+    python benchmarks/doors.py --count 100000 --json benchmarks/results/doors.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import resource
+import socket
+import ssl
+import subprocess
+import tempfile
+import threading
+import time
+import zlib
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pfedlms.deploy.replies import Reader, checked
+
+from pfedlms.deploy import Coordinator, Node
+from pfedlms.deploy.envelope import Code, decode
+from pfedlms.deploy.ground import Ground
+from pfedlms.errors import WireError
+from pfedlms.experiment.config import Config, load_config
+from pfedlms.flower.check import listening
+from pfedlms.flower.folder import write_folder
+from pfedlms.flower.gate import FLEET_PATHS, header, write_includes
+from pfedlms.flower.limits import made_harmless, message_bytes
+from pfedlms.flower.places import _write
+from pfedlms.flower.signing import SealedNode, SigningTransport
+
+KEY = Ed25519PrivateKey.generate()
+
+
+class Recording:
+    """Nodes in this process; the last requests and replies."""
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        self.nodes = {client: Node(config, client, folder) for client in range(config.data.clients)}
+        self.requests: dict[int, bytes] = {}
+        self.replies: dict[int, bytes] = {}
+
+    def send(self, requests: dict[int, bytes], timeout: float) -> dict[int, bytes]:
+        self.requests = requests
+        self.replies = {k: SealedNode(self.nodes[k], KEY.public_key()).handle(data) for k, data in requests.items()}
+        return self.replies
+
+
+def mutated(data: bytes, draw: random.Random) -> bytes:
+    """Some bytes changed, cut off, repeated or inserted."""
+    out = bytearray(data)
+    for _ in range(draw.randint(1, 4)):
+        at = draw.randrange(len(out)) if out else 0
+        what = draw.randrange(5)
+        if what == 0 and out:
+            out[at] ^= draw.randint(1, 255)
+        elif what == 1 and out:
+            out[at : at + 8] = draw.choice([b"\xff" * 8, bytes(8), draw.randbytes(8)])
+        elif what == 2:
+            del out[at:]
+        elif what == 3:
+            out[at:at] = draw.randbytes(draw.randint(1, 40))
+        else:
+            out[at:at] = out[at : at + draw.randint(1, 64)]
+    return bytes(out)
+
+
+def with_checksum(data: bytes) -> bytes:
+    """A reply whose length and checksum fit again."""
+    if len(data) < 44:
+        return data
+    head = data[:32] + (len(data) - 44).to_bytes(8, "little")
+    return head + zlib.crc32(data[44:], zlib.crc32(head)).to_bytes(4, "little") + data[44:]
+
+
+def memory() -> float:
+    """MiB now in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+
+
+def at_both_ends(count: int) -> dict[str, Any]:
+    config = load_config(
+        None,
+        {
+            "data": {"clients": 3},
+            "model": {"hidden": 12},
+            "train": {"local_steps": 2},
+            "run": {"device": "cpu", "threads": 1},
+        },
+    )
+    draw, found = random.Random(1), Counter[str]()
+    with tempfile.TemporaryDirectory() as name:
+        way = Recording(config, Path(name))
+        sizes, ground = message_bytes(Ground(config)), Ground(config)
+        coordinator = Coordinator(config, SigningTransport(way, KEY, sizes))
+        for _ in range(3):
+            coordinator.step()
+        request, reply, node = way.requests[0], way.replies[0], way.nodes[0]
+        before, state = memory(), node.state
+        for _ in range(count):
+            data = mutated(request, draw)
+            if data != request:
+                said = decode(SealedNode(node, KEY.public_key()).handle(data))
+                found["requests refused" if said.records[0].code == Code.REFUSED else "requests accepted"] += 1
+        assert node.state is state
+        middle, asked, reader = memory(), decode(request[112:]), Reader(ground)
+        for number in range(count):
+            data = mutated(reply, draw)
+            data = with_checksum(data) if number % 2 else data
+            if data == reply:
+                continue
+            try:
+                whole = reader.read(asked, checked(asked, made_harmless(request[112:], data, sizes)), {})
+                same = whole == reader.read(asked, checked(asked, reply), {})
+                found["replies with the same contents" if same else "replies with other valid numbers"] += 1
+            except WireError:
+                found["replies refused"] += 1
+        after = memory()
+        for each in way.nodes.values():
+            each.close()
+    return {**found, "MiB before": round(before), "after requests": round(middle), "after replies": round(after)}
+
+
+def at_the_gate(count: int) -> dict[str, Any]:
+    """nginx with the shipped configuration, but for the rate limit, which would answer everything."""
+    with tempfile.TemporaryDirectory() as name, socket.socket() as one, socket.socket() as two:
+        one.bind(("127.0.0.1", 0))
+        two.bind(("127.0.0.1", 0))
+        port, link = one.getsockname()[1], two.getsockname()[1]
+        one.close()
+        two.close()
+        folder = Path(name) / "f"
+        write_folder(folder, 1, port=port, link_port=link)
+        for script in ("./certificates.sh", "./keys.sh"):
+            subprocess.run([script], cwd=folder, check=True, capture_output=True)
+        public = (folder / "keys" / "node-0.pub").read_text().strip()
+        _write(folder, {0: {"node": 7, "key": public}})
+        write_includes(folder, {"PORT": str(port), "LINK_PORT": str(link), "GATE_HOST": "127.0.0.1"})
+        rate = folder / "gate" / "rate.conf"
+        rate.write_text(rate.read_text().replace("rate=30r/s", "rate=1000000r/s"))
+        passed = Counter[str]()
+        server = _answering(folder, link, passed)
+        gate = subprocess.Popen(
+            ["/usr/sbin/nginx", "-p", f"{folder}/", "-c", f"{folder}/gate.conf", "-e", f"{folder}/gate/error.log",
+             "-g", "daemon off;"]
+        )  # fmt: skip
+        while not listening(port):
+            time.sleep(0.1)
+        found = _http(count, port, header(public), folder)
+        largest = max(_rss(pid) for pid in [gate.pid, *_children(gate.pid)])
+        gate.terminate()
+        gate.wait()
+        server.shutdown()
+        server.server_close()
+    outside = {path: number for path, number in passed.items() if path not in FLEET_PATHS}
+    return {
+        **found,
+        "passed": sum(passed.values()),
+        "passed to other paths": outside,
+        "MiB of the gate": round(largest),
+    }
+
+
+def _http(count: int, port: int, key: str, folder: Path) -> dict[str, int]:
+    draw, found = random.Random(2), Counter[str]()
+    context = ssl.create_default_context(cafile=str(folder / "certificates" / "ca.crt"))
+    paths = [*FLEET_PATHS, "/v1/control/start-run", "/v1/runtime/acquire-task", "/v1/fleet/../control/start-run"]
+    safe: ssl.SSLSocket | None = None
+    for _ in range(count):
+        line = f"POST {draw.choice(paths)} HTTP/1.1".encode()
+        head = b"\r\nHost: x\r\nflwr-public-key: " + key.encode() + b"\r\nContent-Length: 0"
+        data = (mutated(line, draw) + head if draw.random() < 0.7 else mutated(line + head, draw)) + b"\r\n\r\n"
+        try:
+            if safe is None:
+                safe = context.wrap_socket(
+                    socket.create_connection(("127.0.0.1", port), timeout=2), server_hostname="127.0.0.1"
+                )
+            safe.sendall(data)
+            answer = safe.recv(4096)
+            status = answer[9:12].decode() if answer.startswith(b"HTTP/1.") else "400, as HTTP/0.9 has no status"
+            found[status if answer else "closed"] += 1
+            keep = b"keep-alive" in answer
+        except (OSError, ssl.SSLError):
+            found["closed"] += 1
+            keep = False
+        if not keep and safe is not None:
+            safe.close()
+            safe = None
+    if safe is not None:
+        safe.close()
+    return dict(sorted(found.items()))
+
+
+def _answering(folder: Path, port: int, passed: Counter[str]) -> ThreadingHTTPServer:
+    class Answers(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            passed[self.path] += 1
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", port), Answers)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "certificates" / "server.pem", folder / "certificates" / "server.key")
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+def _children(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _rss(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("--json", type=Path)
+    chosen = parser.parse_args()
+    begun = time.monotonic()
+    found = {"count": chosen.count, "ends": at_both_ends(chosen.count), "gate": at_the_gate(chosen.count)}
+    print(json.dumps({**found, "seconds": round(time.monotonic() - begun)}, indent=1))
+    assert found["ends"].get("requests accepted", 0) == 0
+    assert found["gate"]["passed to other paths"] == {}
+    if chosen.json:
+        chosen.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

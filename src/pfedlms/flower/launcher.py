@@ -1,0 +1,159 @@
+"""Starts the apps of runs, on the server and on nodes, in place of Flower's own executor.
+
+    python -m pfedlms.flower.launcher start server|node FOLDER --address HOST:PORT [--root-certificates FILE]
+
+It takes tasks of one kind only, with the folder's secret. It hands a task's token over in a file that nobody else can
+read and that is removed at once, not on a command line. Each app process compares the app's bytes and the run's
+settings with the folder's allow-list before anything of the app is installed or executed. Written for flwr 1.41.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from pfedlms.flower import approval, audit
+
+SECRET = "keys/launcher-secret"
+AUDIT = "audit/launcher.jsonl"
+APPS = {"server": "serverapp", "node": "clientapp"}
+"""What Flower calls the apps of each role."""
+
+
+class Launcher:
+    """One of Flower's executors. Only tasks of `task_type` are asked for."""
+
+    def __init__(self, role: str, folder: Path, task_type: Any) -> None:
+        self._role, self._folder, self._task_type = role, folder, task_type
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def get_eligible_capacity(self, supported_task_types: set[Any], **_: Any) -> tuple[set[Any], set[str]]:
+        return supported_task_types & {self._task_type}, set()
+
+    def wait_for_capacity(self, *_: Any, **__: Any) -> None:
+        return
+
+    def launch(self, spec: Any) -> Any:
+        from flwr.supercore.superexec.executor.types import LaunchResult
+
+        descriptor, token = tempfile.mkstemp(prefix="task-")  # readable by this user alone
+        with os.fdopen(descriptor, "w") as file:
+            file.write(spec.token)
+        trust = ["--insecure"] if spec.insecure else ["--root-certificates", str(spec.root_certificates_path)]
+        command = [
+            sys.executable,
+            "-m",
+            "pfedlms.flower.launcher",
+            f"flwr-{APPS[self._role]}",
+            str(self._folder),
+            token,
+        ]
+        options = ["--runtime-api-address", spec.runtime_api_address, *trust, "--parent-pid", str(os.getpid())]
+        # A ServerApp's output is in the run's own log.
+        output = subprocess.DEVNULL if spec.suppress_output else None
+        self._running.append(subprocess.Popen([*command, "--", *options], stdout=output, stderr=output))
+        return LaunchResult.accepted()
+
+    def reconcile(self) -> None:
+        self._running = [each for each in self._running if each.poll() is None]
+
+    def close(self) -> None:
+        return
+
+
+def start(role: str, folder: Path, address: str, root_certificates: str | None) -> None:
+    """Ask for tasks until this process is ended."""
+    from flwr.supercore.auth import load_superexec_auth_secret
+    from flwr.supercore.constant import TaskType
+    from flwr.supercore.superexec import run_superexec
+    from flwr.supercore.utils import disable_process_dumping
+
+    disable_process_dumping(strict=False)
+    own = Launcher(role, folder, TaskType.SERVER_APP if role == "server" else TaskType.CLIENT_APP)
+    run_superexec.get_executor = lambda *_, **__: own
+    run_superexec.run_superexec(
+        runtime_api_address=address,
+        insecure=root_certificates is None,
+        root_certificates_path=root_certificates,
+        superexec_auth_secret=load_superexec_auth_secret(str(folder / SECRET)),
+        parent_pid=os.getppid(),
+    )
+
+
+def run_app(role: str, folder: Path, token: Path, options: list[str]) -> None:
+    """One task: Flower's own app process, with a check in front of the installation of the app."""
+    where = "flwr.superlink" if role == "server" else "flwr.supernode"
+    app = APPS[role]
+    module, command = import_module(f"{where}.runtime.run_{app}"), import_module(f"{where}.cli.flwr_{app}")
+    guard(module, role, folder)
+    obtain = command.try_obtain_flwr_app_token
+
+    def obtain_once(args: Any) -> str:
+        try:
+            return str(obtain(args))
+        finally:
+            token.unlink(missing_ok=True)
+
+    command.try_obtain_flwr_app_token = obtain_once  # type: ignore[attr-defined]
+    sys.argv = [f"flwr-{app}", "--token-file", str(token), *options]
+    getattr(command, f"flwr_{app}")()
+
+
+def guard(module: Any, role: str, folder: Path) -> None:
+    """Make Flower's module compare what it was sent with the allow-list before it installs it."""
+    from flwr.cli.config_utils import get_fab_metadata
+    from flwr.common.serde import user_config_from_proto
+    from flwr.supercore.runtime import RuntimeHttpClient
+
+    listed = approval.SERVER if role == "server" else approval.NODE
+    pull, install, sent = RuntimeHttpClient.PullTaskInput, module.install_from_fab, list[Any]()
+
+    def pulled(self: Any, request: Any) -> Any:
+        sent.append(pull(self, request))
+        return sent[-1]
+
+    def installed(content: bytes, **options: Any) -> Any:
+        (task,) = sent
+        run, override = task.run, user_config_from_proto(task.run.override_config)
+        known = {"role": role, "flower_run": run.run_id, "app": run.fab_hash, "settings": override}
+        try:
+            app = approval.check(folder / listed, content, override)
+            if {run.fab_hash, task.fab.hash_str} != {app} or get_fab_metadata(content) != (run.fab_id, run.fab_version):
+                raise approval.NotApprovedError("the run names another app than the one that was sent")
+        except approval.NotApprovedError as error:
+            audit.append(folder / AUDIT, "refused", **known, reason=str(error))
+            raise
+        audit.append(folder / AUDIT, "started", **known)
+        return install(content, **options)
+
+    RuntimeHttpClient.PullTaskInput = pulled
+    module.install_from_fab = installed
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m pfedlms.flower.launcher")
+    starts = {f"flwr-{app}": role for role, app in APPS.items()}
+    parser.add_argument("what", choices=["start", *starts])
+    if arguments[0] in starts:
+        parser.add_argument("folder", type=Path)
+        parser.add_argument("token", type=Path)
+        parser.add_argument("options", nargs="*")
+        chosen = parser.parse_args(arguments)
+        run_app(starts[chosen.what], chosen.folder, chosen.token, chosen.options)
+    else:
+        parser.add_argument("role", choices=list(APPS))
+        parser.add_argument("folder", type=Path)
+        parser.add_argument("--address", required=True)
+        parser.add_argument("--root-certificates")
+        chosen = parser.parse_args(arguments)
+        start(chosen.role, chosen.folder, chosen.address, chosen.root_certificates)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

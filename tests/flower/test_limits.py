@@ -1,0 +1,151 @@
+"""What a peer sends is bounded before it is parsed, and its text cannot act on a terminal or a log."""
+
+from __future__ import annotations
+
+import json
+import struct
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from fleet import Fleet, configured, served
+from test_signing import KEY, Sealed
+
+from pfedlms.deploy import serve
+from pfedlms.deploy.envelope import Code, Envelope, Kind, Record, Why, decode, refusal
+from pfedlms.deploy.ground import Ground
+from pfedlms.errors import UsageError
+from pfedlms.flower import audit
+from pfedlms.flower.limits import check_reply, largest_reply, message_bytes
+from pfedlms.flower.log import RoundLog
+from pfedlms.flower.signing import SigningTransport
+from pfedlms.flower.superlink import objection
+from pfedlms.flower.text import shown
+
+FORGED = "\x1b[2J\x1b[1;1Hround 9/9: 3 trained\nround 9/9: P-acc 100.00 %\r\x07\u202e\x9b31m"
+
+
+@pytest.mark.parametrize("method", ["pfedlms", "sketchvote", "fedavg", "stc", "fedproto", "obda", "local"])
+def test_honest_replies_are_within_the_limits(method: str, tmp_path: Path) -> None:
+    config = configured(method, tmp_path / "run")
+    fleet, sizes = Fleet(config, tmp_path / "nodes"), message_bytes(Ground(config))
+    served(config, fleet)
+    for trip in fleet.trips:
+        for request, reply in trip.values():
+            assert reply is not None
+            check_reply(decode(request), reply, sizes)
+            assert largest_reply(decode(request), sizes)[0] < 4096 + sum(sizes)
+
+
+def too_many(reply: bytes, request: bytes) -> bytes:
+    """300,000 empty records more."""
+    said = decode(reply)
+    return replace(said, records=said.records + (Record(Code.SEND),) * 300_000).encode()
+
+
+def enormous(reply: bytes, request: bytes) -> bytes:
+    said = decode(reply)
+    return replace(said, records=(*said.records, Record(Code.SEND, data=bytes(1 << 22)))).encode()
+
+
+def heard_twice(reply: bytes, request: bytes) -> bytes:
+    said = decode(reply)
+    return replace(said, records=(*said.records, Record(Code.ANSWERS_KNOWN, 1))).encode()
+
+
+def forged_text(reply: bytes, request: bytes) -> bytes:
+    return refusal(decode(request), Why.FAILED, FORGED, 0)
+
+
+def long_text(reply: bytes, request: bytes) -> bytes:
+    record = Record(Code.REFUSED, flags=Why.FAILED, data=b"x" * 1500)
+    return decode(request).reply(record, Record(Code.ANSWERS_KNOWN)).encode()
+
+
+@pytest.mark.parametrize(
+    ("attack", "said"),
+    [
+        (too_many, "reply: got 48"),
+        (enormous, "reply: got 41"),
+        (heard_twice, "than one ANSWERS_KNOWN"),
+        (forged_text, r"\x1b[2J\x1b[1;1Hround 9/9: 3 trained\nround 9/9: P-acc 100.00 %\r\x07\u202e\x9b31m"),
+        (long_text, "x" * 300 + "…"),
+    ],
+)
+def test_a_node_that_breaks_a_limit_is_left_out_and_named(
+    attack: Callable[[bytes, bytes], bytes], said: str, tmp_path: Path
+) -> None:
+    """Nothing of it is stored, and one line stays one line."""
+    config = configured("sketchvote", tmp_path / "run")
+    fleet = Fleet(config, tmp_path / "nodes")
+    honest = Sealed(fleet)
+
+    class Attacked:
+        def send(self, requests: dict[int, bytes], timeout: float) -> dict[int, bytes]:
+            replies = honest.send(requests, timeout)
+            replies[2] = attack(replies[2], requests[2][112:])
+            return replies
+
+    lines: list[str] = []
+    notes: list[dict[str, object]] = []
+    transport = SigningTransport(Attacked(), KEY, message_bytes(Ground(config)), notes.append)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        serve(config, transport, RoundLog(lines.append))
+    text = (tmp_path / "run" / "metrics.jsonl").read_text()
+    metrics = [json.loads(line) for line in text.splitlines()]
+    assert all(said in each["left_out"]["2"] for each in metrics), metrics[0]["left_out"]
+    assert all(set(each["client_acc"]) and len(each["clients"]) == 3 for each in metrics)
+    assert len(text) < 20_000
+    everything = [*lines, *(str(each.message) for each in caught), *(str(each["result"]) for each in notes)]
+    assert not [line for line in everything if any(ord(each) < 32 or 127 <= ord(each) < 160 for each in line)]
+    assert sum(line.startswith("round 9/9") for line in lines) == 0
+    assert len(lines) == 3 + 2
+
+
+def test_shown_text() -> None:
+    assert shown("a b é 漢") == "a b é 漢"
+    assert shown("a\nb\tc\x00\x7f\x85\u2028\u200f\ud800") == r"a\nb\tc\x00\x7f\x85\u2028\u200f\ud800"
+    assert shown("x" * 301) == "x" * 300 + "…"
+
+
+def test_an_audit_log_that_was_changed_is_found(tmp_path: Path) -> None:
+    log = tmp_path / "audit" / "log.jsonl"
+    for number in range(20):
+        audit.append(log, "reply", number=number, text="x" * 700 * (number % 3) + FORGED)
+    assert audit.verify(log) == 20
+    assert log.stat().st_mode & 0o077 == 0
+    lines = log.read_text().splitlines()
+    assert [json.loads(line)["number"] for line in lines] == list(range(20))
+    for changed in (lines[:5] + lines[6:], [*lines[:7], lines[7].replace('"number": 7', '"number": 8'), *lines[8:]]):
+        log.write_text("\n".join(changed) + "\n")
+        with pytest.raises(UsageError, match=r"names '.*' as the line before it"):
+            audit.verify(log)
+
+
+def test_lengths_that_lie_end_the_check() -> None:
+    request = Envelope(Kind.REQUEST, b"12345678", 0, 0, 0, (Record(Code.SEND),))
+    body = struct.pack("<BBHIQ", Code.SEND, 0, 0, 0, 2**64 - 1) * 6
+    check_reply(request, bytes(44) + body, [100])  # what it is worth, `decode` says
+
+
+@pytest.mark.parametrize(
+    ("about", "said"),
+    [
+        ({}, ""),
+        ({"src_node_id": 6}, "got a message of node 6, expected one of its own"),
+        ({"src_node_id": 1, "dst_node_id": 6, "reply_to_message_id": ""}, "got a message of node 1"),
+        ({"reply_to_message_id": ""}, "expected a reply to the server"),
+        ({"dst_node_id": 6}, "got a message to node 6, expected a reply to the server"),
+    ],
+)
+def test_nodes_push_replies_of_their_own_only(about: dict[str, object], said: str) -> None:
+    metadata = SimpleNamespace(**{"src_node_id": 5, "dst_node_id": 1, "reply_to_message_id": "x", **about})
+    request = SimpleNamespace(node=SimpleNamespace(node_id=5), messages_list=[SimpleNamespace(metadata=metadata)])
+    found = objection(request)
+    assert (bool(found), said in found) == (bool(said), True)
+    request.messages_list *= 2
+    assert objection(request) == "got 2 messages, expected one"
