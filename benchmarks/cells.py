@@ -138,13 +138,17 @@ def effects(dataset: str) -> list[Cell]:
 
 
 def budget(dataset: str) -> list[Cell]:
-    """FedAvg for as many rounds as the bytes of others pay for, at least one."""
+    """FedAvg for as many rounds as the bytes of others pay for, at least one; and one round with as many local steps in
+    all as the others take: E before the only exchange and E after it."""
     shared = {"data.alpha": 0.5, **FEDAVG, "run.evaluate_every": 1}
-    rounds = load_config(None, {"data": {"dataset": dataset}}).train.rounds
-    paid = [rounds * taken(dataset, other) // taken(dataset, "fedavg") for other in ("sketchvote", "pfedlms")]
+    train = load_config(None, {"data": {"dataset": dataset}}).train
+    paid = [train.rounds * taken(dataset, other) // taken(dataset, "fedavg") for other in ("sketchvote", "pfedlms")]
+    rows = {f"fedavg-rounds{own}": {"train.rounds": own} for own in sorted({max(1, each) for each in paid})}
+    steps = (train.rounds + 1) * train.local_steps // 2
+    rows[f"fedavg-rounds1-steps{steps}"] = {"train.rounds": 1, "train.local_steps": steps}
     return [
-        Cell(f"budget-{dataset}", dataset, "a0.5", f"fedavg-rounds{own}", seed, {**shared, "train.rounds": own})
-        for own in sorted({max(1, each) for each in paid}) for seed in SEEDS
+        Cell(f"budget-{dataset}", dataset, "a0.5", label, seed, {**shared, **own})
+        for label, own in rows.items() for seed in SEEDS
     ]  # fmt: skip
 
 

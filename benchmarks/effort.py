@@ -86,7 +86,7 @@ def best(tried: Tried) -> tuple[float, float]:
 
 def between_or_beyond(values: Sequence[float], top: float, second: float) -> tuple[float, bool]:
     """The next value to try, and whether it lies beyond those tried."""
-    ordered = sorted(set(values))
+    ordered = sorted(set(values))  # a value that was tried at several rates counts once
     if top == ordered[0]:
         return tidy(top * top / ordered[1]), True
     if top == ordered[-1]:

@@ -116,9 +116,6 @@ def table(shown: dict[str, Rows]) -> str:
     """One setup in Markdown."""
     fedavg = shown.get("fedavg")
 
-    def equal(label: str) -> str:
-        return difference(shown[label], shown.get(label.replace("sketchvote-", "stc-as-")))
-
     columns: dict[str, Callable[[str, Rows], str]] = {
         "P-acc": lambda label, own: spread(map(accuracy, own.values())),
         "G-acc": lambda label, own: spread(accuracy(row, "global_accuracy") for row in own.values()),
@@ -126,13 +123,28 @@ def table(shown: dict[str, Rows]) -> str:
         "bytes vs FedAvg": lambda label, own: bytes_against(own, fedavg),
         "P-acc − FedAvg": lambda label, own: "" if label == "fedavg" else difference(own, fedavg),
     }
-    if any(label.startswith("stc-as-") for label in shown):
-        columns["P-acc − stc, equal bytes"] = lambda label, own: equal(label) if label.startswith("sketchvote-") else ""
     lines = ["| " + " | ".join(["method", *columns]) + " |", "|---" * (1 + len(columns)) + "|"]
     for label, own in shown.items():
         lost = [row["status"] for row in own.values() if row["status"] != "finished"]
         name = title(label, own) + (f" ({len(lost)} of {len(own)} {' and '.join(sorted(set(lost)))})" if lost else "")
         lines.append("| " + " | ".join([name, *(column(label, own) for column in columns.values())]) + " |")
+    return "\n".join(lines)
+
+
+def both_alphas(rows: list[Row], dataset: str) -> str:
+    """The tables of a data set at both α as one."""
+    high, low = (compared(rows, dataset, setup) for setup in ("a0.5", "a0.1"))
+    heads = [f"α = {alpha}: P-acc | − FedAvg | G-acc" for alpha in (0.5, 0.1)]
+    lines = [f"| method | {' | '.join(heads)} | MiB/round | bytes vs FedAvg |", "|---" * 9 + "|"]
+    for label, own in high.items():
+        cells = [title(label, own)]
+        for shown in (high, low):
+            here = shown.get(label, {})
+            cells.append(spread(map(accuracy, here.values())))
+            cells.append("" if label == "fedavg" else difference(here, shown["fedavg"]))
+            cells.append(spread(accuracy(row, "global_accuracy") for row in here.values()))
+        cells += [spread_bytes(own), bytes_against(own, high["fedavg"])]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -186,6 +198,10 @@ def main() -> None:
             )
         if group.startswith("sweep-"):
             print(f"{group}\n\n{sweep(group)}\n")
+            continue
+        if group.startswith("tables-"):
+            dataset = group.removeprefix("tables-")
+            print(f"{DATASETS[dataset]}\n\n{both_alphas(rows, dataset)}\n")
             continue
         for dataset, setup in dict.fromkeys((row["config"]["data"]["dataset"], row["setup"]) for row in rows):
             print(f"{DATASETS.get(dataset, dataset)}, {setup}\n\n{table(compared(rows, dataset, setup))}\n")
