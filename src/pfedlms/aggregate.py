@@ -293,8 +293,8 @@ class SignVote:
     >>> vote.add(np.uint8([[0b01_100], [0b10_001]]), np.array([[2, 1], [1, 0]]))
     >>> vote
     SignVote(size 5, layers 2)
-    >>> [f"{byte:05b}" for byte in vote.result()]
-    ['01100']
+    >>> print(*(f"{byte:05b}" for byte in vote.result()))
+    01100
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
