@@ -587,7 +587,7 @@ def test_bits_of_all_methods_in_a_table(call: Any) -> None:
         assert model["up_payload_bits"] == other["up_payload_bits"]
         assert model["down_payload_bits"] > 5 * other["down_payload_bits"]
     assert rows[0]["parameters"] == 64 * 252 + 252 + 252 * 10 + 10  # the data set's own model
-    assert {row["method"] for row in rows if row["estimated"]} == {"stc", "sketchvote"}
+    assert {row["method"] for row in rows if row["estimated"]} == {"stc", "sketchvote", "sketchmean", "fetchsgd"}
     assert re.search(r"^ +stc .* ≈0\.", shown.out, re.MULTILINE)
     assert "≈: an average message; one of stc, here with entries at random" in " ".join(shown.out.split())
 

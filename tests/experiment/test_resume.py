@@ -335,7 +335,8 @@ CHANGES = {
     "alpha = 0.5": "alpha = 0.4",
     "hidden = 16": "hidden = 17",
     "learning_rate = 0.1": "learning_rate = 0.2",
-    'name = "fedavg"\nshare_statistics = false\nserver_step = 1.0\nserver_momentum = 0.0': 'name = "local"',
+    'name = "fedavg"\nserver_momentum = 0.0\nserver_optimizer = "sgd"\nserver_decay = 0.99\nserver_epsilon = 0.001\n'
+    "share_statistics = false\nserver_step = 1.0": 'name = "local"',
 }
 
 
