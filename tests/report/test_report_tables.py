@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-from dataclasses import replace
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -44,8 +43,10 @@ def test_one_declaration_is_a_column_everywhere(tmp_path: Path, monkeypatch: pyt
     """Terminal, Markdown, LaTeX and CSV of a comparison and of a sweep; results.csv and results.json."""
     worst = Column("worst", "worst client", results.accuracy, place="extremes.worst", note="worst: of all clients")
     monkeypatch.setattr(results, "COLUMNS", (*COLUMNS, worst))
-    runs = [replace(run, summary={**run.summary, "extremes": {"worst": 12.5}})
-            for run in section_of(compared(tmp_path / "c")).runs]  # type: ignore[type-var]  # fmt: skip
+    runs = [
+        StoredRun(run.label, {**run.summary, "extremes": {"worst": 12.5}}, run.settings, run.metrics, run.directory)
+        for run in section_of(compared(tmp_path / "c")).runs
+    ]
     swept = Section("s", runs, "Sweep", {"method.name": ["local", "fedavg", "stc"]})
     for table in (comparison(runs), sweep(swept)):
         assert "worst client" in words(printed(table, None))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from pfedlms.cli.options import add_import, add_json, add_options, add_set, overrides
-from pfedlms.cli.screen import say, show
+from pfedlms.cli.screen import show
 from pfedlms.errors import UsageError
 
 
@@ -66,5 +66,5 @@ def methods(options: argparse.Namespace) -> int:
     if not options.method:
         raise UsageError("methods check: say which, for example: pfedlms methods check my_methods:FedProx")
     report = check_method(resolve(options.method))
-    say(str(report))
+    print(report)
     return 0 if report.ok else 1

@@ -76,6 +76,7 @@ def show_stored(options: argparse.Namespace) -> int:
 
 def _how_to_resume(out: Path) -> str:
     """The command, in a sentence; a call, where data, model, loss or metric were given in Python."""
+    from pfedlms.experiment.plugins import resume_command
     from pfedlms.experiment.problem import call, given_in_python
     from pfedlms.experiment.runs import open_run
     from pfedlms.experiment.store import SERVER_AGAIN, RunDirectory
@@ -86,7 +87,7 @@ def _how_to_resume(out: Path) -> str:
         return f"To continue: {SERVER_AGAIN}"
     tables = first_tables(out) if several else open_run(out)[1].tables()
     if not given_in_python(tables):
-        return f"Resume with: pfedlms resume {out}"
+        return f"Resume with: {resume_command(out)}"
     return f"Resume with: {call('resume_study' if several else 'resume', out, tables)}"
 
 

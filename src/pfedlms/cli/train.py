@@ -183,7 +183,9 @@ def _report_study(options: argparse.Namespace, study: Any) -> int:
 def _closing(out: Path, interrupted: str | None, stopped: int) -> int:
     """The closing words, also of a quiet call, and the exit code: 128 + the signal that interrupted."""
     if interrupted:
-        say(f"interrupted {interrupted}; all of it is saved. Resume with: pfedlms resume {out}")
+        from pfedlms.experiment.plugins import resume_command
+
+        say(f"interrupted {interrupted}; all of it is saved. Resume with: {resume_command(out)}")
         return 128 + (stopped or signal.SIGINT)
     say(f"results: {out}")
     return 0

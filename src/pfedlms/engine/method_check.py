@@ -79,6 +79,8 @@ def check_method(method: type[Method], **settings: Any) -> Report:
     >>> check_method(FedAvg, server_step=0.5).ok
     True
     """
+    if not isinstance(method, type):
+        raise UsageError(f"check_method: got {method!r}, expected the class of a method")
     checks = [_checked("declaration", lambda: _declaration(method, settings))]
     if checks[0].ok:
         if wrong := problems("method", method.Settings, settings):

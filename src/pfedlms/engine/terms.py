@@ -55,6 +55,7 @@ def task_of(model: CohortModel, classes: int, who: Participation, train: TrainSe
         weight_decay=train.weight_decay,
         schedule=train.rates,
         optimizer=train.optimizer,
+        momentum=train.momentum,
         local_steps=train.local_steps,
         statistics=tuple(
             (name, value.numel()) for name, value in model.initial_buffers.items() if value.is_floating_point()

@@ -3,11 +3,13 @@ user's own are callbacks."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from pfedlms.engine.shared_model import falls_apart
 from pfedlms.errors import UsageError
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.summary import best_of, out_of_patience
@@ -67,6 +69,27 @@ class Callback:
     def on_end(self, run: RunInfo, summary: Mapping[str, Any]) -> None:
         """At the end, also of a run that was interrupted or failed, or that a callback ended: what summary.json has,
         or would have; see its `status`."""
+
+
+class SharedModelWarning(Callback):
+    """Warns once where the shared model falls apart while the clients' own, which take local steps from it, look
+    fine."""
+
+    _warned = False
+
+    def on_evaluation(self, run: RunInfo, record: Mapping[str, Any]) -> None:
+        if self._warned or "metric" in record or record.get("g_acc") is None:
+            return
+        pairs = [(each.get("g_acc"), each["p_acc"]) for each in run.metrics]
+        known = [(shared, own) for shared, own in pairs if shared is not None and own is not None]
+        wrong = falls_apart([shared for shared, _ in known], [own for _, own in known])
+        if wrong:
+            self._warned = True
+            warnings.warn(
+                f"round {record['round']}: the shared model falls apart: {wrong}; lower the server's step or gain, let "
+                "more clients take part, or use sketchmean where few do",
+                stacklevel=2,
+            )
 
 
 class EarlyStopping(Callback):

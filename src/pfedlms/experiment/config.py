@@ -269,7 +269,8 @@ def load_config(
     found = [_as_written(problem, qualified, method) for problem in _problems(tables, declared, method)]
     found += contradictions(merge(_defaults(declared), tables))
     if "method" not in declared:
-        found.append(f"method.name: got {method!r}; {did_you_mean(str(method), METHODS)}")
+        own = "a method of your own takes --import MODULE; in Python, import its module first"
+        found.append(f"method.name: got {method!r}; {did_you_mean(str(method), METHODS)}; {own}")
     if found:
         raise ConfigError(found)
     base = merge(_defaults(declared), shipped)

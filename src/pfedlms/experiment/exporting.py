@@ -178,6 +178,8 @@ def write_models(
     number = None if client is None else client_number(client, summary)
     if shared or number is not None:
         check_suffix(target)
+    elif target.suffix in SUFFIXES:
+        raise UsageError(f"{target}: got a file for the models of all clients, expected a folder; or name one client")
     if shared and models.shared() is None:
         raise UsageError(f"{models.config.method} has no shared model; name a client with --client K")
     stale = [] if shared else [k for k in models.untrained if number in (None, k)]

@@ -19,7 +19,7 @@ from pfedlms.engine import Evaluation, RoundReport, Traffic
 from pfedlms.engine.criterion import Criterion
 from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.errors import DivergedError, RunDirectoryError, RunError
-from pfedlms.experiment.callbacks import Calls, Checkpoints, EarlyStopping, RunInfo, is_best
+from pfedlms.experiment.callbacks import Calls, Checkpoints, EarlyStopping, RunInfo, SharedModelWarning, is_best
 from pfedlms.experiment.config import CUSTOM, Config
 from pfedlms.experiment.prepare import as_configured
 from pfedlms.experiment.store import RunDirectory
@@ -230,7 +230,7 @@ def execute(
 ) -> tuple[dict[str, Any], int]:
     """Play all rounds that are left; the summary, and the signal that asked to stop (0: none). `at_once` is for steps
     that take long and can be taken again: a signal ends them where they are, with a checkpoint after every step."""
-    call = Calls([EarlyStopping(), *callbacks, Checkpoints(always=at_once)])
+    call = Calls([EarlyStopping(), SharedModelWarning(), *callbacks, Checkpoints(always=at_once)])
     with as_configured(run.config), signals(at_once) as came, COMPILATION.told(lambda: call("on_compile", run)):
         run.restore(checkpoint)
         call("on_start", run)

@@ -34,6 +34,11 @@ def import_modules(names: Iterable[str]) -> None:
             IMPORTED.append(name)
 
 
+def resume_command(directory: Any) -> str:
+    """The command that resumes a run or study, with the modules it takes."""
+    return f"pfedlms resume {directory}" + "".join(f" --import {name}" for name in IMPORTED)
+
+
 def find_method(name: Any) -> type[Method] | None:
     """The method of that name; one that is not known yet is looked for among installed packages."""
     if not isinstance(name, str):

@@ -56,6 +56,8 @@ class Task:
     """Where this end computes. Messages are on the host; what a server keeps may lie here, if its method puts it."""
     schedule: Schedule = field(default_factory=Schedule)
     optimizer: str = "sgd"
+    momentum: float = 0.0
+    """Of the local steps. A method whose mathematics takes plain SGD refuses others with `errors.UsageError`."""
     local_steps: int = 1
     """E, the local steps of one phase."""
 

@@ -12,7 +12,6 @@ from typing import Any
 from zlib import crc32
 
 from pfedlms.errors import UsageError
-from pfedlms.report.runs import ALONE
 from pfedlms.report.tables import to_csv
 
 LIGHT = {
@@ -28,8 +27,6 @@ DARK = {
 """Colours by name; they differ for every kind of colour vision. Charts use LIGHT, the page puts DARK in its place."""
 COLOURS = [LIGHT[f"c{place}"] for place in range(8)]
 BLUE, GREEN, ORANGE, GREY = COLOURS[0], COLOURS[1], COLOURS[3], COLOURS[7]
-GREY = "#8b919c"
-"""Of training alone, which is no method of its own but what others are compared with."""
 _DASHES: list[list[int]] = [[1, 0], [6, 3], [2, 3], [8, 3, 2, 3]]
 _LOOKS = len(COLOURS) * len(_DASHES)
 _LEVEL = [3, 4]
@@ -67,8 +64,6 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
         free = (place for place in (*range(first, _LOOKS), *range(first)) if place not in taken)
         taken[next(free, _LOOKS + len(taken))] = label
     chosen = {label: Look.number(place) for place, label in taken.items()}
-    if ALONE in chosen:
-        chosen[ALONE] = Look(GREY, _DASHES[2])
     return {label: chosen[label] for label in wanted}
 
 
