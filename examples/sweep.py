@@ -12,8 +12,10 @@ swept = pfedlms.sweep(
     "digits", method="sketchvote", ratio=[0.05, 0.1, 0.2, 0.4], learning_rate=[0.05, 0.1], validation=0.1, **QUICK
 )
 print(swept)
-best = swept.best["settings"]
-print(f"chosen: {best}, V-acc {swept.best['score']:.2f} %\n")
+cell = swept.best()
+assert cell is not None
+best = cell["settings"]
+print(f"chosen: {best}, V-acc {cell['score']:.2f} %\n")
 
 chosen = ("sketchvote", {"ratio": best["method.ratio"], "learning_rate": best["train.learning_rate"]})
 print(pfedlms.compare("digits", methods=["local", "sketchvote", chosen], seed=1, seeds=2, **QUICK))

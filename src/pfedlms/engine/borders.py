@@ -59,7 +59,7 @@ class GuardedExchange(Exchange[Any]):
         self._method, self._exchange, self._is_last = method, exchange, is_last
         self._name = type(exchange).__name__
         self.up, self.down = exchange.up, exchange.down
-        self._replied: tuple[int, Tensor] | None = None
+        self._replied: tuple[int, Tensor, Tensor] | None = None
         self._sending_tried = self._receiving_tried = False
 
     # Code that knows a method's own exchange finds it here, by its class and its attributes.
@@ -102,7 +102,7 @@ class GuardedExchange(Exchange[Any]):
             _expect_same(f"{where}: state", server, after, "server_start")
             _expect_message(where, self.down, values, (), None)
         if isinstance(self._method, Tracked) or self._method.tracks:
-            self._replied = round, after["model"]
+            self._replied = round, server["model"], after["model"]
         return after, values
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
@@ -111,7 +111,7 @@ class GuardedExchange(Exchange[Any]):
             after = self._exchange.client_receive(cohort, values, round)
             check_same_clients(where, cohort, after)
             if self._replied is not None and self._replied[0] == round < _COMPARED_ROUNDS:
-                self._check_tracked(where, after, self._replied[1])
+                self._check_tracked(where, cohort, after, *self._replied[1:])
             if self._is_last and not self._receiving_tried:
                 self._receiving_tried = True
                 self._check_absence(
@@ -133,10 +133,13 @@ class GuardedExchange(Exchange[Any]):
                     'sent what they missed, and state["model"] is w; else use the answer and what client_rest keeps'
                 )
 
-    def _check_tracked(self, where: str, cohort: Cohort, model: Tensor) -> None:
+    def _check_tracked(self, where: str, before: Cohort, cohort: Cohort, old: Tensor, model: Tensor) -> None:
+        """Clients that had the server's model before an answer must have it after. Others were out of sync already."""
         if "model" not in cohort.state:
             raise MethodError(f'{where}: got no state["model"], expected w there, because the method is Tracked')
-        alike = (cohort.state["model"] == model.to(cohort.params.device)).all(dim=1).tolist()
+        device = cohort.params.device
+        was = (before.state["model"] == old.to(device)).all(dim=1)
+        alike = (~was | (cohort.state["model"] == model.to(device)).all(dim=1)).tolist()
         if not all(alike):
             raise MethodError(
                 f'{where}: got a state["model"] of client {cohort.ids[alike.index(False)]} that is not the server\'s '
