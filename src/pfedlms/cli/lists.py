@@ -60,7 +60,7 @@ def methods(options: argparse.Namespace) -> int:
     if options.what is None:
         listing(options)
         return 0
-    from pfedlms.engine.method_check import check_method 
+    from pfedlms.engine.method_check import check_method
     from pfedlms.experiment.plugins import resolve
 
     if not options.method:

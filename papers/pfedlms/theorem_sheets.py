@@ -1,16 +1,15 @@
-"""What `convergence` measured, as a table and drawn; drawing needs the extra `report`."""
+"""The measured theorem as tables and as a chart (extra `report`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from statistics import mean
 from typing import Any
 
+from papers.pfedlms.sheets import Sheet
+from papers.pfedlms.theorem import BASE, NEVER, Record
 from pfedlms.report import charts
 from pfedlms.report.charts import Look
-from pfedlms.reproduce.convergence import BASE, NEVER, ConvergenceDocument
 
-Record = dict[str, Any]
 Pick = Callable[[Record], float]
 
 _BLUE, _GREEN, _ORANGE, _GREY = charts.BLUE, charts.GREEN, charts.ORANGE, charts.GREY
@@ -28,27 +27,6 @@ def refresh_name(refresh: int) -> str:
     return "never" if refresh >= NEVER else str(refresh)
 
 
-def averaged(document: ConvergenceDocument) -> list[Record]:
-    """The rows with their means over seeds; `ratio` is of the means."""
-    groups: dict[tuple[float, int, int], list[Record]] = {}
-    for row in document.rows:
-        groups.setdefault((row["strength"], row["refresh"], row["rounds"]), []).append(row)
-    found = []
-    for (strength, refresh, rounds), rows in groups.items():
-        left = mean(row["left"] for row in rows)
-        both = {
-            side: {term: mean(row[side][term] for row in rows) for term in rows[0][side]}
-            for side in ("bound", "measured")
-        }
-        by_norm = mean(row["drift_by_norm"] for row in rows)
-        ratio = both["bound"]["total"] / left
-        found.append(
-            {"strength": strength, "refresh": refresh, "rounds": rounds, "left": left, **both,
-             "drift_by_norm": by_norm, "ratio": ratio}
-        )  # fmt: skip
-    return found
-
-
 THEORY = {
     "strength": "λ", "refresh": "h", "rounds": "R", "left": "left", "bound_optimisation": "optimisation",
     "real_optimisation": "real", "bound_noise": "noise", "real_noise": "real", "bound_drift": "drift",
@@ -60,8 +38,20 @@ PRACTICE = {
 }  # fmt: skip
 
 
-def theory_records(document: ConvergenceDocument) -> list[Record]:
-    """A record a setting and R: the left side, then each term as the theorem bounds it and as it was; bound / left."""
+def sheets(document: Record) -> list[Sheet]:
+    """The terms, the left side of `dnn`, and every round for figures of one's own."""
+    name, title = f"convergence-{document['dataset']}", f"{document['dataset']}: the convergence theorem"
+    note = "Each term of the bound, then as measured (real); by norm: with the largest ‖θ‖ for B_θ."
+    used = "λ, h and η as shipped; the mean over the measured rounds, the first and the last of them."
+    return [
+        Sheet(name, f"{title}, softmax regression", theory_records(document), THEORY, note, ".3g"),
+        Sheet(f"{name}-dnn", f"{title}, its left side on dnn", practice_records(document), PRACTICE, used, ".3g"),
+        Sheet(f"{name}-points", "", by_round(document), {}),
+    ]
+
+
+def theory_records(document: Record) -> list[Record]:
+    """One record per setting and R: the left side, each term of the bound and as measured, and bound / left."""
     return [
         {
             **_setting(row), "rounds": row["rounds"], "left": row["left"],
@@ -69,27 +59,27 @@ def theory_records(document: ConvergenceDocument) -> list[Record]:
             **{f"real_{term}": row["measured"][term] for term in ("optimisation", "noise", "drift")},
             "drift_by_norm": row["drift_by_norm"], "bound_over_left": row["ratio"],
         }
-        for row in averaged(document)
+        for row in document["rows"]
     ]  # fmt: skip
 
 
-def practice_records(document: ConvergenceDocument) -> list[Record]:
-    """A record a run of `dnn`: the mean of its left side over the rounds looked at, and that of the first and last."""
+def practice_records(document: Record) -> list[Record]:
+    """One record per run of `dnn`: its left side, the mean over the measured rounds, and that of the first and last."""
     return [
         {
             "seed": run["plan"]["seed"], **_setting(run["plan"]), "learning_rate": run["settings"]["learning_rate"],
             "rounds": run["plan"]["rounds"], "looked_at": len(run["stationarity"]), "left": run["left"],
             "first": run["stationarity"][0], "last": run["stationarity"][-1],
         }
-        for run in document.practice
+        for run in document["practice"]
     ]  # fmt: skip
 
 
-def by_round(document: ConvergenceDocument) -> list[Record]:
-    """A record a round of every run: left side, noise and drift as they were, and the drift that the theorem allows
-    for. Of `dnn` the rounds looked at, and what was measured there."""
+def by_round(document: Record) -> list[Record]:
+    """One record per round of every run: left side, noise and drift as measured, and the drift that the theorem allows.
+    Of `dnn` the rounds that were measured."""
     found = []
-    for run in (*document.runs, *document.practice):
+    for run in (*document["runs"], *document["practice"]):
         plan, seen = run["plan"], run.get("trajectory", run)
         columns = {"left": seen["stationarity"], "noise": seen["noise"]}
         if "allowed" in run:
@@ -106,18 +96,16 @@ def _setting(of: Record) -> Record:
     return {"strength": of["strength"], "refresh": refresh_name(of["refresh"])}
 
 
-def convergence_chart(document: ConvergenceDocument) -> Any:
+def chart(document: Record) -> Any:
     """Six panels: both sides against R, λ and h; drift and left side by round; the left side of `dnn`."""
-    rows, last = averaged(document), max(row["rounds"] for row in document.rows)
+    rows, last = document["rows"], max(row["rounds"] for row in document["rows"])
     base = [row for row in rows if (row["strength"], row["refresh"]) == BASE]
     ends = [row for row in rows if row["rounds"] == last]
     by_strength = [row for row in ends if row["refresh"] == BASE[1]]
     by_refresh = sorted((row for row in ends if row["strength"] == BASE[0]), key=lambda row: int(row["refresh"]))
     sides = f"both sides of the theorem (λ = {BASE[0]:g}, h = {BASE[1]})"
-    seed = document.runs[0]["plan"]["seed"]
-    own = [run for run in document.runs if run["plan"]["seed"] == seed]
     left, drift, practice = [], [], []
-    for run in own:
+    for run in document["runs"]:
         plan, seen = run["plan"], run["trajectory"]
         name = f"λ {plan['strength']:g}, h {refresh_name(plan['refresh'])}"
         left += _points(name, plan, seen["stationarity"])
@@ -125,7 +113,7 @@ def convergence_chart(document: ConvergenceDocument) -> Any:
             drift += _points(f"{name}: largest of a client", plan, seen["largest_drift"])
             drift += _points(f"{name}: λβ, largest ‖θ‖ for B_θ", plan, run["allowed_by_norm"])
             drift += _points(f"{name}: λβ of the lemma", plan, run["allowed"])
-    for run in document.practice:
+    for run in document["practice"]:
         plan = run["plan"]
         name = f"dnn, η {run['settings']['learning_rate']:g}, λ {plan['strength']:g}, seed {plan['seed']}"
         practice += _points(name, plan, run["stationarity"])
@@ -140,19 +128,19 @@ def convergence_chart(document: ConvergenceDocument) -> Any:
         *([charts.lines(practice, "round", gradient, log_y=True)] if practice else []),
     ]  # fmt: skip
     panels = [panel.properties(width=360, height=260) for panel in panels]
-    title = f"{document.dataset}: softmax regression, η = 1/L_F"
+    title = f"{document['dataset']}: softmax regression, η = 1/L_F"
     above, below = charts.altair().hconcat(*panels[:3]), charts.altair().hconcat(*panels[3:])
     return charts.stacked([above, below.resolve_scale(color="independent", strokeDash="independent")], title)
 
 
 def _points(name: str, plan: Record, values: Sequence[float]) -> list[Record]:
-    """What is not above 0 has no place on a logarithmic scale."""
+    """Values above 0, since the scale is logarithmic."""
     rounds = range(1, plan["rounds"] + 1, plan["every"])
     return [{"row": name, "x": at, "mean": value} for at, value in zip(rounds, values, strict=True) if value > 0]
 
 
 def _threes(points: Sequence[Record]) -> dict[str, Look]:
-    """A colour for each setting; what is allowed is dashed and dotted."""
+    """One colour per setting; the allowed drift is dashed or dotted."""
     names = list(dict.fromkeys(point["row"] for point in points))
     settings = list(dict.fromkeys(name.partition(":")[0] for name in names))
     dashes = {"largest of a client": [1, 0], "λβ, largest ‖θ‖ for B_θ": [6, 3], "λβ of the lemma": [2, 3]}

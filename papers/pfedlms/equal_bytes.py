@@ -1,35 +1,36 @@
-"""Methods at each other's bytes: what a message takes, and the rate at which another's take as much."""
+"""Methods at each other's bytes: how large messages are, and the rate at which those of another method are as large."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import fields
 from functools import cache
 from typing import Any
 
 import torch
 
-from pfedlms.data.sources import DATASETS
+from pfedlms import Config, load_config
+from pfedlms.data import DATASETS
 from pfedlms.engine.participation import Participation
 from pfedlms.engine.terms import agreement, task_of
+from pfedlms.engine.training import TrainSettings
 from pfedlms.errors import UsageError
-from pfedlms.experiment.config import load_config
-from pfedlms.experiment.prepare import train_settings
 from pfedlms.methods import METHODS, Method, Task
 from pfedlms.models import CohortModel, build
 from pfedlms.wire.frames import SERVER, frame
 
 RATES = {"stc": "sparsity", "pfed1bs": "ratio", "pfedlms": "ratio", "sketchvote": "ratio"}
-"""The setting that says how much a message takes."""
+"""The setting that decides how large messages are."""
 PULLS = ("pfedlms", "pfed1bs")
 """Methods whose `strength` is λ, the weight of a pull on sketched coordinates."""
 TOLERANCE = 0.005  # of the bytes of a round
-ENTRY_BYTES = 4  # what one entry more takes, up and down: no message can be met more closely
+ENTRY_BYTES = 4  # one entry more, up and down: sizes cannot agree more closely
 
 
 def message_bytes(method: Method) -> int:
-    """Bytes of one client in a round, up and down with framing, of messages that were encoded: signs and the like as
-    in any round, positions drawn at random, no digest of the model (it is sent once in fifty rounds)."""
+    """Bytes of one client in one round, up and down with framing, of messages that were encoded. Positions are drawn at
+    random. The digest of the model, which is sent once in fifty rounds, is left out."""
     digest, total = agreement(method), 0
     for exchange in method.exchanges:
         for message, sender, samples in ((exchange.up, 0, 1), (exchange.down, SERVER, 0)):
@@ -42,7 +43,7 @@ def message_bytes(method: Method) -> int:
 
 @cache
 def task_on(dataset: str) -> Task:
-    """What both ends know of a data set's own model."""
+    """What server and clients know of the model that is shipped for a data set."""
     shared = load_config(None, {"data": {"dataset": dataset}, "method": {"name": "local"}})
     source, train = DATASETS[dataset], train_settings(shared)
     module = build(shared.model.name, source.shape, source.classes, shared.model.hidden, 0)
@@ -50,8 +51,12 @@ def task_on(dataset: str) -> Task:
     return task_of(model, source.classes, Participation(shared.data.clients, 1.0, 0), train, seed=0)
 
 
+def train_settings(config: Config) -> TrainSettings:
+    return TrainSettings(**{each.name: getattr(config.train, each.name) for each in fields(TrainSettings)})
+
+
 def taken(dataset: str, method: str, **settings: Any) -> int:
-    """`message_bytes` of a method on a data set's own model, with what is shipped for both."""
+    """`message_bytes` of a method with the model and the settings that are shipped for a data set."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of settings that would not train well; nothing is trained here
         config = load_config(None, {"data": {"dataset": dataset}, "method": {"name": method, **settings}})
@@ -60,13 +65,14 @@ def taken(dataset: str, method: str, **settings: Any) -> int:
 
 
 def at_the_bytes_of(dataset: str, method: str, other: Mapping[str, Any]) -> dict[str, float]:
-    """Settings of `method` at which messages are as large as those of `other` (a section [method]) on the data set's
-    own model. ΦΦᵀ = (N/m) I, so that a step on a pull, be it that of pFedLMS or of pFed1BS, moves a sketched coordinate
-    by up to 2 η λ N/m and a model of N parameters by up to 2 η λ √N: λ follows the ratio down and stays where it goes
-    up, and neither moves further than with what is shipped."""
+    """Settings of `method` at which its messages are as large as those of `other` (a section [method]).
+
+    λ is lowered with the ratio, and kept where the ratio is raised: because ΦΦᵀ = (N/m) I, a step on the pull of
+    pFedLMS or pFed1BS moves a sketched coordinate by up to 2 η λ N/m and a model of N parameters by up to 2 η λ √N. So
+    neither moves further than with the shipped settings."""
     if method not in RATES:
         raise UsageError(
-            f"--methods: got {method}@{other['name']}, but no setting of {method} says how much a message takes; "
+            f"--methods: got {method}@{other['name']}, but no setting of {method} says how large a message is; "
             f"{', '.join(RATES)} have one"
         )
     rest = {key: value for key, value in other.items() if key != "name"}
@@ -79,11 +85,11 @@ def at_the_bytes_of(dataset: str, method: str, other: Mapping[str, Any]) -> dict
 
 @cache
 def equal_rate(dataset: str, method: str, wanted: int) -> float:
-    """The rate at which the messages of a client in a round take `wanted` bytes."""
+    """The rate at which one client's messages of one round have `wanted` bytes."""
     key, dim = RATES[method], task_on(dataset).layout.dim
 
     def share(count: int) -> float:
-        return (count + 0.5) / dim  # in the middle, so that rounding takes no entry away
+        return (count + 0.5) / dim  # in the middle: rounding removes no entry
 
     low, high = 1, dim - 1
     while high - low > 1:

@@ -1,21 +1,21 @@
-"""What the paper's tables and figures are made of: rows, each a variant of a method, on data sets at some α."""
+"""The paper's tables and figures: rows, each a variant of a method, on some data sets at some α."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pfedlms.reproduce.cells import Cell, cell
-from pfedlms.reproduce.paper import Printed, along, paper, printed
+from papers.pfedlms.cells import Settings, cell
+from papers.pfedlms.numbers import Printed, along, paper, printed
 
 ALL = ("mnist", "fmnist", "svhn", "cifar10", "cifar100")
 SERVER_STEPS = {"mnist": 3.0, "fmnist": 2.0, "cifar10": 3.0}
-"""Of FedAvg, chosen by V-acc on seed 10 (benchmarks/results/sweep-*.json)."""
+"""FedAvg's server step, chosen by V-acc on seed 10 (benchmarks/results/sweep-*.json)."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a table: what it is called, the variant that is trained, what the paper says."""
+    """A row of a table: its name, the variant that is trained, and what the paper prints."""
 
     label: str
     variant: str
@@ -30,10 +30,10 @@ class Experiment:
     alpha: float
     datasets: tuple[str, ...]
     rows: Callable[[str], list[Row]]
-    """Those of a data set."""
+    """The rows of a data set."""
 
     def of(self, dataset: str, methods: Sequence[str] = ()) -> list[Row]:
-        """The rows of a data set; of some methods only, or of variants that are not among its own."""
+        """The rows of a data set; with `methods` some of them, or variants that the table does not have."""
         rows = self.rows(dataset)
         if not methods:
             return rows
@@ -43,8 +43,9 @@ class Experiment:
             found += own or [Row(name, name)]
         return list(dict.fromkeys(found))
 
-    def cells(self, row: Row, dataset: str, seeds: Sequence[int], quick: bool) -> list[Cell]:
-        return [cell(dataset, self.alpha, row.variant, row.variant, seed, quick) for seed in seeds]
+    def cells(self, dataset: str, rows: Sequence[Row], quick: bool) -> dict[str, Settings]:
+        """What is trained for these rows, by variant."""
+        return {row.variant: cell(dataset, self.alpha, row.variant, quick) for row in rows}
 
 
 def _method(variant: str) -> str:
@@ -52,8 +53,8 @@ def _method(variant: str) -> str:
 
 
 def _table(section: str) -> Callable[[str], list[Row]]:
-    """The paper's methods, what it leaves out (no communication, a tuned server step, methods at each other's bytes,
-    answers that are no models), and what came after."""
+    """The paper's methods, what the paper leaves out (no communication, a tuned server step, methods at each other's
+    bytes, replies that are sums and not models), and methods that are newer than the paper."""
 
     def rows(dataset: str) -> list[Row]:
         step = SERVER_STEPS.get(dataset)
@@ -79,7 +80,7 @@ def _ablation(dataset: str) -> list[Row]:
 
 
 def _along(section: str, axis: str, symbol: str, setting: str, values: Sequence[float]) -> Callable[[str], list[Row]]:
-    """pFedLMS with one setting at several values, beside a figure of the paper with that `axis`."""
+    """pFedLMS with several values of one setting, beside the paper's figure with that `axis`."""
 
     def rows(dataset: str) -> list[Row]:
         return [
@@ -108,4 +109,4 @@ EXPERIMENTS = {
     "curves": Experiment("accuracy against rounds, α = 0.5", 0.5, ("cifar10",), _table("table1")),
     "budget": Experiment("accuracy against bytes, α = 0.5", 0.5, ("mnist",), _table("table1")),
 }  # fmt: skip
-"""What is trained cell by cell. `curves` and `budget` use the cells of `table1`."""
+"""Experiments made of cells. `curves` and `budget` use the cells of `table1`."""

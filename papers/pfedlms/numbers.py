@@ -1,11 +1,11 @@
-"""The paper's numbers, as its tables have them."""
+"""The numbers that the paper prints."""
 
 from __future__ import annotations
 
 import tomllib
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 
@@ -19,12 +19,11 @@ class Printed:
 
 @cache
 def paper() -> dict[str, Any]:
-    text = (resources.files("pfedlms") / "reproduce" / "paper.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return tomllib.loads(Path(__file__).with_name("paper.toml").read_text(encoding="utf-8"))
 
 
 def printed(section: str, row: str, dataset: str) -> Printed | None:
-    """What a table of the paper with a column a data set says; None where it says nothing."""
+    """A number of a table with one column per data set; None where the paper has none."""
     own = paper()[section]
     if row not in own or dataset not in own["columns"]:
         return None
@@ -33,7 +32,7 @@ def printed(section: str, row: str, dataset: str) -> Printed | None:
 
 
 def along(section: str, axis: str, value: float, dataset: str) -> Printed | None:
-    """What a figure of the paper with a line a data set says at one value of its axis."""
+    """A number of a figure with one line per data set, at one value of its axis; None where the paper has none."""
     own = paper()[section]
     if dataset not in own or value not in own[axis]:
         return None

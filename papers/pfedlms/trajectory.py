@@ -1,13 +1,14 @@
-"""What the convergence theorem speaks of, measured along real rounds of pFedLMS, in float64.
+"""The quantities of the convergence theorem, measured along real rounds of pFedLMS, in float64.
 
-The rounds are the engine's own. A subclass of the method notes the models after every local step; it changes nothing
-else, but for an absolute ρ where that is asked for. Losses, gradients and the regulariser are computed again here, on
-all training samples of a client and apart from the engine's kernels.
+The rounds are the engine's own. A subclass of the method records the models after every local step; it changes nothing
+else, unless an absolute ρ is asked for. Losses, gradients and the regulariser are computed again here, on all training
+samples of a client and without the engine's kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,15 +19,13 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional as F
 
-from pfedlms.backend import own_threads, spread
-from pfedlms.cohort import Cohort
+from pfedlms.data import FederatedData
 from pfedlms.data.batches import batches
-from pfedlms.data.federated import FederatedData
 from pfedlms.engine import Federation
 from pfedlms.engine.training import TrainSettings
-from pfedlms.methods.contract import Objective
-from pfedlms.methods.pfedlms import PFedLMS, PFedLMSSettings, PulledTowardsConsensus
-from pfedlms.models import CohortModel
+from pfedlms.methods import Objective
+from pfedlms.methods.pfedlms import PFedLMS, PFedLMSSettings
+from pfedlms.models import Cohort, CohortModel
 from pfedlms.pull import Pull
 from pfedlms.settings import setting
 
@@ -35,12 +34,12 @@ _TOGETHER = 10  # models of a client whose gradients over all samples are comput
 
 @dataclass(frozen=True)
 class WatchedSettings(PFedLMSSettings):
-    absolute: bool = setting(False, "ρ is in units of a sketch's entries, the same for all layers and rounds")
+    absolute: bool = setting(False, "ρ is in units of a sketch's entries, one number for all layers and rounds")
 
 
 @dataclass(frozen=True)
 class Watched(Objective):
-    """The pull as it is; models are noted on the way, `seen`: θ^{r,0}, …, θ^{r,E}."""
+    """The pull of pFedLMS; `seen` collects the models θ^{r,0}, …, θ^{r,E}."""
 
     pull: Pull
     seen: list[Tensor]
@@ -54,32 +53,24 @@ class Watched(Objective):
 
 
 class WatchedPFedLMS(PFedLMS):
-    """pFedLMS, watched; for cohorts of one."""
+    """pFedLMS that records its models; for cohorts of one client."""
 
     Settings = WatchedSettings
 
     notes: dict[int, Watched]
-    """What each client did in the round played last."""
+    """By client, the round played last."""
 
     def objective(self, cohort: Cohort, round: int) -> Objective:
-        chosen, heard, (client,) = self.settings, cohort.heard, cohort.ids
-        sketch = self._sketches.of(round, cohort.params.device)
-        # A pull's widths are ρ σ̄; where all σ̄ are said to be 1 they are ρ itself.
-        scale = torch.ones_like(heard["deviation"]) if chosen.absolute else heard["deviation"]
-        agreed = heard["thresholds"], scale, heard["consensus"]
-        pull = PulledTowardsConsensus(sketch, *agreed, chosen.strength, chosen.smoothing)
-        watched = Watched(pull, [cohort.params[0].clone()])
-        self.notes = {**getattr(self, "notes", {}), client: watched}
+        if self.settings.absolute:  # a pull's widths are ρ σ̄: with σ̄ = 1 they are ρ itself
+            cohort = cohort.with_heard(deviation=torch.ones_like(cohort.heard["deviation"]))
+        watched = Watched(self.pull(cohort, round), [cohort.params[0].clone()])
+        self.notes = {**getattr(self, "notes", {}), cohort.ids[0]: watched}
         return watched
-
-    def _warn(self, narrowest: float) -> None:
-        if not self.settings.absolute:  # its advice is in units of σ̄
-            super()._warn(narrowest)
 
 
 def penalty(pull: Pull, params: Tensor) -> tuple[Tensor, Tensor]:
     """R̃_ρ and its gradient at float64 `params: [models, dim]`: `[models]` and `[models, dim]`, without λ. A layer with
-    ρ_l = 0 has none."""
+    ρ_l = 0 has no penalty."""
     layers = pull.sketch.layers
     sketched, rho = pull.sketch.forward(params), pull.widths.double()[layers]
     value, slope = torch.zeros_like(params[:, 0]), torch.zeros_like(sketched)
@@ -121,8 +112,8 @@ class ClientTask:
 
 @dataclass
 class Trajectory:
-    """One number a round r = 0, …, R − 1, means over clients weighted by p_k; of `potential` and
-    thresholds one more, those of V^R; of losses and gradients only the rounds in which they were computed."""
+    """One number per round r = 0, …, R − 1, means over clients weighted by p_k. `potential` and thresholds have one
+    more, those of V^R. Losses and gradients are there for the rounds in which they were computed."""
 
     stationarity: list[float] = field(default_factory=list)
     """(1/E) Σ_e Σ_k p_k ‖∇F_k(θ_k^{r,e}; V^r)‖²."""
@@ -150,7 +141,7 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class _Round:
-    """What one client adds to a round."""
+    """The measurements of one client in one round."""
 
     start: float
     """‖θ^{r,0}‖."""
@@ -161,14 +152,14 @@ class _Round:
     model: float
     deviation: float
     squares: Tensor
-    """‖∇F_k‖², ‖ĝ_k − ∇f_k‖² and ‖ĝ_k‖² at the steps that are looked at: `[3, steps]`."""
+    """‖∇F_k‖², ‖ĝ_k − ∇f_k‖² and ‖ĝ_k‖² at the steps that are measured: `[3, steps]`."""
 
 
-def _look(
-    task: ClientTask, now: Watched, before: Watched | None, decay: float, steps: Sequence[int], index: Tensor
+def _measure(
+    task: ClientTask, now: Watched, before: Watched | None, index: Tensor, decay: float, steps: Sequence[int]
 ) -> _Round:
-    """One client's round, its gradients at `steps`, the first of which is 0; `index: [local_steps, batch]` are the
-    samples of its steps."""
+    """Measure one client's round, its gradients at `steps`, the first of which is 0; `index: [local_steps, batch]` are
+    the samples of its local steps."""
     strength, seen = now.pull.strength, torch.stack(now.seen).double()
     start = seen[:1]
     pulled = strength * float(penalty(now.pull, start)[0])
@@ -185,32 +176,14 @@ def _look(
     return _Round(float(start.norm()), potential, pulled - earlier, float(seen.norm(dim=1).max()), deviation, squares)
 
 
-def _looked(looks: Sequence[Callable[[], _Round]]) -> list[_Round]:
-    """All clients' rounds, several at a time."""
-    found: dict[int, _Round] = {}
-
-    def one(client: int) -> None:
-        found[client] = looks[client]()
-
-    spread(one, range(len(looks)))
-    return [found[client] for client in range(len(looks))]
-
-
-@own_threads()
-def follow(
-    federation: Federation,
-    train: TrainSettings,
-    seed: int,
-    rounds: int,
-    every: int = 1,
-) -> Trajectory:
-    """Play a fresh watched federation and measure, gradients in every `every`-th round. One more round is played than
-    is measured, because Ψ^R and the last drift need V^R."""
+def follow(federation: Federation, train: TrainSettings, seed: int, rounds: int, every: int = 1) -> Trajectory:
+    """Play a fresh federation of `WatchedPFedLMS` and measure it, gradients in every `every`-th round. One more round
+    is played than measured, because Ψ^R and the last drift need V^R."""
     method, data, clients = federation.method, federation.data, range(federation.data.clients)
     assert isinstance(method, WatchedPFedLMS)
     share = [own / sum(data.samples) for own in data.samples]
     tasks = [ClientTask(federation.model, data, client) for client in clients]
-    plan, found = batches(seed, data), Trajectory()
+    plan, found, threads = batches(seed, data), Trajectory(), torch.get_num_threads()
 
     def mean(values: Iterable[float]) -> float:
         return sum(p * value for p, value in zip(share, values, strict=True))
@@ -220,15 +193,12 @@ def follow(
     for round in range(rounds + 1):
         federation.play_round()
         now, first = method.notes, (round + 1) * train.local_steps
-        # Of V^R only the potential at the models before any step is asked for.
+        # Of V^R only the potential before the first step is needed.
         steps = range(0 if round % every else train.local_steps if round < rounds else 1)
         index = plan.indices(tuple(clients), first, train.local_steps, train.batch_size)
-        of = _looked(
-            [
-                partial(_look, tasks[k], now[k], before.get(k), train.weight_decay, list(steps), index[:, k])
-                for k in clients
-            ]
-        )
+        each = (tasks, *zip(*((now[k], before.get(k), index[:, k]) for k in clients), strict=True))
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            of = list(pool.map(partial(_measure, decay=train.weight_decay, steps=list(steps)), *each))
         if steps:
             found.potential.append(mean(own.potential for own in of if own.potential is not None))
         if before:
