@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from papers.pfedlms import distributions, theorem_sheets
-from papers.pfedlms.cells import short_fedavg
+from papers.pfedlms.cells import cell, short_fedavg
 from papers.pfedlms.experiments import ALL, EXPERIMENTS, Row
 from papers.pfedlms.gain import bytes_to_most_of_the_gain, frugal_fedavg
 from papers.pfedlms.runs import Gathered, Place, Runs, curve_of, gather
@@ -95,7 +95,7 @@ def _table(name: str, dataset: str, wanted: Wanted, place: Place, outcome: Outco
     plan = EXPERIMENTS[name]
     rows = plan.of(dataset, wanted.methods)
     folder = place.out / f"{dataset}-a{plan.alpha:g}"
-    cells = plan.cells(dataset, rows, wanted.quick)
+    cells = {row.variant: cell(dataset, plan.alpha, row.variant, wanted.quick) for row in rows}
     found = gather(cells, wanted.seeds, folder, place, wanted.rows)
     outcome.count(found)
     runs = {row.label: found.runs[row.variant] for row in rows}

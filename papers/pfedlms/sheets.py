@@ -9,8 +9,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import pfedlms
-from papers.pfedlms.experiments import Row
-from papers.pfedlms.numbers import printed
+from papers.pfedlms.experiments import Row, printed
 from papers.pfedlms.runs import Runs
 from pfedlms.report.results import last_evaluations
 from pfedlms.report.tables import Column, Table, to_csv

@@ -163,18 +163,22 @@ def _theory(plan: Plan, config: Config, prepared: Federation) -> Record:
     )  # fmt: skip
     rate = 1 / known.smoothness
     seen = _watched(plan, config, prepared, settings, rate)
-    gradient, threshold, largest = max(seen.largest_gradient), max(seen.largest_threshold), max(seen.largest_model)
-    model = known.largest_model(gradient, seen.start)
+    gradient, threshold, largest = (
+        max(seen["largest_gradient"]),
+        max(seen["largest_threshold"]),
+        max(seen["largest_model"]),
+    )
+    model = known.largest_model(gradient, seen["start"][0])
     refreshed = [(round + 1) % plan.refresh == 0 for round in range(plan.rounds)]
     constants = {
         **asdict(known), "kappas": known.kappas, "smoothness": known.smoothness, "rate": rate,
-        "noise": max(seen.largest_noise), "gradient": gradient, "threshold": threshold, "model": model,
+        "noise": max(seen["largest_noise"]), "gradient": gradient, "threshold": threshold, "model": model,
         "lowest": known.lowest,
     }  # fmt: skip
     return {
         "plan": asdict(plan),
         "constants": constants,
-        "trajectory": asdict(seen),
+        "trajectory": seen,
         "allowed": [plan.strength * known.drift(fresh, model, threshold) for fresh in refreshed],
         "allowed_by_norm": [plan.strength * known.drift(fresh, largest, threshold) for fresh in refreshed],
     }
@@ -189,9 +193,9 @@ def _practice(plan: Plan, config: Config, prepared: Federation) -> Record:
     return {
         "plan": asdict(plan),
         "settings": shown,
-        "left": sum(seen.stationarity) / len(seen.stationarity),
-        "stationarity": seen.stationarity,
-        "noise": seen.noise,
+        "left": sum(seen["stationarity"]) / len(seen["stationarity"]),
+        "stationarity": seen["stationarity"],
+        "noise": seen["noise"],
     }
 
 

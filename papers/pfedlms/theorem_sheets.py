@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from papers.pfedlms.sheets import Sheet
 from papers.pfedlms.theorem import BASE, NEVER, Record
 from pfedlms.report import charts
 from pfedlms.report.charts import Look
-
-Pick = Callable[[Record], float]
-
-_BLUE, _GREEN, _ORANGE, _GREY = charts.BLUE, charts.GREEN, charts.ORANGE, charts.GREY
-_SERIES: Sequence[tuple[str, Pick, Look]] = (
-    ("bound: drift, B_θ of the lemma", lambda row: row["bound"]["drift"], Look(_ORANGE)),
-    ("bound: drift, largest ‖θ‖ for B_θ", lambda row: row["drift_by_norm"], Look(_ORANGE, [6, 3])),
-    ("bound: optimisation", lambda row: row["bound"]["optimisation"], Look(_BLUE)),
-    ("bound: noise", lambda row: row["bound"]["noise"], Look(_GREY)),
-    ("all three terms, measured", lambda row: row["measured"]["total"], Look(_GREEN, [6, 3])),
-    ("left side, measured", lambda row: row["left"], Look(_GREEN)),
-)
-
-
-def refresh_name(refresh: int) -> str:
-    return "never" if refresh >= NEVER else str(refresh)
-
 
 THEORY = {
     "strength": "λ", "refresh": "h", "rounds": "R", "left": "left", "bound_optimisation": "optimisation",
@@ -36,6 +19,14 @@ PRACTICE = {
     "strength": "λ", "refresh": "h", "learning_rate": "η", "rounds": "R", "left": "left", "first": "first",
     "last": "last",
 }  # fmt: skip
+SERIES = {
+    "bound_drift": ("bound: drift, B_θ of the lemma", Look(charts.ORANGE)),
+    "drift_by_norm": ("bound: drift, largest ‖θ‖ for B_θ", Look(charts.ORANGE, [6, 3])),
+    "bound_optimisation": ("bound: optimisation", Look(charts.BLUE)),
+    "bound_noise": ("bound: noise", Look(charts.GREY)),
+    "real_total": ("all three terms, measured", Look(charts.GREEN, [6, 3])),
+    "left": ("left side, measured", Look(charts.GREEN)),
+}
 
 
 def sheets(document: Record) -> list[Sheet]:
@@ -93,39 +84,32 @@ def by_round(document: Record) -> list[Record]:
 
 
 def _setting(of: Record) -> Record:
-    return {"strength": of["strength"], "refresh": refresh_name(of["refresh"])}
+    return {"strength": of["strength"], "refresh": "never" if of["refresh"] >= NEVER else str(of["refresh"])}
 
 
 def chart(document: Record) -> Any:
     """Six panels: both sides against R, λ and h; drift and left side by round; the left side of `dnn`."""
-    rows, last = document["rows"], max(row["rounds"] for row in document["rows"])
-    base = [row for row in rows if (row["strength"], row["refresh"]) == BASE]
+    points, (strength, refresh) = by_round(document), BASE
+    rows = [
+        {**row, "real_total": own["measured"]["total"]}
+        for row, own in zip(theory_records(document), document["rows"], strict=True)
+    ]
+    last = max(row["rounds"] for row in rows)
     ends = [row for row in rows if row["rounds"] == last]
-    by_strength = [row for row in ends if row["refresh"] == BASE[1]]
-    by_refresh = sorted((row for row in ends if row["strength"] == BASE[0]), key=lambda row: int(row["refresh"]))
-    sides = f"both sides of the theorem (λ = {BASE[0]:g}, h = {BASE[1]})"
-    left, drift, practice = [], [], []
-    for run in document["runs"]:
-        plan, seen = run["plan"], run["trajectory"]
-        name = f"λ {plan['strength']:g}, h {refresh_name(plan['refresh'])}"
-        left += _points(name, plan, seen["stationarity"])
-        if plan["strength"] == BASE[0]:
-            drift += _points(f"{name}: largest of a client", plan, seen["largest_drift"])
-            drift += _points(f"{name}: λβ, largest ‖θ‖ for B_θ", plan, run["allowed_by_norm"])
-            drift += _points(f"{name}: λβ of the lemma", plan, run["allowed"])
-    for run in document["practice"]:
-        plan = run["plan"]
-        name = f"dnn, η {run['settings']['learning_rate']:g}, λ {plan['strength']:g}, seed {plan['seed']}"
-        practice += _points(name, plan, run["stationarity"])
+    theory = [point for point in points if point["model"] == "softmax"]
+    pulled = [row for row in ends if row["strength"] == strength]
+    pulled.sort(key=lambda row: NEVER if row["refresh"] == "never" else int(row["refresh"]))
+    drifts = {"largest_drift": ": largest of a client", "allowed_by_norm": ": λβ, largest ‖θ‖ for B_θ",
+              "allowed": ": λβ of the lemma"}  # fmt: skip
     gradient = "Σ p_k ‖∇F_k‖², mean over steps"
     panels = [
-        _series([str(row["rounds"]) for row in base], base, "R, rounds", sides),
-        _series([f"{row['strength']:g}" for row in by_strength], by_strength, f"λ (h = {BASE[1]}, R = {last})", ""),
-        _series([refresh_name(row["refresh"]) for row in by_refresh], by_refresh,
-                f"h, rounds between sketches (λ = {BASE[0]:g}, R = {last})", ""),
-        charts.lines(drift, "round", "drift of F_k between rounds", log_y=True, style=_threes(drift)),
-        charts.lines(left, "round", gradient, log_y=True),
-        *([charts.lines(practice, "round", gradient, log_y=True)] if practice else []),
+        _terms([row for row in rows if (row["strength"], row["refresh"]) == (strength, str(refresh))], "rounds",
+               f"R, rounds (λ = {strength:g}, h = {refresh})"),
+        _terms([row for row in ends if row["refresh"] == str(refresh)], "strength", f"λ (h = {refresh}, R = {last})"),
+        _terms(pulled, "refresh", f"h, rounds between sketches (λ = {strength:g}, R = {last})"),
+        _lines([point for point in theory if point["strength"] == strength], drifts, "drift of F_k between rounds"),
+        _lines(theory, {"left": ""}, gradient),
+        _lines([point for point in points if point["model"] == "dnn"], {"left": ", dnn"}, gradient),
     ]  # fmt: skip
     panels = [panel.properties(width=360, height=260) for panel in panels]
     title = f"{document['dataset']}: softmax regression, η = 1/L_F"
@@ -133,30 +117,23 @@ def chart(document: Record) -> Any:
     return charts.stacked([above, below.resolve_scale(color="independent", strokeDash="independent")], title)
 
 
-def _points(name: str, plan: Record, values: Sequence[float]) -> list[Record]:
-    """Values above 0, since the scale is logarithmic."""
-    rounds = range(1, plan["rounds"] + 1, plan["every"])
-    return [{"row": name, "x": at, "mean": value} for at, value in zip(rounds, values, strict=True) if value > 0]
-
-
-def _threes(points: Sequence[Record]) -> dict[str, Look]:
-    """One colour per setting; the allowed drift is dashed or dotted."""
-    names = list(dict.fromkeys(point["row"] for point in points))
-    settings = list(dict.fromkeys(name.partition(":")[0] for name in names))
-    dashes = {"largest of a client": [1, 0], "λβ, largest ‖θ‖ for B_θ": [6, 3], "λβ of the lemma": [2, 3]}
-    return {
-        name: Look(charts.COLOURS[settings.index(name.partition(":")[0]) % 8], dashes[name.partition(": ")[2]])
-        for name in names
-    }
-
-
-def _series(ticks: Sequence[str], rows: Sequence[Record], x: str, y: str) -> Any:
-    """Every term over evenly spaced settings; λ = 0 has no drift."""
+def _terms(rows: Sequence[Record], axis: str, x: str) -> Any:
+    """Both sides over evenly spaced settings; zeros have no place on a logarithmic scale."""
     points = [
-        {"row": name, "x": tick, "mean": pick(row)}
-        for name, pick, _ in _SERIES
-        for tick, row in zip(ticks, rows, strict=True)
-        if pick(row) > 0
+        {"row": name, "x": f"{row[axis]}", "mean": row[key]}
+        for key, (name, _) in SERIES.items()
+        for row in rows
+        if row[key] > 0
     ]
-    style = {name: look for name, _, look in _SERIES}
-    return charts.lines(points, x, y, log_y=True, marks=True, style=style)
+    return charts.lines(points, x, "both sides of the theorem", log_y=True, marks=True, style=dict(SERIES.values()))
+
+
+def _lines(records: Sequence[Record], columns: Mapping[str, str], y: str) -> Any:
+    """Columns by round, one line per setting and column."""
+    points = [
+        {"row": f"λ {record['strength']:g}, h {record['refresh']}{words}", "x": record["round"], "mean": record[key]}
+        for key, words in columns.items()
+        for record in records
+        if record[key] > 0
+    ]
+    return charts.lines(points, "round", y, log_y=True)

@@ -7,10 +7,10 @@ samples of a client and without the engine's kernels.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 
@@ -29,6 +29,8 @@ from pfedlms.models import Cohort, CohortModel
 from pfedlms.pull import Pull
 from pfedlms.settings import setting
 
+Trajectory = dict[str, list[float]]
+AT_THE_END = ("largest_threshold", "potential", "drift", "largest_drift")
 _TOGETHER = 10  # models of a client whose gradients over all samples are computed at once
 
 
@@ -110,84 +112,55 @@ class ClientTask:
         return F.cross_entropy(functional_call(self._module, named, (x,)), y)
 
 
-@dataclass
-class Trajectory:
-    """One number per round r = 0, …, R − 1, means over clients weighted by p_k. `potential` and thresholds have one
-    more, those of V^R. Losses and gradients are there for the rounds in which they were computed."""
-
-    stationarity: list[float] = field(default_factory=list)
-    """(1/E) Σ_e Σ_k p_k ‖∇F_k(θ_k^{r,e}; V^r)‖²."""
-    noise: list[float] = field(default_factory=list)
-    """The same mean of ‖ĝ_k − ∇f_k‖²."""
-    largest_noise: list[float] = field(default_factory=list)
-    """Its largest value, over clients and steps."""
-    largest_gradient: list[float] = field(default_factory=list)
-    """Of ‖ĝ_k‖², likewise."""
-    largest_model: list[float] = field(default_factory=list)
-    """Of ‖θ_k^{r,e}‖, likewise."""
-    largest_threshold: list[float] = field(default_factory=list)
-    """Of |τ|, over layers and thresholds."""
-    potential: list[float] = field(default_factory=list)
-    """Ψ^r = Σ_k p_k F_k(θ_k^r; V^r)."""
-    drift: list[float] = field(default_factory=list)
-    """Σ_k p_k [F_k(θ_k^{r+1}; V^{r+1}) − F_k(θ_k^{r+1}; V^r)]."""
-    largest_drift: list[float] = field(default_factory=list)
-    """The largest absolute value of a client's."""
-    deviation: list[float] = field(default_factory=list)
-    """σ of all sketched entries, the mean over clients."""
-    start: float = 0.0
-    """The largest ‖θ_k⁰‖."""
-
-
-@dataclass(frozen=True)
-class _Round:
-    """The measurements of one client in one round."""
-
-    start: float
-    """‖θ^{r,0}‖."""
-    potential: float | None
-    """F_k(θ^{r,0}; V^r), where gradients are computed."""
-    drift: float
-    """Since the round before."""
-    model: float
-    deviation: float
-    squares: Tensor
-    """‖∇F_k‖², ‖ĝ_k − ∇f_k‖² and ‖ĝ_k‖² at the steps that are measured: `[3, steps]`."""
-
-
 def _measure(
     task: ClientTask, now: Watched, before: Watched | None, index: Tensor, decay: float, steps: Sequence[int]
-) -> _Round:
-    """Measure one client's round, its gradients at `steps`, the first of which is 0; `index: [local_steps, batch]` are
-    the samples of its local steps."""
+) -> dict[str, float]:
+    """One client's round, as `follow` reports it, with gradients at `steps`, the first of which is 0; `index:
+    [local_steps, batch]` are the samples of its local steps."""
     strength, seen = now.pull.strength, torch.stack(now.seen).double()
     start = seen[:1]
     pulled = strength * float(penalty(now.pull, start)[0])
-    earlier = pulled if before is None else strength * float(penalty(before.pull, start)[0])
-    potential, squares = None, seen.new_empty(3, 0)
+    found = {
+        "start": float(start.norm()),
+        "largest_model": float(seen.norm(dim=1).max()),
+        "deviation": float(now.pull.sketch.forward(start).std()),
+    }
+    if before is not None:
+        found["drift"] = pulled - strength * float(penalty(before.pull, start)[0])
+        found["largest_drift"] = abs(found["drift"])
     if steps:
         models = seen[steps]
         (loss, *_), exact = task.full(models)
         estimate = task.of_batches(models, index[steps])
         whole = exact + strength * penalty(now.pull, models)[1] + decay * models
-        squares = torch.stack([whole, estimate - exact, estimate]).square().sum(dim=2)
-        potential = float(loss) + pulled + decay / 2 * float(start.square().sum())
-    deviation = float(now.pull.sketch.forward(start).std())
-    return _Round(float(start.norm()), potential, pulled - earlier, float(seen.norm(dim=1).max()), deviation, squares)
+        squares, noises, batches = torch.stack([whole, estimate - exact, estimate]).square().sum(dim=2)
+        found["potential"] = float(loss) + pulled + decay / 2 * float(start.square().sum())
+        found |= {"stationarity": float(squares.mean()), "noise": float(noises.mean())}
+        found |= {"largest_noise": float(noises.max()), "largest_gradient": float(batches.max())}
+    return found
 
 
 def follow(federation: Federation, train: TrainSettings, seed: int, rounds: int, every: int = 1) -> Trajectory:
     """Play a fresh federation of `WatchedPFedLMS` and measure it, gradients in every `every`-th round. One more round
-    is played than measured, because Ψ^R and the last drift need V^R."""
+    is played than measured, because Ψ^R and the last drift need V^R.
+
+    One number per round r = 0, …, R − 1: means over clients weighted by p_k, and largest values over clients and steps.
+
+    stationarity       (1/E) Σ_e Σ_k p_k ‖∇F_k(θ_k^{r,e}; V^r)‖²
+    noise              the same mean of ‖ĝ_k − ∇f_k‖²; `largest_noise` its largest value
+    largest_gradient   ‖ĝ_k‖²
+    largest_model      ‖θ_k^{r,e}‖; `start` before the first step
+    largest_threshold  |τ|, over layers and thresholds, also of V^R
+    potential          Ψ^r = Σ_k p_k F_k(θ_k^r; V^r), also Ψ^R
+    drift              Σ_k p_k [F_k(θ_k^{r+1}; V^{r+1}) − F_k(θ_k^{r+1}; V^r)]; `largest_drift` of any client
+    deviation          σ of all sketched entries
+    """
     method, data, clients = federation.method, federation.data, range(federation.data.clients)
     assert isinstance(method, WatchedPFedLMS)
     share = [own / sum(data.samples) for own in data.samples]
     tasks = [ClientTask(federation.model, data, client) for client in clients]
-    plan, found, threads = batches(seed, data), Trajectory(), torch.get_num_threads()
-
-    def mean(values: Iterable[float]) -> float:
-        return sum(p * value for p, value in zip(share, values, strict=True))
-
+    plan, threads = batches(seed, data), torch.get_num_threads()
+    found: Trajectory = {}
     federation.start()
     before: dict[int, Watched] = {}
     for round in range(rounds + 1):
@@ -199,22 +172,12 @@ def follow(federation: Federation, train: TrainSettings, seed: int, rounds: int,
         each = (tasks, *zip(*((now[k], before.get(k), index[:, k]) for k in clients), strict=True))
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             of = list(pool.map(partial(_measure, decay=train.weight_decay, steps=list(steps)), *each))
-        if steps:
-            found.potential.append(mean(own.potential for own in of if own.potential is not None))
-        if before:
-            found.drift.append(mean(own.drift for own in of))
-            found.largest_drift.append(max(abs(own.drift) for own in of))
-        else:
-            found.start = max(own.start for own in of)
-        found.largest_threshold.append(float(now[0].pull.thresholds.abs().max()))
-        if round == rounds:
-            break
-        found.largest_model.append(max(own.model for own in of))
-        found.deviation.append(mean(own.deviation for own in of))
-        if steps:
-            found.stationarity.append(mean(float(own.squares[0].mean()) for own in of))
-            found.noise.append(mean(float(own.squares[1].mean()) for own in of))
-            found.largest_noise.append(max(float(own.squares[1].max()) for own in of))
-            found.largest_gradient.append(max(float(own.squares[2].max()) for own in of))
+        numbers = {"largest_threshold": float(now[0].pull.thresholds.abs().max())}
+        for name in of[0]:
+            values = [own[name] for own in of]
+            largest = name.startswith("largest") or name == "start"
+            numbers[name] = max(values) if largest else sum(p * own for p, own in zip(share, values, strict=True))
+        for name in AT_THE_END if round == rounds else numbers:
+            found.setdefault(name, []).extend([numbers[name]] if name in numbers else [])
         before = now
     return found

@@ -218,23 +218,23 @@ def test_what_is_measured_along_a_run(refresh: int) -> None:
                 stepped = thetas[e].numpy() - TRAIN.learning_rate * (drawn + extra)
                 np.testing.assert_allclose(thetas[e + 1].numpy(), stepped, atol=1e-6)
         before = notes
-    assert found.stationarity == pytest.approx((squares.mean(axis=2) @ share).tolist(), rel=1e-9)
-    assert found.noise == pytest.approx((noises.mean(axis=2) @ share).tolist(), rel=1e-9)
-    assert found.largest_noise == pytest.approx(noises.max(axis=(1, 2)).tolist(), rel=1e-9)
-    assert found.largest_gradient == pytest.approx(gradients.max(axis=(1, 2)).tolist(), rel=1e-9)
-    assert found.potential == pytest.approx((potential @ share).tolist(), rel=1e-9)
-    assert found.drift == pytest.approx((drift @ share).tolist(), rel=1e-9)
-    assert found.largest_drift == pytest.approx(np.abs(drift).max(axis=1).tolist(), rel=1e-9)
-    assert max(found.largest_model) == pytest.approx(max(norms), rel=1e-9)
-    assert len(found.largest_threshold) == rounds + 1
+    assert found["stationarity"] == pytest.approx((squares.mean(axis=2) @ share).tolist(), rel=1e-9)
+    assert found["noise"] == pytest.approx((noises.mean(axis=2) @ share).tolist(), rel=1e-9)
+    assert found["largest_noise"] == pytest.approx(noises.max(axis=(1, 2)).tolist(), rel=1e-9)
+    assert found["largest_gradient"] == pytest.approx(gradients.max(axis=(1, 2)).tolist(), rel=1e-9)
+    assert found["potential"] == pytest.approx((potential @ share).tolist(), rel=1e-9)
+    assert found["drift"] == pytest.approx((drift @ share).tolist(), rel=1e-9)
+    assert found["largest_drift"] == pytest.approx(np.abs(drift).max(axis=1).tolist(), rel=1e-9)
+    assert max(found["largest_model"]) == pytest.approx(max(norms), rel=1e-9)
+    assert len(found["largest_threshold"]) == rounds + 1
     assert min(noises.max(), abs(drift).max(), squares.max()) > 1e-3  # nothing of it is a comparison of zeros
 
 
 def test_gradients_of_some_rounds() -> None:
     """Every second one; what needs no gradient is there for every round."""
     everything, some = (follow(watched(), TRAIN, SEED, 3, every) for every in (1, 2))
-    assert some.stationarity == [everything.stationarity[round] for round in (0, 2)]
-    assert some.drift == everything.drift
+    assert some["stationarity"] == [everything["stationarity"][round] for round in (0, 2)]
+    assert some["drift"] == everything["drift"]
 
 
 def models_of(federation: Federation, rounds: int = 3) -> list[list[float]]:

@@ -17,9 +17,8 @@ import pytest
 from papers.pfedlms import distributions
 from papers.pfedlms.cells import cell, settings_of
 from papers.pfedlms.equal_bytes import equal_rate, taken
-from papers.pfedlms.experiments import EXPERIMENTS, Row
+from papers.pfedlms.experiments import EXPERIMENTS, Printed, Row, along, paper, printed
 from papers.pfedlms.gain import bytes_to_most_of_the_gain, first_reaching, frugal_fedavg
-from papers.pfedlms.numbers import Printed, along, paper, printed
 from papers.pfedlms.reproduce import NAMES, Outcome, Wanted, reproduce
 from papers.pfedlms.runs import Gathered, Place, gather, read_rows
 from papers.pfedlms.sheets import against_paper
