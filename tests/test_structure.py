@@ -103,9 +103,9 @@ def test_a_method_knows_no_engine_flower_or_triton(file: Path) -> None:
 def test_public_names_are_pinned() -> None:
     assert sorted(pfedlms.__all__) == [
         "Callback", "Config", "PfedlmsError", "Problem", "Run", "RunInfo", "Study", "__version__", "aggregate",
-        "bits_table", "check_method", "compare", "data", "export", "load", "load_config", "load_dataset", "methods",
-        "models", "prepare", "pull", "quantise", "resume", "resume_study", "run", "same_run", "sketch", "step", "study",
-        "sweep", "tracking", "variant", "wire",
+        "bits_table", "check_method", "compare", "data", "export", "load", "load_config", "load_dataset",
+        "method_of", "methods", "models", "prepare", "pull", "quantise", "resume", "resume_study", "run", "same_run",
+        "sketch", "step", "study", "sweep", "tracking", "variant", "wire",
     ]  # fmt: skip
     assert all(hasattr(pfedlms, name) for name in pfedlms.__all__)
 

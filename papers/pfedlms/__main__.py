@@ -7,13 +7,12 @@ import json
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
-from papers.pfedlms.reproduce import DATASETS, NAMES, Outcome, Wanted, reproduce
-from papers.pfedlms.runs import Place, read_rows
+from papers.pfedlms.reproduce import DATASETS, NAMES, reproduce
+from papers.pfedlms.runs import Outcome, Wanted, read_rows
 from pfedlms.errors import PfedlmsError
 from pfedlms.report.tables import counted
 
@@ -64,16 +63,16 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m papers.p
 
 def _reproduce(options: argparse.Namespace) -> int:
     seeds = options.seeds if options.seeds is not None else 1 if options.quick else 3
-    datasets, methods = _listed(options.datasets), _listed(options.methods)
-    wanted = Wanted(datasets, methods, tuple(range(seeds)), options.quick, read_rows(options.rows))
-    executed = {"data_dir": options.data_dir, "device": options.device, "workers": options.workers}
-    place = Place(options.out, **executed, progress=False if options.quiet else None)
-    place = place if options.quiet else replace(place, say=say)
+    wanted = Wanted(
+        options.out, _listed(options.datasets), _listed(options.methods), tuple(range(seeds)), options.quick,
+        read_rows(options.rows), options.data_dir, options.device, options.workers, False if options.quiet else None,
+        say=(lambda text: None) if options.quiet else say,
+    )  # fmt: skip
     done: dict[str, Outcome] = {}
     for name in dict.fromkeys(options.names):
         _warn_of_options(name, options)
         try:
-            done[name] = reproduce(name, wanted, place)
+            done[name] = reproduce(name, wanted)
         except KeyboardInterrupt:
             # The runs of `convergence` have no checkpoints.
             rest = "the run it was in begins again" if name == "convergence" else "with the latest checkpoint"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 
 import pfedlms
 from papers.pfedlms.cells import short_fedavg
-from papers.pfedlms.runs import Gathered, Place, curve_of, gather
+from papers.pfedlms.runs import Outcome, Wanted, curve_of, gather
 from papers.pfedlms.sheets import Sheet, finished
 from pfedlms.report import charts
 
@@ -19,20 +20,20 @@ ROUNDS = (0, 15, 99)
 BINS = 80
 
 
-def distributions(dataset: str, place: Place, quick: bool, seed: int = 0) -> tuple[Gathered, dict[str, Any] | None]:
+def distributions(dataset: str, wanted: Wanted, outcome: Outcome) -> dict[str, Any] | None:
     """Densities of every layer's weights in the shared model after the rounds of the figure, and its accuracy after
     every round; None where not all runs finished. Each of the models is that of a run of its own, which is kept and can
     be resumed."""
-    rounds = [number // 10 for number in ROUNDS] if quick else ROUNDS
-    cells = {number: short_fedavg(dataset, 0.5, number + 1) for number in rounds}
-    everything = {name: own for each in cells.values() for name, own in each.items()}
-    found = gather(everything, [seed], place.out / f"{dataset}-a0.5", place)
-    runs = {number: finished(found.runs[name]) for number, own in cells.items() for name in own}
-    if not all(runs.values()):
-        return found, None
-    stages = [{"round": number, "layers": _densities(run)} for number, (run,) in runs.items()]
-    curve = curve_of(runs[rounds[-1]][0])
-    return found, {"stages": stages, "curve": {key: curve[key] for key in ("round", "g_acc")}}
+    rounds = [number // 10 for number in ROUNDS] if wanted.quick else ROUNDS
+    cells = [short_fedavg(dataset, 0.5, number + 1) for number in rounds]
+    one = replace(wanted, rows=(), seeds=wanted.seeds[:1])
+    gathered = gather({name: own for each in cells for name, own in each.items()}, one, outcome)
+    runs = [run for own in gathered.values() for run in finished(own)]
+    if len(runs) < len(cells):
+        return None
+    stages = [{"round": number, "layers": _densities(run)} for number, run in zip(rounds, runs, strict=True)]
+    curve = curve_of(runs[-1])
+    return {"stages": stages, "curve": {key: curve[key] for key in ("round", "g_acc")}}
 
 
 def _densities(run: pfedlms.Run) -> dict[str, dict[str, Any]]:

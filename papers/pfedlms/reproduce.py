@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from papers.pfedlms import distributions, theorem_sheets
+from papers.pfedlms import distributions, sheets, theorem_sheets
 from papers.pfedlms.cells import cell, short_fedavg
 from papers.pfedlms.experiments import ALL, EXPERIMENTS, Row
-from papers.pfedlms.gain import bytes_to_most_of_the_gain, frugal_fedavg
-from papers.pfedlms.runs import Gathered, Place, Runs, curve_of, gather
-from papers.pfedlms.sheets import Sheet, against_paper, communication, finished
+from papers.pfedlms.runs import Outcome, Wanted, curve_of, gather
+from papers.pfedlms.sheets import Runs, Sheet, finished
 from papers.pfedlms.theorem import convergence
 from pfedlms.errors import DataError, UsageError, did_you_mean
 from pfedlms.methods import METHODS
@@ -25,45 +23,9 @@ NAMES = (*EXPERIMENTS, *OTHERS)
 DATASETS = ("digits", *ALL)
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """The part of an experiment that is asked for; empty: all of it."""
-
-    datasets: tuple[str, ...] = ()
-    methods: tuple[str, ...] = ()
-    seeds: tuple[int, ...] = (0, 1, 2)
-    quick: bool = False
-    rows: Sequence[dict[str, Any]] = ()
-    """Measured elsewhere."""
-
-    def tables(self, out: Path) -> Path:
-        """The folder of tables with one row per method: those of some methods do not replace those of all."""
-        some = "+".join(re.sub(r"[^\w.=-]+", "-", name) for name in self.methods)
-        return out / f"only-{some}" if some else out
-
-
-@dataclass
-class Outcome:
-    """The results of an experiment."""
-
-    sheets: list[Sheet] = field(default_factory=list)
-    files: list[Path] = field(default_factory=list)
-    missing: dict[str, str] = field(default_factory=dict)
-    """Why cells have no run, by data set."""
-    broken: int = 0
-    """Runs that diverged, or lost too many messages."""
-    signal: int = 0
-    """The signal that interrupted; 0: none."""
-
-    def count(self, found: Gathered) -> None:
-        self.missing |= found.missing
-        self.signal = self.signal or found.signal
-        statuses = [run.summary["status"] for own in found.runs.values() for run in own]
-        self.broken += sum(status in ("diverged", "failed") for status in statuses)
-
-
-def reproduce(name: str, wanted: Wanted, place: Place) -> Outcome:
-    """One table or figure. Files are written into `place.out`; those of a quick look into `quick/` there."""
+def reproduce(name: str, wanted: Wanted) -> Outcome:
+    """One table or figure. Files are written into `wanted.out`; those of a quick look into `quick/` there, tables of
+    some methods into `only-…/`, so that they do not replace others."""
     if name not in NAMES:
         raise UsageError(f"reproduce: got {name!r}; {did_you_mean(name, NAMES)}")
     for dataset in wanted.datasets:
@@ -71,52 +33,66 @@ def reproduce(name: str, wanted: Wanted, place: Place) -> Outcome:
             near = did_you_mean(dataset, DATASETS)
             raise UsageError(f"--datasets: got {dataset!r}; {near}; pfedlms compare takes any data")
     if wanted.quick:
-        place = replace(place, out=place.out / "quick")
+        wanted = replace(wanted, out=wanted.out / "quick")
+    some = "+".join(re.sub(r"[^\w.=-]+", "-", method) for method in wanted.methods)
+    out = wanted.out / f"only-{some}" if some and name not in ("distributions", "convergence") else wanted.out
     outcome = Outcome()
     for dataset in dict.fromkeys(wanted.datasets or (OTHERS[name] if name in OTHERS else EXPERIMENTS[name].datasets)):
-        try:
-            if name == "communication":
-                _write([communication(dataset, wanted.methods)], wanted.tables(place.out), outcome)
-            elif name == "distributions":
-                _figure_1(dataset, wanted, place, outcome)
-            elif name == "convergence":
-                _theorem(dataset, wanted, place, outcome)
-            else:
-                _table(name, dataset, wanted, place, outcome)
-        except DataError as error:
-            outcome.missing[dataset] = str(error)
         if outcome.signal:
             break
+        try:
+            made, chart = _made(name, dataset, wanted, outcome)
+        except DataError as error:
+            outcome.missing[dataset] = str(error)
+            continue
+        outcome.sheets += made
+        for sheet in made:
+            _write(sheet, out)
+        for suffix in (".png", ".svg") if chart is not None else ():
+            charts.save(chart, out / f"{name}-{dataset}{suffix}")
     return outcome
 
 
-def _table(name: str, dataset: str, wanted: Wanted, place: Place, outcome: Outcome) -> None:
+def _made(name: str, dataset: str, wanted: Wanted, outcome: Outcome) -> tuple[list[Sheet], Any]:
+    """The sheets of a data set and the chart, if there is one and the extra `report` is installed."""
+    if name == "communication":
+        return [sheets.communication(dataset, wanted.methods)], None
+    if name == "distributions":
+        weights = distributions.distributions(dataset, wanted, outcome)
+        if weights is None:
+            return [], None
+        return distributions.sheets(dataset, weights), distributions.chart(weights) if _drawing() else None
+    if name == "convergence":  # seed 0 alone: every gradient is one over all samples
+        terms = convergence(dataset, wanted.out, wanted.data_dir, wanted.device, wanted.quick, wanted.say)
+        return theorem_sheets.sheets(terms), theorem_sheets.chart(terms) if _drawing() else None
+    return _table(name, dataset, wanted, outcome)
+
+
+def _table(name: str, dataset: str, wanted: Wanted, outcome: Outcome) -> tuple[list[Sheet], Any]:
     """Rows of one data set, measured beside printed; `budget` adds FedAvg with the bytes of other methods."""
     plan = EXPERIMENTS[name]
     rows = plan.of(dataset, wanted.methods)
-    folder = place.out / f"{dataset}-a{plan.alpha:g}"
-    cells = {row.variant: cell(dataset, plan.alpha, row.variant, wanted.quick) for row in rows}
-    found = gather(cells, wanted.seeds, folder, place, wanted.rows)
-    outcome.count(found)
-    runs = {row.label: found.runs[row.variant] for row in rows}
+    found = gather({row.variant: cell(dataset, plan.alpha, row.variant, wanted.quick) for row in rows}, wanted, outcome)
+    runs = {row.label: found[row.variant] for row in rows}
     if name == "budget" and not outcome.signal and not wanted.quick:
-        for label, rounds in frugal_fedavg(runs).items():
-            short = short_fedavg(dataset, plan.alpha, rounds)
-            more = gather(short, wanted.seeds, folder, place, wanted.rows, label)
-            outcome.count(more)
-            (runs[label],) = more.runs.values()
+        for label, rounds in sheets.frugal_fedavg(runs).items():
+            (runs[label],) = gather(short_fedavg(dataset, plan.alpha, rounds), wanted, outcome, label).values()
             rows.append(Row(label, "fedavg"))
     if not any(runs.values()):
-        return
+        return [], None
     title = plan.title + ", a quick look" * wanted.quick
-    out = wanted.tables(place.out)
-    sheets = [against_paper(name, title, dataset, rows, runs)]
-    if name in ("curves", "budget"):
-        sheets.append(_points(f"{name}-{dataset}-points", runs))
-        gain = bytes_to_most_of_the_gain(dataset, runs) if name == "budget" else None
-        sheets += [gain] if gain is not None else []
-        _draw(out / f"{name}-{dataset}", lambda: _curves(f"{dataset}: {title}", runs, name), outcome)
-    _write(sheets, out, outcome)
+    made = [sheets.against_paper(name, title, dataset, rows, runs)]
+    if name not in ("curves", "budget"):
+        return made, None
+    made.append(_points(f"{name}-{dataset}-points", runs))
+    gain = sheets.bytes_to_most_of_the_gain(dataset, runs) if name == "budget" else None
+    made += [gain] if gain is not None else []
+    # Variants of a method lie close to it, so methods alone are drawn where there are several.
+    plain = [label for label in runs if label in METHODS]
+    drawn = [run for label in (plain if len(plain) > 1 else runs) for run in finished(runs[label])]
+    against = "bytes" if name == "budget" else "rounds"
+    figure = figures.accuracy_curves(drawn, against=against, title=f"{dataset}: {title}") if _drawing() else None
+    return made, figure and figure.chart
 
 
 def _points(name: str, runs: Runs) -> Sheet:
@@ -130,54 +106,22 @@ def _points(name: str, runs: Runs) -> Sheet:
     return Sheet(name, "", records, {})
 
 
-def _curves(title: str, runs: Runs, name: str) -> Any:
-    """Accuracy against rounds or bytes. Variants of a method lie close to it, so methods alone are drawn where there
-    are several."""
-    plain = [label for label in runs if label in METHODS]
-    drawn = [run for label in (plain if len(plain) > 1 else runs) for run in finished(runs[label])]
-    figure = figures.accuracy_curves(drawn, against="bytes" if name == "budget" else "rounds", title=title)
-    return figure and figure.chart
-
-
-def _figure_1(dataset: str, wanted: Wanted, place: Place, outcome: Outcome) -> None:
-    found, document = distributions.distributions(dataset, place, wanted.quick, wanted.seeds[0])
-    outcome.count(found)
-    if document is not None:
-        _write(distributions.sheets(dataset, document), place.out, outcome)
-        _draw(place.out / f"distributions-{dataset}", lambda: distributions.chart(document), outcome)
-
-
-def _theorem(dataset: str, wanted: Wanted, place: Place, outcome: Outcome) -> None:
-    """Seed 0 alone: every gradient is one over all samples."""
-    document = convergence(dataset, place.out, place.data_dir, place.device, wanted.quick, place.say)
-    _write(theorem_sheets.sheets(document), place.out, outcome)
-    _draw(place.out / f"convergence-{dataset}", lambda: theorem_sheets.chart(document), outcome)
-
-
-def _write(sheets: Sequence[Sheet], out: Path, outcome: Outcome) -> None:
-    """As CSV; those that are shown as Markdown, too."""
-    outcome.sheets += sheets
-    for sheet in sheets:
-        texts = {".csv": sheet.csv(), **({".md": sheet.table.markdown()} if sheet.columns else {})}
-        for suffix, text in texts.items():
-            file = out / f"{sheet.name}{suffix}"
-            try:
-                out.mkdir(parents=True, exist_ok=True)
-                file.write_text(text, encoding="utf-8")
-            except OSError as error:
-                raise UsageError(f"{file}: cannot be written ({error.strerror}); name another --out") from error
-            outcome.files.append(file)
-
-
-def _draw(stem: Path, draw: Callable[[], Any], outcome: Outcome) -> None:
-    """A picture, where the extra `report` is installed; the numbers are written in any case."""
+def _drawing() -> bool:
+    """Whether the extra `report` is installed; the numbers of a figure are written in any case."""
     try:
         charts.altair()
     except UsageError:
-        return
-    chart = draw()
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    for suffix in (".png", ".svg") if chart is not None else ():
-        file = stem.with_name(stem.name + suffix)
-        charts.save(chart, file)
-        outcome.files.append(file)
+        return False
+    return True
+
+
+def _write(sheet: Sheet, out: Path) -> None:
+    """As CSV; a sheet that is shown as Markdown, too."""
+    texts = {".csv": sheet.csv(), **({".md": sheet.table.markdown()} if sheet.columns else {})}
+    for suffix, text in texts.items():
+        file = out / f"{sheet.name}{suffix}"
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"{file}: cannot be written ({error.strerror}); name another --out") from error

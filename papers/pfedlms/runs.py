@@ -11,22 +11,29 @@ from typing import Any
 
 import pfedlms
 from papers.pfedlms.cells import Settings, merged
+from papers.pfedlms.sheets import Runs, Sheet
 from pfedlms.errors import ConfigError, DataError, UsageError
 from pfedlms.methods import METHODS
 from pfedlms.report.tables import counted
 
-Runs = dict[str, list[pfedlms.Run]]
-"""By the name of the cell, one run per seed."""
 ROW = {"config", "status", "summary", "curve"}
 ENDED = ("finished", "diverged")
 """Runs with another status are resumed."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where data are and results go, and how runs are executed."""
+class Wanted:
+    """What of an experiment is asked for, and how it is executed."""
 
     out: Path
+    datasets: tuple[str, ...] = ()
+    """Empty: those of the paper."""
+    methods: tuple[str, ...] = ()
+    """Empty: all rows."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    quick: bool = False
+    rows: Sequence[Mapping[str, Any]] = ()
+    """Measured elsewhere."""
     data_dir: str = ""
     device: str = "auto"
     workers: int = 1
@@ -37,65 +44,57 @@ class Place:
 
 
 @dataclass
-class Gathered:
-    """The runs of some cells, as far as there are any."""
+class Outcome:
+    """The results of an experiment."""
 
-    runs: Runs = field(default_factory=dict)
+    sheets: list[Sheet] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
     """Why cells have no run, by data set."""
+    broken: int = 0
+    """Runs that diverged, or lost too many messages."""
     signal: int = 0
     """The signal that interrupted; 0: none."""
 
 
-def gather(
-    cells: Mapping[str, Settings], seeds: Sequence[int], folder: Path, place: Place,
-    rows: Sequence[Mapping[str, Any]] = (), what: str = "",
-) -> Gathered:  # fmt: skip
-    """The run of every cell and seed: from `rows` that have its settings, else from the study in `folder`, which trains
-    what is not there yet, seed by seed. A data set without files leaves its cells open."""
-    executed: Settings = {"data": {"dir": place.data_dir}, "run": {"device": place.device}}
+def gather(cells: Mapping[str, Settings], wanted: Wanted, outcome: Outcome, what: str = "") -> Runs:
+    """The run of every cell and seed: from `wanted.rows` that have its settings, else from the study of the data set
+    and α, which trains what is not there yet, seed by seed. A data set without files leaves its cells open."""
+    executed: Settings = {"data": {"dir": wanted.data_dir}, "run": {"device": wanted.device}}
     cells = {name: merged(own, executed) for name, own in cells.items()}
     configs = {
         (name, seed): pfedlms.load_config(None, merged(own, {"run": {"seed": seed}}))
-        for seed in seeds
+        for seed in wanted.seeds
         for name, own in cells.items()
     }
-    known = _known(configs, rows)
+    data = next(iter(configs.values())).data
+    folder = wanted.out / f"{data.dataset}-a{data.alpha:g}"
+    known = _known(configs, wanted.rows)
     stored = pfedlms.load(folder) if (folder / "study.json").is_file() else None
     for run in stored.runs if isinstance(stored, pfedlms.Study) else ():
         key = run.label, run.config.run.seed
         ended = run.summary["status"] in ENDED
         if ended and key in configs and key not in known and pfedlms.same_run(configs[key], run.config):
             known[key] = run
-    dataset = next(iter(configs.values())).data.dataset
     left = len(configs) - len(known)
-    counts = f"{dataset}: {counted(len(configs), 'cell')}, {len(known)} known or finished, {left} to train"
-    place.say(counts + (f": {what}" if what else ""))
-    found = Gathered()
-    for seed in seeds:
+    counts = f"{data.dataset}: {counted(len(configs), 'cell')}, {len(known)} known or finished, {left} to train"
+    wanted.say(counts + (f": {what}" if what else ""))
+    for seed in wanted.seeds:
         todo = {name: own for name, own in cells.items() if (name, seed) not in known}
-        if todo and not found.missing and not found.signal:
-            known |= {(run.label, seed): run for run in _trained(todo, seed, folder, place, dataset, found)}
-    found.runs = {name: [known[name, seed] for seed in seeds if (name, seed) in known] for name in cells}
-    return found
-
-
-def _trained(
-    cells: Mapping[str, Settings], seed: int, folder: Path, place: Place, dataset: str, found: Gathered
-) -> list[pfedlms.Run]:
-    """The runs of a study; `found` notes what kept it from training them all."""
-    try:
-        return pfedlms.study(
-            cells=cells, seeds=[seed], out=folder, workers=place.workers, progress=place.progress,
-            callbacks=place.callbacks,
-        ).runs  # fmt: skip
-    except DataError as error:
-        found.missing[dataset] = str(error)
-        return []
-    except KeyboardInterrupt as error:
-        found.signal = 2
-        played: pfedlms.Study | None = getattr(error, "result", None)
-        return played.runs if played else []
+        if not todo or outcome.signal or data.dataset in outcome.missing:
+            continue
+        trained: pfedlms.Study | None = None
+        try:
+            trained = pfedlms.study(
+                cells=todo, seeds=[seed], out=folder, workers=wanted.workers, progress=wanted.progress,
+                callbacks=wanted.callbacks,
+            )  # fmt: skip
+        except DataError as error:
+            outcome.missing[data.dataset] = str(error)
+        except KeyboardInterrupt as error:
+            outcome.signal, trained = 2, getattr(error, "result", None)
+        known |= {(run.label, seed): run for run in (trained.runs if trained else ())}
+    outcome.broken += sum(run.summary["status"] in ("diverged", "failed") for run in known.values())
+    return {name: [known[name, seed] for seed in wanted.seeds if (name, seed) in known] for name in cells}
 
 
 def read_rows(paths: Iterable[Path]) -> list[dict[str, Any]]:

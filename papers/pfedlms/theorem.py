@@ -30,7 +30,6 @@ from torch import nn
 
 import pfedlms
 from papers.pfedlms.constants import Constants, softmax_smoothness, terms
-from papers.pfedlms.equal_bytes import train_settings
 from papers.pfedlms.trajectory import Trajectory, WatchedPFedLMS, WatchedSettings, follow
 from pfedlms import Config
 from pfedlms.data import DATASETS, FederatedData
@@ -141,9 +140,9 @@ def shared_settings(config: Config) -> Record:
     return {key: own for key, own in config.flat().items() if not key.startswith("run.") and key not in left_out}
 
 
-def _watched(plan: Plan, config: Config, prepared: Federation, settings: WatchedSettings, rate: float) -> Trajectory:
+def _watched(plan: Plan, prepared: Federation, settings: WatchedSettings, rate: float) -> Trajectory:
     """Play rounds of the engine, one client after the other, and measure them."""
-    train = replace(train_settings(config), local_steps=plan.local_steps, learning_rate=rate, rounds=plan.rounds)
+    train = replace(prepared.train, local_steps=plan.local_steps, learning_rate=rate, rounds=plan.rounds)
     with warnings.catch_warnings():
         if settings.absolute:  # advice on ρ is in units of σ̄
             warnings.simplefilter("ignore")
@@ -162,17 +161,15 @@ def _theory(plan: Plan, config: Config, prepared: Federation) -> Record:
         refresh=plan.refresh, absolute=True,
     )  # fmt: skip
     rate = 1 / known.smoothness
-    seen = _watched(plan, config, prepared, settings, rate)
-    gradient, threshold, largest = (
-        max(seen["largest_gradient"]),
-        max(seen["largest_threshold"]),
-        max(seen["largest_model"]),
+    seen = _watched(plan, prepared, settings, rate)
+    noise, gradient, threshold, largest = (
+        max(seen[f"largest_{name}"]) for name in ("noise", "gradient", "threshold", "model")
     )
     model = known.largest_model(gradient, seen["start"][0])
     refreshed = [(round + 1) % plan.refresh == 0 for round in range(plan.rounds)]
     constants = {
         **asdict(known), "kappas": known.kappas, "smoothness": known.smoothness, "rate": rate,
-        "noise": max(seen["largest_noise"]), "gradient": gradient, "threshold": threshold, "model": model,
+        "noise": noise, "gradient": gradient, "threshold": threshold, "model": model,
         "lowest": known.lowest,
     }  # fmt: skip
     return {
@@ -188,7 +185,7 @@ def _practice(plan: Plan, config: Config, prepared: Federation) -> Record:
     """The left side with the settings that are shipped for a data set; ρ is relative to σ̄."""
     used = config.settings
     settings = WatchedSettings(**{each.name: getattr(used, each.name) for each in fields(used)})
-    seen = _watched(plan, config, prepared, settings, config.train.learning_rate)
+    seen = _watched(plan, prepared, settings, config.train.learning_rate)
     shown = {"learning_rate": config.train.learning_rate, "weight_decay": config.train.weight_decay, **asdict(used)}
     return {
         "plan": asdict(plan),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         compare,
         export,
         load,
+        method_of,
         prepare,
         resume,
         resume_study,
@@ -40,9 +41,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Callback", "Config", "PfedlmsError", "Problem", "Run", "RunInfo", "Study", "__version__", "aggregate",
-    "bits_table", "check_method", "compare", "data", "export", "load", "load_config", "load_dataset", "methods",
-    "models", "prepare", "pull", "quantise", "resume", "resume_study", "run", "same_run", "sketch", "step", "study",
-    "sweep", "tracking", "variant", "wire",
+    "bits_table", "check_method", "compare", "data", "export", "load", "load_config", "load_dataset",
+    "method_of", "methods", "models", "prepare", "pull", "quantise", "resume", "resume_study", "run", "same_run",
+    "sketch", "step", "study", "sweep", "tracking", "variant", "wire",
 ]  # fmt: skip
 
 

@@ -15,13 +15,11 @@ from typing import Any
 import papers.pfedlms.__main__ as command
 import pytest
 from papers.pfedlms import distributions
-from papers.pfedlms.cells import cell, settings_of
-from papers.pfedlms.equal_bytes import equal_rate, taken
+from papers.pfedlms.cells import cell, equal_rate, settings_of, taken
 from papers.pfedlms.experiments import EXPERIMENTS, Printed, Row, along, paper, printed
-from papers.pfedlms.gain import bytes_to_most_of_the_gain, first_reaching, frugal_fedavg
-from papers.pfedlms.reproduce import NAMES, Outcome, Wanted, reproduce
-from papers.pfedlms.runs import Gathered, Place, gather, read_rows
-from papers.pfedlms.sheets import against_paper
+from papers.pfedlms.reproduce import NAMES, reproduce
+from papers.pfedlms.runs import Outcome, Wanted, gather, read_rows
+from papers.pfedlms.sheets import against_paper, bytes_to_most_of_the_gain, first_reaching, frugal_fedavg
 
 import pfedlms
 from pfedlms.cli import main
@@ -94,7 +92,7 @@ def test_bytes_that_cannot_be_met() -> None:
 
 # --- runs -------------------------------------------------------------------------------------------------------------
 
-SMALL = Wanted(datasets=("digits",), methods=("local", "fedavg", "sketchvote"), seeds=(0, 1), quick=True)
+METHODS = ("local", "fedavg", "sketchvote")
 
 
 class Counting(pfedlms.Callback):
@@ -111,26 +109,23 @@ class SignalAt(pfedlms.Callback):
             signal.raise_signal(signal.SIGINT)
 
 
-def place(out: Path, *callbacks: Any) -> Place:
-    return Place(out, progress=False, callbacks=callbacks)
+def wanted(out: Path, *callbacks: Any, **chosen: Any) -> Wanted:
+    return Wanted(out, **{"datasets": ("digits",), "quick": True, "progress": False, "callbacks": callbacks, **chosen})
 
 
-def cells(*methods: str, alpha: float = 0.5) -> dict[str, Any]:
-    return {method: cell("digits", alpha, method, quick=True) for method in methods}
-
-
-def gathered(folder: Path, *callbacks: Any, seeds: tuple[int, ...] = (0,), rows: Any = (), **more: Any) -> Gathered:
-    return gather(cells(**more) if more else cells("local"), seeds, folder, place(folder, *callbacks), rows)
+def local(out: Path, *callbacks: Any, alpha: float = 0.5, **chosen: Any) -> tuple[list[pfedlms.Run], Outcome]:
+    """The runs of `local`, of one seed unless others are chosen."""
+    outcome, cells = Outcome(), {"local": cell("digits", alpha, "local", quick=True)}
+    return gather(cells, wanted(out, *callbacks, **{"seeds": (0,), **chosen}), outcome)["local"], outcome
 
 
 def test_runs_are_trained_once_and_used_by_every_table_that_has_them(tmp_path: Path) -> None:
     counting = Counting()
-    outcome = reproduce("table1", SMALL, place(tmp_path, counting))
-    assert [name for name, _ in counting.began] == [
-        f"{method}-seed{seed}" for seed in (0, 1) for method in SMALL.methods
-    ]
+    chosen = wanted(tmp_path, counting, methods=METHODS, seeds=(0, 1))
+    outcome = reproduce("table1", chosen)
+    assert [name for name, _ in counting.began] == [f"{method}-seed{seed}" for seed in (0, 1) for method in METHODS]
     for name in ("table1", "curves", "budget"):
-        reproduce(name, SMALL, place(tmp_path, counting))
+        reproduce(name, chosen)
     assert len(counting.began) == 6
     (sheet,) = outcome.sheets
     assert "last 10" in sheet.columns.values()
@@ -148,40 +143,36 @@ def test_runs_are_trained_once_and_used_by_every_table_that_has_them(tmp_path: P
     tables = tmp_path / "quick" / "only-local+fedavg+sketchvote"
     rows = list(csv.DictReader((tables / "budget-digits-points.csv").read_text().splitlines()))
     assert len(rows) == 6 * 10
-    assert {row["row"] for row in rows} == set(SMALL.methods)
+    assert {row["row"] for row in rows} == set(METHODS)
     assert not list(tmp_path.glob("*.csv"))
     assert (tables / "table1-digits.md").read_text().count("| sketchvote |") == 1
     loaded = pfedlms.load(study)
     assert isinstance(loaded, pfedlms.Study)
-    assert {run.label for run in loaded.runs} == set(SMALL.methods)
+    assert {run.label for run in loaded.runs} == set(METHODS)
     # The study's own files have the runs of all seeds, and a folder of runs can be read as rows.
     assert len(list(csv.DictReader((study / "results.csv").read_text().splitlines()))) == 6
-    again = gather(cells("local"), (0, 1), tmp_path / "else", place(tmp_path, counting), read_rows([study]))
+    again, _ = local(tmp_path / "else", counting, seeds=(0, 1), rows=read_rows([study]))
     assert len(counting.began) == 6
-    assert [run.accuracy for run in again.runs["local"]] == [
-        run.accuracy for run in loaded.runs if run.label == "local"
-    ]
+    assert [run.accuracy for run in again] == [run.accuracy for run in loaded.runs if run.label == "local"]
 
 
 def test_after_a_signal_what_there_is_counts_and_the_rest_is_resumed_later(tmp_path: Path) -> None:
-    gathered(tmp_path / "a", seeds=(2,))
-    stopped = gathered(tmp_path / "a", SignalAt(), seeds=(0, 1, 2))
-    assert stopped.signal == signal.SIGINT
-    assert [(run.summary["seed"], run.summary["status"]) for run in stopped.runs["local"]] == [
-        (0, "interrupted"),
-        (2, "finished"),
-    ]
+    local(tmp_path / "a", seeds=(2,))
+    runs, outcome = local(tmp_path / "a", SignalAt(), seeds=(0, 1, 2))
+    assert outcome.signal == signal.SIGINT
+    assert [(run.summary["seed"], run.summary["status"]) for run in runs] == [(0, "interrupted"), (2, "finished")]
     counting = Counting()
-    resumed, whole = (gathered(tmp_path / name, counting).runs["local"][0] for name in ("a", "b"))
+    resumed, whole = (local(tmp_path / name, counting)[0][0] for name in ("a", "b"))
     assert counting.began == [("local-seed0", 4), ("local-seed0", 0)]
     assert [record["p_acc"] for record in resumed.metrics] == [record["p_acc"] for record in whole.metrics]
     assert resumed.summary["status"] == "finished"
 
 
 def test_a_folder_with_other_settings_is_not_taken_for_the_cell(tmp_path: Path) -> None:
-    gather(cells("local", alpha=0.4), (0,), tmp_path, place(tmp_path))
+    other = cell("digits", 0.5, "local", quick=True) | {"train": {"rounds": 3}}
+    pfedlms.study(cells={"local": other}, out=tmp_path / "digits-a0.5")
     with pytest.raises(RunDirectoryError, match="local-seed0 with other settings"):
-        gathered(tmp_path)
+        local(tmp_path)
 
 
 def row_of(
@@ -198,8 +189,8 @@ def test_rows_measured_elsewhere_are_used_where_their_settings_are_the_cells(tmp
     (tmp_path / "rows.json").write_text(json.dumps([row_of("local", seed) for seed in (1, 0)]))
     (tmp_path / "else.json").write_text("{}")
     counting = Counting()
-    found = gathered(tmp_path / "out", counting, seeds=(0, 1, 2), rows=read_rows([tmp_path]))
-    assert [run.summary["accuracy"]["max"] == 12.0 for run in found.runs["local"]] == [True, True, False]
+    runs, _ = local(tmp_path / "out", counting, seeds=(0, 1, 2), rows=read_rows([tmp_path]))
+    assert [run.summary["accuracy"]["max"] == 12.0 for run in runs] == [True, True, False]
     assert [name for name, _ in counting.began] == ["local-seed2"]
     for wrong in ("else.json", "none.json"):
         with pytest.raises(UsageError, match=f"--rows: .*{wrong}"):
@@ -218,7 +209,7 @@ def test_rows_with_other_settings_are_not_used(section: str, key: str, value: fl
     if value is not None:
         row["config"][section][key] = value
     counting = Counting()
-    gathered(tmp_path, counting, rows=[row])
+    local(tmp_path, counting, rows=[row])
     assert [name for name, _ in counting.began] == ["local-seed0"]
 
 
@@ -257,7 +248,8 @@ def test_data_that_only_a_shorter_fedavg_needs_are_named_too(tmp_path: Path, mon
         row_of(method, dataset="svhn", bytes_per_round={"up": own}, total_bytes=200 * own, clients=20)
         for method, own in sent.items()
     ]
-    outcome = reproduce("budget", Wanted(("svhn",), tuple(sent), (0,), rows=rows), place(tmp_path))
+    chosen = wanted(tmp_path, datasets=("svhn",), methods=tuple(sent), seeds=(0,), quick=False, rows=rows)
+    outcome = reproduce("budget", chosen)
     assert "svhn" in outcome.missing
     (first, *_) = outcome.sheets
     assert [record["row"] for record in first.records][3] == "fedavg, 2 rounds (bytes of sketchvote)"
@@ -328,7 +320,7 @@ def test_bytes_to_most_of_the_gain() -> None:
 
 @pytest.mark.parametrize(("dataset", "fedavg", "own"), [("mnist", 31.06, 0.38), ("cifar10", 42.68, 0.72)])
 def test_communication_is_the_papers_to_two_decimals(dataset: str, fedavg: float, own: float, tmp_path: Path) -> None:
-    (sheet,) = reproduce("communication", Wanted(datasets=(dataset,)), place(tmp_path)).sheets
+    (sheet,) = reproduce("communication", wanted(tmp_path, datasets=(dataset,))).sheets
     found = {record["row"]: record for record in sheet.records}
     assert round(found["fedavg"]["mib"], 2) == fedavg
     assert round(found["pfedlms"]["mib"], 2) == own
@@ -339,10 +331,10 @@ def test_communication_is_the_papers_to_two_decimals(dataset: str, fedavg: float
 
 
 def test_distributions_are_of_the_shared_model_and_resumed(tmp_path: Path) -> None:
-    wanted, counting = Wanted(datasets=("digits",), quick=True), Counting()
-    stopped = reproduce("distributions", wanted, place(tmp_path, SignalAt()))
+    counting = Counting()
+    stopped = reproduce("distributions", wanted(tmp_path, SignalAt()))
     assert (stopped.signal, stopped.sheets) == (signal.SIGINT, [])
-    sheet, bins, accuracy = reproduce("distributions", wanted, place(tmp_path, counting)).sheets
+    sheet, bins, accuracy = reproduce("distributions", wanted(tmp_path, counting)).sheets
     assert counting.began == [("fedavg-rounds10-seed0", 4)]
     assert [record["round"] for record in sheet.records] == [0, 0, 1, 1, 9, 9]
     result = pfedlms.run(method="fedavg", rounds=10, alpha=0.5)
@@ -360,7 +352,7 @@ def test_distributions_are_of_the_shared_model_and_resumed(tmp_path: Path) -> No
     areas = [record["density"] * width for record, width in zip(own, widths, strict=True)]
     assert areas[:-1] == pytest.approx(shares)
     assert sum(areas) == pytest.approx(1)
-    again, *_ = reproduce("distributions", wanted, place(tmp_path, counting)).sheets
+    again, *_ = reproduce("distributions", wanted(tmp_path, counting)).sheets
     assert len(counting.began) == 1
     assert again.records == sheet.records
 

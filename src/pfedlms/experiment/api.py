@@ -11,7 +11,7 @@ import numpy as np
 from pfedlms.errors import ConfigError, UsageError
 from pfedlms.experiment.callbacks import watching
 from pfedlms.experiment.config import Tables, from_keywords, load_config, merge, method_in
-from pfedlms.experiment.cost import bits_table
+from pfedlms.experiment.cost import bits_table, method_of
 from pfedlms.experiment.grids import EXPECTED, check_swept, given_cells, plan, split_grid, variants
 from pfedlms.experiment.prepare import prepare
 from pfedlms.experiment.problem import ModelLike, Problem
@@ -20,8 +20,8 @@ from pfedlms.experiment.studies import Study, load_study, manifest_of, play, ref
 from pfedlms.step.own import Metric, PerSample
 
 __all__ = [
-    "Run", "Study", "bits_table", "compare", "export", "load", "prepare", "resume", "resume_study", "run", "same_run",
-    "study", "sweep", "variant",
+    "Run", "Study", "bits_table", "compare", "export", "load", "method_of", "prepare", "resume", "resume_study", "run",
+    "same_run", "study", "sweep", "variant",
 ]  # fmt: skip
 
 
