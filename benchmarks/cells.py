@@ -14,13 +14,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import regimes
+import regimes  # which makes `papers` known
+from papers.pfedlms.cells import settings_of
+from papers.pfedlms.equal_bytes import equal_rate, taken
+from papers.pfedlms.experiments import EXPERIMENTS
 
-from pfedlms.data.sources import DATASETS
-from pfedlms.experiment.config import Config, Tables, load_config
-from pfedlms.reproduce.budget import equal_rate, taken
-from pfedlms.reproduce.cells import tables_of
-from pfedlms.reproduce.plans import EXPERIMENTS
+from pfedlms import Config, load_config
+from pfedlms.data import DATASETS
 
 OWN = {
     "obcsaa": ("sparsity", (0.03, 0.1, 0.3, 1.0)),
@@ -70,7 +70,10 @@ class Cell:
         chosen = dict(self.settings)
         if self.as_ratio:
             chosen["method.sparsity"] = equal_sparsity(self.dataset, self.as_ratio)
-        tables: Tables = {"data": {"dataset": self.dataset, "dir": directory}, "run": {"seed": self.seed, **run}}
+        tables: dict[str, dict[str, Any]] = {
+            "data": {"dataset": self.dataset, "dir": directory},
+            "run": {"seed": self.seed, **run},
+        }
         if self.model:
             tables["model"] = {"name": "custom"}
         for key, value in chosen.items():
@@ -191,7 +194,7 @@ def rates(dataset: str) -> list[Cell]:
 
 def by_key(dataset: str, variant: str) -> dict[str, Any]:
     """The settings of a variant of a method, by section.key."""
-    tables = tables_of(dataset, variant)
+    tables = settings_of(dataset, variant)
     return {f"{section}.{key}": value for section, keys in tables.items() for key, value in keys.items()}
 
 

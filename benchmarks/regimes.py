@@ -9,9 +9,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from pfedlms.reproduce.budget import taken
+sys.path.append(str(Path(__file__).parents[1]))
+
+from papers.pfedlms.cells import taken
 
 REGIMES: dict[str, dict[str, Any]] = {
     "10-of-100": {"data.clients": 100, "train.participation": 0.1},

@@ -35,17 +35,13 @@ import torch
 import variants
 from cells import Cell
 from kept import commit
+from papers.pfedlms.runs import config_of
 
-from pfedlms import load_dataset
+from pfedlms import Callback, Config, Problem, load_dataset, same_run
 from pfedlms.data import FederatedData
 from pfedlms.errors import DivergedError, PfedlmsError, RunError
 from pfedlms.experiment import prepare as preparation
-from pfedlms.experiment.callbacks import Callback
-from pfedlms.experiment.config import Config
-from pfedlms.experiment.problem import Problem
 from pfedlms.experiment.runs import begin
-from pfedlms.reproduce.cells import same_run
-from pfedlms.reproduce.play import config_of
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -26,7 +26,7 @@ LEVELS = (
     {"report"},
     {"experiment"},
     {"deploy", "tracking"},
-    {"flower", "reproduce"},
+    {"flower"},
     {"cli"},
     {"__init__", "__main__"},
 )
@@ -107,10 +107,35 @@ def test_a_method_knows_no_engine_flower_or_triton(file: Path) -> None:
 def test_public_names_are_pinned() -> None:
     assert sorted(pfedlms.__all__) == [
         "Callback", "Config", "PfedlmsError", "Problem", "Run", "RunInfo", "Study", "__version__", "aggregate",
-        "check_method", "compare", "data", "export", "load", "load_config", "load_dataset", "methods", "models",
-        "pull", "quantise", "resume", "resume_study", "run", "sketch", "step", "study", "sweep", "tracking", "wire",
+        "bits_table", "check_method", "compare", "data", "export", "load", "load_config", "load_dataset",
+        "method_of", "methods", "models", "prepare", "pull", "quantise", "resume", "resume_study", "run", "same_run",
+        "sketch", "step", "study", "sweep", "tracking", "variant", "wire",
     ]  # fmt: skip
     assert all(hasattr(pfedlms, name) for name in pfedlms.__all__)
+
+
+PAPERS = sorted((ROOT / "papers").rglob("*.py"))
+PIECES = {"aggregate", "data", "engine", "errors", "methods", "models", "pull", "quantise", "report", "settings",
+          "sketch", "step", "wire"}  # fmt: skip
+"""Parts of the package that others may build on module by module; all else is public by its name in `pfedlms` alone."""
+
+
+@pytest.mark.parametrize("file", PAPERS, ids=identified)
+def test_papers_use_public_names_alone(file: Path) -> None:
+    """Names of `pfedlms`, or names without underscore of the pieces; and no private attribute of anything."""
+    private = re.compile("_[^_]")
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            assert not [alias.name for alias in node.names if alias.name.startswith("pfedlms.")]
+        elif isinstance(node, ast.ImportFrom) and node.module == "pfedlms":
+            assert {alias.name for alias in node.names} <= set(pfedlms.__all__)
+        elif isinstance(node, ast.ImportFrom) and str(node.module).startswith("pfedlms."):
+            assert str(node.module).split(".")[1] in PIECES, node.module
+            assert not [alias.name for alias in node.names if private.match(alias.name)]
+        elif isinstance(node, ast.Attribute):
+            owner = getattr(node.value, "id", "")
+            assert owner == "self" or not private.match(node.attr), node.attr
+            assert owner != "pfedlms" or node.attr in pfedlms.__all__, node.attr
 
 
 def test_importing_the_package_takes_no_extra() -> None:

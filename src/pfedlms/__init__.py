@@ -17,7 +17,21 @@ if TYPE_CHECKING:
     from pfedlms.data import load_dataset
     from pfedlms.engine.method_check import check_method
     from pfedlms.errors import PfedlmsError
-    from pfedlms.experiment.api import compare, export, load, resume, resume_study, run, study, sweep
+    from pfedlms.experiment.api import (
+        bits_table,
+        compare,
+        export,
+        load,
+        method_of,
+        prepare,
+        resume,
+        resume_study,
+        run,
+        same_run,
+        study,
+        sweep,
+        variant,
+    )
     from pfedlms.experiment.callbacks import Callback, RunInfo
     from pfedlms.experiment.config import Config, load_config
     from pfedlms.experiment.problem import Problem
@@ -27,9 +41,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Callback", "Config", "PfedlmsError", "Problem", "Run", "RunInfo", "Study", "__version__", "aggregate",
-    "check_method", "compare",
-    "data", "export", "load", "load_config", "load_dataset", "methods", "models", "pull", "quantise", "resume",
-    "resume_study", "run", "sketch", "step", "study", "sweep", "tracking", "wire",
+    "bits_table", "check_method", "compare", "data", "export", "load", "load_config", "load_dataset",
+    "method_of", "methods", "models", "prepare", "pull", "quantise", "resume", "resume_study", "run", "same_run",
+    "sketch", "step", "study", "sweep", "tracking", "variant", "wire",
 ]  # fmt: skip
 
 

@@ -48,7 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code: 0 done, 1 a run failed, 2 wrong use, 130 interrupted by Ctrl-C, 143 by
     SIGTERM."""
     parser = _parser()
-    options, unknown = parser.parse_known_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    # The options of `reproduce` are those of another program.
+    options, unknown = parser.parse_known_args(given[:1] if given[:1] == ["reproduce"] else given)
+    options.rest = given[1:]
     if unknown:
         parser.refuse(options.command, unknown[0])
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -65,7 +65,7 @@ class Federation:
         criterion: Criterion | None = None,
     ) -> None:
         self._terms = terms = Terms(method, settings, model, data.clients, data.classes, train, seed)
-        self.method, self.model, self.data = terms.method, model, data
+        self.method, self.model, self.data, self.train = terms.method, model, data, train
         self.criterion, self.watch = criterion or Criterion(), watch or Stopwatch()
         self._digest, who = terms.digest, terms.participation
         # Clients that are stacked together at most.

@@ -8,14 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from pfedlms.errors import UsageError
+from pfedlms.errors import ConfigError, UsageError
 from pfedlms.experiment.callbacks import watching
-from pfedlms.experiment.config import from_keywords, load_config, merge, method_in
-from pfedlms.experiment.grids import check_swept, given_cells, plan, split_grid, variants
+from pfedlms.experiment.config import Tables, from_keywords, load_config, merge, method_in
+from pfedlms.experiment.cost import bits_table, method_of
+from pfedlms.experiment.grids import EXPECTED, check_swept, given_cells, plan, split_grid, variants
+from pfedlms.experiment.prepare import prepare
 from pfedlms.experiment.problem import ModelLike, Problem
 from pfedlms.experiment.runs import Run, begin, load_run, resume_run
-from pfedlms.experiment.studies import Study, load_study, manifest_of, play, refuse_study, resume_all
+from pfedlms.experiment.studies import Study, load_study, manifest_of, play, refuse_study, resume_all, same_run
 from pfedlms.step.own import Metric, PerSample
+
+__all__ = [
+    "Run", "Study", "bits_table", "compare", "export", "load", "method_of", "prepare", "resume", "resume_study", "run",
+    "same_run", "study", "sweep", "variant",
+]  # fmt: skip
 
 
 def run(
@@ -132,6 +139,14 @@ def sweep(data: Any = None, model: ModelLike = None, *, method: str | None = Non
 
 
 _SEVERAL, _OTHERS = (list, tuple, range, np.ndarray), ("seeds", "callbacks", "metric")
+
+
+def variant(text: str) -> Tables:
+    """The settings, by section, of a method as a comparison names it: `pfedlms:thresholds=1`."""
+    found, problems = variants(text)
+    if problems or len(found) != 1:
+        raise ConfigError(problems or [f"--methods: got {text!r}, expected one method; {EXPECTED}"])
+    return merge({"method": {"name": found[0].method}}, found[0].settings)
 
 
 def resume(

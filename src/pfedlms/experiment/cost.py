@@ -81,26 +81,33 @@ def _row(tables: Tables, classes: int | None, as_in_paper: bool) -> dict[str, An
         )
     if classes is not None and classes < 1:
         raise ConfigError([f"--classes: got {classes}, expected at least 1"])
-    shape, known, clients = _inputs(config)
-    shape = (3, 32, 32) if as_in_paper and config.model.name != "dnn" else shape
-    classes = classes or known
-    model = CohortModel(build(config.model.name, shape, classes, config.model.hidden, 0), torch.device("cpu"))
-    who = Participation(clients, config.train.participation, seed=0)
-    method = METHODS[config.method](task_of(model, classes, who, train_settings(config), seed=0), config.settings)
+    method = method_of(config, classes, (3, 32, 32) if as_in_paper and config.model.name != "dnn" else None)
+    task = method.task
     cost = message_cost(method)
     return {
         "method": config.method,
         **({"downlink": config.settings.downlink} if hasattr(config.settings, "downlink") else {}),
         "model": config.model.name,
-        "classes": classes,
-        "clients": who.clients,
-        "participants": who.count,
-        "parameters": model.layout.dim,
+        "classes": task.classes,
+        "clients": task.clients,
+        "participants": task.participants,
+        "parameters": task.layout.dim,
         **{f"{part}_bits": 8 * count for part, count in asdict(cost).items() if part != "catch_up"},
         "estimated": estimated(method),
         "catches_up": catches_up(config, method),
-        "mib_per_round": who.count * (cost.up_payload + cost.down_payload) / (1 << 20),
+        "mib_per_round": task.participants * (cost.up_payload + cost.down_payload) / (1 << 20),
     }
+
+
+def method_of(config: Config, classes: int | None = None, shape: tuple[int, ...] | None = None) -> Method:
+    """The method of a configuration, on the model it names, before anything is trained; data sets by name need not be
+    there. `classes` and `shape` (of a sample) are those of the data, unless they are given."""
+    own, known, clients = _inputs(config)
+    classes = classes or known
+    module = build(config.model.name, shape or own, classes, config.model.hidden, 0)
+    who = Participation(clients, config.train.participation, seed=0)
+    task = task_of(CohortModel(module, torch.device("cpu")), classes, who, train_settings(config), seed=0)
+    return METHODS[config.method](task, config.settings)
 
 
 def _inputs(config: Config) -> tuple[tuple[int, ...], int, int]:

@@ -111,7 +111,8 @@ def given_cells(cells: Mapping[str, Mapping[str, Any]], file: str | Path | None,
     made: list[Cell] = []
     for name, settings in cells.items() if not found else ():
         try:
-            own = _keyed(settings, str(settings.get("method", overrides["method"]["name"])))
+            named = settings.get("method", overrides["method"]["name"])
+            own = _keyed(settings, str(named["name"] if isinstance(named, Mapping) else named))
             base = load_config(file, merge(overrides, own))
             numbers = range(base.run.seed, base.run.seed + seeds) if isinstance(seeds, int) else seeds
             made += [Cell(name, load_config(file, merge(overrides, own, {"run": {"seed": seed}}))) for seed in numbers]

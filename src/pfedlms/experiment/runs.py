@@ -244,7 +244,7 @@ def open_run(directory: str | Path, data_dir: str | None = None) -> tuple[RunDir
 def load_run(directory: str | Path, problem: Problem = NAMED, data_dir: str | None = None, label: str = "") -> Run:
     """The run in `directory`, finished or not; nothing is trained and no data are needed."""
     stored, config = open_run(directory, data_dir)
-    return Run(config, stored.path, problem, label or stored.row)
+    return Run(config, stored.path, problem, label)
 
 
 def grouped(config: Config, checkpoint: Mapping[str, Any] | None) -> Config:

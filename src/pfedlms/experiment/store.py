@@ -7,7 +7,6 @@ checkpoint.pt    latest full state, and how long metrics.jsonl was then
 best.pt          with `train.patience`: the same of the round with the highest V-acc
 summary.json     what the run reached and cost
 nodes.txt        only of a run on nodes: that it is one
-row.txt          only of a cell of `pfedlms reproduce`: what its row is called
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class RunDirectory(ExitStack):
         self._metrics, self._summary, self._checkpoint, self._best = (
             path / name for name in ("metrics.jsonl", "summary.json", "checkpoint.pt", "best.pt")
         )
-        self._nodes, self._row = path / "nodes.txt", path / "row.txt"
+        self._nodes = path / "nodes.txt"
 
     def create(self, config: str) -> None:
         """Make the directory; refuse one that already holds a run."""
@@ -82,19 +81,6 @@ class RunDirectory(ExitStack):
             text = f"The clients of this run are nodes, which keep their models. To go on: {SERVER_AGAIN}.\n"
             with self._storing():
                 write_atomically(self._nodes, lambda file: file.write(text.encode()))
-
-    @property
-    def row(self) -> str:
-        """What the run's row is called; empty where that follows from its settings."""
-        return self._row.read_text(encoding="utf-8").strip() if self._row.exists() else ""
-
-    def name_row(self, name: str) -> None:
-        if self.row == name:
-            return
-        try:
-            write_atomically(self._row, lambda file: file.write(f"{name}\n".encode()))
-        except OSError as error:
-            raise StorageError(self.path, str(error.strerror)) from error
 
     def _acquire(self) -> None:
         lock = self.enter_context(open(self.path / ".lock", "wb"))  # noqa: SIM115 - until the `with` ends

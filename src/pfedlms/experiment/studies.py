@@ -250,7 +250,8 @@ def play(
     before = _agreeing(out, folders)
     names = {name: each.label for name, each in folders.items()}
     texts = {name: each.config.with_run(out=str(out / name)).to_toml() for name, each in folders.items()}
-    runs = {**texts, **before["runs"]} if before else texts
+    stored = before.get("runs", {})
+    runs = {**stored, **{name: text for name, text in texts.items() if name not in stored}}
     manifest = {"schema": SCHEMA, "axes": made.axes, "by": made.by, "names": {**before.get("names", {}), **names}}
     content = json.dumps({**manifest, "runs": runs}, indent=2) + "\n"
     try:
@@ -258,7 +259,9 @@ def play(
         write_atomically(out / MANIFEST, lambda file: file.write(content.encode()))
     except OSError as error:
         raise RunDirectoryError(f"{out}: cannot be written ({error.strerror}); name another --out") from error
-    return _resume(out, list(folders), problem, callbacks, None, workers)
+    places = {each.config.data.dir for each in made.cells}
+    moved = places.pop() if len(places) == 1 else None  # the data may lie elsewhere than when a run began
+    return _resume(out, list(folders), problem, callbacks, moved or None, workers)
 
 
 def _agreeing(out: Path, folders: Mapping[str, Cell]) -> dict[str, Any]:
@@ -306,9 +309,12 @@ def _resume(
         cell = Cell(manifest["names"].get(folder, config.method), config)
         plays.append((cell, partial(resume_run, stored.path, problem, callbacks, data_dir, cell.label)))
     made = Plan([cell for cell, _ in plays], manifest["axes"], manifest["by"])
+    others: list[Run] = []
+    if set(manifest["runs"]) - set(chosen):
+        others = [run for run in load_study(directory).runs if run.directory and run.directory.name not in chosen]
     if workers > 1:
-        return _collect(in_parallel(made.cells, problem, callbacks, data_dir, workers), directory, made)
-    return _collect(plays, directory, made)
+        return _collect(in_parallel(made.cells, problem, callbacks, data_dir, workers), directory, made, others)
+    return _collect(plays, directory, made, others)
 
 
 def _create(stored: RunDirectory, config: str, directory: Path) -> None:
@@ -321,8 +327,11 @@ def _create(stored: RunDirectory, config: str, directory: Path) -> None:
         raise
 
 
-def _collect(plays: Iterable[tuple[Cell, Callable[[], Run]]], directory: Path | None, made: Plan) -> Study:
-    """Play all runs. One that diverges, or loses too many messages, is marked and does not end the others."""
+def _collect(
+    plays: Iterable[tuple[Cell, Callable[[], Run]]], directory: Path | None, made: Plan, others: Sequence[Run] = ()
+) -> Study:
+    """Play all runs. One that diverges, or loses too many messages, is marked and does not end the others. `others` are
+    runs of the same folder that are not played now."""
     planned = [each.config for each in made.cells]
     done: list[Run] = []
     came = 0
@@ -341,7 +350,7 @@ def _collect(plays: Iterable[tuple[Cell, Callable[[], Run]]], directory: Path | 
             _release(run, len(made.cells))
             done.append(run)
             if directory is not None:
-                showing.write_results(directory, done, planned, made.axes, made.by)
+                _write_results(directory, [*others, *_ordered(done, made)], made)
             if came:
                 break
     except KeyboardInterrupt:  # between two runs, or Ctrl-C pressed twice
@@ -349,6 +358,13 @@ def _collect(plays: Iterable[tuple[Cell, Callable[[], Run]]], directory: Path | 
     found = Study(_ordered(done, made), directory, made.axes, made.by, planned, int(came))
     _warn(found)
     return found
+
+
+def _write_results(directory: Path, runs: Sequence[Run], made: Plan) -> None:
+    """results.json and results.csv of all runs in the folder; settings in which they differ are those of the plan."""
+    cells = {(each.label, each.config.run.seed): each.config for each in made.cells}
+    planned = [cells.pop((run.label, run.config.run.seed), run.config) for run in runs]
+    showing.write_results(directory, runs, [*planned, *cells.values()], made.axes, made.by)
 
 
 def _release(run: Run, runs: int) -> None:

@@ -82,9 +82,11 @@ class PFedLMS(Method):
         self._warn(narrowest_interval(quantiles))
 
     def objective(self, cohort: Cohort, round: int) -> Objective:
+        return self.pull(cohort, round) if self.settings.strength else Objective()
+
+    def pull(self, cohort: Cohort, round: int) -> PulledTowardsConsensus:
+        """λ R̃_ρ towards what the cohort's clients agreed on in this round."""
         chosen, heard = self.settings, cohort.heard
-        if chosen.strength == 0:
-            return Objective()
         sketch = self._sketches.of(round, cohort.params.device)
         agreed = heard["thresholds"], heard["deviation"], heard["consensus"]
         return PulledTowardsConsensus(sketch, *agreed, chosen.strength, chosen.smoothing)

@@ -236,7 +236,7 @@ def cells(section: Section) -> list[Cell]:
     """The combinations of a sweep, in their order."""
     found = []
     for label, own in all_rows(section.runs).items():
-        chosen = {key: own[0].settings[key.partition(".")[0]][key.partition(".")[2]] for key in section.axes}
+        chosen = {key: own[0].settings[key.partition(".")[0]].get(key.partition(".")[2]) for key in section.axes}
         scores: list[Any] = [(run.summary.get(MEASURES[section.by][1]) or {}).get("last10") for run in own]
         whole = all(run.summary["status"] == "finished" for run in own) and None not in scores
         found.append(Cell(label, chosen, own, list(map(float, scores)) if whole else []))

@@ -23,8 +23,8 @@ def softmax_smoothness(x: Tensor) -> float:
 
 
 @dataclass(frozen=True)
-class Problem:
-    """What is known before the first step: F_k = f_k + λ R̃_ρ + (μ/2)‖θ‖², with one absolute ρ for all layers."""
+class Constants:
+    """What is known before the first step of F_k = f_k + λ R̃_ρ + (μ/2)‖θ‖², with one absolute ρ for all layers."""
 
     task_smoothness: float
     """L_f."""
@@ -65,23 +65,11 @@ class Problem:
         return sum((4 * refreshed + 2) * sqrt(m) * kappa * model + 6 * m * threshold for m, kappa in parts)
 
 
-@dataclass(frozen=True)
-class Terms:
-    """The right side of the theorem, or what was measured in place of its terms."""
-
-    optimisation: float
-    noise: float
-    drift: float
-
-    @property
-    def total(self) -> float:
-        return self.optimisation + self.noise + self.drift
-
-
 def terms(
     descent: float, smoothness: float, rate: float, noise: float, drifts: Sequence[float], local_steps: int
-) -> Terms:
-    """2·descent/(ηER), L_F η·noise and 2 Σ drifts/(ηER), R the number of `drifts`: with Ψ⁰ − Ψ_inf, σ² and the λβ^r the
-    theorem's bound; with Ψ⁰ − Ψ^R, the mean of ‖ĝ − ∇f‖² and the real drifts what it is a bound of."""
+) -> dict[str, float]:
+    """2·descent/(ηER), L_F η·noise, 2 Σ drifts/(ηER) and their total, where R is the number of `drifts`. Ψ⁰ − Ψ_inf, σ²
+    and the λβ^r give the theorem's bound; Ψ⁰ − Ψ^R, the mean of ‖ĝ − ∇f‖² and the real drifts the measured terms."""
     scale = 2 / (rate * local_steps * len(drifts))
-    return Terms(scale * descent, smoothness * rate * noise, scale * sum(drifts))
+    found = {"optimisation": scale * descent, "noise": smoothness * rate * noise, "drift": scale * sum(drifts)}
+    return {**found, "total": sum(found.values())}

@@ -1,37 +1,35 @@
-"""`reproduce.convergence`: constants, terms and what is measured along a run, each against a value found otherwise."""
+"""The measured theorem: constants, terms and what is measured along a run, each against a value found otherwise."""
 
 from __future__ import annotations
 
 import csv
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from math import sqrt
 from pathlib import Path
 
 import numpy as np
+import papers.pfedlms.theorem as measured
 import pytest
 import torch
+from papers.pfedlms.__main__ import main
+from papers.pfedlms.constants import Constants, softmax_smoothness, terms
+from papers.pfedlms.theorem import NEVER, Plan, convergence, shared_settings
+from papers.pfedlms.theorem_sheets import THEORY, by_round, chart, theory_records
+from papers.pfedlms.trajectory import ClientTask, Watched, WatchedPFedLMS, WatchedSettings, follow, penalty
 from torch import Tensor, nn
 
-import pfedlms.reproduce.convergence as measured
+import pfedlms
 from definitions import dense_model, smoothed, votes_of
 from factories import CPU, SMALL_DIM, normal, seeded, small_data, small_module, some_pull
-from pfedlms.cli import main
 from pfedlms.data import FederatedData, batch_positions
 from pfedlms.engine import Federation
 from pfedlms.engine.training import TrainSettings
 from pfedlms.errors import UsageError
-from pfedlms.experiment.config import load_config
-from pfedlms.experiment.loop import fixed_settings as settled
-from pfedlms.experiment.prepare import prepare
 from pfedlms.methods import METHODS, Method
 from pfedlms.models import CohortModel
 from pfedlms.report import charts
-from pfedlms.reproduce.constants import Problem, softmax_smoothness, terms
-from pfedlms.reproduce.convergence import NEVER, ConvergenceDocument, Plan, convergence
-from pfedlms.reproduce.convergence_plot import THEORY, averaged, by_round, convergence_chart, theory_records
-from pfedlms.reproduce.trajectory import ClientTask, Watched, WatchedPFedLMS, WatchedSettings, follow, penalty
 
 SEED, RHO, DECAY = 3, 0.0625, 0.01
 SIZES, RATIO, LEVELS = (4 * 4 + 4,), 0.5, 3  # softmax regression on 4 numbers, 4 classes: N = 32, m = 16
@@ -70,30 +68,29 @@ def test_largest_smoothness_is_that_of_the_worst_client() -> None:
     assert len(set(own)) == 3
 
 
-PROBLEM = Problem(task_smoothness=3.0, sizes=(8, 2), pads=(32, 18), strength=0.5, rho=0.25, decay=0.1)
+KNOWN = Constants(task_smoothness=3.0, sizes=(8, 2), pads=(32, 18), strength=0.5, rho=0.25, decay=0.1)
 
 
 def test_constants_by_hand() -> None:
     """κ² = 32/8 = 4 and 18/2 = 9; L_F = 3 + 0.5·9/0.25 + 0.1; Ψ_inf = −0.5·0.25·10/2; B² = 2 (7 + 4·0.25·50)/0.01."""
-    assert PROBLEM.kappas == (2.0, 3.0)
-    assert PROBLEM.smoothness == pytest.approx(21.1)
-    assert PROBLEM.lowest == pytest.approx(-0.625)
-    assert PROBLEM.largest_model(gradient=7.0, start=1.0) == pytest.approx(sqrt(11400))
-    assert PROBLEM.largest_model(gradient=7.0, start=200.0) == 200.0
+    assert KNOWN.kappas == (2.0, 3.0)
+    assert KNOWN.smoothness == pytest.approx(21.1)
+    assert KNOWN.lowest == pytest.approx(-0.625)
+    assert KNOWN.largest_model(gradient=7.0, start=1.0) == pytest.approx(sqrt(11400))
+    assert KNOWN.largest_model(gradient=7.0, start=200.0) == 200.0
 
 
 def test_drift_bound_by_hand() -> None:
     """Layer 1: √8·2·5 = 28.28…, layer 2: √2·3·5 = 21.21…; 6 m τ = 24 and 6 for τ = 0.5; 6 or 2 times the first."""
     first, thresholds = 10 * sqrt(8) + 15 * sqrt(2), 24.0 + 6.0
-    assert PROBLEM.drift(False, model=5.0, threshold=0.5) == pytest.approx(2 * first + thresholds)
-    assert PROBLEM.drift(True, model=5.0, threshold=0.5) == pytest.approx(6 * first + thresholds)
+    assert KNOWN.drift(False, model=5.0, threshold=0.5) == pytest.approx(2 * first + thresholds)
+    assert KNOWN.drift(True, model=5.0, threshold=0.5) == pytest.approx(6 * first + thresholds)
 
 
 def test_terms_by_hand() -> None:
     """R = 3, E = 5, η = 0.1: 2/(ηER) = 4/3."""
     found = terms(descent=6.0, smoothness=20.0, rate=0.1, noise=0.7, drifts=[1.0, 2.0, 6.0], local_steps=5)
-    assert (found.optimisation, found.noise, found.drift) == pytest.approx((8.0, 1.4, 12.0))
-    assert found.total == pytest.approx(21.4)
+    assert found == pytest.approx({"optimisation": 8.0, "noise": 1.4, "drift": 12.0, "total": 21.4})
 
 
 # --- losses and gradients ---------------------------------------------------------------------------------------------
@@ -221,23 +218,23 @@ def test_what_is_measured_along_a_run(refresh: int) -> None:
                 stepped = thetas[e].numpy() - TRAIN.learning_rate * (drawn + extra)
                 np.testing.assert_allclose(thetas[e + 1].numpy(), stepped, atol=1e-6)
         before = notes
-    assert found.stationarity == pytest.approx((squares.mean(axis=2) @ share).tolist(), rel=1e-9)
-    assert found.noise == pytest.approx((noises.mean(axis=2) @ share).tolist(), rel=1e-9)
-    assert found.largest_noise == pytest.approx(noises.max(axis=(1, 2)).tolist(), rel=1e-9)
-    assert found.largest_gradient == pytest.approx(gradients.max(axis=(1, 2)).tolist(), rel=1e-9)
-    assert found.potential == pytest.approx((potential @ share).tolist(), rel=1e-9)
-    assert found.drift == pytest.approx((drift @ share).tolist(), rel=1e-9)
-    assert found.largest_drift == pytest.approx(np.abs(drift).max(axis=1).tolist(), rel=1e-9)
-    assert max(found.largest_model) == pytest.approx(max(norms), rel=1e-9)
-    assert len(found.largest_threshold) == rounds + 1
+    assert found["stationarity"] == pytest.approx((squares.mean(axis=2) @ share).tolist(), rel=1e-9)
+    assert found["noise"] == pytest.approx((noises.mean(axis=2) @ share).tolist(), rel=1e-9)
+    assert found["largest_noise"] == pytest.approx(noises.max(axis=(1, 2)).tolist(), rel=1e-9)
+    assert found["largest_gradient"] == pytest.approx(gradients.max(axis=(1, 2)).tolist(), rel=1e-9)
+    assert found["potential"] == pytest.approx((potential @ share).tolist(), rel=1e-9)
+    assert found["drift"] == pytest.approx((drift @ share).tolist(), rel=1e-9)
+    assert found["largest_drift"] == pytest.approx(np.abs(drift).max(axis=1).tolist(), rel=1e-9)
+    assert max(found["largest_model"]) == pytest.approx(max(norms), rel=1e-9)
+    assert len(found["largest_threshold"]) == rounds + 1
     assert min(noises.max(), abs(drift).max(), squares.max()) > 1e-3  # nothing of it is a comparison of zeros
 
 
 def test_gradients_of_some_rounds() -> None:
     """Every second one; what needs no gradient is there for every round."""
     everything, some = (follow(watched(), TRAIN, SEED, 3, every) for every in (1, 2))
-    assert some.stationarity == [everything.stationarity[round] for round in (0, 2)]
-    assert some.drift == everything.drift
+    assert some["stationarity"] == [everything["stationarity"][round] for round in (0, 2)]
+    assert some["drift"] == everything["drift"]
 
 
 def models_of(federation: Federation, rounds: int = 3) -> list[list[float]]:
@@ -282,19 +279,19 @@ SHORT = [
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured, "plans", lambda config, seed, quick: iter(SHORT))
+    monkeypatch.setattr(measured, "plans", lambda config, quick: iter(SHORT))
 
 
 @pytest.fixture(scope="module")
-def document(tmp_path_factory: pytest.TempPathFactory) -> ConvergenceDocument:
+def document(tmp_path_factory: pytest.TempPathFactory) -> measured.Record:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measured, "plans", lambda config, seed, quick: iter(SHORT))
+        patch.setattr(measured, "plans", lambda config, quick: iter(SHORT))
         return convergence("digits", tmp_path_factory.mktemp("convergence"), device="cpu")
 
 
-def test_the_bound_holds_and_lies_above_what_it_bounds(document: ConvergenceDocument) -> None:
-    assert [row["rounds"] for row in document.rows] == [1, 2, 4] * 4
-    for row in document.rows:
+def test_the_bound_holds_and_lies_above_what_it_bounds(document: measured.Record) -> None:
+    assert [row["rounds"] for row in document["rows"]] == [1, 2, 4] * 4
+    for row in document["rows"]:
         bound, real = row["bound"], row["measured"]
         assert 0 < row["left"] <= real["total"] <= bound["total"]
         assert all(real[term] <= bound[term] for term in bound)
@@ -302,12 +299,12 @@ def test_the_bound_holds_and_lies_above_what_it_bounds(document: ConvergenceDocu
         assert row["ratio"] == pytest.approx(bound["total"] / row["left"])
 
 
-def test_a_row_by_hand(document: ConvergenceDocument) -> None:
+def test_a_row_by_hand(document: measured.Record) -> None:
     """λ = 0.05, h = 2, R = 4, E = 2: all terms from constants that are computed here again from the data."""
-    run, row = document.runs[2], next(row for row in document.rows if row["refresh"] == 2 and row["rounds"] == 4)
+    run, row = document["runs"][2], next(row for row in document["rows"] if row["refresh"] == 2 and row["rounds"] == 4)
     known, seen = run["constants"], run["trajectory"]
-    config = load_config(None, {"data": {"dataset": "digits"}, "run": {"device": "cpu"}})
-    prepared = prepare(config, model=measured.softmax(config))
+    config = pfedlms.load_config(None, {"data": {"dataset": "digits"}, "run": {"device": "cpu"}})
+    prepared = pfedlms.prepare(config, pfedlms.Problem(model=measured.softmax("digits")))
     spectra = []
     for held in prepared.data.train:
         x = prepared.data.x[held].reshape(len(held), -1).double().numpy()
@@ -331,9 +328,9 @@ def test_a_row_by_hand(document: ConvergenceDocument) -> None:
     assert row["left"] == pytest.approx(np.mean(seen["stationarity"]), rel=1e-12)
 
 
-def test_a_refreshed_sketch_is_allowed_to_drift_further(document: ConvergenceDocument) -> None:
+def test_a_refreshed_sketch_is_allowed_to_drift_further(document: measured.Record) -> None:
     """χ^r = 1 after every round, after every second one, never; without a pull there is no drift and none allowed."""
-    free, fresh, second, never = document.runs
+    free, fresh, second, never = document["runs"]
     assert free["allowed"] == free["trajectory"]["drift"] == [0.0] * 4
     high, low = max(second["allowed"]), min(second["allowed"])
     assert high > 2.5 * low
@@ -345,8 +342,8 @@ def test_a_refreshed_sketch_is_allowed_to_drift_further(document: ConvergenceDoc
     assert min(moved[1], moved[3]) > 2 * max(moved[0], moved[2])
 
 
-def test_dnn_has_its_left_side_with_the_settings_used_in_practice(document: ConvergenceDocument) -> None:
-    (run,) = document.practice
+def test_dnn_has_its_left_side_with_the_settings_used_in_practice(document: measured.Record) -> None:
+    (run,) = document["practice"]
     assert (run["settings"]["learning_rate"], run["settings"]["smoothing"]) == (0.1, 0.1)
     assert run["left"] == pytest.approx(np.mean(run["stationarity"]))
     assert len(run["stationarity"]) == 2
@@ -356,15 +353,15 @@ def test_dnn_has_its_left_side_with_the_settings_used_in_practice(document: Conv
 def test_what_docs_tell_was_measured_with_what_is_shipped(dataset: str) -> None:
     """Settings that came later had their default."""
     file = Path(__file__).parents[2] / "benchmarks" / "results" / f"convergence-{dataset}.json"
-    kept, config = json.loads(file.read_text()), load_config(None, {"data": {"dataset": dataset}})
-    shipped = settled(config)
+    kept, config = json.loads(file.read_text()), pfedlms.load_config(None, {"data": {"dataset": dataset}})
+    shipped = shared_settings(config)
     assert kept["settings"] == {key: shipped[key] for key in kept["settings"]}
     assert [run["plan"] for run in (*kept["runs"], *kept["practice"])] == [
-        asdict(own) for own in measured.plans(config, 0, quick=False)
+        asdict(own) for own in measured.plans(config, quick=False)
     ]
 
 
-SHIPPED = settled(load_config(None, {"data": {"dataset": "digits"}}))
+SHIPPED = shared_settings(pfedlms.load_config(None, {"data": {"dataset": "digits"}}))
 
 
 @pytest.mark.parametrize(
@@ -386,22 +383,22 @@ def test_what_was_measured_with_other_settings_is_refused(
 
 @pytest.mark.usefixtures("short")
 def test_what_was_measured_is_used_again(
-    tmp_path: Path, document: ConvergenceDocument, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, document: measured.Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of it, or what there is: a run that is missing is made, and nothing else."""
     file = tmp_path / "convergence-digits.json"
-    kept = {"schema": 2, "dataset": "digits", "settings": SHIPPED, "rows": [], "runs": document.runs, "practice": []}
+    kept = {"schema": 2, "dataset": "digits", "settings": SHIPPED, "rows": [], "runs": document["runs"], "practice": []}
     file.write_text(json.dumps(kept))
     said: list[str] = []
     again = convergence("digits", tmp_path, device="cpu", progress=said.append)
     assert said == ["dnn, λ 0.05, h 1, seed 0"]
-    assert json.loads(json.dumps(asdict(again))) == json.loads(json.dumps(asdict(document)))
+    assert json.loads(json.dumps(again)) == json.loads(json.dumps(document))
 
     monkeypatch.setattr(measured, "follow", lambda *given: pytest.fail("measured again"))
     read = convergence("digits", tmp_path, device="cpu", progress=said.append)
     assert len(said) == 1
-    assert read.rows == again.rows
-    assert json.loads(file.read_text())["rows"] == again.rows
+    assert read["rows"] == again["rows"]
+    assert json.loads(file.read_text())["rows"] == again["rows"]
 
 
 @pytest.mark.parametrize(("text", "told"), [("{", "no document of convergence"), ('{"schema": 99}', "schema 99")])
@@ -412,45 +409,45 @@ def test_a_file_of_another_kind_is_not_used(tmp_path: Path, text: str, told: str
 
 
 def test_plans_vary_one_thing_at_a_time() -> None:
-    config = load_config(None, {"data": {"dataset": "digits"}})
-    full, quick = (list(measured.plans(config, 0, each)) for each in (False, True))
+    config = pfedlms.load_config(None, {"data": {"dataset": "digits"}})
+    full, quick = (list(measured.plans(config, each)) for each in (False, True))
     theory = {(each.strength, each.refresh) for each in full if each.model == "softmax"}
     assert theory == {(0.0, 1), (0.01, 1), (0.05, 1), (0.2, 1), (0.05, 5), (0.05, NEVER)}
     assert sum(each.rounds for each in quick) < 30 < sum(each.rounds for each in full)
     assert [each.model for each in full].count("dnn") == 1
 
 
-def test_table_and_plot(document: ConvergenceDocument, tmp_path: Path) -> None:
+def test_table_and_plot(document: measured.Record, tmp_path: Path) -> None:
     records = theory_records(document)
     assert all(record.keys() == THEORY.keys() for record in records)
     assert [record["refresh"] for record in records[::3]] == ["1", "1", "2", "never"]
-    row, record = document.rows[-1], records[-1]
+    row, record = document["rows"][-1], records[-1]
     for side, prefix in (("bound", "bound_"), ("measured", "real_")):
         assert [record[prefix + term] for term in ("optimisation", "noise", "drift")] == [
             row[side][term] for term in ("optimisation", "noise", "drift")
         ]
     pytest.importorskip("altair")
     for name in ("plot.png", "plot.svg"):
-        charts.save(convergence_chart(document), tmp_path / name)
+        charts.save(chart(document), tmp_path / name)
         assert (tmp_path / name).stat().st_size > 10_000
 
 
-def test_every_round_of_every_run_is_among_the_points(document: ConvergenceDocument) -> None:
+def test_every_round_of_every_run_is_among_the_points(document: measured.Record) -> None:
     """Rounds are counted from 1; of dnn those looked at, here two."""
     points = by_round(document)
     assert [point["model"] for point in points] == ["softmax"] * 16 + ["dnn"] * 2
-    run = document.runs[2]
+    run = document["runs"][2]
     own = [point for point in points if (point["model"], point["refresh"]) == ("softmax", "2")]
     assert [point["round"] for point in own] == [1, 2, 3, 4]
     assert [point["left"] for point in own] == run["trajectory"]["stationarity"]
     assert [point["drift"] for point in own] == run["trajectory"]["drift"]
     assert [point["allowed_by_norm"] for point in own] == run["allowed_by_norm"]
-    some = {**document.practice[0], "plan": {**document.practice[0]["plan"], "rounds": 12, "every": 10}}
-    assert [point["round"] for point in by_round(replace(document, runs=[], practice=[some]))] == [1, 11]
+    some = {**document["practice"][0], "plan": {**document["practice"][0]["plan"], "rounds": 12, "every": 10}}
+    assert [point["round"] for point in by_round({**document, "runs": [], "practice": [some]})] == [1, 11]
 
 
 def test_dnn_is_printed_beside_softmax_regression(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["reproduce", "convergence", "--datasets", "digits", "--quick", "--out", str(tmp_path), "--quiet"]) == 0
+    assert main(["convergence", "--datasets", "digits", "--quick", "--out", str(tmp_path), "--quiet"]) == 0
     (run,) = json.loads((tmp_path / "quick" / "convergence-digits.json").read_text())["practice"]
     assert f"{run['left']:.3g}" in capsys.readouterr().out
     with (tmp_path / "quick" / "convergence-digits-dnn.csv").open() as file:
@@ -460,13 +457,3 @@ def test_dnn_is_printed_beside_softmax_regression(tmp_path: Path, capsys: pytest
     with (tmp_path / "quick" / "convergence-digits.csv").open() as file:
         assert next(csv.reader(file))[:4] == ["strength", "refresh", "rounds", "left"]
     assert (tmp_path / "quick" / "convergence-digits-points.csv").is_file()
-
-
-def test_rows_are_averaged_over_seeds(document: ConvergenceDocument) -> None:
-    first = document.rows[0]
-    other = {**first, "seed": 1, "left": first["left"] * 3}
-    both = ConvergenceDocument("digits", document.runs, [first, other], [])
-    (row,) = averaged(both)
-    assert row["left"] == pytest.approx(2 * first["left"])
-    assert row["bound"] == pytest.approx(first["bound"])
-    assert row["ratio"] == pytest.approx(first["ratio"] / 2)

@@ -1,0 +1,1 @@
+"""Papers that are reproduced with pfedlms, through its public API."""

@@ -1,0 +1,139 @@
+"""The measured theorem as tables and as a chart (extra `report`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from papers.pfedlms.sheets import Sheet
+from papers.pfedlms.theorem import BASE, NEVER, Record
+from pfedlms.report import charts
+from pfedlms.report.charts import Look
+
+THEORY = {
+    "strength": "λ", "refresh": "h", "rounds": "R", "left": "left", "bound_optimisation": "optimisation",
+    "real_optimisation": "real", "bound_noise": "noise", "real_noise": "real", "bound_drift": "drift",
+    "drift_by_norm": "by norm", "real_drift": "real", "bound_over_left": "bound/left",
+}  # fmt: skip
+PRACTICE = {
+    "strength": "λ", "refresh": "h", "learning_rate": "η", "rounds": "R", "left": "left", "first": "first",
+    "last": "last",
+}  # fmt: skip
+SERIES = {
+    "bound_drift": ("bound: drift, B_θ of the lemma", Look(charts.ORANGE)),
+    "drift_by_norm": ("bound: drift, largest ‖θ‖ for B_θ", Look(charts.ORANGE, [6, 3])),
+    "bound_optimisation": ("bound: optimisation", Look(charts.BLUE)),
+    "bound_noise": ("bound: noise", Look(charts.GREY)),
+    "real_total": ("all three terms, measured", Look(charts.GREEN, [6, 3])),
+    "left": ("left side, measured", Look(charts.GREEN)),
+}
+
+
+def sheets(document: Record) -> list[Sheet]:
+    """The terms, the left side of `dnn`, and every round for figures of one's own."""
+    name, title = f"convergence-{document['dataset']}", f"{document['dataset']}: the convergence theorem"
+    note = "Each term of the bound, then as measured (real); by norm: with the largest ‖θ‖ for B_θ."
+    used = "λ, h and η as shipped; the mean over the measured rounds, the first and the last of them."
+    return [
+        Sheet(name, f"{title}, softmax regression", theory_records(document), THEORY, note, ".3g"),
+        Sheet(f"{name}-dnn", f"{title}, its left side on dnn", practice_records(document), PRACTICE, used, ".3g"),
+        Sheet(f"{name}-points", "", by_round(document), {}),
+    ]
+
+
+def theory_records(document: Record) -> list[Record]:
+    """One record per setting and R: the left side, each term of the bound and as measured, and bound / left."""
+    return [
+        {
+            **_setting(row), "rounds": row["rounds"], "left": row["left"],
+            **{f"bound_{term}": row["bound"][term] for term in ("optimisation", "noise", "drift")},
+            **{f"real_{term}": row["measured"][term] for term in ("optimisation", "noise", "drift")},
+            "drift_by_norm": row["drift_by_norm"], "bound_over_left": row["ratio"],
+        }
+        for row in document["rows"]
+    ]  # fmt: skip
+
+
+def practice_records(document: Record) -> list[Record]:
+    """One record per run of `dnn`: its left side, the mean over the measured rounds, and that of the first and last."""
+    return [
+        {
+            "seed": run["plan"]["seed"], **_setting(run["plan"]), "learning_rate": run["settings"]["learning_rate"],
+            "rounds": run["plan"]["rounds"], "looked_at": len(run["stationarity"]), "left": run["left"],
+            "first": run["stationarity"][0], "last": run["stationarity"][-1],
+        }
+        for run in document["practice"]
+    ]  # fmt: skip
+
+
+def by_round(document: Record) -> list[Record]:
+    """One record per round of every run: left side, noise and drift as measured, and the drift that the theorem allows.
+    Of `dnn` the rounds that were measured."""
+    found = []
+    for run in (*document["runs"], *document["practice"]):
+        plan, seen = run["plan"], run.get("trajectory", run)
+        columns = {"left": seen["stationarity"], "noise": seen["noise"]}
+        if "allowed" in run:
+            columns |= {key: seen[key] for key in ("drift", "largest_drift")}
+            columns |= {key: run[key] for key in ("allowed", "allowed_by_norm")}
+        named = {"model": plan["model"], "seed": plan["seed"], **_setting(plan)}
+        rounds = range(1, plan["rounds"] + 1, plan["every"])
+        for number, *values in zip(rounds, *columns.values(), strict=True):
+            found.append({**named, "round": number, **dict(zip(columns, values, strict=True))})
+    return found
+
+
+def _setting(of: Record) -> Record:
+    return {"strength": of["strength"], "refresh": "never" if of["refresh"] >= NEVER else str(of["refresh"])}
+
+
+def chart(document: Record) -> Any:
+    """Six panels: both sides against R, λ and h; drift and left side by round; the left side of `dnn`."""
+    points, (strength, refresh) = by_round(document), BASE
+    rows = [
+        {**row, "real_total": own["measured"]["total"]}
+        for row, own in zip(theory_records(document), document["rows"], strict=True)
+    ]
+    last = max(row["rounds"] for row in rows)
+    ends = [row for row in rows if row["rounds"] == last]
+    theory = [point for point in points if point["model"] == "softmax"]
+    pulled = [row for row in ends if row["strength"] == strength]
+    pulled.sort(key=lambda row: NEVER if row["refresh"] == "never" else int(row["refresh"]))
+    drifts = {"largest_drift": ": largest of a client", "allowed_by_norm": ": λβ, largest ‖θ‖ for B_θ",
+              "allowed": ": λβ of the lemma"}  # fmt: skip
+    gradient = "Σ p_k ‖∇F_k‖², mean over steps"
+    panels = [
+        _terms([row for row in rows if (row["strength"], row["refresh"]) == (strength, str(refresh))], "rounds",
+               f"R, rounds (λ = {strength:g}, h = {refresh})"),
+        _terms([row for row in ends if row["refresh"] == str(refresh)], "strength", f"λ (h = {refresh}, R = {last})"),
+        _terms(pulled, "refresh", f"h, rounds between sketches (λ = {strength:g}, R = {last})"),
+        _lines([point for point in theory if point["strength"] == strength], drifts, "drift of F_k between rounds"),
+        _lines(theory, {"left": ""}, gradient),
+        _lines([point for point in points if point["model"] == "dnn"], {"left": ", dnn"}, gradient),
+    ]  # fmt: skip
+    panels = [panel.properties(width=360, height=260) for panel in panels]
+    title = f"{document['dataset']}: softmax regression, η = 1/L_F"
+    above, below = charts.altair().hconcat(*panels[:3]), charts.altair().hconcat(*panels[3:])
+    return charts.stacked([above, below.resolve_scale(color="independent", strokeDash="independent")], title)
+
+
+def _terms(rows: Sequence[Record], axis: str, x: str) -> Any:
+    """Both sides over evenly spaced settings; zeros have no place on a logarithmic scale."""
+    points = [
+        {"row": name, "x": f"{row[axis]}", "mean": row[key]}
+        for key, (name, _) in SERIES.items()
+        for row in rows
+        if row[key] > 0
+    ]
+    return charts.lines(points, x, "both sides of the theorem", log_y=True, marks=True, style=dict(SERIES.values()))
+
+
+def _lines(records: Sequence[Record], columns: Mapping[str, str], y: str) -> Any:
+    """Columns by round, one line per setting and column."""
+    points = [
+        {"row": f"λ {record['strength']:g}, h {record['refresh']}{words}", "x": record["round"], "mean": record[key]}
+        for key, words in columns.items()
+        for record in records
+        if record[key] > 0
+    ]
+    return charts.lines(points, "round", y, log_y=True)

@@ -1,0 +1,475 @@
+"""The paper's tables and figures: plans against the paper, runs that are kept, measured beside printed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+import sys
+from collections.abc import Mapping
+from math import sqrt
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import papers.pfedlms.__main__ as command
+import pytest
+from papers.pfedlms import distributions
+from papers.pfedlms.cells import cell, equal_rate, settings_of, taken
+from papers.pfedlms.experiments import EXPERIMENTS, Printed, Row, along, paper, printed
+from papers.pfedlms.reproduce import NAMES, reproduce
+from papers.pfedlms.runs import Outcome, Wanted, gather, read_rows
+from papers.pfedlms.sheets import against_paper, bytes_to_most_of_the_gain, first_reaching, frugal_fedavg
+
+import pfedlms
+from pfedlms.cli import main
+from pfedlms.errors import RunDirectoryError, UsageError
+
+# --- plans ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_papers_numbers_are_found_by_table_row_and_data_set() -> None:
+    assert printed("table1", "pfedlms", "cifar10") == Printed(82.14, 0.46)
+    assert printed("table2", "zsign", "mnist") == Printed(95.63, 0.45)
+    assert printed("communication", "fedavg", "cifar100") == Printed(1495.34)
+    assert printed("table1", "sketchvote", "mnist") is None
+    assert printed("table1", "pfedlms", "digits") is None
+    assert along("refresh", "h", 10, "mnist") == Printed(97.00)
+    assert along("lambda", "values", 0.01, "cifar100") == Printed(66.84)
+    assert along("thresholds", "T", 3, "cifar10") is None
+
+
+@pytest.mark.parametrize("name", ["table1", "table2"])
+def test_every_row_of_the_papers_tables_is_trained(name: str) -> None:
+    numbers = paper()[name]
+    for dataset in numbers["columns"]:
+        rows = {row.label: row.printed for row in EXPERIMENTS[name].of(dataset)}
+        assert {"local", "sketchvote", "stc@sketchvote", "pfed1bs@pfedlms", "pfedlms@pfed1bs"} <= rows.keys()
+        for method, values in numbers.items():
+            if method != "columns":
+                assert rows[method] == Printed(*values[numbers["columns"].index(dataset)])
+
+
+@pytest.mark.parametrize(
+    ("name", "dataset", "label", "settings", "value"),
+    [
+        ("ablation", "svhn", "T=7, whole model", {"layerwise": False}, 91.41),
+        ("ablation", "cifar10", "refined pfed1bs (T=1, whole model)", {"layerwise": False, "thresholds": 1}, 78.68),
+        ("thresholds", "cifar10", "T = 2", {"thresholds": 2}, 81.05),
+        ("refresh", "mnist", "h = 50", {"refresh": 50}, 96.44),
+        ("lambda", "fmnist", "λ = 0.005", {"strength": 0.005}, 97.64),
+    ],
+)
+def test_a_row_stands_for_its_settings(
+    name: str, dataset: str, label: str, settings: dict[str, Any], value: float
+) -> None:
+    (row,) = [row for row in EXPERIMENTS[name].of(dataset) if row.label == label]
+    assert row.printed == Printed(value)
+    assert settings_of(dataset, row.variant) == {"method": {"name": "pfedlms", **settings}}
+
+
+@pytest.mark.parametrize("variant", ["stc@sketchvote", "pfed1bs@pfedlms", "pfedlms@pfed1bs", "sketchvote@stc"])
+def test_methods_at_each_others_bytes(variant: str) -> None:
+    own, other = variant.split("@")
+    settings = {key: value for key, value in settings_of("digits", variant)["method"].items() if key != "name"}
+    wanted = taken("digits", other)
+    assert abs(taken("digits", own, **settings) - wanted) <= max(4, 0.005 * wanted)
+    if own in ("pfedlms", "pfed1bs"):
+        shipped = pfedlms.load_config(None, {"data": {"dataset": "digits"}, "method": {"name": own}}).settings
+        # How far a step moves a sketched coordinate, 2 η λ N/m, and a model, 2 η λ √N: one stays, the other shrinks.
+        coordinate = settings["strength"] / settings["ratio"] / (shipped.strength / shipped.ratio)
+        model = settings["strength"] / shipped.strength
+        assert max(coordinate, model) == pytest.approx(1)
+        assert min(coordinate, model) < 0.5
+
+
+def test_bytes_that_cannot_be_met() -> None:
+    with pytest.raises(UsageError, match="no setting of fedavg says how large a message is"):
+        settings_of("digits", "fedavg@pfedlms")
+    with pytest.raises(UsageError, match="pfed1bs: no ratio takes 100000000 bytes"):
+        equal_rate("digits", "pfed1bs", 100_000_000)
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+METHODS = ("local", "fedavg", "sketchvote")
+
+
+class Counting(pfedlms.Callback):
+    def __init__(self) -> None:
+        self.began: list[tuple[str, int]] = []
+
+    def on_start(self, run: Any) -> None:
+        self.began.append((Path(run.config.run.out).name, run.round))
+
+
+class SignalAt(pfedlms.Callback):
+    def on_evaluation(self, run: Any, record: Mapping[str, Any]) -> None:
+        if record["round"] == 4:
+            signal.raise_signal(signal.SIGINT)
+
+
+def wanted(out: Path, *callbacks: Any, **chosen: Any) -> Wanted:
+    return Wanted(out, **{"datasets": ("digits",), "quick": True, "progress": False, "callbacks": callbacks, **chosen})
+
+
+def local(out: Path, *callbacks: Any, alpha: float = 0.5, **chosen: Any) -> tuple[list[pfedlms.Run], Outcome]:
+    """The runs of `local`, of one seed unless others are chosen."""
+    outcome, cells = Outcome(), {"local": cell("digits", alpha, "local", quick=True)}
+    return gather(cells, wanted(out, *callbacks, **{"seeds": (0,), **chosen}), outcome)["local"], outcome
+
+
+def test_runs_are_trained_once_and_used_by_every_table_that_has_them(tmp_path: Path) -> None:
+    counting = Counting()
+    chosen = wanted(tmp_path, counting, methods=METHODS, seeds=(0, 1))
+    outcome = reproduce("table1", chosen)
+    assert [name for name, _ in counting.began] == [f"{method}-seed{seed}" for seed in (0, 1) for method in METHODS]
+    for name in ("table1", "curves", "budget"):
+        reproduce(name, chosen)
+    assert len(counting.began) == 6
+    (sheet,) = outcome.sheets
+    assert "last 10" in sheet.columns.values()
+    assert "mean of the last 10 of 10 evaluations" in sheet.note
+    study = tmp_path / "quick" / "digits-a0.5"
+    for record in sheet.records:
+        folders = [study / f"{record['row']}-seed{seed}" for seed in (0, 1)]
+        metrics = [[json.loads(line) for line in (f / "metrics.jsonl").read_text().splitlines()] for f in folders]
+        best = [max(each["p_acc"] for each in own) for own in metrics]
+        assert len(metrics[0]) == 10
+        assert record["max"] == pytest.approx(mean(best))
+        assert record["max_deviation"] == pytest.approx(stdev(best))
+        sent = mean(sum(own[-1]["bytes"].values()) for own in metrics) / 10 / 2**20
+        assert record["mib"] == pytest.approx(sent)
+    tables = tmp_path / "quick" / "only-local+fedavg+sketchvote"
+    rows = list(csv.DictReader((tables / "budget-digits-points.csv").read_text().splitlines()))
+    assert len(rows) == 6 * 10
+    assert {row["row"] for row in rows} == set(METHODS)
+    assert not list(tmp_path.glob("*.csv"))
+    assert (tables / "table1-digits.md").read_text().count("| sketchvote |") == 1
+    loaded = pfedlms.load(study)
+    assert isinstance(loaded, pfedlms.Study)
+    assert {run.label for run in loaded.runs} == set(METHODS)
+    # The study's own files have the runs of all seeds, and a folder of runs can be read as rows.
+    assert len(list(csv.DictReader((study / "results.csv").read_text().splitlines()))) == 6
+    again, _ = local(tmp_path / "else", counting, seeds=(0, 1), rows=read_rows([study]))
+    assert len(counting.began) == 6
+    assert [run.accuracy for run in again] == [run.accuracy for run in loaded.runs if run.label == "local"]
+
+
+def test_after_a_signal_what_there_is_counts_and_the_rest_is_resumed_later(tmp_path: Path) -> None:
+    local(tmp_path / "a", seeds=(2,))
+    runs, outcome = local(tmp_path / "a", SignalAt(), seeds=(0, 1, 2))
+    assert outcome.signal == signal.SIGINT
+    assert [(run.summary["seed"], run.summary["status"]) for run in runs] == [(0, "interrupted"), (2, "finished")]
+    counting = Counting()
+    resumed, whole = (local(tmp_path / name, counting)[0][0] for name in ("a", "b"))
+    assert counting.began == [("local-seed0", 4), ("local-seed0", 0)]
+    assert [record["p_acc"] for record in resumed.metrics] == [record["p_acc"] for record in whole.metrics]
+    assert resumed.summary["status"] == "finished"
+
+
+def test_a_folder_with_other_settings_is_not_taken_for_the_cell(tmp_path: Path) -> None:
+    other = cell("digits", 0.5, "local", quick=True) | {"train": {"rounds": 3}}
+    pfedlms.study(cells={"local": other}, out=tmp_path / "digits-a0.5")
+    with pytest.raises(RunDirectoryError, match="local-seed0 with other settings"):
+        local(tmp_path)
+
+
+def row_of(
+    method: str, seed: int = 0, status: str = "finished", dataset: str = "digits", **more: Any
+) -> dict[str, Any]:
+    """A row that was measured elsewhere, with the settings of a cell."""
+    settings = cell(dataset, 0.5, method, quick=dataset == "digits")
+    config = pfedlms.load_config(None, {**settings, "run": {**settings.get("run", {}), "seed": seed}}).tables()
+    summary = {"accuracy": {"max": 12.0, "last10": 11.0, "final": 11.0}, "bytes_per_round": {}, "seed": seed}
+    return {"config": config, "status": status, "summary": {**summary, **more}, "curve": {}}
+
+
+def test_rows_measured_elsewhere_are_used_where_their_settings_are_the_cells(tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text(json.dumps([row_of("local", seed) for seed in (1, 0)]))
+    (tmp_path / "else.json").write_text("{}")
+    counting = Counting()
+    runs, _ = local(tmp_path / "out", counting, seeds=(0, 1, 2), rows=read_rows([tmp_path]))
+    assert [run.summary["accuracy"]["max"] == 12.0 for run in runs] == [True, True, False]
+    assert [name for name, _ in counting.began] == ["local-seed2"]
+    for wrong in ("else.json", "none.json"):
+        with pytest.raises(UsageError, match=f"--rows: .*{wrong}"):
+            read_rows([tmp_path / wrong])
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [("run", "seed", 1), ("run", "lost", 0.3), ("run", "evaluate_every", 2), ("data", "alpha", 0.4),
+     ("data", "validation", 0.2), ("train", "rounds", 11), ("model", "hidden", None)],
+)  # fmt: skip
+def test_rows_with_other_settings_are_not_used(section: str, key: str, value: float | None, tmp_path: Path) -> None:
+    """Digits come with 252 hidden units; a row that does not say how many had 256, the default."""
+    row = row_of("local")
+    assert row["config"][section].pop(key) != value
+    if value is not None:
+        row["config"][section][key] = value
+    counting = Counting()
+    local(tmp_path, counting, rows=[row])
+    assert [name for name, _ in counting.began] == ["local-seed0"]
+
+
+# --- sheets -----------------------------------------------------------------------------------------------------------
+
+
+def measured(p_acc: list[float], sent: int, status: str = "finished", seed: int = 0, total: int = 0) -> pfedlms.Run:
+    """A run with these evaluations and so many bytes per round."""
+    tail = p_acc[-10:]
+    accuracy = {"max": max(p_acc), "last10": sum(tail) / len(tail), "final": p_acc[-1]}
+    summary = {"status": status, "accuracy": accuracy, "bytes_per_round": {"up": sent}, "seed": seed}
+    metrics = [
+        {"round": number, "p_acc": value, "bytes": {"up": sent * number}} for number, value in enumerate(p_acc, start=1)
+    ]
+    return pfedlms.Run(pfedlms.load_config(), metrics=metrics, summary={**summary, "total_bytes": total})
+
+
+@pytest.mark.parametrize(
+    ("total", "label"),
+    [
+        (350, "fedavg, 3 rounds (bytes of sketchvote)"),
+        (100, "fedavg, 1 round (bytes of sketchvote)"),
+        (99, "fedavg, 1 round (> bytes of sketchvote)"),
+    ],
+)
+def test_fedavg_for_the_bytes_of_another(total: int, label: str) -> None:
+    runs = {"fedavg": [measured([90.0], 100, total=20_000)], "sketchvote": [measured([90.0], 1, total=total)]}
+    assert frugal_fedavg(runs) == {label: max(1, total // 100)}
+
+
+def test_data_that_only_a_shorter_fedavg_needs_are_named_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All cells of SVHN are known but for FedAvg at sketchvote's total bytes, and there are no files."""
+    monkeypatch.delenv("PFEDLMS_DATA", raising=False)
+    sent = {"local": 0, "fedavg": 1000, "sketchvote": 10}
+    rows = [
+        row_of(method, dataset="svhn", bytes_per_round={"up": own}, total_bytes=200 * own, clients=20)
+        for method, own in sent.items()
+    ]
+    chosen = wanted(tmp_path, datasets=("svhn",), methods=tuple(sent), seeds=(0,), quick=False, rows=rows)
+    outcome = reproduce("budget", chosen)
+    assert "svhn" in outcome.missing
+    (first, *_) = outcome.sheets
+    assert [record["row"] for record in first.records][3] == "fedavg, 2 rounds (bytes of sketchvote)"
+
+
+@pytest.mark.parametrize(
+    ("long", "short", "heading", "text"),
+    [
+        (40, 40, "last 10", "mean of the last 10 evaluations;"),
+        (12, 12, "last 10", "mean of the last 10 of 12 evaluations;"),
+        (4, 4, "last 4", "mean of all 4 evaluations;"),
+        (40, 1, "last 10", "mean of the last 10 evaluations, or of all where a row has fewer;"),
+    ],
+)
+def test_how_many_evaluations_the_last_10_are_of(long: int, short: int, heading: str, text: str) -> None:
+    runs = {"long": [measured([90.0] * long, 1)], "short": [measured([90.0] * short, 1)]}
+    sheet = against_paper("t", "title", "digits", [Row("long", "x"), Row("short", "y")], runs)
+    assert sheet.columns["last10 ± last10_deviation"] == heading
+    assert text in sheet.note
+
+
+def test_differences_and_what_lies_outside_two_deviations() -> None:
+    pair = [measured([90.0], 1 << 20), measured([92.0], 1 << 20)]
+    runs = {"near": pair, "far": pair, "broken": [measured([50.0], 1, "diverged")], "single": [measured([50.0], 1)]}
+    width = 2 * sqrt(2 + 1)  # 90 and 92 have the variance 2
+    rows = [Row("near", "x", Printed(91 - width + 0.01, 1.0)), Row("far", "x", Printed(91 - width - 0.01, 1.0))]
+    rows += [Row("broken", "x", Printed(1.0)), Row("single", "x", Printed(90.0, 0.1))]
+    sheet = against_paper("t", "title", "digits", rows, runs)
+    assert [record.get("outside") for record in sheet.records] == [False, True, None, False]
+    assert sheet.records[0]["difference"] == pytest.approx(width - 0.01)
+    assert sheet.records[0]["mib"] == 1
+    assert sheet.records[2]["row"] == "broken (1 diverged)"
+    shown = [record["difference"] for record in sheet.table.records]
+    assert [text.endswith(" *") for text in shown] == [False, True, False, False]
+    level = against_paper("t", "title", "digits", [Row("near", "x", Printed(91.001))], runs)
+    assert level.table.records[0]["difference"] == "+0.00"  # not −0.00
+
+
+def test_bytes_to_most_of_the_gain() -> None:
+    """local ends at 80, FedAvg at 90: 89 is what counts."""
+    runs = {
+        "local": [measured([80.0] * 10, 0)],
+        "fedavg": [measured([70.0, 88.9, 89.0, *[90.0] * 10], 100)],
+        "never": [measured([88.0] * 10, 1)],
+    }
+    assert first_reaching(runs["fedavg"][0], 89.0) == (3, 300)
+    sheet = bytes_to_most_of_the_gain("digits", runs)
+    assert sheet is not None
+    found = {record["row"]: record for record in sheet.records}
+    assert found["fedavg"]["rounds"] == 3
+    assert found["fedavg"]["mib"] == 300 / 2**20
+    assert "mib" not in found["never"]
+    for name, start in (("local", 60.0), ("fedavg", 50.0), ("never", 68.0)):  # 20 points lower with seed 1
+        runs[name].append(measured([start, *[{"local": 60.0, "fedavg": 70.0}.get(name, 69.0)] * 12], 100, seed=1))
+    sheet = bytes_to_most_of_the_gain("digits", runs)
+    assert sheet is not None
+    found = {record["row"]: record for record in sheet.records}
+    assert found["fedavg"]["reached"] == "2 of 2"
+    assert found["fedavg"]["rounds"] == (3 + 2) / 2
+    assert found["never"]["reached"] == "1 of 2"
+    assert [own["rounds"] for own in sheet.table.records if own["row"] == "fedavg"] == ["2"]  # 2.5, halves to even
+    more = {**runs, "broken": [measured([1.0], 1, "diverged")], "fedavg, 1 round (bytes of x)": [measured([99.0], 1)]}
+    again = bytes_to_most_of_the_gain("digits", more)
+    assert again is not None
+    assert again.records == sheet.records
+    assert bytes_to_most_of_the_gain("digits", {"local": runs["local"]}) is None
+
+
+@pytest.mark.parametrize(("dataset", "fedavg", "own"), [("mnist", 31.06, 0.38), ("cifar10", 42.68, 0.72)])
+def test_communication_is_the_papers_to_two_decimals(dataset: str, fedavg: float, own: float, tmp_path: Path) -> None:
+    (sheet,) = reproduce("communication", wanted(tmp_path, datasets=(dataset,))).sheets
+    found = {record["row"]: record for record in sheet.records}
+    assert round(found["fedavg"]["mib"], 2) == fedavg
+    assert round(found["pfedlms"]["mib"], 2) == own
+    assert abs(found["pfedlms"]["difference"]) < 1e-9
+
+
+# --- Figure 1 ---------------------------------------------------------------------------------------------------------
+
+
+def test_distributions_are_of_the_shared_model_and_resumed(tmp_path: Path) -> None:
+    counting = Counting()
+    stopped = reproduce("distributions", wanted(tmp_path, SignalAt()))
+    assert (stopped.signal, stopped.sheets) == (signal.SIGINT, [])
+    sheet, bins, accuracy = reproduce("distributions", wanted(tmp_path, counting)).sheets
+    assert counting.began == [("fedavg-rounds10-seed0", 4)]
+    assert [record["round"] for record in sheet.records] == [0, 0, 1, 1, 9, 9]
+    result = pfedlms.run(method="fedavg", rounds=10, alpha=0.5)
+    model = result.federation.shared_state_dict()
+    assert model is not None
+    matrices = [values.double() for values in model.values() if values.ndim > 1]
+    last = [record["deviation"] for record in sheet.records[-2:]]
+    assert last == pytest.approx([values.std(correction=0).item() for values in matrices])
+    assert sheet.table.records[-1]["deviation"] == f"{last[-1]:.3f}"
+    assert accuracy.records == [{"round": own["round"] - 1, "g_acc": own["g_acc"]} for own in result.metrics]
+    own = [record for record in bins.records if record["round"] == 9][80:]
+    counts = [matrices[1].ge(record["from"]).sum() - matrices[1].ge(record["to"]).sum() for record in own[:-1]]
+    widths = [record["to"] - record["from"] for record in own]
+    shares = [count.item() / matrices[1].numel() for count in counts]
+    areas = [record["density"] * width for record, width in zip(own, widths, strict=True)]
+    assert areas[:-1] == pytest.approx(shares)
+    assert sum(areas) == pytest.approx(1)
+    again, *_ = reproduce("distributions", wanted(tmp_path, counting)).sheets
+    assert len(counting.began) == 1
+    assert again.records == sheet.records
+
+
+def test_rounds_of_the_figure_are_marked_where_they_are() -> None:
+    """The figure counts from 0, an evaluation from 1."""
+    pytest.importorskip("altair")
+    layers = {"1.weight": {"density": [1.0, 1.0], "edges": [0.0, 0.5, 1.0], "deviation": 0.3}}
+    document = {
+        "stages": [{"round": number, "layers": layers} for number in (0, 1, 9)],
+        "curve": {"round": list(range(1, 11)), "g_acc": [10.0 * number for number in range(10)]},
+    }
+    accuracy = distributions.chart(document).to_dict()["hconcat"][-1]
+    dots, line = accuracy["layer"][-1]["data"]["values"], accuracy["data"]["values"]
+    assert [(point["x"], point["mean"]) for point in line] == [(number, 10.0 * number) for number in range(10)]
+    assert [(point["x"], point["mean"]) for point in dots] == [(number, 10.0 * number) for number in (0, 1, 9)]
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+
+
+def test_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By `pfedlms reproduce`, which is the paper's own command."""
+    monkeypatch.delenv("PFEDLMS_DATA", raising=False)
+    out = str(tmp_path / "paper")
+    line = ["reproduce", "table1", "--datasets", "digits,digits", "--quick", "--seeds", "2", "--out", out]
+    assert main([*line, "--methods", "local"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err.startswith("digits: 2 cells, 0 known or finished, 2 to train\n")
+    assert f"results: {out}" in shown.err.replace("\n", "")
+    assert shown.out.count("P-acc max") == 1
+    assert "digits: Table 1, α = 0.5, a quick look" in " ".join(shown.out.split())
+    assert main([*line, "--methods", "local,fedavg", "--json"]) == 0
+    shown = capsys.readouterr()
+    assert "digits: 4 cells, 2 known or finished, 2 to train\n" in shown.err
+    assert [record["row"] for record in json.loads(shown.out)["sheets"]["table1-digits"]] == ["local", "fedavg"]
+    assert main([*line, "--methods", "local,fedavg", "--quiet"]) == 0
+    assert "cells" not in capsys.readouterr().err
+    tables = {file.parent.name for file in tmp_path.rglob("table1-digits.csv")}
+    assert tables == {"only-local", "only-local+fedavg"}
+    for name in ("table1", "distributions", "convergence"):
+        assert main(["reproduce", name, "--datasets", "mnist", "--out", out, "--quiet"]) == 1
+        assert "mnist: cells stay open: data.dir: the data set 'mnist' is read from files" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["tabel1"], "got 'tabel1'; did you mean table1"),
+        (["table1", "--datasets", "mnits"], "--datasets: got 'mnits'; did you mean mnist"),
+        (["table1", "--methods", "pfedlm", "--datasets", "digits"], "did you mean pfedlms"),
+        (["table1", "--datasets", "file:../a.npz"], "pfedlms compare takes any data"),
+    ],
+)
+def test_wrong_use(given: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([*given, "--out", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_without_the_folder_of_papers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "papers.pfedlms.__main__", None)
+    assert main(["reproduce", "table1"]) == 2
+    assert "reproduce: the tables of the paper are not in the installed package" in capsys.readouterr().err
+
+
+def test_a_run_that_diverged_makes_the_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [row_of("local"), row_of("pfedlms", status="diverged")]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    line = ["table1", "--datasets", "digits", "--quick", "--out", str(tmp_path / "out")]
+    line += ["--rows", str(tmp_path / "rows.json")]
+    assert command.main([*line, "--methods", "local"]) == 0
+    assert command.main([*line, "--methods", "local,pfedlms"]) == 1
+    shown = capsys.readouterr()
+    assert "pfedlms (1 diverged)" in shown.out
+    assert "error: 1 run did not finish" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [("table1", "with the latest checkpoint"), ("convergence", "the run it was in begins again")],
+)
+def test_an_interrupt_names_the_same_command_and_what_is_kept(
+    name: str, kept: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "reproduce", interrupted)
+    assert command.main([name, "--out", str(tmp_path)]) == 130
+    assert f"{tmp_path} keeps what was finished, {kept}. The same command resumes it." in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("always")
+@pytest.mark.parametrize(
+    ("name", "given", "text"),
+    [("convergence", ["--seeds", "3", "--methods", "fedavg"],
+      "warning: convergence: --methods and --seeds without effect; it has pFedLMS and seed 0 alone\n"),
+     ("distributions", ["--methods", "pfedlms"], "warning: distributions: --methods without effect; it has FedAvg"),
+     ("distributions", ["--seeds", "1"], "results: "),
+     ("table1", ["--seeds", "2", "--methods", "fedavg"], "results: ")],
+)  # fmt: skip
+def test_options_without_effect_are_named(
+    name: str, given: list[str], text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "reproduce", lambda *_: Outcome())
+    assert command.main([name, *given]) == 0
+    assert capsys.readouterr().err.startswith(text)
+
+
+def test_help_names_every_experiment(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["reproduce", "--help"])
+    text = capsys.readouterr().out
+    assert all(name in text for name in NAMES)
+    assert "pfedlms reproduce" in text
+    with pytest.raises(SystemExit):
+        command.main(["table1", "--seeds", "0"])
+    assert "--seeds: got 0, expected a count of at least 1" in capsys.readouterr().err
