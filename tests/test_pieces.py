@@ -407,7 +407,7 @@ def test_what_is_refused_counts_for_nothing() -> None:
         with pytest.raises(ValueError):
             mean.add(weights, np.ones((2, 1)))
     assert (vote.clients, vote.total, vote.counts.sum()) == (0, 0, 0)
-    assert repr(mean) == "WeightedMean(size 1, nobody yet)"
+    assert repr(mean) == "WeightedMean(size 1, no client yet)"
 
 
 # --- what they say of themselves --------------------------------------------------------------------------------------
@@ -422,7 +422,7 @@ def test_reprs_say_what_it_is() -> None:
     assert repr(Sketch(layout, 0.5, 3, 9)) == "Sketch(2 layers, 1,322 → 1,088 entries, ratio 0.5, seed 3, epoch 9)"
     assert repr(some_pull(7, 0.05, 0.1).pull) == "Pull(130 → 85 entries, thresholds 7, strength 0.05, smoothing 0.1)"
     vote = Vote(1000, 7)
-    assert repr(vote) == "Vote(size 1,000, thresholds 7, nobody yet)"
+    assert repr(vote) == "Vote(size 1,000, thresholds 7, no client yet)"
     vote.add(np.zeros(1000, np.uint8), 1500)
     assert repr(vote) == "Vote(size 1,000, thresholds 7, 1 client of weight 1,500)"
 

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from pfedlms.data.arrays import Arrays, checked
 from pfedlms.data.partition import Indices, split
 from pfedlms.data.pool import Constants
-from pfedlms.data.schemes import Dealing, assign, scheme_of
+from pfedlms.data.schemes import Partitioning, assign, scheme_of
 from pfedlms.errors import DataError
 
 Pair = tuple[ArrayLike, ArrayLike]
@@ -83,7 +83,7 @@ class FederatedData:
 def from_pool(
     x: ArrayLike,
     y: ArrayLike,
-    how: Dealing,
+    how: Partitioning,
     owner: NDArray[np.int64] | None = None,
     owners: Sequence[str] = (),
     names: Sequence[str] = (),
@@ -97,7 +97,7 @@ def from_pool(
 
 
 def partitioned(
-    pool: Arrays, how: Dealing, owner: NDArray[np.int64] | None = None, owners: Sequence[str] = ()
+    pool: Arrays, how: Partitioning, owner: NDArray[np.int64] | None = None, owners: Sequence[str] = ()
 ) -> FederatedData:
     """`from_pool` of arrays that are checked."""
     scheme = scheme_of(how.scheme, owner, pool.classes)

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 from pfedlms.data.arrays import Arrays, checked
 from pfedlms.data.federated import FederatedData, held_by, partitioned
 from pfedlms.data.partition import Indices
-from pfedlms.data.schemes import Dealing
+from pfedlms.data.schemes import Partitioning
 from pfedlms.errors import DataError, reason
 
 SPLITS = ("train", "validation", "valid", "val", "dev", "test")
@@ -42,7 +42,7 @@ class Given:
     held: tuple[Indices | tuple[Indices, Indices], ...] = ()
     client_names: tuple[str, ...] = ()
 
-    def federated(self, how: Dealing) -> FederatedData:
+    def federated(self, how: Partitioning) -> FederatedData:
         """Partitioned over clients; of what each client holds only the splits are drawn."""
         if not self.held:
             return partitioned(self.pool, how)

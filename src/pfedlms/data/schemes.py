@@ -19,7 +19,7 @@ SCHEMES = ("dirichlet", "classes", "iid", "quantity", "given")
 
 
 @dataclass(frozen=True)
-class Dealing:
+class Partitioning:
     """How a pool of samples is partitioned over clients, and each client's samples are split."""
 
     clients: int
@@ -54,7 +54,7 @@ def scheme_of(asked: str, owner: NDArray[np.int64] | None, classes: int = 1) -> 
 
 
 def assign(
-    labels: NDArray[np.integer], how: Dealing, owner: NDArray[np.int64] | None = None, owners: Sequence[str] = ()
+    labels: NDArray[np.integer], how: Partitioning, owner: NDArray[np.int64] | None = None, owners: Sequence[str] = ()
 ) -> list[Indices]:
     """Cut the samples `0..len(labels)−1` into disjoint sets, one per client, that together hold every sample, each at
     least `how.min_samples`."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pfedlms.aggregate import limited, outliers
+from pfedlms.aggregate import limit_weights, outliers
 from pfedlms.backend import to_host
 from pfedlms.cohort import Tensors
 from pfedlms.errors import DecodeError
@@ -123,7 +123,7 @@ class Aggregation:
         self.add_up()
         if self._max_scale:
             self._leave_out_too_large()
-        weights = iter(limited([n for _, samples, _ in self._kept for n in samples], self._max_weight))
+        weights = iter(limit_weights([n for _, samples, _ in self._kept for n in samples], self._max_weight))
         for ids, samples, values in self._kept:
             own = [next(weights) for _ in ids]
             self.limited += [k for k, claimed, used in zip(ids, samples, own, strict=True) if used < claimed]

@@ -41,7 +41,7 @@ class Terms:
         return self.model.cohort(ids, samples, with_momentum=False, kept=self._kept)
 
 
-def task_of(model: CohortModel, classes: int, who: Participation, train: TrainSettings, seed: int) -> Task:
+def task_of(model: CohortModel, classes: int, participation: Participation, train: TrainSettings, seed: int) -> Task:
     """What both ends know before the first round."""
     return Task(
         layout=model.layout,
@@ -49,8 +49,8 @@ def task_of(model: CohortModel, classes: int, who: Participation, train: TrainSe
         feature_size=model.feature_size,
         seed=seed,
         initial=model.initial.cpu(),
-        clients=who.clients,
-        participants=who.count,
+        clients=participation.clients,
+        participants=participation.count,
         learning_rate=train.learning_rate,
         weight_decay=train.weight_decay,
         schedule=train.rates,

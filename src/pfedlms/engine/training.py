@@ -34,7 +34,7 @@ from pfedlms.engine.participation import Participation
 from pfedlms.errors import DivergedError
 from pfedlms.methods.contract import Method, Objective
 from pfedlms.models.forward import CohortModel
-from pfedlms.models.streams import beside
+from pfedlms.models.streams import overlapped
 from pfedlms.step import Rate, adamw_step_, clip_, kept_numbers, sgd_step_
 from pfedlms.step.schedule import Schedule
 
@@ -82,10 +82,10 @@ class LocalWorker:
     local steps as a CUDA graph."""
 
     def __init__(
-        self, model: CohortModel, data: FederatedData, train: TrainSettings, seed: int, who: Participation,
+        self, model: CohortModel, data: FederatedData, train: TrainSettings, seed: int, participation: Participation,
         largest: int, criterion: Criterion,
     ) -> None:  # fmt: skip
-        self._model, self._data, self._train, self._seed, self._who = model, data, train, seed, who
+        self._model, self._data, self._train, self._seed, self._participation = model, data, train, seed, participation
         self._criterion = criterion
         self._batches = batches(seed, data)
         crop, flip = (part in train.augment for part in ("crop", "flip"))
@@ -118,9 +118,9 @@ class LocalWorker:
         plan = self.plan(cohort, phase)
         with seeded_modules(rng.stream(self._seed, "module", phase, cohort.ids[0]), self._model.device):
             trained, losses = self._in_parts(cohort, plan, objective, self._rate(phase))
-        if cohort.params.is_cuda and len(cohort.ids) == self._who.count:
+        if cohort.params.is_cuda and len(cohort.ids) == self._participation.count:
             # While the GPU is still busy with these steps. The plan of this phase is kept for a second training.
-            following = self._who.of(phase + 1), phase + 1
+            following = self._participation.of(phase + 1), phase + 1
             ahead = self._plans.get(following)
             self._plans[following] = self._drawn(*following) if ahead is None else ahead
         losses, sums = to_host(losses, trained.params.sum(dim=1))
@@ -178,7 +178,7 @@ class LocalWorker:
             pull, x = partial(checked_gradient, objective, params), self._training_samples(chosen)
             task = partial(self._model.gradient, gradients, params, buffers, x, y, minimised, objective.needs_features)
             # The pull depends on the models alone, so it is computed beside the gradient of the loss.
-            extra, loss = beside(pull, task, self._model.device, "pull")
+            extra, loss = overlapped(pull, task, self._model.device, "pull")
             losses += loss
             if settings.clip:
                 clip_(gradients, extra, settings.clip)

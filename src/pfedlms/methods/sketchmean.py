@@ -101,7 +101,7 @@ class MeanOfSigns(Exchange[Votes]):
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
         sketch = self._sketches.of(round, cohort.params.device)
         sketched = sketch.forward(cohort.params - cohort.state["model"])
-        signs, scales = sketch.spoken(sketched)
+        signs, scales = sketch.signs_and_rms(sketched)
         zero = sketched == 0
         if zero.any():
             signs = pack_signs(torch.where(zero, self._coins(zero, round, cohort.ids), sketched))

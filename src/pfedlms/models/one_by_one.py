@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from pfedlms.backend import own_threads, spread
+from pfedlms.models.runner import Pass, Result, Runner, Single
 from pfedlms.models.streams import streams
-from pfedlms.models.way import Pass, Result, Single, Way
 
 _STREAMS = 8
 
 
-class Alone(Way):
+class OneByOne(Runner):
     """Both passes of one client together: what it needs stays in the cache, or on its stream.
 
     On a CPU every client takes one thread, be it alone or one of many: a convolution sums in another order on one
@@ -29,10 +29,10 @@ class Alone(Way):
     def __init__(self, single: Single, device: torch.device) -> None:
         self._single, self._device = single, device
         self._spreads: bool | None = False if device.type == "cuda" else None
-        self._untouched: nn.Module = single.module
-        self._here = threading.local()
+        self._pristine: nn.Module = single.module
+        self._thread = threading.local()
 
-    def settled(self, x: Tensor) -> Way:
+    def after_trial(self, x: Tensor) -> Runner:
         if self._spreads is None:
             self._spreads = self._order_does_not_matter(x)
         return self
@@ -42,7 +42,7 @@ class Alone(Way):
         if any(part._forward_hooks or part._forward_pre_hooks or _listens(part) for part in module.modules()):
             return False
         try:
-            self._untouched, tried = copy.deepcopy(module), copy.deepcopy(module).train()
+            self._pristine, tried = copy.deepcopy(module), copy.deepcopy(module).train()
             before = _counts(tried)
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 drawn = torch.random.get_rng_state()
@@ -51,10 +51,10 @@ class Alone(Way):
         except Exception:  # a module that cannot be copied, or not be run on two samples, is left as it is
             return False
 
-    def short(self, clients: int) -> bool:
+    def has_short_operators(self, clients: int) -> bool:
         return bool(self._spreads)
 
-    def over(self, clients: int, work: Callable[[slice], Result]) -> list[Result]:
+    def run_all(self, clients: int, work: Callable[[slice], Result]) -> list[Result]:
         rows = [slice(client, client + 1) for client in range(clients)]
         if self._device.type == "cuda" and clients > 1:
             return self._on_streams(rows, work)
@@ -72,16 +72,16 @@ class Alone(Way):
         return [results[row.start] for row in rows]
 
     def _on_streams(self, rows: list[slice], work: Callable[[slice], Result]) -> list[Result]:
-        here = torch.cuda.current_stream(self._device)
+        current = torch.cuda.current_stream(self._device)
         others = streams(self._device, "alone", min(len(rows), _STREAMS))
         results = []
         for client, row in enumerate(rows):
             stream = others[client % len(others)]
-            stream.wait_stream(here)
+            stream.wait_stream(current)
             with torch.cuda.stream(stream):
                 results.append(work(row))
         for stream in others:
-            here.wait_stream(stream)
+            current.wait_stream(stream)
         return results
 
     def forward(self, given: Pass) -> tuple[Tensor, Tensor | None]:
@@ -92,9 +92,9 @@ class Alone(Way):
         return outputs.unsqueeze(0), seen[0].unsqueeze(0) if given.features else None
 
     def _of_thread(self) -> Single:
-        if not hasattr(self._here, "single"):
-            self._here.single = Single(copy.deepcopy(self._untouched))
-        own: Single = self._here.single
+        if not hasattr(self._thread, "single"):
+            self._thread.single = Single(copy.deepcopy(self._pristine))
+        own: Single = self._thread.single
         return own
 
 
