@@ -19,8 +19,8 @@ from pfedlms.wire.frames import VERSION, agreement_digest
 
 
 class Terms:
-    """The method with its settings, the model with w⁰, who takes part and how clients train; and the digest of it that
-    every frame carries."""
+    """The method with its settings, the model with w⁰, the participants of each phase, how clients train, and the
+    digest that every frame carries."""
 
     def __init__(
         self, method: type[Method], settings: Any, model: CohortModel, clients: int, classes: int,
@@ -33,11 +33,11 @@ class Terms:
         self.model, self.train, self.seed = model, train, seed
         self.digest = agreement(self.method)
         self.catch_up = CatchUp(self.method, self.digest)
-        """How clients of a method that tracks a model get it after they took no part."""
+        """How absent clients of a method that tracks a model receive it."""
         self._kept = train.kept_numbers(model.layout.dim)
 
     def fresh(self, ids: tuple[int, ...], samples: tuple[int, ...]) -> Cohort:
-        """Clients that have not taken part yet, without what the method adds."""
+        """Clients that have not taken part yet, before `Method.client_start`."""
         return self.model.cohort(ids, samples, with_momentum=False, kept=self._kept)
 
 
