@@ -75,7 +75,7 @@ class Aggregation:
         got = self._intake.accept(data, {name: array[len(self._arrived)] for name, array in self._buffer.items()})
         claimed = self.claims.setdefault(got.sender, got.samples)
         if claimed != got.samples:
-            raise DecodeError(f"samples: got {got.samples}, expected {claimed}, as was said before")
+            raise DecodeError(f"samples: got {got.samples}, expected {claimed}, as before")
         self._arrived.append(got)
         self.valid += 1
         return got
