@@ -295,7 +295,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a weight too few": (
         lambda: Vote(1, 1).add(np.uint8([[0], [1]]), [3]),
-        "weights: got 1 for 2 clients, expected one of each; pass",
+        "weights: got 1 for 2 clients, expected one per client; pass",
     ),
     "a weight of zero": (lambda: Vote(1, 1).add(np.uint8([0]), 0), r"weights\[0\]: got 0, expected a whole number of"),
     "a weight below zero": (

@@ -456,7 +456,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "one-hot of two widths": (
         lambda: [(X, np.eye(3)[Y]), (X, np.eye(4)[Y])], "client 1: got labels that are one-hot 4 wide",
     ),
-    "several classes a sample": (lambda: (X, np.ones((60, 3))), "no one-hot rows, expected one class a sample"),
+    "several classes a sample": (lambda: (X, np.ones((60, 3))), "no one-hot rows, expected one class per sample"),
     "shares of classes": (lambda: (X, np.full((60, 4), 0.25)), "no one-hot rows"),
     "swapped": (lambda: (Y, X), r"labels of shape \(60, 4\) .* samples come first, \(x, y\)"),
     "labels of three axes": (lambda: (X, np.zeros((60, 2, 2))), r"labels of shape \(60, 2, 2\) .* expected a vector"),

@@ -1,4 +1,4 @@
-"""Who holds what: data sets, their partition over clients, and the order of mini-batches."""
+"""Data sets, their partition over clients, and the order of mini-batches."""
 
 from pfedlms.data.batches import batch_positions
 from pfedlms.data.federated import FederatedData, from_pairs, from_pool

@@ -1,4 +1,4 @@
-"""What a folder has of the data sets."""
+"""Which data sets a folder contains, and whether they are complete."""
 
 from __future__ import annotations
 

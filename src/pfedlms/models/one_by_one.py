@@ -1,5 +1,5 @@
-"""Each client with the module itself: on a CPU several clients at a time, a thread each; on a GPU on several streams,
-so that small kernels overlap."""
+"""Each client runs the module itself: on a CPU several clients at a time, one thread per client; on a GPU on several
+streams, so that small kernels overlap."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _STREAMS = 8
 
 
 class OneByOne(Runner):
-    """Both passes of one client together: what it needs stays in the cache, or on its stream.
+    """Both passes of one client together: its data stay in the cache, or on its stream.
 
-    On a CPU every client takes one thread, be it alone or one of many: a convolution sums in another order on one
-    thread than on two, so that results would depend on how clients are grouped. A module serves one thread at a time,
+    On a CPU every client always uses one thread: a convolution sums in another order on one thread than on two, so that
+    results would depend on how clients are grouped. A module serves one thread at a time,
     so each has a copy. Modules that draw random numbers, count their calls, or have hooks run one client after another,
     on all threads: their order matters.
     """
@@ -61,7 +61,7 @@ class OneByOne(Runner):
         if not self._spreads:
             return [work(row) for row in rows]
         results: dict[int, Result] = {}
-        differentiates = torch.is_grad_enabled()  # which each thread has of its own
+        differentiates = torch.is_grad_enabled()  # a setting of each thread
 
         def one(row: slice) -> None:
             with torch.set_grad_enabled(differentiates):

@@ -20,8 +20,8 @@ def streams(device: torch.device, purpose: str, count: int) -> list[torch.cuda.S
 def overlapped(
     first: Callable[[], First], second: Callable[[], Second], device: torch.device, purpose: str
 ) -> tuple[First, Second]:
-    """Both results; on a GPU the first is computed on a stream beside the second. Calls inside one another need
-    different purposes."""
+    """Both results; on a GPU both are computed at the same time, on two streams. Nested calls need different
+    purposes."""
     if device.type != "cuda":
         return first(), second()
     current, (side,) = torch.cuda.current_stream(device), streams(device, purpose, 1)

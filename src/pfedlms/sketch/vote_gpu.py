@@ -1,5 +1,5 @@
-"""What a vote on signs of a sketch takes, as Triton kernels: signs and sizes of a sketch on the way to the server, the
-step that packed votes lead to on the way back. The transform's passes are those of `sketch.gpu`."""
+"""Triton kernels for a vote on signs of a sketch: signs and root mean squares for the client's message, and the step
+for the server's packed votes. The transform's passes are those of `sketch.gpu`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PACKED = 512
 
 
 def signs_and_rms(sketch: Sketch, sketched: Tensor) -> tuple[Tensor, Tensor]:
-    """`Sketch.signs_and_rms`: one launch, in which some programs take the size of a layer and the others pack signs."""
+    """`Sketch.signs_and_rms`: one launch; some programs compute the rms of a layer, the others pack signs."""
     given, (clients, entries) = sketched.contiguous(), sketched.shape
     layers, width = len(sketch.shape.places), -(-entries // 8)
     signs = torch.empty(clients, width, dtype=torch.uint8, device=given.device)
