@@ -179,8 +179,8 @@ def _column(value: Any, name: str) -> tuple[str, NDArray[Any]]:
             return "one-hot", y
         raise DataError(
             f"{name}: got labels of shape {y.shape} and type {y.dtype} that are no one-hot rows, expected one class "
-            "per sample: a vector [n] of class numbers or names, or for such targets a loss of your own (loss=…); samples "
-            "come first, (x, y)"
+            "per sample: a vector [n] of class numbers or names, or for such targets a loss of your own (loss=…); "
+            "samples come first, (x, y)"
         )
     if y.ndim != 1 or y.dtype.kind not in "fiubUS":
         raise DataError(
