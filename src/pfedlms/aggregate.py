@@ -338,8 +338,7 @@ class SignVote:
         return 2 * self._counts.astype(np.float64) - np.repeat(np.array(self._totals, dtype=np.float64), sizes)
 
     def result(self) -> NDArray[np.uint8]:
-        """The signs most of the weight has chosen, packed as those that were added; where nobody has a weight they are
-        +1."""
+        """The signs of the weighted majority, packed as those that were added; +1 where no client has a weight."""
         size, result = len(self._counts), np.empty(len(self._counts), dtype=np.uint8)
         # Those for +1 weigh at least as much as those against: at least half, rounded up.
         least = np.array([total - total // 2 for total in self._totals], dtype=self._counts.dtype)

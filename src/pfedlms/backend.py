@@ -38,7 +38,7 @@ def compiled() -> Callable[[Function], Function]:
     """`numba.njit` for kernels: compiled at the first call, cached on disk, typed as the function it wraps.
 
     Without fastmath, because the order of float operations is part of the protocol; with NumPy's error model, so that
-    a division by zero gives what IEEE 754 says instead of an exception and loops can be vectorised. Without numba's
+    a division by zero follows IEEE 754 instead of raising an exception and loops can be vectorised. Without numba's
     own threads, which set PyTorch's thread count and wait for work by spinning: see `share`.
     """
     return cast(Callable[[Function], Function], numba.njit(cache=True, nogil=True, error_model="numpy"))

@@ -15,7 +15,7 @@ SOUND = ("complete", "partial", "larger")
 
 
 def check(name: str, directory: str | Path | None = None) -> Row:
-    """The state of the data set `name` in `directory`, or where PFEDLMS_DATA says, read as a run reads it.
+    """The state of the data set `name` in `directory`, or in PFEDLMS_DATA, read as a run reads it.
 
     | state | |
     |---|---|

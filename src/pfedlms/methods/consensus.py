@@ -100,7 +100,7 @@ class AgreeOnThresholds(Exchange[Gathered]):
 class VoteOnSymbols(Exchange[Vote]):
     """↑ the interval every sketched coordinate lies in      ↓ the interval the weighted majority chose
 
-    After `AgreeOnThresholds`, on what was sketched there.
+    It follows `AgreeOnThresholds` and uses its sketches.
     """
 
     def __init__(self, kind: int, sizes: tuple[int, ...], thresholds: int) -> None:

@@ -5,7 +5,7 @@ A round is the method's exchanges one after another, then E local steps on the m
 
     client_send → bytes → server_open, server_add…, server_reply → bytes → client_receive
 
-and a method is its exchanges, its objective and its settings. All functions are pure: state goes in, state comes out.
+and a method is its exchanges, its objective and its settings. All functions are pure: they take state and return state.
 Client-side functions work on a cohort (tensors with a leading `clients` axis); a real device is a cohort of one. The
 server side is a fold over the clients' messages, so its memory need not grow with their number; it runs on the host. A
 method never sees bytes, and never decides who takes part: it gets whichever clients' messages arrived.

@@ -57,7 +57,7 @@ def largest(x: Tensor, count: int) -> Tensor:
 
 
 def moved(model: Tensor, sent: Tensors) -> Tensor:
-    """w after an answer, `[dim]` or `[clients, dim]`: w + s μ at the places sent; all else as it is, −0 included."""
+    """w after an answer, `[dim]` or `[clients, dim]`: w + s μ at the places sent; others keep their bits, also −0."""
     places = sent["positions"].expand(*model.shape[:-1], -1)
     return model.scatter(-1, places, model.gather(-1, places) + sent["magnitude"] * sent["signs"])
 

@@ -13,7 +13,7 @@ from pfedlms.models.runner import Pass, Runner, Single
 
 
 class Compiled(Runner):
-    """The vmapped call, compiled for training steps; evaluation and features go by `fallback`."""
+    """The vmapped call, compiled for training steps; `fallback` runs evaluations and features."""
 
     def __init__(self, single: Single, fallback: Runner) -> None:
         self._module, self._fallback = single.module, fallback

@@ -60,8 +60,8 @@ class CohortModel:
     """A module's architecture, applied to many flat parameter vectors at once.
 
     The module given is never trained; it supplies the computation, the frozen parameters and the initial values. How
-    clients are run is chosen once: here, or at the first use where only a trial can tell. With `fast`, training on a
-    GPU is compiled.
+    clients are run is chosen once: here, or at the first use if that needs a trial. With `fast`, training on a GPU is
+    compiled.
     """
 
     def __init__(self, module: nn.Module, device: torch.device, fast: bool = False) -> None:

@@ -39,7 +39,7 @@ class OneByOne(Runner):
 
     def _order_does_not_matter(self, x: Tensor) -> bool:
         module = self._single.module
-        if any(part._forward_hooks or part._forward_pre_hooks or _listens(part) for part in module.modules()):
+        if any(part._forward_hooks or part._forward_pre_hooks or _hooks_backward(part) for part in module.modules()):
             return False
         try:
             self._pristine, tried = copy.deepcopy(module), copy.deepcopy(module).train()
@@ -73,7 +73,7 @@ class OneByOne(Runner):
 
     def _on_streams(self, rows: list[slice], work: Callable[[slice], Result]) -> list[Result]:
         current = torch.cuda.current_stream(self._device)
-        others = streams(self._device, "alone", min(len(rows), _STREAMS))
+        others = streams(self._device, "one by one", min(len(rows), _STREAMS))
         results = []
         for client, row in enumerate(rows):
             stream = others[client % len(others)]
@@ -98,7 +98,7 @@ class OneByOne(Runner):
         return own
 
 
-def _listens(part: nn.Module) -> bool:
+def _hooks_backward(part: nn.Module) -> bool:
     return bool(part._backward_hooks or part._backward_pre_hooks)
 
 

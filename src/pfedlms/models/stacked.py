@@ -179,8 +179,8 @@ def _stacked_convolution(
 
 
 def refusal(single: Single, params: Values, sample: Tensor) -> str | None:
-    """Why torch.func cannot vectorise a module, or None: tried with one model's parameters on two samples of `sample:
-    [batch, …]`, because nothing else tells. Without `folds`, whose kernels would be compiled for this alone."""
+    """Why torch.func cannot vectorise a module, or None. Only a trial can show it: with one model's parameters on two
+    samples of `sample: [batch, …]`, and without `folds`, whose kernels would be compiled only for the trial."""
     x, named = sample[[0, -1]], (params.items(), single.module.named_buffers())
     params, buffers = ({name: torch.stack([value.detach()] * 2) for name, value in each} for each in named)
     try:

@@ -329,8 +329,8 @@ class Sketch:
             yield place, self.signs[place.begin : place.end], self.rows[place.start : place.stop]
 
     def check(self, name: str, values: Tensor | Array, width: int) -> Tensor:
-        """`values` as rows `[clients, width]` on this device; all else is refused, because kernels do not look at
-        bounds."""
+        """`values` as rows `[clients, width]` on this device; raises ValueError for anything else, because kernels do
+        not check bounds."""
         given = values if isinstance(values, Tensor) else tensor_of(name, values, self.rows.device)
         if given.ndim not in (1, 2) or given.shape[-1] != width:
             raise ValueError(
