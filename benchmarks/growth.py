@@ -25,7 +25,7 @@ import torch
 from kept import keep
 
 from engine import SHAPES, median_seconds
-from pfedlms.data import Dealing, from_pool
+from pfedlms.data import Partitioning, from_pool
 from pfedlms.engine import Federation
 from pfedlms.engine.training import TrainSettings
 from pfedlms.experiment.memory import fitting_cohort
@@ -40,7 +40,7 @@ def measure(options: argparse.Namespace, clients: int, participants: int) -> dic
     device, shape = torch.device(options.device), SHAPES.get(options.model, (3, 32, 32))
     draw = np.random.default_rng(0)
     x = draw.standard_normal((SAMPLES, *shape), dtype=np.float32)
-    data = from_pool(x, draw.integers(0, 10, SAMPLES), Dealing(clients, 10.0, 0, min_samples=1))
+    data = from_pool(x, draw.integers(0, 10, SAMPLES), Partitioning(clients, 10.0, 0, min_samples=1))
     model = CohortModel(build(options.model, shape, 10, 256, 0), device)
     share = participants / clients if participants else 1.0
     cohort = fitting_cohort(model, data, options.batch, participants or clients)
@@ -52,7 +52,7 @@ def measure(options: argparse.Namespace, clients: int, participants: int) -> dic
         made.play_round()
     seconds = median_seconds(made.play_round, device, options.rounds)
     host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    file, clients_kept = io.BytesIO(), [*made._clients.present, *made._clients._away.values()]
+    file, clients_kept = io.BytesIO(), [*made._clients.present, *made._clients._absent.values()]
     torch.save(made.state(), file)
     return {
         "clients": clients,

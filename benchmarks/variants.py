@@ -16,7 +16,7 @@ from pfedlms.methods import Exchange, Task, register
 from pfedlms.methods.consensus import Sketches
 from pfedlms.methods.contract import ClientWork
 from pfedlms.methods.sketchmean import MeanOfSigns, SketchMean, SketchMeanSettings
-from pfedlms.methods.sketchvote import SketchVote, SketchVoteSettings, VoteOnTheUnsaid
+from pfedlms.methods.sketchvote import ResidualSignVote, SketchVote, SketchVoteSettings
 from pfedlms.models import build
 from pfedlms.settings import setting
 
@@ -39,7 +39,7 @@ class Heard:
     scales: list[NDArray[np.float32]]
 
 
-class WeightedVote(VoteOnTheUnsaid):
+class WeightedVote(ResidualSignVote):
     """v = sign(Σ N_k min(s_k, cap · s̄) sign(y_k)): who has learnt more says it louder."""
 
     def __init__(self, sketches: Sketches, settings: WeightedSettings) -> None:
@@ -87,7 +87,7 @@ class ForgetfulSettings(SketchVoteSettings):
     longest: int = setting(0, "rounds away after which a residual is dropped; 0: never", minimum=0)
 
 
-class ForgetfulVote(VoteOnTheUnsaid):
+class ForgetfulVote(ResidualSignVote):
     """e_k ← decay^(rounds away) e_k before a client that comes back speaks, or 0 if it was away too long."""
 
     def __init__(self, sketches: Sketches, settings: ForgetfulSettings) -> None:
@@ -117,7 +117,7 @@ class ForgetfulSketchVote(SketchVote):
         self.exchanges = (ForgetfulVote(_sketches(task, settings), settings),)
 
     def client_start(self, cohort: Cohort) -> Cohort:
-        # Who has never spoken has a residual of zero, so it does not matter how long it was silent.
+        # A client that has never sent has a residual of zero, so it does not matter how long it was absent.
         return (
             super()
             .client_start(cohort)

@@ -16,7 +16,7 @@ import numpy as np
 FEATURES, HIDDEN, CLASSES = 6, 10, 3  # the model: W₂ relu(W₁ x + b₁) + b₂
 LAYERS = (FEATURES * HIDDEN + HIDDEN, HIDDEN * CLASSES + CLASSES)  # weight and bias of each: 70 and 33 parameters
 T, RATIO, STRENGTH, SMOOTHING = 7, 0.25, 0.05, 0.1  # thresholds, m/N, λ, ρ in units of σ̄
-STEPS, BATCH, RATE, DECAY = 20, 16, 0.1, 1e-4  # E, samples a step, η, μ
+STEPS, BATCH, RATE, DECAY = 20, 16, 0.1, 1e-4  # E, samples per step, η, μ
 
 Arrays = list[np.ndarray]
 
@@ -124,11 +124,11 @@ def symbols(y: np.ndarray, tau: np.ndarray) -> np.ndarray:
     return np.array([sum(value >= tau) for value in y])
 
 
-def vote(ballots: Arrays, samples: list[int]) -> np.ndarray:
+def vote(chosen: Arrays, samples: list[int]) -> np.ndarray:
     """q̃(i) = #{t : Σ_k N_k b_t^k(i) ≥ 0}, b_t^k(i) = +1 where q_k(i) ≥ t and −1 elsewhere."""
-    consensus = np.zeros_like(ballots[0])
+    consensus = np.zeros_like(chosen[0])
     for t in range(1, T + 1):
-        consensus += sum(n * np.where(q >= t, 1, -1) for n, q in zip(samples, ballots, strict=True)) >= 0
+        consensus += sum(n * np.where(q >= t, 1, -1) for n, q in zip(samples, chosen, strict=True)) >= 0
     return consensus
 
 
@@ -182,7 +182,7 @@ def pull(theta: np.ndarray, agreed: Agreed) -> np.ndarray:
 
 
 def local_steps(theta: np.ndarray, client: Client, batches: np.ndarray, agreed: list[Agreed]) -> np.ndarray:
-    """SGD on the samples `batches: [steps, batch]`; nothing is agreed before the first round, so nothing pulls."""
+    """SGD on the samples `batches: [steps, batch]`; before the first round `agreed` is empty, and there is no pull."""
     for chosen in batches:
         gradient = task_gradient(theta, client.x[chosen], client.labels[chosen]) + np.float32(DECAY) * theta
         if agreed:
@@ -238,10 +238,10 @@ def main() -> None:
     models = train([initial] * len(clients), clients, first, [])
 
     agreed = exchanges(models, clients, seed=7, round=0)
-    pulled, alone = (train(models, clients, second, heard) for heard in (agreed, []))
+    pulled, alone = (train(models, clients, second, consensus) for consensus in (agreed, []))
 
     for n, about in zip(LAYERS, agreed, strict=True):
-        print(f"{n} parameters, padded to {about.phi.pad}: {len(about.consensus)} sketch entries a client")
+        print(f"{n} parameters, padded to {about.phi.pad}: {len(about.consensus)} sketch entries per client")
         print("  thresholds", *(f"{t:.2f}" for t in about.tau))
         print("  consensus ", *about.consensus)
     print("Entries in the interval of the consensus:")

@@ -38,7 +38,7 @@ def main() -> None:
     agree = abs(vote.result().astype(int) - truth.astype(int)) <= 1
     print(f"the vote is within one interval of the common vector in {100 * agree.mean():.1f} % of entries")
 
-    # A vector that knows nothing moves to where the vote says: one row is one vector, and a NumPy array would do.
+    # A zero vector moves towards the consensus. Each row is one vector; a NumPy array works, too.
     pull = Pull(sketch, thresholds, deviation, vote.result(), strength=0.05, smoothing=0.1)
     follower = torch.zeros(1000)
     for _ in range(400):

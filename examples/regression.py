@@ -1,4 +1,4 @@
-"""Regression: a loss and a metric of one's own, beside a plain PyTorch model that was trained on all data in one place.
+"""Regression: a custom loss and metric, compared with a plain PyTorch model that was trained on all data in one place.
 
 python examples/regression.py
 """
@@ -15,8 +15,8 @@ Samples = tuple[np.ndarray, np.ndarray]
 
 
 def station(number: int) -> tuple[Samples, Samples]:
-    """Made-up weather stations: six readings and a temperature that depends on them alike everywhere; each station
-    has readings of its own kind."""
+    """Made-up weather stations: six readings and a temperature that depends on them in the same way everywhere; the
+    distribution of readings differs between stations."""
     random, common = np.random.default_rng(number), np.random.default_rng(99)
     x = random.normal(size=(180, 6)) + random.normal(size=6)
     weights = common.normal(size=(6, 3))
@@ -29,12 +29,12 @@ def network() -> nn.Module:
 
 
 def huber(outputs: Tensor, targets: Tensor) -> Tensor:
-    """One number a sample."""
+    """One number per sample."""
     return nn.functional.huber_loss(outputs, targets, reduction="none")
 
 
 def error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Minus the absolute error: a metric is the better the higher it is."""
+    """Minus the absolute error: a higher metric is better."""
     return -(outputs - targets).abs()
 
 

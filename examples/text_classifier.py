@@ -40,7 +40,7 @@ def token_ids(texts: list[str]) -> tuple[np.ndarray, int]:
 
 
 class Reader(nn.Module):
-    """The mean of an LSTM's outputs says the topic."""
+    """Predicts the topic from the mean of an LSTM's outputs."""
 
     def __init__(self, words: int, width: int = 16) -> None:
         super().__init__()

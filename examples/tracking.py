@@ -1,4 +1,4 @@
-"""Following a run: a callback of one's own, and TensorBoard where it is installed (extra: tracking).
+"""Following a run: a custom callback, and TensorBoard where it is installed (extra: tracking).
 
 python examples/tracking.py          # then, if it is: tensorboard --logdir tb
 """

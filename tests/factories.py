@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import pfedlms.engine.catch_up as engine_catch_up
 import pfedlms.engine.simulate as engine_simulate
-from pfedlms.data import Dealing, FederatedData, from_pairs, from_pool, load_dataset
+from pfedlms.data import FederatedData, Partitioning, from_pairs, from_pool, load_dataset
 from pfedlms.engine import Federation
 from pfedlms.engine.client import Client
 from pfedlms.engine.simulate import InProcess, Link, Links, hold_exchange, perfect_link
@@ -153,7 +153,7 @@ SEED = 3
 
 @cache
 def digits(clients: int = CLIENTS, seed: int = 0) -> FederatedData:
-    return from_pool(*load_dataset("digits"), Dealing(clients, 0.5, seed))
+    return from_pool(*load_dataset("digits"), Partitioning(clients, 0.5, seed))
 
 
 def digits_module() -> nn.Module:

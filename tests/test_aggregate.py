@@ -14,7 +14,7 @@ from pfedlms.aggregate import (
     SignVote,
     Vote,
     WeightedMean,
-    limited,
+    limit_weights,
     pool_statistics,
     weighted_median,
     weighted_medians,
@@ -329,7 +329,7 @@ def test_limited_weights_by_trying_every_limit() -> None:
         samples = random.integers(1, 60, size=random.integers(1, 7)).tolist()
         share = Fraction(int(random.integers(1, 20)), 20)
         fits = [c for c in range(1, max(samples) + 1) if c <= share * sum(min(n, c) for n in samples)]
-        got = limited(samples, float(share))
+        got = limit_weights(samples, float(share))
         c = max(fits) if fits else min(samples)
         assert got == [min(n, c) for n in samples]
         if share * len(samples) >= 1:
@@ -339,9 +339,9 @@ def test_limited_weights_by_trying_every_limit() -> None:
 
 
 def test_a_share_of_one_is_no_limit_and_decimals_are_meant_as_written() -> None:
-    assert limited([5, 1 << 32, 7], 1.0) == [5, 1 << 32, 7]
-    assert limited([], 0.5) == []
-    assert limited([9], 0.2) == [9]
-    assert limited([3, 3, 4], 0.3) == [3, 3, 3]
-    assert limited([7, 3], 0.7) == [7, 3]  # 0.7 in binary is a little less, and 7 of 10 is not more
-    assert limited([30, 30, 30, 10], 0.3) == [30, 30, 30, 10]
+    assert limit_weights([5, 1 << 32, 7], 1.0) == [5, 1 << 32, 7]
+    assert limit_weights([], 0.5) == []
+    assert limit_weights([9], 0.2) == [9]
+    assert limit_weights([3, 3, 4], 0.3) == [3, 3, 3]
+    assert limit_weights([7, 3], 0.7) == [7, 3]  # 0.7 in binary is a little less, and 7 of 10 is not more
+    assert limit_weights([30, 30, 30, 10], 0.3) == [30, 30, 30, 10]

@@ -165,7 +165,7 @@ def test_autograd_runs_the_kernels() -> None:
     """Their bits are those of `forward` and `adjoint` without it, and no graph of transforms is kept."""
     sketch, theta = sketch_of(*SIZES), normal(2, sum(SIZES)).requires_grad_()
     sketched = sketch.forward(theta)
-    assert "Watched" in type(sketched.grad_fn).__name__
+    assert "_Differentiable" in type(sketched.grad_fn).__name__
     assert torch.equal(sketched, sketch.forward(theta.detach()))
     u = normal(2, sketch.size, seed=1)
     sketched.backward(u)
@@ -173,7 +173,7 @@ def test_autograd_runs_the_kernels() -> None:
     with torch.no_grad():
         assert not sketch.forward(theta).requires_grad
     with plain():
-        assert "Watched" not in type(sketch.forward(theta).grad_fn).__name__
+        assert "_Differentiable" not in type(sketch.forward(theta).grad_fn).__name__
 
 
 def test_a_model_is_trained_through_its_sketch() -> None:
@@ -295,7 +295,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a weight too few": (
         lambda: Vote(1, 1).add(np.uint8([[0], [1]]), [3]),
-        "weights: got 1 for 2 clients, expected one of each; pass",
+        "weights: got 1 for 2 clients, expected one per client; pass",
     ),
     "a weight of zero": (lambda: Vote(1, 1).add(np.uint8([0]), 0), r"weights\[0\]: got 0, expected a whole number of"),
     "a weight below zero": (
@@ -407,7 +407,7 @@ def test_what_is_refused_counts_for_nothing() -> None:
         with pytest.raises(ValueError):
             mean.add(weights, np.ones((2, 1)))
     assert (vote.clients, vote.total, vote.counts.sum()) == (0, 0, 0)
-    assert repr(mean) == "WeightedMean(size 1, nobody yet)"
+    assert repr(mean) == "WeightedMean(size 1, no client yet)"
 
 
 # --- what they say of themselves --------------------------------------------------------------------------------------
@@ -422,7 +422,7 @@ def test_reprs_say_what_it_is() -> None:
     assert repr(Sketch(layout, 0.5, 3, 9)) == "Sketch(2 layers, 1,322 → 1,088 entries, ratio 0.5, seed 3, epoch 9)"
     assert repr(some_pull(7, 0.05, 0.1).pull) == "Pull(130 → 85 entries, thresholds 7, strength 0.05, smoothing 0.1)"
     vote = Vote(1000, 7)
-    assert repr(vote) == "Vote(size 1,000, thresholds 7, nobody yet)"
+    assert repr(vote) == "Vote(size 1,000, thresholds 7, no client yet)"
     vote.add(np.zeros(1000, np.uint8), 1500)
     assert repr(vote) == "Vote(size 1,000, thresholds 7, 1 client of weight 1,500)"
 

@@ -1,8 +1,8 @@
-"""What a server makes of its clients' messages: sums, votes and pooled statistics.
+"""How a server aggregates its clients' messages: sums, votes and pooled statistics.
 
-Each is a fold over the clients in the order of their ids, so it does not matter how they were grouped. All of them take
-arrays of NumPy and tensors of torch. The folds give what they hold, `Vote` an array and `WeightedMean` a tensor; the
-functions answer in kind.
+Each is a fold over the clients in the order of their ids, so the result does not depend on how they were grouped. All
+take arrays of NumPy and tensors of torch. `Vote` returns an array and `WeightedMean` a tensor; functions return the
+kind that they were given.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class WeightedMean:
         self._weight = self._clients = 0
 
     def __repr__(self) -> str:
-        return f"WeightedMean(size {len(self._sum):,}, {_so_far(self._clients, self._weight)})"
+        return f"WeightedMean(size {len(self._sum):,}, {_describe_total(self._clients, self._weight)})"
 
     def add(self, samples: Weights, values: Tensor | Array) -> WeightedMean:
         """Add some clients' vectors `[clients, size]`, float32 or float64, with their numbers of samples N_k."""
@@ -64,8 +64,8 @@ class WeightedMean:
         return self._sum / self._weight
 
 
-def _so_far(clients: int, weight: int) -> str:
-    return f"{clients} client{'s' * (clients != 1)} of weight {weight:,}" if clients else "nobody yet"
+def _describe_total(clients: int, weight: int) -> str:
+    return f"{clients} client{'s' * (clients != 1)} of weight {weight:,}" if clients else "no client yet"
 
 
 @compiled()
@@ -77,24 +77,24 @@ def _add_weighted(first: int, last: int, total: NDArray[Any], values: NDArray[An
                 sums[i] += np.float64(own[i]) * weights[client]
 
 
-def limited(samples: Sequence[int], share: float) -> list[int]:
-    """What clients weigh where nobody may have more than `share` of all weight: min(N_k, c), c the largest whole number
-    with c ≤ share · Σ min(N_j, c).
+def limit_weights(samples: Sequence[int], share: float) -> list[int]:
+    """Weights of clients when no client may have more than `share` of the total: min(N_k, c), where c is the largest
+    whole number with c ≤ share · Σ min(N_j, c).
 
-    A share is meant as it is written: 0.3 is three tenths. Where there are too few clients for it (share · clients < 1)
-    all weigh the same.
+    A share is the decimal number as written: 0.3 is three tenths. With too few clients (share · clients < 1) all have
+    the same weight.
 
-    >>> limited([10, 10, 80], 0.4)  # 13 ≤ 0.4 · 33
+    >>> limit_weights([10, 10, 80], 0.4)  # 13 ≤ 0.4 · 33
     [10, 10, 13]
-    >>> limited([10, 80], 0.4)
+    >>> limit_weights([10, 80], 0.4)
     [10, 10]
     """
     if not samples or share >= 1:
         return list(samples)
     exact = Fraction(repr(float(share)))
     low, high = min(samples), max(samples)
-    # The right side is concave in c and 0 at 0: it is not below the left up to some c, and below it from there on. With
-    # share · clients < 1 that is at once, and c stays the least of all.
+    # The right side is concave in c and 0 at 0: it is at least the left side up to some c, and smaller after that. With
+    # share · clients < 1 it is always smaller, and c stays the smallest weight.
     while low < high:
         middle = (low + high + 1) // 2
         if middle <= exact * sum(min(own, middle) for own in samples):
@@ -111,8 +111,8 @@ def pool_statistics(samples: Weights, means: Values, variances: Values, pooling:
         median    μ̄ = median of m_k            σ̄² = median of s_k + (m_k − μ̄)²        weighted by N_k
 
     Sums run over the clients in the order given (ascending ids), one after another, in float64; results are rounded to
-    float32. A client with less than half of the weight moves a median only among the others' values, and a mean as far
-    as it likes.
+    float32. A client with less than half of the weight can move a median only between the others' values, but a mean
+    without limit.
 
     >>> mean, deviation = pool_statistics([1, 3], np.float32([[0], [4]]), np.float32([[1], [0]]))
     >>> mean.item(), round(deviation.item() ** 2, 5)  # (1 (1 + 9) + 3 (0 + 1)) / 4
@@ -168,7 +168,7 @@ def weighted_median(samples: Weights, values: Array | Tensor) -> np.float32:
     """
     given = array_of("values", values)
     if given.ndim != 1:
-        raise ValueError(f"values: got shape {given.shape}, expected [clients]; pass one number of each client")
+        raise ValueError(f"values: got shape {given.shape}, expected [clients]; pass one number per client")
     _check_finite("values", given, minimum=0)
     return np.float32(weighted_medians(samples, given[:, None])[0])
 
@@ -205,7 +205,7 @@ def outliers(values: NDArray[np.float32], times: float) -> list[int]:
 
 
 def _check_finite(name: str, values: Array, minimum: float = -np.inf) -> None:
-    """Refuse NaN and what is infinite: it would be sorted or summed up to something that looks like a result."""
+    """Refuse NaN and infinite values: their medians and sums would look like results."""
     fine = np.isfinite(values) & (values >= minimum)
     if not fine.all():
         place = tuple(np.argwhere(~fine)[0].tolist())
@@ -220,9 +220,9 @@ class Vote:
 
         v_t(i) = sign(Σ_k N_k b_t^k(i)),   sign(0) = +1;     q̃(i) = #{t : v_t(i) = +1}
 
-    which is the bin of the upper weighted median of the clients' values. A ballot adds N_k to one counter per
-    coordinate (the weight that chose each symbol); the T sums are suffix sums of those. Memory is T counters a
-    coordinate, in the narrowest integers that hold N, whatever the number of clients.
+    which is the bin of the upper weighted median of the clients' values. A client adds N_k to one counter per
+    coordinate (the weight that chose each symbol); the T sums are suffix sums of the counters. Memory is T counters per
+    coordinate, in the narrowest integers that hold N, and does not depend on the number of clients.
 
     >>> vote = Vote(size=3, thresholds=7)
     >>> vote.add(np.uint8([0, 3, 7]), 20)
@@ -234,14 +234,14 @@ class Vote:
     """
 
     def __init__(self, size: int, thresholds: int) -> None:
-        size = whole("size", size, 0, remedy="it is the number of entries of a ballot")
-        thresholds = whole("thresholds", thresholds, 1, 255, "symbols are 0 to thresholds, and a byte each")
+        size = whole("size", size, 0, remedy="it is the number of symbols per client")
+        thresholds = whole("thresholds", thresholds, 1, 255, "symbols are 0 to thresholds, one byte each")
         self.total = self.clients = 0
         self.counts: NDArray[np.unsignedinteger] = np.zeros((size, thresholds), dtype=np.uint8)
 
     def __repr__(self) -> str:
         size, thresholds = self.counts.shape
-        return f"Vote(size {size:,}, thresholds {thresholds}, {_so_far(self.clients, self.total)})"
+        return f"Vote(size {size:,}, thresholds {thresholds}, {_describe_total(self.clients, self.total)})"
 
     def add(self, symbols: Array | Tensor, weights: Weights) -> None:
         """Count one client's symbols, uint8 `[size]`, with weight N_k, or several clients' `[clients, size]` with
@@ -257,8 +257,8 @@ class Vote:
         if rows.ndim != 2 or rows.shape[1] != size or (rows.size and rows.max() > thresholds):
             top = f" up to {rows.max()}" if rows.size else ""
             raise ValueError(
-                f"vote: got {given.shape} symbols{top}, expected ({size},) of 0 to {thresholds} a client; the "
-                "ballot is of another sketch, or the vote has other thresholds"
+                f"vote: got {given.shape} symbols{top}, expected ({size},) of 0 to {thresholds} per client; the "
+                "symbols are of another sketch, or the vote has other thresholds"
             )
         own = weights_of(weights, len(rows))
         if self.total + sum(own) > _MOST_WEIGHT:
@@ -275,8 +275,8 @@ class Vote:
         share(kernel, -(-size // _PART), len(rows) * _PART, self.counts, rows, weight)
 
     def result(self) -> NDArray[np.uint8]:
-        """Consensus symbols `[size]`, an array that `pack` and `Pull` take. Where nobody voted every threshold is a
-        tie, which goes up."""
+        """Consensus symbols `[size]`, an array that `pack` and `Pull` take. Without any votes every threshold is a tie,
+        which counts as +1."""
         result = np.zeros(len(self.counts), dtype=np.uint8)
         size, thresholds = self.counts.shape
         share(_majority, -(-size // _PART), thresholds * _PART, self.counts, np.uint64(self.total), result)
@@ -313,7 +313,7 @@ class SignVote:
         if rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != -(-size // 8):
             raise ValueError(
                 f"vote: got {packed.dtype} of shape {packed.shape}, expected uint8 of shape [clients, "
-                f"{-(-size // 8)}]; the ballots are of another sketch"
+                f"{-(-size // 8)}]; the signs are of another sketch"
             )
         if weights.shape != (len(rows), len(self._ends)) or weights.dtype.kind not in "iu" or (weights < 0).any():
             raise ValueError(
@@ -338,8 +338,7 @@ class SignVote:
         return 2 * self._counts.astype(np.float64) - np.repeat(np.array(self._totals, dtype=np.float64), sizes)
 
     def result(self) -> NDArray[np.uint8]:
-        """The signs most of the weight has chosen, packed as those that were added; where nobody has a weight they are
-        +1."""
+        """The signs of the weighted majority, packed as those that were added; +1 where no client has a weight."""
         size, result = len(self._counts), np.empty(len(self._counts), dtype=np.uint8)
         # Those for +1 weigh at least as much as those against: at least half, rounded up.
         least = np.array([total - total // 2 for total in self._totals], dtype=self._counts.dtype)
@@ -391,7 +390,7 @@ def _count(first: int, last: int, counts: NDArray[Any], symbols: NDArray[Any], w
 
 @compiled()
 def _count_raised(first: int, last: int, counts: NDArray[Any], symbols: NDArray[Any], weights: NDArray[Any]) -> None:
-    """`_count` for symbols 0 and 1, without a branch that goes either way as often."""
+    """`_count` for symbols 0 and 1, without a branch that is hard to predict."""
     flat = counts.reshape(-1)
     for start in range(first * _PART, min(last * _PART, len(flat)), _PART):
         own = flat[start : start + _PART]

@@ -27,8 +27,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Item = TypeVar("Item")
 
 _WORKERS = 8  # threads that call torch: beyond, they wait for the interpreter rather than for arithmetic
-_WORTH_WAKING = 1 << 18  # numbers to go over for each thread; waking one takes as long as some ten thousand
-_WORTH_TELLING = 0.5  # seconds of compilation, after which it is said what one is waiting for
+_WORTH_WAKING = 1 << 18  # numbers per thread; to wake a thread takes as long as to read about ten thousand
+_WORTH_ANNOUNCING = 0.5  # seconds of compilation after which the user is told the reason of the wait
 _TURNS = 4  # pieces of work for each thread, so that one on a busy core does fewer of them
 
 _plain = False
@@ -38,37 +38,37 @@ def compiled() -> Callable[[Function], Function]:
     """`numba.njit` for kernels: compiled at the first call, cached on disk, typed as the function it wraps.
 
     Without fastmath, because the order of float operations is part of the protocol; with NumPy's error model, so that
-    a division by zero gives what IEEE 754 says instead of an exception and loops can be vectorised. Without numba's
+    a division by zero follows IEEE 754 instead of raising an exception and loops can be vectorised. Without numba's
     own threads, which set PyTorch's thread count and wait for work by spinning: see `share`.
     """
     return cast(Callable[[Function], Function], numba.njit(cache=True, nogil=True, error_model="numpy"))
 
 
 class Compilation(event.Listener):
-    """How long kernels were compiled in this process: those that are not in numba's cache yet, once on a machine."""
+    """Seconds spent on compiling kernels in this process; numba's cache makes that necessary once per machine."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self._depth, self._began, self._from = 0, 0.0, 0.0
-        self._tell: Callable[[], None] | None = None
+        self._announce: Callable[[], None] | None = None
 
     @contextmanager
-    def told(self, tell: Callable[[], None]) -> Iterator[None]:
-        """Within it `tell` is called once when compilation takes so long that one would ask what is going on."""
-        before, self._tell, self._from = self._tell, tell, self.seconds
+    def announced(self, announce: Callable[[], None]) -> Iterator[None]:
+        """Within it `announce` is called once, when compilation takes long."""
+        before, self._announce, self._from = self._announce, announce, self.seconds
         try:
             yield
         finally:
-            self._tell = before
+            self._announce = before
 
     def on_start(self, started: Any) -> None:
         """Kernels that a kernel calls are compiled within its own time."""
         self._depth += 1
         if self._depth == 1:
             self._began = time.perf_counter()
-            if self._tell is not None and self.seconds - self._from > _WORTH_TELLING:
-                self._tell()
-                self._tell = None
+            if self._announce is not None and self.seconds - self._from > _WORTH_ANNOUNCING:
+                self._announce()
+                self._announce = None
 
     def on_end(self, ended: Any) -> None:
         self._depth -= 1
@@ -81,7 +81,7 @@ event.register("numba:compile", COMPILATION)  # type: ignore[no-untyped-call]
 
 
 def backend_of(values: Tensor) -> Literal["plain", "cpu", "gpu"]:
-    """Which of a room's three ways takes `values`."""
+    """Which of a package's three implementations computes with `values`."""
     if _plain:
         return "plain"
     if values.is_cuda:
@@ -99,14 +99,14 @@ def has_triton() -> bool:
 
 
 def to_device(value: Tensor, device: torch.device) -> Tensor:
-    """What lies on the host, on `device`; to a GPU through pinned memory, so that nobody waits until it is there."""
+    """A tensor of the host on `device`; to a GPU through pinned memory, so that the host does not wait for the copy."""
     if device.type != "cuda" or value.is_cuda:
         return value.to(device)
     return value.pin_memory().to(device, non_blocking=True)
 
 
 def to_host(*values: Tensor) -> list[Tensor]:
-    """What lies on a device, on the host; from a GPU through pinned memory, with one wait for all of it."""
+    """Tensors of a device on the host; from a GPU through pinned memory, with one wait for all of them."""
     found, devices = [], set()
     for value in values:
         if value.is_cuda:
@@ -122,7 +122,7 @@ def to_host(*values: Tensor) -> list[Tensor]:
 
 @contextmanager
 def plain() -> Iterator[None]:
-    """Within it every room runs its definition in torch, on all threads of the process."""
+    """Within it every package uses its definition in torch, on all threads of the process."""
     global _plain
     before, _plain = _plain, True
     try:
@@ -131,19 +131,19 @@ def plain() -> Iterator[None]:
         _plain = before
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     threads: int | None = None
-    """How many threads work that begins in this one may use; as many as PyTorch's operators, unless told."""
+    """How many threads may share the work of this thread; None: as many as PyTorch's operators use."""
     shared = False
-    """Whether this thread does one part of some work while others do the rest."""
+    """Whether this thread does a part of shared work now."""
 
 
-_here = _Here()
+_thread = _ThreadState()
 
 
 def threads() -> int:
-    """How many threads work that begins here may use."""
-    return torch.get_num_threads() if _here.threads is None else _here.threads
+    """How many threads may share the work of the calling thread."""
+    return torch.get_num_threads() if _thread.threads is None else _thread.threads
 
 
 @contextmanager
@@ -164,12 +164,12 @@ def own_threads() -> Iterator[None]:
     An operator that uses several waits for all of them, and most are short: on cores that are busy with other jobs
     such waiting takes many times as long as the work.
     """
-    before, _here.threads = _here.threads, threads()
+    before, _thread.threads = _thread.threads, threads()
     try:
         with torch_threads(1):
             yield
     finally:
-        _here.threads = before
+        _thread.threads = before
 
 
 @contextmanager
@@ -183,10 +183,10 @@ def long_operators() -> Iterator[None]:
 
 @cache
 def _do_not_spin(process: int) -> None:
-    """Make the threads of an operator wait for each other asleep: GNU's OpenMP spins unless it was told not to before
-    it was loaded, or has more threads than there are cores. So it gets some more, which never have anything to do."""
-    told = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ)
-    if sys.platform != "linux" or told:
+    """Make the threads of an operator sleep while they wait for each other. GNU's OpenMP spins unless it was configured
+    before it was loaded, or has more threads than there are cores. So this adds threads, which stay idle."""
+    configured = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ)
+    if sys.platform != "linux" or configured:
         return
     count, before, started = len(os.sched_getaffinity(0)) + 1, torch.get_num_threads(), threading.Event()
 
@@ -203,44 +203,44 @@ def _do_not_spin(process: int) -> None:
 
 def spread(work: Callable[[Item], object], items: Sequence[Item]) -> None:
     """`work` on every item, on several threads at once, each with its share of PyTorch's threads."""
-    workers = 1 if _here.shared else min(threads(), _WORKERS, len(items))
+    workers = 1 if _thread.shared else min(threads(), _WORKERS, len(items))
     if workers <= 1:
         for item in items:
             work(item)
         return
-    of_threads, of_torchs, before = threads() // workers, max(1, torch.get_num_threads() // workers), _here.threads
+    of_threads, of_torchs, before = threads() // workers, max(1, torch.get_num_threads() // workers), _thread.threads
 
     def within_its_share(item: Item) -> None:
-        _here.threads = of_threads
+        _thread.threads = of_threads
         torch.set_num_threads(of_torchs)
         work(item)
 
     try:
         with torch_threads(of_torchs):
-            _together(within_its_share, items, workers)
+            _run_on_threads(within_its_share, items, workers)
     finally:
-        _here.threads = before
+        _thread.threads = before
 
 
 def share(kernel: Callable[..., None], tasks: int, cost: int, *arguments: Any) -> None:
     """`kernel(first, last, *arguments)`, a compiled function, on the tasks 0 to `tasks` − 1, by several threads where
-    it pays; a task goes over about `cost` numbers, and writes what no other one writes."""
+    that is faster. A task reads about `cost` numbers; no two tasks write to the same place."""
     worth = tasks * cost // _WORTH_WAKING
-    workers = 1 if worth <= 1 or _here.shared else min(threads(), tasks, worth)
+    workers = 1 if worth <= 1 or _thread.shared else min(threads(), tasks, worth)
     if workers <= 1:
         kernel(0, tasks, *arguments)
         return
     pieces = min(tasks, _TURNS * workers)
     ends = [tasks * number // pieces for number in range(pieces + 1)]
-    _together(lambda piece: kernel(ends[piece], ends[piece + 1], *arguments), range(pieces), workers)
+    _run_on_threads(lambda piece: kernel(ends[piece], ends[piece + 1], *arguments), range(pieces), workers)
 
 
-def _together(work: Callable[[Item], object], items: Sequence[Item], workers: int) -> None:
-    """`work` on every item, each done by whichever of `workers` threads comes first, of which the caller's is one."""
+def _run_on_threads(work: Callable[[Item], object], items: Sequence[Item], workers: int) -> None:
+    """`work` on every item by `workers` threads, one of which is the caller's; a free thread takes the next item."""
     waiting = deque(items)
 
     def take() -> None:
-        _here.shared = True
+        _thread.shared = True
         try:
             while waiting:
                 try:
@@ -249,14 +249,14 @@ def _together(work: Callable[[Item], object], items: Sequence[Item], workers: in
                     return
                 work(item)
         finally:
-            _here.shared = False
-            waiting.clear()  # after an error nobody goes on
+            _thread.shared = False
+            waiting.clear()  # after an error all threads stop
 
     others = [_pool(os.getpid()).submit(take) for _ in range(workers - 1)]
     try:
         take()
     finally:
-        # Those that have not begun by now need not, so nobody waits for a busy core.
+        # Threads that have not begun yet are cancelled, so that the caller does not wait for a busy core.
         begun = [other for other in others if not other.cancel()]
         errors = [other.exception() for other in begun]
     for error in filter(None, errors):
@@ -265,5 +265,5 @@ def _together(work: Callable[[Item], object], items: Sequence[Item], workers: in
 
 @cache
 def _pool(process: int) -> ThreadPoolExecutor:
-    """Threads that wait for work asleep; a forked process has none of its parent's."""
+    """Threads that sleep while they wait for work; a forked process cannot use its parent's."""
     return ThreadPoolExecutor(256, thread_name_prefix="pfedlms")

@@ -1,7 +1,7 @@
-"""What the pieces are given, checked where it enters: whole numbers, weights, and arrays of NumPy or tensors of torch.
+"""Checks of arguments: whole numbers, weights, and arrays of NumPy or tensors of torch.
 
-Results are in kind: who gives arrays gets arrays, who gives tensors gets tensors, on their device; who gives one vector
-gets one back. Every refusal is a ValueError with name, got, expected and the remedy.
+Functions return the kind they were given: arrays for arrays, tensors for tensors on the same device, one vector for one
+vector. Every refusal is a ValueError with name, got, expected and the remedy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 Array = NDArray[Any]
 Values = TypeVar("Values", Tensor, Array)
-"""What a function takes is what it returns: tensors for tensors, arrays for arrays."""
+"""A function returns the kind it takes: tensors for tensors, arrays for arrays."""
 Weights = int | Sequence[int] | Array | Tensor
 
 
@@ -38,18 +38,18 @@ def number(name: str, value: object, above: float, maximum: float, meaning: str)
 
 
 def weights_of(samples: Weights, clients: int) -> list[int]:
-    """N_k of `clients` clients, whole numbers above zero: of a list, an array or a tensor; or the only one's."""
+    """N_k of `clients` clients, whole numbers above zero: from a list, an array, a tensor, or one number."""
     given = samples.tolist() if isinstance(samples, np.ndarray | np.generic | Tensor) else samples
     own = list(given) if isinstance(given, Sequence) else [given]
     if len(own) != clients:
         raise ValueError(
-            f"weights: got {len(own)} for {clients} client{'s' * (clients != 1)}, expected one of each; pass every "
+            f"weights: got {len(own)} for {clients} client{'s' * (clients != 1)}, expected one per client; pass every "
             "client's number of samples, in the order of the rows"
         )
     for place, value in enumerate(own):
         if type(value) is not int or value < 1:
             own[place] = whole(
-                f"weights[{place}]", value, 1, remedy="a weight is a number of samples; leave out who has none"
+                f"weights[{place}]", value, 1, remedy="a weight is a number of samples; leave out clients without any"
             )
     return own
 

@@ -38,7 +38,7 @@ class Cohort:
     scratch: Tensors = field(default_factory=dict)
     """What clients computed in this round only."""
     heard: Tensors = field(default_factory=dict)
-    """What the server told all of them in this round; no clients axis."""
+    """The server's broadcasts of this round; no clients axis."""
 
     def each(self, change: Callable[..., Tensor], *others: Cohort) -> Cohort:
         """`change` applied to every tensor that has a clients axis, together with those of `others`."""
@@ -52,7 +52,7 @@ class Cohort:
         return replace(self, **values)
 
     def rows(self, rows: slice) -> Cohort:
-        """Clients that lie together: views."""
+        """Neighbouring clients, as views."""
         return replace(self.each(lambda value: value[rows]), ids=self.ids[rows], samples=self.samples[rows])
 
     def take(self, ids: Sequence[int]) -> Cohort:
@@ -68,7 +68,7 @@ class Cohort:
         return replace(taken, ids=tuple(ids), samples=tuple(self.samples[row] for row in rows))
 
     def put(self, other: Cohort) -> Cohort:
-        """The same clients; those that `other` holds as they are there."""
+        """The same clients; those in `other` have the state they have there."""
         place = {client: row for row, client in enumerate(self.ids)}
         rows = torch.tensor([place[client] for client in other.ids], dtype=torch.int64, device=self.params.device)
         return self.each(lambda own, new: own.index_copy(0, rows, new), other)
@@ -81,7 +81,7 @@ class Cohort:
         return replace(self, params=self.params[:, :0], momentum=self.momentum[:, :0])
 
     def at_rest(self) -> Cohort:
-        """Without what belongs to the round now played."""
+        """Without the values of the current round."""
         return replace(self, scratch={}, heard={})
 
     def with_state(self, **values: Tensor) -> Cohort:
@@ -92,12 +92,11 @@ class Cohort:
 
     def with_heard(self, **values: Tensor) -> Cohort:
         """With `values` on the clients' device, wherever they are given."""
-        here = {name: to_device(value, self.params.device) for name, value in values.items()}
-        return replace(self, heard={**self.heard, **here})
+        on_device = {name: to_device(value, self.params.device) for name, value in values.items()}
+        return replace(self, heard={**self.heard, **on_device})
 
     def with_model(self, params: Tensor) -> Cohort:
-        """Replace every client's model by `params` (`[dim]` or `[clients, dim]`); the momentum of the old one is
-        forgotten."""
+        """Replace every client's model by `params` (`[dim]` or `[clients, dim]`) and set the momentum to zero."""
         here = to_device(params, self.params.device).expand_as(self.params).clone()
         return replace(self, params=here, momentum=torch.zeros_like(self.momentum))
 

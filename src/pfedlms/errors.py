@@ -7,7 +7,7 @@ PfedlmsError
 │   │   └── DownloadError a file could not be fetched (the command line exits with 1)
 │   ├── MethodError       a method returned something that its contract does not allow
 │   └── RunDirectoryError a run directory is missing, in use, not writable or of another version
-├── RunError              a run that started could not go on (the command line exits with 1)
+├── RunError              a run that started could not continue (the command line exits with 1)
 │   ├── DivergedError     a loss or a model stopped being finite
 │   ├── QuorumError       too few valid messages arrived in one exchange
 │   └── StorageError      results could not be written
@@ -52,12 +52,12 @@ class DataError(UsageError): ...
 
 
 class DataWarning(UserWarning):
-    """Files of a data set can be read and are used, but are not what was published; the only warning with a class of
-    its own, so that who means it can silence it."""
+    """Files of a data set can be read and are used, but are not the published ones. It is the only warning with a class
+    of its own, so that users can silence it."""
 
 
 class DownloadError(DataError):
-    """A line for what failed and one for each file that is to be fetched by hand then."""
+    """One line for the failure and one per file that the user has to fetch by hand."""
 
     exit_code = 1
 
@@ -91,13 +91,13 @@ class QuorumError(RunError): ...
 
 
 class StorageError(RunError):
-    """Writing failed; `reason` says why, and the message how to go on once it is remedied: with `resume`, a directory,
-    or by the same command where there is none."""
+    """Writing failed for `reason`. The message says how to continue: `pfedlms resume` with the directory `resume`, or
+    the same command where there is none."""
 
     def __init__(self, path: object, reason: str, resume: object = None) -> None:
         self.path, self.reason = path, reason
-        go_on = "the same command again, which goes on" if resume is None else f"`pfedlms resume {resume}`"
-        super().__init__(f"{path}: cannot write ({reason}); make room, then {go_on}")
+        remedy = "repeat the same command, which continues" if resume is None else f"`pfedlms resume {resume}`"
+        super().__init__(f"{path}: cannot write ({reason}); make room, then {remedy}")
 
 
 class WireError(PfedlmsError): ...
@@ -134,12 +134,12 @@ class DecodeError(WireError): ...
 
 
 def reason(error: BaseException) -> str:
-    """Why somebody else's code failed, in a line: what the error says, after its kind where that tells more than that
-    something was wrong."""
-    said = str(error).strip().partition("\n")[0]
-    if said and type(error) in (RuntimeError, ValueError, TypeError, IndexError):
-        return said
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+    """Why code of the user or of a library failed, in one line: the error's text, after its class unless that is one of
+    the general ones."""
+    text = str(error).strip().partition("\n")[0]
+    if text and type(error) in (RuntimeError, ValueError, TypeError, IndexError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -1,7 +1,7 @@
 """Statistics → thresholds → symbols, and signs as bits.
 
 Both ends compute thresholds from the same few float32 numbers in the same order and precision, so they agree on every
-bit. `statistics`, `thresholds_of` and `symbols_of` take tensors or arrays, of clients or of one, and answer in kind.
+bit. `statistics`, `thresholds_of` and `symbols_of` take tensors or arrays, of one client or several, and return such.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def symbols_of(sketched: Values, thresholds: Tensor | Array, sizes: Sequence[int
     tau = tensor_of("thresholds", thresholds, parts[0].device)
     if tau.ndim != 2 or len(tau) != len(parts):
         raise ValueError(
-            f"thresholds: got shape {tuple(tau.shape)}, expected [{len(parts)}, T], a row for every layer; "
+            f"thresholds: got shape {tuple(tau.shape)}, expected [{len(parts)}, T], one row per layer; "
             "thresholds_of gives them"
         )
     bins = [

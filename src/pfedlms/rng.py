@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 MOST = (1 << 63) - 1
-"""The largest seed and counter that everybody reads alike."""
+"""The largest seed and counter that all languages read alike."""
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
 # Rounds of the row bijection. With four, the distribution of pairs of rows is 4 % away from uniform at N = 16; with

@@ -42,8 +42,8 @@ def setting(
 ) -> Any:
     """A dataclass field that carries its meaning and its limits (at least `minimum`, strictly above `above`, at most
     `maximum`, strictly below `below`, one of `choices`, in which :N stands for any number after a colon and :PATH for
-    any path). `meant` names what was probably meant by a text that is none of them, or gives "". A `server_only`
-    setting is used by the server alone: clients need not agree on it, so it stays out of the digest.
+    any path). `meant` returns a guess for a text that is none of them, or "". Only the server uses a `server_only`
+    setting: clients need not agree on it, so it is not part of the digest.
 
     A setting with `option` has an option of its own on the command line: `option` is what its help calls the value,
     `flag` the option's name where that is not the key's. `also` has names that other tools use for it."""
@@ -94,7 +94,7 @@ def _wrong(declared: Field[Any], value: Any) -> str | None:
     if not (finite and all(fits(value, bound) for bound, fits, _ in bounds)):
         return expected
     if choices is not None and not any(_is_choice(str(value), choice) for choice in choices()):
-        # 'custom' stands for objects given in Python; nobody types it.
+        # 'custom' stands for objects given in Python and is not typed by users.
         shown = [choice for choice in choices() if choice != "custom"]
         before, colon, _ = str(value).partition(":")
         near = declared.metadata["meant"](str(value)) if declared.metadata["meant"] else ""

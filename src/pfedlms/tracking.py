@@ -17,8 +17,7 @@ from pfedlms.experiment.callbacks import Callback, RunInfo
 class TensorBoard(Callback):
     """Accuracies, losses and bytes by round, a folder per run below `directory`; at the end of a run its settings.
 
-    A run that is resumed continues its curves; what was written after its last checkpoint is there twice, in other
-    files.
+    A resumed run continues its curves; points after its last checkpoint are written twice, in different files.
     """
 
     def __init__(self, directory: str | Path) -> None:

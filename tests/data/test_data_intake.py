@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, StackDataset, Subset, TensorDataset
 
 import pfedlms
-from pfedlms.data import Dealing, FederatedData, from_pairs, from_pool, read
+from pfedlms.data import FederatedData, Partitioning, from_pairs, from_pool, read
 from pfedlms.errors import DataError, PfedlmsError, UsageError
 
 RANDOM = np.random.default_rng(5)
@@ -163,14 +163,14 @@ POOLS: dict[str, tuple[Callable[[], Any], Any]] = {
 
 @pytest.mark.parametrize(("make", "samples"), POOLS.values(), ids=POOLS)
 def test_one_data_set_is_what_the_arrays_are(make: Callable[[], Any], samples: np.ndarray) -> None:
-    plain = from_pool(samples, Y, Dealing(*DEAL))
+    plain = from_pool(samples, Y, Partitioning(*DEAL))
     assert plain.x.numpy().dtype == samples.dtype  # float32, or int64
     data = make()
     given = read(data)
     assert not given.held
-    assert same(given.federated(Dealing(*DEAL)), plain)
+    assert same(given.federated(Partitioning(*DEAL)), plain)
     assert read(given) is given
-    how = Dealing(*DEAL, validation=0.3)
+    how = Partitioning(*DEAL, validation=0.3)
     assert same(read(make()).federated(how), from_pool(samples, Y, how))
 
 
@@ -203,10 +203,10 @@ CLIENTS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
 def test_clients_are_what_their_arrays_are(make: Callable[[], Any], names: tuple[str, ...]) -> None:
     given = read(make())
     assert len(given.held) == 2
-    data = given.federated(Dealing(*DEAL))
+    data = given.federated(Partitioning(*DEAL))
     assert same(data, from_pairs(PAIRS))
     assert data.client_names == names
-    assert same(given.federated(Dealing(*DEAL, validation=0.3)), from_pairs(PAIRS, 1, 0.3))
+    assert same(given.federated(Partitioning(*DEAL, validation=0.3)), from_pairs(PAIRS, 1, 0.3))
 
 
 SINGLES = [(X[:30], Y[:30]), (X[30:], Y[30:])]
@@ -224,21 +224,21 @@ SINGLES = [(X[:30], Y[:30]), (X[30:], Y[30:])]
 )
 def test_a_client_with_one_data_set_splits_it_as_pools_are_split(make: Callable[[], Any]) -> None:
     """By hand: of 30 samples round(7.5) = 8 are tested, 2 or 3 of each of three classes."""
-    data = read(make()).federated(Dealing(*DEAL))
+    data = read(make()).federated(Partitioning(*DEAL))
     assert torch.equal(data.x, torch.from_numpy(X))
     for client in range(2):
         held = sorted([*data.train[client].tolist(), *data.test[client].tolist()])
         assert held == list(range(30 * client, 30 * client + 30))
         assert len(data.test[client]) == 8
         assert set(np.bincount(Y[data.test[client]]).tolist()) <= {2, 3}
-    alone = from_pool(*SINGLES[0], Dealing(1, 0.5, 1))  # everything to one client, then the same split
+    alone = from_pool(*SINGLES[0], Partitioning(1, 0.5, 1))  # everything to one client, then the same split
     assert data.test[0].tolist() == alone.test[0].tolist()
-    other = read(make()).federated(Dealing(3, 0.5, 2))
+    other = read(make()).federated(Partitioning(3, 0.5, 2))
     assert other.test[0].tolist() != data.test[0].tolist()
 
 
 def test_a_client_with_a_pair_beside_one_with_a_single_data_set() -> None:
-    data = read([(TRAIN, TEST), SINGLES[0]]).federated(Dealing(*DEAL))
+    data = read([(TRAIN, TEST), SINGLES[0]]).federated(Partitioning(*DEAL))
     assert data.train[0].tolist() == list(range(40))
     assert sorted([*data.train[1].tolist(), *data.test[1].tolist()]) == list(range(60, 90))
 
@@ -271,28 +271,28 @@ LABELS: dict[str, tuple[Any, tuple[str, ...]]] = {
 
 @pytest.mark.parametrize(("labels", "names"), LABELS.values(), ids=LABELS)
 def test_labels_of_any_kind_are_class_numbers_with_names(labels: Any, names: tuple[str, ...]) -> None:
-    data = read((X, labels)).federated(Dealing(*DEAL))
-    assert same(data, from_pool(X, Y, Dealing(*DEAL)))
+    data = read((X, labels)).federated(Partitioning(*DEAL))
+    assert same(data, from_pool(X, Y, Partitioning(*DEAL)))
     assert data.names == names
-    told_apart = data.fingerprint() != from_pool(X, Y, Dealing(*DEAL)).fingerprint()
+    told_apart = data.fingerprint() != from_pool(X, Y, Partitioning(*DEAL)).fingerprint()
     assert told_apart == bool(names)
 
 
 def test_booleans_are_two_classes() -> None:
-    data = read((X, Y > 0)).federated(Dealing(*DEAL))
-    assert same(data, from_pool(X, (Y > 0).astype(int), Dealing(*DEAL)))
+    data = read((X, Y > 0)).federated(Partitioning(*DEAL))
+    assert same(data, from_pool(X, (Y > 0).astype(int), Partitioning(*DEAL)))
     assert data.names == ("False", "True")
 
 
 @pytest.mark.parametrize(("labels", "classes"), [([0, 1] * 30, 2), ([0, 4] * 30, 5), ([0, 2, 999] * 20, 1000)])
 def test_class_numbers_stay_what_they_are_also_where_some_are_missing(labels: list[int], classes: int) -> None:
-    data = read((X, labels)).federated(Dealing(*DEAL))
+    data = read((X, labels)).federated(Partitioning(*DEAL))
     assert data.y.tolist() == labels
     assert (data.classes, data.names) == (classes, ())
 
 
 def test_one_hot_rows_tell_classes_that_nobody_has() -> None:
-    data = read((X, np.eye(5)[Y + 1])).federated(Dealing(*DEAL))
+    data = read((X, np.eye(5)[Y + 1])).federated(Partitioning(*DEAL))
     assert data.classes == 5
     assert torch.equal(data.y, torch.from_numpy(Y + 1))
 
@@ -300,7 +300,7 @@ def test_one_hot_rows_tell_classes_that_nobody_has() -> None:
 def test_labels_are_numbered_over_all_clients_together() -> None:
     """One client has cats and eels, the other only dogs."""
     first, second = Y != 1, Y == 1
-    data = read({"a": (X[first], TEXTS[first]), "b": (X[second], TEXTS[second])}).federated(Dealing(*DEAL))
+    data = read({"a": (X[first], TEXTS[first]), "b": (X[second], TEXTS[second])}).federated(Partitioning(*DEAL))
     assert data.names == NAMES
     held = [np.unique(data.y[np.concatenate([data.train[k], data.test[k]])]).tolist() for k in range(2)]
     assert held == [[0, 2], [1]]
@@ -333,8 +333,8 @@ def test_names_are_left_out_where_labels_are_changed_on_the_way() -> None:
 
 
 def test_the_fingerprint_tells_whole_numbers_from_floats_and_keeps_that_of_floats() -> None:
-    whole = read((TOKENS, Y)).federated(Dealing(*DEAL))
-    floats = read((TOKENS.astype(np.float32), Y)).federated(Dealing(*DEAL))
+    whole = read((TOKENS, Y)).federated(Partitioning(*DEAL))
+    floats = read((TOKENS.astype(np.float32), Y)).federated(Partitioning(*DEAL))
     assert whole.fingerprint() != floats.fingerprint()
     # By hand, as a checkpoint of the version before has it.
     digest = hashlib.sha256(str((floats.x.shape, 3)).encode())
@@ -456,7 +456,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "one-hot of two widths": (
         lambda: [(X, np.eye(3)[Y]), (X, np.eye(4)[Y])], "client 1: got labels that are one-hot 4 wide",
     ),
-    "several classes a sample": (lambda: (X, np.ones((60, 3))), "no one-hot rows, expected one class a sample"),
+    "several classes a sample": (lambda: (X, np.ones((60, 3))), "no one-hot rows, expected one class per sample"),
     "shares of classes": (lambda: (X, np.full((60, 4), 0.25)), "no one-hot rows"),
     "swapped": (lambda: (Y, X), r"labels of shape \(60, 4\) .* samples come first, \(x, y\)"),
     "labels of three axes": (lambda: (X, np.zeros((60, 2, 2))), r"labels of shape \(60, 2, 2\) .* expected a vector"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pfedlms.data import Dealing, FederatedData, from_pairs, from_pool, load_dataset
+from pfedlms.data import FederatedData, Partitioning, from_pairs, from_pool, load_dataset
 from pfedlms.errors import DataError
 
 X, Y = np.arange(12.0).reshape(6, 2), np.array([0, 1, 0, 1, 2, 0])
@@ -21,7 +21,7 @@ def pair(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
 
 def test_pool_of_digits() -> None:
     x, y = load_dataset("digits")
-    data = from_pool(x, y, Dealing(clients=8, alpha=0.5, seed=1))
+    data = from_pool(x, y, Partitioning(clients=8, alpha=0.5, seed=1))
     assert data.clients == 8
     assert data.shape == (1, 8, 8)
     assert data.classes == 10
@@ -40,7 +40,7 @@ def test_pool_of_digits() -> None:
 def test_pool_is_a_function_of_its_seed() -> None:
     y = np.repeat(np.arange(4), 50)
     x = np.zeros((200, 3))
-    first, again, other = (from_pool(x, y, Dealing(4, 0.5, seed)) for seed in (1, 1, 2))
+    first, again, other = (from_pool(x, y, Partitioning(4, 0.5, seed)) for seed in (1, 1, 2))
     assert [own.tolist() for own in first.train] == [own.tolist() for own in again.train]
     assert [own.tolist() for own in first.test] == [own.tolist() for own in again.test]
     assert [own.tolist() for own in first.train] != [own.tolist() for own in other.train]
@@ -48,7 +48,7 @@ def test_pool_is_a_function_of_its_seed() -> None:
 
 def test_every_client_of_a_pool_can_be_split() -> None:
     """A client needs one sample to train and one to test on, whatever min_samples says."""
-    data = from_pool(np.zeros((8, 1)), np.zeros(8, dtype=int), Dealing(4, 50.0, 1, min_samples=0))
+    data = from_pool(np.zeros((8, 1)), np.zeros(8, dtype=int), Partitioning(4, 50.0, 1, min_samples=0))
     assert all(len(own) >= 1 for own in (*data.train, *data.test))
 
 
@@ -101,7 +101,7 @@ def test_data_moves_to_a_device_without_its_indices() -> None:
 def test_validation_comes_out_of_training_and_nothing_else_changes(share: float) -> None:
     """Every client: what it trained on before is cut in two by class, give or take one; test samples are the same."""
     x, y = load_dataset("digits")
-    before, data = (from_pool(x, y, Dealing(8, 0.5, 1, validation=each)) for each in (0.0, share))
+    before, data = (from_pool(x, y, Partitioning(8, 0.5, 1, validation=each)) for each in (0.0, share))
     assert before.validation == ()
     assert len(data.validation) == 8
     for client, whole in enumerate(before.train):
@@ -138,7 +138,7 @@ def test_what_is_set_aside_is_drawn_by_seed_and_client_and_not_as_the_test_split
     assert drawn(1) == drawn(1)
     assert drawn(1) != drawn(2)
     assert drawn(1, client=0) != drawn(1, client=1)
-    tested = from_pool(np.zeros((40, 1)), np.zeros(40, dtype=int), Dealing(1, 1.0, 1)).test[0]
+    tested = from_pool(np.zeros((40, 1)), np.zeros(40, dtype=int), Partitioning(1, 1.0, 1)).test[0]
     assert drawn(1) != tested.tolist()
 
 
@@ -192,7 +192,7 @@ def test_wrong_arrays_are_refused_by_name(x: object, y: object, message: str, pl
     make = {
         "client 1 train": lambda: from_pairs([(good, good), ((x, y), good)]),
         "client 1 test": lambda: from_pairs([(good, good), (good, (x, y))]),
-        "data": lambda: from_pool(x, y, Dealing(1, 0.5, 0)),
+        "data": lambda: from_pool(x, y, Partitioning(1, 0.5, 0)),
     }
     with pytest.raises(DataError, match=f"^{place}: .*{message}"):
         make[place]()

@@ -121,7 +121,7 @@ def test_a_run_takes_its_shipped_settings(tmp_path: Path, capsys: pytest.Capture
     assert main(["run", "--dataset", "cifar10", "--data-dir", str(write(tmp_path)), "--dry-run", *few]) == 0
     shown = capsys.readouterr().out
     assert "pfedlms on cifar10, model vgg8, 279,706 parameters" in shown
-    assert "5 training samples (5 to 5 a client), 200 rounds of 40 steps" in shown
+    assert "5 training samples (5 to 5 per client), 200 rounds of 40 steps" in shown
 
 
 def test_grey_pictures_and_palettes_become_colour(tmp_path: Path) -> None:

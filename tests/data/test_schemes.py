@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pfedlms.data import Dealing, from_pool
+from pfedlms.data import Partitioning, from_pool
 from pfedlms.data.partition import partition
 from pfedlms.data.schemes import assign, by_classes, by_quantity, iid
 from pfedlms.data.schemes import given as as_given
@@ -19,7 +19,7 @@ OWNER = np.arange(1000) % 7
 
 def dealt(scheme: str, labels: np.ndarray = LABELS, clients: int = 5, seed: int = 0, **more: float) -> list[np.ndarray]:
     owner = np.arange(len(labels)) % clients if scheme == "given" else None
-    how = Dealing(clients, more.get("alpha", 0.5), seed, int(more.get("least", 1)), scheme=scheme)
+    how = Partitioning(clients, more.get("alpha", 0.5), seed, int(more.get("least", 1)), scheme=scheme)
     return assign(labels, how, owner)
 
 
@@ -63,11 +63,11 @@ def test_more_clients_than_samples_allow(scheme: str) -> None:
 
 
 def test_auto_is_given_where_the_data_say_so() -> None:
-    owned = assign(LABELS, Dealing(3, 0.5, 0, 2), OWNER)
+    owned = assign(LABELS, Partitioning(3, 0.5, 0, 2), OWNER)
     assert [held.tolist() for held in owned] == [list(range(client, 1000, 7)) for client in range(7)]
     for name in ("auto", "dirichlet"):
         expected = partition(LABELS, 3, 0.5, 4, 2)
-        got = assign(LABELS, Dealing(3, 0.5, 4, 2, scheme=name), OWNER if name == "dirichlet" else None)
+        got = assign(LABELS, Partitioning(3, 0.5, 4, 2, scheme=name), OWNER if name == "dirichlet" else None)
         assert [held.tolist() for held in got] == [held.tolist() for held in expected]
 
 
@@ -75,11 +75,11 @@ def test_nothing_is_given() -> None:
     with pytest.raises(
         DataError, match=r"data.partition: got 'given', but the data name no clients.*owner_column=COLUMN"
     ):
-        assign(LABELS, Dealing(3, 0.5, 0, 2, scheme="given"))
+        assign(LABELS, Partitioning(3, 0.5, 0, 2, scheme="given"))
 
 
 def test_a_pool_takes_a_scheme() -> None:
-    data = from_pool(np.zeros((1000, 1)), LABELS, Dealing(5, 0.5, 0, scheme="classes", classes_per_client=2))
+    data = from_pool(np.zeros((1000, 1)), LABELS, Partitioning(5, 0.5, 0, scheme="classes", classes_per_client=2))
     for train, test in zip(data.train, data.test, strict=True):
         assert set(LABELS[train].tolist()) == set(LABELS[test].tolist())
         assert len(set(LABELS[train].tolist())) == 2

@@ -328,7 +328,7 @@ def test_a_claim_that_changes_between_exchanges_is_refused(tmp_path: Path) -> No
         return with_frame(put(16, "I", 1_000_000))(data) if second else data
 
     fleet = Fleet(config, tmp_path / "nodes", attacked(more), data=own)
-    with pytest.warns(UserWarning, match=r"samples: got 1000000, expected \d+, as was said before"):
+    with pytest.warns(UserWarning, match=r"samples: got 1000000, expected \d+, as before"):
         _, metrics = served(config, fleet)
     assert all("samples: got 1000000" in each["left_out"][str(BAD)] for each in metrics[:1])
     assert str(BAD) not in metrics[0].get("clients", [BAD])

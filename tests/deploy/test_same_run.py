@@ -142,7 +142,7 @@ def test_data_that_do_not_fit_are_refused(tmp_path: Path) -> None:
             Node(configured("fedavg", data=data), 0, tmp_path, own)
     with pytest.raises(UsageError, match=r"data\.class_names: got 'a', .*\ndata\.sample_shape: got '3x', "):
         Node(configured("fedavg", data={**data, "class_names": "a", "sample_shape": "3x"}), 0, tmp_path, (x, ["a"] * 4))
-    with pytest.raises(UsageError, match="dealt out to all nodes"):
+    with pytest.raises(UsageError, match="partitioned over all nodes"):
         Node(configured("fedavg"), 0, tmp_path, (x, ["a"] * 4))
     with pytest.raises(IndexError, match="client: got 4"):
         Node(configured("fedavg"), 4, tmp_path)

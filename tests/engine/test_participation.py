@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pfedlms import rng
-from pfedlms.data import Dealing, FederatedData, batch_positions, from_pool, load_dataset
+from pfedlms.data import FederatedData, Partitioning, batch_positions, from_pool, load_dataset
 from pfedlms.engine import Federation
 from pfedlms.engine.catch_up import Answers
 from pfedlms.engine.participation import Participation
@@ -30,7 +30,7 @@ TAKING_PART = 3  # max(1, round(0.4 · 8))
 
 @pytest.fixture(scope="module")
 def digits() -> FederatedData:
-    return from_pool(*load_dataset("digits"), Dealing(CLIENTS, 0.5, seed=0))
+    return from_pool(*load_dataset("digits"), Partitioning(CLIENTS, 0.5, seed=0))
 
 
 def network() -> nn.Module:

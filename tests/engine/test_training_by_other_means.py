@@ -143,15 +143,15 @@ class Rewrite:
         return pull
 
     def sketchvote(self, round: int) -> None:
-        unsaid = self.models - self.shared + self.residual
+        unsent = self.models - self.shared + self.residual
         for place, phi in self.layers(round):
-            y = unsaid[:, place] @ phi.T
+            y = unsent[:, place] @ phi.T
             scale, part = np.sqrt((y**2).mean(axis=1)), len(phi) / padded(phi.shape[1])
             order = np.argsort(scale)
             median = scale[order][np.searchsorted(np.cumsum(self.weights[order]), 0.5)]
             vote = np.where(self.weights @ np.where(y >= 0, 1, -1) >= 0, 1, -1)
             self.shared[place] += sqrt(2 / pi) * median * part * (vote @ phi)
-            self.residual[:, place] = unsaid[:, place] - part * (y @ phi)
+            self.residual[:, place] = unsent[:, place] - part * (y @ phi)
         self.start_from(self.shared)
 
     def score(self, held: tuple[np.ndarray, ...]) -> float:

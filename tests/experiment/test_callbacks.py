@@ -137,7 +137,7 @@ class Compiling(Callback):
 
 def test_compilation_is_said_and_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     pfedlms.run(method="local", **SMALL)  # its own kernels are compiled, or loaded
-    monkeypatch.setattr(backend, "_WORTH_TELLING", 0.01)
+    monkeypatch.setattr(backend, "_WORTH_ANNOUNCING", 0.01)
     progress, before = Compiling(), backend.COMPILATION.seconds
     began = time.perf_counter()
     summary = pfedlms.run(method="local", callbacks=[progress], **SMALL).summary

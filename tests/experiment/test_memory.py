@@ -10,7 +10,7 @@ from torch import nn
 
 import pfedlms
 from factories import DIM, federation
-from pfedlms.data import Dealing, from_pool, load_dataset
+from pfedlms.data import Partitioning, from_pool, load_dataset
 from pfedlms.engine.participation import Participation
 from pfedlms.engine.terms import task_of
 from pfedlms.engine.training import TrainSettings
@@ -27,7 +27,7 @@ def model() -> CohortModel:
 
 
 def digits(clients: int) -> pfedlms.data.FederatedData:
-    return from_pool(*load_dataset("digits"), Dealing(clients, 1.0, 0))
+    return from_pool(*load_dataset("digits"), Partitioning(clients, 1.0, 0))
 
 
 def made(name: str, model: CohortModel, **settings: object) -> Method:

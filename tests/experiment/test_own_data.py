@@ -14,7 +14,7 @@ from PIL import Image
 
 import pfedlms
 from pfedlms.cli import main
-from pfedlms.data import Dealing, from_pool, load_dataset
+from pfedlms.data import Partitioning, from_pool, load_dataset
 from pfedlms.errors import PfedlmsError
 from pfedlms.experiment.config import load_config
 from pfedlms.experiment.holdings import holdings
@@ -94,7 +94,7 @@ def test_a_run_is_named_by_the_last_part_of_a_path(dataset: str, title: str) -> 
 
 def test_the_default_is_the_dirichlet_partition_as_ever() -> None:
     x, y = load_dataset("digits")
-    expected = from_pool(x, y, Dealing(6, 0.3, 5))
+    expected = from_pool(x, y, Partitioning(6, 0.3, 5))
     shown = holdings(load_config(None, {"data": {"clients": 6, "alpha": 0.3}, "run": {"seed": 5}}))
     assert shown["partition"] == "dirichlet"
     for client, train, test in zip(shown["clients"], expected.train, expected.test, strict=True):

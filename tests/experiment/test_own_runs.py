@@ -290,7 +290,7 @@ def test_a_comparison_with_a_loss_of_ones_own(tmp_path: Path) -> None:
         (lambda outputs, targets: squares(outputs, targets).mean(), r"got shape \(\).*reduction='none'"),
         (
             lambda outputs, targets: squares(outputs, targets)[:2],
-            r"got shape \(2,\).*expected one number a sample, \(5,\)",
+            r"got shape \(2,\).*expected one number per sample, \(5,\)",
         ),
         (lambda outputs, targets: outputs.unsqueeze(1) - targets, r"got shape \(5, 5, 2\)"),
         (lambda outputs, targets: 1.0, "got float"),

@@ -17,7 +17,7 @@ from torch import nn
 import pfedlms
 from factories import digits, federation, small_data, small_module, worker_of
 from pfedlms.cli import main
-from pfedlms.data import Dealing, FederatedData, from_pool, load_dataset
+from pfedlms.data import FederatedData, Partitioning, from_pool, load_dataset
 from pfedlms.engine.training import LocalWorker, TrainSettings
 from pfedlms.errors import RunDirectoryError
 from pfedlms.experiment.callbacks import Callback
@@ -56,7 +56,7 @@ def accuracy(models: list[Any], data: FederatedData, held: Any, clients: Any) ->
 @pytest.mark.parametrize("method", METHODS)
 def test_no_method_sees_what_is_set_aside(method: str) -> None:
     """Whatever stands there: models and messages are the same to the bit."""
-    data = from_pool(*load_dataset("digits"), Dealing(5, 0.5, 0, validation=0.3))
+    data = from_pool(*load_dataset("digits"), Partitioning(5, 0.5, 0, validation=0.3))
     aside = torch.from_numpy(np.concatenate(data.validation))
     other_x, other_y = data.x.clone(), data.y.clone()
     other_x[aside], other_y[aside] = 1e6, 9 - other_y[aside]
@@ -75,7 +75,7 @@ def test_no_method_sees_what_is_set_aside(method: str) -> None:
 
 def test_weights_are_what_is_left_to_train_on() -> None:
     """N_k of the engine's cohorts, which stands in every message, against counts from the data without validation."""
-    data = from_pool(*load_dataset("digits"), Dealing(5, 0.5, 0, validation=0.3))
+    data = from_pool(*load_dataset("digits"), Partitioning(5, 0.5, 0, validation=0.3))
     made = federation("fedavg", data)
     made.start()
     (cohort,) = made._clients.present
@@ -126,7 +126,7 @@ def test_v_acc_is_that_of_exported_models(tmp_path: Path, capsys: pytest.Capture
     for client in range(5):
         assert main(["export", str(out), "--client", str(client), "-o", str(tmp_path / "m.pt")]) == 0
         models.append(torch.load(tmp_path / "m.pt", weights_only=True))
-    data = from_pool(*load_dataset("digits"), Dealing(5, 0.5, 4, validation=0.2))
+    data = from_pool(*load_dataset("digits"), Partitioning(5, 0.5, 4, validation=0.2))
     assert measured[-1] == pytest.approx(accuracy(models, data, data.validation, range(5)))
 
 
@@ -198,7 +198,7 @@ def test_table_and_progress_show_it(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_a_dry_run_says_how_many_are_set_aside(capsys: pytest.CaptureFixture[str]) -> None:
-    trained = [len(own) for own in from_pool(*load_dataset("digits"), Dealing(5, 0.5, 0)).train]
+    trained = [len(own) for own in from_pool(*load_dataset("digits"), Partitioning(5, 0.5, 0)).train]
     aside = sum(round(0.2 * own) for own in trained)
     command = ["run", "--dry-run", *OPTIONS]
     assert main([*command, "--set", "data.validation=0.2"]) == 0

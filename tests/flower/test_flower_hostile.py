@@ -42,7 +42,7 @@ WHY = {
     4: "RoundError: reply: got one to round 1, trip 0, expected ",
     5: "TruncatedError: envelope: got \\d+ bytes, expected 1152921504606846976",
     6: "DecodeError: field 'variance': got nan at position 1, expected a finite number",
-    7: r"DecodeError: samples: got \d+, expected \d+, as was said before",
+    7: r"DecodeError: samples: got \d+, expected \d+, as before",
 }
 
 

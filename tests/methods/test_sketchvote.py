@@ -34,7 +34,7 @@ from pfedlms.errors import DivergedError, UsageError
 from pfedlms.methods import METHODS, register
 from pfedlms.methods.consensus import Sketches
 from pfedlms.methods.contract import Exchange, go_on_from
-from pfedlms.methods.sketchvote import SketchVote, SketchVoteSettings, VoteOnTheUnsaid
+from pfedlms.methods.sketchvote import ResidualSignVote, SketchVote, SketchVoteSettings
 from pfedlms.wire import Floats, Message
 from pfedlms.wire.frames import HEADER_BYTES
 
@@ -44,8 +44,8 @@ ROWS = (8, 8, 1, 4, 32, 32)
 SHARES = [m / n for m, n in zip(ROWS, PADS, strict=True)]
 
 
-def exchange_of(*sizes: int, ratio: float = RATIO, gain: float = 1.0, check_every: int = 0) -> VoteOnTheUnsaid:
-    return VoteOnTheUnsaid(Sketches(layout_of(*sizes), ratio, SEED, refresh=1), gain, check_every)
+def exchange_of(*sizes: int, ratio: float = RATIO, gain: float = 1.0, check_every: int = 0) -> ResidualSignVote:
+    return ResidualSignVote(Sketches(layout_of(*sizes), ratio, SEED, refresh=1), gain, check_every)
 
 
 def clients_at(params: Tensor, model: Tensor, residual: Tensor, samples: list[int]) -> Cohort:
@@ -53,7 +53,7 @@ def clients_at(params: Tensor, model: Tensor, residual: Tensor, samples: list[in
     return cohort.with_state(residual=residual, checked=torch.zeros(len(params), 1, dtype=torch.int64))
 
 
-def said_of(exchange: VoteOnTheUnsaid, cohort: Cohort, round: int = 0) -> tuple[Cohort, dict[str, np.ndarray]]:
+def said_of(exchange: ResidualSignVote, cohort: Cohort, round: int = 0) -> tuple[Cohort, dict[str, np.ndarray]]:
     after, values = exchange.client_send(cohort, round, Work())
     return after, {name: value.numpy() for name, value in values.items()}
 
@@ -79,14 +79,14 @@ def test_a_round_is_that_of_the_box(round: int) -> None:
     middle = [brute_median(samples, own.tolist()) for own in scales]
     sizes = [sqrt(2 / pi) * s * m / n for s, m, n in zip(middle, ROWS, PADS, strict=True)]
     moved = model.double() + per_layer(sizes) * (phi.T @ votes)
-    unsaid = x - per_layer(SHARES) * (y @ phi)
+    unsent = x - per_layer(SHARES) * (y @ phi)
 
     exchange = exchange_of(*SIZES)
     sent, said = said_of(exchange, clients_at(params, model, residual, samples), round)
     bits = np.unpackbits(said["signs"], axis=1, count=len(layers), bitorder="little")
     assert bits.tolist() == (y >= 0).int().tolist()
     np.testing.assert_allclose(said["scale"], scales.T.numpy(), rtol=1e-6)
-    torch.testing.assert_close(sent.state["residual"].double(), unsaid, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(sent.state["residual"].double(), unsent, rtol=1e-5, atol=1e-5)
 
     (after,), server = hold(exchange, clients_at(params, model, residual, samples), {"model": model}, round=round)
     torch.testing.assert_close(server["model"].double(), moved, rtol=1e-5, atol=1e-6)
@@ -134,7 +134,7 @@ def test_rows_follow_the_allocation_and_enter_the_digest() -> None:
 # --- why it works -----------------------------------------------------------------------------------------------------
 
 
-class ExactMeans(VoteOnTheUnsaid):
+class ExactMeans(ResidualSignVote):
     """The same exchange with the values of y_k instead of their signs, and their weighted mean instead of the vote."""
 
     def __init__(self, sketches: Sketches) -> None:
@@ -143,8 +143,8 @@ class ExactMeans(VoteOnTheUnsaid):
 
     def client_send(self, cohort: Cohort, round: int, work: Any) -> Any:
         sketch = self._sketches.of(round, CPU)
-        said, unsaid = sketch.split(cohort.params, cohort.state["model"], cohort.state["residual"])
-        return cohort.with_state(residual=unsaid), {"values": said}
+        said, unsent = sketch.split(cohort.params, cohort.state["model"], cohort.state["residual"])
+        return cohort.with_state(residual=unsent), {"values": said}
 
     in_step = Exchange.in_step
 
@@ -294,7 +294,7 @@ def test_what_cannot_be_sketched_is_told_with_the_client(broken: float) -> None:
     params = normal(3, DIM)
     params[1, 2:5] = broken
     cohort = clients_at(params, torch.zeros(DIM), torch.zeros(3, DIM), [1, 1, 1])
-    with pytest.raises(DivergedError, match=r"round 5: what client 1 has learnt is not finite or too large"):
+    with pytest.raises(DivergedError, match=r"round 5: the update of client 1 is not finite or too large"):
         exchange_of(*SIZES).client_send(cohort, 4, Work())
 
 

@@ -172,7 +172,7 @@ def test_counts_give_the_same_model_with_fewer_bytes(noise: str) -> None:
 
 def test_counts_of_more_than_255_clients_are_refused() -> None:
     settings = ZSignSettings(downlink="sum")
-    with pytest.raises(UsageError, match=r"method\.downlink: 'sum' takes at most 255 clients a round, got 256;"):
+    with pytest.raises(UsageError, match=r"method\.downlink: 'sum' takes at most 255 clients per round, got 256;"):
         ZSign(task_of(4, clients=256), settings)
     ZSign(task_of(4, clients=256), ZSignSettings(downlink="model"))
 

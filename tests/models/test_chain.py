@@ -109,8 +109,8 @@ def test_a_chain_has_the_bits_of_the_same_module_under_vmap(factory: Factory) ->
         torch.manual_seed(1)
         module = factory()
     chain, other = CohortModel(module, CPU), CohortModel(copy.deepcopy(module), CPU)
-    assert isinstance(chain._way, Chain)
-    other._way = Stacked(other._single, folds=False)
+    assert isinstance(chain._runner, Chain)
+    other._runner = Stacked(other._single, folds=False)
     params, x = chain.initial + normal(CLIENTS, chain.layout.dim, seed=3), normal(CLIENTS, BATCH, 3, 4, seed=4)
     for training in (True, False):
         ways = [model.forward(params, {}, x.clone(), training=training, features=True) for model in (chain, other)]
@@ -147,7 +147,7 @@ NO_CHAINS: dict[str, Factory] = {
 
 @pytest.mark.parametrize("factory", NO_CHAINS.values(), ids=NO_CHAINS)
 def test_what_is_more_than_linear_and_pointwise_layers_in_a_row_is_no_chain(factory: Factory) -> None:
-    assert not Chain.takes(factory())
+    assert not Chain.supports(factory())
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,11 @@ import pfedlms
 from pfedlms import rng
 from pfedlms.errors import UsageError
 from pfedlms.models import CohortModel, build, forward
-from pfedlms.models.alone import Alone
 from pfedlms.models.chain import Chain
 from pfedlms.models.compiled import Compiled
+from pfedlms.models.one_by_one import OneByOne
+from pfedlms.models.runner import Runner, Single
 from pfedlms.models.stacked import Stacked
-from pfedlms.models.way import Single, Way
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 CLIENTS, BATCH = 3, 8
@@ -70,11 +70,11 @@ class Tied(nn.Module):
 
 
 FACTORIES = [dnn, convolutional, with_batch_norm, Tied]
-BY: dict[str, Callable[[CohortModel], Way | None]] = {
-    "one by one": lambda model: Alone(model._single, CPU),
+BY: dict[str, Callable[[CohortModel], Runner | None]] = {
+    "one by one": lambda model: OneByOne(model._single, CPU),
     "stacked": lambda model: Stacked(model._single, folds=False),
     "stacked as on a GPU": lambda model: Stacked(model._single, folds=True),
-    "as chosen": lambda model: model._way,
+    "as chosen": lambda model: model._runner,
 }
 
 
@@ -82,13 +82,13 @@ class Setup:
     """A cohort whose clients have different weights, and a plain module for each, filled parameter by parameter; in
     float64, so that another order of sums does not show."""
 
-    def __init__(self, factory: Factory, way: Callable[[CohortModel], Way | None] = BY["as chosen"]) -> None:
+    def __init__(self, factory: Factory, way: Callable[[CohortModel], Runner | None] = BY["as chosen"]) -> None:
         with torch.random.fork_rng():
             torch.manual_seed(1)
             original = factory().double()
         self.plain = [copy.deepcopy(original) for _ in range(CLIENTS)]
         self.model = CohortModel(copy.deepcopy(original), CPU)
-        self.model._way = way(self.model)
+        self.model._runner = way(self.model)
         cohort = self.model.cohort((0, 1, 2), (1, 1, 1), with_momentum=False)
         self.params, self.buffers = cohort.params + 0.3 * normal(*cohort.params.shape, seed=2), cohort.buffers
         for module, own in zip(self.plain, self.params, strict=True):
@@ -346,24 +346,26 @@ def frozen() -> nn.Module:
 
 REFUSED = (Branching, Counting, CountingInTraining, averaging)
 # What a module is, and how it goes on a CPU, on a GPU and on a GPU with `fast`.
-CHOICES: list[tuple[Factory, type[Way], type[Way], type[Way]]] = [
+CHOICES: list[tuple[Factory, type[Runner], type[Runner], type[Runner]]] = [
     (dnn, Chain, Chain, Compiled),
     (lambda: build("dnn", (3, 2, 2), 4, 8, 0), Chain, Chain, Compiled),
     (frozen, Stacked, Stacked, Compiled),
     (with_dropout, Stacked, Stacked, Compiled),
-    (with_batch_norm, Alone, Stacked, Compiled),
-    (convolutional, Alone, Stacked, Compiled),
-    (lambda: nn.Sequential(nn.Flatten(), nn.LayerNorm(12), nn.Linear(12, 4)), Alone, Stacked, Compiled),
-    (Tied, Alone, Stacked, Compiled),
-    (silenced, Alone, Alone, Alone),
-    (Bag, Alone, Alone, Alone),
-    *((factory, Alone, Alone, Alone) for factory in REFUSED),
+    (with_batch_norm, OneByOne, Stacked, Compiled),
+    (convolutional, OneByOne, Stacked, Compiled),
+    (lambda: nn.Sequential(nn.Flatten(), nn.LayerNorm(12), nn.Linear(12, 4)), OneByOne, Stacked, Compiled),
+    (Tied, OneByOne, Stacked, Compiled),
+    (silenced, OneByOne, OneByOne, OneByOne),
+    (Bag, OneByOne, OneByOne, OneByOne),
+    *((factory, OneByOne, OneByOne, OneByOne) for factory in REFUSED),
 ]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:model. clients are trained one after another")
 @pytest.mark.parametrize(("factory", "cpu", "gpu", "fast"), CHOICES)
-def test_each_module_goes_the_way_it_should(factory: Factory, cpu: type[Way], gpu: type[Way], fast: type[Way]) -> None:
+def test_each_module_gets_its_runner(
+    factory: Factory, cpu: type[Runner], gpu: type[Runner], fast: type[Runner]
+) -> None:
     """A trial needs no GPU, so neither does the choice for one."""
     single, sample = Single(factory()), torch.ones(5, 3, 2, 2)
     params = {name: value for name, value in single.module.named_parameters() if value.requires_grad}
@@ -373,10 +375,10 @@ def test_each_module_goes_the_way_it_should(factory: Factory, cpu: type[Way], gp
 
 def test_the_choice_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the beginning where the module says enough, otherwise at the first use."""
-    made: list[Way | None] = []
+    made: list[Runner | None] = []
     choose = forward.choose
     monkeypatch.setattr(forward, "choose", lambda *given: made.append(choose(*given)) or made[-1])
-    for factory, expected in ((dnn, [Chain]), (with_batch_norm, [Alone]), (with_dropout, [type(None), Stacked])):
+    for factory, expected in ((dnn, [Chain]), (with_batch_norm, [OneByOne]), (with_dropout, [type(None), Stacked])):
         made.clear()
         model = CohortModel(factory(), CPU)
         cohort = model.cohort((0, 1, 2), (1, 1, 1), with_momentum=False)

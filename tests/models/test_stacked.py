@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pfedlms.models import CohortModel
+from pfedlms.models.runner import Pass, Single
 from pfedlms.models.stacked import Stacked
-from pfedlms.models.way import Pass, Single
 
 CPU = torch.device("cpu")
 CLIENTS, BATCH = 3, 5
@@ -186,7 +186,7 @@ def test_what_is_frozen_is_shared_by_all_clients() -> None:
         nn.utils.vector_to_parameters(own, [value for value in module.parameters() if value.requires_grad])
     buffers = model.cohort((0, 1, 2), (1, 1, 1), with_momentum=False).buffers
     x, out = normal(CLIENTS, BATCH, 4, 6, 6), torch.full_like(params, torch.nan)
-    model._way = Stacked(model._single, folds=True)
+    model._runner = Stacked(model._single, folds=True)
     model.gradient(out, params, buffers, x, LABELS, squares)
     for client, module in enumerate(plain):
         loss = module.train()(x[client]).square().sum() / 2

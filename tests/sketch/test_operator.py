@@ -37,12 +37,12 @@ def test_what_is_said_and_what_is_not() -> None:
     """y = Φx and x − (m/N) Φᵀy for x = θ − w + e, by a dense Φ; and D H Sᵀ of signs holds whole numbers."""
     sketch, dense = sketch_of(*SIZES), dense_model(SIZES, RATIO, SEED)
     theta, model, residual = (normal(3, sum(SIZES), seed=seed, dtype=torch.float64) for seed in (1, 2, 3))
-    said, unsaid = sketch.split(theta, model, residual)
+    said, unsent = sketch.split(theta, model, residual)
     x = theta - model + residual
     shares = torch.tensor([8 / 16, 8 / 16, 1 / 1, 4 / 8, 32 / 64, 32 / 64], dtype=torch.float64)
     back = (said @ dense) * shares.repeat_interleave(torch.tensor(SIZES))
     torch.testing.assert_close(said, x @ dense.T, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(unsaid, x - back, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(unsent, x - back, rtol=1e-12, atol=1e-12)
 
     signs = torch.where(normal(2, sketch.size, seed=4) >= 0, 1.0, -1.0)
     rows = torch.tensor([8, 8, 1, 4, 32, 32]).repeat_interleave(torch.tensor(SIZES))

@@ -90,10 +90,10 @@ def test_adjoint_is_that_of_the_host() -> None:
 
 def test_what_is_said_has_the_bits_of_the_host_and_what_is_not_nearly() -> None:
     (here, there), given = sketches(0.1), [normal(3, LAYOUT.dim, seed=seed) for seed in (1, 2, 3)]
-    said, unsaid = kernels.split(there, *(each.to(DEVICE) for each in given))
+    said, unsent = kernels.split(there, *(each.to(DEVICE) for each in given))
     expected, left = here.split(*given)
     assert torch.equal(said.cpu(), expected)
-    torch.testing.assert_close(unsaid.cpu(), left, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(unsent.cpu(), left, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("ratio", [0.1, 1.0])
@@ -117,11 +117,11 @@ def test_positions_are_where_the_rows_are(ratio: float) -> None:
 
 
 @pytest.mark.parametrize("ratio", [0.1, 1.0])
-def test_what_is_spoken_is_packed_and_measured_as_on_the_host(ratio: float) -> None:
+def test_signs_and_rms_are_packed_and_measured_as_on_the_host(ratio: float) -> None:
     """Bit by bit, and in float64: sums of another order round to the same float32 but once in many millions."""
     sketch, y = sketches(ratio)[1], normal(3, sum(sketches(ratio)[0].sizes), seed=4)
     y[0, 0], y[1, 1], y[2, -1] = 0.0, -0.0, 1e25  # whose square is beyond float32
-    signs, sizes = (value.cpu() for value in vote_kernels.spoken(sketch, y.to(DEVICE)))
+    signs, sizes = (value.cpu() for value in vote_kernels.signs_and_rms(sketch, y.to(DEVICE)))
     assert signs.shape == (3, -(-y.shape[1] // 8))
     for row, own in zip(y.tolist(), signs.tolist(), strict=True):
         assert int.from_bytes(bytes(own), "little") == sum((value >= 0) << place for place, value in enumerate(row))
@@ -134,7 +134,10 @@ def test_what_is_spoken_is_packed_and_measured_as_on_the_host(ratio: float) -> N
 def test_what_is_not_finite_makes_its_layer_so(broken: float) -> None:
     sketch, y = sketches(0.1)[1], normal(2, 1 + 6 + 819, seed=4)
     y[1, 3] = broken
-    assert torch.isfinite(vote_kernels.spoken(sketch, y.to(DEVICE))[1]).tolist() == [[True] * 3, [False, True, True]]
+    assert torch.isfinite(vote_kernels.signs_and_rms(sketch, y.to(DEVICE))[1]).tolist() == [
+        [True] * 3,
+        [False, True, True],
+    ]
 
 
 @pytest.mark.parametrize("ratio", [0.1, 1.0])

@@ -14,7 +14,7 @@ from pfedlms.backend import plain, torch_threads
 from pfedlms.step import adamw_step_, clip_
 
 CLIENTS, DIM, RATE = 3, 1001, 0.01
-Way = Callable[[], AbstractContextManager[None]]
+Runner = Callable[[], AbstractContextManager[None]]
 
 
 def normal(seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -25,7 +25,7 @@ def normal(seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
 @pytest.mark.parametrize("rate", [RATE, torch.tensor(RATE, dtype=torch.float64)], ids=["number", "tensor"])
 @pytest.mark.parametrize("extra", [True, False])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_steps_are_those_of_torchs_optimiser(decay: float, extra: bool, rate: float | Tensor, way: Way) -> None:
+def test_steps_are_those_of_torchs_optimiser(decay: float, extra: bool, rate: float | Tensor, way: Runner) -> None:
     params = normal(0)
     kept = params.new_zeros(CLIENTS, 2 * DIM + 1)
     theirs = params.clone().requires_grad_()
@@ -44,7 +44,7 @@ def test_steps_are_those_of_torchs_optimiser(decay: float, extra: bool, rate: fl
 
 
 @pytest.mark.parametrize("way", [nullcontext, plain])
-def test_clients_may_have_taken_different_numbers_of_steps(way: Way) -> None:
+def test_clients_may_have_taken_different_numbers_of_steps(way: Runner) -> None:
     """One that has taken 40 and one that takes its first, in float32: each as it would alone."""
     params, kept = normal(0, torch.float32)[:2].contiguous(), torch.zeros(2, 2 * DIM + 1)
     with way():
@@ -63,7 +63,7 @@ def test_clients_may_have_taken_different_numbers_of_steps(way: Way) -> None:
 @pytest.mark.parametrize("way", [nullcontext, plain])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("extra", [True, False])
-def test_clipping_is_torchs_for_each_client(extra: bool, dtype: torch.dtype, way: Way) -> None:
+def test_clipping_is_torchs_for_each_client(extra: bool, dtype: torch.dtype, way: Runner) -> None:
     """Clients whose norms are far below, just above and far above the limit."""
     gradient, pull = normal(1, dtype), normal(2, dtype) if extra else None
     whole = gradient if pull is None else gradient + pull

@@ -45,7 +45,7 @@ class Arrays:
 
 def checked(parts: Sequence[tuple[str, Any, Any]], names: Sequence[str] = (), any_targets: bool = False) -> Arrays:
     """The samples and labels of some parts, each with the name that errors call it; `names` of the classes, where they
-    are known. With `any_targets`, for a loss of one's own, labels need not be classes."""
+    are known. With `any_targets`, for a custom loss, labels need not be classes."""
     samples = [(name, samples_of(x, name)) for name, x, _ in parts]
     given = [(name, y) for name, _, y in parts]
     labels: list[NDArray[Any]]
@@ -136,7 +136,7 @@ Labels = tuple[list[NDArray[np.int64]], int, tuple[str, ...]]
 
 
 def labels_of(parts: Sequence[tuple[str, Any]], names: Sequence[str] = ()) -> Labels:
-    """The labels of several parts, numbered together: what 5 is for one client, it is for all.
+    """The labels of several parts, numbered together: a number means the same class for all clients.
 
     Class numbers from 0 on stay what they are. Other whole numbers, texts and booleans are numbered in their order and
     keep their names; rows of a single one (one-hot) stand for its place. With `names`, labels are places in them.
@@ -178,9 +178,9 @@ def _column(value: Any, name: str) -> tuple[str, NDArray[Any]]:
         if bool(((y == 0) | (y == 1)).all()) and bool((y.sum(axis=1) == 1).all()):
             return "one-hot", y
         raise DataError(
-            f"{name}: got labels of shape {y.shape} and type {y.dtype} that are no one-hot rows, expected one class a "
-            "sample: a vector [n] of class numbers or names, or for such targets a loss of your own (loss=…); samples "
-            "come first, (x, y)"
+            f"{name}: got labels of shape {y.shape} and type {y.dtype} that are no one-hot rows, expected one class "
+            "per sample: a vector [n] of class numbers or names, or for such targets a loss of your own (loss=…); "
+            "samples come first, (x, y)"
         )
     if y.ndim != 1 or y.dtype.kind not in "fiubUS":
         raise DataError(

@@ -1,4 +1,4 @@
-"""The order in which a client sees its samples, and how they are changed on the way."""
+"""The order in which a client uses its samples, and their augmentation."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def batch_positions(
 
 
 def batches(seed: int, data: FederatedData) -> HostBatches | DeviceBatches:
-    """Which samples clients see in their local steps, the same everywhere: drawn where the data are. On a CPU many
-    short shuffles are drawn faster all at once, too."""
+    """The samples of clients' local steps, the same on every machine: drawn on the device of the data. On a CPU, too,
+    many short shuffles are faster drawn all at once."""
     short = sum(data.samples) < _LONG * data.clients
     return DeviceBatches(seed, data) if data.x.is_cuda or short else HostBatches(seed, data)
 

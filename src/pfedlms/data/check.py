@@ -1,4 +1,4 @@
-"""What a folder has of the data sets."""
+"""Which data sets a folder contains, and whether they are complete."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SOUND = ("complete", "partial", "larger")
 
 
 def check(name: str, directory: str | Path | None = None) -> Row:
-    """The state of the data set `name` in `directory`, or where PFEDLMS_DATA says, read as a run reads it.
+    """The state of the data set `name` in `directory`, or in PFEDLMS_DATA, read as a run reads it.
 
     | state | |
     |---|---|

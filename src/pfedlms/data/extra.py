@@ -10,7 +10,7 @@ from pfedlms.errors import DataError
 
 @contextmanager
 def extra(what: str) -> Iterator[None]:
-    """Around an import: an error that says how to install what is missing."""
+    """Around an import: turns ImportError into a DataError with the command that installs the package."""
     try:
         yield
     except ImportError as error:

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from pfedlms.data.arrays import Arrays, checked
 from pfedlms.data.partition import Indices, split
 from pfedlms.data.pool import Constants
-from pfedlms.data.schemes import Dealing, assign, scheme_of
+from pfedlms.data.schemes import Partitioning, assign, scheme_of
 from pfedlms.errors import DataError
 
 Pair = tuple[ArrayLike, ArrayLike]
@@ -65,8 +65,8 @@ class FederatedData:
         return tuple(len(held) for held in self.train)
 
     def fingerprint(self) -> str:
-        """Tells two federations' data apart: SHA-256 over samples, labels and who holds which; over the kind of samples
-        that are not float32, and the names of classes that have any, too."""
+        """SHA-256 over samples, labels and each client's indices; also over the type of samples that are not float32,
+        and over the names of classes, if they have any."""
         digest = hashlib.sha256(str((self.x.shape, self.classes)).encode())
         if self.names or self.x.dtype != torch.float32:
             digest.update(str((self.x.dtype, self.names)).encode())
@@ -83,7 +83,7 @@ class FederatedData:
 def from_pool(
     x: ArrayLike,
     y: ArrayLike,
-    how: Dealing,
+    how: Partitioning,
     owner: NDArray[np.int64] | None = None,
     owners: Sequence[str] = (),
     names: Sequence[str] = (),
@@ -97,7 +97,7 @@ def from_pool(
 
 
 def partitioned(
-    pool: Arrays, how: Dealing, owner: NDArray[np.int64] | None = None, owners: Sequence[str] = ()
+    pool: Arrays, how: Partitioning, owner: NDArray[np.int64] | None = None, owners: Sequence[str] = ()
 ) -> FederatedData:
     """`from_pool` of arrays that are checked."""
     scheme = scheme_of(how.scheme, owner, pool.classes)
@@ -121,7 +121,7 @@ def from_pairs(pairs: Sequence[tuple[Pair, Pair]], seed: int = 0, validation: fl
 def held_by(
     pool: Arrays, held: Sequence[Indices | tuple[Indices, Indices]], seed: int = 0, validation: float = 0.0
 ) -> FederatedData:
-    """Take who holds which samples as given: each client's (train, test), or all it has, which is then split 75/25."""
+    """Data whose clients are given: each client's (train, test) indices, or all its indices, which are split 75/25."""
     pairs = (
         own if isinstance(own, tuple) else split(pool.strata, own, seed, client) for client, own in enumerate(held)
     )

@@ -3,8 +3,8 @@
 
 | columns | called (case does not matter; the first that is there) |
 |---|---|
-| label | `label`, `class`, `target`, `y`, `labels`, or as `data.label_column` says |
-| client | `client`, `user`, `client_id`, `clients`, or as `data.owner_column` says; there need be none |
+| label | `label`, `class`, `target`, `y`, `labels`, or the name in `data.label_column` |
+| client | `client`, `user`, `client_id`, `clients`, or the name in `data.owner_column`; optional |
 | samples | `x`, `samples`, `images`, if it has two axes or more; else every other column is a feature |
 
 Classes and clients are the values found, in their order. Samples are taken as they are, but images of bytes are

@@ -1,4 +1,4 @@
-"""Data given to `run` and `compare` in Python, as one pool of checked arrays and who holds what.
+"""Data given to `run` and `compare` in Python, as one pool of checked arrays and each client's samples in it.
 
     one data set              (x, y) · a torch Dataset · a Hugging Face Dataset              partitioned over clients
     two of them in a tuple    (train, test), and a DatasetDict or dict of such splits        pooled and partitioned
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 from pfedlms.data.arrays import Arrays, checked
 from pfedlms.data.federated import FederatedData, held_by, partitioned
 from pfedlms.data.partition import Indices
-from pfedlms.data.schemes import Dealing
+from pfedlms.data.schemes import Partitioning
 from pfedlms.errors import DataError, reason
 
 SPLITS = ("train", "validation", "valid", "val", "dev", "test")
@@ -36,22 +36,22 @@ _ROW = "expected samples and labels, (x, y), or a (train, test) pair of them, ((
 
 @dataclass(frozen=True)
 class Given:
-    """Data given in Python, read once: a pool to be partitioned, or, where `held` says so, what each client holds."""
+    """Data given in Python, read once: a pool to be partitioned, or with `held`, each client's samples in it."""
 
     pool: Arrays
     held: tuple[Indices | tuple[Indices, Indices], ...] = ()
     client_names: tuple[str, ...] = ()
 
-    def federated(self, how: Dealing) -> FederatedData:
-        """Partitioned over clients; of what each client holds only the splits are drawn."""
+    def federated(self, how: Partitioning) -> FederatedData:
+        """Partitioned over clients; with `held` only the splits of each client are drawn."""
         if not self.held:
             return partitioned(self.pool, how)
         return replace(held_by(self.pool, self.held, how.seed, how.validation), client_names=self.client_names)
 
 
 def read(data: Any, any_targets: bool = False, all_clients: bool = True) -> Given:
-    """Whatever was given, read and checked; data that are read already stay as they are. With `any_targets`, for a loss
-    of one's own, labels need not be classes. Unless they are of all clients, they may be of a single class."""
+    """The given data, read and checked; a `Given` is returned as it is. With `any_targets`, for a custom loss, labels
+    need not be classes. Without `all_clients` they may be of a single class."""
     if isinstance(data, Given):
         return data
     _refuse_streams(data, "data")

@@ -70,9 +70,9 @@ def split(
     """Split one client's samples into those it trains on and a `share` (below 1) set aside, stratified by label where
     it can be; drawn from the stream `name`. By default (train, test).
 
-    Set aside are round(share · n) samples (at least one on each side). Each class gives the floor of its quota; what is
-    missing comes from the classes with the largest remainders, those of which nothing would be left last, so that a
-    class seen once is trained on rather than only tested.
+    Set aside are round(share · n) samples (at least one on each side). Each class gives the floor of its quota; the
+    missing ones come from the classes with the largest remainders. Classes that would have no training sample left come
+    last, so that a class with one sample is trained on rather than only tested.
     """
     total = len(held)
     if total < 2:

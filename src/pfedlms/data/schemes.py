@@ -19,7 +19,7 @@ SCHEMES = ("dirichlet", "classes", "iid", "quantity", "given")
 
 
 @dataclass(frozen=True)
-class Dealing:
+class Partitioning:
     """How a pool of samples is partitioned over clients, and each client's samples are split."""
 
     clients: int
@@ -27,7 +27,7 @@ class Dealing:
     """Of the Dirichlet distribution that shares are drawn from."""
     seed: int
     min_samples: int = 10
-    """A client gets at least so many."""
+    """The smallest number of samples of a client."""
     validation: float = 0.0
     """Share of each client's training samples that is set aside."""
     scheme: str = "auto"
@@ -54,7 +54,7 @@ def scheme_of(asked: str, owner: NDArray[np.int64] | None, classes: int = 1) -> 
 
 
 def assign(
-    labels: NDArray[np.integer], how: Dealing, owner: NDArray[np.int64] | None = None, owners: Sequence[str] = ()
+    labels: NDArray[np.integer], how: Partitioning, owner: NDArray[np.int64] | None = None, owners: Sequence[str] = ()
 ) -> list[Indices]:
     """Cut the samples `0..len(labels)−1` into disjoint sets, one per client, that together hold every sample, each at
     least `how.min_samples`."""
@@ -80,7 +80,7 @@ def iid(total: int, clients: int, seed: int, min_samples: int = 10) -> list[Indi
 
 def by_quantity(total: int, clients: int, alpha: float, seed: int, min_samples: int = 10) -> list[Indices]:
     """All samples shuffled; every client gets `min_samples`, and of the rest shares drawn from Dirichlet(α) over the
-    clients. A small α gives a few clients most of the samples, a large one all of them as many; classes are alike."""
+    clients. A small α gives a few clients most of the samples, a large one equal sizes; all have the same classes."""
     check_enough(total, clients, min_samples)
     shares = generator(stream(seed, "partition-quantity")).dirichlet(np.full(clients, alpha))
     ends = np.cumsum(shares if shares.sum() > 0 else np.ones(clients))  # for the very smallest α there are no shares
@@ -96,8 +96,8 @@ def by_classes(
     """Every client holds samples of exactly `classes` classes, every class to some client, and sizes are near even.
 
     The clients · classes places are given to classes by their size, one after another to the class with the most
-    samples per place, so that a place is worth about as much everywhere. Classes then come in random order, and each
-    takes the clients that lack most, drawn among equals; its samples, shuffled, are divided evenly among them.
+    samples per place, so that places have about the same number of samples. Then each class, in random order, takes the
+    clients that lack most classes, ties drawn at random; its shuffled samples are divided evenly among them.
     """
     check_enough(len(labels), clients, min_samples)
     values, members, sizes = np.unique(labels, return_inverse=True, return_counts=True)

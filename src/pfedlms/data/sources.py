@@ -122,7 +122,7 @@ def load_pool(
 ) -> Pool:
     """The data set `name`, with what is known of its classes and clients; a path of the user's own is looked up in
     `directory` unless it is absolute. The last five are settings of section [data]: images are normalised by `mean` and
-    `std`, one number per channel, where they are given, else by the data set's own. The pool says which were used."""
+    `std`, one number per channel, where they are given, else by the data set's own. The pool has those used."""
     mean, std = constants(mean, std)
     path = Path(directory or "", os.path.expanduser(name.partition(":")[2]))
     match kind_of(name):
@@ -140,7 +140,7 @@ def load_pool(
 
 
 def folder_of(name: str, directory: str | Path | None) -> Path:
-    """Where the files of the data set `name` are: in `directory`, or where PFEDLMS_DATA says."""
+    """Where the files of the data set `name` are: in `directory`, or in PFEDLMS_DATA."""
     if found := directory or os.environ.get("PFEDLMS_DATA"):
         return Path(found)
     raise DataError(

@@ -1,7 +1,7 @@
 """A federation whose clients are nodes; the same interface as `engine.Federation`, trip by trip.
 
-A trip is one request to each of some nodes and what they reply. It carries as much as it can, so a round takes as many
-trips as its method has exchanges: the trip that ends a round also asks for the first messages of the next one.
+A trip is one request to each of some nodes, with their replies. A request has as many orders as possible, so a round
+takes as many trips as its method has exchanges: the last trip of a round also asks for the next round's first messages.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Coordinator:
 
     Args:
         config: as `Ground` takes it.
-        transport: the way to nodes.
-        problem: what the configuration says is given in Python.
+        transport: delivers requests to nodes.
+        problem: model, loss and metric, where the configuration names none.
     """
 
     largest_cohort = 1
@@ -44,12 +44,12 @@ class Coordinator:
         self.criterion, self.watch, self.run = ground.parts.criterion, Stopwatch(), ground.run
         self._server = Server(ground.terms, config.run.quorum, self.criterion.score is None)
         self._nodes = Nodes(ground, transport)
-        self._state = self._planned(self._server.begin())
+        self._state = self._with_plan(self._server.begin())
         self.rounds_played = 0
         self.after_trip: Callable[[], None] = lambda: None
-        """Called after every trip that does not end a round: `state` is to be kept then, too."""
+        """Called after every trip that does not end a round, to save `state` then, too."""
         self.samples: dict[int, int] = {}
-        """N_k as clients named it last, in any round."""
+        """The last N_k that each client sent, in any round."""
         self._warned: dict[int, str] = {}
         self._weight_limited: set[int] = set()
 
@@ -70,16 +70,16 @@ class Coordinator:
     # --- rounds
 
     def start(self) -> None:
-        """Phase 0, unless it is over."""
+        """Run phase 0, unless it is finished."""
         if self._state.stage == START:
             self.step()
             self.after_trip()
 
     def play_round(self, evaluate_global: bool = False) -> RoundReport:
-        """The trips that are left of a round. What is measured was settled with the trip before, so that a trip that is
-        made again is the same; `RoundReport.evaluated` says whether it was. Where too few answer, QuorumError, and
-        nothing has changed: the next call, or that of a later process, sends the same requests again, and nodes that
-        have answered them answer the same."""
+        """The remaining trips of a round. The trip before decides what is measured, so that a repeated trip is the
+        same; `RoundReport.evaluated` has the decision. If too few nodes reply, QuorumError is raised and nothing has
+        changed: the next call, also of a later process, sends the same requests again, and nodes that have executed
+        them return the same replies."""
         while (report := self.step()) is None:
             self.after_trip()
         return report
@@ -99,17 +99,17 @@ class Coordinator:
         self._warn(after.events)
         self.samples |= inbox.aggregation.claims if inbox.aggregation is not None else {}
         self.samples |= {client: samples for client, (samples, _) in inbox.trained.items()}
-        self._state, self.rounds_played = self._planned(after), after.round
+        self._state, self.rounds_played = self._with_plan(after), after.round
         return after.report
 
-    def _planned(self, state: ServerState) -> ServerState:
-        """With what the next trip goes by."""
+    def _with_plan(self, state: ServerState) -> ServerState:
+        """The state with the plan of the next trip: what to measure, and whether to ask for messages ahead."""
         last, ends = self.config.train.rounds, state.round + (state.stage != START)
         measure = ends > 0 and (ends % self.config.run.evaluate_every == 0 or ends == last)
         return replace(state, measure=(Flag.PERSONAL | Flag.SHARED) * measure, ask_ahead=ends < last)
 
     def _warn(self, events: Iterable[Event]) -> None:
-        """Once, for as long as it stays the same."""
+        """Warn once per client until its event changes."""
         for event in events:
             if event.kind == "weight_limited":
                 if event.client in self._weight_limited:
@@ -124,12 +124,12 @@ class Coordinator:
     # --- what was measured
 
     def evaluate(self) -> Evaluation:
-        """The models of the clients that trained last, as they measured them."""
+        """The models of the participants of the last phase, as they measured them."""
         return self._evaluation(self._state.measured)
 
     def everyone(self) -> Evaluation:
-        """The models of all clients that can be reached: a client that took no part in the last phase gets its answers
-        and takes its steps on a copy."""
+        """The models of all clients that can be reached. A client that was absent in the last phase receives its
+        answers and takes its local steps on a copy."""
         state = self._state
         absent = [client for client in range(self.data.clients) if client not in state.participants]
         inbox = Inbox((self._server.look(state, absent),), state.round, state.trip)
@@ -160,8 +160,8 @@ class Coordinator:
         kept = dict(state["standing"])
         if "inbox" in kept:
             raise ValueError(
-                "checkpoint: it was made by an earlier version of pfedlms; finish this run with that version, or begin "
-                "it anew in another folder with another run.seed"
+                "checkpoint: it was made by an earlier version of pfedlms; finish this run with that version, or start "
+                "a new one in another folder with another run.seed"
             )
         self.samples, self._nodes.counts = kept.pop("samples"), kept.pop("counts")
         self._state = self._server.restore(kept)

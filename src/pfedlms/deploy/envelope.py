@@ -5,7 +5,7 @@
     4      1     version of this envelope
     5      1     kind: 0 request, 1 request to look, 2 reply
     6      2     reserved, zero
-    8      8     run: digest of all that both ends must agree on
+    8      8     run: digest of everything both ends must agree on
     16     4     client
     20     4     round
     24     8     trip: requests of a run are numbered, all clients' together
@@ -20,9 +20,9 @@ The body is a row of records, each 16 bytes and its data:
     4      4     number: of a round or phase, or how many answers a node knows
     8      8     length of the data in bytes
 
-Numbers are unsigned, little endian. A request is what a node is to do, in order. A reply has one record for each SEND
+Numbers are unsigned, little endian. A request lists the node's orders, in order. A reply has one record for each SEND
 and TRAIN of its request, in their order, and ANSWERS_KNOWN; or REFUSED and, if it is the node's own, ANSWERS_KNOWN.
-Nothing is allocated by a length that was not compared with what is there. Codes are those of `engine.transport`.
+Every length is compared with the bytes received before memory is allocated. Codes are those of `engine.transport`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ LARGEST_LOSS = 1e12
 class Kind(IntEnum):
     REQUEST = 0
     LOOK = 1
-    """As REQUEST, on a copy: nothing changes by it."""
+    """As REQUEST, but executed on a copy of the node's state."""
     REPLY = 2
 
 
@@ -75,13 +75,13 @@ class Why(IntEnum):
     CLIENT = 2
     """It is for another client."""
     STALE = 3
-    """It is of a trip, round or phase that is over for this node."""
+    """It is of a trip, round or phase that this node has finished."""
     ORDER = 4
-    """It needs an answer, a message or local steps that this node has not had."""
+    """It needs an answer, a message or local steps that this node does not have."""
     DIVERGED = 5
     """The node's loss or model is not finite any more."""
     FAILED = 6
-    """The node, or the way to it, failed."""
+    """The node or its connection failed."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Envelope:
 
 
 def decode(data: bytes) -> Envelope:
-    """Parse and check one envelope; raises the WireError that says what is wrong with it. Data of records are views."""
+    """Parse and check one envelope; raises the matching WireError if it is not valid. Data of records are views."""
     view = memoryview(data).cast("B").toreadonly()
     if len(view) < ENVELOPE_BYTES:
         raise TruncatedError(f"envelope: got {len(view)} bytes, expected a header of {ENVELOPE_BYTES}")
@@ -150,15 +150,15 @@ def _records(body: memoryview) -> tuple[Record, ...]:
 
 
 def refusal(request: Envelope, why: Why, text: str, answers_known: int | None = None) -> bytes:
-    """A reply that says that nothing was done. Whoever carries messages makes one of Why.FAILED where the cause of a
-    missing reply is known; how many answers the node knows, the node alone can say."""
+    """A reply: the request was not executed. A transport makes one of Why.FAILED if it knows why a reply is missing.
+    Only the node itself adds `answers_known`."""
     words = text.encode()[:_LONGEST_TEXT]
     known = [] if answers_known is None else [Record(Code.ANSWERS_KNOWN, answers_known)]
     return request.reply(Record(Code.REFUSED, flags=why, data=words), *known).encode()
 
 
 def reason(record: Record) -> str:
-    """What a REFUSED record says."""
+    """The text of a REFUSED record."""
     name = Why(record.flags).name if record.flags in list(Why) else f"reason {record.flags}"
     words = bytes(record.data[:_LONGEST_TEXT]).decode(errors="replace")
     return f"{name.lower()}: {words}"
@@ -185,7 +185,7 @@ def measured(split: Split, correct: float, loss: float, samples: int) -> Record:
 
 
 def read_measured(record: Record, percent: bool) -> tuple[Split, tuple[float, float, int]]:
-    """Of what, correct predictions (or with a score of one's own its sum), summed loss, and samples."""
+    """The split, correct predictions (or the sum of a custom metric), summed loss, and samples."""
     if record.index not in list(Split) or len(record.data) != _MEASURED.size:
         raise DecodeError(f"measured: got {len(record.data)} bytes of {record.index}, expected {_MEASURED.size}")
     correct, loss, samples = _MEASURED.unpack(record.data)

@@ -1,4 +1,4 @@
-"""What each end derives from the configuration: the terms of the run with their digest, and its data, if any."""
+"""What server and nodes derive from the configuration: the terms of the run, their digest, and the data, if any."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from pfedlms.wire.frames import agreement_digest
 
 
 class Ground:
-    """What both ends derive from one configuration.
+    """What server and nodes derive from one configuration.
 
     Args:
         config: the same on all ends but for its section [run] (without run.seed) and data.dir.
-        client: whose end it is; None is the server's.
-        data: on a node, its own data; see `own_data`. Without, the data set of the configuration is dealt out as in a
-        simulation and a node keeps to its part.
-        problem: model, loss and metric, where the configuration says that they are given in Python.
+        client: the node's client; None on the server.
+        data: on a node, its own data; see `own_data`. Without them, the data set of the configuration is partitioned as
+        in a simulation and a node uses its part.
+        problem: model, loss and metric, where the configuration names none.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Ground:
                 METHODS[config.method], config.settings, made, held.clients, held.classes, train, config.run.seed
             )
         self.run = agreement_digest({"frames": self.terms.digest, **fixed_settings(config)})
-        """Digest of all that both ends must agree on, how clients train and the names of classes included."""
+        """Digest of everything both ends must agree on, including how clients train and the names of classes."""
 
     @property
     def knows_samples(self) -> bool:
@@ -59,19 +59,19 @@ class Ground:
             if data is not None:
                 raise ConfigError(
                     [
-                        f"data.dataset: got {self.config.data.dataset!r}, which is dealt out to all nodes, but this "
-                        "one has data of its own; set data.dataset = 'custom', data.class_names and data.sample_shape"
+                        f"data.dataset: got {self.config.data.dataset!r}, which is partitioned over all nodes, but "
+                        "this one has its own data; set data.dataset = 'custom', data.class_names and data.sample_shape"
                     ]
                 )
             return dealt(self.config, named_pool(self.config))
         if self.client is None:
-            return nothing_held(self.config)
+            return server_data(self.config)
         if data is None:
             raise ConfigError(["data.dataset: got 'custom', so every node needs data of its own; name them"])
         return own_data(self.config, self.client, data, problem)
 
 
-def described(config: Config) -> tuple[tuple[str, ...], tuple[int, ...]]:
+def classes_and_shape(config: Config) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Names of classes and shape of a sample, as the configuration has them for nodes with data of their own."""
     chosen, found = config.data, []
     names = tuple(name.strip() for name in chosen.class_names.split(",") if name.strip())
@@ -85,54 +85,54 @@ def described(config: Config) -> tuple[tuple[str, ...], tuple[int, ...]]:
     return names, tuple(map(int, sizes))
 
 
-def nothing_held(config: Config) -> FederatedData:
-    """The server's: no sample of anybody, but one of zeros to try a model on."""
-    names, shape = described(config)
+def server_data(config: Config) -> FederatedData:
+    """The server's data: no client's samples, but one sample of zeros to try a model on."""
+    names, shape = classes_and_shape(config)
     place = np.zeros(1, dtype=np.int64)
-    everybody = (place,) * config.data.clients
-    # Whole numbers become floats where a model calculates with them.
+    each_client = (place,) * config.data.clients
+    # Whole numbers become floats if the model computes with them.
     x, y = (torch.zeros(size, dtype=torch.int64) for size in ((1, *shape), (1,)))
-    aside = everybody if config.data.validation else ()
-    return FederatedData(x, y, everybody, everybody, len(names), aside, names)
+    validation = each_client if config.data.validation else ()
+    return FederatedData(x, y, each_client, each_client, len(names), validation, names)
 
 
 def own_data(config: Config, client: int, data: Any, problem: Problem = NAMED) -> FederatedData:
-    """A node's own: `folder:PATH` or `file:PATH`; `module:function`, which is called and gives one of what follows; a
-    data set as `pfedlms.run` takes one, to be split 75/25; or two, (train, test), as a pair. All places of the
-    federation are this node's, so that whichever is its own holds them."""
-    names, shape = described(config)
+    """A node's own data: `folder:PATH` or `file:PATH`; `module:function`, which is called and returns one of the next
+    two; a data set as `pfedlms.run` takes one, split 75/25; or a pair (train, test). The result has these data for
+    every client number, so that the node's own number has them."""
+    names, shape = classes_and_shape(config)
     if isinstance(data, str) and kind_of(data):
         chosen = config.data
         pool = load_pool(data, chosen.dir or None, chosen.image_size, chosen.label_column)
         given = Given(Arrays(pool.x, pool.y, len(pool.names) or int(pool.y.max()) + 1, pool.names, (len(pool.y),)))
     else:
         if isinstance(data, str):
-            data = _called(data)
+            data = _call(data)
         given = read([data], problem.loss is not None, all_clients=False)
-    arrays = replace(given.pool, y=_numbered(given.pool, names), classes=len(names), names=names)
+    arrays = replace(given.pool, y=_class_numbers(given.pool, names), classes=len(names), names=names)
     if arrays.x.shape[1:] != shape:
         raise DataError(
             f"data: got samples of shape {arrays.x.shape[1:]}, expected data.sample_shape = {config.data.sample_shape} "
             f"({prod(shape)} numbers)"
         )
     parts: Indices | tuple[Indices, Indices] = given.held[0] if given.held else np.arange(len(arrays.y))
-    # Drawn from the client's own stream, as a deal would have it.
+    # Drawn from the client's own stream, as in a simulation.
     pair = parts if isinstance(parts, tuple) else split(arrays.strata, parts, config.run.seed, client)
     return held_by(arrays, [pair] * config.data.clients, config.run.seed, config.data.validation)
 
 
-def _called(name: str) -> Any:
+def _call(name: str) -> Any:
     try:
-        return resolve_name(name)()  # the user's own code
-    except Exception as error:  # whatever the user's own code raises
+        return resolve_name(name)()
+    except Exception as error:  # the user's own code may raise anything
         raise DataError(
             f"data: {name!r} gave no data ({type(error).__name__}: {error}); expected folder:PATH, file:PATH, or "
             "module:function of a function without arguments that returns (train, test)"
         ) from error
 
 
-def _numbered(pool: Arrays, names: tuple[str, ...]) -> Any:
-    """Labels as places in `names`: by their own names, or the numbers they are where none of them is a name."""
+def _class_numbers(pool: Arrays, names: tuple[str, ...]) -> Any:
+    """Labels as positions in `names`: by their names, or as the numbers they are if none of them is a name."""
     places: list[int | None]
     if not pool.names:
         places = list(range(pool.classes))

@@ -1,8 +1,8 @@
 """A node: one client (a cohort of one), its state on its own disk, and a handler from request bytes to reply bytes.
 
-A node carries out all orders of a request on a copy of its state. It saves the copy together with the reply, and only
-then replies. So a node that is killed at any moment has done all of a request or nothing, and a repeated request gets
-the saved reply.
+A node executes all orders of a request on a copy of its state. It saves the copy together with the reply, and only
+then replies. So a node that is killed at any moment has executed all of a request or nothing, and a repeated request
+gets the saved reply.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TENSORS = ("params", "momentum", "buffers", "state", "scratch", "heard")
 
 
 class Refused(Exception):
-    """A request that is not carried out."""
+    """A request that is not executed."""
 
     def __init__(self, why: Why, text: str) -> None:
         self.why = why
@@ -48,19 +48,19 @@ class State:
     """A node's state. Functions take one and return a new one."""
 
     cohort: Cohort
-    """The client as it is between rounds: what a round that is not played to its end leaves behind."""
+    """The client between rounds; it remains valid if a round is not finished."""
     ongoing: Cohort | None = None
-    """The client in the round that is played now."""
+    """The client in the current round."""
     round: int = 0
-    """Which round that is."""
+    """The current round."""
     step: int = 0
-    """How far it has come: 2 i + 1 once the message of exchange i was made, 2 i + 2 once its answer was taken in."""
+    """Progress in it: 2 i + 1 after the message of exchange i was made, 2 i + 2 after its answer was applied."""
     phase: int = -1
     """Of the last local steps; −1 before any."""
     sent: int = -1
     """The last round for which a message about the last steps was made."""
     answers_known: int = 0
-    """How many answers it has taken in, where the method tracks a model."""
+    """The number of answers applied, if the method tracks a model."""
     trip: int = -1
     request: bytes = b""
     """Digest of the last request, and the reply to it."""
@@ -68,15 +68,15 @@ class State:
 
 
 class Node:
-    """One client of a federation, opened from its configuration, its own data and its state directory; several
-    processes take turns at one directory. Use it in a `with`, or `close` it.
+    """One client of a federation, opened from its configuration, its own data and its state directory. Only one process
+    at a time can open a directory; others wait. Use it in a `with`, or `close` it.
 
     Args:
         config: as `Ground` takes it.
-        client: the place it has among data.clients, from 0.
-        directory: where its state lies, one file per run; made if it is not there.
-        data: its own data, or None where those of the configuration are divided; see `ground.own_data`.
-        problem: what the configuration says is given in Python.
+        client: its number, 0 to data.clients − 1.
+        directory: the folder of its state, one file per run; created if missing.
+        data: its own data, or None if the configuration's data set is partitioned; see `ground.own_data`.
+        problem: model, loss and metric, where the configuration names none.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Node:
         self.close()
 
     def close(self) -> None:
-        """Let others have the state directory."""
+        """Unlock the state directory."""
         self._open.close()
 
     @property
@@ -141,7 +141,7 @@ class Node:
     # --- handling
 
     def handle(self, request: bytes) -> bytes:
-        """Carry out a request, once, and answer it; what cannot be is refused in the reply."""
+        """Execute a request once and return the reply, which may be a refusal."""
         try:
             asked = decode(request)
         except WireError as error:
@@ -152,19 +152,19 @@ class Node:
             if (reply := self._check(asked, digest)) is not None:
                 return reply
             with as_configured(self.config), own_threads():
-                after, reply = self._carried_out(asked)
+                after, reply = self._execute(asked)
             if asked.kind == Kind.REQUEST:
                 after = replace(after, trip=asked.trip, request=digest, reply=reply)
                 self._save(after)
                 self._state = after
             return reply
-        except Exception as error:  # whatever a model, a loss or a disk raises: nothing was changed by it
+        except Exception as error:  # of a model, a loss or a disk; the node's state has not changed
             own = isinstance(error, Refused | DivergedError)
             text = str(error) if own else f"{type(error).__name__}: {error}"
-            return refusal(asked, _why(error), text, self._state.answers_known)
+            return refusal(asked, _reason_of(error), text, self._state.answers_known)
 
     def _check(self, asked: Envelope, digest: bytes) -> bytes | None:
-        """Whether a request is for this node and now; the reply to it where it was carried out already."""
+        """Refuse a request that is not for this node and this time; the saved reply if it was executed already."""
         state = self._state
         if asked.kind == Kind.REPLY:
             raise Refused(Why.BROKEN, "got a reply, expected a request")
@@ -186,13 +186,13 @@ class Node:
             )
         return None
 
-    def _carried_out(self, asked: Envelope) -> tuple[State, bytes]:
+    def _execute(self, asked: Envelope) -> tuple[State, bytes]:
         state, reports, look = self._state, list[Record](), asked.kind == Kind.LOOK
         for order in asked.records:
             if order.index and order.index >= len(self._method.exchanges):
                 raise Refused(Why.BROKEN, f"exchange: got {order.index}, expected below {len(self._method.exchanges)}")
             if order.code == Code.ANSWER:
-                state = self._take_in(state, order, look)
+                state = self._apply_answer(state, order, look)
             elif order.code == Code.MODEL:
                 state = self._adopt(state, order)
             elif order.code == Code.SEND:
@@ -206,8 +206,8 @@ class Node:
         reports.append(Record(Code.ANSWERS_KNOWN, state.answers_known))
         return state, asked.reply(*reports).encode()
 
-    def _take_in(self, state: State, order: Record, look: bool) -> State:
-        """An answer; one that has moved a tracked model already is passed over."""
+    def _apply_answer(self, state: State, order: Record, look: bool) -> State:
+        """Apply an answer; one that was applied to a tracked model before is ignored."""
         number, tracks = order.number, self._method.tracks
         if tracks and number != state.answers_known:
             if number < state.answers_known:
@@ -215,20 +215,20 @@ class Node:
             raise Refused(
                 Why.ORDER, f"got the answer of round {number + 1}, expected that of round {state.answers_known + 1}"
             )
-        there = state.ongoing is not None and state.round == number
-        in_turn = there and state.step == 2 * order.index + 1
-        # About the last steps, or of a model that is tracked: what a client was sent matters, not what it has sent.
-        if not (in_turn or look or self._method.about_last_steps or tracks):
+        same_round = state.ongoing is not None and state.round == number
+        due = same_round and state.step == 2 * order.index + 1
+        # With messages about the last steps, or a tracked model, a client needs the answer also if it sent nothing.
+        if not (due or look or self._method.about_last_steps or tracks):
             raise Refused(
                 Why.ORDER, f"got an answer of exchange {order.index} of round {number + 1}, to which nothing was sent"
             )
-        basis = state.ongoing if there and (in_turn or look) else None
+        basis = state.ongoing if same_round and (due or look) else None
         after = self._client.take_in(basis or state.cohort, order, self._client.read(order))
         state = replace(state, ongoing=after, round=number, step=2 * order.index + 2)
         return replace(state, cohort=after.at_rest(), answers_known=number + 1) if tracks else state
 
     def _adopt(self, state: State, order: Record) -> State:
-        """The model that answers lead to."""
+        """Take over the tracked model."""
         if not self._method.tracks:
             raise Refused(Why.BROKEN, f"got a model, but {self._method.name} tracks none")
         if order.number < state.answers_known and not order.flags & Flag.FORCED:
@@ -316,8 +316,8 @@ class Node:
 
     def _save(self, state: State) -> None:
         def tensors(cohort: Cohort | None) -> dict[str, Any] | None:
-            here = torch.device("cpu")
-            return None if cohort is None else {name: _on(getattr(cohort, name), here) for name in _TENSORS}
+            cpu = torch.device("cpu")
+            return None if cohort is None else {name: _to(getattr(cohort, name), cpu) for name in _TENSORS}
 
         values = {each.name: getattr(state, each.name) for each in fields(State)}
         values["heard"] = values.pop("answers_known")  # as earlier versions have it
@@ -325,7 +325,7 @@ class Node:
         write_atomically(self.path, lambda file: torch.save(kept, file))
 
 
-def _why(error: Exception) -> Why:
+def _reason_of(error: Exception) -> Why:
     if isinstance(error, Refused):
         return error.why
     if isinstance(error, WireError):
@@ -333,5 +333,5 @@ def _why(error: Exception) -> Why:
     return Why.DIVERGED if isinstance(error, DivergedError) else Why.FAILED
 
 
-def _on(value: Any, device: torch.device) -> Any:
+def _to(value: Any, device: torch.device) -> Any:
     return {name: each.to(device) for name, each in value.items()} if isinstance(value, dict) else value.to(device)

@@ -1,7 +1,7 @@
-"""The transport to nodes: one envelope to each client of a trip, and what the server believes of the replies.
+"""The transport to nodes: one envelope to each client of a trip, and the server's checks of the replies.
 
-A node that does not answer in time, refuses, or answers with anything that is not what it was asked for is out of this
-round. Its reply is taken whole or not at all.
+A node that does not reply in time, refuses, or replies with anything other than it was asked for is excluded from this
+round. The server takes a reply completely or not at all.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from pfedlms.errors import DecodeError, DigestError, RoundError, SenderError, Wi
 from pfedlms.wire.frames import HEADER_BYTES
 
 MOST_MEASURED = 10
-"""How many times its training samples a client may measure with, where the server does not know its data."""
+"""Largest ratio of a client's evaluation samples to its training samples, where the server does not know its data."""
 
 
 class Transport(Protocol):
-    """Whoever carries bytes."""
+    """Delivers bytes."""
 
     def send(self, requests: dict[int, bytes], timeout: float) -> Mapping[int, bytes]:
-        """Requests by client; replies by client, of those that answered within so many seconds. A client without a
-        reply is late, gone, or has not come yet."""
+        """Takes requests by client and returns replies by client, of those that replied within `timeout` seconds. A
+        client without a reply is late, lost, or has not connected yet."""
         ...
 
 
@@ -35,21 +35,21 @@ class Nodes:
         self._ground, self._transport, self._timeout = ground, transport, ground.config.run.timeout
         self._percent, self._method = ground.parts.criterion.score is None, ground.terms.method
         self.counts: dict[tuple[int, int], int] = {}
-        """How many samples clients measured with, by client and split; the same in the whole run."""
+        """The number of samples of each evaluation, by client and split; it stays the same in the whole run."""
 
     def carry(self, requests: Sequence[Request], inbox: Inbox, kind: Kind = Kind.REQUEST) -> None:
         """See `engine.transport`."""
-        work = _work(requests)
+        by_client = _orders_by_client(requests)
         asked = {
             client: Envelope(kind, self._ground.run, client, inbox.round, inbox.trip, tuple(orders))
-            for client, orders in sorted(work.items())
+            for client, orders in sorted(by_client.items())
         }
         encoded = {client: envelope.encode() for client, envelope in asked.items()}
-        came = self._transport.send(dict(encoded), self._timeout) if encoded else {}
+        replies = self._transport.send(dict(encoded), self._timeout) if encoded else {}
         reached = set(asked)
         for client, envelope in asked.items():
             try:
-                if (data := came.get(client)) is None:
+                if (data := replies.get(client)) is None:
                     raise WireError(f"no reply within {self._timeout:g} s")
                 reply = check_reply(envelope, data)
                 if unreachable(reply):
@@ -63,12 +63,12 @@ class Nodes:
                 inbox.failed[client] = why
                 inbox.rejected += 1
                 inbox.events.append(Event(inbox.round, client, "left_out", f"is left out: {why}"))
-        self._count(requests, reached, inbox)
-        inbox.carried = tuple(sum(len(each.get(client, b"")) for client in reached) for each in (encoded, came))  # type: ignore[assignment]
+        self._count_down(requests, reached, inbox)
+        inbox.carried = tuple(sum(len(each.get(client, b"")) for client in reached) for each in (encoded, replies))  # type: ignore[assignment]
 
     def _take(self, request: Envelope, reply: Envelope, inbox: Inbox) -> None:
-        """Put a reply into the inbox, all of it or nothing: N_k must be what this reply, a message of this round or the
-        deal said before, and the message must be valid."""
+        """Put a reply into the inbox, all of it or nothing: N_k must be the same in this reply, in earlier messages of
+        this round and in a known partition, and the message must be valid."""
         client, about_last = request.client, self._method.about_last_steps
         frame, trained, counts = read_reply(request, reply, self._percent)
         expected = None if about_last else inbox.claims.get(client)  # their rounds are one trip
@@ -76,7 +76,7 @@ class Nodes:
             expected = self._ground.parts.data.samples[client]
         if trained is not None:
             if expected is not None and trained[0] != expected:
-                raise DecodeError(f"samples: got {trained[0]}, expected {expected}, as was said before")
+                raise DecodeError(f"samples: got {trained[0]}, expected {expected}, as before")
             expected = trained[0]
             self._check_counts(client, trained[0], counts)
         if frame is not None and inbox.aggregation is not None:
@@ -90,8 +90,8 @@ class Nodes:
             inbox.measured.setdefault(split, {})[client] = found
 
     def _check_counts(self, client: int, samples: int, counts: Mapping[Split, tuple[float, float, int]]) -> None:
-        """What a client measured with must be what the server knows; else what it said before, and not far more than
-        it trains on, because accuracies are weighed by it."""
+        """The number of samples of an evaluation must be the one the server knows, else the one the client sent before,
+        and not far above its training samples, because it is the weight of its accuracy."""
         data = self._ground.parts.data
         for split, (_, _, count) in counts.items():
             held = data.validation if split == Split.VALIDATION else data.test
@@ -105,8 +105,8 @@ class Nodes:
                 )
         self.counts |= {(client, int(split)): count for split, (_, _, count) in counts.items()}
 
-    def _count(self, requests: Sequence[Request], reached: set[int], inbox: Inbox) -> None:
-        """Bytes down. To a place that nobody has taken, nothing goes."""
+    def _count_down(self, requests: Sequence[Request], reached: set[int], inbox: Inbox) -> None:
+        """Count bytes down. Nothing is sent to a client that no node has taken."""
         for request in requests:
             for missed in request.catch_up:
                 inbox.count_catch_up(request, missed.orders, len(reached.intersection(missed.clients)))
@@ -114,7 +114,7 @@ class Nodes:
                 inbox.count_down(request, order, len(reached.intersection(request.clients)))
 
 
-def _work(requests: Sequence[Request]) -> dict[int, list[Record]]:
+def _orders_by_client(requests: Sequence[Request]) -> dict[int, list[Record]]:
     """All orders of every client, in the order of requests."""
     work: dict[int, list[Record]] = {}
     for request in requests:
@@ -127,7 +127,7 @@ def _work(requests: Sequence[Request]) -> dict[int, list[Record]]:
 
 
 def check_reply(request: Envelope, data: bytes) -> Envelope:
-    """A reply to this request, not yet looked into; raises the WireError that says why it is none."""
+    """The envelope of a reply to this request, its records unchecked; raises WireError if it is none."""
     reply = decode(data)
     if reply.kind != Kind.REPLY:
         raise DecodeError("reply: got a request")
@@ -137,7 +137,7 @@ def check_reply(request: Envelope, data: bytes) -> Envelope:
         raise SenderError(f"reply: got one of client {reply.client}, expected {request.client}")
     if (reply.round, reply.trip) != (request.round, request.trip):
         if reply.records and (reply.records[0].code, reply.records[0].flags) == (Code.REFUSED, Why.BROKEN):
-            raise WireError(f"refused, {reason(reply.records[0])}")  # a node that could not read which one it was
+            raise WireError(f"refused, {reason(reply.records[0])}")  # the node could not read round and trip
         raise RoundError(
             f"reply: got one to round {reply.round + 1}, trip {reply.trip}, expected {request.round + 1}, "
             f"{request.trip}"
@@ -146,15 +146,15 @@ def check_reply(request: Envelope, data: bytes) -> Envelope:
 
 
 def unreachable(reply: Envelope) -> bool:
-    """Whether the carrier says that the node could not be reached: a node itself says ANSWERS_KNOWN, too."""
+    """Whether the transport reports that it could not reach the node: a node's own refusal has ANSWERS_KNOWN, too."""
     return [each.code for each in reply.records] == [Code.REFUSED]
 
 
 def read_reply(
     request: Envelope, reply: Envelope, percent: bool
 ) -> tuple[bytes | memoryview | None, tuple[int, float] | None, dict[Split, tuple[float, float, int]]]:
-    """A node's message, N_k with the loss, and what it measured, if it is all that was asked for and nothing else;
-    raises the WireError that says what is wrong with it. The message is not looked into."""
+    """A node's message, N_k with the loss, and its measurements, if the reply has exactly what was asked for; else
+    raises the matching WireError. The message itself is not decoded."""
     if reply.records and reply.records[0].code == Code.REFUSED:
         raise WireError(f"refused, {reason(reply.records[0])}")
     rest = [each for each in reply.records if each.code != Code.ANSWERS_KNOWN]
@@ -174,12 +174,12 @@ def read_reply(
                 counts[split] = found
             _check_measured(order.flags, counts)
     if rest:
-        raise DecodeError(f"reply: got {len(rest)} records that nobody asked for")
+        raise DecodeError(f"reply: got {len(rest)} records that the server did not ask for")
     return frame, trained, counts
 
 
 def _check_measured(flags: int, counts: Mapping[Split, tuple[float, float, int]]) -> None:
-    """Whether this was to be measured, and was."""
+    """Check that the measurements are those that were asked for."""
     personal, shared = bool(flags & Flag.PERSONAL), bool(flags & Flag.SHARED)
     asked = [Split.TEST, Split.VALIDATION] * personal + [Split.SHARED] * shared
     tested = counts[Split.TEST][2] if Split.TEST in counts else 0

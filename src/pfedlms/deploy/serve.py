@@ -32,7 +32,7 @@ class Serving(Running):
         played.after_trip = self.checkpoint
 
     def start(self) -> None:
-        self._folder.mark_on_nodes()  # only now: the folder of a simulation is refused, and stays one
+        self._folder.mark_on_nodes()  # after the check that refuses the folder of a simulation
         self.played.start()
 
     def step(self, evaluate: bool) -> RoundReport:
@@ -55,15 +55,15 @@ class Serving(Running):
 def serve(
     config: Config, transport: Transport, callbacks: Sequence[Any] = (), problem: Problem = NAMED
 ) -> dict[str, Any]:
-    """Play all rounds that are left of the run in `run.out`, with a checkpoint after every trip; its summary.
+    """Run all remaining rounds of the run in `run.out`, with a checkpoint after every trip; returns its summary.
 
-    Ctrl-C and SIGTERM write a summary that says `interrupted`, and then do what they did before: whoever handles them
-    is called, and if nobody does, SIGTERM ends the program with 143. Calling `serve` again resumes after the last trip.
+    Ctrl-C and SIGTERM write a summary with the status `interrupted`. Then the caller's signal handler is called;
+    without one SIGTERM ends the program with 143. Calling `serve` again resumes after the last trip.
     """
     if not config.run.out:
         raise UsageError("run.out: got nothing, expected the folder in which the server keeps its run")
     coordinator = Coordinator(config, transport, problem)
-    with _passed_on(), RunDirectory(Path(config.run.out)) as directory:
+    with _pass_on_signal(), RunDirectory(Path(config.run.out)) as directory:
         if directory.config.is_file():
             directory.open()
         else:
@@ -73,8 +73,8 @@ def serve(
 
 
 @contextmanager
-def _passed_on() -> Iterator[None]:
-    """The signal that ended the run is passed on to whoever handled it before."""
+def _pass_on_signal() -> Iterator[None]:
+    """Pass the signal that ended the run on to the handler that was installed before."""
     try:
         yield
     except Stopped as stopped:

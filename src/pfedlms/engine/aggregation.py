@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pfedlms.aggregate import limited, outliers
+from pfedlms.aggregate import limit_weights, outliers
 from pfedlms.backend import to_host
 from pfedlms.cohort import Tensors
 from pfedlms.errors import DecodeError
@@ -75,7 +75,7 @@ class Aggregation:
         got = self._intake.accept(data, {name: array[len(self._arrived)] for name, array in self._buffer.items()})
         claimed = self.claims.setdefault(got.sender, got.samples)
         if claimed != got.samples:
-            raise DecodeError(f"samples: got {got.samples}, expected {claimed}, as was said before")
+            raise DecodeError(f"samples: got {got.samples}, expected {claimed}, as before")
         self._arrived.append(got)
         self.valid += 1
         return got
@@ -123,7 +123,7 @@ class Aggregation:
         self.add_up()
         if self._max_scale:
             self._leave_out_too_large()
-        weights = iter(limited([n for _, samples, _ in self._kept for n in samples], self._max_weight))
+        weights = iter(limit_weights([n for _, samples, _ in self._kept for n in samples], self._max_weight))
         for ids, samples, values in self._kept:
             own = [next(weights) for _ in ids]
             self.limited += [k for k, claimed, used in zip(ids, samples, own, strict=True) if used < claimed]

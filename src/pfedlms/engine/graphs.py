@@ -1,9 +1,8 @@
 """Local steps recorded once as a CUDA graph and replayed every round: no Python and no launch gaps inside a round.
 
-A recording is of one computation on tensors of its own. To replay it, all that differs this time is copied into them:
-the cohort, the plan, a learning rate that changes, and every tensor the objective holds, found by walking all that is
-set on it. Where anything else differs (a number, a type, a shape, a function), it is another computation and recorded
-apart.
+A recording is one computation on its own tensors. Before a replay the new values are copied into them: the cohort, the
+plan, a learning rate that changes, and every tensor of the objective, found by visiting all its attributes. If anything
+else differs (a number, a type, a shape, a function), it is another computation with its own recording.
 """
 
 from __future__ import annotations
@@ -31,9 +30,8 @@ _MOST_RECORDINGS = 16  # of one size of cohorts: beyond, objectives differ every
 
 
 def flat(value: Any, tensors: list[Tensor]) -> object:
-    """What `value` is but for the entries of its tensors, which are appended to `tensors`: equal for values on which
-    a recorded computation is the same. Objects are what is set on them; what cannot be looked into is equal to itself
-    alone."""
+    """A key of `value` without the entries of its tensors, which are appended to `tensors`. Keys are equal if the same
+    recording fits. An object's key has its attributes; an object without readable ones equals only itself."""
     if isinstance(value, Tensor):
         tensors.append(value)
         return (Tensor, value.shape, value.dtype, value.device)
@@ -51,8 +49,8 @@ def flat(value: Any, tensors: list[Tensor]) -> object:
 
 
 def rebuilt(value: Any, tensors: Iterator[Tensor]) -> Any:
-    """A copy of `value` with its tensors taken from `tensors` in the order of `flat`, and nothing that objects have
-    computed for themselves and keep."""
+    """A copy of `value` with its tensors taken from `tensors` in the order of `flat`, and without cached values of
+    objects."""
 
     def taken(leaf: Tensor | PerClient) -> Tensor | PerClient:
         return PerClient(next(tensors)) if isinstance(leaf, PerClient) else next(tensors)
@@ -70,16 +68,15 @@ class _Recording:
     trained: Cohort
     losses: Tensor
     holds: tuple[Objective, Rate]
-    """What it was recorded for, so that what that refers to stays."""
+    """The objective and rate it was recorded with, kept alive because the key refers to them."""
 
 
 class Replayed:
     """Wraps `steps` so that each computation is recorded on first use and replayed after that.
 
-    Inputs are copied into the tensors the recording reads, results out of those it writes; so callers see ordinary
-    values. A cohort of another size than `largest` (because answers were lost) is filled up with copies of its last
-    client to the nearest of largest, largest / 2, largest / 4, …, so that few sizes are ever recorded; the objective's
-    `PerClient` tensors are filled up likewise.
+    Inputs are copied into the recording's tensors and results out of them, so callers see ordinary values. A smaller
+    cohort (because answers were lost) is padded with copies of its last client to the nearest of largest, largest / 2,
+    largest / 4, …, so that few sizes are recorded; the objective's `PerClient` tensors are padded, too.
     """
 
     def __init__(self, steps: TakeSteps, largest: int) -> None:

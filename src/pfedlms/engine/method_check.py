@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from pfedlms.data import Dealing, FederatedData, from_pool, load_dataset
+from pfedlms.data import FederatedData, Partitioning, from_pool, load_dataset
 from pfedlms.engine.federation import Federation
 from pfedlms.engine.method_watch import Failed, Notes, expect_same, odd_one_out, play_on, shared, watched
 from pfedlms.engine.training import TrainSettings
@@ -129,7 +129,7 @@ def _declaration(method: type[Method], settings: dict[str, Any]) -> str:
 
 @cache
 def _digits() -> FederatedData:
-    return from_pool(*load_dataset("digits"), Dealing(CLIENTS, 0.5, 0))
+    return from_pool(*load_dataset("digits"), Partitioning(CLIENTS, 0.5, 0))
 
 
 def _module(kind: str) -> nn.Module:

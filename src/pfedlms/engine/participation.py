@@ -1,4 +1,4 @@
-"""Who takes part in a phase, and the state of all clients of a simulation.
+"""The participants of a phase, and the state of all clients of a simulation.
 
 Phase 0 is the start (E steps from w⁰), phase r + 1 the local steps of round r.
 """
@@ -43,9 +43,9 @@ class Participation:
 class Clients:
     """The state of all clients.
 
-    Clients that trained last are `present`, stacked on the device in cohorts of up to `group`. Clients that trained
-    before are away: each by itself, with what its method keeps of it, at `home`, which is the device if there is room
-    for all, else the host. Nothing is kept of clients that have never taken part.
+    The participants of the last phase are `present`, stacked on the device in cohorts of up to `group`. Clients that
+    trained earlier are absent: each is kept separately, as `Method.client_rest` returns it, on `home`, which is the
+    device if there is room for all, else the host. Clients that have never taken part have no state.
     """
 
     def __init__(
@@ -59,26 +59,26 @@ class Clients:
         self._method, self._fresh = method, fresh
         self._device, self._home, self._group = device, home, group
         self.present: list[Cohort] = []
-        self._away: dict[int, Cohort] = {}
+        self._absent: dict[int, Cohort] = {}
 
     @property
     def present_ids(self) -> tuple[int, ...]:
         return tuple(client for cohort in self.present for client in cohort.ids)
 
     def groups(self, ids: Sequence[int]) -> list[tuple[int, ...]]:
-        """Who is stacked with whom."""
+        """The ids of each cohort."""
         return [tuple(ids[start : start + self._group]) for start in range(0, len(ids), self._group)]
 
     def take(self, ids: tuple[int, ...], present: Sequence[Cohort]) -> list[Cohort]:
-        """These clients as they are now, on the device, with those in `present` as they are there; nothing changes
-        before they are `put`."""
+        """The current state of these clients, on the device; those in `present` have the state they have there. Nothing
+        changes until they are `put`."""
         groups = self.groups(ids)
         if groups == [cohort.ids for cohort in present]:
             return list(present)
         return [self._gathered(group, present) for group in groups]
 
     def put(self, cohorts: Sequence[Cohort]) -> None:
-        """These clients are present now; the others that were are kept away."""
+        """These clients are present now; the others become absent."""
         staying = {client for cohort in cohorts for client in cohort.ids}
         for cohort in self.present:
             leaving = [client for client in cohort.ids if client not in staying]
@@ -87,10 +87,10 @@ class Clients:
                 kept = check_kept(self._method, part, self._method.client_rest(part)).to(self._home)
                 for row, client in enumerate(leaving):
                     # Cloned, because a view would keep all of them in memory.
-                    self._away[client] = kept.rows(slice(row, row + 1)).each(torch.clone)
+                    self._absent[client] = kept.rows(slice(row, row + 1)).each(torch.clone)
         self.present = [cohort.at_rest() for cohort in cohorts]
         for client in staying:
-            self._away.pop(client, None)
+            self._absent.pop(client, None)
 
     def _gathered(self, ids: tuple[int, ...], present: Sequence[Cohort]) -> Cohort:
         wanted, parts = set(ids), []
@@ -99,27 +99,27 @@ class Clients:
             if staying:
                 parts.append(cohort.at_rest().take(staying))
                 wanted.difference_update(staying)
-        back = [client for client in ids if client in wanted and client in self._away]
+        back = [client for client in ids if client in wanted and client in self._absent]
         if back:
-            parts.append(self._restored(joined([self._away[client] for client in back]).to(self._device)))
-        new = tuple(client for client in ids if client in wanted and client not in self._away)
+            parts.append(self._restored(joined([self._absent[client] for client in back]).to(self._device)))
+        new = tuple(client for client in ids if client in wanted and client not in self._absent)
         if new:
             parts.append(self._method.client_start(self._fresh(new)))
         return joined(parts).take(ids)
 
     def _restored(self, kept: Cohort) -> Cohort:
-        """What was kept, and w⁰ for what was not: it is replaced before it is used."""
+        """The kept state, with w⁰ for everything else, which is replaced before it is used."""
         fresh = self._method.client_start(self._fresh(kept.ids))
         if kept.params.shape[1]:
             fresh = replace(fresh, params=kept.params, momentum=kept.momentum)
         return replace(fresh, buffers=kept.buffers, state={**fresh.state, **kept.state})
 
     def state(self) -> dict[str, Any]:
-        """All clients, on the host: the present in one stack, however they are grouped here, and each that is away."""
+        """All clients, on the host: those present in one stack, however they are grouped, and each absent one."""
         together = joined(self.present).to(torch.device("cpu"))
         away = {
             client: {name: getattr(cohort.to(torch.device("cpu")), name) for name in _KEPT}
-            for client, cohort in sorted(self._away.items())
+            for client, cohort in sorted(self._absent.items())
         }
         return {**{name: getattr(together, name) for name in _KEPT}, "trained": list(together.ids), "away": away}
 
@@ -131,4 +131,4 @@ class Clients:
 
         together = cohort(tuple(state["trained"]), state, torch.device("cpu"))
         self.present = [together.take(group).to(self._device) for group in self.groups(together.ids)]
-        self._away = {client: cohort((client,), values, self._home) for client, values in state["away"].items()}
+        self._absent = {client: cohort((client,), values, self._home) for client, values in state["away"].items()}

@@ -18,7 +18,7 @@ class Traffic:
     down_payload: int = 0
     down_framing: int = 0
     catch_up: int = 0
-    """What clients that had missed answers were sent to catch up, framing included."""
+    """Bytes for catching up, sent to clients that had missed answers; framing included."""
 
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(*(a + b for a, b in zip(self.as_tuple(), other.as_tuple(), strict=True)))
@@ -33,19 +33,19 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Clients' models on their own samples of one kind, those for testing unless said otherwise."""
+    """Clients' models on their own samples of one split, by default the test samples."""
 
     ids: tuple[int, ...]
-    """Who has any."""
+    """Clients that have such samples."""
     correct: tuple[float, ...]
-    """Whole numbers; with a score of one's own, its sums."""
+    """Whole numbers; with a custom metric, its sums."""
     tested: tuple[int, ...]
     loss: float
     """Mean over all samples."""
     validation: Evaluation | None = None
-    """The same models on the samples set aside, where somebody has any."""
+    """The same models on validation samples, if any client has some."""
     percent: bool = True
-    """Whether it is accuracy; a score of one's own is a mean over samples as it is."""
+    """Whether it is accuracy in percent; a custom metric is a plain mean over samples."""
 
     @property
     def accuracy(self) -> float:
@@ -66,28 +66,28 @@ class RoundReport:
     """What one round measured."""
 
     participants: tuple[int, ...]
-    """Who trained in it."""
+    """Clients that trained in it."""
     loss: float
     """Task loss of the local steps: mean over the participants, weighted by their samples."""
     traffic: Traffic
     rejected: int
     """Clients' messages that did not arrive or were refused."""
     astray: int
-    """Clients' messages that were left out because their senders track another model than the server."""
+    """Clients' messages that were not counted because their senders track another model than the server."""
     unheard: int
     """Answers that did not arrive or were refused."""
     global_evaluation: Evaluation | None = None
     evaluated: bool = False
     """Whether this round was to be measured."""
     left_out: dict[int, str] = field(default_factory=dict)
-    """Clients that were left out of something since the last evaluation, and why."""
+    """Clients excluded from an exchange or a phase since the last evaluation, and why."""
     limited: tuple[int, ...] = ()
-    """Clients that weighed less than they claimed since then."""
+    """Clients whose weight was limited since then."""
 
 
 def mean_loss(found: Iterable[tuple[int, float]]) -> float:
-    """Mean of clients' losses by their samples: (N_k, loss) in the order of ids. One float after another, so that the
-    sum is the same for every grouping."""
+    """Mean of clients' losses weighted by their samples: (N_k, loss) in the order of ids. Added one after another, so
+    that the sum is the same for every grouping."""
     total, weight = 0.0, 0
     for samples, loss in found:
         total += samples * loss
@@ -96,7 +96,7 @@ def mean_loss(found: Iterable[tuple[int, float]]) -> float:
 
 
 def summed(found: Mapping[int, tuple[float, float, int]], percent: bool) -> Evaluation | None:
-    """All clients' counts together; None where nobody has any samples."""
+    """The sum of all clients' counts; None if no client has samples."""
     ids = tuple(client for client in sorted(found) if found[client][2])
     if not ids:
         return None
@@ -108,6 +108,6 @@ def summed(found: Mapping[int, tuple[float, float, int]], percent: bool) -> Eval
 
 
 def evaluation(tested: Counts, validated: Counts, percent: bool) -> Evaluation | None:
-    """Clients' own models on their test splits and on what they have set aside."""
+    """Clients' own models on their test and validation splits."""
     found = summed(tested, percent)
     return found and replace(found, validation=summed(validated, percent))

@@ -1,4 +1,4 @@
-"""Where a round's time goes."""
+"""The time of each stage of a round."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 
 
 class Stopwatch:
-    """Seconds by stage. On a GPU every stage waits for the device at its end, so a profiled run is a little slower;
-    without a device nothing is measured and nobody waits."""
+    """Seconds by stage. On a GPU every stage waits for the device at its end, so a profiled run is a little slower.
+    Without a device it measures nothing and does not wait."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.seconds: dict[str, float] = {}

@@ -19,8 +19,8 @@ from pfedlms.wire.frames import VERSION, agreement_digest
 
 
 class Terms:
-    """The method with its settings, the model with w⁰, who takes part and how clients train; and the digest of it that
-    every frame carries."""
+    """The method with its settings, the model with w⁰, the participants of each phase, how clients train, and the
+    digest that every frame carries."""
 
     def __init__(
         self, method: type[Method], settings: Any, model: CohortModel, clients: int, classes: int,
@@ -33,15 +33,15 @@ class Terms:
         self.model, self.train, self.seed = model, train, seed
         self.digest = agreement(self.method)
         self.catch_up = CatchUp(self.method, self.digest)
-        """How clients of a method that tracks a model get it after they took no part."""
+        """How absent clients of a method that tracks a model receive it."""
         self._kept = train.kept_numbers(model.layout.dim)
 
     def fresh(self, ids: tuple[int, ...], samples: tuple[int, ...]) -> Cohort:
-        """Clients that have not taken part yet, without what the method adds."""
+        """Clients that have not taken part yet, before `Method.client_start`."""
         return self.model.cohort(ids, samples, with_momentum=False, kept=self._kept)
 
 
-def task_of(model: CohortModel, classes: int, who: Participation, train: TrainSettings, seed: int) -> Task:
+def task_of(model: CohortModel, classes: int, participation: Participation, train: TrainSettings, seed: int) -> Task:
     """What both ends know before the first round."""
     return Task(
         layout=model.layout,
@@ -49,8 +49,8 @@ def task_of(model: CohortModel, classes: int, who: Participation, train: TrainSe
         feature_size=model.feature_size,
         seed=seed,
         initial=model.initial.cpu(),
-        clients=who.clients,
-        participants=who.count,
+        clients=participation.clients,
+        participants=participation.count,
         learning_rate=train.learning_rate,
         weight_decay=train.weight_decay,
         schedule=train.rates,

@@ -34,7 +34,7 @@ from pfedlms.engine.participation import Participation
 from pfedlms.errors import DivergedError
 from pfedlms.methods.contract import Method, Objective
 from pfedlms.models.forward import CohortModel
-from pfedlms.models.streams import beside
+from pfedlms.models.streams import overlapped
 from pfedlms.step import Rate, adamw_step_, clip_, kept_numbers, sgd_step_
 from pfedlms.step.schedule import Schedule
 
@@ -65,7 +65,7 @@ class TrainSettings:
 
     @property
     def rates(self) -> Schedule:
-        """With what its shape reads, and nothing else."""
+        """The schedule, with only the settings that its shape uses."""
         if self.schedule == "cosine":
             return Schedule("cosine", self.warmup, rounds=self.rounds, floor=self.floor)
         if self.schedule == "step":
@@ -73,7 +73,7 @@ class TrainSettings:
         return Schedule(self.schedule, self.warmup)
 
     def kept_numbers(self, dim: int) -> int:
-        """What a client's optimizer keeps from step to step."""
+        """Numbers that a client's optimizer keeps from step to step."""
         return kept_numbers(dim, self.optimizer, self.momentum)
 
 
@@ -82,15 +82,15 @@ class LocalWorker:
     local steps as a CUDA graph."""
 
     def __init__(
-        self, model: CohortModel, data: FederatedData, train: TrainSettings, seed: int, who: Participation,
+        self, model: CohortModel, data: FederatedData, train: TrainSettings, seed: int, participation: Participation,
         largest: int, criterion: Criterion,
     ) -> None:  # fmt: skip
-        self._model, self._data, self._train, self._seed, self._who = model, data, train, seed, who
+        self._model, self._data, self._train, self._seed, self._participation = model, data, train, seed, participation
         self._criterion = criterion
         self._batches = batches(seed, data)
         crop, flip = (part in train.augment for part in ("crop", "flip"))
         self._augmentation = Augmentation(seed, crop, flip) if crop or flip else None
-        # One client after another is the reference, which runs as it is written.
+        # One client after another is the reference, which runs without recordings.
         recorded = (largest > 1 or data.clients == 1) and backend_of(model.initial) == "gpu" and criterion.stacks
         self._run_steps = Replayed(self._steps, largest) if recorded else self._steps
         self._sum_gradients = Replayed(self._gradients, largest) if recorded else self._gradients
@@ -98,8 +98,8 @@ class LocalWorker:
         self._plans: dict[tuple[tuple[int, ...], int], Tensor] = {}
 
     def local_update(self, method: Method, cohort: Cohort, phase: int) -> tuple[Cohort, Tensor]:
-        """What clients do between two exchanges: E local steps on the method's objective, then its `after_training`;
-        the losses are those of the first. Phase 0 is the start, phase r + 1 belongs to round r."""
+        """The clients' work between two exchanges: E local steps on the method's objective, then its `after_training`.
+        The losses are those of the E steps. Phase 0 is the start, phase r + 1 belongs to round r."""
         with named(method):
             check_cohort(cohort)
             objective = checked_objective(method, cohort, phase - 1) if phase else Objective()
@@ -118,9 +118,9 @@ class LocalWorker:
         plan = self.plan(cohort, phase)
         with seeded_modules(rng.stream(self._seed, "module", phase, cohort.ids[0]), self._model.device):
             trained, losses = self._in_parts(cohort, plan, objective, self._rate(phase))
-        if cohort.params.is_cuda and len(cohort.ids) == self._who.count:
+        if cohort.params.is_cuda and len(cohort.ids) == self._participation.count:
             # While the GPU is still busy with these steps. The plan of this phase is kept for a second training.
-            following = self._who.of(phase + 1), phase + 1
+            following = self._participation.of(phase + 1), phase + 1
             ahead = self._plans.get(following)
             self._plans[following] = self._drawn(*following) if ahead is None else ahead
         losses, sums = to_host(losses, trained.params.sum(dim=1))
@@ -128,14 +128,14 @@ class LocalWorker:
         return trained, losses
 
     def _rate(self, phase: int) -> Rate:
-        """η of a phase; one that changes lies on a GPU, where recorded steps read it."""
+        """η of a phase; on a GPU as a tensor if it changes, because recorded steps read it there."""
         rate = self._train.learning_rate * self._rates.factor(phase)
         on_device = self._rates.changes and self._model.device.type == "cuda"
         return torch.tensor(rate, dtype=torch.float32, device=self._model.device) if on_device else rate
 
     def plan(self, cohort: Cohort, phase: int) -> Tensor:
-        """What every client sees in the steps of a phase: `[steps, 1, clients, batch]`, indices of samples; with
-        augmentation `[steps, 4, clients, batch]`, how they are changed behind that."""
+        """Every client's samples in the steps of a phase: `[steps, 1, clients, batch]`, indices; with augmentation
+        `[steps, 4, clients, batch]`, indices and how the samples are changed."""
         wanted = cohort.ids, phase
         plan = self._plans.get(wanted)
         if plan is None:
@@ -151,7 +151,7 @@ class LocalWorker:
         return torch.cat([indices, self._augmentation.draws(ids, phase * steps, steps, size, indices)], dim=1)
 
     def _in_parts(self, cohort: Cohort, plan: Tensor, objective: Objective, rate: Rate) -> tuple[Cohort, Tensor]:
-        """All steps of some clients, then of the next ones, as the model likes it best."""
+        """All steps of some clients, then of the next ones, in the parts that suit the model."""
         parts = self._model.parts(len(cohort.ids))
         if len(parts) == 1:
             return self._run_steps(cohort, plan, objective, rate)
@@ -168,8 +168,8 @@ class LocalWorker:
     def _steps(self, cohort: Cohort, plan: Tensor, objective: Objective, rate: Rate) -> tuple[Cohort, Tensor]:
         """Steps on the samples of a plan; a pure function of its arguments, so that it can be replayed."""
         settings = self._train
-        # What is trained is written over from here on, as are the gradients: fresh memory in every step costs more
-        # than the step's arithmetic on it.
+        # Steps write into these copies and into one buffer of gradients: new memory in every step would cost more time
+        # than the arithmetic.
         params, momentum = cohort.params.clone(), cohort.momentum.clone()
         buffers = {name: value.clone() for name, value in cohort.buffers.items()}
         losses, gradients = torch.zeros(len(params), device=params.device), torch.empty_like(params)
@@ -177,8 +177,8 @@ class LocalWorker:
         for step, (chosen, y) in enumerate(zip(plan, targets, strict=True)):
             pull, x = partial(checked_gradient, objective, params), self._training_samples(chosen)
             task = partial(self._model.gradient, gradients, params, buffers, x, y, minimised, objective.needs_features)
-            # The pull depends on the models alone, so it is computed beside the gradient of the loss.
-            extra, loss = beside(pull, task, self._model.device, "pull")
+            # The pull depends only on the models, so it is computed in parallel with the gradient of the loss.
+            extra, loss = overlapped(pull, task, self._model.device, "pull")
             losses += loss
             if settings.clip:
                 clip_(gradients, extra, settings.clip)
@@ -198,8 +198,8 @@ class LocalWorker:
         return summed.params / self._train.local_steps
 
     def _gradients(self, cohort: Cohort, plan: Tensor, objective: Objective, rate: Rate) -> tuple[Cohort, Tensor]:
-        """Steps that go nowhere: in place of its model each client gets the sum of the gradients there, and its losses.
-        Like `_steps` in all else, so that it is replayed by the same means."""
+        """Sums of gradients at one model, in `params` of the cohort returned, and the losses. It has the signature of
+        `_steps`, so that `Replayed` can record it, too."""
         buffers = {name: value.clone() for name, value in cohort.buffers.items()}
         total, gradients = torch.zeros_like(cohort.params), torch.empty_like(cohort.params)
         losses, minimised = (
@@ -259,8 +259,8 @@ class LocalWorker:
         return x if self._augmentation is None else self._augmentation.apply(x, chosen[1:])
 
     def _sweep(self, cohort: Cohort, held: tuple[Indices, ...]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """All samples of every client, in batches `[clients, batch]` with a mask over the places where a client has no
-        more."""
+        """All samples of every client, in batches `[clients, batch]` with a mask: False where a client has no more
+        samples."""
         lengths = np.array([len(held[client]) for client in cohort.ids])
         for start in range(0, int(lengths.max()), _EVALUATION_BATCH):
             width = min(_EVALUATION_BATCH, int(lengths.max()) - start)
@@ -269,13 +269,13 @@ class LocalWorker:
                 part = held[client][start : start + width]
                 index[row, : len(part)] = part
             mask = torch.from_numpy(np.arange(start, start + width)[None, :] < lengths[:, None])
-            place, there = (to_device(value, self._data.x.device) for value in (torch.from_numpy(index), mask))
-            yield self._samples(place), self._data.y[place], there
+            place, valid = (to_device(value, self._data.x.device) for value in (torch.from_numpy(index), mask))
+            yield self._samples(place), self._data.y[place], valid
 
 
 def check_finite(cohort: Cohort, losses: Tensor, sums: Tensor, phase: int) -> None:
-    """Stop where a client's loss or model is no longer finite, and name it; `sums` are of each one's parameters."""
-    # A sum with a NaN or an infinity in it is not finite; one that merely overflows is looked at again.
+    """Raise if a client's loss or model is no longer finite, and name the client; `sums` are of its parameters."""
+    # A sum with NaN or infinity in it is not finite. A sum that only overflows is checked entry by entry.
     if torch.isfinite(losses + sums).all():
         return
     fine = (torch.isfinite(losses) & torch.isfinite(cohort.params).all(dim=1).cpu()).tolist()
@@ -290,7 +290,7 @@ def check_finite(cohort: Cohort, losses: Tensor, sums: Tensor, phase: int) -> No
 
 @contextmanager
 def seeded_modules(key: int, device: torch.device) -> Iterator[None]:
-    """Dropout and the like draw from PyTorch's generators: seeded here, and left as the caller had them."""
+    """Within it PyTorch's generators, which Dropout uses, are seeded; after it they are as before."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.default_generator.manual_seed(key % (1 << 63))

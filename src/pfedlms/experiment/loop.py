@@ -231,7 +231,7 @@ def execute(
     """Play all rounds that are left; the summary, and the signal that asked to stop (0: none). `at_once` is for steps
     that take long and can be taken again: a signal ends them where they are, with a checkpoint after every step."""
     call = Calls([EarlyStopping(), SharedModelWarning(), *callbacks, Checkpoints(always=at_once)])
-    with as_configured(run.config), signals(at_once) as came, COMPILATION.told(lambda: call("on_compile", run)):
+    with as_configured(run.config), signals(at_once) as came, COMPILATION.announced(lambda: call("on_compile", run)):
         run.restore(checkpoint)
         call("on_start", run)
         try:

@@ -13,7 +13,7 @@ import torch
 
 from pfedlms import rng
 from pfedlms.backend import plain, torch_threads
-from pfedlms.data import DATASETS, Dealing, FederatedData, Pool, from_pool, load_pool
+from pfedlms.data import DATASETS, FederatedData, Partitioning, Pool, from_pool, load_pool
 from pfedlms.data.schemes import scheme_of
 from pfedlms.engine import Federation
 from pfedlms.engine.criterion import Criterion
@@ -184,10 +184,10 @@ def dealt(config: Config, pool: Pool) -> FederatedData:
     return from_pool(pool.x, pool.y, dealing(config), pool.owner, pool.owners, pool.names, mean=pool.mean, std=pool.std)
 
 
-def dealing(config: Config) -> Dealing:
+def dealing(config: Config) -> Partitioning:
     """The settings that say how samples are partitioned."""
     chosen = config.data
-    return Dealing(
+    return Partitioning(
         chosen.clients, chosen.alpha, config.run.seed, chosen.min_samples, chosen.validation, chosen.partition,
         chosen.classes_per_client,
     )  # fmt: skip

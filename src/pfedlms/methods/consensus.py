@@ -52,7 +52,7 @@ class Sketches:
         return self.layout.sketch_sizes(self.ratio, self.allocation)
 
 
-# Id, N_k, means and variances received so far, as they came; a few numbers a client.
+# Id, N_k, means and variances in the order they were received; a few numbers per client.
 Gathered = list[tuple[int, int, NDArray[np.float32], NDArray[np.float32]]]
 
 
@@ -87,7 +87,7 @@ class AgreeOnThresholds(Exchange[Gathered]):
         return [*total, *zip(ids, samples, means, variances, strict=True)]
 
     def server_reply(self, server: Tensors, total: Gathered, round: int) -> tuple[Tensors, Tensors]:
-        # Sums of floats depend on their order, so it is that of ids, whoever was heard first.
+        # Sums of floats depend on their order, so they are summed by ascending ids, not in the order of arrival.
         _, samples, means, variances = zip(*sorted(total, key=itemgetter(0)), strict=True)
         mean, deviation = pool_statistics(samples, np.stack(means), np.stack(variances), self._pooling)
         return server, {"mean": torch.from_numpy(mean), "deviation": torch.from_numpy(deviation)}
@@ -100,7 +100,7 @@ class AgreeOnThresholds(Exchange[Gathered]):
 class VoteOnSymbols(Exchange[Vote]):
     """↑ the interval every sketched coordinate lies in      ↓ the interval the weighted majority chose
 
-    After `AgreeOnThresholds`, on what was sketched there.
+    It follows `AgreeOnThresholds` and uses its sketches.
     """
 
     def __init__(self, kind: int, sizes: tuple[int, ...], thresholds: int) -> None:

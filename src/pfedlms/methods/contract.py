@@ -5,7 +5,7 @@ A round is the method's exchanges one after another, then E local steps on the m
 
     client_send → bytes → server_open, server_add…, server_reply → bytes → client_receive
 
-and a method is its exchanges, its objective and its settings. All functions are pure: state goes in, state comes out.
+and a method is its exchanges, its objective and its settings. All functions are pure: they take state and return state.
 Client-side functions work on a cohort (tensors with a leading `clients` axis); a real device is a cohort of one. The
 server side is a fold over the clients' messages, so its memory need not grow with their number; it runs on the host. A
 method never sees bytes, and never decides who takes part: it gets whichever clients' messages arrived.
@@ -53,11 +53,11 @@ class Task:
     statistics: tuple[tuple[str, int], ...] = ()
     """Running statistics of the model, by name and size; they stay with the clients unless a method shares them."""
     device: torch.device | str = "cpu"
-    """Where this end computes. Messages are on the host; what a server keeps may lie here, if its method puts it."""
+    """Where this end computes. Messages are on the host; a method may keep the server's state on this device."""
     schedule: Schedule = field(default_factory=Schedule)
     optimizer: str = "sgd"
     momentum: float = 0.0
-    """Of the local steps. A method whose mathematics takes plain SGD refuses others with `errors.UsageError`."""
+    """Of the local steps. A method that is only correct with plain SGD refuses others with `errors.UsageError`."""
     local_steps: int = 1
     """E, the local steps of one phase."""
 
@@ -138,8 +138,8 @@ class Exchange(ABC, Generic[Total]):
         """Values of the `up` message, each with a leading clients axis."""
 
     def in_step(self, server: Tensors, values: Tensors) -> list[bool]:
-        """Of a method that tracks a model: whether each sender's is the server's, as far as its message tells. Asked
-        before `server_add`; who is not in step is left out of it, and sent the model."""
+        """Of a method that tracks a model: whether each sender has the server's model, as far as its message shows.
+        Called before `server_add`. A sender that is not in step does not enter the sum, and is sent the model."""
         return [True] * len(next(iter(values.values())))
 
     @abstractmethod
@@ -149,7 +149,7 @@ class Exchange(ABC, Generic[Total]):
     @abstractmethod
     def server_add(self, total: Total, ids: list[int], samples: list[int], values: Tensors) -> Total:
         """Add some clients' decoded messages (leading axis: senders, ascending ids; N_k in `samples`). Called once or
-        more, in the order of ids. The tensors are written over after that: keep what is to be kept."""
+        more, in the order of ids. The engine reuses the tensors after that: copy values that must last."""
 
     @abstractmethod
     def server_reply(self, server: Tensors, total: Total, round: int) -> tuple[Tensors, Tensors]:
@@ -157,8 +157,8 @@ class Exchange(ABC, Generic[Total]):
 
     @abstractmethod
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
-        """Take the decoded `down` message in: no clients axis, and on the host. `Cohort.with_model`, `with_heard` and
-        `go_on_from` put what they are given on the clients' device; all else goes there by `backend.to_device`."""
+        """Apply the decoded `down` message, which has no clients axis and is on the host. `Cohort.with_model`,
+        `with_heard` and `go_on_from` move it to the clients' device; for all else use `backend.to_device`."""
 
 
 Means = dict[str, WeightedMean]
@@ -183,11 +183,11 @@ class Method(ABC):
     personal: ClassVar[bool]
     """Whether every client keeps its own model from round to round."""
     about_last_steps: ClassVar[bool] = False
-    """What messages are about. False: the model a client is about to train; who takes part next sends, hears the answer
-    and trains. True: the steps a client has just taken; who trained last sends, and the answer is what those who take
-    part next start from (one exchange at most)."""
+    """What messages describe. False: the model before training; the next participants send, receive the answer and
+    train. True: the last local steps; the participants of the last phase send, and the next participants start from the
+    answer (one exchange at most)."""
     tracks: bool = False
-    """Whether a client must hear every answer of the run, in order, or the model they lead to; see `Tracked`."""
+    """Whether a client must receive every answer of the run, in order, or the resulting model; see `Tracked`."""
     Settings: ClassVar[type[Any]]
     """Frozen dataclass of the method's own keys of the section [method]."""
     exchanges: tuple[Exchange[Any], ...] = ()
@@ -205,12 +205,12 @@ class Method(ABC):
         return {}
 
     def client_start(self, cohort: Cohort) -> Cohort:
-        """Add what the method keeps with every client; called once for each, before it first takes part. No entry of
-        `state` is added, dropped or changed in shape or dtype after that."""
+        """Add the method's state of every client; called once per client, before it first takes part. After that no
+        entry of `state` is added, dropped or changed in shape or dtype."""
         return cohort
 
     def client_rest(self, cohort: Cohort) -> Cohort:
-        """What clients keep while they take no part; the next answer must replace everything else."""
+        """The state of clients while they do not take part; the next answer must replace everything else."""
         return cohort if self.personal else cohort.without_model()
 
     def server_start(self) -> Tensors:
@@ -235,15 +235,15 @@ class Method(ABC):
 class Tracked(Method):
     """A mix-in: one model w that both ends hold, `state["model"]` with every client and with the server.
 
-    Both move it by the same answers and so to the same bits; a client that was absent is sent the answers it missed, in
-    order, or w where that is fewer bytes, before it sends or trains again. Set `tracks = False` only if every answer is
-    w itself: absent clients then keep no w, and get nothing but the next answer.
+    Both apply the same answers, so both have the same bits. Before a client that was absent sends or trains again, the
+    server sends it the missed answers in order, or w if that takes fewer bytes. Set `tracks = False` only if every
+    answer is w itself: absent clients then keep no w, and receive only the next answer.
     """
 
     tracks = True
     tracked: tuple[Field, ...] = ()
-    """What clients must have besides w: fields by the name that both states have them under, the server's as the field
-    is and clients' with a clients axis. They are sent with w, or with the parts of it, and answers bring them, too."""
+    """Values that clients need besides w: fields whose names are keys of both states; a client's state has a clients
+    axis. The server sends them with w or its parts, and answers contain them, too."""
 
     def client_start(self, cohort: Cohort) -> Cohort:
         return cohort.with_state(model=cohort.params)
@@ -260,6 +260,6 @@ class Tracked(Method):
 
 
 def go_on_from(cohort: Cohort, model: Tensor) -> Cohort:
-    """All clients of a tracked method take `model` (`[dim]` or `[clients, dim]`) as w and train on from it."""
+    """All clients of a tracked method take `model` (`[dim]` or `[clients, dim]`) as w and train from it."""
     adopted = to_device(model, cohort.params.device).expand_as(cohort.params).contiguous()
     return replace(cohort, params=adopted, momentum=torch.zeros_like(cohort.momentum)).with_state(model=adopted)

@@ -2,7 +2,7 @@
 Distributed Mean Estimation for Federated Learning", ICML 2022.
 
 Choices where the paper is silent: what is estimated is the mean of the updates, weighted by N_k; a vector is cut into
-power-of-two chunks with a scale each; zero goes to the upper centroid; the answer is the model, 32 bits each. The
+power-of-two chunks with one scale each; zero becomes the upper centroid; the answer is the model, 32 bits each. The
 paper's statements are for a rotation drawn uniformly. One Hadamard rotation with random signs, which it uses in
 practice as we do, is near to that for vectors of many entries of similar size, but it is not unbiased for every vector:
 at one bit (2, 1, 0, …, 0) is read as (2.5, 0, 0, …, 0) whatever the signs are.
@@ -32,7 +32,7 @@ SMALLEST_CHUNK = 1024
 
 @dataclass(frozen=True)
 class EDENSettings:
-    bits: int = setting(1, "b, bits a coordinate", minimum=1, maximum=8)
+    bits: int = setting(1, "b, bits per coordinate", minimum=1, maximum=8)
 
 
 def chunks_of(dim: int) -> tuple[tuple[int, int], ...]:
@@ -98,7 +98,7 @@ class Codec:
 
 
 class QuantisedUpdates(Exchange[tuple[int, WeightedMean]]):
-    """↑ θ_k − w, rotated and quantised, with a scale a chunk      ↓ w ← w + Σ p_k x̂_k, 32 bits each"""
+    """↑ θ_k − w, rotated and quantised, with one scale per chunk      ↓ w ← w + Σ p_k x̂_k, 32 bits each"""
 
     def __init__(self, task: Task, bits: int) -> None:
         self._codec = Codec(task.layout.dim, bits, task.seed)

@@ -3,8 +3,8 @@ Decentralized Data", AISTATS 2017.
 
 The server's step, momentum, Adam and Yogi: see `server_optimizer`.
 
-Choices where the papers are silent: E steps of one mini-batch each instead of epochs; clients' momentum begins anew
-with every average; running statistics of batch norm stay with their clients unless they are shared.
+Choices where the papers are silent: E steps of one mini-batch each instead of epochs; clients' momentum is zero after
+every average; running statistics of batch norm stay with their clients unless they are shared.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class FedAvgSettings(ServerSettings):
     server_step: float = setting(
         1.0, "η, the server's step along its clients' mean update; 1 with momentum 0 is FedAvg", above=0
     )
-    # As in `ServerSettings`, but in the digest of messages, where it has been from the beginning.
+    # As in `ServerSettings`, but part of the digest of messages, as in all earlier versions.
     server_momentum: float = setting(
         0.0, "β, the server's momentum (FedAvgM); 0 with step 1 is FedAvg", minimum=0, below=1
     )
@@ -78,10 +78,10 @@ class Average(FieldMeans):
 
 
 class FedAvg(Method):
-    """The clients' models are averaged every round and all clients go on from the average.
+    """The server averages the clients' models every round, and all clients continue from the average.
 
-    Sends n float32 up and n down. With one local step a round and full batches it is distributed gradient descent, with
-    momentum β where the server has it. η = 1 and β = 0 take the mean itself, and the server keeps nothing.
+    Sends n float32 up and n down. With one local step per round and full batches it is distributed gradient descent,
+    with the server's momentum β. η = 1 and β = 0 take the mean itself, and the server has no state.
     """
 
     name = "fedavg"

@@ -64,8 +64,8 @@ class MeanPrototypes(Exchange[tuple[Tensor, Tensor]]):
 class NearPrototypes(Objective):
     """The task's loss + λ · mean squared distance of each sample's feature to the prototype of its class.
 
-    A sample whose class has none is at distance zero and counts in the mean over the batch, as the authors have it. (A
-    client hears at least of the classes it holds itself, unless its own message was lost.)
+    A sample whose class has no prototype has distance zero and counts in the mean over the batch, as in the authors'
+    code. (A client receives prototypes of all classes that it holds, unless its own message was lost.)
     """
 
     needs_features = True

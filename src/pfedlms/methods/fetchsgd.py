@@ -133,8 +133,8 @@ def _moved(model: Tensor, sent: Tensors) -> Tensor:
 
 
 class FetchSGD(Tracked):
-    """Clients send Count Sketches of their updates and keep nothing; momentum and what was not sent yet stay on the
-    server, inside the sketch; the answer has the largest entries.
+    """Clients send Count Sketches of their updates and keep no residual; the server keeps momentum and the unsent rest
+    inside the sketch and answers with the largest entries.
 
     Limits: one row with as many columns as parameters is not FedAvg, because buckets collide; `gain` 0 never moves w.
     """

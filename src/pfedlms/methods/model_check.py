@@ -1,4 +1,4 @@
-"""Whether a client tracks the server's model: every now and then its message carries a digest of the w it has."""
+"""Whether a client tracks the server's model: from time to time its message carries a digest of its w."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ DIGEST_BYTES = 8
 
 
 class Due(Mask):
-    """Whether a digest follows. Mostly not, and that is what a message is measured with."""
+    """Whether a digest follows. Messages are measured without one, the usual case."""
 
     def example(self) -> NDArray[np.bool_]:
         return np.zeros(self.shape, dtype=np.bool_)
 
 
 class ModelCheck:
-    """The last two fields of a client's message, for a client that was not checked for `every` rounds: 1 and the first
-    8 bytes of SHA-256 of the w it trained from; else 0 and nothing. With 0 no client is ever checked."""
+    """The last two fields of a client's message. After `every` rounds without a check: 1 and the first 8 bytes of the
+    SHA-256 of the w it trained from; else 0 and nothing. With `every` 0 no client is ever checked."""
 
     fields = (Due("checked", 1), MaskedBytes("digest", "checked", DIGEST_BYTES))
 
@@ -33,7 +33,7 @@ class ModelCheck:
 
     @staticmethod
     def client_start(cohort: Cohort) -> Cohort:
-        """Clients that count as checked in round 0: w⁰ is in the digest of every frame."""
+        """Clients count as checked in round 0, because the digest of every frame covers w⁰."""
         checked = torch.zeros(len(cohort.ids), 1, dtype=torch.int64, device=cohort.params.device)
         return cohort.with_state(checked=checked)
 
@@ -50,7 +50,7 @@ class ModelCheck:
 
     @staticmethod
     def in_step(server: Tensors, values: Tensors) -> list[bool]:
-        """Whether each sender has the server's w, as far as its message says."""
+        """Whether each sender has the server's w, as far as its message shows."""
         checked = values["checked"].flatten()
         if not checked.any():
             return [True] * len(checked)
@@ -61,6 +61,6 @@ def digests_of(models: Tensor) -> Tensor:
     """The first bytes of SHA-256 of every model, as little-endian float32: `[clients, dim]` → uint8 `[clients, 8]`, on
     the host."""
     if bool((models.view(torch.int32) == models[0].view(torch.int32)).all()):
-        models = models[:1]  # one is as good as all, and hashing takes longer than comparing
+        models = models[:1]  # all are equal, and hashing takes longer than comparing
     digests = [hashlib.sha256(own.astype("<f4").tobytes()).digest()[:DIGEST_BYTES] for own in models.cpu().numpy()]
     return torch.tensor([list(digest) for digest in digests], dtype=torch.uint8)

@@ -40,7 +40,7 @@ class OBCSAASettings:
     )
     downlink: str = setting(
         "model",
-        "model: w, 32 bits each; sum: the weighted sum of the signs, 32 bits a measurement",
+        "model: w, 32 bits each; sum: the weighted sum of the signs, 32 bits per measurement",
         choices=lambda: ["model", "sum"],
     )
 
@@ -66,7 +66,7 @@ def decoded(sketch: Sketch, mean: Tensor, sparsity: int, iterations: int) -> Ten
     It is a descent on Σ [log cosh(√m Φx) − ȳ √m Φx]/m + α/2 ‖x‖², a regression with probabilities (1 + ȳ)/2 of +1; as
     ‖Φ‖² ≤ N/m, no step makes that larger. α = (π/2) κ/m weighs κ normal entries against all the noise there can be
     among clients that do not oppose each other: the distortion of a sign, 1 − 2/π of its variance, and the entries of
-    x̄ that are not kept, at most the other 2/π. Without it the steps go on to explain noise where κ is near m.
+    x̄ that are not kept, at most the other 2/π. Without it the steps fit noise where κ is near m.
     """
     root, alpha = sqrt(sketch.size), pi / 2 * sparsity / sketch.size
     step = 1 / (1 / sketch.shape.places[0].share + alpha)
@@ -107,8 +107,8 @@ class SparseDirections(FieldMeans):
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
         if self._settings.downlink == "sum":
-            heard = (to_device(values[name], cohort.params.device) for name in ("mean", "norm"))
-            return go_on_from(cohort, self._stepped(cohort.state["model"], *heard))
+            received = (to_device(values[name], cohort.params.device) for name in ("mean", "norm"))
+            return go_on_from(cohort, self._stepped(cohort.state["model"], *received))
         return go_on_from(cohort, values["model"])
 
     def _stepped(self, model: Tensor, mean: Tensor, norm: Tensor) -> Tensor:

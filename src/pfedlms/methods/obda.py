@@ -4,7 +4,7 @@ noise.
 
 Choices where the paper is silent: a gradient is averaged over the E batches of a round; μw is added to it before the
 sign, as weight decay would be (the paper has no regulariser); the count is unweighted; ties and gradients that are zero
-are decided as `MajorityOfGradients` says, so that both messages stay one bit a parameter.
+are decided as in `MajorityOfGradients`, so that both messages have one bit per parameter.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from pfedlms.wire import Message, Signs
 
 @dataclass(frozen=True)
 class OBDASettings:
-    step: float = setting(1e-3, "η of the sign step w ← w − η v; every coordinate moves by η a round", above=0)
+    step: float = setting(1e-3, "η of the sign step w ← w − η v; every coordinate moves by η per round", above=0)
 
 
 class MajorityOfGradients(Exchange[Tensor]):
     """↑ sign of the gradient at w      ↓ v, the sign most clients sent      then w ← w − η v on both ends
 
-    The count is unweighted. A sign has no zero (that would be ternary), so what has none is made to cancel out:
+    The count is unweighted. A sign bit cannot be zero, so zeros are made to cancel out:
 
-    - where its gradient is zero (the weights of an input that is always zero) client k says + if k + round is even and
-      − if it is odd: half of such clients say the one and half the other, and each takes it back in the next round;
-    - an even split is decided by a coin, thrown in every even round from a stream named by the seed and turned over for
-      the odd one.
+    - where its gradient is zero (the weights of an input that is always zero) client k sends + if k + round is even and
+      − if it is odd: half of such clients send each sign, and every client sends the opposite in the next round;
+    - a tie is decided by a random sign, drawn in every even round from a stream named by the seed and reversed in the
+      odd round after it.
 
-    So with the same clients in every round a weight without gradient is never further than η from where it was; where
-    clients come and go it moves as often one way as the other.
+    So with the same clients in every round a weight without gradient is never further than η from its start; with
+    changing participants it moves equally often in both directions.
     """
 
     def __init__(self, task: Task, step: float) -> None:
@@ -68,7 +68,7 @@ class MajorityOfGradients(Exchange[Tensor]):
 
 
 class OBDA(Tracked):
-    """signSGD with majority vote on one mini-batch gradient a round, averaged over the E batches.
+    """signSGD with majority vote on one gradient per round, averaged over the E batches.
 
     Limits: with one client it is signSGD. P-acc is of a copy of w that each client trains for E steps on its own data;
     the copy is dropped when the next w comes.

@@ -27,7 +27,7 @@ from pfedlms.settings import setting
 class PFedLMSSettings:
     thresholds: int = setting(
         7,
-        "T, thresholds a layer; a symbol takes log2(T + 1) bits; T = 1 is one-bit voting at the mean",
+        "T, thresholds per layer; a symbol takes log2(T + 1) bits; T = 1 is one-bit voting at the mean",
         minimum=1,
         maximum=255,
     )
@@ -57,7 +57,7 @@ class PulledTowardsConsensus(Pull, Objective):
     """f_k + λ R̃_ρ: the gradient of the regulariser in closed form."""
 
     def check_values(self) -> None:
-        """What comes in messages was checked when they were read."""
+        """Nothing to do: values of messages are checked when they are decoded."""
 
 
 class PFedLMS(Method):
@@ -86,9 +86,9 @@ class PFedLMS(Method):
 
     def pull(self, cohort: Cohort, round: int) -> PulledTowardsConsensus:
         """λ R̃_ρ towards what the cohort's clients agreed on in this round."""
-        chosen, heard = self.settings, cohort.heard
+        chosen, received = self.settings, cohort.heard
         sketch = self._sketches.of(round, cohort.params.device)
-        agreed = heard["thresholds"], heard["deviation"], heard["consensus"]
+        agreed = received["thresholds"], received["deviation"], received["consensus"]
         return PulledTowardsConsensus(sketch, *agreed, chosen.strength, chosen.smoothing)
 
     def _warn(self, narrowest: float) -> None:
@@ -101,7 +101,7 @@ class PFedLMS(Method):
                 stacklevel=3,
             )
         step = 2 * self.task.learning_rate * chosen.strength / chosen.ratio
-        # AdamW's steps are about η long, whatever the gradient. What is 0.2 but for rounding is not beyond it.
+        # AdamW's steps are about η long, whatever the gradient. The factor allows for rounding.
         if step > 0.2 * (1 + 1e-9) and self.task.optimizer == "sgd":
             warnings.warn(
                 f"method.strength: 2 η λ / ratio = {step:.3g}; "

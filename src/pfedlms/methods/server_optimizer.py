@@ -1,4 +1,4 @@
-"""What a server makes of its clients' mean update before the model moves: one piece for every method that has a mean.
+"""Server optimisers: from the clients' mean update to the step of the model, for every method that has a mean.
 
 Step and momentum (FedAvgM): Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated
 Visual Classification", 2019. FedAdam and FedYogi: Reddi et al., "Adaptive Federated Optimization", ICLR 2021.
@@ -7,8 +7,8 @@ Visual Classification", 2019. FedAdam and FedYogi: Reddi et al., "Adaptive Feder
     adam    u ← β u + (1 − β) Δ         v ← β₂ v + (1 − β₂) Δ²                      step η u / (√v + ε)
     yogi    u ← β u + (1 − β) Δ         v ← v − (1 − β₂) Δ² sign(v − Δ²)            step η u / (√v + ε)
 
-u begins with 0 and v with ε², without a correction for that, as in the paper. All of it is in float64, entry by entry,
-and u and v are kept as float32. Only the server computes it, so that clients need not agree on it to the bit.
+u begins with 0 and v with ε², without bias correction, as in the paper. All is computed in float64, entry by entry,
+and u and v are kept as float32. Only the server computes this, so clients need not agree on it to the bit.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ServerOptimizer:
         return self._step == 1 and self._settings.server_momentum == 0 and self._settings.server_optimizer == "sgd"
 
     def start(self, like: Tensor) -> Tensors:
-        """What the server keeps, of vectors like this one; nothing where a step is the mean update itself."""
+        """The optimiser's first state for vectors like this one; empty if a step is the mean update itself."""
         own = self._settings
         if own.server_optimizer == "sgd":
             return {} if self.is_plain else {"update": torch.zeros_like(like)}

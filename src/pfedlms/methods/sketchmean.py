@@ -1,10 +1,10 @@
-"""sketchmean, a method of this package for clients that take part seldom and keep nothing: votes on random directions
-of their updates go up, the largest entries of what the server has collected come down.
+"""sketchmean, a method of this package for clients that take part rarely and keep no residual: clients send votes on
+random directions of their updates, and the server answers with the largest entries of its unsent sum.
 
-What is its own is the combination, and what was measured of it (docs/results.md). Its parts are others':
+New are the combination and its measurements (docs/results.md). Its parts come from others:
 
-- that the server collects a linear sketch of updates, keeps what it has not sent and answers with the largest entries:
-  FetchSGD (Rothchild et al., ICML 2020; `fetchsgd` here), with a Count Sketch of floats;
+- a server that sums linear sketches of updates, answers with the largest entries and keeps the rest: FetchSGD
+  (Rothchild et al., ICML 2020; `fetchsgd` here), with a Count Sketch of floats;
 - one bit for each direction of a rotated update: DRIVE (Vargaftik et al., NeurIPS 2021) and EDEN (ICML 2022; `eden`);
 - the answer: STC (Sattler et al., IEEE TNNLS 2020; `stc`);
 - the server optimiser: Reddi et al., ICLR 2021 (`server_optimizer`).
@@ -35,7 +35,7 @@ from pfedlms.settings import setting
 from pfedlms.wire import Bits, Floats, Mask, Message, Positions, Scalar, Signs
 
 FAST, SLOW = 0.7, 0.2
-"""τ, how fast a scale follows the votes: before and after it has first met the median."""
+"""τ, how fast a scale follows the votes: before and after it first reaches the median."""
 SETTLED = 2
 LOWEST, HIGHEST = 2.0**-20, 2.0**40
 """Limits of a scale, in units of where it started: it never becomes 0 or infinite."""
@@ -65,7 +65,7 @@ class SketchMeanSettings(ServerSettings):
 
 @dataclass
 class Votes:
-    """What the server has counted: Σ c_k sign(y_k), Σ c_k of the clients whose scale is above S (`[layers]`), Σ c_k."""
+    """The server's sums: Σ c_k sign(y_k), Σ c_k of the clients whose scale is above S (`[layers]`), Σ c_k."""
 
     signs: SignVote
     above: NDArray[np.int64]
@@ -80,7 +80,7 @@ class MeanOfSigns(Exchange[Votes]):
     p = Σ c_k sign(y_k) / Σ c_k  c_k = N_k, limited by `train.max_weight`
     z ← z + step(√(2/π) S Φᵀp)   step is the server optimiser, g its step size
     ↓ STC(z), S                  places, signs and one magnitude of the largest entries of z; the next S, see `followed`
-    z ← z − STC(z)               what is not sent waits on the server
+    z ← z − STC(z)               the server keeps the unsent rest
     w ← w + STC(z)               on all ends, at the places sent
 
     An entry y = 0 votes by a coin of (seed, round, client, layer).
@@ -101,7 +101,7 @@ class MeanOfSigns(Exchange[Votes]):
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
         sketch = self._sketches.of(round, cohort.params.device)
         sketched = sketch.forward(cohort.params - cohort.state["model"])
-        signs, scales = sketch.spoken(sketched)
+        signs, scales = sketch.signs_and_rms(sketched)
         zero = sketched == 0
         if zero.any():
             signs = pack_signs(torch.where(zero, self._coins(zero, round, cohort.ids), sketched))
@@ -138,7 +138,7 @@ class MeanOfSigns(Exchange[Votes]):
         return Votes(total.signs, total.above + weights @ values["above"].numpy(), total.weight + sum(samples))
 
     def server_reply(self, server: Tensors, total: Votes, round: int) -> tuple[Tensors, Tensors]:
-        # Nobody may have been in step: then nothing is added to z, and scales stay.
+        # If no client was in step, nothing is added to z, and scales stay.
         weight = max(1, total.weight)
         lean = (2 * total.above - total.weight) / weight  # b̄
         scale, settled = server["scale"].numpy().astype(np.float64), server["settled"].numpy()
@@ -192,7 +192,7 @@ def followed(
 
 
 class SketchMean(Tracked):
-    """One model for all, moved by the largest entries of what clients voted for; clients keep nothing but that model.
+    """One model for all, moved by the largest entries of the mean vote; clients keep only that model.
 
     Limits: `gain` 0 never moves w, which is E steps from w⁰ for everyone; with values instead of signs, `ratio` 1,
     a power of two of parameters and an answer of all entries it is FedAvg (tests/methods/test_sketchmean.py).
@@ -213,7 +213,7 @@ class SketchMean(Tracked):
         self._scale = torch.from_numpy(exchange.start).float()
 
     def agreement(self) -> dict[str, int | float | str]:
-        """With an allocation m is a power in floating point, and S⁰ is in proportion to η: both ends compare them."""
+        """With an allocation m comes from a power in floating point, and S⁰ from η, so both ends compare them."""
         assert self.sketched is not None
         return {"rows": ",".join(map(str, self.sketched[1])), "learning_rate": self.task.learning_rate}
 

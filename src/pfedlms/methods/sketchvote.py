@@ -1,18 +1,18 @@
-"""sketchvote, a method of this package: FedAvg whose clients say, in one bit each, a fresh tenth of the directions of
-what they have learnt and not said yet.
+"""sketchvote, a method of this package: FedAvg whose clients send one sign bit for each of a random 10 % of directions
+of their unsent update.
 
-What is its own is the combination, and what was measured of it (docs/results.md). Its parts are others':
+New are the combination and its measurements (docs/results.md). Its parts come from others:
 
-- the message, signs of a Hadamard sketch under a weighted majority, is pFed1BS's (Cheng et al., "Personalized
-  Federated Learning with Bidirectional Communication Compression via One-Bit Random Sketching", AAAI 2026); there it is
-  of the weights, under one sketch for the whole run;
-- that what was sent is taken out of a residual, local steps go on from a model that all ends move alike, and that model
-  moves by signs: DeMo (Peng, Quesnelle, Kingma, "Decoupled Momentum Optimization", 2024) and SparseLoCo (Sarfi et al.,
-  "Communication Efficient LLM Pre-training with SparseLoCo", 2025);
-- that the residual loses all of what was said, instead of what arrived of it: the error reset of CSER (Xie, Zheng,
-  Koyejo, Gupta, Li, Lin, "CSER: Communication-efficient SGD with Error Reset", NeurIPS 2020);
+- the message, signs of a Hadamard sketch under a weighted majority: pFed1BS (Cheng et al., "Personalized Federated
+  Learning with Bidirectional Communication Compression via One-Bit Random Sketching", AAAI 2026), which sketches the
+  weights, with one sketch for the whole run;
+- a residual from which the sent part is removed, local steps from a model that all ends move alike, and moves by signs:
+  DeMo (Peng, Quesnelle, Kingma, "Decoupled Momentum Optimization", 2024) and SparseLoCo (Sarfi et al., "Communication
+  Efficient LLM Pre-training with SparseLoCo", 2025);
+- a residual that loses all that was sent, not only what arrived: the error reset of CSER (Xie, Zheng, Koyejo, Gupta,
+  Li, Lin, "CSER: Communication-efficient SGD with Error Reset", NeurIPS 2020);
 - the vote: signSGD with majority vote (Bernstein, Zhao, Azizzadenesheli, Anandkumar, ICLR 2019);
-- residuals and answers as small as messages in federated rounds: STC (Sattler et al., IEEE TNNLS 2020; `stc` here).
+- residuals, and answers as small as messages, in federated rounds: STC (Sattler et al., IEEE TNNLS 2020; `stc` here).
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from pfedlms.wire import Bits, Floats, Message
 MOST_ROWS = 1 << 24
 FEWEST = 0.2
 """Share of the clients below which the method loses to others (docs/results.md)."""
-SAID = ("signs", "scale")
+ANSWER_FIELDS = ("signs", "scale")
 
 
 @dataclass(frozen=True)
 class SketchVoteSettings:
     ratio: float = setting(
-        0.1, "m / N, bits a client sends per padded parameter; who takes part seldom may say more", above=0, maximum=1
+        0.1, "m / N, bits a client sends per padded parameter; use more if clients take part rarely", above=0, maximum=1
     )
     gain: float = setting(1.0, "g, how far w moves along the vote; 0 never moves it", minimum=0)
     allocation: float = setting(
@@ -62,21 +62,21 @@ class SketchVoteSettings:
 
 
 @dataclass
-class Ballots:
-    """What the server has counted: the vote, and every client's N_k and s_k, `[layers]`."""
+class CountedVotes:
+    """The server's sum: the vote, and every client's N_k and s_k, `[layers]`."""
 
     vote: SignVote
     samples: list[int] = field(default_factory=list)
     scales: list[NDArray[np.float32]] = field(default_factory=list)
 
 
-class VoteOnTheUnsaid(Exchange[Ballots]):
-    """x_k = θ_k − w + e_k      what a client has learnt and not said yet
+class ResidualSignVote(Exchange[CountedVotes]):
+    """x_k = θ_k − w + e_k      the client's unsent update
     y_k = Φ^r x_k            per layer, m of N rows
-    ↑ sign(y_k), s_k         one bit each, sign(0) = +1; the root mean square of y_k, a float32 a layer
+    ↑ sign(y_k), s_k         one bit each, sign(0) = +1; the root mean square of y_k, one float32 per layer
     ↓ v, s̄                   v = sign(Σ N_k sign(y_k)); the weighted median of the s_k; over those with s_k > 0
     w ← w + c (D H Sᵀ v)     on all ends, c_l = g √(2/π) s̄ √m / N; a layer with c_l = 0 is left alone
-    e_k ← x_k − (m/N) Φᵀ y_k its own part of these directions is said, whatever the vote was and whether it arrived
+    e_k ← x_k − (m/N) Φᵀ y_k the sent part is removed, whatever the vote was, and also if the message was lost
 
     For a normal y_k, E|y| = √(2/π) s: so c (D H Sᵀ v) is the (m/N) Φᵀ of v with the size that y has on average.
     """
@@ -87,42 +87,42 @@ class VoteOnTheUnsaid(Exchange[Ballots]):
         # c_l over s̄, in float64 from left to right.
         factors = [gain * sqrt(2 / pi) * sqrt(m) / layer.pad for layer, m in zip(layers, sketches.sizes, strict=True)]
         self._factors = np.array(factors, dtype=np.float64)
-        # In one process all ends hear the same answer, and work out once where it leads.
+        # In one process all ends receive the same answer and compute its step once.
         self._step = lru_cache(maxsize=1)(self._step_of)
-        said = (Bits(SAID[0], sum(sketches.sizes)), Floats(SAID[1], len(layers), minimum=0))
-        self.up = Message(0, (*said, *self._check.fields))
-        self.down = Message(1, said)
+        fields = (Bits(ANSWER_FIELDS[0], sum(sketches.sizes)), Floats(ANSWER_FIELDS[1], len(layers), minimum=0))
+        self.up = Message(0, (*fields, *self._check.fields))
+        self.down = Message(1, fields)
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
         sketch = self._sketches.of(round, cohort.params.device)
-        sketched, unsaid = sketch.split(cohort.params, cohort.state["model"], cohort.state["residual"])
-        signs, scales, last = to_host(*sketch.spoken(sketched), cohort.state["checked"])
+        sketched, unsent = sketch.split(cohort.params, cohort.state["model"], cohort.state["residual"])
+        signs, scales, last = to_host(*sketch.signs_and_rms(sketched), cohort.state["checked"])
         fine = torch.isfinite(scales).all(dim=1).tolist()  # any number in x that is not finite makes them so
         if not all(fine):
             raise DivergedError(
-                f"round {round + 1}: what client {cohort.ids[fine.index(False)]} has learnt is not finite or too large "
+                f"round {round + 1}: the update of client {cohort.ids[fine.index(False)]} is not finite or too large "
                 "to be sketched; lower train.learning_rate or method.gain"
             )
-        after, checked = self._check.client_send(cohort.with_state(residual=unsaid), round, last)
+        after, checked = self._check.client_send(cohort.with_state(residual=unsent), round, last)
         return after, {"signs": signs, "scale": scales, **checked}
 
     def in_step(self, server: Tensors, values: Tensors) -> list[bool]:
         return self._check.in_step(server, values)
 
-    def server_open(self, server: Tensors, round: int) -> Ballots:
-        return Ballots(SignVote(self._sketches.sizes))
+    def server_open(self, server: Tensors, round: int) -> CountedVotes:
+        return CountedVotes(SignVote(self._sketches.sizes))
 
-    def server_add(self, total: Ballots, ids: list[int], samples: list[int], values: Tensors) -> Ballots:
+    def server_add(self, total: CountedVotes, ids: list[int], samples: list[int], values: Tensors) -> CountedVotes:
         scales = values["scale"].numpy().copy()
-        # Who has nothing to say in a layer has no vote there.
+        # A client whose update is zero in a layer has no vote there.
         total.vote.add(values["signs"].numpy(), np.where(scales > 0, np.array(samples)[:, None], 0))
-        return Ballots(total.vote, [*total.samples, *samples], [*total.scales, *scales])
+        return CountedVotes(total.vote, [*total.samples, *samples], [*total.scales, *scales])
 
-    def server_reply(self, server: Tensors, total: Ballots, round: int) -> tuple[Tensors, Tensors]:
+    def server_reply(self, server: Tensors, total: CountedVotes, round: int) -> tuple[Tensors, Tensors]:
         signs = total.vote.result()
-        # Nobody may have been in step: then every median is 0, and w stays.
-        said = np.array(total.scales, dtype=np.float32).reshape(-1, len(self._factors))
-        scales = weighted_medians(total.samples, said)
+        # If no client was in step, every median is 0, and w stays.
+        sent = np.array(total.scales, dtype=np.float32).reshape(-1, len(self._factors))
+        scales = weighted_medians(total.samples, sent)
         answer = {"signs": torch.from_numpy(signs), "scale": torch.from_numpy(scales)}
         return {"model": self._moved(server["model"], answer, round)}, answer
 
@@ -131,7 +131,7 @@ class VoteOnTheUnsaid(Exchange[Ballots]):
 
     def _moved(self, model: Tensor, answer: Tensors, round: int) -> Tensor:
         """w after an answer, `[dim]` or `[clients, dim]` as `model` is."""
-        return model + self._step(round, model.device, *(answer[name].numpy().tobytes() for name in SAID))
+        return model + self._step(round, model.device, *(answer[name].numpy().tobytes() for name in ANSWER_FIELDS))
 
     def _step_of(self, round: int, device: torch.device, signs: bytes, scales: bytes) -> Tensor:
         """c (D H Sᵀ v) of an answer, `[dim]`."""
@@ -140,8 +140,8 @@ class VoteOnTheUnsaid(Exchange[Ballots]):
 
 
 class SketchVote(Tracked):
-    """One model for all, moved by votes on fresh random directions; every client trains from it and keeps what it could
-    not say yet.
+    """One model for all, moved by votes on fresh random directions; every client trains from it and keeps its unsent
+    update as a residual.
 
     Running statistics of batch norm stay with their clients, as FedAvg's do unless it shares them; group norm has none.
 
@@ -170,10 +170,10 @@ class SketchVote(Tracked):
                 stacklevel=2,
             )
         self.sketched = sketches.layout, sketches.sizes
-        self.exchanges = (VoteOnTheUnsaid(sketches, settings.gain, settings.check_every),)
+        self.exchanges = (ResidualSignVote(sketches, settings.gain, settings.check_every),)
 
     def agreement(self) -> dict[str, int | float | str]:
-        """With an allocation m is a power in floating point: both ends compare what they came to."""
+        """With an allocation m comes from a power in floating point, so both ends compare their results."""
         assert self.sketched is not None
         return {"rows": ",".join(map(str, self.sketched[1]))}
 

@@ -48,8 +48,8 @@ def largest(x: Tensor, count: int) -> Tensor:
     """Places of the `count` entries of largest magnitude in every row of x `[rows, dim]`, ascending; of equal
     magnitudes the first.
 
-    Bit patterns of floats that are not negative are ordered as the floats are, so a pattern with the index counted
-    down behind it is a key that no other entry has, and which entries are kept depends on no order of equals.
+    Bit patterns of non-negative floats have the order of the floats. A pattern followed by the reversed index is a
+    unique key, so the result does not depend on how a device sorts equal magnitudes.
     """
     index = torch.arange(x.shape[1], device=x.device)
     keys = (x.abs().view(torch.int32).to(torch.int64) << 32) | (_LOW - index)
@@ -57,7 +57,7 @@ def largest(x: Tensor, count: int) -> Tensor:
 
 
 def moved(model: Tensor, sent: Tensors) -> Tensor:
-    """w after an answer, `[dim]` or `[clients, dim]`: w + s μ at the places sent; all else as it is, −0 included."""
+    """w after an answer, `[dim]` or `[clients, dim]`: w + s μ at the places sent; others keep their bits, also −0."""
     places = sent["positions"].expand(*model.shape[:-1], -1)
     return model.scatter(-1, places, model.gather(-1, places) + sent["magnitude"] * sent["signs"])
 
@@ -105,13 +105,13 @@ class TernaryUpdates(Exchange[tuple[Tensor, int]]):
         return {"model": moved(server["model"], sent), "residual": x - dense(sent, self._dim), **moments}, sent
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
-        heard = {name: to_device(value, cohort.params.device) for name, value in values.items()}
-        return go_on_from(cohort, moved(cohort.state["model"], heard))
+        received = {name: to_device(value, cohort.params.device) for name, value in values.items()}
+        return go_on_from(cohort, moved(cohort.state["model"], received))
 
 
 class STC(Tracked):
-    """FedAvg whose updates travel in both directions as the signs of their largest entries with one magnitude; what is
-    left out stays in a residual, a client's or the server's, and is sent later.
+    """FedAvg whose updates travel in both directions as the signs of their largest entries with one magnitude. The
+    sender, client or server, keeps the rest in a residual and sends it later.
 
     Limits: p = 1 sends signs of all entries, scaled by their mean magnitude, with error feedback. An update with no
     more than p n entries other than zero, all of one magnitude, arrives as it is. `gain` 1 is the paper; 0 only sends
@@ -119,7 +119,7 @@ class STC(Tracked):
 
     Where the paper is silent: the mean is weighted by N_k, as FedAvg's is; of equal magnitudes the first are kept, and
     always max(1, ⌊p n⌋) of them, so that a zero among them is sent as +μ and the residual takes it back; a client's
-    residual follows what it has sent, arrived or not; who was away has the residual it left with.
+    residual loses what it has sent, also if the message is lost; an absent client keeps its residual.
     """
 
     name = "stc"

@@ -3,7 +3,7 @@ AAAI 2024.
 
 Choices where the paper is silent: what is sent is the update over the learning rate γ of the steps just taken, with
 momentum and weight decay in it; the mean is unweighted, as in the paper, whatever N_k; noise comes from a stream of its
-own for each client and round; the answer is the model, 32 bits each, or the number of +1, which tells the same.
+own for each client and round; the answer is the model, 32 bits each, or the number of +1, from which it follows.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class SumOfSigns(Exchange[tuple[Tensor, int]]):
 
 
 class ZSign(Tracked):
-    """FedAvg whose updates travel as noisy signs, one bit a parameter; the noise makes their mean an estimate of the
+    """FedAvg whose updates travel as noisy signs, one bit per parameter; the noise makes their mean an estimate of the
     mean update.
 
     Limits: σ = 0 is signFedAvg; σ → ∞ with many clients is FedAvg (unbiased, and as noisy as σ is large). The mean is
@@ -122,7 +122,7 @@ class ZSign(Tracked):
             )
         if settings.downlink == "sum" and task.participants > 255:
             raise UsageError(
-                f"method.downlink: 'sum' takes at most 255 clients a round, got {task.participants}; use 'model'"
+                f"method.downlink: 'sum' takes at most 255 clients per round, got {task.participants}; use 'model'"
             )
         self.exchanges = (SumOfSigns(task, settings),)
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from pfedlms.backend import threads
-from pfedlms.models.streams import beside
-from pfedlms.models.way import Pass, Way
+from pfedlms.models.runner import Pass, Runner
+from pfedlms.models.streams import overlapped
 
 _POINTWISE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity)
 
@@ -42,7 +42,7 @@ class StackedLinear(torch.autograd.Function):
             of_x = torch.bmm(of_y, weight) if ctx.needs_input_grad[0] else None
             return of_x, torch.bmm(of_y.transpose(1, 2), x, out=to_weight)
 
-        of_bias, (of_x, of_weight) = beside(sums, products, x.device, "sums")
+        of_bias, (of_x, of_weight) = overlapped(sums, products, x.device, "sums")
         return of_x, of_weight, of_bias, None, None
 
 
@@ -53,7 +53,7 @@ def stacked_linear(x: Tensor, weight: Tensor, bias: Tensor | None, *places: Tens
     return out.view(*x.shape[:-1], weight.shape[1])
 
 
-class Chain(Way):
+class Chain(Runner):
     """The layers of a module in a row. Nothing of the module is changed or read but its pointwise layers, which have no
     state, so several threads may run one chain."""
 
@@ -63,7 +63,7 @@ class Chain(Way):
         self._device = device
 
     @staticmethod
-    def takes(module: nn.Module) -> bool:
+    def supports(module: nn.Module) -> bool:
         """Whether a module is such a chain; all its parameters must be trained, and no part may be there twice."""
         walks = (module.named_modules, module.named_parameters)
         twice = any(len(list(walk(remove_duplicate=False))) > len(list(walk())) for walk in walks)
@@ -79,7 +79,7 @@ class Chain(Way):
         ends = [clients * number // count for number in range(count + 1)]
         return [slice(start, end) for start, end in pairwise(ends)]
 
-    def short(self, clients: int) -> bool:
+    def has_short_operators(self, clients: int) -> bool:
         return clients > 1 or self._dim <= _CACHED
 
     def forward(self, given: Pass) -> tuple[Tensor, Tensor | None]:

@@ -67,7 +67,7 @@ def _weigh(
     PAD_H: tl.constexpr, PAD_W: tl.constexpr, FLAT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """out[share, client, tap, o, c]: the sum over one share of the rows, from `x: [clients · C, rows]` and `slope:
-    [clients · O, rows]`. With FLAT a tile goes over taps and channels together: for few channels."""
+    [clients · O, rows]`. With FLAT a tile covers taps and channels together: for few channels."""
     width: tl.constexpr = KH * KW * C if FLAT else C
     tiles: tl.constexpr = (width + BC - 1) // BC
     n = (tl.program_id(0) // tiles) * BN + tl.arange(0, BN)
@@ -123,7 +123,7 @@ def _transpose(
 
 def _transposed(source: Tensor, out: Tensor | None = None) -> Tensor:
     """`[batch, rows, columns]` → `[batch, columns, rows]`, at the speed of a copy; only the first axis of either may
-    have a stride of its own. A new tensor is made for products, so it is rounded; into `out` goes what is given."""
+    have a stride of its own. A new tensor is made for products, so it is rounded; `out` gets the values unrounded."""
     batch, rows, columns = source.shape
     fresh = out is None
     if out is None:
@@ -182,7 +182,7 @@ def _weighed(x: Tensor, slope: Tensor, clients: int, kernel: tuple[int, int], pa
 
 class StackedConvolution(torch.autograd.Function):
     """y[k] = x[k] * weight[k] with zeros around the image: `x: [batch, clients · C, height, width]`, `weight: [clients,
-    O, C, height, width]`; the gradient of the weight goes into `place`, if there is one."""
+    O, C, height, width]`; the gradient of the weight is written into `place`, if there is one."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, pad: tuple[int, int], place: Tensor | None) -> Tensor:

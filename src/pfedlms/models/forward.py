@@ -15,12 +15,12 @@ from torch.nn.modules.conv import _ConvNd
 
 from pfedlms.backend import long_operators
 from pfedlms.cohort import Cohort
-from pfedlms.models.alone import Alone
 from pfedlms.models.chain import Chain
 from pfedlms.models.compiled import Compiled
 from pfedlms.models.layout import flat_layout
+from pfedlms.models.one_by_one import OneByOne
+from pfedlms.models.runner import Pass, Result, Runner, Single, Values
 from pfedlms.models.stacked import Stacked, refusal
-from pfedlms.models.way import Pass, Result, Single, Values, Way
 
 # Stacked, these sum in another order than for one client alone (grouped convolutions, normalisation folded into
 # channels) and are no faster on a CPU; there every client runs them alone, so that results do not depend on how clients
@@ -33,35 +33,35 @@ rows of the cohort, and these rows, give each client's loss, the tensors gradien
 there."""
 
 
-def choose(single: Single, device: torch.device, fast: bool, params: Values, sample: Tensor | None) -> Way | None:
-    """The way a module goes; None where only a trial can tell, with one model's `params` on a `sample:
-    [batch, …]`, and there is none."""
+def choose(single: Single, device: torch.device, fast: bool, params: Values, sample: Tensor | None) -> Runner | None:
+    """The runner of a module. Some modules need a trial with one model's `params` on a `sample: [batch, …]`: None for
+    these if there is no sample."""
     module, gpu = single.module, device.type == "cuda"
     for part in module.modules():
-        # What vmap would pass over in silence: hooks of the backward pass, and a padding row that is not trained.
+        # vmap ignores hooks of the backward pass, and trains a padding row that must not be trained.
         passed_over = part._backward_hooks or part._backward_pre_hooks or getattr(part, "padding_idx", None) is not None
         if passed_over or (not gpu and isinstance(part, _LOOP_ON_CPU)):
-            return Alone(single, device)
-    way: Way
-    if Chain.takes(module):
-        way = Chain(module, device)
+            return OneByOne(single, device)
+    runner: Runner
+    if Chain.supports(module):
+        runner = Chain(module, device)
     elif sample is None:
         return None
     elif reason := refusal(single, params, sample):
-        told = f"model: clients are trained one after another, because torch.func cannot stack it ({reason})"
-        warnings.warn(told, stacklevel=2)
-        return Alone(single, device)
+        message = f"model: clients are trained one after another, because torch.func cannot stack it ({reason})"
+        warnings.warn(message, stacklevel=2)
+        return OneByOne(single, device)
     else:
-        way = Stacked(single, folds=gpu)
-    return Compiled(single, way) if fast and gpu else way
+        runner = Stacked(single, folds=gpu)
+    return Compiled(single, runner) if fast and gpu else runner
 
 
 class CohortModel:
     """A module's architecture, applied to many flat parameter vectors at once.
 
     The module given is never trained; it supplies the computation, the frozen parameters and the initial values. How
-    clients are run is chosen once: here, or at the first use where only a trial can tell. With `fast`, training on a
-    GPU is compiled.
+    clients are run is chosen once: here, or at the first use if that needs a trial. With `fast`, training on a GPU is
+    compiled.
     """
 
     def __init__(self, module: nn.Module, device: torch.device, fast: bool = False) -> None:
@@ -75,23 +75,23 @@ class CohortModel:
         trained = [value.detach().flatten() for value in module.parameters() if value.requires_grad]
         self.initial = torch.cat(trained).to(torch.float32)
         self.initial_buffers = {name: value.detach().clone() for name, value in module.named_buffers()}
-        self._way = choose(self._single, device, fast, self._named(self.initial), None)
+        self._runner = choose(self._single, device, fast, self._named(self.initial), None)
 
     def parts(self, clients: int) -> list[slice]:
-        """Rows of clients that should take their local steps together; see `Way`."""
-        # A way that is not known yet will be one that has one part.
-        return [slice(0, clients)] if self._way is None else self._way.parts(clients)
+        """Rows of clients that should take their local steps together; see `Runner`."""
+        # A runner that needs a trial has one part.
+        return [slice(0, clients)] if self._runner is None else self._runner.parts(clients)
 
-    def _run(self, some: Callable[[Way, slice], Result], params: Tensor, x: Tensor) -> list[Result]:
-        """`some` on the rows of all clients, as many at a time as the way takes."""
-        if self._way is None:
-            self._way = choose(self._single, self.device, self._fast, self._named(params[0]), x[0])
-        assert self._way is not None  # with samples
-        way = self._way.settled(x[0])
+    def _run(self, some: Callable[[Runner, slice], Result], params: Tensor, x: Tensor) -> list[Result]:
+        """`some` on the rows of all clients, as many at a time as the runner takes."""
+        if self._runner is None:
+            self._runner = choose(self._single, self.device, self._fast, self._named(params[0]), x[0])
+        assert self._runner is not None  # with samples
+        runner = self._runner.after_trial(x[0])
         # On a CPU, long operators may use all threads; inside the engine others run on one each.
-        short = self.device.type != "cpu" or way.short(len(x))
+        short = self.device.type != "cpu" or runner.has_short_operators(len(x))
         with nullcontext() if short else long_operators():
-            return way.over(len(x), partial(some, way))
+            return runner.run_all(len(x), partial(some, runner))
 
     def cohort(
         self, ids: tuple[int, ...], samples: tuple[int, ...], with_momentum: bool, kept: int | None = None
@@ -112,9 +112,9 @@ class CohortModel:
         In training, running statistics in `buffers` are updated in place, as `nn.Module.forward` does.
         """
 
-        def some(way: Way, rows: slice) -> tuple[Tensor, Tensor | None]:
+        def some(runner: Runner, rows: slice) -> tuple[Tensor, Tensor | None]:
             own = {name: value[rows] for name, value in buffers.items()}
-            return way.forward(Pass(self._named(params[rows]), {}, own, x[rows], training, features))
+            return runner.forward(Pass(self._named(params[rows]), {}, own, x[rows], training, features))
 
         outputs, seen = zip(*self._run(some, params, x), strict=True)
         return _joined(outputs), _joined(seen) if features else None
@@ -126,14 +126,14 @@ class CohortModel:
         """One training step's forward and backward pass of every client: gradients into `out: [clients, dim]`; returns
         the losses `[clients]`."""
 
-        def some(way: Way, rows: slice) -> Tensor:
+        def some(runner: Runner, rows: slice) -> Tensor:
             leaves = {name: value.detach().requires_grad_() for name, value in self._named(params[rows]).items()}
             own = {name: value[rows] for name, value in buffers.items()}
             places = self._named(out[rows])
             # On a CPU a batched product into a strided place takes one client after another: on one thread a few per
             # cent of a step faster than a product of its own and a copy, on several up to three times slower.
-            direct = places if out.is_cuda or way.short(rows.stop - rows.start) else {}
-            outputs, seen = way.forward(Pass(leaves, direct, own, x[rows], True, features))
+            direct = places if out.is_cuda or runner.has_short_operators(rows.stop - rows.start) else {}
+            outputs, seen = runner.forward(Pass(leaves, direct, own, x[rows], True, features))
             losses, roots, slopes = loss(outputs, seen, y[rows], rows)
             # Clients share no parameter, so every client's own gradient comes out in its row.
             gradients = torch.autograd.grad(roots, list(leaves.values()), slopes, allow_unused=True)

@@ -1,4 +1,4 @@
-"""All clients together by `torch.func.vmap`, with rules of their own for layers where it would go a roundabout way.
+"""All clients together by `torch.func.vmap`, with own rules for layers where vmap would be slow.
 
     linear        one batched product; the gradient of the weight in the weight's own layout, on a GPU straight into
                   the flat gradient
@@ -25,7 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from pfedlms.backend import backend_of
 from pfedlms.models.chain import stacked_linear
-from pfedlms.models.way import Pass, Single, Values, Way
+from pfedlms.models.runner import Pass, Runner, Single, Values
 
 # cuDNN takes grouped convolutions of [batch, channels, height, width] up to thirty times longer than those with the
 # channels last where a client's weights are this many or images this small (H200, docs/performance.md).
@@ -33,7 +33,7 @@ _WIDE_WEIGHTS = 1 << 20
 _SMALL_IMAGE = 4
 
 
-class Stacked(Way):
+class Stacked(Runner):
     """`torch.func.vmap` over models; convolutions, norms and max poolings use their rules with `folds`."""
 
     def __init__(self, single: Single, folds: bool) -> None:
@@ -42,7 +42,7 @@ class Stacked(Way):
         self._rules = list(self._made(folds))
 
     def _made(self, folds: bool) -> Iterator[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
-        """Layers and their rules; one whose forward is somebody's own has none."""
+        """Layers and their rules; a layer with a forward of the user's has none."""
         for name, layer in self._single.module.named_modules():
             if "forward" in vars(layer):
                 continue
@@ -179,13 +179,13 @@ def _stacked_convolution(
 
 
 def refusal(single: Single, params: Values, sample: Tensor) -> str | None:
-    """Why torch.func cannot vectorise a module, or None: tried with one model's parameters on two samples of `sample:
-    [batch, …]`, because nothing else tells. Without `folds`, whose kernels would be compiled for this alone."""
+    """Why torch.func cannot vectorise a module, or None. Only a trial can show it: with one model's parameters on two
+    samples of `sample: [batch, …]`, and without `folds`, whose kernels would be compiled only for the trial."""
     x, named = sample[[0, -1]], (params.items(), single.module.named_buffers())
     params, buffers = ({name: torch.stack([value.detach()] * 2) for name, value in each} for each in named)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
-            # In training: what cannot be stacked may lie on the way that only training takes.
+            # In training, because some operations that vmap refuses are used only there.
             given = Pass(params, {}, buffers, torch.stack([x, x]), training=True, features=False)
             Stacked(single, folds=False).forward(given)
     except RuntimeError as error:

@@ -17,17 +17,17 @@ def streams(device: torch.device, purpose: str, count: int) -> list[torch.cuda.S
     return [torch.cuda.Stream(device) for _ in range(count)]  # type: ignore[no-untyped-call]
 
 
-def beside(
+def overlapped(
     first: Callable[[], First], second: Callable[[], Second], device: torch.device, purpose: str
 ) -> tuple[First, Second]:
-    """Both results; on a GPU the first is computed on a stream beside the second. Calls inside one another need
-    different purposes."""
+    """Both results; on a GPU both are computed at the same time, on two streams. Nested calls need different
+    purposes."""
     if device.type != "cuda":
         return first(), second()
-    here, (side,) = torch.cuda.current_stream(device), streams(device, purpose, 1)
-    side.wait_stream(here)
+    current, (side,) = torch.cuda.current_stream(device), streams(device, purpose, 1)
+    side.wait_stream(current)
     with torch.cuda.stream(side):
         one = first()
     two = second()
-    here.wait_stream(side)
+    current.wait_stream(side)
     return one, two

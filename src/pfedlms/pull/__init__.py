@@ -93,8 +93,8 @@ class Pull:
         self.check_values()
 
     def check_values(self) -> None:
-        """Refuse numbers that no round agrees on; on a GPU that waits for it, so the engine leaves out what was already
-        checked when it was received."""
+        """Refuse values that no round can produce. The check waits for a GPU, so the engine skips it for values that
+        were checked when they were received."""
         for name in ("strength", "smoothing"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not 0 <= value < np.inf:
@@ -124,7 +124,7 @@ class Pull:
 
     def gradient(self, params: Values) -> Values:
         """λ Φᵀ ∇_y R̃_ρ(Φθ): `[clients, dim]` → `[clients, dim]`, or of one vector; on the CPU kernels give the bits of
-        the definition. It is a gradient already, so autograd is not asked to differentiate it."""
+        the definition. Autograd cannot differentiate this gradient again."""
         given = self.sketch.check("params", params, self.sketch.dim)
         if given.requires_grad and torch.is_grad_enabled() and backend_of(given) != "plain":
             raise ValueError(
@@ -154,12 +154,12 @@ class Pull:
 
     @cached_property
     def rows_in_order(self) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-        """What a CPU wants prepared once a round."""
+        """Tables for the CPU kernel, computed once per round."""
         return cpu.by_row(self)
 
     @cached_property
     def positions(self) -> Tensor:
-        """What a GPU wants prepared once a round."""
+        """Tables for the GPU kernel, computed once per round."""
         from pfedlms.pull import gpu
 
         return gpu.in_position_space(self)
@@ -175,7 +175,7 @@ def penalty_slope(sketched: Tensor, thresholds: Tensor, widths: Tensor, consensu
     m]` and `layers: [Σ m]`, the layer of every coordinate; in plain torch, on any device."""
     levels = thresholds.shape[1]
     rho = widths[layers]
-    # Σ_t v_t = 2 q̃ − T, so the signs never have to be spelled out.
+    # Σ_t v_t = 2 q̃ − T, so the single signs are not needed.
     total = (levels - 2.0 * consensus.to(sketched.dtype)).expand_as(sketched).clone()
     for tau in thresholds.unbind(dim=1):
         total += ((sketched - tau[layers]) / rho).clamp(-1, 1)

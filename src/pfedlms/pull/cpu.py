@@ -1,4 +1,4 @@
-"""The pull on a CPU: a layer of one client goes through sketch, slope and adjoint while it is in the cache."""
+"""The pull on a CPU: sketch, slope and adjoint of one layer of one client while it is in the cache."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""θ → Φθ and back: the sketch Φ of every layer. Its definition in torch stands here, kernels in `cpu` and `gpu`.
+"""θ → Φθ and back: the sketch Φ of every layer. This file has its definition in torch; `cpu` and `gpu` have kernels.
 
-All of them give the same bits, but for the adjoint on a GPU, whose stages run in another order. Kernels are used under
-autograd, too: the gradient of Φ is Φᵀ, and the other way round.
+All of them give the same bits, except the adjoint on a GPU, whose stages run in another order. Autograd uses the
+kernels, too: the gradient of Φ is Φᵀ, and the gradient of Φᵀ is Φ.
 """
 
 from __future__ import annotations
@@ -77,12 +77,11 @@ class Sketch:
     rows. D and S are pure functions of (seed, epoch, layer), see `rng`. So ‖Φ‖ ≤ √(N/m), ΦΦᵀ = (N/m) I for a layer
     without padding, and ⟨Φx, u⟩ = ⟨x, Φᵀu⟩.
 
-    Its fields are all that it is: what else it holds is computed from them when it is first asked for. With `ratio`
-    m = max(1, floor(ratio · N)), see `Layout.sketch_sizes` for `allocation`; another `epoch` is another Φ; `device` is
-    where the models to be sketched are.
+    Its fields define it; everything else is computed from them on first use. With `ratio` m = max(1, floor(ratio · N)),
+    see `Layout.sketch_sizes` for `allocation`. Each `epoch` has its own Φ. `device` is where the models are.
 
-    Everything takes models `[clients, dim]` or one vector `[dim]`, float32 or float64, tensors or arrays, and answers
-    in kind. What is not finite stays so.
+    All functions take models `[clients, dim]` or one vector `[dim]`, float32 or float64, tensors or arrays, and return
+    the same kind. NaN and infinite values give NaN or infinite values.
 
     >>> sketch = Sketch.of_vector(1000, ratio=0.25, seed=7)
     >>> sketch
@@ -141,13 +140,13 @@ class Sketch:
 
     @cached_property
     def origin(self) -> str:
-        """What it was made of, for its repr. No field, because sketches of other epochs are the same computation to
-        `engine.graphs`: one that is rebuilt there from its fields does not know."""
+        """The arguments it was made from, for its repr. It is no field, because to `engine.graphs` sketches of all
+        epochs are one computation. A sketch rebuilt there from its fields has no origin."""
         return ""
 
     @property
     def _on_gpu(self) -> bool:
-        """Whether kernels of a GPU make what belongs to the sketch itself."""
+        """Whether GPU kernels compute the constants of this sketch."""
         return _made_by_kernels(self.rows)
 
     @cached_property
@@ -204,22 +203,22 @@ class Sketch:
         """Φᵀu: `[clients, Σ m]` → `[clients, dim]`, or `[Σ m]` → `[dim]`."""
         return in_kind(sketched, self._apply("adjoint", self.check("sketched", sketched, self.size)))
 
-    def _apply(self, way: _Way, values: Tensor) -> Tensor:
-        """Φ or Φᵀ of rows; by a kernel also where autograd watches, which cannot see into it."""
+    def _apply(self, direction: _Direction, values: Tensor) -> Tensor:
+        """Φ or Φᵀ of rows; by a kernel also under autograd, which cannot differentiate kernels itself."""
         where = backend_of(values)
         if where == "plain":
-            return self._defined_forward(values) if way == "forward" else self._defined_adjoint(values)
+            return self._defined_forward(values) if direction == "forward" else self._defined_adjoint(values)
         if values.requires_grad and torch.is_grad_enabled():
-            differentiable: Tensor = _Watched.apply(values, self, way)  # type: ignore[no-untyped-call]
+            differentiable: Tensor = _Differentiable.apply(values, self, direction)  # type: ignore[no-untyped-call]
             return differentiable
-        return self._kernels(where, way, values)
+        return self._kernels(where, direction, values)
 
-    def _kernels(self, where: str, way: _Way, values: Tensor) -> Tensor:
+    def _kernels(self, where: str, direction: _Direction, values: Tensor) -> Tensor:
         if where == "cpu":
-            return cpu.forward(self, values) if way == "forward" else cpu.adjoint(self, values)
+            return cpu.forward(self, values) if direction == "forward" else cpu.adjoint(self, values)
         from pfedlms.sketch import gpu
 
-        return gpu.forward(self, values) if way == "forward" else gpu.adjoint(self, values)
+        return gpu.forward(self, values) if direction == "forward" else gpu.adjoint(self, values)
 
     def _defined_forward(self, params: Tensor) -> Tensor:
         parts = []
@@ -259,10 +258,10 @@ class Sketch:
         return self._defined_spread(sketched)
 
     def split(self, params: Values, model: Values, residual: Values) -> tuple[Values, Values]:
-        """What a sketch says of x = params − model + residual, and what it leaves unsaid: y = Φx, `[clients, Σ m]`, and
-        x − (m/N) Φᵀy, `[clients, dim]`. All three are `[clients, dim]`, or vectors.
+        """The sketch of x = params − model + residual and the unsent rest: y = Φx, `[clients, Σ m]`, and
+        x − (m/N) Φᵀy, `[clients, dim]`. All three arguments are `[clients, dim]`, or vectors.
 
-        Without padding (m/N) Φᵀy is the orthogonal projection of x on the rows kept, so nothing is said twice.
+        Without padding (m/N) Φᵀy is the orthogonal projection of x on the rows kept, so nothing is sent twice.
         """
         named = {"params": params, "model": model, "residual": residual}
         given = [self.check(name, values, self.dim) for name, values in named.items()]
@@ -273,8 +272,8 @@ class Sketch:
                     f"{name}: got {rows.dtype} of shape {tuple(values.shape)}, expected {given[0].dtype} of shape "
                     f"{tuple(params.shape)} as params; pass {name} of every client, in the same precision"
                 )
-        said, unsaid = self._split(*given)
-        return in_kind(params, said), in_kind(params, unsaid)
+        sketched, unsent = self._split(*given)
+        return in_kind(params, sketched), in_kind(params, unsent)
 
     def _split(self, params: Tensor, model: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         where = backend_of(params)
@@ -286,24 +285,24 @@ class Sketch:
             return gpu.split(self, params, model, residual)
         x = params - model + residual
         sketched = self._defined_forward(x)
-        said = self._defined_adjoint(sketched)
+        projection = self._defined_adjoint(sketched)
         for place in self.shape.places:
-            said[:, place.begin : place.end] *= place.share
-        return sketched, x - said
+            projection[:, place.begin : place.end] *= place.share
+        return sketched, x - projection
 
-    def spoken(self, sketched: Tensor) -> tuple[Tensor, Tensor]:
-        """What is said of sketches `[clients, Σ m]` in one bit each: their signs, `quantise.pack_signs`, and the size
-        of every layer, `quantise.root_mean_squares`; on the device of the sketches."""
+    def signs_and_rms(self, sketched: Tensor) -> tuple[Tensor, Tensor]:
+        """The signs of sketches `[clients, Σ m]`, one bit each (`quantise.pack_signs`), and the root mean square of
+        each layer (`quantise.root_mean_squares`); on the device of the sketches."""
         given = self.check("sketched", sketched, self.size)
         if backend_of(given) == "gpu":
             from pfedlms.sketch import vote_gpu
 
-            return vote_gpu.spoken(self, given)
+            return vote_gpu.signs_and_rms(self, given)
         return pack_signs(given), root_mean_squares(given, self.sizes)
 
     def step(self, signs: Array, factors: Array) -> Tensor:
-        """c (D H Sᵀ v), `[dim]`: v is ±1, packed as in `spoken`, `signs: [⌈Σ m / 8⌉]`; c a float32 of every layer,
-        `factors: [layers]`. Both come from the host.
+        """c (D H Sᵀ v), `[dim]`: v is ±1, packed as in `signs_and_rms`, `signs: [⌈Σ m / 8⌉]`; c is one float32 per
+        layer, `factors: [layers]`. Both are on the host.
 
         Integers times c, and later added to w: two operations that round one after the other, and so the same bits
         everywhere. Where c is zero it is −0, because w − 0 is w, also where w is −0.
@@ -330,8 +329,8 @@ class Sketch:
             yield place, self.signs[place.begin : place.end], self.rows[place.start : place.stop]
 
     def check(self, name: str, values: Tensor | Array, width: int) -> Tensor:
-        """`values` as rows `[clients, width]` on this device; all else is refused, because kernels do not look at
-        bounds."""
+        """`values` as rows `[clients, width]` on this device; raises ValueError for anything else, because kernels do
+        not check bounds."""
         given = values if isinstance(values, Tensor) else tensor_of(name, values, self.rows.device)
         if given.ndim not in (1, 2) or given.shape[-1] != width:
             raise ValueError(
@@ -341,23 +340,23 @@ class Sketch:
         return floats(name, tensor_of(name, given if given.ndim == 2 else given[None], self.rows.device))
 
 
-_Way = Literal["forward", "adjoint"]
+_Direction = Literal["forward", "adjoint"]
 
 
-class _Watched(torch.autograd.Function):
-    """A kernel as autograd sees it. Both ways are linear, so each is the other's gradient, to any order."""
-
-    @staticmethod
-    def forward(values: Tensor, sketch: Sketch, way: _Way) -> Tensor:
-        return sketch._kernels(backend_of(values), way, values.detach())
+class _Differentiable(torch.autograd.Function):
+    """A kernel with its gradient. Φ and Φᵀ are linear, so each is the gradient of the other, to any order."""
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Sketch, _Way], output: Tensor) -> None:
-        _, ctx.sketch, ctx.way = inputs
+    def forward(values: Tensor, sketch: Sketch, direction: _Direction) -> Tensor:
+        return sketch._kernels(backend_of(values), direction, values.detach())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Sketch, _Direction], output: Tensor) -> None:
+        _, ctx.sketch, ctx.direction = inputs
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        back: _Way = "adjoint" if ctx.way == "forward" else "forward"
+        back: _Direction = "adjoint" if ctx.direction == "forward" else "forward"
         return ctx.sketch._apply(back, gradients[0]), None, None
 
 
@@ -395,7 +394,7 @@ def _constants(shape: Shape, seed: int, block: int, device: torch.device) -> Ten
     hashed = np.concatenate([keys[None], np.tile(shape.row_table, _EPOCHS), rows])
     sent = torch.from_numpy(np.ascontiguousarray(hashed.reshape(-1, _EPOCHS, layers).swapaxes(0, 1)))
     if device.type == "cuda":
-        sent = sent.pin_memory()  # so that nobody has to wait until it has arrived
+        sent = sent.pin_memory()  # so that the host does not wait for the copy
     return sent.to(device, non_blocking=True)
 
 

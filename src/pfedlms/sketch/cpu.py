@@ -41,13 +41,13 @@ def _apply(kernel: Any, sketch: Sketch, values: Tensor, width: int, factors: Arr
 
 def split(sketch: Sketch, params: Tensor, model: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
     given = [value.detach().contiguous() for value in (params, model, residual)]
-    sketched, unsaid = params.new_empty(len(params), sketch.size), torch.empty_like(given[0])
-    shares = np.array([place.share for place in sketch.shape.places], dtype=unsaid.numpy().dtype)
+    sketched, unsent = params.new_empty(len(params), sketch.size), torch.empty_like(given[0])
+    shares = np.array([place.share for place in sketch.shape.places], dtype=unsent.numpy().dtype)
     share_layers(
         _split, sketch, len(params), *(value.numpy() for value in given), sketch.signs.numpy(), sketch.rows.numpy(),
-        sketch.shape.table, scales(sketch, params), shares, sketched.numpy(), unsaid.numpy(),
+        sketch.shape.table, scales(sketch, params), shares, sketched.numpy(), unsent.numpy(),
     )  # fmt: skip
-    return sketched, unsaid
+    return sketched, unsent
 
 
 def scales(sketch: Sketch, like: Tensor) -> Array:
@@ -90,31 +90,31 @@ def _adjoint(
 @compiled()
 def _split(
     first: int, last: int, theta: Array, model: Array, residual: Array, signs: Array, rows: Array, table: Array,
-    scales: Array, shares: Array, sketched: Array, unsaid: Array,
+    scales: Array, shares: Array, sketched: Array, unsent: Array,
 ) -> None:  # fmt: skip
     work = np.empty(table[:, 2].max(), theta.dtype)
     for task in range(first, last):
         client, layer = task // len(table), task % len(table)
         begin, end, pad, start, stop = table[layer]
-        x, kept = unsaid[client][begin:end], sketched[client][start:stop]
-        _unsaid(theta[client][begin:end], model[client][begin:end], residual[client][begin:end], x)
+        x, kept = unsent[client][begin:end], sketched[client][start:stop]
+        _add_residual(theta[client][begin:end], model[client][begin:end], residual[client][begin:end], x)
         enter(x, signs[begin:end], work[:pad])
         fwht_row(work[:pad])
         gather(work, rows[start:stop], scales[layer], kept)
         scatter(kept, rows[start:stop], theta.dtype.type(1), work[:pad])
         fwht_row(work[:pad])
-        _take_away(work, signs[begin:end], scales[layer], shares[layer], x)
+        _subtract(work, signs[begin:end], scales[layer], shares[layer], x)
 
 
 @compiled()
-def _unsaid(theta: Array, model: Array, residual: Array, x: Array) -> None:
+def _add_residual(theta: Array, model: Array, residual: Array, x: Array) -> None:
     """x ← θ − w + e of one layer."""
     for i in range(len(x)):
         x[i] = theta[i] - model[i] + residual[i]
 
 
 @compiled()
-def _take_away(work: Array, signs: Array, scale: Any, share: Any, x: Array) -> None:
+def _subtract(work: Array, signs: Array, scale: Any, share: Any, x: Array) -> None:
     """x ← x − share · scale · Pᵀ D work of one layer."""
     for i in range(len(x)):
         x[i] -= work[i] * x.dtype.type(signs[i]) * scale * share

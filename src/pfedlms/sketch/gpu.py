@@ -74,24 +74,24 @@ def adjoint(sketch: Sketch, sketched: Tensor, scaled: bool = True) -> Tensor:
 
 def split(sketch: Sketch, params: Tensor, model: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
     given = [value.contiguous() for value in (params, model, residual)]
-    sketched, unsaid = params.new_empty(len(params), sketch.size), torch.empty_like(given[0])
+    sketched, unsent = params.new_empty(len(params), sketch.size), torch.empty_like(given[0])
     positions = sketch.positions.split([place.pad for place in sketch.shape.places])
     for layer, own, place in zip(layers_of(sketch), positions, sketch.shape.places, strict=True):
-        _split_layer(layer, given, own, float(np.float32(place.scale * place.share)), sketched, unsaid)
-    return sketched, unsaid
+        _split_layer(layer, given, own, float(np.float32(place.scale * place.share)), sketched, unsent)
+    return sketched, unsent
 
 
 def _split_layer(
-    layer: Layer, given: list[Tensor], positions: Tensor, back: float, sketched: Tensor, unsaid: Tensor
+    layer: Layer, given: list[Tensor], positions: Tensor, back: float, sketched: Tensor, unsent: Tensor
 ) -> None:
     """One layer of `Sketch.split`, with `positions: [pad]`."""
     begin, size, pad, key, _, _, scale = layer
-    clients, dim = unsaid.shape
+    clients, dim = unsent.shape
     block = min(pad, BLOCK)
     grid, shape = (pad // block, clients), {"SIZE": block, "LOG": log2(block), "num_warps": warps(block)}
-    work = unsaid.new_empty(clients, pad if pad > block else 0)
+    work = unsent.new_empty(clients, pad if pad > block else 0)
     _split_in[grid](
-        *given, dim, begin, size, key, positions, scale, back, work, pad, sketched, sketched.shape[1], unsaid,
+        *given, dim, begin, size, key, positions, scale, back, work, pad, sketched, sketched.shape[1], unsent,
         WHOLE=pad == block, **shape,
     )  # fmt: skip
     if pad == block:
@@ -107,7 +107,7 @@ def _split_layer(
     )  # fmt: skip
     for each in reversed(inner):
         run_columns(work, *each)
-    _split_out[grid](work, pad, key, back, unsaid, dim, begin, size, **shape)
+    _split_out[grid](work, pad, key, back, unsent, dim, begin, size, **shape)
 
 
 def fwht(values: Tensor) -> Tensor:
@@ -247,10 +247,10 @@ def _kept(x, index, positions, scale, sketched):
 
 @triton.jit
 def _split_in(
-    theta, model, residual, dim, offset, size, key, positions, scale, back, work, pad, sketched, entries, unsaid,
+    theta, model, residual, dim, offset, size, key, positions, scale, back, work, pad, sketched, entries, unsent,
     WHOLE: tl.constexpr, SIZE: tl.constexpr, LOG: tl.constexpr,
 ):  # fmt: skip
-    """unsaid ← x = θ − w + e, and work[client, block] ← stages of (padded x · signs); where that is the WHOLE layer,
+    """unsent ← x = θ − w + e, and work[client, block] ← stages of (padded x · signs); where that is the WHOLE layer,
     all of `Sketch.split`."""
     client, index = tl.program_id(1).to(tl.int64), tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     place, inside, signs = client * dim + offset + index, index < size, hashed_signs(key, index)
@@ -262,7 +262,7 @@ def _split_in(
         x -= block_stages(kept, SIZE, LOG) * back * signs
     else:
         tl.store(work + client * pad + index, transformed)
-    tl.store(unsaid + place, x, mask=inside)
+    tl.store(unsent + place, x, mask=inside)
 
 
 @triton.jit
@@ -278,11 +278,11 @@ def _turn_kept(
 
 
 @triton.jit
-def _split_out(work, pad, key, back, unsaid, dim, offset, size, SIZE: tl.constexpr, LOG: tl.constexpr):
-    """unsaid[client, layer] ← that − back · signs · stages of work."""
+def _split_out(work, pad, key, back, unsent, dim, offset, size, SIZE: tl.constexpr, LOG: tl.constexpr):
+    """unsent[client, layer] ← that − back · signs · stages of work."""
     client, index = tl.program_id(1).to(tl.int64), tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     x = block_stages(tl.load(work + client * pad + index), SIZE, LOG) * back
-    place = unsaid + client * dim + offset + index
+    place = unsent + client * dim + offset + index
     tl.store(place, tl.load(place, mask=index < size) - x * hashed_signs(key, index), mask=index < size)
 
 

@@ -1,5 +1,5 @@
-"""What a vote on signs of a sketch takes, as Triton kernels: signs and sizes of a sketch on the way to the server, the
-step that packed votes lead to on the way back. The transform's passes are those of `sketch.gpu`."""
+"""Triton kernels for a vote on signs of a sketch: signs and root mean squares for the client's message, and the step
+for the server's packed votes. The transform's passes are those of `sketch.gpu`."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ SQUARES = 4096
 PACKED = 512
 
 
-def spoken(sketch: Sketch, sketched: Tensor) -> tuple[Tensor, Tensor]:
-    """`Sketch.spoken`: one launch, in which some programs take the size of a layer and the others pack signs."""
+def signs_and_rms(sketch: Sketch, sketched: Tensor) -> tuple[Tensor, Tensor]:
+    """`Sketch.signs_and_rms`: one launch; some programs compute the rms of a layer, the others pack signs."""
     given, (clients, entries) = sketched.contiguous(), sketched.shape
     layers, width = len(sketch.shape.places), -(-entries // 8)
     signs = torch.empty(clients, width, dtype=torch.uint8, device=given.device)
     sizes = torch.empty(clients, layers, dtype=torch.float32, device=given.device)
-    _spoken[(layers + triton.cdiv(width, PACKED), clients)](
+    _signs_and_rms[(layers + triton.cdiv(width, PACKED), clients)](
         given, entries, places_on(sketch.shape, given.device), layers, signs, width, sizes,
         MOST=max(sketch.sizes), SIZE=SQUARES, BYTES=PACKED, num_warps=8,
     )  # fmt: skip
@@ -77,7 +77,7 @@ def _step_layer(layer: Layer, signs: Tensor, kept: Tensor, factor: float, out: T
 
 
 @triton.jit
-def _spoken(
+def _signs_and_rms(
     sketched,
     entries,
     places,

@@ -27,7 +27,7 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
         if gpu.fits(given):
             return gpu.cross_entropy(given, labels)
-    # By hand, because autograd's way takes longer than the arithmetic for a few classes; the operations are its own.
+    # By hand, because for a few classes autograd takes longer than the arithmetic; the operations are the same.
     logs, places = torch.log_softmax(given, dim=-1), labels.unsqueeze(-1)
     each = 1 / labels.shape[1]
     slope = logs.exp().mul_(each).scatter_add_(-1, places, logs.new_full((), -each).expand(places.shape))
@@ -60,7 +60,7 @@ def sgd_step_(
 
 
 def kept_numbers(dim: int, optimizer: str, momentum: float) -> int:
-    """How many numbers a client keeps between steps for a model of `dim`: momentum, or what AdamW has."""
+    """How many numbers a client keeps between steps for a model of `dim`: momentum, or the state of AdamW."""
     return 2 * dim + 1 if optimizer == "adamw" else dim if momentum else 0
 
 

@@ -47,7 +47,7 @@ def sgd_step_(
 def _cross_entropy(
     outputs, labels, losses, slopes, batch, classes, BATCH: tl.constexpr, CLASSES: tl.constexpr
 ):  # fmt: skip
-    """One program a client: the whole of its outputs in registers."""
+    """One program per client, with all its outputs in registers."""
     client = tl.program_id(0).to(tl.int64)
     row, column = tl.arange(0, BATCH), tl.arange(0, CLASSES)
     inside = (row < batch)[:, None] & (column < classes)[None, :]

@@ -1,4 +1,4 @@
-"""A loss or a metric of somebody's own: a function of one client's outputs and targets, applied to all clients'."""
+"""A custom loss or metric: a function of one client's outputs and targets, applied to all clients."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch.func import vmap
 from pfedlms.errors import UsageError, reason
 
 PerSample = Callable[[Tensor, Tensor], Tensor]
-"""Outputs `[batch, …]` and targets `[batch, …]` of one client to one number a sample, `[batch]`; of several numbers a
-sample, in the shape of outputs or targets, the mean is taken."""
+"""From outputs `[batch, …]` and targets `[batch, …]` of one client to one number per sample, `[batch]`. Several numbers
+per sample, in the shape of outputs or targets, are averaged."""
 
 
 Metric = PerSample | tuple[str, PerSample]
@@ -27,7 +27,7 @@ class OverClients:
     def __init__(self, function: PerSample, stacks: bool, called: str = "") -> None:
         self._function, self._called = function, called
         self.stacks = stacks
-        """Whether `torch.func.vmap` takes it; otherwise clients go one after another."""
+        """Whether `torch.func.vmap` takes it; otherwise it is called for one client after another."""
 
     @property
     def name(self) -> str:
@@ -57,7 +57,7 @@ def over_clients(name: str, function: Any, outputs: Tensor, targets: Tensor) -> 
     if not callable(function):
         or_named = ", or a pair (name, function)" * (name == "metric")
         raise UsageError(
-            f"{name}: got {function!r}, expected a function of outputs and targets that gives one number a sample"
+            f"{name}: got {function!r}, expected a function of outputs and targets that gives one number per sample"
             f"{or_named}"
         )
     given = f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}, {targets.dtype}"
@@ -71,14 +71,14 @@ def over_clients(name: str, function: Any, outputs: Tensor, targets: Tensor) -> 
     if not isinstance(each, Tensor):
         why = ", whose gradients local steps need" * minimised
         raise UsageError(
-            f"{name}: got {type(each).__name__}, expected a tensor, one number a sample; use nothing but torch{why}"
+            f"{name}: got {type(each).__name__}, expected a tensor, one number per sample; use nothing but torch{why}"
         )
     got = f"shape {tuple(each.shape)}"
     allowed = ((), tuple(outputs.shape[1:]), tuple(targets.shape[1:]))
     if each.shape[:1] != outputs.shape[:1] or tuple(each.shape[1:]) not in allowed:
         scalar = each.ndim == 0
         remedy = "leave the mean over samples out (reduction='none')" if scalar else "give outputs the targets' shape"
-        raise UsageError(f"{name}: got {got} for {given}, expected one number a sample, ({len(outputs)},); {remedy}")
+        raise UsageError(f"{name}: got {got} for {given}, expected one number per sample, ({len(outputs)},); {remedy}")
     if minimised and not each.requires_grad:
         raise UsageError(
             "loss: got numbers without a gradient, expected a function of the outputs that autograd can follow; leave "

@@ -72,7 +72,7 @@ def packed_size(count: int, levels: int) -> int:
 
 @dataclass(frozen=True)
 class Symbols(Field):
-    """Symbols below `levels` in segments (one a layer), each packed and padded to whole bytes. Value: uint8
+    """Symbols below `levels` in segments (one per layer), each packed and padded to whole bytes. Value: uint8
     `[sum(segments)]`."""
 
     name: str
@@ -151,8 +151,8 @@ def _check_end(packed: Bytes, used: int) -> None:
 
 @dataclass(frozen=True)
 class Bits(InRows):
-    """`count` signs or answers, one bit each, that were packed before they came here (on a GPU, say): the bytes of
-    `Signs` as they travel. Value: uint8 `[ceil(count / 8)]`."""
+    """`count` signs or truth values, one bit each, that are packed already (for example on a GPU), as the bytes of
+    `Signs`. Value: uint8 `[ceil(count / 8)]`."""
 
     name: str
     count: int
@@ -193,7 +193,7 @@ class Bits(InRows):
 
 
 class Mask(Symbols, InRows):
-    """Yes or no for each of `count` things, one bit each. Value: bool `[count]`."""
+    """`count` truth values, one bit each. Value: bool `[count]`."""
 
     dtype: ClassVar[type[np.generic]] = np.bool_
 

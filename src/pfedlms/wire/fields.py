@@ -3,8 +3,8 @@ levels are in `codec`, positions in `golomb`.)
 
 A method names its fields and their sizes; both ends derive every length from that declaration, or see where a field
 ends from its own bits, so a payload is the plain concatenation of its fields. Values are NumPy arrays without a clients
-axis; numbers are little endian. Fields are written into a buffer that is there (a part of a frame) and read into arrays
-that are there (a sender's row of a room), without copies between.
+axis; numbers are little endian. Fields are written into an existing buffer (a part of a frame) and read into existing
+arrays (a sender's row of `Message.room`), without extra copies.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pfedlms.wire.kernels import copy_finite
 Array = NDArray[Any]
 Values = Mapping[str, Array]
 
-_FEW = 64  # numbers that Python looks at faster than it hands them to a kernel
+_FEW = 64  # numbers that Python checks faster than it calls a kernel
 
 
 class Field(ABC):
@@ -72,7 +72,7 @@ class Field(ABC):
         """Decode exactly the bytes `taken` into `out`; raises DecodeError for values that cannot have been sent."""
 
     def example(self) -> Array:
-        """A valid value to measure messages with: of the largest size, unless the field says otherwise."""
+        """A valid value to measure messages with: of the largest size, unless a field overrides this."""
         return np.full(self.shape, max(1, self.minimum), self.dtype)
 
     def given(self, values: Values) -> Array:
@@ -92,8 +92,8 @@ class Field(ABC):
 
 
 class InRows(Field):
-    """A field of which many senders' values can be written and read at once: rows of arrays, all of one size. `write`
-    and `read` of one row after another are what it means."""
+    """A field of which many senders' values can be written and read at once: rows of arrays, all of one size. The
+    result is that of `write` and `read` for one row after another."""
 
     def rows_size(self, values: Values) -> int | None:
         """Bytes the field takes in every row, given the fields before it; None where rows differ."""
@@ -144,7 +144,7 @@ def Scalar(name: str, minimum: float = -np.inf) -> Floats:
 
 @dataclass(frozen=True)
 class MaskedRows(Field):
-    """Rows of float32 for which an earlier Mask says yes; the others are not sent and read as zero. Value: float32
+    """Rows of float32 for which an earlier Mask is true; the others are not sent and read as zero. Value: float32
     `[count, width]`."""
 
     name: str
@@ -171,7 +171,7 @@ class MaskedRows(Field):
 
 @dataclass(frozen=True)
 class MaskedBytes(InRows):
-    """`count` bytes if an earlier Mask of one thing says yes; else they are not sent and read as zero. Value: uint8
+    """`count` bytes if an earlier Mask of count 1 is true; else they are not sent and read as zero. Value: uint8
     `[count]`."""
 
     name: str

@@ -1,4 +1,4 @@
-"""Frames: a fixed header of 40 bytes before every payload, and the checks a receiver makes before it believes one.
+"""Frames: a fixed header of 40 bytes before every payload, and the checks a receiver makes before it uses one.
 
     offset size
     0      4     magic "PFLM"
@@ -122,18 +122,18 @@ class Received(NamedTuple):
 
 class Intake:
     """Checks the frames of one direction of one exchange; of `senders` (clients of the round, or the server alone) each
-    is accepted once. Both ends must have come to the same `digest`."""
+    is accepted once. Both ends must have the same `digest`."""
 
     def __init__(self, message: Message, digest: bytes, round: int, senders: Collection[int]) -> None:
         self._message, self._digest, self._round, self._senders = message, digest, round, senders
         self._seen: set[int] = set()
 
     def accept(self, data: Buffer, into: Values | None = None) -> Received:
-        """Parse and check one frame; raises the WireError that says what is wrong with it.
+        """Parse and check one frame; raises the matching WireError if it is not valid.
 
-        Values are decoded into the arrays of `into` (a row of `Message.room`), else into new ones; a frame that is
-        refused may leave anything there. Nothing is allocated by a length that was not compared with what is there and
-        what is allowed.
+        Values are decoded into the arrays of `into` (a row of `Message.room`), else into new ones; a refused frame may
+        leave anything there. Every length is compared with the bytes received and the limit before memory is
+        allocated.
         """
         sender, samples, payload = self._opened(memoryview(data).cast("B").toreadonly(), self._seen)
         values = self._message.read(payload, into)
@@ -142,7 +142,7 @@ class Intake:
 
     def accept_rows(self, frames: Array, into: Values) -> list[Received] | None:
         """`accept` of every row of `frames`, uint8 `[senders, size]`, into the rows of `into`, if all of them are
-        acceptable; else None, and nobody was heard: accept them one after another to learn what is wrong."""
+        acceptable; else None, and no sender counts as seen: accept them one after another to learn what is wrong."""
         seen, found = set(self._seen), []
         try:
             for row, data in enumerate(frames):

@@ -5,7 +5,7 @@
     b                 = the least b ≥ 0 with (1 − k/n)^(2^b) < φ − 1 = (√5 − 1)/2
 
 Codes follow one another directly; bit j of the stream is bit j % 8 of byte j // 8, and unused bits of the last byte
-are zero. Both ends know k, so the stream says itself where it ends. Every list of positions has one encoding.
+are zero. Both ends know k, so a reader finds the end of the stream. Every list of positions has one encoding.
 
 For k of n places chosen at random, p = k/n, a position takes about b + 1/(1 − (1 − p)^(2^b)) bits, within 2.2 % of the
 entropy H(p)/p for p ≤ 0.1, and all of them never take more than k (b + 1) + ((n − k) >> b) bits.
@@ -100,6 +100,6 @@ class Positions(Field):
             )
 
     def example(self) -> Array:
-        """Places drawn at random: what a message takes on average and not at most, were all choices as likely."""
+        """Places drawn at random: the average size of a message, not the largest, if all choices are equally likely."""
         draw = rng.generator(rng.stream(0, "example-positions"))
         return np.sort(draw.choice(self.places, self.count, replace=False, shuffle=False))

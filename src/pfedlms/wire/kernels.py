@@ -2,9 +2,8 @@
 are checked while they are copied.
 
 One thread each, without the interpreter lock. Integers are uint64, because numba turns uint64 with int64 into a float
-and lets a signed index count from the end. Symbols and bits are read and written by 8 bytes, however many of them
-count: what one step writes too much the next writes again, and the end of every segment goes through a short array
-that has room behind it.
+and lets a signed index count from the end. Symbols and bits are always read and written by 8 bytes: the next step
+overwrites surplus bytes, and the end of every segment is processed in a short array with room behind it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Each client with the module itself: on a CPU several clients at a time, a thread each; on a GPU on several streams,
-so that small kernels overlap."""
+"""Each client runs the module itself: on a CPU several clients at a time, one thread per client; on a GPU on several
+streams, so that small kernels overlap."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from pfedlms.backend import own_threads, spread
+from pfedlms.models.runner import Pass, Result, Runner, Single
 from pfedlms.models.streams import streams
-from pfedlms.models.way import Pass, Result, Single, Way
 
 _STREAMS = 8
 
 
-class Alone(Way):
-    """Both passes of one client together: what it needs stays in the cache, or on its stream.
+class OneByOne(Runner):
+    """Both passes of one client together: its data stay in the cache, or on its stream.
 
-    On a CPU every client takes one thread, be it alone or one of many: a convolution sums in another order on one
-    thread than on two, so that results would depend on how clients are grouped. A module serves one thread at a time,
+    On a CPU every client always uses one thread: a convolution sums in another order on one thread than on two, so that
+    results would depend on how clients are grouped. A module serves one thread at a time,
     so each has a copy. Modules that draw random numbers, count their calls, or have hooks run one client after another,
     on all threads: their order matters.
     """
@@ -29,20 +29,20 @@ class Alone(Way):
     def __init__(self, single: Single, device: torch.device) -> None:
         self._single, self._device = single, device
         self._spreads: bool | None = False if device.type == "cuda" else None
-        self._untouched: nn.Module = single.module
-        self._here = threading.local()
+        self._pristine: nn.Module = single.module
+        self._thread = threading.local()
 
-    def settled(self, x: Tensor) -> Way:
+    def after_trial(self, x: Tensor) -> Runner:
         if self._spreads is None:
             self._spreads = self._order_does_not_matter(x)
         return self
 
     def _order_does_not_matter(self, x: Tensor) -> bool:
         module = self._single.module
-        if any(part._forward_hooks or part._forward_pre_hooks or _listens(part) for part in module.modules()):
+        if any(part._forward_hooks or part._forward_pre_hooks or _hooks_backward(part) for part in module.modules()):
             return False
         try:
-            self._untouched, tried = copy.deepcopy(module), copy.deepcopy(module).train()
+            self._pristine, tried = copy.deepcopy(module), copy.deepcopy(module).train()
             before = _counts(tried)
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 drawn = torch.random.get_rng_state()
@@ -51,17 +51,17 @@ class Alone(Way):
         except Exception:  # a module that cannot be copied, or not be run on two samples, is left as it is
             return False
 
-    def short(self, clients: int) -> bool:
+    def has_short_operators(self, clients: int) -> bool:
         return bool(self._spreads)
 
-    def over(self, clients: int, work: Callable[[slice], Result]) -> list[Result]:
+    def run_all(self, clients: int, work: Callable[[slice], Result]) -> list[Result]:
         rows = [slice(client, client + 1) for client in range(clients)]
         if self._device.type == "cuda" and clients > 1:
             return self._on_streams(rows, work)
         if not self._spreads:
             return [work(row) for row in rows]
         results: dict[int, Result] = {}
-        differentiates = torch.is_grad_enabled()  # which each thread has of its own
+        differentiates = torch.is_grad_enabled()  # a setting of each thread
 
         def one(row: slice) -> None:
             with torch.set_grad_enabled(differentiates):
@@ -72,16 +72,16 @@ class Alone(Way):
         return [results[row.start] for row in rows]
 
     def _on_streams(self, rows: list[slice], work: Callable[[slice], Result]) -> list[Result]:
-        here = torch.cuda.current_stream(self._device)
-        others = streams(self._device, "alone", min(len(rows), _STREAMS))
+        current = torch.cuda.current_stream(self._device)
+        others = streams(self._device, "one by one", min(len(rows), _STREAMS))
         results = []
         for client, row in enumerate(rows):
             stream = others[client % len(others)]
-            stream.wait_stream(here)
+            stream.wait_stream(current)
             with torch.cuda.stream(stream):
                 results.append(work(row))
         for stream in others:
-            here.wait_stream(stream)
+            current.wait_stream(stream)
         return results
 
     def forward(self, given: Pass) -> tuple[Tensor, Tensor | None]:
@@ -92,13 +92,13 @@ class Alone(Way):
         return outputs.unsqueeze(0), seen[0].unsqueeze(0) if given.features else None
 
     def _of_thread(self) -> Single:
-        if not hasattr(self._here, "single"):
-            self._here.single = Single(copy.deepcopy(self._untouched))
-        own: Single = self._here.single
+        if not hasattr(self._thread, "single"):
+            self._thread.single = Single(copy.deepcopy(self._pristine))
+        own: Single = self._thread.single
         return own
 
 
-def _listens(part: nn.Module) -> bool:
+def _hooks_backward(part: nn.Module) -> bool:
     return bool(part._backward_hooks or part._backward_pre_hooks)
 
 

@@ -1,4 +1,4 @@
-"""What the ways to run K models at once have in common; `forward.choose` says which one a module goes."""
+"""The common interface of all runners, which run K models at once; `forward.choose` chooses one for a module."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ class Pass(NamedTuple):
     x: Tensor
     training: bool
     features: bool
-    """Whether what enters the last linear layer is asked for."""
+    """Whether the features (the input of the last linear layer) are returned, too."""
 
 
-class Way(ABC):
+class Runner(ABC):
     """How the models of some clients are run."""
 
     def parts(self, clients: int) -> list[slice]:
         """Rows of clients that should take their local steps together. Several parts are run by several threads at
-        once, and a module serves one thread at a time: a way that calls it has one part."""
+        once, and a module serves one thread at a time: a runner that calls it has one part."""
         return [slice(0, clients)]
 
-    def settled(self, x: Tensor) -> Way:
-        """This way, with what only a trial on samples `x: [batch, …]` can tell; asked before every pass, so tried
-        once."""
+    def after_trial(self, x: Tensor) -> Runner:
+        """This runner, after a trial on samples `x: [batch, …]` if it needs one. Called before every pass; the trial
+        takes place once."""
         return self
 
-    def short(self, clients: int) -> bool:
+    def has_short_operators(self, clients: int) -> bool:
         """Whether operators on so many clients are so short that a CPU's threads would wait rather than work."""
         return False
 
-    def over(self, clients: int, work: Callable[[slice], Result]) -> list[Result]:
+    def run_all(self, clients: int, work: Callable[[slice], Result]) -> list[Result]:
         """`work` on the rows of all clients, as many at a time as `forward` takes."""
         return [work(slice(0, clients))]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pfedlms.backend import torch_threads
 from pfedlms.models import CohortModel
-from pfedlms.models.alone import Alone
+from pfedlms.models.one_by_one import OneByOne
 
 CPU, CLIENTS, BATCH = torch.device("cpu"), 5, 4
 
@@ -83,20 +83,20 @@ def test_bits_depend_neither_on_the_grouping_nor_on_threads() -> None:
     assert first.values[1].abs().max() > 0
     for group, threads in ((CLIENTS, 1), (CLIENTS, 2), (CLIENTS, 4), (2, 3), (1, 4)):
         other = Played(module, group, threads)
-        assert isinstance(other.model._way, Alone)
-        assert other.model._way._spreads
+        assert isinstance(other.model._runner, OneByOne)
+        assert other.model._runner._spreads
         assert all(torch.equal(*pair) for pair in zip(first.values, other.values, strict=True))
 
 
 def test_several_threads_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two clients wait for each other: with one thread alone they would wait for ever."""
-    meeting, forward = threading.Barrier(2, timeout=20), Alone.forward
+    meeting, forward = threading.Barrier(2, timeout=20), OneByOne.forward
 
-    def waiting(self: Alone, given: Any) -> Any:
+    def waiting(self: OneByOne, given: Any) -> Any:
         meeting.wait()
         return forward(self, given)
 
-    monkeypatch.setattr(Alone, "forward", waiting)
+    monkeypatch.setattr(OneByOne, "forward", waiting)
     model = CohortModel(convolutional(), CPU)
     cohort = model.cohort((0, 1), (1, 1), with_momentum=False)
     with torch_threads(2), torch.no_grad():
@@ -107,8 +107,8 @@ def test_several_threads_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("module", [convolutional(nn.Dropout(0.5)), Counting(), hooked(), Uncopyable()])
 def test_where_the_order_matters_clients_go_one_after_another(module: nn.Module) -> None:
-    way = Played(module, CLIENTS, 2).model._way
-    assert isinstance(way, Alone)
+    way = Played(module, CLIENTS, 2).model._runner
+    assert isinstance(way, OneByOne)
     assert not way._spreads
 
 
@@ -116,6 +116,6 @@ def test_the_trial_changes_nothing_of_the_module() -> None:
     """Neither its statistics nor the numbers drawn."""
     module, state = convolutional(nn.Dropout(0.5)), torch.random.get_rng_state()
     before = {name: value.clone() for name, value in module.state_dict().items()}
-    Alone(CohortModel(module, CPU)._single, CPU).settled(drawn(BATCH, 3, 8, 8, seed=1))
+    OneByOne(CohortModel(module, CPU)._single, CPU).after_trial(drawn(BATCH, 3, 8, 8, seed=1))
     assert torch.equal(state, torch.random.get_rng_state())
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
