@@ -6,9 +6,11 @@ import json
 import logging
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -34,6 +36,8 @@ from pfedlms.flower.text import shown
 
 _LONGEST_CHECK = 4096
 """Bytes that a node may answer to a check."""
+_PULL = 1.0
+"""Seconds after which replies that are still being uploaded are left to the next look."""
 _GONE = 5
 """Flower's code for a node that is not there any more."""
 say = logging.getLogger("flwr").info
@@ -133,6 +137,10 @@ class GridPost:
         self._grid = grid
         self._sent: dict[str, int] = {}
         """Nodes by the name of a message."""
+        self._pulling: dict[int, Future[list[Message]]] = {}
+        """What is being pulled, by node."""
+        self._came: dict[str, bytes | Failure] = {}
+        """Replies that nobody has asked for since they came."""
 
     def nodes(self) -> set[int]:
         return set(self._grid.get_node_ids())
@@ -149,10 +157,26 @@ class GridPost:
 
     def pull(self, names: Iterable[str]) -> dict[str, bytes | Failure]:
         names = list(names)
-        if not names:
-            return {}
-        came = {message.metadata.reply_to_message_id: message for message in self._grid.pull_messages(names)}
-        return {name: _read(message, self._sent.pop(name, 0)) for name, message in came.items()}
+        by_node: dict[int, list[str]] = {}
+        for name in names:
+            by_node.setdefault(self._sent.get(name, 0), []).append(name)
+        for node in by_node.keys() - self._pulling.keys():
+            self._pulling[node] = pulling = Future[list[Message]]()
+            Thread(target=self._pull, args=(by_node[node], pulling), daemon=True).start()
+        done = wait([self._pulling[node] for node in by_node], _PULL).done
+        for node in [node for node, each in self._pulling.items() if each in done]:
+            for message in self._pulling.pop(node).result():
+                name = message.metadata.reply_to_message_id
+                self._came[name] = _read(message, self._sent.pop(name, 0))
+        return {name: self._came.pop(name) for name in names if name in self._came}
+
+    def _pull(self, names: list[str], pulling: Future[list[Message]]) -> None:
+        """Of one node. Flower waits for minutes for a reply that was announced and is not uploaded, with all that it
+        pulls together; others must not wait with it."""
+        try:
+            pulling.set_result(list(self._grid.pull_messages(names)))
+        except BaseException as error:
+            pulling.set_exception(error)
 
 
 def _read(message: Message, node: int) -> bytes | Failure:
