@@ -133,7 +133,7 @@ def _moved(model: Tensor, sent: Tensors) -> Tensor:
 
 
 class FetchSGD(Tracked):
-    """Clients send Count Sketches of their updates and keep nothing; momentum and what was not sent yet stay on the
+    """Clients send Count Sketches of their updates and keep no residual; momentum and what was not sent yet stay on the
     server, inside the sketch; the answer has the largest entries.
 
     Limits: one row with as many columns as parameters is not FedAvg, because buckets collide; `gain` 0 never moves w.

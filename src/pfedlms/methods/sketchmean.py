@@ -1,4 +1,4 @@
-"""sketchmean, a method of this package for clients that take part seldom and keep nothing: votes on random directions
+"""sketchmean, a method of this package for clients that take part seldom and keep no residual: votes on random directions
 of their updates go up, the largest entries of what the server has collected come down.
 
 What is its own is the combination, and what was measured of it (docs/results.md). Its parts are others':
@@ -182,7 +182,7 @@ def followed(
         S ← S (1 + τ b̄), τ = 0.7 until b̄ of the layer first is 0 or has another sign than at first, from then on 0.2
 
     in float64, rounded to float32. `settled` is the first sign of b̄, 0 before there was any, 2 once it has changed.
-    Until then S may be far from the median: a layer whose S is too large (b̄ ≤ 0) adds nothing to z.
+    Until then S may be far from the median: a layer whose S is too large (b̄ < 0) adds nothing to z.
     """
     sign = np.sign(lean).astype(np.int8)
     changed = (settled == SETTLED) | (sign == 0) | ((settled != 0) & (sign != settled))
@@ -192,7 +192,7 @@ def followed(
 
 
 class SketchMean(Tracked):
-    """One model for all, moved by the largest entries of what clients voted for; clients keep nothing but that model.
+    """One model for all, moved by the largest entries of what clients voted for; clients keep that model and S.
 
     Limits: `gain` 0 never moves w, which is E steps from w⁰ for everyone; with values instead of signs, `ratio` 1,
     a power of two of parameters and an answer of all entries it is FedAvg (tests/methods/test_sketchmean.py).
