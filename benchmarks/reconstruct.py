@@ -152,7 +152,7 @@ def voted_updates(observer: Observer, round: int) -> None:
 
 
 def mean_votes(observer: Observer, round: int) -> None:
-    """sketchmean: the same with S, which all clients share, for s_k. The S of this round came with the answer before."""
+    """sketchmean: the same with S, which all clients share, for s_k; S came with the answer of the round before."""
     exchange = observer.method.exchanges[0]
     if round == 0:
         observer.scale = torch.from_numpy(exchange.start).float()

@@ -1,5 +1,5 @@
-"""sketchmean, a method of this package for clients that take part seldom and keep no residual: votes on random directions
-of their updates go up, the largest entries of what the server has collected come down.
+"""sketchmean, a method of this package for clients that take part seldom and keep no residual: votes on random
+directions of their updates go up, the largest entries of what the server has collected come down.
 
 What is its own is the combination, and what was measured of it (docs/results.md). Its parts are others':
 
