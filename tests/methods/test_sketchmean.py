@@ -165,12 +165,12 @@ def test_from_a_start_a_thousand_times_off(factor: float) -> None:
     for start in (1.0, factor):
         chosen = federation("sketchmean", ratio=0.5, answer=0.1, local_steps=5, batch_size=32)
         chosen.method._scale = chosen.method._scale * start  # type: ignore[attr-defined]
-        chosen._server = chosen.method.server_start()
+        chosen._server = chosen._rules.begin()
         chosen.start()
         for _ in range(40):
             report = chosen.play_round(evaluate_global=True)
         assert report.global_evaluation is not None
-        reached.append((report.global_evaluation.accuracy, chosen._server["scale"]))
+        reached.append((report.global_evaluation.accuracy, chosen._server.server["scale"]))
     (usual, scale), (other, other_scale) = reached
     assert ((other_scale / scale).log2().abs() < 1).all()
     assert other > usual - 4  # of 450 test samples
