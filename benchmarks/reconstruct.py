@@ -56,6 +56,8 @@ class Observer:
     """θ̂ of every client, `[clients, dim]`."""
     shared: Tensor = field(init=False)
     """w, which local steps start from where the method has a shared model; else w⁰."""
+    scale: Tensor = field(init=False)
+    """S of sketchmean."""
 
     def __post_init__(self) -> None:
         initial = self.method.task.initial
@@ -146,11 +148,25 @@ def signs_of_models(observer: Observer, round: int) -> None:
 
 def voted_updates(observer: Observer, round: int) -> None:
     """sketchvote: w + (m/N) Φᵀ(√(2/π) s_k sign(y_k)), what the update's sketch is on average."""
+    signed_sketch(observer, round, observer.stacked(0, "scale"))
+
+
+def mean_votes(observer: Observer, round: int) -> None:
+    """sketchmean: the same with S, which all clients share, for s_k; S came with the answer of the round before."""
+    exchange = observer.method.exchanges[0]
+    if round == 0:
+        observer.scale = torch.from_numpy(exchange.start).float()
+    signed_sketch(observer, round, observer.scale.expand(observer.clients, -1))
+    observer.scale = observer.answers[0]["scale"]
+
+
+def signed_sketch(observer: Observer, round: int, scales: Tensor) -> None:
+    """θ̂ from the signs of the update's sketch and its size in each layer, `[clients, layers]`."""
     sketches = observer.method.exchanges[0]._sketches
     sketch = sketches.of(round, torch.device("cpu"))
     bits = np.unpackbits(observer.stacked(0, "signs").numpy(), axis=1, count=sketch.size, bitorder="little")
-    scales = torch.repeat_interleave(observer.stacked(0, "scale"), torch.tensor(sketches.sizes), dim=1)
-    update = sketch.adjoint((torch.from_numpy(bits).float() * 2 - 1) * scales * (2 / np.pi) ** 0.5)
+    entries = torch.repeat_interleave(scales, torch.tensor(sketches.sizes), dim=1)
+    update = sketch.adjoint((torch.from_numpy(bits).float() * 2 - 1) * entries * (2 / np.pi) ** 0.5)
     for place in sketch.shape.places:
         update[:, place.begin : place.end] *= place.share
     observer.rebuilt = observer.shared + update
@@ -206,6 +222,7 @@ DECODERS: dict[str, Callable[[Observer, int], None]] = {
     "pfed1bs": signs_of_models,
     "sketchvote": voted_updates,
     "stc": ternary_updates,
+    "sketchmean": mean_votes,
     "eden": rotated_updates,
     "zsign": signed_updates,
     "obcsaa": sparse_directions,

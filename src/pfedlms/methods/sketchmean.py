@@ -182,7 +182,7 @@ def followed(
         S ← S (1 + τ b̄), τ = 0.7 until b̄ of the layer first is 0 or has another sign than at first, from then on 0.2
 
     in float64, rounded to float32. `settled` is the first sign of b̄, 0 before there was any, 2 once it has changed.
-    Until then S may be far from the median: a layer whose S is too large (b̄ ≤ 0) adds nothing to z.
+    Until then S may be far from the median: a layer whose S is too large (b̄ < 0) adds nothing to z.
     """
     sign = np.sign(lean).astype(np.int8)
     changed = (settled == SETTLED) | (sign == 0) | ((settled != 0) & (sign != settled))
@@ -192,7 +192,7 @@ def followed(
 
 
 class SketchMean(Tracked):
-    """One model for all, moved by the largest entries of the mean vote; clients keep only that model.
+    """One model for all, moved by the largest entries of what clients voted for; clients keep that model and S.
 
     Limits: `gain` 0 never moves w, which is E steps from w⁰ for everyone; with values instead of signs, `ratio` 1,
     a power of two of parameters and an answer of all entries it is FedAvg (tests/methods/test_sketchmean.py).

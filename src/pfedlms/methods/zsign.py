@@ -128,4 +128,6 @@ class ZSign(Tracked):
 
     def agreement(self) -> dict[str, int | float | str]:
         schedule = asdict(self.task.schedule) if self.task.schedule.changes else {}
+        if not self.task.schedule.floor:
+            schedule.pop("floor", None)  # a cosine down to 0 has the digest it had before there were floors
         return {"clients": self.task.participants, "learning_rate": self.task.learning_rate, **schedule}
