@@ -72,6 +72,19 @@ def test_traffic_is_of_one_round() -> None:
     assert federation.play_round().traffic == federation.play_round().traffic
 
 
+# --- losses ---
+
+
+def test_the_loss_of_a_round_is_weighted_by_samples() -> None:
+    """Steps too small to move a model, and as many as see every sample equally often: the mean over all samples."""
+    data, model = clients((8, 32)), module()
+    data.x[data.train[1]] *= 5  # so that the two clients' losses differ
+    got = play(federate("local", data, model, local_steps=4, batch_size=8, learning_rate=1e-30), 1).loss
+    seen = np.concatenate(data.train)
+    expected = nn.functional.cross_entropy(model.double()(data.x[seen].double()), data.y[seen]).item()
+    assert got == pytest.approx(expected, rel=1e-5)
+
+
 # --- a loss that is not finite any more ---
 
 

@@ -275,6 +275,7 @@ def test_the_summary_agrees_with_the_metrics(method: str, tmp_path: Path) -> Non
     assert summary["participation"] == 1
     assert summary["everyone"] == {
         "accuracy": reached[12], "test_loss": records[12]["test_loss"], "client_acc": records[12]["client_acc"],
+        "mean_over_clients": pytest.approx(mean(records[12]["client_acc"])),
     }  # fmt: skip
 
     last = records[-1]["bytes"]

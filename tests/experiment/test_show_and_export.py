@@ -117,6 +117,16 @@ def test_who_took_no_part_is_exported_trained_with_data_and_as_it_is_without(
         assert same(kept, load(tmp_path / "w.pt"))
 
 
+def test_files_of_all_models_are_numbered_by_client_not_by_who_trained_last(tmp_path: Path) -> None:
+    """Each against the export of that client alone."""
+    result = pfedlms.run(method="local", participation=0.4, out=tmp_path / "r", **SMALL)
+    assert result.federation.present_ids != (0, 1), "else both orders are the same"
+    pfedlms.export(tmp_path / "r", tmp_path / "all")
+    for client in range(5):
+        pfedlms.export(tmp_path / "r", tmp_path / "m.pt", client=client)
+        assert same(load(tmp_path / "all" / f"client-{client}.pt"), load(tmp_path / "m.pt"))
+
+
 def test_export_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pfedlms.compare(methods="local,pfedlms", seeds=1, out=tmp_path / "c", **SMALL)
     wrong = {
@@ -193,12 +203,12 @@ def test_show_prints_a_run_again_with_its_clients(
 
 def test_clients_with_names_are_shown_and_exported_by_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     x, y = np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32), np.arange(60) % 3
-    hospitals = {name: (x[i::3], y[i::3]) for i, name in enumerate(("north", "1", "south"))}
+    hospitals = {name: (x[i::3], y[i::3]) for i, name in enumerate(("north", "2", "south"))}
     result = pfedlms.run(hospitals, method="fedavg", rounds=2, local_steps=2, batch_size=4, out=tmp_path / "r")
     assert main(["show", str(tmp_path / "r"), "--clients"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.split("train samples")[1].splitlines()]
-    assert [row[1] for row in rows if row and row[0] in ("0", "1", "2")] == ["north", "1", "south"]
-    for name, number in (("south", 2), ("1", 1), ("0", 0), ("2", 2)):
+    assert [row[1] for row in rows if row and row[0] in ("0", "1", "2")] == ["north", "2", "south"]
+    for name, number in (("south", 2), ("1", 1), ("0", 0), ("2", 1)):  # a name goes before a number
         assert main(["export", str(tmp_path / "r"), "--client", name, "-o", str(tmp_path / "m.pt")]) == 0
         assert same(load(tmp_path / "m.pt"), result.models[number])
     capsys.readouterr()

@@ -102,7 +102,7 @@ def test_shared_statistics_are_averaged_and_counted() -> None:
 def test_steps_and_momentum_in_float64(step: float, momentum: float) -> None:
     """u ← βu + (mean − w), w ← w + ηu over five rounds, in NumPy; statistics are averaged and nothing else."""
     samples = np.array([2.0, 3.0, 7.0])
-    method = FedAvg(task_of(6, initial=normal(6, seed=1)), FedAvgSettings(False, step, server_momentum=momentum))
+    method = FedAvg(task_of(6, initial=normal(6, seed=1)), FedAvgSettings(server_step=step, server_momentum=momentum))
     server, w, u = method.server_start(), normal(6, seed=1).double().numpy(), np.zeros(6)
     exchange = Average(6, (("mean", 1),), ServerOptimizer(step, ServerSettings(server_momentum=momentum)))
     for round in range(5):
