@@ -183,7 +183,7 @@ def test_table_and_progress_show_it(tmp_path: Path, capsys: pytest.CaptureFixtur
     shown = capsys.readouterr()
     assert re.search(r"P-acc [ \d]\d\.\d\d %  V-acc [ \d]\d\.\d\d %  G-acc ", shown.err)
     head = next(line for line in shown.out.splitlines() if "P-acc max" in line)
-    assert re.search(r"P-acc max +last 3 +V-acc +G-acc max", head)
+    assert re.search(r"P-acc max +P-acc last 3 +V-acc last 3 +G-acc max", head)
     assert "V-acc: the same models on samples set aside (data.validation)" in " ".join(shown.out.split())
     assert main(["resume", str(tmp_path / "c"), "--json", "--quiet"]) == 0
     runs = json.loads(capsys.readouterr().out)["runs"]
