@@ -319,7 +319,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "weights of a mean": (lambda: WeightedMean(1).add([1.5], ONE), r"weights\[0\]: got 1.5, expected a whole number"),
     "a weight for all": (
         lambda: WeightedMean(1).add(3, np.ones((2, 1))),
-        "weights: got 1 for 2 clients, expected one of each",
+        "weights: got 1 for 2 clients, expected one per client",
     ),
     "a weight as text": (
         lambda: WeightedMean(1).add(["3"], ONE),
@@ -339,7 +339,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         r"values\[0\]: got -1.0, expected a",
     ),
     "a median of rows": (lambda: weighted_median([1], ONE), r"values: got shape \(1, 1\), expected \[clients\]"),
-    "a median of fewer weights": (lambda: weighted_median([], ONE[0]), "weights: got 0 for 1 client, expected one of"),
+    "a median of fewer weights": (lambda: weighted_median([], ONE[0]), "weights: got 0 for 1 client, expected one per"),
     "statistics of other shapes": (
         lambda: pool_statistics([1], ONE, ONE[0]),
         r"means, variances: got shapes \(1, 1\) and \(1,\), expected \[clients",
@@ -357,7 +357,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "symbols of fewer layers": (
         lambda: symbols_of(X, TAU[:1], [16, 5]),
-        r"thresholds: got shape \(1, 2\), expected \[2, T\], a row for every layer",
+        r"thresholds: got shape \(1, 2\), expected \[2, T\], one row per layer",
     ),
     "thresholds of other shapes": (
         lambda: thresholds_of(SIGMA, SIGMA[:1], normal_quantiles(3)),
