@@ -451,6 +451,7 @@ def test_the_reference_engine_agrees(method: str, digits: FederatedData) -> None
     assert same(states[0], states[2])
 
 
+@pytest.mark.filterwarnings("ignore:sketchvote")
 def test_what_is_kept_is_what_the_method_needs(digits: FederatedData) -> None:
     """Personal models, tracked models, residuals; nothing of a model that is replaced, or of clients never drawn."""
     dim = CohortModel(network(), torch.device("cpu")).layout.dim
