@@ -182,7 +182,7 @@ def test_a_full_disk_names_no_resume(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("pfedlms.experiment.store.write_atomically", full)
-    with pytest.raises(pfedlms.PfedlmsError, match="make room, then the same command again"):
+    with pytest.raises(pfedlms.PfedlmsError, match="make room, then repeat the same command"):
         RunDirectory(tmp_path / "run").save_checkpoint({})
 
 

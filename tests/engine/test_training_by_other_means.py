@@ -55,7 +55,8 @@ def rate(phase: int, way: dict[str, Any]) -> float:
     if "warmup" in way:
         if phase < way["warmup"]:
             return eta * (phase + 1) / (way["warmup"] + 1)
-        return eta * (1 + cos(pi * (phase - way["warmup"]) / (ROUNDS + 1 - way["warmup"]))) / 2
+        wave = (1 + cos(pi * (phase - way["warmup"]) / (ROUNDS + 1 - way["warmup"]))) / 2
+        return eta * (0.1 + 0.9 * wave)  # train.floor
     return eta * way["decay"] ** floor(phase / way["decay_every"])
 
 

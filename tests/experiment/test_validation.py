@@ -188,13 +188,13 @@ def test_table_and_progress_show_it(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["resume", str(tmp_path / "c"), "--json", "--quiet"]) == 0
     runs = json.loads(capsys.readouterr().out)["runs"]
     for method in ("local", "fedavg"):
-        row = next(line.split() for line in shown.out.splitlines() if line.split()[:1] == [method])
+        row = next(line.replace(" ± ", "±").split() for line in shown.out.splitlines() if line.split()[:1] == [method])
         one, two = (run["validation_accuracy"]["last10"] for run in runs if run["method"] == method)
         assert row[3] == f"{(one + two) / 2:.2f}±{abs(one - two) / 2**0.5:.2f}"
     assert main([*command, "--set", "data.validation=0.2", "--set", "train.participation=0.4", "--out",
                  str(tmp_path / "d"), "--quiet"]) == 0  # fmt: skip
     head = next(line for line in capsys.readouterr().out.splitlines() if "P-acc max" in line)
-    assert re.search(r"P-acc max +last 3 +V-acc +everyone +MiB", head)
+    assert re.search(r"P-acc max +P-acc last 3 +V-acc last 3 +G-acc max +everyone +MiB", head)
 
 
 def test_a_dry_run_says_how_many_are_set_aside(capsys: pytest.CaptureFixture[str]) -> None:
