@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import regimes  # which makes `papers` known
-from papers.pfedlms.cells import settings_of
-from papers.pfedlms.equal_bytes import equal_rate, taken
+from papers.pfedlms.cells import equal_rate, settings_of, taken
 from papers.pfedlms.experiments import EXPERIMENTS
 
 from pfedlms import Config, load_config
