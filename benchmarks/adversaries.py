@@ -36,6 +36,9 @@ FIELDS = {
     "pfedlms": ("variance", "mean"),
     "pfedlms:pooling=median": ("variance", "mean"),
     "fedavg": ("model",),
+    "stc": ("magnitude",),
+    "stc:gain=3": ("magnitude",),
+    "sketchmean": (),
 }
 FLIPPING = (0.1, 0.2, 0.3)
 

@@ -338,6 +338,23 @@ def regime_cells(dataset: str, contests: Sequence[Mapping[str, Any]]) -> list[Ce
     return cells
 
 
+def options(dataset: str) -> list[Cell]:
+    """Options that the papers' text leaves open, each beside what is shipped: OBCSAA's original decoder, one ρ for all
+    layers, and running statistics of batch norm that are averaged."""
+    rows: dict[str, dict[str, Any]] = {
+        "obcsaa-biht": {"method.name": "obcsaa", "method.decoder": "biht"},
+        "pfedlms-absolute0.01": {"method.name": "pfedlms", "method.absolute": True, "method.smoothing": 0.01},
+        "pfedlms-absolute0.03": {"method.name": "pfedlms", "method.absolute": True, "method.smoothing": 0.03},
+    }
+    if dataset == "cifar10":
+        rows = {"fedavg-shared-statistics": {**FEDAVG, "method.share_statistics": True}}
+    setups = {"a0.5": {}, "10-of-100": FEW} if dataset == "cifar10" else {"a0.5": {}}
+    return [
+        Cell(f"options-{dataset}", dataset, setup, label, seed, {"data.alpha": 0.5, **clients, **own}, -len(clients))
+        for setup, clients in setups.items() for seed in SEEDS for label, own in rows.items()
+    ]  # fmt: skip
+
+
 def regime_limits() -> list[Cell]:
     """Where sketchmean breaks; one seed each."""
     return [
@@ -365,6 +382,7 @@ def group(
         "sweep": lambda dataset: sweep(dataset, swept),
         "gains": gains,
         "equal": equal,
+        "options": options,
         "regimes": lambda dataset: regime_cells(dataset, contests),
         "own": lambda dataset: own_settings(dataset, {method: values for method, (_, values) in OWN.items()}),
     }

@@ -86,6 +86,8 @@ def flipped(method: Method, liars: tuple[int, ...]) -> None:
         lie = turned(exchange, method.task.initial)
     elif method.name == "pfedlms":
         lie = lambda said: {"symbols": method.settings.thresholds - said["symbols"]}  # noqa: E731
+    elif method.name == "stc":
+        lie = lambda said: {"signs": -said["signs"]}  # noqa: E731
     else:
         assert method.sketched is not None
         lie = other_signs(sum(method.sketched[1]))

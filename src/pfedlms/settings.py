@@ -36,6 +36,7 @@ def setting(
     choices: Callable[[], list[str]] | None = None,
     meant: Callable[[str], str] | None = None,
     server_only: bool = False,
+    optional: bool = False,
     option: str | None = None,
     flag: str = "",
     also: str = "",
@@ -43,19 +44,27 @@ def setting(
     """A dataclass field that carries its meaning and its limits (at least `minimum`, strictly above `above`, at most
     `maximum`, strictly below `below`, one of `choices`, in which :N stands for any number after a colon and :PATH for
     any path). `meant` returns a guess for a text that is none of them, or "". Only the server uses a `server_only`
-    setting: clients need not agree on it, so it is not part of the digest.
+    setting: clients need not agree on it, so it is not part of the digest. An `optional` one is part of it only where
+    it differs from its default: frames of runs without it have the bytes they had before the setting existed.
 
     A setting with `option` has an option of its own on the command line: `option` is what its help calls the value,
     `flag` the option's name where that is not the key's. `also` has names that other tools use for it."""
     limits = {"minimum": minimum, "above": above, "maximum": maximum, "below": below}
-    about = {"help": help, "choices": choices, "meant": meant, "server_only": server_only, "option": option}
+    about = {"help": help, "choices": choices, "meant": meant, "server_only": server_only, "optional": optional}
+    about |= {"option": option}
     return field(default=default, metadata={**about, "limits": limits, "flag": flag, "also": tuple(also.split())})
 
 
 def agreed(settings: Any) -> dict[str, Any]:
-    """The values both ends must agree on: all fields but those only the server computes with."""
-    known = [each for each in fields(settings) if not each.metadata.get("server_only")]
-    return {each.name: getattr(settings, each.name) for each in known}
+    """The values both ends must agree on: all fields but those only the server computes with, and optional ones at
+    their defaults."""
+    values = {each.name: getattr(settings, each.name) for each in fields(settings)}
+    return {
+        each.name: values[each.name]
+        for each in fields(settings)
+        if not each.metadata.get("server_only")
+        and not (each.metadata.get("optional") and values[each.name] == each.default)
+    }
 
 
 def type_name(declared: Field[Any]) -> str:

@@ -11,9 +11,11 @@ import torch
 from factories import CLIENTS, federation
 from pfedlms.engine import Federation
 from pfedlms.engine.server import OUT_OF_SYNC, ServerState
+from pfedlms.engine.terms import agreement
 from pfedlms.engine.transport import Code, Flag, Request
 from pfedlms.errors import QuorumError
 from pfedlms.methods import METHODS
+from pfedlms.settings import agreed
 
 EVERYBODY = tuple(range(CLIENTS))
 TENSORS = ("server", "current", "before", "log")
@@ -117,3 +119,12 @@ def test_what_clients_say_they_know_is_believed_only_if_it_can_be() -> None:
     inbox.answers_known = {0: 4, 1: 2, 2: 2, 3: 0}  # impossible; failed; adopted the model; lost its state
     inbox.failed = {1: "no reply"}
     assert chosen._rules.step(state, inbox).answers_known == {0: 2, 1: OUT_OF_SYNC, 2: 2, 3: 0}
+
+
+@pytest.mark.parametrize(("method", "key", "value"), [("pfedlms", "absolute", True), ("obcsaa", "decoder", "biht")])
+def test_optional_settings_are_agreed_on_only_where_they_are_used(method: str, key: str, value: Any) -> None:
+    """The digest without them is that of the vectors, which are older."""
+    plain, own = (federation(method, **chosen).method for chosen in ({}, {key: value}))
+    assert key not in agreed(plain.settings)
+    assert agreed(own.settings)[key] == value
+    assert agreement(plain) != agreement(own)

@@ -14,7 +14,7 @@ from torch import Tensor
 import pfedlms
 from definitions import dense_phi
 from factories import CLIENTS, DIM, Post, cohort_of, federation, hold, layout_of, normal, overheard, task_of
-from pfedlms.methods.obcsaa import OBCSAASettings, SparseDirections, decoded, largest
+from pfedlms.methods.obcsaa import OBCSAASettings, SparseDirections, decoded, decoded_by_thresholding, largest
 from pfedlms.sketch import Sketch
 
 
@@ -110,6 +110,33 @@ def test_decoder_equals_its_transcription(dim: int, iterations: int) -> None:
     found = decoded(sketch_of(dim, 37, seed=3), y, 6, iterations)
     expected = plain_direction(dense_phi(dim, 37, seed=3), 64 / 37, y[0].double().numpy(), 6, iterations)
     np.testing.assert_allclose(found[0].numpy(), expected, atol=1e-5)
+
+
+def plain_thresholding(phi: np.ndarray, signs: np.ndarray, kept: int, iterations: int) -> np.ndarray:
+    """Binary iterative hard thresholding as Jacques et al. state it, with τ = 1, in float64 through a dense Φ."""
+    x = np.zeros(phi.shape[1])
+    for _ in range(1 + iterations):
+        a = x + 0.5 * phi.T @ (signs - np.sign(phi @ x))
+        x = np.where(np.abs(a) >= np.sort(np.abs(a))[-kept], a, 0)
+    return x / np.linalg.norm(x)
+
+
+@pytest.mark.parametrize("iterations", [0, 1, 6])
+def test_the_papers_decoder_equals_its_transcription(iterations: int) -> None:
+    y = normal(1, 37, seed=50).tanh()
+    found = decoded_by_thresholding(sketch_of(50, 37, seed=3), y, 6, iterations)
+    expected = plain_thresholding(dense_phi(50, 37, seed=3), y[0].double().numpy(), 6, iterations)
+    np.testing.assert_allclose(found[0].numpy(), expected, atol=1e-5)
+
+
+def test_the_papers_decoder_finds_one_clients_direction_and_not_that_of_many() -> None:
+    """What it is for, and why it is not the default: signs of one vector, and the mean of signs of twenty."""
+    sketch, x = sketch_of(4096, 2048), sparse(4096, 40, seed=1)
+    assert cosine(decoded_by_thresholding(sketch, signs_of(sketch.forward(x)), 40, 100), x) > 0.97
+    each = x + 0.3 * normal(20, 4096, seed=2)
+    mean = torch.cat([signs_of(sketch.forward(own)) for own in each.unsqueeze(1)]).mean(dim=0, keepdim=True)
+    ours, papers = (cosine(decode(sketch, mean, 40, 10), x) for decode in (decoded, decoded_by_thresholding))
+    assert ours > papers + 0.05
 
 
 @pytest.mark.parametrize("kept", [1, 6, 37, 64])
@@ -244,14 +271,17 @@ def test_the_step_has_the_weighted_norm(downlink: str) -> None:
     assert all(torch.equal(row, server["model"]) for row in (*after.params, *after.state["model"]))
 
 
-def test_the_step_is_along_what_is_decoded_from_the_weighted_mean_of_signs() -> None:
+@pytest.mark.parametrize("decoder", ["averages", "biht"])
+def test_the_step_is_along_what_is_decoded_from_the_weighted_mean_of_signs(decoder: str) -> None:
     """Seven clients with odd weights, so that the mean of the signs has no ties; through the dense Φ in float64."""
     samples = [101, 211, 307, 401, 503, 601, 701]
     start, update = torch.zeros(TASK_DIM), largest(normal(7, TASK_DIM, seed=3), KEPT)
     cohort = cohort_of(-update, samples=samples, model=start)
-    _, server = hold(exchange_of(start), cohort, {"model": start})
+    _, server = hold(exchange_of(start, decoder=decoder), cohort, {"model": start})
     phi, exact, share = dense_phi(TASK_DIM, MEASURED, seed=5), update.double().numpy(), np.array(samples) / sum(samples)
-    direction = plain_direction(phi, 64 / MEASURED, share @ np.where(exact @ phi.T >= 0, 1, -1), KEPT, 4)
+    mean = share @ np.where(exact @ phi.T >= 0, 1, -1)
+    papers = decoder == "biht"
+    direction = plain_thresholding(phi, mean, KEPT, 4) if papers else plain_direction(phi, 64 / MEASURED, mean, KEPT, 4)
     norm = share @ np.linalg.norm(exact, axis=1)
     np.testing.assert_allclose(server["model"].numpy(), -norm * direction, atol=1e-5)
 

@@ -123,13 +123,14 @@ def test_consensus_follows_the_samples(samples: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(played(method, cohort).heard["consensus"].numpy()[clear], expected[clear])
 
 
-def test_local_steps_follow_the_objective() -> None:
+@pytest.mark.parametrize("absolute", [False, True], ids=["relative", "absolute"])
+def test_local_steps_follow_the_objective(absolute: bool) -> None:
     """Three steps of f + λ R̃_ρ + μ/2 ‖θ‖² against float64 autograd through dense Φ and the definition of R̃_ρ."""
     data, train, levels, strength, smoothing = small_data(9, 12, 20), TrainSettings(3, 8, 0.2, 0.0, 0.05), 3, 0.02, 0.2
     params = 0.5 * normal(3, SMALL_DIM, seed=6)
     method = PFedLMS(
         task_of(*SMALL_LAYERS, learning_rate=0.2),
-        PFedLMSSettings(thresholds=levels, ratio=0.5, strength=strength, smoothing=smoothing),
+        PFedLMSSettings(thresholds=levels, ratio=0.5, strength=strength, smoothing=smoothing, absolute=absolute),
     )
     cohort = played(method, cohort_of(params, samples=data.samples))
     after, _ = worker_of(small_module(), data, train, seed=7).train(cohort, method.objective(cohort, 0), phase=2)
@@ -142,7 +143,8 @@ def test_local_steps_follow_the_objective() -> None:
         for layer, part in enumerate(flat.split(SMALL_LAYERS)):
             phi = torch.from_numpy(dense_phi(len(part), sketch_size(len(part), 0.5), 5, 0, layer))
             tau = thresholds_by_definition(sketched[layer], data.samples, levels)
-            rho = smoothing * (tau[2] - tau[1]) / NormalDist().inv_cdf(0.75)
+            sigma = (tau[2] - tau[1]) / NormalDist().inv_cdf(0.75)
+            rho = smoothing * (1 if absolute else sigma)
             own = torch.from_numpy(consensus[at : at + len(phi)])
             for t in range(levels):
                 z = phi @ part - tau[t]

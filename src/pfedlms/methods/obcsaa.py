@@ -3,9 +3,9 @@ Transactions on Wireless Communications, 2023. Run here digitally and without no
 
 Choices where the paper is silent: what is made sparse is the update of E local steps; means are weighted by N_k; the
 size of the step is the weighted mean of the clients' norms, 32 bits each; clients keep the κ entries that the decoder
-looks for; Φ is a Hadamard sketch, fixed for the run. The decoder is not the paper's binary iterative hard thresholding,
-which is for the signs of one vector and wanders when it is given an average of several clients' signs, but one that is
-made for averages.
+looks for; Φ is a Hadamard sketch, fixed for the run. The default decoder is made for the mean of several clients'
+signs. The paper's, binary iterative hard thresholding (`decoder = "biht"`), is made for the signs of one vector: given
+such a mean it wanders.
 """
 
 from __future__ import annotations
@@ -37,6 +37,12 @@ class OBCSAASettings:
     )
     iterations: int = setting(
         10, "steps of the decoder after its first, which takes the κ largest entries of Φᵀȳ; 0: that alone", minimum=0
+    )
+    decoder: str = setting(
+        "averages",
+        "averages: made for the mean of several clients' signs; biht: binary iterative hard thresholding, the paper's",
+        choices=lambda: ["averages", "biht"],
+        optional=True,
     )
     downlink: str = setting(
         "model",
@@ -77,6 +83,20 @@ def decoded(sketch: Sketch, mean: Tensor, sparsity: int, iterations: int) -> Ten
     return normalize(x, dim=1)
 
 
+def decoded_by_thresholding(sketch: Sketch, mean: Tensor, sparsity: int, iterations: int) -> Tensor:
+    """The same by the paper's decoder, binary iterative hard thresholding (Jacques et al.):
+
+    x ← top_κ(x + Φᵀ(ȳ − sign(Φx))) from x = 0, then x/‖x‖
+    """
+    x = mean.new_zeros(1, sketch.dim)
+    for _ in range(1 + iterations):
+        x = largest(x + sketch.adjoint(mean - torch.sign(sketch.forward(x))), sparsity)
+    return normalize(x, dim=1)
+
+
+DECODERS = {"averages": decoded, "biht": decoded_by_thresholding}
+
+
 class SparseDirections(FieldMeans):
     """↑ sign(Φ top_κ(w − θ_k)) and its norm      ↓ w ← w − (Σ p_k ‖·‖) · direction decoded from Σ p_k sign(·)
 
@@ -113,7 +133,8 @@ class SparseDirections(FieldMeans):
 
     def _stepped(self, model: Tensor, mean: Tensor, norm: Tensor) -> Tensor:
         sketch = self.sketches.of(0, mean.device)
-        return model - norm * decoded(sketch, mean.unsqueeze(0), self._sparsity, self._settings.iterations)
+        decode, chosen = DECODERS[self._settings.decoder], self._settings
+        return model - norm * decode(sketch, mean.unsqueeze(0), self._sparsity, chosen.iterations)
 
 
 class OBCSAA(Tracked):

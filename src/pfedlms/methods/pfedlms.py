@@ -38,6 +38,9 @@ class PFedLMSSettings:
         minimum=0,
     )
     smoothing: float = setting(0.1, "ρ in units of a layer's σ̄; 0 < ρ; 1.0 costs a point on MNIST", above=0)
+    absolute: bool = setting(
+        False, "ρ is one number for all layers, as in the theorem, not in units of σ̄", optional=True
+    )
     refresh: int = setting(1, "h, rounds between fresh sketches", minimum=1)
     spacing: str = setting(
         "quantile",
@@ -88,12 +91,15 @@ class PFedLMS(Method):
         """λ R̃_ρ towards what the cohort's clients agreed on in this round."""
         chosen, received = self.settings, cohort.heard
         sketch = self._sketches.of(round, cohort.params.device)
-        agreed = received["thresholds"], received["deviation"], received["consensus"]
+        scale = received["deviation"]
+        if chosen.absolute:
+            scale = (scale > 0).to(scale.dtype)  # a layer that has no deviation has no pull in either case
+        agreed = received["thresholds"], scale, received["consensus"]
         return PulledTowardsConsensus(sketch, *agreed, chosen.strength, chosen.smoothing)
 
     def _warn(self, narrowest: float) -> None:
         chosen = self.settings
-        if narrowest < 2 * chosen.smoothing:
+        if narrowest < 2 * chosen.smoothing and not chosen.absolute:
             warnings.warn(
                 f"method.smoothing: with {chosen.thresholds} thresholds the narrowest interval is {narrowest:.3g} "
                 f"σ̄, less than 2ρ = {2 * chosen.smoothing:.3g} σ̄, "
