@@ -31,6 +31,8 @@ BUDGETS = {
 }
 """ratio and answer of sketchmean where clients are sampled; the first is what others are compared with at its bytes,
 and what trials have."""
+SELDOM = (0.1, 0.0005)
+"""ratio and answer of one more sketchmean where a hundredth of the clients takes part: most bytes are catching up."""
 FULL = {"mnist": (0.1, 0.015), "fmnist": (0.1, 0.015), "cifar10": (0.1, 0.01), "cifar100": (0.1, 0.01),
         "digits": (0.1, 0.015)}  # fmt: skip
 """ratio and answer of sketchmean with everybody."""
@@ -104,6 +106,8 @@ def rows(dataset: str, regime: str, chosen: Mapping[str, Settings]) -> dict[str,
     own = {method: {**plain(dataset, regime, method), **chosen.get(method, UNTRIED[method])} for method in methods}
     found = {"fedavg": plain(dataset, regime, "fedavg")}
     budgets = BUDGETS[dataset] if regime in SPARSE else (FULL[dataset],)
+    if regime == "10-of-1000":
+        budgets = (*budgets, SELDOM)
     for ratio, answer in budgets:
         label = f"sketchmean-r{ratio:g}-a{answer:g}"
         found[label] = {**sketchmean(dataset, ratio, answer), **chosen.get("sketchmean", UNTRIED["sketchmean"])}
