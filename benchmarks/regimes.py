@@ -121,8 +121,9 @@ def limits() -> list[tuple[str, str, str, Settings, str]]:
     base = shared("mnist", "10-of-100")
     mean, average = {**sketchmean("mnist", *BUDGETS["mnist"][0])}, {"method.name": "fedavg"}
     setups: dict[str, Settings] = {
-        "a0.05": {"data.alpha": 0.05, "data.min_samples": 2}, "iid": {"data.alpha": 1e4}, "E1": {"train.local_steps": 1},
-        "E5": {"train.local_steps": 5}, "E100": {"train.local_steps": 100}, "2-of-100": {"train.participation": 0.02},
+        "a0.05": {"data.alpha": 0.05, "data.min_samples": 2}, "iid": {"data.alpha": 1e4},
+        "E1": {"train.local_steps": 1}, "E5": {"train.local_steps": 5}, "E100": {"train.local_steps": 100},
+        "2-of-100": {"train.participation": 0.02},
         "once": {"data.clients": 1000, "train.participation": 0.01, "train.rounds": 50},
         "lost": {"run.lost": 0.3, "run.quorum": 0.2},
         "lost-20-of-100": {"run.lost": 0.3, "run.quorum": 0.1, "train.participation": 0.2},
