@@ -103,7 +103,8 @@ def rows_of(options: argparse.Namespace) -> list[dict[str, Any]]:
             train = {"rounds": options.rounds} if options.rounds else {}
             data = {"dataset": options.dataset, "dir": options.data_dir}
             name, _, chosen = method.partition(":")
-            own = dict([chosen.split("=")]) if chosen else {}
+            key, _, value = chosen.partition("=")
+            own = {key: float(value) if value.isdigit() else value} if chosen else {}
             config = load_config(None, {"data": data, "method": {"name": name, **own}, "train": train, "run": run})
             everyone = set(range(config.data.clients))
             clean = play(config, (), None)
