@@ -97,7 +97,7 @@ class _Parser(argparse.ArgumentParser):
         """One readable line; argparse's own lists of choices are replaced by the nearest name."""
         if "invalid choice: " in message:
             wrong = message.split("invalid choice: ")[1].rsplit(" (choose", 1)[0]
-            message = f"unknown command {wrong}; {did_you_mean(wrong.strip("'\""), COMMANDS)}"
+            message = f"unknown command {wrong}; {did_you_mean(wrong[1:-1], COMMANDS)}"
         self.exit(2, f"error: {message}\nsee: {self.prog} --help\n")
 
 
