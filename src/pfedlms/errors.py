@@ -145,7 +145,7 @@ def reason(error: BaseException) -> str:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A closing sentence that names the nearest valid names, then all of them if there are few."""
     known = list(known)
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.65)
     if near:
         return f"did you mean {' or '.join(near)}?"
     return f"expected one of: {', '.join(known)}"

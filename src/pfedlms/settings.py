@@ -37,22 +37,15 @@ def setting(
     meant: Callable[[str], str] | None = None,
     server_only: bool = False,
     optional: bool = False,
-    option: str | None = None,
-    flag: str = "",
-    also: str = "",
 ) -> Any:
     """A dataclass field that carries its meaning and its limits (at least `minimum`, strictly above `above`, at most
     `maximum`, strictly below `below`, one of `choices`, in which :N stands for any number after a colon and :PATH for
     any path). `meant` returns a guess for a text that is none of them, or "". Only the server uses a `server_only`
     setting: clients need not agree on it, so it is not part of the digest. An `optional` one is part of it only where
-    it differs from its default: frames of runs without it have the bytes they had before the setting existed.
-
-    A setting with `option` has an option of its own on the command line: `option` is what its help calls the value,
-    `flag` the option's name where that is not the key's. `also` has names that other tools use for it."""
+    it differs from its default: frames of runs without it have the bytes they had before the setting existed."""
     limits = {"minimum": minimum, "above": above, "maximum": maximum, "below": below}
-    about = {"help": help, "choices": choices, "meant": meant, "server_only": server_only, "optional": optional}
-    about |= {"option": option}
-    return field(default=default, metadata={**about, "limits": limits, "flag": flag, "also": tuple(also.split())})
+    about = {"help": help, "choices": choices, "meant": meant, "limits": limits}
+    return field(default=default, metadata={**about, "server_only": server_only, "optional": optional})
 
 
 def agreed(settings: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import pytest
 
 import pfedlms
 from pfedlms import backend
-from pfedlms.errors import DivergedError, UsageError
+from pfedlms.errors import UsageError
 from pfedlms.experiment.callbacks import Callback
 
 SMALL: dict[str, Any] = {"rounds": 4, "clients": 4, "hidden": 12, "local_steps": 2, "batch_size": 8, "threads": 1}
@@ -51,29 +51,6 @@ def test_callbacks_are_told_every_round_every_evaluation_and_the_end() -> None:
     sent = [sum(record["bytes"].values()) for record in rounds]
     assert sum(sent) == result.summary["total_bytes"]
     assert {name for _, name, _ in noting.told} == {"fedavg seed 0"}
-
-
-def test_callbacks_know_which_run_of_a_study_they_are_told_about(tmp_path: Path) -> None:
-    noting, folders = Noting(), []
-
-    class Where:
-        def on_end(self, run: Any, summary: Any) -> None:
-            folders.append(run.directory)
-
-    out = tmp_path / "c"
-    pfedlms.compare(methods="fedavg,fedavg:server_step=2", seeds=2, out=out, callbacks=[noting, Where()], **SMALL)
-    names = ["fedavg seed 0", "fedavg seed 1", "fedavg:server_step=2 seed 0", "fedavg:server_step=2 seed 1"]
-    assert [name for kind, name, _ in noting.told if kind == "end"] == names
-    assert [folder.name for folder in folders] == [
-        "fedavg-seed0", "fedavg-seed1", "fedavg-server_step=2-seed0", "fedavg-server_step=2-seed1",
-    ]  # fmt: skip
-
-
-def test_the_end_of_a_run_that_fails_is_told() -> None:
-    noting = Noting()
-    with pytest.raises(DivergedError):
-        pfedlms.run(method="local", learning_rate=1e30, callbacks=[noting], **SMALL)
-    assert (noting.told[-1][0], noting.told[-1][2]["status"]) == ("end", "diverged")
 
 
 @pytest.mark.parametrize("callbacks", [[object()], [print], Noting(), "tensorboard", [Noting], 3])

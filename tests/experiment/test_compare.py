@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import signal
 import warnings
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from small import Pressing, stripped
 from torch import nn
 
 import pfedlms
 from pfedlms import rng
 from pfedlms.errors import PfedlmsError, RunDirectoryError
-from pfedlms.experiment.callbacks import Callback
 from pfedlms.experiment.studies import resume_all
 
 SEEDS = 3
@@ -24,16 +22,10 @@ METHODS = ["pfedlms", "fedavg"]
 SMALL = {"rounds": 3, "clients": 5, "hidden": 16, "local_steps": 2, "batch_size": 8, "threads": 1}
 
 
-def without_seconds(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Nor what only a comparison knows of a run: its row and its folder."""
-    left_out = ("seconds", "name", "directory")
-    return [{key: value for key, value in record.items() if key not in left_out} for record in records]
-
-
 def test_a_comparison_measures_what_its_runs_measure_alone() -> None:
     runs = pfedlms.compare("digits", methods=METHODS, seeds=SEEDS, **SMALL).summaries
     alone = [pfedlms.run("digits", method=m, seed=s, **SMALL).summary for m in METHODS for s in range(SEEDS)]
-    assert without_seconds(runs) == without_seconds(alone)
+    assert stripped(runs) == stripped(alone)
     assert len({run["accuracy"]["final"] for run in runs}) > SEEDS  # so a mix-up would show
 
 
@@ -56,23 +48,12 @@ def test_a_seed_that_diverges_does_not_take_the_others_with_it() -> None:
     assert ends == [(0, "finished", 4), (1, "diverged", 2), (2, "finished", 4)]
 
 
-class Pressing(Callback):
-    """Ctrl-C while the evaluation of one round of one seed is told."""
-
-    def __init__(self, seed: int, at: int) -> None:
-        self._when = (seed, at)
-
-    def on_evaluation(self, run: Any, record: Mapping[str, Any]) -> None:
-        if (run.config.run.seed, record["round"]) == self._when:
-            signal.raise_signal(signal.SIGINT)
-
-
 def stored(out: Path) -> tuple[list[Any], list[Any]]:
     """Summaries and metrics of all runs in a folder."""
     folders = [out / f"{method}-seed{seed}" for method in METHODS for seed in range(SEEDS)]
     lines = [line for folder in folders for line in (folder / "metrics.jsonl").read_text().splitlines()]
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in folders]
-    return without_seconds(summaries), without_seconds([json.loads(line) for line in lines])
+    return stripped(summaries), stripped([json.loads(line) for line in lines])
 
 
 @pytest.fixture(scope="module")
@@ -82,30 +63,13 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], 
     return stored(out)
 
 
-@pytest.mark.parametrize(("pressed", "reached"), [((0, 1), [1]), ((1, 2), [4, 2]), ((2, 4), [4, 4, 4])])
-def test_ctrl_c_leaves_a_comparison_to_go_on(
-    pressed: tuple[int, int], reached: list[int], tmp_path: Path, uninterrupted: tuple[list[Any], list[Any]]
-) -> None:
-    out = tmp_path / "c"
-    options = {**SMALL, "rounds": 4}
-    with pytest.raises(KeyboardInterrupt) as caught:
-        pfedlms.compare(methods=METHODS, seeds=SEEDS, out=out, callbacks=[Pressing(*pressed)], **options)
-    ended = caught.value.result  # type: ignore[attr-defined]
-    assert ended.interrupted
-    assert [run["rounds"] for run in ended.summaries] == reached
-    resumed = resume_all(out)
-    assert not resumed.interrupted
-    assert stored(out) == uninterrupted
-    assert without_seconds(resumed.summaries) == uninterrupted[0]
-
-
 def test_a_seed_that_was_finished_alone_is_not_in_the_way_of_the_others(
     tmp_path: Path, uninterrupted: tuple[list[Any], list[Any]]
 ) -> None:
     out = tmp_path / "c"
     options = {**SMALL, "rounds": 4}
     with pytest.raises(KeyboardInterrupt):
-        pfedlms.compare(methods=METHODS, seeds=SEEDS, out=out, callbacks=[Pressing(0, 2)], **options)
+        pfedlms.compare(methods=METHODS, seeds=SEEDS, out=out, callbacks=[Pressing(2, of=0)], **options)
     assert pfedlms.resume(out / "pfedlms-seed1").summary["status"] == "finished"
     resume_all(out)
     assert stored(out) == uninterrupted
@@ -117,7 +81,7 @@ def test_a_run_that_cannot_go_on_leaves_no_other_locked(broken: str, tmp_path: P
     out = tmp_path / "c"
     options = {**SMALL, "learning_rate": 0.1}
     with pytest.raises(KeyboardInterrupt):
-        pfedlms.compare(methods=["fedavg"], seeds=SEEDS, out=out, callbacks=[Pressing(1, 1)], **options)
+        pfedlms.compare(methods=["fedavg"], seeds=SEEDS, out=out, callbacks=[Pressing(1, of=1)], **options)
     file = out / "fedavg-seed1" / broken
     file.write_bytes(file.read_bytes().replace(b"learning_rate = 0.1", b"learning_rate = 0.2")[:-1])
     with warnings.catch_warnings():

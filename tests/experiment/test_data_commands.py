@@ -70,16 +70,6 @@ def test_the_table_fits_a_screen_and_says_that_no_folder_was_given(
     assert said.err == "no folder was given: name one with --data-dir DIR or PFEDLMS_DATA\n"
 
 
-def test_one_that_is_there(mnist: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PFEDLMS_DATA", str(mnist))
-    assert main(["data", "check", "mnist", "--json"]) == 1
-    said = capsys.readouterr()
-    row = json.loads(said.out)
-    assert (row["state"], row["where"], row["samples"], row["expected"]) == ("partial", str(mnist), 4, 70_000)
-    assert said.err == f"{row['problems'][0]}\n"
-    assert f"{mnist / 'train-images-idx3-ubyte'} and train-labels-idx1-ubyte: 3, " in said.err
-
-
 @pytest.mark.parametrize("given", [["svhn"], ["--dataset", "svhn"]])
 def test_one_that_is_not_there(mnist: Path, given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "check", *given, "--data-dir", str(mnist)]) == 1

@@ -96,11 +96,6 @@ def test_what_is_kept_lies_beside_the_work_or_elsewhere(
     assert memory.needed_bytes(tracked, train) == (2 * 2 * one + 3 * one, 2 * work)
 
 
-def test_free_memory_is_a_plausible_number() -> None:
-    free = memory.free_memory(torch.device("cpu"))
-    assert free is None or 1 << 20 < free < 1 << 50
-
-
 def test_results_do_not_depend_on_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def metrics() -> list[dict[str, object]]:
         records = pfedlms.run("digits", clients=5, rounds=3, threads=1).metrics
@@ -128,10 +123,3 @@ def test_a_resumed_run_keeps_its_cohorts_whatever_memory_is_left(
     monkeypatch.setattr(memory, "free_memory", lambda device: 1)
     resumed = pfedlms.resume(tmp_path / "part", arrays, dropout).metrics
     assert [r["loss"] for r in resumed] == [r["loss"] for r in whole]
-
-
-def test_resuming_with_other_data_is_refused(tmp_path: Path) -> None:
-    x, y = load_dataset("digits")
-    pfedlms.run((x, y), dropout, rounds=1, clients=4, out=tmp_path / "run")
-    with pytest.raises(pfedlms.PfedlmsError, match="not those this run began with"):
-        pfedlms.resume(tmp_path / "run", (x + 1, y), dropout)

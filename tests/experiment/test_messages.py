@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -51,10 +49,6 @@ def broken() -> nn.Module:
     raise KeyError("width")
 
 
-def entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(outputs, targets, reduction="none")
-
-
 def binary(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
 
@@ -75,10 +69,6 @@ def test_a_model_that_cannot_be_used(model: Any, message: str) -> None:
         pfedlms.run((x, Y), model, **FEW)
 
 
-def test_whole_numbers_are_what_the_embedding_wanted() -> None:
-    assert pfedlms.run((abs(X).round().astype(np.int64), Y), Words, **FEW).summary["rounds"] == 1
-
-
 def test_class_numbers_with_gaps() -> None:
     """Three outputs do for 0, 5 and 10 once they are numbered as the message says."""
     with pytest.raises(UsageError, match=r"at least 11.* only 3 occur \(0, 5, 10\).*np\.unique") as caught:
@@ -88,20 +78,6 @@ def test_class_numbers_with_gaps() -> None:
     assert pfedlms.run((X, numbered), linear, **FEW).classes == ("0", "1", "2")
     with pytest.raises(UsageError, match=r"one number per class$"):  # two outputs do not do for three classes
         pfedlms.run((X, 5 * Y), lambda: nn.Linear(6, 2), **FEW)
-
-
-LOSSES: dict[str, tuple[Callable[[Tensor, Tensor], Any], str]] = {
-    "detached": (lambda o, t: entropy(o, t).detach(), r"without a gradient.*leave\s+detach\(\)"),
-    "constant": (lambda o, t: torch.ones(len(o)), "without a gradient"),
-    "NumPy": (lambda o, t: o.detach().numpy()[:, 0], "got ndarray, expected a tensor.*nothing but torch"),
-    "number": (lambda o, t: 1.0, "got float, expected a tensor"),
-}
-
-
-@pytest.mark.parametrize(("loss", "message"), LOSSES.values(), ids=list(LOSSES))
-def test_a_loss_that_cannot_be_minimised(loss: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=rf"^loss: .*{message}"):
-        pfedlms.run((X, Y), linear, loss=loss, **FEW)
 
 
 def test_a_metric_needs_no_gradient_but_torch() -> None:
@@ -137,11 +113,6 @@ DATA: dict[str, tuple[Any, str]] = {
 def test_data_in_another_order(data: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         pfedlms.run(data, linear, **QUICK)
-
-
-def test_the_remedy_for_pairs_works() -> None:
-    rows = list(zip(X, Y, strict=True))
-    assert pfedlms.run(([row[0] for row in rows], [row[1] for row in rows]), linear, **FEW).summary["rounds"] == 1
 
 
 def test_a_path_without_its_kind(tmp_path: Path) -> None:
@@ -183,10 +154,3 @@ def test_a_mistyped_setting_of_a_method_is_named_as_it_was_written() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(None, {"method": {"strenght": 1}})
     assert caught.value.problems[0].startswith("method.strenght: ")
-
-
-def test_a_section_of_another_method_says_so() -> None:
-    with pytest.raises(ConfigError, match=r"\[stc\]: settings of stc, but the method is fedavg"):
-        load_config(None, {"method": {"name": "fedavg"}, "stc": {"sparsity": 0.1}})
-    with pytest.raises(ConfigError, match=r"\[pfedlsm\]: unknown section; did you mean pfedlms"):
-        load_config(None, {"pfedlsm": {"strength": 0.1}})

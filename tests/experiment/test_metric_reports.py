@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import csv
-import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from small import Pressing
 from torch import Tensor, nn
 
 import pfedlms
 from pfedlms.errors import UsageError
-from pfedlms.experiment.showing import section
 from pfedlms.report.figures import accuracy_curves, by_setting
 
 RANDOM = np.random.default_rng(0)
@@ -69,26 +68,16 @@ def test_a_title_has_what_all_runs_share() -> None:
     assert "· 1 client · 1 round" in words(alone)
 
 
-class Pressing(pfedlms.Callback):
-    def on_round(self, run: Any, record: Any) -> None:
-        signal.raise_signal(signal.SIGINT)
-
-
 def test_an_interrupted_sweep_has_the_columns_of_a_whole_one(tmp_path: Path) -> None:
     settings = {"method": "local", "learning_rate": [0.1, 0.2], "validation": 0.2, **QUICK}
     with pytest.raises(KeyboardInterrupt):
-        pfedlms.sweep((X, Y), linear, out=tmp_path / "s", callbacks=[Pressing()], **settings)
+        pfedlms.sweep((X, Y), linear, out=tmp_path / "s", callbacks=[Pressing(1)], **settings)
     with open(tmp_path / "s" / "results.csv") as file:
         (row,) = csv.DictReader(file)
     assert (row["status"], row["train.learning_rate"]) == ("interrupted", "0.1")
     pfedlms.resume_study(tmp_path / "s", (X, Y), linear)
     with open(tmp_path / "s" / "results.csv") as file:
         assert [row["train.learning_rate"] for row in csv.DictReader(file)] == ["0.1", "0.2"]
-
-
-def test_progress_of_a_sweep_names_the_combination(capsys: pytest.CaptureFixture[str]) -> None:
-    pfedlms.sweep((X, Y), linear, method="local", learning_rate=[0.1, 0.2], validation=0.2, progress=True, **QUICK)
-    assert "learning_rate=0.2 seed 0: round 2/2" in capsys.readouterr().err
 
 
 def test_reprs_are_short_and_say_what_it_was(tmp_path: Path) -> None:
@@ -109,7 +98,7 @@ def test_figures_call_a_metric_by_its_name(metric: Any, label: str, digits: str)
     both = pfedlms.compare((X, Y), linear, methods="local,fedavg", seeds=2, metric=metric, **QUICK)
     settings = {"validation": 0.2, "learning_rate": [0.1, 0.2], "momentum": [0.0, 0.5], "method": "local", **QUICK}
     done = pfedlms.sweep((X, Y), linear, metric=metric, **settings)
-    drawn, swept = accuracy_curves(both.runs, against="bytes"), by_setting(section(done))
+    drawn, swept = accuracy_curves(both.runs, against="bytes"), by_setting(done.section())
     assert drawn is not None
     assert swept is not None
     assert label.replace("V-acc", "P-acc") in str(drawn.chart.to_dict())

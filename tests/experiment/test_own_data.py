@@ -17,7 +17,7 @@ from pfedlms.cli import main
 from pfedlms.data import Partitioning, from_pool, load_dataset
 from pfedlms.errors import PfedlmsError
 from pfedlms.experiment.config import load_config
-from pfedlms.experiment.holdings import holdings
+from pfedlms.experiment.cost import holdings
 from pfedlms.report.holdings import holdings_lines
 
 SMALL = {"rounds": 2, "local_steps": 2, "batch_size": 8, "hidden": 8, "threads": 1}
@@ -84,14 +84,6 @@ def test_what_is_no_path_shows_what_is_meant(dataset: str, ending: str) -> None:
     assert str(caught.value).endswith(ending)
 
 
-@pytest.mark.parametrize(
-    ("dataset", "title"),
-    [("digits", "digits"), ("folder:/a/pets", "pets"), ("file:b/t.csv", "t"), ("folder:.", "folder")],
-)
-def test_a_run_is_named_by_the_last_part_of_a_path(dataset: str, title: str) -> None:
-    assert config_of(dataset=dataset).data.title == title
-
-
 def test_the_default_is_the_dirichlet_partition_as_ever() -> None:
     x, y = load_dataset("digits")
     expected = from_pool(x, y, Partitioning(6, 0.3, 5))
@@ -153,17 +145,6 @@ def test_pairs_are_given_and_nothing_else() -> None:
     assert pfedlms.run([(pair, pair)] * 2, method="local", partition="given", **SMALL).summary["clients"] == 2
     with pytest.raises(PfedlmsError, match=r"data.partition: got 'iid', but data are given client by client"):
         pfedlms.run([(pair, pair)] * 2, method="local", partition="iid", **SMALL)
-
-
-def test_bits_of_a_file_are_those_of_its_shape_classes_and_clients(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = csv_file(tmp_path / "t.csv")
-    options = ["--set", "data.owner_column=who", "--set", "model.hidden=8", "--method", "fedavg", "--json"]
-    assert main(["bits", "--dataset", f"file:{file}", *options]) == 0
-    row = json.loads(capsys.readouterr().out)
-    assert row["parameters"] == 2 * 8 + 8 + 8 * 2 + 2
-    assert (row["classes"], row["clients"]) == (2, 4)
 
 
 # --- data show ---
@@ -266,18 +247,6 @@ def test_of_many_clients_some_are_shown_from_the_largest_to_the_smallest() -> No
     assert (numbers[0], numbers[-1]) == (99, 0)
     assert "40 of 100 clients, from the largest to the smallest; --json has all." in lines
     assert "samples per client: 1 to 100, median 50.5" in lines
-
-
-def test_show_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, options in (
-        ("small.png", ["--clients", "4"]),
-        ("many.svg", ["--clients", "50", "--set", "data.min_samples=2"]),
-    ):
-        shown(capsys, *options, "--set", "data.validation=0.1", "--plot", str(tmp_path / name))
-    with Image.open(tmp_path / "small.png") as image:
-        assert min(image.size) > 300
-    drawn = (tmp_path / "many.svg").read_text()
-    assert drawn.rstrip().endswith("</svg>")
 
 
 @pytest.mark.parametrize(

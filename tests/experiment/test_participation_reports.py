@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import pfedlms
 from pfedlms.cli import main
 from pfedlms.engine import Federation
 from pfedlms.errors import QuorumError
-from pfedlms.experiment.callbacks import Callback
 from pfedlms.report.results import comparison
 from pfedlms.report.runs import StoredRun
 
@@ -167,29 +165,3 @@ def test_the_table_has_everyone_and_counts_catching_up_as_received() -> None:
     assert "20 % per round" in shown(runs, 80)
     assert "everyone" not in shown([summary_of("fedavg", 0, 60.0, 0, 1.0)], 80)
     assert "60" not in shown([summary_of("fedavg", 0, None, 0, 0.2)], 80)  # interrupted
-
-
-class Crash(Exception):
-    pass
-
-
-class Crashing(Callback):
-    def on_evaluation(self, run: Any, record: Mapping[str, Any]) -> None:
-        if record["round"] == 4:
-            raise Crash
-
-
-@pytest.mark.parametrize("method", ["fedavg", "pfedlms", "obda", "stc"])
-def test_a_run_that_crashed_goes_on_to_the_same_report(method: str, tmp_path: Path) -> None:
-    chosen = {**SMALL, "rounds": 6, "clients": 12, "participation": 0.5, "lost": 0.2, "quorum": 0.0}
-    chosen["checkpoint_every"] = 3
-    whole = pfedlms.run(method=method, out=tmp_path / "whole", **chosen).summary
-    with pytest.raises(Crash):
-        pfedlms.run(method=method, out=tmp_path / "crashed", callbacks=[Crashing()], **chosen)
-    resumed = pfedlms.resume(tmp_path / "crashed").summary
-    assert {**resumed, "seconds": 0} == {**whole, "seconds": 0}
-    ours, theirs = (
-        [{**json.loads(line), "seconds": 0} for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        for name in ("crashed", "whole")
-    )
-    assert ours == theirs

@@ -13,17 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small import SMALL as FOUR
+from small import Crash, Crashing
 from torch import nn
 
 import pfedlms
 from pfedlms.cli import main
-from pfedlms.data import sources
 from pfedlms.errors import UsageError
-from pfedlms.experiment.callbacks import Callback
 
-SMALL: dict[str, Any] = {
-    "rounds": 3, "clients": 5, "hidden": 12, "local_steps": 2, "batch_size": 8, "threads": 1, "progress": False
-}  # fmt: skip
+SMALL = {**FOUR, "clients": 5}
 
 
 def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
@@ -216,19 +214,9 @@ def test_clients_with_names_are_shown_and_exported_by_them(tmp_path: Path, capsy
     assert "--client: got soth, expected 0 to 2, or a name: did you mean south" in capsys.readouterr().err
 
 
-class Crash(Exception):
-    pass
-
-
-class Crashing(Callback):
-    def on_evaluation(self, run: Any, record: Any) -> None:
-        if run.config.method == "fedavg" and record["round"] == 2:
-            raise Crash
-
-
 def test_show_tells_what_a_killed_process_had_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also in a comparison, and before the first checkpoint."""
-    options = {**SMALL, "callbacks": [Crashing()]}
+    options = {**SMALL, "callbacks": [Crashing(2, "fedavg")]}
     with pytest.raises(Crash):
         pfedlms.compare(methods="local,fedavg,pfedlms", seeds=1, out=tmp_path / "c", **options)
     whole = pfedlms.run(method="fedavg", **{**SMALL, "rounds": 2}).summary
@@ -245,16 +233,3 @@ def test_show_tells_what_a_killed_process_had_measured(tmp_path: Path, capsys: p
     assert "fedavg (interrupted)" in " ".join(shown.out.split())
     assert "pfedlms " not in shown.out
     assert f"pfedlms resume {tmp_path / 'c'}" in shown.err
-
-
-@pytest.mark.parametrize("name", ["none", "."])
-def test_show_of_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["show", name]) == 2
-
-
-def test_sources_are_where_prepare_looks_for_them() -> None:
-    """What `no_data` replaces is what reads data sets."""
-    from pfedlms.experiment import prepare
-
-    assert prepare.load_pool is sources.load_pool

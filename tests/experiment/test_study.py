@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small import SMALL, stripped
 from torch import nn
 
 import pfedlms
@@ -26,7 +27,6 @@ from pfedlms.methods import METHODS
 from pfedlms.models import MODELS
 
 ROOT = Path(__file__).parents[2]
-SMALL: dict[str, Any] = {"clients": 4, "rounds": 3, "local_steps": 2, "batch_size": 8, "hidden": 8, "threads": 1}
 X = np.random.default_rng(0).normal(size=(120, 5)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(np.int64)
 
@@ -39,18 +39,13 @@ def halves(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return (outputs.argmax(1) == targets).float() / 2
 
 
-def without_seconds(records: Any) -> list[dict[str, Any]]:
-    unlike = ("seconds", "environment", "directory")
-    return [{key: value for key, value in each.items() if key not in unlike} for each in records]
-
-
 # --- problems ---
 
 
 def test_a_problem_is_what_its_parts_are() -> None:
     parts = pfedlms.run((X, Y), linear, metric=("halves", halves), method="fedavg", **SMALL)
     whole = pfedlms.run(pfedlms.Problem((X, Y), linear, metric=("halves", halves)), method="fedavg", **SMALL)
-    assert without_seconds(parts.metrics) == without_seconds(whole.metrics)
+    assert stripped(parts.metrics) == stripped(whole.metrics)
     assert parts.config == whole.config
     with pytest.raises(UsageError, match="model: got one beside a Problem, which has its own"):
         pfedlms.run(pfedlms.Problem((X, Y)), linear)
@@ -219,7 +214,7 @@ def test_a_grid_of_methods_values_and_seeds() -> None:
     alone = pfedlms.run(
         method="fedavg", server_step=0.5, learning_rate=0.2, seed=3, validation=0.3, **SMALL
     )  # the last but one
-    assert without_seconds(study.runs[-2].metrics) == without_seconds(alone.metrics)
+    assert stripped(study.runs[-2].metrics) == stripped(alone.metrics)
     scores = {row: np.mean([r.validation_accuracy for r in study.runs if r.label == row]) for row in rows}  # type: ignore[misc]
     best = study.best()
     assert best is not None
@@ -267,7 +262,7 @@ def test_workers_measure_what_one_process_does(tmp_path: Path) -> None:
     apart = pfedlms.compare((X, Y), linear, out=tmp_path / "apart", workers=2, callbacks=[Noted()], **options)
     together = pfedlms.compare((X, Y), linear, **options)
     for ours, theirs in zip(apart.runs, together.runs, strict=True):
-        assert (ours.label, without_seconds(ours.metrics)) == (theirs.label, without_seconds(theirs.metrics))
+        assert (ours.label, stripped(ours.metrics)) == (theirs.label, stripped(theirs.metrics))
     assert sorted(ended) == [f"{method} seed {seed}" for method in ("fedavg", "local") for seed in (0, 1)]
     with pytest.raises(UsageError, match="cannot be sent to another process"):
         pfedlms.compare((X, Y), lambda: linear(), out=tmp_path / "no", workers=2, **options)
@@ -347,9 +342,7 @@ def test_methods_and_models_of_installed_packages(monkeypatch: pytest.MonkeyPatc
     try:
         run = pfedlms.run(method="installed", model="flat", **SMALL)
         assert run.summary["model"] == "flat"
-        assert without_seconds(run.metrics) == without_seconds(
-            pfedlms.run(method="fedavg", model="flat", **SMALL).metrics
-        )
+        assert stripped(run.metrics) == stripped(pfedlms.run(method="fedavg", model="flat", **SMALL).metrics)
     finally:
         METHODS.pop("installed", None)
         MODELS.pop("flat", None)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from small import Pressing
 from torch import nn
 
 import pfedlms
@@ -27,12 +26,6 @@ OPTIONS = ["--clients", "3", "--rounds", "2", "--set", "model.hidden=8", "--set"
 
 def linear() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 3))
-
-
-class Pressing(pfedlms.Callback):
-    def on_round(self, run: Any, record: Any) -> None:
-        if record["round"] == 2:
-            signal.raise_signal(signal.SIGINT)
 
 
 # --- how samples were dealt out ---
@@ -55,17 +48,6 @@ def test_alpha_is_told_where_it_was_used(
     result = pfedlms.run(data, linear, out=tmp_path / "r", **SMALL, **settings)
     assert result.summary["partition"] == scheme
     assert told in about(sections_of([tmp_path / "r"])[0][0])
-
-
-def test_a_finished_run_that_does_not_tell_stays_as_it_is(tmp_path: Path) -> None:
-    pfedlms.run((X, Y), linear, out=tmp_path, clients=3, **SMALL)
-    file = tmp_path / "summary.json"
-    summary = json.loads(file.read_text())
-    del summary["partition"]
-    file.write_text(json.dumps(summary))
-    before = file.read_bytes()
-    pfedlms.resume(tmp_path, (X, Y), linear, progress=False)
-    assert file.read_bytes() == before
 
 
 @pytest.mark.parametrize(("scheme", "told"), [("iid", "partition iid"), ("dirichlet", "α = 0.5")])
@@ -92,30 +74,12 @@ def test_an_interrupted_run_names_all_that_goes_on_with_it(
     given: tuple[Any, Any], call: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(KeyboardInterrupt) as caught:
-        pfedlms.run(*given, out=tmp_path / "r", clients=3, callbacks=[Pressing()], **SMALL)
+        pfedlms.run(*given, out=tmp_path / "r", clients=3, callbacks=[Pressing(2)], **SMALL)
     expected = ", ".join([repr(str(tmp_path / "r")), *([call] if call else [])])
     assert str(caught.value) == f"interrupted; resume with pfedlms.resume({expected})"
     assert main(["show", str(tmp_path / "r")]) == 0
     told = f"pfedlms.resume({expected})" if call else f"pfedlms resume {tmp_path / 'r'}"
     assert capsys.readouterr().err == f"after 2 rounds; not finished. Resume with: {told}\n"
-
-
-def test_an_interrupted_study_names_all_that_goes_on_with_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings = {key: value for key, value in SMALL.items() if key != "method"}
-    out = tmp_path / "c"
-    with pytest.raises(KeyboardInterrupt) as caught:
-        pfedlms.compare((X, Y), linear, methods="local", out=out, clients=3, callbacks=[Pressing()], **settings)
-    call = f"pfedlms.resume_study({str(out)!r}, data, model)"
-    assert str(caught.value) == f"interrupted; resume with {call}"
-    assert main(["show", str(out)]) == 0
-    assert capsys.readouterr().err.endswith(f"Resume with: {call}\n")
-
-
-def test_best_alone_says_what_it_goes_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", str(tmp_path), "--best", "-o", "b.pt"]) == 2
-    assert "--best goes with --client K or --global, and -o FILE, or with --all FOLDER" in capsys.readouterr().err
 
 
 def test_plots_have_a_title(tmp_path: Path) -> None:

@@ -15,11 +15,10 @@ import torch
 from torch import nn
 
 import pfedlms
-from factories import digits, federation, small_data, small_module, worker_of
+from factories import federation, small_data, small_module, worker_of
 from pfedlms.cli import main
 from pfedlms.data import FederatedData, Partitioning, from_pool, load_dataset
 from pfedlms.engine.training import LocalWorker, TrainSettings
-from pfedlms.errors import RunDirectoryError
 from pfedlms.experiment.callbacks import Callback
 from pfedlms.methods import METHODS
 from pfedlms.models import Cohort
@@ -73,15 +72,6 @@ def test_no_method_sees_what_is_set_aside(method: str) -> None:
     assert ours.validation != theirs.validation
 
 
-def test_weights_are_what_is_left_to_train_on() -> None:
-    """N_k of the engine's cohorts, which stands in every message, against counts from the data without validation."""
-    data = from_pool(*load_dataset("digits"), Partitioning(5, 0.5, 0, validation=0.3))
-    made = federation("fedavg", data)
-    made.start()
-    (cohort,) = made._clients.present
-    assert cohort.samples == tuple(len(own) - round(0.3 * len(own)) for own in digits().train)
-
-
 def test_class_features_count_training_samples_alone() -> None:
     data = small_data(9, 12, 20)
     own = tuple(held[::2] for held in data.train), tuple(held[1::2] for held in data.train)
@@ -108,26 +98,6 @@ def test_v_acc_is_that_of_the_models(method: str, participation: float) -> None:
     everyone = result.summary["everyone"]
     assert everyone["validation_accuracy"] == pytest.approx(accuracy(models, data, data.validation, range(5)))
     assert everyone["accuracy"] == pytest.approx(accuracy(models, data, data.test, range(5)))
-
-
-def test_v_acc_is_that_of_exported_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Through the command line alone; who holds what is drawn again from the settings."""
-    out = tmp_path / "run"
-    command = ["run", "--method", "fedavg", "--rounds", "12", "--set", "data.validation=0.2", *OPTIONS, "--seed", "4"]
-    assert main([*command, "--out", str(out), "--json", "--quiet"]) == 0
-    summary = json.loads(capsys.readouterr().out)
-    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    measured = [record["v_acc"] for record in records]
-    assert len(measured) == 12
-    assert summary["validation_accuracy"] == pytest.approx(
-        {"max": max(measured), "last10": sum(measured[2:]) / 10, "final": measured[-1]}
-    )
-    models = []
-    for client in range(5):
-        assert main(["export", str(out), "--client", str(client), "-o", str(tmp_path / "m.pt")]) == 0
-        models.append(torch.load(tmp_path / "m.pt", weights_only=True))
-    data = from_pool(*load_dataset("digits"), Partitioning(5, 0.5, 4, validation=0.2))
-    assert measured[-1] == pytest.approx(accuracy(models, data, data.validation, range(5)))
 
 
 def test_pairs_have_validation_too() -> None:
@@ -235,37 +205,3 @@ def test_without_it_nothing_is_said_and_nothing_is_evaluated(
 
 
 # --- resume ---
-
-
-class Crash(Exception):
-    pass
-
-
-class Crashing(Callback):
-    def on_evaluation(self, run: Any, record: Mapping[str, Any]) -> None:
-        if record["round"] == 3:
-            raise Crash
-
-
-def lines(out: Path) -> list[dict[str, Any]]:
-    return [{**json.loads(line), "seconds": 0} for line in (out / "metrics.jsonl").read_text().splitlines()]
-
-
-@pytest.mark.parametrize("method", ["fedavg", "fedproto", "pfedlms"])
-def test_a_run_that_crashed_goes_on_to_the_same_report(method: str, tmp_path: Path) -> None:
-    chosen = {**SMALL, "validation": 0.2, "participation": 0.6, "checkpoint_every": 2}
-    whole = pfedlms.run(method=method, out=tmp_path / "whole", **chosen).summary
-    with pytest.raises(Crash):
-        pfedlms.run(method=method, out=tmp_path / "crashed", callbacks=[Crashing()], **chosen)
-    resumed = pfedlms.resume(tmp_path / "crashed").summary
-    assert {**resumed, "seconds": 0} == {**whole, "seconds": 0}
-    assert lines(tmp_path / "crashed") == lines(tmp_path / "whole")
-    assert pfedlms.resume(tmp_path / "whole").summary == whole
-
-
-def test_a_run_does_not_go_on_with_another_share(tmp_path: Path) -> None:
-    pfedlms.run(out=tmp_path / "run", validation=0.2, **SMALL)
-    config = tmp_path / "run" / "config.toml"
-    config.write_text(config.read_text().replace("validation = 0.2", "validation = 0.3"))
-    with pytest.raises(RunDirectoryError, match=r"it was made with data\.validation = 0\.2"):
-        pfedlms.resume(tmp_path / "run")

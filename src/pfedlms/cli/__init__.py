@@ -16,11 +16,10 @@ from typing import Any, NoReturn
 
 from pfedlms import __version__
 from pfedlms.cli import data, deploy, lists, reproduce, stored, train
-from pfedlms.cli.options import check_config
+from pfedlms.cli.options import as_options, check_config
 from pfedlms.cli.screen import say
 from pfedlms.errors import DownloadError, PfedlmsError, did_you_mean
-from pfedlms.experiment.schema import meant
-from pfedlms.experiment.schema import options as schema_options
+from pfedlms.experiment.schema import OPTIONS, meant
 
 DESCRIPTION = """\
 Personalised federated learning that talks in low-bit sketches.
@@ -56,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.refuse(options.command, unknown[0])
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an old terminal shows "?" for "±" instead of a traceback
-    warnings.showwarning = lambda message, *rest, **more: say(f"warning: {message}")
+    warnings.showwarning = lambda message, *rest, **more: say(as_options(f"warning: {message}"))
     try:
         check_config(getattr(options, "config", None))
         if getattr(options, "imports", None):
@@ -65,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             import_modules(options.imports)
         return int(options.handler(options) or 0)
     except PfedlmsError as error:
-        lines = str(error).splitlines()
+        lines = as_options(str(error)).splitlines()
         one = len(lines) == 1 or isinstance(error, DownloadError)
         title = lines if one else [f"{len(lines)} problems in the settings", *lines]
         say("error: " + "\n  ".join(title), style="red")
@@ -98,7 +97,7 @@ class _Parser(argparse.ArgumentParser):
         """One readable line; argparse's own lists of choices are replaced by the nearest name."""
         if "invalid choice: " in message:
             wrong = message.split("invalid choice: ")[1].rsplit(" (choose", 1)[0]
-            message = f"unknown command {wrong}; {did_you_mean(wrong, COMMANDS)}"
+            message = f"unknown command {wrong}; {did_you_mean(wrong[1:-1], COMMANDS)}"
         self.exit(2, f"error: {message}\nsee: {self.prog} --help\n")
 
 
@@ -112,7 +111,7 @@ def suggestion(option: str, own: Sequence[str], commands: Mapping[str, Sequence[
     that name, the command that has it (`commands`: their options), or the nearest spelling."""
     name = option.partition("=")[0].lower().replace("_", "-")
     place = meant(name.removeprefix("--")) or _setting(name.removeprefix("--").replace("-", "_"))
-    flags = {dest: f"--{flag}" for flag, (dest, _) in schema_options().items()}
+    flags = {dest: f"--{flag}" for flag, (dest, _) in OPTIONS.items()}
     likely = [_OTHERS.get(name, name), *([flags.get(place, "--out")] if place in (*flags, "run.out") else [])]
     likely += [other for pair in _RELATED if set(pair) & set(likely) for other in pair]
     for each in likely:

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
-from pfedlms.cli.options import HOLDINGS, add_json, add_options, add_set, check_config, overrides
+from pfedlms.cli.options import add, check_config, overrides
 from pfedlms.cli.screen import console, say, show
 from pfedlms.errors import UsageError, did_you_mean
 from pfedlms.report import figures
@@ -25,12 +25,10 @@ def add_data(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("what", metavar="show|download|check", help="what to do")
     help = "show: a TOML file, options below come on top of it; else the name of a data set"
     sub.add_argument("subject", nargs="?", metavar="CONFIG|NAME", help=help)
-    add_options(sub, *HOLDINGS)
-    add_set(sub)
-    sub.add_argument("--plot", metavar="FILE", help="draw it, too; PNG, SVG or PDF (extra: report)")
+    add(sub, "dataset", "data-dir", "clients", "partition", "alpha", "validation", "seed", "--set", "--plot")
     help = "download: also where the data set is there already; replaces files with another checksum"
     sub.add_argument("--force", action="store_true", help=help)
-    add_json(sub)
+    add(sub, "--json")
 
 
 def data(options: argparse.Namespace) -> int:
@@ -42,7 +40,7 @@ def data(options: argparse.Namespace) -> int:
 
 def _show(options: argparse.Namespace) -> None:
     from pfedlms.experiment.config import load_config
-    from pfedlms.experiment.holdings import holdings
+    from pfedlms.experiment.cost import holdings
     from pfedlms.report.holdings import holdings_lines
 
     check_config(options.subject)

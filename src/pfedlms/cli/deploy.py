@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from pathlib import Path
 
-from pfedlms.cli.options import add_json, add_options
+from pfedlms.cli.options import add
 from pfedlms.cli.screen import say, show
 from pfedlms.errors import UsageError, did_you_mean
 from pfedlms.report.tables import table_of
@@ -18,7 +17,7 @@ def add_deploy(sub: argparse.ArgumentParser) -> None:
     approve DIR: let this machine take part in runs of the app in DIR. upgrade DIR: bring a folder of an older version
     up to date. docs/deploy.md walks through it."""
     sub.add_argument("what", metavar="init|check|approve|upgrade", help="what to do")
-    sub.add_argument("directory", metavar="DIR", type=Path)
+    add(sub, "directory")
     sub.add_argument("--nodes", type=int, metavar="N", default=3, help="init: how many (default: 3)")
     sub.add_argument("--server", metavar="ADDRESS", help="init: its name or address; check: HOST:PORT")
     sub.add_argument("--port", type=int, metavar="N", default=8000, help="init: of the gate, for nodes (default: 8000)")
@@ -26,8 +25,7 @@ def add_deploy(sub: argparse.ArgumentParser) -> None:
         "--link-port", type=int, metavar="N", help="init: of the SuperLink on loopback (default: --port + 1)"
     )
     sub.add_argument("--run-config", metavar="TEXT", help="approve: settings, as run.sh takes them")
-    add_options(sub, "method", "dataset")
-    add_json(sub)
+    add(sub, "method", "dataset", "--json")
 
 
 def deploy(options: argparse.Namespace) -> int:

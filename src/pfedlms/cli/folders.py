@@ -29,11 +29,10 @@ def sections_of(directories: Iterable[str | Path]) -> tuple[list[Section], list[
     for folder in dict.fromkeys(found.resolve() for each in given for found in _holding(each)):
         inside = (each for each in given if folder.is_relative_to(each.resolve()))
         shown = next((each / folder.relative_to(each.resolve()) for each in inside), folder)
-        file = manifest_of(folder)
-        if file is None:
+        if manifest_of(folder) is None:
             alone += _read(shown, None, left_out)
             continue
-        manifest = read_manifest(file)
+        manifest = read_manifest(folder)
         names, axes = manifest["names"], manifest["axes"]
         runs = [run for name in manifest["runs"] for run in _read(shown / name, names.get(name), left_out)]
         if runs:

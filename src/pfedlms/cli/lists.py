@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from pfedlms.cli.options import add_import, add_json, add_options, add_set, overrides
+from pfedlms.cli.options import add, overrides
 from pfedlms.cli.screen import show
 from pfedlms.errors import UsageError
 
@@ -12,7 +12,7 @@ from pfedlms.errors import UsageError
 def add_bits(sub: argparse.ArgumentParser) -> None:
     """Bits of one client and round, from messages that are encoded and decoded; FedProto as if every client held every
     class."""
-    add_options(
+    add(
         sub,
         *("method", "model", "clients", "dataset"),
         method="method by name (default: all)",
@@ -21,9 +21,7 @@ def add_bits(sub: argparse.ArgumentParser) -> None:
         dataset="take sample shape, model and classes from this data set (default: mnist; 32x32 images for vgg)",
     )
     sub.add_argument("--classes", type=int, metavar="C", help="number of classes (default: the data set's)")
-    add_set(sub)
-    add_import(sub)
-    add_json(sub)
+    add(sub, "--set", "--import", "--json")
 
 
 def bits(options: argparse.Namespace) -> None:
@@ -37,8 +35,7 @@ def bits(options: argparse.Namespace) -> None:
 
 def add_listing(sub: argparse.ArgumentParser) -> None:
     """List what there is to choose from."""
-    add_import(sub)
-    add_json(sub)
+    add(sub, "--import", "--json")
 
 
 def add_methods(sub: argparse.ArgumentParser) -> None:

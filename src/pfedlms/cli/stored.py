@@ -1,36 +1,33 @@
-"""show, export, report: what folders of runs hold; nothing is trained."""
+"""show, export, report: from folders of runs, without training."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from pfedlms.cli.options import add_data_dir, add_import, add_json
+from pfedlms.cli.options import add
 from pfedlms.cli.screen import best_round, say, show, show_table
 from pfedlms.cli.train import show_study
 from pfedlms.errors import UsageError
 
 
 def add_show(sub: argparse.ArgumentParser) -> None:
-    """Print what a run, comparison or sweep has reached; needs no data."""
-    sub.add_argument("directory", metavar="DIR", type=Path)
+    """Print the results of a run, comparison or sweep; needs no data."""
+    add(sub, "directory")
     sub.add_argument("--clients", action="store_true", help="a table of the clients of a run: samples and P-acc")
-    add_data_dir(sub)
-    add_import(sub)
-    add_json(sub)
+    add(sub, "--moved", "--import", "--json")
 
 
 def add_export(sub: argparse.ArgumentParser) -> None:
     """Write models, from the checkpoint alone; the suffix decides the format: .pt (a PyTorch state dict) or .onnx."""
-    sub.add_argument("directory", metavar="DIR", type=Path)
+    add(sub, "directory")
     which = sub.add_mutually_exclusive_group()
     which.add_argument("--client", metavar="K", help="the model of this client: its number from 0, or its name")
     which.add_argument("--global", dest="shared", action="store_true", help="the model all share, before local steps")
     which.add_argument("--all", type=Path, metavar="FOLDER", help="every client's, as FOLDER/client-0.pt, …")
     sub.add_argument("--best", action="store_true", help="after the round with the highest V-acc (train.patience)")
     sub.add_argument("-o", "--output", type=Path, metavar="FILE", help="where to write: model.pt or model.onnx")
-    add_data_dir(sub)
-    add_import(sub)
+    add(sub, "--moved", "--import")
 
 
 def add_report(sub: argparse.ArgumentParser) -> None:
@@ -42,7 +39,7 @@ def add_report(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("-o", "--output", metavar="FILE", type=Path, default=Path("report.html"), help=help)
     help = "also write every figure as SVG and its data as CSV there"
     sub.add_argument("--figures", metavar="FOLDER", type=Path, help=help)
-    add_import(sub)
+    add(sub, "--import")
 
 
 def show_stored(options: argparse.Namespace) -> int:

@@ -10,19 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from pfedlms.cli.options import (
-    add_config,
-    add_data_dir,
-    add_import,
-    add_options,
-    add_output,
-    add_settings,
-    add_study,
-    assignments,
-    out_directory,
-    overrides,
-    positive_int,
-)
+from pfedlms.cli.options import add, add_study, assignments, out_directory, overrides
 from pfedlms.cli.screen import best_round, console, progress_of, say, show, show_table
 
 METHODS = "local,fedavg,pfedlms,sketchvote"
@@ -30,42 +18,32 @@ METHODS = "local,fedavg,pfedlms,sketchvote"
 
 def add_run(sub: argparse.ArgumentParser) -> None:
     """Train one federation and keep everything in a run directory."""
-    add_config(sub)
-    add_options(sub, "method")
-    add_settings(sub)
-    add_import(sub)
+    add(sub, "config", "method", "settings", "--import")
     sub.add_argument("--dry-run", action="store_true", help="print the plan, bytes and memory; train nothing")
     sub.add_argument("--profile", action="store_true", help="print where the time of a round went")
-    add_output(sub)
+    add(sub, "--json", "--quiet")
 
 
 def add_compare(sub: argparse.ArgumentParser) -> None:
     """Train several methods with several seeds and print one table."""
-    add_config(sub)
+    add(sub, "config", "--import")
     help = "methods by name, with settings of their own as pfedlms:thresholds=1:ratio=0.2 "
     sub.add_argument("--methods", metavar="A,B,C", default=METHODS, help=f"{help}(default: {METHODS})")
-    add_import(sub)
     add_study(sub, seeds=3)
 
 
 def add_sweep(sub: argparse.ArgumentParser) -> None:
     """Train one method with every combination of the values that settings are given
     (--set method.ratio=.02,.05,.1 --learning-rate .03,.1), and name the best."""
-    add_config(sub)
-    add_options(sub, "method")
+    add(sub, "config", "method", "--import")
     help = "v_acc, p_acc or g_acc (default: v_acc with --validation, else p_acc)"
     sub.add_argument("--by", metavar="MEASURE", help=help)
-    add_import(sub)
     add_study(sub, seeds=1)
 
 
 def add_resume(sub: argparse.ArgumentParser) -> None:
     """Resume an interrupted run, comparison or sweep."""
-    sub.add_argument("directory", metavar="DIR", type=Path)
-    sub.add_argument("--workers", type=positive_int, metavar="N", default=1, help="of a study: runs at the same time")
-    add_data_dir(sub)
-    add_import(sub)
-    add_output(sub)
+    add(sub, "directory", "--workers", "--moved", "--import", "--json", "--quiet")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -139,18 +117,13 @@ def resume(options: argparse.Namespace) -> int:
     return _report_run(options, done)
 
 
-def study_document(study: Any) -> dict[str, Any]:
-    """A study for machines."""
+def show_study(options: argparse.Namespace, study: Any) -> None:
+    """The table of a study, or its document for machines."""
     best = study.best() if study.axes else None
     shown = best and {key: value for key, value in best.items() if key != "runs"}
     swept = {"axes": study.axes, "by": study.by, "best": shown} if study.axes else {}
-    return {"directory": str(study.directory), **swept, "runs": study.summaries}
-
-
-def show_study(options: argparse.Namespace, study: Any) -> None:
-    from pfedlms.experiment.showing import table
-
-    show(options, study_document(study), lambda _: table(study), study.runs)
+    document = {"directory": str(study.directory), **swept, "runs": study.summaries}
+    show(options, document, lambda _: study.as_table(), study.runs)
 
 
 def _report_run(options: argparse.Namespace, done: Any) -> int:
@@ -166,7 +139,7 @@ def _report_run(options: argparse.Namespace, done: Any) -> int:
 
 
 def _report_study(options: argparse.Namespace, study: Any) -> int:
-    """The table or the document of a comparison or sweep."""
+    """Show a comparison or sweep; the exit code."""
     show_study(options, study)
     finished = sum(run.summary["status"] == "finished" for run in study.runs)
     best = study.best() if study.axes else None
@@ -181,7 +154,7 @@ def _report_study(options: argparse.Namespace, study: Any) -> int:
 
 
 def _closing(out: Path, interrupted: str | None, stopped: int) -> int:
-    """The closing words, also of a quiet call, and the exit code: 128 + the signal that interrupted."""
+    """Name the folder of the results, and how to resume; the exit code: 128 + the signal that interrupted."""
     if interrupted:
         from pfedlms.experiment.plugins import resume_command
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.engine.objectives import leaves
-from pfedlms.errors import MethodError
+from pfedlms.errors import MethodError, PfedlmsError
 from pfedlms.methods.contract import ClientWork, Exchange, Method, Objective, PerClient, Tracked
 from pfedlms.wire.fields import Message
 
@@ -29,13 +29,15 @@ _DTYPES = {np.float32: torch.float32, np.uint8: torch.uint8, np.bool_: torch.boo
 
 def guarded(method: Method) -> Method:
     """The method, with exchanges that check what it returns."""
-    with named(method):
+    with named(method, "server_start"):
         server = method.server_start()
         _expect_tensors("server_start", server)
         if method.tracks and "model" not in server:
             raise MethodError(
                 'server_start: got no "model", expected w, because `tracks` is true; derive the method from Tracked'
             )
+    for name in ("client_start", "client_rest", "objective", "after_training", "global_model"):
+        setattr(method, name, _naming(method, name))
     last = len(method.exchanges) - 1
     method.exchanges = tuple(
         GuardedExchange(method, each, index == last) for index, each in enumerate(method.exchanges)
@@ -44,12 +46,29 @@ def guarded(method: Method) -> Method:
 
 
 @contextmanager
-def named(method: Method) -> Iterator[None]:
-    """Errors within it name the method."""
+def named(method: Method, function: str = "") -> Iterator[None]:
+    """Errors within it name the method, and the function of the method where one is given."""
     try:
         yield
     except MethodError as error:
         raise error.of(method.name) from error.__cause__
+    except PfedlmsError:
+        raise
+    except Exception as error:  # a method of the user's own may raise anything
+        if not function:
+            raise
+        raise MethodError(f"{function}: raised {type(error).__name__}: {error}").of(method.name) from error
+
+
+def _naming(method: Method, function: str) -> Callable[..., Any]:
+    """A function of a method whose errors name it."""
+    call = getattr(method, function)
+
+    def named_call(*arguments: Any) -> Any:
+        with named(method, function):
+            return call(*arguments)
+
+    return named_call
 
 
 class GuardedExchange(Exchange[Any]):
@@ -57,7 +76,7 @@ class GuardedExchange(Exchange[Any]):
 
     def __init__(self, method: Method, exchange: Exchange[Any], is_last: bool) -> None:
         self._method, self._exchange, self._is_last = method, exchange, is_last
-        self._name = type(exchange).__name__
+        self._name = exchange.__class__.__name__
         self.up, self.down = exchange.up, exchange.down
         self._replied: tuple[int, Tensor, Tensor] | None = None
         self._sending_tried = self._receiving_tried = False
@@ -70,7 +89,7 @@ class GuardedExchange(Exchange[Any]):
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
         where = f"{self._name}.client_send"
-        with named(self._method):
+        with named(self._method, where):
             check_cohort(cohort)
             after, values = _pair(where, self._exchange.client_send(cohort, round, work), "(cohort, values)")
             check_same_clients(where, cohort, after)
@@ -81,21 +100,24 @@ class GuardedExchange(Exchange[Any]):
             return after, values
 
     def in_step(self, server: Tensors, values: Tensors) -> list[bool]:
-        alike, senders = self._exchange.in_step(server, values), len(next(iter(values.values())))
-        if len(alike) != senders:
-            with named(self._method):
-                raise MethodError(f"{self._name}.in_step: got {len(alike)} answers, expected one for each of {senders}")
-        return alike
+        where = f"{self._name}.in_step"
+        with named(self._method, where):
+            alike, senders = self._exchange.in_step(server, values), len(next(iter(values.values())))
+            if len(alike) != senders:
+                raise MethodError(f"{where}: got {len(alike)} answers, expected one for each of {senders}")
+            return alike
 
     def server_open(self, server: Tensors, round: int) -> Any:
-        return self._exchange.server_open(server, round)
+        with named(self._method, f"{self._name}.server_open"):
+            return self._exchange.server_open(server, round)
 
     def server_add(self, total: Any, ids: list[int], samples: list[int], values: Tensors) -> Any:
-        return self._exchange.server_add(total, ids, samples, values)
+        with named(self._method, f"{self._name}.server_add"):
+            return self._exchange.server_add(total, ids, samples, values)
 
     def server_reply(self, server: Tensors, total: Any, round: int) -> tuple[Tensors, Tensors]:
         where = f"{self._name}.server_reply"
-        with named(self._method):
+        with named(self._method, where):
             after, values = _pair(
                 where, self._exchange.server_reply(server, total, round), "(the server's state, values)"
             )
@@ -107,7 +129,7 @@ class GuardedExchange(Exchange[Any]):
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
         where = f"{self._name}.client_receive"
-        with named(self._method):
+        with named(self._method, where):
             after = self._exchange.client_receive(cohort, values, round)
             check_same_clients(where, cohort, after)
             if self._replied is not None and self._replied[0] == round < _COMPARED_ROUNDS:

@@ -21,7 +21,16 @@ from torch import nn
 
 from pfedlms.data import FederatedData, Partitioning, from_pool, load_dataset
 from pfedlms.engine.federation import Federation
-from pfedlms.engine.method_watch import Failed, Notes, expect_same, odd_one_out, play_on, shared, watched
+from pfedlms.engine.method_watch import (
+    Failed,
+    Notes,
+    answers_are_the_model,
+    expect_same,
+    odd_one_out,
+    play_on,
+    shared,
+    watched,
+)
 from pfedlms.engine.training import TrainSettings
 from pfedlms.errors import ConfigError, DivergedError, MethodError, UsageError, reason
 from pfedlms.methods.contract import Method, Tracked
@@ -227,7 +236,12 @@ class _Battery:
                         f"client {odd} has other values after the answer of round {round + 1}: it missed "
                         'answers; send the whole value in every answer, or keep it as state["model"], see Tracked'
                     )
-        return "3 of 5 clients take part in a round; those who come back know what they need"
+        hint = (
+            "; hint: every answer is the model w itself, so set `tracks = False` if client_receive takes w from the "
+            "answer: clients that come back then need nothing else, which saves bytes"
+        )
+        told = "3 of 5 clients take part in a round; clients that were absent receive what they need"
+        return told + hint * (self.method.tracks and answers_are_the_model(notes))
 
     def lost_messages(self) -> str:
         one, together = (self._play(8, cohort_size=size, lost=0.1, quorum=0.0) for size in (1, 0))

@@ -32,6 +32,8 @@ class Notes:
     answers: list[tuple[int, bytes]] = field(default_factory=list)
     models: list[Tensor | None] = field(default_factory=list)
     """The server's tracked model after every round."""
+    replies: dict[int, Tensors] = field(default_factory=dict)
+    """By round: the values of the server's last answer."""
 
     def link(self, data: bytes, client: int) -> bytes:
         self.frames.append((client, data))
@@ -59,6 +61,9 @@ class _Watched(Exchange[Any]):
         self._sent: dict[int, dict[str, Any]] = {}
         self._reply: dict[int, dict[str, Any]] = {}
 
+    # Messages name the method's own class.
+    __class__ = property(lambda self: type(self._exchange))
+
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
         result = self._exchange.client_send(cohort, round, work)
         if isinstance(result, tuple) and len(result) == 2 and _all_tensors(result[1]):
@@ -82,7 +87,7 @@ class _Watched(Exchange[Any]):
     def server_reply(self, server: Tensors, total: Any, round: int) -> tuple[Tensors, Tensors]:
         result = self._exchange.server_reply(server, total, round)
         if isinstance(result, tuple) and len(result) == 2 and _all_tensors(result[1]):
-            self._reply[round] = dict(result[1])
+            self._reply[round] = self._notes.replies[round] = dict(result[1])
         return result
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
@@ -120,6 +125,14 @@ def play_on(federation: Federation, notes: Notes, rounds: int) -> dict[str, Any]
         federation.play_round()
         notes.models.append(federation.state()["server"].get("model"))
     return federation.state()
+
+
+def answers_are_the_model(notes: Notes) -> bool:
+    """Whether the answer of every round contains the server's tracked model after it."""
+    return bool(notes.replies) and all(
+        model is not None and any(torch.equal(value, model) for value in notes.replies.get(round, {}).values())
+        for round, model in enumerate(notes.models)
+    )
 
 
 def shared(notes: Notes) -> list[str]:

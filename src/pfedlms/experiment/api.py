@@ -145,7 +145,7 @@ def variant(text: str) -> Tables:
     """The settings, by section, of a method as a comparison names it: `pfedlms:thresholds=1`."""
     found, problems = variants(text)
     if problems or len(found) != 1:
-        raise ConfigError(problems or [f"--methods: got {text!r}, expected one method; {EXPECTED}"])
+        raise ConfigError(problems or [f"methods: got {text!r}, expected one method; {EXPECTED}"])
     return merge({"method": {"name": found[0].method}}, found[0].settings)
 
 

@@ -19,7 +19,8 @@ from pfedlms.data.sources import DATASETS
 from pfedlms.errors import ConfigError, did_you_mean
 from pfedlms.experiment.plugins import find_method
 from pfedlms.experiment.rules import contradictions
-from pfedlms.experiment.schema import CUSTOM, SECTIONS, DataSection, ModelSection, RunSection, TrainSection, meant
+from pfedlms.experiment.schema import CUSTOM as CUSTOM
+from pfedlms.experiment.schema import SECTIONS, DataSection, ModelSection, RunSection, TrainSection, meant
 from pfedlms.methods import METHODS
 from pfedlms.settings import as_plain, parse, problems, type_name
 
@@ -34,8 +35,6 @@ BEFORE = {"train": {"floor": 0.0}}
 """What the last version did where its stored configurations have no such key."""
 _MALFORMED = "--set"
 """Where texts that are no assignments wait to be reported."""
-
-__all__ = ["CUSTOM", "SECTIONS", "Config", "Tables", "as_toml", "keys", "load_config", "merge", "owners"]
 
 
 @dataclass(frozen=True)
@@ -76,19 +75,13 @@ class Config:
     def with_run(self, **values: Any) -> Config:
         return replace(self, run=replace(self.run, **values))
 
+    def grouped_as(self, checkpoint: Mapping[str, Any] | None) -> Config:
+        """With cohorts of the size they had, where that depends on free memory: dropout depends on the grouping."""
+        return self.with_run(cohort_size=self.run.cohort_size or (checkpoint["cohort_size"] if checkpoint else 0))
+
     def silenced(self) -> Config:
         """As if the user had given no setting: warnings about them have been given."""
         return replace(self, given=frozenset())
-
-
-def differing(configs: Sequence[Config]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The settings all have in common, and for each configuration those in which they are not all alike; seed, method
-    and folder of a run stand elsewhere."""
-    flat = [config.flat() for config in configs]
-    elsewhere = ("run.out", "run.seed", "method.name")
-    names = [key for key in dict.fromkeys(key for own in flat for key in own) if key not in elsewhere]
-    same = {key: flat[0][key] for key in names if all(key in own and own[key] == flat[0].get(key) for own in flat)}
-    return same, [{key: own[key] for key in names if key in own and key not in same} for own in flat]
 
 
 # --- which keys there are
@@ -203,23 +196,30 @@ def parse_overrides(assignments: Sequence[str]) -> Tables:
     return tables
 
 
+def places(methods: Iterable[Any]) -> dict[str, tuple[str, str]]:
+    """Section and key by the names that keywords may have: `learning_rate`, `train.learning_rate`, `method`."""
+    known = keys(methods)
+    plain = {key: (section, key) for section, key in known if key != "name"}
+    return plain | {f"{section}.{key}": (section, key) for section, key in known} | {"method": ("method", "name")}
+
+
 def from_keywords(methods: Sequence[str], settings: Mapping[str, Any]) -> Tables:
-    """Keyword arguments as tables; a key is looked up in every section and in the methods' own settings, and
-    `pfedlms={"strength": 0.05}` names the method it is for."""
-    sections = {key: section for section, key in keys(methods) if key != "name"}
-    own = {key: dict(value) for key, value in settings.items() if key in METHODS and isinstance(value, Mapping)}
+    """Keyword arguments as tables. `pfedlms={"strength": 0.05}` names the method that a setting is for."""
+    known = places(methods)
     alone = methods[0] if len(methods) == 1 else None
-    unknown = [
-        f"{key}: {of_others(key, alone) or f'unknown setting; {nearest(key, sections)}'}"
-        for key in settings
-        if key not in sections and key not in own
-    ]
+    tables: Tables = {}
+    unknown = []
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and key in (*SECTIONS, "method", *METHODS):
+            tables = merge(tables, {key: value})
+        elif key in known:
+            section, name = known[key]
+            tables.setdefault(section, {})[name] = _device_name(value) if name == "device" else value
+        else:
+            near = nearest(key, [name for name in known if "." not in name])
+            unknown.append(f"{key}: {of_others(key, alone) or f'unknown setting; {near}'}")
     if unknown:
         raise ConfigError(unknown)
-    tables: Tables = {"data": {}, "model": {}, "train": {}, "method": {}, "run": {}, **own}
-    for key, value in settings.items():
-        if key not in own:
-            tables[sections[key]][key] = _device_name(value) if key == "device" else value
     return tables
 
 

@@ -1,4 +1,4 @@
-"""What a run would cost, before anything is trained: messages as they are encoded and decoded, and memory."""
+"""What is known of a run before anything is trained: who holds which samples, bytes of messages, and memory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import torch
 
 from pfedlms.data.schemes import scheme_of
@@ -17,7 +18,7 @@ from pfedlms.engine.terms import agreement, task_of
 from pfedlms.errors import ConfigError
 from pfedlms.experiment.config import CUSTOM, Config, Tables, keys, load_config, merge, of_method
 from pfedlms.experiment.memory import needed_bytes
-from pfedlms.experiment.prepare import named_pool, train_settings
+from pfedlms.experiment.prepare import dealt, named_pool, train_settings
 from pfedlms.methods import METHODS
 from pfedlms.methods.contract import Method
 from pfedlms.models import CohortModel, build
@@ -77,10 +78,10 @@ def _row(tables: Tables, classes: int | None, as_in_paper: bool) -> dict[str, An
     config = load_config(None, tables)
     if CUSTOM in (config.data.dataset, config.model.name):
         raise ConfigError(
-            ["--dataset, --model: got 'custom', expected names of `pfedlms datasets` and `pfedlms models`"]
+            ["data.dataset, model.name: got 'custom', expected names of `pfedlms datasets` and `pfedlms models`"]
         )
     if classes is not None and classes < 1:
-        raise ConfigError([f"--classes: got {classes}, expected at least 1"])
+        raise ConfigError([f"classes: got {classes}, expected at least 1"])
     method = method_of(config, classes, (3, 32, 32) if as_in_paper and config.model.name != "dnn" else None)
     task = method.task
     cost = message_cost(method)
@@ -166,3 +167,29 @@ def _notes(config: Config, federation: Federation) -> list[str]:
         f"method.ratio = {config.settings.ratio:g} keeps a single entry of every layer, the fewest there can be; the "
         f"largest layer keeps more from {2 / max(pads):.2g} on"
     ]
+
+
+def holdings(config: Config) -> dict[str, Any]:
+    """The data set, its partition, and of every client the samples of each part and class."""
+    pool = named_pool(config)
+    data = dealt(config, pool)
+    scheme = scheme_of(config.data.partition, pool.owner)
+    parts = {"train": data.train, "test": data.test, **({"validation": data.validation} if data.validation else {})}
+    labels = data.y.numpy()
+    clients = []
+    for client in range(data.clients):
+        held = {part: own[client] for part, own in parts.items()}
+        counts = np.bincount(labels[np.concatenate(list(held.values()))], minlength=data.classes)
+        name = pool.owners[client] if scheme == "given" else str(client)
+        sizes = {part: len(own) for part, own in held.items()}
+        clients.append({"client": client, "name": name, **sizes, "classes": counts.tolist()})
+    return {
+        "dataset": config.data.dataset,
+        "samples": len(labels),
+        "shape": list(data.shape),
+        "partition": scheme,
+        **({"alpha": config.data.alpha} if scheme in ("dirichlet", "quantity") else {}),
+        "seed": config.run.seed,
+        "classes": list(pool.names or map(str, range(data.classes))),
+        "clients": clients,
+    }

@@ -7,7 +7,7 @@ import json
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from pfedlms.data import DATASETS, FederatedData
+from pfedlms.data import FederatedData
 from pfedlms.engine import Federation
 from pfedlms.errors import DataError, RunDirectoryError, UsageError, did_you_mean
 from pfedlms.experiment.config import CUSTOM, Config
@@ -47,25 +47,27 @@ class Models:
         here = set(self.federation.present_ids)
         return () if self.has_data else tuple(k for k in range(self.federation.data.clients) if k not in here)
 
-    def model(self, client: int) -> StateDict:
+    def model(self, client: int | None) -> StateDict:
+        """A client's model, or the shared one."""
+        if client is None:
+            return self.shared() or {}
         with self._opened():
             return self.federation.client_state_dict(client, trains=self.has_data)
-
-    def models(self) -> list[StateDict]:
-        with self._opened():
-            models = self.federation.models(trains=self.has_data)
-            return [model for _, model in sorted(models, key=lambda pair: pair[0])]
 
     def shared(self) -> StateDict | None:
         """The model all clients share, before local steps; None for a method that has none."""
         with self._opened():
             return self.federation.shared_state_dict()
 
+    def models(self) -> list[StateDict]:
+        with self._opened():
+            models = self.federation.models(trains=self.has_data)
+            return [model for _, model in sorted(models, key=lambda pair: pair[0])]
+
     def module(self, client: int | None) -> nn.Module:
         """A client's model, or the shared one, as a module on the CPU that predicts."""
-        state = self.shared() if client is None else self.model(client)
         module = copy.deepcopy(self.federation.model.module).cpu()
-        module.load_state_dict(state or {})
+        module.load_state_dict(self.model(client))
         return module.eval()
 
     @contextmanager
@@ -82,10 +84,8 @@ class Models:
 
 
 def open_models(stored: RunDirectory, config: Config, problem: Problem, best: bool = False) -> Models:
-    """The models in a run directory, of the latest checkpoint or of the best round. Data are looked for only where
-    some client took no part in the last phase."""
-    from pfedlms.experiment.runs import grouped
-
+    """The models in a run directory, of the latest checkpoint or of the best round. Data are read only where some
+    client took no part in the last phase."""
     directory = stored.path
     if stored.on_nodes:
         raise UsageError(
@@ -98,74 +98,51 @@ def open_models(stored: RunDirectory, config: Config, problem: Problem, best: bo
             f"use pfedlms.export({str(directory)!r}, 'model.pt', client=0, model=model)"
         )
     checkpoint = stored.load_best() if best else stored.load_checkpoint()
-    if checkpoint is None and best:
+    if checkpoint is None:
         raise RunDirectoryError(
             f"{directory}: no best round was kept; run with data.validation and train.patience (as many as there are "
             "evaluations never stops)"
+            if best
+            else f"{directory}: no checkpoint yet; `pfedlms resume {directory}` first"
         )
-    if checkpoint is None:
-        raise RunDirectoryError(f"{directory}: no checkpoint yet; `pfedlms resume {directory}` first")
-    hollow = hollow_data(config, checkpoint)
     everybody = len(checkpoint["federation"]["trained"]) == config.data.clients
-    federation, config = None, grouped(config, checkpoint)
-    if (not everybody or hollow is None) and (problem.given is not None or config.data.dataset != CUSTOM):
-        try:
+    config = config.grouped_as(checkpoint)
+    federation = None
+    if not everybody and (problem.given is not None or config.data.dataset != CUSTOM):
+        with suppress(DataError):
             federation = prepare(config, problem)
-        except DataError:
-            if hollow is None:
-                raise
-    if federation is None and hollow is None:
-        raise UsageError(f"{directory}: checkpoint.pt does not tell the shape of samples; give the data again")
     has_data = federation is not None
     if federation is None:
-        assert hollow is not None
-        model = CohortModel(problem.module(config, hollow), torch.device("cpu"))
+        hollow = _hollow_data(checkpoint)
         federation = Federation(
-            METHODS[config.method], config.settings, model, hollow, train_settings(config), config.run.seed,
-            cohort_size=config.run.cohort_size,
+            METHODS[config.method], config.settings, CohortModel(problem.module(config, hollow), torch.device("cpu")),
+            hollow, train_settings(config), config.run.seed, cohort_size=config.run.cohort_size,
         )  # fmt: skip
     load_into(federation, checkpoint, config, stored, same_data=has_data)
     return Models(config, federation, has_data or everybody)
 
 
-def hollow_data(config: Config, checkpoint: Mapping[str, Any]) -> FederatedData | None:
-    """What a checkpoint says of the data: shape, classes, and how many samples each client trains on, but none of
-    them; None where it does not, and the data set is not known by name either."""
-    if "shape" in checkpoint:
-        shape, classes, samples = tuple(checkpoint["shape"]), checkpoint["classes"], checkpoint["samples"]
-    elif config.data.dataset in DATASETS:  # a checkpoint of before these were in it
-        source = DATASETS[config.data.dataset]
-        shape, classes, samples = source.shape, source.classes, [1] * config.data.clients
-    else:
-        return None
-    nothing = np.empty(0, dtype=np.int64)
+def _hollow_data(checkpoint: Mapping[str, Any]) -> FederatedData:
+    """The shape of samples, the classes and each client's number of training samples, but none of the samples."""
+    samples = checkpoint["samples"]
     return FederatedData(
-        x=torch.empty(0, *shape, dtype=torch.int64 if checkpoint.get("integers") else torch.float32),
+        x=torch.empty(0, *checkpoint["shape"], dtype=torch.int64 if checkpoint.get("integers") else torch.float32),
         y=torch.empty(0, dtype=torch.int64),
         train=tuple(np.arange(count) for count in samples),
-        test=(nothing,) * len(samples),
-        classes=classes,
+        test=(np.empty(0, dtype=np.int64),) * len(samples),
+        classes=checkpoint["classes"],
     )
 
 
 def client_number(client: int | str, summary: Mapping[str, Any]) -> int:
-    """Which client is meant; a name goes before a number, since names may be numbers."""
+    """The number of a client; a name goes before a number, since names may be numbers."""
     names, clients = list(summary.get("client_names", [])), summary["clients"]
     if str(client) in names:
         return names.index(str(client))
     if str(client).isdecimal() and int(client) < clients:
         return int(client)
     named = f", or a name: {did_you_mean(str(client), names)}" if names else ""
-    raise UsageError(f"--client: got {client}, expected 0 to {clients - 1}{named}")
-
-
-def check_suffix(file: Path) -> None:
-    """Before anything is opened: a format that there is."""
-    if file.suffix not in SUFFIXES:
-        raise UsageError(
-            f"{file}: got the suffix {file.suffix!r}, expected .pt (a state dict for torch.load) or .onnx; it decides "
-            "the format"
-        )
+    raise UsageError(f"client: got {client}, expected 0 to {clients - 1}{named}")
 
 
 def write_models(
@@ -176,18 +153,22 @@ def write_models(
         raise UsageError("client: got a client and shared=True, expected one of them")
     clients = models.federation.data.clients
     number = None if client is None else client_number(client, summary)
-    if shared or number is not None:
-        check_suffix(target)
-    elif target.suffix in SUFFIXES:
+    one = shared or number is not None
+    if one and target.suffix not in SUFFIXES:
+        raise UsageError(
+            f"{target}: got the suffix {target.suffix!r}, expected .pt (a state dict for torch.load) or .onnx; it "
+            "decides the format"
+        )
+    if not one and target.suffix in SUFFIXES:
         raise UsageError(f"{target}: got a file for the models of all clients, expected a folder; or name one client")
     if shared and models.shared() is None:
-        raise UsageError(f"{models.config.method} has no shared model; name a client with --client K")
+        raise UsageError(f"{models.config.method} has no shared model; name a client with client=K")
     stale = [] if shared else [k for k in models.untrained if number in (None, k)]
     if stale:
         who = f"client {client}" if client is not None else f"{len(stale)} of {clients} clients"
         warnings.warn(
             f"{who} took no part in the last round, and its data are not here: the model is the one before local "
-            "steps; --data-dir says where the data are",
+            "steps; data_dir=DIR says where the data are",
             stacklevel=2,
         )
     about = {
@@ -198,22 +179,27 @@ def write_models(
         "normalisation": normalisation(models.config),
     }
     try:
-        if shared or number is not None:
-            _write(models, target, number, about)
-            return
-        target.mkdir(parents=True, exist_ok=True)
-        for each, state in enumerate(models.models()):
-            _write_state(target / f"client-{each}.pt", state)
-        _write_about(target / "models.json", about)
+        if target.suffix == ".onnx":
+            _write_onnx(models, target, number, about)
+        elif one:
+            state = models.model(number)
+            write_atomically(target, lambda file: torch.save(state, file))
+            _write_about(target.with_suffix(".json"), about)
+        else:
+            target.mkdir(parents=True, exist_ok=True)
+            for each, state in enumerate(models.models()):
+                write_atomically(target / f"client-{each}.pt", lambda file, state=state: torch.save(state, file))  # type: ignore[misc]
+            _write_about(target / "models.json", about)
     except (OSError, RuntimeError, ValueError) as error:
         raise UsageError(f"{target}: cannot be written ({getattr(error, 'strerror', None) or error})") from error
 
 
-def _write(models: Models, file: Path, client: int | None, about: Mapping[str, Any]) -> None:
-    if file.suffix != ".onnx":
-        _write_state(file, (models.shared() if client is None else models.model(client)) or {})
-        _write_about(file.with_suffix(".json"), about)
-        return
+def _write_about(file: Path, about: Mapping[str, Any]) -> None:
+    """What is needed to use models, beside them."""
+    write_atomically(file, lambda opened: opened.write((json.dumps(about, indent=2) + "\n").encode()))
+
+
+def _write_onnx(models: Models, file: Path, client: int | None, about: Mapping[str, Any]) -> None:
     try:
         import onnx
         import onnxscript  # noqa: F401 - torch.onnx needs it
@@ -221,35 +207,19 @@ def _write(models: Models, file: Path, client: int | None, about: Mapping[str, A
         raise UsageError(f"{file}: .onnx needs the extra onnx; install it with: pip install 'pfedlms[onnx]'") from error
     data = models.federation.data
     sample = torch.zeros(2, *data.shape, dtype=data.x.dtype)
-    with warnings.catch_warnings(), _quiet_log():
-        warnings.simplefilter("ignore")  # of the exporter, about its own future
-        program = torch.onnx.export(
-            models.module(client), (sample,), dynamo=True, verbose=False, input_names=["x"], output_names=["outputs"],
-            dynamic_shapes=({0: torch.export.Dim("batch")},),
-        )  # fmt: skip
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # else a line for every package that the exporter does not find
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the exporter, about its own future
+            program = torch.onnx.export(
+                models.module(client), (sample,), dynamo=True, verbose=False, input_names=["x"],
+                output_names=["outputs"], dynamic_shapes=({0: torch.export.Dim("batch")},),
+            )  # fmt: skip
+    finally:
+        logger.setLevel(level)
     assert program is not None
     proto = program.model_proto
     onnx.helper.set_model_props(proto, {"pfedlms": json.dumps(about)})
     write_atomically(file, lambda opened: opened.write(proto.SerializeToString()))
-
-
-@contextmanager
-def _quiet_log() -> Iterator[None]:
-    """The exporter logs a line for every package that it does not find."""
-    logger = logging.getLogger("torch.onnx")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
-
-
-def _write_state(file: Path, state: StateDict) -> None:
-    write_atomically(file, lambda opened: torch.save(state, opened))
-
-
-def _write_about(file: Path, about: Mapping[str, Any]) -> None:
-    """What is needed to use models, beside them."""
-    text = json.dumps(about, indent=2) + "\n"
-    write_atomically(file, lambda opened: opened.write(text.encode()))

@@ -10,44 +10,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from pfedlms.backend import COMPILATION
 from pfedlms.data import FederatedData
 from pfedlms.data.sources import kind_of
 from pfedlms.engine import Evaluation, RoundReport, Traffic
-from pfedlms.engine.criterion import Criterion
-from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.errors import DivergedError, RunDirectoryError, RunError
 from pfedlms.experiment.callbacks import Calls, Checkpoints, EarlyStopping, RunInfo, SharedModelWarning, is_best
 from pfedlms.experiment.config import CUSTOM, Config
 from pfedlms.experiment.prepare import as_configured
 from pfedlms.experiment.store import RunDirectory
 from pfedlms.experiment.summary import Ending, environment, finite, same_result, summarise
-from pfedlms.models import CohortModel
-
-
-class Played(Protocol):
-    """What is played: a federation, be it in this process or on nodes."""
-
-    rounds_played: int
-    largest_cohort: int
-    criterion: Criterion
-    watch: Stopwatch
-
-    @property
-    def data(self) -> FederatedData: ...
-
-    @property
-    def model(self) -> CohortModel: ...
-
-    def evaluate(self) -> Evaluation: ...
-
-    def everyone(self) -> Evaluation: ...
-
-    def state(self) -> dict[str, Any]: ...
-
-    def load(self, state: dict[str, Any]) -> None: ...
 
 
 class Stopped(BaseException):
@@ -60,7 +34,7 @@ class Stopped(BaseException):
 
 class Running(RunInfo):
     """A run while it is played: what happens becomes metrics, checkpoints and a summary, on disk where there is a
-    directory. Subclasses say how a step is taken."""
+    directory. `played` is a federation in this process; a subclass plays one on nodes."""
 
     def __init__(self, config: Config, played: Any, directory: RunDirectory | None = None, label: str = "") -> None:
         super().__init__(
@@ -135,16 +109,14 @@ class Running(RunInfo):
         }
 
     def evaluate(self, report: RoundReport) -> dict[str, Any]:
-        """Measure, and record what was measured; accuracies are over the clients that took part."""
+        """Measure, and record the results; accuracies are over the clients that took part."""
         measured: Evaluation = self.played.evaluate()
-        score = self.played.criterion.score
+        results, score = self._results(measured), self.played.criterion.score
         record: dict[str, Any] = {"round": self.round, **({"metric": score} if score else {})}
-        record["p_acc"] = finite(measured.accuracy)
-        if self.config.data.validation:
-            record["v_acc"] = _validated(measured)
+        record |= {key: results[key] for key in ("p_acc", "v_acc") if key in results}
         if report.global_evaluation is not None:
             record["g_acc"] = finite(report.global_evaluation.accuracy)
-        record |= {"loss": finite(report.loss), "test_loss": finite(measured.loss), "client_acc": _per_client(measured)}
+        record |= {"loss": finite(report.loss), "test_loss": results["test_loss"], "client_acc": results["client_acc"]}
         if len(measured.ids) < self.played.data.clients:
             record["clients"] = list(measured.ids)
         record |= {"bytes": asdict(self._traffic), **self._failures(), **self.more("evaluation")}
@@ -212,17 +184,32 @@ class Running(RunInfo):
         unheard = {"unheard": self._unheard} if self.config.run.lost else {}
         return {"rejected": self._rejected, **astray, **unheard}
 
+    def _results(self, measured: Evaluation) -> dict[str, Any]:
+        """An evaluation under the names of metrics.jsonl; V-acc is None where no client evaluated has set samples
+        aside."""
+        validation = measured.validation
+        validated = {"v_acc": finite(validation.accuracy) if validation is not None else None}
+        return {
+            "p_acc": finite(measured.accuracy),
+            **(validated if self.config.data.validation else {}),
+            "test_loss": finite(measured.loss),
+            "client_acc": [finite(value) for value in measured.per_client],
+        }
+
     def _everyone(self) -> dict[str, Any]:
-        """All clients at the end of the run; the last evaluation, if it was of all of them."""
+        """All clients at the end of the run: the last evaluation, if it was of all of them. In the mean over clients,
+        unlike in the accuracy, a client that claims many samples weighs no more than others."""
         last = self.metrics[-1] if self.metrics else {}
-        if last.get("round") == self.round and "clients" not in last:
-            validated = {"validation_accuracy": last["v_acc"]} if "v_acc" in last else {}
-            measures = {"test_loss": last["test_loss"], "client_acc": last["client_acc"]}
-            return {"accuracy": last["p_acc"], **_over_clients(measures), **validated, **measures}
-        measured: Evaluation = self.played.everyone()
-        validated = {"validation_accuracy": _validated(measured)} if self.config.data.validation else {}
-        measures = {"test_loss": finite(measured.loss), "client_acc": _per_client(measured)}
-        return {"accuracy": finite(measured.accuracy), **_over_clients(measures), **validated, **measures}
+        whole = last.get("round") == self.round and "clients" not in last
+        results = last if whole else self._results(self.played.everyone())
+        known = [value for value in results["client_acc"] if value is not None]
+        return {
+            "accuracy": results["p_acc"],
+            **({"mean_over_clients": sum(known) / len(known)} if known else {}),
+            **({"validation_accuracy": results["v_acc"]} if "v_acc" in results else {}),
+            "test_loss": results["test_loss"],
+            "client_acc": results["client_acc"],
+        }
 
 
 def execute(
@@ -326,7 +313,7 @@ def leave(signalled: int, result: Any, resume: str) -> None:
         raise SystemExit(128 + signalled)
 
 
-def facts_of(played: Played) -> dict[str, Any]:
+def facts_of(played: Any) -> dict[str, Any]:
     """What a summary says of data and model."""
     data = played.data
     named = {"classes": data.names, "client_names": data.client_names}
@@ -341,7 +328,7 @@ def facts_of(played: Played) -> dict[str, Any]:
 
 
 def load_into(
-    played: Played, checkpoint: Mapping[str, Any], config: Config, stored: RunDirectory, same_data: bool = True
+    played: Any, checkpoint: Mapping[str, Any], config: Config, stored: RunDirectory, same_data: bool = True
 ) -> None:
     """Load a checkpoint; one that was made with other settings or data would train on as if nothing had happened."""
     now = fixed_settings(config)
@@ -378,18 +365,3 @@ def _fingerprint(config: Config, data: FederatedData) -> str:
     """Of data given in Python or by path; data sets by name are identified by their settings."""
     own = config.data.dataset == CUSTOM or kind_of(config.data.dataset)
     return data.fingerprint() if own else config.data.dataset
-
-
-def _validated(measured: Evaluation) -> float | None:
-    """V-acc; None where no client that was evaluated has set anything aside."""
-    return finite(measured.validation.accuracy) if measured.validation is not None else None
-
-
-def _over_clients(measures: Mapping[str, Any]) -> dict[str, float]:
-    """The mean over clients, beside the mean over samples: a client that claims many samples weighs no more in it."""
-    known = [value for value in measures["client_acc"] if value is not None]
-    return {"mean_over_clients": sum(known) / len(known)} if known else {}
-
-
-def _per_client(measured: Evaluation) -> list[float | None]:
-    return [finite(value) for value in measured.per_client]

@@ -113,7 +113,7 @@ def ingredients(config: Config, data: Callable[[], FederatedData], problem: Prob
 def _device(name: str) -> torch.device:
     found = torch.cuda.is_available()
     if name.startswith("cuda") and not found:
-        raise UsageError(f"run.device: got {name!r}, but PyTorch finds no GPU here; use --device cpu or auto")
+        raise UsageError(f"run.device: got {name!r}, but PyTorch finds no GPU here; set run.device to cpu or auto")
     kind, _, number = name.partition(":")
     if number and int(number) >= (count := torch.cuda.device_count()):
         known = " or ".join(f"cuda:{each}" for each in range(count)) if count < 3 else f"cuda:0 to cuda:{count - 1}"

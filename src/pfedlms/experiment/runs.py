@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from torch import nn
 from pfedlms.engine import Federation, Traffic
 from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.errors import RunDirectoryError, UsageError
-from pfedlms.experiment import showing
 from pfedlms.experiment.callbacks import watching
 from pfedlms.experiment.config import CUSTOM, Config, Tables, load_config
 from pfedlms.experiment.exporting import Models, StateDict, client_number, open_models, write_models
@@ -21,10 +21,14 @@ from pfedlms.experiment.prepare import NAMED, prepare, with_constants
 from pfedlms.experiment.problem import Problem, call
 from pfedlms.experiment.store import SERVER_AGAIN, RunDirectory
 from pfedlms.experiment.summary import Ending, in_short, summarise
+from pfedlms.report.charts import check_file
+from pfedlms.report.figures import accuracy_curves
+from pfedlms.report.results import set_up
+from pfedlms.report.runs import RunLike, client_accuracies
 
 
 class Run:
-    """What one run reached: fresh from memory, or loaded from its folder, finished or not.
+    """One run and its results: from memory, or loaded from its folder, finished or not.
 
     `label` is what tables call it, `settings` its complete configuration by section, `metrics` the lines of
     metrics.jsonl, `summary` the content of summary.json, `directory` its folder, if it has one.
@@ -39,7 +43,7 @@ class Run:
         self.settings: Tables = config.tables()
         self._federation: Federation | None = None
         self.stopped = 0
-        """The signal that asked it to stop (Ctrl-C is 2, SIGTERM 15), be it in the very last round; 0: none."""
+        """The signal that asked it to stop (Ctrl-C is 2, SIGTERM 15); 0: none."""
         self._best_state: dict[str, Any] | None = None
         self._kept: list[StateDict] | None = None
         if metrics is not None:
@@ -58,16 +62,16 @@ class Run:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """As its process wrote it; made from its metrics where it wrote none, or went on after it did."""
+        """As its process wrote it; made from its metrics where that one is missing or older than they are."""
         written = self._stored.read_summary()
         last: dict[str, Any] = self.metrics[-1] if self.metrics else {"round": 0}
         if written is not None and written["rounds"] >= last["round"]:
             return written
         checkpoint = self._stored.load_checkpoint() or {}
-        facts = checkpoint.get("facts") or {key: checkpoint[key] for key in ("parameters",) if key in checkpoint}
+        facts = checkpoint.get("facts") or {"parameters": checkpoint.get("parameters", 0)}
         failures: dict[str, int] = {key: last[key] for key in ("rejected", "astray", "unheard") if key in last}
-        more: dict[str, Any] = {key: last[key] for key in ("transport",) if key in last}
-        sent = last.get("bytes") or dict.fromkeys(Traffic.__dataclass_fields__, 0)
+        more = {"transport": last["transport"]} if "transport" in last else {}
+        sent = last.get("bytes") or asdict(Traffic())
         ending = Ending("interrupted", last["round"], sent, last.get("seconds", 0.0), failures, None, more)
         return summarise(self.config, self.metrics, facts, ending)
 
@@ -140,17 +144,17 @@ class Run:
 
     def plot(self, file: str | Path) -> None:
         """Draw accuracy against bytes; PNG, SVG or PDF by the suffix (extra `report`)."""
-        showing.plot_runs([self], Path(file))
+        plot_curves([self], Path(file))
 
     def resume(self, *, progress: bool | None = None, callbacks: Iterable[Any] | None = None) -> Run:
-        """Play the rounds that are left of a run with a folder; with what it was given in Python."""
+        """Play the rounds that are left of a run with a folder, with the objects it was given in Python."""
         if self.directory is None:
             raise UsageError("resume: this run has no folder; run it with out=DIR")
         with watching(progress, callbacks) as calls:
             return resume_run(self.directory, self.problem, calls, self.config.data.dir or None).or_leave()
 
     def or_leave(self) -> Run:
-        """The run as its caller in Python gets it, or what a signal asked for once all is saved."""
+        """The run, for callers in Python; or what a signal asked for, after everything is saved."""
         kept = self.directory is not None and self.summary["status"] == "interrupted"
         leave(self.stopped, self, call("resume", self.directory, self.settings) if kept else "")
         return self
@@ -210,7 +214,7 @@ def resume_run(
     with stored:
         stored.open()
         checkpoint = stored.load_checkpoint()
-        federation = prepare(grouped(config.with_run(**how), checkpoint), problem)
+        federation = prepare(config.with_run(**how).grouped_as(checkpoint), problem)
         complete = with_constants(config, federation.data)
         if complete != config:  # the plan of a study does not know them yet
             config = complete
@@ -242,20 +246,15 @@ def open_run(directory: str | Path, data_dir: str | None = None) -> tuple[RunDir
 
 
 def load_run(directory: str | Path, problem: Problem = NAMED, data_dir: str | None = None, label: str = "") -> Run:
-    """The run in `directory`, finished or not; nothing is trained and no data are needed."""
+    """The run in `directory`, finished or not; needs no data."""
     stored, config = open_run(directory, data_dir)
     return Run(config, stored.path, problem, label)
 
 
-def grouped(config: Config, checkpoint: Mapping[str, Any] | None) -> Config:
-    """Where the size of cohorts follows the memory at hand, it stays what it was: dropout depends on the grouping."""
-    return config.with_run(cohort_size=config.run.cohort_size or (checkpoint["cohort_size"] if checkpoint else 0))
-
-
 def per_client(run: Run, look_up: bool = False) -> list[dict[str, Any]]:
-    """A row per client: number, name if it has one, training samples, and P-acc after the last round, or in the last
-    evaluation it was part of where the run did not finish. Samples are looked up in the data only if asked for, for
-    runs whose checkpoint has none; of nodes with data of their own they are what nodes sent."""
+    """A row per client: number, name if it has one, training samples, and P-acc after the last round, or in its last
+    evaluation where the run did not finish. Without a checkpoint, samples are looked up in the data if asked for; of
+    nodes with data of their own they are the numbers that nodes sent."""
     stored, config = run._stored, run.config
     checkpoint = stored.load_checkpoint() or {}
     samples: Sequence[int | None] | None = checkpoint.get("samples")
@@ -265,13 +264,7 @@ def per_client(run: Run, look_up: bool = False) -> list[dict[str, Any]]:
         samples = [sent.get(client) for client in range(config.data.clients)] if sent else None
     elif samples is None and look_up:
         samples = prepare(config, run.problem).data.samples
-    accuracies: dict[int, float] = {}
-    for record in run.metrics:
-        who = record.get("clients", range(len(record["client_acc"])))
-        accuracies |= dict(zip(who, record["client_acc"], strict=True))
-    if run.summary["everyone"]:
-        accuracies = dict(enumerate(run.summary["everyone"]["client_acc"]))
-    names = run.summary.get("client_names")
+    accuracies, names = client_accuracies(run), run.summary.get("client_names")
     return [
         {
             "client": client,
@@ -281,6 +274,14 @@ def per_client(run: Run, look_up: bool = False) -> list[dict[str, Any]]:
         }
         for client in range(run.summary["clients"])
     ]
+
+
+def plot_curves(runs: Sequence[RunLike], file: Path) -> None:
+    """Accuracy against bytes, one line per label."""
+    check_file(file, "plot")
+    figure = accuracy_curves(runs, against="bytes", title=set_up(runs[0]))
+    if figure is not None:
+        figure.save(file)
 
 
 def data_frame(rows: Sequence[Mapping[str, Any]]) -> Any:

@@ -1,6 +1,6 @@
-"""The one schema of settings: a dataclass per section, every key documented where it is defined.
+"""The one schema of settings: one dataclass per section, every key documented where it is defined.
 
-The command line, TOML files, keywords in Python and Flower's run config are all derived from it. Lists of choices are
+The command line, TOML files, keywords in Python and Flower's run config are derived from it. Lists of choices are
 looked up when they are needed, so that `pfedlms --help` need not wait for PyTorch.
 """
 
@@ -14,6 +14,27 @@ from pfedlms.settings import setting
 
 CUSTOM = "custom"
 """Stands in a configuration for data, a model, a loss or a metric that was given in Python."""
+ALSO = {
+    "method.name": "algorithm algo strategy methods",
+    "data.dataset": "data",
+    "data.dir": "data_path root",
+    "data.alpha": "dirichlet beta",
+    "data.clients": "num_clients n_clients client users nodes",
+    "data.validation": "val val_split",
+    "model.name": "arch network net",
+    "train.rounds": "num_rounds n_rounds communication_rounds global_rounds",
+    "train.participation": "frac fraction fraction_fit join_ratio sample",
+    "train.local_steps": "epochs local_epochs steps iterations",
+    "train.batch_size": "batch bs",
+    "train.learning_rate": "lr eta step_size",
+    "train.weight_decay": "wd l2",
+    "train.schedule": "lr_schedule scheduler",
+    "run.seed": "random_seed",
+    "run.device": "gpu cuda",
+    "run.out": "output output_dir save",
+    "run.evaluate_every": "eval_every",
+}
+"""What other tools call a setting."""
 
 
 def _datasets() -> list[str]:
@@ -48,27 +69,21 @@ def _schedules() -> list[str]:
     return list(SHAPES)
 
 
+def _one_of(*names: str) -> Any:
+    return lambda: list(names)
+
+
 @dataclass(frozen=True)
 class DataSection:
     """The data set, and which client holds which part of it."""
 
     dataset: str = setting(
-        "digits",
-        "data set by name (pfedlms datasets), folder:PATH or file:PATH",
-        choices=_datasets,
+        "digits", "data set by name (pfedlms datasets), folder:PATH or file:PATH", choices=_datasets,
         meant=_meant_dataset,
-        option="NAME",
-        also="data",
-    )
-    dir: str = setting(
-        "",
-        "folder with the data set's files; empty: the one that PFEDLMS_DATA names",
-        option="DIR",
-        flag="data-dir",
-        also="data_path root",
-    )
+    )  # fmt: skip
+    dir: str = setting("", "folder with the data set's files; empty: the one that PFEDLMS_DATA names")
     image_size: int = setting(
-        0, "images of folder:PATH are resized to this many pixels each way; 0: as they are", minimum=0, maximum=4096
+        0, "images of folder:PATH are resized to this many pixels each way; 0: not resized", minimum=0, maximum=4096
     )
     label_column: str = setting("", "column of file:PATH with the class; empty: label, class, target or y")
     owner_column: str = setting(
@@ -79,43 +94,34 @@ class DataSection:
         "which client holds which samples: Dirichlet(α) shares of each class, some classes per client, all alike, "
         "sizes by Dirichlet(α), or as the data say; auto: given where the data say so, else dirichlet",
         choices=_partitions,
-        option="NAME",
     )
     alpha: float = setting(
         0.5,
         "α of the Dirichlet partition; small: each client holds few classes (quantity: few clients hold most)",
         above=0,
-        option="A",
-        also="dirichlet beta",
     )
     classes_per_client: int = setting(2, "classes per client with partition = classes", minimum=1)
     clients: int = setting(
-        20,
-        "K, number of clients; as many as there are where the partition is given",
-        minimum=1,
+        20, "K, number of clients; given by the data where they name a client for each sample", minimum=1,
         maximum=(1 << 32) - 2,
-        option="K",
-        also="num_clients n_clients client users nodes",
-    )
-    min_samples: int = setting(10, "smallest number of samples (train and test) a client may get", minimum=1)
+    )  # fmt: skip
+    min_samples: int = setting(10, "smallest number of samples (train and test) of a client", minimum=1)
     validation: float = setting(
         0.0,
         "share of each client's training samples set aside to choose settings by V-acc; they are not trained on and do "
-        "not count in N_k; a client with one training sample sets nothing aside, V-acc is of the others; 0: none",
+        "not count in N_k; a client with one training sample sets nothing aside; 0: none",
         minimum=0,
         below=1,
-        option="SHARE",
-        also="val val_split",
     )
     mean: str = setting(
         "",
-        "what is subtracted from images, a number per channel, separated by commas; empty: the data set's own, of a "
-        "folder the mean of its images; written down when a run starts",
+        "what is subtracted from images, one number per channel, separated by commas; empty: the data set's own, for a "
+        "folder the mean of its images; stored when a run starts",
     )
     std: str = setting("", "what images are divided by after that, likewise; x = (raw / scale − mean) / std")
     class_names: str = setting(
         "",
-        "where nodes hold data of their own: the names of all classes in order, separated by commas, so that all "
+        "where nodes hold data of their own: the names of all classes in order, separated by commas, so that all nodes "
         "number them alike",
     )
     sample_shape: str = setting(
@@ -133,9 +139,7 @@ class DataSection:
 class ModelSection:
     """What every client trains."""
 
-    name: str = setting(
-        "dnn", "model by name (pfedlms models)", choices=_models, option="NAME", flag="model", also="arch network net"
-    )
+    name: str = setting("dnn", "model by name (pfedlms models)", choices=_models)
     hidden: int = setting(256, "width of dnn's hidden layer", minimum=1)
 
 
@@ -143,20 +147,9 @@ class ModelSection:
 class TrainSection:
     """How clients train, the same for every method."""
 
-    rounds: int = setting(
-        200,
-        "R, communication rounds",
-        minimum=1,
-        option="N",
-        also="num_rounds n_rounds communication_rounds global_rounds",
-    )
+    rounds: int = setting(200, "R, communication rounds", minimum=1)
     participation: float = setting(
-        1.0,
-        "share of the clients that take part in a round; max(1, round(share · K)) of them are drawn",
-        above=0,
-        maximum=1,
-        option="SHARE",
-        also="frac fraction fraction_fit join_ratio sample",
+        1.0, "share of the clients that take part in a round: max(1, round(share · K)) of them", above=0, maximum=1
     )
     max_weight: float = setting(
         1.0,
@@ -167,25 +160,21 @@ class TrainSection:
     )
     max_scale: float = setting(
         0.0,
-        "how many times the median of all senders a number in a message may be; the server leaves out a larger one and "
-        "names its sender; takes 3 messages; 0: no limit",
+        "largest scale of a message, in multiples of the median over all senders; the server refuses a larger one and "
+        "names its sender; needs 3 messages; 0: no limit",
         minimum=0,
     )
-    local_steps: int = setting(
-        20, "E, steps of a client in a round", minimum=1, option="E", also="epochs local_epochs steps iterations"
-    )
-    batch_size: int = setting(64, "samples of one step", minimum=1, option="N", also="batch bs")
-    learning_rate: float = setting(
-        0.1, "η, learning rate of the local steps", above=0, option="ETA", also="lr eta step_size"
-    )
+    local_steps: int = setting(20, "E, steps of a client in a round", minimum=1)
+    batch_size: int = setting(64, "samples of one step", minimum=1)
+    learning_rate: float = setting(0.1, "η, learning rate of the local steps", above=0)
     momentum: float = setting(
         0.0, "momentum of the local steps; 0: none; adamw has moments of its own instead", minimum=0, maximum=1
     )
-    weight_decay: float = setting(1e-4, "μ, weight decay, for every method", minimum=0, also="wd l2")
+    weight_decay: float = setting(1e-4, "μ, weight decay, for every method", minimum=0)
     optimizer: str = setting(
         "sgd",
-        "the local steps; adamw (β 0.9 and 0.999, ε 1e-8, decay decoupled) wants a learning rate of 0.001 or so",
-        choices=lambda: ["sgd", "adamw"],
+        "the local steps; adamw (β 0.9 and 0.999, ε 1e-8, decay decoupled) needs a learning rate of about 0.001",
+        choices=_one_of("sgd", "adamw"),
     )
     clip: float = setting(
         0.0, "largest norm of a client's gradient, the method's pull included, decay not; 0: none", minimum=0
@@ -195,7 +184,6 @@ class TrainSection:
         "η over the rounds: constant; half a cosine down to train.floor at the last round, so train.rounds cannot "
         "change on resume; or times train.decay every train.decay_every rounds",
         choices=_schedules,
-        also="lr_schedule scheduler",
     )
     floor: float = setting(
         0.1,
@@ -208,20 +196,18 @@ class TrainSection:
     decay: float = setting(0.1, "of the schedule step: what η is multiplied by", above=0, maximum=1)
     decay_every: int = setting(50, "of the schedule step: after how many rounds", minimum=1)
     loss: str = setting(
-        "cross-entropy",
-        "what local steps minimise, unless a loss is given in Python",
-        choices=lambda: ["cross-entropy", CUSTOM],
-    )
+        "cross-entropy", "what local steps minimise, unless a loss is given in Python",
+        choices=_one_of("cross-entropy", CUSTOM),
+    )  # fmt: skip
     metric: str = setting(
         "auto",
         "what is measured, unless a metric is given in Python: accuracy, or minus the loss where there are no classes",
-        choices=lambda: ["auto", CUSTOM],
+        choices=_one_of("auto", CUSTOM),
     )
     augment: str = setting(
-        "none",
-        "how training images are changed at random: moved by up to 4 pixels, mirrored, or both",
-        choices=lambda: ["none", "crop", "flip", "crop+flip"],
-    )
+        "none", "how training images are changed at random: moved by up to 4 pixels, mirrored, or both",
+        choices=_one_of("none", "crop", "flip", "crop+flip"),
+    )  # fmt: skip
     patience: int = setting(
         0,
         "stop when V-acc has not risen for so many evaluations; needs data.validation; the best round so far is kept "
@@ -235,85 +221,74 @@ class RunSection:
     """How the run is executed and what is kept."""
 
     seed: int = setting(
-        0,
-        "names every random stream: partition, initial weights, batches, sketches",
-        minimum=0,
-        maximum=(1 << 63) - 1,
-        option="N",
-        also="random_seed",
+        0, "names every random stream: partition, initial weights, batches, sketches", minimum=0, maximum=(1 << 63) - 1
     )
     device: str = setting(
-        "auto",
-        "auto takes a GPU where there is one; cuda:N the one of that number, from 0",
-        choices=lambda: ["auto", "cpu", "cuda", "cuda:N"],
-        option="NAME",
-        also="gpu cuda",
-    )
-    threads: int = setting(0, "CPU threads; 0: as they are set, which is all unless changed", minimum=0, maximum=1024)
-    out: str = setting("", "run directory; empty: a fresh one under runs/", also="output output_dir save")
-    evaluate_every: int = setting(
-        1, "rounds between evaluations (the last round is always evaluated)", minimum=1, also="eval_every"
-    )
+        "auto", "auto takes a GPU where there is one; cuda:N the one of that number, from 0",
+        choices=_one_of("auto", "cpu", "cuda", "cuda:N"),
+    )  # fmt: skip
+    threads: int = setting(0, "CPU threads; 0: as many as PyTorch is set to", minimum=0, maximum=1024)
+    out: str = setting("", "run directory; empty: a fresh one under runs/")
+    evaluate_every: int = setting(1, "rounds between evaluations (the last round is always evaluated)", minimum=1)
     checkpoint_every: int = setting(10, "rounds between checkpoints (the last round always has one)", minimum=1)
     quorum: float = setting(
         0.5, "share of an exchange's messages that must be valid for the round to continue", minimum=0, maximum=1
     )
     timeout: float = setting(
-        600.0, "on nodes: seconds a node has for one trip; a node that needs longer is left out of it", above=0
+        600.0, "on nodes: seconds a node has for one trip; a node that needs longer is excluded from it", above=0
     )
     lost: float = setting(
-        0.0,
-        "share of messages lost on the way, in each direction; for studies of unreliable links",
-        minimum=0,
-        maximum=1,
+        0.0, "share of messages that are lost, in each direction; for studies of unreliable links", minimum=0, maximum=1
     )
     fast: bool = setting(
         False,
         "on a GPU: compile the model (instead of the stacked layers); other rounding, not reproducible to the bit; "
         "worth a try where it has layers without a rule of their own",
-        option="",
     )
     cohort_size: int = setting(0, "clients stacked together; 0: as many as fit in memory; 1: one by one", minimum=0)
-    reference: bool = setting(False, "plain PyTorch, one client after another, for checking; slow", option="")
+    reference: bool = setting(False, "plain PyTorch, one client after another, for checking; slow")
 
 
 @dataclass(frozen=True)
 class MethodSection:
     """Which method; the keys beside it are the method's own `Settings`."""
 
-    name: str = setting(
-        "pfedlms",
-        "method by name (pfedlms methods)",
-        option="NAME",
-        flag="method",
-        also="algorithm algo strategy methods",
-    )
+    name: str = setting("pfedlms", "method by name (pfedlms methods)")
 
 
 SECTIONS: dict[str, type[Any]] = {
     "data": DataSection, "model": ModelSection, "train": TrainSection, "run": RunSection,
 }  # fmt: skip
+OPTIONS = {
+    "method": ("method.name", "NAME"),
+    "dataset": ("data.dataset", "NAME"),
+    "data-dir": ("data.dir", "DIR"),
+    "partition": ("data.partition", "NAME"),
+    "alpha": ("data.alpha", "A"),
+    "clients": ("data.clients", "K"),
+    "validation": ("data.validation", "SHARE"),
+    "model": ("model.name", "NAME"),
+    "rounds": ("train.rounds", "N"),
+    "participation": ("train.participation", "SHARE"),
+    "local-steps": ("train.local_steps", "E"),
+    "batch-size": ("train.batch_size", "N"),
+    "learning-rate": ("train.learning_rate", "ETA"),
+    "seed": ("run.seed", "N"),
+    "device": ("run.device", "NAME"),
+    "fast": ("run.fast", ""),
+    "reference": ("run.reference", ""),
+}
+"""Settings that have an option of their own on the command line, by its name: what its help calls the value."""
 
 
-_ALL: dict[str, type[Any]] = {"method": MethodSection, **SECTIONS}
-
-
-def options() -> dict[str, tuple[str, Field[Any]]]:
-    """The settings that have an option of their own on the command line: `section.key` and its declaration by the
-    option's name."""
-    found = {}
-    for section, declared in _ALL.items():
-        for each in fields(declared):
-            if each.metadata["option"] is not None:
-                found[each.metadata["flag"] or each.name.replace("_", "-")] = (f"{section}.{each.name}", each)
-    return found
+def declaration(place: str) -> Field[Any]:
+    """The field that declares `section.key`."""
+    section, _, key = place.partition(".")
+    declared: type[Any] = MethodSection if section == "method" else SECTIONS[section]
+    return next(each for each in fields(declared) if each.name == key)
 
 
 def meant(name: str) -> str | None:
     """The key, `section.key`, that other tools call `name`; None where none is known."""
     name = name.lower().replace("-", "_")
-    for section, declared in _ALL.items():
-        for each in fields(declared):
-            if name in each.metadata["also"]:
-                return f"{section}.{each.name}"
-    return None
+    return next((place for place, names in ALSO.items() if name in names.split()), None)

@@ -2,11 +2,11 @@
 any moment loses nothing.
 
 config.toml      complete configuration; `pfedlms run config.toml` does it again
-metrics.jsonl    one line an evaluation, appended
-checkpoint.pt    latest full state, and how long metrics.jsonl was then
+metrics.jsonl    one line per evaluation, appended
+checkpoint.pt    latest full state, and the length of metrics.jsonl at that time
 best.pt          with `train.patience`: the same of the round with the highest V-acc
-summary.json     what the run reached and cost
-nodes.txt        only of a run on nodes: that it is one
+summary.json     results and cost of the run
+nodes.txt        marks a run on nodes
 """
 
 from __future__ import annotations
@@ -29,8 +29,12 @@ from pfedlms.errors import RunDirectoryError, StorageError
 
 SCHEMA = 2
 SERVER_AGAIN = "start the server again (./run.sh)"
-"""What goes on with a run on nodes."""
-_CHECKPOINT = ("metrics_bytes", "settings", "federation", "traffic", "rejected", "unheard", "seconds")
+"""How a run on nodes is resumed."""
+_CHECKPOINT = (
+    "metrics_bytes", "settings", "federation", "traffic", "rejected", "unheard", "seconds", "shape", "classes",
+    "samples",
+)  # fmt: skip
+"""What a checkpoint must have."""
 
 
 class RunDirectory(ExitStack):
@@ -48,23 +52,23 @@ class RunDirectory(ExitStack):
         """Make the directory; refuse one that already holds a run."""
         try:
             if self.config.exists():
-                go_on = SERVER_AGAIN if self.on_nodes else f"go on with it by `pfedlms resume {self.path}`"
-                raise RunDirectoryError(f"{self.path}: holds a run already; {go_on}, or name another --out")
+                resume = SERVER_AGAIN if self.on_nodes else f"resume it by `pfedlms resume {self.path}`"
+                raise RunDirectoryError(f"{self.path}: holds a run already; {resume}, or name another out=DIR")
             if self.path.exists() and not self.path.is_dir():
-                raise RunDirectoryError(f"{self.path}: is a file, expected a folder; name another --out")
+                raise RunDirectoryError(f"{self.path}: is a file, expected a folder; name another out=DIR")
             self.path.mkdir(parents=True, exist_ok=True)
             self._acquire()
             write_atomically(self.config, lambda file: file.write(config.encode()))
         except (OSError, ValueError) as error:  # ValueError: a null character in the path
             reason = getattr(error, "strerror", None) or error
-            raise RunDirectoryError(f"{self.path}: cannot be written ({reason}); name another --out") from error
+            raise RunDirectoryError(f"{self.path}: cannot be written ({reason}); name another out=DIR") from error
 
     def write_config(self, config: str) -> None:
         with self._storing():
             write_atomically(self.config, lambda file: file.write(config.encode()))
 
     def open(self) -> None:
-        """Take an existing directory over, to resume its run."""
+        """Lock an existing directory, to resume its run."""
         try:
             self._acquire()
         except OSError as error:
@@ -76,9 +80,9 @@ class RunDirectory(ExitStack):
         return self._nodes.exists()
 
     def mark_on_nodes(self) -> None:
-        """Say that the clients of the run are nodes, be there no checkpoint yet."""
+        """Mark the directory as one of a run whose clients are nodes, before there is a checkpoint."""
         if not self._nodes.exists():
-            text = f"The clients of this run are nodes, which keep their models. To go on: {SERVER_AGAIN}.\n"
+            text = f"The clients of this run are nodes, which keep their models. To resume: {SERVER_AGAIN}.\n"
             with self._storing():
                 write_atomically(self._nodes, lambda file: file.write(text.encode()))
 
@@ -88,7 +92,7 @@ class RunDirectory(ExitStack):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise RunDirectoryError(
-                f"{self.path}: another process is running here; wait for it or name another --out"
+                f"{self.path}: another process is running here; wait for it or name another out=DIR"
             ) from error
 
     def append_metrics(self, record: dict[str, Any]) -> None:
@@ -96,7 +100,7 @@ class RunDirectory(ExitStack):
             file.write(json.dumps(record).encode() + b"\n")
 
     def save_checkpoint(self, state: dict[str, Any]) -> None:
-        """Replace the checkpoint; lines of metrics.jsonl written so far belong to it."""
+        """Replace the checkpoint; it belongs to the lines of metrics.jsonl written so far."""
         with self._storing():
             length = 0
             if self._metrics.exists():
@@ -107,8 +111,8 @@ class RunDirectory(ExitStack):
             write_atomically(self._checkpoint, lambda file: torch.save(content, file))
 
     def keep_best(self) -> None:
-        """The checkpoint just saved is that of the best round so far. Both files are one until the next checkpoint
-        replaces the other, so it is neither written twice nor takes room twice before it must."""
+        """The checkpoint just saved is that of the best round so far. best.pt is a link to it until the next checkpoint
+        replaces the other name, so it is not written twice."""
         with self._storing():
             if self._best.exists() and filecmp.cmp(self._checkpoint, self._best, shallow=False):
                 return
@@ -149,38 +153,29 @@ class RunDirectory(ExitStack):
         return state
 
     def rewind_metrics(self, length: int) -> list[dict[str, Any]]:
-        """Cut metrics.jsonl to what the checkpoint knows, and return those records."""
+        """Cut metrics.jsonl to its length at the checkpoint, and return its records."""
         with self._storing():
-            if not self._metrics.exists():
-                if length:
-                    raise RunDirectoryError(
-                        f"{self._metrics}: is missing, but the checkpoint has measurements; "
-                        "delete checkpoint.pt to start over"
-                    )
-                return []
-            size = self._metrics.stat().st_size
+            size = self._metrics.stat().st_size if self._metrics.exists() else 0
             if size < length:
                 raise RunDirectoryError(
-                    f"{self._metrics}: is shorter than at the checkpoint; delete checkpoint.pt to start this run over"
+                    f"{self._metrics}: is missing or shorter than at the checkpoint; delete checkpoint.pt to start "
+                    "this run over"
                 )
             if size > length:
                 os.truncate(self._metrics, length)
-            try:
-                return [json.loads(line) for line in self._metrics.read_text().splitlines()]
-            except ValueError as error:
-                raise RunDirectoryError(
-                    f"{self._metrics}: is damaged ({error}); delete checkpoint.pt to start this run over"
-                ) from error
+        return self.read_metrics()
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All records, be they of a run that goes on; a last line that is not complete yet is left out."""
+        """All records, also of a run in progress: an incomplete last line is left out."""
         try:
             lines = self._metrics.read_text().split("\n")[:-1]
             return [json.loads(line) for line in lines]
         except FileNotFoundError:
             return []
         except (OSError, ValueError) as error:
-            raise RunDirectoryError(f"{self._metrics}: cannot be read ({error})") from error
+            raise RunDirectoryError(
+                f"{self._metrics}: cannot be read ({error}); delete it and checkpoint.pt to start this run over"
+            ) from error
 
     def read_summary(self) -> dict[str, Any] | None:
         """The summary of an earlier process, None if there is none that can be read."""

@@ -13,35 +13,37 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from pfedlms.errors import DivergedError, QuorumError, RunDirectoryError, StorageError, UsageError
-from pfedlms.experiment import showing
 from pfedlms.experiment.callbacks import watching
-from pfedlms.experiment.config import Config, load_config
-from pfedlms.experiment.grids import Axes, Cell, Plan, outermost
+from pfedlms.experiment.config import Config, keys, load_config
+from pfedlms.experiment.grids import Axes, Cell, Plan
 from pfedlms.experiment.loop import fixed_settings, leave
 from pfedlms.experiment.prepare import NAMED, rehearse
 from pfedlms.experiment.problem import Problem, call
-from pfedlms.experiment.runs import Run, begin, data_frame, load_run, open_run, resume_run
+from pfedlms.experiment.runs import Run, begin, data_frame, load_run, open_run, plot_curves, resume_run
 from pfedlms.experiment.store import RunDirectory, write_atomically
-from pfedlms.experiment.summary import MEASURES
 from pfedlms.experiment.workers import in_parallel
+from pfedlms.report import runs as reported
+from pfedlms.report.charts import check_file
+from pfedlms.report.figures import by_setting
+from pfedlms.report.results import comparison, results, results_json, set_up, sweep
+from pfedlms.report.tables import Table, to_csv
 
 SCHEMA = 1
 MANIFEST = "study.json"
 MANIFESTS = (MANIFEST, "compare.json", "sweep.json")
 """The file that makes a folder a study's; the others are of the last version."""
 OF_THE_RESULT = ("seed", "lost", "quorum", "evaluate_every")
-"""What of [run] changes what is measured: the last of them which evaluations maximum and last 10 are of."""
+"""What of [run] changes what is measured."""
 _KEPT_BYTES = 1 << 30
-"""Of all models of a study that has no folder; beyond, they are not kept."""
+"""Models of a study without a folder are kept in memory while all of them take at most this."""
 
 
 @dataclass
 class Study:
-    """What a study reached, in the order it was planned; printing it shows the table."""
+    """Results of a study, in the order of its plan; printing it shows the table."""
 
     runs: list[Run]
     directory: Path | None
@@ -81,30 +83,29 @@ class Study:
             for run in self.runs
         ]
 
+    def section(self, by: str | None = None) -> reported.Section:
+        """The study as tables, figures and the page take it."""
+        kind = "Sweep" if self.axes else "Comparison"
+        title = self.directory.name if self.directory else kind
+        return reported.Section(title, self.runs, kind, self.axes, by or self.by)
+
     def cells(self, by: str | None = None) -> list[dict[str, Any]]:
         """One entry per row: `name`, `settings` (of the axes), `runs` (summaries) and `score`: the measure, mean of the
         last 10 evaluations, mean over seeds; None if not all its seeds finished."""
-        rows: dict[str, dict[str, Any]] = {}
-        for run in self.runs:
-            flat = run.config.flat()
-            first = run.label.split(" ")[0]
-            named = self.axes and first.split(":")[0] == run.config.method  # several methods, each with these values
-            chosen: dict[str, Any] = {"method": first} if named else {}
-            chosen |= {key: flat.get(key) for key in self.axes}
-            row = rows.setdefault(run.label, {"name": run.label, "settings": chosen, "runs": []})
-            row["runs"].append(run.summary)
-        for row in rows.values():
-            scores = [(run.get(MEASURES[by or self.by]) or {}).get("last10") for run in row["runs"]]
-            measured = [float(score) for score in scores if score is not None]
-            whole = len(measured) == len(scores) and all(run["status"] == "finished" for run in row["runs"])
-            row["score"] = mean(measured) if whole else None
-        return list(rows.values())
+        found = []
+        for cell in reported.cells(self.section(by)):
+            first = cell.label.split(" ")[0]
+            named = self.axes and first.split(":")[0] == cell.runs[0].settings["method"]["name"]  # several methods
+            settings = {**({"method": first} if named else {}), **cell.settings}
+            summaries = [run.summary for run in cell.runs]
+            found.append({"name": cell.label, "settings": settings, "runs": summaries, "score": cell.score})
+        return found
 
     def best(self, by: str | None = None) -> dict[str, Any] | None:
         """The cell with the highest score by v_acc, p_acc or g_acc, the first of several; None before any has one.
         Default: V-acc where samples are set aside (`data.validation`)."""
         scored = [cell for cell in self.cells(by) if cell["score"] is not None]
-        return max(scored, key=lambda cell: float(cell["score"])) if scored else None
+        return max(scored, key=lambda cell: float(cell["score"]), default=None)
 
     @property
     def at_edge(self) -> list[str]:
@@ -113,34 +114,48 @@ class Study:
         best, found = self.best(), []
         for key, values in self.axes.items() if best else ():
             assert best is not None
-            value = best["settings"][key]
-            if value is None or len(values) < 3 or not _numbers(values):
+            value, (section, _, name) = best["settings"][key], key.partition(".")
+            if len(values) < 3 or not all(type(each) in (int, float) for each in values):
                 continue
-            if value in (min(values), max(values)) and value not in outermost(best["runs"][0]["method"], key):
+            limits = keys([best["runs"][0]["method"]])[section, name].metadata["limits"]
+            if value in (min(values), max(values)) and value not in (limits["minimum"], limits["maximum"]):
                 end, beyond = ("largest", "larger") if value == max(values) else ("smallest", "smaller")
                 found.append(f"the best {key} is {value}, the {end} tried; try {beyond} ones")
         return found
 
+    def as_table(self) -> Table:
+        """The table, to be shown as text, on a terminal or in LaTeX."""
+        return sweep(self.section()) if self.axes else comparison(self.runs)
+
     def table(self) -> str:
         """The table as plain text."""
-        return showing.text(self)
+        return f"{self.as_table()}\n" if self.runs else "no runs yet\n"
 
     def to_latex(self) -> str:
         """The table for a paper (booktabs)."""
-        return showing.table(self).latex()
+        return self.as_table().latex()
 
     def to_pandas(self) -> Any:
         """One row per run: what results.csv has (extra `pandas`)."""
-        return data_frame(showing.flat_results(self.runs, self.planned))
+        return data_frame(results(self.runs, [each.tables() for each in self.planned]))
 
     def plot(self, file: str | Path) -> None:
         """Draw accuracy against bytes, or against the setting with the most values; PNG, SVG or PDF (extra
         `report`)."""
-        showing.plot(self, Path(file))
+        if not self.axes:
+            plot_curves(self.runs, Path(file))
+            return
+        check_file(Path(file), "plot")
+        first = self.runs[0]
+        figure = by_setting(self.section(), f"{first.config.method} on {set_up(first, self.axes)}")
+        if figure is not None:
+            figure.save(Path(file))
 
     def report(self, file: str | Path) -> None:
         """One page to read and to share."""
-        showing.page(self, Path(file))
+        from pfedlms.report.page import write_page
+
+        write_page([self.section()], Path(file))
 
     def resume(self, *, progress: bool | None = None, callbacks: Iterable[Any] | None = None) -> Study:
         """Play the runs that are left of a study with a folder."""
@@ -151,7 +166,7 @@ class Study:
             return resume_all(self.directory, problem, calls).or_leave()
 
     def or_leave(self) -> Study:
-        """The study as its caller in Python gets it, or what a signal asked for once all is saved."""
+        """The study, for callers in Python; or what a signal asked for, after everything is saved."""
         kept = self.directory is not None and self.interrupted
         leave(self.signal, self, call("resume_study", self.directory, first_tables(self.directory)) if kept else "")
         return self
@@ -165,41 +180,39 @@ def manifest_of(directory: Path) -> Path | None:
     return next((directory / name for name in MANIFESTS if (directory / name).is_file()), None)
 
 
-def read_manifest(file: Path) -> dict[str, Any]:
+def read_manifest(directory: Path) -> dict[str, Any]:
     """`runs` (configurations by folder), `names` (of rows, by folder), `axes` and `by`."""
+    file = manifest_of(directory)
+    if file is None:
+        raise RunDirectoryError(f"{directory}: no study here ({', '.join(MANIFESTS)} are missing)")
     try:
         manifest = json.loads(file.read_text())
         schema = manifest.get("schema")
     except (OSError, ValueError, AttributeError) as error:
-        raise RunDirectoryError(f"{file.parent}: {file.name} cannot be read ({error})") from error
+        raise RunDirectoryError(f"{directory}: {file.name} cannot be read ({error})") from error
     if schema != SCHEMA:
         raise RunDirectoryError(
-            f"{file.parent}: got schema {schema!r}, expected {SCHEMA}; it is of another version of pfedlms"
+            f"{directory}: got schema {schema!r}, expected {SCHEMA}; it is of another version of pfedlms"
         )
     return {"axes": {}, "by": "p_acc", "names": {}, **manifest}
 
 
 def first_tables(directory: Path | None) -> dict[str, Any]:
     """Settings of a study's first run, which has the same data and model as all others."""
-    file = manifest_of(directory) if directory else None
-    return tomllib.loads(next(iter(read_manifest(file)["runs"].values()))) if file else {}
+    return tomllib.loads(next(iter(read_manifest(directory)["runs"].values()))) if directory else {}
 
 
 def refuse_study(directory: Path, command: str) -> None:
     """A study's folder where a run's is expected: name its runs."""
-    manifest = manifest_of(directory)
-    if manifest is not None:
-        runs = list(read_manifest(manifest)["runs"])
+    if manifest_of(directory) is not None:
+        runs = list(read_manifest(directory)["runs"])
         shown = ", ".join(str(directory / name) for name in runs[:6]) + (", …" if len(runs) > 6 else "")
         raise UsageError(f"{directory}: holds {len(runs)} runs; {command} one of them: {shown}")
 
 
 def load_study(directory: Path, problem: Problem = NAMED) -> Study:
-    """A study as far as it came."""
-    file = manifest_of(directory)
-    if file is None:
-        raise RunDirectoryError(f"{directory}: no study here ({', '.join(MANIFESTS)} are missing)")
-    manifest = read_manifest(file)
+    """A study as far as it came; runs without a finished round are left out."""
+    manifest = read_manifest(directory)
     found = [
         load_run(directory / folder, problem, label=manifest["names"].get(folder, ""))
         for folder in manifest["runs"]
@@ -244,61 +257,48 @@ def play(
             (each, partial(fresh, each.config.silenced().with_run(out=""), label=each.label)) for each in made.cells
         ]
         return _collect(plays, None, made)
-    if (out / "config.toml").exists():
-        raise RunDirectoryError(f"{out}: holds a run already; name another --out")
     folders = _folders(made.cells)
-    before = _agreeing(out, folders)
-    names = {name: each.label for name, each in folders.items()}
-    texts = {name: each.config.with_run(out=str(out / name)).to_toml() for name, each in folders.items()}
-    stored = before.get("runs", {})
-    runs = {**stored, **{name: text for name, text in texts.items() if name not in stored}}
-    manifest = {"schema": SCHEMA, "axes": made.axes, "by": made.by, "names": {**before.get("names", {}), **names}}
-    content = json.dumps({**manifest, "runs": runs}, indent=2) + "\n"
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        write_atomically(out / MANIFEST, lambda file: file.write(content.encode()))
-    except OSError as error:
-        raise RunDirectoryError(f"{out}: cannot be written ({error.strerror}); name another --out") from error
+    _write_manifest(made, folders, out)
     places = {each.config.data.dir for each in made.cells}
     moved = places.pop() if len(places) == 1 else None  # the data may lie elsewhere than when a run began
-    return _resume(out, list(folders), problem, callbacks, moved or None, workers)
+    return resume_all(out, problem, callbacks, moved or None, workers, list(folders))
 
 
-def _agreeing(out: Path, folders: Mapping[str, Cell]) -> dict[str, Any]:
-    """The manifest of a folder that holds a study already, whose runs of the same names have the same settings."""
-    file = manifest_of(out)
-    if file is None:
-        return {}
-    before = read_manifest(file)
+def _write_manifest(made: Plan, folders: Mapping[str, Cell], out: Path) -> None:
+    """study.json of all runs, beside those that the folder holds already; runs of the same name must have the same
+    settings."""
+    if (out / "config.toml").exists():
+        raise RunDirectoryError(f"{out}: holds a run already; name another out=DIR")
+    before = read_manifest(out) if manifest_of(out) else {"runs": {}, "names": {}}
     for name, cell in folders.items():
-        text = before["runs"].get(name)
-        if text is not None and not same_run(cell.config, _read_config(text)):
+        if name in before["runs"] and not same_run(cell.config, _read_config(before["runs"][name])):
             raise RunDirectoryError(
                 f"{out}: holds runs already, {name} with other settings; resume them with `pfedlms resume {out}`, or "
-                "name another --out"
+                "name another out=DIR"
             )
-    return before
+    names = {name: each.label for name, each in folders.items()}
+    texts = {name: each.config.with_run(out=str(out / name)).to_toml() for name, each in folders.items()}
+    manifest = {"schema": SCHEMA, "axes": made.axes, "by": made.by, "names": before["names"] | names}
+    runs = before["runs"] | {name: text for name, text in texts.items() if name not in before["runs"]}
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        _write_text(out / MANIFEST, json.dumps({**manifest, "runs": runs}, indent=2) + "\n")
+    except OSError as error:
+        raise RunDirectoryError(f"{out}: cannot be written ({error.strerror}); name another out=DIR") from error
+
+
+def _write_text(file: Path, content: str) -> None:
+    write_atomically(file, lambda opened: opened.write(content.encode()))
 
 
 def resume_all(
     directory: Path, problem: Problem = NAMED, callbacks: Sequence[Any] = (), data_dir: str | None = None,
-    workers: int = 1,
+    workers: int = 1, chosen: Sequence[str] | None = None,
 ) -> Study:  # fmt: skip
-    """`resume_study` for callers that look at `Study.signal` themselves."""
-    file = manifest_of(directory)
-    if file is None:
-        raise RunDirectoryError(f"{directory}: no study here ({', '.join(MANIFESTS)} are missing)")
-    return _resume(directory, list(read_manifest(file)["runs"]), problem, callbacks, data_dir, workers)
-
-
-def _resume(
-    directory: Path, chosen: Sequence[str], problem: Problem, callbacks: Sequence[Any], data_dir: str | None,
-    workers: int,
-) -> Study:  # fmt: skip
-    """Play every one of these runs that is not finished yet."""
-    file = manifest_of(directory)
-    assert file is not None
-    manifest = read_manifest(file)
+    """Play every run of a study that is not finished yet, or those whose folders are `chosen`. Callers look at
+    `Study.signal` themselves, or call `or_leave`."""
+    manifest = read_manifest(directory)
+    chosen = list(manifest["runs"]) if chosen is None else chosen
     plays: list[tuple[Cell, Callable[[], Run]]] = []
     for folder in chosen:
         stored = RunDirectory(directory / folder)
@@ -332,7 +332,7 @@ def _collect(
 ) -> Study:
     """Play all runs. One that diverges, or loses too many messages, is marked and does not end the others. `others` are
     runs of the same folder that are not played now."""
-    planned = [each.config for each in made.cells]
+    order = {(each.label, each.config.run.seed): place for place, each in enumerate(made.cells)}
     done: list[Run] = []
     came = 0
     try:
@@ -347,16 +347,22 @@ def _collect(
                 run.metrics = [] if directory is None else run.metrics
             except StorageError as error:
                 raise StorageError(error.path, error.reason, resume=directory) from error
-            _release(run, len(made.cells))
-            done.append(run)
+            size = 4 * run.summary["clients"] * run.summary["parameters"] * len(made.cells)
+            run.release(keep_models=run.directory is None and size <= _KEPT_BYTES)
+            done = sorted([*done, run], key=lambda run: order[run.label, run.config.run.seed])
             if directory is not None:
-                _write_results(directory, [*others, *_ordered(done, made)], made)
+                _write_results(directory, [*others, *done], made)
             if came:
                 break
     except KeyboardInterrupt:  # between two runs, or Ctrl-C pressed twice
         came = signal.SIGINT
-    found = Study(_ordered(done, made), directory, made.axes, made.by, planned, int(came))
-    _warn(found)
+    found = Study(done, directory, made.axes, made.by, [each.config for each in made.cells], int(came))
+    if found.axes and not found.interrupted:
+        flatters = (
+            f"chosen by {found.by} on test samples, which flatters the best; data.validation=0.1 sets others aside"
+        )
+        for text in [*found.at_edge, *([flatters] if found.by != "v_acc" else [])]:
+            warnings.warn(text, stacklevel=4)
     return found
 
 
@@ -364,30 +370,13 @@ def _write_results(directory: Path, runs: Sequence[Run], made: Plan) -> None:
     """results.json and results.csv of all runs in the folder; settings in which they differ are those of the plan."""
     cells = {(each.label, each.config.run.seed): each.config for each in made.cells}
     planned = [cells.pop((run.label, run.config.run.seed), run.config) for run in runs]
-    showing.write_results(directory, runs, [*planned, *cells.values()], made.axes, made.by)
-
-
-def _release(run: Run, runs: int) -> None:
-    """Models of a run that has no folder are kept while those of all runs take at most 1 GiB."""
-    size = 4 * run.summary["clients"] * run.summary["parameters"] * runs
-    run.release(keep_models=run.directory is None and size <= _KEPT_BYTES)
-
-
-def _ordered(done: Sequence[Run], made: Plan) -> list[Run]:
-    """Runs in the order of the plan, whichever ended first."""
-    places = {(each.label, each.config.run.seed): place for place, each in enumerate(made.cells)}
-    return sorted(done, key=lambda run: places[run.label, run.config.run.seed])
-
-
-def _warn(done: Study) -> None:
-    """What one should know before believing the best of a sweep."""
-    if not done.axes or done.interrupted:
-        return
-    for text in done.at_edge:
-        warnings.warn(text, stacklevel=5)
-    if done.by != "v_acc":
-        told = f"chosen by {done.by} on test samples, which flatters the best; data.validation=0.1 sets others aside"
-        warnings.warn(told, stacklevel=5)
+    tables = [each.tables() for each in [*planned, *cells.values()]]
+    swept = {"axes": made.axes, "by": made.by} if made.axes else {}
+    try:
+        _write_text(directory / "results.json", json.dumps(results_json(runs, tables, **swept), indent=2) + "\n")
+        _write_text(directory / "results.csv", to_csv(results(runs, tables)))
+    except OSError as error:
+        raise StorageError(directory, error.strerror or str(error), resume=directory) from error
 
 
 def _folders(cells: Sequence[Cell]) -> dict[str, Cell]:
@@ -398,7 +387,3 @@ def _folders(cells: Sequence[Cell]) -> dict[str, Cell]:
         name = f"{stem}-seed{each.config.run.seed}"
         folders[name if len(name) < 200 and name not in folders else f"run{number}-seed{each.config.run.seed}"] = each
     return folders
-
-
-def _numbers(values: Sequence[Any]) -> bool:
-    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)

@@ -1,0 +1,60 @@
+"""What tests of runs and studies share: small settings, and callbacks that end a run."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pfedlms
+
+SMALL: dict[str, Any] = {
+    "rounds": 3, "clients": 4, "hidden": 12, "local_steps": 2, "batch_size": 8, "threads": 1, "progress": False
+}  # fmt: skip
+OPTIONS = [
+    "--rounds", "3", "--clients", "4", "--local-steps", "2", "--batch-size", "8", "--set", "model.hidden=12", "--set",
+    "run.threads=1",
+]  # fmt: skip
+
+
+def stripped(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Lines of metrics or summaries without what depends on time and place."""
+    left_out = ("seconds", "name", "directory", "environment")
+    return [{key: value for key, value in record.items() if key not in left_out} for record in records]
+
+
+def stored_metrics(folder: Path) -> list[dict[str, Any]]:
+    return stripped(json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
+
+
+class Crash(Exception):
+    pass
+
+
+class Crashing(pfedlms.Callback):
+    """Raises in the evaluation of one round, of one method if it is named."""
+
+    def __init__(self, at: int, method: str | None = None) -> None:
+        self._at, self._method = at, method
+
+    def on_evaluation(self, run: pfedlms.RunInfo, record: Mapping[str, Any]) -> None:
+        if record["round"] == self._at and self._method in (None, run.config.method):
+            raise Crash
+
+
+class Pressing(pfedlms.Callback):
+    """Sends a signal, so many times, in one round, of one seed or name if it is given; and notes how runs end."""
+
+    def __init__(self, at: int, times: int = 1, number: int = signal.SIGINT, of: int | str | None = None) -> None:
+        self._at, self._times, self._number, self._of = at, times, number, of
+        self.ends: list[tuple[str, int]] = []
+
+    def on_round(self, run: pfedlms.RunInfo, record: Mapping[str, Any]) -> None:
+        if record["round"] == self._at and self._of in (None, run.name, run.config.run.seed):
+            for _ in range(self._times):
+                signal.raise_signal(self._number)
+
+    def on_end(self, run: pfedlms.RunInfo, summary: Mapping[str, Any]) -> None:
+        self.ends.append((summary["status"], summary["rounds"]))
