@@ -249,17 +249,15 @@ HOLDINGS = {
                                                                          "test": 3}],
 }  # fmt: skip
 GROWS = [{"row": "a", "x": x, "mean": 10.0**x} for x in range(9)]
-POINTS = [{"row": "stc", "mib": 0.1 * k, "mean": 90 + k, "label": f"ratio {k}"} for k in (1, 2, 3)]
 
 
 @pytest.mark.parametrize(
     ("draw", "shown"),
     [
         (lambda: figures.holdings(HOLDINGS).chart, {"digits · 2 clients · dirichlet, α = 0.5", "9", "train"}),
-        (lambda: charts.styled(charts.accuracy_against_bytes(POINTS)), {"ratio 2", "MiB per round", "stc"}),
         (lambda: charts.beside([charts.lines(GROWS, "R", y, log_y=True) for y in ("one", "two")]), {"R", "one", "two"}),
     ],
-    ids=["holdings", "points", "beside"],
+    ids=["holdings", "beside"],
 )  # fmt: skip
 def test_charts_of_papers_and_data(draw: Any, shown: set[str], tmp_path: Path) -> None:
     with warnings.catch_warnings():

@@ -24,8 +24,8 @@ DARK = {
     "c0": "#65a7fb", "c1": "#faa25d", "c2": "#4c9550", "c3": "#dc60ab",
     "c4": "#57fefe", "c5": "#9e60fe", "c6": "#fde29a", "c7": "#b8bec8",
 }  # fmt: skip
-"""Colours by name. Charts use LIGHT, and the page replaces them by DARK. Blue, orange, green, magenta, turquoise, violet,
-olive and grey also differ in lightness: readers who see no red, no green or no blue can tell every two apart."""
+"""Colours by name. Charts use LIGHT, and the page replaces them by DARK. Blue, orange, green, magenta, turquoise,
+violet, olive and grey differ for every kind of colour vision: where two have the same hue, one is lighter."""
 COLOURS = [LIGHT[f"c{place}"] for place in range(8)]
 BLUE, ORANGE, GREEN, GREY = COLOURS[0], COLOURS[1], COLOURS[2], COLOURS[7]
 _OWN_COLOUR = ("sketchvote", "fedavg", "pfedlms", "stc", "sketchmean", "eden", "pfed1bs", "local")
@@ -253,7 +253,11 @@ def lines(
         return alt.condition(chosen, alt.value(opacity), alt.value(0.12 * opacity))
 
     values = tooltips(mean=y, low="lowest", high="highest")
-    tips = [*tooltips("row:N"), alt.Tooltip(f"x:{kind}", title=x, **({"format": ".4~r"} if kind == "Q" else {})), *values]
+    tips = [
+        *tooltips("row:N"),
+        alt.Tooltip(f"x:{kind}", title=x, **({"format": ".4~r"} if kind == "Q" else {})),
+        *values,
+    ]
     drawn = data(point for row, own in by_row.items() if row not in levels for point in _with_tips(own))
     layers = [
         drawn.mark_area(clip=True).encode(across, low, high, color=colour, opacity=visible(0.14)),
@@ -279,29 +283,6 @@ def _with_tips(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Marks some points of a row, the last one among them."""
     step, last = -(-len(points) // _TIPS), len(points) - 1
     return [{**point, "tip": place % step == 0 or place == last} for place, point in enumerate(points)]
-
-
-def accuracy_against_bytes(
-    records: Records, y: str = "P-acc, %", x: str = "MiB per round", *, title: str = "",
-    style: Mapping[str, Look] | None = None,
-) -> Any:  # fmt: skip
-    """One point per record with its error bar: `row`, `mib`, `mean`, and if known `low`, `high` and `label`. Points of
-    one row are joined, such as those of a method at several ratios."""
-    alt = altair()
-    points = with_range(records)
-    by_row = rows_of(points)
-    span = alt.Scale(domain=list(shown_range(points)), nice=False)
-    up = alt.Y("mean:Q", title=y, scale=span)
-    across = alt.X("mib:Q", title=x, scale=alt.Scale(type="log", nice=False, padding=24))
-    style = {row: (style or looks(by_row))[row] for row in by_row}
-    base = data(points).encode(across, color=coloured(style, alt.Legend(symbolSize=80)))
-    tips = tooltips("row:N", "label:N", mib=x, mean=y, low="lowest", high="highest")
-    return alt.layer(
-        base.mark_line(strokeWidth=1.5, opacity=0.6).encode(up),
-        base.mark_rule(strokeWidth=1.5).encode(alt.Y("low:Q", title=y, scale=span), alt.Y2("high:Q")),
-        base.mark_point(filled=True, size=70, opacity=1).encode(up, tooltip=tips),
-        base.mark_text(align="left", dx=7, dy=-6, fontSize=10).encode(up, alt.Text("label:N")),
-    ).properties(width=WIDTH, height=HEIGHT, title=title)
 
 
 def beside(charts: Sequence[Any], columns: int = 3, title: str = "") -> Any:
