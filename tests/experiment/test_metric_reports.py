@@ -66,7 +66,7 @@ def test_a_title_has_what_all_runs_share() -> None:
     longer = pfedlms.sweep((X, Y), linear, method="local", **{**QUICK, "rounds": [1, 2]})
     assert words(longer).startswith("local · custom · custom, 10 parameters · 2 clients, α = 0.5 rounds")
     alone = pfedlms.compare((X, Y), linear, methods="local", seeds=1, **{**QUICK, "clients": 1, "rounds": 1})
-    assert "· 1 client · 1 round" in words(alone)
+    assert "· 1 client, α = 0.5 · 1 round" in words(alone)
 
 
 class Pressing(pfedlms.Callback):
