@@ -211,16 +211,6 @@ def test_a_duplicate_counts_once(frames: Frames, cohort_size: int) -> None:
     check_replies(frames, 0, (0, 2, 3), (0, 2, 3))
 
 
-def test_everybody_sends_the_same_message(frames: Frames) -> None:
-    first: dict[int, bytes] = {}
-    with pytest.warns(UserWarning, match="second message of 0"), pytest.raises(QuorumError, match="1 of 4 messages"):
-        played(lambda data, sender: first.setdefault(data[5], data))
-    with pytest.warns(UserWarning, match="second message of 0"):
-        _, (report,) = played(lambda data, sender: first.setdefault(data[5], data), quorum=0.25)
-    assert report.rejected == 6
-    check_replies(frames, 0, (0,), (0,))
-
-
 def test_a_replay_of_the_round_before_is_refused(frames: Frames) -> None:
     def link(data: bytes, sender: int) -> bytes:
         return frames[data[5], 0, sender] if (data[8], sender) == (1, 3) else data
@@ -231,17 +221,6 @@ def test_a_replay_of_the_round_before_is_refused(frames: Frames) -> None:
         _, reports = played(link, rounds=2)
     assert [report.rejected for report in reports] == [0, 2]
     check_replies(frames, 1, (0, 1, 2), (0, 1, 2))
-
-
-def test_a_message_of_the_exchange_before_is_refused(frames: Frames) -> None:
-    def link(data: bytes, sender: int) -> bytes:
-        return frames[0, 0, sender] if (data[5], sender) == (2, 1) else data
-
-    # 24 bytes of statistics are more than the 7 of symbols; the length is looked at before the kind.
-    with pytest.warns(UserWarning, match="client 1 is left out of this exchange: OversizedError"):
-        _, (report,) = played(link)
-    assert report.rejected == 1
-    check_replies(frames, 0, (0, 1, 2, 3), (0, 2, 3))
 
 
 # Quorum.

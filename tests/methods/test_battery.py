@@ -362,18 +362,6 @@ def test_momentum_stays_with_a_personal_model_only(case: Case) -> None:
     assert torch.equal(*params) is not case.personal
 
 
-@every_case
-def test_keeps_float32(case: Case) -> None:
-    with overheard() as messages:
-        chosen = federation_of(case)
-        play(chosen)
-    state = chosen.state()
-    kept = [state["params"], state["momentum"], *state["state"].values(), *state["server"].values()]
-    assert {value.dtype for value in kept if value.is_floating_point()} == {torch.float32}
-    sent = {value.dtype for message in messages for value in message.values.values()}
-    assert sent <= {np.dtype(np.float32), np.dtype(np.uint8), np.dtype(bool), np.dtype(np.int64)}
-
-
 # --- messages ---------------------------------------------------------------------------------------------------------
 
 

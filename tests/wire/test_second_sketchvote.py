@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import make_vectors
-import numpy as np
 import plain_client as plain
 import pytest
 import torch
@@ -478,24 +477,3 @@ def test_a_digest_in_round_0_is_not_looked_at() -> None:
         report = federation.play_round()
         assert (report.rejected, report.traffic.catch_up) == (0, 0)
     assert in_step(federation)
-
-
-def test_a_client_with_no_say_in_a_layer_has_no_vote_there() -> None:
-    """Heavier than all others together, and yet nothing of it is counted where its scale is zero."""
-    federation = federate({"ratio": 0.25})
-    run = run_of(federation)
-    (exchange,) = federation.method.exchanges
-    draw = np.random.default_rng(4)
-    said = [draw.integers(0, 2, sum(run.sizes)) for _ in range(3)]
-    scales, samples = np.float32([[1, 2, 3], [0, 0, 4], [3, 5, 2]]), [2, 100, 3]
-    values = {
-        "signs": torch.from_numpy(np.packbits(np.stack(said), axis=1, bitorder="little")),
-        "scale": torch.from_numpy(scales),
-    }
-    total = exchange.server_add(exchange.server_open({}, 0), [0, 1, 2], samples, values)
-    _, answer = exchange.server_reply(federation.method.server_start(), total, 0)
-    bits = np.unpackbits(answer["signs"].numpy(), count=sum(run.sizes), bitorder="little")
-    for layer, (start, stop) in enumerate(zip((0, 16, 20), (16, 20, 22), strict=True)):
-        leader = 2 if layer < 2 else 1  # of 2 and 3 samples, or of 100
-        assert bits[start:stop].tolist() == said[leader][start:stop].tolist()
-        assert answer["scale"][layer] == scales[leader, layer]
