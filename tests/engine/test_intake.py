@@ -15,42 +15,21 @@ import torch
 from torch import nn
 
 import factories
-from factories import listen_to_rows, seeded
+from factories import Frames, listen_to_rows, seeded
 from pfedlms.data.federated import from_pairs
 from pfedlms.engine import Federation, RoundReport
-from pfedlms.engine import catch_up as engine_catch_up
 from pfedlms.engine import simulate as engine_simulate
 from pfedlms.engine.aggregation import Aggregation
 from pfedlms.engine.transport import Code, Inbox, Record, Request
 from pfedlms.errors import QuorumError
 from pfedlms.wire import unpack
-from pfedlms.wire.frames import SERVER, frame
+from pfedlms.wire.frames import SERVER
 
 CLIENTS = 4
 THRESHOLDS = 2  # three levels, so that symbols can be out of range
 SIZES = (25, 3, 3)  # 0.4 of 64, 8 and 8, to which 8 * 6 + 6, 6 and 3 + 3 parameters are padded
 
 Link = Callable[[bytes, int], bytes | None]
-Frames = dict[tuple[int, int, int], bytes]
-
-
-@pytest.fixture
-def frames(monkeypatch: pytest.MonkeyPatch) -> Frames:
-    """Every frame as it is sent, by kind, round and sender."""
-    made: Frames = {}
-
-    def spy(message: Any, values: Any, **header: Any) -> bytes:
-        data = bytes(frame(message, values, **header))
-        made[message.kind, header["round"], header["sender"]] = data
-        return data
-
-    def spy_on_rows(message: Any, values: Any, row: int, *, data: bytes, **header: Any) -> None:
-        made[message.kind, header["round"], header["sender"]] = data
-
-    monkeypatch.setattr(engine_simulate, "frame", spy)
-    monkeypatch.setattr(engine_catch_up, "frame", spy)
-    listen_to_rows(monkeypatch, spy_on_rows)
-    return made
 
 
 def federation(link: Link = engine_simulate.perfect_link, *, method: str = "pfedlms", **options: Any) -> Federation:
