@@ -11,8 +11,9 @@ from statistics import mean
 from typing import Any
 
 import study
+from regime_plot import accuracy_against_bytes
 
-from pfedlms.report.charts import Look, accuracy_against_bytes, looks, save, styled
+from pfedlms.report.charts import Look, looks, save, styled
 from pfedlms.report.figures import cost
 from pfedlms.report.tables import Table
 

@@ -11,7 +11,7 @@ far below the others: both are left to the tables.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -20,7 +20,7 @@ import study
 from regime_table import Row, accuracies, by_label, total
 from regimes import REGIMES
 
-from pfedlms.report.charts import Look, accuracy_against_bytes, beside, lines
+from pfedlms.report import charts
 
 NAMES = {"mnist": "MNIST", "fmnist": "Fashion-MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 LEFT_OUT = ("local-chosen", "fetchsgd-chosen")
@@ -34,7 +34,7 @@ def named(label: str) -> str:
     return f"{method}, {'tuned' if chosen else 'not tuned'}"
 
 
-STYLE = {row: Look.number(place) for place, row in enumerate((
+STYLE = {row: charts.Look.number(place) for place, row in enumerate((
     "sketchmean, tuned", "stc, tuned", "sketchvote, tuned", "fedavg, tuned", "stc, not tuned", "fedavg, not tuned"
 ))}  # fmt: skip
 
@@ -59,10 +59,33 @@ def curves(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return found
 
 
+def accuracy_against_bytes(
+    records: Sequence[Mapping[str, Any]], y: str = "P-acc, %", x: str = "MiB per round", *, title: str = "",
+    style: Mapping[str, charts.Look] | None = None,
+) -> Any:  # fmt: skip
+    """One point per record with its error bar: `row`, `mib`, `mean`, and if known `low`, `high` and `label`. Points of
+    one row are joined, such as those of a method at several ratios."""
+    alt = charts.altair()
+    points = charts.with_range(records)
+    by_row = charts.rows_of(points)
+    span = alt.Scale(domain=list(charts.shown_range(points)), nice=False)
+    up = alt.Y("mean:Q", title=y, scale=span)
+    across = alt.X("mib:Q", title=x, scale=alt.Scale(type="log", nice=False, padding=24))
+    style = {row: (style or charts.looks(by_row))[row] for row in by_row}
+    base = charts.data(points).encode(across, color=charts.coloured(style, alt.Legend(symbolSize=80)))
+    tips = charts.tooltips("row:N", "label:N", mib=x, mean=y, low="lowest", high="highest")
+    return alt.layer(
+        base.mark_line(strokeWidth=1.5, opacity=0.6).encode(up),
+        base.mark_rule(strokeWidth=1.5).encode(alt.Y("low:Q", title=y, scale=span), alt.Y2("high:Q")),
+        base.mark_point(filled=True, size=70, opacity=1).encode(up, tooltip=tips),
+        base.mark_text(align="left", dx=7, dy=-6, fontSize=10).encode(up, alt.Text("label:N")),
+    ).properties(width=charts.WIDTH, height=charts.HEIGHT, title=title)
+
+
 def panel(regime: str, dataset: str, rows: Sequence[Row]) -> Any:
     if regime == "20-of-20":
         words = "MiB so far, all clients", "P-acc, %"
-        chart = lines(curves(rows), *words, log=True, title=NAMES[dataset], style=STYLE)
+        chart = charts.lines(curves(rows), *words, log=True, title=NAMES[dataset], style=STYLE)
     else:
         words = "accuracy of all clients at the end, %", "MiB of the whole run, all clients"
         chart = accuracy_against_bytes(points(rows), *words, title=NAMES[dataset], style=STYLE)
@@ -79,8 +102,8 @@ def main() -> None:
             dataset: [row for row in every if row["setup"] == regime and row["status"] == "finished"]
             for dataset, every in rows.items()
         }
-        charts = [panel(regime, dataset, own) for dataset, own in here.items() if own]
-        beside(charts, columns=2).save(options.folder / f"regimes-{regime}.png", scale_factor=2)
+        panels = [panel(regime, dataset, own) for dataset, own in here.items() if own]
+        charts.beside(panels, columns=2).save(options.folder / f"regimes-{regime}.png", scale_factor=2)
 
 
 if __name__ == "__main__":

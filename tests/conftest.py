@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from factories import Frames, overheard
 from pfedlms.backend import torch_threads
 
 
@@ -24,3 +25,9 @@ def one_thread() -> Iterator[None]:
     """
     with torch_threads(1):
         yield
+
+
+@pytest.fixture
+def frames(one_thread: None) -> Iterator[Frames]:
+    with overheard() as sent:
+        yield Frames(sent)

@@ -295,6 +295,22 @@ def overheard() -> Iterator[list[Sent]]:
         yield heard
 
 
+class Frames:
+    """Every frame that the engine makes, by kind, round and sender."""
+
+    def __init__(self, sent: list[Sent]) -> None:
+        self._sent = sent
+
+    def __getitem__(self, key: tuple[int, int, int]) -> bytes:
+        return next(each.data for each in reversed(self._sent) if self._key(each) == key)
+
+    def __len__(self) -> int:
+        return len({self._key(each) for each in self._sent})
+
+    def _key(self, sent: Sent) -> tuple[int, int, int]:
+        return sent.message.kind, sent.round, sent.sender
+
+
 def listen_to_rows(patch: pytest.MonkeyPatch, tell: Callable[..., None]) -> None:
     """`tell(message, values, row, round=, sender=, samples=, digest=, data=)` of every frame that the engine writes
     together with others."""

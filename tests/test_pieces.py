@@ -78,14 +78,6 @@ def test_a_sketch_answers_in_kind(dtype: torch.dtype) -> None:
     )
 
 
-def test_arrays_that_are_read_only_or_reversed_are_taken_as_they_are() -> None:
-    sketch, x = sketch_of(*SIZES), normal(1, sum(SIZES))[0].numpy()
-    expected = sketch.forward(x.copy())
-    x.flags.writeable = False
-    assert sketch.forward(x).tobytes() == expected.tobytes()
-    assert sketch.forward(x[::-1].copy()[::-1]).tobytes() == expected.tobytes()
-
-
 def test_sketching_one_vector_is_one_line() -> None:
     made = Sketch.of_vector(100, 0.25, seed=3, epoch=2)
     assert torch.equal(made.rows, Sketch(layout_of(100), 0.25, 3, 2).rows)
@@ -136,12 +128,6 @@ def test_from_a_sketch_to_the_pull_in_one_kind(of: Any) -> None:
     assert Pull(sketch, tau, deviation, vote.result(), 0.1, 0.1).gradient(of(theta)).shape == (3, 21)
 
 
-def test_a_pull_of_arrays_is_that_of_tensors() -> None:
-    pull, theta = some_pull(3, 0.1, 0.3).pull, normal(2, sum(SIZES))
-    parts = (each.numpy() for each in (pull.thresholds, pull.deviations, pull.consensus))
-    assert torch.equal(Pull(pull.sketch, *parts, 0.1, 0.3).gradient(theta), pull.gradient(theta))
-
-
 # --- autograd ---------------------------------------------------------------------------------------------------------
 
 
@@ -174,19 +160,6 @@ def test_autograd_runs_the_kernels() -> None:
         assert not sketch.forward(theta).requires_grad
     with plain():
         assert "_Differentiable" not in type(sketch.forward(theta).grad_fn).__name__
-
-
-def test_a_model_is_trained_through_its_sketch() -> None:
-    """‖Φθ − y‖² falls to zero along the rows kept, and a module's parameters get there."""
-    sketch, module = Sketch.of_vector(20, 0.5, seed=1), nn.Linear(4, 4)
-    wanted = torch.ones(sketch.size)
-    optimiser = torch.optim.SGD(module.parameters(), lr=0.2)
-    for _ in range(200):
-        optimiser.zero_grad()
-        loss = (sketch.forward(nn.utils.parameters_to_vector(module.parameters())) - wanted).square().sum()
-        loss.backward()
-        optimiser.step()
-    assert loss < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -222,13 +195,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: SKETCH.forward(torch.zeros(2, 5)),
         r"params: got shape \(2, 5\), expected \[clients, 21\] or \[21\]; the sketch is of another model",
     ),
-    "three axes": (lambda: SKETCH.adjoint(torch.zeros(1, 1, 12)), r"sketched: got shape \(1, 1, 12\), expected"),
-    "no axis": (lambda: SKETCH.forward(torch.tensor(1.0)), r"params: got shape \(\), expected"),
     "whole numbers": (
         lambda: SKETCH.forward(X.long()),
         r"params: got torch.int64, expected torch.float32.*\.float\(\)",
     ),
-    "half precision": (lambda: SKETCH.forward(X.half()), "params: got torch.float16, expected torch.float32"),
     "a list": (lambda: SKETCH.forward([0.0] * 21), r"params: got list, expected a NumPy array.*np\.asarray"),
     "an array of text": (lambda: SKETCH.forward(np.array(["a"] * 21)), "params: got an array of <U1, expected numbers"),
     "another device": (lambda: SKETCH.forward(X.to("meta")), "params: got a tensor on meta, expected one on cpu; make"),
@@ -236,53 +206,38 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: SKETCH.split(X, X.double(), X),
         r"model: got torch.float64 of shape \(2, 21\), expected torch.float32 of shape \(2, 21\) as params",
     ),
-    "parts of other shapes": (lambda: SKETCH.split(X, X, X[0]), r"residual: got torch.float32 of shape \(21,\), exp"),
     "a module as layout": (lambda: Sketch(nn.Linear(2, 2), 0.1, 0, 0), r"layout: got Linear.*flat_layout\(module\)"),
     "ratio 0": (lambda: Sketch.of_vector(16, 0, 0), "ratio: got 0, expected at most 1 and above 0; it is the share"),
     "ratio beyond 1": (lambda: Sketch.of_vector(16, 1.5, 0), "ratio: got 1.5, expected at most 1 and above 0"),
-    "ratio NaN": (lambda: Sketch.of_vector(16, float("nan"), 0), "ratio: got nan, expected at most 1"),
-    "ratio as text": (lambda: Sketch.of_vector(16, "0.1", 0), "ratio: got '0.1', expected at most 1"),
-    "a ratio a layer": (lambda: Sketch.of_vector(16, [0.1], 0), r"ratio: got \[0.1\], expected at most 1"),
     "allocation below 0": (lambda: Sketch(layout_of(5), 0.1, 0, 0, None, -1), "allocation: got -1, expected 0 to 8"),
     "size 0": (lambda: Sketch.of_vector(0, 0.1, 0), "size: got 0, expected a whole number of at least 1"),
     "seed below 0": (lambda: Sketch.of_vector(16, 0.1, -1), "seed: got -1, expected a whole number from 0 to"),
-    "seed that is no whole number": (lambda: Sketch.of_vector(16, 0.1, 0.5), "seed: got 0.5, expected a whole number"),
     "epoch": (lambda: Sketch.of_vector(16, 0.1, 0, epoch=True), "epoch: got True, expected a whole number"),
     "device": (lambda: Sketch.of_vector(16, 0.1, 0, device="gpu0"), "device: got 'gpu0', expected 'cpu', 'cuda'"),
     "thresholds of fewer layers": (
         lambda: pull(tau=TAU[:1]),
         r"thresholds: got torch.float32 of shape \(1, 2\), expected floats of shape \[2, T\]",
     ),
-    "thresholds of whole numbers": (lambda: pull(tau=TAU.long()), "thresholds: got torch.int64"),
     "no thresholds": (lambda: pull(tau=TAU[:, :0]), r"thresholds: got torch.float32 of shape \(2, 0\)"),
     "thresholds that fall": (
         lambda: pull(tau=TAU.flip(1)),
         r"thresholds: got \[1.0, -1.0\], expected finite numbers that rise.*sort them",
-    ),
-    "thresholds that are not finite": (
-        lambda: pull(tau=TAU * torch.nan),
-        r"thresholds: got \[nan, nan\], expected fin",
     ),
     "deviations of fewer layers": (
         lambda: pull(sigma=SIGMA[:1]),
         r"deviations: got torch.float32 of shape \(1,\), expected floats of shape \[2\]",
     ),
     "deviations below 0": (lambda: pull(sigma=-SIGMA), r"deviations: got \[-1.0, -1.0\], expected finite.* at least 0"),
-    "deviations that are not finite": (lambda: pull(sigma=SIGMA * torch.nan), r"deviations: got \[nan, nan\]"),
     "consensus of another sketch": (
         lambda: pull(agreed=AGREED[:5]),
         r"consensus: got torch.uint8 of shape \(5,\), expected torch.uint8 of shape \[12\]",
     ),
-    "consensus of another type": (lambda: pull(agreed=AGREED.long()), "consensus: got torch.int64"),
     "consensus beyond T": (
         lambda: pull(agreed=AGREED + 3),
         "consensus: got symbols up to 3, expected 0 to 2, the number of thresholds",
     ),
-    "consensus on another device": (lambda: pull(agreed=AGREED.to("meta")), "consensus: got a tensor on meta"),
     "strength": (lambda: pull(strength=-1), "strength: got -1, expected a finite number of at least 0"),
-    "smoothing": (lambda: pull(rho=float("nan")), "smoothing: got nan, expected a finite number of at least 0"),
     "vote of no thresholds": (lambda: Vote(3, 0), "thresholds: got 0, expected a whole number from 1 to 255; symbols"),
-    "vote of 256 thresholds": (lambda: Vote(3, 256), "thresholds: got 256, expected a whole number from 1 to 255"),
     "size of a vote": (lambda: Vote(2.0, 1), "size: got 2.0, expected a whole number of at least 0; it is the number"),
     "ballots of another type": (
         lambda: Vote(3, 1).add(np.zeros(3), 1),
@@ -298,10 +253,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "weights: got 1 for 2 clients, expected one per client; pass",
     ),
     "a weight of zero": (lambda: Vote(1, 1).add(np.uint8([0]), 0), r"weights\[0\]: got 0, expected a whole number of"),
-    "a weight below zero": (
-        lambda: Vote(1, 1).add(np.uint8([0]), -3),
-        r"weights\[0\]: got -3, expected a whole number",
-    ),
     "a share as weight": (
         lambda: Vote(1, 1).add(np.uint8([[0], [1]]), [1, 0.5]),
         r"weights\[1\]: got 0.5, expected a whole number of at least 1; a weight is a number of samples",
@@ -314,21 +265,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: WeightedMean(2).add([1], ONE),
         r"values: got shape \(1, 1\), expected \[clients, 2\]; pass one client",
     ),
-    "values of one client as a vector": (lambda: WeightedMean(1).add([1], ONE[0]), r"values: got shape \(1,\), expect"),
     "values of whole numbers": (lambda: WeightedMean(1).add([1], ONE.astype(int)), "values: got torch.int64, expected"),
-    "weights of a mean": (lambda: WeightedMean(1).add([1.5], ONE), r"weights\[0\]: got 1.5, expected a whole number"),
-    "a weight for all": (
-        lambda: WeightedMean(1).add(3, np.ones((2, 1))),
-        "weights: got 1 for 2 clients, expected one per client",
-    ),
-    "a weight as text": (
-        lambda: WeightedMean(1).add(["3"], ONE),
-        r"weights\[0\]: got '3', expected a whole number of at least 1",
-    ),
-    "no weight at all": (
-        lambda: WeightedMean(1).add(None, ONE),
-        r"weights\[0\]: got None, expected a whole number of at least 1",
-    ),
     "a mean of nobody": (lambda: WeightedMean(1).result(), "mean: got no client's values, expected at least one; call"),
     "a median of NaN": (
         lambda: weighted_median([1, 1], np.float32([1, np.nan])),
@@ -339,7 +276,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         r"values\[0\]: got -1.0, expected a",
     ),
     "a median of rows": (lambda: weighted_median([1], ONE), r"values: got shape \(1, 1\), expected \[clients\]"),
-    "a median of fewer weights": (lambda: weighted_median([], ONE[0]), "weights: got 0 for 1 client, expected one per"),
     "statistics of other shapes": (
         lambda: pool_statistics([1], ONE, ONE[0]),
         r"means, variances: got shapes \(1, 1\) and \(1,\), expected \[clients",
@@ -349,8 +285,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: pool_statistics([1], ONE * np.nan, ONE),
         r"means\[0, 0\]: got nan, expected a finite numb",
     ),
-    "a variance below 0": (lambda: pool_statistics([1], ONE, -ONE), r"variances\[0, 0\]: got -1.0, expected a finite"),
-    "weights of statistics": (lambda: pool_statistics([0], ONE, ONE), r"weights\[0\]: got 0, expected a whole number"),
     "statistics of another sketch": (
         lambda: statistics(X, [5, 5]),
         r"sketched: got shape \(2, 21\), expected \[clients, 10\] or \[10\]; pass the sizes of its own sketch",
@@ -375,10 +309,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a gap": (
         lambda: Layout((), (Layer("a", 0, 5), Layer("b", 6, 5))),
         "layers: 'b' begins at 6, after a gap, expected 5, where",
-    ),
-    "an overlap": (
-        lambda: Layout((), (Layer("a", 0, 5), Layer("b", 4, 5))),
-        "layers: 'b' begins at 4, inside 'a', exp",
     ),
     "a first layer that is not first": (
         lambda: Layout((), (Layer("a", 1, 5),)),

@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pfedlms.aggregate import pool_statistics
 from pfedlms.quantise import (
     narrowest_interval,
     normal_quantiles,
@@ -63,11 +62,6 @@ def test_statistics_by_hand() -> None:
     assert variances.tolist() == [[1.0, 2.0], [0.0, to_float32(2 / 3)]]
 
 
-def test_statistics_of_one_entry() -> None:
-    means, variances = statistics(torch.tensor([[7.5]]), (1,))
-    assert (means.item(), variances.item()) == (7.5, 0.0)
-
-
 def test_statistics_are_taken_in_float64() -> None:
     """8192 and its float32 neighbour 8192 + 2⁻¹⁰: their mean is no float32, their variance is 2⁻²² exactly."""
     means, variances = statistics(torch.tensor([[8192.0, 8192.0 + 2**-10]]), (2,))
@@ -92,13 +86,6 @@ def test_quantiles_are_float64_quantiles_rounded_once(levels: int) -> None:
         assert quantile == pytest.approx(low, rel=1e-7, abs=1e-9)
 
 
-def test_quantiles_of_seven_thresholds() -> None:
-    """Φ⁻¹(k/8) from a table of the normal distribution."""
-    assert normal_quantiles(7) == pytest.approx(
-        [-1.1503494, -0.6744898, -0.3186394, 0, 0.3186394, 0.6744898, 1.1503494], abs=1e-7
-    )
-
-
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.floats(-100, 100, width=32), st.floats(0, 100, width=32), st.integers(1, 31))
 def test_thresholds_take_float32_values_through_one_float64_sum(mean: float, deviation: float, levels: int) -> None:
@@ -109,11 +96,6 @@ def test_thresholds_take_float32_values_through_one_float64_sum(mean: float, dev
     tau = thresholds_of(np.float32([mean]), np.float32([deviation]), normal_quantiles(levels))
     assert tau.dtype == np.float32
     assert tau.tolist() == [expected]
-
-
-def test_thresholds_have_a_row_for_each_layer() -> None:
-    tau = thresholds_of(np.float32([1, 10]), np.float32([2, 0.5]), np.float32([-1, 0, 1]))
-    assert tau.tolist() == [[-1.0, 1.0, 3.0], [9.5, 10.0, 10.5]]
 
 
 def test_narrowest_interval() -> None:
@@ -151,22 +133,3 @@ def test_symbols_count_the_thresholds_at_or_below(data: st.DataObject) -> None:
     layer = [index for index, m in enumerate(sizes) for _ in range(m)]
     expected = [[sum(y >= t for t in tau[layer[i]]) for i, y in enumerate(row)] for row in rows]
     assert symbols_of(torch.tensor(rows), torch.tensor(tau), sizes).tolist() == expected
-
-
-# --- a constant layer -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("level", [0.0, 0.1])
-def test_a_constant_layer_is_in_one_bin_for_everybody(level: float) -> None:
-    """All clients' sketches of layer 0 are the same constant: σ̄ = 0, every threshold is that constant, and equality
-    goes up."""
-    sizes, levels = (3, 4), 7
-    sketched = torch.cat([torch.full((2, 3), level), torch.tensor([[0.0, 1, 2, 3], [1, -1, 0, 9]])], dim=1)
-    means, variances = statistics(sketched, sizes)
-    mean, deviation = pool_statistics((2, 1), means.numpy(), variances.numpy())
-    assert deviation[0] == 0
-    assert mean[0] == np.float32(level)
-    tau = torch.from_numpy(thresholds_of(mean, deviation, normal_quantiles(levels)))
-    assert tau[0].tolist() == [to_float32(level)] * levels
-    symbols = symbols_of(sketched, tau, sizes)
-    assert symbols[:, :3].tolist() == [[levels] * 3] * 2

@@ -9,10 +9,7 @@ from functools import cache
 from typing import Any
 
 import pfedlms
-from pfedlms.engine.terms import agreement
 from pfedlms.errors import UsageError
-from pfedlms.methods import METHODS, Method, Task
-from pfedlms.wire.frames import SERVER, frame
 
 Settings = dict[str, dict[str, Any]]
 """By section and key."""
@@ -65,34 +62,18 @@ def every_round(rounds: int) -> Settings:
     return {"train": {"rounds": rounds}, "run": {"evaluate_every": 1}}
 
 
-def message_bytes(method: Method) -> int:
-    """Bytes of one client in one round, up and down with framing, of messages that were encoded. Positions are drawn at
-    random. The digest of the model, which is sent once in fifty rounds, is left out."""
-    digest, total = agreement(method), 0
-    for exchange in method.exchanges:
-        for message, sender, samples in ((exchange.up, 0, 1), (exchange.down, SERVER, 0)):
-            values = message.example()
-            if "checked" in values:
-                values |= {name: values[name] * 0 for name in ("checked", "digest")}
-            total += len(frame(message, values, round=0, sender=sender, samples=samples, digest=digest))
-    return total
-
-
-@cache
-def task_on(dataset: str) -> Task:
-    """What server and clients know of the model that is shipped for a data set."""
-    return pfedlms.method_of(
-        pfedlms.load_config(None, {"data": {"dataset": dataset}, "method": {"name": "local"}})
-    ).task
+def cost(dataset: str, method: str, **settings: Any) -> dict[str, Any]:
+    """The row of `pfedlms bits` for a method with the model that is shipped for a data set."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of settings that would not train well; nothing is trained here
+        return pfedlms.bits_table({"data": {"dataset": dataset}, "method": {"name": method, **settings}})[0]
 
 
 def taken(dataset: str, method: str, **settings: Any) -> int:
-    """`message_bytes` of a method with the model and the settings that are shipped for a data set."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of settings that would not train well; nothing is trained here
-        config = pfedlms.load_config(None, {"data": {"dataset": dataset}, "method": {"name": method, **settings}})
-        made = METHODS[method](task_on(dataset), config.settings)
-    return message_bytes(made)
+    """Bytes of one client in one round, up and down with framing."""
+    row = cost(dataset, method, **settings)
+    bits = [row[f"{way}_{part}_bits"] for way in ("up", "down") for part in ("payload", "framing")]
+    return int(sum(bits)) // 8
 
 
 def at_the_bytes_of(dataset: str, method: str, other: Mapping[str, Any]) -> dict[str, float]:
@@ -117,7 +98,7 @@ def at_the_bytes_of(dataset: str, method: str, other: Mapping[str, Any]) -> dict
 @cache
 def equal_rate(dataset: str, method: str, wanted: int) -> float:
     """The rate at which one client's messages of one round have `wanted` bytes."""
-    key, dim = RATES[method], task_on(dataset).layout.dim
+    key, dim = RATES[method], int(cost(dataset, method)["parameters"])
 
     def share(count: int) -> float:
         return (count + 0.5) / dim  # in the middle: rounding removes no entry

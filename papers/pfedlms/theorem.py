@@ -75,7 +75,7 @@ def convergence(
 
     `runs`: softmax regression, each with `plan`, `constants`, `trajectory` (one list per quantity, one number per
     round), `allowed`, which is λβ^r, and `allowed_by_norm`, the same with the largest ‖θ‖ of the run for B_θ. `rows`:
-    every run after some R with `left`, `bound` and `measured` by term with their totals, and `ratio` = bound/left.
+    every run after some R with `left`, the terms of the bound and as measured with their totals, and bound/left.
     `practice`: `dnn` with `plan`, `settings`, `left`, and `stationarity` of the rounds that were measured.
     """
     given = {"data": {"dataset": dataset, "dir": data_dir}, "run": {"device": device}}
@@ -212,9 +212,16 @@ def _rows(run: Record) -> Iterator[Record]:
         by_norm = terms(0.0, *known, 0.0, run["allowed_by_norm"][:rounds], steps)["drift"]
         measured = terms(start - seen["potential"][rounds], *known, noise, seen["drift"][:rounds], steps)
         yield {
-            **{key: plan[key] for key in ("seed", "strength", "refresh")}, "rounds": rounds, "left": left,
-            "bound": bound, "measured": measured, "drift_by_norm": by_norm, "ratio": bound["total"] / left,
+            **setting_of(plan), "rounds": rounds, "left": left,
+            **{f"bound_{term}": own for term, own in bound.items()},
+            **{f"real_{term}": own for term, own in measured.items()},
+            "drift_by_norm": by_norm, "bound_over_left": bound["total"] / left, "seed": plan["seed"],
         }  # fmt: skip
+
+
+def setting_of(plan: Record) -> Record:
+    """λ and h, as tables show them."""
+    return {"strength": plan["strength"], "refresh": "never" if plan["refresh"] >= NEVER else str(plan["refresh"])}
 
 
 def _read(file: Path, dataset: str, settings: Record) -> Record:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from papers.pfedlms.sheets import Sheet
-from papers.pfedlms.theorem import BASE, NEVER, Record
+from papers.pfedlms.theorem import BASE, NEVER, Record, setting_of
 from pfedlms.report import charts
 from pfedlms.report.charts import Look
 
@@ -35,30 +35,17 @@ def sheets(document: Record) -> list[Sheet]:
     note = "Each term of the bound, then as measured (real); by norm: with the largest ‖θ‖ for B_θ."
     used = "λ, h and η as shipped; the mean over the measured rounds, the first and the last of them."
     return [
-        Sheet(name, f"{title}, softmax regression", theory_records(document), THEORY, note, ".3g"),
+        Sheet(name, f"{title}, softmax regression", document["rows"], THEORY, note, ".3g"),
         Sheet(f"{name}-dnn", f"{title}, its left side on dnn", practice_records(document), PRACTICE, used, ".3g"),
         Sheet(f"{name}-points", "", by_round(document), {}),
     ]
-
-
-def theory_records(document: Record) -> list[Record]:
-    """One record per setting and R: the left side, each term of the bound and as measured, and bound / left."""
-    return [
-        {
-            **_setting(row), "rounds": row["rounds"], "left": row["left"],
-            **{f"bound_{term}": row["bound"][term] for term in ("optimisation", "noise", "drift")},
-            **{f"real_{term}": row["measured"][term] for term in ("optimisation", "noise", "drift")},
-            "drift_by_norm": row["drift_by_norm"], "bound_over_left": row["ratio"],
-        }
-        for row in document["rows"]
-    ]  # fmt: skip
 
 
 def practice_records(document: Record) -> list[Record]:
     """One record per run of `dnn`: its left side, the mean over the measured rounds, and that of the first and last."""
     return [
         {
-            "seed": run["plan"]["seed"], **_setting(run["plan"]), "learning_rate": run["settings"]["learning_rate"],
+            "seed": run["plan"]["seed"], **setting_of(run["plan"]), "learning_rate": run["settings"]["learning_rate"],
             "rounds": run["plan"]["rounds"], "looked_at": len(run["stationarity"]), "left": run["left"],
             "first": run["stationarity"][0], "last": run["stationarity"][-1],
         }
@@ -76,24 +63,16 @@ def by_round(document: Record) -> list[Record]:
         if "allowed" in run:
             columns |= {key: seen[key] for key in ("drift", "largest_drift")}
             columns |= {key: run[key] for key in ("allowed", "allowed_by_norm")}
-        named = {"model": plan["model"], "seed": plan["seed"], **_setting(plan)}
+        named = {"model": plan["model"], "seed": plan["seed"], **setting_of(plan)}
         rounds = range(1, plan["rounds"] + 1, plan["every"])
         for number, *values in zip(rounds, *columns.values(), strict=True):
             found.append({**named, "round": number, **dict(zip(columns, values, strict=True))})
     return found
 
 
-def _setting(of: Record) -> Record:
-    return {"strength": of["strength"], "refresh": "never" if of["refresh"] >= NEVER else str(of["refresh"])}
-
-
 def chart(document: Record) -> Any:
     """Six panels: both sides against R, λ and h; drift and left side by round; the left side of `dnn`."""
-    points, (strength, refresh) = by_round(document), BASE
-    rows = [
-        {**row, "real_total": own["measured"]["total"]}
-        for row, own in zip(theory_records(document), document["rows"], strict=True)
-    ]
+    points, rows, (strength, refresh) = by_round(document), document["rows"], BASE
     last = max(row["rounds"] for row in rows)
     ends = [row for row in rows if row["rounds"] == last]
     theory = [point for point in points if point["model"] == "softmax"]

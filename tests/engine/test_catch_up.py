@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from math import sqrt
 from typing import Any
 
@@ -149,16 +148,3 @@ def test_fingerprints_tell_models_apart() -> None:
     found = fingerprints_of(torch.cat([model, swapped, negative, zero]))
     assert len(set(found)) == 4
     assert found[0] == fingerprints_of(cohort_of(model).params)[0]
-
-
-@pytest.mark.parametrize("method", ["stc", "sketchmean"])
-def test_a_resumed_run_sends_the_same_bytes(method: str) -> None:
-    """What is kept for clients that come back is part of the checkpoint."""
-    straight = sampled(method)
-    straight.start()
-    for _ in range(6):
-        straight.play_round()
-    resumed = sampled(method)
-    resumed.load(deepcopy(straight.state()))
-    for _ in range(10):
-        assert straight.play_round().traffic == resumed.play_round().traffic

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
-from fractions import Fraction
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -24,7 +23,6 @@ from pfedlms.methods import METHODS
 
 ROUNDS, CLIENTS, SEED = 5, 10, 3
 REFERENCE, UNEVEN, STACKED = 1, 7, 0
-PULLED = [name for name, method in METHODS.items() if "strength" in {each.name for each in fields(method.Settings)}]
 
 
 def dnn() -> nn.Module:
@@ -107,20 +105,6 @@ def test_engines_agree(name: str, factory: Callable[[], nn.Module], digits: Fede
     assert (moved.abs().amax(dim=1) > 0.01).all()  # everybody learned something, so there was something to agree on
 
 
-@pytest.mark.parametrize("name", PULLED)
-def test_no_pull_is_local_exactly(name: str, digits: FederatedData) -> None:
-    """With running statistics; the battery of methods has the model without them."""
-    module = seeded(with_batch_norm)
-    alone = play("local", digits, module, momentum=0.5)
-    unpulled = play(name, digits, module, momentum=0.5, strength=0.0)
-    expected = tensors(alone.state)
-    for path, value in tensors(unpulled.state).items():
-        assert torch.equal(value, expected[path]), path
-    assert unpulled.correct == alone.correct
-    assert unpulled.losses == alone.losses
-    assert unpulled.frames  # it still talks
-
-
 def plain_loop(
     module: nn.Module, data: FederatedData, client: int, steps: int, *, momentum: float, weight_decay: float
 ) -> nn.Module:
@@ -188,66 +172,6 @@ def test_augmented_training_is_a_plain_loop_on_changed_images(cohort_size: int, 
             optimiser.step()
         for name, value in federation.client_state_dict(client).items():
             torch.testing.assert_close(value, model.state_dict()[name], rtol=0, atol=1e-5)
-
-
-def gradient_of(module: nn.Module, flat: Tensor, data: FederatedData, client: int, step: int) -> Tensor:
-    """∇f_k at a flat model, on the batch of local step `step`, by autograd on the module itself."""
-    model = copy.deepcopy(module)
-    nn.utils.vector_to_parameters(flat.clone(), model.parameters())
-    own = data.train[client]
-    chosen = torch.from_numpy(own[batch_positions(SEED, client, len(own), step, 1, 16)[0]])
-    loss = F.cross_entropy(model(data.x[chosen]), data.y[chosen])
-    return torch.cat([part.reshape(-1) for part in torch.autograd.grad(loss, list(model.parameters()))])
-
-
-def one_step_rounds(name: str, data: FederatedData, module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
-    """States after the start and after round 1, with E = 1, momentum 0.9 and μ = 0.01."""
-    federation = federate(name, data, module, local_steps=1, momentum=0.9, weight_decay=0.01)
-    federation.start()
-    before = federation.state()
-    federation.play_round()
-    return before, federation.state()
-
-
-def test_momentum_is_kept_with_a_personal_model(digits: FederatedData) -> None:
-    module = seeded(dnn)
-    before, after = one_step_rounds("local", digits, module)
-    for client in range(CLIENTS):
-        theta, buffer = before["params"][client], before["momentum"][client]
-        step = 0.9 * buffer + gradient_of(module, theta, digits, client, 1) + 0.01 * theta
-        torch.testing.assert_close(after["momentum"][client], step, rtol=0, atol=1e-6)
-        torch.testing.assert_close(after["params"][client], theta - 0.1 * step, rtol=0, atol=1e-6)
-
-
-def test_momentum_is_forgotten_when_fedavg_replaces_the_model(digits: FederatedData) -> None:
-    module = seeded(dnn)
-    before, after = one_step_rounds("fedavg", digits, module)
-    weights = torch.tensor(digits.samples, dtype=torch.float64)
-    average = ((weights[:, None] * before["params"].double()).sum(dim=0) / weights.sum()).float()
-    for client in range(CLIENTS):
-        step = gradient_of(module, average, digits, client, 1) + 0.01 * average
-        torch.testing.assert_close(after["momentum"][client], step, rtol=0, atol=1e-6)
-        torch.testing.assert_close(after["params"][client], average - 0.1 * step, rtol=0, atol=1e-6)
-    assert before["momentum"].abs().max() > 0.01  # so keeping it would have shown
-
-
-@pytest.mark.parametrize("cohort_size", [STACKED, REFERENCE, UNEVEN])
-def test_fedavg_averages_by_samples(cohort_size: int, digits: FederatedData) -> None:
-    """With a learning rate of nearly zero a round is the exchange alone; the mean is worked out in exact fractions."""
-    federation = federate("fedavg", digits, seeded(dnn), cohort_size=cohort_size, learning_rate=1e-30)
-    federation.start()
-    state = federation.state()
-    models = torch.randn(state["params"].shape, generator=torch.Generator().manual_seed(1))
-    federation.load({**state, "params": models})
-    federation.play_round()
-    exact = [
-        sum(Fraction(n) * Fraction(value) for n, value in zip(digits.samples, column, strict=True))
-        / sum(digits.samples)
-        for column in models[:, :200].T.tolist()
-    ]
-    expected = torch.tensor([float(value) for value in exact], dtype=torch.float64).float()
-    for own in federation.state()["params"]:
-        assert torch.equal(own[:200], expected)
 
 
 def correct_by_hand(module: nn.Module, data: FederatedData, client: int) -> int:

@@ -15,42 +15,21 @@ import torch
 from torch import nn
 
 import factories
-from factories import listen_to_rows, seeded
+from factories import Frames, listen_to_rows, seeded
 from pfedlms.data.federated import from_pairs
 from pfedlms.engine import Federation, RoundReport
-from pfedlms.engine import catch_up as engine_catch_up
 from pfedlms.engine import simulate as engine_simulate
 from pfedlms.engine.aggregation import Aggregation
 from pfedlms.engine.transport import Code, Inbox, Record, Request
 from pfedlms.errors import QuorumError
 from pfedlms.wire import unpack
-from pfedlms.wire.frames import SERVER, frame
+from pfedlms.wire.frames import SERVER
 
 CLIENTS = 4
 THRESHOLDS = 2  # three levels, so that symbols can be out of range
 SIZES = (25, 3, 3)  # 0.4 of 64, 8 and 8, to which 8 * 6 + 6, 6 and 3 + 3 parameters are padded
 
 Link = Callable[[bytes, int], bytes | None]
-Frames = dict[tuple[int, int, int], bytes]
-
-
-@pytest.fixture
-def frames(monkeypatch: pytest.MonkeyPatch) -> Frames:
-    """Every frame as it is sent, by kind, round and sender."""
-    made: Frames = {}
-
-    def spy(message: Any, values: Any, **header: Any) -> bytes:
-        data = bytes(frame(message, values, **header))
-        made[message.kind, header["round"], header["sender"]] = data
-        return data
-
-    def spy_on_rows(message: Any, values: Any, row: int, *, data: bytes, **header: Any) -> None:
-        made[message.kind, header["round"], header["sender"]] = data
-
-    monkeypatch.setattr(engine_simulate, "frame", spy)
-    monkeypatch.setattr(engine_catch_up, "frame", spy)
-    listen_to_rows(monkeypatch, spy_on_rows)
-    return made
 
 
 def federation(link: Link = engine_simulate.perfect_link, *, method: str = "pfedlms", **options: Any) -> Federation:
@@ -211,16 +190,6 @@ def test_a_duplicate_counts_once(frames: Frames, cohort_size: int) -> None:
     check_replies(frames, 0, (0, 2, 3), (0, 2, 3))
 
 
-def test_everybody_sends_the_same_message(frames: Frames) -> None:
-    first: dict[int, bytes] = {}
-    with pytest.warns(UserWarning, match="second message of 0"), pytest.raises(QuorumError, match="1 of 4 messages"):
-        played(lambda data, sender: first.setdefault(data[5], data))
-    with pytest.warns(UserWarning, match="second message of 0"):
-        _, (report,) = played(lambda data, sender: first.setdefault(data[5], data), quorum=0.25)
-    assert report.rejected == 6
-    check_replies(frames, 0, (0,), (0,))
-
-
 def test_a_replay_of_the_round_before_is_refused(frames: Frames) -> None:
     def link(data: bytes, sender: int) -> bytes:
         return frames[data[5], 0, sender] if (data[8], sender) == (1, 3) else data
@@ -231,17 +200,6 @@ def test_a_replay_of_the_round_before_is_refused(frames: Frames) -> None:
         _, reports = played(link, rounds=2)
     assert [report.rejected for report in reports] == [0, 2]
     check_replies(frames, 1, (0, 1, 2), (0, 1, 2))
-
-
-def test_a_message_of_the_exchange_before_is_refused(frames: Frames) -> None:
-    def link(data: bytes, sender: int) -> bytes:
-        return frames[0, 0, sender] if (data[5], sender) == (2, 1) else data
-
-    # 24 bytes of statistics are more than the 7 of symbols; the length is looked at before the kind.
-    with pytest.warns(UserWarning, match="client 1 is left out of this exchange: OversizedError"):
-        _, (report,) = played(link)
-    assert report.rejected == 1
-    check_replies(frames, 0, (0, 1, 2, 3), (0, 2, 3))
 
 
 # Quorum.

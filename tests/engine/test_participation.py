@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -87,13 +86,6 @@ def test_how_many(clients: int, share: float, count: int) -> None:
     assert len(set(who.of(4))) == count
 
 
-def test_everybody_takes_part_in_the_long_run() -> None:
-    who = Participation(50, 0.1, seed=3)
-    seen = np.bincount([client for phase in range(1000) for client in who.of(phase)], minlength=50)
-    assert seen.min() > 60  # 100 each, give or take 10
-    assert seen.max() < 140
-
-
 # --- an independent loop over plain modules
 
 
@@ -135,23 +127,6 @@ def test_fedavg_is_a_plain_loop_over_modules(digits: FederatedData) -> None:
         for row, client in enumerate(report.participants):
             torch.testing.assert_close(federation.state()["params"][row], flat(trained[client]), rtol=0, atol=2e-6)
     assert len({who.of(phase) for phase in range(rounds)}) > 3
-
-
-def test_local_clients_train_when_they_are_drawn(digits: FederatedData) -> None:
-    federation = play(federate("local", digits), 5)
-    state = federation.state()
-    models = dict(zip(state["trained"], state["params"], strict=True))
-    models |= {client: kept["params"][0] for client, kept in state["away"].items()}
-    who, seen = Participation(CLIENTS, SHARE, SEED), set()
-    for client in range(CLIENTS):
-        alone = network()
-        for phase in range(6):
-            if client in who.of(phase):
-                own_steps(alone, digits, client, phase)
-                seen.add(client)
-        if client in seen:
-            torch.testing.assert_close(models[client], flat(alone), rtol=0, atol=2e-6)
-    assert models.keys() == seen
 
 
 # --- what travels
@@ -308,15 +283,6 @@ def test_who_loses_the_answer_sits_the_phase_out(method: str, digits: FederatedD
     assert federation.play_round().participants == tuple(range(CLIENTS))
 
 
-@pytest.mark.filterwarnings("ignore:round")
-def test_who_loses_its_message_still_hears_and_trains(digits: FederatedData) -> None:
-    federation = federate("fedavg", digits, 1.0, link=lambda data, client: None if client == 3 else data)
-    federation.start()
-    report = federation.play_round()
-    assert report.rejected == 1
-    assert report.participants == tuple(range(CLIENTS))
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_losses_both_ways_are_counted_and_repeatable(method: str, digits: FederatedData) -> None:
     runs = []
@@ -390,17 +356,6 @@ def test_everyone_hears_and_trains_on_copies(method: str, momentum: float, digit
         with torch.no_grad():
             right = int((module(digits.x[held]).argmax(dim=1) == digits.y[held]).sum())
         assert right == everyone.correct[client]
-
-
-def test_everyone_is_brought_up_some_at_a_time(digits: FederatedData, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copies of all clients at once may not fit where their participants do."""
-    federation = play(federate("fedavg", digits, cohort_size=2), 2)
-    happened: list[str] = []
-    brought_up, evaluate = federation._on_copies, federation._worker.evaluate
-    monkeypatch.setattr(federation, "_on_copies", lambda *given: happened.append("brought up") or brought_up(*given))
-    monkeypatch.setattr(federation._worker, "evaluate", lambda *given: happened.append("evaluated") or evaluate(*given))
-    federation.everyone()
-    assert happened == 2 * ["evaluated"] + 3 * ["brought up", "evaluated"]  # 3 present, 5 away, two at a time
 
 
 def same(one: Any, other: Any) -> bool:

@@ -18,7 +18,7 @@ from pfedlms.data import Partitioning, from_pool, load_dataset
 from pfedlms.errors import PfedlmsError
 from pfedlms.experiment.config import load_config
 from pfedlms.experiment.cost import holdings
-from pfedlms.report.holdings import holdings_lines
+from pfedlms.report.plans import holdings_lines
 
 SMALL = {"rounds": 2, "local_steps": 2, "batch_size": 8, "hidden": 8, "threads": 1}
 

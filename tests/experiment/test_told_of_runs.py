@@ -87,7 +87,7 @@ def test_plots_have_a_title(tmp_path: Path) -> None:
     plot = ["--plot", str(tmp_path / "p.svg")]
     compare = ["compare", "--methods", "local", "--seeds", "1", "--partition", "iid", "--out", str(tmp_path / "c")]
     assert main([*compare, *OPTIONS, *plot]) == 0
-    assert "digits · 3 clients · partition iid" in (tmp_path / "p.svg").read_text()
+    assert "digits · 3 clients, partition iid" in (tmp_path / "p.svg").read_text()
     sweep = ["sweep", "--method", "local", "--learning-rate", ".1,.2", "--alpha", "0.3", "--out", str(tmp_path / "s")]
     assert main([*sweep, "--validation", "0.2", *OPTIONS, *plot]) == 0
-    assert "local on digits · 3 clients · α = 0.3" in (tmp_path / "p.svg").read_text()
+    assert "local on digits · 3 clients, α = 0.3" in (tmp_path / "p.svg").read_text()

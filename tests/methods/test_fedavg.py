@@ -27,18 +27,6 @@ def test_mean_by_hand() -> None:
         assert [row for cohort in after for row in cohort.params.tolist()] == [[0.0, 2.0]] * 3
 
 
-def test_a_lost_model_is_left_out_of_the_mean() -> None:
-    """(1 · (4, 0) + 5 · (0, 2)) / 6; the client whose message was lost still goes on from it."""
-    params = torch.tensor([[4.0, 0.0], [-2.0, 3.0], [0.0, 2.0]])
-    with pytest.warns(UserWarning, match="client 1 is left out"):
-        (after,), _ = hold(
-            Average(2),
-            cohort_of(params, samples=[1, 2, 5]),
-            link=lambda data, client: None if client == 1 else data,
-        )
-    assert after.params.flatten().tolist() == pytest.approx([4 / 6, 10 / 6] * 3, rel=1e-6)
-
-
 def test_the_mean_is_taken_in_float64() -> None:
     """2^24 + 1 + 1 is lost one by one in float32, and 2^24 stays."""
     params = torch.tensor([[2.0**24], [1.0], [1.0], [2.0]])
@@ -50,29 +38,6 @@ def test_equal_models_stay_as_they_are() -> None:
     model = normal(50, seed=1)
     (after,), _ = hold(Average(50), cohort_of(model.expand(3, -1).clone(), samples=[3, 5, 6]))
     assert torch.equal(after.params, model.expand(3, -1))
-
-
-def test_one_step_on_all_samples_is_distributed_gradient_descent() -> None:
-    """E = 1 and full batches: the models sent down are those of gradient descent on all samples together, float64."""
-    data, rate = small_data(8, 8, 8), 0.3
-    train = {"local_steps": 1, "batch_size": 8, "learning_rate": rate, "weight_decay": 0.0}
-    with overheard() as messages:
-        chosen = federation("fedavg", data, small_module(), **train)
-        chosen.start()
-        for _ in range(4):
-            chosen.play_round()
-    module = small_module().double()
-    everything = torch.tensor([index for held in data.train for index in held])
-    sent_down = [sent.values["model"] for sent in messages if sent.sender == SERVER]
-    assert len(sent_down) == 4
-    for sent in sent_down:
-        loss = nn.functional.cross_entropy(module(data.x[everything].double()), data.y[everything])
-        gradients = torch.autograd.grad(loss, list(module.parameters()))
-        with torch.no_grad():
-            for parameter, gradient in zip(module.parameters(), gradients, strict=True):
-                parameter -= rate * gradient
-        expected = nn.utils.parameters_to_vector(module.parameters())
-        torch.testing.assert_close(torch.from_numpy(sent).double(), expected.detach(), rtol=1e-5, atol=1e-6)
 
 
 def test_shared_statistics_are_averaged_and_counted() -> None:
@@ -143,12 +108,3 @@ def test_the_server_keeps_w_and_u_only_where_it_needs_them(chosen: dict[str, flo
     assert FedAvg(task, FedAvgSettings()).server_start() == {}
     start = FedAvg(task, FedAvgSettings(**chosen)).server_start()
     assert {name: value.tolist() for name, value in start.items()} == {"model": [3.0, -1.0], "update": [0.0, 0.0]}
-
-
-def test_half_a_step_by_hand() -> None:
-    """From w = (1, 0), clients at (3, 2) and (5, −2) with N = 1 and 3: mean (4.5, −1), w = (2.75, −0.5)."""
-    cohort = cohort_of(torch.tensor([[3.0, 2.0], [5.0, -2.0]]), samples=[1, 3])
-    server = {"model": torch.tensor([1.0, 0.0]), "update": torch.zeros(2)}
-    (after,), server = hold(Average(2, optimizer=ServerOptimizer(0.5)), cohort, server)
-    assert after.params.tolist() == [[2.75, -0.5]] * 2
-    assert server["update"].tolist() == [3.5, -1.0]

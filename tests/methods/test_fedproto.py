@@ -26,7 +26,6 @@ from pfedlms.errors import UsageError
 from pfedlms.methods import Task
 from pfedlms.methods.contract import Objective
 from pfedlms.methods.fedproto import FedProto, FedProtoSettings, MeanPrototypes, NearPrototypes
-from pfedlms.wire.frames import HEADER_BYTES
 
 # --- prototypes -------------------------------------------------------------------------------------------------------
 
@@ -48,31 +47,6 @@ def test_prototypes_by_hand() -> None:
         for cohort in after:
             assert cohort.heard["held"].tolist() == [True, True, True, False]
             assert cohort.heard["prototypes"].tolist() == [[3, 2], [4, -4], [-1, 4], [0, 0]]
-
-
-def test_a_lost_message_is_no_holder() -> None:
-    """Without client 0 nobody holds class 1, and class 0 is the mean of two."""
-    with pytest.warns(UserWarning, match="client 0 is left out"):
-        (after,), _ = hold(
-            MeanPrototypes(4, 2),
-            cohort_of(torch.zeros(3, 1)),
-            work=Work(features=(MEANS, COUNTS)),
-            link=lambda data, client: None if client == 0 else data,
-        )
-    assert after.heard["held"].tolist() == [True, False, True, False]
-    assert after.heard["prototypes"].tolist() == [[4, 2], [0, 0], [-1, 4], [0, 0]]
-
-
-def test_only_classes_that_are_held_are_sent() -> None:
-    """A byte for the mask of four classes and 4 · 2 bytes a class."""
-    sizes = []
-    hold(
-        MeanPrototypes(4, 2),
-        cohort_of(torch.zeros(3, 1)),
-        work=Work(features=(MEANS, COUNTS)),
-        link=lambda data, client: sizes.append(len(data) - HEADER_BYTES) or data,
-    )
-    assert sizes == [1 + 8 * 2] * 3
 
 
 def test_mean_features_against_a_plain_loop() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -11,12 +9,10 @@ from torch import Tensor, nn
 
 from definitions import exact_module, signs_of, small_batches
 from factories import (
-    HIDDEN,
     SMALL_DIM,
     Post,
     Work,
     cohort_of,
-    digits,
     federation,
     hold,
     normal,
@@ -118,48 +114,11 @@ def test_who_has_no_gradient_leaves_the_vote_to_who_has(round: int) -> None:
     assert (vote_on(gradients, round=round) == -1).all()
 
 
-def test_an_input_that_is_always_zero_keeps_its_weights_without_weight_decay() -> None:
-    """Digits with their first pixel set to zero: of 20 hidden units none's weight of it is further than η from w⁰ after
-    any of six rounds, while others' are."""
-    x = digits().x.clone()
-    x.flatten(1)[:, 0] = 0
-    chosen = federation("obda", replace(digits(), x=x), step=0.01, weight_decay=0.0)
-    pixel = torch.arange(HIDDEN) * 64  # its weights in a first layer of HIDDEN rows of 64
-    chosen.start()
-    for _ in range(6):
-        chosen.play_round()
-        moved = (chosen.state()["server"]["model"] - chosen.model.initial).abs()
-        assert float(moved[pixel].max()) <= 0.01 + 1e-6
-    assert float(moved.max()) > 0.05
-
-
-def test_the_coin_does_not_know_who_voted() -> None:
-    """Which half of the clients said + does not matter, nor how many there are, nor how they are grouped."""
-    half = torch.cat([torch.ones(2, 300), -torch.ones(2, 300)])
-    expected = vote_on(half)
-    assert torch.equal(vote_on(half.flip(0)), expected)
-    assert torch.equal(vote_on(half[1:3]), expected)
-
-
 def test_three_clients_need_no_coin() -> None:
     """A vote of an odd number of clients is the sign of the sum of their signs, in every round."""
     gradients = normal(3, 500, seed=3)
     expected = np.sign(np.where(gradients.numpy() >= 0, 1, -1).sum(axis=0)).tolist()
     assert vote_on(gradients, round=0).tolist() == vote_on(gradients, round=1).tolist() == expected
-
-
-def test_a_lost_message_can_make_a_tie() -> None:
-    task, zero = task_of(400), torch.zeros(400)
-    gradients = torch.tensor([1.0, 1.0, -1.0])[:, None].expand(3, 400)
-    with pytest.warns(UserWarning, match="client 0 is left out"):
-        _, server = hold(
-            MajorityOfGradients(task, STEP),
-            cohort_of(torch.zeros(3, 400), model=zero),
-            {"model": zero},
-            work=Work(gradient=gradients),
-            link=lambda data, client: None if client == 0 else data,
-        )
-    assert (-server["model"] / STEP).tolist() == coin(5, 0, 400).tolist()
 
 
 # --- what is sent -----------------------------------------------------------------------------------------------------
@@ -224,18 +183,6 @@ def test_every_coordinate_moves_by_the_step_exactly() -> None:
         np.testing.assert_array_equal(row, model)
 
 
-def test_the_vote_of_a_federation_is_the_majority_of_its_frames() -> None:
-    """Five clients, so no ties: the sign of the sum of the five messages."""
-    with overheard() as messages:
-        chosen = federation("obda")
-        chosen.start()
-        chosen.play_round()
-    ups = [np.where(sent.values["signs"] >= 0, 1, -1) for sent in messages if sent.sender != SERVER]
-    (down,) = [sent.values["signs"] for sent in messages if sent.sender == SERVER]
-    assert len(ups) == 5
-    np.testing.assert_array_equal(down, np.sign(np.sum(ups, axis=0)))
-
-
 def test_the_copy_that_was_trained_is_dropped() -> None:
     """P-acc is of a copy of w: whatever became of it, the next messages and the next w are the same."""
     chosen = federation("obda", step=0.003)
@@ -254,13 +201,3 @@ def test_the_copy_that_was_trained_is_dropped() -> None:
     assert sent[0] == sent[1]
     assert torch.equal(left[0]["server"]["model"], left[1]["server"]["model"])
     assert torch.equal(left[0]["params"], left[1]["params"])
-
-
-def test_the_trained_copy_is_fine_tuned_from_the_model() -> None:
-    """After a round P-acc is above G-acc: the copy has taken E steps on its client's data."""
-    chosen = federation("obda", local_steps=5, batch_size=32, step=0.01)
-    chosen.start()
-    for _ in range(6):
-        report = chosen.play_round(evaluate_global=True)
-    assert report.global_evaluation is not None
-    assert chosen.evaluate().accuracy > report.global_evaluation.accuracy + 5

@@ -161,44 +161,6 @@ def test_local_steps_follow_the_objective(absolute: bool) -> None:
 # --- the settings -----------------------------------------------------------------------------------------------------
 
 
-def test_not_layerwise_is_one_layer() -> None:
-    """One sketch of floor(0.1 · 2,048) = 204 entries and one pair of statistics for 1,510 parameters."""
-    method = federation("pfedlms", layerwise=False).method
-    agree, vote = method.exchanges
-    assert [(part.name, part.max_bytes) for part in agree.up.fields] == [("mean", 4), ("variance", 4)]
-    (symbols,) = vote.up.fields
-    assert symbols.segments == (204,)
-    (symbols,) = federation("pfedlms").method.exchanges[1].up.fields
-    assert symbols.segments == (204, 25)
-
-
-def test_one_layer_of_one_is_the_same_either_way() -> None:
-    """A model that has only one layer does not notice `layerwise`."""
-    cohort = cohort_of(normal(3, 50, seed=2), samples=[3, 1, 2])
-    heard = [
-        played(PFedLMS(task_of(50), PFedLMSSettings(ratio=0.5, layerwise=layerwise)), cohort).heard
-        for layerwise in (True, False)
-    ]
-    for name in ("thresholds", "deviation", "consensus"):
-        assert torch.equal(heard[0][name], heard[1][name])
-
-
-@pytest.mark.parametrize("refresh", [1, 3])
-def test_a_sketch_is_kept_for_so_many_rounds(refresh: int) -> None:
-    """The same models in seven rounds: their sketch is that of Φ of the epoch round // h."""
-    sizes, params = (20, 7), normal(2, 27, seed=3)
-    agree, _ = PFedLMS(task_of(*sizes), PFedLMSSettings(ratio=0.5, refresh=refresh)).exchanges
-    seen = []
-    for round in range(7):
-        (after,), _ = hold(agree, cohort_of(params), round=round)
-        sketched = after.scratch["sketched"]
-        expected = np.concatenate(sketches_of(params.double().numpy(), sizes, 0.5, 5, round // refresh), axis=1)
-        np.testing.assert_allclose(sketched.numpy(), expected, atol=1e-5)
-        seen.append(sketched.numpy().tobytes())
-    changes = [round for round in range(1, 7) if seen[round] != seen[round - 1]]
-    assert changes == list(range(refresh, 7, refresh))
-
-
 @pytest.mark.parametrize(("levels", "upper"), [(1, [0.0]), (3, [0.0, 0.9816]), (7, [0.0, 0.5006, 1.050, 1.748])])
 def test_lloyd_max_spacing_has_the_published_boundaries(levels: int, upper: list[float]) -> None:
     """τ = μ̄ + σ̄ b with b of Max 1960, table 1; μ̄ and σ̄ are what they are with quantiles."""

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from factories import CLIENTS, DIM, cohort_of, federation, hold, normal, overheard, task_of
+from factories import cohort_of, hold, normal, task_of
 from pfedlms.methods.stc import STC, STCSettings, TernaryUpdates, dense, ternary
 from pfedlms.models import Cohort
-from pfedlms.wire.frames import SERVER
 
 
 def exchange_of(dim: int, sparsity: float, down: float = 0.0) -> TernaryUpdates:
@@ -90,31 +89,6 @@ def test_a_gpu_keeps_the_same_entries() -> None:
 # --- residuals --------------------------------------------------------------------------------------------------------
 
 
-def test_residual_and_message_make_the_whole() -> None:
-    """x = STC(x) + e: to the bit where nothing was sent, and to the rounding of one float32 difference elsewhere."""
-    updates, before = normal(4, 500, seed=1), normal(4, 500, seed=2)
-    cohort, sent = exchange_of(500, 0.05).client_send(clients_with(updates, residual=before), 0, None)  # type: ignore[arg-type]
-    x, residual = updates + before, cohort.state["residual"]
-    told = torch.zeros(4, 500, dtype=torch.float64)
-    for row in range(4):
-        told[row, sent["positions"][row]] = (sent["magnitude"][row] * sent["signs"][row]).double()
-    assert ((told != 0).sum(dim=1) == 25).all()
-    assert torch.equal(residual[told == 0], x[told == 0])
-    spacing = torch.from_numpy(np.spacing(residual.abs().numpy())).double()
-    assert ((residual.double() + told - x.double()).abs() <= spacing / 2).all()
-
-
-def test_what_was_left_out_is_sent_later() -> None:
-    """A client with one update and none after that, one entry a round: (4, 3, −1) is sent as 4, then 3, then −1."""
-    exchange, seen = exchange_of(3, 0.4), []
-    cohort = clients_with(torch.tensor([[4.0, 3.0, -1.0]]))
-    for round in range(4):
-        cohort, sent = exchange.client_send(cohort, round, None)  # type: ignore[arg-type]
-        seen.append(dense(sent, 3)[0].tolist())
-        cohort = clients_with(torch.zeros(1, 3), residual=cohort.state["residual"])
-    assert seen == [[4, 0, 0], [0, 3, 0], [0, 0, -1], [0, 0, 0]]
-
-
 def test_the_server_has_a_residual_of_its_own() -> None:
     """Clients send (8, 0, 0, 0) and (0, −4, 0, 0), N = 1 and 3, one entry each: x = (2, −3, 0, 0). Down go −3 and then,
     when clients have nothing more to say, the 2."""
@@ -128,26 +102,6 @@ def test_the_server_has_a_residual_of_its_own() -> None:
     assert server["model"].tolist() == [2, -3, 0, 0]
     assert server["residual"].tolist() == [0, 0, 0, 0]
     assert torch.equal(cohort.state["model"], server["model"].expand(2, -1))
-
-
-def test_a_client_whose_message_is_lost_counts_it_as_sent() -> None:
-    """The mean is of those that arrived; the residual is the same as if it had."""
-    updates = torch.tensor([[8.0, 1, 0, 0], [0, -4.0, 2, 0]])
-    residuals, models = [], []
-    for lost in (False, True):
-        exchange = exchange_of(4, 0.25)
-        with pytest.warns(UserWarning, match="client 1 is left out") if lost else torch.no_grad():
-            (after,), server = hold(
-                exchange,
-                clients_with(updates),
-                server_at(torch.zeros(4)),
-                link=lambda data, client, lost=lost: None if lost and client == 1 else data,
-            )
-        residuals.append(after.state["residual"])
-        models.append(server["model"].tolist())
-    assert torch.equal(*residuals)
-    assert residuals[0].tolist() == [[0, 1, 0, 0], [0, 0, 2, 0]]
-    assert models == [[4, 0, 0, 0], [8, 0, 0, 0]]
 
 
 # --- whole rounds -----------------------------------------------------------------------------------------------------
@@ -181,21 +135,6 @@ def test_rounds_in_float64(up: float, down: float) -> None:
     assert np.abs(held).max() > 0.01
 
 
-def test_sums_do_not_depend_on_grouping() -> None:
-    """One cohort of four, or two of them: the same bits."""
-    updates, samples = normal(4, 300, seed=6), [3, 1, 4, 2]
-    together, _ = hold(exchange_of(300, 0.1), clients_with(updates, samples=samples), server_at(torch.zeros(300)))
-    apart, _ = hold(
-        exchange_of(300, 0.1),
-        [
-            clients_with(updates[:1], ids=[0], samples=samples[:1]),
-            clients_with(updates[1:], ids=[1, 2, 3], samples=samples[1:]),
-        ],
-        server_at(torch.zeros(300)),
-    )
-    assert torch.equal(together[0].params, torch.cat([cohort.params for cohort in apart]))
-
-
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 
@@ -206,16 +145,6 @@ def test_all_entries_are_scaled_signs() -> None:
     x = updates[0].double().numpy()
     np.testing.assert_allclose(dense(sent, 64)[0].double().numpy(), np.sign(x) * np.abs(x).mean(), rtol=1e-6)
     assert exchange.up.max_bytes == 4 + 8 + 8
-
-
-def test_a_sparse_update_of_one_magnitude_arrives_as_it_is() -> None:
-    """As FedAvg's would, with no residual at either end."""
-    update = torch.zeros(1, 100)
-    update[0, [3, 50, 51, 99]] = torch.tensor([0.25, -0.25, -0.25, 0.25])
-    (after,), server = hold(exchange_of(100, 0.04), clients_with(update), server_at(torch.zeros(100)))
-    assert torch.equal(after.params, update)
-    assert not after.state["residual"].any()
-    assert not server["residual"].any()
 
 
 def test_more_entries_than_there_are() -> None:
@@ -237,30 +166,6 @@ def test_how_many(dim: int, sparsity: float, count: int) -> None:
 
 
 # --- in a federation --------------------------------------------------------------------------------------------------
-
-
-def test_messages_add_up_to_what_clients_did() -> None:
-    """Over six rounds of the digits: what a client sent and what it still holds are its steps, and what the server
-    sent and what it still holds are the weighted means of what it heard."""
-    weights = np.array(federation("stc").data.samples, dtype=np.float64)
-    with overheard() as messages:
-        chosen = federation("stc", sparsity=0.02)
-        chosen.start()
-        steps = np.zeros((CLIENTS, DIM))
-        for _ in range(6):
-            state = chosen.state()
-            steps += (state["params"] - state["state"]["model"]).double().numpy()
-            chosen.play_round()
-    told = {sender: np.zeros(DIM) for sender in (*range(CLIENTS), SERVER)}
-    for sent in messages:
-        told[sent.sender][sent.values["positions"]] += sent.values["magnitude"] * sent.values["signs"].astype(float)
-    state = chosen.state()
-    clients = np.stack([told[client] for client in range(CLIENTS)])
-    np.testing.assert_allclose(clients + state["state"]["residual"].double().numpy(), steps, atol=1e-6)
-    heard = np.average(clients, axis=0, weights=weights)
-    np.testing.assert_allclose(told[SERVER] + state["server"]["residual"].double().numpy(), heard, atol=1e-6)
-    moved = (state["server"]["model"] - chosen.model.initial).double().numpy()
-    np.testing.assert_allclose(moved, told[SERVER], atol=1e-6)
 
 
 def test_what_ends_begin_with_and_a_client_keeps_while_away() -> None:

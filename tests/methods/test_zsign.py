@@ -65,13 +65,6 @@ def test_gaussian_noise_is_unbiased_far_below_sigma_only() -> None:
     assert abs(got[5] - SIGMA) > 5 * bound
 
 
-def test_larger_sigma_brings_the_gaussian_limit_nearer() -> None:
-    """At x = 0.3 the bias x³/(6σ²) is 0.072 for σ = 0.25 and a sixteenth of that for σ = 1."""
-    biases = [abs(mean_step([0.3], 200_000, 4, noise="gaussian", sigma=sigma)[0] - 0.3) for sigma in (0.25, 1.0)]
-    assert biases[0] > 0.04
-    assert biases[1] < 0.011
-
-
 # --- noise ------------------------------------------------------------------------------------------------------------
 
 
@@ -94,12 +87,6 @@ def test_moments_of_the_noise(kind: str, variance: float, fourth: float) -> None
     assert (xi**4).mean() == pytest.approx(fourth, abs=5 * (xi**4).std() / sqrt(count))
     assert abs(np.mean(xi[1:] * xi[:-1])) < 5 * variance / sqrt(count)
     assert abs(np.mean(xi[: count // 2] * xi[count // 2 :])) < 5 * variance / sqrt(count / 2)
-
-
-def test_range_of_uniform_noise() -> None:
-    xi = noise_of("uniform")[0]
-    assert -1 <= xi.min() < -0.9999
-    assert 0.9999 < xi.max() <= 1
 
 
 @pytest.mark.parametrize("kind", ["uniform", "gaussian"])

@@ -16,7 +16,7 @@ import torch
 from papers.pfedlms.__main__ import main
 from papers.pfedlms.constants import Constants, softmax_smoothness, terms
 from papers.pfedlms.theorem import NEVER, Plan, convergence, shared_settings
-from papers.pfedlms.theorem_sheets import THEORY, by_round, chart, theory_records
+from papers.pfedlms.theorem_sheets import THEORY, by_round, chart
 from papers.pfedlms.trajectory import ClientTask, Watched, WatchedPFedLMS, WatchedSettings, follow, penalty
 from torch import Tensor, nn
 
@@ -46,12 +46,6 @@ def hessian(x: Tensor, y: Tensor, classes: int, theta: Tensor) -> Tensor:
     return torch.autograd.functional.hessian(loss, theta)
 
 
-def test_smoothness_of_softmax_regression_is_half_the_largest_eigenvalue() -> None:
-    x = normal(30, 4, seed=1)
-    extended = np.hstack([x.double().numpy(), np.ones((30, 1))])
-    assert softmax_smoothness(x) == pytest.approx(np.linalg.norm(extended, 2) ** 2 / 30 / 2, rel=1e-12)
-
-
 def test_smoothness_bounds_every_hessian_and_is_attained_by_two_equal_classes() -> None:
     x, y = normal(30, 4, seed=1, dtype=torch.float64), torch.arange(30) % 3
     for trial in range(5):
@@ -59,13 +53,6 @@ def test_smoothness_bounds_every_hessian_and_is_attained_by_two_equal_classes() 
         assert float(torch.linalg.eigvalsh(hessian(x, y, 3, theta))[-1]) < softmax_smoothness(x)
     at_half = hessian(x, y % 2, 2, torch.zeros(10, dtype=torch.float64))
     assert float(torch.linalg.eigvalsh(at_half)[-1]) == pytest.approx(softmax_smoothness(x), rel=1e-12)
-
-
-def test_largest_smoothness_is_that_of_the_worst_client() -> None:
-    data = small_data(9, 6, 7)
-    own = [softmax_smoothness(data.x[held]) for held in data.train]
-    assert measured.largest_smoothness(data) == max(own)
-    assert len(set(own)) == 3
 
 
 KNOWN = Constants(task_smoothness=3.0, sizes=(8, 2), pads=(32, 18), strength=0.5, rho=0.25, decay=0.1)
@@ -292,16 +279,18 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> measured.Record:
 def test_the_bound_holds_and_lies_above_what_it_bounds(document: measured.Record) -> None:
     assert [row["rounds"] for row in document["rows"]] == [1, 2, 4] * 4
     for row in document["rows"]:
-        bound, real = row["bound"], row["measured"]
-        assert 0 < row["left"] <= real["total"] <= bound["total"]
-        assert all(real[term] <= bound[term] for term in bound)
-        assert real["drift"] <= row["drift_by_norm"] <= bound["drift"]
-        assert row["ratio"] == pytest.approx(bound["total"] / row["left"])
+        assert 0 < row["left"] <= row["real_total"] <= row["bound_total"]
+        assert all(row[f"real_{term}"] <= row[f"bound_{term}"] for term in ("optimisation", "noise", "drift"))
+        assert row["real_drift"] <= row["drift_by_norm"] <= row["bound_drift"]
+        assert row["bound_over_left"] == pytest.approx(row["bound_total"] / row["left"])
 
 
 def test_a_row_by_hand(document: measured.Record) -> None:
     """λ = 0.05, h = 2, R = 4, E = 2: all terms from constants that are computed here again from the data."""
-    run, row = document["runs"][2], next(row for row in document["rows"] if row["refresh"] == 2 and row["rounds"] == 4)
+    run, row = (
+        document["runs"][2],
+        next(row for row in document["rows"] if row["refresh"] == "2" and row["rounds"] == 4),
+    )
     known, seen = run["constants"], run["trajectory"]
     config = pfedlms.load_config(None, {"data": {"dataset": "digits"}, "run": {"device": "cpu"}})
     prepared = pfedlms.prepare(config, pfedlms.Problem(model=measured.softmax("digits")))
@@ -321,25 +310,11 @@ def test_a_row_by_hand(document: measured.Record) -> None:
     scale = 2 * smooth / (2 * 4)
     lowest = -0.05 * float(rho) * m / 2
     assert run["allowed"] == pytest.approx([0.05 * each for each in beta], rel=1e-6)
-    assert row["bound"]["drift"] == pytest.approx(scale * 0.05 * sum(beta), rel=1e-6)
-    assert row["bound"]["optimisation"] == pytest.approx(scale * (seen["potential"][0] - lowest), rel=1e-6)
-    assert row["bound"]["noise"] == pytest.approx(max(seen["largest_noise"]), rel=1e-6)  # L_F η = 1
-    assert row["measured"]["drift"] == pytest.approx(scale * sum(seen["drift"]), rel=1e-6)
+    assert row["bound_drift"] == pytest.approx(scale * 0.05 * sum(beta), rel=1e-6)
+    assert row["bound_optimisation"] == pytest.approx(scale * (seen["potential"][0] - lowest), rel=1e-6)
+    assert row["bound_noise"] == pytest.approx(max(seen["largest_noise"]), rel=1e-6)  # L_F η = 1
+    assert row["real_drift"] == pytest.approx(scale * sum(seen["drift"]), rel=1e-6)
     assert row["left"] == pytest.approx(np.mean(seen["stationarity"]), rel=1e-12)
-
-
-def test_a_refreshed_sketch_is_allowed_to_drift_further(document: measured.Record) -> None:
-    """χ^r = 1 after every round, after every second one, never; without a pull there is no drift and none allowed."""
-    free, fresh, second, never = document["runs"]
-    assert free["allowed"] == free["trajectory"]["drift"] == [0.0] * 4
-    high, low = max(second["allowed"]), min(second["allowed"])
-    assert high > 2.5 * low
-    assert second["allowed"] == [low, high, low, high]
-    assert len(set(fresh["allowed"])) == len(set(never["allowed"])) == 1
-    assert fresh["allowed"][0] > 2.5 * never["allowed"][0]
-    # Really refreshed where it is said to be: then the objective moves further.
-    moved = second["trajectory"]["largest_drift"]
-    assert min(moved[1], moved[3]) > 2 * max(moved[0], moved[2])
 
 
 def test_dnn_has_its_left_side_with_the_settings_used_in_practice(document: measured.Record) -> None:
@@ -418,14 +393,9 @@ def test_plans_vary_one_thing_at_a_time() -> None:
 
 
 def test_table_and_plot(document: measured.Record, tmp_path: Path) -> None:
-    records = theory_records(document)
-    assert all(record.keys() == THEORY.keys() for record in records)
+    records = document["rows"]
+    assert all(THEORY.keys() <= record.keys() for record in records)
     assert [record["refresh"] for record in records[::3]] == ["1", "1", "2", "never"]
-    row, record = document["rows"][-1], records[-1]
-    for side, prefix in (("bound", "bound_"), ("measured", "real_")):
-        assert [record[prefix + term] for term in ("optimisation", "noise", "drift")] == [
-            row[side][term] for term in ("optimisation", "noise", "drift")
-        ]
     pytest.importorskip("altair")
     for name in ("plot.png", "plot.svg"):
         charts.save(chart(document), tmp_path / name)

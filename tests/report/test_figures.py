@@ -30,27 +30,26 @@ SMALL = {"rounds": 2, "clients": 4, "hidden": 12, "local_steps": 2, "batch_size"
 
 def test_curves_are_means_with_ranges_over_seeds(tmp_path: Path) -> None:
     runs = section_of(compared(tmp_path / "c")).runs
-    local, fedavg, _ = curves(runs)
-    assert (local.rounds, local.mean, local.low, local.high) == ([1, 2], [50.5, 60.5], [50, 60], [51, 61])
-    assert fedavg.mib == [1.0, 2.0]  # 2 MiB per round of two clients
-    assert [curve.row for curve in curves(runs, "g_acc")] == ["fedavg"]
+    local, fedavg = ([each for each in curves(runs) if each["row"] == row] for row in ("local", "fedavg"))
+    assert [tuple(each.values()) for each in local] == [("local", 1, 0, 50.5, 50, 51), ("local", 2, 0, 60.5, 60, 61)]
+    assert [each["mib"] for each in fedavg] == [1.0, 2.0]  # 2 MiB per round of two clients
+    assert {each["row"] for each in curves(runs, "g_acc")} == {"fedavg"}
 
 
 def test_rounds_that_a_seed_did_not_measure_are_left_out(tmp_path: Path) -> None:
     one = a_run(tmp_path / "a", "fedavg", [50, None, 70], kib=1)
     two = a_run(tmp_path / "b", "fedavg", [60, 65], seed=1, kib=1, settings={"train": {"rounds": 3}})
     a_comparison(tmp_path, {"a": ("fedavg", one), "b": ("fedavg", two)})
-    (curve,) = curves(section_of(tmp_path).runs)
-    assert (curve.rounds, curve.mean) == ([1], [55.0])
+    assert [(each["round"], each["mean"]) for each in curves(section_of(tmp_path).runs)] == [(1, 55.0)]
 
 
 def test_gains_are_of_the_same_client_with_the_same_seed(tmp_path: Path) -> None:
     gained = gains(section_of(compared(tmp_path / "c")).runs)
     assert list(gained) == ["fedavg", "stc"]
-    assert [(each.client, each.seed, each.gain) for each in gained["fedavg"]] == [
+    assert [(each["client"], each["seed"], each["gain"]) for each in gained["fedavg"]] == [
         ("client 0", 0, 30.0), ("client 1", 0, 0.0), ("client 0", 1, 30.0), ("client 1", 1, 0.0)
     ]  # fmt: skip
-    assert [each.gain for each in gained["stc"]] == [-5.0, 20.0, -5.0, 20.0]
+    assert [each["gain"] for each in gained["stc"]] == [-5.0, 20.0, -5.0, 20.0]
 
 
 def test_gains_are_over_local_with_the_same_training(tmp_path: Path) -> None:
@@ -64,7 +63,7 @@ def test_gains_are_over_local_with_the_same_training(tmp_path: Path) -> None:
             made[folder] = (folder, run)
     other = a_run(tmp_path / "o", "fedavg", [95.0], clients=(95.0,), settings={"train": {"learning_rate": 0.2}})
     a_comparison(tmp_path, {**made, "o": ("o", other)})
-    gained = {row: [each.gain for each in own] for row, own in gains(section_of(tmp_path).runs).items()}
+    gained = {row: [each["gain"] for each in own] for row, own in gains(section_of(tmp_path).runs).items()}
     assert gained == {"fedavg0.1": [45.0], "fedavg0.3": [5.0], "o": [45.0]}
 
 
@@ -249,22 +248,16 @@ HOLDINGS = {
     "clients": [{"name": "a", "classes": [3, 0], "train": 2, "test": 1}, {"name": "b", "classes": [1, 9], "train": 7,
                                                                          "test": 3}],
 }  # fmt: skip
-BARS = [
-    {"group": "mnist", "row": row, "mean": 90 + k, "low": 89, "high": 95} for k, row in enumerate(("fedavg", "mine"))
-]
 GROWS = [{"row": "a", "x": x, "mean": 10.0**x} for x in range(9)]
-POINTS = [{"row": "stc", "mib": 0.1 * k, "mean": 90 + k, "label": f"ratio {k}"} for k in (1, 2, 3)]
 
 
 @pytest.mark.parametrize(
     ("draw", "shown"),
     [
         (lambda: figures.holdings(HOLDINGS).chart, {"digits · 2 clients · dirichlet, α = 0.5", "9", "train"}),
-        (lambda: charts.styled(charts.bars(BARS, "P-acc, %")), {"mnist", "fedavg", "mine", "P-acc, %"}),
-        (lambda: charts.styled(charts.accuracy_against_bytes(POINTS)), {"ratio 2", "MiB per round", "stc"}),
         (lambda: charts.beside([charts.lines(GROWS, "R", y, log_y=True) for y in ("one", "two")]), {"R", "one", "two"}),
     ],
-    ids=["holdings", "bars", "points", "beside"],
+    ids=["holdings", "beside"],
 )  # fmt: skip
 def test_charts_of_papers_and_data(draw: Any, shown: set[str], tmp_path: Path) -> None:
     with warnings.catch_warnings():
@@ -301,5 +294,8 @@ def test_stages_and_cost_have_their_numbers(tmp_path: Path) -> None:
     assert json.dumps(timed.chart.to_dict())
 
 
-def test_a_look_is_data() -> None:
+def test_eight_methods_have_a_colour_each() -> None:
+    first = looks(["sketchvote", "fedavg", "pfedlms", "stc", "sketchmean", "eden", "pfed1bs", "local"])
+    assert list(first.values()) == [Look(colour) for colour in charts.COLOURS]
+    assert looks(["zsign"])["zsign"].dash != [1, 0]
     assert Look.number(9) == Look(charts.COLOURS[1], [6, 3])

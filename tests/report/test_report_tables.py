@@ -98,7 +98,7 @@ def test_old_summaries_without_newer_fields() -> None:
         ({"validation_accuracy": {"max": 1.0, "last10": 2.0, "final": 3.0}}, ["V-acc last 10"], []),
         ({"global_accuracy": {"max": 1.0, "last10": 2.0, "final": 3.0}}, ["G-acc max", "before local steps"], []),
         ({"evaluations": 3}, ["last 3", "mean of all 3 evaluations"], []),
-        ({"evaluations": 1}, ["last 1", "mean of the one evaluation"], []),
+        ({"evaluations": 1}, ["last 1", "of the one evaluation"], []),
         ({"evaluations": 10}, ["P-acc last 10", "the last 10 of 10 evaluations"], []),
         ({"evaluations": 19}, ["the last 10 of 19 evaluations"], []),
         ({"evaluations": 20}, ["mean of the last 10 evaluations"], []),
@@ -157,14 +157,14 @@ def test_a_sweep_marks_its_best(tmp_path: Path) -> None:
     table = sweep(section_of(tmp_path))
     assert [record["mark"] for record in table.records] == ["", "best", "interrupted"]
     assert [record["train.learning_rate"] for record in table.records] == [0.1, 0.2, 0.3]
-    assert words(table).startswith("fedavg on digits · dnn · 2 clients · 1 round")
+    assert words(table).startswith("fedavg · digits · dnn, 18,910 parameters · 2 clients, α = 0.5 · 1 round")
     assert "No G-acc: fedavg shares no model." in words(table)
 
 
 def test_a_title_leaves_out_what_is_swept() -> None:
     data = {"dataset": "digits", "clients": 3, "alpha": 0.5, "partition": "auto"}
-    run = StoredRun("local", {"clients": 3, "partition": "dirichlet"}, {"data": data})
-    assert set_up(run, ["train.rounds"]) == "digits · 3 clients · α = 0.5"
+    run = StoredRun("local", a_summary("local", [60.0], clients=(1, 2, 3), partition="dirichlet"), {"data": data})
+    assert set_up(run, ["train.rounds"]) == "digits · 3 clients, α = 0.5"
     assert set_up(run, ["data.alpha"]) == "digits · 3 clients"
     assert set_up(run, ["data.clients", "data.partition"]) == "digits"
 

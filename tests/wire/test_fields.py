@@ -99,11 +99,6 @@ def test_signs_by_hand() -> None:
     assert signs.tolist() == [1, -1, 1, -1, -1, -1, -1, -1, 1]
 
 
-def test_bits_are_the_bytes_of_signs() -> None:
-    assert encoded({"x": np.uint8([5, 1])}, Bits("x", 9)).hex() == "0501"
-    assert decoded(bytes.fromhex("0501"), Bits("x", 9)).tolist() == [5, 1]
-
-
 def test_floats_by_hand() -> None:
     assert encoded({"x": np.float64([1, -2])}, Floats("x", 2)).hex() == "0000803f000000c0"
     assert encoded({"x": np.float32([0.5])}, Scalar("x")).hex() == "0000003f"
@@ -118,33 +113,7 @@ def test_masked_rows_by_hand() -> None:
     assert decoded(payload, *fields)["rows"].tolist() == [[0, 0], [1, 2], [3, 4]]
 
 
-def test_masked_bytes_by_hand() -> None:
-    fields = (Mask("mask", 1), MaskedBytes("x", "mask", 3))
-    said = np.uint8([1, 2, 255])
-    for yes, payload, value in ((True, "010102ff", [1, 2, 255]), (False, "00", [0, 0, 0])):
-        assert encoded({"mask": np.array([yes]), "x": said}, *fields).hex() == payload
-        assert round_trip(fields, {"mask": np.array([yes]), "x": said})["x"].tolist() == value
-
-
 # Round trips.
-
-
-@quick
-@given(
-    levels=st.integers(2, 256), segments=st.lists(st.integers(1, 90), min_size=1, max_size=4), seed=st.integers(0, 99)
-)
-def test_symbols(levels: int, segments: list[int], seed: int) -> None:
-    symbols = np.random.default_rng(seed).integers(0, levels, sum(segments)).astype(np.uint8)
-    result = round_trip((Symbols("x", tuple(segments), levels),), {"x": symbols})["x"]
-    assert result.dtype == np.uint8
-    np.testing.assert_array_equal(result, symbols)
-
-
-@quick
-@given(st.lists(st.sampled_from([-1.0, 1.0]), min_size=1, max_size=50))
-def test_signs(values: list[float]) -> None:
-    result = round_trip((Signs("x", len(values)),), {"x": np.float32(values)})["x"]
-    assert result.tolist() == values
 
 
 @quick
@@ -153,12 +122,6 @@ def test_floats(values: list[float]) -> None:
     result = round_trip((Floats("x", len(values)),), {"x": np.float32(values)})["x"]
     assert result.dtype == np.float32
     assert result.tobytes() == np.float32(values).tobytes()  # also the sign of a zero
-
-
-@quick
-@given(finite)
-def test_scalar(value: float) -> None:
-    assert round_trip((Scalar("x"),), {"x": np.float32([value])})["x"].tolist() == [value]
 
 
 @quick
@@ -184,11 +147,6 @@ def test_examples_are_valid_and_of_the_largest_size(field: Field) -> None:
     payload = encoded(example, field)
     assert len(payload) == field.max_bytes
     np.testing.assert_array_equal(decoded(payload, field), example["x"])
-
-
-def test_example_of_masked_rows() -> None:
-    message = Message(0, (Mask("mask", 10), MaskedRows("rows", "mask", 10, 3)))
-    assert len(encoded(message.example(), *message.fields)) == message.max_bytes == 2 + 120
 
 
 @pytest.mark.parametrize("offset", range(4))
@@ -274,27 +232,6 @@ def test_masked_rows_that_are_not_finite() -> None:
 def test_bits_after_the_end(field: Field) -> None:
     with pytest.raises(DecodeError, match="last byte 0x80"):
         decoded(b"\x80", field)
-
-
-def test_bits_after_the_end_are_not_written() -> None:
-    with pytest.raises(ValueError, match="field 'x': got last byte 0x08, expected only its lowest 3 bits in use"):
-        encoded({"x": np.uint8([8])}, Bits("x", 3))
-
-
-def test_masked_bytes_are_all_there_or_not_at_all() -> None:
-    fields = (Mask("mask", 1), MaskedBytes("x", "mask", 3))
-    with pytest.raises(TruncatedError, match="got 3 bytes, expected at least 4 up to field 'x'"):
-        decoded(b"\1ab", *fields)
-    with pytest.raises(OversizedError, match="got 4 bytes, expected 1"):
-        decoded(b"\0abc", *fields)
-
-
-def test_symbols_out_of_range() -> None:
-    # Three symbols of 3 levels take 5 bits, and 27 … 31 stand for nothing.
-    assert decoded(bytes([26]), Symbols("x", (3,), 3)).tolist() == [2, 2, 2]
-    for value in range(27, 32):
-        with pytest.raises(DecodeError, match=f"got {value}, expected below 3"):
-            decoded(bytes([value]), Symbols("x", (3,), 3))
 
 
 def test_a_payload_must_end_with_its_last_field() -> None:

@@ -184,12 +184,6 @@ def test_bytes_that_are_missing_or_too_many() -> None:
         decoded(data + b"\0", 3, 20)
 
 
-def test_a_run_of_ones_that_does_not_end() -> None:
-    for size in (1, 2, 100, 1 << 20):
-        with pytest.raises(TruncatedError):
-            decoded(b"\xff" * size, 3, 20)
-
-
 def test_places_there_are_not() -> None:
     """The gaps 1, 0 and 17 lead to place 20 of 20; a long run of ones far beyond, whatever it is multiplied with."""
     assert decoded(as_bytes("010" + "000" + "1111" + "000"), 3, 20) == [1, 2, 19]
@@ -232,13 +226,6 @@ def test_any_bytes_are_refused_or_the_only_encoding(data: bytes, count: int, mor
     assert positions[0] >= 0
     assert positions[-1] < places
     assert data == as_bytes(text_coded(positions, places))
-
-
-@pytest.mark.parametrize("data", [b"", b"\0", b"\0\0\0"])
-def test_read_by_itself_refuses_what_is_not_all_of_it(data: bytes) -> None:
-    """Two bytes hold three positions of 20; neither fewer nor more are read."""
-    with pytest.raises(DecodeError):
-        Positions("x", 3, 20).read(memoryview(data), {}, np.empty(3, np.int64))
 
 
 # --- as many places as there are --------------------------------------------------------------------------------------

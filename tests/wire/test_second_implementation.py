@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import math
 import random
 import re
@@ -11,7 +10,6 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import make_vectors
@@ -20,25 +18,15 @@ import plain_client as plain
 import pytest
 import torch
 from bit_patterns import bits32, f32, f32s, f64, signs
-from torch import nn
+from second import CLIENTS, HERE, PAGE, VECTORS, federate, recorded_run, run_of
 
-from factories import listen_to_rows
+from factories import Frames
 from pfedlms.cohort import Cohort
-from pfedlms.data.federated import FederatedData, from_pairs
-from pfedlms.engine import Federation
-from pfedlms.engine import catch_up as engine_catch_up
-from pfedlms.engine import simulate as engine_simulate
-from pfedlms.engine.training import TrainSettings
 from pfedlms.errors import WireError
 from pfedlms.methods import METHODS
-from pfedlms.methods.pfedlms import PFedLMS, PFedLMSSettings
-from pfedlms.models.forward import CohortModel
 from pfedlms.wire import Message, Positions
 from pfedlms.wire.frames import SERVER, Intake, frame
 
-HERE = Path(__file__).parent
-PAGE = (HERE.parents[1] / "docs" / "protocol.md").read_text(encoding="utf-8")
-VECTORS = json.loads((HERE / "vectors.json").read_text(encoding="ascii"))
 STANDARD = {"hashlib", "math", "struct", "zlib", "statistics", "collections", "dataclasses", "__future__"}
 STANDARD |= {"decimal", "functools", "itertools", "typing"}
 
@@ -195,17 +183,11 @@ def test_fields_that_must_be_refused() -> None:
         assert refused.value.error == entry["error"], entry["what"]
 
 
-def plain_run(known: dict[str, Any]) -> plain.Run:
-    settings = make_vectors.as_settings(known["settings"])
-    layers = [tuple(pair) for pair in known["layers"]]
-    return plain.Run(layers, known["classes"], int(known["seed"], 16), f32s(known["initial"]), **settings)
-
-
 @pytest.mark.parametrize("number", range(len(VECTORS["runs"])))
 def test_runs(number: int) -> None:
     entry = VECTORS["runs"][number]
     known = entry["agreement"]
-    run = plain_run(known)
+    run = recorded_run("pfedlms", known)
     assert (run.text(), run.digest.hex()) == (known["text"], known["digest"])
     for played in entry["rounds"]:
         stored = played["clients"]
@@ -332,7 +314,7 @@ def test_both_read_and_refuse_the_same_streams_of_positions() -> None:
 @pytest.mark.parametrize("entry", VECTORS["refused"], ids=lambda entry: entry["what"].replace(" ", "-"))
 def test_both_refuse_for_the_same_reason(entry: dict[str, Any]) -> None:
     make_vectors.checked(entry, VECTORS["runs"])  # the package
-    run = plain_run(VECTORS["runs"][entry["run"]]["agreement"])
+    run = recorded_run("pfedlms", VECTORS["runs"][entry["run"]]["agreement"])
     receiver = run.receiver(entry["kind"], entry["round"], entry["senders"])
     for data in entry["before"]:
         receiver.accept(bytes.fromhex(data))
@@ -344,7 +326,6 @@ def test_both_refuse_for_the_same_reason(entry: dict[str, Any]) -> None:
 # Live: a real federation.
 
 
-CLIENTS = 4
 CASES = [
     pytest.param({}, id="7-thresholds"),
     pytest.param({"thresholds": 2, "ratio": 0.3}, id="3-levels"),
@@ -356,60 +337,12 @@ CASES = [
 ]
 
 
-def small_data(clients: int = CLIENTS) -> FederatedData:
-    draw = np.random.default_rng(5)
-    pairs = []
-    for client in range(clients):
-        count = 7 + 3 * client
-        part = (draw.normal(size=(count, 8)).astype(np.float32), draw.integers(0, 3, count))
-        pairs.append((part, part))
-    return from_pairs(pairs)
-
-
-def small_federation(
-    settings: PFedLMSSettings, cohort_size: int = 0, link: Any = engine_simulate.perfect_link
-) -> Federation:
-    torch.manual_seed(3)
-    module = nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 1, bias=False), nn.Linear(1, 3))
-    train = TrainSettings(local_steps=3, batch_size=4, learning_rate=0.1, momentum=0.0, weight_decay=1e-4)
-    model = CohortModel(module, torch.device("cpu"))
-    return Federation(PFedLMS, settings, model, small_data(), train, seed=99, cohort_size=cohort_size, link=link)
-
-
-def run_of(federation: Federation, settings: PFedLMSSettings) -> plain.Run:
-    layers = [(layer.offset, layer.size) for layer in federation.model.layout.layers]
-    chosen = {name: getattr(settings, name) for name in PFedLMSSettings.__dataclass_fields__}
-    return plain.Run(layers, federation.data.classes, 99, federation.model.initial.tolist(), **chosen)
-
-
-@pytest.fixture
-def frames(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> dict[tuple[int, int, int], bytes]:
-    """Every frame that the engine makes, by kind, round and sender."""
-    made: dict[tuple[int, int, int], bytes] = {}
-
-    def spy(message: Any, values: Any, **header: Any) -> bytes:
-        data = bytes(frame(message, values, **header))
-        made[message.kind, header["round"], header["sender"]] = data
-        return data
-
-    def spy_on_rows(message: Any, values: Any, row: int, *, data: bytes, **header: Any) -> None:
-        made[message.kind, header["round"], header["sender"]] = data
-
-    monkeypatch.setattr(engine_simulate, "frame", spy)
-    monkeypatch.setattr(engine_catch_up, "frame", spy)
-    listen_to_rows(monkeypatch, spy_on_rows)
-    return made
-
-
 @pytest.mark.parametrize("cohort_size", [0, 1])
 @pytest.mark.parametrize("chosen", CASES)
-def test_every_frame_of_a_federation_is_recomputed(
-    frames: dict[tuple[int, int, int], bytes], chosen: dict[str, Any], cohort_size: int
-) -> None:
-    settings = PFedLMSSettings(**chosen)
-    federation = small_federation(settings, cohort_size)
+def test_every_frame_of_a_federation_is_recomputed(frames: Frames, chosen: dict[str, Any], cohort_size: int) -> None:
+    federation = federate("pfedlms", chosen, cohort_size=cohort_size)
     federation.start()
-    run, samples = run_of(federation, settings), federation.data.samples
+    run, samples = run_of(federation), federation.data.samples
     for number in range(3):
         models = federation.state()["params"].tolist()
         federation.play_round()
@@ -429,12 +362,9 @@ def test_every_frame_of_a_federation_is_recomputed(
 
 
 @pytest.mark.parametrize("chosen", CASES)
-def test_plain_clients_take_part_in_a_federation(
-    frames: dict[tuple[int, int, int], bytes], chosen: dict[str, Any]
-) -> None:
+def test_plain_clients_take_part_in_a_federation(frames: Frames, chosen: dict[str, Any]) -> None:
     """Clients 1 and 3 speak through the second implementation; the models are those of a run without it."""
-    settings = PFedLMSSettings(**chosen)
-    alone = small_federation(settings)
+    alone = federate("pfedlms", chosen)
     alone.start()
     for _ in range(3):
         alone.play_round()
@@ -452,8 +382,8 @@ def test_plain_clients_take_part_in_a_federation(
         speaking[number, sender].hear_thresholds(frames[1, number, SERVER])
         return speaking[number, sender].send_symbols()
 
-    mixed = small_federation(settings, link=link)
-    run = run_of(mixed, settings)
+    mixed = federate("pfedlms", chosen, link=link)
+    run = run_of(mixed)
     mixed.start()
     for number in range(3):
         models = mixed.state()["params"].tolist()
@@ -466,9 +396,8 @@ def test_plain_clients_take_part_in_a_federation(
 
 @pytest.mark.parametrize("chosen", CASES)
 def test_package_clients_with_a_plain_server(chosen: dict[str, Any]) -> None:
-    settings = PFedLMSSettings(**chosen)
-    federation = small_federation(settings)
-    run, samples = run_of(federation, settings), federation.data.samples
+    federation = federate("pfedlms", chosen)
+    run, samples = run_of(federation), federation.data.samples
     models = torch.randn(CLIENTS, federation.model.layout.dim, generator=torch.Generator().manual_seed(8))
     number = 6
     server = plain.Server(run, range(CLIENTS), number)
@@ -484,7 +413,7 @@ def test_package_clients_with_a_plain_server(chosen: dict[str, Any]) -> None:
         cohort = exchange.client_receive(cohort, {n: torch.from_numpy(v) for n, v in received.values.items()}, number)
     assert server.refused == []
     symbols = values["symbols"].tolist()
-    assert cohort.heard["consensus"].tolist() == plain.vote(samples, symbols, settings.thresholds)
+    assert cohort.heard["consensus"].tolist() == plain.vote(samples, symbols, federation.method.settings.thresholds)
 
 
 def test_every_quantile_of_every_number_of_thresholds() -> None:

@@ -3,8 +3,6 @@ bit for bit, on a CPU and on a GPU."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import make_vectors
@@ -12,28 +10,23 @@ import plain_client as plain
 import pytest
 import torch
 from bit_patterns import bits32, f32s, f64
-from plain_client.sketchmean import CHANGES, DIFFERENCES, MeanClient, MeanRun, MeanServer
-from torch import nn
+from plain_client.sketchmean import CHANGES, DIFFERENCES, MeanClient, MeanServer
+from second import CLIENTS, VECTORS, federate, present, recorded_run, run_of
 
-from factories import overheard, small_data
-from pfedlms.engine import Federation
-from pfedlms.engine.training import TrainSettings
-from pfedlms.methods import METHODS
-from pfedlms.models import CohortModel
+from factories import overheard
 from pfedlms.wire.frames import SERVER
 
-VECTORS = json.loads((Path(__file__).parent / "vectors.json").read_text(encoding="ascii"))
-CLIENTS, ROUNDS = 4, 50
+ROUNDS = 50
 devices = pytest.mark.parametrize(
     "device",
     ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))],
 )
 CASES = [
-    pytest.param({"ratio": 0.25, "answer": 0.05, "check_every": 4}, {}, id="digests"),
+    pytest.param({"ratio": 0.25, "answer": 0.05, "check_every": 4}, id="digests"),
     pytest.param(
-        {"ratio": 0.3, "answer": 0.02, "allocation": 0.5, "refresh": 2, "check_every": 0}, {"gain": 1.0}, id="plain"
+        {"ratio": 0.3, "answer": 0.02, "allocation": 0.5, "refresh": 2, "check_every": 0, "gain": 1.0}, id="plain"
     ),
-    pytest.param({"ratio": 1.0, "answer": 0.3, "check_every": 1}, {"gain": 0.7}, id="most"),
+    pytest.param({"ratio": 1.0, "answer": 0.3, "check_every": 1, "gain": 0.7}, id="most"),
 ]
 
 
@@ -47,37 +40,13 @@ class Schedule:
         return tuple(k for k in range(CLIENTS) if k not in away and (k != 3 or phase == 45))
 
 
-def federate(chosen: dict[str, Any], device: str) -> Federation:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
-        module = nn.Sequential(nn.Linear(4, 12), nn.Linear(12, 1, bias=False), nn.Linear(1, 4))
-    module[0].weight.data[:6] = -0.0
-    method, model = METHODS["sketchmean"], CohortModel(module, torch.device(device))
-    train = TrainSettings(local_steps=3, batch_size=4, learning_rate=0.1, momentum=0.5, weight_decay=1e-4)
-    data = small_data(7, 10, 13, 16).to(model.device)
-    federation = Federation(method, method.Settings(**chosen), model, data, train, seed=99)
-    federation.participation = Schedule()
-    return federation
-
-
-def present(federation: Federation) -> dict[int, dict[str, torch.Tensor]]:
-    found = {}
-    for cohort in federation._clients.present:
-        for row, client in enumerate(cohort.ids):
-            own = {"params": cohort.params, **cohort.state}
-            found[client] = {name: value[row].cpu() for name, value in own.items()}
-    return found
-
-
 @devices
-@pytest.mark.parametrize(("chosen", "alone"), CASES)
-def test_every_frame_of_fifty_rounds_is_recomputed(chosen: dict[str, Any], alone: dict[str, Any], device: str) -> None:
+@pytest.mark.parametrize("chosen", CASES)
+def test_every_frame_of_fifty_rounds_is_recomputed(chosen: dict[str, Any], device: str) -> None:
     """Votes, answers, S, z, what clients that come back are sent, and w."""
-    federation = federate({**chosen, **alone}, device)
+    federation = federate("sketchmean", chosen, Schedule(), device)
     federation.start()
-    layers = [(layer.offset, layer.size) for layer in federation.model.layout.layers]
-    task, samples = federation.method.task, federation.data.samples
-    run = MeanRun(layers, task.classes, task.seed, task.initial.tolist(), **chosen, **alone)
+    run, samples = run_of(federation), federation.data.samples
     assert run.digest == federation._digest
     server, clients = MeanServer(run), [MeanClient(run, k, samples[k]) for k in range(CLIENTS)]
     kinds: list[int] = []
@@ -110,10 +79,7 @@ def test_every_frame_of_fifty_rounds_is_recomputed(chosen: dict[str, Any], alone
 def test_runs(number: int) -> None:
     entry = VECTORS["sketchmean"][number]
     known = entry["agreement"]
-    settings = make_vectors.as_settings(known["settings"])
-    layers = [tuple(pair) for pair in known["layers"]]
-    settings["gain"] = f64(entry["gain"])
-    run = MeanRun(layers, known["classes"], int(known["seed"], 16), f32s(known["initial"]), **settings)
+    run = recorded_run("sketchmean", known, gain=f64(entry["gain"]))
     assert (run.text(), run.digest.hex()) == (known["text"], known["digest"])
     server = MeanServer(run)
     clients = [MeanClient(run, k, samples) for k, samples in enumerate(make_vectors.SAMPLES)]

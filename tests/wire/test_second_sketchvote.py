@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import struct
 import warnings
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import make_vectors
-import numpy as np
 import plain_client as plain
 import pytest
 import torch
 from bit_patterns import bits32, f32, f32s, f64
-from torch import Tensor, nn
+from second import CLIENTS, PAGE, VECTORS, federate, present, recorded_run, run_of
+from torch import Tensor
 
-from factories import overheard, small_data
+from factories import overheard
 from pfedlms import backend
 from pfedlms.cohort import Cohort
 from pfedlms.engine import Federation
-from pfedlms.engine.training import TrainSettings
 from pfedlms.methods import METHODS
-from pfedlms.models import CohortModel
 from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake, frame
 
-HERE = Path(__file__).parent
-PAGE = (HERE.parents[1] / "docs" / "protocol.md").read_text(encoding="utf-8")
-VECTORS = json.loads((HERE / "vectors.json").read_text(encoding="ascii"))
 UP, DOWN, MODEL = plain.UP, plain.DOWN, plain.MODEL
 
 
@@ -100,17 +93,11 @@ def test_weighted_medians() -> None:
         assert plain.weighted_median(entry["samples"], f32s(entry["values"])) == f32(entry["median"])
 
 
-def plain_run(known: dict[str, Any]) -> plain.VoteRun:
-    layers = [tuple(pair) for pair in known["layers"]]
-    settings = make_vectors.as_settings(known["settings"])
-    return plain.VoteRun(layers, known["classes"], int(known["seed"], 16), f32s(known["initial"]), **settings)
-
-
 @pytest.mark.parametrize("number", range(len(VECTORS["sketchvote"])))
 def test_runs(number: int) -> None:
     entry = VECTORS["sketchvote"][number]
     known = entry["agreement"]
-    run = plain_run(known)
+    run = recorded_run("sketchvote", known)
     assert (run.text(), run.digest.hex()) == (known["text"], known["digest"])
     assert run.factors == list(map(f64, entry["factors"]))
     server = plain.VoteServer(run)
@@ -143,7 +130,7 @@ def test_the_runs_hold_what_they_should() -> None:
     """Ties, layers without a say, digests in some rounds, both ways to catch up, an allocation, zeros of either
     sign."""
     first, second = VECTORS["sketchvote"]
-    run, ties, checks = plain_run(first["agreement"]), 0, []
+    run, ties, checks = recorded_run("sketchvote", first["agreement"]), 0, []
     for played in first["rounds"]:
         receiver = run.receiver(UP, played["round"], [0, 1, 2])
         heard = [receiver.accept(bytes.fromhex(stored["frame"])) for stored in played["clients"]]
@@ -157,7 +144,7 @@ def test_the_runs_hold_what_they_should() -> None:
     ways = [[kind_of(bytes.fromhex(data)) for data in each["frames"]]
             for played in first["rounds"] for each in played["caught_up"]]  # fmt: skip
     assert ways == [[DOWN, DOWN], [MODEL]]
-    run = plain_run(second["agreement"])
+    run = recorded_run("sketchvote", second["agreement"])
     assert run.sizes != plain.allocated_sizes([size for _, size in run.layers], run.ratio, 1.0)
     _, _, (votes, scales) = run.receiver(DOWN, 0, [SERVER]).accept(bytes.fromhex(second["rounds"][0]["reply"]))
     assert (run.by_layer(votes)[1], scales[1]) == ([1.0], 0.0)
@@ -170,7 +157,6 @@ def test_the_runs_hold_what_they_should() -> None:
 # Live: a real federation.
 
 
-CLIENTS = 4
 CASES = [
     pytest.param({"ratio": 0.25, "check_every": 4}, id="digests"),
     pytest.param({"ratio": 0.3, "allocation": 0.5, "refresh": 2, "check_every": 0}, id="allocation"),
@@ -191,36 +177,6 @@ class Schedule:
 ROUNDS = 18
 
 
-def federate(
-    chosen: dict[str, Any], *, scheduled: bool = False, device: torch.device | str = "cpu", **options: Any
-) -> Federation:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
-        module = nn.Sequential(nn.Linear(4, 12), nn.Linear(12, 1, bias=False), nn.Linear(1, 4))
-    module[0].weight.data[:6] = -0.0
-    method, model = METHODS["sketchvote"], CohortModel(module, torch.device(device))
-    train = TrainSettings(local_steps=3, batch_size=4, learning_rate=0.1, momentum=0.5, weight_decay=1e-4)
-    federation = Federation(
-        method, method.Settings(**chosen), model, small_data(7, 10, 13, 16).to(model.device), train, seed=99, **options
-    )
-    if scheduled:
-        federation.participation = Schedule()
-    return federation
-
-
-def run_of(federation: Federation) -> plain.VoteRun:
-    layers = [(layer.offset, layer.size) for layer in federation.model.layout.layers]
-    settings = vars(federation.method.settings)
-    return plain.VoteRun(layers, federation.data.classes, 99, federation.model.initial.tolist(), **settings)
-
-
-def present(federation: Federation) -> dict[int, dict[str, Tensor]]:
-    """θ, w and e of those who trained last."""
-    state = federation.state()
-    values = {"params": state["params"], "model": state["state"]["model"], "residual": state["state"]["residual"]}
-    return {k: {name: value[row] for name, value in values.items()} for row, k in enumerate(state["trained"])}
-
-
 def same_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.cpu().view(torch.int32), other.cpu().view(torch.int32))
 
@@ -234,7 +190,7 @@ def in_step(federation: Federation) -> bool:
 @pytest.mark.parametrize("chosen", CASES)
 def test_every_frame_of_a_federation_is_recomputed(chosen: dict[str, Any], cohort_size: int) -> None:
     """Also w, the residuals, and what is sent to a client that was away."""
-    federation = federate(chosen, scheduled=True, cohort_size=cohort_size)
+    federation = federate("sketchvote", chosen, Schedule(), cohort_size=cohort_size)
     federation.start()
     run, samples = run_of(federation), federation.data.samples
     server, clients = plain.VoteServer(run), [plain.VoteClient(run, k, samples[k]) for k in range(CLIENTS)]
@@ -268,7 +224,7 @@ def test_every_frame_of_a_federation_is_recomputed(chosen: dict[str, Any], cohor
 @pytest.mark.parametrize("chosen", CASES)
 def test_plain_clients_take_part_in_a_federation(chosen: dict[str, Any]) -> None:
     """Clients 1 and 2 speak and hear through the second implementation; all is as in a run without it."""
-    alone = federate(chosen, scheduled=True)
+    alone = federate("sketchvote", chosen, Schedule())
     alone.start()
     speaking: dict[int, plain.VoteClient] = {}
     models: dict[int, dict[str, Tensor]] = {}
@@ -283,7 +239,7 @@ def test_plain_clients_take_part_in_a_federation(chosen: dict[str, Any]) -> None
             told(speaking[client], data)
         return data
 
-    mixed = federate(chosen, scheduled=True, link=up, answer_link=down)
+    mixed = federate("sketchvote", chosen, Schedule(), link=up, answer_link=down)
     speaking |= {k: plain.VoteClient(run_of(mixed), k, mixed.data.samples[k]) for k in (1, 2)}
     mixed.start()
     for _ in range(ROUNDS):
@@ -298,7 +254,7 @@ def test_plain_clients_take_part_in_a_federation(chosen: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("chosen", CASES)
 def test_package_clients_with_a_plain_server(chosen: dict[str, Any]) -> None:
-    federation = federate(chosen)
+    federation = federate("sketchvote", chosen)
     run, method, samples = run_of(federation), federation.method, federation.data.samples
     (exchange,), server = method.exchanges, plain.VoteServer(run)
     start = federation.model.initial.expand(CLIENTS, -1).clone()
@@ -326,7 +282,7 @@ def test_package_clients_with_a_plain_server(chosen: dict[str, Any]) -> None:
 @pytest.fixture(scope="module")
 def fifty() -> tuple[Federation, list[bytes], list[Tensor]]:
     """A federation after 50 rounds: its answers, and the server's w after each."""
-    federation = federate({"ratio": 0.25, "gain": 1.3})
+    federation = federate("sketchvote", {"ratio": 0.25, "gain": 1.3})
     federation.start()
     answers, models = [], []
     for _ in range(50):
@@ -378,7 +334,7 @@ def test_w_has_the_same_bits_on_a_gpu(fifty: Any) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_clients_on_a_gpu_stay_in_step_with_a_server_on_the_host() -> None:
-    federation = federate({"ratio": 0.3, "check_every": 1}, device="cuda")
+    federation = federate("sketchvote", {"ratio": 0.3, "check_every": 1}, device="cuda")
     host = {"model": federation._server.server["model"].cpu()}
     federation._server = replace(federation._server, server=host, current=host)
     federation.start()
@@ -414,7 +370,7 @@ def test_a_client_whose_last_bit_differs_is_found_and_brought_back(lost: int | N
     def down(data: bytes, client: int) -> bytes | None:
         return None if client == 2 and kind_of(data) in losing else data
 
-    federation = federate({"ratio": 0.25, "check_every": 4}, answer_link=down)
+    federation = federate("sketchvote", {"ratio": 0.25, "check_every": 4}, answer_link=down)
     model_bytes = HEADER_BYTES + 4 * federation.model.layout.dim
     server, everybody = plain.VoteServer(run_of(federation)), (0, 1, 2, 3)
     federation.start()
@@ -472,30 +428,9 @@ def test_a_digest_in_round_0_is_not_looked_at() -> None:
         payload = data[HEADER_BYTES:-1] + b"\1" + b"not it!!"
         return plain.write_frame(UP, 0, client, federation.data.samples[client], data[28:36], payload)
 
-    federation = federate({"ratio": 0.25}, link=up)
+    federation = federate("sketchvote", {"ratio": 0.25}, link=up)
     federation.start()
     for _ in range(2):
         report = federation.play_round()
         assert (report.rejected, report.traffic.catch_up) == (0, 0)
     assert in_step(federation)
-
-
-def test_a_client_with_no_say_in_a_layer_has_no_vote_there() -> None:
-    """Heavier than all others together, and yet nothing of it is counted where its scale is zero."""
-    federation = federate({"ratio": 0.25})
-    run = run_of(federation)
-    (exchange,) = federation.method.exchanges
-    draw = np.random.default_rng(4)
-    said = [draw.integers(0, 2, sum(run.sizes)) for _ in range(3)]
-    scales, samples = np.float32([[1, 2, 3], [0, 0, 4], [3, 5, 2]]), [2, 100, 3]
-    values = {
-        "signs": torch.from_numpy(np.packbits(np.stack(said), axis=1, bitorder="little")),
-        "scale": torch.from_numpy(scales),
-    }
-    total = exchange.server_add(exchange.server_open({}, 0), [0, 1, 2], samples, values)
-    _, answer = exchange.server_reply(federation.method.server_start(), total, 0)
-    bits = np.unpackbits(answer["signs"].numpy(), count=sum(run.sizes), bitorder="little")
-    for layer, (start, stop) in enumerate(zip((0, 16, 20), (16, 20, 22), strict=True)):
-        leader = 2 if layer < 2 else 1  # of 2 and 3 samples, or of 100
-        assert bits[start:stop].tolist() == said[leader][start:stop].tolist()
-        assert answer["scale"][layer] == scales[leader, layer]

@@ -41,7 +41,7 @@ def data(options: argparse.Namespace) -> int:
 def _show(options: argparse.Namespace) -> None:
     from pfedlms.experiment.config import load_config
     from pfedlms.experiment.cost import holdings
-    from pfedlms.report.holdings import holdings_lines
+    from pfedlms.report.plans import holdings_lines
 
     check_config(options.subject)
     if options.plot:

@@ -16,17 +16,20 @@ from pfedlms.report.tables import to_csv
 
 LIGHT = {
     "ink": "#1f2430", "soft": "#5b6472", "line": "#d9dde3", "paper": "#ffffff",
-    "c0": "#0072b2", "c1": "#00805d", "c2": "#a8538a", "c3": "#c84c00",
-    "c4": "#2b95cf", "c5": "#a87400", "c6": "#7a4a21", "c7": "#6b7280",
+    "c0": "#1a58f0", "c1": "#d77d32", "c2": "#23551d", "c3": "#a02e5e",
+    "c4": "#2899a5", "c5": "#642ba3", "c6": "#826a0b", "c7": "#2c3139",
 }  # fmt: skip
 DARK = {
     "ink": "#e8eaee", "soft": "#a3abb8", "line": "#343a45", "paper": "#14171c",
-    "c0": "#5aaef0", "c1": "#35c49a", "c2": "#e08fc0", "c3": "#ff8a4c",
-    "c4": "#8ad0ff", "c5": "#e3b341", "c6": "#cf9f72", "c7": "#a1a8b3",
+    "c0": "#65a7fb", "c1": "#faa25d", "c2": "#4c9550", "c3": "#dc60ab",
+    "c4": "#57fefe", "c5": "#9e60fe", "c6": "#fde29a", "c7": "#b8bec8",
 }  # fmt: skip
-"""Colours by name; they differ for every kind of colour vision. Charts use LIGHT, the page puts DARK in its place."""
+"""Colours by name. Charts use LIGHT, and the page replaces them by DARK. Blue, orange, green, magenta, turquoise,
+violet, olive and grey differ for every kind of colour vision: where two have the same hue, one is lighter."""
 COLOURS = [LIGHT[f"c{place}"] for place in range(8)]
-BLUE, GREEN, ORANGE, GREY = COLOURS[0], COLOURS[1], COLOURS[3], COLOURS[7]
+BLUE, ORANGE, GREEN, GREY = COLOURS[0], COLOURS[1], COLOURS[2], COLOURS[7]
+_OWN_COLOUR = ("sketchvote", "fedavg", "pfedlms", "stc", "sketchmean", "eden", "pfed1bs", "local")
+"""These methods have a colour each and solid lines. Other methods share the colours, with dashed lines."""
 _DASHES: list[list[int]] = [[1, 0], [6, 3], [2, 3], [8, 3, 2, 3]]
 _LOOKS = len(COLOURS) * len(_DASHES)
 _LEVEL = [3, 4]
@@ -39,7 +42,7 @@ _TIPS = 40
 
 @dataclass(frozen=True)
 class Look:
-    """How a row is drawn in every figure."""
+    """The colour and the dashes of a row, the same in every figure."""
 
     colour: str
     dash: list[int] = field(default_factory=lambda: _DASHES[0])
@@ -50,15 +53,15 @@ class Look:
 
 
 def looks(labels: Iterable[str]) -> dict[str, Look]:
-    """One look per label. A method has the same one in every figure: by its place among the methods or, where this
-    process does not know it, by its name. Variants take what is free."""
+    """One look per label. A method has the same look in every figure: by its place among the methods or, where this
+    process does not know the method, by its name. Variants take free looks."""
     from pfedlms.methods import METHODS  # with PyTorch, which the help of a command does not wait for
 
     wanted = list(dict.fromkeys(labels))
-    known = list(METHODS)
-    taken = {known.index(label): label for label in wanted if label in METHODS}
-    strange = [label for label in wanted if label not in METHODS]
-    for label in sorted(strange, key=lambda each: (not each.isidentifier(), each if each.isidentifier() else "")):
+    known = list(dict.fromkeys([*_OWN_COLOUR, *METHODS]))
+    taken = {known.index(label): label for label in wanted if label in known}
+    others = [label for label in wanted if label not in known]
+    for label in sorted(others, key=lambda each: (not each.isidentifier(), each if each.isidentifier() else "")):
         own = len(known) + crc32(label.encode()) % max(1, _LOOKS - len(known))
         first = own if label.isidentifier() else 0
         free = (place for place in (*range(first, _LOOKS), *range(first)) if place not in taken)
@@ -170,8 +173,8 @@ def coloured(style: Mapping[str, Look], legend: Any = True) -> Any:
     return alt.Color("row:N", sort=None, scale=scale, **({} if legend is True else {"legend": legend}))
 
 
-def told(*names: str, **titles: str) -> list[Any]:
-    """What is shown under the pointer: fields with their type, `mean:Q`, and with a title where they have another."""
+def tooltips(*names: str, **titles: str) -> list[Any]:
+    """What is shown under the pointer: fields with their type, such as `mean:Q`, or numbers by name with a title."""
     alt = altair()
     fields = [*((name, name.partition(":")[0]) for name in names), *((f"{key}:Q", own) for key, own in titles.items())]
     number = {"format": ".4~r"}
@@ -249,8 +252,12 @@ def lines(
     def visible(opacity: float) -> Any:
         return alt.condition(chosen, alt.value(opacity), alt.value(0.12 * opacity))
 
-    values = told(mean=y, low="lowest", high="highest")
-    tips = [*told("row:N"), alt.Tooltip(f"x:{kind}", title=x, **({"format": ".4~r"} if kind == "Q" else {})), *values]
+    values = tooltips(mean=y, low="lowest", high="highest")
+    tips = [
+        *tooltips("row:N"),
+        alt.Tooltip(f"x:{kind}", title=x, **({"format": ".4~r"} if kind == "Q" else {})),
+        *values,
+    ]
     drawn = data(point for row, own in by_row.items() if row not in levels for point in _with_tips(own))
     layers = [
         drawn.mark_area(clip=True).encode(across, low, high, color=colour, opacity=visible(0.14)),
@@ -276,50 +283,6 @@ def _with_tips(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Marks some points of a row, the last one among them."""
     step, last = -(-len(points) // _TIPS), len(points) - 1
     return [{**point, "tip": place % step == 0 or place == last} for place, point in enumerate(points)]
-
-
-def bars(records: Records, y: str, *, title: str = "", style: Mapping[str, Look] | None = None) -> Any:
-    """Grouped bars with their ranges, from records with `group`, `row`, `mean`, and if known `low` and `high`."""
-    alt = altair()
-    points = with_range(records)
-    by_row = rows_of(points)
-    style = {row: (style or looks(by_row))[row] for row in by_row}
-    low, high = min(point["low"] for point in points), max(point["high"] for point in points)
-    start = max(0.0, low - (high - low)) if low > high / 2 else min(0.0, low)
-    span = alt.Scale(domain=[start, high + 0.05 * (high - start)], nice=False, zero=False)
-    groups = list(dict.fromkeys(point["group"] for point in points))
-    group = alt.X("group:N", sort=groups, title=None, axis=alt.Axis(labelAngle=0))
-    base = data(points).encode(group, xOffset=alt.XOffset("row:N", sort=list(style)))
-    return alt.layer(
-        base.mark_bar(clip=True).encode(
-            alt.Y("mean:Q", title=y, scale=span), color=coloured(style),
-            tooltip=told("group:N", "row:N", "mean:Q", low="lowest", high="highest"),
-        ),
-        base.mark_rule(clip=True, color=LIGHT["ink"]).encode(alt.Y("low:Q", title=y, scale=span), alt.Y2("high:Q")),
-    ).properties(width=WIDTH, height=HEIGHT, title=title)  # fmt: skip
-
-
-def accuracy_against_bytes(
-    records: Records, y: str = "P-acc, %", x: str = "MiB per round", *, title: str = "",
-    style: Mapping[str, Look] | None = None,
-) -> Any:  # fmt: skip
-    """One point per record with its error bar: `row`, `mib`, `mean`, and if known `low`, `high` and `label`. Points of
-    one row are joined, such as those of a method at several ratios."""
-    alt = altair()
-    points = with_range(records)
-    by_row = rows_of(points)
-    span = alt.Scale(domain=list(shown_range(points)), nice=False)
-    up = alt.Y("mean:Q", title=y, scale=span)
-    across = alt.X("mib:Q", title=x, scale=alt.Scale(type="log", nice=False, padding=24))
-    style = {row: (style or looks(by_row))[row] for row in by_row}
-    base = data(points).encode(across, color=coloured(style, alt.Legend(symbolSize=80)))
-    tips = told("row:N", "label:N", mib=x, mean=y, low="lowest", high="highest")
-    return alt.layer(
-        base.mark_line(strokeWidth=1.5, opacity=0.6).encode(up),
-        base.mark_rule(strokeWidth=1.5).encode(alt.Y("low:Q", title=y, scale=span), alt.Y2("high:Q")),
-        base.mark_point(filled=True, size=70, opacity=1).encode(up, tooltip=tips),
-        base.mark_text(align="left", dx=7, dy=-6, fontSize=10).encode(up, alt.Text("label:N")),
-    ).properties(width=WIDTH, height=HEIGHT, title=title)
 
 
 def beside(charts: Sequence[Any], columns: int = 3, title: str = "") -> Any:

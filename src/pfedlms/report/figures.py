@@ -23,12 +23,13 @@ from pfedlms.report.charts import (
     lines,
     looks,
     panels,
+    rows_of,
     shown_range,
     styled,
-    told,
+    tooltips,
 )
 from pfedlms.report.results import last_evaluations
-from pfedlms.report.runs import MEASURES, Cell, Gain, RunLike, Section, best, cells, curves, percent
+from pfedlms.report.runs import MEASURES, Cell, RunLike, Section, best, cells, curves, percent
 from pfedlms.report.tables import Table
 
 if TYPE_CHECKING:
@@ -58,31 +59,23 @@ def accuracy_curves(
 ) -> Figure | None:  # fmt: skip
     """A measure against `rounds`, or against the `bytes` that a client has exchanged: one line per row with its range
     over seeds. None where no run has the measure."""
-    every = sorted(curves(runs, measure), key=lambda curve: -curve.mean[-1])
-    drawn = every[:_MOST_ROWS]
+    by_row = rows_of(curves(runs, measure))
+    drawn = sorted(by_row, key=lambda row: -by_row[row][-1]["mean"])[:_MOST_ROWS]
     if not drawn:
         return None
     by_bytes = against == "bytes"
+    across = "mib" if by_bytes else "round"
     style = style or looks(run.label for run in runs)
-    records: list[dict[str, Any]] = []
     points: list[dict[str, Any]] = []
     styles = {}
-    for curve in drawn:
-        own = [
-            {"row": curve.row, "round": number, "mib": mib, "mean": middle, "low": low, "high": high}
-            for number, mib, middle, low, high in zip(
-                curve.rounds, curve.mib, curve.mean, curve.low, curve.high, strict=True
-            )
-        ]
-        silent = by_bytes and not curve.mib[-1]
-        row = f"{curve.row} (sends nothing)" if silent else curve.row
-        styles[row] = style[curve.row]
-        records += own
+    for label in drawn:
+        silent = by_bytes and not by_row[label][-1]["mib"]
+        row = f"{label} (sends nothing)" if silent else label
+        styles[row] = style[label]
         if silent:
-            points.append({**own[-1], "row": row})
+            points.append({**by_row[label][-1], "row": row})
         else:
-            across = "mib" if by_bytes else "round"
-            points += [{**each, "x": each[across]} for each in own if each[across]]
+            points += [{**each, "x": each[across]} for each in by_row[label] if each[across]]
     name, heading = {
         "p_acc": ("accuracy", "Accuracy"),
         "g_acc": ("shared-accuracy", "Accuracy of the shared model"),
@@ -93,9 +86,10 @@ def accuracy_curves(
     caption += "Mean over seeds; the band is the range over seeds." if _several(points) else "One seed."
     if min(point["low"] for point in points) < shown_range(points)[0]:
         caption += " What the first rounds reach below the axis is cut off."
-    caption += f" The best {len(drawn)} of {len(every)} rows are drawn." * (len(drawn) < len(every))
+    caption += f" The best {len(drawn)} of {len(by_row)} rows are drawn." * (len(drawn) < len(by_row))
     words = "MiB per client, sent and received, framing included" if by_bytes else "round"
     chart = lines(points, words, measure_name(runs[0], measure), log=by_bytes, style=styles, title=title)
+    records = [each for row in drawn for each in by_row[row]]
     return Figure(f"{name}-{against}", f"{heading} against {against}", caption, styled(chart), records)
 
 
@@ -183,7 +177,7 @@ def cost(table: Table, style: Mapping[str, Look]) -> Figure | None:
         *(
             both.transform_filter(f"datum.way == '{way}'")
             .mark_point(filled=True, size=90, opacity=1, yOffset=offset)
-            .encode(across, row, color=colour, shape=shape, tooltip=told("row:N", "way:N", mib="MiB per round"))
+            .encode(across, row, color=colour, shape=shape, tooltip=tooltips("row:N", "way:N", mib="MiB per round"))
             for way, offset in (("up", -5), ("down", 5))
         ),
         words.mark_text(align="left", dx=12, color=_SOFT).encode(across, row, alt.Text("shown:N")),
@@ -195,20 +189,19 @@ def cost(table: Table, style: Mapping[str, Look]) -> Figure | None:
     return Figure("cost", "Cost", caption, styled(chart), records)
 
 
-def client_gains(found: Mapping[str, Sequence[Gain]], unit: str) -> Figure:
+def client_gains(found: Mapping[str, Sequence[Mapping[str, Any]]], unit: str) -> Figure:
     """What each client gains or loses against training alone, one panel per row."""
     points, records = [], []
     for row, own in list(found.items())[:_MOST_ROWS]:
-        better, worse = sum(each.gain > 0 for each in own), sum(each.gain < 0 for each in own)
-        average = mean(each.gain for each in own)
-        head = f"{row}\nmean {average:+.2f}{unit} · {better} gain, {worse} lose, of {len(own)}"
-        for place, each in enumerate(sorted(own, key=lambda each: each.gain)):
-            values = {"client": each.client, "seed": each.seed, "local": each.alone, "here": each.here}
-            records.append({"row": row, **values, "gain": each.gain})
+        every = [each["gain"] for each in own]
+        better, worse = sum(gain > 0 for gain in every), sum(gain < 0 for gain in every)
+        head = f"{row}\nmean {mean(every):+.2f}{unit} · {better} gain, {worse} lose, of {len(own)}"
+        for place, each in enumerate(sorted(own, key=lambda each: each["gain"])):
+            records.append({"row": row, **each})
             points.append({"head": head, "place": place, **records[-1]})
     alt = altair()
     sign = alt.condition("datum.gain > 0", alt.value(BLUE), alt.value(ORANGE))
-    tips = told("client:N", "seed:N", "local:Q", "here:Q", "gain:Q")
+    tips = tooltips("client:N", "seed:N", "local:Q", "here:Q", "gain:Q")
     zero = alt.condition("datum.value == 0", alt.value(_SOFT), alt.value(LIGHT["line"]))
     axis = alt.Axis(tickCount=4, format="+.3~r", gridColor=zero)
     gain = alt.Y("gain:Q", title=None, axis=axis)
@@ -247,9 +240,9 @@ def layers(views: Sequence[LayerView], of: str, name: str = "layers") -> Figure:
     rules = alt.Chart().transform_filter("datum.what === 'threshold'").mark_rule(color=ORANGE, strokeWidth=1.5)
     chart = alt.layer(
         bins.encode(
-            across, alt.X2("to:Q"), share, alt.Y2(datum=0), color=colour, tooltip=told("from:Q", "to:Q", "share:Q")
+            across, alt.X2("to:Q"), share, alt.Y2(datum=0), color=colour, tooltip=tooltips("from:Q", "to:Q", "share:Q")
         ),
-        rules.encode(across, tooltip=told(**{"from": "τ"})),
+        rules.encode(across, tooltip=tooltips(**{"from": "τ"})),
     )
     caption = (
         f"{of}, all clients that trained last, as they would be sent in the next round. Grey: the weights of a layer; "
@@ -275,10 +268,10 @@ def symbols(views: Sequence[LayerView], of: str, name: str = "symbols") -> Figur
     share = alt.Y("share:Q", axis=alt.Axis(title=None, format="~%", tickCount=3))
     chart = alt.layer(
         alt.Chart().mark_bar(color=GREEN).encode(
-            alt.X("symbol:O", title=None, axis=alt.Axis(labelAngle=0)), share, tooltip=told("symbol:N", "share:Q")
+            alt.X("symbol:O", title=None, axis=alt.Axis(labelAngle=0)), share, tooltip=tooltips("symbol:N", "share:Q")
         ),
         alt.Chart().mark_rule(color=ORANGE, strokeDash=[4, 3]).encode(
-            alt.Y("even:Q"), tooltip=told(even="equal share")
+            alt.Y("even:Q"), tooltip=tooltips(even="equal share")
         ),
     )  # fmt: skip
     caption = (
@@ -317,7 +310,7 @@ def stages(runs: Sequence[RunLike]) -> Figure | None:
     across = alt.X("ms_per_round:Q", title="ms per round")
     words = alt.Text("ms_per_round:Q", format=".3~g")
     chart = alt.layer(
-        alt.Chart().mark_bar(color=BLUE).encode(row, across, tooltip=told("stage:N", ms_per_round="ms per round")),
+        alt.Chart().mark_bar(color=BLUE).encode(row, across, tooltip=tooltips("stage:N", ms_per_round="ms per round")),
         alt.Chart().mark_text(align="left", dx=5, color=_SOFT).encode(row, across, words),
     )
     height = 22 * len({record["stage"] for record in records})
@@ -353,7 +346,7 @@ def holdings(document: Mapping[str, Any]) -> Figure:
     scale = alt.Scale(domain=[0, most], range=[0, 1])
     shade = alt.Opacity("samples:Q", scale=scale, legend=None if counted else alt.Legend(title="samples"))
     cells_of = data(counts).mark_rect(color=BLUE).encode(
-        column, row, opacity=shade, tooltip=told("client:N", "class:N", "samples:Q")
+        column, row, opacity=shade, tooltip=tooltips("client:N", "class:N", "samples:Q")
     )  # fmt: skip
     if counted:
         ink = alt.condition(f"datum.samples > {most / 2}", alt.value(LIGHT["paper"]), alt.value(LIGHT["ink"]))
@@ -364,7 +357,7 @@ def holdings(document: Mapping[str, Any]) -> Figure:
     sums = data(sizes).mark_bar().encode(
         alt.X("samples:Q"), alt.Y("client:N", sort=names, axis=None), alt.Order("place:Q"),
         alt.Color("part:N", scale=colours, legend=alt.Legend(orient="top")),
-        tooltip=told("client:N", "part:N", "samples:Q"),
+        tooltip=tooltips("client:N", "part:N", "samples:Q"),
     )  # fmt: skip
     how = document["partition"] + (f", α = {document['alpha']:g}" if "alpha" in document else "")
     title = f"{Path(document['dataset']).name} · {len(clients)} clients · {how}"

@@ -6,7 +6,6 @@ import json
 import re
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from pfedlms import __version__
 from pfedlms.errors import UsageError
 from pfedlms.report import figures
 from pfedlms.report.charts import DARK, LIGHT, Figure, Look, altair, looks
-from pfedlms.report.results import comparison, last_evaluations, measured, partition_text
+from pfedlms.report.results import comparison, described
 from pfedlms.report.runs import (
     ALONE,
     RunLike,
@@ -22,7 +21,6 @@ from pfedlms.report.runs import (
     best,
     cells,
     compare_settings,
-    dataset_title,
     gains,
     percent,
     rows,
@@ -38,22 +36,6 @@ _MOST_VIEWS = 3
 """Rows of a section whose layers are shown."""
 
 
-@dataclass(frozen=True)
-class _Drawn:
-    """A section with all that the template shows of it."""
-
-    section: Section
-    slug: str
-    about: str
-    table: Table
-    best: str | None
-    figures: list[Figure]
-    differing: Table | None
-    shared: Table
-    environment: Table | None
-    notes: list[str]
-
-
 def write_page(
     sections: Sequence[Section], file: str | Path, figures: str | Path | None = None, *,
     layers_of: LayersOf | None = None, left_out: Sequence[str] = (),
@@ -67,31 +49,25 @@ def write_page(
     """
     altair("the page")
     style = looks(run.label for section in sections for run in section.runs)
-    drawn = _draw(sections, style, layers_of)
-    _check(Path(file))
-    written = {Path(file): _render(drawn, style, left_out)}
-    if figures is not None:
-        written |= {Path(figures) / f"{each.slug}-{own.name}.csv": own.csv() for each in drawn for own in each.figures}
+    drawn, page = _draw(sections, style, layers_of), Path(file)
+    if page.is_dir():
+        raise UsageError(f"{page}: is a folder, expected a file to write; name one with -o report.html")
+    folder = Path(figures) if figures is not None else None
+    made = [(folder / f"{each['slug']}-{own.name}", own) for each in drawn for own in each["figures"]] if folder else []
+    files = {page: _render(drawn, style, left_out), **{Path(f"{stem}.csv"): own.csv() for stem, own in made}}
     try:
-        for path, text in written.items():
+        for path, text in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-        drawings = []
-        for each in drawn if figures is not None else ():
-            for own in each.figures:
-                drawings.append(Path(str(figures)) / f"{each.slug}-{own.name}.svg")
-                own.save(drawings[-1])
+        for stem, own in made:
+            own.save(f"{stem}.svg")
     except OSError as error:
         raise UsageError(f"{file}: cannot be written ({error.strerror}); name another file") from error
-    return [*written, *drawings]
+    return [*files, *(Path(f"{stem}.svg") for stem, _ in made)]
 
 
-def _check(path: Path) -> None:
-    if path.is_dir():
-        raise UsageError(f"{path}: is a folder, expected a file to write; name one with -o report.html")
-
-
-def _draw(sections: Sequence[Section], style: Mapping[str, Look], layers_of: LayersOf | None) -> list[_Drawn]:
+def _draw(sections: Sequence[Section], style: Mapping[str, Look], layers_of: LayersOf | None) -> list[dict[str, Any]]:
+    """Each section with all that the template shows of it."""
     every = [run for section in sections for run in section.runs]
     taken: dict[str, int] = {}
     found = []
@@ -103,10 +79,11 @@ def _draw(sections: Sequence[Section], style: Mapping[str, Look], layers_of: Lay
         top = best(cells(section)) if section.axes else None
         made, notes = _figures(section, table, style, every, layers_of)
         differing, shared = _settings(section)
-        found.append(_Drawn(
-            section, slug, about(section), table, top.label if top else None, made, differing, shared,
-            _environment(section), notes,
-        ))  # fmt: skip
+        found.append({
+            "section": section, "slug": slug, "about": about(section), "table": table, "figures": made, "notes": notes,
+            "best": top.label if top else None, "differing": differing, "shared": shared,
+            "environment": _environment(section),
+        })  # fmt: skip
     return found
 
 
@@ -153,18 +130,8 @@ def _layers(section: Section, layers_of: LayersOf, notes: list[str]) -> list[Fig
 
 def about(section: Section) -> str:
     """What was run, in one line."""
-    run = section.runs[0]
-    first, data = run.summary, run.settings.get("data", {})
-    rounds = sorted({run.summary["rounds"] for run in section.runs})
-    how, share = partition_text(first, data), first.get("participation", 1.0)
-    return " · ".join([
-        section.kind,
-        dataset_title(data["dataset"]) if data else first["dataset"],
-        f"{first['model']}, {first.get('parameters', 0):,} parameters",
-        ", ".join(filter(None, [f"{first['clients']:,} clients", how, f"{100 * share:g} % per round" * (share < 1)])),
-        f"{rounds[0]:,} rounds" if len(rounds) == 1 else f"{rounds[0]:,} to {rounds[-1]:,} rounds",
-        counted(len({seed_of(run) for run in section.runs}), "seed"),
-    ])  # fmt: skip
+    seeds = counted(len({seed_of(run) for run in section.runs}), "seed")
+    return " · ".join([section.kind, *described(section.runs, section.axes).values(), seeds])
 
 
 def _settings(section: Section) -> tuple[Table | None, Table]:
@@ -204,7 +171,7 @@ def _environment(section: Section) -> Table | None:
 # --- the template ---
 
 
-def _render(drawn: Sequence[_Drawn], style: Mapping[str, Look], left_out: Sequence[str]) -> str:
+def _render(drawn: Sequence[Mapping[str, Any]], style: Mapping[str, Look], left_out: Sequence[str]) -> str:
     try:
         import jinja2
     except ImportError as error:
@@ -212,13 +179,12 @@ def _render(drawn: Sequence[_Drawn], style: Mapping[str, Look], left_out: Sequen
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["breaking"] = _breaking
-    title = drawn[0].section.title if len(drawn) == 1 else f"{len(drawn)} studies"
+    title = drawn[0]["section"].title if len(drawn) == 1 else f"{len(drawn)} studies"
     return environment.get_template("page.html.j2").render(
         title=title, drawn=drawn, style=style, left_out=left_out, version=__version__, light=LIGHT, dark=DARK,
-        colours=_COLOURS, count=sum(len(each.section.runs) for each in drawn), caption=_caption, value=_value,
+        colours=_COLOURS, count=sum(len(each["section"].runs) for each in drawn), value=_value,
         csv=lambda figure: "data:text/csv;charset=utf-8;base64," + b64encode(figure.csv().encode()).decode(),
-        spec=_spec, raw=_json(_raw(drawn, left_out)),
-        vega=_vega(), seed_of=seed_of,
+        spec=_spec, raw=_json(_raw([each["section"] for each in drawn], left_out)), vega=_vega(), seed_of=seed_of,
     )  # fmt: skip
 
 
@@ -240,25 +206,15 @@ def _vega() -> str:
 _COLOURS = {colour: f"var(--{name})" for name, colour in LIGHT.items()}
 
 
-def _spec(figure: Figure) -> str:
-    """The chart for the page: its colours by name, so that a theme, or paper, can give others."""
-    spec = {**figure.chart.to_dict(), "background": "transparent", "usermeta": {"panel": figure.panel}}
-    text = re.sub(r'"(#[0-9a-f]{6})"', lambda found: f'"{_COLOURS.get(found[1], found[1])}"', json.dumps(spec))
-    return text.replace("<", "\\u003c")
-
-
 def _json(value: Any) -> str:
     """`<` as an escape, so that no text of a run can end the element."""
     return json.dumps(value).replace("<", "\\u003c")
 
 
-def _caption(section: Section, table: Table) -> str:
-    summaries = [run.summary for run in section.runs]
-    over = last_evaluations(summaries)[1]
-    several = max(map(len, rows(section.runs).values())) > 1
-    last = f"maximum, and mean of {over}" if "the one" not in over else "of the one evaluation"
-    intro = f"{measured(summaries[0])}{', ± standard deviation over seeds' * several}: {last}."
-    return f"{Table(table.columns, table.records, intro=intro).caption(table.shown)} A click on a column's name sorts."
+def _spec(figure: Figure) -> str:
+    """The chart for the page: its colours by name, so that a theme, or paper, can give others."""
+    spec = {**figure.chart.to_dict(), "background": "transparent", "usermeta": {"panel": figure.panel}}
+    return re.sub(r'"(#[0-9a-f]{6})"', lambda found: f'"{_COLOURS.get(found[1], found[1])}"', _json(spec))
 
 
 def _value(record: Mapping[str, Any], column: Column) -> Any:
@@ -267,17 +223,13 @@ def _value(record: Mapping[str, Any], column: Column) -> Any:
     return getattr(found, "mean", found)
 
 
-def _raw(drawn: Sequence[_Drawn], left_out: Sequence[str]) -> dict[str, Any]:
+def _raw(sections: Sequence[Section], left_out: Sequence[str]) -> dict[str, Any]:
     """What the page is made of; accuracies of single clients of the last evaluation only."""
     return {
         "schema": 1,
         "parts": [
-            {
-                "title": each.section.title,
-                "kind": each.section.kind.lower(),
-                "runs": [_raw_run(run) for run in each.section.runs],
-            }
-            for each in drawn
+            {"title": each.title, "kind": each.kind.lower(), "runs": [_raw_run(run) for run in each.runs]}
+            for each in sections
         ],
         "left_out": list(left_out),
     }

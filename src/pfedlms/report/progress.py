@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from pfedlms.report.runs import MIB
+from pfedlms.report.runs import MEASURES, MIB
 
 
 def _sent(record: Mapping[str, Any]) -> str:
@@ -19,12 +19,10 @@ def _sent(record: Mapping[str, Any]) -> str:
 
 
 def accuracies(record: Mapping[str, Any]) -> str:
-    """What was measured, for a line."""
-    named = {"P-acc": "p_acc", "V-acc": "v_acc", "G-acc": "g_acc"}
-    measured = {name: record[key] for name, key in named.items() if record.get(key) is not None}
-    if "metric" in record:
-        return "  ".join(f"{name} {value:.4g}" for name, value in measured.items())
-    return "  ".join(f"{name} {value:5.2f} %" for name, value in measured.items())
+    """The measures of an evaluation in one line."""
+    form = "{:.4g}" if "metric" in record else "{:5.2f} %"
+    measured = {name: record[key] for key, (name, _) in MEASURES.items() if record.get(key) is not None}
+    return "  ".join(f"{name} {form.format(value)}" for name, value in measured.items())
 
 
 @contextmanager

@@ -50,12 +50,13 @@ def sampled(summary: Summary) -> bool:
 
 
 _ACCURACY: dict[str, Any] = {"show": accuracy, "leads": True}
+_P_ACC = "P-acc: each participant's own model on its own test split after local steps"
 _MIB: dict[str, Any] = {"show": size, "over_seeds": _mean}
 COLUMNS: tuple[Column, ...] = (
     Column("p_acc_max", "P-acc max", place="accuracy.max", only="comparison", **_ACCURACY,
-           note="P-acc: each participant's own model on its own test split after local steps"),
+           note=_P_ACC),
     Column("p_acc_last10", "P-acc {tail}", place="accuracy.last10", **_ACCURACY,
-           note="P-acc: each participant's own model on its own test split after local steps"),
+           note=_P_ACC),
     Column("p_acc_final", place="accuracy.final"),
     Column("v_acc_max", place="validation_accuracy.max"),
     Column("v_acc_last10", "V-acc {tail}", place="validation_accuracy.last10", **_ACCURACY,
@@ -106,16 +107,11 @@ def comparison(runs: Sequence[RunLike]) -> Table:
             own_traffic = traffic[record["row"]]
             record["fewer"] = traffic[plain] / own_traffic if own_traffic and traffic[plain] else None
     summaries = [run.summary for run in runs]
-    first = summaries[0]
-    parts = [
-        first["dataset"],
-        f"{first['model']}, {first.get('parameters', 0):,} parameters",
-        counted(first["clients"], "client") + _share(first) + ", messages lost" * ("unheard" in first),
-        _rounds(summaries),
-    ]
     over = last_evaluations(summaries)[1]
+    last = f"maximum, and mean of {over}" if "the one" not in over else "of the one evaluation"
+    intro = f"{measured(summaries[0])}, ± over seeds: {last}."
     columns = [Column("name", "method"), *_columns(summaries, "comparison")]
-    return Table(columns, records, " · ".join(parts), f"{measured(first)}, ± over seeds: maximum, and mean of {over}.")
+    return Table(columns, records, " · ".join(described(runs).values()), intro)
 
 
 def sweep(section: Section) -> Table:
@@ -129,13 +125,7 @@ def sweep(section: Section) -> Table:
         records.append({"mark": mark, **cell.settings, **_over_seeds(cell.runs)})
     summaries = [run.summary for run in section.runs]
     first = summaries[0]
-    parts = {
-        "data.dataset": f"on {first['dataset']}",
-        "model.name": f"· {first['model']}",
-        "data.clients": f"· {counted(first['clients'], 'client')}",
-        "train.rounds": f"· {_rounds(summaries)}",
-    }
-    title = " ".join([first["method"], *(text for key, text in parts.items() if key not in section.axes)])
+    title = " · ".join([first["method"], *described(section.runs, section.axes).values()])
     over = last_evaluations(summaries)[1]
     intro = f"{measured(first)}, ± over seeds, mean of {over}; the best by {MEASURES[section.by][0]}."
     if not any("global_accuracy" in summary for summary in summaries):
@@ -168,9 +158,24 @@ def _columns(summaries: Sequence[Summary], kind: str) -> list[Column]:
     ]
 
 
-def _share(summary: Summary) -> str:
-    share = summary.get("participation", 1.0)
-    return f", {100 * share:g} % per round" if share < 1 else ""
+def described(runs: Sequence[RunLike], swept: Iterable[str] = ()) -> dict[str, str]:
+    """What was run, by setting, without what is swept: data set, model, clients, partition, participation, rounds."""
+    first, data = runs[0].summary, runs[0].settings.get("data", {})
+    share = first.get("participation", 1.0)
+    left_out = {"data.alpha" if key == "data.partition" else key for key in swept}
+    clients = {
+        "data.clients": counted(first["clients"], "client"),
+        "data.alpha": partition_text(first, data) if data else "",
+        "train.participation": f"{100 * share:g} % per round" * (share < 1),
+        "run.lost": "messages lost" * ("unheard" in first),
+    }
+    parts = {
+        "data.dataset": dataset_title(data.get("dataset", first["dataset"])),
+        "model.name": f"{first['model']}, {first.get('parameters', 0):,} parameters",
+        "clients": ", ".join(text for key, text in clients.items() if text and key not in left_out),
+        "train.rounds": _rounds([run.summary for run in runs]),
+    }
+    return {key: text for key, text in parts.items() if text and key not in left_out}
 
 
 def _rounds(summaries: Sequence[Summary]) -> str:
@@ -207,14 +212,8 @@ def partition_text(summary: Summary, data: Mapping[str, Any]) -> str:
 
 def set_up(run: RunLike, swept: Iterable[str] = ()) -> str:
     """The title of a study's figure: data set, clients and partition, without what is swept."""
-    data = run.settings["data"]
-    parts = {
-        "data.dataset": dataset_title(data["dataset"]),
-        "data.clients": counted(run.summary["clients"], "client"),
-        "data.alpha": partition_text(run.summary, data),
-    }
-    left_out = {"data.alpha" if key == "data.partition" else key for key in swept}
-    return " · ".join(text for key, text in parts.items() if text and key not in left_out)
+    shown = ("data.dataset", "clients")
+    return " · ".join(text for key, text in described([run], swept).items() if key in shown)
 
 
 # --- results.csv and results.json ---

@@ -84,33 +84,6 @@ class Spread:
         return cls(mean(measured), stdev(measured) if len(measured) > 1 else None)
 
 
-@dataclass(frozen=True)
-class Curve:
-    """A measure over the rounds of one row: mean, lowest and highest over its seeds."""
-
-    row: str
-    rounds: list[int]
-    mib: list[float]
-    """What one client has sent and received on average by then."""
-    mean: list[float]
-    low: list[float]
-    high: list[float]
-
-
-@dataclass(frozen=True)
-class Gain:
-    """P-acc of one client with one seed, beside what it reaches by training alone."""
-
-    client: str
-    seed: int
-    alone: float
-    here: float
-
-    @property
-    def gain(self) -> float:
-        return self.here - self.alone
-
-
 def percent(run: RunLike) -> bool:
     """Whether accuracy was measured, and not a metric of the user's own."""
     return "metric" not in run.summary
@@ -148,23 +121,18 @@ def compare_settings(several: Sequence[Settings]) -> tuple[dict[str, Any], list[
     return same, [{key: own[key] for key in keys if key in own and key not in same} for own in flat]
 
 
-def curves(runs: Iterable[RunLike], measure: str = "p_acc") -> list[Curve]:
-    """One curve per row, over the rounds in which all of its runs have the measure; rows without any are left out."""
+def curves(runs: Iterable[RunLike], measure: str = "p_acc") -> list[dict[str, Any]]:
+    """A measure over the rounds: `row`, `round`, mean, lowest and highest over seeds, and `mib`, what one client has
+    sent and received on average by then. Rounds that a run of the row did not measure are left out."""
     found = []
     for label, own in rows(runs).items():
         by_round = [{line["round"]: line for line in run.metrics if line.get(measure) is not None} for run in own]
-        rounds = sorted(set.intersection(*map(set, by_round)))
-        if not rounds:
-            continue
-        values = [[float(lines[number][measure]) for lines in by_round] for number in rounds]
-        mib = [
-            mean(
-                sum(lines[number]["bytes"].values()) / run.summary["clients"] / MIB
-                for run, lines in zip(own, by_round, strict=True)
-            )
-            for number in rounds
-        ]
-        found.append(Curve(label, rounds, mib, [*map(mean, values)], [*map(min, values)], [*map(max, values)]))
+        for number in sorted(set.intersection(*map(set, by_round))):
+            lines = [each[number] for each in by_round]
+            values = [float(line[measure]) for line in lines]
+            sent = [sum(line["bytes"].values()) / run.summary["clients"] for run, line in zip(own, lines, strict=True)]
+            spread = {"mean": mean(values), "low": min(values), "high": max(values)}
+            found.append({"row": label, "round": number, "mib": mean(sent) / MIB, **spread})
     return found
 
 
@@ -179,23 +147,21 @@ def client_accuracies(run: RunLike) -> dict[int, float]:
     return {client: value for client, value in sorted(found.items()) if value is not None}
 
 
-def gains(runs: Sequence[RunLike], others: Sequence[RunLike] = ()) -> dict[str, list[Gain]]:
-    """By row, what each client gains over training alone; a run of `local` is looked for in `others`, too. Rows without
-    one to compare with are left out."""
-    found: dict[str, list[Gain]] = {}
+def gains(runs: Sequence[RunLike], others: Sequence[RunLike] = ()) -> dict[str, list[dict[str, Any]]]:
+    """By row, P-acc of each client with each seed beside `local`, what it reaches by training alone, and the gain. A
+    run of `local` is also searched for in `others`; rows without one to compare with are left out."""
+    found: dict[str, list[dict[str, Any]]] = {}
     for label, own in rows(runs).items():
         for run in own:
             local = _trained_alone(run, (*runs, *others)) if run.summary["method"] != ALONE else None
-            if local is None:
-                continue
-            alone, here = client_accuracies(local), client_accuracies(run)
+            alone = client_accuracies(local) if local is not None else {}
             names = dict(enumerate(run.summary.get("client_names") or ()))
-            found.setdefault(label, []).extend(
-                Gain(str(names.get(client, f"client {client}")), seed_of(run), alone[client], here[client])
-                for client in here
-                if client in alone
-            )
-    return {label: own for label, own in found.items() if own}
+            for client, here in client_accuracies(run).items():
+                if client in alone:
+                    values = {"local": alone[client], "here": here, "gain": here - alone[client]}
+                    name = str(names.get(client, f"client {client}"))
+                    found.setdefault(label, []).append({"client": name, "seed": seed_of(run), **values})
+    return found
 
 
 def _trained_alone(run: RunLike, candidates: Iterable[RunLike]) -> RunLike | None:
@@ -277,10 +243,8 @@ def _tell_apart(members: Sequence[RunLike]) -> list[RunLike]:
         if label == run.summary["method"]:
             same_method = [other for other in members if other.summary["method"] == label]
             differing = compare_settings([run.settings, *(other.settings for other in same_method)])[1][0]
-            told = [
-                f"{k.partition('.')[2]}={v}" for k, v in differing.items() if not k.startswith(("run.", "data.dir"))
-            ]
-            label = " ".join([label, *told])
+            chosen = {key: own for key, own in differing.items() if not key.startswith(("run.", "data.dir"))}
+            label = " ".join([label, *(f"{key.partition('.')[2]}={own}" for key, own in chosen.items())])
         if (label, seed_of(run)) in seen and run.directory is not None:
             label = f"{label} ({run.directory.name})"
         seen.add((label, seed_of(run)))
@@ -293,5 +257,5 @@ def _full_title(section: Section, sections: Sequence[Section]) -> str:
     alike = [each for each in sections if each.title == section.title]
     differing = compare_settings([each.runs[0].settings for each in alike])[1][alike.index(section)]
     keys = [key for key in differing if key.startswith(("data.", "model.")) and key != "data.dir"]
-    told = [f"{key.partition('.')[2]} {differing[key]}" for key in keys]
-    return " · ".join([section.title, *([", ".join(told)] if told else [])])
+    values = ", ".join(f"{key.partition('.')[2]} {differing[key]}" for key in keys)
+    return " · ".join(filter(None, [section.title, values]))

@@ -1,0 +1,64 @@
+"""What tests of the second implementation share: the page, the vectors, and one small federation for all methods."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import make_vectors
+import plain_client as plain
+import torch
+from bit_patterns import f32s
+from plain_client.sketchmean import MeanRun
+from torch import Tensor, nn
+
+from factories import seeded, small_data
+from pfedlms.engine import Federation
+from pfedlms.engine.training import TrainSettings
+from pfedlms.methods import METHODS
+from pfedlms.models import CohortModel
+
+HERE = Path(__file__).parent
+PAGE = (HERE.parents[1] / "docs" / "protocol.md").read_text(encoding="utf-8")
+VECTORS = json.loads((HERE / "vectors.json").read_text(encoding="ascii"))
+CLIENTS, SEED = 4, 99
+RUNS = {"pfedlms": plain.Run, "sketchvote": plain.VoteRun, "sketchmean": MeanRun}
+
+
+def recorded_run(method: str, known: dict[str, Any], **more: Any) -> Any:
+    """The run of an entry of the vectors, by the second implementation."""
+    settings = make_vectors.as_settings(known["settings"]) | more
+    layers = [tuple(pair) for pair in known["layers"]]
+    return RUNS[method](layers, known["classes"], int(known["seed"], 16), f32s(known["initial"]), **settings)
+
+
+def run_of(federation: Federation) -> Any:
+    """The run of a federation, by the second implementation."""
+    layers = [(layer.offset, layer.size) for layer in federation.model.layout.layers]
+    settings = {key: own for key, own in vars(federation.method.settings).items() if not key.startswith("server_")}
+    known = layers, federation.data.classes, SEED, federation.model.initial.tolist()
+    return RUNS[federation.method.name](*known, **settings)
+
+
+def federate(
+    method: str, chosen: dict[str, Any], schedule: Any = None, device: torch.device | str = "cpu", **options: Any
+) -> Federation:
+    """Four clients and three layers, the second of which has few parameters; some weights are −0."""
+    layers = lambda: nn.Sequential(nn.Linear(4, 12), nn.Linear(12, 1, bias=False), nn.Linear(1, 4))  # noqa: E731
+    module = seeded(layers, 3)
+    module[0].weight.data[:6] = -0.0
+    train = TrainSettings(local_steps=3, batch_size=4, learning_rate=0.1, momentum=0.5, weight_decay=1e-4)
+    model = CohortModel(module, torch.device(device))
+    data = small_data(7, 10, 13, 16).to(model.device)
+    made = Federation(METHODS[method], METHODS[method].Settings(**chosen), model, data, train, seed=SEED, **options)
+    if schedule is not None:
+        made.participation = schedule
+    return made
+
+
+def present(federation: Federation) -> dict[int, dict[str, Tensor]]:
+    """θ and the state of every client that trained last."""
+    state = federation.state()
+    values = {"params": state["params"], **state["state"]}
+    return {k: {name: value[row].cpu() for name, value in values.items()} for row, k in enumerate(state["trained"])}
