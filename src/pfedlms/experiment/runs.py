@@ -10,7 +10,6 @@ from typing import Any
 from torch import nn
 
 from pfedlms.engine import Federation, Traffic
-from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.errors import RunDirectoryError, UsageError
 from pfedlms.experiment import showing
 from pfedlms.experiment.callbacks import watching
@@ -190,7 +189,7 @@ def begin(
     federation = prepare(config, problem)
     config = with_constants(config, federation.data)
     if profile:
-        federation.watch = Stopwatch(federation.model.device)
+        federation.watch.device = federation.model.device
     if not config.run.out:
         return _play(config, federation, problem, callbacks, label)
     with RunDirectory(Path(config.run.out)) as directory:
