@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -64,6 +65,7 @@ class InProcess:
         self._links, self._watch = links or Links(), watch or Stopwatch()
         self._ongoing: list[Cohort] = []
         self._memory = _Memory()
+        self._ahead: tuple[Cohort, Record, tuple[Cohort, dict[str, Any]]] | None = None
 
     def begin_round(self) -> None:
         """Forget what a round left behind that did not come to its end."""
@@ -139,12 +141,14 @@ class InProcess:
                 shared = inbox.measured.setdefault(Split.SHARED, {})
                 for cohort in cohorts:
                     shared |= self.client.measure_shared(cohort)
-        after = []
         with self._watch.stage("local steps"):
-            for cohort in cohorts:
-                trained, losses = self.client.train(cohort, order.number)
-                inbox.trained.update(zip(cohort.ids, zip(cohort.samples, losses.tolist(), strict=True), strict=True))
-                after.append(trained)
+            launched = [self.client.launch(cohort, order.number) for cohort in cohorts]
+        after = [cohort.at_rest() for cohort, _ in launched]
+        self._send_ahead(after, order.number)
+        with self._watch.stage("local steps"):
+            for cohort, losses in launched:
+                found = zip(cohort.samples, losses().tolist(), strict=True)
+                inbox.trained.update(zip(cohort.ids, found, strict=True))
             self._clients.put(after)
         inbox.answers_known = dict.fromkeys(inbox.trained, order.number)
         self._ongoing = self._clients.present
@@ -156,11 +160,10 @@ class InProcess:
         inbox.expected = sum(len(cohort.ids) for cohort in cohorts)
         after, uplink = [], _Uplink(self.client.digest, self._links, request, aggregation, inbox, self._memory)
         for cohort in cohorts:
-            with self._watch.stage("clients compute messages"):
-                cohort, values = self.client.send(cohort, order)
+            ahead, self._ahead = self._ahead, None
+            known = ahead is not None and ahead[0] is cohort and ahead[1] == order
+            cohort, rows = ahead[2] if ahead is not None and known else self._messages(cohort, order)
             after.append(cohort)
-            with self._watch.stage("messages up"):
-                rows = on_host(values)
             for start in range(0, len(cohort.ids), aggregation.capacity):
                 some = slice(start, start + aggregation.capacity)
                 own = {name: array[some] for name, array in rows.items()}
@@ -169,6 +172,23 @@ class InProcess:
                 with self._watch.stage("server"):
                     aggregation.add_up()
         return after
+
+    def _messages(self, cohort: Cohort, order: Record) -> tuple[Cohort, dict[str, Any]]:
+        """Clients after sending, and the rows of their messages."""
+        with self._watch.stage("clients compute messages"):
+            after, values = self.client.send(cohort, order)
+        with self._watch.stage("messages up"):
+            return after, on_host(values)
+
+    def _send_ahead(self, cohorts: Sequence[Cohort], number: int) -> None:
+        """The first messages of the next round, where those that train now will send them: a GPU is still busy with
+        the local steps, so that computing them takes the host no time."""
+        method, order, self._ahead = self.client.method, Record(Code.SEND, number), None
+        same = method.about_last_steps or method.task.participants == method.task.clients
+        if method.exchanges and same and len(cohorts) == 1 and cohorts[0].params.is_cuda:
+            # What goes wrong here goes wrong again where it belongs, if the round is played.
+            with suppress(Exception):
+                self._ahead = cohorts[0], order, self._messages(cohorts[0], order)
 
     def _reached(
         self, round: int, order: Record, clients: Sequence[int], inbox: Inbox, delivery: int = 0
