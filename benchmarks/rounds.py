@@ -143,7 +143,7 @@ class Measured:
                 print(f"{cell:20s} {name:8s} ms a round: {told}", flush=True)
 
     def functions(self, cell: str) -> None:
-        if self.in_time:
+        if self.in_time and cell in self.rows["this"]:
             version, rounds = self._versions["this"], self._options.stage_rounds
             self.rows["this"][cell]["functions"] = found = version.run(cell, rounds, profile=True)["functions"]
             print(f"{cell}: own time of functions in {rounds} rounds, ms a round, and calls a round")
@@ -183,10 +183,10 @@ def main() -> None:
     for turn in range(options.repeats):
         for cell in cells:
             measured.seconds(cell, warm_up=turn == 0)
-        for cell in cells if turn == 0 else ():
-            measured.stages(cell)
-        for cell in cells if turn == 0 and options.profile else ():
-            measured.functions(cell)
+            if turn == 0:
+                measured.stages(cell)
+            if turn == 0 and options.profile:
+                measured.functions(cell)
     for version in versions.values():
         version.close()
     for cell, row in measured.rows["this"].items():
