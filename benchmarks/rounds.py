@@ -1,104 +1,202 @@
-"""A round of several methods against each other, measured in turn in one process, and where each one's time goes.
+"""Whole runs of several methods, and where their time goes; two versions of the package in turn where both are given.
 
-    python benchmarks/rounds.py [--methods pfedlms,sketchvote,fedavg,local] [--model dnn] [--data-dir DIR] [--json FILE]
+    python benchmarks/rounds.py [--data-dir DIR] [--against CHECKOUT] [--limit 110] [--profile] [--json FILE]
 
-Printed are medians with their ratio to the first method, paired measurement by measurement. With `--data-dir` also
-whole runs on MNIST, 200 rounds with an evaluation every 10, four times each in turn; the first of each warms up.
+A run has 200 rounds with an evaluation every 10, on MNIST where `--data-dir` has it, else on random samples of the same
+size. `sketchmean:10/1000` is a run in which 10 of 1,000 clients take part. Seconds are those of `summary.json`, without
+preparing data. Every version runs in a process of its own, in which a short run of each cell comes first. Stages are of
+`--stage-rounds` rounds; each waits for the device, so together they take longer than a round. With `--profile` the
+functions of the host with the most time of their own follow. Nothing begins after `--limit` seconds.
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
+import json
+import os
+import pstats
 import statistics
+import subprocess
+import sys
 import time
 import warnings
 from pathlib import Path
 from typing import Any
 
-import torch
 from kept import keep
 
-import pfedlms
-from engine import federation
+HERE = Path(__file__).resolve()
+CELLS = (
+    "local,fedavg,pfedlms,sketchvote,sketchmean,stc,fedavg:10/10,fedavg:10/100,pfedlms:10/10,pfedlms:10/100,"
+    "pfedlms:10/1000,sketchmean:10/10,sketchmean:10/100,sketchmean:10/1000"
+)
 
 
-def synchronise(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
+class Watched:
+    """A callback that starts the stopwatch of a run."""
+
+    def on_start(self, run: Any) -> None:
+        run.played.watch.device = run.played.model.device
 
 
-def rounds(options: argparse.Namespace) -> dict[str, Any]:
-    made = {name: federation(options, name, 0, watch=False) for name in options.methods}
-    for each in made.values():
-        each.start()
-        for _ in range(5):
-            each.play_round()
-    measured: dict[str, list[float]] = {name: [] for name in made}
-    for _ in range(options.repeats):
-        for name, each in made.items():
-            synchronise(options.device)
-            began = time.perf_counter()
-            for _ in range(options.rounds):
-                each.play_round()
-            synchronise(options.device)
-            measured[name].append((time.perf_counter() - began) / options.rounds)
-    first, rows = measured[options.methods[0]], {}
-    print(f"{options.model} on {options.device}, {options.clients} clients, {options.steps} steps a round")
-    for name, own in measured.items():
-        low, ratio, high = statistics.quantiles([a / b for a, b in zip(own, first, strict=True)], n=4)
-        rows[name] = {"seconds": statistics.median(own), "ratio": ratio, "low": low, "high": high}
-        print(f"{name:12s} {rows[name]['seconds'] * 1e3:9.3f} ms   {ratio:.3f} ({low:.3f} to {high:.3f})")
-    for name in options.methods:
-        # With a watch every stage waits for the device, so the stages of a round take longer than the round.
-        watched = federation(options, name, 0, watch=True)
-        watched.start()
-        for _ in range(3):
-            watched.play_round()
-        watched.watch.seconds.clear()
-        for _ in range(options.rounds):
-            watched.play_round()
-        stages = {stage: seconds / options.rounds for stage, seconds in watched.watch.seconds.items()}
-        rows[name]["stages"] = stages
-        print(f"{name:12s} " + ", ".join(f"{stage} {seconds * 1e3:.2f}" for stage, seconds in stages.items()))
-    return rows
+def work(options: argparse.Namespace) -> None:
+    """One run for every line on standard input; uses only what both versions have."""
+    import numpy as np
+    import torch
+
+    import pfedlms
+
+    warnings.simplefilter("ignore")
+    draw = np.random.default_rng(0)
+    if options.data_dir:
+        data = pfedlms.load_dataset("mnist", options.data_dir)
+    else:
+        data = draw.standard_normal((70_000, 1, 28, 28), dtype=np.float32), draw.integers(0, 10, 70_000)
+    print(torch.cuda.get_device_name() if options.device == "cuda" else f"{torch.get_num_threads()} CPU threads")
+    sys.stdout.flush()
+    for line in sys.stdin:
+        asked = json.loads(line)
+        method, _, some = asked["cell"].partition(":")
+        taking_part, clients = map(int, (some or "20/20").split("/"))
+        chosen = {"clients": clients, "participation": taking_part / clients, "min_samples": 2, "alpha": options.alpha}
+        chosen |= {"local_steps": options.steps, "batch_size": options.batch}
+        profiler = cProfile.Profile() if asked["profile"] else None
+        if profiler is not None:
+            profiler.enable()
+        summary = pfedlms.run(
+            data, "dnn", method=method, rounds=asked["rounds"], evaluate_every=10, device=options.device,
+            progress=False, callbacks=[Watched()] if asked["stages"] else [], **chosen,
+        ).summary  # fmt: skip
+        found = {"seconds": summary["seconds"], "stages": summary.get("stages", {}), "functions": {}}
+        if profiler is not None:
+            profiler.disable()
+            found["functions"] = busiest(profiler)
+        print(json.dumps(found), flush=True)
 
 
-def whole_runs(options: argparse.Namespace) -> dict[str, list[float]]:
-    measured: dict[str, list[float]] = {name: [] for name in options.methods}
-    data = pfedlms.load_dataset("mnist", options.data_dir)
-    chosen = {"rounds": 200, "evaluate_every": 10, "device": options.device, "local_steps": 20, "batch_size": 64}
-    for _ in range(4):
-        for name in options.methods:
-            measured[name].append(pfedlms.run(data, "dnn", method=name, **chosen).summary["seconds"])
-    for name, own in measured.items():
-        print(f"{name:12s} 200 rounds: " + ", ".join(f"{seconds:.2f} s" for seconds in own))
-    return measured
+def busiest(profiler: cProfile.Profile, most: int = 25) -> dict[str, list[float]]:
+    """Seconds of their own and calls of the functions that take longest."""
+    rows = pstats.Stats(profiler).stats.items()  # type: ignore[attr-defined]
+    order = sorted(rows, key=lambda row: -row[1][2])[:most]
+    return {f"{Path(file).name}:{at} {name}": [round(own[2], 4), own[1]] for (file, at, name), own in order}
+
+
+class Version:
+    """One version in a process of its own."""
+
+    def __init__(self, source: Path) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(source)}
+        command = [sys.executable, str(HERE), "--work", *sys.argv[1:]]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True)
+        self.where = self._read().strip()
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"a measuring process ended with {self._process.wait()}")
+        return line
+
+    def run(self, cell: str, rounds: int, stages: bool = False, profile: bool = False) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        asked = {"cell": cell, "rounds": rounds, "stages": stages, "profile": profile}
+        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.flush()
+        found: dict[str, Any] = json.loads(self._read())
+        return found
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+class Measured:
+    """What was measured so far, printed as it comes."""
+
+    def __init__(self, options: argparse.Namespace, versions: dict[str, Version]) -> None:
+        self._options, self._versions, self._began = options, versions, time.perf_counter()
+        self.rows: dict[str, dict[str, Any]] = {name: {} for name in versions}
+
+    @property
+    def in_time(self) -> bool:
+        return time.perf_counter() - self._began < self._options.limit
+
+    def seconds(self, cell: str, warm_up: bool) -> None:
+        for name, version in self._versions.items():
+            if self.in_time:
+                if warm_up:
+                    version.run(cell, 12)
+                row = self.rows[name].setdefault(cell, {"seconds": []})
+                row["seconds"].append(version.run(cell, self._options.rounds)["seconds"])
+                print(f"{cell:20s} {name:8s} {row['seconds'][-1]:8.3f} s", flush=True)
+
+    def stages(self, cell: str) -> None:
+        rounds = self._options.stage_rounds
+        for name, version in self._versions.items():
+            if self.in_time and cell in self.rows[name]:
+                spent = {stage: own / rounds for stage, own in version.run(cell, rounds, stages=True)["stages"].items()}
+                self.rows[name][cell]["stages"] = spent
+                told = ", ".join(f"{stage} {1e3 * own:.2f}" for stage, own in spent.items())
+                print(f"{cell:20s} {name:8s} ms a round: {told}", flush=True)
+
+    def functions(self, cell: str) -> None:
+        if self.in_time and cell in self.rows["this"]:
+            version, rounds = self._versions["this"], self._options.stage_rounds
+            self.rows["this"][cell]["functions"] = found = version.run(cell, rounds, profile=True)["functions"]
+            print(f"{cell}: own time of functions in {rounds} rounds, ms a round, and calls a round")
+            for function, (own, calls) in found.items():
+                print(f"    {1e3 * own / rounds:8.3f} {calls / rounds:8.1f}  {function}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", default="pfedlms,sketchvote,fedavg,local")
-    parser.add_argument("--model", default="dnn")
-    parser.add_argument("--classes", type=int, default=10)
-    parser.add_argument("--clients", type=int, default=20)
-    parser.add_argument("--samples", type=int, default=400)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--cells", default=CELLS, help="methods, with participants/clients if not 20/20")
+    parser.add_argument("--against", type=Path, help="a checkout of another version")
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--stage-rounds", type=int, default=30)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=20, help="local steps of a round")
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=10, help="rounds of one measurement")
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--alpha", type=float, default=0.5)
+    parser.add_argument("--limit", type=float, default=110, help="seconds after which nothing more begins")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--device", default="auto")
     parser.add_argument("--data-dir")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.methods, options.fast = options.methods.split(","), False
-    warnings.simplefilter("ignore")
-    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
-    told = {name: str(value) for name, value in vars(options).items() if name not in ("json", "data_dir")}
-    result: dict[str, Any] = {"options": told, "rounds": rounds(options)}
-    if options.data_dir:
-        result["mnist, 200 rounds, seconds"] = whole_runs(options)
+    if options.device == "auto":
+        import torch
+
+        options.device = "cuda" if torch.cuda.is_available() else "cpu"
+    if options.work:
+        work(options)
+        return
+    versions = {"this": Version(HERE.parents[1] / "src")}
+    if options.against:
+        versions["against"] = Version(options.against / "src")
+    print(versions["this"].where)
+    measured, cells = Measured(options, versions), options.cells.split(",")
+    for turn in range(options.repeats):
+        for cell in cells:
+            measured.seconds(cell, warm_up=turn == 0)
+            if turn == 0:
+                measured.stages(cell)
+            if turn == 0 and options.profile:
+                measured.functions(cell)
+    for version in versions.values():
+        version.close()
+    for cell, row in measured.rows["this"].items():
+        other = measured.rows.get("against", {}).get(cell)
+        ratio = f"   {statistics.median(row['seconds']) / statistics.median(other['seconds']):.3f}" if other else ""
+        print(f"{cell:20s} {statistics.median(row['seconds']):8.3f} s, median of {len(row['seconds'])}{ratio}")
     if options.json:
-        keep(result, options.json)
+        left_out = ("json", "data_dir", "against", "work")
+        told = {name: str(value) for name, value in vars(options).items() if name not in left_out}
+        keep({"options": told, "where": versions["this"].where, "rows": measured.rows}, options.json)
 
 
 if __name__ == "__main__":

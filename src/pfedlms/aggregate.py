@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pfedlms.backend import compiled, share
+from pfedlms.backend import compiled, row_memory, share
 from pfedlms.checks import Array, Values, Weights, array_of, floats, tensor_of, weights_of, whole
 
 _PART = 2048  # coordinates whose counters stay in the cache while clients are added to them
@@ -51,8 +51,9 @@ class WeightedMean:
                 "vector as values[None]"
             )
         own = weights_of(samples, len(given))
-        added, weights = given.detach().cpu().contiguous().numpy(), np.array(own, dtype=np.float64)
-        share(_add_weighted, -(-added.shape[1] // _SUM_PART), len(added) * _SUM_PART, self._sum.numpy(), added, weights)
+        (added, stride), weights = row_memory(given.detach().cpu().numpy()), np.array(own, dtype=np.float64)
+        tasks, cost = -(-len(self._sum) // _SUM_PART), len(own) * _SUM_PART
+        share(_add_weighted, tasks, cost, self._sum.numpy(), added, stride, weights)
         self._weight += sum(own)
         self._clients += len(own)
         return self
@@ -69,10 +70,13 @@ def _describe_total(clients: int, weight: int) -> str:
 
 
 @compiled()
-def _add_weighted(first: int, last: int, total: NDArray[Any], values: NDArray[Any], weights: NDArray[Any]) -> None:
+def _add_weighted(
+    first: int, last: int, total: NDArray[Any], values: NDArray[Any], stride: int, weights: NDArray[Any]
+) -> None:
     for start in range(first * _SUM_PART, min(last * _SUM_PART, len(total)), _SUM_PART):
-        for client in range(len(values)):
-            sums, own = total[start : start + _SUM_PART], values[client, start : start + _SUM_PART]
+        for client in range(len(weights)):
+            sums = total[start : start + _SUM_PART]
+            own = values[client * stride + start : client * stride + start + len(sums)]
             for i in range(len(own)):
                 sums[i] += np.float64(own[i]) * weights[client]
 

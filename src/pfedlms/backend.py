@@ -19,8 +19,10 @@ from functools import cache
 from typing import Any, Literal, TypeVar, cast
 
 import numba
+import numpy as np
 import torch
 from numba.core import event
+from numpy.typing import NDArray
 from torch import Tensor
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -96,6 +98,19 @@ def has_triton() -> bool:
     except ImportError:
         return False
     return True
+
+
+def row_memory(rows: NDArray[Any]) -> tuple[NDArray[Any], int]:
+    """The memory of `rows: [rows, entries]` from the first entry to the last as one vector, and how far apart rows
+    begin. Kernels vectorise loops over such a vector, but not over an array whose rows lie apart."""
+    step, inner = rows.strides
+    if inner != rows.itemsize or step % rows.itemsize or step < rows.shape[1] * rows.itemsize or not len(rows):
+        rows = np.ascontiguousarray(rows)
+        step = rows.strides[0]
+    stride = step // rows.itemsize
+    length = (len(rows) - 1) * stride + rows.shape[1] if len(rows) else 0
+    flat = np.lib.stride_tricks.as_strided(rows, (length,), (rows.itemsize,), writeable=rows.flags.writeable)
+    return flat, stride
 
 
 def to_device(value: Tensor, device: torch.device) -> Tensor:

@@ -82,7 +82,7 @@ class Cohort:
 
     def at_rest(self) -> Cohort:
         """Without the values of the current round."""
-        return replace(self, scratch={}, heard={})
+        return replace(self, scratch={}, heard={}) if self.scratch or self.heard else self
 
     def with_state(self, **values: Tensor) -> Cohort:
         return replace(self, state={**self.state, **values})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import cached_property
 from itertools import compress
 from math import prod
 from typing import Any
@@ -17,7 +18,7 @@ from pfedlms.cohort import Tensors
 from pfedlms.errors import DecodeError
 from pfedlms.methods.contract import Exchange
 from pfedlms.wire.codec import Buffer
-from pfedlms.wire.frames import Intake, Received
+from pfedlms.wire.frames import Intake, Received, ReceivedRows
 
 FEWEST = 3  # senders that a median takes to tell which of them is far off
 _BUFFER_BYTES = 1 << 26  # of decoded messages that wait to be added up
@@ -50,12 +51,11 @@ class Aggregation:
         self._total = exchange.server_open(server, round)
         self._max_weight, self._max_scale = max_weight, max_scale
         self.claims = {} if claims is None else claims
-        # Memory that is there already, because fresh memory costs more than the copy into it.
         decoded = sum(prod(part.shape) * np.dtype(part.dtype).itemsize for part in exchange.up.fields)
         self.capacity = max(1, min(len(senders), _BUFFER_BYTES // max(1, decoded)))
         """How many messages wait at most to be added up."""
-        self._buffer = exchange.up.room(self.capacity)
         self._arrived: list[Received] = []
+        self._rows: ReceivedRows | None = None
         self._kept: list[tuple[list[int], list[int], Tensors]] = []
         self.valid = 0
         """Messages that were accepted. Those of clients that are out of sync are: were they missing from the quorum,
@@ -69,7 +69,7 @@ class Aggregation:
 
     def take(self, data: Buffer) -> Received:
         """Check one message and keep it to be added up; raises the WireError that says what is wrong with it."""
-        if len(self._arrived) == self.capacity:
+        if self._rows is not None or len(self._arrived) == self.capacity:
             self.add_up()
         # What is refused leaves its row to the next.
         got = self._intake.accept(data, {name: array[len(self._arrived)] for name, array in self._buffer.items()})
@@ -81,42 +81,51 @@ class Aggregation:
         return got
 
     def take_rows(self, frames: NDArray[np.uint8], senders: Sequence[int], samples: Sequence[int]) -> bool:
-        """Take messages of one size, `[messages, bytes]`, all or none: False where one is not as it should be, or
-        others wait to be added up."""
+        """Take messages of one size, `[messages, bytes]`, with ascending ids, all or none: False where one is not as it
+        should be, or others wait to be added up. `frames` must stay as they are until they are."""
         named = zip(senders, samples, strict=True)
-        if self._arrived or any(self.claims.get(client, claimed) != claimed for client, claimed in named):
+        if self._arrived or self._rows or any(self.claims.get(client, claimed) != claimed for client, claimed in named):
             return False
-        rows = {name: array[: len(senders)] for name, array in self._buffer.items()}
-        arrived = self._intake.accept_rows(frames, rows)
-        if arrived is None:
+        self._rows = self._intake.accept_rows(frames)
+        if self._rows is None:
             return False
         self.claims.update(zip(senders, samples, strict=True))
-        self._arrived = arrived
-        self.valid += len(arrived)
+        self.valid += len(senders)
         return True
 
     def add_up(self) -> None:
         """Add what has come since the last call, in the order of ids."""
-        order = sorted(range(len(self._arrived)), key=lambda index: self._arrived[index].sender)
-        arrived = [self._arrived[index] for index in order]
-        values = {name: torch.from_numpy(array[: len(arrived)]) for name, array in self._buffer.items()}
-        if order != list(range(len(order))):
-            values = {name: value[order] for name, value in values.items()}
-        self._arrived = []
-        if arrived and self._round > 0:
-            # In round 0 w⁰ is in every frame's digest, and there is no round before from which to send a model.
-            in_step = self.exchange.in_step(self._server, values)
-            if not all(in_step):
-                self.out_of_sync += [each.sender for each, same in zip(arrived, in_step, strict=True) if not same]
-                arrived = list(compress(arrived, in_step))
-                values = {name: value[torch.tensor(in_step)] for name, value in values.items()}
+        if self._rows is not None:
+            self._add(self._rows)
+            self._rows = None
+        arrived, self._arrived = self._arrived, []
         if not arrived:
             return
-        ids, samples = [each.sender for each in arrived], [each.samples for each in arrived]
+        order = sorted(range(len(arrived)), key=lambda index: arrived[index].sender)
+        rows = slice(len(order)) if order == list(range(len(order))) else order
+        values = {name: array[rows] for name, array in self._buffer.items()}
+        self._add(ReceivedRows([arrived[i].sender for i in order], [arrived[i].samples for i in order], values))
+
+    def _add(self, arrived: ReceivedRows) -> None:
+        ids, samples = arrived.senders, arrived.samples
+        values = {name: torch.from_numpy(array) for name, array in arrived.values.items()}
+        # In round 0 w⁰ is in every frame's digest, and there is no round before from which to send a model.
+        in_step = self.exchange.in_step(self._server, values) if self._round > 0 else [True] * len(ids)
+        if not all(in_step):
+            self.out_of_sync += [client for client, same in zip(ids, in_step, strict=True) if not same]
+            ids, samples = list(compress(ids, in_step)), list(compress(samples, in_step))
+            values = {name: value[torch.tensor(in_step)] for name, value in values.items()}
+        if not ids:
+            return
         if self._max_weight < 1 or self._max_scale:
             self._kept.append((ids, samples, {name: value.clone() for name, value in values.items()}))
         else:
             self._total = self.exchange.server_add(self._total, ids, samples, values)
+
+    @cached_property
+    def _buffer(self) -> dict[str, NDArray[Any]]:
+        """Memory for messages that come one by one, used again: fresh memory costs more than the copy into it."""
+        return self.exchange.up.room(self.capacity)
 
     def close(self) -> tuple[Tensors, dict[str, Any]]:
         """The server's next state, and the values of its answer as arrays."""

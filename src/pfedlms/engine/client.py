@@ -12,7 +12,7 @@ from pfedlms.cohort import Cohort, Tensors
 from pfedlms.data.federated import FederatedData
 from pfedlms.engine.catch_up import CatchUp
 from pfedlms.engine.reports import Counts
-from pfedlms.engine.training import LocalWorker
+from pfedlms.engine.training import LocalWorker, Wait
 from pfedlms.engine.transport import Code, Record, Split
 from pfedlms.methods.contract import Method
 from pfedlms.wire.fields import Message
@@ -54,9 +54,14 @@ class Client:
         """Clients after SEND, and the values of their messages, `[clients, …]`."""
         return self.method.exchanges[order.index].client_send(cohort, order.number, self.work)
 
+    def launch(self, cohort: Cohort, phase: int) -> tuple[Cohort, Wait]:
+        """`train` that does not wait for a GPU."""
+        return self.work.local_update(self.method, cohort, phase)
+
     def train(self, cohort: Cohort, phase: int) -> tuple[Cohort, Tensor]:
         """Clients after the local steps of a phase, and the loss of each."""
-        return self.work.local_update(self.method, cohort, phase)
+        trained, losses = self.launch(cohort, phase)
+        return trained, losses()
 
     def measure_personal(self, cohort: Cohort) -> dict[Split, Counts]:
         """Every client's own model, on its test split and on what it has set aside."""

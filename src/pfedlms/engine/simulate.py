@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pfedlms import rng
 from pfedlms.cohort import Cohort, Tensors
@@ -21,7 +23,6 @@ from pfedlms.errors import RunError, WireError
 from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake, Received, frame, frame_rows
 
 CATCHING_UP = 1  # the delivery of all that brings a client up to date; 0 is the round's own answer
-_BLOCK_BYTES = 1 << 18  # of frames that are written and read together
 
 Data = bytes | memoryview
 Link = Callable[[bytes, int], bytes | None]
@@ -63,6 +64,8 @@ class InProcess:
         self.client, self._clients = client, clients
         self._links, self._watch = links or Links(), watch or Stopwatch()
         self._ongoing: list[Cohort] = []
+        self._memory = _Memory()
+        self._ahead: tuple[Cohort, Record, tuple[Cohort, dict[str, Any]]] | None = None
 
     def begin_round(self) -> None:
         """Forget what a round left behind that did not come to its end."""
@@ -138,12 +141,14 @@ class InProcess:
                 shared = inbox.measured.setdefault(Split.SHARED, {})
                 for cohort in cohorts:
                     shared |= self.client.measure_shared(cohort)
-        after = []
         with self._watch.stage("local steps"):
-            for cohort in cohorts:
-                trained, losses = self.client.train(cohort, order.number)
-                inbox.trained.update(zip(cohort.ids, zip(cohort.samples, losses.tolist(), strict=True), strict=True))
-                after.append(trained)
+            launched = [self.client.launch(cohort, order.number) for cohort in cohorts]
+        after = [cohort.at_rest() for cohort, _ in launched]
+        self._send_ahead(after, order.number)
+        with self._watch.stage("local steps"):
+            for cohort, losses in launched:
+                found = zip(cohort.samples, losses().tolist(), strict=True)
+                inbox.trained.update(zip(cohort.ids, found, strict=True))
             self._clients.put(after)
         inbox.answers_known = dict.fromkeys(inbox.trained, order.number)
         self._ongoing = self._clients.present
@@ -153,13 +158,12 @@ class InProcess:
         aggregation = inbox.aggregation
         assert aggregation is not None  # the server opens one for every SEND
         inbox.expected = sum(len(cohort.ids) for cohort in cohorts)
-        after, uplink = [], _Uplink(self.client.digest, self._links, request, aggregation, inbox)
+        after, uplink = [], _Uplink(self.client.digest, self._links, request, aggregation, inbox, self._memory)
         for cohort in cohorts:
-            with self._watch.stage("clients compute messages"):
-                cohort, values = self.client.send(cohort, order)
+            ahead, self._ahead = self._ahead, None
+            known = ahead is not None and ahead[0] is cohort and ahead[1] == order
+            cohort, rows = ahead[2] if ahead is not None and known else self._messages(cohort, order)
             after.append(cohort)
-            with self._watch.stage("messages up"):
-                rows = on_host(values)
             for start in range(0, len(cohort.ids), aggregation.capacity):
                 some = slice(start, start + aggregation.capacity)
                 own = {name: array[some] for name, array in rows.items()}
@@ -168,6 +172,23 @@ class InProcess:
                 with self._watch.stage("server"):
                     aggregation.add_up()
         return after
+
+    def _messages(self, cohort: Cohort, order: Record) -> tuple[Cohort, dict[str, Any]]:
+        """Clients after sending, and the rows of their messages."""
+        with self._watch.stage("clients compute messages"):
+            after, values = self.client.send(cohort, order)
+        with self._watch.stage("messages up"):
+            return after, on_host(values)
+
+    def _send_ahead(self, cohorts: Sequence[Cohort], number: int) -> None:
+        """The first messages of the next round, where those that train now will send them: a GPU is still busy with
+        the local steps, so that computing them takes the host no time."""
+        method, order, self._ahead = self.client.method, Record(Code.SEND, number), None
+        same = method.about_last_steps or method.task.participants == method.task.clients
+        if method.exchanges and same and len(cohorts) == 1 and cohorts[0].params.is_cuda:
+            # What goes wrong here goes wrong again where it belongs, if the round is played.
+            with suppress(Exception):
+                self._ahead = cohorts[0], order, self._messages(cohorts[0], order)
 
     def _reached(
         self, round: int, order: Record, clients: Sequence[int], inbox: Inbox, delivery: int = 0
@@ -219,31 +240,38 @@ def hold_exchange(
     return after, server, replace(send, code=Code.ANSWER, data=answer), inbox
 
 
+class _Memory:
+    """Memory for frames, used again: fresh memory costs more than the copy into it."""
+
+    def __init__(self) -> None:
+        self._bytes = np.empty(0, np.uint8)
+
+    def frames(self, count: int, size: int) -> NDArray[np.uint8]:
+        """Room for `count` frames of `size` bytes, until the next call."""
+        if count * size > len(self._bytes):
+            self._bytes = np.empty(count * size, np.uint8)
+        return self._bytes[: count * size].reshape(count, size)
+
+
 class _Uplink:
-    """Messages of one exchange on their way up. Frames are written each over the one before: memory that is there
-    already, because fresh memory costs more than the copy into it."""
+    """Messages of one exchange on their way up."""
 
     def __init__(
-        self, digest: bytes, links: Links, request: Request, aggregation: Aggregation, inbox: Inbox
-    ) -> None:  # fmt: skip
+        self, digest: bytes, links: Links, request: Request, aggregation: Aggregation, inbox: Inbox, memory: _Memory
+    ) -> None:
         self._digest, self._links, self._request = digest, links, request
         self._message, self._aggregation, self._inbox = aggregation.exchange.up, aggregation, inbox
-        size = HEADER_BYTES + self._message.max_bytes
-        self._buffer = bytearray(size)
-        # Where all are written together; not so long ones, each of which had better stay in the cache.
-        direct = links.up is perfect_link and not links.lost
-        short = direct and self._message.in_rows and aggregation.capacity * size <= _BLOCK_BYTES
-        self._block = np.empty((aggregation.capacity, size), np.uint8) if short else None
+        self._memory = memory
 
     def carry(self, round: int, ids: Sequence[int], samples: Sequence[int], rows: dict[str, Any]) -> None:
         """Messages of some clients, `[clients, …]`, to the aggregation."""
         if self._together(round, ids, samples, rows):
             return
-        payload = 0
+        payload, out = 0, self._memory.frames(1, HEADER_BYTES + self._message.max_bytes)[0].data
         for row, (client, own) in enumerate(zip(ids, samples, strict=True)):
             data = frame(
                 self._message, {name: array[row] for name, array in rows.items()}, round=round, sender=client,
-                samples=own, digest=self._digest, out=self._buffer,
+                samples=own, digest=self._digest, out=out,
             )  # fmt: skip
             payload += len(data) - HEADER_BYTES
             got = self._links.carry(self._links.up, data, client, round, self._message.kind)
@@ -259,11 +287,12 @@ class _Uplink:
         self._inbox.count_up(self._request, payload, len(ids))
 
     def _together(self, round: int, ids: Sequence[int], samples: Sequence[int], rows: dict[str, Any]) -> bool:
-        """The same for short messages that are all of one size, with nothing wrong; else nothing was sent."""
-        size = None if self._block is None else self._message.rows_size(rows)
-        if self._block is None or size is None or sorted(ids) != list(ids):
+        """The same for messages that are all of one size, with nothing wrong; else nothing was sent."""
+        together = self._links.up is perfect_link and not self._links.lost and self._message.in_rows
+        size = self._message.rows_size(rows) if together else None
+        if size is None or sorted(ids) != list(ids):
             return False
-        out = self._block[: len(ids), : HEADER_BYTES + size]
+        out = self._memory.frames(len(ids), HEADER_BYTES + size)
         frame_rows(self._message, rows, round=round, senders=ids, samples=samples, digest=self._digest, out=out)
         if not self._aggregation.take_rows(out, ids, samples):
             return False

@@ -15,7 +15,7 @@ class Stopwatch:
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.seconds: dict[str, float] = {}
-        self._device = device
+        self.device = device
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -24,7 +24,7 @@ class Stopwatch:
         try:
             yield
         finally:
-            if self._device is not None:
-                if self._device.type == "cuda":
-                    torch.cuda.synchronize(self._device)
+            if self.device is not None:
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)
                 self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,6 +39,10 @@ from pfedlms.step import Rate, adamw_step_, clip_, kept_numbers, sgd_step_
 from pfedlms.step.schedule import Schedule
 
 _EVALUATION_BATCH = 256
+
+Wait = Callable[[], Tensor]
+"""Waits for local steps to end: each client's mean task loss in them, `[clients]`, on the host. It raises DivergedError
+where a loss or a model is not finite."""
 
 
 @dataclass(frozen=True)
@@ -97,13 +101,16 @@ class LocalWorker:
         self._rates = train.rates
         self._plans: dict[tuple[tuple[int, ...], int], Tensor] = {}
 
-    def local_update(self, method: Method, cohort: Cohort, phase: int) -> tuple[Cohort, Tensor]:
+    def local_update(self, method: Method, cohort: Cohort, phase: int) -> tuple[Cohort, Wait]:
         """The clients' work between two exchanges: E local steps on the method's objective, then its `after_training`.
-        The losses are those of the E steps. Phase 0 is the start, phase r + 1 belongs to round r."""
+        The losses are those of the E steps. Phase 0 is the start, phase r + 1 belongs to round r. On a GPU the steps
+        may still run."""
         with named(method):
             check_cohort(cohort)
             objective = checked_objective(method, cohort, phase - 1) if phase else Objective()
-            trained, losses = self._train_once(cohort, objective, phase)
+            trained, losses = self._launch(cohort, objective, phase)
+            if type(method).after_training is not Method.after_training:
+                losses()  # a method's own code gets models that are finite
             after = method.after_training(trained, phase, self)
             check_same_clients("after_training", trained, after)
             return after, losses
@@ -111,10 +118,11 @@ class LocalWorker:
     def train(self, cohort: Cohort, objective: Objective, phase: int) -> tuple[Cohort, Tensor]:
         """See `ClientWork`."""
         check_given_objective(objective, cohort)
-        return self._train_once(cohort, objective, phase)
+        trained, losses = self._launch(cohort, objective, phase)
+        return trained, losses()
 
-    def _train_once(self, cohort: Cohort, objective: Objective, phase: int) -> tuple[Cohort, Tensor]:
-        """The E local steps of one cohort, and each client's mean task loss in them, on the host."""
+    def _launch(self, cohort: Cohort, objective: Objective, phase: int) -> tuple[Cohort, Wait]:
+        """The E local steps of one cohort."""
         plan = self.plan(cohort, phase)
         with seeded_modules(rng.stream(self._seed, "module", phase, cohort.ids[0]), self._model.device):
             trained, losses = self._in_parts(cohort, plan, objective, self._rate(phase))
@@ -123,9 +131,14 @@ class LocalWorker:
             following = self._participation.of(phase + 1), phase + 1
             ahead = self._plans.get(following)
             self._plans[following] = self._drawn(*following) if ahead is None else ahead
-        losses, sums = to_host(losses, trained.params.sum(dim=1))
-        check_finite(trained, losses, sums, phase)
-        return trained, losses
+        sums = trained.params.sum(dim=1)
+
+        def wait() -> Tensor:
+            found, own = to_host(losses, sums)
+            check_finite(trained, found, own, phase)
+            return found
+
+        return trained, wait
 
     def _rate(self, phase: int) -> Rate:
         """η of a phase; on a GPU as a tensor if it changes, because recorded steps read it there."""

@@ -11,7 +11,6 @@ from typing import Any
 from torch import nn
 
 from pfedlms.engine import Federation, Traffic
-from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.errors import RunDirectoryError, UsageError
 from pfedlms.experiment.callbacks import watching
 from pfedlms.experiment.config import CUSTOM, Config, Tables, load_config
@@ -194,7 +193,7 @@ def begin(
     federation = prepare(config, problem)
     config = with_constants(config, federation.data)
     if profile:
-        federation.watch = Stopwatch(federation.model.device)
+        federation.watch.device = federation.model.device
     if not config.run.out:
         return _play(config, federation, problem, callbacks, label)
     with RunDirectory(Path(config.run.out)) as directory:

@@ -12,9 +12,13 @@ put together afterwards. Numbers are reflected as the CRC is: the highest of 32 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from functools import lru_cache
 
-from pfedlms.backend import share
+import numpy as np
+from numpy.typing import NDArray
+
+from pfedlms.backend import share, threads
 
 PIECE = 1 << 20  # bytes, at least: below, handing work over takes longer than doing it
 _POLYNOMIAL = 0xEDB88320  # P without x^32
@@ -35,6 +39,20 @@ def crc32(data: memoryview, start: int = 0) -> int:
     for _, (length, crc) in sorted(sums.items()):
         start = _times(start, _power(8 * length)) ^ crc
     return start
+
+
+def crc32_rows(rows: NDArray[np.uint8], starts: Sequence[int]) -> list[int]:
+    """`crc32` of every row, which threads take in turn; those of fewer rows than threads share each."""
+    if len(rows) < threads():
+        return [crc32(row.data, start) for row, start in zip(rows, starts, strict=True)]
+    found = [0] * len(rows)
+
+    def sum_up(first: int, last: int) -> None:
+        for row in range(first, last):
+            found[row] = zlib.crc32(rows[row], starts[row])
+
+    share(sum_up, len(rows), rows.shape[1])
+    return found
 
 
 def _times(a: int, b: int) -> int:

@@ -23,16 +23,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pfedlms.backend import row_memory, share
 from pfedlms.errors import DecodeError
-from pfedlms.wire.fields import Array, Field, InRows, Values
-from pfedlms.wire.kernels import Bytes, pack_signs, pack_symbols, u64, unpack_signs, unpack_symbols
+from pfedlms.wire.fields import Array, InRows, Values
+from pfedlms.wire.kernels import (
+    Bytes,
+    pack_rows,
+    pack_signs,
+    pack_symbols,
+    u64,
+    unpack_rows,
+    unpack_signs,
+    unpack_symbols,
+)
 
 Buffer = bytes | bytearray | memoryview
 
@@ -71,7 +81,7 @@ def packed_size(count: int, levels: int) -> int:
 
 
 @dataclass(frozen=True)
-class Symbols(Field):
+class Symbols(InRows):
     """Symbols below `levels` in segments (one per layer), each packed and padded to whole bytes. Value: uint8
     `[sum(segments)]`."""
 
@@ -96,13 +106,7 @@ class Symbols(Field):
         vars(self).update(levels=int(self.levels), shape=(symbols,), max_bytes=byte, _rows=rows)
 
     def write(self, values: Values, out: memoryview) -> None:
-        given, stream = self.given(values).view(), self._written(out)
-        given.flags.writeable = False  # numba compiles a kernel for read-only inputs and again for others
-        if given.size and int(given.max()) >= self.levels:
-            at = int(np.argmax(given >= self.levels))
-            raise ValueError(
-                f"symbols[{at}]: got {given[at]}, expected a value below {self.levels}, the number of levels"
-            )
+        given, stream = self._to_pack(self.given(values)), self._written(out)
         powers, width, _, _ = _blocks(self.levels)
         for symbols, place, _ in self._rows:
             pack_symbols(given[symbols], stream[place], powers, width)
@@ -122,6 +126,38 @@ class Symbols(Field):
                     f"packed symbols, block {block}: got {value}, "
                     f"expected below {self.levels}**{count} = {self.levels**count}"
                 )
+
+    def write_rows(self, values: Values, out: Array) -> None:
+        given, (flat, stride) = self._to_pack(self.given_rows(values, len(out))), row_memory(out)
+        powers, width, _, _ = _blocks(self.levels)
+        share(pack_rows, len(given), given.shape[1], given, flat, stride, self._table, powers, width)
+
+    def read_rows(self, data: Array, known: Values) -> Array | None:
+        flat, stride = row_memory(data)
+        flat.flags.writeable = False
+        found, refused = np.empty((len(data), *self.shape), np.uint8), np.zeros(1, np.uint8)
+        share(
+            unpack_rows, len(found), found.shape[1], flat, stride, found, self._table, *_blocks(self.levels), refused
+        )  # fmt: skip
+        return None if refused[0] else found
+
+    @cached_property
+    def _table(self) -> NDArray[np.int64]:
+        """`_rows` as kernels read them."""
+        rows = [(own.start, own.stop, place.start, place.stop, used) for own, place, used in self._rows]
+        return np.array(rows, np.int64).reshape(-1, 5)
+
+    def _to_pack(self, given: Bytes) -> Bytes:
+        """Symbols that are all below `levels`, read-only: numba compiles a kernel for such inputs and again for
+        others."""
+        if given.size and int(given.max()) >= self.levels:
+            at = tuple(np.argwhere(given >= self.levels)[0].tolist())
+            raise ValueError(
+                f"symbols[{at[-1]}]: got {given[at]}, expected a value below {self.levels}, the number of levels"
+            )
+        own = given.view()
+        own.flags.writeable = False
+        return own
 
     def _written(self, out: memoryview) -> Bytes:
         """The bytes to write to; kernels rely on their number."""
@@ -176,9 +212,8 @@ class Bits(InRows):
             self._check(row, ValueError)
         out[:] = given
 
-    def read_rows(self, data: Array, known: Values, out: Array) -> bool:
-        out[:] = data
-        return not self._beyond(out)
+    def read_rows(self, data: Array, known: Values) -> Array | None:
+        return None if self._beyond(data) else data
 
     def _beyond(self, rows: Array) -> bool:
         """Whether bits after the end are set in one of them."""
@@ -192,7 +227,7 @@ class Bits(InRows):
             )
 
 
-class Mask(Symbols, InRows):
+class Mask(Symbols):
     """`count` truth values, one bit each. Value: bool `[count]`."""
 
     dtype: ClassVar[type[np.generic]] = np.bool_
@@ -211,18 +246,17 @@ class Mask(Symbols, InRows):
     def write_rows(self, values: Values, out: Array) -> None:
         out[:] = np.packbits(self._yes(self.given_rows(values, len(out))), axis=1, bitorder="little")
 
-    def read_rows(self, data: Array, known: Values, out: Array) -> bool:
+    def read_rows(self, data: Array, known: Values) -> Array | None:
         used = self.shape[0] % 8
         if used and (data[:, -1] >> used).any():
-            return False
-        out[:] = self._values(np.unpackbits(data, axis=1, count=self.shape[0], bitorder="little"))
-        return True
+            return None
+        return self._values(np.unpackbits(data, axis=1, count=self.shape[0], bitorder="little"))
 
     def _yes(self, values: Array) -> Array:
         return values
 
     def _values(self, yes: Bytes) -> Array:
-        return yes
+        return yes.view(np.bool_)
 
 
 class Signs(Mask):

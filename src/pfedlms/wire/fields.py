@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from pfedlms.backend import share
 from pfedlms.errors import DecodeError, OversizedError, TruncatedError
-from pfedlms.wire.kernels import copy_finite
+from pfedlms.wire.kernels import check_finite, copy_finite
 
 Array = NDArray[Any]
 Values = Mapping[str, Array]
@@ -104,8 +104,8 @@ class InRows(Field):
         """Encode `values[self.name]: [senders, …]` as the rows of `out`, uint8 `[senders, size]`."""
 
     @abstractmethod
-    def read_rows(self, data: Array, known: Values, out: Array) -> bool:
-        """Decode the rows of `data`; whether `read` would take every one of them."""
+    def read_rows(self, data: Array, known: Values) -> Array | None:
+        """The values of the rows of `data`, which may be views of it; None where `read` would refuse one of them."""
 
 
 @dataclass(frozen=True)
@@ -130,11 +130,23 @@ class Floats(InRows):
         _read_floats(self.name, data, out, self.minimum)
 
     def write_rows(self, values: Values, out: Array) -> None:
-        out[:] = self.given_rows(values, len(out)).astype("<f4", copy=False).view(np.uint8)
+        given = self.given_rows(values, len(out)).astype("<f4", copy=False).view(np.uint8)
+        share(lambda first, last: np.copyto(out[first:last], given[first:last]), len(out), self.count)
 
-    def read_rows(self, data: Array, known: Values, out: Array) -> bool:
-        out[:] = np.ascontiguousarray(data).view("<f4")
-        return bool((np.isfinite(out) & (out >= np.float32(self.minimum))).all())
+    def read_rows(self, data: Array, known: Values) -> Array | None:
+        # A kernel reads whole numbers at their places.
+        aligned = data.ctypes.data % 4 == data.strides[0] % 4 == 0
+        found = (data if aligned else np.ascontiguousarray(data)).view("<f4")
+        if self.count <= _FEW:
+            return found if bool((np.isfinite(found) & (found >= np.float32(self.minimum))).all()) else None
+        refused = np.zeros(1, np.uint8)
+
+        def check(first: int, last: int) -> None:
+            for row in found[first:last]:
+                check_finite(row, self.minimum, refused)
+
+        share(check, len(found), self.count)
+        return None if refused[0] else found
 
 
 def Scalar(name: str, minimum: float = -np.inf) -> Floats:
@@ -198,9 +210,8 @@ class MaskedBytes(InRows):
     def write_rows(self, values: Values, out: Array) -> None:
         out[:] = self.given_rows(values, len(out))[:, : out.shape[1]]
 
-    def read_rows(self, data: Array, known: Values, out: Array) -> bool:
-        out[:] = data if data.shape[1] else 0
-        return True
+    def read_rows(self, data: Array, known: Values) -> Array | None:
+        return data if data.shape[1] else np.zeros((len(data), self.count), np.uint8)
 
 
 def _read_floats(name: str, data: memoryview, out: Array, minimum: float = -np.inf) -> None:
@@ -298,22 +309,21 @@ class Message:
             part.write_rows(values, out[:, at:end])
             at = end
 
-    def read_rows(self, payloads: Array, into: Values) -> bool:
-        """`read` of every row of `payloads`, uint8 `[senders, size]`, into the rows of `into`, if it would take all of
-        them; else False, and anything may be there."""
+    def read_rows(self, payloads: Array) -> dict[str, Array] | None:
+        """`read` of every row of `payloads`, uint8 `[senders, size]`, if it would take all of them; else None. Values
+        may be views of `payloads`."""
         known: dict[str, Array] = {}
-        at, (senders, length) = 0, payloads.shape
+        at, length = 0, payloads.shape[1]
         for part in self._rows:
-            size, out = part.rows_size(known), into[part.name]
+            size = part.rows_size(known)
             if size is None or length < at + size:
-                return False
-            if out.shape[:1] != (senders,) or (out.shape[1:], out.dtype) != part.place or not out.flags.carray:
-                raise _no_room(part, out)
-            if not part.read_rows(payloads[:, at : at + size], known, out):
-                return False
-            known[part.name] = out
+                return None
+            values = part.read_rows(payloads[:, at : at + size], known)
+            if values is None:
+                return None
+            known[part.name] = values
             at += size
-        return bool(at == length)
+        return known if at == length else None
 
     @cached_property
     def _rows(self) -> list[InRows]:

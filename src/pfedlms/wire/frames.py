@@ -23,6 +23,8 @@ import zlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from pfedlms.errors import (
     ChecksumError,
     DecodeError,
@@ -34,9 +36,8 @@ from pfedlms.errors import (
     SenderError,
     TruncatedError,
     VersionError,
-    WireError,
 )
-from pfedlms.wire.checksum import crc32
+from pfedlms.wire.checksum import crc32, crc32_rows
 from pfedlms.wire.codec import Buffer
 from pfedlms.wire.fields import Array, Message, Values
 
@@ -46,6 +47,7 @@ SERVER = 0xFFFFFFFF
 _HEADER = struct.Struct("<4sBBHIIIQ8s")
 _CRC = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size + _CRC.size
+_SENDER, _SAMPLES, _CHECKSUM = slice(12, 16), slice(16, 20), slice(36, 40)  # of a header
 
 
 def agreement_digest(agreement: Mapping[str, int | float | bool | str | bytes]) -> bytes:
@@ -100,11 +102,26 @@ def frame_rows(
     """`frame` of every row of `values: [senders, …]`, of a message that is `in_rows`, into the rows of `out`, uint8
     `[senders, HEADER_BYTES + message.rows_size(values)]`."""
     message.write_rows(values, out[:, HEADER_BYTES:])
-    length = out.shape[1] - HEADER_BYTES
-    for row, sender, own in zip(out, senders, samples, strict=True):
-        data = row.data
-        _HEADER.pack_into(data, 0, MAGIC, VERSION, message.kind, 0, round, sender, own, length, digest)
-        _CRC.pack_into(data, _HEADER.size, _checksum(data))
+    out[:, : _HEADER.size] = _common_header(message, round, out.shape[1] - HEADER_BYTES, digest)
+    out[:, _SENDER], out[:, _SAMPLES] = _column(senders), _column(samples)
+    out[:, _CHECKSUM] = _column(_checksums(out))
+
+
+def _column(numbers: Sequence[int]) -> Array:
+    """Numbers of 4 bytes, one in each row."""
+    return np.array(numbers, dtype="<u4")[:, None].view(np.uint8)
+
+
+def _common_header(message: Message, round: int, length: int, digest: bytes) -> Array:
+    """What the headers of all clients have in common; sender and samples are zero."""
+    header = _HEADER.pack(MAGIC, VERSION, message.kind, 0, round, 0, 0, length, digest)
+    return np.frombuffer(header, np.uint8)
+
+
+def _checksums(frames: Array) -> list[int]:
+    """`_checksum` of every row; sender and samples of its header must be there."""
+    heads = np.ascontiguousarray(frames[:, : _HEADER.size])
+    return crc32_rows(frames[:, HEADER_BYTES:], [zlib.crc32(head) for head in heads])
 
 
 def _checksum(data: memoryview) -> int:
@@ -118,6 +135,14 @@ class Received(NamedTuple):
     samples: int
     values: dict[str, Array]
     payload_bytes: int
+
+
+class ReceivedRows(NamedTuple):
+    """Frames of several clients that passed every check; values have a row for each."""
+
+    senders: list[int]
+    samples: list[int]
+    values: dict[str, Array]
 
 
 class Intake:
@@ -140,22 +165,31 @@ class Intake:
         self._seen.add(sender)
         return Received(sender, samples, values, len(payload))
 
-    def accept_rows(self, frames: Array, into: Values) -> list[Received] | None:
-        """`accept` of every row of `frames`, uint8 `[senders, size]`, into the rows of `into`, if all of them are
-        acceptable; else None, and no sender counts as seen: accept them one after another to learn what is wrong."""
-        seen, found = set(self._seen), []
-        try:
-            for row, data in enumerate(frames):
-                sender, samples, payload = self._opened(data.data.toreadonly(), seen)
-                values = {name: value[row] for name, value in into.items()}
-                found.append(Received(sender, samples, values, len(payload)))
-                seen.add(sender)
-        except WireError:
+    def accept_rows(self, frames: Array) -> ReceivedRows | None:
+        """`accept` of every row of `frames`, uint8 `[clients, size]`, if all of them are acceptable; else None, and no
+        sender counts as seen: accept them one after another to learn what is wrong. Values may be views of `frames`."""
+        length = frames.shape[1] - HEADER_BYTES
+        if not 0 <= length <= self._message.max_bytes:
             return None
-        if not self._message.read_rows(frames[:, HEADER_BYTES:], into):
+        expected = _common_header(self._message, self._round, length, self._digest)
+        for same in (slice(0, 12), slice(20, 36)):
+            if (frames[:, same] != expected[same]).any():
+                return None
+        senders, samples, sums = (
+            np.ascontiguousarray(frames[:, place]).view("<u4")[:, 0].tolist()
+            for place in (_SENDER, _SAMPLES, _CHECKSUM)
+        )
+        once = set(senders)
+        if len(once) < len(senders) or SERVER in once or 0 in samples or once & self._seen or not self._expect(once):
             return None
-        self._seen = seen
-        return found
+        values = self._message.read_rows(frames[:, HEADER_BYTES:]) if sums == _checksums(frames) else None
+        if values is None:
+            return None
+        self._seen |= once
+        return ReceivedRows(senders, samples, values)
+
+    def _expect(self, senders: set[int]) -> bool:
+        return all(sender in self._senders for sender in senders)
 
     def _opened(self, view: memoryview, seen: Collection[int]) -> tuple[int, int, memoryview]:
         """Sender, samples and payload of a frame whose header is right; `seen` have sent one before."""

@@ -16,6 +16,7 @@ from pfedlms.backend import compiled
 Bytes = NDArray[np.uint8]
 Floats32 = NDArray[np.float32]
 Words = NDArray[np.uint64]
+Places = NDArray[np.int64]
 u64 = np.uint64
 
 _END = u64(64)  # symbols, and so 8 bytes or more, that a step before the end of a segment may reach into
@@ -157,6 +158,32 @@ def unpack_symbols(data: Bytes, out: Bytes, powers: Words, width: u64, digits: W
 
 
 @compiled()
+def pack_rows(
+    first: int, last: int, rows: Bytes, out: Bytes, stride: int, places: Places, powers: Words, width: u64
+) -> None:
+    """`pack_symbols` of the segments of some of `rows: [rows, symbols]`, of which every one begins `stride` bytes after
+    the one before in `out`. A segment's place: first and last symbol, first and last byte, bits used of the last."""
+    for row in range(first, last):
+        for begin, end, start, stop, _ in places:
+            segment = out[row * stride + start : row * stride + stop]
+            pack_symbols(rows[row, begin:end], segment, powers, width)
+
+
+@compiled()
+def unpack_rows(
+    first: int, last: int, data: Bytes, stride: int, out: Bytes, places: Places, powers: Words, width: u64,
+    digits: Words, chunk: u64, refused: Bytes,
+) -> None:  # fmt: skip
+    """The reverse; sets `refused: [1]` where a segment is not valid."""
+    for row in range(first, last):
+        for begin, end, start, stop, used in places:
+            segment = data[row * stride + start : row * stride + stop]
+            good = unpack_symbols(segment, out[row, begin:end], powers, width, digits, chunk)
+            if good < u64(end - begin) or (stop > start and segment[stop - start - 1] >> used):
+                refused[0] = 1
+
+
+@compiled()
 def pack_signs(values: Floats32, out: Bytes) -> None:
     """One bit each, set where a value is at least zero."""
     count = u64(len(values))
@@ -244,6 +271,16 @@ def gaps_end(data: Bytes, count: u64, width: u64) -> u64:
         if at > bits:
             break
     return at
+
+
+@compiled()
+def check_finite(numbers: Floats32, minimum: float, refused: Bytes) -> None:
+    """Set `refused: [1]` if a number is not finite or below `minimum`."""
+    good, least = True, np.float32(minimum)
+    for at in range(len(numbers)):
+        good &= (abs(numbers[at]) < np.inf) & (numbers[at] >= least)
+    if not good:
+        refused[0] = 1
 
 
 @compiled()
