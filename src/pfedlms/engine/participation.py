@@ -36,8 +36,7 @@ class Participation:
         """Ids of the phase's participants, ascending."""
         if self.count == self.clients:
             return tuple(range(self.clients))
-        drawn = rng.permutation(rng.stream(self.seed, "participants", phase), self.clients)[: self.count]
-        return tuple(sorted(drawn.tolist()))
+        return tuple(rng.smallest(rng.stream(self.seed, "participants", phase), self.clients, self.count).tolist())
 
 
 class Clients:
