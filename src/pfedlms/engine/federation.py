@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -72,7 +73,9 @@ class Federation:
         self.largest_cohort = min(cohort_size or who.count, who.count)
         self._worker = LocalWorker(model, data, train, seed, who, self.largest_cohort, self.criterion)
         self._client = Client(self.method, terms.digest, terms.catch_up, self._worker, data)
-        self._clients = Clients(self.method, self._fresh, model.device, home or model.device, self.largest_cohort)
+        self._clients = Clients(
+            self.method, self._fresh, data.clients, model.device, home or model.device, self.largest_cohort
+        )
         self._transport = InProcess(self._client, self._clients, Links(link, answer_link, lost, seed), self.watch)
         self._rules = Server(terms, quorum, self.criterion.score is None, self.watch)
         self._server = self._rules.begin()
@@ -205,6 +208,10 @@ class Federation:
         return cohort
 
     # --- checkpoints
+
+    def keep_in(self, folder: Path) -> None:
+        """Where the run's checkpoints are: states of absent clients that are too large for memory go there, too."""
+        self._clients.absent.folder = folder
 
     def state(self) -> dict[str, Any]:
         """Everything a later process needs to resume."""

@@ -222,6 +222,8 @@ def _play(
     config: Config, federation: Federation, problem: Problem, callbacks: Sequence[Any], label: str,
     directory: RunDirectory | None = None, checkpoint: Mapping[str, Any] | None = None,
 ) -> Run:  # fmt: skip
+    if directory is not None and not config.train.patience:  # a best round is kept for long, complete
+        federation.keep_in(directory.path)
     playing = Running(config, federation, directory, label)
     summary, stopped = execute(playing, callbacks, checkpoint)
     done = Run(config, playing.directory, problem, label, playing.metrics, summary)
