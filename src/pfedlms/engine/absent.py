@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -129,17 +129,14 @@ class Absent:
             }
             return
         rows = _PLACES * self.clients
+        sizes = [-(-rows * one.nbytes // _PAGE) * _PAGE for one in examples.values()]
         with _file(self.folder) as file:
-            start = 0
-            for name, one in examples.items():
-                shape, size = (rows, *one.shape[1:]), rows * one.nbytes
-                if size:
-                    if os.fstat(file.fileno()).st_size < start + size:
-                        os.ftruncate(file.fileno(), start + size)
-                    mapped = np.memmap(file, dtype=one.numpy().dtype, mode="r+", offset=start, shape=shape)
-                    self._maps.append(mapped)
-                    self._tables[name] = torch.from_numpy(mapped)
-                    start += -(-size // _PAGE) * _PAGE
+            os.ftruncate(file.fileno(), sum(sizes))
+            for place, (name, one) in enumerate(examples.items()):
+                shape, start = (rows, *one.shape[1:]), sum(sizes[:place])
+                if one.nbytes:
+                    self._maps.append(np.memmap(file, one.numpy().dtype, "r+", start, shape))
+                    self._tables[name] = torch.from_numpy(self._maps[-1])
                 else:
                     self._tables[name] = torch.empty(shape, dtype=one.dtype)
 
@@ -154,10 +151,14 @@ def _file(folder: Path | None) -> Any:
 
 def _columns(cohort: Cohort) -> Tensors:
     """All that is kept of some clients, by name; see `_nested`."""
+    return _columns_of({part: getattr(cohort, part) for part in KEPT})
+
+
+def _columns_of(kept: dict[str, Any]) -> Tensors:
     found: Tensors = {}
     for part in KEPT:
-        value = getattr(cohort, part)
-        found |= {(f"{part}.{key}"): each for key, each in value.items()} if isinstance(value, dict) else {part: value}
+        value = kept[part]
+        found |= {f"{part}.{key}": each for key, each in value.items()} if isinstance(value, dict) else {part: value}
     return found
 
 
@@ -170,3 +171,28 @@ def _nested(columns: Tensors) -> dict[str, Any]:
         else:
             nested[part] = value
     return nested
+
+
+def merged_rows(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The states of several `Absent`, each with clients of its own, as one; in the order of ids."""
+    found = [each for each in parts if each]
+    if not found:
+        return {}
+    if "places" in found[0]:
+        return {"places": torch.stack([each["places"] for each in found]).amin(dim=0)}
+    columns = [_columns_of(each) for each in found]
+    ids = torch.cat([each["ids"] for each in found])
+    return {"ids": ids, **_nested({name: torch.cat([each[name] for each in columns]) for name in columns[0]})}
+
+
+def only_rows(state: dict[Any, Any], own: range) -> dict[Any, Any]:
+    """What a state has of some clients."""
+    if "places" in state:
+        places = torch.full_like(state["places"], _NONE)
+        places[own.start : own.stop] = state["places"][own.start : own.stop]
+        return {"places": places}
+    if "ids" in state:
+        rows = (state["ids"] >= own.start) & (state["ids"] < own.stop)
+        kept = _nested({name: value[rows] for name, value in _columns_of(state).items()})
+        return {"ids": state["ids"][rows], **kept}
+    return {client: values for client, values in state.items() if client in own}

@@ -113,9 +113,7 @@ class Clients:
 
     def state(self) -> dict[str, Any]:
         """All clients, on the host: those present in one stack, however they are grouped, and those absent."""
-        together = joined(self.present).to(torch.device("cpu"))
-        kept = {name: getattr(together, name) for name in KEPT}
-        return {**kept, "trained": list(together.ids), "away": self.absent.state()}
+        return state_of(self.present, self.absent.state())
 
     def load(self, state: dict[str, Any], samples: Sequence[int]) -> None:
         """Resume from `state()`."""
@@ -123,3 +121,9 @@ class Clients:
         together = Cohort(ids, tuple(samples[k] for k in ids), **{name: state[name] for name in KEPT})
         self.present = [together.take(group).to(self._device) for group in self.groups(ids)]
         self.absent.load(state["away"])
+
+
+def state_of(present: Sequence[Cohort], away: dict[str, Any]) -> dict[str, Any]:
+    """As a checkpoint has clients."""
+    together = joined(present).to(torch.device("cpu"))
+    return {**{name: getattr(together, name) for name in KEPT}, "trained": list(together.ids), "away": away}
