@@ -1,15 +1,16 @@
-"""What clients keep while they take no part, in tables with a row for each client.
+"""What clients keep while they take no part: a row for each client, in memory or in a file.
 
-Memory and disk are taken only by rows that are written. Tables of more than `LARGEST` bytes are one file, which the
-system keeps in memory as far as there is room. In a run's folder this file, `clients.bin`, belongs to the checkpoint:
-every row has three places, and a place that one of the last two checkpoints refers to is not written. So a checkpoint
-costs what was written since the one before, and a process may end at any time.
+Memory and disk are taken only by rows that are written. Rows of more than `LARGEST` bytes altogether are in one file,
+which the system keeps in memory as far as there is room. In a run's folder this file, `clients.bin`, belongs to the
+checkpoint: every row has three places, and a place that one of the last two checkpoints refers to is not written. So a
+checkpoint costs what was written since the one before, and a process may end at any time.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -21,10 +22,11 @@ from numpy.typing import NDArray
 
 from pfedlms.backend import to_device
 from pfedlms.cohort import Cohort, Tensors
+from pfedlms.errors import RunError, StorageError
 
 KEPT = ("params", "momentum", "buffers", "state")
-LARGEST = 1 << 30  # bytes of tables in memory; all of them are written in every checkpoint
-_PLACES, _NONE, _PAGE = 3, 255, 4096
+LARGEST = 1 << 30  # bytes of rows in memory; all of them are written in every checkpoint
+_PLACES, _NONE = 3, 255
 
 
 class Absent:
@@ -32,18 +34,16 @@ class Absent:
 
     Args:
         clients: how many there are.
-        device: where tables are that are not in a file.
+        device: where rows are that are not in a file.
         example: makes one client as it is kept, which has the shapes of all.
     """
 
     def __init__(self, clients: int, device: torch.device, example: Callable[[], Cohort]) -> None:
         self.clients, self._device, self._make_example = clients, device, example
         self.folder: Path | None = None
-        """Of the run, if it has one; a larger file than `LARGEST` is made there."""
+        """Of the run, if it has one: where the file is made."""
         self._place: NDArray[np.uint8] = np.full(clients, _NONE, dtype=np.uint8)
         self._saved: list[NDArray[np.uint8]] = []
-        self._tables: Tensors = {}
-        self._maps: list[np.memmap[Any, Any]] = []
 
     @cached_property
     def _example(self) -> Cohort:
@@ -51,8 +51,13 @@ class Absent:
 
     @property
     def in_file(self) -> bool:
-        """Whether tables for all clients are too large for memory."""
+        """Whether the rows of all clients are too large for memory."""
         return self._device.type == "cpu" and self.clients * self._example.nbytes > LARGEST
+
+    @cached_property
+    def _rows(self) -> _InMemory | _InFile:
+        example = _columns(self._example)
+        return _InFile(example, self.folder) if self.in_file else _InMemory(example, self.clients, self._device)
 
     def has(self, ids: Sequence[int]) -> NDArray[np.bool_]:
         """Which of these clients are absent, of those that have taken part."""
@@ -64,14 +69,11 @@ class Absent:
 
     def put(self, kept: Cohort) -> None:
         """These clients are absent now."""
-        self._open()
         ids = np.array(kept.ids)
         pinned = [saved[ids] for saved in self._saved]
         free = [np.all([own != place for own in pinned], axis=0) for place in range(_PLACES)]
         place = np.select(free, range(_PLACES)) if pinned else np.zeros(len(ids), dtype=np.int64)
-        rows = to_device(torch.from_numpy(place * self.clients + ids), self._device)
-        for name, value in _columns(kept).items():
-            self._tables[name].index_copy_(0, rows, value.to(self._device))
+        self._rows.write(place * self.clients + ids, _columns(kept))
         self._place[ids] = place
 
     def drop(self, ids: Sequence[int]) -> None:
@@ -80,11 +82,9 @@ class Absent:
 
     def take(self, ids: Sequence[int], device: torch.device) -> dict[str, Any]:
         """What these clients keep, by the names of `KEPT`."""
-        self._open()
         chosen = np.asarray(ids, dtype=np.int64)
-        rows = torch.from_numpy(self._place[chosen].astype(np.int64) * self.clients + chosen)
-        rows = to_device(rows, self._device)
-        return _nested({name: table.index_select(0, rows).to(device) for name, table in self._tables.items()})
+        found = self._rows.read(self._place[chosen].astype(np.int64) * self.clients + chosen)
+        return _nested({name: value.to(device) for name, value in found.items()})
 
     # --- checkpoints
 
@@ -93,8 +93,7 @@ class Absent:
         if not len(self.ids):
             return {}
         if self.in_file and self.folder is not None:
-            for each in self._maps:
-                each.flush()
+            self._rows.flush()
             self._saved = [*self._saved[-1:], self._place.copy()]
             return {"places": torch.from_numpy(self._place.copy())}
         return {"ids": torch.from_numpy(self.ids), **self.take(self.ids.tolist(), torch.device("cpu"))}
@@ -115,38 +114,71 @@ class Absent:
         if ids:
             self.put(Cohort(tuple(ids), (0,) * len(ids), **{name: values[name] for name in KEPT}))
 
-    # --- tables
 
-    def _open(self) -> None:
-        if self._tables:
-            return
-        examples = _columns(self._example)
-        if not self.in_file:
-            # A row has one place: checkpoints have copies.
-            self._tables = {
-                name: torch.empty(self.clients, *one.shape[1:], dtype=one.dtype, device=self._device)
-                for name, one in examples.items()
-            }
-            return
-        rows = _PLACES * self.clients
-        sizes = [-(-rows * one.nbytes // _PAGE) * _PAGE for one in examples.values()]
-        with _file(self.folder) as file:
-            os.ftruncate(file.fileno(), sum(sizes))
-            for place, (name, one) in enumerate(examples.items()):
-                shape, start = (rows, *one.shape[1:]), sum(sizes[:place])
-                if one.nbytes:
-                    self._maps.append(np.memmap(file, one.numpy().dtype, "r+", start, shape))
-                    self._tables[name] = torch.from_numpy(self._maps[-1])
-                else:
-                    self._tables[name] = torch.empty(shape, dtype=one.dtype)
+class _InMemory:
+    """A table for each thing that is kept; every row has one place, because checkpoints have copies."""
+
+    def __init__(self, example: Tensors, clients: int, device: torch.device) -> None:
+        self._device = device
+        self._tables = {
+            name: torch.empty(clients, *one.shape[1:], dtype=one.dtype, device=device) for name, one in example.items()
+        }
+
+    def write(self, rows: NDArray[np.int64], columns: Tensors) -> None:
+        index = to_device(torch.from_numpy(rows), self._device)
+        for name, value in columns.items():
+            self._tables[name].index_copy_(0, index, value.to(self._device))
+
+    def read(self, rows: NDArray[np.int64]) -> Tensors:
+        index = to_device(torch.from_numpy(rows), self._device)
+        return {name: table.index_select(0, index) for name, table in self._tables.items()}
+
+    def flush(self) -> None:
+        """Nothing is on its way to a disk."""
 
 
-def _file(folder: Path | None) -> Any:
-    if folder is None:
-        return tempfile.TemporaryFile()
-    path = folder / "clients.bin"
-    path.touch()
-    return open(path, "r+b")
+class _InFile:
+    """Rows as records of bytes, one after another; records that are never written take no room on the disk."""
+
+    def __init__(self, example: Tensors, folder: Path | None) -> None:
+        self._example = example
+        self._ends = np.cumsum([one.nbytes for one in example.values()]).tolist()
+        self._path = (folder or Path(tempfile.gettempdir())) / "clients.bin"
+        if folder is None:
+            with tempfile.TemporaryFile() as file:
+                self._file = os.dup(file.fileno())
+        else:
+            writes = os.access(self._path if self._path.exists() else folder, os.W_OK)
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT if writes else os.O_RDONLY)
+        weakref.finalize(self, os.close, self._file)
+
+    def write(self, rows: NDArray[np.int64], columns: Tensors) -> None:
+        parts = [value.cpu().contiguous().numpy().reshape(len(rows), -1).view(np.uint8) for value in columns.values()]
+        records = np.concatenate(parts, axis=1)
+        size = records.shape[1]
+        try:
+            for row, record in zip(rows.tolist(), records, strict=True):
+                data, place = record.data, row * size
+                while len(data):  # a full disk takes a part first
+                    written = os.pwrite(self._file, data, place)
+                    data, place = data[written:], place + written
+        except OSError as error:
+            raise StorageError(self._path, error.strerror or str(error), resume=self._path.parent) from error
+
+    def read(self, rows: NDArray[np.int64]) -> Tensors:
+        size = self._ends[-1]
+        records = np.empty((len(rows), size), dtype=np.uint8)
+        for row, record in zip(rows.tolist(), records, strict=True):
+            if os.preadv(self._file, [record], row * size) != size:
+                raise RunError(f"{self._path}: is shorter than its checkpoint says; restore it from a complete copy")
+        found = {}
+        for (name, one), part in zip(self._example.items(), np.split(records, self._ends[:-1], axis=1), strict=True):
+            own = np.ascontiguousarray(part).view(one.numpy().dtype)
+            found[name] = torch.from_numpy(own).reshape(len(rows), *one.shape[1:])
+        return found
+
+    def flush(self) -> None:
+        os.fsync(self._file)
 
 
 def _columns(cohort: Cohort) -> Tensors:
