@@ -73,6 +73,12 @@ def words(key: int, count: int) -> NDArray[np.uint64]:
         return _mixed((np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GAMMA)) + np.uint64(key))
 
 
+def words_at(keys: NDArray[np.uint64], index: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Word `index` of the streams `keys`, element by element."""
+    with np.errstate(over="ignore"):
+        return _mixed(keys + (index + 1).astype(np.uint64) * np.uint64(_GAMMA))
+
+
 def device_words(keys: Tensor, index: Tensor) -> Tensor:
     """Word `index` of the streams `keys`, element by element, on any device; keys and words as int64, bit for bit."""
     z = keys + (index + 1) * _signed(_GAMMA)
@@ -136,6 +142,13 @@ def normals(key: int, count: int) -> NDArray[np.float64]:
     u = uniforms(key, 2 * pairs).reshape(2, pairs)
     radius, angle = np.sqrt(-2 * np.log(u[0])), 2 * np.pi * u[1]
     return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+
+
+def smallest(key: int, count: int, chosen: int) -> NDArray[np.int64]:
+    """The first `chosen` places of `permutation(key, count)`, ascending, without sorting all of them: a stream has no
+    word twice."""
+    own = words(key, count)
+    return np.flatnonzero(own <= np.partition(own, chosen - 1)[chosen - 1])
 
 
 def permutation(key: int, count: int) -> NDArray[np.int64]:

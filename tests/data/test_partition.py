@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pfedlms.data.partition import partition, split
+from pfedlms import rng
+from pfedlms.data.partition import Sets, Splits, partition, split
 from pfedlms.errors import DataError
 
 LABELS = np.repeat(np.arange(10), 100)
@@ -248,3 +249,37 @@ def test_what_is_set_aside_by_hand(share: float, sizes: list[int], aside: list[i
     labels = np.repeat(np.arange(len(sizes)), sizes)
     _, apart = split(labels, np.arange(len(labels)), 0, 0, share, "validation")
     assert np.bincount(labels[apart], minlength=len(sizes)).tolist() == aside
+
+
+def split_in_plain_python(labels: np.ndarray, held: np.ndarray, seed: int, client: int, share: float) -> list[int]:
+    """What `split` sets aside, client by client and class by class."""
+    order = [int(held[place]) for place in rng.permutation(rng.stream(seed, "split", client), len(held))]
+    sizes = {label: sum(labels[each] == label for each in order) for label in sorted({int(labels[k]) for k in order})}
+    take = {label: int(share * size) for label, size in sizes.items()}
+    wanted = min(max(round(share * len(order)), 1), len(order) - 1)
+    ranked = sorted(sizes, key=lambda each: (take[each] + 1 == sizes[each], take[each] - share * sizes[each], each))
+    for label in ranked[: wanted - sum(take.values())]:
+        take[label] += 1
+    return sorted(k for label, count in take.items() for k in [each for each in order if labels[each] == label][:count])
+
+
+@pytest.mark.parametrize("share", [0.25, 0.05, 0.6])
+def test_splits_of_all_clients_at_once_are_those_of_each(share: float) -> None:
+    draw = np.random.default_rng(1)
+    labels, owner = draw.integers(0, 6, 900), draw.integers(0, 40, 900)
+    sets = Sets(owner, 40)
+    splits = Splits(sets, labels, 3, share)
+    splits.find([7, 31, 2])  # some together, the others when they are asked for
+    for client in range(40):
+        held = np.flatnonzero(owner == client)
+        assert sets[client].tolist() == held.tolist()
+        aside = split_in_plain_python(labels, held, 3, client, share)
+        assert splits.aside[client].tolist() == aside
+        assert splits.rest[client].tolist() == sorted(set(held.tolist()) - set(aside))
+        assert (splits.rest.sizes[client], splits.aside.sizes[client]) == (len(held) - len(aside), len(aside))
+    assert [own.tolist() for own in splits.rest] == [splits.rest[client].tolist() for client in range(40)]
+
+
+def test_samples_stored_client_by_client_need_no_table() -> None:
+    sets = Sets(np.array([0, 0, 2, 2, 2]), 4)
+    assert [own.tolist() for own in sets] == [[0, 1], [], [2, 3, 4], []]

@@ -128,12 +128,13 @@ def check_states(fleet: Fleet, federation: Federation, but: int | None = None) -
         assert torch.equal(own.momentum[0], kept["momentum"][row])
         assert same(own.buffers, {name: value[row : row + 1] for name, value in kept["buffers"].items()})
         assert same(own.state, {name: value[row : row + 1] for name, value in kept["state"].items()})
-    for client, values in kept["away"].items():
+    away = kept["away"]
+    for row, client in enumerate(away["ids"].tolist() if away else ()):
         own = fleet.node(client).state.cohort
-        if values["params"].shape[1]:
-            assert torch.equal(own.params, values["params"])
-        for name, value in values["state"].items():
-            assert torch.equal(own.state[name], value)
+        if away["params"].shape[1]:
+            assert torch.equal(own.params[0], away["params"][row])
+        for name, value in away["state"].items():
+            assert torch.equal(own.state[name][0], value[row])
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from typing import Any, NoReturn
 
 from pfedlms import __version__
@@ -45,7 +46,14 @@ Each command explains itself: pfedlms run --help. Any setting can be given, too:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code: 0 done, 1 a run failed, 2 wrong use, 130 interrupted by Ctrl-C, 143 by
-    SIGTERM."""
+    SIGTERM. Of several processes that torchrun started only the first prints."""
+    if "MASTER_ADDR" not in os.environ or os.environ.get("RANK", "0") == "0":
+        return _main(arguments)
+    with open(os.devnull, "w") as nothing, redirect_stdout(nothing), redirect_stderr(nothing):
+        return _main(arguments)
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     parser = _parser()
     given = list(sys.argv[1:] if arguments is None else arguments)
     # The options of `reproduce` are those of another program.

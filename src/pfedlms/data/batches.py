@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedlms.data.federated import FederatedData
+from pfedlms.data.partition import sizes_of
 from pfedlms.rng import device_words, permutation, stream, streams
 
 CROP = 4  # pixels an image is moved at most
@@ -54,12 +55,13 @@ class HostBatches:
     """Batches drawn with NumPy; a shuffle that two rounds share is drawn once."""
 
     def __init__(self, seed: int, data: FederatedData) -> None:
-        self._train = data.train
+        self._train, self._find = data.train, data.find
         self._positions = partial(batch_positions, seed, shuffle=lru_cache(maxsize=2 * data.clients)(shuffle))
 
     def indices(self, clients: tuple[int, ...], first_step: int, steps: int, batch_size: int) -> Tensor:
         """Samples of steps first_step, first_step + 1, …: int64 `[steps, clients, batch]`, on the data's device."""
         plan = first_step, steps, batch_size
+        self._find(clients)
         own = [self._train[k][self._positions(k, len(self._train[k]), *plan)] for k in clients]
         return torch.from_numpy(np.stack(own, axis=1))
 
@@ -69,14 +71,18 @@ class DeviceBatches:
     needs are in one row, ordered by client and epoch."""
 
     def __init__(self, seed: int, data: FederatedData) -> None:
-        self._seed, self._device = seed, data.x.device
-        self._sizes = np.array(data.samples)
-        self._starts = np.concatenate([[0], np.cumsum(self._sizes)[:-1]])
-        self._held = torch.from_numpy(np.concatenate(data.train)).to(self._device)
+        self._seed, self._device, self._data = seed, data.x.device, data
+        self._sizes = sizes_of(data.train)
+        self._clients: tuple[int, ...] = ()
+        self._held = torch.empty(0)
 
     def indices(self, clients: tuple[int, ...], first_step: int, steps: int, batch_size: int) -> Tensor:
         ids, first, count = np.array(clients), first_step * batch_size, steps * batch_size
         sizes = self._sizes[ids]
+        if clients != self._clients:
+            self._data.find(clients)
+            self._held = self._sent(np.concatenate([self._data.train[client] for client in clients]))
+            self._clients = clients
         epoch = first // sizes
         shuffles = (first + count - 1) // sizes - epoch + 1
         row = np.repeat(np.arange(len(ids)), shuffles)
@@ -87,7 +93,7 @@ class DeviceBatches:
         # Where in the row of shuffles a client's first sample of the round is, and where in `held` its samples are.
         walk = begins[np.cumsum(shuffles) - shuffles] + first - epoch * sizes
         table = self._sent(np.stack([keys, lengths, begins]))
-        places = self._sent(np.stack([walk, self._starts[ids]]))
+        places = self._sent(np.stack([walk, np.cumsum(sizes) - sizes]))
 
         total = int(lengths.sum())
         shuffle = torch.repeat_interleave(table[1], output_size=total)

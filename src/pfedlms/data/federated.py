@@ -7,6 +7,7 @@ import hashlib
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from pfedlms.data.arrays import Arrays, checked
-from pfedlms.data.partition import Indices, split
+from pfedlms.data.partition import Indices, Part, Sets, Splits, sizes_of, split
 from pfedlms.data.pool import Constants
 from pfedlms.data.schemes import Partitioning, assign, scheme_of
 from pfedlms.errors import DataError
@@ -30,11 +31,11 @@ class FederatedData:
 
     x: torch.Tensor
     y: torch.Tensor
-    train: tuple[Indices, ...]
-    test: tuple[Indices, ...]
+    train: Sequence[Indices]
+    test: Sequence[Indices]
     classes: int
     """0: targets are no classes."""
-    validation: tuple[Indices, ...] = ()
+    validation: Sequence[Indices] = ()
     names: tuple[str, ...] = ()
     """Of all classes, where they have any besides their numbers."""
     client_names: tuple[str, ...] = ()
@@ -59,12 +60,22 @@ class FederatedData:
         """How many numbers a model gives for a sample: one per class, or as many as a target has."""
         return self.classes or prod(self.y.shape[1:])
 
-    @property
+    @cached_property
     def samples(self) -> tuple[int, ...]:
         """N_k: training samples of every client."""
-        return tuple(len(held) for held in self.train)
+        return tuple(sizes_of(self.train).tolist())
+
+    def find(self, clients: Sequence[int]) -> None:
+        """Find the samples of these clients together, which takes far less time than one client after another."""
+        for part in (self.train, self.test, self.validation):
+            if isinstance(part, Part):
+                part.find(clients)
 
     def fingerprint(self) -> str:
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
         """SHA-256 over samples, labels and each client's indices; also over the type of samples that are not float32,
         and over the names of classes, if they have any."""
         digest = hashlib.sha256(str((self.x.shape, self.classes)).encode())
@@ -122,10 +133,16 @@ def held_by(
     pool: Arrays, held: Sequence[Indices | tuple[Indices, Indices]], seed: int = 0, validation: float = 0.0
 ) -> FederatedData:
     """Data whose clients are given: each client's (train, test) indices, or all its indices, which are split 75/25."""
-    pairs = (
-        own if isinstance(own, tuple) else split(pool.strata, own, seed, client) for client, own in enumerate(held)
-    )
-    train, test = zip(*pairs, strict=True)
+    train: Sequence[Indices]
+    test: Sequence[Indices]
+    if isinstance(held, Sets):
+        splits = Splits(held, pool.strata, seed)
+        train, test = splits.rest, splits.aside
+    else:
+        pairs = (
+            own if isinstance(own, tuple) else split(pool.strata, own, seed, client) for client, own in enumerate(held)
+        )
+        train, test = zip(*pairs, strict=True)
     x, y = torch.from_numpy(pool.x), torch.from_numpy(pool.y)
     data = FederatedData(x, y, train, test, pool.classes, names=pool.names)
     return _validated(data, pool.strata, seed, validation) if validation else data
@@ -133,15 +150,8 @@ def held_by(
 
 def _validated(data: FederatedData, strata: NDArray[np.int64], seed: int, share: float) -> FederatedData:
     """Set that share of each client's training samples aside, by `strata`; nothing of a single sample."""
-    none = np.empty(0, dtype=np.int64)
-    train, validation = zip(
-        *(
-            split(strata, own, seed, client, share, "validation") if len(own) > 1 else (own, none)
-            for client, own in enumerate(data.train)
-        ),
-        strict=True,
-    )
-    single = sum(not len(own) for own in validation)
+    splits = Splits(data.train, strata, seed, share, "validation")
+    single = int((splits.aside.sizes == 0).sum())
     if single == data.clients:
         raise DataError(
             f"data.validation: got {share}, but every client holds a single training sample, expected one with 2 or "
@@ -153,4 +163,4 @@ def _validated(data: FederatedData, strata: NDArray[np.int64], seed: int, share:
             "V-acc is of the others",
             stacklevel=2,
         )
-    return replace(data, train=train, validation=validation)
+    return replace(data, train=splits.rest, validation=splits.aside)

@@ -2,19 +2,107 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from pfedlms.errors import DataError
-from pfedlms.rng import generator, permutation, stream
+from pfedlms.rng import generator, stream, streams, words_at
 
 Indices = NDArray[np.int64]
 MAX_DRAWS = 100
+_BLOCK = 4096  # clients whose samples are found together where all are asked for
+_REMEMBERED = 1 << 16  # clients whose samples are kept once they are found
 
 
-def partition(
-    labels: NDArray[np.integer], clients: int, alpha: float, seed: int, min_samples: int = 10
-) -> list[Indices]:
+class Sets(Sequence[Indices]):
+    """Disjoint sets of samples, one per client, each ascending. They are found in two arrays, one word per client and
+    one per sample; where samples are stored client by client, the second is not needed."""
+
+    def __init__(self, owner: NDArray[np.int64], clients: int) -> None:
+        """`owner: [samples]` is the client of each sample."""
+        self.sizes = np.bincount(owner, minlength=clients)
+        self._ends = np.cumsum(self.sizes)
+        self._order = None if bool((owner[1:] >= owner[:-1]).all()) else np.argsort(owner, kind="stable")
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, client: Any) -> Any:
+        end, size = int(self._ends[client]), int(self.sizes[client])
+        return np.arange(end - size, end) if self._order is None else self._order[end - size : end]
+
+
+class Splits:
+    """Every client's samples split in two, as `split` does it. A client's are found when they are asked for; those of
+    the latest clients are kept."""
+
+    def __init__(
+        self, whole: Sequence[Indices], labels: NDArray[np.integer], seed: int, share: float = 0.25, name: str = "split"
+    ) -> None:
+        self.whole, self._labels, self._seed, self._share, self._name = whole, labels, seed, share, name
+        self._found: dict[int, tuple[Indices, Indices]] = {}
+        totals = sizes_of(whole)
+        aside = _wanted(totals, share)
+        self.rest, self.aside = Part(self, 0, totals - aside), Part(self, 1, aside)
+
+    def find(self, clients: Sequence[int]) -> None:
+        """Find the samples of these clients together, which takes far less time than one after another."""
+        missing = [client for client in clients if client not in self._found]
+        if not missing:
+            return
+        if isinstance(self.whole, Part):
+            self.whole.find(missing)
+        held = [self.whole[client] for client in missing]
+        lengths = np.array([len(own) for own in held])
+        keys = streams(self._seed, self._name, np.array(missing))
+        flat = np.concatenate(held)
+        aside = set_aside(self._labels[flat], lengths, keys, self._share)
+        ends = np.cumsum(lengths)[:-1]
+        parts = zip(np.split(flat, ends), np.split(aside, ends), strict=True)
+        if len(self._found) + len(missing) > _REMEMBERED:
+            self._found = {}
+        self._found |= {client: (own[~out], own[out]) for client, (own, out) in zip(missing, parts, strict=True)}
+
+    def of(self, client: int) -> tuple[Indices, Indices]:
+        """What is left of a client's samples, and what is set aside."""
+        self.find((client,))
+        return self._found[client]
+
+
+class Part(Sequence[Indices]):
+    """One side of all clients' splits: `part[k]` are the samples of client k, ascending."""
+
+    def __init__(self, splits: Splits, side: int, sizes: Indices) -> None:
+        self._splits, self._side, self.sizes = splits, side, sizes
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, client: Any) -> Any:
+        if not -len(self) <= client < len(self):
+            raise IndexError(f"client: got {client}, expected 0 to {len(self) - 1}")
+        return self._splits.of(int(client) % len(self))[self._side]
+
+    def __iter__(self) -> Iterator[Indices]:
+        for start in range(0, len(self), _BLOCK):
+            block = range(start, min(start + _BLOCK, len(self)))
+            self.find(block)
+            yield from (self[client] for client in block)
+
+    def find(self, clients: Sequence[int]) -> None:
+        """See `Splits.find`."""
+        self._splits.find(clients)
+
+
+def sizes_of(held: Sequence[Indices]) -> Indices:
+    """How many samples each client has."""
+    return held.sizes if isinstance(held, Sets | Part) else np.array([len(own) for own in held], dtype=np.int64)
+
+
+def partition(labels: NDArray[np.integer], clients: int, alpha: float, seed: int, min_samples: int = 10) -> Sets:
     """Cut the samples `0..len(labels)−1` into `clients` disjoint sets that together hold every sample.
 
     For each class, shares are drawn from Dirichlet(α) over the clients; the shares of clients that already hold at
@@ -25,10 +113,10 @@ def partition(
     check_enough(total, clients, min_samples)
     smallest = 0
     for draw in range(MAX_DRAWS):
-        sets = _draw(labels, clients, alpha, generator(stream(seed, "partition", draw)))
-        if min(len(held) for held in sets) >= min_samples:
-            return sets
-        smallest = max(smallest, min(len(held) for held in sets))
+        owner, counts = _draw(labels, clients, alpha, generator(stream(seed, "partition", draw)))
+        if counts.min() >= min_samples:
+            return Sets(owner, clients)
+        smallest = max(smallest, int(counts.min()))
     raise DataError(
         f"data.alpha: no partition of {total} samples over {clients} clients with α = {alpha} gave every client "
         f"data.min_samples = {min_samples} in {MAX_DRAWS} draws (the best draw's smallest client had {smallest}); "
@@ -45,9 +133,11 @@ def check_enough(total: int, clients: int, min_samples: int) -> None:
         )
 
 
-def _draw(labels: NDArray[np.integer], clients: int, alpha: float, random: np.random.Generator) -> list[Indices]:
-    held: list[list[Indices]] = [[] for _ in range(clients)]
-    counts = np.zeros(clients, dtype=np.int64)
+def _draw(
+    labels: NDArray[np.integer], clients: int, alpha: float, random: np.random.Generator
+) -> tuple[NDArray[np.int64], Indices]:
+    """The client of each sample, and how many samples each client has."""
+    owner, counts = np.empty(len(labels), dtype=np.int64), np.zeros(clients, dtype=np.int64)
     capacity = len(labels) / clients
     for label in np.unique(labels):
         members = random.permutation(np.flatnonzero(labels == label))
@@ -58,36 +148,59 @@ def _draw(labels: NDArray[np.integer], clients: int, alpha: float, random: np.ra
         # Divided by the last sum itself, the end of the last open client is exactly 1, and full clients after it get
         # nothing.
         cuts = np.floor(ends[:-1] / ends[-1] * len(members)).astype(np.int64)
-        for client, part in enumerate(np.split(members, cuts)):
-            held[client].append(part)
-            counts[client] += len(part)
-    return [np.sort(np.concatenate(parts)) for parts in held]
+        sizes = np.diff(cuts, prepend=0, append=len(members))
+        owner[members] = np.repeat(np.arange(clients), sizes)
+        counts += sizes
+    return owner, counts
 
 
 def split(
     labels: NDArray[np.integer], held: Indices, seed: int, client: int, share: float = 0.25, name: str = "split"
 ) -> tuple[Indices, Indices]:
-    """Split one client's samples into those it trains on and a `share` (below 1) set aside, stratified by label where
-    it can be; drawn from the stream `name`. By default (train, test).
+    """Split one client's samples, ascending, into those it trains on and a `share` (below 1) set aside, stratified by
+    label where it can be; drawn from the stream `name`. By default (train, test).
 
     Set aside are round(share · n) samples (at least one on each side). Each class gives the floor of its quota; the
     missing ones come from the classes with the largest remainders. Classes that would have no training sample left come
     last, so that a class with one sample is trained on rather than only tested.
     """
-    total = len(held)
-    if total < 2:
+    if len(held) < 2:
         raise DataError(
-            f"client {client} holds {total} sample(s), expected at least 2 to split into train and test; "
+            f"client {client} holds {len(held)} sample(s), expected at least 2 to split into train and test; "
             "raise data.min_samples"
         )
-    order = held[permutation(stream(seed, name, client), total)]
-    classes, members = np.unique(labels[order], return_inverse=True)
-    sizes = np.bincount(members, minlength=len(classes))
-    wanted = min(max(round(share * total), 1), total - 1)
+    key = streams(seed, name, np.array([client]))
+    aside = set_aside(labels[held], np.array([len(held)]), key, share)
+    return held[~aside], held[aside]
+
+
+def set_aside(
+    labels: NDArray[np.integer], lengths: Indices, keys: NDArray[np.uint64], share: float
+) -> NDArray[np.bool_]:
+    """Which samples of several clients are set aside; see `split`. `labels` are those of one client after another, of
+    `lengths: [clients]`, and `keys: [clients]` name the streams that order each client's samples."""
+    client = np.repeat(np.arange(len(lengths)), lengths)
+    place = np.arange(len(labels)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    order = np.lexsort((words_at(keys[client], place), labels, client))
+    sorted_client, sorted_label = client[order], labels[order]
+    # A group is one class of one client.
+    first = np.ones(len(labels), dtype=bool)
+    first[1:] = (sorted_client[1:] != sorted_client[:-1]) | (sorted_label[1:] != sorted_label[:-1])
+    begins = np.flatnonzero(first)
+    sizes, of = np.diff(begins, append=len(labels)), sorted_client[begins]
     quota = share * sizes
     take = np.floor(quota).astype(np.int64)
-    take[np.lexsort((take - quota, take + 1 == sizes))[: wanted - take.sum()]] += 1
-    aside = np.zeros(total, dtype=bool)
-    for label, count in enumerate(take):
-        aside[np.flatnonzero(members == label)[:count]] = True
-    return np.sort(order[~aside]), np.sort(order[aside])
+    missing = _wanted(lengths, share) - np.bincount(of, weights=take, minlength=len(lengths)).astype(np.int64)
+    by_remainder = np.lexsort((take - quota, take + 1 == sizes, of))
+    groups = np.bincount(of, minlength=len(lengths))
+    rank = np.arange(len(of)) - np.repeat(np.cumsum(groups) - groups, groups)
+    take[by_remainder] += rank < missing[of]
+    aside = np.empty(len(labels), dtype=bool)
+    aside[order] = np.arange(len(labels)) - np.repeat(begins, sizes) < np.repeat(take, sizes)
+    return aside
+
+
+def _wanted(totals: Indices, share: float) -> Indices:
+    """How many samples clients set aside; none of a single one."""
+    wanted: Indices = np.clip(np.rint(share * totals), 1, np.maximum(totals - 1, 1)).astype(np.int64)
+    return np.where(totals > 1, wanted, 0)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pfedlms.data.partition import Indices, check_enough, partition
+from pfedlms.data.partition import Sets, check_enough, partition
 from pfedlms.errors import DataError
 from pfedlms.rng import generator, permutation, stream
 
@@ -55,7 +55,7 @@ def scheme_of(asked: str, owner: NDArray[np.int64] | None, classes: int = 1) -> 
 
 def assign(
     labels: NDArray[np.integer], how: Partitioning, owner: NDArray[np.int64] | None = None, owners: Sequence[str] = ()
-) -> list[Indices]:
+) -> Sets:
     """Cut the samples `0..len(labels)−1` into disjoint sets, one per client, that together hold every sample, each at
     least `how.min_samples`."""
     clients, seed, least = how.clients, how.seed, how.min_samples
@@ -71,28 +71,36 @@ def assign(
     return partition(labels, clients, how.alpha, seed, least)
 
 
-def iid(total: int, clients: int, seed: int, min_samples: int = 10) -> list[Indices]:
+def iid(total: int, clients: int, seed: int, min_samples: int = 10) -> Sets:
     """All samples shuffled and cut into parts whose sizes differ by one at most."""
     check_enough(total, clients, min_samples)
-    order = permutation(stream(seed, "partition-iid"), total)
-    return [np.sort(part) for part in np.array_split(order, clients)]
+    return Sets(_cut(permutation(stream(seed, "partition-iid"), total), _even(total, clients)), clients)
 
 
-def by_quantity(total: int, clients: int, alpha: float, seed: int, min_samples: int = 10) -> list[Indices]:
+def _even(total: int, parts: int) -> NDArray[np.int64]:
+    """Sizes that differ by one at most, the larger ones first."""
+    return total // parts + (np.arange(parts) < total % parts)
+
+
+def _cut(order: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The client of each sample, where clients get so many samples of `order` one after another."""
+    owner = np.empty(len(order), dtype=np.int64)
+    owner[order] = np.repeat(np.arange(len(sizes)), sizes)
+    return owner
+
+
+def by_quantity(total: int, clients: int, alpha: float, seed: int, min_samples: int = 10) -> Sets:
     """All samples shuffled; every client gets `min_samples`, and of the rest shares drawn from Dirichlet(α) over the
     clients. A small α gives a few clients most of the samples, a large one equal sizes; all have the same classes."""
     check_enough(total, clients, min_samples)
     shares = generator(stream(seed, "partition-quantity")).dirichlet(np.full(clients, alpha))
     ends = np.cumsum(shares if shares.sum() > 0 else np.ones(clients))  # for the very smallest α there are no shares
     spare = np.floor(ends / ends[-1] * (total - clients * min_samples)).astype(np.int64)
-    cuts = spare[:-1] + min_samples * np.arange(1, clients)
-    order = permutation(stream(seed, "partition-quantity-order"), total)
-    return [np.sort(part) for part in np.split(order, cuts)]
+    sizes = np.diff(spare, prepend=0) + min_samples
+    return Sets(_cut(permutation(stream(seed, "partition-quantity-order"), total), sizes), clients)
 
 
-def by_classes(
-    labels: NDArray[np.integer], clients: int, classes: int, seed: int, min_samples: int = 10
-) -> list[Indices]:
+def by_classes(labels: NDArray[np.integer], clients: int, classes: int, seed: int, min_samples: int = 10) -> Sets:
     """Every client holds samples of exactly `classes` classes, every class to some client, and sizes are near even.
 
     The clients · classes places are given to classes by their size, one after another to the class with the most
@@ -103,16 +111,15 @@ def by_classes(
     values, members, sizes = np.unique(labels, return_inverse=True, return_counts=True)
     places = _places(sizes, clients, classes)
     random = generator(stream(seed, "partition-classes"))
-    held: list[list[Indices]] = [[] for _ in range(clients)]
+    owner = np.empty(len(labels), dtype=np.int64)
     lacking = np.full(clients, classes)
     for label in random.permutation(len(values)):
         takers = np.lexsort((random.random(clients), -lacking))[: places[label]]
         lacking[takers] -= 1
         samples = random.permutation(np.flatnonzero(members == label))
-        for client, part in zip(takers, np.array_split(samples, len(takers)), strict=True):
-            held[client].append(part)
-    sets = [np.sort(np.concatenate(parts)) for parts in held]
-    if (smallest := min(map(len, sets))) < min_samples:
+        owner[samples] = np.repeat(takers, _even(len(samples), len(takers)))
+    sets = Sets(owner, clients)
+    if (smallest := int(sets.sizes.min())) < min_samples:
         raise DataError(
             f"data.classes_per_client: with {classes} classes for each of {clients} clients the smallest got "
             f"{smallest} of {len(labels)} samples, expected data.min_samples = {min_samples}; use fewer clients, more "
@@ -131,13 +138,14 @@ def _places(sizes: NDArray[np.integer], clients: int, classes: int) -> NDArray[n
             f"{most.sum() // clients}, so that each of the {len(sizes)} classes has a client and each of its clients "
             "a sample; change it or data.clients"
         )
-    places = np.ones(len(sizes), dtype=np.int64)
-    for _ in range(wanted - len(sizes)):
-        places[np.argmax(np.where(places < most, sizes / places, 0))] += 1
-    return places
+    # What each further place of a class is worth: samples per place before it. The most valuable ones are given.
+    worth = [size / np.arange(1, limit) for size, limit in zip(sizes, most, strict=True)]
+    label = np.repeat(np.arange(len(sizes)), most - 1)
+    given = np.argsort(-np.concatenate(worth), kind="stable")[: wanted - len(sizes)]
+    return 1 + np.bincount(label[given], minlength=len(sizes))
 
 
-def given(owner: NDArray[np.int64], owners: Sequence[str], min_samples: int = 10) -> list[Indices]:
+def given(owner: NDArray[np.int64], owners: Sequence[str], min_samples: int = 10) -> Sets:
     """Every sample to the client it belongs to, `owner: [n]`; their names are for errors."""
     counts = np.bincount(owner, minlength=len(owners))
     if (poor := np.flatnonzero(counts < min_samples)).size:
@@ -147,4 +155,4 @@ def given(owner: NDArray[np.int64], owners: Sequence[str], min_samples: int = 10
             f"(client {owners[smallest] if owners else smallest}: {counts[smallest]}); use a smaller data.min_samples, "
             "at least 2, or leave such clients out of the data"
         )
-    return np.split(np.argsort(owner, kind="stable"), np.cumsum(counts)[:-1])
+    return Sets(owner, len(counts))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -72,10 +74,13 @@ class Federation:
         self.largest_cohort = min(cohort_size or who.count, who.count)
         self._worker = LocalWorker(model, data, train, seed, who, self.largest_cohort, self.criterion)
         self._client = Client(self.method, terms.digest, terms.catch_up, self._worker, data)
-        self._clients = Clients(self.method, self._fresh, model.device, home or model.device, self.largest_cohort)
+        self._clients = Clients(
+            self.method, self._fresh, data.clients, model.device, home or model.device, self.largest_cohort
+        )
         self._transport = InProcess(self._client, self._clients, Links(link, answer_link, lost, seed), self.watch)
         self._rules = Server(terms, quorum, self.criterion.score is None, self.watch)
         self._server = self._rules.begin()
+        self._own = range(data.clients)  # the clients whose states are here
         self.rounds_played = 0
 
     @property
@@ -125,28 +130,40 @@ class Federation:
         _warn(event for event in after.events if event.kind != "weight_limited")
         return after
 
+    @contextmanager
+    def leading(self) -> Iterator[Callable[[Any], None]]:
+        """While a run is played; see `processes.SharedFederation`. Here no other process waits for its end."""
+        yield lambda ending: None
+
     # --- what is measured
 
     def evaluate(self) -> Evaluation:
         """The models of those who trained last, each on its own test split, and on what it has set aside."""
         with self.watch.stage("evaluation"):
-            return self._evaluate(self._clients.present)
+            return self._evaluation("present")
 
     def everyone(self) -> Evaluation:
         """All clients' models: a client that took no part in the last phase is represented by a copy that gets its
         answers and takes its steps. No state changes and nothing is counted."""
-        return self._evaluate(self._all())
+        return self._evaluation("everyone")
+
+    def _evaluation(self, which: str) -> Evaluation:
+        found = evaluation(*self._measured(which), self.criterion.score is None)
+        assert found is not None  # every client has test samples
+        return found
+
+    def _measured(self, which: str) -> tuple[Counts, Counts]:
+        return self._counts(self._all() if which == "everyone" else self._clients.present)
 
     @own_threads()
-    def _evaluate(self, cohorts: Iterable[Cohort]) -> Evaluation:
+    def _counts(self, cohorts: Iterable[Cohort]) -> tuple[Counts, Counts]:
+        """Of the test samples, and of those set aside."""
         tested, validated = Counts(), Counts()
         for cohort in cohorts:
             counts = self._client.measure_personal(cohort)
             tested |= counts[Split.TEST]
             validated |= counts.get(Split.VALIDATION, {})
-        found = evaluation(tested, validated, self.criterion.score is None)
-        assert found is not None  # every client has test samples
-        return found
+        return tested, validated
 
     # --- models
 
@@ -186,10 +203,10 @@ class Federation:
         """All clients after the last phase, some at a time; with `client`, only those stacked with it."""
         yield from self._clients.present
         here = set(self._clients.present_ids)
-        for group in self._clients.groups([k for k in range(self.data.clients) if k not in here]):
+        for group in self._clients.groups([k for k in self._own if k not in here]):
             if client is None or client in group:
                 (cohort,) = self._clients.take(group, self._clients.present)
-                yield self._on_copies(cohort, trains) if here else cohort
+                yield cohort if self._server.stage == START else self._on_copies(cohort, trains)
 
     @own_threads()
     def _on_copies(self, cohort: Cohort, trains: bool) -> Cohort:
@@ -206,6 +223,10 @@ class Federation:
 
     # --- checkpoints
 
+    def keep_in(self, folder: Path) -> None:
+        """Where the run's checkpoints are: states of absent clients that are too large for memory go there, too."""
+        self._clients.absent.folder = folder
+
     def state(self) -> dict[str, Any]:
         """Everything a later process needs to resume."""
         server = self._server
@@ -217,8 +238,11 @@ class Federation:
             "last": list(server.last_answers),
             "answers": server.log.state(),
             "heard": server.answers_known,
-            **self._clients.state(),
+            **self._clients_state(),
         }
+
+    def _clients_state(self) -> dict[str, Any]:
+        return self._clients.state()
 
     def load(self, state: dict[str, Any]) -> None:
         """Resume from `state()`."""
@@ -243,6 +267,9 @@ class Federation:
             answers_known=state["heard"], participants=tuple(state["trained"]),
         )  # fmt: skip
         self.rounds_played = self._server.round
+        self._load_clients(state)
+
+    def _load_clients(self, state: dict[str, Any]) -> None:
         self._clients.load(state, self.data.samples)
 
 

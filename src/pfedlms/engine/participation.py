@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any
 
 import torch
 
 from pfedlms import rng
 from pfedlms.cohort import Cohort, joined
+from pfedlms.engine.absent import KEPT, Absent
 from pfedlms.engine.borders import check_kept
 from pfedlms.methods.contract import Method
-
-_KEPT = ("params", "momentum", "buffers", "state")
 
 
 @dataclass(frozen=True)
@@ -36,30 +36,30 @@ class Participation:
         """Ids of the phase's participants, ascending."""
         if self.count == self.clients:
             return tuple(range(self.clients))
-        drawn = rng.permutation(rng.stream(self.seed, "participants", phase), self.clients)[: self.count]
-        return tuple(sorted(drawn.tolist()))
+        return tuple(rng.smallest(rng.stream(self.seed, "participants", phase), self.clients, self.count).tolist())
 
 
 class Clients:
     """The state of all clients.
 
     The participants of the last phase are `present`, stacked on the device in cohorts of up to `group`. Clients that
-    trained earlier are absent: each is kept separately, as `Method.client_rest` returns it, on `home`, which is the
-    device if there is room for all, else the host. Clients that have never taken part have no state.
+    trained earlier are `absent`: kept as `Method.client_rest` returns them, on `home`, which is the device if there is
+    room for all, else the host or a file. Clients that have never taken part have no state.
     """
 
     def __init__(
         self,
         method: Method,
         fresh: Callable[[tuple[int, ...]], Cohort],
+        clients: int,
         device: torch.device,
         home: torch.device,
         group: int,
     ) -> None:
         self._method, self._fresh = method, fresh
-        self._device, self._home, self._group = device, home, group
+        self._device, self._group = device, group
         self.present: list[Cohort] = []
-        self._absent: dict[int, Cohort] = {}
+        self.absent = Absent(clients, home, lambda: method.client_rest(method.client_start(fresh((0,)))))
 
     @property
     def present_ids(self) -> tuple[int, ...]:
@@ -84,13 +84,9 @@ class Clients:
             leaving = [client for client in cohort.ids if client not in staying]
             if leaving:
                 part = cohort.take(leaving)
-                kept = check_kept(self._method, part, self._method.client_rest(part)).to(self._home)
-                for row, client in enumerate(leaving):
-                    # Cloned, because a view would keep all of them in memory.
-                    self._absent[client] = kept.rows(slice(row, row + 1)).each(torch.clone)
+                self.absent.put(check_kept(self._method, part, self._method.client_rest(part)))
         self.present = [cohort.at_rest() for cohort in cohorts]
-        for client in staying:
-            self._absent.pop(client, None)
+        self.absent.drop(self.present_ids)
 
     def _gathered(self, ids: tuple[int, ...], present: Sequence[Cohort]) -> Cohort:
         wanted, parts = set(ids), []
@@ -99,36 +95,35 @@ class Clients:
             if staying:
                 parts.append(cohort.at_rest().take(staying))
                 wanted.difference_update(staying)
-        back = [client for client in ids if client in wanted and client in self._absent]
+        others = [client for client in ids if client in wanted]
+        known = self.absent.has(others)
+        back, new = tuple(compress(others, known)), tuple(compress(others, ~known))
         if back:
-            parts.append(self._restored(joined([self._absent[client] for client in back]).to(self._device)))
-        new = tuple(client for client in ids if client in wanted and client not in self._absent)
+            parts.append(self._restored(back))
         if new:
             parts.append(self._method.client_start(self._fresh(new)))
         return joined(parts).take(ids)
 
-    def _restored(self, kept: Cohort) -> Cohort:
-        """The kept state, with w⁰ for everything else, which is replaced before it is used."""
-        fresh = self._method.client_start(self._fresh(kept.ids))
-        if kept.params.shape[1]:
-            fresh = replace(fresh, params=kept.params, momentum=kept.momentum)
-        return replace(fresh, buffers=kept.buffers, state={**fresh.state, **kept.state})
+    def _restored(self, ids: tuple[int, ...]) -> Cohort:
+        """Absent clients: what they kept, with w⁰ for everything else, which is replaced before it is used."""
+        fresh, kept = self._method.client_start(self._fresh(ids)), self.absent.take(ids, self._device)
+        if kept["params"].shape[1]:
+            fresh = replace(fresh, params=kept["params"], momentum=kept["momentum"])
+        return replace(fresh, buffers=kept["buffers"], state={**fresh.state, **kept["state"]})
 
     def state(self) -> dict[str, Any]:
-        """All clients, on the host: those present in one stack, however they are grouped, and each absent one."""
-        together = joined(self.present).to(torch.device("cpu"))
-        away = {
-            client: {name: getattr(cohort.to(torch.device("cpu")), name) for name in _KEPT}
-            for client, cohort in sorted(self._absent.items())
-        }
-        return {**{name: getattr(together, name) for name in _KEPT}, "trained": list(together.ids), "away": away}
+        """All clients, on the host: those present in one stack, however they are grouped, and those absent."""
+        return state_of(self.present, self.absent.state())
 
     def load(self, state: dict[str, Any], samples: Sequence[int]) -> None:
         """Resume from `state()`."""
+        ids = tuple(state["trained"])
+        together = Cohort(ids, tuple(samples[k] for k in ids), **{name: state[name] for name in KEPT})
+        self.present = [together.take(group).to(self._device) for group in self.groups(ids)]
+        self.absent.load(state["away"])
 
-        def cohort(ids: tuple[int, ...], values: dict[str, Any], device: torch.device) -> Cohort:
-            return Cohort(ids, tuple(samples[k] for k in ids), **{name: values[name] for name in _KEPT}).to(device)
 
-        together = cohort(tuple(state["trained"]), state, torch.device("cpu"))
-        self.present = [together.take(group).to(self._device) for group in self.groups(together.ids)]
-        self._absent = {client: cohort((client,), values, self._home) for client, values in state["away"].items()}
+def state_of(present: Sequence[Cohort], away: dict[str, Any]) -> dict[str, Any]:
+    """As a checkpoint has clients."""
+    together = joined(present).to(torch.device("cpu"))
+    return {**{name: getattr(together, name) for name in KEPT}, "trained": list(together.ids), "away": away}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -242,13 +242,14 @@ class LocalWorker:
             counts += member.sum(dim=1)
         return sums / counts.clamp(min=1).unsqueeze(-1), counts
 
-    def evaluate(self, cohort: Cohort, params: Tensor, held: tuple[Indices, ...]) -> tuple[Tensor, Tensor]:
+    def evaluate(self, cohort: Cohort, params: Tensor, held: Sequence[Indices]) -> tuple[Tensor, Tensor]:
         """Correct predictions (or summed scores) and summed loss of each client's `params` on its own samples of
         `held`, with its own running statistics."""
         kind = torch.int64 if self._criterion.score is None else torch.float64
         scores = torch.zeros(len(cohort.ids), dtype=kind, device=cohort.params.device)
         losses = torch.zeros(len(cohort.ids), dtype=torch.float64, device=cohort.params.device)
         everyone = params.expand_as(cohort.params)
+        self._data.find(cohort.ids)
 
         def test(rows: slice) -> None:
             part = cohort.rows(rows)
@@ -271,7 +272,7 @@ class LocalWorker:
         x = self._samples(chosen[0])
         return x if self._augmentation is None else self._augmentation.apply(x, chosen[1:])
 
-    def _sweep(self, cohort: Cohort, held: tuple[Indices, ...]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def _sweep(self, cohort: Cohort, held: Sequence[Indices]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """All samples of every client, in batches `[clients, batch]` with a mask: False where a client has no more
         samples."""
         lengths = np.array([len(held[client]) for client in cohort.ids])

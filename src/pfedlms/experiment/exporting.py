@@ -118,6 +118,7 @@ def open_models(stored: RunDirectory, config: Config, problem: Problem, best: bo
             METHODS[config.method], config.settings, CohortModel(problem.module(config, hollow), torch.device("cpu")),
             hollow, train_settings(config), config.run.seed, cohort_size=config.run.cohort_size,
         )  # fmt: skip
+    federation.keep_in(directory)
     load_into(federation, checkpoint, config, stored, same_data=has_data)
     return Models(config, federation, has_data or everybody)
 

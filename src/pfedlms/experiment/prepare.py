@@ -15,7 +15,7 @@ from pfedlms import rng
 from pfedlms.backend import plain, torch_threads
 from pfedlms.data import DATASETS, FederatedData, Partitioning, Pool, from_pool, load_pool
 from pfedlms.data.schemes import scheme_of
-from pfedlms.engine import Federation
+from pfedlms.engine import Federation, processes
 from pfedlms.engine.criterion import Criterion
 from pfedlms.engine.participation import Participation
 from pfedlms.engine.training import TrainSettings
@@ -63,15 +63,20 @@ class Ingredients:
     criterion: Criterion
 
 
-def prepare(config: Config, problem: Problem = NAMED) -> Federation:
-    """Everything up to the first local step: device, data, partition, model, loss, method."""
+def prepare(config: Config, problem: Problem = NAMED, shared: bool = False) -> Federation:
+    """Everything up to the first local step: device, data, partition, model, loss, method. With `shared` its clients
+    are shared out among the processes that torchrun started."""
     found = ingredients(config, lambda: federated(config, problem), problem)
     with as_configured(config):
         who = Participation(found.data.clients, found.train.participation, config.run.seed)
         size = config.run.cohort_size or int(config.run.reference)
         size = size or fitting_cohort(found.model, found.data, found.train.batch_size, who.count)
+        several = shared and processes.size() > 1
+        if several and size < who.count:  # all of them work at the same time
+            size = max(1, size // processes.size())
+        kind = processes.SharedFederation if several else Federation
         make = partial(
-            Federation, METHODS[config.method], config.settings, found.model, found.data, found.train, config.run.seed,
+            kind, METHODS[config.method], config.settings, found.model, found.data, found.train, config.run.seed,
             cohort_size=size, quorum=config.run.quorum, lost=config.run.lost, criterion=found.criterion,
         )  # fmt: skip
         federation = make()
@@ -196,6 +201,7 @@ def dealing(config: Config) -> Partitioning:
 def rehearse(configs: Sequence[Config], problem: Problem = NAMED) -> None:
     """Before the first of several runs trains: all that can be wrong with its data and model, and with the partitions
     of the others. Settings without effect are named here, so the runs themselves can be silenced."""
+    processes.refuse_several("a study")
     first, *others = configs
     prepare(first, problem)
     said = set(without_effect(first))

@@ -8,15 +8,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from pfedlms.engine import Federation, Traffic
+from pfedlms.engine import Federation, Traffic, processes
 from pfedlms.errors import RunDirectoryError, UsageError
 from pfedlms.experiment.callbacks import watching
 from pfedlms.experiment.config import CUSTOM, Config, Tables, load_config
 from pfedlms.experiment.exporting import Models, StateDict, client_number, open_models, write_models
 from pfedlms.experiment.loop import Running, execute, leave
-from pfedlms.experiment.prepare import NAMED, prepare, with_constants
+from pfedlms.experiment.prepare import NAMED, as_configured, prepare, with_constants
 from pfedlms.experiment.problem import Problem, call
 from pfedlms.experiment.store import SERVER_AGAIN, RunDirectory
 from pfedlms.experiment.summary import Ending, in_short, summarise
@@ -190,7 +191,9 @@ def begin(
 ) -> Run:
     """Train from a checked configuration; without `run.out` nothing is written, with `profile` the federation's
     stopwatch runs."""
-    federation = prepare(config, problem)
+    if processes.rank():
+        return _follow(config, problem, label)
+    federation = prepare(config, problem, shared=True)
     config = with_constants(config, federation.data)
     if profile:
         federation.watch.device = federation.model.device
@@ -210,10 +213,12 @@ def resume_run(
     if stored.on_nodes:
         raise UsageError(f"{directory}: this is a run on nodes, which its server resumes; {SERVER_AGAIN}")
     problem.check_complete(config, directory)
+    if processes.rank():
+        return _follow(grouped(config.with_run(**how), stored.load_checkpoint()), problem, label, stored.path)
     with stored:
         stored.open()
         checkpoint = stored.load_checkpoint()
-        federation = prepare(config.with_run(**how).grouped_as(checkpoint), problem)
+        federation = prepare(config.with_run(**how).grouped_as(checkpoint), problem, shared=True)
         complete = with_constants(config, federation.data)
         if complete != config:  # the plan of a study does not know them yet
             config = complete
@@ -225,10 +230,30 @@ def _play(
     config: Config, federation: Federation, problem: Problem, callbacks: Sequence[Any], label: str,
     directory: RunDirectory | None = None, checkpoint: Mapping[str, Any] | None = None,
 ) -> Run:  # fmt: skip
+    if directory is not None and not config.train.patience:  # a best round is kept for long, complete
+        federation.keep_in(directory.path)
     playing = Running(config, federation, directory, label)
-    summary, stopped = execute(playing, callbacks, checkpoint)
+    with federation.leading() as end:
+        summary, stopped = execute(playing, callbacks, checkpoint)
+        end((config, playing.metrics, summary, stopped))
     done = Run(config, playing.directory, problem, label, playing.metrics, summary)
-    done._federation, done.stopped, done._best_state = federation, stopped, playing.best_state
+    # Models of clients in other processes are read from the folder.
+    done._federation = None if isinstance(federation, processes.SharedFederation) else federation
+    done.stopped, done._best_state = stopped, playing.best_state
+    return done
+
+
+def _follow(config: Config, problem: Problem, label: str, directory: Path | None = None) -> Run:
+    """A run on a rank above 0, which holds some of the clients and writes nothing; what rank 0 measured."""
+    directory = directory or (Path(config.run.out) if config.run.out else None)
+    if config.run.device in ("auto", "cuda") and torch.cuda.is_available():
+        config = config.with_run(device=f"cuda:{processes.local_rank() % torch.cuda.device_count()}")
+    federation = prepare(config, problem, shared=True)
+    assert isinstance(federation, processes.SharedFederation)
+    with as_configured(config):
+        config, metrics, summary, stopped = federation.serve()
+    done = Run(config, directory, problem, label, metrics, summary)
+    done.stopped = stopped
     return done
 
 

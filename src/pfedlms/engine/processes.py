@@ -1,0 +1,339 @@
+"""A simulation in several processes, started by torchrun: each holds the clients of a range of ids.
+
+Rank 0 is the server. It sends calls to the other ranks, which execute them on their clients and reply; frames of
+clients go to rank 0 as they are, and are added up in the order of ids. So results have the same bits for any number of
+processes. Frames are on the host, so they travel by gloo on GPUs, too.
+
+    rank 0    ("carry", requests)  →  every rank
+    rank r    frames, frames, …, reply  →  rank 0
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from pfedlms.backend import own_threads
+from pfedlms.cohort import Cohort
+from pfedlms.engine.absent import KEPT, merged_rows, only_rows
+from pfedlms.engine.federation import Federation
+from pfedlms.engine.participation import state_of
+from pfedlms.engine.reports import Counts
+from pfedlms.engine.simulate import InProcess
+from pfedlms.engine.transport import Code, Event, Inbox, Record, Request
+from pfedlms.errors import PfedlmsError, RunError, UsageError, WireError
+
+_HOST = torch.device("cpu")
+_CHUNK = 1 << 26  # bytes of frames that go to rank 0 together
+_PATIENCE = timedelta(days=1)  # ranks wait for each other's local steps; one that dies is noticed at once
+
+
+def rank() -> int:
+    """The number of this process; 0 is the server, and the only one where nothing was started by torchrun."""
+    return int(os.environ.get("RANK", 0)) if size() > 1 else 0
+
+
+def size() -> int:
+    """How many processes share this simulation."""
+    return int(os.environ.get("WORLD_SIZE", 1)) if "MASTER_ADDR" in os.environ else 1
+
+
+def local_rank() -> int:
+    """The number of this process on its machine, and so of its GPU."""
+    return int(os.environ.get("LOCAL_RANK", rank()))
+
+
+def refuse_several(what: str) -> None:
+    """For what only one process can do."""
+    if size() > 1:
+        raise UsageError(
+            f"torchrun: {what} cannot be shared by {size()} processes; start it without torchrun, with --workers N"
+        )
+
+
+class SharedFederation(Federation):
+    """A federation whose clients are shared out among processes. `Federation`'s methods are called on rank 0; the other
+    ranks `serve`."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        if not dist.is_initialized():
+            dist.init_process_group("gloo", timeout=_PATIENCE)
+        self._ends = [self.data.clients * each // size() for each in range(size() + 1)]
+        self._own = range(self._ends[rank()], self._ends[rank() + 1])
+        self._local = _Share(self._client, self._clients, self._transport._links, self.watch)
+        self._transport = _Carrier(self._local, self._call)  # type: ignore[assignment]
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a federation in several processes cannot be copied")
+
+    # --- rank 0
+
+    def _call(self, name: str, *arguments: Any, inbox: Inbox | None = None) -> list[Any]:
+        """Call a function that begins with `_on_` on all ranks; what each returned, in the order of ranks. Frames that
+        come before go to the inbox. An error is raised once no rank is in the middle of a reply."""
+        _send((name, arguments), range(1, size()))
+        replies, failed = [], []
+        own = arguments if inbox is None else (*arguments, inbox)
+        try:
+            replies.append(getattr(self, f"_on_{name}")(*own))
+        except Exception as error:
+            failed.append(error)
+        for source in range(1, size()):
+            while isinstance(got := _receive(source), _Frames):
+                try:
+                    if inbox is not None and not failed:
+                        got.give(inbox)
+                except Exception as error:
+                    failed.append(error)
+            replies.append(got)
+            if isinstance(got, Exception):
+                failed.append(got)
+        if failed:
+            raise failed[0]
+        return replies
+
+    def _measured(self, which: str) -> tuple[Counts, Counts]:
+        tested, validated = Counts(), Counts()
+        for own in self._call("measure", which, self._seen() if which == "everyone" else None):
+            tested |= own[0]
+            validated |= own[1]
+        return tested, validated
+
+    def keep_in(self, folder: Path) -> None:
+        self._call("keep_in", folder.absolute())
+
+    def _clients_state(self) -> dict[str, Any]:
+        parts = self._call("state")
+        present = [cohort for cohorts, _ in parts for cohort in cohorts]
+        return state_of(present, merged_rows([away for _, away in parts]))
+
+    def _load_clients(self, state: dict[str, Any]) -> None:
+        kept = {name: state[name] for name in (*KEPT, "trained", "away")}
+        self._call("load", kept)
+
+    def _seen(self) -> Any:
+        """What copies of absent clients need of the server's state."""
+        server = {name: value.cpu() for name, value in self._server.before.items()}
+        return replace(
+            self._server, server=server, current=server, before=server, log=self._terms.catch_up.answers(),
+            answers_known={}, measured={}, report=None, events=(), left_out={},
+        )  # fmt: skip
+
+    @contextmanager
+    def leading(self) -> Iterator[Callable[[Any], None]]:
+        """While rank 0 plays a run. What is given to the function that this yields, `serve` returns on the other ranks;
+        if nothing is given, the run failed."""
+        ending: list[Any] = [None]
+        try:
+            yield lambda value: ending.__setitem__(0, value)
+        finally:
+            for other in range(1, size()):
+                with suppress(RunError):
+                    _send(("end", ending), [other])
+
+    # --- the other ranks
+
+    @own_threads()
+    def serve(self) -> Any:
+        """Execute what rank 0 calls until its run ends; returns what it gave to `leading`. Rank 0 obeys signals."""
+        with _deaf():
+            while True:
+                name, arguments = _receive(0)
+                if name == "end":
+                    if arguments[0] is None:
+                        raise RunError("rank 0: the run failed there")
+                    return arguments[0]
+                try:
+                    reply = getattr(self, f"_on_{name}")(*arguments)
+                except Exception as error:  # it is raised on rank 0
+                    reply = _portable(error)
+                _send(reply, [0])
+
+    # --- what every rank does with its own clients
+
+    def _on_begin_round(self) -> None:
+        self._local.begin_round()
+
+    def _on_carry(self, requests: Sequence[Request], inbox: Inbox | None = None) -> Inbox | None:
+        mine, last = [_only(request, self._own) for request in requests], requests[-1].orders[-1]
+        if inbox is not None:
+            self._local.carry(mine, inbox)
+            return None
+        inbox = Inbox()
+        if last.code == Code.SEND:
+            exchange = self.method.exchanges[last.index]
+            inbox.aggregation = _Outgoing(exchange, len(mine[-1].clients))  # type: ignore[assignment]
+        self._local.carry(mine, inbox)
+        return replace(inbox, aggregation=None)
+
+    def _on_measure(self, which: str, server: Any) -> tuple[Counts, Counts]:
+        if server is not None and rank():
+            self._server = server
+        return self._counts(self._all() if which == "everyone" else self._clients.present)
+
+    def _on_keep_in(self, folder: Path) -> None:
+        super().keep_in(folder)
+
+    def _on_state(self) -> tuple[list[Cohort], dict[str, Any]]:
+        return [cohort.to(_HOST) for cohort in self._clients.present], self._clients.absent.state()
+
+    def _on_load(self, state: dict[str, Any]) -> None:
+        rows = [row for row, client in enumerate(state["trained"]) if client in self._own]
+        own = {"trained": [state["trained"][row] for row in rows], "away": only_rows(state["away"], self._own)}
+        for name in KEPT:
+            value = state[name]
+            own[name] = {key: each[rows] for key, each in value.items()} if isinstance(value, dict) else value[rows]
+        self._clients.load(own, self.data.samples)
+
+
+class _Share(InProcess):
+    """The clients of one process. Where none of them trains in a phase, those that were present become absent."""
+
+    def _train(self, order: Record, cohorts: list[Cohort], inbox: Inbox) -> None:
+        if cohorts:
+            super()._train(order, cohorts, inbox)
+            return
+        if self.client.method.about_last_steps:
+            self._clients.put(self._ongoing)
+        self._clients.put([])
+        self._ongoing = []
+
+
+class _Carrier:
+    """The transport of rank 0: requests to all processes."""
+
+    def __init__(self, local: _Share, call: Callable[..., list[Any]]) -> None:
+        self.client, self._call = local.client, call
+
+    def begin_round(self) -> None:
+        self._call("begin_round")
+
+    def carry(self, requests: Sequence[Request], inbox: Inbox) -> None:
+        """See `Transport`."""
+        for other in self._call("carry", tuple(requests), inbox=inbox)[1:]:
+            for part in ("trained", "answers_known", "failed"):
+                getattr(inbox, part).update(getattr(other, part))
+            for split, counts in other.measured.items():
+                inbox.measured.setdefault(split, {}).update(counts)
+            for part in ("expected", "rejected", "unheard", "traffic", "next_traffic"):
+                setattr(inbox, part, getattr(inbox, part) + getattr(other, part))
+            inbox.events += other.events
+
+
+@dataclass
+class _Frames:
+    """Some clients' frames on their way to rank 0, in the order of ids: blocks of one size, and single ones."""
+
+    parts: list[tuple[NDArray[np.uint8], Sequence[int], Sequence[int]] | bytes] = field(default_factory=list)
+
+    def give(self, inbox: Inbox) -> None:
+        """Take them in, as `InProcess` does with frames of this process."""
+        aggregation = inbox.aggregation
+        assert aggregation is not None  # frames are of requests that end with SEND
+        for part in self.parts:
+            aggregation.add_up()
+            if isinstance(part, bytes) or not aggregation.take_rows(*part):
+                for data in [part] if isinstance(part, bytes) else [row.tobytes() for row in part[0]]:
+                    try:
+                        aggregation.take(data)
+                    except WireError as error:
+                        inbox.rejected += 1
+                        sender = int.from_bytes(data[12:16], "little")
+                        text = f"is left out of this exchange: {type(error).__name__}: {error}"
+                        inbox.events.append(Event(inbox.round, sender, "message_refused", text))
+        aggregation.add_up()
+
+
+class _Outgoing:
+    """Stands for the server's `Aggregation` where clients are in another process: frames go there unread."""
+
+    def __init__(self, exchange: Any, senders: int) -> None:
+        self.exchange, self._frames = exchange, _Frames()
+        self.capacity = max(1, min(senders, _CHUNK // max(1, exchange.up.max_bytes)))
+
+    def take(self, data: bytes | memoryview) -> None:
+        self._frames.parts.append(bytes(data))
+
+    def take_rows(self, frames: NDArray[np.uint8], senders: Sequence[int], samples: Sequence[int]) -> bool:
+        self._frames.parts.append((frames.copy(), tuple(senders), tuple(samples)))
+        return True
+
+    def add_up(self) -> None:
+        if self._frames.parts:
+            _send(self._frames, [0])
+            self._frames = _Frames()
+
+
+def _only(request: Request, own: range) -> Request:
+    """A request to the clients of one process."""
+    parts = [replace(each, clients=tuple(k for k in each.clients if k in own)) for each in request.catch_up]
+    mine = tuple(client for client in request.clients if client in own)
+    return replace(request, clients=mine, catch_up=tuple(each for each in parts if each.clients))
+
+
+def _send(value: Any, targets: Iterable[int]) -> None:
+    data = torch.frombuffer(bytearray(pickle.dumps(value, protocol=5)), dtype=torch.uint8)
+    for target in targets:
+        with _named(target):
+            dist.send(torch.tensor([len(data)]), target)
+            dist.send(data, target)
+
+
+def _receive(source: int) -> Any:
+    with _named(source):
+        length = torch.empty(1, dtype=torch.int64)
+        dist.recv(length, source)
+        data = torch.empty(int(length), dtype=torch.uint8)
+        dist.recv(data, source)
+    return pickle.loads(data.numpy().data)  # of a process of the same run
+
+
+@contextmanager
+def _named(other: int) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise RunError(
+            f"rank {other} of {size()} ended in the middle of the run; look at its output, then resume from the latest "
+            "checkpoint, with any number of processes"
+        ) from error
+
+
+def _portable(error: Exception) -> Exception:
+    """An error as it can be raised in another process, with its traceback."""
+    if not isinstance(error, PfedlmsError):
+        error.add_note(f"on rank {rank()}:\n{''.join(traceback.format_exception(error))}")
+    try:
+        copy = pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RunError(f"rank {rank()}: {type(error).__name__}: {error}")
+    return error if isinstance(copy, Exception) else RunError(f"rank {rank()}: {error}")
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Ctrl-C and SIGTERM reach all processes; rank 0 decides when the run ends."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

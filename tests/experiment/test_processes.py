@@ -1,0 +1,117 @@
+"""One simulation in several processes: the same bits for any number of them, and what happens when one dies. The
+processes are real ones on this machine, and so take seconds to start."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RUNS = """
+import sys, pfedlms
+from pfedlms.engine import absent
+common = dict(clients=7, rounds=4, local_steps=3, evaluate_every=2, seed=3)
+some = dict(participation=0.6, lost=0.1, quorum=0.1)
+out = sys.argv[1]
+done = [pfedlms.run(method="pfedlms", out=f"{out}/all", validation=0.2, **common)]
+done.append(pfedlms.run(method="fedavg", out=f"{out}/fedavg", momentum=0.5, max_weight=0.6, **some, **common))
+done.append(pfedlms.run(method="sketchvote", out=f"{out}/tracked", **some, **common))
+absent.LARGEST = 0
+done.append(pfedlms.run(method="pfedlms", out=f"{out}/in_file", checkpoint_every=1, **some, **common))
+assert [each.summary["rounds"] for each in done] == [4, 4, 4, 4]
+print(len(done[2].models), "models")
+"""
+DIES = """
+import os, signal
+from pfedlms.engine.training import LocalWorker
+if os.environ.get("RANK") == "1" and "DIES" in os.environ:
+    update = LocalWorker.local_update
+    def local_update(self, method, cohort, phase):
+        if phase == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return update(self, method, cohort, phase)
+    LocalWorker.local_update = local_update
+"""
+
+
+def ranks(count: int, *command: str) -> list[subprocess.Popen[str]]:
+    """Processes as torchrun starts them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    several = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} if count > 1 else {}
+    return [
+        subprocess.Popen(
+            [sys.executable, *command], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **several, **({"RANK": str(rank)} if several else {})},
+        )
+        for rank in range(count)
+    ]  # fmt: skip
+
+
+def ended(processes: list[subprocess.Popen[str]]) -> list[tuple[str, str]]:
+    found = [each.communicate(timeout=600) for each in processes]
+    assert [each.returncode for each in processes] == [0] * len(found), found
+    return found
+
+
+def measured(run: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    summary = json.loads((run / "summary.json").read_text())
+    lines.append({key: summary[key] for key in ("everyone", "total_bytes", "rejected", "rounds", "status")})
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    return bool(one == other)
+
+
+def clients(run: Path) -> dict[str, Any]:
+    """What a checkpoint has of server and clients. Where rows are in a file is the file's business."""
+    state: dict[str, Any] = torch.load(run / "checkpoint.pt", weights_only=True)["federation"]
+    return {key: value for key, value in state.items() if key != "away" or "places" not in value}
+
+
+def test_any_number_of_processes_gives_the_same_bits(tmp_path: Path) -> None:
+    """All clients and some, with lost messages, a tracked model and limited weights; states in memory and in a file."""
+    for count in (1, 2, 3):
+        (output, _), *others = ended(ranks(count, "-c", RUNS, str(tmp_path / str(count))))
+        assert output == "7 models\n"
+        assert all(each[0] == output for each in others)  # every process has the results
+    for name in ("all", "fedavg", "tracked", "in_file"):
+        for count in ("2", "3"):
+            assert measured(tmp_path / count / name) == measured(tmp_path / "1" / name)
+            assert same(clients(tmp_path / count / name), clients(tmp_path / "1" / name))
+
+
+def test_a_process_that_dies_ends_the_run_which_another_number_resumes(tmp_path: Path) -> None:
+    (tmp_path / "dies.py").write_text(DIES)
+    run = ["-m", "pfedlms", "run", "--method", "pfedlms", "--rounds", "8", "--clients", "6", "--local-steps", "2"]
+    run += ["--set", "train.participation=0.5", "--set", "run.checkpoint_every=2", "--quiet"]
+    expected, killed = tmp_path / "expected", tmp_path / "killed"
+    ended(ranks(1, *run, "--out", str(expected)))
+    path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    done = subprocess.run(
+        [*torchrun, *run, "--import", "dies", "--out", str(killed)],
+        text=True, capture_output=True, timeout=600, env={**os.environ, **path, "DIES": "1"},
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "error: rank 1 of 2 ended in the middle of the run" in done.stderr
+    assert json.loads((killed / "summary.json").read_text())["status"] == "failed"
+    assert clients(killed)["rounds_played"] in (2, 4)
+    told = ended(ranks(3, "-m", "pfedlms", "resume", str(killed), "--quiet"))
+    assert told[0][0]
+    assert [output + errors for output, errors in told[1:]] == ["", ""]  # only the first prints
+    assert measured(killed) == measured(expected)
+    assert same(clients(killed), clients(expected))
