@@ -97,10 +97,12 @@ def test_the_papers_decoder_equals_its_transcription(iterations: int) -> None:
 def test_the_papers_decoder_finds_one_clients_direction_and_not_that_of_many() -> None:
     """What it is for, and why it is not the default: signs of one vector, and the mean of signs of twenty."""
     sketch, x = sketch_of(4096, 2048), sparse(4096, 40, seed=1)
-    assert cosine(decoded_by_thresholding(sketch, signs_of(sketch.forward(x)), 40, 100), x) > 0.97
-    each = x + 0.3 * normal(20, 4096, seed=2)
-    mean = torch.cat([signs_of(sketch.forward(own)) for own in each.unsqueeze(1)]).mean(dim=0, keepdim=True)
-    ours, papers = (cosine(decode(sketch, mean, 40, 10), x) for decode in (decoded, decoded_by_thresholding))
+    found = decoded_by_thresholding(sketch, sketch.forward(x).sign(), 40, 100)
+    assert float(torch.cosine_similarity(found, x)) > 0.97
+    mean = sketch.forward(x + 0.3 * normal(20, 4096, seed=2)).sign().mean(dim=0, keepdim=True)
+    ours, papers = (
+        float(torch.cosine_similarity(decode(sketch, mean, 40, 10), x)) for decode in (decoded, decoded_by_thresholding)
+    )
     assert ours > papers + 0.05
 
 

@@ -214,7 +214,7 @@ def resume_run(
         raise UsageError(f"{directory}: this is a run on nodes, which its server resumes; {SERVER_AGAIN}")
     problem.check_complete(config, directory)
     if processes.rank():
-        return _follow(grouped(config.with_run(**how), stored.load_checkpoint()), problem, label, stored.path)
+        return _follow(config.with_run(**how).grouped_as(stored.load_checkpoint()), problem, label, stored.path)
     with stored:
         stored.open()
         checkpoint = stored.load_checkpoint()
