@@ -73,6 +73,7 @@ def study(
     config: str | Path | None = None,
     out: str | Path | None = None,
     workers: int = 1,
+    seconds: float = float("inf"),
     progress: bool | None = None,
     callbacks: Iterable[Any] | None = None,
     loss: PerSample | None = None,
@@ -92,7 +93,8 @@ def study(
         by: what `best` chooses by: `v_acc`, `p_acc` or `g_acc`. Default: `v_acc` with `validation`, else `p_acc`.
         config: a TOML file with settings of all runs.
         out: the folder of the study; every run has its own in it. Without one nothing is written.
-        workers: how many runs at the same time, each in a process; on several GPUs one device each. Needs `out`.
+        workers: how many runs at the same time, in as many processes; on several GPUs one device each. Needs `out`.
+        seconds: begin no run after that; the same call again plays the runs that are left.
         progress, callbacks, settings: as in `run`.
     """
     if (grid is None) == (cells is None):
@@ -108,7 +110,7 @@ def study(
     else:
         made = plan(config, overrides, methods, axes, seeds, by)
     with watching(progress, callbacks) as calls:
-        return play(made, problem, Path(out) if out else None, calls, workers).or_leave()
+        return play(made, problem, Path(out) if out else None, calls, workers, seconds).or_leave()
 
 
 def compare(

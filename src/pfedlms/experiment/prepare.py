@@ -137,6 +137,20 @@ def federated(config: Config, problem: Problem) -> FederatedData:
     return given.federated(dealing(config))
 
 
+_KEPT: dict[Any, Pool] | None = None
+
+
+@contextmanager
+def keeping_pools() -> Iterator[None]:
+    """Within it, a data set is read once for all runs on it that follow each other."""
+    global _KEPT
+    before, _KEPT = _KEPT, {} if _KEPT is None else _KEPT
+    try:
+        yield
+    finally:
+        _KEPT = before
+
+
 def named_pool(config: Config) -> Pool:
     """The data set that the configuration names, before it is partitioned."""
     chosen = config.data
@@ -149,9 +163,14 @@ def named_pool(config: Config) -> Pool:
     more: dict[str, Any] = {}
     if chosen.mean and not own:
         more = {"mean": constants(chosen.mean), "std": constants(chosen.std)}
-    return load_pool(
-        chosen.dataset, chosen.dir or None, chosen.image_size, chosen.label_column, chosen.owner_column, **more
-    )
+    source = chosen.dataset, chosen.dir or None, chosen.image_size, chosen.label_column, chosen.owner_column
+    if _KEPT is None:
+        return load_pool(*source, **more)
+    key = source, tuple(more.items())
+    if key not in _KEPT:
+        _KEPT.clear()  # one at a time: they may be large
+        _KEPT[key] = load_pool(*source, **more)
+    return _KEPT[key]
 
 
 def with_constants(config: Config, data: FederatedData) -> Config:
@@ -201,18 +220,8 @@ def rehearse(configs: Sequence[Config], problem: Problem = NAMED) -> None:
     said = set(without_effect(first))
     warn(text for config in others for text in without_effect(config) if text not in said)
     seen, named = {(first.data, first.run.seed)}, {first.data}
-    pools: dict[Any, Pool] = {}
     for config in others:
-        chosen = config.data
-        if (chosen, config.run.seed) in seen:
-            continue
-        silent = config.silenced() if chosen in named else config
-        seen.add((chosen, config.run.seed))
-        named.add(chosen)
-        if problem.given is not None:
-            federated(silent, problem)
-            continue
-        source = chosen.dataset, chosen.dir, chosen.image_size, chosen.label_column, chosen.owner_column, chosen.mean
-        if source not in pools:
-            pools = {source: named_pool(config)}  # one at a time: they may be large
-        dealt(silent, pools[source])
+        if (config.data, config.run.seed) not in seen:
+            federated(config.silenced() if config.data in named else config, problem)
+            seen.add((config.data, config.run.seed))
+            named.add(config.data)
