@@ -55,7 +55,7 @@ def train_settings(config: Config) -> TrainSettings:
 
 @dataclass(frozen=True)
 class Ingredients:
-    """What the ends of a run are made of: on the device, and found to fit together."""
+    """The parts of a run, on the device and checked together."""
 
     model: CohortModel
     data: FederatedData
@@ -81,7 +81,7 @@ def prepare(config: Config, problem: Problem = NAMED) -> Federation:
 
 
 def ingredients(config: Config, data: Callable[[], FederatedData], problem: Problem = NAMED) -> Ingredients:
-    """The model and what it is trained on, tried on each other; `data` are read once all else is found to be there."""
+    """The model, its data and its criterion, checked together; `data` are read after everything else was checked."""
     device = _device(config.run.device)
     for key in ("loss", "metric"):
         if getattr(config.train, key) == CUSTOM and getattr(problem, key) is None:
@@ -127,14 +127,14 @@ def federated(config: Config, problem: Problem) -> FederatedData:
     """The data of all clients, partitioned as the configuration says."""
     chosen, given = config.data, problem.given
     if given is None:
-        return dealt(config, named_pool(config))
+        return partitioned(config, named_pool(config))
     if given.held and chosen.partition not in ("auto", "given"):
         raise DataError(
             f"data.partition: got {chosen.partition!r}, but data are given client by client; leave it out, or give one "
             "pool (x, y)"
         )
     warn(without_effect_on(config, "given" if given.held else scheme_of(chosen.partition, None, given.pool.classes)))
-    return given.federated(dealing(config))
+    return given.federated(partitioning(config))
 
 
 _KEPT: dict[Any, Pool] | None = None
@@ -191,7 +191,7 @@ def normalisation(config: Config) -> dict[str, Any] | None:
     return {"mean": list(mean), "std": list(std), "scale": scale}
 
 
-def dealt(config: Config, pool: Pool) -> FederatedData:
+def partitioned(config: Config, pool: Pool) -> FederatedData:
     """A pool partitioned as the configuration says."""
     scheme, clients = scheme_of(config.data.partition, pool.owner), len(pool.owners)
     if scheme == "given" and "data.clients" in config.given and config.data.clients != clients:
@@ -200,10 +200,11 @@ def dealt(config: Config, pool: Pool) -> FederatedData:
             "clients; leave it out, or choose another data.partition"
         )
     warn(without_effect_on(config, scheme))
-    return from_pool(pool.x, pool.y, dealing(config), pool.owner, pool.owners, pool.names, mean=pool.mean, std=pool.std)
+    how = partitioning(config)
+    return from_pool(pool.x, pool.y, how, pool.owner, pool.owners, pool.names, mean=pool.mean, std=pool.std)
 
 
-def dealing(config: Config) -> Partitioning:
+def partitioning(config: Config) -> Partitioning:
     """The settings that say how samples are partitioned."""
     chosen = config.data
     return Partitioning(
@@ -217,8 +218,8 @@ def rehearse(configs: Sequence[Config], problem: Problem = NAMED) -> None:
     of the others. Settings without effect are named here, so the runs themselves can be silenced."""
     first, *others = configs
     prepare(first, problem)
-    said = set(without_effect(first))
-    warn(text for config in others for text in without_effect(config) if text not in said)
+    warned = set(without_effect(first))
+    warn(text for config in others for text in without_effect(config) if text not in warned)
     seen, named = {(first.data, first.run.seed)}, {first.data}
     for config in others:
         if (config.data, config.run.seed) not in seen:

@@ -160,7 +160,7 @@ def _made(factory: Callable[[], nn.Module], key: int) -> nn.Module:
 def as_the_model_takes_them(model: nn.Module, data: FederatedData) -> FederatedData:
     """Samples of whole numbers as they are, for models that look them up; as floats for those that calculate with them,
     which is found out by trying. Tried are the samples that hold the least and the greatest number of each place, so
-    that no number is too large for an embedding, and on the CPU, where that is an error one can go on after."""
+    that no number is too large for an embedding, and on the CPU, where a failure can be caught."""
     if data.x.is_floating_point():
         return data
     flat = data.x.reshape(len(data.x), -1)

@@ -212,7 +212,7 @@ def refuse_study(directory: Path, command: str) -> None:
 
 
 def load_study(directory: Path, problem: Problem = NAMED) -> Study:
-    """A study as far as it came; runs without a finished round are left out."""
+    """A study, finished or not; runs without a finished round are left out."""
     manifest = read_manifest(directory)
     found = [
         load_run(directory / folder, problem, label=manifest["names"].get(folder, ""))
@@ -229,7 +229,7 @@ def _read_config(text: str) -> Config:
 
 
 def same_run(planned: Config, stored: Config) -> bool:
-    """Whether two configurations measure the same: all but where data lie and how a run is executed."""
+    """Whether two configurations measure the same: all but where data are and how a run is executed."""
 
     def of(config: Config) -> dict[str, Any]:
         run = {key: getattr(config.run, key) for key in OF_THE_RESULT}
@@ -265,7 +265,7 @@ def play(
     folders = _folders(made.cells)
     _write_manifest(made, folders, out)
     places = {each.config.data.dir for each in made.cells}
-    moved = places.pop() if len(places) == 1 else None  # the data may lie elsewhere than when a run began
+    moved = places.pop() if len(places) == 1 else None  # the data may have been moved since a run began
     return resume_all(out, problem, callbacks, moved or None, workers, list(folders), deadline)
 
 
@@ -342,14 +342,14 @@ def _collect(
     others. `others` are runs of the same folder that are not played now."""
     order = {(each.label, each.config.run.seed): place for place, each in enumerate(made.cells)}
     done: list[Run] = []
-    came = 0
+    stopped = 0
     try:
         for each, run_it in plays:
             if time.monotonic() > deadline:
                 break
             try:
                 run = run_it()
-                came = run.stopped
+                stopped = run.stopped
             except StorageError as error:
                 raise StorageError(error.path, error.reason, resume=directory) from error
             except RunError as error:
@@ -364,11 +364,11 @@ def _collect(
             done = sorted([*done, run], key=lambda run: order[run.label, run.config.run.seed])
             if directory is not None:
                 _write_results(directory, [*others, *done], made)
-            if came:
+            if stopped:
                 break
     except KeyboardInterrupt:  # between two runs, or Ctrl-C pressed twice
-        came = signal.SIGINT
-    found = Study(done, directory, made.axes, made.by, [each.config for each in made.cells], int(came))
+        stopped = signal.SIGINT
+    found = Study(done, directory, made.axes, made.by, [each.config for each in made.cells], int(stopped))
     if found.axes and not found.interrupted:
         flatters = (
             f"chosen by {found.by} on test samples, which flatters the best; data.validation=0.1 sets others aside"

@@ -84,7 +84,7 @@ def in_parallel(
     call, waiting, interrupted = Calls(callbacks), list(cells), False
     pool: list[_Worker] = []
     try:
-        with signals() as came:
+        with signals() as received_signal:
             while True:
                 busy = [each for each in pool if each.cell is not None]
                 while waiting and len(busy) < workers and not interrupted and time.monotonic() < deadline:
@@ -101,7 +101,7 @@ def in_parallel(
                 if not busy:
                     return
                 connection.wait([each.pipe for each in busy], timeout=0.2)
-                if came() and not interrupted:
+                if received_signal() and not interrupted:
                     interrupted = True
                     for each in busy:
                         each.process.terminate()  # which lets the round end and be saved
@@ -132,7 +132,7 @@ def _work(pipe: Any, problem: Problem, data_dir: str | None, imports: Sequence[s
 
 
 def _played(cell: Cell, problem: Problem, data_dir: str | None, how: dict[str, Any]) -> RunError | None:
-    """Play a run, whose results lie in its folder; an error that ended it."""
+    """Play a run, whose results are in its folder; return the error that ended it."""
     try:
         resume_run(cell.config.run.out, problem, (), data_dir, cell.label, **how)
     except (DivergedError, QuorumError) as error:
