@@ -1,4 +1,4 @@
-"""The one loop that plays the rounds of a run, in this process or on nodes: what it records, and what signals do."""
+"""The loop that plays the rounds of a run, in this process or on nodes: records, checkpoints and signals."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Stopped(BaseException):
 
 
 class Running(RunInfo):
-    """A run while it is played: what happens becomes metrics, checkpoints and a summary, on disk where there is a
-    directory. `played` is a federation in this process; a subclass plays one on nodes."""
+    """A run while it is played: writes metrics, checkpoints and a summary, on disk if there is a directory. `played` is
+    a federation in this process; a subclass plays one on nodes."""
 
     def __init__(self, config: Config, played: Any, directory: RunDirectory | None = None, label: str = "") -> None:
         super().__init__(
@@ -66,7 +66,7 @@ class Running(RunInfo):
         """What is recorded besides: of a round, an evaluation or the summary."""
         return {}
 
-    # --- what was done
+    # --- records
 
     @property
     def round(self) -> int:

@@ -1,4 +1,4 @@
-"""One run: begin it, resume it, load it from its folder, and use what it reached."""
+"""One run: begin it, resume it, load it from its folder, and use its results."""
 
 from __future__ import annotations
 
