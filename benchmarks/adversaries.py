@@ -20,14 +20,13 @@ from statistics import mean, stdev
 from typing import Any
 
 import lies
-import study
 from kept import commit
 
 from pfedlms import load_config, rng
 from pfedlms.engine.reports import Evaluation
 from pfedlms.errors import RunError
 from pfedlms.experiment.config import Config
-from pfedlms.experiment.prepare import as_configured, prepare
+from pfedlms.experiment.prepare import as_configured, keeping_pools, prepare
 from pfedlms.methods import Method
 
 Tell = Callable[[Method, tuple[int, ...]], None]
@@ -146,8 +145,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # refused messages are what this is about
-    study.keep_data()
-    rows = rows_of(options)
+    with keeping_pools():
+        rows = rows_of(options)
     show(rows)
     if options.json:
         made_at = commit() or "unknown"

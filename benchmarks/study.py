@@ -16,32 +16,26 @@ chose: from --server-step, else from the rows of the sweep (in --out, --done or 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
-import multiprocessing
 import os
 import platform
-import queue
 import re
+import shutil
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import cells
-import torch
 import variants
 from cells import Cell
 from kept import commit
 from papers.pfedlms.runs import config_of
 
-from pfedlms import Callback, Config, Problem, load_dataset, same_run
-from pfedlms.data import FederatedData
-from pfedlms.errors import DivergedError, PfedlmsError, RunError
-from pfedlms.experiment import prepare as preparation
-from pfedlms.experiment.runs import begin
+import pfedlms
+from pfedlms import Callback, Config, RunInfo, load_dataset, same_run
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -49,73 +43,38 @@ MIB = 1 << 20
 Row = dict[str, Any]
 
 
-class Curve(Callback):
-    """What is measured, evaluation by evaluation, also of a run that does not end well."""
+class Rows(Callback):
+    """Keeps the row of every cell that ends, and says so; its run folder is not needed any more."""
 
-    def __init__(self) -> None:
-        self.columns: dict[str, list[float]] = {}
+    def __init__(self, planned: Mapping[str, tuple[Cell, Config]], folder: Path, commit: str) -> None:
+        self._planned, self._folder, self._commit, self.left = planned, folder, commit, len(planned)
 
-    def on_evaluation(self, run: Any, record: Mapping[str, Any]) -> None:
+    def on_end(self, run: RunInfo, summary: Mapping[str, Any]) -> None:
+        if summary["status"] == "interrupted" or run.directory is None:
+            return
+        cell, config = self._planned[run.name.rpartition(" seed ")[0]]
+        row = row_of(cell, config, summary, pfedlms.load(run.directory).metrics, self._commit)
+        write(row, self._folder)
+        self.left -= 1
+        print(line(row, self.left), flush=True)
+
+
+def row_of(cell: Cell, config: Config, summary: Mapping[str, Any], metrics: Sequence[Row], commit: str) -> Row:
+    """The row of a cell; `curve` has what was measured, evaluation by evaluation."""
+    curve: dict[str, list[float]] = {}
+    for record in metrics:
         measured = {name: record[name] for name in ("round", "p_acc", "g_acc", "v_acc") if name in record}
         for name, value in {**measured, "bytes": sum(record["bytes"].values())}.items():
-            self.columns.setdefault(name, []).append(value)
-
-
-def keep_data() -> None:
-    """From now on this process reads a data set once, keeps it on the device, and draws every partition once.
-
-    By its name in the configuration, so that everything else is as in any run.
-    """
-    draw = preparation.federated
-
-    @cache
-    def pool(dataset: str, directory: str) -> tuple[Any, Any]:
-        return load_dataset(dataset, directory or None)
-
-    @cache
-    def on_device(dataset: str, directory: str, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-        x, y = (torch.from_numpy(each).to(device) for each in pool(dataset, directory))
-        return x, y
-
-    drawn: dict[Any, FederatedData] = {}
-
-    def federated(config: Config, problem: Problem) -> FederatedData:
-        chosen, device = config.data, preparation._device(config.run.device)
-        key = chosen, config.run.seed, device
-        if key not in drawn:
-            held = draw(config, Problem(pool(chosen.dataset, chosen.dir)))
-            x, y = on_device(chosen.dataset, chosen.dir, device.type)
-            drawn[key] = replace(held, x=x, y=y)
-        return drawn[key]
-
-    preparation.federated = federated
-
-
-def device_name(name: str) -> str:
-    found = preparation._device(name)
-    return torch.cuda.get_device_name() if found.type == "cuda" else f"CPU, {platform.machine()}"
-
-
-def run_cell(cell: Cell, config: Config, commit: str) -> tuple[Row, bool]:
-    """The row of a cell, and whether this process can go on after it."""
-    curve, message, sound = Curve(), "", True
-    try:
-        result = begin(config, Problem(model=variants.MODELS.get(cell.model)), [curve])
-        summary, status = result.summary, result.summary["status"]
-    except RunError as error:
-        summary, message = error.summary, str(error)
-        status = "diverged" if isinstance(error, DivergedError) else "failed"
-    except PfedlmsError as error:
-        summary, status, message = None, "failed", str(error)
-    except Exception as error:  # whatever it is, the other cells are worth having
-        traceback.print_exc()
-        summary, status, message = None, "failed", f"{type(error).__name__}: {error}"
-        sound = False
-    tables = config.tables()
+            curve.setdefault(name, []).append(value)
+    tables, device = config.tables(), summary["environment"]["device"]
     tables["data"]["dir"] = ""
-    row: Row = {"cell": cell.name, "group": cell.group, "setup": cell.setup, "label": cell.label, "status": status}
-    row |= {"message": message, "commit": commit, "device": device_name(config.run.device), "model": cell.model}
-    return {**row, "config": tables, "summary": summary, "curve": curve.columns}, sound
+    status = summary["status"]
+    return {
+        "cell": cell.name, "group": cell.group, "setup": cell.setup, "label": cell.label, "status": status,
+        "message": "" if status == "finished" else f"after round {summary['rounds']}", "commit": commit,
+        "device": f"CPU, {platform.machine()}" if device == "cpu" else device, "model": cell.model, "config": tables,
+        "summary": summary, "curve": curve,
+    }  # fmt: skip
 
 
 def line(row: Row, left: int) -> str:
@@ -138,53 +97,35 @@ def write(row: Row, folder: Path) -> None:
     partial.replace(file)
 
 
-def work(todo: Any, done: Any, folder: Path, commit: str, deadline: float) -> None:
-    """Cells of the queue, one after another, until it is empty, the time is up, or nobody waits for them any more."""
-    keep_data()
-    parent = multiprocessing.parent_process()
-    while time.time() < deadline and (parent is None or parent.is_alive()):
-        try:
-            cell, config = todo.get(timeout=1)
-        except queue.Empty:
-            return
-        row, sound = run_cell(cell, config, commit)
-        if row["status"] == "interrupted":
-            return
-        write(row, folder)
-        done.put(row)
-        if not sound:  # a device whose memory was written over answers nothing any more
-            done.close()
-            done.join_thread()
-            os._exit(1)
-
-
 def run_all(todo: Sequence[tuple[Cell, Config]], options: argparse.Namespace, commit: str) -> None:
-    """Share the cells out to workers, and say what comes back."""
-    began, context = time.time(), multiprocessing.get_context("spawn")
-    waiting, done = context.Queue(), context.Queue()
-    for pair in todo:
-        waiting.put(pair)
-    deadline = began + options.seconds
-    arguments = (waiting, done, options.out, commit, deadline)
-    start = lambda: context.Process(target=work, args=arguments, daemon=True)  # noqa: E731 - used twice
-    workers = [start() for _ in range(min(options.workers, len(todo)))]
-    for worker in workers:
-        worker.start()
-    left, spare = len(todo), 2 * len(workers)
-    while left and (any(worker.is_alive() for worker in workers) or not done.empty()):
-        try:
-            row = done.get(timeout=0.5)
-        except queue.Empty:
-            for index, worker in enumerate(workers):
-                if not worker.is_alive() and worker.exitcode and spare and time.time() < deadline:
-                    print(f"a worker ended with {worker.exitcode}; another takes its place", flush=True)
-                    workers[index], spare = start(), spare - 1
-                    workers[index].start()
-            continue
-        left -= 1
-        print(line(row, left), flush=True)
-    waiting.cancel_join_thread()
-    print(f"{len(todo) - left} of {len(todo)} cells done in {time.time() - began:.0f} s")
+    """Play the cells as a study for each model, in their order; its folder lies beside the rows."""
+    began, done = time.time(), 0
+    for model in dict.fromkeys(cell.model for cell, _ in todo):
+        planned = {label(cell, config): (cell, config) for cell, config in todo if cell.model == model}
+        rows = Rows(planned, options.out, commit)
+        left = began + options.seconds - time.time()
+        folder = options.out.with_name(f"{options.out.name}-runs") / (model or "named")
+        for each in pfedlms.study(
+            pfedlms.Problem(model=variants.MODELS.get(model)),
+            cells={name: settings(config) for name, (_, config) in planned.items()},
+            out=folder, workers=options.workers, seconds=left, callbacks=[rows], progress=False,
+        ).runs:  # fmt: skip
+            if each.summary["status"] != "interrupted" and each.directory is not None:
+                shutil.rmtree(each.directory)
+        done += len(planned) - rows.left
+    print(f"{done} of {len(todo)} cells done in {time.time() - began:.0f} s")
+
+
+def label(cell: Cell, config: Config) -> str:
+    """The name of a cell's run: cells whose settings were changed are other runs."""
+    digest = hashlib.sha256(config.to_toml().encode()).hexdigest()
+    return f"{cell.group}_{cell.name}_{digest[:8]}"
+
+
+def settings(config: Config) -> dict[str, Any]:
+    """A whole configuration as `pfedlms.study` takes it, with a checkpoint at the end alone."""
+    tables = config.tables()
+    return {**tables, "run": {**tables["run"], "checkpoint_every": 10**6}}
 
 
 def rows_in(folder: Path, group: str) -> list[Row]:

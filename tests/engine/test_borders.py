@@ -61,6 +61,11 @@ class UnmarkedScaffold(Scaffold):
         return Corrected(cohort.heard["control"] - cohort.state["control"])  # type: ignore[arg-type]
 
 
+class NothingHeard(FedProx):
+    def objective(self, cohort: Cohort, round: int) -> Objective:
+        return Proximal(PerClient(cohort.heard["nothing"]), 0.1)
+
+
 class UnmarkedSecond(Ditto):
     def after_training(self, cohort: Cohort, phase: int, work: Any) -> Cohort:
         work.train(cohort, Proximal(cohort.params, 0.1), phase)  # type: ignore[arg-type]
@@ -94,6 +99,8 @@ class Mean(Averaged):
 
     def server_reply(self, server: Tensors, total: Any, round: int) -> Any:
         after, values = super().server_reply(server, total, round)
+        if self._what == "server without a key":
+            return server["nothing"]
         if self._what == "server state dropped":
             return {}, values
         if self._what == "server state retyped":
@@ -107,6 +114,8 @@ class Mean(Averaged):
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Any:
         if self._what == "params without rows":
             return replace(cohort, params=values["model"])
+        if self._what == "answer without a key":
+            return values["nothing"]
         if self._what == "nothing returned":
             return None
         return super().client_receive(cohort, values, round)
@@ -234,6 +243,9 @@ REFUSED = {
     "state without rows": (averaging("state without rows"), r'client_start: state\["shared"\]: got .*\[1510\]'),
     "rest without rows": (averaging("rest without rows"), r"client_rest: state: shared: got"),
     "another model at the server": (averaging("another model at the server"), r"client_receive: .*not the server's"),
+    "server without a key": (averaging("server without a key"), r"Mean\.server_reply: raised KeyError: 'nothing'"),
+    "answer without a key": (averaging("answer without a key"), r"Mean\.client_receive: raised KeyError: 'nothing'"),
+    "nothing heard": (NothingHeard, r"objective: raised KeyError: 'nothing'"),
     "tracks copied": (Copied, r'Changes\.client_receive: uses state\["model"\].*leave `tracks` true'),
     "sends before hearing": (SendsBeforeHearing, r'Stepped\.client_send: uses state\["model"\]'),
 }
@@ -260,6 +272,7 @@ def test_what_breaks_the_contract_is_refused_by_name(name: str) -> None:
     report = check_method(method)
     assert not report.ok
     assert f"method {method.name}: " in report.failed[0].text
+    assert "_Watched" not in str(report)
 
 
 @pytest.mark.parametrize("clients", [1, 2, 3, 5, 10])
@@ -427,6 +440,16 @@ def test_right_methods_pass(method: type[Method]) -> None:
     report = check_method(method)
     assert report.ok, str(report)
     assert str(report).startswith(f"{method.name}: all checks passed")
+
+
+@pytest.mark.parametrize("tracks", [True, False])
+def test_check_method_hints_at_answers_that_are_the_model(tracks: bool) -> None:
+    class Whole(averaging("")):  # type: ignore[misc]
+        pass
+
+    Whole.tracks = tracks
+    texts = {each.name: each.text for each in check_method(Whole).checks}
+    assert ("every answer is the model w itself, so set `tracks = False`" in texts["participation"]) is tracks
 
 
 def test_settings_are_checked() -> None:

@@ -1,4 +1,4 @@
-"""data show, download, check: who holds what, and the files data sets are read from."""
+"""data show, download, check: how data are partitioned, and the files data sets are read from."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pfedlms.report.tables import Table, table_of
 
 
 def add_data(sub: argparse.ArgumentParser) -> None:
-    """show: who holds what, clients x classes; nothing is trained. download NAME: fetch the files of a data set. check
+    """show: which client holds how many samples of each class. download NAME: fetch the files of a data set. check
     [NAME]: which data sets are there, complete or what is wrong."""
     sub.add_argument("what", metavar="show|download|check", help="what to do")
     help = "show: a TOML file, options below come on top of it; else the name of a data set"

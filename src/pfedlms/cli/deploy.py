@@ -46,7 +46,7 @@ def _init(options: argparse.Namespace) -> int:
     given = {name: value for name, value in chosen.items() if value is not None}
     files = write_folder(options.directory, options.nodes, port=options.port, link_port=options.link_port, **given)
     show(options, {"directory": str(options.directory), "files": list(map(str, files))}, table_of, [])
-    say(f"{len(files)} files; how to go on: {options.directory / 'README.md'}")
+    say(f"{len(files)} files; next steps: {options.directory / 'README.md'}")
     return 0
 
 

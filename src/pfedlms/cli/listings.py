@@ -1,4 +1,4 @@
-"""What there is to choose from, as rows: a function for each of `pfedlms methods`, `datasets`, `models`, `settings`."""
+"""Methods, data sets, models and settings as rows of tables; one function for each command of that name."""
 
 from __future__ import annotations
 

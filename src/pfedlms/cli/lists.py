@@ -1,4 +1,4 @@
-"""bits, methods, datasets, models, settings: what there is to choose from, and what it costs."""
+"""bits, methods, datasets, models, settings: the commands that list."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def bits(options: argparse.Namespace) -> None:
 
 
 def add_listing(sub: argparse.ArgumentParser) -> None:
-    """List what there is to choose from."""
+    """List the names to choose from."""
     add(sub, "--import", "--json")
 
 
 def add_methods(sub: argparse.ArgumentParser) -> None:
-    """List the methods. check MODULE:CLASS: whether a method of your own keeps what runs rely on."""
+    """List the methods. check MODULE:CLASS: check a method of your own."""
     sub.add_argument("what", nargs="?", choices=["check"], metavar="check", help="check a method of your own")
     sub.add_argument("method", nargs="?", metavar="MODULE:CLASS", help="check: the method's class")
     add_listing(sub)

@@ -41,7 +41,7 @@ SHARED: dict[str, dict[str, Any]] = {
     "--json": {"action": "store_true", "help": "print JSON and nothing else on standard output"},
     "--quiet": {"action": "store_true", "help": "no progress; the folder of the results is still named"},
 }  # fmt: skip
-"""What argparse is told of each."""
+"""Arguments of argparse by option."""
 
 
 def add(sub: argparse.ArgumentParser, *names: str, **helps: str) -> None:
@@ -97,7 +97,7 @@ def overrides(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 
 def out_directory(options: argparse.Namespace, configured: str, label: str) -> Path:
-    """The directory asked for, or a fresh one named by time. A run's own config.toml names the directory it lies in,
+    """The directory asked for, or a fresh one named by time. A run's own config.toml names its own directory,
     which is not meant when it is run again."""
     if options.config and not options.out and Path(configured).resolve() == Path(options.config).resolve().parent:
         configured = ""

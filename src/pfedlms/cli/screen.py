@@ -1,4 +1,4 @@
-"""What commands print: documents and tables on standard output, words on standard error."""
+"""Output of commands: documents and tables on standard output, messages on standard error."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from pfedlms.engine.terms import Terms
 from pfedlms.errors import ConfigError, DataError
 from pfedlms.experiment.config import CUSTOM, Config
 from pfedlms.experiment.loop import fixed_settings
-from pfedlms.experiment.prepare import NAMED, Ingredients, as_configured, dealt, ingredients, named_pool
+from pfedlms.experiment.prepare import NAMED, Ingredients, as_configured, ingredients, named_pool, partitioned
 from pfedlms.experiment.problem import Problem
 from pfedlms.methods import METHODS
 from pfedlms.wire.frames import agreement_digest
@@ -63,7 +63,7 @@ class Ground:
                         "this one has its own data; set data.dataset = 'custom', data.class_names and data.sample_shape"
                     ]
                 )
-            return dealt(self.config, named_pool(self.config))
+            return partitioned(self.config, named_pool(self.config))
         if self.client is None:
             return server_data(self.config)
         if data is None:

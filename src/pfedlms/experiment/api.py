@@ -1,4 +1,4 @@
-"""What users call: one run, a study of many, and what folders hold."""
+"""The functions that users call: run, study, compare, sweep, resume, load and export."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def run(
         callbacks: objects with `on_round`, `on_evaluation` or `on_end`; see `pfedlms.Callback`.
         settings: any key of a section (`rounds=50, alpha=0.1, strength=0.05, seed=1, …`).
 
-    Ctrl-C lets the round end and be saved, then raises `KeyboardInterrupt`, whose `result` has what there is; SIGTERM
-    ends the program likewise. A second Ctrl-C does not wait for the round.
+    After Ctrl-C the round ends and is saved; then `KeyboardInterrupt` is raised, whose `result` is the run so far.
+    SIGTERM ends the program likewise. A second Ctrl-C does not wait for the end of the round.
     """
     method = method_in(config) if method is None else method
     problem = Problem.of(data, model, loss, metric)
@@ -73,6 +73,7 @@ def study(
     config: str | Path | None = None,
     out: str | Path | None = None,
     workers: int = 1,
+    seconds: float = float("inf"),
     progress: bool | None = None,
     callbacks: Iterable[Any] | None = None,
     loss: PerSample | None = None,
@@ -92,7 +93,8 @@ def study(
         by: what `best` chooses by: `v_acc`, `p_acc` or `g_acc`. Default: `v_acc` with `validation`, else `p_acc`.
         config: a TOML file with settings of all runs.
         out: the folder of the study; every run has its own in it. Without one nothing is written.
-        workers: how many runs at the same time, each in a process; on several GPUs one device each. Needs `out`.
+        workers: how many runs at the same time, in as many processes; on several GPUs one device each. Needs `out`.
+        seconds: begin no run after that; the same call again plays the runs that are left.
         progress, callbacks, settings: as in `run`.
     """
     if (grid is None) == (cells is None):
@@ -108,7 +110,7 @@ def study(
     else:
         made = plan(config, overrides, methods, axes, seeds, by)
     with watching(progress, callbacks) as calls:
-        return play(made, problem, Path(out) if out else None, calls, workers).or_leave()
+        return play(made, problem, Path(out) if out else None, calls, workers, seconds).or_leave()
 
 
 def compare(
@@ -159,9 +161,9 @@ def resume(
     loss: PerSample | None = None,
     metric: Metric | None = None,
 ) -> Run:
-    """Play the rounds that are left of the run in `directory`; data, model, loss and metric (or a `Problem`) are needed
-    again where they were given in Python. `data_dir` says where a data set's files are now, if they were moved. Ctrl-C
-    as in `run`."""
+    """Play the rounds that are left of the run in `directory`. Data, model, loss and metric (or a `Problem`) are needed
+    again if they were given in Python. `data_dir` is the folder of the data set's files, if they were moved. Ctrl-C as
+    in `run`."""
     with watching(progress, callbacks) as calls:
         return resume_run(directory, Problem.of(data, model, loss, metric), calls, data_dir).or_leave()
 
@@ -192,8 +194,8 @@ def load(
     loss: PerSample | None = None,
     metric: Metric | None = None,
 ) -> Run | Study:
-    """The run or study in a folder, finished or not; nothing is trained. What was given in Python is needed again for
-    models alone."""
+    """The run or study in a folder, finished or not. Objects that were given in Python are needed again only for
+    models."""
     problem = Problem.of(data, model, loss, metric)
     several = manifest_of(Path(directory)) is not None
     return load_study(Path(directory), problem) if several else load_run(directory, problem, data_dir)
@@ -211,8 +213,8 @@ def export(
     data_dir: str | None = None,
 ) -> None:
     """Write models of the run in `directory`, as of its latest checkpoint: `pfedlms.load(directory).export(file, …)`.
-    The folder is enough, unless the model was given in Python. Data are needed for clients that took no part in the
-    last round, to take its steps; without them their model is the one before."""
+    The folder is enough, unless the model was given in Python. Clients that took no part in the last round need their
+    data, for its local steps; without data their model is the one before these steps."""
     refuse_study(Path(directory), "export")
     found = load_run(directory, Problem.of(data, model), data_dir)
     found.export(file, client=client, shared=shared, best=best)

@@ -1,5 +1,4 @@
-"""The one way to watch a run: a list of callbacks. Progress on a screen, early stopping, checkpoints, tracking and the
-user's own are callbacks."""
+"""Callbacks of a run: progress on a screen, early stopping, checkpoints, tracking and the user's own."""
 
 from __future__ import annotations
 
@@ -72,8 +71,7 @@ class Callback:
 
 
 class SharedModelWarning(Callback):
-    """Warns once where the shared model falls apart while the clients' own, which take local steps from it, look
-    fine."""
+    """Warns once if the shared model falls apart, although the clients' own models, after local steps, are fine."""
 
     _warned = False
 

@@ -18,7 +18,7 @@ from pfedlms.engine.terms import agreement, task_of
 from pfedlms.errors import ConfigError
 from pfedlms.experiment.config import CUSTOM, Config, Tables, keys, load_config, merge, of_method
 from pfedlms.experiment.memory import needed_bytes
-from pfedlms.experiment.prepare import dealt, named_pool, train_settings
+from pfedlms.experiment.prepare import named_pool, partitioned, train_settings
 from pfedlms.methods import METHODS
 from pfedlms.methods.contract import Method
 from pfedlms.models import CohortModel, build
@@ -27,8 +27,8 @@ from pfedlms.wire.frames import SERVER, Intake, frame
 
 def message_cost(method: Method) -> Traffic:
     """Bytes of one client in one round: a message of every kind at its largest size (with positions: at an average one,
-    see `estimated`), encoded and decoded again. What catching up takes depends on who was away, so none of it is in
-    here."""
+    see `estimated`), encoded and decoded again. Bytes to catch up depend on which clients were absent, and are not
+    included."""
     digest = agreement(method)
     total = Traffic()
     for exchange in method.exchanges:
@@ -172,7 +172,7 @@ def _notes(config: Config, federation: Federation) -> list[str]:
 def holdings(config: Config) -> dict[str, Any]:
     """The data set, its partition, and of every client the samples of each part and class."""
     pool = named_pool(config)
-    data = dealt(config, pool)
+    data = partitioned(config, pool)
     scheme = scheme_of(config.data.partition, pool.owner)
     parts = {"train": data.train, "test": data.test, **({"validation": data.validation} if data.validation else {})}
     labels = data.y.numpy()

@@ -89,7 +89,7 @@ def open_models(stored: RunDirectory, config: Config, problem: Problem, best: bo
     directory = stored.path
     if stored.on_nodes:
         raise UsageError(
-            f"{directory}: this is a run on nodes, whose models lie with the nodes, each in its state directory; "
+            f"{directory}: this is a run on nodes, whose models are on the nodes, each in its state directory; "
             "take one out there, with Node.model()"
         )
     if config.model.name == CUSTOM and problem.model is None:

@@ -1,4 +1,4 @@
-"""The one loop that plays the rounds of a run, in this process or on nodes: what it records, and what signals do."""
+"""The loop that plays the rounds of a run, in this process or on nodes: records, checkpoints and signals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pfedlms.experiment.callbacks import Calls, Checkpoints, EarlyStopping, RunI
 from pfedlms.experiment.config import CUSTOM, Config
 from pfedlms.experiment.prepare import as_configured
 from pfedlms.experiment.store import RunDirectory
-from pfedlms.experiment.summary import Ending, environment, finite, same_result, summarise
+from pfedlms.experiment.summary import environment, finite, same_result, summarise
 
 
 class Stopped(BaseException):
@@ -33,8 +33,8 @@ class Stopped(BaseException):
 
 
 class Running(RunInfo):
-    """A run while it is played: what happens becomes metrics, checkpoints and a summary, on disk where there is a
-    directory. `played` is a federation in this process; a subclass plays one on nodes."""
+    """A run while it is played: writes metrics, checkpoints and a summary, on disk if there is a directory. `played` is
+    a federation in this process; a subclass plays one on nodes."""
 
     def __init__(self, config: Config, played: Any, directory: RunDirectory | None = None, label: str = "") -> None:
         super().__init__(
@@ -66,7 +66,7 @@ class Running(RunInfo):
         """What is recorded besides: of a round, an evaluation or the summary."""
         return {}
 
-    # --- what was done
+    # --- records
 
     @property
     def round(self) -> int:
@@ -153,13 +153,14 @@ class Running(RunInfo):
         elif is_best(self):
             self.best_state = copy.deepcopy(self.played.state())
 
-    def summary(self, status: str, everyone: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def summary(self, status: str) -> dict[str, Any]:
         """The summary as it would be if the run ended here; nothing is stored."""
         stages = {name: round(spent, 6) for name, spent in self.played.watch.seconds.items()}
         more = {**({"stages": stages} if stages else {}), **self.more("summary")}
-        bytes, failures = asdict(self._traffic), self._failures()
-        ending = Ending(status, self.round, bytes, self.seconds, failures, everyone, more)
-        return summarise(self.config, self.metrics, facts_of(self.played), ending)
+        return summarise(
+            self.config, self.metrics, facts_of(self.played), status, self.round, asdict(self._traffic), self.seconds,
+            self._failures(), **more,
+        )  # fmt: skip
 
     def finish(self, status: str) -> dict[str, Any]:
         """The summary of the run, as it is stored; of one that failed, if it can be stored."""
@@ -218,20 +219,24 @@ def execute(
     """Play all rounds that are left; the summary, and the signal that asked to stop (0: none). `at_once` is for steps
     that take long and can be taken again: a signal ends them where they are, with a checkpoint after every step."""
     call = Calls([EarlyStopping(), SharedModelWarning(), *callbacks, Checkpoints(always=at_once)])
-    with as_configured(run.config), signals(at_once) as came, COMPILATION.announced(lambda: call("on_compile", run)):
+    with (
+        as_configured(run.config),
+        signals(at_once) as received_signal,
+        COMPILATION.announced(lambda: call("on_compile", run)),
+    ):
         run.restore(checkpoint)
         call("on_start", run)
         try:
-            interrupted = _rounds(run, call, came)
+            interrupted = _rounds(run, call, received_signal)
             summary = run.finish("interrupted" if interrupted else "finished")
         except BaseException as error:
             _end(error, run, call)
             raise
         call.end(run, summary)
-        return summary, came()
+        return summary, received_signal()
 
 
-def _rounds(run: Running, call: Calls, came: Callable[[], int]) -> bool:
+def _rounds(run: Running, call: Calls, received_signal: Callable[[], int]) -> bool:
     """All rounds that are left; whether a signal interrupted them."""
     last = run.config.train.rounds
     run.start()
@@ -243,7 +248,7 @@ def _rounds(run: Running, call: Calls, came: Callable[[], int]) -> bool:
             call("on_round", run, run.count(report))
             if run.was_measured(due):
                 call("on_evaluation", run, run.evaluate(report))
-        interrupted = came() > 0 and run.round < last and not run.stopping
+        interrupted = received_signal() > 0 and run.round < last and not run.stopping
         if interrupted:
             run.stop()
         call("on_step", run)
@@ -271,7 +276,7 @@ def _end(error: BaseException, run: Running, call: Calls) -> None:
 def signals(at_once: bool = False) -> Iterator[Callable[[], int]]:
     """Ctrl-C and SIGTERM, which schedulers send before they kill, let the round end and be saved; a second Ctrl-C ends
     the program immediately. With `at_once` the first signal raises `Stopped` where the run is, and later ones are
-    ignored. Yields the number of the first signal that came, 0 if none did."""
+    ignored. Yields the number of the first signal received, 0 if there was none."""
     received: list[int] = []
 
     def handle(number: int, where: FrameType | None) -> None:
@@ -301,7 +306,7 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, text: str, result: Any) -> None:
         super().__init__(text)
         self.result = result
-        """What would have been returned, as far as it came."""
+        """What would have been returned, so far."""
 
 
 def leave(signalled: int, result: Any, resume: str) -> None:
@@ -352,7 +357,7 @@ def load_into(
 
 def fixed_settings(config: Config) -> dict[str, Any]:
     """What cannot change once a run has begun: all but its length (unless its learning rates depend on that), where the
-    data lie and how it is executed."""
+    data are and how it is executed."""
     tables = config.tables()
     del tables["run"], tables["data"]["dir"]
     tables["data"]["dataset"] = kind_of(config.data.dataset) or config.data.dataset

@@ -1,10 +1,10 @@
-"""How much memory clients take, and so how many train at once and where what they keep can lie.
+"""How much memory clients take: how many can train at once, and where their state is kept.
 
 A client *keeps*, from round to round, its model, momentum, running statistics and what its method adds; while it is
-away only what the next answer does not replace, on the device where all clients' fit, else on the host. While it trains
-it *works*, on the device, with copies of its parameters (the model trained, its gradient and the gradient's parts, the
-pull and the padded vectors of its transform, the inputs and results of recorded steps) and with its activations, for
-the backward pass and as gradients.
+absent only what the next answer does not replace, on the device where that of all clients fits, else on the host. While
+it trains it *works*, on the device, with copies of its parameters (the model trained, its gradient and the gradient's
+parts, the pull and the padded vectors of its transform, the inputs and results of recorded steps) and with its
+activations, for the backward pass and as gradients.
 
 Measured on an H200, pFedLMS without momentum, from 100 to 1,000 clients: 7.9 MB a client for `dnn` and 34 MB for
 `vgg8`, where this says 8.0 (0.8 of them kept) and 62.
@@ -41,7 +41,7 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def kept_bytes(method: Method, model: CohortModel, with_momentum: bool, kept: int | None = None) -> tuple[int, int]:
-    """Bytes one client keeps from round to round: while it takes part, and while it is away."""
+    """Bytes one client keeps from round to round: while it takes part, and while it is absent."""
     here = method.client_start(model.cohort((0,), (1,), with_momentum, kept))
     return here.nbytes, method.client_rest(here).nbytes
 
@@ -81,10 +81,10 @@ def fitting_cohort(model: CohortModel, data: FederatedData, batch_size: int, par
 def needed_bytes(federation: Federation, train: TrainSection) -> tuple[int, int]:
     """Bytes that all clients keep once each has taken part, and those that the largest cohort works with."""
     of_optimizer = kept_numbers(federation.model.layout.dim, train.optimizer, train.momentum)
-    here, away = kept_bytes(federation.method, federation.model, False, of_optimizer)
+    here, absent = kept_bytes(federation.method, federation.model, False, of_optimizer)
     working = working_bytes(federation.model, federation.data, train.batch_size)
     participants = federation.participation.count
-    kept = participants * here + (federation.data.clients - participants) * away
+    kept = participants * here + (federation.data.clients - participants) * absent
     return kept, federation.largest_cohort * working
 
 

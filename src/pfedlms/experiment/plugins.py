@@ -16,7 +16,7 @@ from pfedlms.methods import METHODS, Method, register
 from pfedlms.models.zoo import MODELS, Entry
 
 IMPORTED: list[str] = []
-"""Modules that were imported by name; processes of a study import them, too."""
+"""Modules that were imported by name; worker processes of a study import them, too."""
 
 
 def import_modules(names: Iterable[str]) -> None:

@@ -55,7 +55,7 @@ def train_settings(config: Config) -> TrainSettings:
 
 @dataclass(frozen=True)
 class Ingredients:
-    """What the ends of a run are made of: on the device, and found to fit together."""
+    """The parts of a run, on the device and checked together."""
 
     model: CohortModel
     data: FederatedData
@@ -86,7 +86,7 @@ def prepare(config: Config, problem: Problem = NAMED, shared: bool = False) -> F
 
 
 def ingredients(config: Config, data: Callable[[], FederatedData], problem: Problem = NAMED) -> Ingredients:
-    """The model and what it is trained on, tried on each other; `data` are read once all else is found to be there."""
+    """The model, its data and its criterion, checked together; `data` are read after everything else was checked."""
     device = _device(config.run.device)
     for key in ("loss", "metric"):
         if getattr(config.train, key) == CUSTOM and getattr(problem, key) is None:
@@ -132,14 +132,28 @@ def federated(config: Config, problem: Problem) -> FederatedData:
     """The data of all clients, partitioned as the configuration says."""
     chosen, given = config.data, problem.given
     if given is None:
-        return dealt(config, named_pool(config))
+        return partitioned(config, named_pool(config))
     if given.held and chosen.partition not in ("auto", "given"):
         raise DataError(
             f"data.partition: got {chosen.partition!r}, but data are given client by client; leave it out, or give one "
             "pool (x, y)"
         )
     warn(without_effect_on(config, "given" if given.held else scheme_of(chosen.partition, None, given.pool.classes)))
-    return given.federated(dealing(config))
+    return given.federated(partitioning(config))
+
+
+_KEPT: dict[Any, Pool] | None = None
+
+
+@contextmanager
+def keeping_pools() -> Iterator[None]:
+    """Within it, a data set is read once for all runs on it that follow each other."""
+    global _KEPT
+    before, _KEPT = _KEPT, {} if _KEPT is None else _KEPT
+    try:
+        yield
+    finally:
+        _KEPT = before
 
 
 def named_pool(config: Config) -> Pool:
@@ -154,9 +168,14 @@ def named_pool(config: Config) -> Pool:
     more: dict[str, Any] = {}
     if chosen.mean and not own:
         more = {"mean": constants(chosen.mean), "std": constants(chosen.std)}
-    return load_pool(
-        chosen.dataset, chosen.dir or None, chosen.image_size, chosen.label_column, chosen.owner_column, **more
-    )
+    source = chosen.dataset, chosen.dir or None, chosen.image_size, chosen.label_column, chosen.owner_column
+    if _KEPT is None:
+        return load_pool(*source, **more)
+    key = source, tuple(more.items())
+    if key not in _KEPT:
+        _KEPT.clear()  # one at a time: they may be large
+        _KEPT[key] = load_pool(*source, **more)
+    return _KEPT[key]
 
 
 def with_constants(config: Config, data: FederatedData) -> Config:
@@ -177,7 +196,7 @@ def normalisation(config: Config) -> dict[str, Any] | None:
     return {"mean": list(mean), "std": list(std), "scale": scale}
 
 
-def dealt(config: Config, pool: Pool) -> FederatedData:
+def partitioned(config: Config, pool: Pool) -> FederatedData:
     """A pool partitioned as the configuration says."""
     scheme, clients = scheme_of(config.data.partition, pool.owner), len(pool.owners)
     if scheme == "given" and "data.clients" in config.given and config.data.clients != clients:
@@ -186,10 +205,11 @@ def dealt(config: Config, pool: Pool) -> FederatedData:
             "clients; leave it out, or choose another data.partition"
         )
     warn(without_effect_on(config, scheme))
-    return from_pool(pool.x, pool.y, dealing(config), pool.owner, pool.owners, pool.names, mean=pool.mean, std=pool.std)
+    how = partitioning(config)
+    return from_pool(pool.x, pool.y, how, pool.owner, pool.owners, pool.names, mean=pool.mean, std=pool.std)
 
 
-def dealing(config: Config) -> Partitioning:
+def partitioning(config: Config) -> Partitioning:
     """The settings that say how samples are partitioned."""
     chosen = config.data
     return Partitioning(
@@ -204,21 +224,11 @@ def rehearse(configs: Sequence[Config], problem: Problem = NAMED) -> None:
     processes.refuse_several("a study")
     first, *others = configs
     prepare(first, problem)
-    said = set(without_effect(first))
-    warn(text for config in others for text in without_effect(config) if text not in said)
+    warned = set(without_effect(first))
+    warn(text for config in others for text in without_effect(config) if text not in warned)
     seen, named = {(first.data, first.run.seed)}, {first.data}
-    pools: dict[Any, Pool] = {}
     for config in others:
-        chosen = config.data
-        if (chosen, config.run.seed) in seen:
-            continue
-        silent = config.silenced() if chosen in named else config
-        seen.add((chosen, config.run.seed))
-        named.add(chosen)
-        if problem.given is not None:
-            federated(silent, problem)
-            continue
-        source = chosen.dataset, chosen.dir, chosen.image_size, chosen.label_column, chosen.owner_column, chosen.mean
-        if source not in pools:
-            pools = {source: named_pool(config)}  # one at a time: they may be large
-        dealt(silent, pools[source])
+        if (config.data, config.run.seed) not in seen:
+            federated(config.silenced() if config.data in named else config, problem)
+            seen.add((config.data, config.run.seed))
+            named.add(config.data)

@@ -1,5 +1,5 @@
-"""What is to be learnt, as one object: data, model, loss and metric, by name or given in Python; and whether they fit
-each other."""
+"""A learning problem as one object: data, model, loss and metric, by name or given in Python; and the checks that they
+fit each other."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PLACES = {
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What is to be learnt.
+    """A learning problem.
 
     Args:
         data: a data set's name; one to be partitioned, as arrays `(x, y)`, a torch or Hugging Face Dataset, or a tuple
@@ -91,7 +91,7 @@ class Problem:
             raise ConfigError([f"clients: got {settings['clients']}, but data has {clients} clients; leave it out"])
 
     def check_complete(self, config: Config, directory: object) -> None:
-        """Refuse to resume a run without what it was given in Python, or with what it did not have."""
+        """Refuse to resume a run without the objects that it was given in Python, or with others."""
         tables = config.tables()
         for name in given_in_python(tables):
             if getattr(self, name) is None:
@@ -130,12 +130,12 @@ class Problem:
 
 
 def given_in_python(tables: Mapping[str, Any]) -> list[str]:
-    """What of a configuration was no name or number but an object: some of data, model, loss and metric."""
+    """Which of data, model, loss and metric were objects given in Python."""
     return [name for name, (section, key) in _PLACES.items() if tables.get(section, {}).get(key) == CUSTOM]
 
 
 def call(function: str, directory: object, tables: Mapping[str, Any]) -> str:
-    """The call that resumes what is in `directory`, with everything that was given in Python."""
+    """The call that resumes the run or study in `directory`, with the objects that were given in Python."""
     needed = given_in_python(tables)
     keyed = ("loss", "metric") if needed[:1] == ["data"] else ("model", "loss", "metric")
     given = [f"{name}={name}" if name in keyed else name for name in needed]
@@ -158,9 +158,9 @@ def _made(factory: Callable[[], nn.Module], key: int) -> nn.Module:
 
 
 def as_the_model_takes_them(model: nn.Module, data: FederatedData) -> FederatedData:
-    """Samples of whole numbers as they are, for models that look them up; as floats for those that calculate with them,
-    which is found out by trying. Tried are the samples that hold the least and the greatest number of each place, so
-    that no number is too large for an embedding, and on the CPU, where that is an error one can go on after."""
+    """Samples of whole numbers: unchanged for models that look them up, as floats for models that compute with them.
+    Both are tried, on the samples that hold the least and the greatest number of each place, so
+    that no number is too large for an embedding, and on the CPU, where a failure can be caught."""
     if data.x.is_floating_point():
         return data
     flat = data.x.reshape(len(data.x), -1)

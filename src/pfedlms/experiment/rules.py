@@ -1,4 +1,4 @@
-"""What settings mean together: combinations that cannot be, and settings that have no effect beside others."""
+"""Rules for several settings: combinations that are refused, and settings that have no effect."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ NOTHING = 0.01
 
 
 def contradictions(tables: Mapping[str, Any]) -> list[str]:
-    """What is wrong with settings beside each other, in tables that have every key; what is wrong with one alone is
-    reported elsewhere."""
+    """Combinations of settings that are refused, in tables that have every key."""
     data, train, run = (tables[section] for section in ("data", "train", "run"))
     if not all(isinstance(section, Mapping) for section in (data, train, run)):
         return []
@@ -69,8 +68,8 @@ def warn(texts: Iterable[str]) -> None:
 
 
 def without_effect(config: Config) -> Iterable[str]:
-    """Settings that the user has given and that nothing reads, or that were made for another choice than the one
-    given; and a schedule that ends where local steps do nothing. One line each."""
+    """Settings that the user has given and that have no effect, and a schedule that ends where local steps do nothing;
+    one line each."""
     train, given = config.train, config.given
     if "train.momentum" in given and train.optimizer == "adamw":
         yield f"train.momentum: {train.momentum:g} has no effect, adamw has moments of its own; leave it out"
@@ -100,7 +99,7 @@ def _end(config: Config) -> float:
 
 
 def without_effect_on(config: Config, scheme: str) -> Iterable[str]:
-    """Likewise of settings of the partition, where samples are partitioned by `scheme`."""
+    """Settings of the partition that have no effect with `scheme`; one line each."""
     for key, schemes in _PARTITIONED_BY.items():
         if key in config.given and scheme not in schemes:
             value = getattr(config.data, key.partition(".")[2])

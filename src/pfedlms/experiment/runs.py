@@ -1,4 +1,4 @@
-"""One run: begin it, resume it, load it from its folder, and use what it reached."""
+"""One run: begin it, resume it, load it from its folder, and use its results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pfedlms.experiment.loop import Running, execute, leave
 from pfedlms.experiment.prepare import NAMED, as_configured, prepare, with_constants
 from pfedlms.experiment.problem import Problem, call
 from pfedlms.experiment.store import SERVER_AGAIN, RunDirectory
-from pfedlms.experiment.summary import Ending, in_short, summarise
+from pfedlms.experiment.summary import in_short, summarise
 from pfedlms.report.charts import check_file
 from pfedlms.report.figures import accuracy_curves
 from pfedlms.report.results import set_up
@@ -72,8 +72,10 @@ class Run:
         failures: dict[str, int] = {key: last[key] for key in ("rejected", "astray", "unheard") if key in last}
         more = {"transport": last["transport"]} if "transport" in last else {}
         sent = last.get("bytes") or asdict(Traffic())
-        ending = Ending("interrupted", last["round"], sent, last.get("seconds", 0.0), failures, None, more)
-        return summarise(self.config, self.metrics, facts, ending)
+        seconds = last.get("seconds", 0.0)
+        return summarise(
+            self.config, self.metrics, facts, "interrupted", last["round"], sent, seconds, failures, **more
+        )
 
     @property
     def federation(self) -> Federation:

@@ -7,9 +7,9 @@ looked up when they are needed, so that `pfedlms --help` need not wait for PyTor
 from __future__ import annotations
 
 from dataclasses import Field, dataclass, fields
-from pathlib import Path
 from typing import Any
 
+from pfedlms.report.runs import dataset_title
 from pfedlms.settings import setting
 
 CUSTOM = "custom"
@@ -131,8 +131,7 @@ class DataSection:
     @property
     def title(self) -> str:
         """The data set's name; of a path its last part."""
-        kind, _, path = self.dataset.partition(":")
-        return Path(path).stem or kind if path else self.dataset
+        return dataset_title(self.dataset)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import errno
 import json
 import re
 import signal
+import time
 import tomllib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,12 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pfedlms.errors import DivergedError, QuorumError, RunDirectoryError, StorageError, UsageError
+from pfedlms.errors import RunDirectoryError, RunError, StorageError, UsageError
 from pfedlms.experiment.callbacks import watching
 from pfedlms.experiment.config import Config, keys, load_config
 from pfedlms.experiment.grids import Axes, Cell, Plan
 from pfedlms.experiment.loop import fixed_settings, leave
-from pfedlms.experiment.prepare import NAMED, rehearse
+from pfedlms.experiment.prepare import NAMED, keeping_pools, rehearse
 from pfedlms.experiment.problem import Problem, call
 from pfedlms.experiment.runs import Run, begin, data_frame, load_run, open_run, plot_curves, resume_run
 from pfedlms.experiment.store import RunDirectory, write_atomically
@@ -211,7 +212,7 @@ def refuse_study(directory: Path, command: str) -> None:
 
 
 def load_study(directory: Path, problem: Problem = NAMED) -> Study:
-    """A study as far as it came; runs without a finished round are left out."""
+    """A study, finished or not; runs without a finished round are left out."""
     manifest = read_manifest(directory)
     found = [
         load_run(directory / folder, problem, label=manifest["names"].get(folder, ""))
@@ -228,7 +229,7 @@ def _read_config(text: str) -> Config:
 
 
 def same_run(planned: Config, stored: Config) -> bool:
-    """Whether two configurations measure the same: all but where data lie and how a run is executed."""
+    """Whether two configurations measure the same: all but where data are and how a run is executed."""
 
     def of(config: Config) -> dict[str, Any]:
         run = {key: getattr(config.run, key) for key in OF_THE_RESULT}
@@ -243,11 +244,15 @@ def same_run(planned: Config, stored: Config) -> bool:
 # --- playing
 
 
+@keeping_pools()
 def play(
-    made: Plan, problem: Problem = NAMED, out: Path | None = None, callbacks: Sequence[Any] = (), workers: int = 1
-) -> Study:
+    made: Plan, problem: Problem = NAMED, out: Path | None = None, callbacks: Sequence[Any] = (), workers: int = 1,
+    seconds: float = float("inf"),
+) -> Study:  # fmt: skip
     """Play planned runs; with a directory, every run has its own folder in it, and study.json the whole plan. A folder
-    that has these runs already, with the same settings, is resumed; other rows may be added to it."""
+    that has these runs already, with the same settings, is resumed; other rows may be added to it. No run is begun
+    after so many seconds."""
+    deadline = time.monotonic() + seconds
     if workers < 1 or (workers > 1 and out is None):
         raise UsageError(f"workers: got {workers}, expected at least 1, and out=DIR where there are several")
     rehearse([each.config for each in made.cells], problem)
@@ -256,12 +261,12 @@ def play(
         plays = [
             (each, partial(fresh, each.config.silenced().with_run(out=""), label=each.label)) for each in made.cells
         ]
-        return _collect(plays, None, made)
+        return _collect(plays, None, made, (), deadline)
     folders = _folders(made.cells)
     _write_manifest(made, folders, out)
     places = {each.config.data.dir for each in made.cells}
-    moved = places.pop() if len(places) == 1 else None  # the data may lie elsewhere than when a run began
-    return resume_all(out, problem, callbacks, moved or None, workers, list(folders))
+    moved = places.pop() if len(places) == 1 else None  # the data may have been moved since a run began
+    return resume_all(out, problem, callbacks, moved or None, workers, list(folders), deadline)
 
 
 def _write_manifest(made: Plan, folders: Mapping[str, Cell], out: Path) -> None:
@@ -291,9 +296,10 @@ def _write_text(file: Path, content: str) -> None:
     write_atomically(file, lambda opened: opened.write(content.encode()))
 
 
+@keeping_pools()
 def resume_all(
     directory: Path, problem: Problem = NAMED, callbacks: Sequence[Any] = (), data_dir: str | None = None,
-    workers: int = 1, chosen: Sequence[str] | None = None,
+    workers: int = 1, chosen: Sequence[str] | None = None, deadline: float = float("inf"),
 ) -> Study:  # fmt: skip
     """Play every run of a study that is not finished yet, or those whose folders are `chosen`. Callers look at
     `Study.signal` themselves, or call `or_leave`."""
@@ -313,8 +319,9 @@ def resume_all(
     if set(manifest["runs"]) - set(chosen):
         others = [run for run in load_study(directory).runs if run.directory and run.directory.name not in chosen]
     if workers > 1:
-        return _collect(in_parallel(made.cells, problem, callbacks, data_dir, workers), directory, made, others)
-    return _collect(plays, directory, made, others)
+        together = in_parallel(made.cells, problem, callbacks, data_dir, workers, deadline)
+        return _collect(together, directory, made, others)
+    return _collect(plays, directory, made, others, deadline)
 
 
 def _create(stored: RunDirectory, config: str, directory: Path) -> None:
@@ -328,35 +335,40 @@ def _create(stored: RunDirectory, config: str, directory: Path) -> None:
 
 
 def _collect(
-    plays: Iterable[tuple[Cell, Callable[[], Run]]], directory: Path | None, made: Plan, others: Sequence[Run] = ()
-) -> Study:
-    """Play all runs. One that diverges, or loses too many messages, is marked and does not end the others. `others` are
-    runs of the same folder that are not played now."""
+    plays: Iterable[tuple[Cell, Callable[[], Run]]], directory: Path | None, made: Plan, others: Sequence[Run] = (),
+    deadline: float = float("inf"),
+) -> Study:  # fmt: skip
+    """Play all runs. One that diverges, loses too many messages, or whose process dies is marked and does not end the
+    others. `others` are runs of the same folder that are not played now."""
     order = {(each.label, each.config.run.seed): place for place, each in enumerate(made.cells)}
     done: list[Run] = []
-    came = 0
+    stopped = 0
     try:
         for each, run_it in plays:
+            if time.monotonic() > deadline:
+                break
             try:
                 run = run_it()
-                came = run.stopped
-            except (DivergedError, QuorumError) as error:
-                summary = dict(error.summary or {})
+                stopped = run.stopped
+            except StorageError as error:
+                raise StorageError(error.path, error.reason, resume=directory) from error
+            except RunError as error:
+                if error.summary is None:
+                    raise
+                summary = dict(error.summary)
                 warnings.warn(f"{each.label} seed {summary['seed']} {summary['status']}: {error}", stacklevel=2)
                 run = Run(each.config, directory and Path(each.config.run.out), label=each.label, summary=summary)
                 run.metrics = [] if directory is None else run.metrics
-            except StorageError as error:
-                raise StorageError(error.path, error.reason, resume=directory) from error
             size = 4 * run.summary["clients"] * run.summary["parameters"] * len(made.cells)
             run.release(keep_models=run.directory is None and size <= _KEPT_BYTES)
             done = sorted([*done, run], key=lambda run: order[run.label, run.config.run.seed])
             if directory is not None:
                 _write_results(directory, [*others, *done], made)
-            if came:
+            if stopped:
                 break
     except KeyboardInterrupt:  # between two runs, or Ctrl-C pressed twice
-        came = signal.SIGINT
-    found = Study(done, directory, made.axes, made.by, [each.config for each in made.cells], int(came))
+        stopped = signal.SIGINT
+    found = Study(done, directory, made.axes, made.by, [each.config for each in made.cells], int(stopped))
     if found.axes and not found.interrupted:
         flatters = (
             f"chosen by {found.by} on test samples, which flatters the best; data.validation=0.1 sets others aside"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
@@ -18,34 +17,26 @@ from pfedlms.experiment.prepare import normalisation
 SCHEMA = 1
 Metrics = Sequence[Mapping[str, Any]]
 """The lines of metrics.jsonl."""
-MEASURES = {"p_acc": "accuracy", "v_acc": "validation_accuracy", "g_acc": "global_accuracy"}
-"""Names in metrics.jsonl, and in summary.json."""
 
 
-@dataclass(frozen=True)
-class Ending:
-    """How far a run has come, and what it has cost."""
+def summarise(
+    config: Config, metrics: Metrics, facts: Mapping[str, Any], status: str, rounds: int, sent: Mapping[str, int],
+    seconds: float, failures: Mapping[str, int], everyone: Mapping[str, Any] | None = None, **more: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """The content of summary.json.
 
-    status: str
-    """finished, interrupted, diverged or failed."""
-    rounds: int
-    bytes: Mapping[str, int]
-    """Of all rounds, by direction and kind."""
-    seconds: float
-    failures: Mapping[str, int] = field(default_factory=dict)
-    """Messages that were refused or lost, by what became of them."""
-    everyone: Mapping[str, Any] | None = None
-    """All clients at the end of a finished run."""
-    more: Mapping[str, Any] = field(default_factory=dict)
-    """Seconds by stage, bytes of the transport."""
-
-
-def summarise(config: Config, metrics: Metrics, facts: Mapping[str, Any], ending: Ending) -> dict[str, Any]:
-    """The content of summary.json. `facts` are what is known once data and model are there: see `loop.facts_of`."""
+    Args:
+        facts: what is known once data and model are there, see `loop.facts_of`.
+        status: finished, interrupted, diverged or failed.
+        sent: bytes of all rounds, by direction and kind.
+        failures: messages that were refused or lost, by kind.
+        everyone: all clients at the end of a finished run.
+        more: seconds by stage, bytes of the transport.
+    """
     metric = facts.get("metric") or next((line["metric"] for line in metrics if "metric" in line), None)
     summary: dict[str, Any] = {
         "schema": SCHEMA,
-        "status": ending.status,
+        "status": status,
         "method": config.method,
         "dataset": config.data.dataset,
         "model": config.model.name,
@@ -53,7 +44,7 @@ def summarise(config: Config, metrics: Metrics, facts: Mapping[str, Any], ending
         "clients": facts.get("clients", config.data.clients),
         **{key: facts[key] for key in ("classes", "client_names", "partition") if facts.get(key)},
         "participation": config.train.participation,
-        "rounds": ending.rounds,
+        "rounds": rounds,
         **({"metric": metric} if metric else {}),
         "evaluations": len(metrics),
         "accuracy": reached([line["p_acc"] for line in metrics]),
@@ -63,21 +54,21 @@ def summarise(config: Config, metrics: Metrics, facts: Mapping[str, Any], ending
         best = best_of(metrics)
         summary["best"] = best and {name: best[name] for name in ("round", "v_acc", "p_acc")}
     if config.train.patience:
-        summary["stopped_early"] = out_of_patience(config, metrics) and ending.rounds < config.train.rounds
+        summary["stopped_early"] = out_of_patience(config, metrics) and rounds < config.train.rounds
     shared = [line["g_acc"] for line in metrics if "g_acc" in line]
     if shared:
         summary["global_accuracy"] = reached(shared)
     constants = normalisation(config)
     return summary | {
-        "everyone": ending.everyone,
-        "bytes_per_round": {name: _mean_bytes(total, ending.rounds) for name, total in ending.bytes.items()},
-        "total_bytes": sum(ending.bytes.values()),
-        **ending.failures,
-        "seconds": ending.seconds,
+        "everyone": everyone,
+        "bytes_per_round": {name: _mean_bytes(total, rounds) for name, total in sent.items()},
+        "total_bytes": sum(sent.values()),
+        **failures,
+        "seconds": seconds,
         "parameters": facts.get("parameters", 0),
         **({"normalisation": constants} if constants else {}),
         **({"environment": facts["environment"]} if "environment" in facts else {}),
-        **ending.more,
+        **more,
     }
 
 
@@ -124,7 +115,7 @@ def _mean_bytes(total: int, rounds: int) -> int | float:
 
 
 def in_short(summary: Mapping[str, Any]) -> str:
-    """A run in a line: method, data set, how far it came and what it reached, the mean of the last 10 evaluations."""
+    """A run in one line: method, data set, rounds played and accuracy, the mean of the last 10 evaluations."""
     value, own = summary["accuracy"]["last10"], summary.get("metric")
     score = "nothing measured" if value is None else f"{own} {value:.4g}" if own else f"P-acc {value:.2f} %"
     averaged = min(10, summary.get("evaluations") or 10)

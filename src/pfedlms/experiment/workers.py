@@ -1,11 +1,11 @@
-"""Runs of a study in processes of their own, some at the same time; on several GPUs each has one."""
+"""Runs of a study in other processes, some at the same time; on several GPUs each process has one."""
 
 from __future__ import annotations
 
 import os
 import pickle
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from multiprocessing import connection, get_context
 from pathlib import Path
 from typing import Any
@@ -17,105 +17,128 @@ from pfedlms.experiment import plugins
 from pfedlms.experiment.callbacks import Calls, RunInfo
 from pfedlms.experiment.grids import Cell
 from pfedlms.experiment.loop import signals
+from pfedlms.experiment.prepare import keeping_pools
 from pfedlms.experiment.problem import Problem
 from pfedlms.experiment.runs import Run, load_run, resume_run
 
 
-@dataclass
 class _Worker:
-    cell: Cell
-    process: Any
-    inbox: Any
-    place: int
+    """A process that plays one run after another, and the run it plays now."""
 
-    def ended(self) -> tuple[Cell, Callable[[], Run]]:
-        error: RunError | None = None
+    cell: Cell | None = None
+
+    def __init__(self, problem: Problem, data_dir: str | None, place: int) -> None:
+        self.place = place
+        self.pipe, theirs = get_context("spawn").Pipe()
+        arguments = (theirs, problem, data_dir, list(plugins.IMPORTED))
+        self.process = get_context("spawn").Process(target=_work, args=arguments)
         try:
-            error = self.inbox.recv()
-        except EOFError:  # it had nothing to report
-            if self.process.exitcode:
-                error = RunError(f"{self.cell.config.run.out}: its process ended with code {self.process.exitcode}")
+            self.process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise UsageError(
+                f"workers: what was given in Python cannot be sent to another process ({error}); give functions and "
+                "classes of a module, no lambda, or leave workers out"
+            ) from error
+        theirs.close()
+
+    def begin(self, cell: Cell, workers: int) -> None:
+        """Play a run, on a device and threads of its own unless the configuration names them."""
+        how: dict[str, Any] = {}
+        if cell.config.run.device in ("auto", "cuda") and torch.cuda.device_count() > 1:
+            how["device"] = f"cuda:{self.place % torch.cuda.device_count()}"
+        if not cell.config.run.threads:
+            how["threads"] = max(1, (os.cpu_count() or 1) // workers)
+        self.cell = cell
+        self.pipe.send((cell, how))
+
+    def end(self, interrupted: bool) -> tuple[Cell, Callable[[], Run]]:
+        """The cell that was played, and its result. A signal ends a process that is not playing rounds yet."""
+        cell, self.cell = self.cell, None
+        assert cell is not None
+        error: RunError | None
+        try:
+            error = self.pipe.recv()
+        except (EOFError, ConnectionError):
+            self.process.join()
+            error = RunError(f"{cell.config.run.out}: its process ended with code {self.process.exitcode}")
+            error.summary = {**load_run(cell.config.run.out).summary, "status": "failed"}
+            error = None if interrupted else error
 
         def result() -> Run:
             if error is not None:
                 raise error
-            done = load_run(self.cell.config.run.out, label=self.cell.label)
+            done = load_run(cell.config.run.out, label=cell.label)
             done.stopped = 2 if done.summary["status"] == "interrupted" else 0
             return done
 
-        return self.cell, result
+        return cell, result
 
 
 def in_parallel(
-    cells: Sequence[Cell], problem: Problem, callbacks: Sequence[Any], data_dir: str | None, workers: int
-) -> Iterator[tuple[Cell, Callable[[], Run]]]:
-    """Play cells that have folders, as many at a time; yields each with its result when it ends. Callbacks stay in this
-    process: of every run they are called at its start and its end. A signal is passed on, and no other run is begun."""
-    context, call = get_context("spawn"), Calls(callbacks)
-    waiting, free = list(cells), list(range(workers))
-    running: list[_Worker] = []
-    interrupted = False
-    with signals() as came:
-        while running or (waiting and not interrupted):
-            while waiting and free and not interrupted:
-                cell = waiting.pop(0)
-                running.append(_started(context, cell, problem, data_dir, free.pop(0), workers))
-                call("on_start", _info(cell))
-            connection.wait([each.process.sentinel for each in running], timeout=0.2)
-            if came() and not interrupted:
-                interrupted = True
-                for each in running:
-                    each.process.terminate()  # which lets the round end and be saved
-            for each in [each for each in running if not each.process.is_alive()]:
-                running.remove(each)
-                free.append(each.place)
-                each.process.join()
-                call.end(_info(each.cell), load_run(each.cell.config.run.out).summary)
-                yield each.ended()
+    cells: Sequence[Cell], problem: Problem, callbacks: Sequence[Any], data_dir: str | None, workers: int,
+    deadline: float = float("inf"),
+) -> Iterator[tuple[Cell, Callable[[], Run]]]:  # fmt: skip
+    """Play cells that have folders, as many at a time, and yield each with its result when it ends. Callbacks are
+    called in this process, at the start and the end of every run. A signal is passed on; after it, and after
+    `deadline`, no run is begun."""
+    call, waiting, interrupted = Calls(callbacks), list(cells), False
+    pool: list[_Worker] = []
+    try:
+        with signals() as received_signal:
+            while True:
+                busy = [each for each in pool if each.cell is not None]
+                while waiting and len(busy) < workers and not interrupted and time.monotonic() < deadline:
+                    idle = [each for each in pool if each.cell is None and each.process.is_alive()]
+                    pool = busy + idle
+                    if not idle:
+                        taken = {each.place for each in busy}
+                        idle = [_Worker(problem, data_dir, min(set(range(workers)) - taken))]
+                        pool += idle
+                    idle[0].begin(waiting.pop(0), workers)
+                    assert idle[0].cell is not None
+                    call("on_start", _info(idle[0].cell))
+                    busy = [each for each in pool if each.cell is not None]
+                if not busy:
+                    return
+                connection.wait([each.pipe for each in busy], timeout=0.2)
+                if received_signal() and not interrupted:
+                    interrupted = True
+                    for each in busy:
+                        each.process.terminate()  # which lets the round end and be saved
+                for each in [each for each in busy if each.pipe.poll()]:
+                    cell, result = each.end(interrupted)
+                    call.end(_info(cell), load_run(cell.config.run.out).summary)
+                    yield cell, result
+    finally:
+        for each in pool:
+            each.pipe.close()  # ends its process when its run has ended
+            each.process.join()
 
 
 def _info(cell: Cell) -> RunInfo:
     return RunInfo(f"{cell.label} seed {cell.config.run.seed}", cell.config, Path(cell.config.run.out))
 
 
-def _started(context: Any, cell: Cell, problem: Problem, data_dir: str | None, place: int, workers: int) -> _Worker:
-    inbox, outbox = context.Pipe(duplex=False)
-    arguments = (outbox, cell, problem, data_dir, _how(cell, place, workers), list(plugins.IMPORTED))
-    process = context.Process(target=_work, args=arguments)
-    try:
-        process.start()
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise UsageError(
-            f"workers: what was given in Python cannot be sent to another process ({error}); give functions and "
-            "classes of a module, no lambda, or leave workers out"
-        ) from error
-    outbox.close()
-    return _Worker(cell, process, inbox, place)
-
-
-def _how(cell: Cell, place: int, workers: int) -> dict[str, Any]:
-    """A device and threads of its own, unless the configuration names them."""
-    how: dict[str, Any] = {}
-    if cell.config.run.device in ("auto", "cuda") and torch.cuda.device_count() > 1:
-        how["device"] = f"cuda:{place % torch.cuda.device_count()}"
-    if not cell.config.run.threads:
-        how["threads"] = max(1, (os.cpu_count() or 1) // workers)
-    return how
-
-
-def _work(
-    outbox: Any, cell: Cell, problem: Problem, data_dir: str | None, how: dict[str, Any], imports: Sequence[str]
-) -> None:
-    """The whole life of a process: one run."""
+def _work(pipe: Any, problem: Problem, data_dir: str | None, imports: Sequence[str]) -> None:
+    """The life of a process: runs, until the other end of the pipe is closed. A data set is read once for all."""
     plugins.import_modules(imports)
+    with keeping_pools():
+        while True:
+            try:
+                cell, how = pipe.recv()
+            except (EOFError, KeyboardInterrupt):
+                return
+            pipe.send(_played(cell, problem, data_dir, how))
+
+
+def _played(cell: Cell, problem: Problem, data_dir: str | None, how: dict[str, Any]) -> RunError | None:
+    """Play a run, whose results are in its folder; return the error that ended it."""
     try:
         resume_run(cell.config.run.out, problem, (), data_dir, cell.label, **how)
     except (DivergedError, QuorumError) as error:
-        outbox.send(_summarised(type(error)(str(error)), error))
+        made = type(error)(str(error))
+        made.summary = error.summary
+        return made
     except PfedlmsError as error:
-        outbox.send(RunError(str(error)))
-
-
-def _summarised(made: DivergedError | QuorumError, error: RunError) -> RunError:
-    made.summary = error.summary
-    return made
+        return RunError(str(error))
+    return None
