@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import factories
-from factories import Post, seeded
+from factories import Post, seeded, tensors
 from pfedlms.data import FederatedData, batch_positions
 from pfedlms.engine.criterion import Criterion
 from pfedlms.methods import METHODS
@@ -36,14 +36,6 @@ def convolutional() -> nn.Module:
 
 def images(data: FederatedData) -> FederatedData:
     return replace(data, x=data.x.reshape(len(data.x), 8, 8))
-
-
-def tensors(value: Any, path: str = "") -> dict[str, Tensor]:
-    if isinstance(value, Tensor):
-        return {path: value}
-    if isinstance(value, dict):
-        return {name: found for key, part in value.items() for name, found in tensors(part, f"{path}/{key}").items()}
-    return {}
 
 
 def focal(outputs: Tensor, labels: Tensor) -> Tensor:

@@ -10,12 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import factories
+from factories import same, seeded
 from pfedlms import rng
-from pfedlms.data import FederatedData, Partitioning, batch_positions, from_pool, load_dataset
+from pfedlms.data import FederatedData, batch_positions
 from pfedlms.engine import Federation
 from pfedlms.engine.catch_up import Answers
 from pfedlms.engine.participation import Participation
-from pfedlms.engine.training import TrainSettings
 from pfedlms.errors import QuorumError
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel
@@ -27,35 +28,18 @@ SHARE = 0.4
 TAKING_PART = 3  # max(1, round(0.4 · 8))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def digits() -> FederatedData:
-    return from_pool(*load_dataset("digits"), Partitioning(CLIENTS, 0.5, seed=0))
+    return factories.digits(CLIENTS)
 
 
 def network() -> nn.Module:
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))
+    return seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10)), 1)
 
 
-ENGINE = ("cohort_size", "quorum", "link", "lost")
-
-
-def federate(
-    method: str,
-    data: FederatedData,
-    share: float = SHARE,
-    *,
-    momentum: float = 0.0,
-    answer_link: Any = None,
-    **given: Any,
-) -> Federation:  # fmt: skip
-    """Options of the engine by their names (the link down as `answer_link`); the rest are the method's settings."""
-    options = {key: given.pop(key) for key in ENGINE if key in given}
-    if answer_link is not None:
-        options["answer_link"] = answer_link
-    train = TrainSettings(STEPS, BATCH, RATE, momentum, DECAY, participation=share)
-    model = CohortModel(network(), torch.device("cpu"))
-    return Federation(METHODS[method], METHODS[method].Settings(**given), model, data, train, SEED, **options)
+def federate(method: str, data: FederatedData, share: float = SHARE, **given: Any) -> Federation:
+    train = {"local_steps": STEPS, "batch_size": BATCH, "learning_rate": RATE, "weight_decay": DECAY}
+    return factories.federation(method, data, network(), seed=SEED, participation=share, **train, **given)
 
 
 def play(federation: Federation, rounds: int) -> Federation:
@@ -356,14 +340,6 @@ def test_everyone_hears_and_trains_on_copies(method: str, momentum: float, digit
         with torch.no_grad():
             right = int((module(digits.x[held]).argmax(dim=1) == digits.y[held]).sum())
         assert right == everyone.correct[client]
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    return bool(one == other)
 
 
 def test_everyone_of_fedavg_starts_from_the_last_average(digits: FederatedData) -> None:
