@@ -216,9 +216,28 @@ def test_a_method_looks_the_same_in_every_figure() -> None:
     assert len(looks(str(k) for k in range(100))) == 100
 
 
-def test_every_colour_has_another_in_the_dark() -> None:
+# Machado, Oliveira, Fernandes, "A Physiologically-based Model for Simulation of Color Vision Deficiency", 2009: linear
+# RGB as seen without deviation, and without the receptors for green, red and blue.
+VISION = {
+    "all": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+    "no green": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+    "no red": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+    "no blue": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
+}
+# Björn Ottosson's OKLab, in which distances are as large as they look.
+LMS = [[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]]
+LAB = [[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]]
+
+
+@pytest.mark.parametrize("vision", VISION)
+@pytest.mark.parametrize("palette", [charts.LIGHT, charts.DARK], ids=["light", "dark"])
+def test_any_two_colours_can_be_told_apart(palette: dict[str, str], vision: str) -> None:
+    shown = np.array([[int(palette[f"c{k}"][at : at + 2], 16) / 255 for at in (1, 3, 5)] for k in range(8)])
+    linear = np.where(shown <= 0.04045, shown / 12.92, ((shown + 0.055) / 1.055) ** 2.4)
+    seen = np.cbrt((linear @ np.array(VISION[vision]).T).clip(0, 1) @ np.array(LMS).T) @ np.array(LAB).T
+    apart = np.linalg.norm(seen[:, None] - seen[None], axis=2)[~np.eye(8, dtype=bool)]
+    assert apart.min() > (0.14 if vision == "all" else 0.09)
     assert charts.LIGHT.keys() == charts.DARK.keys()
-    assert len({*charts.LIGHT.values()}) == len({*charts.DARK.values()}) == 12
 
 
 # --- files ---
