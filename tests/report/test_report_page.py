@@ -185,7 +185,8 @@ def many_clients(folder: Path) -> None:
     ("make", "expected"),
     [
         (interrupted, "interrupted"), (one_evaluation, "of the one evaluation"), (sampled, "everyone: all clients"),
-        (nothing_sent, "of all 3 evaluations"), (own_metric, "-loss"), (diverged, "diverged"), (old, "do not tell"),
+        (nothing_sent, "of all 3 evaluations"), (own_metric, "-loss"), (diverged, "diverged"),
+        (old, "no record of their environment"),
         (many_clients, "fedavg"),
     ],
     ids=lambda case: getattr(case, "__name__", ""),
