@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -86,31 +85,6 @@ def own_steps(module: nn.Module, data: FederatedData, client: int, phase: int) -
 
 def flat(module: nn.Module) -> Tensor:
     return torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()])
-
-
-def test_fedavg_is_a_plain_loop_over_modules(digits: FederatedData) -> None:
-    """Same participants, same weights: those who trained last are averaged, those who are next start from that."""
-    federation, rounds = federate("fedavg", digits), 6
-    who = Participation(CLIENTS, SHARE, SEED)
-    start = network()
-    trained = {}
-    for client in who.of(0):
-        trained[client] = copy.deepcopy(start)
-        own_steps(trained[client], digits, client, 0)
-    federation.start()
-    for round in range(rounds):
-        report = federation.play_round()
-        weights = {client: len(digits.train[client]) for client in trained}
-        mean = sum(weights[k] * flat(trained[k]).double() for k in trained) / sum(weights.values())
-        trained = {}
-        for client in who.of(round + 1):
-            trained[client] = network()
-            nn.utils.vector_to_parameters(mean.float(), trained[client].parameters())
-            own_steps(trained[client], digits, client, round + 1)
-        assert report.participants == who.of(round + 1)
-        for row, client in enumerate(report.participants):
-            torch.testing.assert_close(federation.state()["params"][row], flat(trained[client]), rtol=0, atol=2e-6)
-    assert len({who.of(phase) for phase in range(rounds)}) > 3
 
 
 # --- what travels

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from studies import a_comparison, a_run, compared, section_of
+from studies import a_comparison, a_run, compared, section_of, swept
 
 import pfedlms
 from pfedlms.cli.folders import layers_of, sections_of
@@ -83,21 +83,9 @@ def test_local_is_searched_for_on_the_whole_page(
     assert len(gains(mine.runs, [run for section in sections for run in section.runs])) == found
 
 
-def a_sweep(folder: Path) -> Path:
-    """Rate and batch size; the best, 99, was interrupted."""
-    made = {}
-    for at, (rate, size, reached) in enumerate(((0.1, 8, 70.0), (1.0, 8, 90.0), (0.1, 16, 71.0), (1.0, 16, 99.0))):
-        settings = {"train": {"learning_rate": rate, "batch_size": size}}
-        status = "interrupted" if reached == 99 else "finished"
-        config = a_run(folder / f"r{at}", "fedavg", [reached], kib=1, settings=settings, status=status)
-        made[f"r{at}"] = (f"learning_rate={rate} batch_size={size}", config)
-    axes = {"train.learning_rate": [0.1, 1.0], "train.batch_size": [8, 16]}
-    a_comparison(folder, made, "sweep.json", axes=axes, by="p_acc")
-    return folder
-
-
 def test_the_best_of_a_sweep_is_finished_and_has_the_star(tmp_path: Path) -> None:
-    section = section_of(a_sweep(tmp_path / "s"))
+    axes = {"learning_rate": [0.1, 1.0], "batch_size": [8, 16]}
+    section = section_of(swept(tmp_path / "s", axes, [70.0, 71.0, 90.0, 99.0], interrupted=[99.0]))
     top = best(cells(section))
     assert top is not None
     assert (top.label, top.settings) == (
