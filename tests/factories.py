@@ -191,6 +191,24 @@ def worker_of(module: nn.Module, data: FederatedData, train: TrainSettings, seed
     return federation("local", data, module, seed=seed, **vars(train))._worker
 
 
+def tensors(value: Any, path: str = "") -> dict[str, Tensor]:
+    """All tensors of a nested state, by their path."""
+    if isinstance(value, Tensor):
+        return {path: value}
+    if isinstance(value, dict):
+        return {name: found for key, part in value.items() for name, found in tensors(part, f"{path}/{key}").items()}
+    return {}
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two nested states are equal, tensors bit by bit."""
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    return bool(one == other)
+
+
 # --- sketches and pulls -----------------------------------------------------------------------------------------------
 
 # No padding (16, 64, 1), a little (5 → 8, 11 → 16) and as much as there can be (33 → 64).

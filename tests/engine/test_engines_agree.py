@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 import factories
-from factories import Post, seeded
+from factories import Post, seeded, tensors
 from pfedlms.data import FederatedData, batch_positions
 from pfedlms.data.batches import Augmentation
 from pfedlms.engine import Evaluation
@@ -72,15 +72,6 @@ def play(name: str, data: FederatedData, module: nn.Module, rounds: int = ROUNDS
         seen.correct.append(federation.evaluate().correct)
     seen.state = federation.state()
     return seen
-
-
-def tensors(value: Any, path: str = "") -> dict[str, Tensor]:
-    """All tensors of a nested state, by their path."""
-    if isinstance(value, Tensor):
-        return {path: value}
-    if isinstance(value, dict):
-        return {name: found for key, part in value.items() for name, found in tensors(part, f"{path}/{key}").items()}
-    return {}
 
 
 @pytest.mark.parametrize("factory", MODELS.values(), ids=MODELS)

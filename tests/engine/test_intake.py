@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import factories
-from factories import Frames, listen_to_rows, seeded
+from factories import Frames, listen_to_rows, same, seeded
 from pfedlms.data.federated import from_pairs
 from pfedlms.engine import Federation, RoundReport
 from pfedlms.engine import simulate as engine_simulate
@@ -256,12 +256,6 @@ def test_below_quorum_nothing_is_changed_and_the_round_can_be_played_again(kind:
     undisturbed, reports = played(engine_simulate.perfect_link, rounds=2)
     assert same(run.state(), undisturbed.state())
     assert (report.loss, report.rejected) == (reports[1].loss, 0)
-
-
-def same(a: Any, b: Any) -> bool:
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
 # --- short messages, which are written and read together --------------------------------------------------------------

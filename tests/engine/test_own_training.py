@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -13,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import factories
-from factories import Post, seeded
-from pfedlms.data import FederatedData, batch_positions
+from factories import Post, seeded, tensors
+from pfedlms.data import FederatedData
 from pfedlms.engine.criterion import Criterion
 from pfedlms.methods import METHODS
 from pfedlms.step.own import over_clients
@@ -36,14 +35,6 @@ def convolutional() -> nn.Module:
 
 def images(data: FederatedData) -> FederatedData:
     return replace(data, x=data.x.reshape(len(data.x), 8, 8))
-
-
-def tensors(value: Any, path: str = "") -> dict[str, Tensor]:
-    if isinstance(value, Tensor):
-        return {path: value}
-    if isinstance(value, dict):
-        return {name: found for key, part in value.items() for name, found in tensors(part, f"{path}/{key}").items()}
-    return {}
 
 
 def focal(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -111,43 +102,6 @@ def test_engines_agree_on_convolutions(way: str) -> None:
     seen, state = played("fedavg", data, module, cohort_size=0, **WAYS[way])
     assert seen == reference[0]
     assert all(torch.equal(value, reference[1][path]) for path, value in state.items())
-
-
-def rates(way: str) -> list[float]:
-    """By hand, of the five phases."""
-    half = 0.5**0.5
-    return {
-        "cosine": [0.5 * RATE, RATE, RATE * (1 + half) / 2, RATE / 2, RATE * (1 - half) / 2],
-        "step": [RATE, RATE, RATE / 2, RATE / 2, RATE / 4],
-    }.get(way, [RATE] * 5)
-
-
-@pytest.mark.parametrize("way", ["adamw", "cosine", "step", "clip", "loss"])
-def test_local_is_a_plain_pytorch_loop(way: str) -> None:
-    data, module, chosen = factories.digits(CLIENTS, SEED), seeded(dnn), dict(WAYS[way])
-    if "criterion" in chosen:
-        chosen["criterion"] = criterion(*chosen["criterion"])
-    federation = federate("local", data, module, **chosen)
-    federation.start()
-    for _ in range(ROUNDS):
-        federation.play_round()
-    for client, (_, got) in enumerate(sorted(federation.models(), key=lambda pair: pair[0])):
-        model, own = copy.deepcopy(module).double(), data.train[client]
-        momentum = {} if way == "adamw" else {"momentum": chosen.get("momentum", 0.0)}
-        kind = torch.optim.AdamW if way == "adamw" else torch.optim.SGD
-        optimiser = kind(model.parameters(), lr=RATE, weight_decay=1e-2, **momentum)
-        for step, positions in enumerate(batch_positions(SEED, client, len(own), 0, STEPS * (ROUNDS + 1), 16)):
-            optimiser.param_groups[0]["lr"] = rates(way)[step // STEPS]
-            chosen_samples = torch.from_numpy(own[positions])
-            x, y = data.x[chosen_samples].double(), data.y[chosen_samples]
-            optimiser.zero_grad()
-            loss = focal(model(x), y).mean() if way == "loss" else nn.functional.cross_entropy(model(x), y)
-            loss.backward()
-            if way == "clip":
-                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)
-            optimiser.step()
-        for name, value in model.state_dict().items():
-            torch.testing.assert_close(got[name].double(), value, rtol=1e-3, atol=1e-5)
 
 
 def test_adamw_starts_anew_where_momentum_does() -> None:

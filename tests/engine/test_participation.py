@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -10,12 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import factories
+from factories import same, seeded
 from pfedlms import rng
-from pfedlms.data import FederatedData, Partitioning, batch_positions, from_pool, load_dataset
+from pfedlms.data import FederatedData, batch_positions
 from pfedlms.engine import Federation
 from pfedlms.engine.catch_up import Answers
 from pfedlms.engine.participation import Participation
-from pfedlms.engine.training import TrainSettings
 from pfedlms.errors import QuorumError
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel
@@ -27,35 +27,18 @@ SHARE = 0.4
 TAKING_PART = 3  # max(1, round(0.4 · 8))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def digits() -> FederatedData:
-    return from_pool(*load_dataset("digits"), Partitioning(CLIENTS, 0.5, seed=0))
+    return factories.digits(CLIENTS)
 
 
 def network() -> nn.Module:
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))
+    return seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10)), 1)
 
 
-ENGINE = ("cohort_size", "quorum", "link", "lost")
-
-
-def federate(
-    method: str,
-    data: FederatedData,
-    share: float = SHARE,
-    *,
-    momentum: float = 0.0,
-    answer_link: Any = None,
-    **given: Any,
-) -> Federation:  # fmt: skip
-    """Options of the engine by their names (the link down as `answer_link`); the rest are the method's settings."""
-    options = {key: given.pop(key) for key in ENGINE if key in given}
-    if answer_link is not None:
-        options["answer_link"] = answer_link
-    train = TrainSettings(STEPS, BATCH, RATE, momentum, DECAY, participation=share)
-    model = CohortModel(network(), torch.device("cpu"))
-    return Federation(METHODS[method], METHODS[method].Settings(**given), model, data, train, SEED, **options)
+def federate(method: str, data: FederatedData, share: float = SHARE, **given: Any) -> Federation:
+    train = {"local_steps": STEPS, "batch_size": BATCH, "learning_rate": RATE, "weight_decay": DECAY}
+    return factories.federation(method, data, network(), seed=SEED, participation=share, **train, **given)
 
 
 def play(federation: Federation, rounds: int) -> Federation:
@@ -102,31 +85,6 @@ def own_steps(module: nn.Module, data: FederatedData, client: int, phase: int) -
 
 def flat(module: nn.Module) -> Tensor:
     return torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()])
-
-
-def test_fedavg_is_a_plain_loop_over_modules(digits: FederatedData) -> None:
-    """Same participants, same weights: those who trained last are averaged, those who are next start from that."""
-    federation, rounds = federate("fedavg", digits), 6
-    who = Participation(CLIENTS, SHARE, SEED)
-    start = network()
-    trained = {}
-    for client in who.of(0):
-        trained[client] = copy.deepcopy(start)
-        own_steps(trained[client], digits, client, 0)
-    federation.start()
-    for round in range(rounds):
-        report = federation.play_round()
-        weights = {client: len(digits.train[client]) for client in trained}
-        mean = sum(weights[k] * flat(trained[k]).double() for k in trained) / sum(weights.values())
-        trained = {}
-        for client in who.of(round + 1):
-            trained[client] = network()
-            nn.utils.vector_to_parameters(mean.float(), trained[client].parameters())
-            own_steps(trained[client], digits, client, round + 1)
-        assert report.participants == who.of(round + 1)
-        for row, client in enumerate(report.participants):
-            torch.testing.assert_close(federation.state()["params"][row], flat(trained[client]), rtol=0, atol=2e-6)
-    assert len({who.of(phase) for phase in range(rounds)}) > 3
 
 
 # --- what travels
@@ -359,14 +317,6 @@ def test_everyone_hears_and_trains_on_copies(method: str, momentum: float, digit
         with torch.no_grad():
             right = int((module(digits.x[held]).argmax(dim=1) == digits.y[held]).sum())
         assert right == everyone.correct[client]
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    return bool(one == other)
 
 
 def test_everyone_of_fedavg_starts_from_the_last_average(digits: FederatedData) -> None:

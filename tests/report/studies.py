@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,21 @@ def compared(folder: Path) -> Path:
         stc = a_run(folder / f"s{seed}", "stc", [65, 75], seed=seed, kib=64, clients=(45.0, 90.0))
         made |= {f"l{seed}": ("local", local), f"f{seed}": ("fedavg", fedavg), f"s{seed}": ("stc", stc)}
     a_comparison(folder, made)
+    return folder
+
+
+def swept(
+    folder: Path, axes: dict[str, list[Any]], reached: Sequence[float], interrupted: Sequence[float] = ()
+) -> Path:
+    """A sweep of fedavg over settings of `train`, one evaluation per run; values of the last axis change first."""
+    made = {}
+    for at, (values, accuracy) in enumerate(zip(product(*axes.values()), reached, strict=True)):
+        chosen = dict(zip(axes, values, strict=True))
+        status = "interrupted" if accuracy in interrupted else "finished"
+        config = a_run(folder / f"r{at}", "fedavg", [accuracy], kib=1, settings={"train": chosen}, status=status)
+        made[f"r{at}"] = (" ".join(f"{key}={value}" for key, value in chosen.items()), config)
+    named = {f"train.{key}": values for key, values in axes.items()}
+    a_comparison(folder, made, "sweep.json", axes=named, by="p_acc")
     return folder
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from studies import a_comparison, a_run, compared, section_of
+from studies import a_comparison, a_run, compared, section_of, swept
 
 import pfedlms
 from pfedlms.cli.folders import layers_of, sections_of
@@ -83,21 +83,9 @@ def test_local_is_searched_for_on_the_whole_page(
     assert len(gains(mine.runs, [run for section in sections for run in section.runs])) == found
 
 
-def a_sweep(folder: Path) -> Path:
-    """Rate and batch size; the best, 99, was interrupted."""
-    made = {}
-    for at, (rate, size, reached) in enumerate(((0.1, 8, 70.0), (1.0, 8, 90.0), (0.1, 16, 71.0), (1.0, 16, 99.0))):
-        settings = {"train": {"learning_rate": rate, "batch_size": size}}
-        status = "interrupted" if reached == 99 else "finished"
-        config = a_run(folder / f"r{at}", "fedavg", [reached], kib=1, settings=settings, status=status)
-        made[f"r{at}"] = (f"learning_rate={rate} batch_size={size}", config)
-    axes = {"train.learning_rate": [0.1, 1.0], "train.batch_size": [8, 16]}
-    a_comparison(folder, made, "sweep.json", axes=axes, by="p_acc")
-    return folder
-
-
 def test_the_best_of_a_sweep_is_finished_and_has_the_star(tmp_path: Path) -> None:
-    section = section_of(a_sweep(tmp_path / "s"))
+    axes = {"learning_rate": [0.1, 1.0], "batch_size": [8, 16]}
+    section = section_of(swept(tmp_path / "s", axes, [70.0, 71.0, 90.0, 99.0], interrupted=[99.0]))
     top = best(cells(section))
     assert top is not None
     assert (top.label, top.settings) == (
@@ -216,9 +204,28 @@ def test_a_method_looks_the_same_in_every_figure() -> None:
     assert len(looks(str(k) for k in range(100))) == 100
 
 
-def test_every_colour_has_another_in_the_dark() -> None:
+# Machado, Oliveira, Fernandes, "A Physiologically-based Model for Simulation of Color Vision Deficiency", 2009: linear
+# RGB as seen without deviation, and without the receptors for green, red and blue.
+VISION = {
+    "all": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+    "no green": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+    "no red": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+    "no blue": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
+}
+# Björn Ottosson's OKLab, in which distances are as large as they look.
+LMS = [[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]]
+LAB = [[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]]
+
+
+@pytest.mark.parametrize("vision", VISION)
+@pytest.mark.parametrize("palette", [charts.LIGHT, charts.DARK], ids=["light", "dark"])
+def test_any_two_colours_can_be_told_apart(palette: dict[str, str], vision: str) -> None:
+    shown = np.array([[int(palette[f"c{k}"][at : at + 2], 16) / 255 for at in (1, 3, 5)] for k in range(8)])
+    linear = np.where(shown <= 0.04045, shown / 12.92, ((shown + 0.055) / 1.055) ** 2.4)
+    seen = np.cbrt((linear @ np.array(VISION[vision]).T).clip(0, 1) @ np.array(LMS).T) @ np.array(LAB).T
+    apart = np.linalg.norm(seen[:, None] - seen[None], axis=2)[~np.eye(8, dtype=bool)]
+    assert apart.min() > (0.14 if vision == "all" else 0.09)
     assert charts.LIGHT.keys() == charts.DARK.keys()
-    assert len({*charts.LIGHT.values()}) == len({*charts.DARK.values()}) == 12
 
 
 # --- files ---

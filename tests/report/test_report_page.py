@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from studies import a_comparison, a_run, compared
+from studies import a_comparison, a_run, compared, swept
 from torch import nn
 
 import pfedlms
@@ -185,7 +185,8 @@ def many_clients(folder: Path) -> None:
     ("make", "expected"),
     [
         (interrupted, "interrupted"), (one_evaluation, "of the one evaluation"), (sampled, "everyone: all clients"),
-        (nothing_sent, "of all 3 evaluations"), (own_metric, "-loss"), (diverged, "diverged"), (old, "do not tell"),
+        (nothing_sent, "of all 3 evaluations"), (own_metric, "-loss"), (diverged, "diverged"),
+        (old, "no record of their environment"),
         (many_clients, "fedavg"),
     ],
     ids=lambda case: getattr(case, "__name__", ""),
@@ -215,13 +216,7 @@ def test_layers_and_stages_are_on_the_page(tmp_path: Path) -> None:
 
 
 def test_a_sweep_and_settings_that_differ(tmp_path: Path) -> None:
-    made = {}
-    for at, (rate, size) in enumerate(((0.1, 8), (0.2, 8), (0.1, 16), (0.2, 16))):
-        settings = {"train": {"learning_rate": rate, "batch_size": size}}
-        config = a_run(tmp_path / "s" / f"r{at}", "fedavg", [70 + at], kib=1, settings=settings)
-        made[f"r{at}"] = (f"learning_rate={rate} batch_size={size}", config)
-    axes = {"train.learning_rate": [0.1, 0.2], "train.batch_size": [8, 16]}
-    a_comparison(tmp_path / "s", made, "sweep.json", axes=axes, by="p_acc")
+    swept(tmp_path / "s", {"learning_rate": [0.1, 0.2], "batch_size": [8, 16]}, [70, 71, 72, 73])
     page = page_of(tmp_path, tmp_path / "s")
     assert page.titles[0] == "P-acc, % by train.learning_rate"
     assert page.text("small").count("best") == 1

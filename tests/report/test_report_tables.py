@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from studies import a_comparison, a_run, a_summary, compared, section_of
+from studies import a_comparison, a_run, a_summary, compared, section_of, swept
 
 from pfedlms.report import results
 from pfedlms.report.results import COLUMNS, comparison, partition_text, set_up, sweep
@@ -147,14 +147,8 @@ def test_how_a_table_gets_narrower() -> None:
 
 
 def test_a_sweep_marks_its_best(tmp_path: Path) -> None:
-    made = {}
-    for at, (rate, reached) in enumerate(((0.1, 70.0), (0.2, 90.0), (0.3, 99.0))):
-        status = "finished" if at < 2 else "interrupted"
-        config = a_run(tmp_path / f"r{at}", "fedavg", [reached], settings={"train": {"learning_rate": rate}},
-                       status=status)  # fmt: skip
-        made[f"r{at}"] = (f"learning_rate={rate}", config)
-    a_comparison(tmp_path, made, "sweep.json", axes={"train.learning_rate": [0.1, 0.2, 0.3]}, by="p_acc")
-    table = sweep(section_of(tmp_path))
+    swept(tmp_path / "s", {"learning_rate": [0.1, 0.2, 0.3]}, [70.0, 90.0, 99.0], interrupted=[99.0])
+    table = sweep(section_of(tmp_path / "s"))
     assert [record["mark"] for record in table.records] == ["", "best", "interrupted"]
     assert [record["train.learning_rate"] for record in table.records] == [0.1, 0.2, 0.3]
     assert words(table).startswith("fedavg · digits · dnn, 18,910 parameters · 2 clients, α = 0.5 · 1 round")

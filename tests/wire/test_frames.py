@@ -115,46 +115,30 @@ def test_the_server_sends_no_samples() -> None:
         intake(REPLY, (SERVER,)).accept(edited(data, 16, b"\1\0\0\0"))
 
 
-# Each refusal.
+# Each error with its text; more frames that are refused are in the vectors.
 
 u64 = struct.Struct("<Q").pack
 REFUSED = [
     pytest.param(b"", TruncatedError, "got 0 bytes, expected a header of 40", id="nothing"),
-    pytest.param(good()[:39], TruncatedError, "got 39 bytes", id="header-cut"),
     pytest.param(good()[:40], TruncatedError, "payload: got 0 bytes, expected 16", id="payload-missing"),
-    pytest.param(good()[:-1], TruncatedError, "payload: got 15 bytes, expected 16", id="payload-cut"),
     pytest.param(edited(good()[:-4], 20, u64(12)), TruncatedError, "up to field 'variance'", id="field-cut"),
     pytest.param(good() + b"\0", OversizedError, "payload: got 17 bytes", id="one-byte-more"),
     pytest.param(edited(good() + b"\0", 20, u64(17)), OversizedError, "got 17 bytes", id="one-byte-more-declared"),
     pytest.param(
         edited(good()[:-1], 20, u64(14)), OversizedError, "payload: got 15 bytes, expected 14", id="less-declared"
     ),
-    pytest.param(edited(good(), 20, u64(1 << 60)), OversizedError, f"got {1 << 60} bytes", id="length-2^60"),
     pytest.param(edited(good(), 20, u64((1 << 64) - 1)), OversizedError, "expected at most 16", id="length-2^64-1"),
     pytest.param(edited(good(), 0, b"PFLN"), MagicError, "got b'PFLN', expected b'PFLM'", id="magic"),
-    pytest.param(edited(good(), 4, b"\0"), VersionError, "got 0, expected 1", id="version-0"),
     pytest.param(edited(good(), 4, b"\2"), VersionError, "got 2, expected 1", id="version-2"),
     pytest.param(good()[:36] + b"\0\0\0\0" + good()[40:], ChecksumError, "got 00000000", id="checksum"),
     pytest.param(good()[:-1] + b"\1", ChecksumError, "changed on the way", id="payload-changed"),
-    pytest.param(good()[:8] + b"\4" + good()[9:], ChecksumError, "changed on the way", id="header-changed"),
     pytest.param(edited(good(), 6, b"\1\0"), DecodeError, "reserved: got 1, expected 0", id="reserved"),
-    pytest.param(edited(good(), 6, b"\0\x80"), DecodeError, "reserved: got 32768", id="reserved-high"),
     pytest.param(good(digest=bytes(8)), DigestError, "got 0000000000000000, expected 0102030405060708", id="digest"),
     pytest.param(edited(good(), 5, b"\1"), KindError, "got 1, expected 0", id="kind-of-the-reply"),
-    pytest.param(edited(good(), 5, b"\xff"), KindError, "got 255, expected 0", id="kind-unknown"),
-    pytest.param(good(round=2), RoundError, "got 2, expected 3", id="round-before"),
     pytest.param(good(round=4), RoundError, "got 4, expected 3", id="round-after"),
     pytest.param(good(sender=3), SenderError, "got 3, which takes no part", id="unknown-sender"),
-    pytest.param(good(sender=SERVER, samples=0), SenderError, "which takes no part", id="a-client-as-server"),
     pytest.param(good(samples=0), DecodeError, "samples: got 0 from sender 1", id="no-samples"),
     pytest.param(edited(good(), 40, struct.pack("<f", math.nan)), DecodeError, "'mean': got nan", id="mean-nan"),
-    pytest.param(edited(good(), 44, struct.pack("<f", math.inf)), DecodeError, "'mean': got inf", id="mean-inf"),
-    pytest.param(
-        edited(good(), 48, struct.pack("<f", math.nan)), DecodeError, "'variance': got nan", id="variance-nan"
-    ),
-    pytest.param(
-        edited(good(), 52, struct.pack("<f", math.inf)), DecodeError, "'variance': got inf", id="variance-inf"
-    ),
     pytest.param(edited(good(), 52, struct.pack("<f", -1)), DecodeError, "at least 0", id="variance-negative"),
 ]
 

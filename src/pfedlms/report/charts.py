@@ -85,10 +85,10 @@ class Figure:
     """An Altair chart: to change, to combine, to show in a notebook."""
     records: list[dict[str, Any]]
     panel: int = 0
-    """The width of a panel, of a figure that has several; the page puts as many beside each other as fit."""
+    """The width of one panel in a figure with several; the page shows as many side by side as fit."""
 
     def save(self, file: str | Path) -> None:
-        """Write it; the suffix says as what."""
+        """Write it in the format of the suffix."""
         save(self.chart, file)
 
     def csv(self) -> str:
@@ -119,7 +119,7 @@ def check_file(file: str | Path, option: str = "--plot") -> Path:
 
 
 def save(chart: Any, file: str | Path) -> None:
-    """Write a chart as PNG, SVG, PDF, a page by itself, or its specification."""
+    """Write a chart as PNG, SVG, PDF, HTML page or JSON specification."""
     import vl_convert
 
     path = check_file(file, "save")
@@ -204,7 +204,7 @@ def shown_range(points: Iterable[Mapping[str, Any]], whole: bool = False) -> tup
 
 
 def panels(chart: Any, points: Sequence[Mapping[str, Any]], by: str, width: int, height: int, **scales: str) -> Any:
-    """One panel for each value of a field, two beside each other."""
+    """One panel for each value of a field, two per line."""
     alt = altair()
     header = alt.Header(title=None, labelExpr="split(datum.value, '\\n')", labelAnchor="start")
     facet = alt.Facet(f"{by}:N", header=header, sort=list(dict.fromkeys(point[by] for point in points)))
@@ -246,7 +246,7 @@ def lines(
     colour = coloured(style, legend)
     dashes = alt.Scale(domain=list(style), range=[_LEVEL if row in levels else style[row].dash for row in style])
     dash = alt.StrokeDash("row:N", sort=None, legend=legend, scale=dashes)
-    # A name of its own, so that charts beside each other are chosen from apart.
+    # A unique name, so that a click on one legend changes one chart only.
     chosen = alt.selection_point(f"row_{crc32(repr((x, y, points)).encode())}", fields=["row"], bind="legend")
 
     def visible(opacity: float) -> Any:

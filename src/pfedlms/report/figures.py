@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pfedlms.report.layers import LayerView
 
 _MOST_ROWS = 12
-"""Lines that can be told apart in one figure; of more rows the best are drawn."""
+"""The most lines in one figure; of more rows the best are drawn."""
 _MOST_LAYERS = 12
 _SOFT = LIGHT["soft"]
 _STAR = "M0,-1L.24,-.32L.95,-.31L.38,.12L.59,.81L0,.4L-.59,.81L-.38,.12L-.95,-.31L-.24,-.32Z"
@@ -320,7 +320,7 @@ def stages(runs: Sequence[RunLike]) -> Figure | None:
 
 
 def holdings(document: Mapping[str, Any]) -> Figure:
-    """Who holds what: a map of clients and classes, and beside it every client's samples by part."""
+    """A map of clients and classes, and beside it every client's samples by part."""
     clients, classes = document["clients"], document["classes"]
     names = [client["name"] for client in clients]
     counts = [

@@ -90,7 +90,7 @@ def _draw(sections: Sequence[Section], style: Mapping[str, Look], layers_of: Lay
 def _figures(
     section: Section, table: Table, style: Mapping[str, Look], every: Sequence[RunLike], layers_of: LayersOf | None
 ) -> tuple[list[Figure], list[str]]:
-    """The figures in the order in which they are read, and why others that one may look for are missing."""
+    """The figures in reading order, and why others are missing."""
     notes: list[str] = []
     made: list[Figure | None] = [figures.by_setting(section)] if section.axes else []
     made.append(figures.accuracy_curves(section.runs, style=style))
@@ -153,7 +153,7 @@ def _settings(section: Section) -> tuple[Table | None, Table]:
 
 
 def _environment(section: Section) -> Table | None:
-    """What the runs were made with, each environment once; None of runs that do not tell."""
+    """Versions and devices of the runs, each environment once; None if no run has them."""
     found: dict[str, tuple[dict[str, Any], list[str]]] = {}
     for run in section.runs:
         own = run.summary.get("environment") or {}

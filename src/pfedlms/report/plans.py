@@ -122,8 +122,8 @@ _LONGEST = 12
 
 
 def holdings_lines(document: Mapping[str, Any], width: int = 80) -> list[Text]:
-    """Title, map and summary of what `experiment.holdings` found, in lines of at most `width`. Counts where they fit,
-    else shades; where not even these do, a column stands for several classes."""
+    """Title, map and summary of the document of `experiment.holdings`, in lines of at most `width`. The map has counts
+    where they fit, else shades. Where shades do not fit either, one column is several classes."""
     clients, classes = document["clients"], document["classes"]
     shown = _chosen(clients)
     left = _left(shown)
@@ -170,7 +170,7 @@ def _left(shown: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _counts(shown: Sequence[Mapping[str, Any]], names: Sequence[str], cell: int) -> tuple[Text, list[Text]]:
-    """Numbers; what a client has most of stands out where there are colours."""
+    """Numbers; the largest classes of a client are bold where there are colours."""
     rows = []
     for client in shown:
         row, total = Text(), sum(client["classes"])

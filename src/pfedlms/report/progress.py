@@ -27,8 +27,8 @@ def accuracies(record: Mapping[str, Any]) -> str:
 
 @contextmanager
 def screen(wanted: bool | None = None) -> Iterator[list[Any]]:
-    """Callbacks that show progress on standard error: live on a terminal and in a notebook. Elsewhere plain lines if
-    they are `wanted`; none if not, or if nobody said."""
+    """Callbacks that show progress on standard error: live on a terminal and in a notebook. Elsewhere plain lines, and
+    only if they are `wanted`."""
     console = Console(stderr=True)
     live = console.is_jupyter or (console.file.isatty() and console.is_terminal)
     if wanted is False or (wanted is None and not live):

@@ -196,7 +196,7 @@ def last_evaluations(summaries: Sequence[Summary]) -> tuple[str, str]:
 
 
 def measured(summary: Summary) -> str:
-    """What stands in the columns of accuracy: a metric of the user's own takes their place."""
+    """The unit of the accuracy columns: percent, or the user's own metric."""
     return f"{summary['metric']}, the higher the better" if "metric" in summary else "Accuracy in %"
 
 

@@ -46,7 +46,7 @@ class RunLike(Protocol):
 
 @dataclass(frozen=True)
 class StoredRun:
-    """The plainest `RunLike`: values that somebody else read or computed."""
+    """A `RunLike` that only stores its values."""
 
     label: str
     summary: dict[str, Any]

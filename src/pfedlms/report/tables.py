@@ -84,7 +84,7 @@ class Column:
     place: str = ""
     """Where summary.json and results.json have it, as `accuracy.max`."""
     of: Callable[[Summary], Any] | None = None
-    """Its value from the summary of one run, where `place` alone does not tell."""
+    """Its value from the summary of one run, if that is not the value at `place`."""
     over_seeds: Callable[[list[Any]], Any] | None = Spread.of
     """Its value in a row of several seeds; None if it is computed for the whole table."""
     only: str = ""
@@ -92,11 +92,11 @@ class Column:
     optional: int = 0
     """Where there is little room: 2 is left out first, 1 before a table gets too wide, 0 never."""
     leads: bool = False
-    """Whether the highest value of the column stands out."""
+    """Whether the highest value of the column is bold."""
     left: bool = False
     """Whether it has words, which begin on the left."""
     when: Callable[[Summary], bool] = lambda summary: True
-    """Whether it says something about a run; it is shown if it does for any."""
+    """Whether it applies to a run; it is shown if it applies to any."""
 
     def value(self, summary: Summary) -> Any:
         if self.of is not None:
@@ -131,7 +131,7 @@ class Table:
         return "–" if value is None else column.show(value)
 
     def leads(self, record: Mapping[str, Any], column: Column) -> bool:
-        """Whether the record has the highest value of a column that says so."""
+        """Whether the record has the highest value of a column that marks it."""
         if not column.leads or len(self.records) < 2 or record.get(column.key) is None:
             return False
         values = [_sortable(each.get(column.key)) for each in self.records if each.get(column.key) is not None]
@@ -268,7 +268,7 @@ def fitted(
 
 
 def _broken_heads(columns: Sequence[Column], body: Sequence[Sequence[str]]) -> list[Column]:
-    """Names that are wider than what stands below them take several lines."""
+    """Names that are wider than their values take several lines."""
     widest = [max((cell_len(row[place]) for row in body), default=0) for place in range(len(columns))]
     heads = [
         "\n".join(wrap(column.head, max(wide, 7), break_long_words=False))
