@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -72,6 +73,8 @@ class Federation:
         self.largest_cohort = min(cohort_size or who.count, who.count)
         self._worker = LocalWorker(model, data, train, seed, who, self.largest_cohort, self.criterion)
         self._client = Client(self.method, terms.digest, terms.catch_up, self._worker, data)
+        # No method of this object: its memory would only be free when Python next looks for cycles.
+        self._fresh = partial(_fresh, terms, data)
         self._clients = Clients(self.method, self._fresh, model.device, home or model.device, self.largest_cohort)
         self._transport = InProcess(self._client, self._clients, Links(link, answer_link, lost, seed), self.watch)
         self._rules = Server(terms, quorum, self.criterion.score is None, self.watch)
@@ -91,9 +94,6 @@ class Federation:
     def present_ids(self) -> tuple[int, ...]:
         """Who took part in the last phase."""
         return self._clients.present_ids
-
-    def _fresh(self, ids: tuple[int, ...]) -> Cohort:
-        return self._terms.fresh(ids, tuple(self.data.samples[k] for k in ids))
 
     # --- rounds
 
@@ -244,6 +244,12 @@ class Federation:
         )  # fmt: skip
         self.rounds_played = self._server.round
         self._clients.load(state, self.data.samples)
+
+
+def _fresh(terms: Terms, data: FederatedData, ids: tuple[int, ...]) -> Cohort:
+    """Clients as they start."""
+    samples = data.samples
+    return terms.fresh(ids, tuple(samples[k] for k in ids))
 
 
 def _warn(events: Iterable[Event]) -> None:

@@ -92,7 +92,7 @@ class InProcess:
         if not request.catch_up:
             return cohorts
         with self._watch.stage("catching up"):
-            round, lost = request.orders[0].number, set[int]()
+            round, lost, reached = request.orders[0].number, set[int](), []
             for missed in request.catch_up:
                 inbox.count_catch_up(request, missed.orders, len(missed.clients))
                 there = missed.clients
@@ -100,24 +100,28 @@ class InProcess:
                     there = self._reached(round, order, there, inbox, CATCHING_UP)
                     if self._links.down is perfect_link:
                         break  # what holds of one of them holds of all
-                reached = set(there)
-                lost.update(reached.symmetric_difference(missed.clients))
-                for place, cohort in enumerate(cohorts):
-                    ids = [client for client in cohort.ids if client in reached]
-                    if ids:
-                        after = cohort.put(self._caught_up(cohort.take(ids), missed))
-                        cohorts = [*cohorts[:place], after, *cohorts[place + 1 :]]
-            return _without(cohorts, lost)
+                lost.update(set(missed.clients).difference(there))
+                reached.append(replace(missed, clients=there))
+            return _without([self._caught_up(cohort, reached) for cohort in cohorts], lost)
 
-    def _caught_up(self, part: Cohort, missed: Missed) -> Cohort:
+    def _caught_up(self, cohort: Cohort, reached: Sequence[Missed]) -> Cohort:
         """Clients after all that they were sent. Answers were read when they were new, and lead every client that has
         the server's w of that time to the server's w of now: so it is taken from there, and not computed again."""
-        answers, before = missed.orders[0].code == Code.ANSWER, missed.fingerprint
-        if answers and before is not None and all(each == before for each in fingerprints_of(part.state["model"])):
-            return self.client.by.adopted(part, missed.leads_to)
-        for order in missed.orders:
-            part = self.client.take_in(part, order, self._read(order))
-        return part
+        place = {client: row for row, client in enumerate(cohort.ids)}
+        known, adopting, leads_to = None, list[int](), Tensors()
+        for missed in reached:
+            ids = [client for client in missed.clients if client in place]
+            if ids and missed.orders[0].code == Code.ANSWER and missed.fingerprint is not None:
+                known = known or fingerprints_of(cohort.state["model"])
+                same = {client for client in ids if known[place[client]] == missed.fingerprint}
+                adopting, leads_to = [*adopting, *(place[client] for client in sorted(same))], missed.leads_to
+                ids = [client for client in ids if client not in same]
+            if ids:
+                part = cohort.take(sorted(ids))
+                for order in missed.orders:
+                    part = self.client.take_in(part, order, self._read(order))
+                cohort = cohort.put(part)
+        return self.client.by.adopted(cohort, leads_to, adopting) if adopting else cohort
 
     def answer(self, request: Request, order: Record, cohorts: list[Cohort], inbox: Inbox) -> list[Cohort]:
         """An answer down: one frame, decoded once and counted for each client. Those whom it reached."""

@@ -136,7 +136,7 @@ class Floats(InRows):
     def read_rows(self, data: Array, known: Values) -> Array | None:
         # A kernel reads whole numbers at their places.
         aligned = data.ctypes.data % 4 == data.strides[0] % 4 == 0
-        found = (data if aligned else np.ascontiguousarray(data)).view("<f4")
+        found = (data if aligned else data.copy()).view("<f4")
         if self.count <= _FEW:
             return found if bool((np.isfinite(found) & (found >= np.float32(self.minimum))).all()) else None
         refused = np.zeros(1, np.uint8)
