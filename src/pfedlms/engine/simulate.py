@@ -9,19 +9,22 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from pfedlms import rng
 from pfedlms.cohort import Cohort, Tensors
-from pfedlms.engine.aggregation import Aggregation
+from pfedlms.engine.aggregation import BUFFER_BYTES, Aggregation
 from pfedlms.engine.catch_up import fingerprints_of, from_server
 from pfedlms.engine.client import Client, on_host
 from pfedlms.engine.participation import Clients
 from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.engine.transport import Code, Event, Flag, Inbox, Missed, Record, Request, Split
 from pfedlms.errors import RunError, WireError
+from pfedlms.wire.fields import Message
 from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake, Received, frame, frame_rows
 
+_LONG = 1 << 16  # bytes of a message that are worth a copy of their own
 CATCHING_UP = 1  # the delivery of all that brings a client up to date; 0 is the round's own answer
 
 Data = bytes | memoryview
@@ -43,6 +46,11 @@ class Links:
     down: Link = perfect_link
     lost: float = 0.0
     seed: int = 0
+
+    @property
+    def is_perfect(self) -> bool:
+        """Whether all messages to the server arrive as they were sent."""
+        return self.up is perfect_link and not self.lost
 
     def carry(self, link: Link, data: Data, client: int, *names: int) -> Data | None:
         """What arrives; whether a message is lost is a function of seed, `names` and client."""
@@ -182,7 +190,15 @@ class InProcess:
         with self._watch.stage("clients compute messages"):
             after, values = self.client.send(cohort, order)
         with self._watch.stage("messages up"):
-            return after, on_host(values)
+            return after, on_host(values, self._places(self.client.method.exchanges[order.index].up, values))
+
+    def _places(self, message: Message, values: Tensors) -> dict[str, Any] | None:
+        """Where long rows of floats belong in the frames that `_Uplink` writes next: a GPU copies them there."""
+        senders, size = len(next(iter(values.values()))), HEADER_BYTES + message.max_bytes
+        direct = message.only_floats and self._links.is_perfect and all(value.is_cuda for value in values.values())
+        if not direct or size < _LONG or senders * message.max_bytes > BUFFER_BYTES:
+            return None
+        return message.float_places(self._memory.frames(senders, size, pinned=True)[:, HEADER_BYTES:])
 
     def _send_ahead(self, cohorts: Sequence[Cohort], number: int) -> None:
         """The first messages of the next round, where those that train now will send them: a GPU is still busy with
@@ -250,10 +266,10 @@ class _Memory:
     def __init__(self) -> None:
         self._bytes = np.empty(0, np.uint8)
 
-    def frames(self, count: int, size: int) -> NDArray[np.uint8]:
+    def frames(self, count: int, size: int, pinned: bool = False) -> NDArray[np.uint8]:
         """Room for `count` frames of `size` bytes, until the next call."""
         if count * size > len(self._bytes):
-            self._bytes = np.empty(count * size, np.uint8)
+            self._bytes = torch.empty(count * size, dtype=torch.uint8, pin_memory=pinned).numpy()
         return self._bytes[: count * size].reshape(count, size)
 
 
@@ -292,8 +308,7 @@ class _Uplink:
 
     def _together(self, round: int, ids: Sequence[int], samples: Sequence[int], rows: dict[str, Any]) -> bool:
         """The same for messages that are all of one size, with nothing wrong; else nothing was sent."""
-        together = self._links.up is perfect_link and not self._links.lost and self._message.in_rows
-        size = self._message.rows_size(rows) if together else None
+        size = self._message.rows_size(rows) if self._links.is_perfect and self._message.in_rows else None
         if size is None or sorted(ids) != list(ids):
             return False
         out = self._memory.frames(len(ids), HEADER_BYTES + size)
