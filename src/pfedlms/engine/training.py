@@ -308,6 +308,7 @@ def weakly(steps: TakeSteps) -> TakeSteps:
         assert method is not None  # only its object calls it
         return method(cohort, plan, objective, rate)
 
+    take.__name__ = steps.__name__
     return take
 
 
