@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -277,3 +278,18 @@ def test_operators_of_a_round_run_on_one_thread_each() -> None:
     assert {"aten::bmm", "aten::_log_softmax", "aten::bucketize.Tensor"} <= set(counted.threads)
     assert {name: found for name, found in counted.threads.items() if found != {1}} == {}
     assert torch.get_num_threads() == 3
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.usefixtures("three_threads")
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    def work() -> None:
+        meet = threading.Barrier(2, timeout=30)  # two threads are there, or nobody passes
+        spread(lambda item: meet.wait(), range(2))
+
+    work()  # the parent's threads are there
+    child = multiprocessing.get_context("fork").Process(target=work)
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0

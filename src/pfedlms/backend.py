@@ -29,7 +29,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Item = TypeVar("Item")
 
 _WORKERS = 8  # threads that call torch: beyond, they wait for the interpreter rather than for arithmetic
-_WORTH_WAKING = 1 << 18  # numbers per thread; to wake a thread takes as long as to read about ten thousand
+_WORTH_WAKING = 1 << 19  # numbers per thread; to wake one and to wait for it takes as long as to read a tenth of them
 _WORTH_ANNOUNCING = 0.5  # seconds of compilation after which the user is told the reason of the wait
 _TURNS = 4  # pieces of work for each thread, so that one on a busy core does fewer of them
 

@@ -80,7 +80,7 @@ def test_statistics_are_summed_in_the_order_of_ids(
 ) -> None:
     """Whoever is heard first: in ascending order ((2^60 + 3) − 2^60) + 5 is 5, the 3 being lost beside 2^60; in others
     it is 8, 3 or 0."""
-    monkeypatch.setattr(aggregation, "_BUFFER_BYTES", room)
+    monkeypatch.setattr(aggregation, "BUFFER_BYTES", room)
     means = [2.0**60, 3.0, -(2.0**60), 5.0]
     before = federation(engine_simulate.perfect_link, cohort_size=cohort_size)
     before.start()

@@ -21,7 +21,7 @@ from pfedlms.wire.codec import Buffer
 from pfedlms.wire.frames import Intake, Received, ReceivedRows
 
 FEWEST = 3  # senders that a median takes to tell which of them is far off
-_BUFFER_BYTES = 1 << 26  # of decoded messages that wait to be added up
+BUFFER_BYTES = 1 << 26  # of decoded messages that wait to be added up
 
 
 class Aggregation:
@@ -52,7 +52,7 @@ class Aggregation:
         self._max_weight, self._max_scale = max_weight, max_scale
         self.claims = {} if claims is None else claims
         decoded = sum(prod(part.shape) * np.dtype(part.dtype).itemsize for part in exchange.up.fields)
-        self.capacity = max(1, min(len(senders), _BUFFER_BYTES // max(1, decoded)))
+        self.capacity = max(1, min(len(senders), BUFFER_BYTES // max(1, decoded)))
         """How many messages wait at most to be added up."""
         self._arrived: list[Received] = []
         self._rows: ReceivedRows | None = None

@@ -10,7 +10,9 @@ All of them lead to the same bits. (b), (c) and (d) also carry what the method t
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pfedlms import rng
 from pfedlms.backend import to_device
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.methods.contract import Exchange, Method, Tracked
@@ -90,6 +93,7 @@ class CatchUp:
         parts = (Count("since"), Places("places", dim), MaskedRows("values", "places", dim, 1), *tracked)
         self.model = Message(kind, (Floats("model", dim), *tracked))
         self.changes, self.differences = Message(kind + 2, parts), Message(kind + 4, parts)
+        self._last: _OnHost | None = None
         self.messages = {each.kind: each for each in (self.model, self.changes, self.differences)}
 
     def answers(self) -> Answers:
@@ -103,21 +107,24 @@ class CatchUp:
         assert self._down is not None
         missed = log.missed(since, round) if since >= 0 else None
         best = sum(map(len, missed.values())) if missed is not None else None
-        w = server["model"].cpu().numpy()
-        tracked = {name: server[name].cpu().numpy() for name in self._tracked}
-        forms: list[tuple[Message, dict[str, Any]]] = []
+        if self._last is None or self._last.model is not server["model"] or self._last.log_changed is not log.changed:
+            tracked = {name: server[name].cpu().numpy() for name in self._tracked}
+            self._last = _OnHost(server["model"], log.changed, self._initial, tracked)
+        now, chosen = self._last, None
+        forms: list[tuple[Message, int, Callable[[], dict[str, Any]]]] = [
+            (self.differences, now.different, lambda: _parts(now.w, now.differs, 0)),
+            (self.model, len(now.w), lambda: {"model": now.w}),
+        ]
         if since >= 0:
-            forms.append((self.changes, _parts(w, log.changed.cpu().numpy() >= since, since)))
-        forms.append((self.differences, _parts(w, w.view(np.int32) != self._initial.numpy().view(np.int32), 0)))
-        forms.append((self.model, {"model": w}))
-        chosen = None
-        for message, values in forms:
+            changes = now.changed_since(since), lambda: _parts(now.w, now.changed >= since, since)
+            forms.insert(0, (self.changes, *changes))
+        for message, entries, values_of in forms:
             # Values alone may be too many: then places need not be coded to see it.
-            least = HEADER_BYTES + 4 * (int(values["places"].sum()) if "places" in values else len(w))
-            if best is None or least < best:
-                size = HEADER_BYTES + message.size({**values, **tracked})
+            if best is None or HEADER_BYTES + 4 * entries < best:
+                values = {**values_of(), **now.tracked}
+                size = HEADER_BYTES + message.size(values)
                 if best is None or size < best:
-                    best, chosen = size, (message, {**values, **tracked})
+                    best, chosen = size, (message, values)
         if chosen is None:
             assert missed is not None
             return [Sent(self._down, number, data) for number, data in missed.items()]
@@ -143,13 +150,53 @@ class CatchUp:
             own = torch.where(here["places"], here["values"][:, 0], base)
         return self.adopted(cohort, {**here, "model": own})
 
-    def adopted(self, cohort: Cohort, server: Tensors) -> Cohort:
-        """Clients with the w (`[dim]` or `[clients, dim]`) of `server` and what is tracked besides."""
-        taken = {}
+    def adopted(self, cohort: Cohort, server: Tensors, rows: Sequence[int] | None = None) -> Cohort:
+        """Clients, or some `rows` of them, with the w (`[dim]` or `[clients, dim]`) of `server` and what is tracked
+        besides."""
+        taken, device = {}, cohort.params.device
+        place = None if rows is None else to_device(torch.tensor(rows), device)
         for name in ("model", *self._tracked):
-            value = to_device(server[name], cohort.params.device)
-            taken[name] = value.expand(len(cohort.ids), *value.shape[-1:]).clone()
+            value = to_device(server[name], device)
+            here = value.expand(len(cohort.ids if rows is None else rows), *value.shape[-1:])
+            taken[name] = here.clone() if place is None else cohort.state[name].index_copy(0, place, here)
         return cohort.with_state(**taken)
+
+
+@dataclass(frozen=True, eq=False)
+class _OnHost:
+    """The server's w and what is known of its entries, on the host: once for all clients of a round."""
+
+    model: Tensor
+    log_changed: Tensor
+    initial: Tensor
+    tracked: dict[str, NDArray[Any]]
+
+    @cached_property
+    def w(self) -> NDArray[np.float32]:
+        return self.model.cpu().numpy()
+
+    @cached_property
+    def changed(self) -> NDArray[np.int32]:
+        """The round in which each entry changed last."""
+        return self.log_changed.cpu().numpy()
+
+    @cached_property
+    def _changes(self) -> NDArray[np.int64]:
+        """How many entries changed last in round `NEVER`, `NEVER` + 1, …"""
+        return np.bincount(self.changed - NEVER)
+
+    def changed_since(self, round: int) -> int:
+        """How many entries have changed in this round or later."""
+        return int(self._changes[round - NEVER :].sum())
+
+    @cached_property
+    def differs(self) -> NDArray[np.bool_]:
+        """Which entries are not those of w⁰."""
+        return np.not_equal(self.w.view(np.int32), self.initial.numpy().view(np.int32))
+
+    @cached_property
+    def different(self) -> int:
+        return int(np.count_nonzero(self.differs))
 
 
 def _parts(w: NDArray[np.float32], places: NDArray[np.bool_], since: int) -> dict[str, Any]:
@@ -162,6 +209,14 @@ def from_server(message: Message, arrays: dict[str, Any], number: int, digest: b
     return bytes(frame(message, arrays, round=number, sender=SERVER, samples=0, digest=digest))
 
 
-def fingerprints_of(models: Tensor) -> list[bytes]:
-    """8 bytes of every model, `[clients, dim]`, by which equal ones are known."""
-    return [hashlib.blake2b(own, digest_size=8).digest() for own in models.contiguous().cpu().numpy()]
+def fingerprints_of(models: Tensor) -> list[int]:
+    """A number of every model, `[clients, dim]`, by which equal ones are known: Σ bits(w_i) g_i modulo 2^64 with random
+    odd g, which has the same value on every device."""
+    factors = _factors(models.shape[1], models.device)
+    return torch.stack([(own.view(torch.int32) * factors).sum() for own in models.contiguous()]).tolist()
+
+
+@lru_cache(maxsize=4)
+def _factors(count: int, device: torch.device) -> Tensor:
+    words = rng.words(rng.stream(0, "fingerprints"), count) | np.uint64(1)
+    return to_device(torch.from_numpy(words.view(np.int64)), device)

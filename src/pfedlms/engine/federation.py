@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,8 @@ class Federation:
         self.largest_cohort = min(cohort_size or who.count, who.count)
         self._worker = LocalWorker(model, data, train, seed, who, self.largest_cohort, self.criterion)
         self._client = Client(self.method, terms.digest, terms.catch_up, self._worker, data)
+        # No method of this object: its memory would only be free when Python next looks for cycles.
+        self._fresh = partial(_fresh, terms, data)
         self._clients = Clients(
             self.method, self._fresh, data.clients, model.device, home or model.device, self.largest_cohort
         )
@@ -96,9 +99,6 @@ class Federation:
     def present_ids(self) -> tuple[int, ...]:
         """Who took part in the last phase."""
         return self._clients.present_ids
-
-    def _fresh(self, ids: tuple[int, ...]) -> Cohort:
-        return self._terms.fresh(ids, tuple(self.data.samples[k] for k in ids))
 
     # --- rounds
 
@@ -271,6 +271,12 @@ class Federation:
 
     def _load_clients(self, state: dict[str, Any]) -> None:
         self._clients.load(state, self.data.samples)
+
+
+def _fresh(terms: Terms, data: FederatedData, ids: tuple[int, ...]) -> Cohort:
+    """Clients as they start."""
+    samples = data.samples
+    return terms.fresh(ids, tuple(samples[k] for k in ids))
 
 
 def _warn(events: Iterable[Event]) -> None:

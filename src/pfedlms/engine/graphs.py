@@ -141,7 +141,6 @@ class Replayed:
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # An older recording that is collected while this one is made would end both.
-        gc.collect()
         gc.disable()
         try:
             with torch.cuda.graph(graph):

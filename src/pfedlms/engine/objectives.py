@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -19,14 +19,24 @@ def attributes(value: Any) -> dict[str, Any] | None:
     cannot be looked into."""
     if isinstance(value, type) or callable(value) or not hasattr(value, "__dict__"):
         return None
-    kept = {name for cls in type(value).__mro__ for name, own in vars(cls).items() if isinstance(own, cached_property)}
+    kind: Any = type(value)
+    kept = _kept(kind)
     return {name: entry for name, entry in vars(value).items() if name not in kept}
+
+
+@lru_cache(maxsize=256)
+def _kept(kind: Any) -> frozenset[str]:
+    """The names under which objects of a class keep what they have computed."""
+    names = (name for each in kind.__mro__ for name, own in vars(each).items() if isinstance(own, cached_property))
+    return frozenset(names)
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Leaf]]:
     """Every tensor inside `value` with its path, in the order of `changed`."""
     if isinstance(value, Tensor | PerClient):
         yield path, value
+    elif isinstance(value, int | float | str):
+        return
     elif isinstance(value, list | tuple):
         for index, entry in enumerate(value):
             yield from leaves(entry, f"{path}[{index}]")

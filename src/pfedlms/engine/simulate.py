@@ -9,19 +9,22 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from pfedlms import rng
 from pfedlms.cohort import Cohort, Tensors
-from pfedlms.engine.aggregation import Aggregation
+from pfedlms.engine.aggregation import BUFFER_BYTES, Aggregation
 from pfedlms.engine.catch_up import fingerprints_of, from_server
 from pfedlms.engine.client import Client, on_host
 from pfedlms.engine.participation import Clients
 from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.engine.transport import Code, Event, Flag, Inbox, Missed, Record, Request, Split
 from pfedlms.errors import RunError, WireError
+from pfedlms.wire.fields import Message
 from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake, Received, frame, frame_rows
 
+_LONG = 1 << 16  # bytes of a message that are worth a copy of their own
 CATCHING_UP = 1  # the delivery of all that brings a client up to date; 0 is the round's own answer
 
 Data = bytes | memoryview
@@ -43,6 +46,11 @@ class Links:
     down: Link = perfect_link
     lost: float = 0.0
     seed: int = 0
+
+    @property
+    def is_perfect(self) -> bool:
+        """Whether all messages to the server arrive as they were sent."""
+        return self.up is perfect_link and not self.lost
 
     def carry(self, link: Link, data: Data, client: int, *names: int) -> Data | None:
         """What arrives; whether a message is lost is a function of seed, `names` and client."""
@@ -92,7 +100,7 @@ class InProcess:
         if not request.catch_up:
             return cohorts
         with self._watch.stage("catching up"):
-            round, lost = request.orders[0].number, set[int]()
+            round, lost, reached = request.orders[0].number, set[int](), []
             for missed in request.catch_up:
                 inbox.count_catch_up(request, missed.orders, len(missed.clients))
                 there = missed.clients
@@ -100,24 +108,28 @@ class InProcess:
                     there = self._reached(round, order, there, inbox, CATCHING_UP)
                     if self._links.down is perfect_link:
                         break  # what holds of one of them holds of all
-                reached = set(there)
-                lost.update(reached.symmetric_difference(missed.clients))
-                for place, cohort in enumerate(cohorts):
-                    ids = [client for client in cohort.ids if client in reached]
-                    if ids:
-                        after = cohort.put(self._caught_up(cohort.take(ids), missed))
-                        cohorts = [*cohorts[:place], after, *cohorts[place + 1 :]]
-            return _without(cohorts, lost)
+                lost.update(set(missed.clients).difference(there))
+                reached.append(replace(missed, clients=there))
+            return _without([self._caught_up(cohort, reached) for cohort in cohorts], lost)
 
-    def _caught_up(self, part: Cohort, missed: Missed) -> Cohort:
+    def _caught_up(self, cohort: Cohort, reached: Sequence[Missed]) -> Cohort:
         """Clients after all that they were sent. Answers were read when they were new, and lead every client that has
         the server's w of that time to the server's w of now: so it is taken from there, and not computed again."""
-        answers, before = missed.orders[0].code == Code.ANSWER, missed.fingerprint
-        if answers and before is not None and all(each == before for each in fingerprints_of(part.state["model"])):
-            return self.client.by.adopted(part, missed.leads_to)
-        for order in missed.orders:
-            part = self.client.take_in(part, order, self._read(order))
-        return part
+        place = {client: row for row, client in enumerate(cohort.ids)}
+        known, adopting, leads_to = None, list[int](), Tensors()
+        for missed in reached:
+            ids = [client for client in missed.clients if client in place]
+            if ids and missed.orders[0].code == Code.ANSWER and missed.fingerprint is not None:
+                known = known or fingerprints_of(cohort.state["model"])
+                same = {client for client in ids if known[place[client]] == missed.fingerprint}
+                adopting, leads_to = [*adopting, *(place[client] for client in sorted(same))], missed.leads_to
+                ids = [client for client in ids if client not in same]
+            if ids:
+                part = cohort.take(sorted(ids))
+                for order in missed.orders:
+                    part = self.client.take_in(part, order, self._read(order))
+                cohort = cohort.put(part)
+        return self.client.by.adopted(cohort, leads_to, adopting) if adopting else cohort
 
     def answer(self, request: Request, order: Record, cohorts: list[Cohort], inbox: Inbox) -> list[Cohort]:
         """An answer down: one frame, decoded once and counted for each client. Those whom it reached."""
@@ -178,7 +190,15 @@ class InProcess:
         with self._watch.stage("clients compute messages"):
             after, values = self.client.send(cohort, order)
         with self._watch.stage("messages up"):
-            return after, on_host(values)
+            return after, on_host(values, self._places(self.client.method.exchanges[order.index].up, values))
+
+    def _places(self, message: Message, values: Tensors) -> dict[str, Any] | None:
+        """Where long rows of floats belong in the frames that `_Uplink` writes next: a GPU copies them there."""
+        senders, size = len(next(iter(values.values()))), HEADER_BYTES + message.max_bytes
+        direct = message.only_floats and self._links.is_perfect and all(value.is_cuda for value in values.values())
+        if not direct or size < _LONG or senders * message.max_bytes > BUFFER_BYTES:
+            return None
+        return message.float_places(self._memory.frames(senders, size, pinned=True)[:, HEADER_BYTES:])
 
     def _send_ahead(self, cohorts: Sequence[Cohort], number: int) -> None:
         """The first messages of the next round, where those that train now will send them: a GPU is still busy with
@@ -246,10 +266,10 @@ class _Memory:
     def __init__(self) -> None:
         self._bytes = np.empty(0, np.uint8)
 
-    def frames(self, count: int, size: int) -> NDArray[np.uint8]:
+    def frames(self, count: int, size: int, pinned: bool = False) -> NDArray[np.uint8]:
         """Room for `count` frames of `size` bytes, until the next call."""
         if count * size > len(self._bytes):
-            self._bytes = np.empty(count * size, np.uint8)
+            self._bytes = torch.empty(count * size, dtype=torch.uint8, pin_memory=pinned).numpy()
         return self._bytes[: count * size].reshape(count, size)
 
 
@@ -288,8 +308,7 @@ class _Uplink:
 
     def _together(self, round: int, ids: Sequence[int], samples: Sequence[int], rows: dict[str, Any]) -> bool:
         """The same for messages that are all of one size, with nothing wrong; else nothing was sent."""
-        together = self._links.up is perfect_link and not self._links.lost and self._message.in_rows
-        size = self._message.rows_size(rows) if together else None
+        size = self._message.rows_size(rows) if self._links.is_perfect and self._message.in_rows else None
         if size is None or sorted(ids) != list(ids):
             return False
         out = self._memory.frames(len(ids), HEADER_BYTES + size)

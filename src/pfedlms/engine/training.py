@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
+from weakref import WeakMethod
 
 import numpy as np
 import torch
@@ -28,7 +30,7 @@ from pfedlms.engine.borders import (
     named,
 )
 from pfedlms.engine.criterion import Criterion
-from pfedlms.engine.graphs import Replayed
+from pfedlms.engine.graphs import Replayed, TakeSteps
 from pfedlms.engine.objectives import splitter
 from pfedlms.engine.participation import Participation
 from pfedlms.errors import DivergedError
@@ -96,10 +98,13 @@ class LocalWorker:
         self._augmentation = Augmentation(seed, crop, flip) if crop or flip else None
         # One client after another is the reference, which runs without recordings.
         recorded = (largest > 1 or data.clients == 1) and backend_of(model.initial) == "gpu" and criterion.stacks
-        self._run_steps = Replayed(self._steps, largest) if recorded else self._steps
-        self._sum_gradients = Replayed(self._gradients, largest) if recorded else self._gradients
+        # Weakly, so that a run's memory is free when the run is, and not when Python next looks for cycles.
+        steps, gradients = weakly(self._steps), weakly(self._gradients)
+        self._run_steps = Replayed(steps, largest) if recorded else steps
+        self._sum_gradients = Replayed(gradients, largest) if recorded else gradients
         self._rates = train.rates
         self._plans: dict[tuple[tuple[int, ...], int], Tensor] = {}
+        self._sweeps: dict[int, tuple[Any, tuple[int, ...], tuple[Tensor, Tensor]]] = {}
 
     def local_update(self, method: Method, cohort: Cohort, phase: int) -> tuple[Cohort, Wait]:
         """The clients' work between two exchanges: E local steps on the method's objective, then its `after_training`.
@@ -275,16 +280,37 @@ class LocalWorker:
     def _sweep(self, cohort: Cohort, held: Sequence[Indices]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """All samples of every client, in batches `[clients, batch]` with a mask: False where a client has no more
         samples."""
-        lengths = np.array([len(held[client]) for client in cohort.ids])
-        for start in range(0, int(lengths.max()), _EVALUATION_BATCH):
-            width = min(_EVALUATION_BATCH, int(lengths.max()) - start)
-            index = np.zeros((len(lengths), width), dtype=np.int64)
-            for row, client in enumerate(cohort.ids):
-                part = held[client][start : start + width]
-                index[row, : len(part)] = part
-            mask = torch.from_numpy(np.arange(start, start + width)[None, :] < lengths[:, None])
-            place, valid = (to_device(value, self._data.x.device) for value in (torch.from_numpy(index), mask))
-            yield self._samples(place), self._data.y[place], valid
+        kept = self._sweeps.get(id(held))
+        if kept is None or kept[0] is not held or kept[1] != cohort.ids:
+            kept = held, cohort.ids, self._places(cohort.ids, held)
+            if self._data.x.is_cuda:  # where making them takes longer than using them
+                self._sweeps = {**dict(list(self._sweeps.items())[-3:]), id(held): kept}
+        parts = (torch.split(each, _EVALUATION_BATCH, dim=1) for each in kept[2])
+        for own, mask in zip(*parts, strict=True):
+            yield self._samples(own), self._data.y[own], mask
+
+    def _places(self, ids: tuple[int, ...], held: tuple[Indices, ...]) -> tuple[Tensor, Tensor]:
+        """Every client's samples, `[clients, most]`, and which of these places are used."""
+        lengths = np.array([len(held[client]) for client in ids])
+        index = np.zeros((len(ids), int(lengths.max())), dtype=np.int64)
+        for row, client in enumerate(ids):
+            index[row, : lengths[row]] = held[client]
+        mask = torch.from_numpy(np.arange(index.shape[1])[None, :] < lengths[:, None])
+        device = self._data.x.device
+        return to_device(torch.from_numpy(index), device), to_device(mask, device)
+
+
+def weakly(steps: TakeSteps) -> TakeSteps:
+    """A method of an object that this function does not keep alive."""
+    held = WeakMethod(steps)
+
+    def take(cohort: Cohort, plan: Tensor, objective: Objective, rate: Rate) -> tuple[Cohort, Tensor]:
+        method = held()
+        assert method is not None  # only its object calls it
+        return method(cohort, plan, objective, rate)
+
+    take.__name__ = steps.__name__
+    return take
 
 
 def check_finite(cohort: Cohort, losses: Tensor, sums: Tensor, phase: int) -> None:

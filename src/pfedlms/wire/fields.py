@@ -9,6 +9,7 @@ arrays (a sender's row of `Message.room`), without extra copies.
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -130,13 +131,15 @@ class Floats(InRows):
         _read_floats(self.name, data, out, self.minimum)
 
     def write_rows(self, values: Values, out: Array) -> None:
+        if (at := values[self.name].ctypes).data == out.ctypes.data and at.strides[0] == out.strides[0]:
+            return  # written there already, see `Message.float_places`
         given = self.given_rows(values, len(out)).astype("<f4", copy=False).view(np.uint8)
         share(lambda first, last: np.copyto(out[first:last], given[first:last]), len(out), self.count)
 
     def read_rows(self, data: Array, known: Values) -> Array | None:
         # A kernel reads whole numbers at their places.
         aligned = data.ctypes.data % 4 == data.strides[0] % 4 == 0
-        found = (data if aligned else np.ascontiguousarray(data)).view("<f4")
+        found = (data if aligned else data.copy()).view("<f4")
         if self.count <= _FEW:
             return found if bool((np.isfinite(found) & (found >= np.float32(self.minimum))).all()) else None
         refused = np.zeros(1, np.uint8)
@@ -324,6 +327,19 @@ class Message:
             known[part.name] = values
             at += size
         return known if at == length else None
+
+    @cached_property
+    def only_floats(self) -> bool:
+        """Whether all its fields are `Floats`, and numbers are stored as the wire has them."""
+        return sys.byteorder == "little" and all(isinstance(part, Floats) for part in self.fields)
+
+    def float_places(self, payloads: Array) -> dict[str, Array]:
+        """Where the rows of each field of a message of `only_floats` belong in `payloads`, `[senders, max_bytes]`."""
+        ends = np.cumsum([part.max_bytes for part in self.fields]).tolist()
+        return {
+            part.name: payloads[:, end - part.max_bytes : end].view(np.float32)
+            for part, end in zip(self.fields, ends, strict=True)
+        }
 
     @cached_property
     def _rows(self) -> list[InRows]:
