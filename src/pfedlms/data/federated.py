@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from math import prod
 
 import numpy as np
@@ -81,8 +82,11 @@ class FederatedData:
         digest = hashlib.sha256(str((self.x.shape, self.classes)).encode())
         if self.names or self.x.dtype != torch.float32:
             digest.update(str((self.x.dtype, self.names)).encode())
-        for part in (self.x.cpu().numpy(), self.y.cpu().numpy(), *self.train, *self.test):
-            digest.update(len(part).to_bytes(8, "little") + np.ascontiguousarray(part).tobytes())
+        for whole in (self.x.cpu().numpy(), self.y.cpu().numpy()):
+            digest.update(len(whole).to_bytes(8, "little"))
+            digest.update(np.ascontiguousarray(whole).reshape(-1).view(np.uint8).data)
+        for part in chain(self.train, self.test):
+            digest.update(len(part).to_bytes(8, "little") + part.tobytes())
         for own in self.validation:
             digest.update(b"validation" + len(own).to_bytes(8, "little") + own.tobytes())
         return digest.hexdigest()
@@ -113,7 +117,8 @@ def partitioned(
     """`from_pool` of arrays that are checked."""
     scheme = scheme_of(how.scheme, owner, pool.classes)
     sets = assign(pool.strata, replace(how, scheme=scheme, min_samples=max(2, how.min_samples)), owner, owners)
-    known = tuple(owners) if scheme == "given" else ()
+    # Names that are the numbers say nothing.
+    known = tuple(owners) if scheme == "given" and any(name != str(k) for k, name in enumerate(owners)) else ()
     return replace(held_by(pool, sets, how.seed, how.validation), client_names=known, scheme=scheme)
 
 
@@ -143,7 +148,9 @@ def held_by(
             own if isinstance(own, tuple) else split(pool.strata, own, seed, client) for client, own in enumerate(held)
         )
         train, test = zip(*pairs, strict=True)
-    x, y = torch.from_numpy(pool.x), torch.from_numpy(pool.y)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nothing here writes
+        x, y = torch.from_numpy(pool.x), torch.from_numpy(pool.y)
     data = FederatedData(x, y, train, test, pool.classes, names=pool.names)
     return _validated(data, pool.strata, seed, validation) if validation else data
 

@@ -212,13 +212,16 @@ class Running(RunInfo):
         unheard = {"unheard": self._unheard} if self.config.run.lost else {}
         return {"rejected": self._rejected, **astray, **unheard}
 
-    def _everyone(self) -> dict[str, Any]:
-        """All clients at the end of the run; the last evaluation, if it was of all of them."""
+    def _everyone(self) -> dict[str, Any] | None:
+        """All clients at the end of the run; the last evaluation, if it was of all of them. None without
+        `run.everyone`."""
         last = self.metrics[-1] if self.metrics else {}
         if last.get("round") == self.round and "clients" not in last:
             validated = {"validation_accuracy": last["v_acc"]} if "v_acc" in last else {}
             measures = {"test_loss": last["test_loss"], "client_acc": last["client_acc"]}
             return {"accuracy": last["p_acc"], **_over_clients(measures), **validated, **measures}
+        if not self.config.run.everyone:
+            return None
         measured: Evaluation = self.played.everyone()
         validated = {"validation_accuracy": _validated(measured)} if self.config.data.validation else {}
         measures = {"test_loss": finite(measured.loss), "client_acc": _per_client(measured)}
