@@ -16,7 +16,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from pfedlms.data.arrays import Arrays, checked
-from pfedlms.data.partition import Indices, Part, Sets, Splits, sizes_of, split
+from pfedlms.data.partition import REMEMBERED, Indices, Part, Sets, Splits, sizes_of, split
 from pfedlms.data.pool import Constants
 from pfedlms.data.schemes import Partitioning, assign, scheme_of
 from pfedlms.errors import DataError
@@ -73,21 +73,23 @@ class FederatedData:
                 part.find(clients)
 
     def fingerprint(self) -> str:
+        """What tells these data from others, computed once."""
         return self._fingerprint
 
     @cached_property
     def _fingerprint(self) -> str:
-        """SHA-256 over samples, labels and each client's indices; also over the type of samples that are not float32,
-        and over the names of classes, if they have any."""
+        """SHA-256 over samples, labels and each client's indices, or what those are drawn by where clients are very
+        many; also over the type of samples that are not float32, and over the names of classes, if they have any."""
         digest = hashlib.sha256(str((self.x.shape, self.classes)).encode())
         if self.names or self.x.dtype != torch.float32:
             digest.update(str((self.x.dtype, self.names)).encode())
         for whole in (self.x.cpu().numpy(), self.y.cpu().numpy()):
             digest.update(len(whole).to_bytes(8, "little"))
             digest.update(np.ascontiguousarray(whole).reshape(-1).view(np.uint8).data)
-        for part in chain(self.train, self.test):
+        drawn = self.train.drawn_from() if isinstance(self.train, Part) and self.clients > REMEMBERED else None
+        for part in drawn or chain(self.train, self.test):
             digest.update(len(part).to_bytes(8, "little") + part.tobytes())
-        for own in self.validation:
+        for own in self.validation if drawn is None else ():
             digest.update(b"validation" + len(own).to_bytes(8, "little") + own.tobytes())
         return digest.hexdigest()
 

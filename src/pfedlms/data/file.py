@@ -29,13 +29,13 @@ from pfedlms.errors import DataError, did_you_mean
 
 READERS: dict[str, Callable[[Path], Columns]] = {
     ".npz": read_npz,
-    ".npy": read_npy,
     ".csv": read_csv,
     ".tsv": read_csv,
     ".parquet": read_parquet,
     ".json": read_leaf,
     ".jsonl": read_json_lines,
     ".jsonl.gz": read_json_lines,
+    ".npy": read_npy,
 }
 """By the ending of a file's name."""
 _LABELS, _CLIENTS = ("label", "class", "target", "y", "labels"), ("client", "user", "client_id", "clients")
