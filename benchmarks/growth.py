@@ -5,12 +5,13 @@
     python benchmarks/growth.py --clients 100,10000,1000000 --participants 100,1000 --per-client 10 --shape 1,8,8
 
 70,000 random samples are partitioned with α = 10 and at least two samples per client, as for MNIST. With --per-client
-every client has so many samples of a shape, in a mapped file. Every size runs in a process of its own; cohorts are split
-by the memory at hand, as in a run. With --participants states of absent clients are kept on the host, as they are where
-not all fit on the device; `kept` is what the method keeps for clients drawn so far, `saved` what a checkpoint has of it,
-`disk` what states of absent clients take in their own file. `host` is the memory of the process without the mapped file.
-Checkpoints are timed after the rounds, the second one (`save`) with one round in between, `resume` until the next round
-could be played, the data and the model at hand.
+every client has so many samples of a shape, in a mapped file. Every size runs in a process of its own; cohorts are
+split by the memory at hand, as in a run. With --participants states of absent clients are kept on the host, as they are
+where not all fit on the device. `kept` is what the method keeps for clients drawn so far, `saved` what a checkpoint has
+of it, `disk` what states of absent clients take in their own file. `host` is the memory of the process without mapped
+files, `CPU s` what a round takes of all cores, which other jobs on the machine disturb less. Checkpoints are timed
+after the rounds, the second one (`save`) with one round in between; `resume` ends where the next round could be played,
+with data and model at hand.
 """
 
 from __future__ import annotations
@@ -95,7 +96,9 @@ def measure(options: argparse.Namespace, clients: int, participants: int) -> dic
         made.start()
         for _ in range(options.warm_up):
             made.play_round()
+        played, spent = made.rounds_played, time.process_time()
         seconds = median_seconds(made.play_round, device, options.rounds)
+        spent = (time.process_time() - spent) / (made.rounds_played - played)
         host = private_bytes()
         save(made, run)
         made.play_round()
@@ -117,6 +120,7 @@ def measure(options: argparse.Namespace, clients: int, participants: int) -> dic
         "drawn": drawn,
         "partition_seconds": partitioned,
         "seconds": seconds,
+        "cpu_seconds": spent,
         "device_bytes": torch.cuda.max_memory_allocated() if device.type == "cuda" else 0,
         "host_bytes": host,
         "kept_bytes": made.participation.count * here + (drawn - made.participation.count) * away,
@@ -141,18 +145,13 @@ COLUMNS: dict[str, Any] = {
     "clients": lambda row: f"{row['clients']:,}",
     "taking part": lambda row: f"{row['participants']:,}",
     "s per round": lambda row: f"{row['seconds']:.3f}",
+    "CPU s": lambda row: f"{row['cpu_seconds']:.3f}",
     "ms each": lambda row: f"{1e3 * row['seconds'] / row['participants']:.2f}",
     "partition s": lambda row: f"{row['partition_seconds']:.2f}",
     "drawn": lambda row: f"{row['drawn']:,}",
     **{
-        f"{name} GiB": lambda row, key=key: f"{row[f'{key}_bytes'] / 2**30:.3f}"
-        for name, key in (
-            ("GPU", "device"),
-            ("host", "host"),
-            ("kept", "kept"),
-            ("disk", "disk"),
-            ("saved", "checkpoint"),
-        )
+        f"{name} GiB": lambda row, key=f"{key or name}_bytes": f"{row[key] / 2**30:.3f}"
+        for name, key in {"GPU": "device", "host": "", "kept": "", "disk": "", "saved": "checkpoint"}.items()
     },
     "save s": lambda row: f"{row['save_seconds']:.2f}",
     "resume s": lambda row: f"{row['resume_seconds']:.2f}",
@@ -191,7 +190,7 @@ def main() -> None:
 
 
 def measure_all(options: argparse.Namespace) -> list[dict[str, float]]:
-    """Every size in a process of its own, the largest first: the others use its samples."""
+    """Every size in a process of its own; one with fewer clients uses the samples of one before it."""
     print(f"{options.model}, {options.method}, {options.steps} steps per round, {options.device}")
     print(" ".join(f"{name:>11}" for name in COLUMNS))
     names = ("model", "method", "steps", "batch", "rounds", "device", "warm_up", "per_client", "shape", "folder")
