@@ -1,73 +1,161 @@
-"""Seconds a round and memory for more and more clients, all of them or some in a round.
+"""Seconds per round, memory, disk and checkpoints for more and more clients, all of them or some in a round.
 
     python benchmarks/growth.py --model dnn --clients 20,200,2000 [--method pfedlms] [--steps 5] [--json out.json]
     python benchmarks/growth.py --clients 1000,10000 --participants 50,100,200 --method fedavg
+    python benchmarks/growth.py --clients 100,10000,1000000 --participants 100,1000 --per-client 10 --shape 1,8,8
 
-70,000 random samples are dealt out with α = 10 and at least two samples a client, as for MNIST. Every size runs in a
-process of its own, so that its peak memory is its own; cohorts are split by the memory at hand, as in a run. With
---participants the state of clients that are away is kept on the host, as it is where not all fit on the device; `kept`
-is what the method keeps for clients drawn so far, `checkpoint` what is written of it.
+70,000 random samples are partitioned with α = 10 and at least two samples per client, as for MNIST. With --per-client
+every client has so many samples of a shape, in a mapped file. Every size runs in a process of its own; cohorts are
+split by the memory at hand, as in a run. With --participants states of absent clients are kept on the host, as they are
+where not all fit on the device. `kept` is what the method keeps for clients drawn so far, `saved` what a checkpoint has
+of it, `disk` what states of absent clients take in their own file. `host` is the memory of the process without mapped
+files, `CPU s` what a round takes of all cores, which other jobs on the machine disturb less. Checkpoints are timed
+after the rounds, the second one (`save`) with one round in between; `resume` ends where the next round could be played,
+with data and model at hand.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
 import json
-import resource
+import os
 import subprocess
 import sys
+import tempfile
+import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from kept import keep
+from numpy.typing import NDArray
 
 from engine import SHAPES, median_seconds
-from pfedlms.data import Partitioning, from_pool
+from pfedlms.data import FederatedData, Partitioning, from_pool
 from pfedlms.engine import Federation
 from pfedlms.engine.training import TrainSettings
-from pfedlms.experiment.memory import fitting_cohort
+from pfedlms.experiment.memory import fitting_cohort, kept_bytes
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel, build
 
 SAMPLES = 70_000
+_CHUNK = 100_000  # samples that are made at a time
+
+
+def made_samples(folder: Path, samples: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Random samples in a mapped file, which sizes of one call share."""
+    path = folder / "x.npy"
+    if not path.exists() or len(np.load(path, mmap_mode="r")) < samples:
+        x = np.lib.format.open_memmap(path, "w+", np.float32, (samples, *shape))
+        draw = np.random.default_rng(0)
+        for start in range(0, samples, _CHUNK):
+            x[start : start + _CHUNK] = draw.standard_normal((min(_CHUNK, samples - start), *shape), dtype=np.float32)
+        x.flush()
+    mapped: NDArray[np.float32] = np.load(path, mmap_mode="r")[:samples]
+    return mapped
+
+
+def made_data(options: argparse.Namespace, clients: int, shape: tuple[int, ...]) -> FederatedData:
+    if not options.per_client:
+        draw = np.random.default_rng(0)
+        x = draw.standard_normal((SAMPLES, *shape), dtype=np.float32)
+        return from_pool(x, draw.integers(0, 10, SAMPLES), Partitioning(clients, 10.0, 0, min_samples=1))
+    samples = clients * options.per_client
+    x = made_samples(Path(options.folder), samples, shape)
+    return from_pool(x, np.arange(samples) % 10, Partitioning(clients, 1.0, 0, min_samples=2, scheme="iid"))
+
+
+def private_bytes() -> int:
+    """Memory of this process without the pages of files."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
 
 
 def measure(options: argparse.Namespace, clients: int, participants: int) -> dict[str, float]:
     """One size, in this process."""
-    device, shape = torch.device(options.device), SHAPES.get(options.model, (3, 32, 32))
-    draw = np.random.default_rng(0)
-    x = draw.standard_normal((SAMPLES, *shape), dtype=np.float32)
-    data = from_pool(x, draw.integers(0, 10, SAMPLES), Partitioning(clients, 10.0, 0, min_samples=1))
+    device = torch.device(options.device)
+    shape = tuple(map(int, options.shape.split(","))) if options.shape else SHAPES.get(options.model, (3, 32, 32))
+    began = time.perf_counter()
+    data = made_data(options, clients, shape).to(device)
+    partitioned = time.perf_counter() - began
     model = CohortModel(build(options.model, shape, 10, 256, 0), device)
     share = participants / clients if participants else 1.0
     cohort = fitting_cohort(model, data, options.batch, participants or clients)
     train = TrainSettings(options.steps, options.batch, 0.05, 0.0, 1e-4, participation=share)
     method, home = METHODS[options.method], torch.device("cpu") if participants else None
-    made = Federation(method, method.Settings(), model, data.to(device), train, 0, cohort, home=home)
-    made.start()
-    for _ in range(options.warm_up):
+
+    def make() -> Federation:
+        return Federation(method, method.Settings(), model, data, train, 0, cohort, home=home)
+
+    made = make()
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        run = Path(folder)
+        made.keep_in(run)
+        made.start()
+        for _ in range(options.warm_up):
+            made.play_round()
+        played, spent = made.rounds_played, time.process_time()
+        seconds = median_seconds(made.play_round, device, options.rounds)
+        spent = (time.process_time() - spent) / (made.rounds_played - played)
+        host = private_bytes()
+        save(made, run)
         made.play_round()
-    seconds = median_seconds(made.play_round, device, options.rounds)
-    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    file, clients_kept = io.BytesIO(), [*made._clients.present, *made._clients._absent.values()]
-    torch.save(made.state(), file)
+        saving = save(made, run)
+        began = time.perf_counter()
+        resumed = make()
+        resumed.keep_in(run)
+        resumed.load(torch.load(run / "checkpoint.pt", weights_only=True))
+        resuming = time.perf_counter() - began
+        file = run / "clients.bin"
+        disk = os.stat(file).st_blocks * 512 if file.exists() else 0
+        checkpoint = (run / "checkpoint.pt").stat().st_size
+    here, away = kept_bytes(made.method, model, False, train.kept_numbers(model.layout.dim))
+    drawn = len({k for phase in range(made.rounds_played + 1) for k in made.participation.of(phase)})
     return {
         "clients": clients,
         "participants": made.participation.count,
         "cohort": cohort,
-        "drawn": len({k for phase in range(made.rounds_played + 1) for k in made.participation.of(phase)}),
+        "drawn": drawn,
+        "partition_seconds": partitioned,
         "seconds": seconds,
+        "cpu_seconds": spent,
         "device_bytes": torch.cuda.max_memory_allocated() if device.type == "cuda" else 0,
         "host_bytes": host,
-        "kept_bytes": sum(cohort.nbytes for cohort in clients_kept),
-        "checkpoint_bytes": file.getbuffer().nbytes,
+        "kept_bytes": made.participation.count * here + (drawn - made.participation.count) * away,
+        "disk_bytes": disk,
+        "checkpoint_bytes": checkpoint,
+        "save_seconds": saving,
+        "resume_seconds": resuming,
     }
 
 
-COLUMNS = ("clients", "taking part", "cohort", "s a round", "ms each", "GPU GiB", "host GiB", "drawn", "kept", "saved")
+def save(made: Federation, folder: Path) -> float:
+    """Seconds of a checkpoint, until it is on the disk."""
+    began = time.perf_counter()
+    with open(folder / "checkpoint.pt", "wb") as file:
+        torch.save(made.state(), file)
+        file.flush()
+        os.fsync(file.fileno())
+    return time.perf_counter() - began
+
+
+COLUMNS: dict[str, Any] = {
+    "clients": lambda row: f"{row['clients']:,}",
+    "taking part": lambda row: f"{row['participants']:,}",
+    "s per round": lambda row: f"{row['seconds']:.3f}",
+    "CPU s": lambda row: f"{row['cpu_seconds']:.3f}",
+    "ms each": lambda row: f"{1e3 * row['seconds'] / row['participants']:.2f}",
+    "partition s": lambda row: f"{row['partition_seconds']:.2f}",
+    "drawn": lambda row: f"{row['drawn']:,}",
+    **{
+        f"{name} GiB": lambda row, key=f"{key or name}_bytes": f"{row[key] / 2**30:.3f}"
+        for name, key in {"GPU": "device", "host": "", "kept": "", "disk": "", "saved": "checkpoint"}.items()
+    },
+    "save s": lambda row: f"{row['save_seconds']:.2f}",
+    "resume s": lambda row: f"{row['resume_seconds']:.2f}",
+}
 
 
 def main() -> None:
@@ -81,6 +169,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="timed rounds, after two")
     parser.add_argument("--warm-up", type=int, default=0, help="rounds before that")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--per-client", type=int, default=0, help="samples of each client; 0: 70,000 altogether")
+    parser.add_argument("--shape", default="", help="of a sample, such as 1,8,8; default: the model's own")
+    parser.add_argument("--folder", help="where mapped samples and states of clients are; default: a temporary one")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--alone", action="store_true", help="measure the one size here and print JSON")
     options = parser.parse_args()
@@ -90,26 +181,30 @@ def main() -> None:
         warnings.simplefilter("ignore")
         print(json.dumps(measure(options, int(options.clients), int(options.participants))))
         return
-    print(f"{options.model}, {options.method}, {options.steps} steps a round, {options.device}")
+    with tempfile.TemporaryDirectory() as folder:
+        options.folder = options.folder or folder
+        rows = measure_all(options)
+    if options.json:
+        given = {name: value for name, value in vars(options).items() if name not in ("json", "alone", "folder")}
+        keep({"options": given, "rows": rows}, options.json)
+
+
+def measure_all(options: argparse.Namespace) -> list[dict[str, float]]:
+    """Every size in a process of its own; one with fewer clients uses the samples of one before it."""
+    print(f"{options.model}, {options.method}, {options.steps} steps per round, {options.device}")
     print(" ".join(f"{name:>11}" for name in COLUMNS))
+    names = ("model", "method", "steps", "batch", "rounds", "device", "warm_up", "per_client", "shape", "folder")
+    same = [f"--{name.replace('_', '-')}={getattr(options, name)}" for name in names]
     rows = []
     for clients in options.clients.split(","):
         for participants in options.participants.split(","):
-            names = ("model", "method", "steps", "batch", "rounds", "device")
-            same = [f"--{name}={getattr(options, name)}" for name in names] + [f"--warm-up={options.warm_up}"]
+            if int(participants) > int(clients):
+                continue
             command = [sys.executable, __file__, "--alone", f"--clients={clients}", f"--participants={participants}"]
             row = json.loads(subprocess.run([*command, *same], check=True, stdout=subprocess.PIPE).stdout)
             rows.append(row)
-            gib = [row[f"{name}_bytes"] / 2**30 for name in ("device", "host", "kept", "checkpoint")]
-            print(
-                f"{row['clients']:11d} {row['participants']:11d} {row['cohort']:11d} {row['seconds']:11.3f} "
-                f"{1e3 * row['seconds'] / row['participants']:11.2f} {gib[0]:11.2f} {gib[1]:11.2f} {row['drawn']:11d} "
-                f"{gib[2]:11.3f} {gib[3]:11.3f}",
-                flush=True,
-            )
-    if options.json:
-        told = {name: value for name, value in vars(options).items() if name not in ("json", "alone")}
-        keep({"options": told, "rows": rows}, options.json)
+            print(" ".join(f"{show(row):>11}" for show in COLUMNS.values()), flush=True)
+    return rows
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
         done = begin(config.with_run(out=str(out)), callbacks=callbacks, profile=options.profile)
     if options.profile:
         # On standard error, so that it goes with --json too.
-        show_table(profile(done.federation.watch.seconds, max(1, done.summary["rounds"])), Console(stderr=True))
+        show_table(profile(done.summary.get("stages", {}), max(1, done.summary["rounds"])), Console(stderr=True))
     return _report_run(options, done)
 
 

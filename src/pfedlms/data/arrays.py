@@ -18,6 +18,7 @@ Samples = NDArray[np.float32 | np.int64]
 _CODES = 1000  # up to here a number from 0 on is a class number, whatever is missing in between
 _EXACT = 2.0**53  # from here on a float64 stands for several whole numbers
 _SHOWN = 5  # values that a message names
+_BLOCK = 1 << 16  # samples that are checked together
 
 
 @dataclass(frozen=True)
@@ -79,10 +80,11 @@ def samples_of(value: Any, name: str) -> Samples:
     if x.dtype.kind in "iu" and not (x.dtype == np.uint8 and x.ndim >= 3):
         if x.dtype == np.uint64 and x.max() > np.iinfo(np.int64).max:
             raise DataError(f"{name}: got samples up to {x.max()}, expected whole numbers below 2^63")
-        return np.require(x, np.int64, ["C", "W"])
+        return np.require(x, np.int64, "C")
     with np.errstate(over="ignore"):  # too large a number becomes infinite, which is refused
-        floats = np.require(x, np.float32, ["C", "W"])
-    if not np.isfinite(floats).all():
+        floats = np.require(x, np.float32, "C")
+    # Some at a time: a file that is mapped may be larger than memory.
+    if not all(np.isfinite(floats[start : start + _BLOCK]).all() for start in range(0, len(floats), _BLOCK)):
         raise DataError(f"{name}: samples hold NaN or infinite values; clean them first")
     return floats
 

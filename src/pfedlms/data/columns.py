@@ -31,6 +31,14 @@ def read_npz(path: Path) -> Columns:
         ) from error
 
 
+def read_npy(path: Path) -> Columns:
+    """All arrays of the folder by the names of their files, mapped: only the samples that are used are read."""
+    try:
+        return {each.stem: np.load(each, mmap_mode="r", allow_pickle=False) for each in path.parent.glob("*.npy")}
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{path}: arrays of its folder cannot be read ({error}); write each with numpy.save") from error
+
+
 def read_csv(path: Path) -> Columns:
     """Texts by column; the separator is the one of comma, semicolon and tab that the header has most of."""
     try:

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from math import prod
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from pfedlms.data.arrays import Arrays, checked
-from pfedlms.data.partition import Indices, Part, Sets, Splits, sizes_of, split
+from pfedlms.data.partition import REMEMBERED, Indices, Part, Sets, Splits, sizes_of, split
 from pfedlms.data.pool import Constants
 from pfedlms.data.schemes import Partitioning, assign, scheme_of
 from pfedlms.errors import DataError
@@ -72,18 +73,23 @@ class FederatedData:
                 part.find(clients)
 
     def fingerprint(self) -> str:
+        """What tells these data from others, computed once."""
         return self._fingerprint
 
     @cached_property
     def _fingerprint(self) -> str:
-        """SHA-256 over samples, labels and each client's indices; also over the type of samples that are not float32,
-        and over the names of classes, if they have any."""
+        """SHA-256 over samples, labels and each client's indices, or what those are drawn by where clients are very
+        many; also over the type of samples that are not float32, and over the names of classes, if they have any."""
         digest = hashlib.sha256(str((self.x.shape, self.classes)).encode())
         if self.names or self.x.dtype != torch.float32:
             digest.update(str((self.x.dtype, self.names)).encode())
-        for part in (self.x.cpu().numpy(), self.y.cpu().numpy(), *self.train, *self.test):
-            digest.update(len(part).to_bytes(8, "little") + np.ascontiguousarray(part).tobytes())
-        for own in self.validation:
+        for whole in (self.x.cpu().numpy(), self.y.cpu().numpy()):
+            digest.update(len(whole).to_bytes(8, "little"))
+            digest.update(np.ascontiguousarray(whole).reshape(-1).view(np.uint8).data)
+        drawn = self.train.drawn_from() if isinstance(self.train, Part) and self.clients > REMEMBERED else None
+        for part in drawn or chain(self.train, self.test):
+            digest.update(len(part).to_bytes(8, "little") + part.tobytes())
+        for own in self.validation if drawn is None else ():
             digest.update(b"validation" + len(own).to_bytes(8, "little") + own.tobytes())
         return digest.hexdigest()
 
@@ -113,7 +119,8 @@ def partitioned(
     """`from_pool` of arrays that are checked."""
     scheme = scheme_of(how.scheme, owner, pool.classes)
     sets = assign(pool.strata, replace(how, scheme=scheme, min_samples=max(2, how.min_samples)), owner, owners)
-    known = tuple(owners) if scheme == "given" else ()
+    # Names that are the numbers say nothing.
+    known = tuple(owners) if scheme == "given" and any(name != str(k) for k, name in enumerate(owners)) else ()
     return replace(held_by(pool, sets, how.seed, how.validation), client_names=known, scheme=scheme)
 
 
@@ -143,7 +150,9 @@ def held_by(
             own if isinstance(own, tuple) else split(pool.strata, own, seed, client) for client, own in enumerate(held)
         )
         train, test = zip(*pairs, strict=True)
-    x, y = torch.from_numpy(pool.x), torch.from_numpy(pool.y)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nothing here writes
+        x, y = torch.from_numpy(pool.x), torch.from_numpy(pool.y)
     data = FederatedData(x, y, train, test, pool.classes, names=pool.names)
     return _validated(data, pool.strata, seed, validation) if validation else data
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pfedlms.data.columns import Columns, read_csv, read_npz, read_parquet
+from pfedlms.data.columns import Columns, read_csv, read_npy, read_npz, read_parquet
 from pfedlms.data.json_files import read_json_lines, read_leaf
 from pfedlms.data.pool import Constants, Pool, normalised, numbered
 from pfedlms.errors import DataError, did_you_mean
@@ -35,6 +35,7 @@ READERS: dict[str, Callable[[Path], Columns]] = {
     ".json": read_leaf,
     ".jsonl": read_json_lines,
     ".jsonl.gz": read_json_lines,
+    ".npy": read_npy,
 }
 """By the ending of a file's name."""
 _LABELS, _CLIENTS = ("label", "class", "target", "y", "labels"), ("client", "user", "client_id", "clients")
@@ -125,6 +126,8 @@ def _vector(path: Path, name: str, array: NDArray[Any]) -> NDArray[Any]:
     if array.ndim == 0 or array.size != len(array):
         raise DataError(f"{path}: got {name} of shape {array.shape}, expected a vector, one per sample")
     array = np.asarray(array.reshape(-1), dtype=str if array.dtype.kind == "S" else array.dtype)
+    if array.dtype.kind in "iu":
+        return array
     for row, value in enumerate(array.tolist()):
         if value is None or value != value or (isinstance(value, str) and not value.strip()):  # NaN is not itself
             raise DataError(f"{path}: got no {name} in sample {row} (from 0), expected one in each; fill it in")

@@ -14,7 +14,7 @@ from pfedlms.rng import generator, stream, streams, words_at
 Indices = NDArray[np.int64]
 MAX_DRAWS = 100
 _BLOCK = 4096  # clients whose samples are found together where all are asked for
-_REMEMBERED = 1 << 16  # clients whose samples are kept once they are found
+REMEMBERED = 1 << 16  # clients whose samples are kept once they are found
 
 
 class Sets(Sequence[Indices]):
@@ -30,6 +30,12 @@ class Sets(Sequence[Indices]):
     def __len__(self) -> int:
         return len(self.sizes)
 
+    def drawn_from(self) -> Iterator[NDArray[Any]]:
+        """All that decides which samples a client has."""
+        yield self.sizes
+        if self._order is not None:
+            yield self._order
+
     def __getitem__(self, client: Any) -> Any:
         end, size = int(self._ends[client]), int(self.sizes[client])
         return np.arange(end - size, end) if self._order is None else self._order[end - size : end]
@@ -43,6 +49,8 @@ class Splits:
         self, whole: Sequence[Indices], labels: NDArray[np.integer], seed: int, share: float = 0.25, name: str = "split"
     ) -> None:
         self.whole, self._labels, self._seed, self._share, self._name = whole, labels, seed, share, name
+        self.keys = np.array([stream(seed, name), round(share * 2**32)], dtype=np.uint64)
+        """By which splits are drawn: the name of their streams, and the share."""
         self._found: dict[int, tuple[Indices, Indices]] = {}
         totals = sizes_of(whole)
         aside = _wanted(totals, share)
@@ -62,7 +70,7 @@ class Splits:
         aside = set_aside(self._labels[flat], lengths, keys, self._share)
         ends = np.cumsum(lengths)[:-1]
         parts = zip(np.split(flat, ends), np.split(aside, ends), strict=True)
-        if len(self._found) + len(missing) > _REMEMBERED:
+        if len(self._found) + len(missing) > REMEMBERED:
             self._found = {}
         self._found |= {client: (own[~out], own[out]) for client, (own, out) in zip(missing, parts, strict=True)}
 
@@ -91,6 +99,12 @@ class Part(Sequence[Indices]):
             block = range(start, min(start + _BLOCK, len(self)))
             self.find(block)
             yield from (self[client] for client in block)
+
+    def drawn_from(self) -> Iterator[NDArray[Any]]:
+        """All that decides which samples a client has on either side, without drawing the splits of all clients."""
+        yield self._splits.keys
+        whole = self._splits.whole
+        yield from whole.drawn_from() if isinstance(whole, Sets | Part) else whole
 
     def find(self, clients: Sequence[int]) -> None:
         """See `Splits.find`."""

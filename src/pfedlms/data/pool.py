@@ -91,6 +91,9 @@ def channel_statistics(raw: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple
 def numbered(values: Iterable[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Distinct values numbered in their order, and their names: in the order of numbers where all are whole numbers, be
     they written as text, else in that of text."""
+    if isinstance(values, np.ndarray) and values.dtype.kind in "iu":
+        known, places = np.unique(values, return_inverse=True)
+        return places.astype(np.int64), tuple(map(str, known.tolist()))
     values = list(values)
     try:
         return _ordered([whole(value) for value in values])

@@ -237,7 +237,8 @@ class Federation:
             "before": {name: value.cpu() for name, value in server.before.items()},
             "last": list(server.last_answers),
             "answers": server.log.state(),
-            "heard": server.answers_known,
+            # Clients and how many answers each knows: a dict of many takes long to read.
+            "heard": torch.tensor(list(server.answers_known.items()), dtype=torch.int64).reshape(-1, 2),
             **self._clients_state(),
         }
 
@@ -262,9 +263,11 @@ class Federation:
         )
         log = self._terms.catch_up.answers()
         log.load(_log_of(state, log))
+        known = state["heard"]
+        known = dict(known.tolist()) if isinstance(known, torch.Tensor) else known  # a dict in earlier versions
         self._server = ServerState(
             server, server, before, log, round=state["rounds_played"], stage=BEGIN, last_answers=tuple(state["last"]),
-            answers_known=state["heard"], participants=tuple(state["trained"]),
+            answers_known=known, participants=tuple(state["trained"]),
         )  # fmt: skip
         self.rounds_played = self._server.round
         self._load_clients(state)

@@ -73,13 +73,10 @@ class SharedFederation(Federation):
         super().__init__(*arguments, **options)
         if not dist.is_initialized():
             dist.init_process_group("gloo", timeout=_PATIENCE)
-        self._ends = [self.data.clients * each // size() for each in range(size() + 1)]
-        self._own = range(self._ends[rank()], self._ends[rank() + 1])
+        first, end = (self.data.clients * each // size() for each in (rank(), rank() + 1))
+        self._own = range(first, end)
         self._local = _Share(self._client, self._clients, self._transport._links, self.watch)
         self._transport = _Carrier(self._local, self._call)  # type: ignore[assignment]
-
-    def __reduce__(self) -> Any:
-        raise TypeError("a federation in several processes cannot be copied")
 
     # --- rank 0
 

@@ -176,7 +176,9 @@ class Server:
         orders = (self._answer(state), train) if state.answers else (train,)
         requests = [Request(trainers, orders, continues=not drawn)]
         if about_last and started:
-            known = {**state.answers_known, **dict.fromkeys(state.out_of_sync, OUT_OF_SYNC)}
+            known = state.answers_known
+            if state.out_of_sync:
+                known = {**known, **dict.fromkeys(state.out_of_sync, OUT_OF_SYNC)}
             missed = self._catch_up(replace(state, answers_known=known), trainers, number)
             requests = [replace(requests[0], catch_up=missed)]
         if state.ask_ahead and self._exchanges:
@@ -243,14 +245,14 @@ class Server:
 
     def _answers_known(self, state: ServerState, inbox: Inbox) -> dict[int, int]:
         """As clients say, if it can be. One that is out of sync is believed once it has adopted the model."""
-        known = state.answers_known
-        out_of_sync = {*state.out_of_sync, *(client for client, count in known.items() if count == OUT_OF_SYNC)}
-        doubtful = out_of_sync.intersection(inbox.failed)
-        return known | {
+        known, found = state.answers_known, set(state.out_of_sync)
+        doubtful = {client for client in inbox.failed if client in found or known.get(client) == OUT_OF_SYNC}
+        learnt = {
             client: count
             for client, count in inbox.answers_known.items()
             if count <= state.round + 1 and client not in doubtful
         }
+        return known | learnt if learnt else known
 
     def _after_training(self, state: ServerState, request: Request, inbox: Inbox) -> ServerState:
         """The round is over, or the start."""
@@ -272,9 +274,9 @@ class Server:
             left_out=left_out,
             limited=state.limited,
         )
-        known = dict(state.answers_known)
-        if self._method.tracks:
-            known |= {client: OUT_OF_SYNC for client in state.out_of_sync if client not in trained}
+        known = state.answers_known
+        if self._method.tracks and state.out_of_sync:
+            known = known | {client: OUT_OF_SYNC for client in state.out_of_sync if client not in trained}
         return replace(
             state,
             server=state.current,

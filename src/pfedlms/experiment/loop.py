@@ -197,11 +197,14 @@ class Running(RunInfo):
             "client_acc": [finite(value) for value in measured.per_client],
         }
 
-    def _everyone(self) -> dict[str, Any]:
-        """All clients at the end of the run: the last evaluation, if it was of all of them. In the mean over clients,
-        unlike in the accuracy, a client that claims many samples weighs no more than others."""
+    def _everyone(self) -> dict[str, Any] | None:
+        """All clients at the end of the run: the last evaluation, if it was of all of them; None without
+        `run.everyone`. In the mean over clients, unlike in the accuracy, a client that claims many samples weighs no
+        more than others."""
         last = self.metrics[-1] if self.metrics else {}
         whole = last.get("round") == self.round and "clients" not in last
+        if not whole and not self.config.run.everyone:
+            return None
         results = last if whole else self._results(self.played.everyone())
         known = [value for value in results["client_acc"] if value is not None]
         return {

@@ -230,6 +230,9 @@ class RunSection:
     out: str = setting("", "run directory; empty: a fresh one under runs/")
     evaluate_every: int = setting(1, "rounds between evaluations (the last round is always evaluated)", minimum=1)
     checkpoint_every: int = setting(10, "rounds between checkpoints (the last round always has one)", minimum=1)
+    everyone: bool = setting(
+        True, "evaluate all clients after the last round; those that took no part in it take its local steps first"
+    )
     quorum: float = setting(
         0.5, "share of an exchange's messages that must be valid for the round to continue", minimum=0, maximum=1
     )
