@@ -224,7 +224,11 @@ def test_lines_of_features(tmp_path: Path) -> None:
         ("t.json", b"[1]", "not LEAF's JSON"),
         ("t.json", b'{"user_data": {"a": {"x": [[1]]}}}', r"not LEAF's JSON .KeyError: 'y'."),
         ("t.json", b'{"user_data": {"a": {"x": [[1], [2, 3]], "y": [0, 1]}}}', "column 'x': rows differ in length"),
-        ("t.json", b'{"user_data": {"a": {"x": ["to be", "or"], "y": ["t", "n"]}}}', "column 'x', sample 0 .*'to be'"),
+        (
+            "t.json",
+            b'{"user_data": {"a": {"x": ["to be", "or"], "y": ["t", "n"]}}}',
+            "too little text for 2 windows .*'a': 10 tokens",
+        ),
         ("t.jsonl", b'{"x": [1], "y": 0}\nnothing\n', "t.jsonl, line 2: not JSON"),
         ("t.jsonl", b'{"x": [1], "y": 0}\n[1]\n', r"line 2: got \[1\], expected an object with x, y"),
         ("t.jsonl", b'{"x": [1], "y": 0}\n{"x": [1]}\n', "line 2: got .* expected an object with x, y"),

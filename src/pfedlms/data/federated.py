@@ -8,16 +8,18 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from pfedlms.data.arrays import Arrays, checked
-from pfedlms.data.partition import Indices, split
-from pfedlms.data.pool import Constants
+from pfedlms.data.arrays import checked
+from pfedlms.data.partition import Indices
+from pfedlms.data.pool import Constants, Pool
 from pfedlms.data.schemes import Partitioning, assign, scheme_of
 from pfedlms.errors import DataError
+from pfedlms.rng import permutation, stream
 
 Pair = tuple[ArrayLike, ArrayLike]
 
@@ -44,6 +46,10 @@ class FederatedData:
     mean: Constants = None
     """What images were normalised by, one number per channel, as is `std`; None: samples are as they were given."""
     std: Constants = None
+    tokens: str = ""
+    """Of windows of tokens: what a token is; their `y: [samples, length]` is the next token at each position."""
+    newcomers: tuple[tuple[Indices, Indices], ...] = ()
+    """Clients held out of the run: the train and test indices of each."""
 
     @property
     def clients(self) -> int:
@@ -60,9 +66,19 @@ class FederatedData:
         return self.classes or prod(self.y.shape[1:])
 
     @property
+    def positions(self) -> int:
+        """Predictions for one sample: a window of tokens has one per token."""
+        return prod(self.y.shape[1:]) if self.classes else 1
+
+    @property
     def samples(self) -> tuple[int, ...]:
         """N_k: training samples of every client."""
         return tuple(len(held) for held in self.train)
+
+    def held_out(self) -> FederatedData:
+        """The data of the newcomers alone, numbered from 0."""
+        train, test = zip(*self.newcomers, strict=True)
+        return replace(self, train=train, test=test, validation=(), client_names=(), newcomers=())
 
     def fingerprint(self) -> str:
         """SHA-256 over samples, labels and each client's indices; also over the type of samples that are not float32,
@@ -74,36 +90,50 @@ class FederatedData:
             digest.update(len(part).to_bytes(8, "little") + np.ascontiguousarray(part).tobytes())
         for own in self.validation:
             digest.update(b"validation" + len(own).to_bytes(8, "little") + own.tobytes())
+        for own in (part for newcomer in self.newcomers for part in newcomer):
+            digest.update(b"newcomers" + len(own).to_bytes(8, "little") + own.tobytes())
         return digest.hexdigest()
 
     def to(self, device: torch.device) -> FederatedData:
         return replace(self, x=self.x.to(device), y=self.y.to(device))
 
 
-def from_pool(
-    x: ArrayLike,
-    y: ArrayLike,
-    how: Partitioning,
-    owner: NDArray[np.int64] | None = None,
-    owners: Sequence[str] = (),
-    names: Sequence[str] = (),
-    mean: Constants = None,
-    std: Constants = None,
-) -> FederatedData:
+def from_pool(x: ArrayLike, y: ArrayLike, how: Partitioning) -> FederatedData:
     """Partition one pool of samples over clients (as in `schemes.assign`, then 75/25 train/test, then the share
-    `how.validation` of train set aside). `names` of its classes, and the `mean` and `std` that it was normalised by,
-    where they are known."""
-    return replace(partitioned(checked([("data", x, y)], names), how, owner, owners), mean=mean, std=std)
+    `how.validation` of train set aside)."""
+    return partitioned(checked([("data", x, y)]), how)
 
 
-def partitioned(
-    pool: Arrays, how: Partitioning, owner: NDArray[np.int64] | None = None, owners: Sequence[str] = ()
-) -> FederatedData:
-    """`from_pool` of arrays that are checked."""
-    scheme = scheme_of(how.scheme, owner, pool.classes)
-    sets = assign(pool.strata, replace(how, scheme=scheme, min_samples=max(2, how.min_samples)), owner, owners)
-    known = tuple(owners) if scheme == "given" else ()
-    return replace(held_by(pool, sets, how.seed, how.validation), client_names=known, scheme=scheme)
+def partitioned(pool: Pool, how: Partitioning) -> FederatedData:
+    """`from_pool` of samples that are checked."""
+    scheme = scheme_of(how.scheme, pool.owner, pool.classes)
+    if pool.tokens and scheme != "given":
+        raise DataError(f"data.partition: got {how.scheme!r}, but text belongs to its clients; leave it out")
+    sets = assign(
+        pool.strata, replace(how, scheme=scheme, min_samples=max(2, how.min_samples)), pool.owner, pool.owners
+    )
+    known = pool.owners if scheme == "given" else ()
+    data = held_by(pool, sets, how.seed, how.validation)
+    return hold_out(replace(data, client_names=known, scheme=scheme), how)
+
+
+def hold_out(data: FederatedData, how: Partitioning) -> FederatedData:
+    """The share `how.newcomers` of the clients, drawn by the seed, takes no part in the run."""
+    count = round(how.newcomers * data.clients)
+    if not how.newcomers:
+        return data
+    if not 0 < count < data.clients:
+        raise DataError(
+            f"data.newcomers: got {how.newcomers}, which is {count} of {data.clients} clients, expected at least one, "
+            "and one that stays; change it or data.clients"
+        )
+    drawn = permutation(stream(how.seed, "newcomers"), data.clients)
+    leaving, staying = (sorted(some.tolist()) for some in np.split(drawn, [count]))
+    parts = ("train", "test", "validation", "client_names")
+    kept: dict[str, Any] = {
+        name: tuple(getattr(data, name)[client] for client in staying) for name in parts if getattr(data, name)
+    }
+    return replace(data, **kept, newcomers=tuple((data.train[client], data.test[client]) for client in leaving))
 
 
 def from_pairs(pairs: Sequence[tuple[Pair, Pair]], seed: int = 0, validation: float = 0.0) -> FederatedData:
@@ -119,24 +149,24 @@ def from_pairs(pairs: Sequence[tuple[Pair, Pair]], seed: int = 0, validation: fl
 
 
 def held_by(
-    pool: Arrays, held: Sequence[Indices | tuple[Indices, Indices]], seed: int = 0, validation: float = 0.0
+    pool: Pool, held: Sequence[Indices | tuple[Indices, Indices]], seed: int = 0, validation: float = 0.0
 ) -> FederatedData:
     """Data whose clients are given: each client's (train, test) indices, or all its indices, which are split 75/25."""
-    pairs = (
-        own if isinstance(own, tuple) else split(pool.strata, own, seed, client) for client, own in enumerate(held)
-    )
+    pairs = (own if isinstance(own, tuple) else pool.split(own, seed, client) for client, own in enumerate(held))
     train, test = zip(*pairs, strict=True)
     x, y = torch.from_numpy(pool.x), torch.from_numpy(pool.y)
-    data = FederatedData(x, y, train, test, pool.classes, names=pool.names)
-    return _validated(data, pool.strata, seed, validation) if validation else data
+    data = FederatedData(
+        x, y, train, test, pool.classes, names=pool.names, mean=pool.mean, std=pool.std, tokens=pool.tokens
+    )
+    return _validated(data, pool, seed, validation) if validation else data
 
 
-def _validated(data: FederatedData, strata: NDArray[np.int64], seed: int, share: float) -> FederatedData:
-    """Set that share of each client's training samples aside, by `strata`; nothing of a single sample."""
+def _validated(data: FederatedData, pool: Pool, seed: int, share: float) -> FederatedData:
+    """Set that share of each client's training samples aside; nothing of a single sample."""
     none = np.empty(0, dtype=np.int64)
     train, validation = zip(
         *(
-            split(strata, own, seed, client, share, "validation") if len(own) > 1 else (own, none)
+            pool.split(own, seed, client, share, "validation") if len(own) > 1 else (own, none)
             for client, own in enumerate(data.train)
         ),
         strict=True,

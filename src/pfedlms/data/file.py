@@ -6,6 +6,7 @@
 | label | `label`, `class`, `target`, `y`, `labels`, or the name in `data.label_column` |
 | client | `client`, `user`, `client_id`, `clients`, or the name in `data.owner_column`; optional |
 | samples | `x`, `samples`, `images`, if it has two axes or more; else every other column is a feature |
+| text | `text` where there is no label, or the name in `data.text_column`; then all others but the client are unused |
 
 Classes and clients are the values found, in their order. Samples are taken as they are, but images of bytes are
 normalised as those of a folder.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -22,9 +24,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pfedlms.data.arrays import checked
 from pfedlms.data.columns import Columns, read_csv, read_npz, read_parquet
 from pfedlms.data.json_files import read_json_lines, read_leaf
 from pfedlms.data.pool import Constants, Pool, normalised, numbered
+from pfedlms.data.text import Windows, joined_by_client, windows_of
 from pfedlms.errors import DataError, did_you_mean
 
 READERS: dict[str, Callable[[Path], Columns]] = {
@@ -41,15 +45,17 @@ _LABELS, _CLIENTS = ("label", "class", "target", "y", "labels"), ("client", "use
 _SAMPLES = ("x", "samples", "images")
 
 
-def read_file(path: Path, label: str = "", client: str = "", mean: Constants = None, std: Constants = None) -> Pool:
-    """The samples of `path`; `label` and `client` name the columns of the class and the client where they are called
-    otherwise. Images are normalised by `mean` and `std`, or by those of their own channels."""
-    reader = next((READERS[ending] for ending in READERS if path.name.lower().endswith(ending)), None)
-    if reader is None:
-        raise DataError(f"data.dataset: got file:{path}, expected a file that ends in {', '.join(READERS)}")
-    if not path.is_file():
-        raise DataError(f"data.dataset: {path} is no file; file:PATH names one")
-    columns = {name: _array(path, name, values) for name, values in reader(path).items()}
+def read_file(
+    path: Path, label: str = "", client: str = "", mean: Constants = None, std: Constants = None, text: str = "",
+    windows: Windows | None = None,
+) -> Pool:  # fmt: skip
+    """The samples of `path`; `label`, `client` and `text` name the columns of the class, the client and the text where
+    they are called otherwise. Images are normalised by `mean` and `std`, or by those of their own channels; text is
+    cut into `windows`."""
+    read = read_columns(path)
+    if texts := texts_in(path, read, label, client, text):
+        return windows_of(texts, windows or Windows(), path)
+    columns = {name: _array(path, name, values) for name, values in read.items()}
     labels = _chosen(path, columns, label, _LABELS, "label_column")
     clients = _chosen(path, columns, client, _CLIENTS, "owner_column")
     x = _samples(path, columns, labels, clients)
@@ -64,7 +70,29 @@ def read_file(path: Path, label: str = "", client: str = "", mean: Constants = N
         x, mean, std = normalised(_channels_first(x), mean, std)
     elif mean is not None:
         raise DataError(f"data.mean: got {mean}, but {path} holds no images of bytes, which alone are normalised")
-    return Pool(x, y, names, owner, owners, mean, std)
+    return replace(checked([(str(path), x, y)], names), owner=owner, owners=owners, mean=mean, std=std)
+
+
+def read_columns(path: Path) -> Columns:
+    """The columns of a file, by the reader of its format."""
+    reader = next((READERS[ending] for ending in READERS if path.name.lower().endswith(ending)), None)
+    if reader is None:
+        raise DataError(f"data.dataset: got file:{path}, expected a file that ends in {', '.join(READERS)}")
+    if not path.is_file():
+        raise DataError(f"data.dataset: {path} is no file; file:PATH names one")
+    return reader(path)
+
+
+def texts_in(path: Path, columns: Columns, label: str = "", client: str = "", text: str = "") -> dict[str, str]:
+    """The text of every client; nothing where the file has no text to be predicted."""
+    lowered = {name.lower(): name for name in columns}
+    column = _chosen(path, columns, text, (), "text_column")
+    if not column and not label and not any(name in lowered for name in _LABELS):
+        column = lowered.get("text", "")
+    if not column:
+        return {}
+    owner = _chosen(path, columns, client, _CLIENTS, "owner_column")
+    return joined_by_client(path, columns[column], columns[owner] if owner else None)
 
 
 def _samples(path: Path, columns: Columns, labels: str, clients: str) -> NDArray[Any]:
@@ -100,7 +128,7 @@ def _classes(path: Path, label: str, values: NDArray[Any]) -> tuple[NDArray[np.i
 
 
 def _chosen(path: Path, columns: Columns, asked: str, known: Sequence[str], setting: str) -> str:
-    """The name of the column; "" where there is no client."""
+    """The name of the column; "" where there is none and it may be missing."""
     if asked and asked not in columns:
         raise DataError(f"data.{setting}: got {asked!r}, but {path} has no such column; {did_you_mean(asked, columns)}")
     lowered = {name.lower(): name for name in columns}

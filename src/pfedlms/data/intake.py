@@ -11,15 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from pfedlms.data.arrays import Arrays, checked
-from pfedlms.data.federated import FederatedData, held_by, partitioned
+from pfedlms.data.arrays import checked
+from pfedlms.data.federated import FederatedData, held_by, hold_out, partitioned
+from pfedlms.data.file import read_columns, texts_in
 from pfedlms.data.partition import Indices
+from pfedlms.data.pool import Pool
 from pfedlms.data.schemes import Partitioning
+from pfedlms.data.text import Windows, windows_of
 from pfedlms.errors import DataError, reason
 
 SPLITS = ("train", "validation", "valid", "val", "dev", "test")
@@ -38,7 +42,7 @@ _ROW = "expected samples and labels, (x, y), or a (train, test) pair of them, ((
 class Given:
     """Data given in Python, read once: a pool to be partitioned, or with `held`, each client's samples in it."""
 
-    pool: Arrays
+    pool: Pool
     held: tuple[Indices | tuple[Indices, Indices], ...] = ()
     client_names: tuple[str, ...] = ()
 
@@ -46,7 +50,8 @@ class Given:
         """Partitioned over clients; with `held` only the splits of each client are drawn."""
         if not self.held:
             return partitioned(self.pool, how)
-        return replace(held_by(self.pool, self.held, how.seed, how.validation), client_names=self.client_names)
+        data = held_by(self.pool, self.held, how.seed, how.validation)
+        return hold_out(replace(data, client_names=self.client_names), how)
 
 
 def read(data: Any, any_targets: bool = False, all_clients: bool = True) -> Given:
@@ -75,6 +80,35 @@ def read(data: Any, any_targets: bool = False, all_clients: bool = True) -> Give
             f"data: got labels that are all {called}, expected two classes or more; look where labels are taken from"
         )
     return given
+
+
+def texts(
+    clients: Mapping[str, str] | Sequence[str] | Path, tokens: Any = "characters", window: int = 80, stride: int = 0,
+    min_tokens: int = 0, vocabulary: Sequence[str] = (),
+) -> Given:  # fmt: skip
+    """Text of clients as data for `run`: windows of tokens, each with the next token at every position.
+
+    Args:
+        clients: the text of each client, by name or in a list; or a file with a client and a text column.
+        tokens: `characters`, `bytes`, or a tokenizer: an object with `encode`, or a function, from a text to whole
+        numbers from 0. Its vocabulary is known by `get_vocab()` or `vocab_size`, else by the numbers that occur.
+        window: tokens of one sample.
+        stride: tokens from one window to the next; 0: windows do not overlap.
+        min_tokens: clients with fewer tokens are left out.
+        vocabulary: of characters, where it is known, as `Run.classes` has it; else those that occur.
+    """
+    if isinstance(clients, Path):
+        held = texts_in(clients, read_columns(clients))
+        if not held:
+            raise DataError(f"{clients}: got no text, expected a column called text and one of clients")
+    else:
+        held = dict(clients) if isinstance(clients, Mapping) else {str(k): own for k, own in enumerate(clients)}
+    if not held or isinstance(clients, str) or not all(isinstance(own, str) for own in held.values()):
+        raise DataError(f"data: got {_what(clients)}, expected the text of each client, as in {{'anna': 'Dear …'}}")
+    pool = windows_of(held, Windows(tokens, window, stride, min_tokens), names=vocabulary)
+    assert pool.owner is not None  # every window belongs to a client
+    places = np.split(np.arange(len(pool.owner)), np.flatnonzero(np.diff(pool.owner)) + 1)
+    return Given(replace(pool, owner=None, owners=()), tuple(places), pool.owners)
 
 
 def _splits(data: Any) -> list[tuple[str, Any]] | None:
@@ -218,7 +252,7 @@ def _is_label(value: Any) -> bool:
 # --- one data set as samples and labels -------------------------------------------------------------------------------
 
 
-def _checked(parts: Sequence[tuple[str, Any]], any_targets: bool) -> Arrays:
+def _checked(parts: Sequence[tuple[str, Any]], any_targets: bool) -> Pool:
     """Some data sets as one, each with the name that errors call it."""
     rows = [(name, *_arrays(data, name)) for name, data in parts]
     names: Sequence[str] = ()

@@ -222,6 +222,8 @@ class LocalWorker:
             with torch.no_grad():
                 _, features = self._model.forward(cohort.params, cohort.buffers, x, training=False, features=True)
             assert features is not None  # asked for above
+            # Tokens of a window are samples of their own.
+            features, y, mask = features.flatten(1, -2), y.flatten(1), mask.repeat_interleave(self._data.positions, 1)
             member = F.one_hot(y, classes).to(features.dtype) * mask.unsqueeze(-1)
             # A client at a time and without the padding, so that the order of the sum does not depend on the grouping.
             for row, own in enumerate(mask.sum(dim=1).tolist()):

@@ -114,6 +114,9 @@ def _inputs(config: Config) -> tuple[tuple[int, ...], int, int]:
     """Shape of a sample, classes and clients; a user's own data are read for it."""
     if config.data.dataset in DATASETS:
         source = DATASETS[config.data.dataset]
+        if source.is_text:
+            vocabulary = 256 if config.data.tokens == "bytes" else source.classes
+            return (config.data.window,), vocabulary, config.data.clients
         return source.shape, source.classes, config.data.clients
     pool = named_pool(config)
     given = scheme_of(config.data.partition, pool.owner) == "given"

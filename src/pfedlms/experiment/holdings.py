@@ -12,7 +12,8 @@ from pfedlms.experiment.prepare import dealt, named_pool
 
 
 def holdings(config: Config) -> dict[str, Any]:
-    """The data set, how it was dealt out, and of every client the samples of each part and class."""
+    """The data set, how it was partitioned, and of every client the samples of each part, and how many samples, or of
+    text tokens, it has of each class."""
     pool = named_pool(config)
     data = dealt(config, pool)
     scheme = scheme_of(config.data.partition, pool.owner)
@@ -21,8 +22,8 @@ def holdings(config: Config) -> dict[str, Any]:
     clients = []
     for client in range(data.clients):
         held = {part: own[client] for part, own in parts.items()}
-        counts = np.bincount(labels[np.concatenate(list(held.values()))], minlength=data.classes)
-        name = pool.owners[client] if scheme == "given" else str(client)
+        counts = np.bincount(labels[np.concatenate(list(held.values()))].reshape(-1), minlength=data.classes)
+        name = data.client_names[client] if data.client_names else str(client)
         sizes = {part: len(own) for part, own in held.items()}
         clients.append({"client": client, "name": name, **sizes, "classes": counts.tolist()})
     return {
@@ -32,6 +33,7 @@ def holdings(config: Config) -> dict[str, Any]:
         "partition": scheme,
         **({"alpha": config.data.alpha} if scheme in ("dirichlet", "quantity") else {}),
         "seed": config.run.seed,
-        "classes": list(pool.names or map(str, range(data.classes))),
+        **({"unit": "tokens"} if data.tokens else {}),
+        "classes": [repr(name)[1:-1] for name in pool.names or map(str, range(data.classes))],
         "clients": clients,
     }

@@ -13,7 +13,7 @@ import torch
 
 from pfedlms import rng
 from pfedlms.backend import plain, torch_threads
-from pfedlms.data import DATASETS, FederatedData, Partitioning, Pool, from_pool, load_pool
+from pfedlms.data import DATASETS, FederatedData, Partitioning, Pool, Windows, load_pool, partitioned
 from pfedlms.data.schemes import scheme_of
 from pfedlms.engine import Federation
 from pfedlms.engine.criterion import Criterion
@@ -31,6 +31,11 @@ from pfedlms.models.intake import taken
 
 NAMED = Problem()
 """The problem that a configuration names, with nothing given in Python."""
+_OF_PARTITION: dict[str, Any] = {
+    "partition": "auto", "alpha": 0.5, "classes_per_client": 2, "clients": 20, "min_samples": 10, "validation": 0.0,
+    "newcomers": 0.0,
+}  # fmt: skip
+"""Settings of [data] on which the pool does not depend."""
 
 
 @contextmanager
@@ -149,9 +154,11 @@ def named_pool(config: Config) -> Pool:
     more: dict[str, Any] = {}
     if chosen.mean and not own:
         more = {"mean": constants(chosen.mean), "std": constants(chosen.std)}
+    windows = Windows(chosen.tokens, chosen.window, chosen.stride, chosen.min_tokens)
     return load_pool(
-        chosen.dataset, chosen.dir or None, chosen.image_size, chosen.label_column, chosen.owner_column, **more
-    )
+        chosen.dataset, chosen.dir or None, chosen.image_size, chosen.label_column, chosen.owner_column,
+        text=chosen.text_column, windows=windows, **more,
+    )  # fmt: skip
 
 
 def with_constants(config: Config, data: FederatedData) -> Config:
@@ -181,7 +188,7 @@ def dealt(config: Config, pool: Pool) -> FederatedData:
             "clients; leave it out, or choose another data.partition"
         )
     warn(without_effect_on(config, scheme))
-    return from_pool(pool.x, pool.y, dealing(config), pool.owner, pool.owners, pool.names, mean=pool.mean, std=pool.std)
+    return partitioned(pool, dealing(config))
 
 
 def dealing(config: Config) -> Partitioning:
@@ -189,7 +196,7 @@ def dealing(config: Config) -> Partitioning:
     chosen = config.data
     return Partitioning(
         chosen.clients, chosen.alpha, config.run.seed, chosen.min_samples, chosen.validation, chosen.partition,
-        chosen.classes_per_client,
+        chosen.classes_per_client, chosen.newcomers,
     )  # fmt: skip
 
 
@@ -212,7 +219,7 @@ def rehearse(configs: Sequence[Config], problem: Problem = NAMED) -> None:
         if problem.given is not None:
             federated(silent, problem)
             continue
-        source = chosen.dataset, chosen.dir, chosen.image_size, chosen.label_column, chosen.owner_column, chosen.mean
+        source = replace(chosen, **_OF_PARTITION)
         if source not in pools:
             pools = {source: named_pool(config)}  # one at a time: they may be large
         dealt(silent, pools[source])

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _PARTITIONED_BY = {"data.alpha": ("dirichlet", "quantity"), "data.classes_per_client": ("classes",)}
 """Settings that only some partitions use."""
-_OF_PATHS = {"label_column": "file", "owner_column": "file", "image_size": "folder"}
+_OF_PATHS = {"label_column": "file", "owner_column": "file", "text_column": "file", "image_size": "folder"}
 """Settings of data sets given by path, and of which kind."""
 NOTHING = 0.01
 """Local steps with less than this share of η hardly change a model."""

@@ -28,6 +28,12 @@ def _meant_dataset(name: str) -> str:
     return meant_by(name)
 
 
+def _tokens() -> list[str]:
+    from pfedlms.data.text import KINDS
+
+    return list(KINDS)
+
+
 def _partitions() -> list[str]:
     from pfedlms.data.schemes import SCHEMES
 
@@ -73,6 +79,24 @@ class DataSection:
     label_column: str = setting("", "column of file:PATH with the class; empty: label, class, target or y")
     owner_column: str = setting(
         "", "column of file:PATH with the client that holds a sample; empty: client, user or client_id, if there is one"
+    )
+    text_column: str = setting("", "column of file:PATH with text; empty: text, where there is no label column")
+    tokens: str = setting(
+        "characters",
+        "of text: what a token is; a tokenizer is given in Python, by pfedlms.data.texts",
+        choices=_tokens,
+    )
+    window: int = setting(80, "of text: tokens of one sample", minimum=1, also="seq_len sequence_length block_size")
+    stride: int = setting(0, "of text: tokens from one window to the next; 0: windows do not overlap", minimum=0)
+    min_tokens: int = setting(0, "of text: clients with fewer tokens are left out", minimum=0)
+    newcomers: float = setting(
+        0.0,
+        "share of the clients held out of the run; at its end each gets what a new client gets, and is measured before "
+        "and after its first local steps; 0: none",
+        minimum=0,
+        below=1,
+        option="SHARE",
+        also="held_out unseen",
     )
     partition: str = setting(
         "auto",
