@@ -48,17 +48,17 @@ class Models:
         return () if self.has_data else tuple(k for k in range(self.federation.data.clients) if k not in here)
 
     def model(self, client: int) -> StateDict:
-        with self._opened():
+        with self.opened():
             return self.federation.client_state_dict(client, trains=self.has_data)
 
     def models(self) -> list[StateDict]:
-        with self._opened():
+        with self.opened():
             models = self.federation.models(trains=self.has_data)
             return [model for _, model in sorted(models, key=lambda pair: pair[0])]
 
     def shared(self) -> StateDict | None:
         """The model all clients share, before local steps; None for a method that has none."""
-        with self._opened():
+        with self.opened():
             return self.federation.shared_state_dict()
 
     def module(self, client: int | None) -> nn.Module:
@@ -69,7 +69,8 @@ class Models:
         return module.eval()
 
     @contextmanager
-    def _opened(self) -> Iterator[None]:
+    def opened(self) -> Iterator[None]:
+        """Within it the federation is as of the round that is meant."""
         with as_configured(self.config):
             latest = self.federation.state() if self.state is not None else None
             try:
@@ -106,7 +107,8 @@ def open_models(stored: RunDirectory, config: Config, problem: Problem, best: bo
     if checkpoint is None:
         raise RunDirectoryError(f"{directory}: no checkpoint yet; `pfedlms resume {directory}` first")
     hollow = hollow_data(config, checkpoint)
-    everybody = len(checkpoint["federation"]["trained"]) == config.data.clients
+    clients = len(checkpoint["samples"]) if "samples" in checkpoint else config.data.clients
+    everybody = len(checkpoint["federation"]["trained"]) == clients
     federation, config = None, grouped(config, checkpoint)
     if (not everybody or hollow is None) and (problem.given is not None or config.data.dataset != CUSTOM):
         try:
@@ -141,10 +143,11 @@ def hollow_data(config: Config, checkpoint: Mapping[str, Any]) -> FederatedData 
     nothing = np.empty(0, dtype=np.int64)
     return FederatedData(
         x=torch.empty(0, *shape, dtype=torch.int64 if checkpoint.get("integers") else torch.float32),
-        y=torch.empty(0, dtype=torch.int64),
+        y=torch.empty(0, *(shape if checkpoint.get("tokens") else ()), dtype=torch.int64),
         train=tuple(np.arange(count) for count in samples),
         test=(nothing,) * len(samples),
         classes=classes,
+        tokens=checkpoint.get("tokens", ""),
     )
 
 
@@ -195,6 +198,7 @@ def write_models(
         "client": number,
         "shape": list(models.federation.data.shape),
         "classes": summary.get("classes") or models.federation.data.classes,
+        **({"tokens": summary["tokens"]} if "tokens" in summary else {}),
         "normalisation": normalisation(models.config),
     }
     try:
