@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from pfedlms.data.arrays import checked
-from pfedlms.data.partition import Indices
+from pfedlms.data.partition import Indices, split
 from pfedlms.data.pool import Constants, Pool
 from pfedlms.data.schemes import Partitioning, assign, scheme_of
 from pfedlms.errors import DataError
@@ -152,21 +152,28 @@ def held_by(
     pool: Pool, held: Sequence[Indices | tuple[Indices, Indices]], seed: int = 0, validation: float = 0.0
 ) -> FederatedData:
     """Data whose clients are given: each client's (train, test) indices, or all its indices, which are split 75/25."""
-    pairs = (own if isinstance(own, tuple) else pool.split(own, seed, client) for client, own in enumerate(held))
+    if pool.overlap is not None:
+        held = [own if isinstance(own, tuple) else pool.cut_in_order(own, k) for k, own in enumerate(held)]
+    pairs = (
+        own if isinstance(own, tuple) else split(pool.strata, own, seed, client) for client, own in enumerate(held)
+    )
     train, test = zip(*pairs, strict=True)
     x, y = torch.from_numpy(pool.x), torch.from_numpy(pool.y)
     data = FederatedData(
         x, y, train, test, pool.classes, names=pool.names, mean=pool.mean, std=pool.std, tokens=pool.tokens
     )
-    return _validated(data, pool, seed, validation) if validation else data
+    if validation and pool.overlap is not None:
+        train, aside = zip(*(pool.cut_in_order(own, k, validation) for k, own in enumerate(train)), strict=True)
+        return replace(data, train=train, validation=aside)
+    return _validated(data, pool.strata, seed, validation) if validation else data
 
 
-def _validated(data: FederatedData, pool: Pool, seed: int, share: float) -> FederatedData:
-    """Set that share of each client's training samples aside; nothing of a single sample."""
+def _validated(data: FederatedData, strata: NDArray[np.int64], seed: int, share: float) -> FederatedData:
+    """Set that share of each client's training samples aside, by `strata`; nothing of a single sample."""
     none = np.empty(0, dtype=np.int64)
     train, validation = zip(
         *(
-            pool.split(own, seed, client, share, "validation") if len(own) > 1 else (own, none)
+            split(strata, own, seed, client, share, "validation") if len(own) > 1 else (own, none)
             for client, own in enumerate(data.train)
         ),
         strict=True,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pfedlms.data.partition import Indices, split
+from pfedlms.data.partition import Indices
 from pfedlms.errors import DataError
 
 Samples = NDArray[Any]
@@ -51,20 +51,16 @@ class Pool:
         """The indices of each part."""
         return np.split(np.arange(len(self.y)), np.cumsum(self.sizes)[:-1])
 
-    def split(
-        self, held: Indices, seed: int, client: int, share: float = 0.25, name: str = "split"
-    ) -> tuple[Indices, Indices]:
-        """One client's samples: those it trains on, and a `share` set aside, as `partition.split` draws them. Of
-        windows of tokens the last ones are set aside, and those that overlap them are left out."""
-        if self.overlap is None:
-            return split(self.strata, held, seed, client, share, name)
-        aside = len(held) - min(max(round(share * len(held)), 1), len(held) - 1)
-        if aside <= self.overlap:
+    def cut_in_order(self, held: Indices, client: int, share: float = 0.25) -> tuple[Indices, Indices]:
+        """Of one client's windows of tokens the last ones are set aside; those that overlap them are left out."""
+        assert self.overlap is not None  # of windows of tokens
+        first = len(held) - min(max(round(share * len(held)), 1), len(held) - 1)
+        if first <= self.overlap:
             raise DataError(
                 f"client {client}: got {len(held)} windows of text, of which {self.overlap} overlap those set aside, "
                 "expected more; use a larger data.stride or data.min_tokens"
             )
-        return held[: aside - self.overlap], held[aside:]
+        return held[: first - self.overlap], held[first:]
 
 
 def normalise(

@@ -12,7 +12,7 @@ import torch
 
 from pfedlms.data import FederatedData, Given, load_pool, read
 from pfedlms.data.federated import held_by
-from pfedlms.data.partition import Indices
+from pfedlms.data.partition import Indices, split
 from pfedlms.data.pool import class_numbers
 from pfedlms.data.sources import kind_of
 from pfedlms.engine.terms import Terms
@@ -118,7 +118,7 @@ def own_data(config: Config, client: int, data: Any, problem: Problem = NAMED) -
         )
     parts: Indices | tuple[Indices, Indices] = given.held[0] if given.held else np.arange(len(arrays.y))
     # Drawn from the client's own stream, as in a simulation.
-    pair = parts if isinstance(parts, tuple) else arrays.split(parts, config.run.seed, client)
+    pair = parts if isinstance(parts, tuple) else split(arrays.strata, parts, config.run.seed, client)
     return held_by(arrays, [pair] * config.data.clients, config.run.seed, config.data.validation)
 
 
