@@ -119,12 +119,6 @@ def test_offline_every_address_is_named_with_its_reason(
     assert re.search(f"{server.url}/file.bin: .*404", others[1])
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"cannot be written \(Not a directory\); make room, or name another folder"):
-        list(download("mnist", tmp_path / "file"))
-
-
 @pytest.mark.parametrize("name", ["digits", "minst", "folder:x"])
 def test_only_published_data_sets_can_be_fetched(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataError, match=f"data download: got '{name}'; "):

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from pfedlms.data import Pool, load_dataset, load_pool
+from pfedlms.data import Pool, load_pool
 from pfedlms.errors import DataError
 
 
@@ -81,13 +81,6 @@ def test_columns_can_be_named(write: Write, tmp_path: Path) -> None:
         pool = read(write(tmp_path / "t", columns), label="species", client="site")
     assert pool.x.tolist() == [[1, 7], [2, 8]]
     assert (pool.names, pool.owners) == (("a", "b"), ("1", "2"))
-
-
-@both
-def test_of_several_names_the_first_of_the_list_counts(write: Write, tmp_path: Path) -> None:
-    pool = read(write(tmp_path / "t", {"y": [1.5, 2.5], "class": ["b", "a"]}))
-    assert pool.x.tolist() == [[1.5], [2.5]]
-    assert pool.names == ("a", "b")
 
 
 @pytest.mark.parametrize(
@@ -175,14 +168,6 @@ def test_bytes_are_images(shape: tuple[int, ...], expected: tuple[int, ...], tmp
     assert x[1] == pytest.approx(1, abs=1e-4)
 
 
-def test_channels_are_moved_and_not_mixed(tmp_path: Path) -> None:
-    images = np.random.default_rng(0).integers(0, 256, (2, 5, 4, 3), dtype=np.uint8)
-    np.savez(tmp_path / "last.npz", x=images, y=np.array([0, 1]))
-    np.savez(tmp_path / "first.npz", x=np.moveaxis(images, 3, 1), y=np.array([0, 1]))
-    last, first = (load_dataset(f"file:{tmp_path / name}.npz")[0] for name in ("last", "first"))
-    assert last.tolist() == first.tolist()
-
-
 # --- clients of their own in JSON ---
 
 LEAF = {"users": ["b", "a"], "num_samples": [2, 1],
@@ -208,13 +193,6 @@ def test_clients_of_their_own_by_hand(name: str, tmp_path: Path) -> None:
     assert (pool.y.tolist(), pool.names) == ([1, 0, 1], ("5", "7"))
     assert pool.owner is not None
     assert (pool.owner.tolist(), pool.owners) == ([1, 1, 0], ("a", "b"))
-
-
-def test_lines_of_features(tmp_path: Path) -> None:
-    (tmp_path / "t.jsonl").write_text('{"a": 1, "label": "u", "b": 2.5}\n{"label": "v", "b": 4, "a": 3}\n')
-    pool = read(tmp_path / "t.jsonl")
-    assert pool.x.tolist() == [[1, 2.5], [3, 4]]
-    assert pool.names == ("u", "v")
 
 
 @pytest.mark.parametrize(
@@ -255,7 +233,6 @@ WRONG: dict[str, tuple[dict[str, list[Any]], dict[str, str], str]] = {
         r"column 'town', sample 0 \(from 0\): got 'Ulm', expected a finite number",
     ),
     "nothing a number": ({"a": [1.0, float("nan")], "y": [0, 1]}, {}, r"column 'a', sample 1 \(from 0\): got .*nan"),
-    "too large": ({"a": [1.0, 1e39], "y": [0, 1]}, {}, "column 'a', sample 1"),
     "fractions as classes": ({"a": [1, 2], "target": [0.5, 1.0]}, {}, r"got 1.0 in 'target', expected class numbers"),
 }  # fmt: skip
 

@@ -171,8 +171,8 @@ def test_broken_files_are_named(content: str, settings: Any, message: str | None
     ("make", "message"),
     [
         (lambda: texts("one text"), "data: got .*, expected the text of each client"),
-        (lambda: texts({}), "data: got dict of 0"),
-        (lambda: texts({"a": 3}), "data: got dict of 1, expected the text"),
+        (lambda: texts({}), "data: got a dict of 0"),
+        (lambda: texts({"a": 3}), "data: got a dict of 1, expected the text"),
         (lambda: texts(["ab" * 99], "words"), "data.tokens: got 'words', expected characters or bytes"),
         (lambda: texts(["ab" * 99], lambda text: 1 / 0), "the tokenizer fails on .*ZeroDivisionError"),
         (lambda: texts(["ab" * 99], lambda text: text), "the tokenizer gave str"),
