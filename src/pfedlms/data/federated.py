@@ -66,14 +66,14 @@ class FederatedData:
         return self.classes or prod(self.y.shape[1:])
 
     @property
-    def positions(self) -> int:
-        """Predictions for one sample: a window of tokens has one per token."""
-        return prod(self.y.shape[1:]) if self.classes else 1
-
-    @property
     def samples(self) -> tuple[int, ...]:
         """N_k: training samples of every client."""
         return tuple(len(held) for held in self.train)
+
+    @property
+    def positions(self) -> int:
+        """Predictions for one sample: a window of tokens has one per token."""
+        return prod(self.y.shape[1:]) if self.classes else 1
 
     def held_out(self) -> FederatedData:
         """The data of the newcomers alone, numbered from 0."""
