@@ -227,7 +227,7 @@ WRONG: dict[str, tuple[dict[str, list[Any]], dict[str, str], str]] = {
     "no label": ({"a": [1], "b": [2]}, {}, r"got a, b, expected one called label or .* data.label_column=COLUMN"),
     "no such label": ({"a": [1], "kind": [2]}, {"label": "kinf"}, r"data.label_column: got 'kinf'.*did you mean kind"),
     "no such client": ({"a": [1], "y": [2]}, {"client": "b"}, r"data.owner_column: got 'b'.* has no such column"),
-    "no features": ({"label": [1], "client": [2]}, {}, "got 1 rows of 0 features"),
+    "no features": ({"label": [1], "client": [2]}, {}, "got 1 rows and no features"),
     "words as features": (
         {"a": [1, 2], "town": ["Ulm", "Bonn"], "y": [0, 1]}, {},
         r"column 'town', sample 0 \(from 0\): got 'Ulm', expected a finite number",
@@ -280,13 +280,13 @@ def test_broken_csv(content: bytes, message: str, tmp_path: Path) -> None:
     ("arrays", "message"),
     [
         ({"x": np.zeros((2, 3))}, "got x, expected one called label or .*data.label_column"),
-        ({"y": np.zeros(2)}, "got 2 rows of 0 features, expected at least one"),
+        ({"y": np.zeros(2)}, "got 2 rows and no features, expected at least one"),
         ({"data": np.zeros((2, 3)), "y": np.zeros(2)}, r"got 'data' of shape \(2, 3\); samples .* must be called x"),
-        ({"x": np.zeros((2, 3)), "y": np.zeros(3)}, "got 2 samples and 3 of 'y', expected as many"),
-        ({"x": np.zeros((2, 3)), "y": np.zeros(2), "client": np.zeros(3)}, "got 2 samples and 3 of 'client'"),
+        ({"x": np.zeros((2, 3)), "y": np.zeros(3)}, "got 3 rows of 'y' and 2 of 'x', expected as many"),
+        ({"x": np.zeros((2, 3)), "y": np.zeros(2), "client": np.zeros(3)}, "got 2 rows of 'y' and 3 of 'client'"),
         ({"x": np.zeros((2, 3)), "y": np.eye(2)}, r"got y of shape \(2, 2\), expected a vector"),
         ({"x": np.array([["a"], ["b"]]), "y": np.zeros(2)}, "got x of type <U1, expected numbers, a row per sample"),
-        ({"x": np.zeros((0, 3)), "y": np.zeros(0)}, "got 0 samples and 0 of 'y'"),
+        ({"x": np.zeros((0, 3)), "y": np.zeros(0)}, "got 0 rows of 'y' and 0 of 'x'"),
         ({"x": np.array([{}, {}]), "y": np.zeros(2)}, r"cannot be read as arrays .*numpy\.array\(objects\.tolist"),
     ],
 )

@@ -18,8 +18,9 @@ import numpy as np
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from pfedlms.data.arrays import checked
+from pfedlms.data.columns import read_columns
 from pfedlms.data.federated import FederatedData, held_by, hold_out, partitioned
-from pfedlms.data.file import read_columns, texts_in
+from pfedlms.data.file import texts_in
 from pfedlms.data.partition import Indices
 from pfedlms.data.pool import Pool
 from pfedlms.data.schemes import Partitioning

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfedlms.data.cifar import cifar_formats
-from pfedlms.data.file import READERS, read_file
+from pfedlms.data.columns import READERS, text_format
+from pfedlms.data.file import read_file
 from pfedlms.data.folder import read_folder
 from pfedlms.data.formats import Format, Found, Part, Raw, find_files
 from pfedlms.data.idx import idx_format
-from pfedlms.data.json_files import text_format
 from pfedlms.data.parquet import parquet_format
 from pfedlms.data.pool import Pool, Samples, constants, normalise
 from pfedlms.data.svhn import FORMAT as SVHN
