@@ -39,6 +39,7 @@ from pfedlms.step import Rate, adamw_step_, clip_, kept_numbers, sgd_step_
 from pfedlms.step.schedule import Schedule
 
 _EVALUATION_BATCH = 256
+_EVALUATION_TOKENS = 4096  # of windows of tokens, each of which has an output per entry of the vocabulary
 
 
 @dataclass(frozen=True)
@@ -264,8 +265,10 @@ class LocalWorker:
         """All samples of every client, in batches `[clients, batch]` with a mask: False where a client has no more
         samples."""
         lengths = np.array([len(held[client]) for client in cohort.ids])
-        for start in range(0, int(lengths.max()), _EVALUATION_BATCH):
-            width = min(_EVALUATION_BATCH, int(lengths.max()) - start)
+        positions = self._data.positions
+        most = _EVALUATION_BATCH if positions == 1 else max(1, _EVALUATION_TOKENS // positions)
+        for start in range(0, int(lengths.max()), most):
+            width = min(most, int(lengths.max()) - start)
             index = np.zeros((len(lengths), width), dtype=np.int64)
             for row, client in enumerate(cohort.ids):
                 part = held[client][start : start + width]

@@ -187,7 +187,7 @@ def dealt(config: Config, pool: Pool) -> FederatedData:
             f"data.clients: got {config.data.clients}, but the data say whose each sample is and name {clients} "
             "clients; leave it out, or choose another data.partition"
         )
-    warn(without_effect_on(config, scheme))
+    warn(without_effect_on(config, scheme, bool(pool.tokens)))
     return partitioned(pool, dealing(config))
 
 
