@@ -357,6 +357,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "streamed splits": (lambda: {"train": Stream(), "test": Stream()}, "data, train: .* one after another"),
     "array": (lambda: X, r"data: got one array of shape \(60, 4\), expected samples and labels .* \(x, y\)"),
     "dict of columns": (lambda: {"x": X, "y": Y}, r"client 'x': got one array of shape \(60, 4\), .* \(x, y\)"),
+    "texts by client": (lambda: {"a": "to be", "b": "or not"}, "client 'a': got a text, .* pfedlms.data.texts"),
     "three arrays": (lambda: (X, Y, Y), "data: got a tuple of 3 arrays, expected samples and labels"),
     "number": (lambda: 3, "data: got an object of type int, expected the name of a data set"),
     "nothing": (list, "data: got no clients, expected"),

@@ -94,6 +94,10 @@ def test_every_method_takes_newcomers_and_new_devices(method: str, tmp_path: Pat
     own = (held.x[train].numpy(), held.y[train].numpy())
     personal = run.personalise(own)
     x, y = held.x[test], held.y[test].numpy()
+    begins = run.federation.shared_state_dict() or run.federation.model.module.state_dict()  # the shared model, or w⁰
+    start = module()
+    start.load_state_dict(begins)
+    assert accuracy(start, x, y) == pytest.approx(run.summary["newcomers"]["client_before"][0])
     assert accuracy(personal, x, y) == pytest.approx(run.summary["newcomers"]["client_after"][0])
     loaded = pfedlms.load(tmp_path / "r", model=module).personalise(own)
     for one, other in zip(personal.parameters(), loaded.parameters(), strict=True):

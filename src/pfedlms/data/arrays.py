@@ -45,7 +45,7 @@ def samples_of(value: Any, name: str) -> Samples:
     if x.dtype.kind in "US" or (x.dtype.kind == "O" and isinstance(x.flat[0], str | bytes)):
         raise DataError(
             f"{name}: got samples that are text, expected numbers; turn them into token ids first, whole numbers "
-            "[n, length]"
+            "[n, length], or use pfedlms.data.texts to predict the next token of running text"
         )
     if x.dtype.kind not in "fiub":
         raise DataError(

@@ -166,6 +166,8 @@ def _refusal(name: str, data: Any, expected: str) -> DataError:
             f"{name}: got {_what(data)}, whose samples come one after another, expected all of them; collect them into "
             "arrays (x, y) first, or load the data set without streaming"
         )
+    if isinstance(data, str):
+        return DataError(f"{name}: got a text, {expected}; text is given by pfedlms.data.texts({{'anna': 'Dear …'}})")
     if _is_array(data):
         shape = tuple(data.shape)
         return DataError(f"{name}: got one array of shape {shape}, expected samples and labels as a tuple, (x, y)")
