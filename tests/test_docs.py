@@ -17,7 +17,9 @@ def python_blocks(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
 
 
-@pytest.mark.parametrize(("page", "lines", "reached"), [("README.md", 10, 0), ("docs/methods.md", 50, 90)])
+@pytest.mark.parametrize(
+    ("page", "lines", "reached"), [("README.md", 10, 0), ("docs/methods.md", 50, 90), ("docs/data.md", 14, 0)]
+)
 def test_the_example_of_a_page_is_short_and_runs(page: str, lines: int, reached: float, tmp_path: Path) -> None:
     """And, where it is a method, learns."""
     (block,) = python_blocks(page)

@@ -120,28 +120,19 @@ def images() -> list[Image.Image]:
 AS_IMAGES = PIXELS.transpose(0, 3, 1, 2).astype(np.float32) / np.float32(255)
 POOLS: dict[str, tuple[Callable[[], Any], Any]] = {
     "arrays": (lambda: (X, Y), X),
-    "a list of two arrays": (lambda: [X, Y], X),
     "tensors": (lambda: (torch.from_numpy(X), torch.from_numpy(Y)), X),
-    "tensors that are trained": (lambda: (torch.from_numpy(X).requires_grad_(), Y), X),
     "lists": (lambda: (X.tolist(), Y.tolist()), X),
-    "lists of tensors": (lambda: (list(torch.from_numpy(X)), list(torch.from_numpy(Y))), X),
-    "float64": (lambda: (X.astype(np.float64), Y), X),
     "bfloat16": (lambda: (torch.from_numpy(X).bfloat16(), Y), torch.from_numpy(X).bfloat16().float().numpy()),
     "read-only arrays": (lambda: (np.frombuffer(X.tobytes(), np.float32).reshape(X.shape), Y), X),
-    "arrays in another order": (lambda: (np.asfortranarray(X), Y), X),
     "booleans": (lambda: (X > 0, Y), (X > 0).astype(np.float32)),
     "token ids": (lambda: (TOKENS, Y), TOKENS),
-    "token ids of 16 bits": (lambda: (TOKENS.astype(np.uint16), Y), TOKENS),
     "token ids of 8 bits": (lambda: (TOKENS.astype(np.uint8), Y), TOKENS),
     "image bytes": (lambda: (PIXELS, Y), PIXELS.astype(np.float32)),
     "Pillow images": (lambda: (images(), Y), AS_IMAGES),
     "TensorDataset": (lambda: tensors(X, Y), X),
     "Dataset": (lambda: Items(torch.from_numpy(X), torch.from_numpy(Y)), X),
-    "Dataset of arrays": (lambda: Items(X, Y), X),
     "Dataset of lists": (lambda: Items(TOKENS.tolist(), Y.tolist()), TOKENS),
-    "Dataset of Pillow images": (lambda: Items(images(), Y.tolist()), AS_IMAGES),
     "Dataset of dicts": (lambda: Rows(TOKENS.tolist(), Y.tolist()), TOKENS),
-    "StackDataset": (lambda: StackDataset(torch.from_numpy(X), Y.tolist()), X),
     "Subset": (lambda: Subset(tensors(np.tile(X, (2, 1)), np.tile(Y, 2)), range(60, 120)), X),
     "Hugging Face, two columns": (lambda: Table(tokens=TOKENS.tolist(), label=Y.tolist()), TOKENS),
     "Hugging Face, columns by name": (
@@ -150,10 +141,8 @@ POOLS: dict[str, tuple[Callable[[], Any], Any]] = {
     ),
     "Hugging Face, in torch format": (lambda: Table(x=torch.from_numpy(X), y=torch.from_numpy(Y)), X),
     "Hugging Face, images": (lambda: Table(img=images(), fine_label=Y.tolist(), coarse_label=[0] * 60), AS_IMAGES),
-    "two columns of a table": (lambda: (Table(a=X.tolist())["a"], Column(Y.tolist())), X),
     "(train, test) arrays": (lambda: (TRAIN, TEST), X),
     "(train, test) Datasets": (lambda: (tensors(*TRAIN), Items(*TEST)), X),
-    "(train, test) tables": (lambda: (Table(x=TRAIN[0], y=TRAIN[1]), Table(x=TEST[0], y=TEST[1])), X),
     "DatasetDict": (lambda: Tables(train=Table(x=TRAIN[0], y=TRAIN[1]), test=Table(x=TEST[0], y=TEST[1])), X),
     "DatasetDict of other splits": (lambda: Tables(a=Table(x=TRAIN[0], y=TRAIN[1]), b=Table(x=TEST[0], y=TEST[1])), X),
     "dict of splits": (lambda: {"train": TRAIN, "test": TEST}, X),
@@ -188,9 +177,6 @@ PAIRS = [(TRAIN, TEST), ((X[:20], Y[:20]), (X[20:30], Y[20:30]))]
 CLIENTS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "a list of pairs": (lambda: PAIRS, ()),
     "a tuple of two pairs": (lambda: tuple(PAIRS), ()),
-    "pairs as lists": (lambda: [[list(part) for part in pair] for pair in PAIRS], ()),
-    "pairs of plain lists": (lambda: [tuple((x.tolist(), y.tolist()) for x, y in pair) for pair in PAIRS], ()),
-    "pairs of Datasets": (lambda: [tuple(tensors(*part) for part in pair) for pair in PAIRS], ()),
     "splits of tables": (
         lambda: [Tables(zip(("train", "test"), (Table(x=x, y=y) for x, y in pair), strict=True)) for pair in PAIRS], (),
     ),
@@ -249,21 +235,13 @@ ONE_HOT = np.eye(3)[Y]
 LABELS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "floats": (Y.astype(np.float64), ()),
     "a column": (Y[:, None], ()),
-    "a list of ones": ([[y] for y in Y.tolist()], ()),
-    "16 bits": (Y.astype(np.uint16), ()),
     "objects": (Y.astype(object), ()),
     "one-hot": (ONE_HOT, ()),
-    "one-hot of booleans": (ONE_HOT.astype(bool), ()),
-    "one-hot of tensors": (torch.from_numpy(ONE_HOT), ()),
     "one-hot as lists": (ONE_HOT.astype(int).tolist(), ()),
     "from 1": (Y + 1, ("1", "2", "3")),
-    "below 0": (Y - 1, ("-1", "0", "1")),
     "any numbers": (np.array([-7, 40, 10**12])[Y], ("-7", "40", "1000000000000")),
     "codes with a 0": (np.array([0, 5000, 90000])[Y], ("0", "5000", "90000")),
     "texts": (TEXTS, NAMES),
-    "a list of texts": (TEXTS.tolist(), NAMES),
-    "a column of texts": (TEXTS[:, None], NAMES),
-    "texts as objects": (TEXTS.astype(object), NAMES),
     "bytes": (np.char.encode(TEXTS), NAMES),
     "numbers as texts": (np.array(["2", "10", "33"])[Y], ("2", "10", "33")),
 }
@@ -362,11 +340,6 @@ class Broken(Items):
         raise KeyError("gone")
 
 
-class Endless(Items):
-    def __len__(self) -> int:
-        raise TypeError("no length")
-
-
 class BrokenTable(Table):
     def __getitem__(self, key: Any) -> Any:
         raise RuntimeError("cannot be decoded")
@@ -375,64 +348,41 @@ class BrokenTable(Table):
 RAGGED = [list(range(3 + place % 2)) for place in range(60)]
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "DataLoader": (lambda: DataLoader(tensors(X, Y)), "data: got a DataLoader, .*; pass loader.dataset"),
-    "DataLoaders": (lambda: [DataLoader(tensors(X, Y))], "client 0: got a DataLoader, .*; pass loader.dataset"),
     "pair of DataLoaders": (
         lambda: {"a": (DataLoader(tensors(X, Y)), tensors(X, Y))}, "client 'a' train: got a DataLoader",
     ),
-    "(train, test) DataLoaders": (lambda: (DataLoader(tensors(X, Y)),) * 2, "client 0: got a DataLoader"),
     "generator": (lambda: ((x, y) for x, y in zip(X, Y, strict=True)), "one after another, .* collect them"),
-    "zip": (lambda: zip(X, Y, strict=True), "one after another, .* collect them"),
     "IterableDataset": (Stream, "one after another, .* collect them"),
     "streaming": (Streamed, "without streaming"),
     "streamed splits": (lambda: {"train": Stream(), "test": Stream()}, "data, train: .* one after another"),
-    "array": (lambda: X, r"data: got one array of shape \(60, 4\), expected samples and labels; .* \(x, y\)"),
-    "tensor": (lambda: torch.from_numpy(X), "data: got one array"),
+    "array": (lambda: X, r"data: got one array of shape \(60, 4\), expected samples and labels .* \(x, y\)"),
     "dict of columns": (lambda: {"x": X, "y": Y}, r"client 'x': got one array of shape \(60, 4\), .* \(x, y\)"),
+    "texts by client": (lambda: {"a": "to be", "b": "or not"}, "client 'a': got a text, .* pfedlms.data.texts"),
     "three arrays": (lambda: (X, Y, Y), "data: got a tuple of 3 arrays, expected samples and labels"),
     "number": (lambda: 3, "data: got an object of type int, expected the name of a data set"),
-    "set": (lambda: {1, 2}, "data: got an object of type set, expected"),
-    "model": (lambda: nn.Linear(2, 2), "data: got an object of type Linear, expected"),
-    "class": (lambda: TensorDataset, "data: got an object of type type, expected"),
-    "class of arrays": (lambda: np.ndarray, "data: got an object of type type, expected"),
     "nothing": (list, "data: got no clients, expected"),
-    "no clients": (dict, "data: got no clients, expected"),
     "list of numbers": (lambda: [1, 2], "client 0: got an object of type int, expected a .train, test. pair"),
-    "list of names": (lambda: ["mnist", "digits"], "client 0: got an object of type str, expected"),
     "three data sets": (lambda: (TRAIN, TEST, TEST), "got a tuple of 3 .* put clients into a list"),
     "Dataset and labels": (lambda: (tensors(X, Y), Y), "got a tuple of 2 .* expected two data sets"),
-    "client of three": (lambda: [(TRAIN, TEST, TEST)], "client 0: got tuple of 3, expected a .train, test. pair"),
-    "client of three splits": (
-        lambda: {"a": {"train": TRAIN, "test": TEST, "dev": TEST}}, "client 'a': got dict of 3, expected a .train",
-    ),
+    "client of three": (lambda: [(TRAIN, TEST, TEST)], "client 0: got a tuple of 3, expected a .train, test. pair"),
     "split that is no data set": (lambda: {"train": TRAIN, "test": 3}, "data, test: got an object of type int"),
-    "None in a list": (lambda: [None, TRAIN], "client 0: got an object of type NoneType"),
     "lone sample": (lambda: [TRAIN, (X[:1], Y[:1])], "client 1: got one sample, expected at least 2 to split"),
     "no samples": (lambda: (X[:0], Y[:0]), "data: got no samples"),
-    "empty Dataset": (lambda: Items([], []), "data: got no samples"),
-    "empty lists": (lambda: ([], []), "data: got no samples"),
     "unlike lengths": (lambda: (X, Y[:9]), "data: got 60 samples and 9 labels, expected as many of each"),
-    "unlike lengths of a client": (lambda: [(TRAIN, (X, Y[:9]))], "client 0 test: got 60 samples and 9 labels"),
     "unlike shapes": (lambda: (TRAIN, (X[:, :2], Y)), r"data, test: got samples of shape \(2,\), expected \(4,\)"),
     "unlike clients": (lambda: {"a": TRAIN, "b": (TOKENS, Y)}, r"client 'b': got samples of shape \(7,\)"),
     "ragged": (lambda: (RAGGED, Y), "data: samples must be arrays of numbers, all of one shape .* pad, cut or resize"),
-    "ragged tensors": (lambda: ([torch.ones(len(row)) for row in RAGGED], Y), "data: samples must .* pad, cut"),
-    "ragged Dataset": (lambda: Items(RAGGED, Y), "data: samples must be arrays .* pad, cut or resize"),
     "images of two sizes": (
         lambda: ([Image.new("L", (3 + place % 2, 3)) for place in range(60)], Y), "data: samples must .* resize",
     ),
-    "an image and a number": (lambda: ([images()[0], 3], [0, 1]), "data: samples must be arrays"),
     "text": (lambda: (TEXTS.tolist(), Y), "got samples that are text, .* token ids first"),
-    "a table of text": (lambda: Table(text=TEXTS.tolist(), label=Y), "got samples that are text, .* token ids first"),
     "objects": (lambda: ([{"a": 1}] * 60, Y), "got samples of type object, expected an array of numbers"),
-    "complex": (lambda: (X * 1j, Y), "got samples of type complex64"),
     "NaN": (lambda: (X * np.nan, Y), "data: samples hold NaN or infinite values; clean them first"),
     "beyond float32": (lambda: (X.astype(np.float64) * 1e300, Y), "NaN or infinite values"),
     "beyond int64": (lambda: (np.full((60, 2), 2**63, dtype=np.uint64), Y), "expected whole numbers below 2.63"),
     "TensorDataset of one": (lambda: TensorDataset(torch.from_numpy(X)), "a TensorDataset of 1 tensors, expected two"),
-    "items of one": (lambda: StackDataset(X), "item 0 is tuple of 1, expected a pair: a sample and its label"),
     "items without a label": (lambda: StackDataset(a=X, b=X), "got the columns a, b, expected one of label"),
     "broken items": (lambda: Broken(X, Y), "data: item 0 cannot be read .KeyError: 'gone'."),
-    "no length": (lambda: Endless(X, Y), "the length of the data set cannot be read .no length"),
     "columns of no name": (lambda: Table(a=X, b=X, label=Y), r"columns a, b, label, .*\(ds\['x'\], ds\['y'\]\)"),
     "no label column": (lambda: Table(x=X, kind=Y), r"columns x, kind, expected one of label.*\(ds\['x'\]"),
     "broken table": (lambda: BrokenTable(x=X, y=Y), "columns x and y cannot be read .cannot be decoded"),
@@ -445,9 +395,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "client 1: got the classes eel, dog, cat, expected cat, dog, eel as for client 0",
     ),
     "labels between classes": (lambda: (X, Y + 0.5), r"labels such as 0\.5, 1\.5, .* need a loss for them, in Python"),
-    "infinite labels": (lambda: (X, np.full(60, np.inf)), "labels such as inf"),
     "missing labels": (lambda: (X, np.where(Y == 1, np.nan, Y)), "20 labels are missing .NaN.; leave those"),
-    "missing texts": (lambda: (X, [*TEXTS[:58].tolist(), None, None]), "2 labels are missing"),
     "labels that are arrays": (
         lambda: (X, np.array([*map(np.ones, [2] * 59), None], dtype=object)[:59]), "types ndarray, expected a vector",
     ),
@@ -457,22 +405,16 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: [(X, np.eye(3)[Y]), (X, np.eye(4)[Y])], "client 1: got labels that are one-hot 4 wide",
     ),
     "several classes a sample": (lambda: (X, np.ones((60, 3))), "no one-hot rows, expected one class per sample"),
-    "shares of classes": (lambda: (X, np.full((60, 4), 0.25)), "no one-hot rows"),
     "swapped": (lambda: (Y, X), r"labels of shape \(60, 4\) .* samples come first, \(x, y\)"),
-    "labels of three axes": (lambda: (X, np.zeros((60, 2, 2))), r"labels of shape \(60, 2, 2\) .* expected a vector"),
-    "a single label": (lambda: (X, np.array(3)), r"labels of shape \(\)"),
-    "dates": (lambda: (X, np.full(60, "2020-01-01", dtype="datetime64[D]")), "type datetime64.* expected a vector"),
     "one class": (lambda: (X, Y * 0), "labels that are all 0, expected two classes or more"),
-    "one name": (lambda: [(X, ["cat"] * 60)] * 2, "labels that are all cat, expected two classes or more"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("make", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_data_gets_one_readable_message(make: Callable[[], Any], message: str) -> None:
-    for call in (pfedlms.run, pfedlms.compare):
-        with pytest.raises(DataError, match=message) as caught:
-            call(make(), lambda: nn.Linear(4, 3), rounds=1)
-        assert "\n" not in str(caught.value)
+    with pytest.raises(DataError, match=message) as caught:
+        read(make())
+    assert "\n" not in str(caught.value)
 
 
 def test_clients_that_are_given_are_not_counted_otherwise() -> None:
@@ -484,70 +426,35 @@ def test_clients_that_are_given_are_not_counted_otherwise() -> None:
 
 
 class Reader(nn.Module):
-    """A text classifier: embedding, LSTM, linear."""
+    """A text classifier: embedding, mean, linear."""
 
-    def __init__(self, words: int = 50, kind: type[nn.RNNBase] = nn.LSTM) -> None:
+    def __init__(self, words: int = 50) -> None:
         super().__init__()
-        self.words, self.memory, self.head = nn.Embedding(words, 8), kind(8, 10, batch_first=True), nn.Linear(10, 3)
+        self.words, self.head = nn.Embedding(words, 8), nn.Linear(8, 3)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.head(self.memory(self.words(tokens))[0][:, -1])
+        found: torch.Tensor = self.head(self.words(tokens).mean(dim=1))
+        return found
 
 
-class Attention(nn.Module):
-    def __init__(self) -> None:
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
         super().__init__()
-        self.words, self.head = nn.Embedding(50, 8, padding_idx=0), nn.Linear(8, 3)
-        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.words, self.memory, self.head = nn.Embedding(50, 8), kind(8, 10, batch_first=True), nn.Linear(10, 3)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.head(self.layer(self.words(tokens)).mean(dim=1))
+        found: torch.Tensor = self.head(self.memory(self.words(tokens))[0][:, -1])
+        return found
 
 
-QUICK: dict[str, Any] = {"rounds": 3, "clients": 3, "local_steps": 4, "batch_size": 8, "threads": 1}
-METHODS = ("sketchvote", "pfedlms", "fedavg", "local")
+QUICK: dict[str, Any] = {"rounds": 2, "clients": 3, "local_steps": 2, "batch_size": 8, "threads": 1}
 
 
-def spoken(count: int = 240) -> tuple[np.ndarray, np.ndarray]:
-    """Texts of seven words; which third of the words most of them are from is the class."""
-    random = np.random.default_rng(1)
-    labels = random.integers(0, 3, count)
-    words = random.integers(0, 16, (count, 7)) + 16 * labels[:, None]
-    return np.where(random.random((count, 7)) < 0.2, random.integers(0, 50, (count, 7)), words), labels
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_an_embedding_and_an_lstm_through_run(method: str) -> None:
-    """What is reported is what every client's module reaches on its own texts; and it learns."""
-    tokens, labels = spoken()
-    names = np.array(NAMES)[labels]
-    result = pfedlms.run(
-        (tokens, names),
-        Reader,
-        method=method,
-        **{**QUICK, "rounds": 20, "local_steps": 10, "momentum": 0.9},
-    )
-    data = result.federation.data
-    assert data.x.dtype == torch.int64
-    assert result.classes == NAMES
-    assert result.summary["classes"] == list(NAMES)
-    for state, test, said in zip(result.models, data.test, result.metrics[-1]["client_acc"], strict=True):
-        module = Reader()
-        module.load_state_dict(state)
-        guessed = np.array(NAMES)[module(torch.from_numpy(tokens[test])).argmax(dim=1).numpy()]
-        assert said == pytest.approx(100 * (guessed == names[test]).mean())
-    assert result.metrics[-1]["loss"] < 0.7 * result.metrics[0]["loss"]
-
-
-STACKED = nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(28, 3))  # without recurrent layers
-
-
-@pytest.mark.parametrize("factory", [Reader, lambda: Reader(kind=nn.GRU), Attention, lambda: STACKED])
+@pytest.mark.parametrize("factory", [lambda: Recurrent(nn.LSTM), lambda: Recurrent(nn.GRU), Reader])
 def test_engines_agree_on_token_ids(factory: Callable[[], nn.Module]) -> None:
     stacked, reference = (
-        pfedlms.run(spoken(), factory, method="fedavg", reference=each, **QUICK) for each in (False, True)
+        pfedlms.run((TOKENS, Y), factory, method="fedavg", reference=each, **QUICK) for each in (False, True)
     )
-    assert stacked.metrics[-1]["loss"] == pytest.approx(reference.metrics[-1]["loss"], rel=1e-5)
     for one, other in zip(stacked.models, reference.models, strict=True):
         assert all(torch.allclose(one[name], other[name], atol=1e-5) for name in one)
 
@@ -563,11 +470,11 @@ def test_whole_numbers_become_floats_for_a_model_that_calculates_with_them() -> 
 
 
 def test_resumed_with_the_same_data_set_and_not_with_another(tmp_path: Any) -> None:
-    tokens, labels = spoken()
+    tokens, labels = TOKENS, Y
     data = Items(tokens, labels, list(NAMES))
     whole = pfedlms.run(data, Reader, out=tmp_path / "whole", **QUICK)
     again = pfedlms.resume(
-        tmp_path / "whole", (Items(tokens[:100], labels[:100], NAMES), Items(tokens[100:], labels[100:])), Reader
+        tmp_path / "whole", (Items(tokens[:20], labels[:20], NAMES), Items(tokens[20:], labels[20:])), Reader
     )
     assert again.summary == whole.summary  # in two parts, but the same samples
     with pytest.raises(PfedlmsError, match="the data given are not those this run began with"):
@@ -584,7 +491,7 @@ def test_resumed_with_the_same_data_set_and_not_with_another(tmp_path: Any) -> N
 )
 def test_a_model_that_cannot_take_the_numbers_is_named_before_it_is_trained(make: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        pfedlms.run(spoken(), make, **QUICK)
+        pfedlms.run((TOKENS, Y), make, **QUICK)
 
 
 def test_the_largest_number_of_every_place_is_tried() -> None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from pfedlms.data import Pool, load_dataset, load_pool
+from pfedlms.data import Pool, load_pool
 from pfedlms.errors import DataError
 
 
@@ -81,13 +81,6 @@ def test_columns_can_be_named(write: Write, tmp_path: Path) -> None:
         pool = read(write(tmp_path / "t", columns), label="species", client="site")
     assert pool.x.tolist() == [[1, 7], [2, 8]]
     assert (pool.names, pool.owners) == (("a", "b"), ("1", "2"))
-
-
-@both
-def test_of_several_names_the_first_of_the_list_counts(write: Write, tmp_path: Path) -> None:
-    pool = read(write(tmp_path / "t", {"y": [1.5, 2.5], "class": ["b", "a"]}))
-    assert pool.x.tolist() == [[1.5], [2.5]]
-    assert pool.names == ("a", "b")
 
 
 @pytest.mark.parametrize(
@@ -175,14 +168,6 @@ def test_bytes_are_images(shape: tuple[int, ...], expected: tuple[int, ...], tmp
     assert x[1] == pytest.approx(1, abs=1e-4)
 
 
-def test_channels_are_moved_and_not_mixed(tmp_path: Path) -> None:
-    images = np.random.default_rng(0).integers(0, 256, (2, 5, 4, 3), dtype=np.uint8)
-    np.savez(tmp_path / "last.npz", x=images, y=np.array([0, 1]))
-    np.savez(tmp_path / "first.npz", x=np.moveaxis(images, 3, 1), y=np.array([0, 1]))
-    last, first = (load_dataset(f"file:{tmp_path / name}.npz")[0] for name in ("last", "first"))
-    assert last.tolist() == first.tolist()
-
-
 # --- clients of their own in JSON ---
 
 LEAF = {"users": ["b", "a"], "num_samples": [2, 1],
@@ -210,13 +195,6 @@ def test_clients_of_their_own_by_hand(name: str, tmp_path: Path) -> None:
     assert (pool.owner.tolist(), pool.owners) == ([1, 1, 0], ("a", "b"))
 
 
-def test_lines_of_features(tmp_path: Path) -> None:
-    (tmp_path / "t.jsonl").write_text('{"a": 1, "label": "u", "b": 2.5}\n{"label": "v", "b": 4, "a": 3}\n')
-    pool = read(tmp_path / "t.jsonl")
-    assert pool.x.tolist() == [[1, 2.5], [3, 4]]
-    assert pool.names == ("u", "v")
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -224,7 +202,11 @@ def test_lines_of_features(tmp_path: Path) -> None:
         ("t.json", b"[1]", "not LEAF's JSON"),
         ("t.json", b'{"user_data": {"a": {"x": [[1]]}}}', r"not LEAF's JSON .KeyError: 'y'."),
         ("t.json", b'{"user_data": {"a": {"x": [[1], [2, 3]], "y": [0, 1]}}}', "column 'x': rows differ in length"),
-        ("t.json", b'{"user_data": {"a": {"x": ["to be", "or"], "y": ["t", "n"]}}}', "column 'x', sample 0 .*'to be'"),
+        (
+            "t.json",
+            b'{"user_data": {"a": {"x": ["to be", "or"], "y": ["t", "n"]}}}',
+            "too little text for 2 windows .*'a': 10 tokens",
+        ),
         ("t.jsonl", b'{"x": [1], "y": 0}\nnothing\n', "t.jsonl, line 2: not JSON"),
         ("t.jsonl", b'{"x": [1], "y": 0}\n[1]\n', r"line 2: got \[1\], expected an object with x, y"),
         ("t.jsonl", b'{"x": [1], "y": 0}\n{"x": [1]}\n', "line 2: got .* expected an object with x, y"),
@@ -245,13 +227,12 @@ WRONG: dict[str, tuple[dict[str, list[Any]], dict[str, str], str]] = {
     "no label": ({"a": [1], "b": [2]}, {}, r"got a, b, expected one called label or .* data.label_column=COLUMN"),
     "no such label": ({"a": [1], "kind": [2]}, {"label": "kinf"}, r"data.label_column: got 'kinf'.*did you mean kind"),
     "no such client": ({"a": [1], "y": [2]}, {"client": "b"}, r"data.owner_column: got 'b'.* has no such column"),
-    "no features": ({"label": [1], "client": [2]}, {}, "got 1 rows of 0 features"),
+    "no features": ({"label": [1], "client": [2]}, {}, "got 1 rows and no features"),
     "words as features": (
         {"a": [1, 2], "town": ["Ulm", "Bonn"], "y": [0, 1]}, {},
         r"column 'town', sample 0 \(from 0\): got 'Ulm', expected a finite number",
     ),
     "nothing a number": ({"a": [1.0, float("nan")], "y": [0, 1]}, {}, r"column 'a', sample 1 \(from 0\): got .*nan"),
-    "too large": ({"a": [1.0, 1e39], "y": [0, 1]}, {}, "column 'a', sample 1"),
     "fractions as classes": ({"a": [1, 2], "target": [0.5, 1.0]}, {}, r"got 1.0 in 'target', expected class numbers"),
 }  # fmt: skip
 
@@ -299,13 +280,13 @@ def test_broken_csv(content: bytes, message: str, tmp_path: Path) -> None:
     ("arrays", "message"),
     [
         ({"x": np.zeros((2, 3))}, "got x, expected one called label or .*data.label_column"),
-        ({"y": np.zeros(2)}, "got 2 rows of 0 features, expected at least one"),
+        ({"y": np.zeros(2)}, "got 2 rows and no features, expected at least one"),
         ({"data": np.zeros((2, 3)), "y": np.zeros(2)}, r"got 'data' of shape \(2, 3\); samples .* must be called x"),
-        ({"x": np.zeros((2, 3)), "y": np.zeros(3)}, "got 2 samples and 3 of 'y', expected as many"),
-        ({"x": np.zeros((2, 3)), "y": np.zeros(2), "client": np.zeros(3)}, "got 2 samples and 3 of 'client'"),
+        ({"x": np.zeros((2, 3)), "y": np.zeros(3)}, "got 3 rows of 'y' and 2 of 'x', expected as many"),
+        ({"x": np.zeros((2, 3)), "y": np.zeros(2), "client": np.zeros(3)}, "got 2 rows of 'y' and 3 of 'client'"),
         ({"x": np.zeros((2, 3)), "y": np.eye(2)}, r"got y of shape \(2, 2\), expected a vector"),
         ({"x": np.array([["a"], ["b"]]), "y": np.zeros(2)}, "got x of type <U1, expected numbers, a row per sample"),
-        ({"x": np.zeros((0, 3)), "y": np.zeros(0)}, "got 0 samples and 0 of 'y'"),
+        ({"x": np.zeros((0, 3)), "y": np.zeros(0)}, "got 0 rows of 'y' and 0 of 'x'"),
         ({"x": np.array([{}, {}]), "y": np.zeros(2)}, r"cannot be read as arrays .*numpy\.array\(objects\.tolist"),
     ],
 )

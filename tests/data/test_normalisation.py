@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pfedlms.data import Partitioning, from_pool, load_pool
+from pfedlms.data import Partitioning, load_pool, partitioned
 from pfedlms.errors import DataError
 
 PIXELS = np.arange(4 * 2 * 2 * 3, dtype=np.uint8).reshape(4, 2, 2, 3)
@@ -37,7 +37,7 @@ def test_own_constants_are_carried_and_give_the_same_samples_again(source: str) 
     assert np.allclose(pool.x, (CHANNELS - MEAN[:, None, None]) / STD[:, None, None], atol=1e-5)
     again = load_pool(source, mean=pool.mean, std=pool.std)
     assert again.x.tobytes() == pool.x.tobytes()
-    data = from_pool(pool.x, pool.y, Partitioning(1, 1.0, 0, min_samples=4), mean=pool.mean, std=pool.std)
+    data = partitioned(pool, Partitioning(1, 1.0, 0, min_samples=4))
     assert (data.mean, data.std) == (pool.mean, pool.std)
 
 

@@ -1,11 +1,12 @@
 """Data sets, their partition over clients, and the order of mini-batches."""
 
 from pfedlms.data.batches import batch_positions
-from pfedlms.data.federated import FederatedData, from_pairs, from_pool
-from pfedlms.data.intake import Given, read
+from pfedlms.data.federated import FederatedData, from_pairs, from_pool, partitioned
+from pfedlms.data.intake import Given, read, texts
 from pfedlms.data.pool import Pool
 from pfedlms.data.schemes import Partitioning
 from pfedlms.data.sources import DATASETS, load_dataset, load_pool
+from pfedlms.data.text import Windows
 
 __all__ = [
     "DATASETS",
@@ -13,10 +14,13 @@ __all__ = [
     "Given",
     "Partitioning",
     "Pool",
+    "Windows",
     "batch_positions",
     "from_pairs",
     "from_pool",
     "load_dataset",
     "load_pool",
+    "partitioned",
     "read",
+    "texts",
 ]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pfedlms.data.pool import numbered
+from pfedlms.data.pool import Pool, numbered
 from pfedlms.errors import DataError
 
 Samples = NDArray[np.float32 | np.int64]
@@ -21,30 +20,7 @@ _SHOWN = 5  # values that a message names
 _BLOCK = 1 << 16  # samples that are checked together
 
 
-@dataclass(frozen=True)
-class Arrays:
-    """Samples and labels as they are trained on; see `samples_of` and `labels_of`."""
-
-    x: Samples
-    y: NDArray[Any]
-    classes: int
-    """0: targets are no classes."""
-    names: tuple[str, ...] = ()
-    """Of all classes, where they were given as something else than class numbers."""
-    sizes: tuple[int, ...] = ()
-    """Of the parts they were put together from, in order."""
-
-    @property
-    def strata(self) -> NDArray[np.int64]:
-        """What samples are partitioned and split by: labels, or nothing where targets are no classes."""
-        return self.y if self.classes else np.zeros(len(self.y), dtype=np.int64)
-
-    def places(self) -> list[NDArray[np.int64]]:
-        """The indices of each part."""
-        return np.split(np.arange(len(self.y)), np.cumsum(self.sizes)[:-1])
-
-
-def checked(parts: Sequence[tuple[str, Any, Any]], names: Sequence[str] = (), any_targets: bool = False) -> Arrays:
+def checked(parts: Sequence[tuple[str, Any, Any]], names: Sequence[str] = (), any_targets: bool = False) -> Pool:
     """The samples and labels of some parts, each with the name that errors call it; `names` of the classes, where they
     are known. With `any_targets`, for a custom loss, labels need not be classes."""
     samples = [(name, samples_of(x, name)) for name, x, _ in parts]
@@ -57,7 +33,7 @@ def checked(parts: Sequence[tuple[str, Any, Any]], names: Sequence[str] = (), an
     for (name, x), y in zip(samples, labels, strict=True):
         if len(x) != len(y):
             raise DataError(f"{name}: got {len(x)} samples and {len(y)} labels, expected as many of each")
-    return Arrays(_joined(samples), np.concatenate(labels), classes, names, tuple(map(len, labels)))
+    return Pool(_joined(samples), np.concatenate(labels), classes, tuple(names), sizes=tuple(map(len, labels)))
 
 
 def samples_of(value: Any, name: str) -> Samples:
@@ -70,7 +46,7 @@ def samples_of(value: Any, name: str) -> Samples:
     if x.dtype.kind in "US" or (x.dtype.kind == "O" and isinstance(x.flat[0], str | bytes)):
         raise DataError(
             f"{name}: got samples that are text, expected numbers; turn them into token ids first, whole numbers "
-            "[n, length]"
+            "[n, length], or use pfedlms.data.texts to predict the next token of running text"
         )
     if x.dtype.kind not in "fiub":
         raise DataError(

@@ -6,7 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from pfedlms.data.sources import DATASETS, found_files, read_found
+from pfedlms.data.sources import DATASETS, found_files, read_found, read_speakers
 from pfedlms.errors import DataError, DataWarning
 
 Row = dict[str, Any]
@@ -43,12 +43,12 @@ def check(name: str, directory: str | Path | None = None) -> Row:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            labels = read_found(name, found)[1]
+            count = len(read_speakers(name, found) if source.is_text else read_found(name, found)[1])
         except DataError as error:
             return row | {"state": "incomplete" if found.missing else "damaged", "problems": [str(error)]}
     problems = [str(each.message) for each in caught if issubclass(each.category, DataWarning)]
-    state = "partial" if len(labels) < source.samples else "larger" if len(labels) > source.samples else "complete"
+    state = "partial" if count < source.samples else "larger" if count > source.samples else "complete"
     if state == "complete" and problems:
         state = "doubtful"
     known = None if source.published is None else state == "complete"
-    return row | {"state": state, "samples": len(labels), "published": known, "problems": problems}
+    return row | {"state": state, "samples": count, "published": known, "problems": problems}

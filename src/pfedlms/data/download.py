@@ -46,10 +46,19 @@ FILES: dict[str, dict[str, str]] = {
 """SHA-256 of each file, by data set."""
 
 
+TO_MAKE = {
+    "shakespeare": 'put speakers.jsonl.gz, with a line {"client": "play/speaker", "text": "…"} for each speaker, into '
+    "DIR/shakespeare, or read LEAF's files with --dataset file:PATH.json",
+}
+"""Data sets that users make themselves, and how."""
+
+
 def download(name: str, directory: str | Path, force: bool = False, progress: Any = False) -> Iterator[Path]:
     """Fetch the files of the data set `name` into `directory`/`name`; the path of each once it is there with the
     published checksum. A file with another checksum is refused, or with `force` replaced. `progress` is a progress bar
     as pooch takes one."""
+    if name in TO_MAKE:
+        raise DataError(f"data download: nobody offers {name} for download; {TO_MAKE[name]}")
     if name not in FILES:
         raise DataError(f"data download: got {name!r}; {did_you_mean(name, FILES)}")
     with extra("downloads"):

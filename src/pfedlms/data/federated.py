@@ -10,16 +10,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from pfedlms.data.arrays import Arrays, checked
+from pfedlms.data.arrays import checked
 from pfedlms.data.partition import REMEMBERED, Indices, Part, Sets, Splits, sizes_of, split
-from pfedlms.data.pool import Constants
+from pfedlms.data.pool import Constants, Pool
 from pfedlms.data.schemes import Partitioning, assign, scheme_of
 from pfedlms.errors import DataError
+from pfedlms.rng import permutation, stream
 
 Pair = tuple[ArrayLike, ArrayLike]
 
@@ -46,6 +48,10 @@ class FederatedData:
     mean: Constants = None
     """What images were normalised by, one number per channel, as is `std`; None: samples are as they were given."""
     std: Constants = None
+    tokens: str = ""
+    """Of windows of tokens: what a token is; their `y: [samples, length]` is the next token at each position."""
+    newcomers: tuple[tuple[Indices, Indices], ...] = ()
+    """Clients held out of the run: the train and test indices of each."""
 
     @property
     def clients(self) -> int:
@@ -72,6 +78,16 @@ class FederatedData:
             if isinstance(part, Part):
                 part.find(clients)
 
+    @property
+    def positions(self) -> int:
+        """Predictions for one sample: a window of tokens has one per token."""
+        return prod(self.y.shape[1:]) if self.classes else 1
+
+    def held_out(self) -> FederatedData:
+        """The data of the newcomers alone, numbered from 0."""
+        train, test = zip(*self.newcomers, strict=True)
+        return replace(self, train=train, test=test, validation=(), client_names=(), newcomers=())
+
     def fingerprint(self) -> str:
         """What tells these data from others, computed once."""
         return self._fingerprint
@@ -91,37 +107,51 @@ class FederatedData:
             digest.update(len(part).to_bytes(8, "little") + part.tobytes())
         for own in self.validation if drawn is None else ():
             digest.update(b"validation" + len(own).to_bytes(8, "little") + own.tobytes())
+        for own in (part for newcomer in self.newcomers for part in newcomer):
+            digest.update(b"newcomers" + len(own).to_bytes(8, "little") + own.tobytes())
         return digest.hexdigest()
 
     def to(self, device: torch.device) -> FederatedData:
         return replace(self, x=self.x.to(device), y=self.y.to(device))
 
 
-def from_pool(
-    x: ArrayLike,
-    y: ArrayLike,
-    how: Partitioning,
-    owner: NDArray[np.int64] | None = None,
-    owners: Sequence[str] = (),
-    names: Sequence[str] = (),
-    mean: Constants = None,
-    std: Constants = None,
-) -> FederatedData:
+def from_pool(x: ArrayLike, y: ArrayLike, how: Partitioning) -> FederatedData:
     """Partition one pool of samples over clients (as in `schemes.assign`, then 75/25 train/test, then the share
-    `how.validation` of train set aside). `names` of its classes, and the `mean` and `std` that it was normalised by,
-    where they are known."""
-    return replace(partitioned(checked([("data", x, y)], names), how, owner, owners), mean=mean, std=std)
+    `how.validation` of train set aside)."""
+    return partitioned(checked([("data", x, y)]), how)
 
 
-def partitioned(
-    pool: Arrays, how: Partitioning, owner: NDArray[np.int64] | None = None, owners: Sequence[str] = ()
-) -> FederatedData:
-    """`from_pool` of arrays that are checked."""
-    scheme = scheme_of(how.scheme, owner, pool.classes)
-    sets = assign(pool.strata, replace(how, scheme=scheme, min_samples=max(2, how.min_samples)), owner, owners)
+def partitioned(pool: Pool, how: Partitioning) -> FederatedData:
+    """`from_pool` of samples that are checked."""
+    scheme = scheme_of(how.scheme, pool.owner, pool.classes)
+    if pool.tokens and scheme != "given":
+        raise DataError(f"data.partition: got {how.scheme!r}, but text belongs to its clients; leave it out")
+    sets = assign(
+        pool.strata, replace(how, scheme=scheme, min_samples=max(2, how.min_samples)), pool.owner, pool.owners
+    )
     # Names that are the numbers say nothing.
-    known = tuple(owners) if scheme == "given" and any(name != str(k) for k, name in enumerate(owners)) else ()
-    return replace(held_by(pool, sets, how.seed, how.validation), client_names=known, scheme=scheme)
+    known = pool.owners if scheme == "given" and any(name != str(k) for k, name in enumerate(pool.owners)) else ()
+    data = held_by(pool, sets, how.seed, how.validation)
+    return hold_out(replace(data, client_names=known, scheme=scheme), how)
+
+
+def hold_out(data: FederatedData, how: Partitioning) -> FederatedData:
+    """The share `how.newcomers` of the clients, drawn by the seed, takes no part in the run."""
+    count = round(how.newcomers * data.clients)
+    if not how.newcomers:
+        return data
+    if not 0 < count < data.clients:
+        raise DataError(
+            f"data.newcomers: got {how.newcomers}, which is {count} of {data.clients} clients, expected at least one, "
+            "and one that stays; change it or data.clients"
+        )
+    drawn = permutation(stream(how.seed, "newcomers"), data.clients)
+    leaving, staying = (sorted(some.tolist()) for some in np.split(drawn, [count]))
+    parts = ("train", "test", "validation", "client_names")
+    kept: dict[str, Any] = {
+        name: tuple(getattr(data, name)[client] for client in staying) for name in parts if getattr(data, name)
+    }
+    return replace(data, **kept, newcomers=tuple((data.train[client], data.test[client]) for client in leaving))
 
 
 def from_pairs(pairs: Sequence[tuple[Pair, Pair]], seed: int = 0, validation: float = 0.0) -> FederatedData:
@@ -137,9 +167,11 @@ def from_pairs(pairs: Sequence[tuple[Pair, Pair]], seed: int = 0, validation: fl
 
 
 def held_by(
-    pool: Arrays, held: Sequence[Indices | tuple[Indices, Indices]], seed: int = 0, validation: float = 0.0
+    pool: Pool, held: Sequence[Indices | tuple[Indices, Indices]], seed: int = 0, validation: float = 0.0
 ) -> FederatedData:
     """Data whose clients are given: each client's (train, test) indices, or all its indices, which are split 75/25."""
+    if pool.overlap is not None:
+        held = [own if isinstance(own, tuple) else pool.cut_in_order(own, k) for k, own in enumerate(held)]
     train: Sequence[Indices]
     test: Sequence[Indices]
     if isinstance(held, Sets):
@@ -153,7 +185,12 @@ def held_by(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nothing here writes
         x, y = torch.from_numpy(pool.x), torch.from_numpy(pool.y)
-    data = FederatedData(x, y, train, test, pool.classes, names=pool.names)
+    data = FederatedData(
+        x, y, train, test, pool.classes, names=pool.names, mean=pool.mean, std=pool.std, tokens=pool.tokens
+    )
+    if validation and pool.overlap is not None:
+        train, aside = zip(*(pool.cut_in_order(own, k, validation) for k, own in enumerate(train)), strict=True)
+        return replace(data, train=train, validation=aside)
     return _validated(data, pool.strata, seed, validation) if validation else data
 
 

@@ -1,11 +1,11 @@
-"""One file with samples, labels and perhaps clients, as `file:PATH`. A new format is a reader of columns and a line in
-`READERS`.
+"""One file with samples, labels and perhaps clients, or with clients and text, as `file:PATH`.
 
 | columns | called (case does not matter; the first that is there) |
 |---|---|
 | label | `label`, `class`, `target`, `y`, `labels`, or the name in `data.label_column` |
 | client | `client`, `user`, `client_id`, `clients`, or the name in `data.owner_column`; optional |
 | samples | `x`, `samples`, `images`, if it has two axes or more; else every other column is a feature |
+| text | `text` where there is no label, or the name in `data.text_column`; then all others but the client are unused |
 
 Classes and clients are the values found, in their order. Samples are taken as they are, but images of bytes are
 normalised as those of a folder.
@@ -14,7 +14,8 @@ normalised as those of a folder.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -22,50 +23,56 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pfedlms.data.columns import Columns, read_csv, read_npy, read_npz, read_parquet
-from pfedlms.data.json_files import read_json_lines, read_leaf
+from pfedlms.data.arrays import checked
+from pfedlms.data.columns import Columns, read_columns
 from pfedlms.data.pool import Constants, Pool, normalised, numbered
+from pfedlms.data.text import Windows, joined_by_client, windows_of
 from pfedlms.errors import DataError, did_you_mean
 
-READERS: dict[str, Callable[[Path], Columns]] = {
-    ".npz": read_npz,
-    ".csv": read_csv,
-    ".tsv": read_csv,
-    ".parquet": read_parquet,
-    ".json": read_leaf,
-    ".jsonl": read_json_lines,
-    ".jsonl.gz": read_json_lines,
-    ".npy": read_npy,
-}
-"""By the ending of a file's name."""
 _LABELS, _CLIENTS = ("label", "class", "target", "y", "labels"), ("client", "user", "client_id", "clients")
 _SAMPLES = ("x", "samples", "images")
 
 
-def read_file(path: Path, label: str = "", client: str = "", mean: Constants = None, std: Constants = None) -> Pool:
-    """The samples of `path`; `label` and `client` name the columns of the class and the client where they are called
-    otherwise. Images are normalised by `mean` and `std`, or by those of their own channels."""
-    reader = next((READERS[ending] for ending in READERS if path.name.lower().endswith(ending)), None)
-    if reader is None:
-        raise DataError(f"data.dataset: got file:{path}, expected a file that ends in {', '.join(READERS)}")
-    if not path.is_file():
-        raise DataError(f"data.dataset: {path} is no file; file:PATH names one")
-    columns = {name: _array(path, name, values) for name, values in reader(path).items()}
+def read_file(
+    path: Path, label: str = "", client: str = "", mean: Constants = None, std: Constants = None, text: str = "",
+    windows: Windows | None = None,
+) -> Pool:  # fmt: skip
+    """The samples of `path`; `label`, `client` and `text` name the columns of the class, the client and the text where
+    they are called otherwise. Images are normalised by `mean` and `std`, or by those of their own channels; text is
+    cut into `windows`."""
+    read = read_columns(path)
+    if texts := texts_in(path, read, label, client, text):
+        return windows_of(texts, windows or Windows(), path)
+    columns = {name: _array(path, name, values) for name, values in read.items()}
     labels = _chosen(path, columns, label, _LABELS, "label_column")
     clients = _chosen(path, columns, client, _CLIENTS, "owner_column")
+    rows = len(columns[labels]) if columns[labels].ndim else 0
+    for name, column in columns.items():
+        if not rows or column.ndim == 0 or len(column) != rows:
+            raise DataError(
+                f"{path}: got {rows} rows of {labels!r} and {len(np.atleast_1d(column))} of {name!r}, expected as many "
+                "and at least one"
+            )
     x = _samples(path, columns, labels, clients)
     y, names = _classes(path, labels, columns[labels])
     owner, owners = numbered(_vector(path, clients, columns[clients])) if clients else (None, ())
-    for name, column in ((labels, y), (clients, owner)):
-        if column is not None and (len(column) != len(x) or not len(x)):
-            raise DataError(
-                f"{path}: got {len(x)} samples and {len(column)} of {name!r}, expected as many and at least one"
-            )
     if x.dtype == np.uint8 and x.ndim in (3, 4):
         x, mean, std = normalised(_channels_first(x), mean, std)
     elif mean is not None:
         raise DataError(f"data.mean: got {mean}, but {path} holds no images of bytes, which alone are normalised")
-    return Pool(x, y, names, owner, owners, mean, std)
+    return replace(checked([(str(path), x, y)], names), owner=owner, owners=owners, mean=mean, std=std)
+
+
+def texts_in(path: Path, columns: Columns, label: str = "", client: str = "", text: str = "") -> dict[str, str]:
+    """The text of every client; nothing where the file has no text to be predicted."""
+    lowered = {name.lower(): name for name in columns}
+    column = _chosen(path, columns, text, (), "text_column")
+    if not column and not label and not any(name in lowered for name in _LABELS):
+        column = lowered.get("text", "")
+    if not column:
+        return {}
+    owner = _chosen(path, columns, client, _CLIENTS, "owner_column")
+    return joined_by_client(path, columns[column], columns[owner] if owner else None)
 
 
 def _samples(path: Path, columns: Columns, labels: str, clients: str) -> NDArray[Any]:
@@ -82,10 +89,8 @@ def _samples(path: Path, columns: Columns, labels: str, clients: str) -> NDArray
                 "it out of the file if that is not meant",
                 stacklevel=2,
             )
-        if len(columns[name]) != len(columns[labels]):
-            raise DataError(f"{path}: got {len(columns[name])} of {name!r} and {len(columns[labels])} of {labels!r}")
-    if not features or not len(columns[labels]):
-        raise DataError(f"{path}: got {len(columns[labels])} rows of {len(features)} features, expected at least one")
+    if not features:
+        raise DataError(f"{path}: got {len(columns[labels])} rows and no features, expected at least one")
     return np.stack([_feature(path, name, columns[name]) for name in features], axis=1)
 
 
@@ -101,7 +106,7 @@ def _classes(path: Path, label: str, values: NDArray[Any]) -> tuple[NDArray[np.i
 
 
 def _chosen(path: Path, columns: Columns, asked: str, known: Sequence[str], setting: str) -> str:
-    """The name of the column; "" where there is no client."""
+    """The name of the column; "" where there is none and it may be missing."""
     if asked and asked not in columns:
         raise DataError(f"data.{setting}: got {asked!r}, but {path} has no such column; {did_you_mean(asked, columns)}")
     lowered = {name.lower(): name for name in columns}

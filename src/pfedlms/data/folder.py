@@ -40,7 +40,7 @@ def read_folder(path: Path, size: int = 0, mean: Constants = None, std: Constant
     called = list(map(str, files))
     raw, labels = decoded(how, digests, lambda: (decode(files, called, shape, resize=size > 0), labels))
     x, mean, std = normalised(raw, mean, std)
-    return Pool(x, labels, names, mean=mean, std=std)
+    return Pool(x, labels, len(names), names, mean=mean, std=std)
 
 
 def _classes(path: Path) -> dict[str, list[Path]]:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +15,9 @@ from pfedlms.errors import DataError
 
 Raw = tuple[NDArray[np.uint8], NDArray[np.int64]]
 """Images `[n, channels, height, width]` as they were published, and their labels `[n]`."""
-Part = tuple[str, NDArray[np.uint8], NDArray[np.int64]]
-"""What errors call it, images and labels. They are checked by the reader of the data set, once for all formats."""
+Part = tuple[str, Any, Any]
+"""What errors call it, images and labels, or texts and their clients. They are checked by the reader of the data set,
+once for all formats."""
 Find = Callable[[Sequence[str]], tuple[list[str], list[str]]]
 """From the names of all files in a folder: those of this format in order, and a sentence about each that is missing."""
 

@@ -11,15 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from pfedlms.data.arrays import Arrays, checked
-from pfedlms.data.federated import FederatedData, held_by, partitioned
+from pfedlms.data.arrays import checked
+from pfedlms.data.columns import read_columns
+from pfedlms.data.federated import FederatedData, held_by, hold_out, partitioned
+from pfedlms.data.file import texts_in
 from pfedlms.data.partition import Indices
+from pfedlms.data.pool import Pool
 from pfedlms.data.schemes import Partitioning
+from pfedlms.data.text import Windows, windows_of
 from pfedlms.errors import DataError, reason
 
 SPLITS = ("train", "validation", "valid", "val", "dev", "test")
@@ -30,7 +35,6 @@ _EXPECTED = (
     "expected the name of a data set, arrays (x, y), a Dataset, (train, test), or a list or dict of clients, each with "
     "a (train, test) pair or one data set"
 )
-_ONE = "expected one data set, arrays (x, y) or a Dataset"
 _ROW = "expected samples and labels, (x, y), or a (train, test) pair of them, ((x_train, y_train), (x_test, y_test))"
 
 
@@ -38,7 +42,7 @@ _ROW = "expected samples and labels, (x, y), or a (train, test) pair of them, ((
 class Given:
     """Data given in Python, read once: a pool to be partitioned, or with `held`, each client's samples in it."""
 
-    pool: Arrays
+    pool: Pool
     held: tuple[Indices | tuple[Indices, Indices], ...] = ()
     client_names: tuple[str, ...] = ()
 
@@ -46,7 +50,8 @@ class Given:
         """Partitioned over clients; with `held` only the splits of each client are drawn."""
         if not self.held:
             return partitioned(self.pool, how)
-        return replace(held_by(self.pool, self.held, how.seed, how.validation), client_names=self.client_names)
+        data = held_by(self.pool, self.held, how.seed, how.validation)
+        return hold_out(replace(data, client_names=self.client_names), how)
 
 
 def read(data: Any, any_targets: bool = False, all_clients: bool = True) -> Given:
@@ -54,20 +59,8 @@ def read(data: Any, any_targets: bool = False, all_clients: bool = True) -> Give
     need not be classes. Without `all_clients` they may be of a single class."""
     if isinstance(data, Given):
         return data
-    _refuse_streams(data, "data")
-    _refuse_rows(data)
-    if (parts := _splits(data)) is not None:
-        for name, own in parts:
-            _refuse_streams(own, name)
-            if not _is_one(own):
-                raise DataError(f"{name}: got {_what(own)}, {_ONE}")
-        given = Given(_checked(parts, any_targets))
-    elif isinstance(data, Mapping):
-        given = _clients(list(data.values()), [f"client {name!r}" for name in data], tuple(map(str, data)), any_targets)
-    elif _is_row(data):
-        given = _clients(data, [f"client {number}" for number in range(len(data))], (), any_targets)
-    else:
-        raise DataError(f"data: got {_what(data)}, {_EXPECTED}")
+    parts = _splits(data)
+    given = _clients(data, any_targets) if parts is None else Given(_pooled(parts, any_targets))
     only = np.unique(given.pool.y)
     if all_clients and given.pool.classes and len(only) == 1:
         called = given.pool.names[only[0]] if given.pool.names else only[0]
@@ -75,6 +68,35 @@ def read(data: Any, any_targets: bool = False, all_clients: bool = True) -> Give
             f"data: got labels that are all {called}, expected two classes or more; look where labels are taken from"
         )
     return given
+
+
+def texts(
+    clients: Mapping[str, str] | Sequence[str] | Path, tokens: Any = "characters", window: int = 80, stride: int = 0,
+    min_tokens: int = 0, vocabulary: Sequence[str] = (),
+) -> Given:  # fmt: skip
+    """Text of clients as data for `run`: windows of tokens, each with the next token at every position.
+
+    Args:
+        clients: the text of each client, by name or in a list; or a file with a client and a text column.
+        tokens: `characters`, `bytes`, or a tokenizer: an object with `encode`, or a function, from a text to whole
+        numbers from 0. Its vocabulary is known by `get_vocab()` or `vocab_size`, else by the numbers that occur.
+        window: tokens of one sample.
+        stride: tokens from one window to the next; 0: windows do not overlap.
+        min_tokens: clients with fewer tokens are left out.
+        vocabulary: of characters, where it is known, as `Run.classes` has it; else those that occur.
+    """
+    if isinstance(clients, Path):
+        held = texts_in(clients, read_columns(clients))
+        if not held:
+            raise DataError(f"{clients}: got no text, expected a column called text and one of clients")
+    else:
+        held = dict(clients) if isinstance(clients, Mapping) else {str(k): own for k, own in enumerate(clients)}
+    if not held or isinstance(clients, str) or not all(isinstance(own, str) for own in held.values()):
+        raise DataError(f"data: got {_what(clients)}, expected the text of each client, as in {{'anna': 'Dear …'}}")
+    pool = windows_of(held, Windows(tokens, window, stride, min_tokens), names=vocabulary)
+    assert pool.owner is not None  # every window belongs to a client
+    places = np.split(np.arange(len(pool.owner)), np.flatnonzero(np.diff(pool.owner)) + 1)
+    return Given(replace(pool, owner=None, owners=()), tuple(places), pool.owners)
 
 
 def _splits(data: Any) -> list[tuple[str, Any]] | None:
@@ -91,11 +113,28 @@ def _splits(data: Any) -> list[tuple[str, Any]] | None:
     return None
 
 
-def _clients(clients: Sequence[Any], called: Sequence[str], names: tuple[str, ...], any_targets: bool) -> Given:
-    if not len(clients):
+def _clients(data: Any, any_targets: bool) -> Given:
+    """A list, tuple or dict of clients."""
+    named = isinstance(data, Mapping)
+    if not named and not _is_row(data):
+        raise _refusal("data", data, _EXPECTED)
+    if not len(data):
         raise DataError(f"data: got no clients, {_EXPECTED}")
-    parts = [list(_of_client(name, own, clients)) for name, own in zip(called, clients, strict=True)]
-    pool = _checked([part for own in parts for part in own], any_targets)
+    if not named and all(map(_is_array, data)):
+        raise DataError(f"data: got {_what(data)} arrays, {_ROW}")
+    if not named and all(map(_is_labelled, data)):
+        raise DataError(
+            f"data: got {_what(data)} samples, each with its label; expected all samples and all labels: "
+            "([row[0] for row in data], [row[1] for row in data])"
+        )
+    if isinstance(data, tuple) and any(map(_is_one, data)):
+        raise DataError(
+            f"data: got {_what(data)} that are not all (train, test) pairs, expected two data sets, (train, test); put "
+            "clients into a list"
+        )
+    called = [f"client {name!r}" for name in data] if named else [f"client {place}" for place in range(len(data))]
+    parts = [_of_client(name, own) for name, own in zip(called, data.values() if named else data, strict=True)]
+    pool = _pooled([part for own in parts for part in own], any_targets)
     places: Iterator[Indices] = iter(pool.places())
     held = tuple((next(places), next(places)) if len(own) == 2 else next(places) for own in parts)
     for name, own in zip(called, held, strict=True):
@@ -104,72 +143,40 @@ def _clients(clients: Sequence[Any], called: Sequence[str], names: tuple[str, ..
                 f"{name}: got one sample, expected at least 2 to split into train and test; give it more, or a (train, "
                 "test) pair"
             )
-    return Given(pool, held, names)
+    return Given(pool, held, tuple(map(str, data)) if named else ())
 
 
-def _of_client(name: str, own: Any, clients: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+def _of_client(name: str, own: Any) -> list[tuple[str, Any]]:
     """One client's parts: (train, test), or all it has."""
-    _refuse_streams(own, name)
     if _is_one(own):
-        if isinstance(clients, tuple):
-            raise DataError(
-                f"data: got a tuple of {len(clients)} that are not all (train, test) pairs, expected two data sets, "
-                "(train, test); put clients into a list"
-            )
-        yield name, own
-        return
+        return [(name, own)]
     if isinstance(own, Mapping) and set(own) == {"train", "test"}:
         own = own["train"], own["test"]
-    parts = (f"{name} train", f"{name} test")
-    if not (_is_row(own) and len(own) == 2 and all(map(_is_one, own))):
-        if _is_row(own) and len(own) > 2 and all(map(_is_array, own)):
-            raise DataError(f"{name}: got a {_what(own)} arrays, {_ROW}")
-        for part, one in zip(parts, own if _is_row(own) else (), strict=False):
-            _refuse_streams(one, part)
-        raise DataError(
-            f"{name}: got {_what(own)}, expected a (train, test) pair or one data set, arrays (x, y) or a Dataset each"
-        )
-    yield from zip(parts, own, strict=True)
+    if _is_row(own) and len(own) == 2:
+        return [(f"{name} {part}", each) for part, each in zip(("train", "test"), own, strict=True)]
+    raise _refusal(name, own, "expected a (train, test) pair or one data set, arrays (x, y) or a Dataset each")
 
 
-# --- what is refused with its remedy ----------------------------------------------------------------------------------
-
-
-def _refuse_rows(data: Any) -> None:
-    """Three and more arrays in a row, and a list of samples with their labels."""
-    if not isinstance(data, tuple | list) or len(data) < 3:
-        return
-    if isinstance(data, tuple) and all(map(_is_array, data)):
-        raise DataError(f"data: got a {_what(data)} arrays, {_ROW}")
-    pairs = all(isinstance(each, tuple | list) and len(each) > 1 and _is_label(each[1]) for each in data)
-    if pairs and not _is_label(data[0][0]):
-        more = f", and {len(data[0]) - 2} more per sample, which cannot be used" * (len(data[0]) > 2)
-        raise DataError(
-            f"data: got a list of {len(data)} samples, each with its label{more}; expected all samples and all labels: "
-            "([row[0] for row in data], [row[1] for row in data])"
-        )
-
-
-def _refuse_streams(data: Any, name: str) -> None:
-    """Data that give their samples one after another, or have no labels."""
+def _refusal(name: str, data: Any, expected: str) -> DataError:
+    """What is wrong with something that is no data set, and the remedy."""
     if isinstance(data, DataLoader):
-        raise DataError(f"{name}: got a DataLoader, expected the data set it draws from; pass loader.dataset")
-    streams = isinstance(data, IterableDataset) or (hasattr(data, "column_names") and not hasattr(data, "__len__"))
-    if streams or isinstance(data, Iterator):
-        raise DataError(
+        return DataError(f"{name}: got a DataLoader, expected the data set it draws from; pass loader.dataset")
+    if isinstance(data, Iterator | IterableDataset) or hasattr(data, "column_names"):
+        return DataError(
             f"{name}: got {_what(data)}, whose samples come one after another, expected all of them; collect them into "
             "arrays (x, y) first, or load the data set without streaming"
         )
+    if isinstance(data, str):
+        return DataError(f"{name}: got a text, {expected}; text is given by pfedlms.data.texts({{'anna': 'Dear …'}})")
     if _is_array(data):
-        raise DataError(
-            f"{name}: got one array of shape {tuple(data.shape)}, expected samples and labels; pass them as a tuple, "
-            "(x, y)"
-        )
+        shape = tuple(data.shape)
+        return DataError(f"{name}: got one array of shape {shape}, expected samples and labels as a tuple, (x, y)")
+    return DataError(f"{name}: got {_what(data)}, {expected}")
 
 
 def _what(value: Any) -> str:
     kind = type(value).__name__
-    return f"{kind} of {len(value)}" if isinstance(value, tuple | list | Mapping) else f"an object of type {kind}"
+    return f"a {kind} of {len(value)}" if isinstance(value, tuple | list | Mapping) else f"an object of type {kind}"
 
 
 # --- what an object is ------------------------------------------------------------------------------------------------
@@ -178,18 +185,15 @@ def _what(value: Any) -> str:
 def _is_one(data: Any) -> bool:
     """Whether this is one data set: a Dataset, a table, or samples and labels."""
     if isinstance(data, Dataset) or _is_table(data):
-        return True
+        return not isinstance(data, IterableDataset)
     samples_and_labels = isinstance(data, tuple | list) and len(data) == 2
     return samples_and_labels and (_is_array(data[0]) or _is_row(data[0])) and _is_labels(data[1])
 
 
 def _is_table(data: Any) -> bool:
     """Whether this is a Hugging Face Dataset, known by what it can do."""
-    return isinstance(getattr(data, "column_names", None), list) and hasattr(data, "features") and _is_sized(data)
-
-
-def _is_sized(data: Any) -> bool:
-    return hasattr(data, "__len__") and hasattr(data, "__getitem__")
+    known = isinstance(getattr(data, "column_names", None), list) and hasattr(data, "features")
+    return known and hasattr(data, "__len__") and hasattr(data, "__getitem__")
 
 
 def _is_array(data: Any) -> bool:
@@ -215,10 +219,16 @@ def _is_label(value: Any) -> bool:
     return isinstance(value, int | float | str | bytes) or getattr(value, "shape", None) == ()
 
 
+def _is_labelled(value: Any) -> bool:
+    """A sample with its label."""
+    pair = isinstance(value, tuple | list) and len(value) > 1 and _is_label(value[1])
+    return pair and not _is_label(value[0])
+
+
 # --- one data set as samples and labels -------------------------------------------------------------------------------
 
 
-def _checked(parts: Sequence[tuple[str, Any]], any_targets: bool) -> Arrays:
+def _pooled(parts: Sequence[tuple[str, Any]], any_targets: bool) -> Pool:
     """Some data sets as one, each with the name that errors call it."""
     rows = [(name, *_arrays(data, name)) for name, data in parts]
     names: Sequence[str] = ()
@@ -234,6 +244,8 @@ def _checked(parts: Sequence[tuple[str, Any]], any_targets: bool) -> Arrays:
 
 def _arrays(data: Any, name: str) -> tuple[Any, Any, Sequence[str]]:
     """Samples, labels and the names of the classes, where the data set knows them."""
+    if not _is_one(data):
+        raise _refusal(name, data, "expected one data set, arrays (x, y) or a Dataset")
     if _is_table(data):
         return _of_table(data, name)
     if not isinstance(data, Dataset):
@@ -258,8 +270,6 @@ def _known_classes(data: Any) -> Sequence[str]:
 
 def _of_items(data: Any, name: str) -> tuple[list[Any], list[Any]]:
     """All items of a map-style data set, in one pass."""
-    if not _is_sized(data):
-        raise DataError(f"{name}: got {_what(data)} without a length, expected one with __len__ and __getitem__")
     samples, labels, reading = [], [], "the length of the data set"
     try:  # the data set's own code may raise anything
         for place in range(len(data)):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pfedlms.data.partition import Indices
 from pfedlms.errors import DataError
 
 Samples = NDArray[Any]
@@ -19,17 +20,47 @@ Constants = tuple[float, ...] | None
 
 @dataclass(frozen=True)
 class Pool:
-    """Samples `x: [n, ...]` and class numbers `y: [n]`; `names` of the classes and `owner: [n]`, each sample's client
-    as a place in `owners`, where they are known."""
+    """Samples `x: [n, ...]` and class numbers `y: [n]`; of windows of tokens `y: [n, length]`, the next token at each
+    position; or targets that are no classes, `[n, ...]`."""
 
     x: Samples
-    y: NDArray[np.int64]
+    y: NDArray[Any]
+    classes: int
+    """0: targets are no classes."""
     names: tuple[str, ...] = ()
+    """Of all classes, where they were given as something else than class numbers."""
     owner: NDArray[np.int64] | None = None
+    """`[n]`: each sample's client as a place in `owners`, where the data say so."""
     owners: tuple[str, ...] = ()
     mean: Constants = None
     """What images were normalised by, one number per channel, as is `std`; None: samples are as they were given."""
     std: Constants = None
+    sizes: tuple[int, ...] = ()
+    """Of the parts that they were put together from, in order."""
+    tokens: str = ""
+    """Of windows of tokens: what a token is, one of `text.KINDS` or custom."""
+    overlap: int | None = None
+    """Of windows of tokens: so many windows before a window share targets with it."""
+
+    @property
+    def strata(self) -> NDArray[np.int64]:
+        """What samples are partitioned and split by: labels, or nothing where a target is not one class."""
+        return self.y if self.classes and self.y.ndim == 1 else np.zeros(len(self.y), dtype=np.int64)
+
+    def places(self) -> list[Indices]:
+        """The indices of each part."""
+        return np.split(np.arange(len(self.y)), np.cumsum(self.sizes)[:-1])
+
+    def cut_in_order(self, held: Indices, client: int, share: float = 0.25) -> tuple[Indices, Indices]:
+        """Of one client's windows of tokens the last ones are set aside; those that overlap them are left out."""
+        assert self.overlap is not None  # of windows of tokens
+        first = len(held) - min(max(round(share * len(held)), 1), len(held) - 1)
+        if first <= self.overlap:
+            raise DataError(
+                f"client {client}: got {len(held)} windows of text, of which {self.overlap} overlap those set aside, "
+                "expected more; use a larger data.stride or data.min_tokens"
+            )
+        return held[: first - self.overlap], held[first:]
 
 
 def normalise(
@@ -123,3 +154,25 @@ def whole(value: Any) -> int:
     if not value.is_integer():
         raise ValueError
     return int(value)
+
+
+def class_numbers(pool: Pool, names: tuple[str, ...]) -> NDArray[np.int64]:
+    """Labels as positions in `names`: by their names, or as the numbers they are if none of them is a name."""
+    places: list[int | None]
+    if not pool.names:
+        places = list(range(pool.classes))
+    elif any(name in names for name in pool.names):
+        places = [names.index(name) if name in names else None for name in pool.names]
+    else:
+        places = [int(name) if name.isdecimal() else None for name in pool.names]
+    held = np.unique(pool.y)
+    wrong = [
+        pool.names[k] if pool.names else int(k) for k in held if (place := places[k]) is None or place >= len(names)
+    ]
+    if wrong:
+        raise DataError(
+            f"data: got the class {wrong[0]!r}, expected one of the classes {', '.join(names)}, or numbers from "
+            f"0 to {len(names) - 1}"
+        )
+    numbers: NDArray[np.int64] = np.array([0 if place is None else place for place in places], dtype=np.int64)[pool.y]
+    return numbers

@@ -34,6 +34,8 @@ class Partitioning:
     """One of `SCHEMES`, or auto; see `scheme_of`."""
     classes_per_client: int = 2
     """Of the scheme `classes`."""
+    newcomers: float = 0.0
+    """Share of the clients that is held out of the run."""
 
 
 def scheme_of(asked: str, owner: NDArray[np.int64] | None, classes: int = 1) -> str:

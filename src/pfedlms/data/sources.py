@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -17,29 +17,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfedlms.data.cifar import cifar_formats
-from pfedlms.data.file import READERS, read_file
+from pfedlms.data.columns import READERS, text_format
+from pfedlms.data.file import read_file
 from pfedlms.data.folder import read_folder
 from pfedlms.data.formats import Format, Found, Part, Raw, find_files
 from pfedlms.data.idx import idx_format
 from pfedlms.data.parquet import parquet_format
 from pfedlms.data.pool import Pool, Samples, constants, normalise
 from pfedlms.data.svhn import FORMAT as SVHN
+from pfedlms.data.text import Windows, joined_by_client, windows_of
 from pfedlms.errors import DataError, DataWarning, did_you_mean
 
 
 @dataclass(frozen=True)
 class Source:
-    """One data set of images; a sample is x = (raw / scale − mean) / std, channel by channel."""
+    """One data set: of images, where a sample is x = (raw / scale − mean) / std, channel by channel; or of text."""
 
     description: str
-    shape: tuple[int, int, int]
-    """Channels, height and width."""
+    shape: tuple[int, ...]
+    """Channels, height and width; of text the default length of a window."""
     classes: int
+    """Of text: the vocabulary, where tokens are characters."""
     samples: int
-    """As published, train and test."""
-    mean: tuple[float, ...]
+    """As published, train and test; of text, clients."""
+    mean: tuple[float, ...] = ()
     """One number per channel, as is `std`."""
-    std: tuple[float, ...]
+    std: tuple[float, ...] = ()
     formats: tuple[Format, ...] = ()
     """In which it may be on disk; the first that is complete is read. None: it is in the package."""
     published: int | None = None
@@ -49,6 +52,10 @@ class Source:
     @property
     def needs_dir(self) -> bool:
         return bool(self.formats)
+
+    @property
+    def is_text(self) -> bool:
+        return not self.mean
 
 
 _GREY, _COLOUR, _HALF = (1, 28, 28), (3, 32, 32), (0.5, 0.5, 0.5)
@@ -79,11 +86,15 @@ DATASETS: dict[str, Source] = {
         "CIFAR-100, 60,000 animals, plants and things, fine labels, 32x32 colour", _COLOUR, 100, 60_000, *_CIFAR,
         (*cifar_formats("cifar100"), parquet_format("cifar100", "cifar100", _COLOUR)), 0xF48219A758C5B1BE,
     ),
+    "shakespeare": Source(
+        "1,567 speakers of Shakespeare's works, 4.5 million characters: each speaker is a client", (80,), 71, 1567,
+        formats=(text_format("shakespeare", "speakers.jsonl.gz", "speakers.jsonl"),), published=0xA2F7A6578078BFB0,
+    ),
 }  # fmt: skip
 
 PATHS = {
     "folder": "a folder of images by class: PATH/CLASS/…, or PATH/train/CLASS/… and test (extra: data)",
-    "file": f"PATH{', '.join(READERS)} with a label and perhaps a client column (extra for Parquet: data)",
+    "file": f"PATH{', '.join(READERS)} with a label, or a client and text (extra for Parquet: data)",
 }
 """What a user's own data can be, named as KIND:PATH."""
 
@@ -119,9 +130,11 @@ def load_pool(
     client: str = "",
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
+    text: str = "",
+    windows: Windows | None = None,
 ) -> Pool:
     """The data set `name`, with what is known of its classes and clients; a path of the user's own is looked up in
-    `directory` unless it is absolute. The last five are settings of section [data]: images are normalised by `mean` and
+    `directory` unless it is absolute. The others are settings of section [data]: images are normalised by `mean` and
     `std`, one number per channel, where they are given, else by the data set's own. The pool has those used."""
     mean, std = constants(mean, std)
     path = Path(directory or "", os.path.expanduser(name.partition(":")[2]))
@@ -129,14 +142,17 @@ def load_pool(
         case "folder":
             return read_folder(path, image_size, mean, std)
         case "file":
-            return read_file(path, label, client, mean, std)
+            return read_file(path, label, client, mean, std, text, windows)
     if name not in DATASETS:
         near = meant_by(name) or did_you_mean(name, [*DATASETS, *(f"{kind}:PATH" for kind in PATHS)])
         raise DataError(f"data.dataset: got {name!r}; {near}")
     source = DATASETS[name]
+    if source.is_text:
+        found = found_files(name, directory)
+        return windows_of(read_speakers(name, found), windows or Windows(), found.files[0])
     raw, labels = read_found(name, found_files(name, directory)) if source.needs_dir else _read_digits()
     mean, std = mean or source.mean, std or source.std
-    return Pool(normalise(raw, mean, std, source.scale), labels, mean=mean, std=std)
+    return Pool(normalise(raw, mean, std, source.scale), labels, source.classes, mean=mean, std=std)
 
 
 def folder_of(name: str, directory: str | Path | None) -> Path:
@@ -170,28 +186,42 @@ def read_found(name: str, found: Found) -> Raw:
         raise DataError(f"{folder}: {found.missing[0]} beside {found.files[0].name}; fetch it, or remove the others")
     parts = [_checked(name, part) for part in found.format.read(found.files)]
     images, labels = (np.concatenate(arrays) for arrays in list(zip(*parts, strict=True))[1:])
-    source, doubt = DATASETS[name], ""
+    source = DATASETS[name]
     absent = sorted(set(range(source.classes)) - set(np.unique(labels).tolist()))
     if absent and len(labels) >= 100 * source.classes:  # by chance in no such sample; CIFAR-10 read as CIFAR-100 is one
         raise DataError(
             f"{folder}: got {len(labels)} samples and none of class {absent[0]}, expected some of each of "
             f"{source.classes}; the files are not {name}'s"
         )
-    if len(labels) != source.samples:
-        counts = ", ".join(f"{called}: {len(own):,}" for called, _, own in parts)
-        doubt = f"{name}: got {len(labels):,} samples ({counts}), published were {source.samples:,}"
-    elif source.published not in (None, print_ := fingerprint(images, labels)):
+    counts = ", ".join(f"{called}: {len(own):,}" for called, _, own in parts)
+    _compare(name, folder, len(labels), f"samples ({counts})", lambda: fingerprint(images, labels))
+    return images, labels
+
+
+def read_speakers(name: str, found: Found) -> dict[str, str]:
+    """The text of every client of a data set of text; DataWarning as for images."""
+    ((called, texts, clients),) = found.format.read(found.files)
+    held = joined_by_client(Path(called), texts, clients)
+    _compare(name, found.files[0].parent, len(held), "clients", lambda: _text_fingerprint(held))
+    return held
+
+
+def _compare(name: str, folder: Path, count: int, what: str, fingerprint: Callable[[], int]) -> None:
+    """Warn of data that are not those published; refuse those of another data set."""
+    source, doubt = DATASETS[name], ""
+    if count != source.samples:
+        doubt = f"{name}: got {count:,} {what}, published were {source.samples:,}"
+    elif source.published not in (None, print_ := fingerprint()):
         others = [other for other, each in DATASETS.items() if each.published == print_]
         if others:
             raise DataError(
                 f"{folder}: holds the data set {others[0]!r}, expected {name!r}; use --dataset {others[0]}, or put the "
                 f"files of {name} there"
             )
-        doubt = f"{name}: got as many samples as were published, but not the same ({folder})"
+        doubt = f"{name}: got as many {what.partition(' ')[0]} as were published, but not the same ({folder})"
     if doubt:
         remedy = f"a run uses them; if that is not meant, remove the files, then: pfedlms data download {name}"
-        warnings.warn(f"{doubt}; {remedy}", DataWarning, stacklevel=3)
-    return images, labels
+        warnings.warn(f"{doubt}; {remedy}", DataWarning, stacklevel=4)
 
 
 def _checked(name: str, part: Part) -> Part:
@@ -226,6 +256,11 @@ def fingerprint(images: NDArray[np.uint8], labels: NDArray[np.int64]) -> int:
         for image, label in zip(pixels, labels.tolist(), strict=True)
     )
     return int(np.frombuffer(b"".join(digests), dtype="<u8").sum())
+
+
+def _text_fingerprint(held: Mapping[str, str]) -> int:
+    digests = (hashlib.sha256(f"{client}\0{text}".encode(errors="replace")).digest() for client, text in held.items())
+    return sum(int.from_bytes(digest[:8], "little") for digest in digests) % (1 << 64)
 
 
 def _read_digits() -> Raw:

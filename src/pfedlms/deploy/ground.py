@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from pfedlms.data import FederatedData, Given, load_pool, read
-from pfedlms.data.arrays import Arrays
 from pfedlms.data.federated import held_by
 from pfedlms.data.partition import Indices, split
+from pfedlms.data.pool import class_numbers
 from pfedlms.data.sources import kind_of
 from pfedlms.engine.terms import Terms
 from pfedlms.errors import ConfigError, DataError
@@ -40,6 +40,8 @@ class Ground:
         self, config: Config, client: int | None = None, data: Any = None, problem: Problem = NAMED
     ) -> None:  # fmt: skip
         self.config, self.client = config, client
+        if config.data.newcomers:
+            raise ConfigError(["data.newcomers: is for simulations; on nodes a client that joins late measures itself"])
         self.parts: Ingredients = ingredients(config, lambda: self._held(data, problem), problem)
         made, held, train = self.parts.model, self.parts.data, self.parts.train
         with as_configured(config):
@@ -103,13 +105,12 @@ def own_data(config: Config, client: int, data: Any, problem: Problem = NAMED) -
     names, shape = classes_and_shape(config)
     if isinstance(data, str) and kind_of(data):
         chosen = config.data
-        pool = load_pool(data, chosen.dir or None, chosen.image_size, chosen.label_column)
-        given = Given(Arrays(pool.x, pool.y, len(pool.names) or int(pool.y.max()) + 1, pool.names, (len(pool.y),)))
+        given = Given(load_pool(data, chosen.dir or None, chosen.image_size, chosen.label_column))
     else:
         if isinstance(data, str):
             data = _call(data)
         given = read([data], problem.loss is not None, all_clients=False)
-    arrays = replace(given.pool, y=_class_numbers(given.pool, names), classes=len(names), names=names)
+    arrays = replace(given.pool, y=class_numbers(given.pool, names), classes=len(names), names=names)
     if arrays.x.shape[1:] != shape:
         raise DataError(
             f"data: got samples of shape {arrays.x.shape[1:]}, expected data.sample_shape = {config.data.sample_shape} "
@@ -129,24 +130,3 @@ def _call(name: str) -> Any:
             f"data: {name!r} gave no data ({type(error).__name__}: {error}); expected folder:PATH, file:PATH, or "
             "module:function of a function without arguments that returns (train, test)"
         ) from error
-
-
-def _class_numbers(pool: Arrays, names: tuple[str, ...]) -> Any:
-    """Labels as positions in `names`: by their names, or as the numbers they are if none of them is a name."""
-    places: list[int | None]
-    if not pool.names:
-        places = list(range(pool.classes))
-    elif any(name in names for name in pool.names):
-        places = [names.index(name) if name in names else None for name in pool.names]
-    else:
-        places = [int(name) if name.isdecimal() else None for name in pool.names]
-    held = np.unique(pool.y)
-    wrong = [
-        pool.names[k] if pool.names else int(k) for k in held if (place := places[k]) is None or place >= len(names)
-    ]
-    if wrong:
-        raise DataError(
-            f"data: got the class {wrong[0]!r}, expected one of data.class_names = {', '.join(names)}, or numbers from "
-            f"0 to {len(names) - 1}"
-        )
-    return np.array([0 if place is None else place for place in places], dtype=np.int64)[pool.y]

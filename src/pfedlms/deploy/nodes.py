@@ -95,10 +95,12 @@ class Nodes:
         data = self._ground.parts.data
         for split, (_, _, count) in counts.items():
             held = data.validation if split == Split.VALIDATION else data.test
-            known = len(held[client]) if self._ground.knows_samples else self.counts.get((client, split))
+            known = (
+                len(held[client]) * data.positions if self._ground.knows_samples else self.counts.get((client, split))
+            )
             if known is not None and count != known:
                 raise DecodeError(f"measured: got {count} samples of {split.name.lower()}, expected {known} as before")
-            if known is None and count > MOST_MEASURED * samples:
+            if known is None and count > MOST_MEASURED * samples * data.positions:
                 raise DecodeError(
                     f"measured: got {count} samples of {split.name.lower()}, expected at most {MOST_MEASURED} times "
                     f"the {samples} that the client trains on"

@@ -78,9 +78,14 @@ class Client:
         shared = self.method.global_model(cohort)
         return {} if shared is None else self._measure(cohort, shared, self._data.test)
 
+    def measure_start(self, cohort: Cohort) -> Counts:
+        """What every client begins its local steps with, on its test split: the shared model, or its own."""
+        shared = self.method.global_model(cohort)
+        return self._measure(cohort, cohort.params if shared is None else shared, self._data.test)
+
     def _measure(self, cohort: Cohort, params: Tensor, held: Any) -> Counts:
         right, losses = to_host(*self.work.evaluate(cohort, params, held))
-        sizes = [len(held[client]) for client in cohort.ids]
+        sizes = [len(held[client]) * self._data.positions for client in cohort.ids]
         return dict(zip(cohort.ids, zip(right.tolist(), losses.tolist(), sizes, strict=True), strict=True))
 
 

@@ -19,7 +19,7 @@ from pfedlms.engine.catch_up import Answers
 from pfedlms.engine.client import Client
 from pfedlms.engine.criterion import Criterion
 from pfedlms.engine.participation import Clients, Participation
-from pfedlms.engine.reports import Counts, Evaluation, RoundReport, evaluation
+from pfedlms.engine.reports import Counts, Evaluation, RoundReport, evaluation, summed
 from pfedlms.engine.server import BEGIN, START, Server, ServerState
 from pfedlms.engine.simulate import InProcess, Link, Links, perfect_link
 from pfedlms.engine.stopwatch import Stopwatch
@@ -165,6 +165,50 @@ class Federation:
             validated |= counts.get(Split.VALIDATION, {})
         return tested, validated
 
+    # --- clients that join after the last round
+
+    def newcomers(self) -> tuple[Evaluation, Evaluation]:
+        """The clients held out of the run, on their own test splits: with what a new client gets after the last round
+        (the shared model; where there is none w⁰), and after its first local steps."""
+        started, trained = Counts(), Counts()
+        held_out = self.data.held_out()
+        client = self._client_of(held_out, self.criterion)
+        for joined_up, personal in self._joining(client, held_out):
+            started |= client.measure_start(joined_up)
+            trained |= client.measure_personal(personal)[Split.TEST]
+        before, after = (summed(counts, self.criterion.score is None) for counts in (started, trained))
+        assert before is not None  # every client has test samples
+        assert after is not None
+        return before, after
+
+    def personalised(
+        self, data: FederatedData, criterion: Criterion, local_steps: int | None = None
+    ) -> dict[str, torch.Tensor]:
+        """The model of the one client of `data`, which joins after the last round and takes its first local steps: E of
+        them, or as many as given."""
+        ((_, after),) = self._joining(self._client_of(data, criterion, local_steps), data)
+        return self._state_dict(after, 0)
+
+    def _client_of(self, data: FederatedData, criterion: Criterion, local_steps: int | None = None) -> Client:
+        everybody = Participation(data.clients, 1.0, self._terms.seed)
+        train = replace(self.train, local_steps=local_steps or self.train.local_steps)
+        group = min(self.largest_cohort, data.clients)
+        worker = LocalWorker(self.model, data, train, self._terms.seed, everybody, group, criterion)
+        return Client(self.method, self._digest, self._terms.catch_up, worker, data)
+
+    @own_threads()
+    def _joining(self, client: Client, data: FederatedData) -> Iterator[tuple[Cohort, Cohort]]:
+        """The clients of `data`, some at a time, after the last answers and after their first local steps. Running
+        statistics begin as those of the exported shared model, where there is one."""
+        shared = self._shared()
+        for ids in self._clients.groups(range(data.clients)):
+            cohort = self._terms.fresh(ids, tuple(data.samples[k] for k in ids))
+            if shared is not None:
+                buffers = {name: value.expand(len(ids), *value.shape).clone() for name, value in shared[1].items()}
+                cohort = replace(cohort, buffers=buffers)
+            before = self._on_copies(self.method.client_start(cohort), trains=False)
+            yield before, client.train(before, self._server.round)[0]
+
     # --- models
 
     def models(self, trains: bool = True) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
@@ -183,6 +227,11 @@ class Federation:
     def shared_state_dict(self) -> dict[str, torch.Tensor] | None:
         """The model all clients share, as the last round's answer left it, before local steps; None if the method has
         none. Running statistics stay with the clients unless they are shared: the mean of those who trained last."""
+        shared = self._shared()
+        return None if shared is None else self.model.state_dict(*shared)
+
+    def _shared(self) -> tuple[torch.Tensor, dict[str, torch.Tensor]] | None:
+        """The shared model, `[dim]`, and running statistics."""
         cohorts = self._clients.present
         if not self.method.tracks:
             cohorts = [self._on_copies(cohort, trains=False) for cohort in cohorts]
@@ -194,7 +243,7 @@ class Federation:
             name: value.double().mean(dim=0).to(value.dtype) if value.is_floating_point() else value[0]
             for name, value in together.buffers.items()
         }
-        return self.model.state_dict(model.expand_as(together.params)[0], means)
+        return model.expand_as(together.params)[0], means
 
     def _state_dict(self, cohort: Cohort, row: int) -> dict[str, torch.Tensor]:
         return self.model.state_dict(cohort.params[row], {name: value[row] for name, value in cohort.buffers.items()})

@@ -41,6 +41,7 @@ from pfedlms.step import Rate, adamw_step_, clip_, kept_numbers, sgd_step_
 from pfedlms.step.schedule import Schedule
 
 _EVALUATION_BATCH = 256
+_EVALUATION_TOKENS = 4096  # of windows of tokens, each of which has an output per entry of the vocabulary
 
 Wait = Callable[[], Tensor]
 """Waits for local steps to end: each client's mean task loss in them, `[clients]`, on the host. It raises DivergedError
@@ -240,6 +241,8 @@ class LocalWorker:
             with torch.no_grad():
                 _, features = self._model.forward(cohort.params, cohort.buffers, x, training=False, features=True)
             assert features is not None  # asked for above
+            # Tokens of a window are samples of their own.
+            features, y, mask = features.flatten(1, -2), y.flatten(1), mask.repeat_interleave(self._data.positions, 1)
             member = F.one_hot(y, classes).to(features.dtype) * mask.unsqueeze(-1)
             # A client at a time and without the padding, so that the order of the sum does not depend on the grouping.
             for row, own in enumerate(mask.sum(dim=1).tolist()):
@@ -285,11 +288,13 @@ class LocalWorker:
             kept = held, cohort.ids, self._places(cohort.ids, held)
             if self._data.x.is_cuda:  # where making them takes longer than using them
                 self._sweeps = {**dict(list(self._sweeps.items())[-3:]), id(held): kept}
-        parts = (torch.split(each, _EVALUATION_BATCH, dim=1) for each in kept[2])
+        positions = self._data.positions
+        most = _EVALUATION_BATCH if positions == 1 else max(1, _EVALUATION_TOKENS // positions)
+        parts = (torch.split(each, most, dim=1) for each in kept[2])
         for own, mask in zip(*parts, strict=True):
             yield self._samples(own), self._data.y[own], mask
 
-    def _places(self, ids: tuple[int, ...], held: tuple[Indices, ...]) -> tuple[Tensor, Tensor]:
+    def _places(self, ids: tuple[int, ...], held: Sequence[Indices]) -> tuple[Tensor, Tensor]:
         """Every client's samples, `[clients, most]`, and which of these places are used."""
         lengths = np.array([len(held[client]) for client in ids])
         index = np.zeros((len(ids), int(lengths.max())), dtype=np.int64)

@@ -115,6 +115,9 @@ def _inputs(config: Config) -> tuple[tuple[int, ...], int, int]:
     """Shape of a sample, classes and clients; a user's own data are read for it."""
     if config.data.dataset in DATASETS:
         source = DATASETS[config.data.dataset]
+        if source.is_text:
+            vocabulary = 256 if config.data.tokens == "bytes" else source.classes
+            return (config.data.window,), vocabulary, config.data.clients
         return source.shape, source.classes, config.data.clients
     pool = named_pool(config)
     given = scheme_of(config.data.partition, pool.owner) == "given"
@@ -170,7 +173,8 @@ def _notes(config: Config, federation: Federation) -> list[str]:
 
 
 def holdings(config: Config) -> dict[str, Any]:
-    """The data set, its partition, and of every client the samples of each part and class."""
+    """The data set, its partition, and of every client the samples of each part, and how many samples (of text: tokens)
+    it has of each class."""
     pool = named_pool(config)
     data = partitioned(config, pool)
     scheme = scheme_of(config.data.partition, pool.owner)
@@ -179,8 +183,8 @@ def holdings(config: Config) -> dict[str, Any]:
     clients = []
     for client in range(data.clients):
         held = {part: own[client] for part, own in parts.items()}
-        counts = np.bincount(labels[np.concatenate(list(held.values()))], minlength=data.classes)
-        name = pool.owners[client] if scheme == "given" else str(client)
+        counts = np.bincount(labels[np.concatenate(list(held.values()))].reshape(-1), minlength=data.classes)
+        name = data.client_names[client] if data.client_names else str(client)
         sizes = {part: len(own) for part, own in held.items()}
         clients.append({"client": client, "name": name, **sizes, "classes": counts.tolist()})
     return {
@@ -190,6 +194,7 @@ def holdings(config: Config) -> dict[str, Any]:
         "partition": scheme,
         **({"alpha": config.data.alpha} if scheme in ("dirichlet", "quantity") else {}),
         "seed": config.run.seed,
-        "classes": list(pool.names or map(str, range(data.classes))),
+        **({"unit": "tokens"} if data.tokens else {}),
+        "classes": [repr(name)[1:-1] for name in pool.names or map(str, range(data.classes))],
         "clients": clients,
     }

@@ -51,16 +51,16 @@ class Models:
         """A client's model, or the shared one."""
         if client is None:
             return self.shared() or {}
-        with self._opened():
+        with self.opened():
             return self.federation.client_state_dict(client, trains=self.has_data)
 
     def shared(self) -> StateDict | None:
         """The model all clients share, before local steps; None for a method that has none."""
-        with self._opened():
+        with self.opened():
             return self.federation.shared_state_dict()
 
     def models(self) -> list[StateDict]:
-        with self._opened():
+        with self.opened():
             models = self.federation.models(trains=self.has_data)
             return [model for _, model in sorted(models, key=lambda pair: pair[0])]
 
@@ -71,7 +71,8 @@ class Models:
         return module.eval()
 
     @contextmanager
-    def _opened(self) -> Iterator[None]:
+    def opened(self) -> Iterator[None]:
+        """Within it the federation is as of the round that is meant."""
         with as_configured(self.config):
             latest = self.federation.state() if self.state is not None else None
             try:
@@ -105,7 +106,7 @@ def open_models(stored: RunDirectory, config: Config, problem: Problem, best: bo
             if best
             else f"{directory}: no checkpoint yet; `pfedlms resume {directory}` first"
         )
-    everybody = len(checkpoint["federation"]["trained"]) == config.data.clients
+    everybody = len(checkpoint["federation"]["trained"]) == len(checkpoint["samples"])
     config = config.grouped_as(checkpoint)
     federation = None
     if not everybody and (problem.given is not None or config.data.dataset != CUSTOM):
@@ -128,10 +129,11 @@ def _hollow_data(checkpoint: Mapping[str, Any]) -> FederatedData:
     samples = checkpoint["samples"]
     return FederatedData(
         x=torch.empty(0, *checkpoint["shape"], dtype=torch.int64 if checkpoint.get("integers") else torch.float32),
-        y=torch.empty(0, dtype=torch.int64),
+        y=torch.empty(0, *(checkpoint["shape"] if checkpoint.get("tokens") else ()), dtype=torch.int64),
         train=tuple(np.arange(count) for count in samples),
         test=(np.empty(0, dtype=np.int64),) * len(samples),
         classes=checkpoint["classes"],
+        tokens=checkpoint.get("tokens", ""),
     )
 
 
@@ -177,6 +179,7 @@ def write_models(
         "client": number,
         "shape": list(models.federation.data.shape),
         "classes": summary.get("classes") or models.federation.data.classes,
+        **({"tokens": summary["tokens"]} if "tokens" in summary else {}),
         "normalisation": normalisation(models.config),
     }
     try:

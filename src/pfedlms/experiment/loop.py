@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from math import exp
 from types import FrameType
 from typing import Any
 
@@ -117,6 +118,10 @@ class Running(RunInfo):
         if report.global_evaluation is not None:
             record["g_acc"] = finite(report.global_evaluation.accuracy)
         record |= {"loss": finite(report.loss), "test_loss": results["test_loss"], "client_acc": results["client_acc"]}
+        if self._predicts_tokens:
+            record["perplexity"] = perplexity(measured)
+            if report.global_evaluation is not None:
+                record["g_perplexity"] = perplexity(report.global_evaluation)
         if len(measured.ids) < self.played.data.clients:
             record["clients"] = list(measured.ids)
         record |= {"bytes": asdict(self._traffic), **self._failures(), **self.more("evaluation")}
@@ -139,6 +144,7 @@ class Running(RunInfo):
                 "classes": data.classes,
                 "samples": list(data.samples),
                 "integers": not data.x.is_floating_point(),
+                "tokens": data.tokens,
                 "parameters": self.played.model.layout.dim,
                 "facts": facts_of(self.played),
                 "federation": self.played.state(),
@@ -170,6 +176,8 @@ class Running(RunInfo):
             return stored  # a finished run that was resumed: nothing was done, nothing is changed
         if status == "finished":
             summary["everyone"] = self._everyone()
+            if self.played.data.newcomers:
+                summary["newcomers"] = self._newcomers()
         if self._stored is not None:
             try:
                 self._stored.write_summary(summary)
@@ -184,6 +192,20 @@ class Running(RunInfo):
         astray = {"astray": self._astray} if self._astray else {}
         unheard = {"unheard": self._unheard} if self.config.run.lost else {}
         return {"rejected": self._rejected, **astray, **unheard}
+
+    @property
+    def _predicts_tokens(self) -> bool:
+        """Whether losses are cross-entropies of next tokens."""
+        return bool(self.played.data.tokens) and self.played.criterion.loss is None
+
+    def _newcomers(self) -> dict[str, Any]:
+        """Clients held out of the run, before and after their first local steps."""
+        found: dict[str, Any] = {"clients": len(self.played.data.newcomers)}
+        for name, measured in zip(("before", "after"), self.played.newcomers(), strict=True):
+            found |= {name: finite(measured.accuracy), f"{name}_loss": finite(measured.loss)}
+            found |= {f"{name}_perplexity": perplexity(measured)} if self._predicts_tokens else {}
+            found[f"client_{name}"] = [finite(value) for value in measured.per_client]
+        return found
 
     def _results(self, measured: Evaluation) -> dict[str, Any]:
         """An evaluation under the names of metrics.jsonl; V-acc is None where no client evaluated has set samples
@@ -329,6 +351,7 @@ def facts_of(played: Any) -> dict[str, Any]:
         "clients": data.clients,
         **{key: list(names) for key, names in named.items() if names},
         "partition": data.scheme,
+        **({"tokens": data.tokens} if data.tokens else {}),
         **({"metric": played.criterion.score} if played.criterion.score else {}),
         "parameters": played.model.layout.dim,
         "environment": environment(played.model.device),
@@ -373,3 +396,8 @@ def _fingerprint(config: Config, data: FederatedData) -> str:
     """Of data given in Python or by path; data sets by name are identified by their settings."""
     own = config.data.dataset == CUSTOM or kind_of(config.data.dataset)
     return data.fingerprint() if own else config.data.dataset
+
+
+def perplexity(measured: Evaluation) -> float | None:
+    """exp of the mean loss per token; None where it is not finite."""
+    return finite(exp(measured.loss)) if measured.loss < 700 else None

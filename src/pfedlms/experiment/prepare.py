@@ -13,7 +13,8 @@ import torch
 
 from pfedlms import rng
 from pfedlms.backend import plain, torch_threads
-from pfedlms.data import DATASETS, FederatedData, Partitioning, Pool, from_pool, load_pool
+from pfedlms.data import DATASETS, FederatedData, Partitioning, Pool, Windows, load_pool
+from pfedlms.data.federated import partitioned as partition
 from pfedlms.data.schemes import scheme_of
 from pfedlms.engine import Federation, processes
 from pfedlms.engine.criterion import Criterion
@@ -169,6 +170,8 @@ def named_pool(config: Config) -> Pool:
     if chosen.mean and not own:
         more = {"mean": constants(chosen.mean), "std": constants(chosen.std)}
     source = chosen.dataset, chosen.dir or None, chosen.image_size, chosen.label_column, chosen.owner_column
+    more["text"] = chosen.text_column
+    more["windows"] = Windows(chosen.tokens, chosen.window, chosen.stride, chosen.min_tokens)
     if _KEPT is None:
         return load_pool(*source, **more)
     key = source, tuple(more.items())
@@ -204,9 +207,8 @@ def partitioned(config: Config, pool: Pool) -> FederatedData:
             f"data.clients: got {config.data.clients}, but the data say whose each sample is and name {clients} "
             "clients; leave it out, or choose another data.partition"
         )
-    warn(without_effect_on(config, scheme))
-    how = partitioning(config)
-    return from_pool(pool.x, pool.y, how, pool.owner, pool.owners, pool.names, mean=pool.mean, std=pool.std)
+    warn(without_effect_on(config, scheme, bool(pool.tokens)))
+    return partition(pool, partitioning(config))
 
 
 def partitioning(config: Config) -> Partitioning:
@@ -214,7 +216,7 @@ def partitioning(config: Config) -> Partitioning:
     chosen = config.data
     return Partitioning(
         chosen.clients, chosen.alpha, config.run.seed, chosen.min_samples, chosen.validation, chosen.partition,
-        chosen.classes_per_client,
+        chosen.classes_per_client, chosen.newcomers,
     )  # fmt: skip
 
 

@@ -121,12 +121,13 @@ class Problem:
     def criterion(self, outputs: torch.Tensor, data: FederatedData) -> Criterion:
         """What is minimised and measured, tried on the outputs for `some_samples`."""
         targets = data.y[data.train[0][[0, -1, 0, -1, 0]]].to(outputs.device)
-        classifies = data.classes > 0 and outputs.ndim == 2 and outputs.shape[1] >= data.classes
+        axes = data.y.ndim + 1
+        classifies = data.classes > 0 and outputs.ndim == axes and outputs.shape[-1] >= data.classes
         made = {
             name: None if function is None else over_clients(name, function, outputs.clone(), targets)
             for name, function in (("loss", self.loss), ("metric", self.metric))
         }
-        return Criterion(made["loss"], made["metric"], classifies)
+        return Criterion(made["loss"], made["metric"], classifies, data.positions)
 
 
 def given_in_python(tables: Mapping[str, Any]) -> list[str]:
@@ -211,10 +212,13 @@ def checked_outputs(model: CohortModel, data: FederatedData, config: Config) -> 
             f"expected a module that takes [batch, *{data.shape}]{remedy}"
         ) from error
     got, count, own = tuple(outputs.shape), len(sample), config.train.loss == CUSTOM
-    if not own and (len(got) != 2 or got[1] < data.classes):
+    before = (count, *data.y.shape[1:])
+    if not own and (got[:-1] != before or got[-1] < data.classes):
+        per = f"token of the vocabulary at each of {data.positions} positions" if data.tokens else "class"
+        remedy = "; name a model of text, gru or transformer" if data.tokens else _gaps(data, got)
         raise UsageError(
-            f"model: got outputs of shape {got} for {count} samples, expected ({count}, at least {data.classes}): one "
-            f"number per class{_gaps(data, got)}"
+            f"model: got outputs of shape {got} for {count} samples, expected "
+            f"({', '.join(map(str, before))}, at least {data.classes}): one number per {per}{remedy}"
         )
     if own and got[:1] != (count,):
         raise UsageError(f"model: got outputs of shape {got} for {count} samples, expected ({count}, …)")

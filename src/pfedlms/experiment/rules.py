@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _PARTITIONED_BY = {"data.alpha": ("dirichlet", "quantity"), "data.classes_per_client": ("classes",)}
 """Settings that only some partitions use."""
-_OF_PATHS = {"label_column": "file", "owner_column": "file", "image_size": "folder"}
+_OF_PATHS = {"label_column": "file", "owner_column": "file", "text_column": "file", "image_size": "folder"}
 """Settings of data sets given by path, and of which kind."""
 NOTHING = 0.01
 """Local steps with less than this share of η hardly change a model."""
@@ -98,8 +98,11 @@ def _end(config: Config) -> float:
     return shape.factor(train.rounds) if train.schedule != "constant" else 1.0
 
 
-def without_effect_on(config: Config, scheme: str) -> Iterable[str]:
-    """Settings of the partition that have no effect with `scheme`; one line each."""
+def without_effect_on(config: Config, scheme: str, text: bool = False) -> Iterable[str]:
+    """Likewise of settings of text, and of the partition, where samples are partitioned by `scheme`."""
+    for key in ("tokens", "window", "stride", "min_tokens"):
+        if f"data.{key}" in config.given and not text:
+            yield f"data.{key}: {getattr(config.data, key)} has no effect, the data are no text; leave it out"
     for key, schemes in _PARTITIONED_BY.items():
         if key in config.given and scheme not in schemes:
             value = getattr(config.data, key.partition(".")[2])

@@ -17,6 +17,7 @@ from pfedlms.experiment.callbacks import watching
 from pfedlms.experiment.config import CUSTOM, Config, Tables, load_config
 from pfedlms.experiment.exporting import Models, StateDict, client_number, open_models, write_models
 from pfedlms.experiment.loop import Running, execute, leave
+from pfedlms.experiment.personal import personalise
 from pfedlms.experiment.prepare import NAMED, as_configured, prepare, with_constants
 from pfedlms.experiment.problem import Problem, call
 from pfedlms.experiment.store import SERVER_AGAIN, RunDirectory
@@ -121,6 +122,18 @@ class Run:
         """The model of one client, by number or name: a module with its weights, on the CPU, ready to predict. It takes
         samples as they were trained on; `summary["normalisation"]` says how images become such samples."""
         return self.trained(best).module(client_number(client, self.summary))
+
+    def personalise(self, data: Any, *, local_steps: int | None = None, best: bool = False) -> nn.Module:
+        """A model for a new device: what a client gets that joins after the last round (the shared model; where there
+        is none w⁰), after its first local steps on `data` under the method's objective. On the CPU, ready to predict.
+
+        Args:
+            data: all that the device trains on, as samples and labels, `(x, y)`, or a Dataset; for a run on text the
+            text, or `pfedlms.data.texts` with the run's own tokenizer. Samples are as `summary["normalisation"]` says.
+            local_steps: how many steps it takes. Default: E, as in a round.
+            best: after the round with the highest V-acc, which `train.patience` keeps, instead of the latest.
+        """
+        return personalise(self.trained(best), self.summary, self.problem, data, local_steps)
 
     def export(
         self, file: str | Path, *, client: int | str | None = None, shared: bool = False, best: bool = False

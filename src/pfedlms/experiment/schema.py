@@ -21,6 +21,8 @@ ALSO = {
     "data.alpha": "dirichlet beta",
     "data.clients": "num_clients n_clients client users nodes",
     "data.validation": "val val_split",
+    "data.window": "seq_len sequence_length block_size",
+    "data.newcomers": "held_out unseen",
     "model.name": "arch network net",
     "train.rounds": "num_rounds n_rounds communication_rounds global_rounds",
     "train.participation": "frac fraction fraction_fit join_ratio sample",
@@ -47,6 +49,12 @@ def _meant_dataset(name: str) -> str:
     from pfedlms.data.sources import meant_by
 
     return meant_by(name)
+
+
+def _tokens() -> list[str]:
+    from pfedlms.data.text import KINDS
+
+    return list(KINDS)
 
 
 def _partitions() -> list[str]:
@@ -88,6 +96,22 @@ class DataSection:
     label_column: str = setting("", "column of file:PATH with the class; empty: label, class, target or y")
     owner_column: str = setting(
         "", "column of file:PATH with the client that holds a sample; empty: client, user or client_id, if there is one"
+    )
+    text_column: str = setting("", "column of file:PATH with text; empty: text, where there is no label column")
+    tokens: str = setting(
+        "characters",
+        "of text: what a token is; a tokenizer is given in Python, by pfedlms.data.texts",
+        choices=_tokens,
+    )
+    window: int = setting(80, "of text: tokens of one sample", minimum=1)
+    stride: int = setting(0, "of text: tokens from one window to the next; 0: windows do not overlap", minimum=0)
+    min_tokens: int = setting(0, "of text: clients with fewer tokens are left out", minimum=0)
+    newcomers: float = setting(
+        0.0,
+        "share of the clients held out of the run; at its end each gets what a new client gets, and is measured before "
+        "and after its first local steps; 0: none",
+        minimum=0,
+        below=1,
     )
     partition: str = setting(
         "auto",
@@ -269,6 +293,7 @@ OPTIONS = {
     "alpha": ("data.alpha", "A"),
     "clients": ("data.clients", "K"),
     "validation": ("data.validation", "SHARE"),
+    "newcomers": ("data.newcomers", "SHARE"),
     "model": ("model.name", "NAME"),
     "rounds": ("train.rounds", "N"),
     "participation": ("train.participation", "SHARE"),

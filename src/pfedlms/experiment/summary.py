@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -42,7 +42,7 @@ def summarise(
         "model": config.model.name,
         "seed": config.run.seed,
         "clients": facts.get("clients", config.data.clients),
-        **{key: facts[key] for key in ("classes", "client_names", "partition") if facts.get(key)},
+        **{key: facts[key] for key in ("classes", "client_names", "partition", "tokens") if facts.get(key)},
         "participation": config.train.participation,
         "rounds": rounds,
         **({"metric": metric} if metric else {}),
@@ -58,6 +58,9 @@ def summarise(
     shared = [line["g_acc"] for line in metrics if "g_acc" in line]
     if shared:
         summary["global_accuracy"] = reached(shared)
+    for key, name in (("perplexity", "perplexity"), ("g_perplexity", "global_perplexity")):
+        if any(key in line for line in metrics):
+            summary[name] = reached([line.get(key) for line in metrics], best=min)
     constants = normalisation(config)
     return summary | {
         "everyone": everyone,
@@ -74,7 +77,7 @@ def summarise(
 
 def same_result(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two summaries say the same of a run, whichever process and version made them and however long it took."""
-    unlike = ("seconds", "everyone", "environment", "stages", "partition", "normalisation")
+    unlike = ("seconds", "everyone", "newcomers", "environment", "stages", "partition", "normalisation")
     first, second = ({key: value for key, value in each.items() if key not in unlike} for each in (one, other))
     return first == second
 
@@ -95,13 +98,14 @@ def _validated(metrics: Metrics) -> list[Mapping[str, Any]]:
     return [line for line in metrics if line.get("v_acc") is not None]
 
 
-def reached(measured: Sequence[float | None]) -> dict[str, float | None]:
-    """Maximum over evaluations, mean of the last 10, and the last, of those there are; null where there are none."""
+def reached(measured: Sequence[float | None], best: Callable[[list[float]], float] = max) -> dict[str, float | None]:
+    """Maximum (or minimum) over evaluations, mean of the last 10, and the last, of those there are; null where there
+    are none."""
     values = [value for value in measured if value is not None]
     if not values:
-        return {"max": None, "last10": None, "final": None}
+        return {best.__name__: None, "last10": None, "final": None}
     tail = values[-10:]
-    return {"max": max(values), "last10": sum(tail) / len(tail), "final": values[-1]}
+    return {best.__name__: best(values), "last10": sum(tail) / len(tail), "final": values[-1]}
 
 
 def finite(value: float) -> float | None:

@@ -211,14 +211,14 @@ def _title(document: Mapping[str, Any], width: int) -> list[str]:
 
 def _summary(document: Mapping[str, Any]) -> list[str]:
     clients = [client["classes"] for client in document["clients"]]
-    lines = []
+    unit, lines = document.get("unit", "samples"), []
     for what, numbers in (
-        ("samples", [sum(counts) for counts in clients]),
+        (unit, [sum(counts) for counts in clients]),
         ("classes", [sum(count > 0 for count in counts) for counts in clients]),
     ):
         lines.append(f"{what} per client: {min(numbers)} to {max(numbers)}, median {median(numbers):g}")
     largest = mean(max(counts) / sum(counts) for counts in clients)
     everybody = [sum(column) for column in zip(*clients, strict=True)]
     overall = max(everybody) / sum(everybody)
-    lines.append(f"largest class: {largest:.0%} of a client's samples on average, {overall:.0%} of all samples")
+    lines.append(f"largest class: {largest:.0%} of a client's {unit} on average, {overall:.0%} of all {unit}")
     return lines

@@ -22,7 +22,8 @@ def accuracies(record: Mapping[str, Any]) -> str:
     """The measures of an evaluation in one line."""
     form = "{:.4g}" if "metric" in record else "{:5.2f} %"
     measured = {name: record[key] for key, (name, _) in MEASURES.items() if record.get(key) is not None}
-    return "  ".join(f"{name} {form.format(value)}" for name, value in measured.items())
+    shown = [f"{name} {form.format(value)}" for name, value in measured.items()]
+    return "  ".join([*shown, f"perplexity {record['perplexity']:.4g}"] if record.get("perplexity") else shown)
 
 
 @contextmanager

@@ -49,6 +49,10 @@ def sampled(summary: Summary) -> bool:
     return summary.get("participation", 1.0) < 1 or "unheard" in summary
 
 
+def _has_newcomers(summary: Summary) -> bool:
+    return bool(summary.get("newcomers"))
+
+
 _ACCURACY: dict[str, Any] = {"show": accuracy, "leads": True}
 _P_ACC = "P-acc: each participant's own model on its own test split after local steps"
 _MIB: dict[str, Any] = {"show": size, "over_seeds": _mean}
@@ -69,6 +73,15 @@ COLUMNS: tuple[Column, ...] = (
     Column("g_acc_final", place="global_accuracy.final"),
     Column("everyone", "everyone", place="everyone", of=_everyone, when=sampled, **_ACCURACY,
            note="everyone: all clients after the last round, with the model each would use next"),
+    Column("perplexity_last10", "perplexity {tail}", show=own_metric, place="perplexity.last10", optional=1,
+           when=lambda summary: "perplexity" in summary,
+           note="perplexity: exp of the mean loss per token, of the models of P-acc"),
+    Column("perplexity_final", place="perplexity.final"),
+    Column("g_perplexity_final", place="global_perplexity.final"),
+    Column("newcomers_before", "newcomers before", place="newcomers.before", when=_has_newcomers, **_ACCURACY,
+           note="newcomers: clients held out of the run, with what a new client gets, and after its first local steps"),
+    Column("newcomers_after", "newcomers after", place="newcomers.after", when=_has_newcomers, **_ACCURACY,
+           note="newcomers: clients held out of the run, with what a new client gets, and after its first local steps"),
     Column("up_payload_per_round", place="bytes_per_round.up_payload"),
     Column("up_framing_per_round", place="bytes_per_round.up_framing"),
     Column("down_payload_per_round", place="bytes_per_round.down_payload"),
@@ -197,7 +210,9 @@ def last_evaluations(summaries: Sequence[Summary]) -> tuple[str, str]:
 
 def measured(summary: Summary) -> str:
     """The unit of the accuracy columns: percent, or the user's own metric."""
-    return f"{summary['metric']}, the higher the better" if "metric" in summary else "Accuracy in %"
+    if "metric" in summary:
+        return f"{summary['metric']}, the higher the better"
+    return "Next-token accuracy in %" if "tokens" in summary else "Accuracy in %"
 
 
 def partition_text(summary: Summary, data: Mapping[str, Any]) -> str:

@@ -1,0 +1,275 @@
+"""Text as windows of tokens: cut by hand, from files of every format, and what is measured on them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import parquet
+from torch import nn
+
+import pfedlms
+from pfedlms.data import Partitioning, Windows, load_pool, partitioned, texts
+from pfedlms.data.check import check
+from pfedlms.data.download import download
+from pfedlms.data.text import windows_of
+from pfedlms.errors import DataError, DataWarning, UsageError
+
+LINES = [
+    {"client": "eva", "text": "abcab"},
+    {"client": "bob", "text": "bbacacabba"},
+    {"client": "eva", "text": "cab"},
+]
+EVA, BOB = "abcab\ncab", "bbacacabba"
+
+
+# --- by hand ---
+
+
+def test_windows_by_hand() -> None:
+    """eva's nine tokens give two windows of four, of which the last needs the ninth as its target."""
+    pool = windows_of({"eva": EVA, "bob": BOB}, Windows(length=4))
+    assert pool.names == ("\n", "a", "b", "c", "\ufffd")
+    assert pool.classes == 5
+    assert pool.x.tolist() == [[1, 2, 3, 1], [2, 0, 3, 1], [2, 2, 1, 3], [1, 3, 1, 2]]
+    assert pool.y.tolist() == [[2, 3, 1, 2], [0, 3, 1, 2], [2, 1, 3, 1], [3, 1, 2, 2]]
+    assert pool.x.dtype == pool.y.dtype == np.int64
+    assert pool.owner is not None
+    assert (pool.owner.tolist(), pool.owners) == ([0, 0, 1, 1], ("eva", "bob"))
+
+
+def test_bytes_and_unknown_characters() -> None:
+    pool = windows_of({"a": "aé" * 3}, Windows("bytes", length=2))
+    assert pool.x.tolist() == [[0x61, 0xC3], [0xA9, 0x61], [0xC3, 0xA9], [0x61, 0xC3]]
+    assert (pool.classes, pool.names[0x61]) == (256, "61")
+    known = windows_of({"a": "a?b?b"}, Windows(length=1), names=("a", "b", "\ufffd"))
+    assert known.x.ravel().tolist() == [0, 2, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "names"),
+    [
+        (lambda text: [ord(letter) - 97 for letter in text], ("0", "1", "2")),
+        (SimpleNamespace(encode=lambda text: [ord(each) - 97 for each in text], vocab_size=4), tuple("0123")),
+        (
+            SimpleNamespace(
+                encode=lambda text: SimpleNamespace(ids=[ord(each) - 97 for each in text]),
+                get_vocab=lambda: {"x": 0, "z": 2, "w": 3},
+            ),
+            ("x", "1", "z", "w"),
+        ),
+    ],
+    ids=["function", "encode", "ids"],
+)
+def test_a_tokenizer_in_python(tokenizer: Any, names: tuple[str, ...]) -> None:
+    given = texts([BOB, BOB[:6]], tokenizer, window=2)
+    assert given.pool.x.tolist() == [[1, 1], [0, 2], [0, 2], [0, 1], [1, 1], [0, 2]]
+    assert (given.pool.names, given.pool.tokens) == (names, "custom")
+    assert [own.tolist() for own in given.held] == [[0, 1, 2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize("stride", [1, 3, 7, 8, 20])
+@pytest.mark.parametrize("validation", [0.0, 0.3])
+def test_nothing_that_is_tested_is_trained_on(stride: int, validation: float) -> None:
+    """Each token is its own number, so targets can be compared one by one: the last quarter of windows is tested."""
+    given = texts(["x" * 300, "x" * 500], lambda text: range(len(text)), window=8, stride=stride)
+    data = given.federated(Partitioning(2, 1.0, seed=3, validation=validation))
+    for client, held in enumerate(given.held):
+        parts = [data.train[client], *(data.validation[client : client + 1]), data.test[client]]
+        targets = [set(data.y[own].flatten().tolist()) for own in parts]
+        for earlier, later in pairwise(targets):
+            assert max(earlier) < min(later)
+        assert len(data.test[client]) == round(len(held) / 4)
+        dropped = len(held) - sum(map(len, parts))
+        assert dropped == (len(parts) - 1) * (-(-8 // stride) - 1)
+
+
+def test_short_clients_are_left_out_and_text_stays_with_its_client() -> None:
+    pool = windows_of({"a": "ab" * 20, "b": "ab", "c": "ba" * 30}, Windows(length=4, min_tokens=40))
+    assert pool.owners == ("a", "c")
+    assert pool.names == ("a", "b", "\ufffd")
+    data = partitioned(pool, Partitioning(20, 1.0, 0, min_samples=2))
+    assert (data.clients, data.client_names, data.positions, data.outputs) == (2, ("a", "c"), 4, 3)
+    with pytest.raises(DataError, match=r"data.partition: got 'iid', but text belongs to its clients"):
+        partitioned(pool, Partitioning(2, 1.0, 0, scheme="iid"))
+
+
+# --- files ---
+
+
+def write(path: Path) -> None:
+    """The same text in each format; as LEAF has it, every window of two characters with the one after it."""
+    lines = "\n".join(map(json.dumps, LINES)) + "\n\n"
+    cut = [{"x": [t[i : i + 2] for i in range(len(t) - 2)], "y": list(t[2:])} for t in ("abcab", BOB, "cab")]
+    eva = {key: cut[0][key] + cut[2][key] for key in ("x", "y")}
+    match path.name.partition(".")[2]:
+        case "parquet":
+            parquet.write_table(pa.Table.from_pylist(LINES), path)
+        case "json":
+            path.write_text(json.dumps({"users": ["eva", "bob"], "user_data": {"eva": eva, "bob": cut[1]}}))
+        case ending:
+            path.write_bytes(gzip.compress(lines.encode()) if ending.endswith("gz") else lines.encode())
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz", "t.parquet", "t.json"])
+def test_a_file_of_text(name: str, tmp_path: Path) -> None:
+    write(tmp_path / name)
+    pool, expected = (
+        load_pool(f"file:{tmp_path / name}", windows=Windows(length=4)),
+        windows_of({"eva": EVA, "bob": BOB}, Windows(length=4)),
+    )
+    assert (pool.names, pool.owners) == (expected.names, expected.owners)
+    assert (pool.x.tolist(), pool.y.tolist()) == (expected.x.tolist(), expected.y.tolist())
+    given = texts(tmp_path / name, window=4)
+    assert given.pool.x.tolist() == expected.x.tolist()
+
+
+def test_text_beside_labels_is_used_if_it_is_named(tmp_path: Path) -> None:
+    lines = [{"who": "a", "saying": "abab" * 9, "label": 1}, {"who": "b", "saying": "baba" * 9, "label": 0}]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    pool = load_pool(f"file:{tmp_path / 't.jsonl'}", client="who", text="saying", windows=Windows(length=4))
+    assert (pool.owners, pool.tokens) == (("a", "b"), "characters")
+
+
+LONG = json.dumps({"client": "a", "text": "ab" * 200})
+BROKEN = {
+    "no client": ('{"text": "abc"}', {}, "t.jsonl: got text and no column that says whose it is"),
+    "number as text": (f'{LONG}\n{{"client": "b", "text": 3}}', {}, "t.jsonl, line 2: got text that is no text"),
+    "no text": ('{"client": "a", "text": null}', {}, r"t.jsonl, row 0 \(from 0\): got NoneType as text"),
+    "no such column": (LONG, {"text": "txt"}, "data.text_column: got 'txt'.*did you mean text"),
+    "cut line": (f'{LONG}\n{{"client": "b", "te', {}, "t.jsonl, line 2: not JSON"),
+    "too short": (
+        f'{LONG}\n{{"client": "b", "text": "ab"}}', {}, r"1 of 2 clients .*\(client 'b': 2 tokens\), .* 161 tokens"
+    ),
+    "all too short": (LONG, {"windows": Windows(min_tokens=500)}, "at most 400 tokens, expected one with data.min_tok"),
+    "overlap": (LONG, {"windows": Windows(length=80, stride=60)}, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "settings", "message"), BROKEN.values(), ids=BROKEN)
+def test_broken_files_are_named(content: str, settings: Any, message: str | None, tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text(content)
+    if message is None:
+        pool = load_pool(f"file:{tmp_path / 't.jsonl'}", **settings)
+        with pytest.raises(DataError, match=r"client 0: got .* windows .* use a larger data.stride"):
+            partitioned(pool, Partitioning(1, 1.0, 0, min_samples=1, validation=0.9))
+        return
+    with pytest.raises(DataError, match=message):
+        load_pool(f"file:{tmp_path / 't.jsonl'}", **settings)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: texts("one text"), "data: got .*, expected the text of each client"),
+        (lambda: texts({}), "data: got a dict of 0"),
+        (lambda: texts({"a": 3}), "data: got a dict of 1, expected the text"),
+        (lambda: texts(["ab" * 99], "words"), "data.tokens: got 'words', expected characters or bytes"),
+        (lambda: texts(["ab" * 99], lambda text: 1 / 0), "the tokenizer fails on .*ZeroDivisionError"),
+        (lambda: texts(["ab" * 99], lambda text: text), "the tokenizer gave str"),
+        (lambda: texts(["ab" * 99], lambda text: [-1] * 200), "the tokenizer gave -1 to -1"),
+    ],
+)
+def test_wrong_text_in_python(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        make()
+
+
+def test_the_named_data_set(tmp_path: Path) -> None:
+    """Found in its folder; other text than the published is used, with a warning."""
+    (tmp_path / "shakespeare").mkdir()
+    lines = "\n".join(map(json.dumps, LINES))
+    (tmp_path / "shakespeare" / "speakers.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    with pytest.warns(DataWarning, match=r"got 2 clients, published were 1,567"):
+        pool = load_pool("shakespeare", tmp_path, windows=Windows(length=4))
+    assert pool.owners == ("eva", "bob")
+    row = check("shakespeare", tmp_path)
+    assert (row["state"], row["samples"], row["format"]) == ("partial", 2, "lines of JSON")
+    with pytest.raises(DataError, match=r"nobody offers shakespeare for download; put speakers.jsonl.gz"):
+        next(download("shakespeare", tmp_path))
+
+
+# --- what is measured ---
+
+
+class Bigrams(nn.Module):
+    """The next token from the last one alone."""
+
+    def __init__(self, tokens: int = 27) -> None:
+        super().__init__()
+        self.table = nn.Embedding(tokens, tokens)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.table(x)
+        return found
+
+
+def corpus() -> dict[str, str]:
+    draw = np.random.default_rng(0)
+    return {name: "".join(draw.choice(list(name * 3 + "xyz"), 300)) for name in ("abc", "bcd", "cde", "def")}
+
+
+def test_accuracy_and_perplexity_are_means_over_tokens(tmp_path: Path) -> None:
+    """Against a plain loop over every token of every client, in float64."""
+    data = texts(corpus(), window=10)
+    run = pfedlms.run(
+        data, Bigrams(len(data.pool.names)), method="fedavg", rounds=2, local_steps=3, batch_size=4,
+        learning_rate=1.0, out=str(tmp_path / "run"), progress=False, validation=0.2,
+    )  # fmt: skip
+    held = run.federation.data
+    right, losses, seen, per_client = 0, 0.0, 0, []
+    for client, test in enumerate(held.test):
+        table = run.model(client).get_parameter("table.weight").detach().double()
+        own = 0
+        for sample in test:
+            for token, following in zip(held.x[sample], held.y[sample], strict=True):
+                scores = table[token].log_softmax(0)
+                own += int(scores.argmax() == following)
+                losses -= float(scores[following])
+        right, seen = right + own, seen + 10 * len(test)
+        per_client.append(100 * own / (10 * len(test)))
+    last = run.metrics[-1]
+    assert last["p_acc"] == pytest.approx(100 * right / seen, abs=1e-9)
+    assert last["client_acc"] == pytest.approx(per_client, abs=1e-9)
+    assert last["test_loss"] == pytest.approx(losses / seen, rel=1e-6)
+    assert last["perplexity"] == pytest.approx(np.exp(losses / seen), rel=1e-6)
+    summary = pfedlms.load(tmp_path / "run").summary
+    assert summary["perplexity"]["min"] == min(line["perplexity"] for line in run.metrics)
+    assert summary["global_perplexity"]["final"] == last["g_perplexity"]
+    assert (summary["tokens"], summary["classes"]) == ("characters", list(data.pool.names))
+    run.export(tmp_path / "m.pt", client="bcd")
+    about = json.loads((tmp_path / "m.json").read_text())
+    assert (about["tokens"], about["classes"], about["shape"]) == ("characters", list(data.pool.names), [10])
+
+
+def test_local_steps_minimise_the_mean_over_tokens() -> None:
+    """One step of one client against autograd in float64 on the whole batch."""
+    data = texts(["ab" * 40 + "ba" * 21], window=5)
+    module = Bigrams(3)
+    run = pfedlms.run(
+        data, module, method="local", rounds=1, local_steps=1, batch_size=4096, learning_rate=0.5, weight_decay=0.0,
+        progress=False,
+    )  # fmt: skip
+    held, table = run.federation.data, module.table.weight.detach().double()
+    for _ in range(2):  # the start and one round; each sample occurs almost as often as the others
+        table = table.requires_grad_()
+        x, y = (held.x[held.train[0]].flatten(), held.y[held.train[0]].flatten())
+        loss = nn.functional.cross_entropy(table[x], y)
+        table = (table - 0.5 * torch.autograd.grad(loss, table)[0]).detach()
+    assert run.models[0]["table.weight"].double().allclose(table, atol=2e-3)
+
+
+def test_a_model_of_images_is_refused_for_text() -> None:
+    with pytest.raises(
+        UsageError, match=r"got outputs of shape \(5, 8\) for 5 samples, expected \(5, 10, at least 10\)"
+    ):
+        pfedlms.run(texts(corpus(), window=10), nn.Linear(10, 8), rounds=1, progress=False)

@@ -1,0 +1,142 @@
+"""Clients held out of a run, and models for new devices: against plain loops over modules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import pfedlms
+from pfedlms.data import batch_positions, load_dataset
+from pfedlms.errors import ConfigError, DataError
+from pfedlms.methods import METHODS
+
+X, Y = load_dataset("digits")
+SMALL: dict[str, Any] = {
+    "rounds": 3, "local_steps": 4, "batch_size": 8, "learning_rate": 0.1, "weight_decay": 0.0, "hidden": 12,
+    "clients": 10, "progress": False, "seed": 2,
+}  # fmt: skip
+
+
+def module() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))
+
+
+def steps(weights: dict[str, torch.Tensor], x: Any, y: Any, client: int = 0) -> nn.Module:
+    """The local steps of the phase after the last round, in float64."""
+    model = module().double()
+    model.load_state_dict(weights)
+    places = batch_positions(SMALL["seed"], client, len(x), SMALL["rounds"] * 4, 4, 8)
+    for batch in places:
+        loss = nn.functional.cross_entropy(model(torch.as_tensor(x[batch]).double()), torch.as_tensor(y[batch]))
+        for value, slope in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True):
+            value.data -= 0.1 * slope
+    return model
+
+
+def accuracy(model: nn.Module, x: Any, y: Any) -> float:
+    scores = model.double()(torch.as_tensor(x).double())
+    return 100 * float((scores.argmax(1).numpy() == np.asarray(y)).mean())
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local"])
+@pytest.mark.parametrize("participation", [1.0, 0.3])
+def test_newcomers_by_a_plain_loop(method: str, participation: float, tmp_path: Path) -> None:
+    """fedavg: the exported shared model, then E steps from it. local: w⁰, then E steps from it."""
+    start = module()
+    run = pfedlms.run(
+        model=start, method=method, newcomers=0.3, participation=participation, out=str(tmp_path / "r"), **SMALL
+    )
+    weights = start.state_dict()
+    if method == "fedavg":
+        run.export(tmp_path / "shared.pt", shared=True)
+        weights = torch.load(tmp_path / "shared.pt")
+    data, found = run.federation.data, run.summary["newcomers"]
+    assert (run.summary["clients"], found["clients"], len(data.newcomers)) == (7, 3, 3)
+    x, y = data.x.numpy(), data.y.numpy()
+    model = module()
+    model.load_state_dict(weights)
+    for client, (train, test) in enumerate(data.newcomers):
+        assert found["client_before"][client] == pytest.approx(accuracy(model, x[test], y[test]))
+        after = steps(weights, x[train], y[train], client)
+        assert found["client_after"][client] == pytest.approx(accuracy(after, x[test], y[test]))
+    sizes = [len(test) for _, test in data.newcomers]
+    assert found["after"] == pytest.approx(np.average(found["client_after"], weights=sizes))
+    assert pfedlms.load(tmp_path / "r").summary["newcomers"] == found
+
+
+def test_newcomers_hold_what_no_client_holds() -> None:
+    run = pfedlms.run(method="fedavg", newcomers=0.25, validation=0.2, **{**SMALL, "rounds": 1})
+    data = run.federation.data
+    clients = np.concatenate([*data.train, *data.test, *data.validation])
+    held_out = np.concatenate([part for newcomer in data.newcomers for part in newcomer])
+    assert not set(clients) & set(held_out)
+    assert len(data.newcomers) == round(0.25 * 10)
+    other = pfedlms.run(method="fedavg", newcomers=0.25, validation=0.2, **{**SMALL, "rounds": 1, "seed": 3})
+    assert [len(test) for _, test in other.federation.data.newcomers] != [len(test) for _, test in data.newcomers]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_takes_newcomers_and_new_devices(method: str, tmp_path: Path) -> None:
+    """What was measured is reproduced by `personalise`, from memory and from the folder without the data; the run
+    itself stays as it was."""
+    settings = {**SMALL, "participation": 0.4, "newcomers": 0.2}
+    data = (X[:400], Y[:400])
+    run = pfedlms.run(data, module, method=method, out=str(tmp_path / "r"), **settings)
+    again = pfedlms.run(data, module, method=method, **{**settings, "newcomers": 0.0})
+    assert again.summary["clients"] == run.summary["clients"] + 2
+    held, before = run.federation.data, [model["1.weight"].clone() for model in run.models]
+    train, test = held.newcomers[0]
+    own = (held.x[train].numpy(), held.y[train].numpy())
+    personal = run.personalise(own)
+    x, y = held.x[test], held.y[test].numpy()
+    begins = run.federation.shared_state_dict() or run.federation.model.module.state_dict()  # the shared model, or w⁰
+    start = module()
+    start.load_state_dict(begins)
+    assert accuracy(start, x, y) == pytest.approx(run.summary["newcomers"]["client_before"][0])
+    assert accuracy(personal, x, y) == pytest.approx(run.summary["newcomers"]["client_after"][0])
+    loaded = pfedlms.load(tmp_path / "r", model=module).personalise(own)
+    for one, other in zip(personal.parameters(), loaded.parameters(), strict=True):
+        assert torch.equal(one.float(), other)
+    assert all(torch.equal(old, model["1.weight"]) for old, model in zip(before, run.models, strict=True))
+
+
+def test_a_new_device_with_named_classes_and_its_own_number_of_steps() -> None:
+    names = np.array(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"])
+    run = pfedlms.run((X, names[Y]), module, method="fedavg", **SMALL)
+    few = (X[(Y == 3) | (Y == 5)][:60], names[Y[(Y == 3) | (Y == 5)][:60]])
+    short, long = run.personalise(few), run.personalise(few, local_steps=60)
+    wanted = [run.classes.index(name) for name in few[1]]
+    assert accuracy(long, few[0], wanted) > max(90, accuracy(short, few[0], wanted))
+    with pytest.raises(DataError, match=r"got the class 'ten', expected one of the classes eight, five"):
+        run.personalise((X[:2], ["ten", "one"]))
+    with pytest.raises(DataError, match=r"got samples of shape \(64,\), expected \(1, 8, 8\)"):
+        run.personalise((X[:4].reshape(4, 64), names[Y[:4]]))
+    with pytest.raises(DataError, match=r"got a text, but the run was not trained on characters or bytes"):
+        run.personalise("to be")
+
+
+def test_text_for_a_new_device(tmp_path: Path) -> None:
+    """The run's vocabulary is kept, whatever the new text has."""
+    clients = {name: ("the " + name + " ") * 30 for name in ("ant", "bee", "cat", "dog")}
+    model = nn.Sequential(nn.Embedding(12, 4), nn.Linear(4, 12))
+    given = pfedlms.data.texts(clients, window=8)
+    assert len(given.pool.names) == 12
+    run = pfedlms.run(given, model, method="fedavg", out=str(tmp_path / "r"), **{**SMALL, "clients": 4})
+    text = "zebra the fox " * 9
+    device = pfedlms.load(tmp_path / "r", model=model).personalise(text)
+    expected = run.personalise(pfedlms.data.texts([text], window=8, vocabulary=run.classes))
+    assert all(torch.equal(*pair) for pair in zip(device.parameters(), expected.parameters(), strict=True))
+    with pytest.raises(DataError, match=r"another vocabulary than the run's"):
+        run.personalise(pfedlms.data.texts([text], window=8))
+
+
+def test_shares_that_leave_nobody_are_refused() -> None:
+    with pytest.raises(DataError, match=r"data.newcomers: got 0.01, which is 0 of 10 clients"):
+        pfedlms.run(method="local", newcomers=0.01, **SMALL)
+    with pytest.raises(ConfigError, match=r"data.newcomers: got 1.0, expected"):
+        pfedlms.run(method="local", newcomers=1.0, **SMALL)
