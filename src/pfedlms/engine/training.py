@@ -108,14 +108,15 @@ class LocalWorker:
             check_same_clients("after_training", trained, after)
             return after, losses
 
-    def train(self, cohort: Cohort, objective: Objective, phase: int) -> tuple[Cohort, Tensor]:
+    def train(self, cohort: Cohort, objective: Objective, phase: int, steps: int = 0) -> tuple[Cohort, Tensor]:
         """See `ClientWork`."""
         check_given_objective(objective, cohort)
-        return self._train_once(cohort, objective, phase)
+        return self._train_once(cohort, objective, phase, steps)
 
-    def _train_once(self, cohort: Cohort, objective: Objective, phase: int) -> tuple[Cohort, Tensor]:
-        """The E local steps of one cohort, and each client's mean task loss in them, on the host."""
-        plan = self.plan(cohort, phase)
+    def _train_once(self, cohort: Cohort, objective: Objective, phase: int, steps: int = 0) -> tuple[Cohort, Tensor]:
+        """The E local steps of one cohort, or `steps` of them, and each client's mean task loss in them, on the
+        host."""
+        plan = self._drawn(cohort.ids, phase, steps) if steps else self.plan(cohort, phase)
         with seeded_modules(rng.stream(self._seed, "module", phase, cohort.ids[0]), self._model.device):
             trained, losses = self._in_parts(cohort, plan, objective, self._rate(phase))
         if cohort.params.is_cuda and len(cohort.ids) == self._participation.count:
@@ -143,12 +144,14 @@ class LocalWorker:
         self._plans = {key: kept for key, kept in self._plans.items() if key[1] > phase} | {wanted: plan}
         return plan
 
-    def _drawn(self, ids: tuple[int, ...], phase: int) -> Tensor:
-        steps, size = self._train.local_steps, self._train.batch_size
-        indices = self._batches.indices(ids, phase * steps, steps, size).unsqueeze(1)
+    def _drawn(self, ids: tuple[int, ...], phase: int, steps: int = 0) -> Tensor:
+        """The plan of E steps, or of `steps` that begin with the same samples."""
+        first, size = phase * self._train.local_steps, self._train.batch_size
+        steps = steps or self._train.local_steps
+        indices = self._batches.indices(ids, first, steps, size).unsqueeze(1)
         if self._augmentation is None:
             return indices
-        return torch.cat([indices, self._augmentation.draws(ids, phase * steps, steps, size, indices)], dim=1)
+        return torch.cat([indices, self._augmentation.draws(ids, first, steps, size, indices)], dim=1)
 
     def _in_parts(self, cohort: Cohort, plan: Tensor, objective: Objective, rate: Rate) -> tuple[Cohort, Tensor]:
         """All steps of some clients, then of the next ones, in the parts that suit the model."""

@@ -70,8 +70,9 @@ class Task:
 class ClientWork(Protocol):
     """What clients can compute on their own data; handed to `client_send` and `after_training`."""
 
-    def train(self, cohort: Cohort, objective: Objective, phase: int) -> tuple[Cohort, Tensor]:
-        """E more local steps: the trained cohort, and each client's mean task loss, `[clients]`, on the host.
+    def train(self, cohort: Cohort, objective: Objective, phase: int, steps: int = 0) -> tuple[Cohort, Tensor]:
+        """E more local steps, or `steps` of them: the trained cohort, and each client's mean task loss, `[clients]`, on
+        the host.
 
         They start from `cohort.params` and `cohort.momentum`; `cohort.with_model(params)` starts another model with
         zero momentum. They see the same batches in the same order, and the same learning rate, as the phase's own local
