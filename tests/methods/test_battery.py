@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from factories import CLIENTS, DIM, HIDDEN, SEED, Post, Sent, digits, federation, overheard
+from factories import CLIENTS, DIM, HIDDEN, LAYERS, SEED, Post, Sent, digits, federation, overheard
 from pfedlms.engine import Federation
 from pfedlms.engine.method_check import check_method
 from pfedlms.methods import METHODS
@@ -42,6 +42,16 @@ def one_bit_each(client: int) -> Parts:
 
 def model(client: int) -> Parts:
     return [32 * DIM]
+
+
+def two_models(client: int) -> Parts:
+    """w and c, or θ_k and Δc_k."""
+    return [32 * DIM, 32 * DIM]
+
+
+def body(client: int) -> Parts:
+    """All but the last layer."""
+    return [32 * LAYERS[0]]
 
 
 def sketch(client: int) -> Parts:
@@ -144,6 +154,14 @@ class Case:
     settings: dict[str, Any] = field(default_factory=dict)
     learns_with: dict[str, Any] = field(default_factory=dict)
     """Settings for a dozen rounds on a model of 1,510 parameters, where they differ."""
+    shares: bool | None = None
+    """Whether all clients have one model after the answer; None: unless it is personal."""
+    keeps_momentum: bool | None = None
+    """Whether the local steps of a round continue with the momentum of the last; None: if it is personal."""
+
+    @property
+    def has_shared(self) -> bool:
+        return not self.personal if self.shares is None else self.shares
 
     def __str__(self) -> str:
         return "-".join([self.method, *(f"{key}={value}" for key, value in self.settings.items())])
@@ -156,6 +174,12 @@ CASES = [
     Case("local", True, nothing, nothing),
     Case("fedavg", False, model, model),
     Case("fedavg", False, model, model, {"server_step": 0.7, "server_momentum": 0.4}),
+    Case("fedprox", False, model, model),
+    Case("scaffold", False, two_models, two_models),
+    Case("ditto", True, model, model, shares=True, keeps_momentum=False),
+    Case("fedper", True, body, body, keeps_momentum=False),
+    Case("fedrep", True, body, body, {"body_steps": 1}, keeps_momentum=False),
+    Case("finetune", False, model, model, {"steps": 5}),
     Case("obda", False, one_bit_each, one_bit_each, learns_with={"step": 0.01}),
     Case("obcsaa", False, sketch_and_norm, model, learns_with=DENSE),
     Case("obcsaa", False, sketch_and_norm, mean_and_norm, {"downlink": "sum"}, DENSE),
@@ -252,7 +276,7 @@ def test_personal_or_global(case: Case) -> None:
     chosen = federation_of(case)
     chosen.start()
     assert METHODS[case.method].personal is case.personal
-    assert (chosen.play_round(evaluate_global=True).global_evaluation is None) is case.personal
+    assert (chosen.play_round(evaluate_global=True).global_evaluation is not None) is case.has_shared
 
 
 @every_case
@@ -270,10 +294,10 @@ def test_all_ends_have_the_same_global_model(case: Case, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(chosen.method, "global_model", listening)
     chosen.play_round(evaluate_global=True)
-    assert len(known) == (0 if case.personal else CLIENTS)
+    assert len(known) == (CLIENTS if case.has_shared else 0)
     server = chosen.state()["server"]
     known.extend([server["model"].numpy()] if "model" in server else [])
-    assert len({value.tobytes() for value in known}) == (0 if case.personal else 1)
+    assert len({value.tobytes() for value in known}) == (1 if case.has_shared else 0)
 
 
 @every_case
@@ -359,7 +383,7 @@ def test_momentum_stays_with_a_personal_model_only(case: Case) -> None:
         resumed.load({**state, "momentum": momentum})
         play(resumed, 1)
         params.append(resumed.state()["params"])
-    assert torch.equal(*params) is not case.personal
+    assert torch.equal(*params) is not (case.personal if case.keeps_momentum is None else case.keeps_momentum)
 
 
 @every_case
@@ -413,18 +437,21 @@ def _from(messages: list[Sent], sender: int) -> list[Sent]:
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 PULLED = [case for case in CASES if "strength" in {each.name for each in fields(METHODS[case.method].Settings)}]
+WITHOUT = {"fedprox": "fedavg"}
+"""What a method without strength is, where that is not `local`."""
 
 
 @pytest.mark.parametrize("case", PULLED, ids=str)
 def test_no_strength_is_local_exactly(case: Case) -> None:
-    """Messages still travel, but every client's model and momentum are those of local training, bit for bit; and with
-    some strength they are not."""
+    """Or FedAvg. Messages still travel, but every client's model and momentum are those of local training, bit for bit;
+    and with some strength they are not."""
+    momentum = 0.5 if case.keeps_momentum is None else 0.0
     alone, without, pulled = (
-        federation("local", momentum=0.5),
-        *(federation(case.method, momentum=0.5, **{**case.settings, "strength": each}) for each in (0.0, 0.01)),
+        federation(WITHOUT.get(case.method, "local"), momentum=momentum),
+        *(federation(case.method, momentum=momentum, **{**case.settings, "strength": each}) for each in (0.0, 0.01)),
     )
     for each in (alone, without, pulled):
         play(each)
     for name in ("params", "momentum"):
         assert torch.equal(without.state()[name], alone.state()[name])
-        assert not torch.equal(pulled.state()[name], alone.state()[name])
+    assert not torch.equal(pulled.state()["params"], alone.state()["params"])
