@@ -54,18 +54,19 @@ class Loop:
         parts = torch.autograd.grad(loss, list(self.module.parameters()))
         return torch.cat([part.flatten() for part in parts]) + DECAY * model
 
-    def batches(self, client: int, phase: int, steps: int = STEPS) -> list[Tensor]:
+    def batches(self, client: int, phase: int, steps: int = STEPS, each_phase: int = STEPS) -> list[Tensor]:
         own = self.data.train[client]
-        drawn = batch_positions(SEED, client, len(own), phase * STEPS, steps, BATCH)
+        drawn = batch_positions(SEED, client, len(own), phase * each_phase, steps, BATCH)
         return [torch.from_numpy(own[positions]) for positions in drawn]
 
     def steps(
         self, model: Tensor, client: int, phase: int, pull: Callable[[Tensor], Tensor] | None = None,
-        steps: int = STEPS, moves: slice = slice(None),
+        steps: int = STEPS, moves: slice = slice(None), each_phase: int = STEPS,
     ) -> Tensor:  # fmt: skip
-        """Steps from `model`; `pull` adds to the gradient, and only the entries in `moves` move."""
+        """Steps from `model`; `pull` adds to the gradient, and only the entries in `moves` move. A phase has
+        `each_phase` batches."""
         model = model.clone()
-        for samples in self.batches(client, phase, steps):
+        for samples in self.batches(client, phase, steps, each_phase):
             gradient = self.gradient(model, samples)
             gradient = gradient if pull is None else gradient + pull(model)
             model[moves] = model[moves] - RATE * gradient[moves]

@@ -13,6 +13,9 @@ from torch import Tensor
 from pfedlms.data.federated import FederatedData
 from pfedlms.rng import device_words, permutation, stream, streams
 
+First = int | NDArray[np.int64]
+"""The first of some steps: the same for all clients, or one number for each."""
+
 CROP = 4  # pixels an image is moved at most
 _LONG = 512  # samples per client, from which on a shuffle is worth keeping for the next round
 
@@ -57,10 +60,13 @@ class HostBatches:
         self._train = data.train
         self._positions = partial(batch_positions, seed, shuffle=lru_cache(maxsize=2 * data.clients)(shuffle))
 
-    def indices(self, clients: tuple[int, ...], first_step: int, steps: int, batch_size: int) -> Tensor:
+    def indices(self, clients: tuple[int, ...], first_step: First, steps: int, batch_size: int) -> Tensor:
         """Samples of steps first_step, first_step + 1, …: int64 `[steps, clients, batch]`, on the data's device."""
-        plan = first_step, steps, batch_size
-        own = [self._train[k][self._positions(k, len(self._train[k]), *plan)] for k in clients]
+        starts = np.broadcast_to(first_step, len(clients)).tolist()
+        own = [
+            self._train[k][self._positions(k, len(self._train[k]), first, steps, batch_size)]
+            for k, first in zip(clients, starts, strict=True)
+        ]
         return torch.from_numpy(np.stack(own, axis=1))
 
 
@@ -74,7 +80,7 @@ class DeviceBatches:
         self._starts = np.concatenate([[0], np.cumsum(self._sizes)[:-1]])
         self._held = torch.from_numpy(np.concatenate(data.train)).to(self._device)
 
-    def indices(self, clients: tuple[int, ...], first_step: int, steps: int, batch_size: int) -> Tensor:
+    def indices(self, clients: tuple[int, ...], first_step: First, steps: int, batch_size: int) -> Tensor:
         ids, first, count = np.array(clients), first_step * batch_size, steps * batch_size
         sizes = self._sizes[ids]
         epoch = first // sizes
@@ -115,10 +121,11 @@ class Augmentation:
     def __init__(self, seed: int, crop: bool, flip: bool) -> None:
         self._seed, self._crop, self._flip = seed, crop, flip
 
-    def draws(self, clients: tuple[int, ...], first_step: int, steps: int, batch_size: int, like: Tensor) -> Tensor:
+    def draws(self, clients: tuple[int, ...], first_step: First, steps: int, batch_size: int, like: Tensor) -> Tensor:
         """Moves down and right and whether to flip, for every place of a plan: int64 `[steps, 3, clients, batch]`."""
         keys = torch.from_numpy(streams(self._seed, "augment", np.array(clients)).view(np.int64)).to(like.device)
-        places = torch.arange(first_step * batch_size, (first_step + steps) * batch_size, device=like.device)
+        starts = torch.from_numpy(np.broadcast_to(first_step, len(clients)) * batch_size).to(like.device)
+        places = starts.unsqueeze(1) + torch.arange(steps * batch_size, device=like.device)
         word = device_words(keys.unsqueeze(1), places).view(len(clients), steps, batch_size).transpose(0, 1)
         # 16 bits for each move: ⌊bits (2 CROP + 1) / 2^16⌋ − CROP.
         down, right = (((word >> bits & 0xFFFF) * (2 * CROP + 1) >> 16) - CROP for bits in (0, 16))

@@ -27,8 +27,8 @@ _HOST = torch.device("cpu")
 _DTYPES = {np.float32: torch.float32, np.uint8: torch.uint8, np.bool_: torch.bool, np.int64: torch.int64}
 
 
-def guarded(method: Method) -> Method:
-    """The method, with exchanges that check what it returns."""
+def guarded(method: Method, weights: str = "samples") -> Method:
+    """The method, with exchanges that check what it returns; `weights` is `train.weights`."""
     with named(method):
         server = method.server_start()
         _expect_tensors("server_start", server)
@@ -38,7 +38,7 @@ def guarded(method: Method) -> Method:
             )
     last = len(method.exchanges) - 1
     method.exchanges = tuple(
-        GuardedExchange(method, each, index == last) for index, each in enumerate(method.exchanges)
+        GuardedExchange(method, each, index == last, weights) for index, each in enumerate(method.exchanges)
     )
     return method
 
@@ -55,8 +55,8 @@ def named(method: Method) -> Iterator[None]:
 class GuardedExchange(Exchange[Any]):
     """An exchange of a method; all that its functions return is checked."""
 
-    def __init__(self, method: Method, exchange: Exchange[Any], is_last: bool) -> None:
-        self._method, self._exchange, self._is_last = method, exchange, is_last
+    def __init__(self, method: Method, exchange: Exchange[Any], is_last: bool, weights: str) -> None:
+        self._method, self._exchange, self._is_last, self._weights = method, exchange, is_last, weights
         self._name = type(exchange).__name__
         self.up, self.down = exchange.up, exchange.down
         self._replied: tuple[int, Tensor, Tensor] | None = None
@@ -91,7 +91,8 @@ class GuardedExchange(Exchange[Any]):
         return self._exchange.server_open(server, round)
 
     def server_add(self, total: Any, ids: list[int], samples: list[int], values: Tensors) -> Any:
-        return self._exchange.server_add(total, ids, samples, values)
+        own = [1] * len(ids) if self._weights == "uniform" else samples
+        return self._exchange.server_add(total, ids, own, values)
 
     def server_reply(self, server: Tensors, total: Any, round: int) -> tuple[Tensors, Tensors]:
         where = f"{self._name}.server_reply"

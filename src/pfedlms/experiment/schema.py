@@ -171,8 +171,18 @@ class TrainSection:
         "names its sender; takes 3 messages; 0: no limit",
         minimum=0,
     )
-    local_steps: int = setting(
-        20, "E, steps of a client in a round", minimum=1, option="E", also="epochs local_epochs steps iterations"
+    weights: str = setting(
+        "samples",
+        "what a client counts for where the server takes a mean or a vote: its training samples N_k, or all the same",
+        choices=lambda: ["samples", "uniform"],
+    )
+    local_steps: int = setting(20, "E, steps of a client in a round", minimum=1, option="E", also="steps iterations")
+    local_epochs: float = setting(
+        0.0,
+        "passes of a client over its own samples in a round instead of E steps: ⌈epochs · N_k / batch⌉ steps; 0: E",
+        minimum=0,
+        option="N",
+        also="epochs",
     )
     batch_size: int = setting(64, "samples of one step", minimum=1, option="N", also="batch bs")
     learning_rate: float = setting(

@@ -27,7 +27,7 @@ from pfedlms.aggregate import WeightedMean
 from pfedlms.backend import to_device
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.models.layout import Layout
-from pfedlms.step.schedule import Schedule
+from pfedlms.step.schedule import Schedule, steps_of
 from pfedlms.wire.fields import Field, Message
 
 Total = TypeVar("Total")
@@ -59,7 +59,13 @@ class Task:
     momentum: float = 0.0
     """Of the local steps. A method that is only correct with plain SGD refuses others with `errors.UsageError`."""
     local_steps: int = 1
-    """E, the local steps of one phase."""
+    """E, the local steps of one phase, unless clients train for epochs; see `steps_of`."""
+    local_epochs: float = 0.0
+    batch_size: int = 1
+
+    def steps_of(self, samples: int) -> int:
+        """Local steps of a phase, of a client with so many training samples."""
+        return steps_of(samples, self.batch_size, self.local_steps, self.local_epochs)
 
     def rate(self, phase: int) -> float:
         """η of a phase's local steps; phase 0 is the start, phase r + 1 the steps of round r. `learning_rate` is its

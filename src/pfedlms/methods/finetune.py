@@ -59,7 +59,7 @@ class Finetune(FedAvg):
 
     def after_training(self, cohort: Cohort, phase: int, work: ClientWork) -> Cohort:
         tuned = cohort.with_model(cohort.state["shared"])
-        if self.settings.steps == self.task.local_steps:
+        if self.settings.steps == self.task.local_steps and not self.task.local_epochs:
             tuned = cohort  # E steps from w are those just taken
         elif self.settings.steps:
             tuned, _ = work.train(tuned, Objective(), phase, self.settings.steps)

@@ -103,8 +103,9 @@ class Scaffold(Tracked):
 
     def after_training(self, cohort: Cohort, phase: int, work: ClientWork) -> Cohort:
         control = cohort.heard.get("control", torch.zeros_like(cohort.params[0]))  # none before the first answer
-        walked = (cohort.state["model"] - cohort.params) / (self._steps(self.task.local_steps) * self.task.rate(phase))
-        change = walked - control
+        steps = [[self._steps(self.task.steps_of(samples))] for samples in cohort.samples]
+        walked = (cohort.state["model"] - cohort.params) / torch.tensor(steps, device=control.device)
+        change = walked / self.task.rate(phase) - control
         return cohort.with_state(control=cohort.state["control"] + change, change=change)
 
     def _steps(self, steps: int) -> float:
