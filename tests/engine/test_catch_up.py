@@ -23,6 +23,8 @@ TRACKED = [
     ("fetchsgd", {"answer": 0.02}),
     ("sketchvote", {"ratio": 0.5}),
     ("obda", {}),
+    ("sparseloco", {"density": 0.02}),
+    ("decomfl", {"perturbations": 2, "step": 0.01}),
 ]
 tracked = pytest.mark.parametrize(("method", "settings"), TRACKED)
 

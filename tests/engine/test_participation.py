@@ -189,9 +189,11 @@ TRACKED = [
     ("sketchvote", {"ratio": 1.0}),
     ("sketchmean", {}),
     ("fetchsgd", {}),
+    ("sparseloco", {}),
+    ("decomfl", {}),
     ("obcsaa", {"downlink": "sum"}),
 ]
-SPARSE = ("stc", "sketchmean", "fetchsgd")
+SPARSE = ("stc", "sketchmean", "fetchsgd", "sparseloco")
 
 
 def models_of(federation: Federation) -> dict[int, Tensor]:
@@ -227,6 +229,7 @@ def test_a_client_that_was_away_has_the_bits_of_one_that_stayed(
     dim = federation.model.layout.dim
     # sketchvote: all 1,024 + 256 rows of two padded layers, and a float each.
     payload = {"obda": packed_size(dim, 2), "zsign": packed_size(dim, CLIENTS + 1) + 4, "sketchvote": 1280 // 8 + 8}
+    payload["decomfl"] = 4 * 10  # one update along ten directions
     answer = HEADER_BYTES + payload.get(method, 0)
     model, answers = HEADER_BYTES + 4 * dim, 0
     for round in range(missed + 3):

@@ -137,6 +137,17 @@ def entries(client: int) -> Parts:
     return [32 * 15]
 
 
+def codes_and_levels(client: int) -> Parts:
+    """One chunk for each layer: ⌊1,300 / 100⌋ and ⌊210 / 100⌋ codes of 2 bits, and four values for each layer. As many
+    positions as in `ternary`, of as many entries."""
+    return [2 * (13 + 2), 32 * 4 * 2]
+
+
+def slopes(client: int) -> Parts:
+    """Of two updates along three directions."""
+    return [32 * 2 * 3]
+
+
 def counts(client: int) -> Parts:
     """Six values a count: blocks of 17 in bit_length(6^17 − 1) = 44 bits; 1,510 = 88 · 17 + 14, and 6^14 − 1 has 37.
     Then the number of senders."""
@@ -189,6 +200,15 @@ CASES = [
     Case("stc", False, ternary, ternary, learns_with={"sparsity": 0.1}),
     Case("stc", False, ternary, ternary, {"gain": 1.5, "server_momentum": 0.3}, {"sparsity": 0.1}),
     Case("stc", False, ternary, ternary, {"server_optimizer": "adam", "gain": 0.02}, {"sparsity": 0.3, "gain": 0.03}),
+    Case("sparseloco", False, codes_and_levels, codes_and_levels, learns_with={"density": 0.1}),
+    Case(
+        "decomfl",
+        False,
+        slopes,
+        slopes,
+        {"updates": 2, "perturbations": 3},
+        {"updates": 5, "perturbations": 60, "step": 0.05},
+    ),
     Case("fetchsgd", False, table, entries, {"answer": 0.01}, {"columns": 0.2, "answer": 0.1}),
     Case("sketchmean", False, votes, ternary_and_scales, {"answer": 0.01}, {"ratio": 0.5, "answer": 0.1}),
     Case("zsign", False, one_bit_each, model, learns_with={"sigma": 0.5}),

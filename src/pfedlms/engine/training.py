@@ -252,6 +252,22 @@ class LocalWorker:
             total += gradients * (chosen[-1, :, :1] > 0) if self._train.local_epochs else gradients
         return replace(cohort, params=total), losses / len(plan)
 
+    def losses(self, cohort: Cohort, params: Tensor, round: int, step: int) -> Tensor:
+        """See `ClientWork`."""
+        plan, found = self.plan(cohort, round + 1), torch.empty(len(params), device=params.device)
+        x, y = self._training_samples(plan[step]), self._data.y[plan[step, 0]]
+        buffers = {name: value.clone() for name, value in cohort.buffers.items()}
+
+        def measure(rows: slice) -> None:
+            own = {name: value[rows] for name, value in buffers.items()}
+            with torch.no_grad():
+                outputs, _ = self._model.forward(params[rows], own, x[rows], training=True)
+                found[rows] = self._criterion.measured(outputs, y[rows])[1].mean(dim=1)
+
+        with seeded_modules(rng.stream(self._seed, "module", round + 1, cohort.ids[0]), self._model.device):
+            spread(measure, self._model.parts(len(params)))
+        return found
+
     def class_features(self, cohort: Cohort) -> tuple[Tensor, Tensor]:
         """See `ClientWork`."""
         clients, classes = len(cohort.ids), self._data.classes

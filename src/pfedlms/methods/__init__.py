@@ -12,6 +12,7 @@ from pfedlms.methods.contract import (
     Tracked,
     go_on_from,
 )
+from pfedlms.methods.decomfl import DeComFL
 from pfedlms.methods.ditto import Ditto
 from pfedlms.methods.eden import EDEN
 from pfedlms.methods.fedavg import FedAvg
@@ -29,12 +30,13 @@ from pfedlms.methods.pfedlms import PFedLMS
 from pfedlms.methods.scaffold import Scaffold
 from pfedlms.methods.sketchmean import SketchMean
 from pfedlms.methods.sketchvote import SketchVote
+from pfedlms.methods.sparseloco import SparseLoCo
 from pfedlms.methods.stc import STC
 from pfedlms.methods.zsign import ZSign
 
 _ALL: tuple[type[Method], ...] = (
-    SketchVote, SketchMean, PFedLMS, PFed1BS, FedAvg, FedProx, Scaffold, STC, FetchSGD, EDEN, ZSign, OBCSAA, OBDA,
-    Ditto, FedPer, FedRep, FedProto, Finetune, Local,
+    SketchVote, SketchMean, PFedLMS, PFed1BS, FedAvg, FedProx, Scaffold, STC, SparseLoCo, FetchSGD, EDEN, ZSign,
+    OBCSAA, OBDA, DeComFL, Ditto, FedPer, FedRep, FedProto, Finetune, Local,
 )  # fmt: skip
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 

@@ -91,6 +91,11 @@ class ClientWork(Protocol):
         steps."""
         ...
 
+    def losses(self, cohort: Cohort, params: Tensor, round: int, step: int) -> Tensor:
+        """Task loss at `params: [clients, dim]` on the batch of one of the round's local steps, `[clients]`, on the
+        clients' device: a forward pass as in training, after which running statistics are as before."""
+        ...
+
     def class_features(self, cohort: Cohort) -> tuple[Tensor, Tensor]:
         """Mean features of every class, `[clients, classes, width]` (zero where absent), and the number of training
         samples of it, `[clients, classes]`."""
