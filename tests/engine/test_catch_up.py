@@ -77,7 +77,7 @@ def test_bytes_are_the_fewest_of_all_forms(method: str, settings: dict[str, Any]
         sent = report.traffic.down_payload + report.traffic.down_framing
         answers.append(sent // len(report.participants))
         history.append(bits())
-    sparse = method in ("sketchmean", "fetchsgd") or settings.get("gain") == 2.0
+    sparse = method in ("sketchmean", "fetchsgd", "sparseloco") or settings.get("gain") == 2.0
     assert used == ({"answers", "changes"} if sparse else {"answers"})
 
 
