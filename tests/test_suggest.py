@@ -20,7 +20,7 @@ OPTIONS = ["--clients", "4", "--local-steps", "2", "--batch-size", "8", "--set",
     [
         (["run", "--client", "5"], "did you mean --clients?"),
         (["run", "--lr", "0.1"], "did you mean --learning-rate?"),
-        (["sweep", "--epochs", "5"], "did you mean --local-steps?"),
+        (["sweep", "--epochs", "5"], "did you mean --local-epochs?"),
         (["run", "--fraction", "0.1"], "did you mean --participation?"),
         (["run", "--methods", "fedavg"], "did you mean --method?"),
         (["compare", "--method", "fedavg"], "did you mean --methods?"),

@@ -11,14 +11,26 @@ import torch
 from torch import Tensor
 
 import factories
-from own_methods import Averaged, Corrected, Ditto, FedProx, Proximal, Scaffold
 from pfedlms.aggregate import WeightedMean
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.engine.method_check import check_method
 from pfedlms.errors import ConfigError, MethodError
 from pfedlms.methods import METHODS
-from pfedlms.methods.contract import Exchange, Method, Objective, PerClient, Task, Tracked, go_on_from
+from pfedlms.methods.contract import (
+    Exchange,
+    FieldMeans,
+    Means,
+    Method,
+    Objective,
+    PerClient,
+    Task,
+    Tracked,
+    go_on_from,
+)
+from pfedlms.methods.ditto import Ditto
+from pfedlms.methods.fedprox import FedProx, Proximal
 from pfedlms.methods.local import Local
+from pfedlms.methods.scaffold import Corrected, Scaffold
 from pfedlms.settings import setting
 from pfedlms.wire import Floats, Message, Symbols
 
@@ -70,6 +82,23 @@ class UnmarkedSecond(Ditto):
     def after_training(self, cohort: Cohort, phase: int, work: Any) -> Cohort:
         work.train(cohort, Proximal(cohort.params, 0.1), phase)  # type: ignore[arg-type]
         return cohort
+
+
+class Averaged(FieldMeans):
+    """↑ θ_k      ↓ w = Σ p_k θ_k"""
+
+    def __init__(self, dim: int) -> None:
+        self.up, self.down = (Message(kind, (Floats("model", dim),)) for kind in (0, 1))
+
+    def client_send(self, cohort: Cohort, round: int, work: Any) -> Any:
+        return cohort, {"model": cohort.params}
+
+    def server_reply(self, server: Tensors, total: Means, round: int) -> Any:
+        model = total["model"].result().float()
+        return {"model": model}, {"model": model}
+
+    def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Any:
+        return go_on_from(cohort, values["model"])
 
 
 class Mean(Averaged):
@@ -354,8 +383,9 @@ class MissedControl(Scaffold):
             return {**server, "model": model}, {"model": model, "step": model - server["model"]}
 
         def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
-            after = go_on_from(cohort, values["model"])
-            return after.with_state(control=cohort.state["control"] + values["step"]).with_heard(control=values["step"])
+            control, nothing = cohort.state["control"] + values["step"], torch.zeros_like(cohort.params)
+            after = go_on_from(cohort, values["model"]).with_state(control=control, change=nothing)
+            return after.with_heard(control=values["step"])
 
     def __init__(self, task: Task, settings: Any) -> None:
         super().__init__(task, settings)

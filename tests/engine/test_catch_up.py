@@ -22,6 +22,8 @@ TRACKED = [
     ("fetchsgd", {"answer": 0.02}),
     ("sketchvote", {"ratio": 0.5}),
     ("obda", {}),
+    ("sparseloco", {"density": 0.02}),
+    ("decomfl", {"perturbations": 2, "step": 0.01}),
 ]
 tracked = pytest.mark.parametrize(("method", "settings"), TRACKED)
 
@@ -74,7 +76,7 @@ def test_bytes_are_the_fewest_of_all_forms(method: str, settings: dict[str, Any]
         sent = report.traffic.down_payload + report.traffic.down_framing
         answers.append(sent // len(report.participants))
         history.append(bits())
-    sparse = method in ("sketchmean", "fetchsgd") or settings.get("gain") == 2.0
+    sparse = method in ("sketchmean", "fetchsgd", "sparseloco") or settings.get("gain") == 2.0
     assert used == ({"answers", "changes"} if sparse else {"answers"})
 
 

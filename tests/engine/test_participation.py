@@ -122,9 +122,11 @@ TRACKED = [
     ("sketchvote", {"ratio": 1.0}),
     ("sketchmean", {}),
     ("fetchsgd", {}),
+    ("sparseloco", {}),
+    ("decomfl", {}),
     ("obcsaa", {"downlink": "sum"}),
 ]
-SPARSE = ("stc", "sketchmean", "fetchsgd")
+SPARSE = ("stc", "sketchmean", "fetchsgd", "sparseloco")
 
 
 def models_of(federation: Federation) -> dict[int, Tensor]:
@@ -162,6 +164,7 @@ def test_a_client_that_was_away_has_the_bits_of_one_that_stayed(
     dim = federation.model.layout.dim
     # sketchvote: all 1,024 + 256 rows of two padded layers, and a float each.
     payload = {"obda": packed_size(dim, 2), "zsign": packed_size(dim, CLIENTS + 1) + 4, "sketchvote": 1280 // 8 + 8}
+    payload["decomfl"] = 4 * 10  # one update along ten directions
     answer = HEADER_BYTES + payload.get(method, 0)
     model, answers = HEADER_BYTES + 4 * dim, 0
     for round in range(missed + 3):
@@ -238,8 +241,10 @@ def test_who_loses_the_answer_sits_the_phase_out(method: str, digits: FederatedD
     assert federation.evaluate().ids == report.participants
     kept = federation.state()["away"]
     assert kept["ids"].tolist() == [1]
-    if federation.method.personal:
-        assert torch.equal(kept["params"][0], before["params"][1])
+    if federation.method.personal:  # its model, or the part of it that the answer does not replace
+        parts = {name: kept[name] for name in ("params", *before["state"]) if name in kept}
+        assert parts
+        assert all(torch.equal(own[0], (before["state"] | before)[name][1]) for name, own in parts.items())
     assert report.unheard == len(federation.method.exchanges[:1])
     assert federation.play_round().participants == tuple(range(CLIENTS))
 

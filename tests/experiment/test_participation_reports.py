@@ -132,7 +132,17 @@ def test_bits_of_a_round_are_those_of_participants(capsys: pytest.CaptureFixture
     assert main(["bits", "--set", "train.participation=0.25"]) == 0
     lines = capsys.readouterr().out.splitlines()
     marked = [line.split()[0].rstrip(",") for line in lines if re.search(r" \+ *$", line)]
-    assert set(marked) == {"zsign", "obcsaa", "obda", "stc", "sketchvote", "sketchmean", "fetchsgd"}
+    assert set(marked) == {
+        "zsign",
+        "obcsaa",
+        "obda",
+        "stc",
+        "sketchvote",
+        "sketchmean",
+        "fetchsgd",
+        "sparseloco",
+        "decomfl",
+    }
 
 
 def summary_of(method: str, seed: int, everyone: float | None, catch_up: int, participation: float) -> dict[str, Any]:

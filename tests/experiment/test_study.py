@@ -54,7 +54,7 @@ def test_a_problem_is_what_its_parts_are() -> None:
 
 @pytest.mark.parametrize(
     ("given", "meant"),
-    [("lr", "learning_rate"), ("epochs", "local_steps"), ("batch", "batch_size"), ("num_clients", "clients"),
+    [("lr", "learning_rate"), ("epochs", "local_epochs"), ("batch", "batch_size"), ("num_clients", "clients"),
      ("n_rounds", "rounds"), ("fraction_fit", "participation"), ("wd", "weight_decay"), ("gpu", "device")],
 )  # fmt: skip
 def test_usual_names_are_answered_with_ours(given: str, meant: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from factories import CLIENTS, DIM, HIDDEN, SEED, Post, Sent, digits, federation, overheard
+from factories import CLIENTS, DIM, HIDDEN, LAYERS, SEED, Post, Sent, digits, federation, overheard
 from pfedlms.engine import Federation
 from pfedlms.engine.method_check import check_method
 from pfedlms.methods import METHODS
@@ -52,6 +52,11 @@ TABLE = [32 * 5 * 30]  # 5 rows of ⌊1,510 / 50⌋ columns
 # Six values per count: blocks of 17 in bit_length(6^17 − 1) = 44 bits; 1,510 = 88 · 17 + 14, and 6^14 − 1 has 37. Then
 # the number of senders.
 COUNTS = [88 * 44 + 37, 32]
+BODY = [32 * LAYERS[0]]  # all but the last layer
+# One chunk for each layer: ⌊1,300 / 100⌋ and ⌊210 / 100⌋ codes of 2 bits, and four values for each layer. As many
+# positions as in TERNARY, of as many entries.
+CODES_AND_LEVELS = [2 * (13 + 2), 32 * 4 * 2]
+SLOPES = [32 * 2 * 3]  # of two updates along three directions
 
 
 def rotated(bits: int) -> Parts:
@@ -79,6 +84,14 @@ class Case:
     settings: dict[str, Any] = field(default_factory=dict)
     learns_with: dict[str, Any] = field(default_factory=dict)
     """Settings for a dozen rounds on a model of 1,510 parameters, where they differ."""
+    shares: bool | None = None
+    """Whether all clients have one model after the answer; None: unless it is personal."""
+    keeps_momentum: bool | None = None
+    """Whether the local steps of a round continue with the momentum of the last; None: if it is personal."""
+
+    @property
+    def has_shared(self) -> bool:
+        return not self.personal if self.shares is None else self.shares
 
     def __str__(self) -> str:
         return "-".join([self.method, *(f"{key}={value}" for key, value in self.settings.items())])
@@ -91,6 +104,12 @@ CASES = [
     Case("local", True, [], []),
     Case("fedavg", False, MODEL, MODEL),
     Case("fedavg", False, MODEL, MODEL, {"server_step": 0.7, "server_momentum": 0.4}),
+    Case("fedprox", False, MODEL, MODEL),
+    Case("scaffold", False, [*MODEL, *MODEL], [*MODEL, *MODEL]),
+    Case("ditto", True, MODEL, MODEL, shares=True, keeps_momentum=False),
+    Case("fedper", True, BODY, BODY, keeps_momentum=False),
+    Case("fedrep", True, BODY, BODY, {"body_steps": 1}, keeps_momentum=False),
+    Case("finetune", False, MODEL, MODEL, {"steps": 5}),
     Case("obda", False, ONE_BIT_EACH, ONE_BIT_EACH, learns_with={"step": 0.01}),
     Case("obcsaa", False, [*SKETCH, 32], MODEL, learns_with=DENSE),
     Case("obcsaa", False, [*SKETCH, 32], MEAN_OF_SKETCHES, {"downlink": "sum"}, DENSE),
@@ -100,6 +119,15 @@ CASES = [
     Case("stc", False, TERNARY, TERNARY, learns_with={"sparsity": 0.1}),
     Case("stc", False, TERNARY, TERNARY, {"gain": 1.5, "server_momentum": 0.3}, {"sparsity": 0.1}),
     Case("stc", False, TERNARY, TERNARY, {"server_optimizer": "adam", "gain": 0.02}, {"sparsity": 0.3, "gain": 0.03}),
+    Case("sparseloco", False, CODES_AND_LEVELS, CODES_AND_LEVELS, learns_with={"density": 0.1}),
+    Case(
+        "decomfl",
+        False,
+        SLOPES,
+        SLOPES,
+        {"updates": 2, "perturbations": 3},
+        {"updates": 5, "perturbations": 60, "step": 0.05},
+    ),
     Case("fetchsgd", False, TABLE, ENTRIES, {"answer": 0.01}, {"columns": 0.2, "answer": 0.1}),
     Case("sketchmean", False, VOTES, [*TERNARY, 64], {"answer": 0.01}, {"ratio": 0.5, "answer": 0.1}),
     Case("zsign", False, ONE_BIT_EACH, MODEL, learns_with={"sigma": 0.5}),
@@ -197,11 +225,11 @@ def test_all_ends_have_the_same_global_model(case: Case, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(chosen.method, "global_model", listening)
     measured = chosen.play_round(evaluate_global=True).global_evaluation
-    assert (METHODS[case.method].personal, measured is None) == (case.personal, case.personal)
-    assert len(known) == (0 if case.personal else CLIENTS)
+    assert (METHODS[case.method].personal, measured is not None) == (case.personal, case.has_shared)
+    assert len(known) == (CLIENTS if case.has_shared else 0)
     server = chosen.state()["server"]
     known.extend([server["model"].numpy()] if "model" in server else [])
-    assert len({value.tobytes() for value in known}) == (0 if case.personal else 1)
+    assert len({value.tobytes() for value in known}) == (1 if case.has_shared else 0)
 
 
 @every_case
@@ -287,7 +315,7 @@ def test_momentum_stays_with_a_personal_model_only(case: Case) -> None:
         resumed.load({**state, "momentum": momentum})
         play(resumed, 1)
         params.append(resumed.state()["params"])
-    assert torch.equal(*params) is not case.personal
+    assert torch.equal(*params) is not (case.personal if case.keeps_momentum is None else case.keeps_momentum)
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------
@@ -329,21 +357,24 @@ def _from(messages: list[Sent], sender: int) -> list[Sent]:
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 PULLED = [case for case in CASES if "strength" in {each.name for each in fields(METHODS[case.method].Settings)}]
+WITHOUT = {"fedprox": "fedavg"}
+"""What a method without strength is, where that is not `local`."""
 
 
 @pytest.mark.parametrize("case", PULLED, ids=str)
 def test_no_strength_is_local_exactly(case: Case) -> None:
-    """Messages still travel, but every client's model and momentum are those of local training, bit for bit; and with
-    some strength they are not."""
+    """Or FedAvg. Messages still travel, but every client's model and momentum are those of local training, bit for bit;
+    and with some strength they are not."""
+    momentum = 0.5 if case.keeps_momentum is None else 0.0
     alone, without, pulled = (
-        federation("local", momentum=0.5),
-        *(federation(case.method, momentum=0.5, **{**case.settings, "strength": each}) for each in (0.0, 0.01)),
+        federation(WITHOUT.get(case.method, "local"), momentum=momentum),
+        *(federation(case.method, momentum=momentum, **{**case.settings, "strength": each}) for each in (0.0, 0.01)),
     )
     for each in (alone, without, pulled):
         play(each)
     for name in ("params", "momentum"):
         assert torch.equal(without.state()[name], alone.state()[name])
-        assert not torch.equal(pulled.state()[name], alone.state()[name])
+    assert not torch.equal(pulled.state()["params"], alone.state()["params"])
 
 
 @pytest.mark.parametrize("method", ["sketchvote", "sketchmean"])

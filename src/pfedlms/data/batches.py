@@ -14,6 +14,9 @@ from pfedlms.data.federated import FederatedData
 from pfedlms.data.partition import sizes_of
 from pfedlms.rng import device_words, permutation, stream, streams
 
+First = int | NDArray[np.int64]
+"""The first of some steps: the same for all clients, or one number for each."""
+
 CROP = 4  # pixels an image is moved at most
 _LONG = 512  # samples per client, from which on a shuffle is worth keeping for the next round
 
@@ -58,11 +61,14 @@ class HostBatches:
         self._train, self._find = data.train, data.find
         self._positions = partial(batch_positions, seed, shuffle=lru_cache(maxsize=2 * data.clients)(shuffle))
 
-    def indices(self, clients: tuple[int, ...], first_step: int, steps: int, batch_size: int) -> Tensor:
+    def indices(self, clients: tuple[int, ...], first_step: First, steps: int, batch_size: int) -> Tensor:
         """Samples of steps first_step, first_step + 1, …: int64 `[steps, clients, batch]`, on the data's device."""
-        plan = first_step, steps, batch_size
+        starts = np.broadcast_to(first_step, len(clients)).tolist()
         self._find(clients)
-        own = [self._train[k][self._positions(k, len(self._train[k]), *plan)] for k in clients]
+        own = [
+            self._train[k][self._positions(k, len(self._train[k]), first, steps, batch_size)]
+            for k, first in zip(clients, starts, strict=True)
+        ]
         return torch.from_numpy(np.stack(own, axis=1))
 
 
@@ -76,7 +82,7 @@ class DeviceBatches:
         self._clients: tuple[int, ...] = ()
         self._held = torch.empty(0)
 
-    def indices(self, clients: tuple[int, ...], first_step: int, steps: int, batch_size: int) -> Tensor:
+    def indices(self, clients: tuple[int, ...], first_step: First, steps: int, batch_size: int) -> Tensor:
         ids, first, count = np.array(clients), first_step * batch_size, steps * batch_size
         sizes = self._sizes[ids]
         if clients != self._clients:
@@ -121,10 +127,11 @@ class Augmentation:
     def __init__(self, seed: int, crop: bool, flip: bool) -> None:
         self._seed, self._crop, self._flip = seed, crop, flip
 
-    def draws(self, clients: tuple[int, ...], first_step: int, steps: int, batch_size: int, like: Tensor) -> Tensor:
+    def draws(self, clients: tuple[int, ...], first_step: First, steps: int, batch_size: int, like: Tensor) -> Tensor:
         """Moves down and right and whether to flip, for every place of a plan: int64 `[steps, 3, clients, batch]`."""
         keys = torch.from_numpy(streams(self._seed, "augment", np.array(clients)).view(np.int64)).to(like.device)
-        places = torch.arange(first_step * batch_size, (first_step + steps) * batch_size, device=like.device)
+        starts = torch.from_numpy(np.broadcast_to(first_step, len(clients)) * batch_size).to(like.device)
+        places = starts.unsqueeze(1) + torch.arange(steps * batch_size, device=like.device)
         word = device_words(keys.unsqueeze(1), places).view(len(clients), steps, batch_size).transpose(0, 1)
         # 16 bits for each move: ⌊bits (2 CROP + 1) / 2^16⌋ − CROP.
         down, right = (((word >> bits & 0xFFFF) * (2 * CROP + 1) >> 16) - CROP for bits in (0, 16))

@@ -27,8 +27,8 @@ _HOST = torch.device("cpu")
 _DTYPES = {np.float32: torch.float32, np.uint8: torch.uint8, np.bool_: torch.bool, np.int64: torch.int64}
 
 
-def guarded(method: Method) -> Method:
-    """The method, with exchanges that check what it returns."""
+def guarded(method: Method, weights: str = "samples") -> Method:
+    """The method, with exchanges that check what it returns; `weights` is `train.weights`."""
     with named(method, "server_start"):
         server = method.server_start()
         _expect_tensors("server_start", server)
@@ -40,7 +40,7 @@ def guarded(method: Method) -> Method:
         setattr(method, name, _naming(method, name))
     last = len(method.exchanges) - 1
     method.exchanges = tuple(
-        GuardedExchange(method, each, index == last) for index, each in enumerate(method.exchanges)
+        GuardedExchange(method, each, index == last, weights) for index, each in enumerate(method.exchanges)
     )
     return method
 
@@ -74,8 +74,8 @@ def _naming(method: Method, function: str) -> Callable[..., Any]:
 class GuardedExchange(Exchange[Any]):
     """An exchange of a method; all that its functions return is checked."""
 
-    def __init__(self, method: Method, exchange: Exchange[Any], is_last: bool) -> None:
-        self._method, self._exchange, self._is_last = method, exchange, is_last
+    def __init__(self, method: Method, exchange: Exchange[Any], is_last: bool, weights: str) -> None:
+        self._method, self._exchange, self._is_last, self._weights = method, exchange, is_last, weights
         self._name = exchange.__class__.__name__
         self.up, self.down = exchange.up, exchange.down
         self._replied: tuple[int, Tensor, Tensor] | None = None
@@ -112,8 +112,9 @@ class GuardedExchange(Exchange[Any]):
             return self._exchange.server_open(server, round)
 
     def server_add(self, total: Any, ids: list[int], samples: list[int], values: Tensors) -> Any:
+        own = [1] * len(ids) if self._weights == "uniform" else samples
         with named(self._method, f"{self._name}.server_add"):
-            return self._exchange.server_add(total, ids, samples, values)
+            return self._exchange.server_add(total, ids, own, values)
 
     def server_reply(self, server: Tensors, total: Any, round: int) -> tuple[Tensors, Tensors]:
         where = f"{self._name}.server_reply"

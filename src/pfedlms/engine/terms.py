@@ -27,7 +27,7 @@ class Terms:
         train: TrainSettings, seed: int,
     ) -> None:  # fmt: skip
         self.participation = Participation(clients, train.participation, seed)
-        self.method = guarded(method(task_of(model, classes, self.participation, train, seed), settings))
+        self.method = guarded(method(task_of(model, classes, self.participation, train, seed), settings), train.weights)
         if (self.method.about_last_steps or self.method.tracks) and len(self.method.exchanges) != 1:
             raise ValueError(f"method: {method.name} is about the last steps, or tracks a model: it has one exchange")
         self.model, self.train, self.seed = model, train, seed
@@ -57,6 +57,8 @@ def task_of(model: CohortModel, classes: int, participation: Participation, trai
         optimizer=train.optimizer,
         momentum=train.momentum,
         local_steps=train.local_steps,
+        local_epochs=train.local_epochs,
+        batch_size=train.batch_size,
         statistics=tuple(
             (name, value.numel()) for name, value in model.initial_buffers.items() if value.is_floating_point()
         ),

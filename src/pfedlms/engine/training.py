@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,6 +12,7 @@ from weakref import WeakMethod
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedlms import rng
@@ -38,7 +39,7 @@ from pfedlms.methods.contract import Method, Objective
 from pfedlms.models.forward import CohortModel
 from pfedlms.models.streams import overlapped
 from pfedlms.step import Rate, adamw_step_, clip_, kept_numbers, sgd_step_
-from pfedlms.step.schedule import Schedule
+from pfedlms.step.schedule import Schedule, steps_of
 
 _EVALUATION_BATCH = 256
 _EVALUATION_TOKENS = 4096  # of windows of tokens, each of which has an output per entry of the vocabulary
@@ -69,6 +70,12 @@ class TrainSettings:
     floor: float = 0.0
     max_weight: float = 1.0
     max_scale: float = 0.0
+    local_epochs: float = 0.0
+    weights: str = "samples"
+
+    def steps_of(self, samples: int) -> int:
+        """Local steps of a phase, of a client with so many training samples."""
+        return steps_of(samples, self.batch_size, self.local_steps, self.local_epochs)
 
     @property
     def rates(self) -> Schedule:
@@ -99,6 +106,7 @@ class LocalWorker:
         self._augmentation = Augmentation(seed, crop, flip) if crop or flip else None
         # One client after another is the reference, which runs without recordings.
         recorded = (largest > 1 or data.clients == 1) and backend_of(model.initial) == "gpu" and criterion.stacks
+        self._recorded = recorded
         # Weakly, so that a run's memory is free when the run is, and not when Python next looks for cycles.
         steps, gradients = weakly(self._steps), weakly(self._gradients)
         self._run_steps = Replayed(steps, largest) if recorded else steps
@@ -121,15 +129,15 @@ class LocalWorker:
             check_same_clients("after_training", trained, after)
             return after, losses
 
-    def train(self, cohort: Cohort, objective: Objective, phase: int) -> tuple[Cohort, Tensor]:
+    def train(self, cohort: Cohort, objective: Objective, phase: int, steps: int = 0) -> tuple[Cohort, Tensor]:
         """See `ClientWork`."""
         check_given_objective(objective, cohort)
-        trained, losses = self._launch(cohort, objective, phase)
+        trained, losses = self._launch(cohort, objective, phase, steps)
         return trained, losses()
 
-    def _launch(self, cohort: Cohort, objective: Objective, phase: int) -> tuple[Cohort, Wait]:
-        """The E local steps of one cohort."""
-        plan = self.plan(cohort, phase)
+    def _launch(self, cohort: Cohort, objective: Objective, phase: int, steps: int = 0) -> tuple[Cohort, Wait]:
+        """The E local steps of one cohort, or `steps` of them."""
+        plan = self._drawn(cohort.ids, phase, steps) if steps else self.plan(cohort, phase)
         with seeded_modules(rng.stream(self._seed, "module", phase, cohort.ids[0]), self._model.device):
             trained, losses = self._in_parts(cohort, plan, objective, self._rate(phase))
         if cohort.params.is_cuda and len(cohort.ids) == self._participation.count:
@@ -153,8 +161,9 @@ class LocalWorker:
         return torch.tensor(rate, dtype=torch.float32, device=self._model.device) if on_device else rate
 
     def plan(self, cohort: Cohort, phase: int) -> Tensor:
-        """Every client's samples in the steps of a phase: `[steps, 1, clients, batch]`, indices; with augmentation
-        `[steps, 4, clients, batch]`, indices and how the samples are changed."""
+        """Every client's samples in the steps of a phase: `[steps, parts, clients, batch]`. The parts are indices; with
+        augmentation three more, how the samples are changed; with epochs one more, 0 in the steps that a client does
+        not take."""
         wanted = cohort.ids, phase
         plan = self._plans.get(wanted)
         if plan is None:
@@ -162,12 +171,33 @@ class LocalWorker:
         self._plans = {key: kept for key, kept in self._plans.items() if key[1] > phase} | {wanted: plan}
         return plan
 
-    def _drawn(self, ids: tuple[int, ...], phase: int) -> Tensor:
-        steps, size = self._train.local_steps, self._train.batch_size
-        indices = self._batches.indices(ids, phase * steps, steps, size).unsqueeze(1)
-        if self._augmentation is None:
-            return indices
-        return torch.cat([indices, self._augmentation.draws(ids, phase * steps, steps, size, indices)], dim=1)
+    def _drawn(self, ids: tuple[int, ...], phase: int, steps: int = 0) -> Tensor:
+        """The plan of E steps, or of `steps` that begin with the same samples."""
+        size, epochs = self._train.batch_size, self._train.local_epochs > 0
+        own = self._steps_of(ids) if epochs else np.array(self._train.local_steps)
+        most = steps or self._most_steps(int(own.max()))
+        parts = [self._batches.indices(ids, phase * own, most, size).unsqueeze(1)]
+        if self._augmentation is not None:
+            parts.append(self._augmentation.draws(ids, phase * own, most, size, parts[0]))
+        if epochs:
+            takes = torch.arange(most).unsqueeze(1) < torch.from_numpy(np.maximum(own, steps))
+            parts.append(takes.long().to(parts[0].device)[:, None, :, None].expand_as(parts[0]))
+        return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+
+    def _steps_of(self, ids: tuple[int, ...]) -> NDArray[np.int64]:
+        """Local steps of every client, where they train for epochs."""
+        samples = self._data.samples
+        return np.array([self._train.steps_of(samples[client]) for client in ids])
+
+    def _most_steps(self, needed: int) -> int:
+        """Steps of a plan in which the client with most samples takes `needed`. Recorded steps have few lengths: the
+        largest of all clients, half of it, a quarter, …"""
+        if not (self._train.local_epochs and self._recorded):
+            return needed
+        most = self._train.steps_of(max(self._data.samples))
+        while most // 2 >= needed:
+            most //= 2
+        return most
 
     def _in_parts(self, cohort: Cohort, plan: Tensor, objective: Objective, rate: Rate) -> tuple[Cohort, Tensor]:
         """All steps of some clients, then of the next ones, in the parts that suit the model."""
@@ -193,12 +223,14 @@ class LocalWorker:
         buffers = {name: value.clone() for name, value in cohort.buffers.items()}
         losses, gradients = torch.zeros(len(params), device=params.device), torch.empty_like(params)
         targets, minimised = self._data.y[plan[:, 0]], partial(self._criterion.minimised, splitter(objective))
+        uneven = settings.local_epochs > 0
         for step, (chosen, y) in enumerate(zip(plan, targets, strict=True)):
             pull, x = partial(checked_gradient, objective, params), self._training_samples(chosen)
             task = partial(self._model.gradient, gradients, params, buffers, x, y, minimised, objective.needs_features)
             # The pull depends only on the models, so it is computed in parallel with the gradient of the loss.
+            before = [value.clone() for value in (params, momentum, *buffers.values())] if uneven else []
             extra, loss = overlapped(pull, task, self._model.device, "pull")
-            losses += loss
+            losses += torch.where(chosen[-1, :, 0] > 0, loss, 0.0) if uneven else loss
             if settings.clip:
                 clip_(gradients, extra, settings.clip)
                 extra = None
@@ -207,14 +239,21 @@ class LocalWorker:
             else:
                 sgd_step_(params, gradients, extra, momentum, rate, settings.momentum, settings.weight_decay)
             params = checked_step(objective, params, step)
-        return replace(cohort, params=params, momentum=momentum, buffers=buffers), losses / len(plan)
+            if uneven:  # clients that have taken all their steps stay as they were
+                after = (params, momentum, *buffers.values())
+                params, momentum, *rest = _of_takers(chosen[-1, :, 0] > 0, after, before)
+                buffers = dict(zip(buffers, rest, strict=True))
+        taken = plan[:, -1, :, 0].sum(dim=0) if uneven else len(plan)
+        return replace(cohort, params=params, momentum=momentum, buffers=buffers), losses / taken
 
     def mean_gradient(self, cohort: Cohort, params: Tensor, round: int) -> Tensor:
         """See `ClientWork`; running statistics are left as they are."""
         start, plan = cohort.with_model(params), self.plan(cohort, round + 1)
         with seeded_modules(rng.stream(self._seed, "module", round + 1, cohort.ids[0]), self._model.device):
             summed, _ = self._sum_gradients(start, plan, Objective(), 0.0)
-        return summed.params / self._train.local_steps
+        if not self._train.local_epochs:
+            return summed.params / self._train.local_steps
+        return summed.params / torch.from_numpy(self._steps_of(cohort.ids)).to(params).unsqueeze(1)
 
     def _gradients(self, cohort: Cohort, plan: Tensor, objective: Objective, rate: Rate) -> tuple[Cohort, Tensor]:
         """Sums of gradients at one model, in `params` of the cohort returned, and the losses. It has the signature of
@@ -228,8 +267,24 @@ class LocalWorker:
         for chosen in plan:
             x, y = self._training_samples(chosen), self._data.y[chosen[0]]
             losses += self._model.gradient(gradients, cohort.params, buffers, x, y, minimised)
-            total += gradients
+            total += gradients * (chosen[-1, :, :1] > 0) if self._train.local_epochs else gradients
         return replace(cohort, params=total), losses / len(plan)
+
+    def losses(self, cohort: Cohort, params: Tensor, round: int, step: int) -> Tensor:
+        """See `ClientWork`."""
+        plan, found = self.plan(cohort, round + 1), torch.empty(len(params), device=params.device)
+        x, y = self._training_samples(plan[step]), self._data.y[plan[step, 0]]
+        buffers = {name: value.clone() for name, value in cohort.buffers.items()}
+
+        def measure(rows: slice) -> None:
+            own = {name: value[rows] for name, value in buffers.items()}
+            with torch.no_grad():
+                outputs, _ = self._model.forward(params[rows], own, x[rows], training=True)
+                found[rows] = self._criterion.measured(outputs, y[rows])[1].mean(dim=1)
+
+        with seeded_modules(rng.stream(self._seed, "module", round + 1, cohort.ids[0]), self._model.device):
+            spread(measure, self._model.parts(len(params)))
+        return found
 
     def class_features(self, cohort: Cohort) -> tuple[Tensor, Tensor]:
         """See `ClientWork`."""
@@ -278,7 +333,7 @@ class LocalWorker:
     def _training_samples(self, chosen: Tensor) -> Tensor:
         """One step's samples, from one step of a plan."""
         x = self._samples(chosen[0])
-        return x if self._augmentation is None else self._augmentation.apply(x, chosen[1:])
+        return x if self._augmentation is None else self._augmentation.apply(x, chosen[1:4])
 
     def _sweep(self, cohort: Cohort, held: Sequence[Indices]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """All samples of every client, in batches `[clients, batch]` with a mask: False where a client has no more
@@ -316,6 +371,12 @@ def weakly(steps: TakeSteps) -> TakeSteps:
 
     take.__name__ = steps.__name__
     return take
+
+
+def _of_takers(takes: Tensor, after: Iterable[Tensor], before: Iterable[Tensor]) -> list[Tensor]:
+    """Each tensor as it is after a step for clients that take it, `takes: [clients]`, and as before for the others."""
+    pairs = zip(after, before, strict=True)
+    return [torch.where(takes.view(-1, *[1] * (new.ndim - 1)), new, old) for new, old in pairs]
 
 
 def check_finite(cohort: Cohort, losses: Tensor, sums: Tensor, phase: int) -> None:

@@ -26,7 +26,8 @@ ALSO = {
     "model.name": "arch network net",
     "train.rounds": "num_rounds n_rounds communication_rounds global_rounds",
     "train.participation": "frac fraction fraction_fit join_ratio sample",
-    "train.local_steps": "epochs local_epochs steps iterations",
+    "train.local_steps": "steps iterations",
+    "train.local_epochs": "epochs",
     "train.batch_size": "batch bs",
     "train.learning_rate": "lr eta step_size",
     "train.weight_decay": "wd l2",
@@ -187,7 +188,17 @@ class TrainSection:
         "names its sender; needs 3 messages; 0: no limit",
         minimum=0,
     )
+    weights: str = setting(
+        "samples",
+        "what a client counts for where the server takes a mean or a vote: its training samples N_k, or all the same",
+        choices=lambda: ["samples", "uniform"],
+    )
     local_steps: int = setting(20, "E, steps of a client in a round", minimum=1)
+    local_epochs: float = setting(
+        0.0,
+        "passes of a client over its own samples in a round instead of E steps: ⌈epochs · N_k / batch⌉ steps; 0: E",
+        minimum=0,
+    )
     batch_size: int = setting(64, "samples of one step", minimum=1)
     learning_rate: float = setting(0.1, "η, learning rate of the local steps", above=0)
     momentum: float = setting(
@@ -298,6 +309,7 @@ OPTIONS = {
     "rounds": ("train.rounds", "N"),
     "participation": ("train.participation", "SHARE"),
     "local-steps": ("train.local_steps", "E"),
+    "local-epochs": ("train.local_epochs", "N"),
     "batch-size": ("train.batch_size", "N"),
     "learning-rate": ("train.learning_rate", "ETA"),
     "seed": ("run.seed", "N"),

@@ -12,22 +12,31 @@ from pfedlms.methods.contract import (
     Tracked,
     go_on_from,
 )
+from pfedlms.methods.decomfl import DeComFL
+from pfedlms.methods.ditto import Ditto
 from pfedlms.methods.eden import EDEN
 from pfedlms.methods.fedavg import FedAvg
+from pfedlms.methods.fedper import FedPer
 from pfedlms.methods.fedproto import FedProto
+from pfedlms.methods.fedprox import FedProx
+from pfedlms.methods.fedrep import FedRep
 from pfedlms.methods.fetchsgd import FetchSGD
+from pfedlms.methods.finetune import Finetune
 from pfedlms.methods.local import Local
 from pfedlms.methods.obcsaa import OBCSAA
 from pfedlms.methods.obda import OBDA
 from pfedlms.methods.pfed1bs import PFed1BS
 from pfedlms.methods.pfedlms import PFedLMS
+from pfedlms.methods.scaffold import Scaffold
 from pfedlms.methods.sketchmean import SketchMean
 from pfedlms.methods.sketchvote import SketchVote
+from pfedlms.methods.sparseloco import SparseLoCo
 from pfedlms.methods.stc import STC
 from pfedlms.methods.zsign import ZSign
 
 _ALL: tuple[type[Method], ...] = (
-    SketchVote, SketchMean, PFedLMS, PFed1BS, FedAvg, STC, FetchSGD, EDEN, ZSign, OBCSAA, OBDA, FedProto, Local,
+    SketchVote, SketchMean, PFedLMS, PFed1BS, FedAvg, FedProx, Scaffold, STC, SparseLoCo, FetchSGD, EDEN, ZSign,
+    OBCSAA, OBDA, DeComFL, Ditto, FedPer, FedRep, FedProto, Finetune, Local,
 )  # fmt: skip
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 

@@ -27,7 +27,7 @@ from pfedlms.aggregate import WeightedMean
 from pfedlms.backend import to_device
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.models.layout import Layout
-from pfedlms.step.schedule import Schedule
+from pfedlms.step.schedule import Schedule, steps_of
 from pfedlms.wire.fields import Field, Message
 
 Total = TypeVar("Total")
@@ -59,7 +59,13 @@ class Task:
     momentum: float = 0.0
     """Of the local steps. A method that is only correct with plain SGD refuses others with `errors.UsageError`."""
     local_steps: int = 1
-    """E, the local steps of one phase."""
+    """E, the local steps of one phase, unless clients train for epochs; see `steps_of`."""
+    local_epochs: float = 0.0
+    batch_size: int = 1
+
+    def steps_of(self, samples: int) -> int:
+        """Local steps of a phase, of a client with so many training samples."""
+        return steps_of(samples, self.batch_size, self.local_steps, self.local_epochs)
 
     def rate(self, phase: int) -> float:
         """η of a phase's local steps; phase 0 is the start, phase r + 1 the steps of round r. `learning_rate` is its
@@ -70,8 +76,9 @@ class Task:
 class ClientWork(Protocol):
     """What clients can compute on their own data; handed to `client_send` and `after_training`."""
 
-    def train(self, cohort: Cohort, objective: Objective, phase: int) -> tuple[Cohort, Tensor]:
-        """E more local steps: the trained cohort, and each client's mean task loss, `[clients]`, on the host.
+    def train(self, cohort: Cohort, objective: Objective, phase: int, steps: int = 0) -> tuple[Cohort, Tensor]:
+        """E more local steps, or `steps` of them: the trained cohort, and each client's mean task loss, `[clients]`, on
+        the host.
 
         They start from `cohort.params` and `cohort.momentum`; `cohort.with_model(params)` starts another model with
         zero momentum. They see the same batches in the same order, and the same learning rate, as the phase's own local
@@ -82,6 +89,11 @@ class ClientWork(Protocol):
     def mean_gradient(self, cohort: Cohort, params: Tensor, round: int) -> Tensor:
         """Gradient of the task loss at `params: [clients, dim]`, averaged over the E batches of the round's local
         steps."""
+        ...
+
+    def losses(self, cohort: Cohort, params: Tensor, round: int, step: int) -> Tensor:
+        """Task loss at `params: [clients, dim]` on the batch of one of the round's local steps, `[clients]`, on the
+        clients' device: a forward pass as in training, after which running statistics are as before."""
         ...
 
     def class_features(self, cohort: Cohort) -> tuple[Tensor, Tensor]:

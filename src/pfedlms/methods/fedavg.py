@@ -10,6 +10,7 @@ every average; running statistics of batch norm stay with their clients unless t
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -88,13 +89,14 @@ class FedAvg(Method):
     paper = "McMahan et al., AISTATS 2017"
     personal = False
     about_last_steps = True
+    exchange: ClassVar[type[Average]] = Average
     Settings = FedAvgSettings
 
     def __init__(self, task: Task, settings: FedAvgSettings) -> None:
         super().__init__(task, settings)
         statistics = task.statistics if settings.share_statistics else ()
         self._optimizer = ServerOptimizer(settings.server_step, settings)
-        self.exchanges = (Average(task.layout.dim, statistics, self._optimizer),)
+        self.exchanges = (self.exchange(task.layout.dim, statistics, self._optimizer),)
 
     def server_start(self) -> Tensors:
         if self._optimizer.is_plain:

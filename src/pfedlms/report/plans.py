@@ -70,7 +70,7 @@ def print_plan(plan: Mapping[str, Any], at_once: int, console: Console) -> None:
         f"{plan['parameters']:,} parameters, on {plan['device']}",
         f"{clients} clients{some}, {partition_text(plan, data)}, {samples['train']:,} training samples "
         f"({samples['smallest_client']} to {samples['largest_client']} per client){aside}, {train['rounds']} rounds of "
-        f"{train['local_steps']} steps",
+        + (f"{train['local_epochs']:g} epochs" if train.get("local_epochs") else f"{train['local_steps']} steps"),
     ]
     if names := plan.get("classes"):
         lines.append(f"classes: {', '.join(names[:10])}" + f", … ({len(names)} in all)" * (len(names) > 10))

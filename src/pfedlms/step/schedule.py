@@ -1,11 +1,20 @@
-"""How the learning rate changes over the phases of a run."""
+"""How many local steps a client takes in a phase, and how the learning rate changes over the phases of a run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import cos, pi
+from math import ceil, cos, pi
 
 SHAPES = ("constant", "cosine", "step")
+
+
+def steps_of(samples: int, batch_size: int, steps: int, epochs: float) -> int:
+    """Local steps of a client with so many training samples: `steps`, or, with `epochs`, ⌈epochs · samples / batch⌉.
+
+    >>> [steps_of(samples, 32, 20, epochs=0.5) for samples in (1, 64, 65, 1000)]
+    [1, 1, 2, 16]
+    """
+    return max(1, ceil(epochs * samples / batch_size)) if epochs else steps
 
 
 @dataclass(frozen=True)

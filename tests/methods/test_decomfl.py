@@ -1,0 +1,96 @@
+"""DeComFL against a plain loop in float64, and how many numbers it takes to know a gradient."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import factories
+from pfedlms import rng
+from pfedlms.errors import UsageError
+from plain_loops import CLIENTS, SEED, SHARE, Loop, federate, network
+
+UPDATES, DIRECTIONS, SMOOTHING, STEP, ROUNDS = 2, 3, 1e-2, 1e-3, 3
+
+
+def direction(round: int, update: int, each: int, dim: int) -> Tensor:
+    return torch.from_numpy(rng.signs(rng.stream(SEED, "decomfl", round, update, each), dim)).double()
+
+
+def loss(loop: Loop, model: Tensor, samples: Tensor) -> float:
+    nn.utils.vector_to_parameters(model.clone(), loop.module.parameters())
+    with torch.no_grad():
+        outputs = loop.module(loop.data.x[samples].double())
+        return nn.functional.cross_entropy(outputs, loop.data.y[samples]).item()
+
+
+def slopes(loop: Loop, w: Tensor, client: int, round: int) -> list[list[float]]:
+    """What a client sends: K updates of P slopes each, along its own path from w."""
+    x, found = w.clone(), []
+    for update in range(UPDATES):
+        samples, own = loop.batches(client, round + 1)[update], []
+        directions = [direction(round, update, each, len(w)) for each in range(DIRECTIONS)]
+        for z in directions:
+            difference = loss(loop, x + SMOOTHING * z, samples) - loss(loop, x - SMOOTHING * z, samples)
+            own.append(difference / (2 * SMOOTHING))
+        x = x - STEP / DIRECTIONS * sum(g * z for g, z in zip(own, directions, strict=True))
+        found.append(own)
+    return found
+
+
+def test_three_rounds_are_a_plain_loop() -> None:
+    """Losses of float32 are off by 1e-7, so slopes by 1e-5."""
+    loop = Loop(factories.digits(CLIENTS))
+    w = loop.initial
+    run = federate(
+        "decomfl", participation=SHARE, updates=UPDATES, perturbations=DIRECTIONS, smoothing=SMOOTHING, step=STEP
+    )
+    run.start()
+    for round in range(ROUNDS):
+        own = {k: torch.tensor(slopes(loop, w, k, round)).double() for k in loop.participants.of(round + 1)}
+        mean = loop.mean({k: each.flatten() for k, each in own.items()}).view(UPDATES, DIRECTIONS)
+        for update in range(UPDATES):
+            for each in range(DIRECTIONS):
+                w = w - STEP / DIRECTIONS * mean[update, each] * direction(round, update, each, len(w))
+        run.play_round()
+        moved = (run.state()["server"]["model"].double() - loop.initial).abs().max()
+        assert moved > 1e-4
+        np.testing.assert_allclose(run.state()["server"]["model"], w, rtol=0, atol=1e-6)
+
+
+def test_with_many_directions_an_update_is_a_step_of_gradient_descent() -> None:
+    """The mean over P directions of (z · ∇f) z comes near ∇f: its cosine is about √(P / (P + n))."""
+    small, count = network(2), 3000
+    run = federate("decomfl", small, updates=1, perturbations=count, smoothing=1e-2, step=1.0)
+    run.start()
+    before = run.state()["server"]["model"].double()
+    run.play_round()
+    step = before - run.state()["server"]["model"].double()
+    data, module = run.data, network(2).double()
+    total = torch.zeros_like(before)
+    for k in range(CLIENTS):
+        held = Loop(data).batches(k, 1)[0]
+        value = nn.functional.cross_entropy(module(data.x[held].double()), data.y[held])
+        parts = torch.autograd.grad(value, list(module.parameters()))
+        total += len(data.train[k]) * torch.cat([part.flatten() for part in parts])
+    cosine = torch.nn.functional.cosine_similarity(step, total, dim=0).item()
+    assert cosine == pytest.approx((count / (count + len(before))) ** 0.5, abs=0.03)
+
+
+def test_running_statistics_are_left_alone() -> None:
+    """Clients measure in training mode, and nothing of it stays."""
+    module = factories.seeded(lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10)))
+    run = federate("decomfl", module)
+    run.start()
+    cohort = run._clients.present[0]
+    kept = {name: value.clone() for name, value in cohort.buffers.items()}
+    run.method.exchanges[0].client_send(cohort, 0, run._worker)
+    assert all(torch.equal(value, cohort.buffers[name]) for name, value in kept.items())
+
+
+@pytest.mark.parametrize("train", [{"local_steps": 3}, {"local_epochs": 1.0}])
+def test_more_updates_than_batches_are_refused(train: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match=r"method\.updates: got 4, expected at most [13]"):
+        federate("decomfl", updates=4, **train)

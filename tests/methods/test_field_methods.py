@@ -1,0 +1,241 @@
+"""The field's methods against plain loops in float64 that follow their papers' algorithms, and their limits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import factories
+from pfedlms.backend import torch_threads
+from pfedlms.errors import UsageError
+from pfedlms.methods import METHODS, Method
+from pfedlms.methods.scaffold import Scaffold
+from plain_loops import BODY, CLIENTS, RATE, ROUNDS, SHARE, STEPS, Loop, federate, network, played
+
+STRENGTH, BODY_STEPS, TUNED = 0.3, 2, 8
+Models = dict[int, Tensor]
+
+# --- plain loops: what the clients of the last phase are evaluated with ----------------------------------------------
+
+
+def towards(w: Tensor) -> Any:
+    return lambda model: STRENGTH * (model - w)
+
+
+def fedprox(loop: Loop) -> Models:
+    """Algorithm 2, with E steps for the inexact solution; phase 0 has no pull."""
+    w = loop.initial
+    for phase in range(ROUNDS + 1):
+        pull = towards(w) if phase else None
+        trained = {k: loop.steps(w, k, phase, pull) for k in loop.participants.of(phase)}
+        w = loop.mean(trained)
+    return trained
+
+
+def scaffold(loop: Loop) -> Models:
+    """Algorithm 1 with option II and a global step of 1, and weights N_k."""
+    w, c = loop.initial, torch.zeros_like(loop.initial)
+    controls = dict.fromkeys(range(CLIENTS), torch.zeros_like(c))
+    for phase in range(ROUNDS + 1):
+        trained, changes = {}, {}
+        for k in loop.participants.of(phase):
+            correction = c - controls[k]
+            trained[k] = loop.steps(w, k, phase, lambda model, by=correction: by)
+            changes[k] = -c + (w - trained[k]) / (STEPS * RATE)
+            controls[k] = controls[k] + changes[k]
+        w = w + loop.mean({k: trained[k] - w for k in trained})
+        c = c + len(changes) / CLIENTS * loop.mean(changes)
+    return trained
+
+
+def ditto(loop: Loop) -> Models:
+    """Algorithm 1 with FedAvg as its solver."""
+    w, own = loop.initial, dict.fromkeys(range(CLIENTS), loop.initial)
+    for phase in range(ROUNDS + 1):
+        trained = {k: loop.steps(w, k, phase) for k in loop.participants.of(phase)}
+        own |= {k: loop.steps(own[k], k, phase, towards(w)) for k in trained}
+        w = loop.mean(trained)
+    return {k: own[k] for k in trained}
+
+
+def fedper(loop: Loop) -> Models:
+    """Algorithms 1 and 2: bodies are averaged, heads stay."""
+    body, heads = loop.initial[:BODY], dict.fromkeys(range(CLIENTS), loop.initial[BODY:])
+    for phase in range(ROUNDS + 1):
+        starts = {k: torch.cat([body, heads[k]]) for k in loop.participants.of(phase)}
+        trained = {k: loop.steps(start, k, phase) for k, start in starts.items()}
+        body, heads = loop.mean(trained)[:BODY], heads | {k: own[BODY:] for k, own in trained.items()}
+    return trained
+
+
+def fedrep(loop: Loop) -> Models:
+    """Algorithm 1: first the head alone, then the body alone; phase 0 trains both."""
+    body, heads = loop.initial[:BODY], dict.fromkeys(range(CLIENTS), loop.initial[BODY:])
+    for phase in range(ROUNDS + 1):
+        trained = {}
+        for k in loop.participants.of(phase):
+            start = torch.cat([body, heads[k]])
+            if phase:
+                start = loop.steps(start, k, phase, moves=slice(BODY, None))
+                trained[k] = loop.steps(start, k, phase, steps=BODY_STEPS, moves=slice(BODY))
+            else:
+                trained[k] = loop.steps(start, k, phase)
+        body, heads = loop.mean(trained)[:BODY], heads | {k: own[BODY:] for k, own in trained.items()}
+    return trained
+
+
+def finetune(loop: Loop) -> Models:
+    """FedAvg; at the end clients take more steps than in the rounds before, from the last average."""
+    w = loop.initial
+    for phase in range(ROUNDS):
+        w = loop.mean({k: loop.steps(w, k, phase) for k in loop.participants.of(phase)})
+    return {k: loop.steps(w, k, ROUNDS, steps=TUNED) for k in loop.participants.of(ROUNDS)}
+
+
+LOOPS = {
+    "fedprox": (fedprox, {"strength": STRENGTH}),
+    "scaffold": (scaffold, {}),
+    "ditto": (ditto, {"strength": STRENGTH}),
+    "fedper": (fedper, {}),
+    "fedrep": (fedrep, {"body_steps": BODY_STEPS}),
+    "finetune": (finetune, {"steps": TUNED}),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_method_is_its_plain_loop(name: str) -> None:
+    """25 steps in float32 are within 2e-6; with one step, client or entry too many they differ by 1e-3 or more."""
+    follow, settings = LOOPS[name]
+    expected = follow(Loop(factories.digits(CLIENTS)))
+    for size in (1, 3, 20):
+        state = played(name, participation=SHARE, cohort_size=size, **settings)
+        assert state["trained"] == list(expected)
+        for row, client in enumerate(expected):
+            np.testing.assert_allclose(state["params"][row], expected[client], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["fedprox", "scaffold", "ditto", "fedrep"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_clients_that_are_trained_in_parts(name: str, threads: int) -> None:
+    """20 models of 75,000 parameters are more than a CPU's cache holds, so a cohort is split; to the bit as alone."""
+    wide = network(1000)
+    alone = played(name, 2, module=wide, cohort_size=1)["params"]
+    with torch_threads(threads):
+        assert len(federate(name, wide).model.parts(CLIENTS)) > 1
+        assert torch.equal(played(name, 2, module=wide)["params"], alone)
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "plain"),
+    [
+        ("fedprox", {"strength": 0.0}, "fedavg"),
+        ("ditto", {"strength": 0.0}, "local"),
+        ("fedper", {"head": 0}, "fedavg"),
+        ("fedrep", {"head": 0}, "fedavg"),
+        ("finetune", {"steps": STEPS}, "fedavg"),
+    ],
+)
+def test_at_its_limit_a_method_is_another_to_the_bit(name: str, settings: dict[str, Any], plain: str) -> None:
+    limit, other, away = played(name, **settings), played(plain), played(name)
+    assert torch.equal(limit["params"], other["params"])
+    assert not torch.equal(away["params"], other["params"])
+
+
+def test_the_shared_model_of_ditto_and_finetune_is_that_of_fedavg() -> None:
+    """Whatever is trained beside it."""
+    shared = played("fedavg")["params"]
+    for name, settings in (("ditto", {"strength": 0.3}), ("finetune", {"steps": TUNED}), ("finetune", {"steps": 0})):
+        assert torch.equal(played(name, **settings)["state"]["shared"], shared)
+
+
+def test_without_fine_tuning_the_average_itself_is_evaluated() -> None:
+    federation = federate("finetune", steps=0, participation=SHARE)
+    federation.start()
+    for _ in range(2):
+        report = federation.play_round(evaluate_global=True)
+        personal = federation.evaluate()
+        assert report.global_evaluation is not None
+        assert personal.accuracy == report.global_evaluation.accuracy
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_scaffold_without_control_variates_is_fedavg_to_the_bit(
+    momentum: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Scaffold, "after_training", Method.after_training)
+    assert torch.equal(played("scaffold", momentum=momentum)["params"], played("fedavg", momentum=momentum)["params"])
+
+
+def test_scaffold_of_one_client_is_fedavg_to_the_bit() -> None:
+    """Its c_k is c."""
+    states = []
+    for name in ("scaffold", "fedavg"):
+        federation = factories.federation(name, factories.digits(1))
+        federation.start()
+        for _ in range(4):
+            federation.play_round()
+        states.append(federation.state())
+    assert torch.equal(states[0]["params"], states[1]["params"])
+    assert states[0]["server"]["control"].any()
+
+
+def test_control_variates_of_scaffold_with_momentum_are_means_of_gradients() -> None:
+    """The first c_k is a mean of the gradients that the steps saw, with weights that add up to 1: gradient s is in all
+    E − s buffers after it, β times as much in each."""
+    beta, loop = 0.5, Loop(factories.digits(CLIENTS))
+    state = played("scaffold", 0, momentum=beta)
+    for k in range(3):
+        model, buffer, seen = loop.initial.clone(), torch.zeros_like(loop.initial), []
+        for samples in loop.batches(k, 0):
+            seen.append(loop.gradient(model, samples))
+            buffer = beta * buffer + seen[-1]
+            model = model - RATE * buffer
+        weights = [sum(beta**j for j in range(STEPS - s)) for s in range(STEPS)]
+        mean = sum(weight * own for weight, own in zip(weights, seen, strict=True)) / sum(weights)
+        np.testing.assert_allclose(state["state"]["control"][k], mean, rtol=0, atol=1e-5)
+
+
+def test_the_mean_of_the_control_variates_is_c_where_all_take_part() -> None:
+    """Σ N_k c_k / Σ N_k, as Algorithm 1 keeps it; c of the server is one round behind the clients."""
+    federation = federate("scaffold")
+    federation.start()
+    kept = federation.state()["state"]["control"].double()
+    federation.play_round()
+    weights = torch.tensor([float(n) for n in federation.data.samples], dtype=torch.float64)
+    np.testing.assert_allclose(federation.state()["server"]["control"], kept.T @ weights / weights.sum(), atol=1e-6)
+
+
+def test_half_a_global_step_of_scaffold_by_hand() -> None:
+    """From w = (1, 0), clients at (3, 2) and (5, −2) with N = 1 and 3: mean (4.5, −1), w = (2.75, −0.5). One of two
+    clients would move c by half of its change; here both do by all of their mean (0 + 3 · 4) / 4."""
+    method = Scaffold(factories.task_of(2, clients=2), Scaffold.Settings(server_step=0.5))
+    cohort = factories.cohort_of(
+        torch.tensor([[3.0, 2.0], [5.0, -2.0]]), samples=[1, 3], model=torch.tensor([1.0, 0.0])
+    )
+    cohort = cohort.with_state(change=torch.tensor([[0.0, 0.0], [4.0, 0.0]]), control=torch.zeros(2, 2))
+    server = {"model": torch.tensor([1.0, 0.0]), "control": torch.tensor([1.0, 1.0])}
+    (after,), server = factories.hold(method.exchanges[0], cohort, server)
+    assert after.params.tolist() == [[2.75, -0.5]] * 2
+    assert server["control"].tolist() == after.heard["control"].tolist() == [4.0, 1.0]
+
+
+# --- refused ----------------------------------------------------------------------------------------------------------
+
+
+def test_scaffold_refuses_steps_that_are_no_multiples_of_gradients() -> None:
+    with pytest.raises(UsageError, match=r"train\.optimizer: got 'adamw', expected 'sgd' with scaffold"):
+        federate("scaffold", optimizer="adamw")
+
+
+@pytest.mark.parametrize("name", ["fedper", "fedrep"])
+def test_a_head_of_all_layers_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=r"method\.head: got 2, expected at most 1, because the model has 2 layers"):
+        federate(name, head=2)
+    assert METHODS[name].Settings().head == 1

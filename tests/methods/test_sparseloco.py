@@ -1,0 +1,98 @@
+"""SparseLoCo: two rounds worked out in plain Python, what arrives as it is, and the places that STC would take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from factories import cohort_of, federation, hold, normal, task_of
+from pfedlms.methods.sparseloco import Chunks, SparseLoCo, SparseLoCoSettings
+from pfedlms.methods.stc import largest
+
+LAYERS, CHUNK, DENSITY, DECAY, GAIN = (11, 6), 4, 0.5, 0.75, 0.5
+CHUNKS = [(0, 4), (4, 8), (8, 11), (11, 15), (15, 17)]
+"""First and last entry: the last chunk of a layer is shorter."""
+
+
+def compress(x: np.ndarray) -> np.ndarray:
+    """Q(Top-k(x)) by its definition, dense: two of four entries, one of three, one of two."""
+    kept: list[int] = []
+    for first, last in CHUNKS:
+        order = sorted(range(first, last), key=lambda i: (-abs(x[i]), i))
+        kept += order[: int(DENSITY * (last - first))]
+    out = np.zeros(len(x), np.float32)
+    for first, last in ((0, 11), (11, 17)):
+        own = [i for i in kept if first <= i < last]
+        m = np.mean([abs(float(x[i])) for i in own])
+        for lowest, highest in ((-np.inf, -m), (-m, 0), (0, m), (m, np.inf)):
+            members = [i for i in own if lowest <= x[i] < highest]
+            for i in members:
+                out[i] = np.float32(np.mean([float(x[j]) for j in members]))
+    return out
+
+
+def method(**settings: Any) -> SparseLoCo:
+    chosen = {"density": DENSITY, "chunk": CHUNK, "decay": DECAY, "gain": GAIN, **settings}
+    return SparseLoCo(task_of(*LAYERS, clients=3, initial=normal(sum(LAYERS), seed=9)), SparseLoCoSettings(**chosen))
+
+
+def test_two_rounds_by_hand() -> None:
+    own, samples = method(), [1, 2, 5]
+    w = own.task.initial.numpy()
+    server, residuals, residual = own.server_start(), np.zeros((3, 17), np.float32), np.zeros(17, np.float32)
+    cohort = own.client_start(cohort_of(own.task.initial.expand(3, -1).clone(), samples=samples))
+    for round in range(2):
+        updates = normal(3, 17, seed=round).numpy()
+        trained = (w + updates).astype(np.float32)
+        x = trained - w + np.float32(DECAY) * residuals
+        sent = np.stack([compress(row) for row in x])
+        residuals = x - sent
+        mean = (sent.astype(np.float64) * np.array(samples)[:, None]).sum(axis=0) / 8
+        y = (GAIN * mean + DECAY * residual).astype(np.float32)
+        residual, w = y - compress(y), w + compress(y)
+        moved = cohort_of(torch.from_numpy(trained), samples=samples).with_state(**cohort.state)
+        (cohort,), server = hold(own.exchanges[0], moved, server, round=round)
+        np.testing.assert_allclose(cohort.state["residual"], residuals, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(server["residual"], residual, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(server["model"], w, rtol=0, atol=1e-6)
+        assert torch.equal(cohort.params, server["model"].expand(3, -1))
+
+
+def test_what_arrives_as_it_is() -> None:
+    """Of each sign one magnitude below and one above the mean of 2, in the layer of four chunks' entries kept."""
+    x = torch.zeros(1, 17)
+    x[0, [1, 2, 4, 7, 9, 12, 13]] = torch.tensor([1.0, -3.0, 3.0, -1.0, 2.5, -2.0, 2.0])
+    chunks = Chunks(task_of(*LAYERS), CHUNK, DENSITY)
+    sent = chunks.compressed(x)
+    back = chunks.moved(torch.zeros_like(x), sent)
+    assert back[0, [1, 2, 7, 12, 13]].tolist() == [1.0, -3.0, -1.0, -2.0, 2.0]
+    assert back[0, 4] == back[0, 9] == 2.75  # both above the mean magnitude: their own mean
+
+
+def test_of_one_chunk_for_the_model_the_places_are_those_of_stc() -> None:
+    x = normal(2, 300, seed=4)
+    chunks = Chunks(task_of(300), 300, 0.05)
+    assert torch.equal(chunks.positions(x), largest(x, 15))
+
+
+@pytest.mark.parametrize("decay", [0.0, 1.0])
+def test_the_ends_of_the_decay(decay: float) -> None:
+    """1 keeps all that was not sent; 0 sends of every round's update alone, whatever the residual is."""
+    own = method(decay=decay)
+    start = own.client_start(cohort_of(own.task.initial.expand(3, -1).clone()))
+    update, kept = normal(3, 17, seed=1), normal(3, 17, seed=2)
+    trained = cohort_of(start.params + update).with_state(model=start.params, residual=kept)
+    after, sent = own.exchanges[0].client_send(trained, 0, None)  # type: ignore[arg-type]
+    arrived = own.exchanges[0]._up.moved(torch.zeros_like(update), sent)  # type: ignore[attr-defined]
+    torch.testing.assert_close(after.state["residual"] + arrived, update + decay * kept, rtol=0, atol=1e-6)
+
+
+def test_no_gain_never_moves_w() -> None:
+    run = federation("sparseloco", gain=0.0)
+    run.start()
+    for _ in range(2):
+        run.play_round()
+    assert torch.equal(run.state()["server"]["model"], run.method.task.initial)
