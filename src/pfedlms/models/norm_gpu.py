@@ -59,10 +59,10 @@ def _finish(
 
 
 @triton.jit
-def _place(p, di: tl.constexpr, dj: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, POOL: tl.constexpr):
+def _place(p, di: tl.constexpr, dj: tl.constexpr, HEIGHT, WIDTH, POOL: tl.constexpr):
     """The row of z that output row `p` takes one of its values from."""
     if POOL:
-        half: tl.constexpr = WIDTH // 2
+        half = WIDTH // 2
         j, i, image = p % half, (p // half) % (HEIGHT // 2), p // (half * (HEIGHT // 2))
         row = (image * HEIGHT + 2 * i + di) * WIDTH + 2 * j + dj
     else:
@@ -73,7 +73,7 @@ def _place(p, di: tl.constexpr, dj: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: t
 @triton.jit
 def _apply(
     z, means, scales, gamma, beta, out, turned, count, wide,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, POOL: tl.constexpr, ROUND: tl.constexpr, TURN: tl.constexpr,
+    HEIGHT, WIDTH, POOL: tl.constexpr, ROUND: tl.constexpr, TURN: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     p, c = tl.program_id(0) * BP + tl.arange(0, BP), tl.program_id(1) * BC + tl.arange(0, BC)
@@ -102,7 +102,7 @@ def _apply(
 @triton.jit
 def _slopes(
     z, slope, p, c, mask, mean, scale, weight, shift, wide,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, POOL: tl.constexpr,
+    HEIGHT, WIDTH, POOL: tl.constexpr,
 ):  # fmt: skip
     """ẑ and du at the four places (or at the one) of output rows `p`; the first of the largest has the gradient."""
     of_out = tl.load(slope + p.to(tl.int64)[:, None] * wide + c[None, :], mask=mask, other=0.0).to(tl.float32)
@@ -136,7 +136,7 @@ def _slopes(
 @triton.jit
 def _sum_slopes(
     z, slope, means, scales, gamma, beta, sums, products, count, wide, SHARE: tl.constexpr,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, POOL: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+    HEIGHT, WIDTH, POOL: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Σ du and Σ du ẑ over one part of the output rows, `[parts, channels]`."""
     c = tl.program_id(1) * BC + tl.arange(0, BC)
@@ -182,7 +182,7 @@ def _add_parts(
 @triton.jit
 def _back(
     z, slope, means, scales, gamma, beta, totals, out, turned, count, rows, wide,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, POOL: tl.constexpr, ROUND: tl.constexpr, TURN: tl.constexpr,
+    HEIGHT, WIDTH, POOL: tl.constexpr, ROUND: tl.constexpr, TURN: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     p, c = tl.program_id(0) * BP + tl.arange(0, BP), tl.program_id(1) * BC + tl.arange(0, BC)

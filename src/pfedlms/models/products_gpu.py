@@ -63,9 +63,9 @@ def rounded(x):
 
 @triton.jit
 def _convolve(
-    x, weight, out, means, squares, rows,
+    x, weight, out, means, squares, rows, wide, out_wide,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
-    CLIENTS: tl.constexpr, C: tl.constexpr, OUTPUTS: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+    C: tl.constexpr, OUTPUTS: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
     PAD_H: tl.constexpr, PAD_W: tl.constexpr, BACK: tl.constexpr, STATISTICS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
@@ -84,15 +84,15 @@ def _convolve(
         r = start + tl.arange(0, BK)
         if C % BK == 0:  # one tap in a tile
             tap = start // C
-            c = start % C + tl.arange(0, BK)
+            c = tl.max_contiguous(tl.multiple_of(start % C + tl.arange(0, BK), BK), BK)
             i, j = row + tap // KW - PAD_H, column + tap % KW - PAD_W
             inside = (known & (i >= 0) & (i < HEIGHT) & (j >= 0) & (j < WIDTH))[:, None]
-            place = base + (((image * HEIGHT + i) * WIDTH + j).to(tl.int64) * (CLIENTS * C))[:, None] + c[None, :]
+            place = base + (((image * HEIGHT + i) * WIDTH + j).to(tl.int64) * wide)[:, None] + c[None, :]
         else:
             tap, c = r // C, r % C
             i, j = row[:, None] + (tap // KW - PAD_H)[None, :], column[:, None] + (tap % KW - PAD_W)[None, :]
             inside = known[:, None] & (i >= 0) & (i < HEIGHT) & (j >= 0) & (j < WIDTH) & (r < KH * KW * C)[None, :]
-            place = base + ((image[:, None] * HEIGHT + i) * WIDTH + j).to(tl.int64) * (CLIENTS * C) + c[None, :]
+            place = base + ((image[:, None] * HEIGHT + i) * WIDTH + j).to(tl.int64) * wide + c[None, :]
         a = tl.load(place, mask=inside, other=0.0)
         if BACK:
             here = own + (c * (KH * KW) + KH * KW - 1 - tap) * OUTPUTS
@@ -107,22 +107,22 @@ def _convolve(
                 mask = mask & (r < KH * KW * C)[None, :]
             b = tl.load(own + n[:, None] * (KH * KW * C) + r[None, :], mask=mask, other=0.0)
             total = tl.dot(a, tl.trans(b), total, input_precision="tf32")
-    place = out + m.to(tl.int64)[:, None] * (CLIENTS * OUTPUTS) + client * OUTPUTS + n[None, :]
+    place = out + m.to(tl.int64)[:, None] * out_wide + client * OUTPUTS + n[None, :]
     tl.store(place, total.to(out.dtype.element_ty), mask=known[:, None] & (n < OUTPUTS)[None, :])
     if STATISTICS:
         count = tl.minimum(BM, rows - tl.program_id(0) * BM)
         mean = tl.sum(total, axis=0) / count  # rows beyond the last are 0
         apart = tl.where(known[:, None], total - mean[None, :], 0.0)
-        place = tl.program_id(0).to(tl.int64) * (CLIENTS * OUTPUTS) + client * OUTPUTS + n
+        place = tl.program_id(0).to(tl.int64) * out_wide + client * OUTPUTS + n
         tl.store(means + place, mean, mask=n < OUTPUTS)
         tl.store(squares + place, tl.sum(apart * apart, axis=0), mask=n < OUTPUTS)
 
 
 @triton.jit
 def _weigh(
-    x, slope, out, rows, inputs, SHARE: tl.constexpr,
+    x, slope, out, rows, inputs, clients, SHARE: tl.constexpr,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
-    CLIENTS: tl.constexpr, C: tl.constexpr, OUTPUTS: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+    C: tl.constexpr, OUTPUTS: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
     PAD_H: tl.constexpr, PAD_W: tl.constexpr, BY_CHANNEL: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
@@ -145,7 +145,7 @@ def _weigh(
             i, j = row + only // KW - PAD_H, column + only % KW - PAD_W
             inside = (known & (i >= 0) & (i < HEIGHT) & (j >= 0) & (j < WIDTH))[:, None]
             pixel = ((image * HEIGHT + i) * WIDTH + j)[:, None]
-            channel = (first % C + tl.arange(0, BR))[None, :]
+            channel = tl.max_contiguous(tl.multiple_of(first % C + tl.arange(0, BR), BR), BR)[None, :]
         else:
             i, j = row[:, None] + (tap // KW - PAD_H)[None, :], column[:, None] + (tap % KW - PAD_W)[None, :]
             inside = known[:, None] & (i >= 0) & (i < HEIGHT) & (j >= 0) & (j < WIDTH) & (r < KH * KW * C)[None, :]
@@ -163,20 +163,20 @@ def _weigh(
             total = tl.dot(a, tl.trans(b), total, input_precision="tf32")
         else:
             a = tl.load(
-                slope + m.to(tl.int64)[:, None] * (CLIENTS * OUTPUTS) + client * OUTPUTS + n[None, :],
+                slope + m.to(tl.int64)[:, None] * (clients * OUTPUTS) + client * OUTPUTS + n[None, :],
                 mask=known[:, None] & (n < OUTPUTS)[None, :],
                 other=0.0,
             )
-            b = tl.load(x + client * C + pixel.to(tl.int64) * (CLIENTS * C) + channel, mask=inside, other=0.0)
+            b = tl.load(x + client * C + pixel.to(tl.int64) * (clients * C) + channel, mask=inside, other=0.0)
             total = tl.dot(tl.trans(a), b, total, input_precision="tf32")
-    place = out + ((part * CLIENTS + client) * OUTPUTS + n)[:, None] * (KH * KW * C) + r[None, :]
+    place = out + ((part * clients + client) * OUTPUTS + n)[:, None] * (KH * KW * C) + r[None, :]
     tl.store(place, total, mask=(n < OUTPUTS)[:, None] & (r < KH * KW * C)[None, :])
 
 
 @triton.jit
 def _turn_weights(
-    source, out, back, source_stride,
-    OUTPUTS: tl.constexpr, C: tl.constexpr, TAPS: tl.constexpr, BOTH: tl.constexpr, ROUND: tl.constexpr,
+    source, out, back, source_stride, OUTPUTS, C,
+    TAPS: tl.constexpr, BOTH: tl.constexpr, ROUND: tl.constexpr,
     BO: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """`[clients, O, C, taps]` → `[clients, O, taps, C]` and, with BOTH, `[clients, C, taps, O]` with the taps from the
@@ -198,8 +198,8 @@ def _turn_weights(
 
 @triton.jit
 def _turn_back(
-    source, out, out_stride, SHARES: tl.constexpr, size,
-    OUTPUTS: tl.constexpr, C: tl.constexpr, TAPS: tl.constexpr, BO: tl.constexpr, BC: tl.constexpr,
+    source, out, out_stride, size, OUTPUTS, C,
+    SHARES: tl.constexpr, TAPS: tl.constexpr, BO: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Σ over shares of `[shares, clients, O, taps, C]` → `[clients, O, C, taps]`."""
     client = tl.program_id(2).to(tl.int64)
@@ -226,13 +226,13 @@ def convolved(
     out = torch.empty(shape.rows, wide, device=x.device, dtype=kind)
     half = x.itemsize == 2
     deep = _tile(shape.taps * shape.inputs, 64 if half else 32)
-    used: dict[str, Any] = {"BM": 128, "BN": _tile(shape.outputs, 256 if half else 128), "BK": deep}
-    used |= {"num_warps": 8 if used["BN"] >= 128 else 4, "num_stages": 3} | (tile or {})
+    used: dict[str, Any] = {"BM": 128, "BN": _tile(shape.outputs, 256), "BK": deep}
+    used |= {"num_warps": 8 if used["BN"] >= 128 else 4, "num_stages": 4 if used["BN"] >= 64 else 3} | (tile or {})
     tiles = triton.cdiv(shape.rows, used["BM"])
     means, squares = (torch.empty(tiles, wide, device=x.device) for _ in range(2)) if statistics else (out, out)
     _convolve[(tiles, triton.cdiv(shape.outputs, used["BN"]), shape.clients)](
-        x, weight, out, means, squares, shape.rows, shape.height, shape.width, *shape.size,
-        shape.clients, shape.inputs, shape.outputs, *shape.kernel, *shape.pad, back, statistics, **used,
+        x, weight, out, means, squares, shape.rows, x.shape[1], wide, shape.height, shape.width, *shape.size,
+        shape.inputs, shape.outputs, *shape.kernel, *shape.pad, back, statistics, **used,
     )  # fmt: skip
     return (out, means, squares) if statistics else (out, None, None)
 
@@ -244,7 +244,7 @@ def weighed(x: Tensor, slope: Tensor, shape: Shape, by_channel: bool, tile: dict
     """Shares of the weights' gradient, `[shares, clients, O, taps · C]`."""
     half = x.itemsize == 2
     used: dict[str, Any] = {
-        "BM": 64 if half else 32, "BN": _tile(shape.outputs, 128), "BR": _tile(shape.taps * shape.inputs, 128),
+        "BM": 64 if half else 32, "BN": _tile(shape.outputs, 128), "BR": _tile(shape.taps * shape.inputs, 256),
     } | (tile or {})  # fmt: skip
     used = {"num_warps": 8 if used["BN"] * used["BR"] >= 128 * 128 else 4, "num_stages": 3} | used
     tiles = triton.cdiv(shape.outputs, used["BN"]) * triton.cdiv(shape.taps * shape.inputs, used["BR"])
@@ -254,8 +254,8 @@ def weighed(x: Tensor, slope: Tensor, shape: Shape, by_channel: bool, tile: dict
     shares = triton.cdiv(shape.rows, share)
     out = torch.empty(shares, shape.clients, shape.outputs, shape.taps * shape.inputs, device=x.device)
     _weigh[(tiles, shares, shape.clients)](
-        x, slope, out, shape.rows, shape.batch * shape.height * shape.width, share,
-        shape.height, shape.width, *shape.size, shape.clients, shape.inputs, shape.outputs,
+        x, slope, out, shape.rows, shape.batch * shape.height * shape.width, shape.clients, share,
+        shape.height, shape.width, *shape.size, shape.inputs, shape.outputs,
         *shape.kernel, *shape.pad, by_channel, **used,
     )  # fmt: skip
     return out
@@ -282,5 +282,5 @@ def turn_back(shares: Tensor, out: Tensor) -> None:
     taps = out.shape[3] * out.shape[4]
     tile = {"BO": 32, "BC": _tile(inputs, 32)}
     grid = (triton.cdiv(inputs, tile["BC"]), triton.cdiv(outputs, tile["BO"]), clients)
-    sizes = len(shares), shares[0].numel(), outputs, inputs, taps
+    sizes = shares[0].numel(), outputs, inputs, len(shares), taps
     _turn_back[grid](shares, out, out.stride(0), *sizes, **tile, num_warps=4)

@@ -1,14 +1,19 @@
-"""All clients together by `torch.func.vmap`, with own rules for layers where vmap would be slow.
+"""All clients together by `torch.func.vmap`, with own rules for layers where vmap would be slow or has none.
 
     linear        one batched product; the gradient of the weight in the weight's own layout, on a GPU straight into
                   the flat gradient
+    embedding     rows of all tables at once; on a GPU the gradient is a product, which has a fixed order of sums
+    layer norm    scaled and shifted in one pass
+    recurrent     GRU and LSTM: all clients take each step in time together (`recurrent`)
+    attention     `F.scaled_dot_product_attention`, wherever it is called: on clients · batch
     convolution   on [batch, clients · channels, height, width]: one kernel for all clients (`conv_gpu`), or
                   PyTorch's grouped convolution
     batch norm    one call over clients · channels; vmap would scale and shift in passes of their own
     group norm    one call over clients · groups; vmap has no rule for it beside the convolutions above
     max pooling   on clients · channels as well; vmap would turn the tensor round first
 
-Convolution, norm and pooling are for GPUs: on a CPU clients run them one by one (see `forward.choose`).
+Convolution, batch norm, group norm and pooling are for GPUs: on a CPU clients run them one by one (see
+`forward.choose`).
 """
 
 from __future__ import annotations
@@ -21,9 +26,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
 
 from pfedlms.backend import backend_of
+from pfedlms.models import recurrent
 from pfedlms.models.chain import stacked_linear
 from pfedlms.models.runner import Pass, Runner, Single, Values
 
@@ -31,10 +39,12 @@ from pfedlms.models.runner import Pass, Runner, Single, Values
 # channels last where a client's weights are this many or images this small (H200, docs/performance.md).
 _WIDE_WEIGHTS = 1 << 20
 _SMALL_IMAGE = 4
+_FEW_ROWS = 1024  # of an embedding, up to which its gradient on a GPU is a product with a matrix of zeros and ones
 
 
 class Stacked(Runner):
-    """`torch.func.vmap` over models; convolutions, norms and max poolings use their rules with `folds`."""
+    """`torch.func.vmap` over models; convolutions, batch and group norms and max poolings use their rules with
+    `folds`."""
 
     def __init__(self, single: Single, folds: bool) -> None:
         self._single = single
@@ -48,6 +58,12 @@ class Stacked(Runner):
                 continue
             if type(layer) is nn.Linear:
                 yield layer, partial(self._linear, name, layer)
+            elif type(layer) is nn.Embedding and _is_plain_table(layer):
+                yield layer, partial(_embedding, layer)
+            elif type(layer) is nn.LayerNorm and layer.elementwise_affine:
+                yield layer, partial(_layer_norm, layer)
+            elif recurrent.stacks(layer):
+                yield layer, partial(_recurrent, layer)
             elif folds and type(layer) is nn.Conv2d and layer.padding_mode == "zeros":
                 yield layer, partial(self._convolution, name, layer)
             elif folds and type(layer) in (nn.BatchNorm1d, nn.BatchNorm2d) and layer.affine:
@@ -68,7 +84,8 @@ class Stacked(Runner):
         for layer, rule in self._rules:
             layer.forward = rule
         try:
-            outputs, *seen = call(given.params, given.buffers, given.x)
+            with _Attention():
+                outputs, *seen = call(given.params, given.buffers, given.x)
         finally:
             self._places = {}
             for layer, _ in self._rules:
@@ -91,6 +108,100 @@ class Stacked(Runner):
         (place,) = self._taken(name, "weight")
         rule = partial(_stacked_convolution, layer, place)
         return _apply(layer._conv_forward, rule, 1, x, layer.weight, layer.bias)
+
+
+def _is_plain_table(layer: nn.Embedding) -> bool:
+    return layer.padding_idx is None and layer.max_norm is None and not (layer.scale_grad_by_freq or layer.sparse)
+
+
+class _StackedEmbedding(torch.autograd.Function):
+    """Rows `[clients, …, width]` of the tables `[clients, rows, width]`, by `ids: [clients, …]`."""
+
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, table: Tensor) -> Tensor:
+        flat = ids.flatten(1)
+        ctx.save_for_backward(flat)
+        ctx.shape = table.shape
+        out = table[torch.arange(len(table), device=ids.device).unsqueeze(1), flat]
+        return out.view(*ids.shape, table.shape[2])
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        (ids,), (clients, rows, width) = ctx.saved_tensors, ctx.shape
+        slope = slopes[0].reshape(clients, -1, width)
+        if slope.is_cuda and rows <= _FEW_ROWS:
+            chosen = ids.unsqueeze(1) == torch.arange(rows, device=ids.device).view(1, -1, 1)
+            return None, torch.bmm(chosen.to(slope.dtype), slope)
+        out = slope.new_zeros(clients * rows, width)
+        places = (ids + rows * torch.arange(clients, device=ids.device).unsqueeze(1)).flatten()
+        if slope.is_cuda:
+            out.index_put_((places,), slope.flatten(0, 1), accumulate=True)  # sorts: a fixed order of sums
+        else:
+            out.index_add_(0, places, slope.flatten(0, 1))
+        return None, out.view(clients, rows, width)
+
+
+def _embedding(layer: nn.Embedding, x: Tensor) -> Tensor:
+    return _apply(F.embedding, _StackedEmbedding.apply, 0, x, layer.weight)
+
+
+def _layer_norm(layer: nn.LayerNorm, x: Tensor) -> Tensor:
+    shape, eps = layer.normalized_shape, layer.eps
+
+    def norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+        return F.layer_norm(x, shape, weight, bias, eps)
+
+    def stacked(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        between = [1] * (x.ndim - weight.ndim)
+        out, weight = norm(x), weight.view(len(weight), *between, *shape)
+        return out * weight if bias is None else torch.addcmul(bias.view_as(weight), out, weight)
+
+    return _apply(norm, stacked, 0, x, layer.weight, layer.bias)
+
+
+def _recurrent(layer: nn.GRU | nn.LSTM, x: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
+    if not isinstance(x, Tensor) or x.ndim != 3:
+        return type(layer).forward(layer, x, hx)  # type: ignore[arg-type]
+    first, cell = hx if isinstance(hx, tuple) else (hx, None)
+    names = [f"{part}_l{number}" for number in range(layer.num_layers) for part in recurrent.PARTS]
+    weights = [getattr(layer, name, None) for name in names]
+    given = x if layer.batch_first else x.transpose(0, 1)
+    out, states, cells = _Ruled.apply(  # type: ignore[no-untyped-call]
+        None, partial(recurrent.stacked_recurrent, layer), 0, given, first, cell, *weights
+    )
+    out = out if layer.batch_first else out.transpose(0, 1)
+    return out, (states, cells) if isinstance(layer, nn.LSTM) else states
+
+
+class _Attention(TorchFunctionMode):
+    """Within it attention of all clients is one call."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            return _attention(*args, **named)
+        if func is F.multi_head_attention_forward and not named.get("need_weights", True):
+            # With the weights it is products that vmap knows; without, an attention that is not seen here.
+            return func(*args, **named | {"need_weights": True})[0], None
+        return func(*args, **named)
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **settings: Any) -> Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        if not q.is_cuda:
+            return F.scaled_dot_product_attention(q, k, v, mask, **settings)
+        with sdpa_kernel(SDPBackend.MATH):  # the others add gradients up in any order
+            return F.scaled_dot_product_attention(q, k, v, mask, **settings)
+
+    def stacked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is not None:
+            mask = mask.view(len(mask), *[1] * (q.ndim - mask.ndim), *mask.shape[1:])
+            mask = mask.expand(-1, q.shape[1], *mask.shape[2:]).flatten(0, 1)
+        return attend(*(each.flatten(0, 1) for each in (q, k, v)), mask).unflatten(0, q.shape[:2])
+
+    if q.ndim < 3 or settings.get("dropout_p"):
+        return attend(q, k, v, attn_mask)
+    return _apply(attend, stacked, 0, q, k, v, attn_mask)
 
 
 def _batch_norm(layer: _BatchNorm, x: Tensor) -> Tensor:
@@ -122,7 +233,7 @@ def _max_pool(layer: nn.MaxPool2d, x: Tensor) -> Tensor:
 
 class _Ruled(torch.autograd.Function):
     """`plain(x, *rest)` of one model; under vmap over models `rule(x, *rest)` instead, which takes and gives the values
-    of all: clients are in axis `axis` of `x` and of the output, and in the first of `rest`. Only used inside vmap."""
+    of all: clients are in axis `axis` of `x` and of the outputs, and in the first of `rest`. Only used inside vmap."""
 
     @staticmethod
     def forward(plain: Callable[..., Tensor], rule: Any, axis: int, *tensors: Tensor | None) -> Tensor:
