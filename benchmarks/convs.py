@@ -43,7 +43,7 @@ class Blocks:
         device = torch.device("cuda")
         torch.manual_seed(0)
         self.kind, self.half, self.first = kind, kind == torch.bfloat16, first
-        self.shapes = [products_gpu.Shape(CLIENTS, BATCH, i, o, s, s, (3, 3), (1, 1)) for i, o, s, _ in layers]
+        self.shapes = [products_gpu.shape_of((BATCH, 0, s, s), (CLIENTS, o, i, 3, 3), (1, 1)) for i, o, s, _ in layers]
         self.pools = [layer[3] for layer in layers]
         self.weights = [
             torch.randn(CLIENTS, s.outputs, s.inputs, 3, 3, device=device) * (2 / 9 / s.inputs) ** 0.5

@@ -18,10 +18,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pfedlms.models.products_gpu import rounded
+from pfedlms.models.products_gpu import by_channel, rounded
 
 _PARTS = 64  # of the rows, whose sums one program adds up
 _CHANNELS = 32
+_SHORT_LINE = 16  # pixels, below which pooled gradients are turned round by a pass of their own
 
 
 @triton.jit
@@ -283,10 +284,12 @@ def back(
         PARTS=_PARTS, BC=_CHANNELS, num_warps=4,
     )  # fmt: skip
     out = torch.empty_like(z)
+    after = turn and pool and image[1] < _SHORT_LINE
+    turn = turn and not after
     turned = torch.empty(wide, rows, device=z.device, dtype=z.dtype) if turn else out
     tile = {"BP": 32 if pool else 64, "BC": 32}
     _back[(triton.cdiv(count, tile["BP"]), triton.cdiv(wide, tile["BC"]))](
         z, slope, mean, scale, gamma, beta, totals, out, turned, count, rows, wide,
         *image, pool, z.dtype == torch.float32, turn, **tile, num_warps=4,
     )  # fmt: skip
-    return out, turned
+    return out, by_channel(out) if after else turned

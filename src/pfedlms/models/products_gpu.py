@@ -21,6 +21,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+ROWS_OF_A_TILE = 128
+_ENOUGH_PROGRAMS = 1024  # for all multiprocessors of a large GPU to be busy
+
 
 class Shape(NamedTuple):
     """A stacked convolution without its weights."""
@@ -31,14 +34,13 @@ class Shape(NamedTuple):
     outputs: int
     height: int
     width: int
+    size: tuple[int, int]
+    """Height and width of the output."""
     kernel: tuple[int, int]
     pad: tuple[int, int]
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Height and width of the output."""
-        (tall, wide), (above, beside) = self.kernel, self.pad
-        return self.height + 2 * above - tall + 1, self.width + 2 * beside - wide + 1
+    stride: int = 1
+    up: int = 1
+    """Distance between pixels of the input, with zeros in between: that of the gradient of a convolution with a stride."""
 
     @property
     def rows(self) -> int:
@@ -51,7 +53,17 @@ class Shape(NamedTuple):
     def turned(self) -> Shape:
         """The convolution that gives the gradient of the input from that of the output."""
         around = (self.kernel[0] - 1 - self.pad[0], self.kernel[1] - 1 - self.pad[1])
-        return Shape(self.clients, self.batch, self.outputs, self.inputs, *self.size, self.kernel, around)
+        image = (self.height, self.width)
+        return Shape(
+            self.clients, self.batch, self.outputs, self.inputs, *self.size, image, self.kernel, around, 1, self.stride
+        )
+
+
+def shape_of(x: tuple[int, ...], weight: tuple[int, ...], pad: tuple[int, int], stride: int = 1) -> Shape:
+    """From the shapes `[batch, clients · C, height, width]` and `[clients, O, C, height, width]`."""
+    (batch, _, height, width), (clients, outputs, inputs, *kernel) = x, weight
+    size = (height + 2 * pad[0] - kernel[0]) // stride + 1, (width + 2 * pad[1] - kernel[1]) // stride + 1
+    return Shape(clients, batch, inputs, outputs, height, width, size, (kernel[0], kernel[1]), pad, stride)
 
 
 @triton.jit
@@ -66,7 +78,8 @@ def _convolve(
     x, weight, out, means, squares, rows, wide, out_wide,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
     C: tl.constexpr, OUTPUTS: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
-    PAD_H: tl.constexpr, PAD_W: tl.constexpr, BACK: tl.constexpr, STATISTICS: tl.constexpr,
+    PAD_H: tl.constexpr, PAD_W: tl.constexpr, STRIDE: tl.constexpr, UP: tl.constexpr,
+    BACK: tl.constexpr, STATISTICS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """`weight: [clients, O, taps, C]`; with BACK it is that of the other direction, `[clients, C, taps, O]`, whose taps
@@ -76,6 +89,7 @@ def _convolve(
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     column, row, image = m % OUT_WIDTH, (m // OUT_WIDTH) % OUT_HEIGHT, m // (OUT_WIDTH * OUT_HEIGHT)
+    column, row = column * STRIDE, row * STRIDE
     known = m < rows
     base = x + client * C
     own = weight + client * (OUTPUTS * KH * KW * C)
@@ -86,12 +100,20 @@ def _convolve(
             tap = start // C
             c = tl.max_contiguous(tl.multiple_of(start % C + tl.arange(0, BK), BK), BK)
             i, j = row + tap // KW - PAD_H, column + tap % KW - PAD_W
-            inside = (known & (i >= 0) & (i < HEIGHT) & (j >= 0) & (j < WIDTH))[:, None]
+            there = known
+            if UP > 1:
+                there = known & (i % UP == 0) & (j % UP == 0)
+                i, j = i // UP, j // UP
+            inside = (there & (i >= 0) & (i < HEIGHT) & (j >= 0) & (j < WIDTH))[:, None]
             place = base + (((image * HEIGHT + i) * WIDTH + j).to(tl.int64) * wide)[:, None] + c[None, :]
         else:
             tap, c = r // C, r % C
             i, j = row[:, None] + (tap // KW - PAD_H)[None, :], column[:, None] + (tap % KW - PAD_W)[None, :]
-            inside = known[:, None] & (i >= 0) & (i < HEIGHT) & (j >= 0) & (j < WIDTH) & (r < KH * KW * C)[None, :]
+            there = known[:, None] & (r < KH * KW * C)[None, :]
+            if UP > 1:
+                there = there & (i % UP == 0) & (j % UP == 0)
+                i, j = i // UP, j // UP
+            inside = there & (i >= 0) & (i < HEIGHT) & (j >= 0) & (j < WIDTH)
             place = base + ((image[:, None] * HEIGHT + i) * WIDTH + j).to(tl.int64) * wide + c[None, :]
         a = tl.load(place, mask=inside, other=0.0)
         if BACK:
@@ -123,7 +145,7 @@ def _weigh(
     x, slope, out, rows, inputs, clients, SHARE: tl.constexpr,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
     C: tl.constexpr, OUTPUTS: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
-    PAD_H: tl.constexpr, PAD_W: tl.constexpr, BY_CHANNEL: tl.constexpr,
+    PAD_H: tl.constexpr, PAD_W: tl.constexpr, STRIDE: tl.constexpr, BY_CHANNEL: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
     """out[share, client, o, r]: the sum over one share of the rows. With BY_CHANNEL `x: [clients · C, rows]` and
@@ -139,6 +161,7 @@ def _weigh(
     for start in range(0, SHARE, BM):
         m = part * SHARE + start + tl.arange(0, BM)
         column, row, image = m % OUT_WIDTH, (m // OUT_WIDTH) % OUT_HEIGHT, m // (OUT_WIDTH * OUT_HEIGHT)
+        column, row = column * STRIDE, row * STRIDE
         known = m < rows
         if C % BR == 0:
             only = first // C
@@ -176,41 +199,81 @@ def _weigh(
 @triton.jit
 def _turn_weights(
     source, out, back, source_stride, OUTPUTS, C,
-    TAPS: tl.constexpr, BOTH: tl.constexpr, ROUND: tl.constexpr,
-    BO: tl.constexpr, BC: tl.constexpr,
+    TAPS: tl.constexpr, BOTH: tl.constexpr, ROUND: tl.constexpr, BO: tl.constexpr, BC: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
     """`[clients, O, C, taps]` → `[clients, O, taps, C]` and, with BOTH, `[clients, C, taps, O]` with the taps from the
     last to the first."""
     client = tl.program_id(2).to(tl.int64)
     o, c = tl.program_id(1) * BO + tl.arange(0, BO), tl.program_id(0) * BC + tl.arange(0, BC)
-    inside = (o < OUTPUTS)[:, None] & (c < C)[None, :]
-    for tap in tl.static_range(TAPS):
-        place = source + client * source_stride + (o[:, None] * C + c[None, :]) * TAPS + tap
-        tile = tl.load(place, mask=inside, other=0.0)
-        if ROUND:
-            tile = rounded(tile)
-        tile = tile.to(out.dtype.element_ty)
-        tl.store(out + ((client * OUTPUTS + o[:, None]) * TAPS + tap) * C + c[None, :], tile, mask=inside)
-        if BOTH:
-            place = back + ((client * C + c[:, None]) * TAPS + TAPS - 1 - tap) * OUTPUTS + o[None, :]
-            tl.store(place, tl.trans(tile), mask=(c < C)[:, None] & (o < OUTPUTS)[None, :])
+    tap = tl.arange(0, BT)
+    inside = (o < OUTPUTS)[:, None, None] & (c < C)[None, :, None] & (tap < TAPS)[None, None, :]
+    place = (o[:, None, None] * C + c[None, :, None]) * TAPS + tap[None, None, :]
+    tile = tl.load(source + client * source_stride + place, mask=inside, other=0.0)
+    if ROUND:
+        tile = rounded(tile)
+    tile = tile.to(out.dtype.element_ty)
+    place = (o[:, None, None] * TAPS + tap[None, :, None]) * C + c[None, None, :]
+    mask = (o < OUTPUTS)[:, None, None] & (tap < TAPS)[None, :, None] & (c < C)[None, None, :]
+    tl.store(out + client * OUTPUTS * TAPS * C + place, tl.permute(tile, (0, 2, 1)), mask=mask)
+    if BOTH:
+        place = (c[:, None, None] * TAPS + TAPS - 1 - tap[None, :, None]) * OUTPUTS + o[None, None, :]
+        mask = (c < C)[:, None, None] & (tap < TAPS)[None, :, None] & (o < OUTPUTS)[None, None, :]
+        tl.store(back + client * OUTPUTS * TAPS * C + place, tl.permute(tile, (1, 2, 0)), mask=mask)
 
 
 @triton.jit
 def _turn_back(
-    source, out, out_stride, size, OUTPUTS, C,
-    SHARES: tl.constexpr, TAPS: tl.constexpr, BO: tl.constexpr, BC: tl.constexpr,
+    source, out, out_stride, OUTPUTS, C,
+    TAPS: tl.constexpr, BO: tl.constexpr, BC: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
-    """Σ over shares of `[shares, clients, O, taps, C]` → `[clients, O, C, taps]`."""
+    """`[clients, O, taps, C]` → `[clients, O, C, taps]`."""
     client = tl.program_id(2).to(tl.int64)
     o, c = tl.program_id(1) * BO + tl.arange(0, BO), tl.program_id(0) * BC + tl.arange(0, BC)
-    inside = (o < OUTPUTS)[:, None] & (c < C)[None, :]
-    for tap in tl.static_range(TAPS):
-        place = source + ((client * OUTPUTS + o[:, None]) * TAPS + tap) * C + c[None, :]
-        total = tl.load(place, mask=inside, other=0.0)
-        for share in range(1, SHARES):
-            total += tl.load(place + share * size, mask=inside, other=0.0)
-        tl.store(out + client * out_stride + (o[:, None] * C + c[None, :]) * TAPS + tap, total, mask=inside)
+    tap = tl.arange(0, BT)
+    place = (o[:, None, None] * TAPS + tap[None, :, None]) * C + c[None, None, :]
+    mask = (o < OUTPUTS)[:, None, None] & (tap < TAPS)[None, :, None] & (c < C)[None, None, :]
+    tile = tl.load(source + client * OUTPUTS * TAPS * C + place, mask=mask, other=0.0)
+    inside = (o < OUTPUTS)[:, None, None] & (c < C)[None, :, None] & (tap < TAPS)[None, None, :]
+    place = (o[:, None, None] * C + c[None, :, None]) * TAPS + tap[None, None, :]
+    tl.store(out + client * out_stride + place, tl.permute(tile, (0, 2, 1)), mask=inside)
+
+
+@triton.jit
+def _prepare(
+    x, out, turned, rows, wide, COPY: tl.constexpr, TURN: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr
+):  # fmt: skip
+    """Rounded: as it lies with COPY, and the other way round with TURN."""
+    p, c = tl.program_id(0) * BP + tl.arange(0, BP), tl.program_id(1) * BC + tl.arange(0, BC)
+    mask = (p < rows)[:, None] & (c < wide)[None, :]
+    place = p.to(tl.int64)[:, None] * wide + c[None, :]
+    tile = rounded(tl.load(x + place, mask=mask, other=0.0))
+    if COPY:
+        tl.store(out + place, tile, mask=mask)
+    if TURN:
+        place = turned + c.to(tl.int64)[:, None] * rows + p[None, :]
+        tl.store(place, tl.trans(tile), mask=(c < wide)[:, None] & (p < rows)[None, :])
+
+
+def prepared(x: Tensor, kind: torch.dtype, turn: bool) -> tuple[Tensor, Tensor]:
+    """`x: [rows, channels]` for products in `kind` and, with `turn`, `[channels, rows]` (otherwise the first again)."""
+    if kind != torch.float32:
+        out = x.to(kind)
+        return out, out
+    out = torch.empty_like(x)
+    return out, _prepared(x, out, torch.empty(x.shape[::-1], device=x.device) if turn else None)
+
+
+def by_channel(x: Tensor) -> Tensor:
+    """`[rows, channels]` of rounded numbers → `[channels, rows]`."""
+    return _prepared(x, None, torch.empty(x.shape[::-1], device=x.device))
+
+
+def _prepared(x: Tensor, out: Tensor | None, turned: Tensor | None) -> Tensor:
+    (rows, wide), first, second = x.shape, x if out is None else out, x if turned is None else turned
+    grid = (triton.cdiv(rows, 64), triton.cdiv(wide, 32))
+    flags = out is not None, turned is not None
+    _prepare[grid](x, first, second, rows, wide, *flags, BP=64, BC=32, num_warps=4)
+    return first if turned is None else turned
 
 
 def _tile(size: int, most: int) -> int:
@@ -226,18 +289,15 @@ def convolved(
     out = torch.empty(shape.rows, wide, device=x.device, dtype=kind)
     half = x.itemsize == 2
     deep = _tile(shape.taps * shape.inputs, 64 if half else 32)
-    used: dict[str, Any] = {"BM": 128, "BN": _tile(shape.outputs, 256), "BK": deep}
+    used: dict[str, Any] = {"BM": ROWS_OF_A_TILE, "BN": _tile(shape.outputs, 256), "BK": deep}
     used |= {"num_warps": 8 if used["BN"] >= 128 else 4, "num_stages": 4 if used["BN"] >= 64 else 3} | (tile or {})
     tiles = triton.cdiv(shape.rows, used["BM"])
     means, squares = (torch.empty(tiles, wide, device=x.device) for _ in range(2)) if statistics else (out, out)
     _convolve[(tiles, triton.cdiv(shape.outputs, used["BN"]), shape.clients)](
         x, weight, out, means, squares, shape.rows, x.shape[1], wide, shape.height, shape.width, *shape.size,
-        shape.inputs, shape.outputs, *shape.kernel, *shape.pad, back, statistics, **used,
+        shape.inputs, shape.outputs, *shape.kernel, *shape.pad, shape.stride, shape.up, back, statistics, **used,
     )  # fmt: skip
     return (out, means, squares) if statistics else (out, None, None)
-
-
-_ENOUGH_PROGRAMS = 1024  # for all multiprocessors of a large GPU to be busy
 
 
 def weighed(x: Tensor, slope: Tensor, shape: Shape, by_channel: bool, tile: dict[str, int] | None = None) -> Tensor:
@@ -256,7 +316,7 @@ def weighed(x: Tensor, slope: Tensor, shape: Shape, by_channel: bool, tile: dict
     _weigh[(tiles, shares, shape.clients)](
         x, slope, out, shape.rows, shape.batch * shape.height * shape.width, shape.clients, share,
         shape.height, shape.width, *shape.size, shape.inputs, shape.outputs,
-        *shape.kernel, *shape.pad, by_channel, **used,
+        *shape.kernel, *shape.pad, shape.stride, by_channel, **used,
     )  # fmt: skip
     return out
 
@@ -268,19 +328,23 @@ def turned_weights(weight: Tensor, kind: torch.dtype, both: bool) -> tuple[Tenso
     taps = weight.shape[3] * weight.shape[4]
     out = torch.empty(clients, outputs, taps, inputs, device=weight.device, dtype=kind)
     back = torch.empty(clients, inputs, taps, outputs, device=weight.device, dtype=kind) if both else out
-    tile = {"BO": 32, "BC": _tile(inputs, 32)}
-    grid = (triton.cdiv(inputs, tile["BC"]), triton.cdiv(outputs, tile["BO"]), clients)
-    _turn_weights[grid](
-        weight, out, back, weight.stride(0), outputs, inputs, taps, both, kind == torch.float32, **tile, num_warps=4
-    )
+    flags = both, kind == torch.float32
+    grid, tile = _weight_tiles(weight)
+    _turn_weights[grid](weight, out, back, weight.stride(0), outputs, inputs, taps, *flags, **tile)
     return out, back
 
 
 def turn_back(shares: Tensor, out: Tensor) -> None:
     """Shares of a gradient `[shares, clients, O, taps · C]`, added up into `out: [clients, O, C, height, width]`."""
-    clients, outputs, inputs = out.shape[:3]
-    taps = out.shape[3] * out.shape[4]
-    tile = {"BO": 32, "BC": _tile(inputs, 32)}
-    grid = (triton.cdiv(inputs, tile["BC"]), triton.cdiv(outputs, tile["BO"]), clients)
-    sizes = shares[0].numel(), outputs, inputs, len(shares), taps
-    _turn_back[grid](shares, out, out.stride(0), *sizes, **tile, num_warps=4)
+    summed = shares[0] if len(shares) == 1 else shares.sum(dim=0)
+    grid, tile = _weight_tiles(out)
+    _turn_back[grid](summed, out, out.stride(0), *out.shape[1:3], out.shape[3] * out.shape[4], **tile)
+
+
+def _weight_tiles(weight: Tensor) -> tuple[tuple[int, int, int], dict[str, int]]:
+    clients, outputs, inputs = weight.shape[:3]
+    taps = int(triton.next_power_of_2(weight.shape[3] * weight.shape[4]))
+    channels = min(32, int(triton.next_power_of_2(inputs)))
+    tile = {"BO": max(1, 8192 // (channels * taps)), "BC": channels, "BT": taps, "num_warps": 8}
+    tile["BO"] = min(tile["BO"], int(triton.next_power_of_2(outputs)))
+    return (triton.cdiv(inputs, channels), triton.cdiv(outputs, tile["BO"]), clients), tile

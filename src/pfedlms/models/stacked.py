@@ -8,6 +8,8 @@
     attention     `F.scaled_dot_product_attention`, wherever it is called: on clients · batch
     convolution   on [batch, clients · channels, height, width]: one kernel for all clients (`conv_gpu`), or
                   PyTorch's grouped convolution
+    blocks        of convolution, batch norm, ReLU and 2 x 2 max pooling in a Sequential: norm, ReLU and pooling are one
+                  pass (`conv_gpu`)
     batch norm    one call over clients · channels; vmap would scale and shift in passes of their own
     group norm    one call over clients · groups; vmap has no rule for it beside the convolutions above
     max pooling   on clients · channels as well; vmap would turn the tensor round first
@@ -30,7 +32,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
-from pfedlms.backend import backend_of
+from pfedlms.backend import backend_of, has_triton
 from pfedlms.models import recurrent
 from pfedlms.models.chain import stacked_linear
 from pfedlms.models.runner import Pass, Runner, Single, Values
@@ -49,6 +51,7 @@ class Stacked(Runner):
     def __init__(self, single: Single, folds: bool) -> None:
         self._single = single
         self._places: Values = {}
+        self._names = {layer: name for name, layer in single.module.named_modules()}
         self._rules = list(self._made(folds))
 
     def _made(self, folds: bool) -> Iterator[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
@@ -56,7 +59,12 @@ class Stacked(Runner):
         for name, layer in self._single.module.named_modules():
             if "forward" in vars(layer):
                 continue
-            if type(layer) is nn.Linear:
+            if folds and type(layer) is nn.Sequential and has_triton():
+                from pfedlms.models.conv_gpu import blocks_in
+
+                if blocks := blocks_in(list(layer)):
+                    yield layer, partial(self._sequence, list(layer), blocks)
+            elif type(layer) is nn.Linear:
                 yield layer, partial(self._linear, name, layer)
             elif type(layer) is nn.Embedding and _is_plain_table(layer):
                 yield layer, partial(_embedding, layer)
@@ -101,6 +109,37 @@ class Stacked(Runner):
     def _linear(self, name: str, layer: nn.Linear, x: Tensor) -> Tensor:
         places = self._taken(name, "weight", "bias")
         return _apply(F.linear, lambda *given: stacked_linear(*given, *places), 0, x, layer.weight, layer.bias)
+
+    def _sequence(self, layers: list[nn.Module], blocks: dict[int, list[Any]], x: Tensor) -> Tensor:
+        """Layer after layer, and blocks that are one function together: `blocks` by their first layer."""
+        at = 0
+        while at < len(layers):
+            out = self._run_blocks(blocks[at], x) if at in blocks else None
+            at, x = (at + 1, layers[at](x)) if out is None else (at + sum(3 + b.pool for b in blocks[at]), out)
+        return x
+
+    def _run_blocks(self, blocks: list[Any], x: Tensor) -> Tensor | None:
+        from pfedlms.models import conv_gpu
+
+        kind = conv_gpu.precision(x) if x.ndim == 4 else None
+        with_gradient_in_evaluation = not blocks[0].norm.training and torch.is_grad_enabled()
+        if kind is None or with_gradient_in_evaluation or not conv_gpu.fit(blocks, *x.shape[2:]):
+            return None
+        places: list[Tensor | None] = []
+        tensors: list[Tensor | None] = []
+        for block in blocks:
+            norm = block.norm
+            if norm.training and norm.num_batches_tracked is not None:
+                norm.num_batches_tracked.add_(1)
+            tensors += [block.convolution.weight, norm.weight, norm.bias, norm.running_mean, norm.running_var]
+            places += self._taken(self._names[block.convolution], "weight")
+            places += self._taken(self._names[norm], "weight", "bias")
+
+        def stacked(x: Tensor, *tensors: Tensor) -> Tensor:
+            out: Tensor = conv_gpu.StackedBlocks.apply(_wide(x), blocks, kind, places, *tensors)
+            return out.unflatten(1, (x.shape[1], -1))
+
+        return _Ruled.apply(None, stacked, 1, x, *tensors)  # type: ignore[no-untyped-call, no-any-return]
 
     def _convolution(self, name: str, layer: nn.Conv2d, x: Tensor) -> Tensor:
         if x.ndim != 4:
@@ -271,10 +310,16 @@ def _folded(operation: Callable[..., Tensor], x: Tensor, *rest: Tensor | None) -
     return out.view(len(out), x.shape[1], -1, *out.shape[2:])
 
 
+def _wide(x: Tensor) -> Tensor:
+    """`[batch, clients, channels, height, width]` → `[batch, clients · channels, height, width]`, channels last in
+    memory."""
+    return x.permute(0, 3, 4, 1, 2).flatten(3).permute(0, 3, 1, 2)
+
+
 def _stacked_convolution(
     layer: nn.Conv2d, place: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor | None
 ) -> Tensor:
-    clients, wide, out = len(weight), x.flatten(1, 2), None
+    clients, wide, out = len(weight), _wide(x) if x.is_cuda else x.flatten(1, 2), None
     if backend_of(x) == "gpu":
         from pfedlms.models.conv_gpu import convolution
 

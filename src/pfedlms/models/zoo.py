@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from math import prod
 
 import torch
@@ -77,7 +78,7 @@ def resnet(shape: tuple[int, ...], classes: int, hidden: int) -> nn.Module:
         )
     widths = (16, 16, 16, 32, 32, 64, 64)
     parts = [nn.Conv2d(shape[0], 16, 3, padding=1, bias=False), nn.GroupNorm(_GROUPS, 16), nn.ReLU()]
-    parts += [Residual(*pair) for pair in zip(widths, widths[1:], strict=False)]
+    parts += [Residual(*pair) for pair in pairwise(widths)]
     return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, classes))
 
 
