@@ -33,6 +33,12 @@ LAYERS: dict[str, list[tuple[int, int, int, bool]]] = {
     ],
 }  # fmt: skip
 
+# inputs, outputs, image, kernel, stride: convolutions whose kernels are compiled, too, for `steps.py`
+RESNET = [
+    (3, 16, 32, 3, 1), (16, 16, 32, 3, 1), (16, 32, 32, 3, 2), (16, 32, 32, 1, 2), (32, 32, 16, 3, 1),
+    (32, 64, 16, 3, 2), (32, 64, 16, 1, 2), (64, 64, 8, 3, 1),
+]  # fmt: skip
+
 
 class Blocks:
     """Some consecutive blocks of a model: convolution, batch norm, ReLU and pooling each."""
@@ -101,11 +107,24 @@ def image_of(matrix: Tensor, side: int) -> Tensor:
     return matrix.view(-1, side, side, matrix.shape[1]).permute(0, 3, 1, 2)
 
 
+def compile_convolution(inputs: int, outputs: int, side: int, kernel: int, stride: int) -> None:
+    from pfedlms.models.conv_gpu import StackedConvolution
+
+    x = torch.randn(BATCH, CLIENTS * inputs, side, side, device="cuda", requires_grad=inputs > 3)
+    weight = torch.randn(CLIENTS, outputs, inputs, kernel, kernel, device="cuda", requires_grad=True)
+    pad = (kernel // 2, kernel // 2)
+    StackedConvolution.apply(x, weight, pad, stride, torch.float32, None).sum().backward()
+    torch.cuda.synchronize()
+
+
 def compile_one(job: tuple[str, int, str]) -> str:
     """A single block of a model: all its kernels."""
     model, number, kind = job
     began = time.time()
     try:
+        if model == "resnet":
+            compile_convolution(*RESNET[number])
+            return f"{job} {time.time() - began:.1f} s"
         Blocks(LAYERS[model][number : number + 1], getattr(torch, kind), number == 0)()
         torch.cuda.synchronize()
     except Exception as error:
@@ -158,6 +177,7 @@ def main() -> None:
     began = time.time()
     chosen = [(model, kind) for model in ("vgg11", "vgg8") for kind in RATES if options.only in f"{model} {kind}"]
     jobs = [(model, number, kind) for model, kind in chosen for number in range(len(LAYERS[model]))]
+    jobs += [("resnet", number, "float32") for number in range(len(RESNET)) if not options.only]
     # Forked before CUDA is initialised here, so that nothing is imported twice.
     with multiprocessing.get_context("fork").Pool(PROCESSES) as pool:
         for line in pool.imap_unordered(compile_one, jobs):

@@ -1,4 +1,4 @@
-"""A local step of 20 clients by every runner that takes the model, against a plain loop over modules and against floors.
+"""A local step of 20 clients by the package's runners, against a plain loop over modules and against floors.
 
     python benchmarks/steps.py [--models vgg8,vgg11,resnet,gru,transformer] [--device cpu] [--json out.json]
 
@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from engine import InBfloat16, copy_speed, matrix_rate
 from kept import keep
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from engine import InBfloat16, copy_speed, matrix_rate
 from pfedlms.backend import own_threads
 from pfedlms.engine.criterion import Criterion
 from pfedlms.methods.contract import Objective
@@ -135,9 +135,7 @@ def measure(options: argparse.Namespace, name: str, runners: list[str]) -> dict[
     chosen = type(works["as chosen"].model._runner).__name__ if "as chosen" in works else None
     expected, bound = None, 5e-2 if options.precision == "bf16" else 5e-3
     for work in works.values():
-        if device.type == "cpu":
-            work()
-        elif isinstance(work, PlainLoop):
+        if device.type == "cpu" or isinstance(work, PlainLoop):
             work()
         losses = work.losses.to("cpu", torch.float32)
         expected = losses if expected is None else expected
@@ -149,6 +147,8 @@ def measure(options: argparse.Namespace, name: str, runners: list[str]) -> dict[
         for runner, work in works.items():
             times[runner].append(seconds(work, device))
     row: dict[str, Any] = {"model": name, "chosen": chosen}
+    if options.profile:
+        print_kernels(works["as chosen"])
     for runner, own in times.items():
         ratios = [loop / mine for loop, mine in zip(times["plain loop"], own, strict=True)]
         quarters = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
@@ -164,6 +164,14 @@ def measure(options: argparse.Namespace, name: str, runners: list[str]) -> dict[
     return row
 
 
+def print_kernels(work: Steps) -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        work()
+        torch.cuda.synchronize()
+    for each in sorted(profile.key_averages(), key=lambda each: -each.device_time_total)[:16]:
+        print(f"    {each.device_time_total:9.1f} us {each.count:5d} times  {each.key[:90]}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="vgg8,vgg11,resnet,gru,transformer")
@@ -173,6 +181,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", choices=["default", "bf16"], default="default")
+    parser.add_argument("--profile", action="store_true", help="kernels of a step, on a GPU")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -185,7 +194,11 @@ def main() -> None:
         rates["bf16"] = matrix_rate(device, True, torch.bfloat16)
     rows = []
     for name in options.models.split(","):
-        row = measure(options, name, options.runners.split(","))
+        try:
+            row = measure(options, name, options.runners.split(","))
+        except Exception as error:  # the others are measured nevertheless
+            print(f"FAILED {name}: {type(error).__name__}: {str(error)[:800]}", flush=True)
+            continue
         row["floors"] = floors(options, name, copies, rates)
         print(f"{name:12s} floors: {row['floors']}", flush=True)
         rows.append(row)

@@ -176,7 +176,7 @@ def test_in_evaluation_blocks_use_running_statistics() -> None:
     setup = Setup(4, (False, True), (3, 6, 5), 2, 3)
     for number in (3, 4, 8, 9):
         setup.tensors[number] += draw(*setup.tensors[number].shape, seed=number).abs()
-    blocks = [block for block in blocks_in([layer.eval() for layer in setup.layers])[0]]
+    blocks = blocks_in([layer.eval() for layer in setup.layers])[0]
     with torch.no_grad():
         got = StackedBlocks.apply(setup.x, blocks, torch.float32, [None] * 6, *setup.tensors)
     right = setup.expected(setup.x.double(), [each.double() for each in setup.tensors], False)

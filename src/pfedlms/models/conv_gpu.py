@@ -97,8 +97,8 @@ class Tensors(NamedTuple):
 
 
 class StackedBlocks(torch.autograd.Function):
-    """Blocks in a row, as many `Tensors` as there are blocks. Running statistics are updated in place, gradients written
-    into `places` (weight, γ and β of each block) where they have one."""
+    """Blocks in a row, with `Tensors` for each. Running statistics are updated in place, gradients are written into
+    `places` (weight, γ and β of each block) where there is one."""
 
     @staticmethod
     def forward(
@@ -185,8 +185,8 @@ def convolution(layer: nn.Conv2d, x: Tensor, weight: Tensor, place: Tensor | Non
 
 
 def blocks_in(layers: Sequence[nn.Module]) -> dict[int, list[Block]]:
-    """Blocks in a row among the layers of a Sequential, by the number of the first layer. Layers with a forward or hooks
-    of the user's are in none."""
+    """Blocks in a row among the layers of a Sequential, by the number of the first layer. Layers with a forward or with
+    hooks of the user's are in none."""
     found: dict[int, list[Block]] = {}
     at = 0
     while at < len(layers):

@@ -40,7 +40,7 @@ class Shape(NamedTuple):
     pad: tuple[int, int]
     stride: int = 1
     up: int = 1
-    """Distance between pixels of the input, with zeros in between: that of the gradient of a convolution with a stride."""
+    """Distance between pixels of the input, with zeros in between: for the gradient of a convolution with a stride."""
 
     @property
     def rows(self) -> int:
@@ -197,45 +197,40 @@ def _weigh(
 
 
 @triton.jit
-def _turn_weights(
-    source, out, back, source_stride, OUTPUTS, C,
-    TAPS: tl.constexpr, BOTH: tl.constexpr, ROUND: tl.constexpr, BO: tl.constexpr, BC: tl.constexpr, BT: tl.constexpr,
+def _swap(
+    source, out, source_stride, out_stride, pairs, C,
+    TAPS: tl.constexpr, FORTH: tl.constexpr, ROUND: tl.constexpr, BQ: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
-    """`[clients, O, C, taps]` → `[clients, O, taps, C]` and, with BOTH, `[clients, C, taps, O]` with the taps from the
-    last to the first."""
-    client = tl.program_id(2).to(tl.int64)
-    o, c = tl.program_id(1) * BO + tl.arange(0, BO), tl.program_id(0) * BC + tl.arange(0, BC)
-    tap = tl.arange(0, BT)
-    inside = (o < OUTPUTS)[:, None, None] & (c < C)[None, :, None] & (tap < TAPS)[None, None, :]
-    place = (o[:, None, None] * C + c[None, :, None]) * TAPS + tap[None, None, :]
-    tile = tl.load(source + client * source_stride + place, mask=inside, other=0.0)
-    if ROUND:
-        tile = rounded(tile)
-    tile = tile.to(out.dtype.element_ty)
-    place = (o[:, None, None] * TAPS + tap[None, :, None]) * C + c[None, None, :]
-    mask = (o < OUTPUTS)[:, None, None] & (tap < TAPS)[None, :, None] & (c < C)[None, None, :]
-    tl.store(out + client * OUTPUTS * TAPS * C + place, tl.permute(tile, (0, 2, 1)), mask=mask)
-    if BOTH:
-        place = (c[:, None, None] * TAPS + TAPS - 1 - tap[None, :, None]) * OUTPUTS + o[None, None, :]
-        mask = (c < C)[:, None, None] & (tap < TAPS)[None, :, None] & (o < OUTPUTS)[None, None, :]
-        tl.store(back + client * OUTPUTS * TAPS * C + place, tl.permute(tile, (1, 2, 0)), mask=mask)
+    """Of each client `[O, C, taps]` → `[O, taps, C]`, or back."""
+    client = tl.program_id(1).to(tl.int64)
+    q, tap = tl.program_id(0) * BQ + tl.arange(0, BQ), tl.arange(0, BT)
+    by_pair = q[:, None] * TAPS + tap[None, :]
+    by_tap = ((q // C)[None, :] * TAPS + tap[:, None]) * C + (q % C)[None, :]
+    pair_mask = (q < pairs)[:, None] & (tap < TAPS)[None, :]
+    tap_mask = (q < pairs)[None, :] & (tap < TAPS)[:, None]
+    if FORTH:
+        tile = tl.load(source + client * source_stride + by_pair, mask=pair_mask, other=0.0)
+        if ROUND:
+            tile = rounded(tile)
+        tl.store(out + client * out_stride + by_tap, tl.trans(tile).to(out.dtype.element_ty), mask=tap_mask)
+    else:
+        tile = tl.load(source + client * source_stride + by_tap, mask=tap_mask, other=0.0)
+        tl.store(out + client * out_stride + by_pair, tl.trans(tile), mask=pair_mask)
 
 
 @triton.jit
-def _turn_back(
-    source, out, out_stride, OUTPUTS, C,
-    TAPS: tl.constexpr, BO: tl.constexpr, BC: tl.constexpr, BT: tl.constexpr,
+def _turn(
+    source, out, source_stride, OUTPUTS, size, TAPS: tl.constexpr, BO: tl.constexpr, BR: tl.constexpr
 ):  # fmt: skip
-    """`[clients, O, taps, C]` → `[clients, O, C, taps]`."""
+    """Of each client `[O, C, taps]` → `[C, taps, O]`, rounded, with the taps from the last to the first; `size` is C ·
+    taps."""
     client = tl.program_id(2).to(tl.int64)
-    o, c = tl.program_id(1) * BO + tl.arange(0, BO), tl.program_id(0) * BC + tl.arange(0, BC)
-    tap = tl.arange(0, BT)
-    place = (o[:, None, None] * TAPS + tap[None, :, None]) * C + c[None, None, :]
-    mask = (o < OUTPUTS)[:, None, None] & (tap < TAPS)[None, :, None] & (c < C)[None, None, :]
-    tile = tl.load(source + client * OUTPUTS * TAPS * C + place, mask=mask, other=0.0)
-    inside = (o < OUTPUTS)[:, None, None] & (c < C)[None, :, None] & (tap < TAPS)[None, None, :]
-    place = (o[:, None, None] * C + c[None, :, None]) * TAPS + tap[None, None, :]
-    tl.store(out + client * out_stride + place, tl.permute(tile, (0, 2, 1)), mask=inside)
+    o, r = tl.program_id(1) * BO + tl.arange(0, BO), tl.program_id(0) * BR + tl.arange(0, BR)
+    mask = (o < OUTPUTS)[:, None] & (r < size)[None, :]
+    tile = rounded(tl.load(source + client * source_stride + o[:, None] * size + r[None, :], mask=mask, other=0.0))
+    to = (r // TAPS) * TAPS + TAPS - 1 - r % TAPS
+    mask = (r < size)[:, None] & (o < OUTPUTS)[None, :]
+    tl.store(out + (client * size + to[:, None]) * OUTPUTS + o[None, :], tl.trans(tile), mask=mask)
 
 
 @triton.jit
@@ -328,23 +323,24 @@ def turned_weights(weight: Tensor, kind: torch.dtype, both: bool) -> tuple[Tenso
     taps = weight.shape[3] * weight.shape[4]
     out = torch.empty(clients, outputs, taps, inputs, device=weight.device, dtype=kind)
     back = torch.empty(clients, inputs, taps, outputs, device=weight.device, dtype=kind) if both else out
-    flags = both, kind == torch.float32
-    grid, tile = _weight_tiles(weight)
-    _turn_weights[grid](weight, out, back, weight.stride(0), outputs, inputs, taps, *flags, **tile)
+    _swapped(weight, out, weight.shape, forth=True)
+    if both:
+        size, tile = inputs * taps, {"BO": 64, "BR": 64, "num_warps": 4}
+        grid = (triton.cdiv(size, tile["BR"]), triton.cdiv(outputs, tile["BO"]), clients)
+        _turn[grid](weight, back, weight.stride(0), outputs, size, taps, **tile)
     return out, back
 
 
 def turn_back(shares: Tensor, out: Tensor) -> None:
     """Shares of a gradient `[shares, clients, O, taps · C]`, added up into `out: [clients, O, C, height, width]`."""
-    summed = shares[0] if len(shares) == 1 else shares.sum(dim=0)
-    grid, tile = _weight_tiles(out)
-    _turn_back[grid](summed, out, out.stride(0), *out.shape[1:3], out.shape[3] * out.shape[4], **tile)
+    _swapped(shares[0] if len(shares) == 1 else shares.sum(dim=0), out, out.shape, forth=False)
 
 
-def _weight_tiles(weight: Tensor) -> tuple[tuple[int, int, int], dict[str, int]]:
-    clients, outputs, inputs = weight.shape[:3]
-    taps = int(triton.next_power_of_2(weight.shape[3] * weight.shape[4]))
-    channels = min(32, int(triton.next_power_of_2(inputs)))
-    tile = {"BO": max(1, 8192 // (channels * taps)), "BC": channels, "BT": taps, "num_warps": 8}
-    tile["BO"] = min(tile["BO"], int(triton.next_power_of_2(outputs)))
-    return (triton.cdiv(inputs, channels), triton.cdiv(outputs, tile["BO"]), clients), tile
+def _swapped(source: Tensor, out: Tensor, shape: torch.Size, forth: bool) -> None:
+    clients, outputs, inputs, *kernel = shape
+    taps, pairs = kernel[0] * kernel[1], outputs * inputs
+    tile = {"BQ": 256, "BT": int(triton.next_power_of_2(taps)), "num_warps": 4}
+    flags = forth, forth and out.dtype == torch.float32
+    _swap[(triton.cdiv(pairs, tile["BQ"]), clients)](
+        source, out, source.stride(0), out.stride(0), pairs, inputs, taps, *flags, **tile
+    )
