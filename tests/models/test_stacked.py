@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pfedlms.models import CohortModel
+from pfedlms.models import CohortModel, build
 from pfedlms.models.runner import Pass, Single
 from pfedlms.models.stacked import Stacked
 
@@ -108,6 +108,17 @@ class Attending(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, **self._settings)
 
 
+class OfText(nn.Module):
+    """A model of text on tokens that are taken out of numbers."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.inner = build(name, (4,), 7, 6, key=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner((x.abs() * 3).long().clamp(max=6)) * x.unsqueeze(-1)
+
+
 def network() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 8, 3, padding=1),
@@ -157,6 +168,9 @@ LAYERS: dict[str, tuple[Factory, tuple[int, ...]]] = {
     "attention of one sequence": (partial(Attending, scale=0.3), (4, 6)),
     "attention with a mask": (partial(Attending, attn_mask=torch.eye(4, dtype=torch.bool)), (BATCH, 4, 6)),
     "layer of a transformer": (partial(nn.TransformerEncoderLayer, 6, 2, 8, 0.0, batch_first=True), (BATCH, 4, 6)),
+    "gru": (partial(OfText, "gru"), (BATCH, 4)),
+    "transformer": (partial(OfText, "transformer"), (BATCH, 4)),
+    "resnet": (partial(build, "resnet", (3, 8, 8), 4, 0, key=1), (BATCH, 3, 8, 8)),
     "network": (network, (BATCH, 4, 6, 6)),
     "network with groups": (grouped_network, (BATCH, 4, 6, 6)),
 }

@@ -139,8 +139,9 @@ class StackedBlocks(torch.autograd.Function):
             x, other, turned, back, z, mean, scale, gamma, beta = ctx.saved_tensors[9 * number : 9 * number + 9]
             if None in to_norm:
                 to_norm = [torch.empty(shape.clients, shape.outputs, device=z.device) for _ in range(2)]
-            norm = mean, scale, gamma, beta, shape.size, ctx.pools[number], *to_norm
-            both = norm_gpu.back(z, slope, *norm, full)
+            both = norm_gpu.back(
+                z, slope, mean, scale, gamma, beta, shape.size, ctx.pools[number], to_norm[0], to_norm[1], full
+            )
             found = [_of_weight((x, other), both, shape, to_weight), *to_norm, None, None, *found]
             if number or ctx.needs_input_grad[0]:
                 slope = _of_input(both, (turned, back), shape)

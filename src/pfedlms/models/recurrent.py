@@ -24,7 +24,7 @@ PARTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")  # of each layer, as th
 def _gru(inner: Tensor, outer: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """h' and what its gradient needs, from gates `[clients, batch, 3 · hidden]`."""
     if inner.is_cuda:
-        new, kept = torch._thnn_fused_gru_cell(inner.flatten(0, 1), outer.flatten(0, 1), state.flatten(0, 1))
+        new, kept = torch.ops.aten._thnn_fused_gru_cell(inner.flatten(0, 1), outer.flatten(0, 1), state.flatten(0, 1))
         return new.view_as(state), kept
     size = state.shape[-1]
     both = torch.sigmoid(inner[..., : 2 * size] + outer[..., : 2 * size])
@@ -37,7 +37,7 @@ def _gru(inner: Tensor, outer: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
 def _gru_back(slope: Tensor, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of the gates from the inputs, of those from the state, and of the state itself."""
     if slope.is_cuda:
-        found = torch._thnn_fused_gru_cell_backward(slope.flatten(0, 1), kept, False)
+        found = torch.ops.aten._thnn_fused_gru_cell_backward(slope.flatten(0, 1), kept, False)
         of_inner, of_outer, of_state = (each.unflatten(0, slope.shape[:2]) for each in found[:3])
         return of_inner, of_outer, of_state
     r, z, n, last, apart = kept.chunk(5, dim=-1)
@@ -53,7 +53,7 @@ def _lstm(inner: Tensor, outer: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, T
     """h', c' and what their gradients need."""
     if inner.is_cuda:
         flat = (each.flatten(0, 1) for each in (inner, outer, cell))
-        new, moved, kept = torch._thnn_fused_lstm_cell(*flat)
+        new, moved, kept = torch.ops.aten._thnn_fused_lstm_cell(*flat)
         return new.view_as(cell), moved.view_as(cell), kept
     size, both = cell.shape[-1], inner + outer
     first, last = torch.sigmoid(both[..., : 2 * size]), torch.sigmoid(both[..., 3 * size :])
@@ -66,7 +66,7 @@ def _lstm_back(slope: Tensor, of_moved: Tensor, cell: Tensor, moved: Tensor, kep
     """Gradients of the gates and of c."""
     if slope.is_cuda:
         flat = (each.flatten(0, 1) for each in (slope, of_moved, cell, moved))
-        gates, of_cell, _ = torch._thnn_fused_lstm_cell_backward_impl(*flat, kept, False)
+        gates, of_cell, _ = torch.ops.aten._thnn_fused_lstm_cell_backward_impl(*flat, kept, False)
         return gates.unflatten(0, slope.shape[:2]), of_cell.view_as(cell)
     i, f, g, o = kept.chunk(4, dim=-1)
     bent = torch.tanh(moved)

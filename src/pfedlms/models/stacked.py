@@ -54,7 +54,7 @@ class Stacked(Runner):
         self._names = {layer: name for name, layer in single.module.named_modules()}
         self._rules = list(self._made(folds))
 
-    def _made(self, folds: bool) -> Iterator[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
+    def _made(self, folds: bool) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
         """Layers and their rules; a layer with a forward of the user's has none."""
         for name, layer in self._single.module.named_modules():
             if "forward" in vars(layer):
@@ -136,10 +136,10 @@ class Stacked(Runner):
             places += self._taken(self._names[norm], "weight", "bias")
 
         def stacked(x: Tensor, *tensors: Tensor) -> Tensor:
-            out: Tensor = conv_gpu.StackedBlocks.apply(_wide(x), blocks, kind, places, *tensors)
-            return out.unflatten(1, (x.shape[1], -1))
+            out: Tensor = conv_gpu.StackedBlocks.apply(_wide(x), blocks, kind, places, *tensors)  # type: ignore[no-untyped-call]
+            return out.view(len(out), x.shape[1], -1, *out.shape[2:])
 
-        return _Ruled.apply(None, stacked, 1, x, *tensors)  # type: ignore[no-untyped-call, no-any-return]
+        return _apply(_never, stacked, 1, x, *tensors)
 
     def _convolution(self, name: str, layer: nn.Conv2d, x: Tensor) -> Tensor:
         if x.ndim != 4:
@@ -206,7 +206,7 @@ def _recurrent(layer: nn.GRU | nn.LSTM, x: Tensor, hx: Any = None) -> tuple[Tens
     weights = [getattr(layer, name, None) for name in names]
     given = x if layer.batch_first else x.transpose(0, 1)
     out, states, cells = _Ruled.apply(  # type: ignore[no-untyped-call]
-        None, partial(recurrent.stacked_recurrent, layer), 0, given, first, cell, *weights
+        _never, partial(recurrent.stacked_recurrent, layer), 0, given, first, cell, *weights
     )
     out = out if layer.batch_first else out.transpose(0, 1)
     return out, (states, cells) if isinstance(layer, nn.LSTM) else states
@@ -236,7 +236,8 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None,
         if mask is not None:
             mask = mask.view(len(mask), *[1] * (q.ndim - mask.ndim), *mask.shape[1:])
             mask = mask.expand(-1, q.shape[1], *mask.shape[2:]).flatten(0, 1)
-        return attend(*(each.flatten(0, 1) for each in (q, k, v)), mask).unflatten(0, q.shape[:2])
+        out = attend(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), mask)
+        return out.view(*q.shape[:2], *out.shape[1:])
 
     if q.ndim < 3 or settings.get("dropout_p"):
         return attend(q, k, v, attn_mask)
@@ -268,6 +269,11 @@ def _group_norm(layer: nn.GroupNorm, x: Tensor) -> Tensor:
 def _max_pool(layer: nn.MaxPool2d, x: Tensor) -> Tensor:
     pool = partial(nn.MaxPool2d.forward, layer)
     return _apply(pool, partial(_folded, pool), 1, x) if x.ndim == 4 else pool(x)
+
+
+def _never(*tensors: Tensor | None) -> Tensor:
+    """`plain` of rules for layers that have parameters of each client, so that vmap always takes the rule."""
+    raise NotImplementedError
 
 
 class _Ruled(torch.autograd.Function):

@@ -67,6 +67,13 @@ class Residual(nn.Module):
         return F.relu(self.body(x) + self.short(x))
 
 
+class MeanOfImage(nn.Module):
+    """The mean of each channel. (`nn.AdaptiveAvgPool2d` is the same, but vmap has no rule for it.)"""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(dim=(2, 3))
+
+
 def resnet(shape: tuple[int, ...], classes: int, hidden: int) -> nn.Module:
     """ResNet-14 of He et al. (CVPR 2016), section 4.2, with group norm: one convolution, six residual blocks of widths
     16, 32 and 64, the mean over the image, one linear layer; 175,258 parameters for 3 channels and 10 classes. Its
@@ -79,7 +86,7 @@ def resnet(shape: tuple[int, ...], classes: int, hidden: int) -> nn.Module:
     widths = (16, 16, 16, 32, 32, 64, 64)
     parts = [nn.Conv2d(shape[0], 16, 3, padding=1, bias=False), nn.GroupNorm(_GROUPS, 16), nn.ReLU()]
     parts += [Residual(*pair) for pair in pairwise(widths)]
-    return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, classes))
+    return nn.Sequential(*parts, MeanOfImage(), nn.Linear(64, classes))
 
 
 class Recurrent(nn.Module):
@@ -157,16 +164,22 @@ class Entry:
 
     description: str
     build: Callable[[tuple[int, ...], int, int], nn.Module]
+    example: tuple[int, ...] = (3, 32, 32)
+    """An input shape it takes."""
 
 
 MODELS: dict[str, Entry] = {
-    "dnn": Entry("one hidden layer (model.hidden) with ReLU, any input size", dnn),
+    "dnn": Entry("one hidden layer (model.hidden) with ReLU, any input size", dnn, (1, 28, 28)),
     "vgg8": Entry("5 convolutions 16..128 + batch norm, head 128-128, 32x32 images", partial(vgg, "vgg8")),
     "vgg11": Entry("8 convolutions 64..512 + batch norm, head 512-512, 32x32 images", partial(vgg, "vgg11")),
     "vgg16": Entry("13 convolutions 64..512 + batch norm, head 512-512, 32x32 images", partial(vgg, "vgg16")),
     "resnet": Entry("ResNet-14: 6 residual blocks 16..64 + group norm, images", resnet),
-    "gru": Entry("one recurrent layer (model.hidden) on 64-wide embeddings, text", partial(text, "gru")),
-    "transformer": Entry("2 blocks, width 128, 4 heads, layers of model.hidden, text", partial(text, "transformer")),
+    "gru": Entry("one recurrent layer (model.hidden) on 64-wide embeddings, text", partial(text, "gru"), (80,)),
+    "transformer": Entry(
+        "2 blocks of attention, width 128, 4 heads, hidden layers of model.hidden, text",
+        partial(text, "transformer"),
+        (80,),
+    ),
 }
 
 
