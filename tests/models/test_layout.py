@@ -133,11 +133,23 @@ def test_the_whole_model_as_one_layer() -> None:
 # --------------------------------------------------------------------------------------------------------------
 
 
+RESNET = 432 + 32 + 2 * 4672 + (4608 + 9216 + 512 + 3 * 64) + 18_560 + (18_432 + 36_864 + 2048 + 3 * 128) + 73_984 + 650
+GRU = 80 * 64 + 3 * 256 * (64 + 256 + 2) + 257 * 80
+BLOCK = 2 * 256 + 129 * 384 + 129 * 128 + 129 * 256 + 257 * 128
+
+
 @pytest.mark.parametrize(
     ("name", "shape", "classes", "count"),
-    [("dnn", (1, 28, 28), 10, 203_530), ("vgg8", (3, 32, 32), 10, 279_706), ("vgg11", (3, 32, 32), 100, 9_799_844)],
+    [
+        ("dnn", (1, 28, 28), 10, 203_530),  # the first three are the paper's
+        ("vgg8", (3, 32, 32), 10, 279_706),
+        ("vgg11", (3, 32, 32), 100, 9_799_844),
+        ("resnet", (3, 32, 32), 10, RESNET),
+        ("gru", (80,), 80, GRU),
+        ("transformer", (40,), 80, (80 + 40) * 128 + 2 * BLOCK + 256 + 129 * 80),
+    ],
 )
-def test_parameter_counts_of_the_paper(name: str, shape: tuple[int, ...], classes: int, count: int) -> None:
+def test_parameter_counts(name: str, shape: tuple[int, ...], classes: int, count: int) -> None:
     with torch.device("meta"):  # shapes only
         module = MODELS[name].build(shape, classes, 256)
     assert flat_layout(module).dim == count
@@ -181,9 +193,28 @@ def test_models_give_one_score_a_class() -> None:
         assert build(name, (3, 32, 32), 7, 16, key=1)(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
 
 
-def test_vgg_on_other_images_is_an_error() -> None:
-    with pytest.raises(UsageError, match=r"vgg8 takes images of shape \(channels, 32, 32\), got \(1, 28, 28\)"):
-        build("vgg8", (1, 28, 28), 10, 256, key=1)
+def test_models_of_text_score_every_token_and_see_nothing_that_comes_later() -> None:
+    for name in ("gru", "transformer"):
+        module, ids = build(name, (6,), 7, 16, key=1), torch.arange(12).view(2, 6) % 7
+        other = ids.clone()
+        other[:, 4:] = 0
+        first, second = module(ids), module(other)
+        assert first.shape == (2, 6, 7)
+        torch.testing.assert_close(first[:, :4], second[:, :4])
+        assert not torch.allclose(first[:, 4:], second[:, 4:])
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("vgg8", (1, 28, 28), r"vgg8 takes images of shape \(channels, 32, 32\), got \(1, 28, 28\)"),
+        ("resnet", (80,), r"resnet takes images \(channels, height, width\) .* got \(80,\); use dnn"),
+        ("gru", (3, 32, 32), r"gru takes windows of tokens, whose shape is \(length,\), got \(3, 32, 32\)"),
+    ],
+)
+def test_other_inputs_are_an_error(name: str, shape: tuple[int, ...], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        build(name, shape, 10, 256, key=1)
 
 
 def test_unknown_model_names_the_nearest() -> None:

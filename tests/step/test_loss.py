@@ -31,3 +31,16 @@ def test_loss_and_slope_are_those_of_autograd(
     torch.testing.assert_close(sample_losses(outputs, labels).mean(dim=1), expected)
     assert not losses.requires_grad
     assert not slope.requires_grad
+
+
+def test_the_loss_of_windows_of_tokens_is_the_mean_over_all_positions() -> None:
+    outputs, labels = drawn(3, 4 * 5, 6, 1.0, torch.float64)
+    windows = outputs.detach().view(3, 4, 5, 6).requires_grad_(), labels.view(3, 4, 5)
+    losses, slope = cross_entropy(*windows)
+    expected = torch.stack([F.cross_entropy(own, chosen) for own, chosen in zip(outputs, labels, strict=True)])
+    (gradient,) = torch.autograd.grad(expected.sum(), outputs)
+    torch.testing.assert_close(losses, expected.detach())
+    torch.testing.assert_close(slope, gradient.view(3, 4, 5, 6))
+    each = sample_losses(*windows)
+    assert each.shape == (3, 4)
+    torch.testing.assert_close(each.mean(dim=1), expected)

@@ -49,8 +49,7 @@ def datasets() -> Rows:
 
 def models() -> Rows:
     load_plugins()
-    shapes = {name: (1, 28, 28) if name == "dnn" else (3, 32, 32) for name in MODELS}
-    layouts = {name: flat_layout(build(name, shape, 10, 256, 0)) for name, shape in shapes.items()}
+    layouts = {name: flat_layout(build(name, entry.example, 10, 256, 0)) for name, entry in MODELS.items()}
     return [
         {
             "name": name,

@@ -1,14 +1,21 @@
-"""All clients together by `torch.func.vmap`, with own rules for layers where vmap would be slow.
+"""All clients together by `torch.func.vmap`, with own rules for layers where vmap would be slow or has none.
 
     linear        one batched product; the gradient of the weight in the weight's own layout, on a GPU straight into
                   the flat gradient
+    embedding     rows of all tables at once; on a GPU the gradient is a product, which has a fixed order of sums
+    layer norm    scaled and shifted in one pass
+    recurrent     GRU and LSTM: all clients take each step in time together (`recurrent`)
+    attention     `F.scaled_dot_product_attention`, wherever it is called: on clients · batch
     convolution   on [batch, clients · channels, height, width]: one kernel for all clients (`conv_gpu`), or
                   PyTorch's grouped convolution
+    blocks        of convolution, batch norm, ReLU and 2 x 2 max pooling in a Sequential: norm, ReLU and pooling are one
+                  pass (`conv_gpu`)
     batch norm    one call over clients · channels; vmap would scale and shift in passes of their own
     group norm    one call over clients · groups; vmap has no rule for it beside the convolutions above
     max pooling   on clients · channels as well; vmap would turn the tensor round first
 
-Convolution, norm and pooling are for GPUs: on a CPU clients run them one by one (see `forward.choose`).
+Convolution, batch norm, group norm and pooling are for GPUs: on a CPU clients run them one by one (see
+`forward.choose`).
 """
 
 from __future__ import annotations
@@ -21,9 +28,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
 
-from pfedlms.backend import backend_of
+from pfedlms.backend import backend_of, has_triton
+from pfedlms.models import recurrent
 from pfedlms.models.chain import stacked_linear
 from pfedlms.models.runner import Pass, Runner, Single, Values
 
@@ -31,23 +41,37 @@ from pfedlms.models.runner import Pass, Runner, Single, Values
 # channels last where a client's weights are this many or images this small (H200, docs/performance.md).
 _WIDE_WEIGHTS = 1 << 20
 _SMALL_IMAGE = 4
+_FEW_ROWS = 1024  # of an embedding, up to which its gradient on a GPU is a product with a matrix of zeros and ones
 
 
 class Stacked(Runner):
-    """`torch.func.vmap` over models; convolutions, norms and max poolings use their rules with `folds`."""
+    """`torch.func.vmap` over models; convolutions, batch and group norms and max poolings use their rules with
+    `folds`."""
 
     def __init__(self, single: Single, folds: bool) -> None:
         self._single = single
         self._places: Values = {}
+        self._names = {layer: name for name, layer in single.module.named_modules()}
         self._rules = list(self._made(folds))
 
-    def _made(self, folds: bool) -> Iterator[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
+    def _made(self, folds: bool) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
         """Layers and their rules; a layer with a forward of the user's has none."""
         for name, layer in self._single.module.named_modules():
             if "forward" in vars(layer):
                 continue
-            if type(layer) is nn.Linear:
+            if folds and type(layer) is nn.Sequential and has_triton():
+                from pfedlms.models.conv_gpu import blocks_in
+
+                if blocks := blocks_in(list(layer)):
+                    yield layer, partial(self._sequence, list(layer), blocks)
+            elif type(layer) is nn.Linear:
                 yield layer, partial(self._linear, name, layer)
+            elif type(layer) is nn.Embedding and _is_plain_table(layer):
+                yield layer, partial(_embedding, layer)
+            elif type(layer) is nn.LayerNorm and layer.elementwise_affine:
+                yield layer, partial(_layer_norm, layer)
+            elif recurrent.stacks(layer):
+                yield layer, partial(_recurrent, layer)
             elif folds and type(layer) is nn.Conv2d and layer.padding_mode == "zeros":
                 yield layer, partial(self._convolution, name, layer)
             elif folds and type(layer) in (nn.BatchNorm1d, nn.BatchNorm2d) and layer.affine:
@@ -68,7 +92,8 @@ class Stacked(Runner):
         for layer, rule in self._rules:
             layer.forward = rule
         try:
-            outputs, *seen = call(given.params, given.buffers, given.x)
+            with _Attention():
+                outputs, *seen = call(given.params, given.buffers, given.x)
         finally:
             self._places = {}
             for layer, _ in self._rules:
@@ -85,12 +110,138 @@ class Stacked(Runner):
         places = self._taken(name, "weight", "bias")
         return _apply(F.linear, lambda *given: stacked_linear(*given, *places), 0, x, layer.weight, layer.bias)
 
+    def _sequence(self, layers: list[nn.Module], blocks: dict[int, list[Any]], x: Tensor) -> Tensor:
+        """Layer after layer, and blocks that are one function together: `blocks` by their first layer."""
+        at = 0
+        while at < len(layers):
+            out = self._run_blocks(blocks[at], x) if at in blocks else None
+            at, x = (at + 1, layers[at](x)) if out is None else (at + sum(3 + b.pool for b in blocks[at]), out)
+        return x
+
+    def _run_blocks(self, blocks: list[Any], x: Tensor) -> Tensor | None:
+        from pfedlms.models import conv_gpu
+
+        kind = conv_gpu.precision(x) if x.ndim == 4 else None
+        with_gradient_in_evaluation = not blocks[0].norm.training and torch.is_grad_enabled()
+        if kind is None or with_gradient_in_evaluation or not conv_gpu.fit(blocks, *x.shape[2:]):
+            return None
+        places: list[Tensor | None] = []
+        tensors: list[Tensor | None] = []
+        for block in blocks:
+            norm = block.norm
+            if norm.training and norm.num_batches_tracked is not None:
+                norm.num_batches_tracked.add_(1)
+            tensors += [block.convolution.weight, norm.weight, norm.bias, norm.running_mean, norm.running_var]
+            places += self._taken(self._names[block.convolution], "weight")
+            places += self._taken(self._names[norm], "weight", "bias")
+
+        def stacked(x: Tensor, *tensors: Tensor) -> Tensor:
+            out: Tensor = conv_gpu.StackedBlocks.apply(_wide(x), blocks, kind, places, *tensors)  # type: ignore[no-untyped-call]
+            return out.view(len(out), x.shape[1], -1, *out.shape[2:])
+
+        return _apply(_never, stacked, 1, x, *tensors)
+
     def _convolution(self, name: str, layer: nn.Conv2d, x: Tensor) -> Tensor:
         if x.ndim != 4:
             return nn.Conv2d.forward(layer, x)
         (place,) = self._taken(name, "weight")
         rule = partial(_stacked_convolution, layer, place)
         return _apply(layer._conv_forward, rule, 1, x, layer.weight, layer.bias)
+
+
+def _is_plain_table(layer: nn.Embedding) -> bool:
+    return layer.padding_idx is None and layer.max_norm is None and not (layer.scale_grad_by_freq or layer.sparse)
+
+
+class _StackedEmbedding(torch.autograd.Function):
+    """Rows `[clients, …, width]` of the tables `[clients, rows, width]`, by `ids: [clients, …]`."""
+
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, table: Tensor) -> Tensor:
+        flat = ids.flatten(1)
+        ctx.save_for_backward(flat)
+        ctx.shape = table.shape
+        out = table[torch.arange(len(table), device=ids.device).unsqueeze(1), flat]
+        return out.view(*ids.shape, table.shape[2])
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        (ids,), (clients, rows, width) = ctx.saved_tensors, ctx.shape
+        slope = slopes[0].reshape(clients, -1, width)
+        if slope.is_cuda and rows <= _FEW_ROWS:
+            chosen = ids.unsqueeze(1) == torch.arange(rows, device=ids.device).view(1, -1, 1)
+            return None, torch.bmm(chosen.to(slope.dtype), slope)
+        out = slope.new_zeros(clients * rows, width)
+        places = (ids + rows * torch.arange(clients, device=ids.device).unsqueeze(1)).flatten()
+        if slope.is_cuda:
+            out.index_put_((places,), slope.flatten(0, 1), accumulate=True)  # sorts: a fixed order of sums
+        else:
+            out.index_add_(0, places, slope.flatten(0, 1))
+        return None, out.view(clients, rows, width)
+
+
+def _embedding(layer: nn.Embedding, x: Tensor) -> Tensor:
+    return _apply(F.embedding, _StackedEmbedding.apply, 0, x, layer.weight)
+
+
+def _layer_norm(layer: nn.LayerNorm, x: Tensor) -> Tensor:
+    shape, eps = layer.normalized_shape, layer.eps
+
+    def norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+        return F.layer_norm(x, shape, weight, bias, eps)
+
+    def stacked(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        between = [1] * (x.ndim - weight.ndim)
+        out, weight = norm(x), weight.view(len(weight), *between, *shape)
+        return out * weight if bias is None else torch.addcmul(bias.view_as(weight), out, weight)
+
+    return _apply(norm, stacked, 0, x, layer.weight, layer.bias)
+
+
+def _recurrent(layer: nn.GRU | nn.LSTM, x: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
+    if not isinstance(x, Tensor) or x.ndim != 3:
+        return type(layer).forward(layer, x, hx)  # type: ignore[arg-type]
+    first, cell = hx if isinstance(hx, tuple) else (hx, None)
+    names = [f"{part}_l{number}" for number in range(layer.num_layers) for part in recurrent.PARTS]
+    weights = [getattr(layer, name, None) for name in names]
+    given = x if layer.batch_first else x.transpose(0, 1)
+    out, states, cells = _Ruled.apply(  # type: ignore[no-untyped-call]
+        _never, partial(recurrent.stacked_recurrent, layer), 0, given, first, cell, *weights
+    )
+    out = out if layer.batch_first else out.transpose(0, 1)
+    return out, (states, cells) if isinstance(layer, nn.LSTM) else states
+
+
+class _Attention(TorchFunctionMode):
+    """Within it attention of all clients is one call."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            return _attention(*args, **named)
+        if func is F.multi_head_attention_forward and not named.get("need_weights", True):
+            # With the weights it is products that vmap knows; without, an attention that is not seen here.
+            return func(*args, **named | {"need_weights": True})[0], None
+        return func(*args, **named)
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **settings: Any) -> Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        if not q.is_cuda:
+            return F.scaled_dot_product_attention(q, k, v, mask, **settings)
+        with sdpa_kernel(SDPBackend.MATH):  # the others add gradients up in any order
+            return F.scaled_dot_product_attention(q, k, v, mask, **settings)
+
+    def stacked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is not None:
+            mask = mask.view(len(mask), *[1] * (q.ndim - mask.ndim), *mask.shape[1:])
+            mask = mask.expand(-1, q.shape[1], *mask.shape[2:]).flatten(0, 1)
+        out = attend(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), mask)
+        return out.view(*q.shape[:2], *out.shape[1:])
+
+    if q.ndim < 3 or settings.get("dropout_p"):
+        return attend(q, k, v, attn_mask)
+    return _apply(attend, stacked, 0, q, k, v, attn_mask)
 
 
 def _batch_norm(layer: _BatchNorm, x: Tensor) -> Tensor:
@@ -120,9 +271,14 @@ def _max_pool(layer: nn.MaxPool2d, x: Tensor) -> Tensor:
     return _apply(pool, partial(_folded, pool), 1, x) if x.ndim == 4 else pool(x)
 
 
+def _never(*tensors: Tensor | None) -> Tensor:
+    """`plain` of rules for layers that have parameters of each client, so that vmap always takes the rule."""
+    raise NotImplementedError
+
+
 class _Ruled(torch.autograd.Function):
     """`plain(x, *rest)` of one model; under vmap over models `rule(x, *rest)` instead, which takes and gives the values
-    of all: clients are in axis `axis` of `x` and of the output, and in the first of `rest`. Only used inside vmap."""
+    of all: clients are in axis `axis` of `x` and of the outputs, and in the first of `rest`. Only used inside vmap."""
 
     @staticmethod
     def forward(plain: Callable[..., Tensor], rule: Any, axis: int, *tensors: Tensor | None) -> Tensor:
@@ -160,10 +316,16 @@ def _folded(operation: Callable[..., Tensor], x: Tensor, *rest: Tensor | None) -
     return out.view(len(out), x.shape[1], -1, *out.shape[2:])
 
 
+def _wide(x: Tensor) -> Tensor:
+    """`[batch, clients, channels, height, width]` → `[batch, clients · channels, height, width]`, channels last in
+    memory."""
+    return x.permute(0, 3, 4, 1, 2).flatten(3).permute(0, 3, 1, 2)
+
+
 def _stacked_convolution(
     layer: nn.Conv2d, place: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor | None
 ) -> Tensor:
-    clients, wide, out = len(weight), x.flatten(1, 2), None
+    clients, wide, out = len(weight), _wide(x) if x.is_cuda else x.flatten(1, 2), None
     if backend_of(x) == "gpu":
         from pfedlms.models.conv_gpu import convolution
 

@@ -15,13 +15,19 @@ Rate = float | Tensor
 
 
 def sample_losses(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of each sample: `[clients, batch, classes]` and `[clients, batch]` → `[clients, batch]`."""
-    return F.cross_entropy(outputs.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
+    """Cross-entropy of each sample: `[clients, batch, …, classes]` and `[clients, batch, …]` → `[clients, batch]`, the
+    mean over the positions of a sample that has several."""
+    each = F.cross_entropy(outputs.flatten(0, -2), labels.flatten(), reduction="none").view_as(labels)
+    return each if each.ndim == 2 else each.flatten(2).mean(dim=2)
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy of every client, `[clients]`, and its gradient at the outputs, `[clients, batch, classes]`."""
+    """Mean cross-entropy of every client, `[clients]`, and its gradient at the outputs, `[clients, batch, …, classes]`;
+    with several positions in a sample, the mean over all positions of all samples."""
     given = outputs.detach()
+    if labels.ndim > 2:
+        losses, slope = cross_entropy(given.flatten(1, -2), labels.flatten(1))
+        return losses, slope.view_as(given)
     if backend_of(given) == "gpu":
         from pfedlms.step import gpu
 
