@@ -22,9 +22,7 @@ ONLINE = "SuperNode ID:"
 @pytest.fixture(scope="module")
 def flotilla(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flotilla]:
     with closing(Flotilla(tmp_path_factory.mktemp("doors") / "three", 3)) as made:
-        made.server()
-        for number in range(3):
-            made.call("./register.sh", f"keys/node-{number}.pub")
+        made.open()
         yield made
 
 
@@ -57,7 +55,7 @@ def test_only_known_keys_by_tls_are_let_in(flotilla: Flotilla) -> None:
         ("unknown-key", [*root, "--auth-supernode-private-key", "unknown"], ""),
         ("no-key", root, ""),
         ("wrong-authority", ["--root-certificates", stranger, *key], "CERTIFICATE_VERIFY_FAILED"),
-        ("plaintext", ["--insecure"], "disconnected without sending a response"),
+        ("plaintext", ["--insecure"], "400 Bad Request"),
     ]:
         said = supernode(flotilla, name, *options)
         assert ONLINE not in said, name
@@ -69,7 +67,8 @@ def test_only_known_keys_by_tls_are_let_in(flotilla: Flotilla) -> None:
 def test_a_node_that_sends_garbage_is_left_out_and_named(flotilla: Flotilla, tmp_path: Path) -> None:
     """Its package was tampered with: it answers requests with anything."""
     (tmp_path / "sitecustomize.py").write_text(
-        "import pfedlms.deploy.node as module\nmodule.Node.handle = lambda self, request: b'garbage' * 1000\n"
+        "import pfedlms.flower.client_app as app\napp.Node.handle = lambda self, request: b'garbage' * 1000\n"
+        "app.left = lambda *_: {'event': 'reply'}\n"
     )
     out = flotilla.folder / "garbage"
     for number in range(3):
