@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lies
+import false_replies as lies
 import pytest
+from false_replies import MOST, Lie
 from fleet import CLIENTS, Fleet, Way, configured, own_data, served
-from lies import MOST, Lie
 
 from pfedlms.deploy import Node
 from pfedlms.deploy.envelope import Envelope, decode, measured, read_measured, read_trained, trained

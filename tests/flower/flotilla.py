@@ -7,11 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -165,6 +166,38 @@ class Flotilla:
 
     def config(self, **chosen: object) -> Config:
         return configured(self.app / "pfedlms.toml", chosen)[0]
+
+
+class Memory:
+    """MiB of the server's processes: at first, and the most while it watches, which is inside `with`."""
+
+    MARKS: ClassVar = {"gate": "nginx", "superlink": "flower.superlink", "server": "flwr-serverapp"}
+
+    def __init__(self, flotilla: Flotilla) -> None:
+        self._flotilla, self._ended = flotilla, threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self.seen: dict[str, list[float]] = {}
+
+    def __enter__(self) -> Memory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        gate = self._flotilla.started["gate"].pid  # nginx hides its environment
+        while not self._ended.wait(0.5):
+            for pid in [gate, *children(gate), *belonging(self._flotilla.home)]:
+                try:
+                    line = Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+                    size = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / 2**20
+                except OSError:
+                    continue
+                for kind in [kind for kind, mark in self.MARKS.items() if mark in line]:
+                    first, most = self.seen.get(kind, [size, size])
+                    self.seen[kind] = [first, max(size, most)]
 
 
 def run_config(chosen: dict[str, Any]) -> str:

@@ -10,20 +10,19 @@ import select
 import shutil
 import socket
 import ssl
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import lies
+import false_replies as lies
 import pytest
 from attacker import Attacker
-from flotilla import Flotilla, belonging, check, children, long, needs_flower, run_config, until
-from lies import Lie
+from false_replies import Lie
+from flotilla import Flotilla, Memory, belonging, check, long, needs_flower, run_config, until
 
 from pfedlms.deploy import Node
 from pfedlms.deploy.envelope import Envelope, Kind, decode
@@ -164,32 +163,6 @@ class Liar:
         return LIES[asked.trip][0](honest, self._node) if asked.trip < len(LIES) else honest.encode()
 
 
-@dataclass
-class Memory:
-    """The largest resident size of each kind of process, in MiB, while it watches."""
-
-    flotilla: Flotilla
-    most: dict[str, float] = field(default_factory=dict)
-    first: dict[str, float] = field(default_factory=dict)
-
-    def look(self) -> None:
-        gate = self.flotilla.started["gate"].pid
-        for pid in [gate, *children(gate), *belonging(self.flotilla.home)]:
-            try:
-                line = Path(f"/proc/{pid}/cmdline").read_bytes().decode()
-                size = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 2**20
-            except OSError:
-                continue
-            for kind, mark in (("gate", "nginx"), ("superlink", "flower.superlink"), ("server", "flwr-serverapp")):
-                if mark in line:
-                    self.first.setdefault(kind, size)
-                    self.most[kind] = max(size, self.most.get(kind, 0.0))
-
-    def watch(self, ended: threading.Event) -> None:
-        while not ended.wait(0.5):
-            self.look()
-
-
 @pytest.fixture(scope="module")
 def attacked(flotilla: Flotilla, tmp_path_factory: pytest.TempPathFactory) -> Attacked:
     """A run in which the liar tells one lie per trip, and while it runs somebody sends bodies of 1.5 GiB."""
@@ -199,21 +172,17 @@ def attacked(flotilla: Flotilla, tmp_path_factory: pytest.TempPathFactory) -> At
         "train.max_scale": 100.0,
     }  # fmt: skip
     places = json.loads((flotilla.folder / "places.json").read_text())
-    memory, ended = Memory(flotilla), threading.Event()
-    watching = threading.Thread(target=memory.watch, args=(ended,), daemon=True)
     with (
         Node(flotilla.config(**chosen), LIAR, tmp_path_factory.mktemp("liar")) as node,
         Attacker(f"127.0.0.1:{flotilla.port}", flotilla.folder, LIAR, Liar(node, places["0"]["node"])) as liar,
     ):
         flotilla.run(run_config(chosen))
         until(lambda: len(liar.came) >= 1, 300, "a trip")
-        watching.start()
         tokens = _tokens(flotilla.home)
-        floods = {name: flood(flotilla, path, key) for name, (path, key) in FLOODS.items()}
-        said = flotilla.finished(seconds=1500)
-        ended.set()
-        watching.join()
-    return Attacked(said, RunDirectory(out).read_metrics(), liar, tokens, floods, memory)
+        with Memory(flotilla) as memory:
+            floods = {name: flood(flotilla, path, key) for name, (path, key) in FLOODS.items()}
+            said = flotilla.finished(seconds=1500)
+    return Attacked(said, RunDirectory(out).read_metrics(), liar, tokens, floods, memory.seen)
 
 
 @dataclass(frozen=True)
@@ -223,7 +192,7 @@ class Attacked:
     liar: Attacker
     tokens: list[str]
     floods: dict[str, tuple[int, int]]
-    memory: Memory
+    memory: dict[str, list[float]]
 
 
 FLOODS = {
@@ -293,15 +262,14 @@ def test_forged_messages_do_not_pass_the_superlink(attacked: Attacked, flotilla:
 
 
 def test_large_bodies_are_refused_before_they_are_read(attacked: Attacked, flotilla: Flotilla) -> None:
-    """A reply twice as large as the gate's limit, and 1.5 GiB. Before: server and SuperLink grew by gigabytes, which stayed."""
+    """A reply twice the gate's limit, and 1.5 GiB. Before: server and SuperLink grew by gigabytes, which stayed."""
     assert any("413" in each for each in attacked.liar.failed)
     assert {name: status for name, (status, _) in attacked.floods.items()} == {
         "no key": 401, "a registered key": 413, "a registered key, many messages": 413, "the control API": 401,
     }  # fmt: skip
     assert all(taken <= 16 for _, taken in attacked.floods.values()), attacked.floods
-    grown = {kind: most - attacked.memory.first[kind] for kind, most in attacked.memory.most.items()}
-    assert sorted(grown) == ["gate", "server", "superlink"]
-    assert all(each < GROWTH for each in grown.values()), (attacked.memory.first, attacked.memory.most)
+    assert sorted(attacked.memory) == ["gate", "server", "superlink"]
+    assert all(most - first < GROWTH for first, most in attacked.memory.values()), attacked.memory
 
 
 def _tokens(home: str) -> list[str]:

@@ -84,6 +84,7 @@ class Carrier:
         self._survey = False
         """Whether all nodes are asked which place is theirs, pinned or not."""
         self._online: set[int] = set()
+        self._ever_online: set[int] = set()
         self._looked = -_LOOK
         self._asked: dict[str, tuple[int, float]] = {}
         """Nodes that were asked who they are, by the name of the message, and until when they can say."""
@@ -142,8 +143,13 @@ class Carrier:
             self._sleep(_POLL * bool(trip.waiting))
         self._owed |= trip.sent.keys()
         for client in sorted(trip.waiting.keys() - self._there()):
-            self._refuse(trip, client, "its node is gone" if client in self.places else "no node has taken this place")
+            self._refuse(trip, client, self._why_absent(client))
         return trip.replies
+
+    def _why_absent(self, client: int) -> str:
+        if client not in self.places:
+            return "no node has taken this place"
+        return "its node is gone" if self.places[client] in self._ever_online else "its node was not online yet"
 
     @property
     def places(self) -> dict[int, int]:
@@ -178,6 +184,7 @@ class Carrier:
         now = self._clock()
         if now - self._looked >= _LOOK:
             before, self._online, self._looked = self._online, self._post.nodes(), now
+            self._ever_online |= self._online
             self._owed -= self._post.pull(self._owed).keys()
             # Who was away may have been given another place.
             known = {
