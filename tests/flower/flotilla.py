@@ -138,7 +138,7 @@ class Flotilla:
     def kill(self, name: str) -> None:
         """At once, it and all it has started: -9."""
         process = self.started.pop(name)
-        for pid in [*children(process.pid), process.pid]:
+        for pid in [process.pid, *children(process.pid)]:  # nginx would start another worker
             kill(pid)
         process.wait()
 
@@ -159,7 +159,7 @@ class Flotilla:
             for pid in sorted(belonging(self.home)):  # what starts others first
                 kill(pid)
         for process in self.started.values():
-            for pid in [*children(process.pid), process.pid]:  # nginx hides its environment
+            for pid in [process.pid, *children(process.pid)]:  # nginx hides its environment
                 kill(pid)
             process.wait()
         assert not belonging(self.home)
