@@ -38,6 +38,7 @@ from pfedlms.flower.gate import FLEET_PATHS, header, write_includes
 from pfedlms.flower.limits import made_harmless, message_bytes
 from pfedlms.flower.places import _write
 from pfedlms.flower.signing import SealedNode, SigningTransport
+from pfedlms.wire.frames import Intake
 
 KEY = Ed25519PrivateKey.generate()
 
@@ -84,7 +85,7 @@ def at_both_ends(count: int) -> dict[str, Any]:
             said = decode(SealedNode(node, KEY.public_key()).handle(mutated(request, draw)))
             found["requests refused" if said.records[0].code == Code.REFUSED else "requests accepted"] += 1
         assert node.state is state
-        middle, asked = memory(), decode(request[112:])
+        middle, asked, terms = memory(), decode(request[112:]), Ground(config).terms
         for number in range(count):
             data = mutated(reply, draw)
             data = with_checksum(data) if number % 2 else data
@@ -92,6 +93,9 @@ def at_both_ends(count: int) -> dict[str, Any]:
                 continue
             try:
                 whole = read_reply(asked, check_reply(asked, made_harmless(request[112:], data, sizes)), True)
+                for order in [each for each in asked.records if each.code == Code.SEND]:
+                    up = terms.method.exchanges[order.index].up
+                    Intake(up, terms.digest, order.number, (asked.client,)).accept(whole[0] or b"")
                 same = whole == read_reply(asked, check_reply(asked, reply), True)
                 found["replies with the same contents" if same else "replies with other valid numbers"] += 1
             except WireError:
