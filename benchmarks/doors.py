@@ -1,7 +1,7 @@
-"""Mutated requests and replies at both ends in process, and mutated HTTP requests at a real gate: what is accepted and
-how much memory it takes.
+"""Mutated requests and replies at both ends in process, mutated HTTP requests at a real gate, and mutated messages
+through real processes: what is accepted and how much memory it takes.
 
-    python benchmarks/doors.py --count 100000 --json benchmarks/results/doors.json
+    python benchmarks/doors.py --count 100000 --http 100000 --messages 100 --json benchmarks/results/doors.json
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ import subprocess
 import tempfile
 import threading
 import time
-import zlib
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from pfedlms.deploy.replies import Reader, checked
+from kept import commit
+from mutations import mutated, with_checksum
 
 from pfedlms.deploy import Coordinator, Node
-from pfedlms.deploy.envelope import Code, decode
+from pfedlms.deploy.envelope import decode
 from pfedlms.deploy.ground import Ground
+from pfedlms.deploy.nodes import check_reply, read_reply
+from pfedlms.engine.transport import Code
 from pfedlms.errors import WireError
 from pfedlms.experiment.config import Config, load_config
 from pfedlms.flower.check import listening
@@ -36,6 +38,7 @@ from pfedlms.flower.gate import FLEET_PATHS, header, write_includes
 from pfedlms.flower.limits import made_harmless, message_bytes
 from pfedlms.flower.places import _write
 from pfedlms.flower.signing import SealedNode, SigningTransport
+from pfedlms.wire.frames import Intake
 
 KEY = Ed25519PrivateKey.generate()
 
@@ -52,33 +55,6 @@ class Recording:
         self.requests = requests
         self.replies = {k: SealedNode(self.nodes[k], KEY.public_key()).handle(data) for k, data in requests.items()}
         return self.replies
-
-
-def mutated(data: bytes, draw: random.Random) -> bytes:
-    """Some bytes changed, cut off, repeated or inserted."""
-    out = bytearray(data)
-    for _ in range(draw.randint(1, 4)):
-        at = draw.randrange(len(out)) if out else 0
-        what = draw.randrange(5)
-        if what == 0 and out:
-            out[at] ^= draw.randint(1, 255)
-        elif what == 1 and out:
-            out[at : at + 8] = draw.choice([b"\xff" * 8, bytes(8), draw.randbytes(8)])
-        elif what == 2:
-            del out[at:]
-        elif what == 3:
-            out[at:at] = draw.randbytes(draw.randint(1, 40))
-        else:
-            out[at:at] = out[at : at + draw.randint(1, 64)]
-    return bytes(out)
-
-
-def with_checksum(data: bytes) -> bytes:
-    """A reply whose length and checksum fit again."""
-    if len(data) < 44:
-        return data
-    head = data[:32] + (len(data) - 44).to_bytes(8, "little")
-    return head + zlib.crc32(data[44:], zlib.crc32(head)).to_bytes(4, "little") + data[44:]
 
 
 def memory() -> float:
@@ -99,27 +75,28 @@ def at_both_ends(count: int) -> dict[str, Any]:
     draw, found = random.Random(1), Counter[str]()
     with tempfile.TemporaryDirectory() as name:
         way = Recording(config, Path(name))
-        sizes, ground = message_bytes(Ground(config)), Ground(config)
+        sizes = message_bytes(Ground(config))
         coordinator = Coordinator(config, SigningTransport(way, KEY, sizes))
         for _ in range(3):
             coordinator.step()
         request, reply, node = way.requests[0], way.replies[0], way.nodes[0]
         before, state = memory(), node.state
         for _ in range(count):
-            data = mutated(request, draw)
-            if data != request:
-                said = decode(SealedNode(node, KEY.public_key()).handle(data))
-                found["requests refused" if said.records[0].code == Code.REFUSED else "requests accepted"] += 1
+            said = decode(SealedNode(node, KEY.public_key()).handle(mutated(request, draw)))
+            found["requests refused" if said.records[0].code == Code.REFUSED else "requests accepted"] += 1
         assert node.state is state
-        middle, asked, reader = memory(), decode(request[112:]), Reader(ground)
+        middle, asked, terms = memory(), decode(request[112:]), Ground(config).terms
         for number in range(count):
             data = mutated(reply, draw)
             data = with_checksum(data) if number % 2 else data
             if data == reply:
                 continue
             try:
-                whole = reader.read(asked, checked(asked, made_harmless(request[112:], data, sizes)), {})
-                same = whole == reader.read(asked, checked(asked, reply), {})
+                whole = read_reply(asked, check_reply(asked, made_harmless(request[112:], data, sizes)), True)
+                for order in [each for each in asked.records if each.code == Code.SEND]:
+                    up = terms.method.exchanges[order.index].up
+                    Intake(up, terms.digest, order.number, (asked.client,)).accept(whole[0] or b"")
+                same = whole == read_reply(asked, check_reply(asked, reply), True)
                 found["replies with the same contents" if same else "replies with other valid numbers"] += 1
             except WireError:
                 found["replies refused"] += 1
@@ -231,16 +208,27 @@ def _rss(pid: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--count", type=int, default=100_000)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--count", type=int, default=100_000, help="at each end in process; 0: none")
+    parser.add_argument("--http", type=int, default=100_000, help="at the gate; 0: none")
+    parser.add_argument("--messages", type=int, default=100, help="through real processes; 0: none")
+    parser.add_argument("--json", type=Path, help="what was not measured this time stays as it is in the file")
     chosen = parser.parse_args()
-    begun = time.monotonic()
-    found = {"count": chosen.count, "ends": at_both_ends(chosen.count), "gate": at_the_gate(chosen.count)}
-    print(json.dumps({**found, "seconds": round(time.monotonic() - begun)}, indent=1))
-    assert found["ends"].get("requests accepted", 0) == 0
-    assert found["gate"]["passed to other paths"] == {}
+    found: dict[str, Any] = {}
+    if chosen.count:
+        found["ends"] = {"commit": commit(), "count": chosen.count, **at_both_ends(chosen.count)}
+        assert found["ends"].get("requests accepted", 0) == 0
+    if chosen.http:
+        found["gate"] = {"commit": commit(), "count": chosen.http, **at_the_gate(chosen.http)}
+        assert found["gate"]["passed to other paths"] == {}
+    if chosen.messages:
+        from doors_end_to_end import end_to_end  # needs Flower
+
+        found["end to end"] = {"commit": commit(), **end_to_end(chosen.messages)}
+        assert not found["end to end"]["requests accepted"] + found["end to end"]["replies accepted wrongly"]
+    print(json.dumps(found, indent=1))
     if chosen.json:
-        chosen.json.write_text(json.dumps(found, indent=1) + "\n")
+        kept = json.loads(chosen.json.read_text()) if chosen.json.exists() else {}
+        chosen.json.write_text(json.dumps({**kept, **found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

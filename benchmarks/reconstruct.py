@@ -172,6 +172,14 @@ def signed_sketch(observer: Observer, round: int, scales: Tensor) -> None:
     observer.rebuilt = observer.shared + update
 
 
+def counted_updates(observer: Observer, round: int) -> None:
+    """FetchSGD: w + (columns/dim) Aᵀ table, A the Count Sketch: nearly the smallest update that has this table."""
+    sketch = observer.method.exchanges[0].sketch
+    cells, signs = sketch._hashed
+    update = (observer.stacked(0, "table")[:, cells] * signs).sum(dim=1)
+    observer.rebuilt = observer.shared + update * (sketch.shape[1] / update.shape[1])
+
+
 def models(observer: Observer, round: int) -> None:
     """FedAvg sends the model itself."""
     observer.rebuilt = observer.stacked(0, "model")
@@ -223,6 +231,7 @@ DECODERS: dict[str, Callable[[Observer, int], None]] = {
     "sketchvote": voted_updates,
     "stc": ternary_updates,
     "sketchmean": mean_votes,
+    "fetchsgd": counted_updates,
     "eden": rotated_updates,
     "zsign": signed_updates,
     "obcsaa": sparse_directions,

@@ -3,49 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import false_replies as lies
 import pytest
-from fleet import CLIENTS, Fleet, configured, own_data, served
+from false_replies import MOST, Lie
+from fleet import CLIENTS, Fleet, Way, configured, own_data, served
 
-from pfedlms.deploy.envelope import Code, Record, Split, decode, measured, read_measured, read_trained, trained
+from pfedlms.deploy import Node
+from pfedlms.deploy.envelope import Envelope, decode, measured, read_measured, read_trained, trained
+from pfedlms.deploy.suspicion import Reported, suspicious
+from pfedlms.engine.transport import Code, Record, Split
 from pfedlms.experiment.config import Config
-from pfedlms.wire.frames import Intake, frame
 
 LIAR = 2
-MOST = 2**32 - 1
-Change = Callable[[Record], Record]
 
 
-def lying(change: Change) -> Callable[[int, bytes, Callable[[bytes], bytes]], bytes]:
-    """A way on which the liar's replies are changed, record by record."""
+def lying(lie: Lie, nodes: Callable[[], Fleet]) -> Way:
+    """A way on which the liar's replies are changed."""
 
     def way(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes:
-        said = decode(handle(request))
-        if client == LIAR:
-            said = replace(said, records=tuple(map(change, said.records)))
-        return said.encode()
+        said = handle(request)
+        return bytes(lie(decode(said), nodes().node(LIAR))) if client == LIAR else said
 
     return way
-
-
-def most_samples(each: Record) -> Record:
-    """As many test samples as the field can name, all of them predicted correctly."""
-    return measured(Split(each.index), MOST, 0.0, MOST) if each.code == Code.MEASURED else each
-
-
-def large_loss(each: Record) -> Record:
-    return trained(each.number, read_trained(each)[0], 1e308) if each.code == Code.TRAIN else each
-
-
-def large_test_loss(each: Record) -> Record:
-    if each.code != Code.MEASURED:
-        return each
-    split, (correct, _, samples) = read_measured(each, percent=True)
-    return measured(split, correct, 1e308, samples)
 
 
 def played(config: Config, fleet: Fleet) -> list[dict[str, Any]]:
@@ -62,19 +44,17 @@ def played(config: Config, fleet: Fleet) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("known", [True, False], ids=["the server knows the split", "data of the nodes' own"])
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("lie", "said"),
     [
-        (most_samples, f"measured: got {MOST} samples of "),
-        (large_loss, "samples and a loss of 1e+308, expected some and a loss of at most"),
-        (large_test_loss, "with a loss of 1e+308, expected a count of at most as many and a loss of at most"),
+        (lies.most_samples, f"measured: got {MOST} samples of "),
+        (lies.large_loss, "samples and a loss of 1e+308, expected some and a loss of at most"),
+        (lies.large_test_loss, "with a loss of 1e+308, expected a count of at most as many and a loss of at most"),
     ],
 )
-def test_a_report_beyond_what_can_be_leaves_its_sender_out(
-    change: Change, said: str, known: bool, tmp_path: Path
-) -> None:
+def test_a_report_beyond_what_can_be_leaves_its_sender_out(lie: Lie, said: str, known: bool, tmp_path: Path) -> None:
     named, own, _ = own_data()
     config = configured("fedavg", tmp_path / "run", data={} if known else named)
-    fleet = Fleet(config, tmp_path / "nodes", lying(change), data={} if known else own)
+    fleet = Fleet(config, tmp_path / "nodes", lying(lie, lambda: fleet), data={} if known else own)
     metrics = played(config, fleet)
     honest = [client for client in range(CLIENTS) if client != LIAR]
     assert [each["round"] for each in metrics] == [1, 2, 3]
@@ -100,14 +80,16 @@ def test_a_count_that_changes_during_the_run_leaves_its_sender_out(tmp_path: Pat
     config = configured("fedavg", tmp_path / "run", data=named)
     trips: list[int] = []
 
-    def one_more(each: Record) -> Record:
-        if each.code != Code.MEASURED or each.index != Split.TEST:
-            return each
-        trips.append(1)
-        split, (correct, loss, samples) = read_measured(each, percent=True)
-        return measured(split, correct, loss, samples + (len(trips) > 1))
+    def one_more(said: Envelope, node: object) -> bytes:
+        def change(each: Record) -> Record:
+            split, (correct, loss, samples) = read_measured(each, percent=True)
+            trips.extend([1] * (split == Split.TEST))
+            return measured(split, correct, loss, samples + (len(trips) > 1)) if split == Split.TEST else each
 
-    metrics = played(config, Fleet(config, tmp_path / "nodes", lying(one_more), data=own))
+        return lies.changed(said, Code.MEASURED, change)
+
+    fleet = Fleet(config, tmp_path / "nodes", lying(one_more, lambda: fleet), data=own)
+    metrics = played(config, fleet)
     count = len(own[LIAR][1][1])
     assert str(LIAR) not in metrics[0]["left_out"]
     assert all(f"got {count + 1} samples of test, expected {count}" in e["left_out"][str(LIAR)] for e in metrics[1:])
@@ -117,16 +99,7 @@ def test_a_model_of_1e38_leaves_its_sender_out(tmp_path: Path) -> None:
     """Finite in every entry and valid as a message. Without `train.max_scale` the mean of all is of its size."""
     config = configured("fedavg", tmp_path / "run", train={"max_scale": 100.0}, run={"quorum": 0.5})
 
-    def enormous(each: Record) -> Record:
-        if each.code != Code.SEND:
-            return each
-        up, terms = fleet.node(LIAR)._terms.method.exchanges[0].up, fleet.node(LIAR)._terms
-        got = Intake(up, terms.digest, each.number, (LIAR,)).accept(each.data)
-        values = {"model": np.full_like(got.values["model"], 1e38)}
-        data = frame(up, values, round=each.number, sender=LIAR, samples=got.samples, digest=terms.digest)
-        return replace(each, data=bytes(data))
-
-    fleet = Fleet(config, tmp_path / "nodes", lying(enormous))
+    fleet = Fleet(config, tmp_path / "nodes", lying(lies.large_model, lambda: fleet))
     metrics = played(config, fleet)
     assert [each["round"] for each in metrics] == [1, 2, 3]
     for each in metrics:
@@ -134,3 +107,41 @@ def test_a_model_of_1e38_leaves_its_sender_out(tmp_path: Path) -> None:
         assert 0 < each["loss"] < 10
     assert metrics[-1]["p_acc"] > metrics[0]["p_acc"]
     assert all(fleet.node(client).state.cohort.params.abs().max() < 10 for client in range(CLIENTS))
+
+
+def test_changes_that_no_other_report_has_are_warned_of_and_named(tmp_path: Path) -> None:
+    """From the first round on the liar reports a hundred times its loss and half its samples. Where nodes have data of
+    their own nobody can check that, so it is believed."""
+    named, own, samples = own_data()
+    config = configured("fedavg", tmp_path / "run", data=named)
+
+    def change(said: Envelope, node: Node) -> bytes:
+        node.samples = samples[LIAR] // 2  # in all that it sends from the next trip on
+        lied = lies.changed(said, Code.TRAIN, lambda each: _times_loss(each, 100.0))
+        return said.encode() if said.trip < 1 else lied
+
+    fleet = Fleet(config, tmp_path / "nodes", lying(change, lambda: fleet), data=own)
+    text = rf"client {LIAR} reports {samples[LIAR] // 2} training samples, {samples[LIAR]} before and a loss of "
+    with pytest.warns(UserWarning, match=text) as found:
+        served(config, fleet)
+    assert {int(str(each.message).split("client ")[1].split()[0]) for each in found} == {LIAR}
+
+
+@pytest.mark.parametrize(
+    ("now", "named"),
+    [
+        ([(9, 0.2, 95.0), (9, 0.3, 90.0), (9, 0.1, 99.0)], {}),
+        ([(9, 2.5, 50.0), (9, 2.5, 50.0), (9, 0.24, 50.0)], {2: "a loss of 0.24, 2.5 before"}),
+        ([(9, 2.5, 70.0), (9, 2.5, 70.0), (9, 2.5, 9.0)], {2: "an accuracy of 9.0 %, 50.0 % before"}),
+        ([(9, 2.5, 60.0), (9, 2.5, 60.0), (8, 2.5, 0.1)], {2: "8 training samples, 9 before"}),
+    ],
+    ids=["all alike", "loss", "accuracy", "samples"],
+)
+def test_what_counts_as_a_jump(now: list[tuple[int, float, float]], named: dict[int, str]) -> None:
+    before = dict.fromkeys(range(3), Reported(9, 2.5, 50.0))
+    assert suspicious(before, {client: Reported(*each) for client, each in enumerate(now)}) == named
+
+
+def _times_loss(each: Record, factor: float) -> Record:
+    samples, loss = read_trained(each)
+    return trained(each.number, samples, factor * loss)

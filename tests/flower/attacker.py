@@ -12,8 +12,8 @@ from typing import Any
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 SUPERLINK = 1
-Answer = Callable[["Attacker", str, bytes], "bytes | None"]
-"""The kind of a message and its bytes; what is replied, if anything."""
+Answer = Callable[["Attacker", str, bytes], Any]
+"""The kind of a message and its bytes; what is replied, if anything: bytes, or a RecordDict of Flower."""
 
 
 class Attacker:
@@ -25,6 +25,8 @@ class Attacker:
         self.failed: list[str] = []
         self.run = 0
         self.node = 0
+        self.about: Any = None
+        """Metadata of the message that came last."""
         self.ready, self._ended = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._live, daemon=True)
 
@@ -62,23 +64,25 @@ class Attacker:
                     )
                     data = message.content["pfedlms"]["bytes"]
                     self.came.append((about.metadata.message_type, data))
+                    self.about = about.metadata
                     reply = self.answer(self, about.metadata.message_type, data)
                     if reply is not None:
                         self.reply(about.metadata, reply)
                 except BaseException as error:  # Flower raises such ones; the attack continues
                     self.failed.append(f"{type(error).__name__}: {error}")
 
-    def reply(self, to: Any, data: bytes) -> None:
-        """In reply to a message whose metadata are these."""
+    def reply(self, to: Any, data: Any, sender: int | None = None) -> None:
+        """In reply to a message whose metadata are these, under its own id or another one."""
         left = to.created_at + to.ttl - time.time()  # a reply that would outlive its message is not taken
-        self._pushed(data, self.node, to.src_node_id, to.message_id, to.message_type, to.src_task_id, left - 1)
+        own = self.node if sender is None else sender
+        self._pushed(data, own, to.src_node_id, to.message_id, to.message_type, to.src_task_id, left - 1)
 
     def forge(self, node: int, data: bytes) -> None:
         """To another node, as if it was the server's: Flower asks for the SuperLink's id in it, not who sends it."""
         self._pushed(data, SUPERLINK, node, "", "train.request", None, 60.0)
 
     def _pushed(
-        self, data: bytes, sender: int, to: int, replied: str, kind: str, task: int | None, ttl: float
+        self, data: Any, sender: int, to: int, replied: str, kind: str, task: int | None, ttl: float
     ) -> None:  # fmt: skip
         from flwr.app import ConfigRecord, RecordDict
         from flwr.app.message import make_message
@@ -89,7 +93,8 @@ class Attacker:
             run_id=self.run, message_id="", src_node_id=sender, dst_node_id=to, reply_to_message_id=replied,
             group_id="", created_at=time.time(), ttl=ttl, message_type=kind, src_task_id=None, dst_task_id=task,
         )  # fmt: skip
-        message = make_message(about, RecordDict({"pfedlms": ConfigRecord({"bytes": data})}))
+        content = RecordDict({"pfedlms": ConfigRecord({"bytes": data})}) if isinstance(data, bytes) else data
+        message = make_message(about, content)
         message.metadata.__dict__["_message_id"] = message.object_id
         wanted, session = self._send(message, get_object_tree(message), 0.0)
         for name, each in get_all_nested_objects(message).items():

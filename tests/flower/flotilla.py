@@ -7,11 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -56,7 +57,8 @@ def free_port() -> int:
 
 
 def until(fact: Callable[[], object], seconds: float, what: str) -> None:
-    end = time.monotonic() + seconds
+    """PFEDLMS_TEST_PATIENCE multiplies all limits, for a machine that others use at the same time."""
+    end = time.monotonic() + seconds * float(os.environ.get("PFEDLMS_TEST_PATIENCE", 1))
     while not fact():
         assert time.monotonic() < end, f"{what}: not within {seconds:g} s"
         time.sleep(0.2)
@@ -136,7 +138,7 @@ class Flotilla:
     def kill(self, name: str) -> None:
         """At once, it and all it has started: -9."""
         process = self.started.pop(name)
-        for pid in [*children(process.pid), process.pid]:
+        for pid in [process.pid, *children(process.pid)]:  # nginx would start another worker
             kill(pid)
         process.wait()
 
@@ -157,13 +159,45 @@ class Flotilla:
             for pid in sorted(belonging(self.home)):  # what starts others first
                 kill(pid)
         for process in self.started.values():
-            for pid in [*children(process.pid), process.pid]:  # nginx hides its environment
+            for pid in [process.pid, *children(process.pid)]:  # nginx hides its environment
                 kill(pid)
             process.wait()
         assert not belonging(self.home)
 
     def config(self, **chosen: object) -> Config:
         return configured(self.app / "pfedlms.toml", chosen)[0]
+
+
+class Memory:
+    """MiB of the server's processes: at first, and the most while it watches, which is inside `with`."""
+
+    MARKS: ClassVar = {"gate": "nginx", "superlink": "flower.superlink", "server": "flwr-serverapp"}
+
+    def __init__(self, flotilla: Flotilla) -> None:
+        self._flotilla, self._ended = flotilla, threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self.seen: dict[str, list[float]] = {}
+
+    def __enter__(self) -> Memory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        gate = self._flotilla.started["gate"].pid  # nginx hides its environment
+        while not self._ended.wait(0.5):
+            for pid in [gate, *children(gate), *belonging(self._flotilla.home)]:
+                try:
+                    line = Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+                    size = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / 2**20
+                except OSError:
+                    continue
+                for kind in [kind for kind, mark in self.MARKS.items() if mark in line]:
+                    first, most = self.seen.get(kind, [size, size])
+                    self.seen[kind] = [first, max(size, most)]
 
 
 def run_config(chosen: dict[str, Any]) -> str:

@@ -36,7 +36,9 @@ def arm() -> None:
         pfedlms.__version__ = "0.0.9"
     elif ATTACK in CHANGES:
         from pfedlms.deploy import Node
+        from pfedlms.flower import client_app
 
+        client_app.left = lambda *_: {"event": "reply"}  # an honest node could not note such a reply in its audit log
         handle = Node.handle
         Node.handle = lambda self, request: CHANGES[ATTACK](handle(self, request), self)  # type: ignore[method-assign]
 

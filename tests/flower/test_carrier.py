@@ -285,6 +285,18 @@ def test_failures_are_refusals_in_words() -> None:
     assert post.now < 40
 
 
+@pytest.mark.parametrize(("nodes", "fewest", "most"), [(2, 80, 130), (100, 60, 90)])
+def test_looks_for_replies_are_few(nodes: int, fewest: int, most: int) -> None:
+    """In 300 s without a reply. A look costs one request per node: for 100 nodes there is one every 2 s at first."""
+    post = MadeUp(there={70 + k: (*FOREVER, works(k, silent_until=1e9)) for k in range(nodes)})
+    made, _ = carrier(post, nodes)
+    made.gather(5, 100)
+    looks, pull = list[float](), post.pull
+    post.pull = lambda names: looks.append(post.now) or pull(names)  # type: ignore[func-returns-value, method-assign]
+    made.send({k: request(k) for k in range(nodes)}, 300)
+    assert fewest < len(set(looks)) < most
+
+
 def test_a_node_that_was_away_is_asked_again_at_once() -> None:
     """Its id is its key's. The engine's word that it was gone comes late."""
     post = MadeUp(there={70: (0, 10, works(0, silent_until=1e9))})

@@ -3,33 +3,42 @@ it now. Each test says what the attacker gets and what the log says. All of it i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import select
 import shutil
+import socket
 import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import false_replies as lies
 import pytest
 from attacker import Attacker
-from flotilla import Flotilla, belonging, check, long, needs_flower, run_config, until
+from false_replies import Lie
+from flotilla import Flotilla, Memory, belonging, check, long, needs_flower, run_config, until
 
 from pfedlms.deploy import Node
-from pfedlms.deploy.envelope import Code, Envelope, Kind, Record, Why, decode, refusal
+from pfedlms.deploy.envelope import Envelope, Kind, decode
+from pfedlms.experiment.config import Config
 from pfedlms.experiment.store import RunDirectory
 from pfedlms.flower import approval, audit
 from pfedlms.flower.check import check as check_folder
+from pfedlms.flower.gate import header
 from pfedlms.flower.seal import content_of
 
 pytestmark = [needs_flower, long, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 ONLINE = "SuperNode ID: "
 LIAR, RIVAL = 2, 3
 """Places whose keys are the attackers'. The second is not a place of the federation, which has three."""
-FORGED = "\x1b[2Jround 9/9: 3 trained\nround 9/9: P-acc 100.00 %"
+GROWTH = 192.0
+"""MiB by which a process may grow during all attacks; docs/security.md names it."""
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +47,7 @@ def flotilla(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flotilla]:
     with closing(Flotilla(tmp_path_factory.mktemp("attacks") / "three", 4)) as made:
         text = (made.app / "pfedlms.toml").read_text().replace("clients = 4", "clients = 3")
         (made.app / "pfedlms.toml").write_text(text)
+        made.environment["MAX_BODY"] = str(8 << 20)  # so that 300,000 records pass the gate
         made.open()
         for number in range(2):
             made.node(number)
@@ -109,58 +119,160 @@ def test_code_that_nobody_approved_is_not_executed(flotilla: Flotilla, tmp_path:
     assert audit.verify(flotilla.folder / "audit" / "launcher.jsonl") == len(lines)
 
 
-def attack(attacker: Attacker, kind: str, data: bytes) -> bytes | None:
-    """What the liar does in each trip: forged requests to node 0, and a reply that it should not send."""
-    if kind != "train.request":
-        return None
-    asked, heard = decode(content_of(data)), Record(Code.ANSWERS_KNOWN, 0)
-    forged = Envelope(Kind.REQUEST, asked.run, 0, asked.round, 2**63 - 1, ()).encode()
-    for content in (forged, data[:40] + len(forged).to_bytes(8, "little") + data[48:112] + forged):
-        try:
-            attacker.forge(attacker.victim, content)  # type: ignore[attr-defined]
-        except Exception as error:
-            attacker.failed.append(f"forged: {error}")
-    if asked.trip == 0:
-        return refusal(asked, Why.FAILED, FORGED, 0)
-    return asked.reply(heard, heard).encode() if asked.trip == 1 else bytes(8 << 20)
+LIES: list[tuple[Lie, str]] = [
+    (lies.escapes, r"refused, failed: \\x1b\[2Jround 9/9: 3 trained\\nround 9/9"),
+    (lies.two_answers_known, "reply: got more than one ANSWERS_KNOWN"),
+    (lies.many_records, r"reply: got more than \d records, as follows from the request"),
+    (lies.very_many_records, r"reply: got 4[.\d]* ?\d* bytes, expected at most \d+, as follows from the request"),
+    (lies.records_of_flower, "its reply has 21 records, expected one"),
+    (lies.most_samples, r"measured: got 4294967295 samples of \w+, expected \d+ as before"),
+    (lies.large_loss, r"a loss of 1e\+308, expected some and a loss of at most 1e\+12"),
+    (lies.large_test_loss, r"with a loss of 1e\+308, expected a count of at most as many"),
+    (lies.large_model, "model is more than train.max_scale = 100 times the others'"),
+    (lies.too_large, r"no reply within \d+ s"),
+]
+"""What the liar replies, trip by trip, and why it is left out."""
 
 
-def test_a_registered_node_that_attacks(flotilla: Flotilla) -> None:
-    """It sends node 0 forged requests, bare and under the signature of its own request. It replies with a refusal with
-    escapes and lines of a log, with two ANSWERS_KNOWN, and with 8 MiB where 4 KiB were asked for.
+class Liar:
+    """Executes requests as an honest node does, and changes the reply. In the first trip it also sends two requests to
+    node 0, bare and under the signature of its own request, and a reply in the name of node 0."""
 
-    Before: node 0 refused every later round, the operator saw forged lines, server and SuperLink grew without limit.
-    Now: the run of the two others is as without it."""
+    def __init__(self, node: Node, victim: int) -> None:
+        self._node, self._victim, self._trip = node, victim, -1
+
+    def __call__(self, attacker: Attacker, kind: str, data: bytes) -> Any:
+        if kind != "train.request":
+            return None
+        asked = decode(content_of(data))
+        if asked.trip == self._trip:
+            return None  # asked again, because what it sent was not let through
+        if self._trip < 0:
+            forged = Envelope(Kind.REQUEST, asked.run, 0, asked.round, 2**63 - 1, ()).encode()
+            signed = data[:40] + len(forged).to_bytes(8, "little") + data[48:112] + forged
+            for attempt in (
+                lambda: attacker.forge(self._victim, forged),
+                lambda: attacker.forge(self._victim, signed),
+                lambda: attacker.reply(attacker.about, bytes(100), sender=self._victim),
+            ):
+                try:
+                    attempt()
+                except Exception as error:
+                    attacker.failed.append(f"forged: {error}")
+        self._trip = asked.trip
+        honest = decode(self._node.handle(content_of(data)))
+        return LIES[asked.trip][0](honest, self._node) if asked.trip < len(LIES) else honest.encode()
+
+
+@pytest.fixture(scope="module")
+def attacked(flotilla: Flotilla, tmp_path_factory: pytest.TempPathFactory) -> Attacked:
+    """A run in which the liar tells one lie per trip, and while it runs somebody sends bodies of 1.5 GiB."""
     out = flotilla.folder / "run"
     chosen: dict[str, Any] = {
-        "run.out": str(out), "train.rounds": 2, "run.quorum": 0.5, "run.timeout": 60.0, "flower.wait": 60.0,
+        "run.out": str(out), "train.rounds": len(LIES), "run.quorum": 0.5, "run.timeout": 120.0, "flower.wait": 90.0,
+        "train.max_scale": 100.0,
     }  # fmt: skip
     places = json.loads((flotilla.folder / "places.json").read_text())
-    liar = Attacker(f"127.0.0.1:{flotilla.port}", flotilla.folder, LIAR, attack)
-    liar.victim = places["0"]["node"]  # type: ignore[attr-defined]
-    with liar:
+    config = flotilla.config(**chosen)
+    with (
+        Node(config, LIAR, tmp_path_factory.mktemp("liar")) as node,
+        Attacker(f"127.0.0.1:{flotilla.port}", flotilla.folder, LIAR, Liar(node, places["0"]["node"])) as liar,
+    ):
         flotilla.run(run_config(chosen))
-        until(lambda: not _tokens(flotilla.home) and len(liar.came) >= 1, 300, "a trip")
-        assert not _tokens(flotilla.home)
-        said = flotilla.finished(seconds=900)
-    metrics = RunDirectory(out).read_metrics()
-    assert [each["round"] for each in metrics] == [1, 2]
-    assert all(each["clients"] == [0, 1] for each in metrics)
-    assert all("0" not in each["left_out"] and "1" not in each["left_out"] for each in metrics)
-    texts = " ".join(each["left_out"].get("2", "") for each in metrics)
-    assert r"client 2 is left out: refused, failed: \x1b[2Jround 9/9: 3 trained\nround 9/9" in said
-    assert "than one ANSWERS_KNOWN" in texts
-    assert "\x1b[2J" not in said
-    assert "\nround 9/9" not in said
-    assert any("413" in each for each in liar.failed)  # what is too large does not pass the gate
+        until(lambda: len(liar.came) >= 1, 300, "a trip")
+        tokens = _tokens(flotilla.home)
+        with Memory(flotilla) as memory:
+            floods = {name: flood(flotilla, path, key) for name, (path, key) in FLOODS.items()}
+            said = flotilla.finished(seconds=1500)
+    return Attacked(said, RunDirectory(out).read_metrics(), liar, tokens, floods, memory.seen, config)
+
+
+@dataclass(frozen=True)
+class Attacked:
+    said: str
+    metrics: list[dict[str, Any]]
+    liar: Attacker
+    tokens: list[str]
+    floods: dict[str, tuple[int, int]]
+    memory: dict[str, list[float]]
+    config: Config
+
+
+FLOODS = {
+    "no key": ("/v1/fleet/push-object", False),
+    "a registered key": ("/v1/fleet/push-object", True),
+    "a registered key, many messages": ("/v1/fleet/push-messages", True),
+    "the control API": ("/v1/control/start-run", False),
+}
+FLOOD = 3 << 29
+"""1.5 GiB."""
+
+
+def flood(flotilla: Flotilla, path: str, key: bool) -> tuple[int, int]:
+    """The status of a request with a body of 1.5 GiB, and how many MiB of it were taken."""
+    context = ssl._create_unverified_context()
+    head = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/protobuf", f"Content-Length: {FLOOD}"]
+    if key:
+        head.append(f"flwr-public-key: {header((flotilla.folder / 'keys' / f'node-{LIAR}.pub').read_text())}")
+    sent, zeros, answer = 0, bytes(1 << 20), b""
+    with (
+        socket.create_connection(("127.0.0.1", flotilla.port), timeout=60) as plain,
+        context.wrap_socket(plain) as safe,
+    ):
+        safe.sendall("\r\n".join([*head, "", ""]).encode())
+        try:
+            while sent < FLOOD and not select.select([safe], [], [], 0.05)[0]:
+                safe.sendall(zeros)
+                sent += len(zeros)
+        except OSError:
+            pass
+        with contextlib.suppress(OSError):
+            answer = safe.recv(4096)
+    return int(answer[9:12] or 0), sent >> 20
+
+
+@pytest.mark.parametrize(("lie", "why"), LIES)
+def test_a_lie_leaves_its_sender_out_and_is_named(attacked: Attacked, lie: Lie, why: str) -> None:
+    """Before: most of them were believed. Now: the log and the metrics say why the liar is left out."""
+    assert re.search(f"client {LIAR} is left out(?: of this exchange)?: .*{why}", attacked.said)
+
+
+def test_the_others_run_is_not_disturbed(attacked: Attacked, flotilla: Flotilla) -> None:
+    """Before: node 0 refused every later round, the metrics had Infinity, the operator saw forged lines."""
+    metrics = attacked.metrics
+    assert [each["round"] for each in metrics] == list(range(1, len(LIES) + 1))
+    for each in metrics:
+        assert {0, 1} <= set(each.get("clients", range(3)))
+        assert set(each["left_out"]) <= {str(LIAR)}
+        assert 0 < each["loss"] < 10
+    assert metrics[-1]["p_acc"] > metrics[0]["p_acc"]
+    for name in ("metrics.jsonl", "summary.json"):
+        assert "Infinity" not in (flotilla.folder / "run" / name).read_text()
+    assert "\x1b[2J" not in attacked.said
+    assert "\nround 9/9" not in attacked.said
+    assert attacked.tokens == []
+    with Node(attacked.config, 0, flotilla.folder / "state") as node:
+        assert node.state.trip == len(LIES)
+
+
+def test_forged_messages_do_not_pass_the_superlink(attacked: Attacked, flotilla: Flotilla) -> None:
+    """What a node does that gets one all the same, `test_signing` says."""
+    assert sum("forged: " in each and "400" in each for each in attacked.liar.failed) == 3
     lines = [json.loads(line) for line in (flotilla.folder / "state" / "audit.jsonl").read_text().splitlines()]
-    # Forged requests do not pass the SuperLink; what a node does with them, `test_signing` says.
     assert [each["refused"] for each in lines if each["client"] == 0 and each["refused"]] == []
-    assert sum("forged: " in each and "400" in each for each in liar.failed) >= 6
-    refused = f"pfedlms: node {liar.node} is refused: got a message of node 1, expected one of its own"
-    assert refused in flotilla.said("superlink")
-    with Node(flotilla.config(**chosen), 0, flotilla.folder / "state") as node:
-        assert node.state.trip < 10
+    said, node = flotilla.said("superlink"), attacked.liar.node
+    assert f"pfedlms: node {node} is refused: got a message of node 1, expected one of its own" in said
+
+
+def test_large_bodies_are_refused_before_they_are_read(attacked: Attacked, flotilla: Flotilla) -> None:
+    """A reply twice the gate's limit, and 1.5 GiB. Before: server and SuperLink grew by gigabytes, which stayed."""
+    assert any("413" in each for each in attacked.liar.failed)
+    assert {name: status for name, (status, _) in attacked.floods.items()} == {
+        "no key": 401, "a registered key": 413, "a registered key, many messages": 413, "the control API": 401,
+    }  # fmt: skip
+    assert all(taken <= 16 for _, taken in attacked.floods.values()), attacked.floods
+    assert sorted(attacked.memory) == ["gate", "server", "superlink"]
+    assert all(most - first < GROWTH for first, most in attacked.memory.values()), attacked.memory
 
 
 def _tokens(home: str) -> list[str]:

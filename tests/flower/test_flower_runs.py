@@ -109,7 +109,8 @@ def test_a_node_killed_in_mid_round(flotilla: Flotilla) -> None:
 @long
 @pytest.mark.parametrize("moment", ["in mid-round", "between rounds"])
 def test_the_server_killed(flotilla: Flotilla, moment: str) -> None:
-    """Started again and told to run, it goes on from its checkpoint; nodes find it again by themselves."""
+    """Started again and told to run, it resumes from its checkpoint; nodes find it again by themselves. In mid-round a
+    node is killed, too, while it executes a request."""
     name = moment.replace(" ", "-")
     chosen = {"method.name": "pfedlms", "run.out": str(flotilla.folder / name), "run.seed": 5 + len(name)}
     metrics = Path(str(chosen["run.out"])) / "metrics.jsonl"
@@ -118,6 +119,8 @@ def test_the_server_killed(flotilla: Flotilla, moment: str) -> None:
     if moment == "in mid-round":
         before = flotilla.said("node-0").count("Receiving: train.request")
         until(lambda: flotilla.said("node-0").count("Receiving: train.request") > before, 60, "a request")
+        flotilla.kill("node-0")
+        flotilla.node(0)
     flotilla.kill("superlink")
     flotilla.kill(name)
     flotilla.server()

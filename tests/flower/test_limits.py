@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import struct
 import warnings
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import false_replies
 import pytest
 from fleet import Fleet, configured, served
 from test_signing import KEY, Sealed
 
-from pfedlms.deploy import serve
-from pfedlms.deploy.envelope import Code, Envelope, Kind, Record, Why, decode, refusal
+from pfedlms.deploy import Node, serve
+from pfedlms.deploy.envelope import Code, Envelope, Kind, Record, Why, decode
 from pfedlms.deploy.ground import Ground
 from pfedlms.errors import UsageError
 from pfedlms.flower import audit
@@ -24,8 +23,6 @@ from pfedlms.flower.log import RoundLog
 from pfedlms.flower.signing import SigningTransport
 from pfedlms.flower.superlink import objection
 from pfedlms.flower.text import shown
-
-FORGED = "\x1b[2J\x1b[1;1Hround 9/9: 3 trained\nround 9/9: P-acc 100.00 %\r\x07\u202e\x9b31m"
 
 
 @pytest.mark.parametrize("method", ["pfedlms", "sketchvote", "fedavg", "stc", "fedproto", "obda", "local"])
@@ -40,44 +37,22 @@ def test_honest_replies_are_within_the_limits(method: str, tmp_path: Path) -> No
             assert largest_reply(decode(request), sizes)[0] < 4096 + sum(sizes)
 
 
-def too_many(reply: bytes, request: bytes) -> bytes:
-    """300,000 empty records more."""
-    said = decode(reply)
-    return replace(said, records=said.records + (Record(Code.SEND),) * 300_000).encode()
-
-
-def enormous(reply: bytes, request: bytes) -> bytes:
-    said = decode(reply)
-    return replace(said, records=(*said.records, Record(Code.SEND, data=bytes(1 << 22)))).encode()
-
-
-def heard_twice(reply: bytes, request: bytes) -> bytes:
-    said = decode(reply)
-    return replace(said, records=(*said.records, Record(Code.ANSWERS_KNOWN, 1))).encode()
-
-
-def forged_text(reply: bytes, request: bytes) -> bytes:
-    return refusal(decode(request), Why.FAILED, FORGED, 0)
-
-
-def long_text(reply: bytes, request: bytes) -> bytes:
-    record = Record(Code.REFUSED, flags=Why.FAILED, data=b"x" * 1500)
-    return decode(request).reply(record, Record(Code.ANSWERS_KNOWN)).encode()
+def long_text(said: Envelope, node: Node) -> bytes:
+    return said.reply(Record(Code.REFUSED, flags=Why.FAILED, data=b"x" * 1500), Record(Code.ANSWERS_KNOWN)).encode()
 
 
 @pytest.mark.parametrize(
-    ("attack", "said"),
+    ("lie", "said"),
     [
-        (too_many, "reply: got 48"),
-        (enormous, "reply: got 41"),
-        (heard_twice, "than one ANSWERS_KNOWN"),
-        (forged_text, r"\x1b[2J\x1b[1;1Hround 9/9: 3 trained\nround 9/9: P-acc 100.00 %\r\x07\u202e\x9b31m"),
+        (false_replies.very_many_records, "reply: got 48"),
+        (false_replies.too_large, "reply: got 16777216 bytes"),
+        (false_replies.many_records, " records, as follows from the request"),
+        (false_replies.two_answers_known, "than one ANSWERS_KNOWN"),
+        (false_replies.escapes, r"\x1b[2Jround 9/9: 3 trained\nround 9/9: P-acc 100.00 %"),
         (long_text, "x" * 300 + "…"),
     ],
 )
-def test_a_node_that_breaks_a_limit_is_left_out_and_named(
-    attack: Callable[[bytes, bytes], bytes], said: str, tmp_path: Path
-) -> None:
+def test_a_node_that_breaks_a_limit_is_left_out_and_named(lie: false_replies.Lie, said: str, tmp_path: Path) -> None:
     """Nothing of it is stored, and one line stays one line."""
     config = configured("sketchvote", tmp_path / "run")
     fleet = Fleet(config, tmp_path / "nodes")
@@ -86,7 +61,7 @@ def test_a_node_that_breaks_a_limit_is_left_out_and_named(
     class Attacked:
         def send(self, requests: dict[int, bytes], timeout: float) -> dict[int, bytes]:
             replies = honest.send(requests, timeout)
-            replies[2] = attack(replies[2], requests[2][112:])
+            replies[2] = lie(decode(replies[2]), fleet.node(2))
             return replies
 
     lines: list[str] = []
@@ -115,7 +90,7 @@ def test_shown_text() -> None:
 def test_an_audit_log_that_was_changed_is_found(tmp_path: Path) -> None:
     log = tmp_path / "audit" / "log.jsonl"
     for number in range(20):
-        audit.append(log, "reply", number=number, text="x" * 700 * (number % 3) + FORGED)
+        audit.append(log, "reply", number=number, text="x" * 700 * (number % 3) + false_replies.FORGED)
     assert audit.verify(log) == 20
     assert log.stat().st_mode & 0o077 == 0
     lines = log.read_text().splitlines()

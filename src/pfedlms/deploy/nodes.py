@@ -11,6 +11,7 @@ from typing import Protocol
 
 from pfedlms.deploy.envelope import Envelope, Kind, Why, decode, read_measured, read_trained, reason
 from pfedlms.deploy.ground import Ground
+from pfedlms.deploy.suspicion import Reported, suspicious
 from pfedlms.engine.transport import Code, Event, Flag, Inbox, Record, Request, Split
 from pfedlms.errors import DecodeError, DigestError, RoundError, SenderError, WireError
 from pfedlms.wire.frames import HEADER_BYTES
@@ -36,6 +37,8 @@ class Nodes:
         self._percent, self._method = ground.parts.criterion.score is None, ground.terms.method
         self.counts: dict[tuple[int, int], int] = {}
         """The number of samples of each evaluation, by client and split; it stays the same in the whole run."""
+        self._reported: dict[int, Reported] = {}
+        """Reports of the last local steps."""
 
     def carry(self, requests: Sequence[Request], inbox: Inbox, kind: Kind = Kind.REQUEST) -> None:
         """See `engine.transport`."""
@@ -63,6 +66,7 @@ class Nodes:
                 inbox.failed[client] = why
                 inbox.rejected += 1
                 inbox.events.append(Event(inbox.round, client, "left_out", f"is left out: {why}"))
+        self._warn_of_changes(inbox)
         self._count_down(requests, reached, inbox)
         inbox.carried = tuple(sum(len(each.get(client, b"")) for client in reached) for each in (encoded, replies))  # type: ignore[assignment]
 
@@ -106,6 +110,16 @@ class Nodes:
                     f"the {samples} that the client trains on"
                 )
         self.counts |= {(client, int(split)): count for split, (_, _, count) in counts.items()}
+
+    def _warn_of_changes(self, inbox: Inbox) -> None:
+        tested = inbox.measured.get(Split.TEST, {}) if self._percent else {}
+        now = {
+            client: Reported(*report, 100 * tested[client][0] / tested[client][2] if client in tested else None)
+            for client, report in inbox.trained.items()
+        }
+        for client, text in suspicious(self._reported, now).items():
+            inbox.events.append(Event(inbox.round, client, "suspicious", f"reports {text}"))
+        self._reported = now or self._reported
 
     def _count_down(self, requests: Sequence[Request], reached: set[int], inbox: Inbox) -> None:
         """Count bytes down. Nothing is sent to a client that no node has taken."""

@@ -96,7 +96,9 @@ class Event:
 
     round: int
     client: int
-    kind: Literal["left_out", "message_refused", "answer_lost", "out_of_sync", "weight_limited", "too_large"]
+    kind: Literal[
+        "left_out", "message_refused", "answer_lost", "out_of_sync", "weight_limited", "too_large", "suspicious"
+    ]
     text: str
 
     def __str__(self) -> str:

@@ -14,12 +14,12 @@ from pfedlms.flower.text import shown
 WHO, CHECK, REQUEST = "query.who", "query.check", "train.request"
 """Kinds of messages: which place is yours, what do you run, and a request of `deploy`."""
 _LOOK = 3.0
-_POLL = 0.5
+_POLL, _LONGEST_POLL = 0.5, 5.0
 _AGAIN = 3
 _STRANGER = 60.0
 _GRACE = 30.0
-"""Seconds: between looks at who is there; between looks at what came; into how many parts asking again divides a
-timeout; how long a node without a place is left alone; how long one that went is waited for."""
+"""Seconds: between looks at who is there; between looks at what came, at least and at most; into how many parts asking
+again divides a timeout; how long a node without a place is left alone; how long one that went is waited for."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,7 @@ class Carrier:
         self._survey = False
         """Whether all nodes are asked which place is theirs, pinned or not."""
         self._online: set[int] = set()
+        self._ever_online: set[int] = set()
         self._looked = -_LOOK
         self._asked: dict[str, tuple[int, float]] = {}
         """Nodes that were asked who they are, by the name of the message, and until when they can say."""
@@ -128,7 +129,8 @@ class Carrier:
 
     def send(self, requests: dict[int, bytes], timeout: float) -> dict[int, bytes]:
         """As `deploy.Transport` has it. Who is late is not in it; who is known to be gone refuses, in words."""
-        trip, end = _Trip(dict(requests)), self._clock() + timeout
+        trip, begun = _Trip(dict(requests)), self._clock()
+        end = begun + timeout
         while trip.waiting and self._clock() < end:
             self._look_around(timeout)
             there, now = self._there(), self._clock()
@@ -139,11 +141,16 @@ class Carrier:
             self._push(trip, there, end, timeout)
             for name, said in self._post.pull(trip.sent).items():
                 self._take(trip, name, *trip.sent.pop(name), said)
-            self._sleep(_POLL * bool(trip.waiting))
+            self._sleep(_pause(self._clock() - begun, len(trip.waiting)))
         self._owed |= trip.sent.keys()
         for client in sorted(trip.waiting.keys() - self._there()):
-            self._refuse(trip, client, "its node is gone" if client in self.places else "no node has taken this place")
+            self._refuse(trip, client, self._why_absent(client))
         return trip.replies
+
+    def _why_absent(self, client: int) -> str:
+        if client not in self.places:
+            return "no node has taken this place"
+        return "its node is gone" if self.places[client] in self._ever_online else "its node was not online yet"
 
     @property
     def places(self) -> dict[int, int]:
@@ -178,6 +185,7 @@ class Carrier:
         now = self._clock()
         if now - self._looked >= _LOOK:
             before, self._online, self._looked = self._online, self._post.nodes(), now
+            self._ever_online |= self._online
             self._owed -= self._post.pull(self._owed).keys()
             # Who was away may have been given another place.
             known = {
@@ -247,3 +255,9 @@ class Carrier:
 
     def _refuse(self, trip: _Trip, client: int, text: str) -> None:
         trip.replies[client] = refusal(decode(content_of(trip.waiting.pop(client))), Why.FAILED, shown(text))
+
+
+def _pause(elapsed: float, waiting: int) -> float:
+    """Seconds until the next look for replies, which costs one request per node that is waited for: a twentieth of the
+    time it has taken so far, and as many as keep the requests below 50 per second."""
+    return min(_LONGEST_POLL, max(_POLL, elapsed / 20, waiting / 50)) if waiting else 0.0

@@ -3,4 +3,5 @@
 # ./approve.sh --run-config 'train.rounds=50' approves other settings as well, as ./run.sh takes them.
 set -euo pipefail
 source "$(dirname "$0")/environment.sh"
-exec pfedlms deploy approve "$HERE" "$@"
+python=$(python_of flwr)
+exec "$python" -m pfedlms deploy approve "$HERE" "$@"

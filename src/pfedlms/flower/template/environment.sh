@@ -13,7 +13,12 @@ export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME
 unset FLWR_INTERNAL_GRPC_CONTROL_API FLWR_INTERNAL_GRPC_FLEET_API
 cd "$HERE"
 
-python_of() { echo "$(dirname "$(command -v "$1" || { echo "$1: is not on PATH; activate the environment of pfedlms" >&2; exit 1; })")/python"; }
+# The interpreter beside a command. Used as python=$(python_of NAME): a script ends where the command is missing.
+python_of() {
+    local found
+    found=$(command -v "$1") || { echo "$1: is not on PATH; activate the environment of pfedlms" >&2 && return 1; }
+    echo "$(dirname "$found")/python"
+}
 
 # Runs commands beside each other, one per argument; when one ends or this script is ended, all are.
 together() {

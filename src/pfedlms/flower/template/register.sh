@@ -3,4 +3,5 @@
 # node-K.pub in places.json. Call it again whenever a key is new or was rotated: the key that had the place before is revoked.
 set -euo pipefail
 source "$(dirname "$0")/environment.sh"
-exec "$(python_of flwr)" -m pfedlms.flower.places register "$HERE" "$@"
+python=$(python_of flwr)
+exec "$python" -m pfedlms.flower.places register "$HERE" "$@"

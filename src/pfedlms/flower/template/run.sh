@@ -4,6 +4,6 @@
 # Ctrl-C leaves the log and the run continues: ./flwr.sh stop RUN @NAME@ ends it. Results: pfedlms show run
 set -euo pipefail
 source "$(dirname "$0")/environment.sh"
-where=@NAME@
-if [ "${1:-}" = simulation ]; then where=simulation && shift; else "$(python_of flwr)" -m pfedlms.flower.places started "$HERE" "$@"; fi
+where=@NAME@ python=$(python_of flwr)
+if [ "${1:-}" = simulation ]; then where=simulation && shift; else "$python" -m pfedlms.flower.places started "$HERE" "$@"; fi
 exec flwr run app "$where" --stream "$@"
