@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from studies import section_of
 
-import pfedlms
 from pfedlms.cli import main
 from pfedlms.report.results import comparison
 
@@ -69,8 +68,3 @@ def test_the_table_of_a_comparison_fits_a_screen(
     lines = str(comparison(section_of(tmp_path / "c").runs)).splitlines()
     assert max(map(len, lines)) <= 80
     assert any("thresholds=1" in line for line in lines)
-
-
-def test_a_summary_counts_its_evaluations() -> None:
-    small = {"clients": 4, "hidden": 12, "local_steps": 1, "batch_size": 8, "threads": 1}
-    assert pfedlms.run(method="local", rounds=5, evaluate_every=2, **small).summary["evaluations"] == 3

@@ -474,12 +474,3 @@ def test_a_finished_run_is_shown_and_left_alone(
     assert main(["resume", str(out)]) == 0
     assert "fedavg" in capsys.readouterr().out
     assert before == [(file.name, file.read_bytes(), file.stat().st_mtime_ns, file.stat().st_ino) for file in files]
-
-
-def test_a_finished_run_with_more_rounds_goes_on(tmp_path: Path, uninterrupted: Callable[..., Path]) -> None:
-    out = tmp_path / "run"
-    shutil.copytree(uninterrupted("fedavg", 6), out)
-    config = out / "config.toml"
-    config.write_text(config.read_text().replace("rounds = 6", f"rounds = {ROUNDS}"))
-    assert main(["resume", str(out), "--quiet"]) == 0
-    assert_same(out, uninterrupted())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import subprocess
 import sys
 import tomllib
@@ -274,6 +276,29 @@ def test_workers_measure_what_one_process_does(tmp_path: Path) -> None:
         )
     assert [run.summary["status"] for run in broken.runs] == ["finished", "diverged"]
     assert issubclass(DivergedError, pfedlms.PfedlmsError)
+
+
+def dying() -> nn.Module:
+    """Ends the process of a worker."""
+    if multiprocessing.parent_process() is not None:
+        os._exit(3)
+    return linear()
+
+
+def test_a_worker_that_dies_ends_its_run_alone(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="local seed . failed: .*its process ended with code 3"):
+        done = pfedlms.compare((X, Y), dying, methods="local", seeds=2, workers=2, out=tmp_path / "s", **SMALL)
+    assert [run.summary["status"] for run in done.runs] == ["failed", "failed"]
+    again = pfedlms.resume_study(tmp_path / "s", (X, Y), linear)
+    assert [run.summary["status"] for run in again.runs] == ["finished", "finished"]
+
+
+def test_no_run_is_begun_after_the_time_is_up(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"grid": {"method": ["local", "fedavg"]}, "out": tmp_path / "s", **SMALL}
+    for workers in (1, 2):
+        assert pfedlms.study(seconds=0, workers=workers, **options).runs == []
+    whole = pfedlms.study(**options)
+    assert [run.summary["status"] for run in whole.runs] == ["finished", "finished"]
 
 
 # --- methods and models of one's own ---

@@ -147,26 +147,6 @@ class Noted(Callback):
         assert ("V-acc" in accuracies(record)) == (record["v_acc"] is not None)
 
 
-def test_table_and_progress_show_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["compare", "--methods", "local,fedavg", "--seeds", "2", "--rounds", "3", *OPTIONS]
-    assert main([*command, "--set", "data.validation=0.2", "--out", str(tmp_path / "c")]) == 0
-    shown = capsys.readouterr()
-    assert re.search(r"P-acc [ \d]\d\.\d\d %  V-acc [ \d]\d\.\d\d %  G-acc ", shown.err)
-    head = next(line for line in shown.out.splitlines() if "P-acc max" in line)
-    assert re.search(r"P-acc max +P-acc last 3 +V-acc last 3 +G-acc max", head)
-    assert "V-acc: the same models on samples set aside (data.validation)" in " ".join(shown.out.split())
-    assert main(["resume", str(tmp_path / "c"), "--json", "--quiet"]) == 0
-    runs = json.loads(capsys.readouterr().out)["runs"]
-    for method in ("local", "fedavg"):
-        row = next(line.replace(" ± ", "±").split() for line in shown.out.splitlines() if line.split()[:1] == [method])
-        one, two = (run["validation_accuracy"]["last10"] for run in runs if run["method"] == method)
-        assert row[3] == f"{(one + two) / 2:.2f}±{abs(one - two) / 2**0.5:.2f}"
-    assert main([*command, "--set", "data.validation=0.2", "--set", "train.participation=0.4", "--out",
-                 str(tmp_path / "d"), "--quiet"]) == 0  # fmt: skip
-    head = next(line for line in capsys.readouterr().out.splitlines() if "P-acc max" in line)
-    assert re.search(r"P-acc max +P-acc last 3 +V-acc last 3 +G-acc max +everyone +MiB", head)
-
-
 def test_a_dry_run_says_how_many_are_set_aside(capsys: pytest.CaptureFixture[str]) -> None:
     trained = [len(own) for own in from_pool(*load_dataset("digits"), Partitioning(5, 0.5, 0)).train]
     aside = sum(round(0.2 * own) for own in trained)
