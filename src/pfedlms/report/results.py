@@ -145,7 +145,7 @@ def sweep(section: Section) -> Table:
         intro += f" No G-acc: {first['method']} shares no model."
     axes = [Column(key, key.partition(".")[2], exact) for key in section.axes]
     chosen = [
-        replace(column, optional=column.optional and 0 if column.key == f"{section.by}_last10" else column.optional)
+        replace(column, optional=0 if column.key == f"{section.by}_last10" else column.optional)
         for column in _columns(summaries, "sweep")
     ]
     return Table([Column("mark", " "), *axes, *chosen], records, title, intro)
