@@ -65,8 +65,8 @@ class Links:
 
 
 class InProcess:
-    """Carries requests to stacked clients. An answer is decoded once for all of them; short messages are framed
-    together. What clients are in the middle of a round is kept apart from `clients` until they train."""
+    """Carries requests to stacked clients. An answer is decoded once for all of them; messages of one size are
+    framed together. Clients in the middle of a round are kept apart from `clients` until they train."""
 
     def __init__(self, client: Client, clients: Clients, links: Links | None = None, watch: Stopwatch | None = None):
         self.client, self._clients = client, clients

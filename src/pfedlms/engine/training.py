@@ -37,7 +37,7 @@ from pfedlms.engine.participation import Participation
 from pfedlms.errors import DivergedError
 from pfedlms.methods.contract import Method, Objective
 from pfedlms.models.forward import CohortModel
-from pfedlms.models.streams import overlapped
+from pfedlms.models.streams import overlapped, streams
 from pfedlms.step import Rate, adamw_step_, clip_, kept_numbers, sgd_step_
 from pfedlms.step.schedule import Schedule, steps_of
 
@@ -143,8 +143,8 @@ class LocalWorker:
         if cohort.params.is_cuda and len(cohort.ids) == self._participation.count:
             # While the GPU is still busy with these steps. The plan of this phase is kept for a second training.
             following = self._participation.of(phase + 1), phase + 1
-            ahead = self._plans.get(following)
-            self._plans[following] = self._drawn(*following) if ahead is None else ahead
+            if following not in self._plans:
+                self._plans[following] = self._drawn_beside(*following)
         sums = trained.params.sum(dim=1)
 
         def wait() -> Tensor:
@@ -169,6 +169,16 @@ class LocalWorker:
         if plan is None:
             plan = self._drawn(*wanted)
         self._plans = {key: kept for key, kept in self._plans.items() if key[1] > phase} | {wanted: plan}
+        return plan
+
+    def _drawn_beside(self, ids: tuple[int, ...], phase: int) -> Tensor:
+        """A plan, drawn on a stream of its own while the GPU is busy with other work."""
+        device = self._model.device
+        current, (side,) = torch.cuda.current_stream(device), streams(device, "plan", 1)
+        with torch.cuda.stream(side):
+            plan = self._drawn(ids, phase)
+        current.wait_stream(side)
+        plan.record_stream(current)
         return plan
 
     def _drawn(self, ids: tuple[int, ...], phase: int, steps: int = 0) -> Tensor:
