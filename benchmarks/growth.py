@@ -183,13 +183,10 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         options.folder = options.folder or folder
-        rows = measure_all(options)
-    if options.json:
-        given = {name: value for name, value in vars(options).items() if name not in ("json", "alone", "folder")}
-        keep({"options": given, "rows": rows}, options.json)
+        measure_all(options)
 
 
-def measure_all(options: argparse.Namespace) -> list[dict[str, float]]:
+def measure_all(options: argparse.Namespace) -> None:
     """Every size in a process of its own; one with fewer clients uses the samples of one before it."""
     print(f"{options.model}, {options.method}, {options.steps} steps per round, {options.device}")
     print(" ".join(f"{name:>11}" for name in COLUMNS))
@@ -204,7 +201,9 @@ def measure_all(options: argparse.Namespace) -> list[dict[str, float]]:
             row = json.loads(subprocess.run([*command, *same], check=True, stdout=subprocess.PIPE).stdout)
             rows.append(row)
             print(" ".join(f"{show(row):>11}" for show in COLUMNS.values()), flush=True)
-    return rows
+            if options.json:
+                given = {key: value for key, value in vars(options).items() if key not in ("json", "alone", "folder")}
+                keep({"options": given, "rows": rows}, options.json)
 
 
 if __name__ == "__main__":

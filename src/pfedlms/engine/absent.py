@@ -149,7 +149,7 @@ class _InFile:
                 self._file = os.dup(file.fileno())
         else:
             writes = os.access(self._path if self._path.exists() else folder, os.W_OK)
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT if writes else os.O_RDONLY)
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT if writes else os.O_RDONLY, 0o666)
         weakref.finalize(self, os.close, self._file)
 
     def write(self, rows: NDArray[np.int64], columns: Tensors) -> None:

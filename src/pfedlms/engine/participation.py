@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import compress
 from typing import Any
 
@@ -36,7 +37,12 @@ class Participation:
         """Ids of the phase's participants, ascending."""
         if self.count == self.clients:
             return tuple(range(self.clients))
-        return tuple(rng.smallest(rng.stream(self.seed, "participants", phase), self.clients, self.count).tolist())
+        return _drawn(rng.stream(self.seed, "participants", phase), self.clients, self.count)
+
+
+@lru_cache(maxsize=4)  # a phase is asked for several times
+def _drawn(key: int, clients: int, count: int) -> tuple[int, ...]:
+    return tuple(rng.smallest(key, clients, count).tolist())
 
 
 class Clients:
