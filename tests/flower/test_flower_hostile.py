@@ -135,7 +135,7 @@ def test_all_attacks_at_once(fixed: Fixed, tmp_path: Path) -> None:
         assert each["weakened"] == [8]
         assert each["clients"] == [0, 1, 8]
     for client, why in WHY.items():
-        assert re.search(rf"round 1: client {client} is left out: {why}", said)
+        assert re.search(rf"round 1: client {client} is left out: .*(?:{why})", said)
     assert f"client 8 weighs less than its {hostile.CLAIM} samples, by train.max_weight" in said
 
     def way(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes | None:

@@ -7,7 +7,6 @@ import os
 import re
 import socket
 import ssl
-import subprocess
 import sys
 import tomllib
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from http.client import HTTPException, HTTPSConnection
 from importlib.metadata import PackageNotFoundError, version
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
-from typing import Any
 
 from pfedlms import __version__
 from pfedlms.deploy.ground import Ground
@@ -26,6 +24,7 @@ from pfedlms.flower.approval import SERVER, approve
 from pfedlms.flower.folder import NAME
 from pfedlms.flower.keys import configured
 from pfedlms.flower.log import CHECK_RECORD
+from pfedlms.flower.places import flwr
 from pfedlms.flower.text import shown
 
 FLOWER = (1, 41)
@@ -216,25 +215,12 @@ def _reached(address: str, authority: Path) -> Found:
 
 def _nodes(folder: Path) -> list[Found]:
     """What nodes say in a run that asks them and ends."""
-    command = [_beside("flwr"), "run", str(folder / "app"), NAME, "--stream", "--run-config"]
-    environment: dict[str, Any] = {
-        **os.environ, "FLWR_HOME": str((folder / "flwr").resolve()), "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    }  # fmt: skip
-    settings = f"flower.check=true flower.wait={_WAIT}"
     approve(folder, {}, SERVER)
-    done = subprocess.run(
-        [*command, settings], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    lines = [re.sub(r"\x1b\[\d+m", "", line).strip() for line in done.stdout.splitlines()]
+    settings = f"flower.check=true flower.wait={_WAIT}"
+    done = flwr(folder, "run", str(folder / "app"), NAME, "--stream", "--run-config", settings, timeout=None)
+    lines = [re.sub(r"\x1b\[\d+m", "", line).strip() for line in (done.stdout + done.stderr).splitlines()]
     records = [json.loads(line.partition(CHECK_RECORD)[2]) for line in lines if CHECK_RECORD + "{" in line]
     if records:
         return [Found("nodes", each["text"], each["wrong"]) for each in records]
     last = [line for line in lines if line][-5:] or ["flwr run: said nothing"]
     return [Found("nodes", shown(line), wrong=True) for line in last]
-
-
-def _beside(name: str) -> str:
-    """A command of the same environment."""
-    own = Path(sys.executable).parent / name
-    return str(own) if own.exists() else name

@@ -86,7 +86,7 @@ _NUMBER = re.compile(r"node-(\d+)\.pub$")
 
 def _registered(folder: Path, file: Path, key: str) -> int:
     """The id that Flower gives to a key."""
-    done = _flwr(folder, "supernode", "register", str(file), NAME, "--format", "json")
+    done = flwr(folder, "supernode", "register", str(file), NAME, "--format", "json")
     if found := re.search(r'"node-id":\s*"?(\d+)', done.stdout):
         return int(found[1])
     if "code: 23" in done.stdout + done.stderr and (known := _known(folder, key)) is not None:
@@ -105,17 +105,21 @@ def _known(folder: Path, key: str) -> int | None:
 
 
 def _unregister(folder: Path, place: int, node: int) -> None:
-    done = _flwr(folder, "supernode", "unregister", str(node), NAME, "--format", "json")
+    done = flwr(folder, "supernode", "unregister", str(node), NAME, "--format", "json")
     said = shown((done.stderr or done.stdout).strip())
     audit.append(folder / AUDIT, "revoked", place=place, node=node, flower=done.returncode)
     print(f"node {node} of place {place} is revoked" + (f" (Flower: {said})" if done.returncode else ""))
 
 
-def _flwr(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "FLWR_HOME": os.environ.get("FLWR_HOME", str(folder / "flwr"))}
+def flwr(folder: Path, *arguments: str, timeout: float | None = 120) -> subprocess.CompletedProcess[str]:
+    """Flower's command of the same environment, with this folder's server."""
+    environment = {
+        **os.environ, "FLWR_HOME": str((folder / "flwr").resolve()), "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    }  # fmt: skip
     beside = Path(sys.executable).parent / "flwr"
     command = [str(beside) if beside.exists() else "flwr", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=timeout)
 
 
 def _write(folder: Path, places: dict[int, dict[str, Any]]) -> None:

@@ -7,22 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from pfedlms.deploy import Node, Transport
 from pfedlms.deploy.envelope import Envelope, Kind, Why, decode, refusal
 from pfedlms.engine.transport import Code
 from pfedlms.errors import WireError
 from pfedlms.flower.limits import made_harmless
 from pfedlms.flower.seal import ANY_PLACE, Mark, Seal, SealError, seal, unseal
-
-
-class Sends(Protocol):
-    """`deploy.Transport`."""
-
-    def send(self, requests: dict[int, bytes], timeout: float) -> Mapping[int, bytes]: ...
 
 
 class SigningTransport:
@@ -36,7 +31,7 @@ class SigningTransport:
     """
 
     def __init__(
-        self, transport: Sends, key: Ed25519PrivateKey, messages: Sequence[int],
+        self, transport: Transport, key: Ed25519PrivateKey, messages: Sequence[int],
         note: Callable[[dict[str, Any]], None] = lambda record: None,
     ) -> None:  # fmt: skip
         self._transport, self._key, self._messages, self._note = transport, key, messages, note
@@ -82,28 +77,15 @@ def check_query(data: bytes, key: Ed25519PublicKey | None, run: int, kind: str, 
         raise SealError(f"the query is not {kind} to node {node} in run {run}; it was made for another one")
 
 
-class Answers(Protocol):
-    """What of `deploy.Node` is used here."""
-
-    client: int
-
-    @property
-    def run(self) -> bytes: ...
-    @property
-    def state(self) -> Any: ...
-    def handle(self, request: bytes) -> bytes: ...
-
-
 class SealedNode:
     """A node that answers only what its server has signed for it, in order.
 
     Args:
-        node: what carries requests out. `node.state.trip` is the last trip it answered, −1 before any, and
-        `node.state.request` the SHA-256 of that request.
+        node: executes requests. It knows the last trip that it answered, and the SHA-256 of that request.
         key: the server's public key; None: signatures are not checked, for simulations.
     """
 
-    def __init__(self, node: Answers, key: Ed25519PublicKey | None) -> None:
+    def __init__(self, node: Node, key: Ed25519PublicKey | None) -> None:
         self._node, self._key = node, key
 
     def handle(self, data: bytes) -> bytes:
