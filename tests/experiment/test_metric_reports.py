@@ -57,17 +57,6 @@ def test_a_metric_that_is_none() -> None:
             pfedlms.run((X, Y), linear, metric=given, **QUICK)  # type: ignore[arg-type]
 
 
-@pytest.mark.filterwarnings("ignore:chosen by p_acc")
-def test_a_title_has_what_all_runs_share() -> None:
-    swept = pfedlms.sweep((X, Y), linear, method="local", **{**QUICK, "clients": [2, 4], "rounds": 1})
-    assert words(swept).startswith("local · custom · custom, 10 parameters · α = 0.5 · 1 round clients")
-    assert "No G-acc: local shares no model" in words(swept)
-    longer = pfedlms.sweep((X, Y), linear, method="local", **{**QUICK, "rounds": [1, 2]})
-    assert words(longer).startswith("local · custom · custom, 10 parameters · 2 clients, α = 0.5 rounds")
-    alone = pfedlms.compare((X, Y), linear, methods="local", seeds=1, **{**QUICK, "clients": 1, "rounds": 1})
-    assert "· 1 client, α = 0.5 · 1 round" in words(alone)
-
-
 def test_an_interrupted_sweep_has_the_columns_of_a_whole_one(tmp_path: Path) -> None:
     settings = {"method": "local", "learning_rate": [0.1, 0.2], "validation": 0.2, **QUICK}
     with pytest.raises(KeyboardInterrupt):

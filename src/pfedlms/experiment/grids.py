@@ -104,9 +104,10 @@ def given_cells(cells: Mapping[str, Mapping[str, Any]], file: str | Path | None,
     found = wrong_seeds(seeds)
     made: list[Cell] = []
     for name, settings in () if found else cells.items():
-        method = settings.get("method", overrides["method"]["name"])
+        default = overrides["method"]["name"]
+        method = settings.get("method", default)
         with _problems_to(found, f"{name}: "):
-            own = from_keywords([method["name"] if isinstance(method, Mapping) else method], settings)
+            own = from_keywords([method.get("name", default) if isinstance(method, Mapping) else method], settings)
             made += _seeded(name, merge(read_toml(file), overrides, own), seeds)
     return _checked(made, {}, None, found)
 

@@ -111,7 +111,9 @@ def in_parallel(
                     yield cell, result
     finally:
         for each in pool:
-            each.pipe.close()  # ends its process when its run has ended
+            if each.cell is not None:  # an error ends the study
+                each.process.terminate()
+            each.pipe.close()  # which ends an idle process
             each.process.join()
 
 
