@@ -34,9 +34,16 @@ def named(label: str) -> str:
     return f"{method}, {'tuned' if chosen else 'not tuned'}"
 
 
-STYLE = {row: charts.Look.number(place) for place, row in enumerate((
+def look(row: str) -> charts.Look:
+    """The colour of the method; rows that are not tuned have dashed lines."""
+    method, _, tuned = row.partition(", ")
+    own = charts.looks([method])[method]
+    return own if tuned == "tuned" else charts.Look(own.colour, [6, 3])
+
+
+STYLE = {row: look(row) for row in (
     "sketchmean, tuned", "stc, tuned", "sketchvote, tuned", "fedavg, tuned", "stc, not tuned", "fedavg, not tuned"
-))}  # fmt: skip
+)}  # fmt: skip
 
 
 def points(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -64,7 +71,7 @@ def accuracy_against_bytes(
     style: Mapping[str, charts.Look] | None = None,
 ) -> Any:  # fmt: skip
     """One point per record with its error bar: `row`, `mib`, `mean`, and if known `low`, `high` and `label`. Points of
-    one row are joined, such as those of a method at several ratios."""
+    one row are joined, such as those of a method at several ratios. Rows with dashed lines have diamonds."""
     alt = charts.altair()
     points = charts.with_range(records)
     by_row = charts.rows_of(points)
@@ -73,11 +80,13 @@ def accuracy_against_bytes(
     across = alt.X("mib:Q", title=x, scale=alt.Scale(type="log", nice=False, padding=24))
     style = {row: (style or charts.looks(by_row))[row] for row in by_row}
     base = charts.data(points).encode(across, color=charts.coloured(style, alt.Legend(symbolSize=80)))
+    forms = ["circle" if look.dash == [1, 0] else "diamond" for look in style.values()]
+    shape = alt.Shape("row:N", sort=None, scale=alt.Scale(domain=list(style), range=forms))
     tips = charts.tooltips("row:N", "label:N", mib=x, mean=y, low="lowest", high="highest")
     return alt.layer(
         base.mark_line(strokeWidth=1.5, opacity=0.6).encode(up),
         base.mark_rule(strokeWidth=1.5).encode(alt.Y("low:Q", title=y, scale=span), alt.Y2("high:Q")),
-        base.mark_point(filled=True, size=70, opacity=1).encode(up, tooltip=tips),
+        base.mark_point(filled=True, size=70, opacity=1).encode(up, shape=shape, tooltip=tips),
         base.mark_text(align="left", dx=7, dy=-6, fontSize=10).encode(up, alt.Text("label:N")),
     ).properties(width=charts.WIDTH, height=charts.HEIGHT, title=title)
 

@@ -209,6 +209,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a module as layout": (lambda: Sketch(nn.Linear(2, 2), 0.1, 0, 0), r"layout: got Linear.*flat_layout\(module\)"),
     "ratio 0": (lambda: Sketch.of_vector(16, 0, 0), "ratio: got 0, expected at most 1 and above 0; it is the share"),
     "ratio beyond 1": (lambda: Sketch.of_vector(16, 1.5, 0), "ratio: got 1.5, expected at most 1 and above 0"),
+    "ratio NaN": (lambda: Sketch.of_vector(16, float("nan"), 0), "ratio: got nan, expected at most 1"),
     "allocation below 0": (lambda: Sketch(layout_of(5), 0.1, 0, 0, None, -1), "allocation: got -1, expected 0 to 8"),
     "size 0": (lambda: Sketch.of_vector(0, 0.1, 0), "size: got 0, expected a whole number of at least 1"),
     "seed below 0": (lambda: Sketch.of_vector(16, 0.1, -1), "seed: got -1, expected a whole number from 0 to"),
@@ -223,11 +224,16 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: pull(tau=TAU.flip(1)),
         r"thresholds: got \[1.0, -1.0\], expected finite numbers that rise.*sort them",
     ),
+    "thresholds that are not finite": (
+        lambda: pull(tau=TAU * torch.nan),
+        r"thresholds: got \[nan, nan\], expected fin",
+    ),
     "deviations of fewer layers": (
         lambda: pull(sigma=SIGMA[:1]),
         r"deviations: got torch.float32 of shape \(1,\), expected floats of shape \[2\]",
     ),
     "deviations below 0": (lambda: pull(sigma=-SIGMA), r"deviations: got \[-1.0, -1.0\], expected finite.* at least 0"),
+    "deviations that are not finite": (lambda: pull(sigma=SIGMA * torch.nan), r"deviations: got \[nan, nan\]"),
     "consensus of another sketch": (
         lambda: pull(agreed=AGREED[:5]),
         r"consensus: got torch.uint8 of shape \(5,\), expected torch.uint8 of shape \[12\]",
@@ -237,6 +243,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "consensus: got symbols up to 3, expected 0 to 2, the number of thresholds",
     ),
     "strength": (lambda: pull(strength=-1), "strength: got -1, expected a finite number of at least 0"),
+    "smoothing": (lambda: pull(rho=float("nan")), "smoothing: got nan, expected a finite number of at least 0"),
     "vote of no thresholds": (lambda: Vote(3, 0), "thresholds: got 0, expected a whole number from 1 to 255; symbols"),
     "size of a vote": (lambda: Vote(2.0, 1), "size: got 2.0, expected a whole number of at least 0; it is the number"),
     "ballots of another type": (
@@ -285,6 +292,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: pool_statistics([1], ONE * np.nan, ONE),
         r"means\[0, 0\]: got nan, expected a finite numb",
     ),
+    "a variance below 0": (lambda: pool_statistics([1], ONE, -ONE), r"variances\[0, 0\]: got -1.0, expected a finite"),
     "statistics of another sketch": (
         lambda: statistics(X, [5, 5]),
         r"sketched: got shape \(2, 21\), expected \[clients, 10\] or \[10\]; pass the sizes of its own sketch",

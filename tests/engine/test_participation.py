@@ -324,6 +324,17 @@ def test_everyone_hears_and_trains_on_copies(method: str, momentum: float, digit
         assert right == everyone.correct[client]
 
 
+def test_everyone_is_brought_up_some_at_a_time(digits: FederatedData, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of all clients at once may not fit where their participants do."""
+    federation = play(federate("fedavg", digits, cohort_size=2), 2)
+    happened: list[str] = []
+    brought_up, evaluate = federation._on_copies, federation._worker.evaluate
+    monkeypatch.setattr(federation, "_on_copies", lambda *given: happened.append("brought up") or brought_up(*given))
+    monkeypatch.setattr(federation._worker, "evaluate", lambda *given: happened.append("evaluated") or evaluate(*given))
+    federation.everyone()
+    assert happened == 2 * ["evaluated"] + 3 * ["brought up", "evaluated"]  # 3 present, 5 away, two at a time
+
+
 def test_everyone_of_fedavg_starts_from_the_last_average(digits: FederatedData) -> None:
     federation = play(federate("fedavg", digits), 3)
     module = network()
