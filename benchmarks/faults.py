@@ -101,7 +101,7 @@ FAULTS = (
           "aggregate.py", "average(weights, s + (m - mean) ** 2)", "average(weights, s)",
           "test_aggregate.py -k pooled"),
     Fault("aggregate-tie", "aggregate", "An even split of a vote on symbols goes down instead of up.",
-          "aggregate.py", "chosen += above >= total - above", "chosen += above > total - above",
+          "aggregate.py", "np.uint8(above[i] >= total - above[i])", "np.uint8(above[i] > total - above[i])",
           "test_aggregate.py -k ties"),
     Fault("wire-codec", "wire", "Packed symbols with bits set behind their end are accepted.",
           "wire/codec.py", "            _check_end(packed, used)\n", "",

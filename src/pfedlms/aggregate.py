@@ -241,17 +241,17 @@ class Vote:
         size = whole("size", size, 0, remedy="it is the number of symbols per client")
         thresholds = whole("thresholds", thresholds, 1, 255, "symbols are 0 to thresholds, one byte each")
         self.total = self.clients = 0
-        self.counts: NDArray[np.unsignedinteger] = np.zeros((size, thresholds), dtype=np.uint8)
+        self.counts: NDArray[np.unsignedinteger] = np.zeros((thresholds, size), dtype=np.uint8)
 
     def __repr__(self) -> str:
-        size, thresholds = self.counts.shape
+        thresholds, size = self.counts.shape
         return f"Vote(size {size:,}, thresholds {thresholds}, {_describe_total(self.clients, self.total)})"
 
     def add(self, symbols: Array | Tensor, weights: Weights) -> None:
         """Count one client's symbols, uint8 `[size]`, with weight N_k, or several clients' `[clients, size]` with
         theirs."""
         given = array_of("symbols", symbols)
-        size, thresholds = self.counts.shape
+        thresholds, size = self.counts.shape
         if given.dtype != np.uint8:
             raise ValueError(
                 f"vote: got symbols of {given.dtype}, expected uint8; pass symbols.astype(np.uint8), of a tensor "
@@ -275,14 +275,13 @@ class Vote:
         if needed.itemsize > self.counts.dtype.itemsize:
             self.counts = self.counts.astype(needed)
         weight = np.array(own, dtype=self.counts.dtype)
-        kernel = _count_raised if thresholds == 1 else _count
-        share(kernel, -(-size // _PART), len(rows) * _PART, self.counts, rows, weight)
+        share(_count, -(-size // _PART), len(rows) * _PART, self.counts, rows, weight)
 
     def result(self) -> NDArray[np.uint8]:
         """Consensus symbols `[size]`, an array that `pack` and `Pull` take. Without any votes every threshold is a tie,
         which counts as +1."""
-        result = np.zeros(len(self.counts), dtype=np.uint8)
-        size, thresholds = self.counts.shape
+        thresholds, size = self.counts.shape
+        result = np.zeros(size, dtype=np.uint8)
         share(_majority, -(-size // _PART), thresholds * _PART, self.counts, np.uint64(self.total), result)
         return result
 
@@ -383,34 +382,26 @@ def _majority_of_layers(
 
 @compiled()
 def _count(first: int, last: int, counts: NDArray[Any], symbols: NDArray[Any], weights: NDArray[Any]) -> None:
-    for start in range(first * _PART, min(last * _PART, len(counts)), _PART):
-        own = counts[start : start + _PART]
+    """One threshold after another: to look at all of them takes less time than to jump to the one that counts."""
+    for start in range(first * _PART, min(last * _PART, counts.shape[1]), _PART):
         for client in range(len(symbols)):
             chosen, weight = symbols[client, start : start + _PART], weights[client]
-            for i in range(len(chosen)):
-                if chosen[i] > 0:
-                    own[i, chosen[i] - 1] += weight
-
-
-@compiled()
-def _count_raised(first: int, last: int, counts: NDArray[Any], symbols: NDArray[Any], weights: NDArray[Any]) -> None:
-    """`_count` for symbols 0 and 1, without a branch that is hard to predict."""
-    flat = counts.reshape(-1)
-    for start in range(first * _PART, min(last * _PART, len(flat)), _PART):
-        own = flat[start : start + _PART]
-        for client in range(len(symbols)):
-            chosen, weight = symbols[client, start : start + _PART], weights[client]
-            for i in range(len(chosen)):
-                own[i] += weight * own.dtype.type(chosen[i])
+            for threshold in range(len(counts)):
+                own, symbol = counts[threshold, start : start + len(chosen)], np.uint8(threshold + 1)
+                for i in range(len(chosen)):
+                    own[i] += weight * own.dtype.type(chosen[i] == symbol)
 
 
 @compiled()
 def _majority(first: int, last: int, counts: NDArray[Any], total: Any, result: NDArray[Any]) -> None:
-    for i in range(first * _PART, min(last * _PART, len(counts))):
-        above, chosen = np.uint64(0), 0
-        for t in range(counts.shape[1] - 1, -1, -1):
-            above += np.uint64(counts[i, t])
-            # Σ N_k b_t ≥ 0 means that those at or above the threshold weigh at least as much as those below; no
-            # doubling, so no overflow.
-            chosen += above >= total - above
-        result[i] = chosen
+    above = np.empty(_PART, np.uint64)
+    for start in range(first * _PART, min(last * _PART, len(result)), _PART):
+        chosen = result[start : start + _PART]
+        above[:] = 0
+        for threshold in range(len(counts) - 1, -1, -1):
+            own = counts[threshold, start : start + len(chosen)]
+            for i in range(len(chosen)):
+                above[i] += np.uint64(own[i])
+                # Σ N_k b_t ≥ 0 means that those at or above the threshold weigh at least as much as those below; no
+                # doubling, so no overflow.
+                chosen[i] += np.uint8(above[i] >= total - above[i])

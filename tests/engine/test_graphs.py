@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor
 
 import pfedlms
+from factories import federation
 from pfedlms.engine import training
 from pfedlms.engine.graphs import Replayed, flat, rebuilt
 from pfedlms.engine.objectives import filled_up, splitter
@@ -151,3 +154,18 @@ def test_on_a_gpu_steps_and_gradients_are_replayed(
     pfedlms.run("digits", method=method, clients=4, rounds=3, local_steps=2, device="cpu")
     assert asked.count("_gradients") == gradients
     assert asked.count("_steps") == 1 + 3  # before the first round, and in each
+
+
+@pytest.mark.parametrize("method", ["fedavg", "pfedlms", "sketchmean"])
+def test_a_federation_is_free_as_soon_as_nobody_holds_it(method: str) -> None:
+    """Recordings and clients take most of a GPU: the next run must not wait until Python looks for cycles."""
+    gc.disable()
+    try:
+        made = federation(method)
+        made.start()
+        made.play_round()
+        held = [weakref.ref(each) for each in (made, made._worker, made._clients)]
+        del made
+        assert [each() for each in held] == [None] * 3
+    finally:
+        gc.enable()
