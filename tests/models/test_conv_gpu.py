@@ -26,6 +26,7 @@ from pfedlms.models.conv_gpu import (  # noqa: E402
     fit,
     norms_with_relu,
 )
+from pfedlms.models.one_by_one import OneByOne  # noqa: E402
 from pfedlms.models.stacked import Stacked  # noqa: E402
 
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -227,6 +228,7 @@ def test_a_model_of_blocks_is_trained_as_by_pytorch(monkeypatch: pytest.MonkeyPa
     model = CohortModel(network(), DEVICE)
     model._runner = Stacked(model._single, folds=True)
     plain = CohortModel(network().double(), DEVICE)
+    plain._runner = OneByOne(plain._single, DEVICE)
     cohort = model.cohort((0, 1), (1, 1), with_momentum=False)
     params, x = cohort.params + 0.2 * draw(*cohort.params.shape, seed=1), draw(2, 8, 3, 4, 4, seed=2)
     labels, gradients, kept = torch.zeros(2, 0), [], []

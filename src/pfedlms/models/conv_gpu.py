@@ -158,18 +158,18 @@ class StackedGroupNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gamma: Tensor, beta: Tensor, groups: int, eps: float, relu: bool) -> Tensor:
-        z, weights = _matrix(x), (gamma.flatten(), beta.flatten())
-        ctx.settings = x.shape[2] * x.shape[3], gamma.shape[1], groups
-        out, mean, scale = norm_gpu.group_norm(z, *weights, *ctx.settings, eps, relu)
-        ctx.save_for_backward(z, *weights, mean, scale)
-        ctx.image, ctx.relu = x.shape, relu
+        z, weight, shift, size = _matrix(x), gamma.flatten(), beta.flatten(), x.shape[2] * x.shape[3]
+        out, mean, scale = norm_gpu.group_norm(z, weight, shift, size, gamma.shape[1], groups, eps, relu)
+        ctx.save_for_backward(z, weight, shift, mean, scale)
+        ctx.image, ctx.channels, ctx.groups, ctx.relu = x.shape, gamma.shape[1], groups, relu
         return _image(out, x.shape[0], (x.shape[2], x.shape[3]))
 
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
-        z, *saved = ctx.saved_tensors
-        found = norm_gpu.group_norm_back(z, _matrix(outputs[0]), *saved, *ctx.settings, ctx.relu)
-        of_gamma, of_beta = (each.view(-1, ctx.settings[1]) for each in found[1:])
+        (z, *saved), size = ctx.saved_tensors, ctx.image[2] * ctx.image[3]
+        settings = size, ctx.channels, ctx.groups, ctx.relu
+        found = norm_gpu.group_norm_back(z, _matrix(outputs[0]), *saved, *settings)  # type: ignore[call-arg]
+        of_gamma, of_beta = (each.view(-1, ctx.channels) for each in found[1:])
         return _image(found[0], ctx.image[0], (ctx.image[2], ctx.image[3])), of_gamma, of_beta, None, None, None
 
 
