@@ -52,28 +52,14 @@ def federation(options: argparse.Namespace, method: str, cohort_size: int, watch
         pairs.append((sets[0], sets[1]))
     device = torch.device(options.device)
     module = build(options.model, shape, options.classes, 256, 0)
-    if getattr(options, "precision", "default") == "bf16":
-        module = InBfloat16(module)
-    model = CohortModel(module, device, fast=options.fast)
+    half = getattr(options, "precision", "default") == "bf16"
+    model = CohortModel(module, device, fast=options.fast, half=half)
     train = TrainSettings(options.steps, options.batch, 0.05, 0.0, 1e-4)
     settings = METHODS[method].Settings()
     stopwatch = Stopwatch(device) if watch else None
     return Federation(
         METHODS[method], settings, model, from_pairs(pairs).to(device), train, 0, cohort_size, watch=stopwatch
     )
-
-
-class InBfloat16(nn.Module):
-    """A module whose products and convolutions run in bfloat16, as autocast does it; weights stay in float32."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(x.device.type, torch.bfloat16):
-            outputs: torch.Tensor = self.inner(x)
-        return outputs.float()
 
 
 def copy_speed(device: torch.device) -> float:

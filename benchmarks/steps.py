@@ -24,7 +24,7 @@ from kept import keep
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from engine import InBfloat16, copy_speed, matrix_rate
+from engine import copy_speed, matrix_rate
 from pfedlms.backend import own_threads
 from pfedlms.engine.criterion import Criterion
 from pfedlms.methods.contract import Objective
@@ -44,8 +44,7 @@ class Steps:
     def __init__(self, options: argparse.Namespace, name: str, runner: str) -> None:
         device = torch.device(options.device)
         self.module, self.x, self.y = made(options, name)
-        module = InBfloat16(self.module) if options.precision == "bf16" else self.module
-        self.model = CohortModel(module, device)
+        self.model = CohortModel(self.module, device, half=options.precision == "bf16")
         if runner != "as chosen":
             single = self.model._single
             self.model._runner = OneByOne(single, device) if runner == "one by one" else Stacked(single, True)

@@ -18,7 +18,15 @@ if not (INTERPRETED or torch.cuda.is_available()):
     pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)
 
 from pfedlms.models import CohortModel, conv_gpu  # noqa: E402 - after the skip
-from pfedlms.models.conv_gpu import StackedBlocks, StackedConvolution, blocks_in, fit  # noqa: E402
+from pfedlms.models.conv_gpu import (  # noqa: E402
+    StackedBlocks,
+    StackedConvolution,
+    StackedGroupNorm,
+    blocks_in,
+    fit,
+    norms_with_relu,
+)
+from pfedlms.models.one_by_one import OneByOne  # noqa: E402
 from pfedlms.models.stacked import Stacked  # noqa: E402
 
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -220,6 +228,7 @@ def test_a_model_of_blocks_is_trained_as_by_pytorch(monkeypatch: pytest.MonkeyPa
     model = CohortModel(network(), DEVICE)
     model._runner = Stacked(model._single, folds=True)
     plain = CohortModel(network().double(), DEVICE)
+    plain._runner = OneByOne(plain._single, DEVICE)
     cohort = model.cohort((0, 1), (1, 1), with_momentum=False)
     params, x = cohort.params + 0.2 * draw(*cohort.params.shape, seed=1), draw(2, 8, 3, 4, 4, seed=2)
     labels, gradients, kept = torch.zeros(2, 0), [], []
@@ -235,6 +244,30 @@ def test_a_model_of_blocks_is_trained_as_by_pytorch(monkeypatch: pytest.MonkeyPa
     assert error(gradients[0], gradients[1]) < 2e-2
     for name, value in kept[1].items():
         torch.testing.assert_close(kept[0][name].to(value.dtype), value, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize(("channels", "groups", "image"), [(8, 4, (4, 4)), (16, 1, (3, 5)), (4, 4, (2, 3))])
+def test_group_norm_is_every_clients_own(channels: int, groups: int, image: tuple[int, int], relu: bool) -> None:
+    x = (draw(3, 2 * channels, *image, seed=1) + 5).requires_grad_()
+    weights = [in_rows(2, channels, seed=seed).requires_grad_() for seed in (2, 3)]
+    got = StackedGroupNorm.apply(x, *weights, groups, 0.1, relu)
+    slope = draw(*got.shape, seed=4)
+    gradients = torch.autograd.grad(got, [x, *weights], slope)
+    exact = [value.detach().double().requires_grad_() for value in (x, *weights)]
+    right = F.group_norm(exact[0], 2 * groups, exact[1].flatten(), exact[2].flatten(), 0.1)
+    right = F.relu(right) if relu else right
+    for ours, theirs in zip(
+        (got, *gradients), (right, *torch.autograd.grad(right, exact, slope.double())), strict=True
+    ):
+        assert error(ours, theirs) < 1e-5
+
+
+def test_group_norm_with_relu_is_found() -> None:
+    hooked = nn.GroupNorm(1, 2)
+    hooked.register_forward_hook(lambda *given: None)
+    layers = [nn.GroupNorm(1, 2), nn.ReLU(), nn.GroupNorm(1, 2), nn.Tanh(), hooked, nn.ReLU(), nn.ReLU()]
+    assert norms_with_relu(layers) == {0}
 
 
 @pytest.mark.skipif(INTERPRETED, reason="needs a GPU")

@@ -101,7 +101,7 @@ def ingredients(config: Config, data: Callable[[], FederatedData], problem: Prob
         held = data()
         try:
             module = taken(problem.module(config, held), some_samples(held), rng.stream(config.run.seed, "initial"))
-            cohort_model = CohortModel(module, device, config.run.fast)
+            cohort_model = CohortModel(module, device, config.run.fast, config.model.precision == "bf16")
         except PfedlmsError:
             raise
         except Exception as error:  # it may be the user's own and raise anything

@@ -164,7 +164,12 @@ class ModelSection:
     """What every client trains."""
 
     name: str = setting("dnn", "model by name (pfedlms models)", choices=_models)
-    hidden: int = setting(256, "width of dnn's hidden layer", minimum=1)
+    hidden: int = setting(256, "width of the hidden layers of dnn, gru and transformer", minimum=1)
+    precision: str = setting(
+        "default",
+        "default: PyTorch's, convolutions in TF32 on a GPU; bf16: products and convolutions in bfloat16, for GPUs",
+        choices=lambda: ["default", "bf16"],
+    )
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,14 @@ Images come and go as `[batch, clients · channels, height, width]`; inside they
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from pfedlms.models import norm_gpu
+from pfedlms.models.norm_gpu import groups_fit as groups_fit
 from pfedlms.models.products_gpu import (
     ROWS_OF_A_TILE,
     Shape,
@@ -150,6 +152,27 @@ class StackedBlocks(torch.autograd.Function):
         return of_x, None, None, None, *found
 
 
+class StackedGroupNorm(torch.autograd.Function):
+    """Group norm of `x: [batch, clients · C, height, width]` with γ and β `[clients, C]`, and ReLU after it if asked
+    for."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gamma: Tensor, beta: Tensor, groups: int, eps: float, relu: bool) -> Tensor:
+        z, weight, shift, size = _matrix(x), gamma.flatten(), beta.flatten(), x.shape[2] * x.shape[3]
+        out, mean, scale = norm_gpu.group_norm(z, weight, shift, size, gamma.shape[1], groups, eps, relu)
+        ctx.save_for_backward(z, weight, shift, mean, scale)
+        ctx.image, ctx.channels, ctx.groups, ctx.relu = x.shape, gamma.shape[1], groups, relu
+        return _image(out, x.shape[0], (x.shape[2], x.shape[3]))
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (z, *saved), size = ctx.saved_tensors, ctx.image[2] * ctx.image[3]
+        settings = size, ctx.channels, ctx.groups, ctx.relu
+        found = norm_gpu.group_norm_back(z, _matrix(outputs[0]), *saved, *settings)  # type: ignore[call-arg]
+        of_gamma, of_beta = (each.view(-1, ctx.channels) for each in found[1:])
+        return _image(found[0], ctx.image[0], (ctx.image[2], ctx.image[3])), of_gamma, of_beta, None, None, None
+
+
 def _pair(size: Any) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
@@ -197,6 +220,13 @@ def blocks_in(layers: Sequence[nn.Module]) -> dict[int, list[Block]]:
             at += 3 + block.pool
         at += at == start
     return found
+
+
+def norms_with_relu(layers: Sequence[nn.Module]) -> set[int]:
+    """Numbers of layers that are a group norm with ReLU after it."""
+    pairs = enumerate(pairwise(layers))
+    wanted = (nn.GroupNorm, nn.ReLU)
+    return {at for at, pair in pairs if tuple(map(type, pair)) == wanted and not any(map(_is_changed, pair))}
 
 
 def _block_at(layers: Sequence[nn.Module], at: int) -> Block | None:

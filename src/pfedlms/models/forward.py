@@ -61,15 +61,15 @@ class CohortModel:
 
     The module given is never trained; it supplies the computation, the frozen parameters and the initial values. How
     clients are run is chosen once: here, or at the first use if that needs a trial. With `fast`, training on a GPU is
-    compiled.
+    compiled. With `half`, products and convolutions are taken in bfloat16 (autocast); parameters stay float32.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device, fast: bool = False) -> None:
+    def __init__(self, module: nn.Module, device: torch.device, fast: bool = False, half: bool = False) -> None:
         self.module = module.to(device)
         self.device = device
         self.layout = flat_layout(module)
         self._sizes = [prod(shape) for _, shape in self.layout.parameters]
-        self._single, self._fast = Single(module), fast
+        self._single, self._fast, self._half = Single(module), fast, half
         self.feature_size = 0 if self._single.head is None else self._single.head.in_features
         """Width of the features: what enters the last linear layer; 0 if there is none."""
         trained = [value.detach().flatten() for value in module.parameters() if value.requires_grad]
@@ -114,7 +114,7 @@ class CohortModel:
 
         def some(runner: Runner, rows: slice) -> tuple[Tensor, Tensor | None]:
             own = {name: value[rows] for name, value in buffers.items()}
-            return runner.forward(Pass(self._named(params[rows]), {}, own, x[rows], training, features))
+            return self._passed(runner, Pass(self._named(params[rows]), {}, own, x[rows], training, features))
 
         outputs, seen = zip(*self._run(some, params, x), strict=True)
         return _joined(outputs), _joined(seen) if features else None
@@ -133,7 +133,7 @@ class CohortModel:
             # On a CPU a batched product into a strided place takes one client after another: on one thread a few per
             # cent of a step faster than a product of its own and a copy, on several up to three times slower.
             direct = places if out.is_cuda or runner.has_short_operators(rows.stop - rows.start) else {}
-            outputs, seen = runner.forward(Pass(leaves, direct, own, x[rows], True, features))
+            outputs, seen = self._passed(runner, Pass(leaves, direct, own, x[rows], True, features))
             losses, roots, slopes = loss(outputs, seen, y[rows], rows)
             # Clients share no parameter, so every client's own gradient comes out in its row.
             gradients = torch.autograd.grad(roots, list(leaves.values()), slopes, allow_unused=True)
@@ -145,6 +145,13 @@ class CohortModel:
             return losses
 
         return _joined(self._run(some, params, x))
+
+    def _passed(self, runner: Runner, given: Pass) -> tuple[Tensor, Tensor | None]:
+        if not self._half:
+            return runner.forward(given)
+        with torch.autocast(self.device.type, torch.bfloat16):
+            outputs, seen = runner.forward(given)
+        return outputs.float(), None if seen is None else seen.float()
 
     def _named(self, params: Tensor) -> dict[str, Tensor]:
         """Parameters by name, from `[clients, dim]` or `[dim]`: views."""

@@ -1,4 +1,4 @@
-"""Batch norm, ReLU and 2 x 2 max pooling of many models at once on a GPU, as one pass over memory.
+"""Batch norm or group norm, ReLU and 2 x 2 max pooling of many models at once on a GPU, as one pass over memory.
 
 Images are matrices `[rows, channels]`, a row for each image, line and column, with the channels of all clients. Of the
 forward pass only z, the input, is kept; norm, ReLU and the largest of four are computed again where they are needed.
@@ -6,6 +6,8 @@ forward pass only z, the input, is kept; norm, ReLU and the largest of four are 
     u = γ (z − mean) / sd + β      v = max(u, 0)      p = the largest of four v
 
     dz = γ / sd (du − mean(du) − ẑ mean(du ẑ))         ẑ = (z − mean) / sd
+
+Group norm has its statistics for each image, so a program takes one image of one client.
 
 Products with the rows in the inner sum (gradients of weights) read matrices `[channels, rows]` faster, so outputs can
 be written both ways.
@@ -22,6 +24,7 @@ from pfedlms.models.products_gpu import by_channel, rounded
 
 _PARTS = 64  # of the rows, whose sums one program adds up
 _CHANNELS = 32
+_IMAGE = 1 << 14  # numbers of an image that a program holds
 _SHORT_LINE = 16  # pixels, below which pooled gradients are turned round by a pass of their own
 
 
@@ -227,6 +230,99 @@ def _back(
         if TURN:
             place = turned + c.to(tl.int64)[:, None] * rows + p[None, :]
             tl.store(place, tl.trans(g00).to(out.dtype.element_ty), mask=here[:, None] & (p < count)[None, :])
+
+
+@triton.jit
+def _over_groups(values, C: tl.constexpr, GROUPS: tl.constexpr):
+    """Sums `[C]` of channels → for each channel the sum of its group."""
+    sums = tl.sum(tl.reshape(values, (GROUPS, C // GROUPS)), axis=1)
+    return tl.reshape(tl.broadcast_to(sums[:, None], (GROUPS, C // GROUPS)), (C,))
+
+
+@triton.jit
+def _group_norm(
+    x, gamma, beta, out, means, scales, size, wide, eps,
+    C: tl.constexpr, GROUPS: tl.constexpr, RELU: tl.constexpr, BP: tl.constexpr,
+):  # fmt: skip
+    image, client = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    p, c = tl.arange(0, BP), tl.arange(0, C)
+    channel, mask = client * C + c, (p < size)[:, None]
+    place = (image * size + p)[:, None] * wide + channel[None, :]
+    z = tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
+    count = size * (C // GROUPS)
+    mean = _over_groups(tl.sum(z, axis=0), C, GROUPS) / count
+    z = tl.where(mask, z - mean[None, :], 0.0)
+    scale = 1.0 / tl.sqrt(_over_groups(tl.sum(z * z, axis=0), C, GROUPS) / count + eps)
+    u = z * (scale * tl.load(gamma + channel))[None, :] + tl.load(beta + channel)[None, :]
+    if RELU:
+        u = tl.where(u <= 0, 0.0, u)  # NaN stays NaN
+    tl.store(out + place, u.to(out.dtype.element_ty), mask=mask)
+    tl.store(means + image * wide + channel, mean)
+    tl.store(scales + image * wide + channel, scale)
+
+
+@triton.jit
+def _group_norm_back(
+    x, slope, gamma, beta, means, scales, out, of_gamma, of_beta, size, wide,
+    C: tl.constexpr, GROUPS: tl.constexpr, RELU: tl.constexpr, BP: tl.constexpr,
+):  # fmt: skip
+    """dz, and of each image Σ du ẑ and Σ du, `[images, channels]`."""
+    image, client = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    p, c = tl.arange(0, BP), tl.arange(0, C)
+    channel, mask = client * C + c, (p < size)[:, None]
+    place, own = (image * size + p)[:, None] * wide + channel[None, :], image * wide + channel
+    mean, scale = tl.load(means + own), tl.load(scales + own)
+    weight, shift = tl.load(gamma + channel), tl.load(beta + channel)
+    z = (tl.load(x + place, mask=mask, other=0.0).to(tl.float32) - mean[None, :]) * scale[None, :]
+    du = tl.load(slope + place, mask=mask, other=0.0).to(tl.float32)
+    if RELU:
+        du = tl.where(z * weight[None, :] + shift[None, :] > 0, du, 0.0)
+    total, product = tl.sum(du, axis=0), tl.sum(du * z, axis=0)
+    tl.store(of_beta + own, total)
+    tl.store(of_gamma + own, product)
+    count = size * (C // GROUPS)
+    total = _over_groups(total * weight, C, GROUPS) / count
+    product = _over_groups(product * weight, C, GROUPS) / count
+    dz = scale[None, :] * (du * weight[None, :] - total[None, :] - z * product[None, :])
+    tl.store(out + place, dz.to(out.dtype.element_ty), mask=mask)
+
+
+def groups_fit(channels: int, size: int) -> bool:
+    """Whether a program can hold one client's image of `size` pixels."""
+    power = int(triton.next_power_of_2(channels)) == channels
+    return power and channels * int(triton.next_power_of_2(size)) <= _IMAGE
+
+
+def group_norm(
+    x: Tensor, gamma: Tensor, beta: Tensor, size: int, channels: int, groups: int, eps: float, relu: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, means and 1 / sd `[images, clients · channels]` of `x: [images · size, clients · channels]`."""
+    images, wide = len(x) // size, x.shape[1]
+    out = torch.empty_like(x)
+    mean, scale = (torch.empty(images, wide, device=x.device) for _ in range(2))
+    tile = _image_tile(channels, size)
+    _group_norm[(images, wide // channels)](
+        x, gamma, beta, out, mean, scale, size, wide, eps, channels, groups, relu, **tile
+    )
+    return out, mean, scale
+
+
+def group_norm_back(
+    x: Tensor, slope: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, scale: Tensor, size: int, channels: int,
+    groups: int, relu: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of x, γ and β, the last two `[clients · channels]`."""
+    out, of_gamma, of_beta = torch.empty_like(x), torch.empty_like(mean), torch.empty_like(mean)
+    tile = _image_tile(channels, size)
+    _group_norm_back[(len(mean), x.shape[1] // channels)](
+        x, slope, gamma, beta, mean, scale, out, of_gamma, of_beta, size, x.shape[1], channels, groups, relu, **tile
+    )
+    return out, of_gamma.sum(dim=0), of_beta.sum(dim=0)
+
+
+def _image_tile(channels: int, size: int) -> dict[str, int]:
+    pixels = int(triton.next_power_of_2(size))
+    return {"BP": pixels, "num_warps": max(1, min(16, channels * pixels // 1024))}
 
 
 def finish(

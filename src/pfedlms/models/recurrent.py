@@ -135,14 +135,18 @@ def stacked_recurrent(
     """Outputs of the last layer `[clients, batch, length, hidden]`, and the last states and cells of all layers,
     `[clients, layers, batch, hidden]`; `weights` has four for each layer, in the order of the module."""
     gated, (clients, batch) = isinstance(layer, nn.LSTM), x.shape[:2]
-    zero = x.new_zeros(clients, layer.num_layers, batch, layer.hidden_size) if first is None else first
+    size = (clients, layer.num_layers, batch, layer.hidden_size)
+    zero = torch.zeros(size, device=x.device, dtype=layer.weight_ih_l0.dtype) if first is None else first
     states, cells = [], []
     for number in range(layer.num_layers):
         of_input, of_state, shift, bias = weights[4 * number : 4 * number + 4]
         assert of_input is not None
         inner = stacked_linear(x, of_input, shift, None, None)
         begin = (zero if cell is None else cell)[:, number] if gated else None
-        x, last = StackedRecurrence.apply(inner, zero[:, number], begin, of_state, bias)  # type: ignore[no-untyped-call]
+        # Under autocast only the products with the inputs are short: a state is the sum of many steps.
+        with torch.autocast(x.device.type, enabled=False):
+            given = inner.to(zero.dtype), zero[:, number], begin, of_state, bias
+            x, last = StackedRecurrence.apply(*given)  # type: ignore[no-untyped-call]
         states.append(x[:, :, -1])
         cells.append(last)
     return x, torch.stack(states, dim=1), torch.stack(cells, dim=1)

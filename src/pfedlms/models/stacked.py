@@ -60,10 +60,12 @@ class Stacked(Runner):
             if "forward" in vars(layer):
                 continue
             if folds and type(layer) is nn.Sequential and has_triton():
-                from pfedlms.models.conv_gpu import blocks_in
+                from pfedlms.models.conv_gpu import blocks_in, norms_with_relu
 
-                if blocks := blocks_in(list(layer)):
-                    yield layer, partial(self._sequence, list(layer), blocks)
+                layers = list(layer)
+                blocks, pairs = blocks_in(layers), norms_with_relu(layers)
+                if blocks or pairs:
+                    yield layer, partial(self._sequence, layers, blocks, pairs)
             elif type(layer) is nn.Linear:
                 yield layer, partial(self._linear, name, layer)
             elif type(layer) is nn.Embedding and _is_plain_table(layer):
@@ -110,12 +112,17 @@ class Stacked(Runner):
         places = self._taken(name, "weight", "bias")
         return _apply(F.linear, lambda *given: stacked_linear(*given, *places), 0, x, layer.weight, layer.bias)
 
-    def _sequence(self, layers: list[nn.Module], blocks: dict[int, list[Any]], x: Tensor) -> Tensor:
-        """Layer after layer, and blocks that are one function together: `blocks` by their first layer."""
+    def _sequence(self, layers: list[Any], blocks: dict[int, list[Any]], pairs: set[int], x: Tensor) -> Tensor:
+        """Layer after layer; `blocks` (by their first layer) and `pairs` of group norm and ReLU are one function."""
         at = 0
         while at < len(layers):
             out = self._run_blocks(blocks[at], x) if at in blocks else None
-            at, x = (at + 1, layers[at](x)) if out is None else (at + sum(3 + b.pool for b in blocks[at]), out)
+            if out is not None:
+                at, x = at + sum(3 + block.pool for block in blocks[at]), out
+            elif at in pairs:
+                at, x = at + 2, _group_norm(layers[at], x, relu=True)
+            else:
+                at, x = at + 1, layers[at](x)
         return x
 
     def _run_blocks(self, blocks: list[Any], x: Tensor) -> Tensor | None:
@@ -137,7 +144,7 @@ class Stacked(Runner):
 
         def stacked(x: Tensor, *tensors: Tensor) -> Tensor:
             out: Tensor = conv_gpu.StackedBlocks.apply(_wide(x), blocks, kind, places, *tensors)  # type: ignore[no-untyped-call]
-            return out.view(len(out), x.shape[1], -1, *out.shape[2:])
+            return _narrow(out, x)
 
         return _apply(_never, stacked, 1, x, *tensors)
 
@@ -258,12 +265,24 @@ def _batch_norm(layer: _BatchNorm, x: Tensor) -> Tensor:
     return _apply(norm, partial(_folded, norm), 1, x, layer.weight, layer.bias, *statistics)
 
 
-def _group_norm(layer: nn.GroupNorm, x: Tensor) -> Tensor:
+def _group_norm(layer: nn.GroupNorm, x: Tensor, relu: bool = False) -> Tensor:
+    """With ReLU after it if asked for."""
+
     def norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         models = x.shape[1] // layer.num_channels
-        return F.group_norm(x, models * layer.num_groups, weight, bias, layer.eps)
+        out = F.group_norm(x, models * layer.num_groups, weight, bias, layer.eps)
+        return F.relu(out) if relu else out
 
-    return _apply(norm, partial(_folded, norm), 1, x, layer.weight, layer.bias)
+    def stacked(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        if backend_of(x) == "gpu" and x.ndim == 5 and weight is not None and bias is not None:
+            from pfedlms.models import conv_gpu
+
+            if conv_gpu.groups_fit(x.shape[2], x.shape[3] * x.shape[4]):
+                given = weight, bias, layer.num_groups, layer.eps, relu
+                return _narrow(conv_gpu.StackedGroupNorm.apply(_wide(x), *given), x)  # type: ignore[no-untyped-call]
+        return _folded(norm, x, weight, bias)
+
+    return _apply(norm, stacked, 1, x, layer.weight, layer.bias)
 
 
 def _max_pool(layer: nn.MaxPool2d, x: Tensor) -> Tensor:
@@ -320,6 +339,11 @@ def _wide(x: Tensor) -> Tensor:
     """`[batch, clients, channels, height, width]` → `[batch, clients · channels, height, width]`, channels last in
     memory."""
     return x.permute(0, 3, 4, 1, 2).flatten(3).permute(0, 3, 1, 2)
+
+
+def _narrow(out: Tensor, x: Tensor) -> Tensor:
+    """`[batch, clients · channels, …]` → `[batch, clients, channels, …]`, with as many clients as `x` has."""
+    return out.view(len(out), x.shape[1], -1, *out.shape[2:])
 
 
 def _stacked_convolution(
