@@ -185,6 +185,7 @@ CASES = [
     Case("local", True, nothing, nothing),
     Case("fedavg", False, model, model),
     Case("fedavg", False, model, model, {"server_step": 0.7, "server_momentum": 0.4}),
+    Case("fedavg", False, model, model, {"server_optimizer": "yogi", "server_step": 0.03, "server_momentum": 0.9}),
     Case("fedprox", False, model, model),
     Case("scaffold", False, two_models, two_models),
     Case("ditto", True, model, model, shares=True, keeps_momentum=False),

@@ -67,7 +67,7 @@ class Slopes(FieldMeans):
 
     def _after(self, model: Tensor, slopes: Tensor, round: int) -> Tensor:
         """w after an answer, `[dim]` or `[clients, dim]`."""
-        for update, own in enumerate(slopes.split(self._settings.perturbations)):
+        for update, own in enumerate(torch.split(slopes, self._settings.perturbations)):
             model = self._moved(model, own, round, update)
         return model
 

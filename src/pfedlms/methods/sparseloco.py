@@ -63,7 +63,7 @@ class Chunks:
         """Q(Top-k(x)) of the rows of x. With m the mean magnitude of the entries kept in a layer, a code is 0 below −m,
         1 to 0, 2 below m and 3 from there on; it stands for the mean of the layer's entries that have it."""
         positions = self.positions(x)
-        layers = x.gather(1, positions).double().split(self.kept, dim=1)
+        layers = torch.split(x.gather(1, positions).double(), list(self.kept), dim=1)
         codes, levels = [], []
         for own in layers:
             m = own.abs().mean(dim=1, keepdim=True)
