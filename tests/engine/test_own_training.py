@@ -85,6 +85,8 @@ def test_engines_agree(way: str, name: str) -> None:
     taken different numbers of steps."""
     data, module = factories.digits(CLIENTS, SEED), seeded(dnn)
     options = {**WAYS[way], "participation": 0.7}
+    if name == "scaffold" and "optimizer" in options:
+        pytest.skip("refuses adamw")
     reference = played(name, data, module, cohort_size=1, **options)
     for cohort_size in (0, 3):
         seen, state = played(name, data, module, cohort_size=cohort_size, **options)

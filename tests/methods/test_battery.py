@@ -104,6 +104,7 @@ CASES = [
     Case("local", True, [], []),
     Case("fedavg", False, MODEL, MODEL),
     Case("fedavg", False, MODEL, MODEL, {"server_step": 0.7, "server_momentum": 0.4}),
+    Case("fedavg", False, MODEL, MODEL, {"server_optimizer": "yogi", "server_step": 0.03, "server_momentum": 0.9}),
     Case("fedprox", False, MODEL, MODEL),
     Case("scaffold", False, [*MODEL, *MODEL], [*MODEL, *MODEL]),
     Case("ditto", True, MODEL, MODEL, shares=True, keeps_momentum=False),

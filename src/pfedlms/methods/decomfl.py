@@ -1,10 +1,10 @@
 """DeComFL: Li, Ying, Liu, Dong, Yang, "Achieving Dimension-Free Communication in Federated Learning via Zeroth-Order
 Optimization", ICLR 2025.
 
-Algorithm 3 of the paper (P perturbations) with central differences, as the authors' code has them, and where this
-differs: perturbations are signs instead of normal numbers, so that all ends add the same bits; they are named by seed,
-round and step, so that the server sends no seeds; the mean is weighted by N_k; a client that was absent is sent the
-scalars that it missed, as in the paper, or w where that is fewer bytes.
+The paper's algorithm with K local updates of P perturbations each and central differences, as the authors' code has
+them, and where this differs: perturbations are signs instead of normal numbers, so that all ends add the same bits;
+they are named by seed, round and step, so that the server sends no seeds; the mean is weighted by N_k; a client that
+was absent is sent the scalars that it missed, as in the paper, or w where that is fewer bytes.
 """
 
 from __future__ import annotations
