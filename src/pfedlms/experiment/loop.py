@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from math import exp
 from types import FrameType
 from typing import Any, Protocol
 
@@ -146,12 +145,12 @@ class Running(RunInfo):
         if report.global_evaluation is not None:
             record["g_acc"] = finite(report.global_evaluation.accuracy)
         record |= {"loss": finite(report.loss), "test_loss": finite(measured.loss), "client_acc": _per_client(measured)}
-        if self._predicts_tokens:
-            record["perplexity"] = perplexity(measured)
-            if report.global_evaluation is not None:
-                record["g_perplexity"] = perplexity(report.global_evaluation)
         if len(measured.ids) < self.played.data.clients:
             record["clients"] = list(measured.ids)
+        if self._predicts_tokens:
+            record["perplexity"] = finite(measured.perplexity)
+            if report.global_evaluation is not None:
+                record["g_perplexity"] = finite(report.global_evaluation.perplexity)
         record |= {"bytes": asdict(self._traffic), **self._failures(), **self.more("evaluation")}
         record["seconds"] = self.seconds
         if self._stored is not None:
@@ -213,13 +212,6 @@ class Running(RunInfo):
                     raise
         return summary
 
-    def _failures(self) -> dict[str, int]:
-        """Messages the server refused; where there were any, those it left out because their senders track another
-        model; where they can get lost, answers that clients did not receive."""
-        astray = {"astray": self._astray} if self._astray else {}
-        unheard = {"unheard": self._unheard} if self.config.run.lost else {}
-        return {"rejected": self._rejected, **astray, **unheard}
-
     @property
     def _predicts_tokens(self) -> bool:
         """Whether losses are cross-entropies of next tokens."""
@@ -230,9 +222,16 @@ class Running(RunInfo):
         found: dict[str, Any] = {"clients": len(self.played.data.newcomers)}
         for name, measured in zip(("before", "after"), self.played.newcomers(), strict=True):
             found |= {name: finite(measured.accuracy), f"{name}_loss": finite(measured.loss)}
-            found |= {f"{name}_perplexity": perplexity(measured)} if self._predicts_tokens else {}
-            found[f"client_{name}"] = _per_client(measured)
+            found |= {f"{name}_perplexity": finite(measured.perplexity)} if self._predicts_tokens else {}
+            found[f"client_{name}"] = [finite(value) for value in measured.per_client]
         return found
+
+    def _failures(self) -> dict[str, int]:
+        """Messages the server refused; where there were any, those it left out because their senders track another
+        model; where they can get lost, answers that clients did not receive."""
+        astray = {"astray": self._astray} if self._astray else {}
+        unheard = {"unheard": self._unheard} if self.config.run.lost else {}
+        return {"rejected": self._rejected, **astray, **unheard}
 
     def _everyone(self) -> dict[str, Any]:
         """All clients at the end of the run; the last evaluation, if it was of all of them."""
@@ -406,11 +405,6 @@ def _fingerprint(config: Config, data: FederatedData) -> str:
 def _validated(measured: Evaluation) -> float | None:
     """V-acc; None where no client that was evaluated has set anything aside."""
     return finite(measured.validation.accuracy) if measured.validation is not None else None
-
-
-def perplexity(measured: Evaluation) -> float | None:
-    """exp of the mean loss per token; None where it is not finite."""
-    return finite(exp(measured.loss)) if measured.loss < 700 else None
 
 
 def _over_clients(measures: Mapping[str, Any]) -> dict[str, float]:

@@ -23,7 +23,7 @@ from pfedlms.errors import DataError, PfedlmsError, UsageError, reason
 from pfedlms.experiment.config import Config, as_constants
 from pfedlms.experiment.memory import fitting_cohort, room_for_all
 from pfedlms.experiment.problem import Problem, as_the_model_takes_them, checked_outputs, some_samples
-from pfedlms.experiment.rules import constants, warn, without_effect, without_effect_on
+from pfedlms.experiment.rules import constants, warn, without_effect, without_effect_on, without_effect_on_text
 from pfedlms.experiment.schema import CUSTOM
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel
@@ -31,11 +31,6 @@ from pfedlms.models.intake import taken
 
 NAMED = Problem()
 """The problem that a configuration names, with nothing given in Python."""
-_OF_PARTITION: dict[str, Any] = {
-    "partition": "auto", "alpha": 0.5, "classes_per_client": 2, "clients": 20, "min_samples": 10, "validation": 0.0,
-    "newcomers": 0.0,
-}  # fmt: skip
-"""Settings of [data] on which the pool does not depend."""
 
 
 @contextmanager
@@ -151,14 +146,13 @@ def named_pool(config: Config) -> Pool:
         )
     known = DATASETS.get(chosen.dataset)
     own = known is not None and chosen.mean == as_constants(known.mean) and chosen.std == as_constants(known.std)
-    more: dict[str, Any] = {}
-    if chosen.mean and not own:
-        more = {"mean": constants(chosen.mean), "std": constants(chosen.std)}
     windows = Windows(chosen.tokens, chosen.window, chosen.stride, chosen.min_tokens)
+    more: dict[str, Any] = {"text": chosen.text_column, "windows": windows}
+    if chosen.mean and not own:
+        more |= {"mean": constants(chosen.mean), "std": constants(chosen.std)}
     return load_pool(
-        chosen.dataset, chosen.dir or None, chosen.image_size, chosen.label_column, chosen.owner_column,
-        text=chosen.text_column, windows=windows, **more,
-    )  # fmt: skip
+        chosen.dataset, chosen.dir or None, chosen.image_size, chosen.label_column, chosen.owner_column, **more
+    )
 
 
 def with_constants(config: Config, data: FederatedData) -> Config:
@@ -187,7 +181,9 @@ def dealt(config: Config, pool: Pool) -> FederatedData:
             f"data.clients: got {config.data.clients}, but the data say whose each sample is and name {clients} "
             "clients; leave it out, or choose another data.partition"
         )
-    warn(without_effect_on(config, scheme, bool(pool.tokens)))
+    warn(without_effect_on(config, scheme))
+    if not pool.tokens:
+        warn(without_effect_on_text(config))
     return partitioned(pool, dealing(config))
 
 
@@ -219,7 +215,7 @@ def rehearse(configs: Sequence[Config], problem: Problem = NAMED) -> None:
         if problem.given is not None:
             federated(silent, problem)
             continue
-        source = replace(chosen, **_OF_PARTITION)
+        source = chosen.dataset, chosen.dir, chosen.image_size, chosen.label_column, chosen.owner_column, chosen.mean
         if source not in pools:
             pools = {source: named_pool(config)}  # one at a time: they may be large
         dealt(silent, pools[source])

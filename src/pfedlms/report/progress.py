@@ -24,8 +24,7 @@ def accuracies(record: Mapping[str, Any]) -> str:
     measured = {name: record[key] for name, key in named.items() if record.get(key) is not None}
     if "metric" in record:
         return "  ".join(f"{name} {value:.4g}" for name, value in measured.items())
-    told = [f"{name} {value:5.2f} %" for name, value in measured.items()]
-    return "  ".join([*told, f"perplexity {record['perplexity']:.4g}"] if record.get("perplexity") else told)
+    return "  ".join(f"{name} {value:5.2f} %" for name, value in measured.items())
 
 
 @contextmanager
