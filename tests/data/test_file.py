@@ -141,7 +141,7 @@ def test_arrays_by_hand(samples: str, labels: str, client: str, tmp_path: Path) 
 
 def test_whole_numbers_stay_what_they_are(tmp_path: Path) -> None:
     tokens = np.array([[3, 1, 2**31], [5, 5, 0]])
-    np.savez(tmp_path / "t.npz", x=tokens, y=np.array([[0], [1]]))
+    np.savez(tmp_path / "t.npz", x=tokens, y=np.array([[0], [1]]), note=np.array("of others"), scale=np.ones(3))
     pool = read(tmp_path / "t.npz")
     assert pool.x.dtype == np.int64
     assert pool.x.tolist() == tokens.tolist()

@@ -36,7 +36,7 @@ def load(file: Path) -> dict[str, torch.Tensor]:
 def no_data(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From when it is called on, no data set can be read."""
 
-    def gone(name: str, *_: Any) -> Any:
+    def gone(name: str, *_: Any, **more: Any) -> Any:
         raise pfedlms.errors.DataError(f"{name}: gone")
 
     return lambda: monkeypatch.setattr("pfedlms.experiment.prepare.load_pool", gone)

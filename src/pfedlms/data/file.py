@@ -46,13 +46,6 @@ def read_file(
     columns = {name: _array(path, name, values) for name, values in read.items()}
     labels = _chosen(path, columns, label, _LABELS, "label_column")
     clients = _chosen(path, columns, client, _CLIENTS, "owner_column")
-    rows = len(columns[labels]) if columns[labels].ndim else 0
-    for name, column in columns.items():
-        if not rows or column.ndim == 0 or len(column) != rows:
-            raise DataError(
-                f"{path}: got {rows} rows of {labels!r} and {len(np.atleast_1d(column))} of {name!r}, expected as many "
-                "and at least one"
-            )
     x = _samples(path, columns, labels, clients)
     y, names = _classes(path, labels, columns[labels])
     owner, owners = numbered(_vector(path, clients, columns[clients])) if clients else (None, ())
@@ -76,12 +69,21 @@ def texts_in(path: Path, columns: Columns, label: str = "", client: str = "", te
 
 
 def _samples(path: Path, columns: Columns, labels: str, clients: str) -> NDArray[Any]:
-    for name in (each for known in _SAMPLES for each in columns if each.lower() == known):
-        if columns[name].ndim > 1:
-            if columns[name].dtype.kind not in "fiub":
-                raise DataError(f"{path}: got {name} of type {columns[name].dtype}, expected numbers, a row per sample")
-            return np.asarray(columns[name])
-    features = [name for name in columns if name not in (labels, clients)]
+    """The column of samples, or all features beside each other; other arrays of an `.npz` are left alone."""
+    whole = [each for known in _SAMPLES for each in columns if each.lower() == known and columns[each].ndim > 1][:1]
+    features = whole or [name for name in columns if name not in (labels, clients)]
+    rows = columns[labels].size and len(np.atleast_1d(columns[labels]))
+    for name in (*features, *filter(None, [clients])):
+        count = columns[name].size and len(np.atleast_1d(columns[name]))
+        if count != rows or not rows:
+            raise DataError(
+                f"{path}: got {rows} rows of {labels!r} and {count} of {name!r}, expected as many and at least one"
+            )
+    if whole:
+        samples: NDArray[Any] = columns[whole[0]]
+        if samples.dtype.kind not in "fiub":
+            raise DataError(f"{path}: got {whole[0]} of type {samples.dtype}, expected numbers, a row per sample")
+        return samples
     for name in features:
         if name.lower() in _CLIENTS:
             warnings.warn(

@@ -121,10 +121,11 @@ def _clients(data: Any, any_targets: bool) -> Given:
     if not len(data):
         raise DataError(f"data: got no clients, {_EXPECTED}")
     if not named and all(map(_is_array, data)):
-        raise DataError(f"data: got {_what(data)} arrays, {_ROW}")
+        raise _refusal("data", data, _EXPECTED)
     if not named and all(map(_is_labelled, data)):
+        more = f", and {len(data[0]) - 2} more per sample, which cannot be used" * (len(data[0]) > 2)
         raise DataError(
-            f"data: got {_what(data)} samples, each with its label; expected all samples and all labels: "
+            f"data: got {_what(data)} samples, each with its label{more}; expected all samples and all labels: "
             "([row[0] for row in data], [row[1] for row in data])"
         )
     if isinstance(data, tuple) and any(map(_is_one, data)):
@@ -171,6 +172,8 @@ def _refusal(name: str, data: Any, expected: str) -> DataError:
     if _is_array(data):
         shape = tuple(data.shape)
         return DataError(f"{name}: got one array of shape {shape}, expected samples and labels as a tuple, (x, y)")
+    if _is_row(data) and len(data) > 2 and all(map(_is_array, data)):
+        return DataError(f"{name}: got {_what(data)} arrays, {_ROW}")
     return DataError(f"{name}: got {_what(data)}, {expected}")
 
 

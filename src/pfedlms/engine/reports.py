@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from math import exp, inf
 
 Counts = dict[int, tuple[float, float, int]]
 """By client: correct predictions (or summed scores), summed loss, and samples."""
@@ -51,6 +52,11 @@ class Evaluation:
     def accuracy(self) -> float:
         """Σ correct / Σ samples, in percent."""
         return self._unit * sum(self.correct) / sum(self.tested)
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean loss per sample, or of windows of tokens per token."""
+        return exp(self.loss) if self.loss < 700 else inf
 
     @property
     def per_client(self) -> list[float]:

@@ -18,6 +18,7 @@ from torch import nn
 
 from pfedlms.data import FederatedData
 from pfedlms.engine import Federation
+from pfedlms.engine.criterion import Criterion
 from pfedlms.errors import DataError, RunDirectoryError, UsageError, did_you_mean
 from pfedlms.experiment.config import CUSTOM, Config
 from pfedlms.experiment.loop import load_into
@@ -51,16 +52,16 @@ class Models:
         """A client's model, or the shared one."""
         if client is None:
             return self.shared() or {}
-        with self.opened():
+        with self._opened():
             return self.federation.client_state_dict(client, trains=self.has_data)
 
     def shared(self) -> StateDict | None:
         """The model all clients share, before local steps; None for a method that has none."""
-        with self.opened():
+        with self._opened():
             return self.federation.shared_state_dict()
 
     def models(self) -> list[StateDict]:
-        with self.opened():
+        with self._opened():
             models = self.federation.models(trains=self.has_data)
             return [model for _, model in sorted(models, key=lambda pair: pair[0])]
 
@@ -70,9 +71,16 @@ class Models:
         module.load_state_dict(self.model(client))
         return module.eval()
 
+    def personalised(self, data: FederatedData, criterion: Criterion, local_steps: int | None) -> nn.Module:
+        """The model of a device that joins after the last round, after its first local steps; see `Run.personalise`."""
+        with self._opened():
+            state = self.federation.personalised(data, criterion, local_steps)
+        module = copy.deepcopy(self.federation.model.module).cpu()
+        module.load_state_dict(state)
+        return module.eval()
+
     @contextmanager
-    def opened(self) -> Iterator[None]:
-        """Within it the federation is as of the round that is meant."""
+    def _opened(self) -> Iterator[None]:
         with as_configured(self.config):
             latest = self.federation.state() if self.state is not None else None
             try:

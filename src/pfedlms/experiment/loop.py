@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from math import exp
 from types import FrameType
 from typing import Any
 
@@ -118,12 +117,12 @@ class Running(RunInfo):
         if report.global_evaluation is not None:
             record["g_acc"] = finite(report.global_evaluation.accuracy)
         record |= {"loss": finite(report.loss), "test_loss": results["test_loss"], "client_acc": results["client_acc"]}
-        if self._predicts_tokens:
-            record["perplexity"] = perplexity(measured)
-            if report.global_evaluation is not None:
-                record["g_perplexity"] = perplexity(report.global_evaluation)
         if len(measured.ids) < self.played.data.clients:
             record["clients"] = list(measured.ids)
+        if self._predicts_tokens:
+            record["perplexity"] = finite(measured.perplexity)
+            if report.global_evaluation is not None:
+                record["g_perplexity"] = finite(report.global_evaluation.perplexity)
         record |= {"bytes": asdict(self._traffic), **self._failures(), **self.more("evaluation")}
         record["seconds"] = self.seconds
         if self._stored is not None:
@@ -186,13 +185,6 @@ class Running(RunInfo):
                     raise
         return summary
 
-    def _failures(self) -> dict[str, int]:
-        """Messages the server refused; where there were any, those it left out because their senders track another
-        model; where they can get lost, answers that clients did not receive."""
-        astray = {"astray": self._astray} if self._astray else {}
-        unheard = {"unheard": self._unheard} if self.config.run.lost else {}
-        return {"rejected": self._rejected, **astray, **unheard}
-
     @property
     def _predicts_tokens(self) -> bool:
         """Whether losses are cross-entropies of next tokens."""
@@ -203,9 +195,16 @@ class Running(RunInfo):
         found: dict[str, Any] = {"clients": len(self.played.data.newcomers)}
         for name, measured in zip(("before", "after"), self.played.newcomers(), strict=True):
             found |= {name: finite(measured.accuracy), f"{name}_loss": finite(measured.loss)}
-            found |= {f"{name}_perplexity": perplexity(measured)} if self._predicts_tokens else {}
+            found |= {f"{name}_perplexity": finite(measured.perplexity)} if self._predicts_tokens else {}
             found[f"client_{name}"] = [finite(value) for value in measured.per_client]
         return found
+
+    def _failures(self) -> dict[str, int]:
+        """Messages the server refused; where there were any, those it left out because their senders track another
+        model; where they can get lost, answers that clients did not receive."""
+        astray = {"astray": self._astray} if self._astray else {}
+        unheard = {"unheard": self._unheard} if self.config.run.lost else {}
+        return {"rejected": self._rejected, **astray, **unheard}
 
     def _results(self, measured: Evaluation) -> dict[str, Any]:
         """An evaluation under the names of metrics.jsonl; V-acc is None where no client evaluated has set samples
@@ -396,8 +395,3 @@ def _fingerprint(config: Config, data: FederatedData) -> str:
     """Of data given in Python or by path; data sets by name are identified by their settings."""
     own = config.data.dataset == CUSTOM or kind_of(config.data.dataset)
     return data.fingerprint() if own else config.data.dataset
-
-
-def perplexity(measured: Evaluation) -> float | None:
-    """exp of the mean loss per token; None where it is not finite."""
-    return finite(exp(measured.loss)) if measured.loss < 700 else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -29,11 +28,7 @@ def personalise(
         raise DataError(f"data: got samples of shape {held.shape}, expected {federation.data.shape}, as the run had")
     held = as_the_model_takes_them(federation.model.module, held)
     criterion = problem.criterion(checked_outputs(federation.model, held, config), held)
-    with models.opened():
-        state = federation.personalised(held.to(federation.model.device), criterion, local_steps)
-    module = copy.deepcopy(federation.model.module).cpu()
-    module.load_state_dict(state)
-    return module.eval()
+    return models.personalised(held.to(federation.model.device), criterion, local_steps)
 
 
 def _given(data: Any, summary: Mapping[str, Any], stride: int, like: FederatedData, problem: Problem) -> Given:

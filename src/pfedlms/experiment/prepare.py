@@ -24,7 +24,7 @@ from pfedlms.errors import DataError, PfedlmsError, UsageError, reason
 from pfedlms.experiment.config import Config, as_constants
 from pfedlms.experiment.memory import fitting_cohort, room_for_all
 from pfedlms.experiment.problem import Problem, as_the_model_takes_them, checked_outputs, some_samples
-from pfedlms.experiment.rules import constants, warn, without_effect, without_effect_on
+from pfedlms.experiment.rules import constants, warn, without_effect, without_effect_on, without_effect_on_text
 from pfedlms.experiment.schema import CUSTOM
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel
@@ -166,12 +166,11 @@ def named_pool(config: Config) -> Pool:
         )
     known = DATASETS.get(chosen.dataset)
     own = known is not None and chosen.mean == as_constants(known.mean) and chosen.std == as_constants(known.std)
-    more: dict[str, Any] = {}
+    windows = Windows(chosen.tokens, chosen.window, chosen.stride, chosen.min_tokens)
+    more: dict[str, Any] = {"text": chosen.text_column, "windows": windows}
     if chosen.mean and not own:
-        more = {"mean": constants(chosen.mean), "std": constants(chosen.std)}
+        more |= {"mean": constants(chosen.mean), "std": constants(chosen.std)}
     source = chosen.dataset, chosen.dir or None, chosen.image_size, chosen.label_column, chosen.owner_column
-    more["text"] = chosen.text_column
-    more["windows"] = Windows(chosen.tokens, chosen.window, chosen.stride, chosen.min_tokens)
     if _KEPT is None:
         return load_pool(*source, **more)
     key = source, tuple(more.items())
@@ -207,7 +206,9 @@ def partitioned(config: Config, pool: Pool) -> FederatedData:
             f"data.clients: got {config.data.clients}, but the data say whose each sample is and name {clients} "
             "clients; leave it out, or choose another data.partition"
         )
-    warn(without_effect_on(config, scheme, bool(pool.tokens)))
+    warn(without_effect_on(config, scheme))
+    if not pool.tokens:
+        warn(without_effect_on_text(config))
     return partition(pool, partitioning(config))
 
 

@@ -98,13 +98,17 @@ def _end(config: Config) -> float:
     return shape.factor(train.rounds) if train.schedule != "constant" else 1.0
 
 
-def without_effect_on(config: Config, scheme: str, text: bool = False) -> Iterable[str]:
-    """Likewise of settings of text, and of the partition, where samples are partitioned by `scheme`."""
-    for key in ("tokens", "window", "stride", "min_tokens"):
-        if f"data.{key}" in config.given and not text:
-            yield f"data.{key}: {getattr(config.data, key)} has no effect, the data are no text; leave it out"
+def without_effect_on(config: Config, scheme: str) -> Iterable[str]:
+    """Likewise of settings of the partition, where samples are partitioned by `scheme`."""
     for key, schemes in _PARTITIONED_BY.items():
         if key in config.given and scheme not in schemes:
             value = getattr(config.data, key.partition(".")[2])
             how = "as the data say whose each sample is" if scheme == "given" else f"data.partition = {scheme}"
             yield f"{key}: {value:g} has no effect, {how}; it is for {' and '.join(schemes)}"
+
+
+def without_effect_on_text(config: Config) -> Iterable[str]:
+    """Settings of text that have no effect, because the data are no text; one line each."""
+    for key in ("tokens", "window", "stride", "min_tokens"):
+        if f"data.{key}" in config.given:
+            yield f"data.{key}: {getattr(config.data, key)} has no effect, the data are no text; leave it out"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -60,7 +60,7 @@ def summarise(
         summary["global_accuracy"] = reached(shared)
     for key, name in (("perplexity", "perplexity"), ("g_perplexity", "global_perplexity")):
         if any(key in line for line in metrics):
-            summary[name] = reached([line.get(key) for line in metrics], best=min)
+            summary[name] = reached([line.get(key) for line in metrics], lowest=True)
     constants = normalisation(config)
     return summary | {
         "everyone": everyone,
@@ -98,14 +98,15 @@ def _validated(metrics: Metrics) -> list[Mapping[str, Any]]:
     return [line for line in metrics if line.get("v_acc") is not None]
 
 
-def reached(measured: Sequence[float | None], best: Callable[[list[float]], float] = max) -> dict[str, float | None]:
+def reached(measured: Sequence[float | None], lowest: bool = False) -> dict[str, float | None]:
     """Maximum (or minimum) over evaluations, mean of the last 10, and the last, of those there are; null where there
     are none."""
     values = [value for value in measured if value is not None]
+    name, best = ("min", min) if lowest else ("max", max)
     if not values:
-        return {best.__name__: None, "last10": None, "final": None}
+        return {name: None, "last10": None, "final": None}
     tail = values[-10:]
-    return {best.__name__: best(values), "last10": sum(tail) / len(tail), "final": values[-1]}
+    return {name: best(values), "last10": sum(tail) / len(tail), "final": values[-1]}
 
 
 def finite(value: float) -> float | None:

@@ -22,8 +22,7 @@ def accuracies(record: Mapping[str, Any]) -> str:
     """The measures of an evaluation in one line."""
     form = "{:.4g}" if "metric" in record else "{:5.2f} %"
     measured = {name: record[key] for key, (name, _) in MEASURES.items() if record.get(key) is not None}
-    shown = [f"{name} {form.format(value)}" for name, value in measured.items()]
-    return "  ".join([*shown, f"perplexity {record['perplexity']:.4g}"] if record.get("perplexity") else shown)
+    return "  ".join(f"{name} {form.format(value)}" for name, value in measured.items())
 
 
 @contextmanager
