@@ -80,6 +80,11 @@ def test_the_folder_is_a_configuration(nodes: int, weight: float, tmp_path: Path
         "User=pfedlms",
     ):
         assert all(line in unit for unit in units), line
+    if shutil.which("systemd-analyze"):
+        names = [path.name for path in (folder / "systemd").iterdir()]
+        verify = ["systemd-analyze", "verify", "--man=no", *names]
+        done = subprocess.run(verify, cwd=folder / "systemd", capture_output=True, text=True)
+        assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(

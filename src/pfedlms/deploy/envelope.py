@@ -48,12 +48,12 @@ MAGIC = b"PFLE"
 VERSION = 1
 _HEADER = struct.Struct("<4sBBH8sIIQQ")
 _CRC = struct.Struct("<I")
-_RECORD = struct.Struct("<BBHIQ")
-_TRAINED = struct.Struct("<Id")
-_MEASURED = struct.Struct("<ddI")
+RECORD = struct.Struct("<BBHIQ")
+TRAINED = struct.Struct("<Id")
+MEASURED = struct.Struct("<ddI")
 ENVELOPE_BYTES = _HEADER.size + _CRC.size
-RECORD_BYTES = _RECORD.size
-_LONGEST_TEXT = 2000
+RECORD_BYTES = RECORD.size
+LONGEST_TEXT = 2000
 LARGEST_LOSS = 1e12
 """Of a sample. Sums over clients and rounds stay finite."""
 
@@ -96,7 +96,7 @@ class Envelope:
     def encode(self) -> bytes:
         parts = []
         for each in self.records:
-            parts += [_RECORD.pack(each.code, each.index, each.flags, each.number, len(each.data)), each.data]
+            parts += [RECORD.pack(each.code, each.index, each.flags, each.number, len(each.data)), each.data]
         body = b"".join(parts)
         header = _HEADER.pack(
             MAGIC, VERSION, self.kind, 0, self.run, self.client, self.round, self.trip, len(body)
@@ -138,7 +138,7 @@ def _records(body: memoryview) -> tuple[Record, ...]:
     while at < len(body):
         if len(body) - at < RECORD_BYTES:
             raise TruncatedError(f"record {len(found)}: got {len(body) - at} bytes, expected {RECORD_BYTES}")
-        code, index, flags, number, length = _RECORD.unpack_from(body, at)
+        code, index, flags, number, length = RECORD.unpack_from(body, at)
         at += RECORD_BYTES
         if length > len(body) - at:
             raise TruncatedError(f"record {len(found)}: got {len(body) - at} bytes of data, expected {length}")
@@ -152,7 +152,7 @@ def _records(body: memoryview) -> tuple[Record, ...]:
 def refusal(request: Envelope, why: Why, text: str, answers_known: int | None = None) -> bytes:
     """A reply: the request was not executed. A transport makes one of Why.FAILED if it knows why a reply is missing.
     Only the node itself adds `answers_known`."""
-    words = text.encode()[:_LONGEST_TEXT]
+    words = text.encode()[:LONGEST_TEXT]
     known = [] if answers_known is None else [Record(Code.ANSWERS_KNOWN, answers_known)]
     return request.reply(Record(Code.REFUSED, flags=why, data=words), *known).encode()
 
@@ -160,19 +160,19 @@ def refusal(request: Envelope, why: Why, text: str, answers_known: int | None = 
 def reason(record: Record) -> str:
     """The text of a REFUSED record."""
     name = Why(record.flags).name if record.flags in list(Why) else f"reason {record.flags}"
-    words = bytes(record.data[:_LONGEST_TEXT]).decode(errors="replace")
+    words = bytes(record.data[:LONGEST_TEXT]).decode(errors="replace")
     return f"{name.lower()}: {words}"
 
 
 def trained(phase: int, samples: int, loss: float) -> Record:
-    return Record(Code.TRAIN, phase, data=_TRAINED.pack(samples, loss))
+    return Record(Code.TRAIN, phase, data=TRAINED.pack(samples, loss))
 
 
 def read_trained(record: Record) -> tuple[int, float]:
     """N_k and the loss."""
-    if len(record.data) != _TRAINED.size:
-        raise DecodeError(f"trained: got {len(record.data)} bytes, expected {_TRAINED.size}")
-    samples, loss = _TRAINED.unpack(record.data)
+    if len(record.data) != TRAINED.size:
+        raise DecodeError(f"trained: got {len(record.data)} bytes, expected {TRAINED.size}")
+    samples, loss = TRAINED.unpack(record.data)
     if samples < 1 or not abs(loss) <= LARGEST_LOSS:
         raise DecodeError(
             f"trained: got {samples} samples and a loss of {loss}, expected some and a loss of at most {LARGEST_LOSS:g}"
@@ -181,14 +181,14 @@ def read_trained(record: Record) -> tuple[int, float]:
 
 
 def measured(split: Split, correct: float, loss: float, samples: int) -> Record:
-    return Record(Code.MEASURED, index=split, data=_MEASURED.pack(correct, loss, samples))
+    return Record(Code.MEASURED, index=split, data=MEASURED.pack(correct, loss, samples))
 
 
 def read_measured(record: Record, percent: bool) -> tuple[Split, tuple[float, float, int]]:
     """The split, correct predictions (or the sum of a custom metric), summed loss, and samples."""
-    if record.index not in list(Split) or len(record.data) != _MEASURED.size:
-        raise DecodeError(f"measured: got {len(record.data)} bytes of {record.index}, expected {_MEASURED.size}")
-    correct, loss, samples = _MEASURED.unpack(record.data)
+    if record.index not in list(Split) or len(record.data) != MEASURED.size:
+        raise DecodeError(f"measured: got {len(record.data)} bytes of {record.index}, expected {MEASURED.size}")
+    correct, loss, samples = MEASURED.unpack(record.data)
     is_count = isfinite(correct) and correct.is_integer() and 0 <= correct <= samples
     if not (isfinite(correct) and abs(loss) <= LARGEST_LOSS * max(1, samples) and (is_count or not percent)):
         raise DecodeError(

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 
+from pfedlms.deploy import envelope
 from pfedlms.deploy.envelope import ENVELOPE_BYTES, RECORD_BYTES, Envelope, Why, decode, refusal
 from pfedlms.deploy.ground import Ground
-from pfedlms.engine.transport import Code, Flag
+from pfedlms.engine.transport import Code, Flag, Split
 from pfedlms.errors import OversizedError, WireError
 from pfedlms.flower.text import shown
 from pfedlms.wire.frames import HEADER_BYTES
 
-_REFUSED_BYTES = ENVELOPE_BYTES + 2 * RECORD_BYTES + 2000
-_TRAINED_BYTES, _MEASURED_BYTES, _SPLITS = 12, 20, 3
-_RECORD = struct.Struct("<BBHIQ")
+_REFUSED_BYTES = ENVELOPE_BYTES + 2 * RECORD_BYTES + envelope.LONGEST_TEXT
 _NOT_KNOWN = 0xFFFFFFFF
 """More answers than any run has: a server does not believe it and keeps what it knew."""
 
@@ -33,8 +31,8 @@ def largest_reply(request: Envelope, messages: Sequence[int]) -> tuple[int, int]
             size += RECORD_BYTES + (messages[each.index] if each.index < len(messages) else 0)
             records += 1
         elif each.code == Code.TRAIN:
-            counts = _SPLITS * bool(each.flags & (Flag.PERSONAL | Flag.SHARED))
-            size += RECORD_BYTES + _TRAINED_BYTES + counts * (RECORD_BYTES + _MEASURED_BYTES)
+            counts = len(Split) * bool(each.flags & (Flag.PERSONAL | Flag.SHARED))
+            size += RECORD_BYTES + envelope.TRAINED.size + counts * (RECORD_BYTES + envelope.MEASURED.size)
             records += 1 + counts
     return max(size, _REFUSED_BYTES), max(records, 2)
 
@@ -46,7 +44,7 @@ def check_reply(request: Envelope, data: bytes, messages: Sequence[int]) -> None
         raise OversizedError(f"reply: got {len(data)} bytes, expected at most {size}, as follows from the request")
     at, found, heard = ENVELOPE_BYTES, 0, 0
     while at + RECORD_BYTES <= len(data):
-        code, *_, length = _RECORD.unpack_from(data, at)
+        code, *_, length = envelope.RECORD.unpack_from(data, at)
         at += RECORD_BYTES + length
         found, heard = found + 1, heard + (code == Code.ANSWERS_KNOWN)
         if found > records:
