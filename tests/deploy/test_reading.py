@@ -77,7 +77,7 @@ def test_the_page_of_a_finished_run_has_no_layers(tmp_path: Path) -> None:
     served(config, Fleet(config, tmp_path / "nodes"))
     assert main(["report", str(out), "-o", str(tmp_path / "r.html")]) == 0
     page = (tmp_path / "r.html").read_text()
-    assert "models lie with the nodes" in page
+    assert "models are on the nodes" in page
     simulate(config, tmp_path / "s")
     assert main(["report", str(tmp_path / "s"), "-o", str(tmp_path / "s.html")]) == 0
     assert ['-layers"' in each for each in (page, (tmp_path / "s.html").read_text())] == [False, True]
@@ -100,10 +100,10 @@ def test_models_are_not_exported(
     for which in (["--all", file], ["--client", "0", "-o", file], ["--global", "-o", file]):
         assert main(["export", str(out), *which]) == 2
         said = capsys.readouterr().err
-        assert "models lie with the nodes" in said
+        assert "models are on the nodes" in said
         assert "Node.model()" in said
         assert len(said.splitlines()) == 1
-    with pytest.raises(UsageError, match="models lie with the nodes"):
+    with pytest.raises(UsageError, match="models are on the nodes"):
         pfedlms.export(out, file)
 
 
