@@ -136,11 +136,8 @@ def stacked_recurrent(
     `[clients, layers, batch, hidden]`; `weights` has four for each layer, in the order of the module."""
     gated, (clients, batch) = isinstance(layer, nn.LSTM), x.shape[:2]
     size = (clients, layer.num_layers, batch, layer.hidden_size)
-    zero = (
-        torch.zeros(size, device=x.device, dtype=x.dtype if weights[0] is None else weights[0].dtype)
-        if first is None
-        else first
-    )
+    assert weights[0] is not None
+    zero = torch.zeros(size, device=x.device, dtype=weights[0].dtype) if first is None else first
     states, cells = [], []
     for number in range(layer.num_layers):
         of_input, of_state, shift, bias = weights[4 * number : 4 * number + 4]
