@@ -26,7 +26,7 @@ from pfedlms.errors import (
     WireError,
 )
 from pfedlms.wire import Floats, Message, Symbols
-from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake, Received, agreement_digest, frame
+from pfedlms.wire.frames import SERVER, Intake, Received, agreement_digest, frame
 
 DIGEST = bytes(range(1, 9))
 STATISTICS = Message(0, (Floats("mean", 2), Floats("variance", 2, minimum=0)))
