@@ -132,7 +132,7 @@ def test_data_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     x = np.zeros((4, 3), dtype=np.float32)
     data = {"dataset": "custom", "class_names": "a,b", "sample_shape": "3"}
     for own, said in [
-        ((x, ["a", "b", "z", "a"]), "got the class 'z', expected one of data.class_names = a, b"),
+        ((x, ["a", "b", "z", "a"]), "got the class 'z', expected one of the classes a, b"),
         ((x, [0, 1, 2, 1]), "got the class 2"),
         ((x[:, :2], ["a", "b", "b", "a"]), "got samples of shape"),
         ("no.such:function", "gave no data"),

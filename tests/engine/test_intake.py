@@ -266,10 +266,11 @@ def test_one_value_that_cannot_be_sent_is_refused_and_the_others_arrive(broken: 
     """Of three clients' means and variances the second has a variance that no receiver takes."""
     values = {name: np.ones((3, 3), np.float32) for name in ("mean", "variance")}  # of three layers
     values["variance"][1, 0] = broken
-    (exchange, _), digest = federation().method.exchanges, bytes(8)
+    method, digest = federation().method, bytes(8)
+    exchange, _ = method.exchanges
     request, aggregation = Request((2, 5, 7), ()), Aggregation(exchange, {}, digest, 4, {2, 5, 7})
     inbox = Inbox((request,), aggregation=aggregation)
-    client = SimpleNamespace(digest=digest, send=lambda cohort, order: (cohort, values))
+    client = SimpleNamespace(digest=digest, method=method, send=lambda cohort, order: (cohort, values))
     values = {name: torch.from_numpy(value) for name, value in values.items()}
     cohort = factories.cohort_of(torch.zeros(3, 4), ids=[2, 5, 7], samples=[3, 4, 5])
     added: list[Any] = []

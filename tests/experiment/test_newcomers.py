@@ -97,7 +97,8 @@ def test_every_method_takes_newcomers_and_new_devices(method: str, tmp_path: Pat
     begins = run.federation.shared_state_dict() or run.federation.model.module.state_dict()  # the shared model, or w⁰
     start = module()
     start.load_state_dict(begins)
-    assert accuracy(start, x, y) == pytest.approx(run.summary["newcomers"]["client_before"][0])
+    if method not in ("fedper", "fedrep"):  # their newcomers begin with the shared body and the head of w⁰
+        assert accuracy(start, x, y) == pytest.approx(run.summary["newcomers"]["client_before"][0])
     assert accuracy(personal, x, y) == pytest.approx(run.summary["newcomers"]["client_after"][0])
     loaded = pfedlms.load(tmp_path / "r", model=module).personalise(own)
     for one, other in zip(personal.parameters(), loaded.parameters(), strict=True):

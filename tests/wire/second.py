@@ -36,7 +36,8 @@ def recorded_run(method: str, known: dict[str, Any], **more: Any) -> Any:
 def run_of(federation: Federation) -> Any:
     """The run of a federation, by the second implementation."""
     layers = [(layer.offset, layer.size) for layer in federation.model.layout.layers]
-    settings = {key: own for key, own in vars(federation.method.settings).items() if not key.startswith("server_")}
+    chosen = vars(federation.method.settings).items()
+    settings = {key: own for key, own in chosen if not key.startswith("server_") and key != "absolute"}
     known = layers, federation.data.classes, SEED, federation.model.initial.tolist()
     return RUNS[federation.method.name](*known, **settings)
 

@@ -404,7 +404,7 @@ def test_a_client_whose_last_bit_differs_is_found_and_brought_back(lost: int | N
 
     if lost is not None:
         assert (report.participants, report.unheard) == ((0, 1, 3), 1)
-        assert same_bits(federation.state()["away"][2]["state"]["model"][0], astray)
+        assert same_bits(federation.state()["away"]["state"]["model"][0], astray)
         with overheard() as messages:
             report = federation.play_round()
         # It has not trained, so it does not send, and is brought back before the answer of this round.

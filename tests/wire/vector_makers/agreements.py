@@ -63,11 +63,13 @@ def digest_text(method: str, settings: Any, known: Task) -> str:
 
 
 def agreed_settings(settings: Any) -> dict[str, Any]:
-    """Those that are not the server's alone."""
+    """Those that are not the server's alone, nor optional and at their default."""
     alone = {"server_optimizer", "server_decay", "server_epsilon", "pooling"}
     if type(settings).__name__ != "FedAvgSettings":
         alone |= {"server_momentum"} | ({"gain"} if hasattr(settings, "server_momentum") else set())
-    return {name: value for name, value in asdict(settings).items() if name not in alone}
+    optional = {"absolute": False, "decoder": "averages"}
+    given = {name: value for name, value in asdict(settings).items() if name not in alone}
+    return {name: value for name, value in given.items() if name not in optional or value != optional[name]}
 
 
 def agreed(method: str, settings: Any, known: Task) -> dict[str, Any]:
