@@ -11,7 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+
+import pfedlms
+from pfedlms.errors import UsageError
 
 RUNS = """
 import sys, pfedlms
@@ -115,3 +119,10 @@ def test_a_process_that_dies_ends_the_run_which_another_number_resumes(tmp_path:
     assert [output + errors for output, errors in told[1:]] == ["", ""]  # only the first prints
     assert measured(killed) == measured(expected)
     assert same(clients(killed), clients(expected))
+
+
+def test_several_processes_refuse_newcomers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("WORLD_SIZE", "2"), ("RANK", "0"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=r"data\.newcomers: .* without torchrun"):
+        pfedlms.run(method="fedavg", clients=10, rounds=1, newcomers=0.2)

@@ -71,6 +71,8 @@ class SharedFederation(Federation):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        if self.data.newcomers:
+            raise UsageError("data.newcomers: several processes cannot measure them; start the run without torchrun")
         if not dist.is_initialized():
             dist.init_process_group("gloo", timeout=_PATIENCE)
         first, end = (self.data.clients * each // size() for each in (rank(), rank() + 1))
