@@ -74,11 +74,21 @@ def test_idx_files_are_found_and_pooled(tmp_path: Path, name: str, folder: str, 
     assert x[1, 0, 2, 3] == pytest.approx((75 / 255 - mean) / std, rel=1e-6)
 
 
+@small
+def test_torchvisions_folders_are_not_mixed_up(tmp_path: Path) -> None:
+    write(tmp_path / "MNIST/raw")
+    write(tmp_path / "FashionMNIST/raw")
+    (tmp_path / "FashionMNIST/raw/train-labels-idx1-ubyte").write_bytes(idx(np.array([7, 7, 7])))
+    assert load_dataset("mnist", tmp_path)[1].tolist() == [5, 0, 9, 1, 2]
+    assert load_dataset("fmnist", tmp_path)[1].tolist() == [7, 7, 7, 1, 2]
+
+
 WHOLE = idx(np.arange(6).reshape(2, 3))
 PACKED = gzip.compress(WHOLE)
 BROKEN = {
     "empty": (b"", "not a whole IDX file"),
     "one byte short": (WHOLE[:-1], r"got 5 bytes of data, expected 6 for shape \(2, 3\)"),
+    "one byte long": (WHOLE + b"\0", "got 7 bytes of data, expected 6"),
     "of another type": (WHOLE[:2] + b"\x0d" + WHOLE[3:], "not an IDX file of bytes with 2 axes"),
     "of other axes": (idx(np.arange(60)), "not an IDX file of bytes with 2 axes"),
     "larger than any memory": (bytes([0, 0, 8, 2]) + struct.pack(">2I", 2**32 - 1, 2**32 - 1), "got 0 bytes of data"),
@@ -97,6 +107,7 @@ def test_broken_idx_is_refused_by_name(tmp_path: Path, kind: str, content: bytes
 
 WRONG = {
     "more labels": ("t10k-labels-idx1", np.array([1, 2, 3]), "t10k-images-idx3-ubyte and .*got 2 images and 3"),
+    "none at all": ("t10k-labels-idx1", np.zeros(0), "got 2 images and 0 labels, expected as many and at least one"),
     "other pixels": ("t10k-images-idx3", np.zeros((2, 14, 56)), r"got images of shape \(1, 14, 56\), expected \(1, 28"),
     "a label beyond": ("train-labels-idx1", np.array([5, 0, 10]), r"got label 10 in sample 2 \(from 0\), expected"),
 }  # fmt: skip
