@@ -58,6 +58,11 @@ class WeightedMean:
         self._clients += len(own)
         return self
 
+    @property
+    def clients(self) -> int:
+        """How many were added."""
+        return self._clients
+
     def result(self) -> Tensor:
         """`[size]`, in float64, on the host."""
         if not self._weight:

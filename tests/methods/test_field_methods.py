@@ -226,6 +226,19 @@ def test_half_a_global_step_of_scaffold_by_hand() -> None:
     assert server["control"].tolist() == after.heard["control"].tolist() == [4.0, 1.0]
 
 
+@pytest.mark.parametrize(("arrived", "expected"), [(1, [2.0, 1.0]), (2, [2.5, 1.5]), (4, [4.0, 2.0])])
+def test_control_variate_of_scaffold_where_messages_are_lost(arrived: int, expected: list[float]) -> None:
+    """All four clients are expected. To c = (1, 1) a fourth of the sum of the changes that arrive is added: (4, 0)
+    alone, then with (2, 2), then with (2, 2) and (4, 0) again."""
+    method = Scaffold(factories.task_of(2, clients=4), Scaffold.Settings())
+    changes = torch.tensor([[4.0, 0.0], [2.0, 2.0], [2.0, 2.0], [4.0, 0.0]])[:arrived]
+    cohort = factories.cohort_of(torch.zeros(arrived, 2), samples=[3] * arrived, model=torch.zeros(2))
+    cohort = cohort.with_state(change=changes, control=changes)
+    server = {"model": torch.zeros(2), "control": torch.ones(2)}
+    _, server = factories.hold(method.exchanges[0], cohort, server)
+    assert server["control"].tolist() == expected
+
+
 # --- refused ----------------------------------------------------------------------------------------------------------
 
 

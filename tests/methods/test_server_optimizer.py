@@ -1,5 +1,5 @@
-"""The server's optimiser: three rounds of each kind in NumPy, where it is the mean itself, and every method that has
-it."""
+"""The server's optimiser: three rounds of each kind in NumPy, a run of half the clients as a plain loop, where it is
+the mean itself, and every method that has it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from factories import digits, federation, normal
 from pfedlms.methods.server_optimizer import ServerOptimizer, ServerSettings
+from plain_loops import CLIENTS, ROUNDS, SHARE, Loop, played
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adam", "yogi"])
@@ -28,6 +29,23 @@ def test_three_steps_in_numpy(kind: str) -> None:
             v = 0.9 * v + 0.1 * mean**2 if kind == "adam" else v - 0.1 * mean**2 * np.sign(v - mean**2)
             expected = 1.5 * u / (np.sqrt(v) + 0.05)
         np.testing.assert_allclose(step.numpy(), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["adam", "yogi"])
+def test_a_run_is_a_plain_loop(kind: str) -> None:
+    """Algorithm 2 of Reddi et al. with weights N_k: the first update is that of phase 0, from w⁰."""
+    loop = Loop(digits(CLIENTS))
+    w, u, v = loop.initial, torch.zeros_like(loop.initial), torch.full_like(loop.initial, 0.01**2)
+    for phase in range(ROUNDS):
+        mean = loop.mean({k: loop.steps(w, k, phase) - w for k in loop.participants.of(phase)})
+        u = 0.9 * u + (1 - 0.9) * mean
+        v = 0.99 * v + 0.01 * mean**2 if kind == "adam" else v - 0.01 * mean**2 * torch.sign(v - mean**2)
+        w = w + 0.1 * u / (v.sqrt() + 0.01)
+    chosen = {"server_optimizer": kind, "server_momentum": 0.9, "server_step": 0.1, "server_epsilon": 0.01}
+    server = played("fedavg", participation=SHARE, **chosen)["server"]
+    for name, expected in (("model", w), ("update", u), ("square", v)):
+        np.testing.assert_allclose(server[name], expected, rtol=0, atol=2e-6)
+    assert (w - loop.initial).abs().max() > 0.05
 
 
 def test_the_mean_itself_is_kept_as_it_is() -> None:

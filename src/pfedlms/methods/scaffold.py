@@ -2,9 +2,11 @@
 Learning", ICML 2020.
 
 Algorithm 1 of the paper with option II for the control variates, and where this differs: means are weighted by N_k
-(`train.weights = uniform` is the paper's), so that with few participants c is the mean of the c_k only in expectation;
+(`train.weights = uniform` is the paper's), so that with few participants c is the mean of the c_k only approximately;
 clients send θ_k instead of θ_k − w, for the same bytes; with momentum β the steps of a round are divided by what their
-gradients are multiplied with in sum instead of E (β = 0 is the paper's E).
+gradients are multiplied with in sum instead of E (β = 0 is the paper's E). The paper has no lost messages: here |S|
+counts the messages that arrive, and a client whose message is lost keeps its new c_k, which c then lacks. `train.clip`
+clips corrected gradients, and c_k follows from the clipped steps.
 """
 
 from __future__ import annotations
@@ -29,10 +31,13 @@ class ScaffoldSettings:
 
 
 class ControlledAverage(FieldMeans):
-    """↑ θ_k, Δc_k      ↓ w ← w + η_g Σ p_k (θ_k − w),  c ← c + (participants / clients) Σ p_k Δc_k"""
+    """↑ θ_k, Δc_k      ↓ w ← w + η_g Σ p_k (θ_k − w),  c ← c + |S| / clients · Σ p_k Δc_k
+
+    S are the clients whose messages arrived.
+    """
 
     def __init__(self, task: Task, step: float) -> None:
-        self._share, self._step, dim = task.participants / task.clients, step, task.layout.dim
+        self._clients, self._step, dim = task.clients, step, task.layout.dim
         self.up = Message(0, (Floats("model", dim), Floats("change", dim)))
         self.down = Message(1, (Floats("model", dim), Floats("control", dim)))
 
@@ -42,7 +47,8 @@ class ControlledAverage(FieldMeans):
     def server_reply(self, server: Tensors, total: Means, round: int) -> tuple[Tensors, Tensors]:
         mean, w = total["model"].result(), server["model"].double()
         model = (mean if self._step == 1 else w + self._step * (mean - w)).float()
-        control = (server["control"] + self._share * total["change"].result()).float()
+        share, change = total["change"].clients / self._clients, total["change"].result()
+        control = (server["control"] + share * change).float()
         after = {"model": model, "control": control}
         return after, after
 

@@ -3,7 +3,8 @@
 The rule of the paper, Δ̂ = Q(Top-k(e)) of a decayed accumulator e ← β e + Δ, and where this differs: the paper's workers
 gather each other's messages, here the server answers with the same rule and keeps what it has not sent, as STC's does;
 positions are Golomb codes of all chunks together instead of 12 bits each; chunks are consecutive entries of a layer;
-local steps are those of [train], not AdamW's; the mean is weighted by N_k. The paper leaves the four values of Q open
+local steps are those of [train], not AdamW's; the mean is weighted by N_k; the residual of an absent client does not
+decay. The paper leaves the four values of Q open
 (its code takes the mean of each bin, of bins of equal width); see `compressed`.
 """
 
