@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import pfedlms
+from pfedlms.cli import main
 from pfedlms.errors import UsageError
 
 RUNS = """
@@ -126,3 +127,16 @@ def test_several_processes_refuse_newcomers(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match=r"data\.newcomers: .* without torchrun"):
         pfedlms.run(method="fedavg", clients=10, rounds=1, newcomers=0.2)
+
+
+def test_a_process_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Its data may be missing on its machine alone; of all else only the first process prints."""
+    for name, value in (("WORLD_SIZE", "2"), ("RANK", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
+    assert main(["run", "--dataset", "file:missing.npz"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("rank 1: error: ")
+    assert "missing.npz" in printed.err
+    assert main(["methods"]) == 0
+    assert capsys.readouterr() == ("", "")

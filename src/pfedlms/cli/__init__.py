@@ -46,11 +46,16 @@ Each command explains itself: pfedlms run --help. Any setting can be given, too:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code: 0 done, 1 a run failed, 2 wrong use, 130 interrupted by Ctrl-C, 143 by
-    SIGTERM. Of several processes that torchrun started only the first prints."""
-    if "MASTER_ADDR" not in os.environ or os.environ.get("RANK", "0") == "0":
+    SIGTERM. Of several processes that torchrun started only the first prints. The others print what keeps them from
+    starting: data may be missing on one machine alone."""
+    rank = os.environ.get("RANK", "0") if "MASTER_ADDR" in os.environ else "0"
+    if rank == "0":
         return _main(arguments)
-    with open(os.devnull, "w") as nothing, redirect_stdout(nothing), redirect_stderr(nothing):
-        return _main(arguments)
+    with open(os.devnull, "w") as nothing, redirect_stdout(nothing), redirect_stderr(io.StringIO()) as errors:
+        code = _main(arguments)
+    if code == 2:
+        say(f"rank {rank}: {errors.getvalue().rstrip()}")
+    return code
 
 
 def _main(arguments: Sequence[str] | None) -> int:

@@ -308,8 +308,8 @@ def _named(other: int) -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise RunError(
-            f"rank {other} of {size()} ended in the middle of the run; look at its output, then resume from the latest "
-            "checkpoint, with any number of processes"
+            f"rank {other} of {size()} ended in the middle of the run; torchrun prints its exit code. Resume from the "
+            "latest checkpoint, with any number of processes: pfedlms resume DIR"
         ) from error
 
 
