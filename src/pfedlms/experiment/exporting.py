@@ -104,7 +104,8 @@ def open_models(stored: RunDirectory, config: Config, problem: Problem, best: bo
     if config.model.name == CUSTOM and problem.model is None:
         raise UsageError(
             f"{directory}: this run's model was given in Python; "
-            f"use pfedlms.export({str(directory)!r}, 'model.pt', client=0, model=model)"
+            f"use pfedlms.load({str(directory)!r}, pfedlms.Problem(data, model)), "
+            f"or pfedlms.export({str(directory)!r}, 'model.pt', client=0, model=model)"
         )
     checkpoint = stored.load_best() if best else stored.load_checkpoint()
     if checkpoint is None:
