@@ -20,7 +20,7 @@ from pfedlms.settings import setting
 @dataclass(frozen=True)
 class FinetuneSettings(FedAvgSettings):
     steps: int = setting(
-        0, "E′, local steps from the average, of the model that is evaluated; 0: the average itself", minimum=0
+        40, "E′, local steps from the average, of the model that is evaluated; 0: the average itself", minimum=0
     )
 
 
