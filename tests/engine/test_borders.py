@@ -310,7 +310,7 @@ def test_a_shared_tensor_with_as_many_rows_as_there_are_clients_is_no_mistake(cl
     for method in ("fedproto", "pfedlms", "pfed1bs"):
         played = factories.federation(method, factories.digits(clients))
         played.start()
-        played.play_round()
+        assert played.play_round().participants == tuple(range(clients))
 
 
 def test_a_model_that_the_objective_holds_is_not_written_over() -> None:
