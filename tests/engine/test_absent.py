@@ -45,7 +45,7 @@ def same(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> bool:
     return all(torch.equal(mine[key], yours[key]) for mine, yours in zip(one, other, strict=True) for key in mine)
 
 
-@pytest.mark.parametrize("method", ["pfedlms", "sketchvote", "fedavg"])
+@pytest.mark.parametrize("method", ["pfedlms", "sketchvote"])
 def test_a_file_holds_the_bits_that_memory_holds(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a folder, in a file without a name, and after a process that ended long after its last checkpoint."""
     expected = federate(method)

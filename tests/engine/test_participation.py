@@ -150,8 +150,7 @@ class Absent:
         return tuple(k for k in range(CLIENTS) if k != self._client or phase not in self._phases)
 
 
-@pytest.mark.parametrize("missed", [3, 10, 40])
-@pytest.mark.parametrize("cohort_size", [0, 3])
+@pytest.mark.parametrize(("missed", "cohort_size"), [(3, 0), (10, 3), (40, 0)])
 @pytest.mark.parametrize(("method", "settings"), TRACKED[:-1])
 def test_a_client_that_was_away_has_the_bits_of_one_that_stayed(
     method: str, settings: dict[str, Any], cohort_size: int, missed: int, digits: FederatedData
@@ -248,7 +247,7 @@ def test_who_loses_the_answer_sits_the_phase_out(method: str, digits: FederatedD
     assert federation.play_round().participants == tuple(range(CLIENTS))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["local", "fedavg", "pfedlms", "sketchvote"])
 def test_losses_both_ways_are_counted_and_repeatable(method: str, digits: FederatedData) -> None:
     runs = []
     for _ in range(2):
@@ -300,10 +299,9 @@ def test_an_answer_that_reaches_nobody_is_a_clear_error(method: str, digits: Fed
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_everyone_hears_and_trains_on_copies(method: str, momentum: float, digits: FederatedData) -> None:
+def test_everyone_hears_and_trains_on_copies(method: str, digits: FederatedData) -> None:
     """Nothing changes by it, and what was measured of participants is what `evaluate` says of them."""
-    federation = play(federate(method, digits, momentum=momentum), 4)
+    federation = play(federate(method, digits, momentum=0.9), 4)
     before = federation.state()
     everyone, part = federation.everyone(), federation.evaluate()
     assert everyone.ids == tuple(range(CLIENTS))
@@ -351,10 +349,10 @@ def test_with_full_participation_everyone_is_the_last_evaluation(digits: Federat
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("lost", [0.0, 0.15])
-def test_a_resumed_federation_goes_on_byte_for_byte(method: str, lost: float, digits: FederatedData) -> None:
+def test_a_resumed_federation_goes_on_byte_for_byte(method: str, digits: FederatedData) -> None:
+    """With absent clients and messages that are lost; with all of them in test_battery.py."""
     settings = {"downlink": "sum"} if method in ("zsign", "obcsaa") else {}
-    options = {"lost": lost, "quorum": 0.1, "momentum": 0.5, **settings}
+    options = {"lost": 0.15, "quorum": 0.1, "momentum": 0.5, **settings}
     straight = play(federate(method, digits, 0.7, **options), 9)
     first = play(federate(method, digits, 0.7, **options), 5)
     second = federate(method, digits, 0.7, **options)
@@ -364,14 +362,6 @@ def test_a_resumed_federation_goes_on_byte_for_byte(method: str, lost: float, di
         second.play_round()
     assert same(second.state(), straight.state())
     assert second.everyone() == straight.everyone()
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_the_reference_engine_agrees(method: str, digits: FederatedData) -> None:
-    """Cohorts of one, of two and of all participants: the same bits on a CPU."""
-    states = [play(federate(method, digits, cohort_size=size, lost=0.1, quorum=0.1), 6).state() for size in (0, 1, 2)]
-    assert same(states[0], states[1])
-    assert same(states[0], states[2])
 
 
 @pytest.mark.filterwarnings("ignore:sketchvote")
