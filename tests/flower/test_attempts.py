@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from pfedlms.deploy.serve import persist
 from pfedlms.errors import QuorumError
-from pfedlms.flower.patience import persist
 
 
 def failing(played: Iterator[int]) -> None:

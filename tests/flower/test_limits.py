@@ -16,13 +16,12 @@ from test_signing import KEY, Sealed
 from pfedlms.deploy import Node, serve
 from pfedlms.deploy.envelope import Code, Envelope, Kind, Record, Why, decode
 from pfedlms.deploy.ground import Ground
-from pfedlms.errors import UsageError
+from pfedlms.deploy.nodes import check_limits, largest_reply, message_bytes
+from pfedlms.errors import UsageError, shown
 from pfedlms.flower import audit
-from pfedlms.flower.limits import check_reply, largest_reply, message_bytes
 from pfedlms.flower.log import RoundLog
 from pfedlms.flower.signing import SigningTransport
 from pfedlms.flower.superlink import objection
-from pfedlms.flower.text import shown
 
 
 @pytest.mark.parametrize("method", ["pfedlms", "sketchvote", "fedavg", "stc", "fedproto", "obda", "local"])
@@ -33,7 +32,7 @@ def test_honest_replies_are_within_the_limits(method: str, tmp_path: Path) -> No
     for trip in fleet.trips:
         for request, reply in trip.values():
             assert reply is not None
-            check_reply(decode(request), reply, sizes)
+            check_limits(decode(request), reply, sizes)
             assert largest_reply(decode(request), sizes)[0] < 4096 + sum(sizes)
 
 
@@ -104,7 +103,7 @@ def test_an_audit_log_that_was_changed_is_found(tmp_path: Path) -> None:
 def test_lengths_that_lie_end_the_check() -> None:
     request = Envelope(Kind.REQUEST, b"12345678", 0, 0, 0, (Record(Code.SEND),))
     body = struct.pack("<BBHIQ", Code.SEND, 0, 0, 0, 2**64 - 1) * 6
-    check_reply(request, bytes(44) + body, [100])  # what it is worth, `decode` says
+    check_limits(request, bytes(44) + body, [100])  # what it is worth, `decode` says
 
 
 @pytest.mark.parametrize(

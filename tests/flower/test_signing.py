@@ -15,9 +15,20 @@ from fleet import Fleet, alone, configured, plain, served
 from pfedlms.deploy import Coordinator
 from pfedlms.deploy.envelope import Code, Envelope, Kind, Why, decode
 from pfedlms.deploy.ground import Ground
-from pfedlms.flower.limits import message_bytes
-from pfedlms.flower.seal import SEAL_BYTES, Mark, Seal, SealError, content_of, seal, unseal
-from pfedlms.flower.signing import SealedNode, SigningTransport, check_query, query
+from pfedlms.deploy.nodes import message_bytes
+from pfedlms.flower.signing import (
+    SEAL_BYTES,
+    Mark,
+    Seal,
+    SealedNode,
+    SealError,
+    SigningTransport,
+    check_query,
+    content_of,
+    query,
+    seal,
+    unseal,
+)
 
 KEY, OTHER = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
 

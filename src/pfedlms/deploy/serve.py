@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from pfedlms.deploy.coordinator import Coordinator
 from pfedlms.deploy.nodes import Transport
 from pfedlms.engine import RoundReport
-from pfedlms.errors import UsageError
+from pfedlms.errors import QuorumError, UsageError
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.loop import Running, Stopped, execute
 from pfedlms.experiment.prepare import NAMED
@@ -70,6 +70,24 @@ def serve(
             directory.create(config.to_toml())
         serving = Serving(config, coordinator, directory)
         return execute(serving, callbacks, directory.load_checkpoint(), at_once=True)[0]
+
+
+def persist(serve: Callable[[], Any], attempts: int, say: Callable[[str], None]) -> None:
+    """Call `serve` again after a round in which too few nodes answered; QuorumError if the same round fails so many
+    times."""
+    left = attempts
+    stuck: object = None
+    while True:
+        try:
+            serve()
+            return
+        except QuorumError as error:
+            played = (error.summary or {}).get("rounds")
+            left = (left if played == stuck else attempts) - 1
+            stuck = played
+            if not left:
+                raise
+            say(f"pfedlms: {error}; {left} more attempts")
 
 
 @contextmanager

@@ -97,6 +97,15 @@ def made(
     return texts
 
 
+def environment(folder: Path) -> dict[str, str]:
+    """What environment.sh of a folder says: addresses and ports."""
+    if not (folder / "app" / "pyproject.toml").is_file():
+        raise UsageError(f"{folder}: got no app/pyproject.toml, expected a folder of: pfedlms deploy init {folder}")
+    file = folder / "environment.sh"
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    return dict(re.findall(r"^(?:export )?(\w+)=\$\{\w+:-([^}]*)\}", text, re.M))
+
+
 def write(folder: Path, texts: Mapping[str, str]) -> None:
     """Folders and files that nobody but their owner can read; scripts can be executed."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
