@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pfedlms.deploy.serve import persist
+from pfedlms.deploy.coordinator import persist
 from pfedlms.errors import QuorumError
 
 

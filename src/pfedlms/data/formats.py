@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,3 +84,13 @@ def contents(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); allow it, or fetch the file again") from error
+
+
+@contextmanager
+def extra(what: str) -> Iterator[None]:
+    """Around an import of a package of the extra `data`: turns ImportError into a DataError with the remedy."""
+    try:
+        yield
+    except ImportError as error:
+        remedy = "install what is missing with: pip install 'pfedlms[data]'"
+        raise DataError(f"data: {what} need {error.name or error} ({error}); {remedy}") from error

@@ -18,9 +18,9 @@ from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from pfedlms.deploy import serve
+from pfedlms.deploy.coordinator import persist
 from pfedlms.deploy.ground import Ground
 from pfedlms.deploy.nodes import message_bytes
-from pfedlms.deploy.serve import persist
 from pfedlms.errors import UsageError, shown
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.prepare import NAMED
