@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from fleet import Fleet, alone, configured, plain, served
+from fleet import CLIENTS, Fleet, alone, configured, plain, served
 
 from pfedlms.deploy import Coordinator
 from pfedlms.deploy.envelope import Code, Envelope, Kind, Why, decode
@@ -192,6 +193,8 @@ def test_a_node_that_lost_its_state_comes_back(tmp_path: Path) -> None:
     assert sum("0" in each["left_out"] for each in metrics) <= 3
     assert metrics[-1]["left_out"] == {}
     assert fleet.node(0).state.answers_known == 6
+    models = [fleet.node(client).state.cohort.state["model"] for client in range(CLIENTS)]
+    assert all(torch.equal(model, models[0]) for model in models)
 
 
 def test_a_server_without_signatures_is_named(tmp_path: Path) -> None:
