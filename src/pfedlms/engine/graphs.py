@@ -88,7 +88,7 @@ class Replayed:
         clients, size = len(cohort.ids), self._size(len(cohort.ids))
         objective_in = filled_up(objective, size) if size > clients else objective
         tensors: list[Tensor] = []
-        key = (size, len(plan), flat((objective_in, rate), tensors))
+        key = (size, len(plan), plan.shape[3], flat((objective_in, rate), tensors))
         recording = self._recordings.get(key)
         if recording is None and self._of_size.get(size, 0) >= _MOST_RECORDINGS:
             warnings.warn(
