@@ -197,6 +197,38 @@ def _weigh(
 
 
 @triton.jit
+def _weigh_by_channel(
+    x, slope, out, rows, inputs, part_stride, client_stride, SHARE: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
+    C: tl.constexpr, OUTPUTS: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+    PAD_H: tl.constexpr, PAD_W: tl.constexpr, STRIDE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
+):  # fmt: skip
+    """out[share, client, o, c, tap] from `x: [clients · C, rows]` and `slope: [clients · O, rows]`: the sum over one
+    share of the rows."""
+    size: tl.constexpr = KH * KW * C
+    tiles: tl.constexpr = (size + BR - 1) // BR
+    n = (tl.program_id(0) // tiles) * BN + tl.arange(0, BN)
+    r = (tl.program_id(0) % tiles) * BR + tl.arange(0, BR)
+    part, client = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    down, right = (r % (KH * KW)) // KW - PAD_H, r % KW - PAD_W
+    here = x + (client * C + r // (KH * KW)) * inputs + down * WIDTH + right
+    there = slope + (client * OUTPUTS + n) * rows
+    total = tl.zeros((BN, BR), tl.float32)
+    for start in range(0, SHARE, BM):
+        m = part * SHARE + start + tl.arange(0, BM)
+        column, row, image = m % OUT_WIDTH, (m // OUT_WIDTH) % OUT_HEIGHT, m // (OUT_WIDTH * OUT_HEIGHT)
+        column, row, known = column * STRIDE, row * STRIDE, m < rows
+        i, j = row[None, :] + down[:, None], column[None, :] + right[:, None]
+        inside = known[None, :] & (r < size)[:, None] & (i >= 0) & (i < HEIGHT) & (j >= 0) & (j < WIDTH)
+        a = tl.load(there[:, None] + m[None, :], mask=(n < OUTPUTS)[:, None] & known[None, :], other=0.0)
+        b = tl.load(here[:, None] + ((image * HEIGHT + row) * WIDTH + column)[None, :], mask=inside, other=0.0)
+        total = tl.dot(a, tl.trans(b), total, input_precision="tf32")
+    place = out + part.to(tl.int64) * part_stride + client * client_stride + n[:, None] * size + r[None, :]
+    tl.store(place, total, mask=(n < OUTPUTS)[:, None] & (r < size)[None, :])
+
+
+@triton.jit
 def _swap(
     source, out, source_stride, out_stride, pairs, C,
     TAPS: tl.constexpr, FORTH: tl.constexpr, ROUND: tl.constexpr, BQ: tl.constexpr, BT: tl.constexpr,
@@ -314,6 +346,28 @@ def weighed(x: Tensor, slope: Tensor, shape: Shape, by_channel: bool, tile: dict
         *shape.kernel, *shape.pad, shape.stride, by_channel, **used,
     )  # fmt: skip
     return out
+
+
+def weigh_by_channel(x: Tensor, slope: Tensor, shape: Shape, out: Tensor, tile: dict[str, int] | None = None) -> None:
+    """The weights' gradient into `out: [clients, O, C, height, width]`, from `x: [clients · C, rows]` and `slope:
+    [clients · O, rows]`."""
+    size = shape.taps * shape.inputs
+    used: dict[str, Any] = {"BM": 32, "BN": _tile(shape.outputs, 256), "BR": _tile(size, 128)} | (tile or {})
+    used = {"num_warps": 8 if used["BN"] * used["BR"] >= 128 * 128 else 4, "num_stages": 3} | used
+    tiles = triton.cdiv(shape.outputs, used["BN"]) * triton.cdiv(size, used["BR"])
+    # Few weights are summed in shares of the rows and these added up, in a fixed order.
+    shares = max(1, min(_ENOUGH_PROGRAMS // (tiles * shape.clients), shape.rows // 512))
+    share = triton.cdiv(triton.cdiv(shape.rows, shares), used["BM"]) * used["BM"]
+    shares = triton.cdiv(shape.rows, share)
+    flat = out.view(shape.clients, shape.outputs, size)
+    parts = out.new_empty(shares, *flat.shape) if shares > 1 else flat[None]
+    _weigh_by_channel[(tiles, shares, shape.clients)](
+        x, slope, parts, shape.rows, shape.batch * shape.height * shape.width, parts.stride(0), parts.stride(1), share,
+        shape.height, shape.width, *shape.size, shape.inputs, shape.outputs,
+        *shape.kernel, *shape.pad, shape.stride, **used,
+    )  # fmt: skip
+    if shares > 1:
+        torch.sum(parts, dim=0, out=flat)
 
 
 def turned_weights(weight: Tensor, kind: torch.dtype, both: bool) -> tuple[Tensor, Tensor]:
