@@ -51,7 +51,7 @@ def _of_weight(x: Both, slope: Both, shape: Shape, place: Tensor | None) -> Tens
     if x[0].dtype == torch.float32:
         weigh_by_channel(x[1], slope[1], shape, out)
     else:
-        turn_back(weighed(x[1], slope[1], shape, False), out)
+        turn_back(weighed(x[1], slope[1], shape), out)
     return out
 
 
