@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedlms import rng
-from pfedlms.backend import backend_of, spread, to_device, to_host
+from pfedlms.backend import backend_of, spread, to_device, to_host_later
 from pfedlms.cohort import Cohort
 from pfedlms.data.batches import Augmentation, batches
 from pfedlms.data.federated import FederatedData
@@ -142,16 +142,16 @@ class LocalWorker:
         plan = self._drawn(cohort.ids, phase, steps) if steps else self.plan(cohort, phase)
         with seeded_modules(rng.stream(self._seed, "module", phase, cohort.ids[0]), self._model.device):
             trained, losses = self._in_parts(cohort, plan, objective, self._rate(phase))
+        measured = to_host_later(losses, trained.params.sum(dim=1))
         if cohort.params.is_cuda and len(cohort.ids) == self._participation.count:
             # While the GPU is still busy with these steps. The plan of this phase is kept for a second training.
             following = self._participation.of(phase + 1), phase + 1
             if following not in self._plans:
                 self._plans[following] = self._drawn_beside(*following)
-        sums = trained.params.sum(dim=1)
 
         def wait() -> Tensor:
-            found, own = to_host(losses, sums)
-            check_finite(trained, found, own, phase)
+            found, sums = measured()
+            check_finite(trained, found, sums, phase)
             return found
 
         return trained, wait
