@@ -1,11 +1,13 @@
-"""pfedlms. A round begins with the exchange, so the last average is taken here."""
+"""pfedlms, also under torchrun. A round begins with the exchange, so the last average is taken here."""
+
+import os
 
 import torch
 from work import given_work
 
 import pfedlms
 
-work = given_work()
+work = given_work(threads=1 if "RANK" in os.environ else None)
 
 
 class Clock(pfedlms.Callback):
@@ -33,6 +35,8 @@ run = pfedlms.run(
     everyone=False,
     device=work.device,
     callbacks=[Clock()],
+    out=work.folder / "run" if "RANK" in os.environ else None,
 )
 models = [torch.cat([value.flatten() for value in state.values()]) for state in run.models]
-work.finished(torch.stack(models).double().mean(dim=0))
+if os.environ.get("RANK", "0") == "0":
+    work.finished(torch.stack(models).double().mean(dim=0))
