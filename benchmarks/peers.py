@@ -9,8 +9,9 @@ environment of its own: `--python NAME=PYTHON` names its interpreter. All get th
 batches in the same order; the models after the last round are compared. Nothing is evaluated.
 
 `cnn` is the setting of BlazeFL's README (100 clients, 5 rounds of 5 epochs, batch 50, SGD with 0.1, the small CNN of
-PyTorch's tutorial) on random images of CIFAR's shape, with --samples for each client in place of 500. `dnn` are 100
-clients with random images of MNIST's shape, 784-256-10, 20 steps on batches of 64.
+PyTorch's tutorial) on random images of CIFAR's shape, with --samples for each client in place of 500. Rounding decides
+now and then in its ReLUs and max pooling, so models drift apart; `smooth` has neither and shows that all do the same
+work. `dnn` are 100 clients with random images of MNIST's shape, 784-256-10, 20 steps on batches of 64.
 
 A round's seconds are those between the ends of two rounds, so the first, with the start of processes, does not count.
 Memory is the highest sum over all processes of a simulator, each with its share of pages used by several (PSS).
@@ -37,15 +38,17 @@ from typing import Any
 
 import numpy as np
 from kept import keep
-
 from simulators.work import Work, flat
 
 SCRIPTS = Path(__file__).parent / "simulators"
 SEED = 0
+CIFAR = {"shape": (3, 32, 32), "samples": 100, "epochs": 5, "batch": 50, "rate": 0.1}
 WORKS: dict[str, dict[str, Any]] = {
-    "cnn": {"shape": (3, 32, 32), "samples": 200, "epochs": 5, "batch": 50, "rate": 0.1},
-    "dnn": {"shape": (1, 28, 28), "samples": 400, "steps": 20, "batch": 64, "rate": 0.05},
+    "cnn": {**CIFAR, "tolerance": 0.2},
+    "smooth": {**CIFAR, "tolerance": 1e-3},
+    "dnn": {"shape": (1, 28, 28), "samples": 400, "steps": 20, "batch": 64, "rate": 0.05, "tolerance": 1e-2},
 }
+"""Tolerance: of 99 % of the weights, over the median distance that weights moved."""
 SIMULATORS: dict[str, dict[str, Any]] = {
     "pfedlms": {"script": "with_pfedlms.py", "package": "pfedlms"},
     "pfedlms-processes": {"script": "with_pfedlms.py", "package": "pfedlms"},
@@ -186,7 +189,6 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--python", action="append", default=[], metavar="NAME=PYTHON")
-    parser.add_argument("--tolerance", type=float, default=0.1, help="of 99 %% of the weights, over the median move")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no other simulator after that")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -229,7 +231,7 @@ def main() -> None:
                     f"99 % of weights within {row['apart_from_first']['99 %']:.1e}",
                     flush=True,
                 )
-                if row["apart_from_first"]["99 %"] > options.tolerance * work["moved"]:
+                if row["apart_from_first"]["99 %"] > WORKS[options.work]["tolerance"] * work["moved"]:
                     print(f"FAILED {name}:{parallel}: another model than {chosen[0][0]}'s: {row['apart_from_first']}")
                     failed = True
     finally:
