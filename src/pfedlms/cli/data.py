@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
 from pfedlms.cli.options import add, check_config, overrides
-from pfedlms.cli.screen import say
+from pfedlms.cli.screen import say, show
 from pfedlms.errors import UsageError, did_you_mean
 from pfedlms.report import figures
 from pfedlms.report.charts import check_file
