@@ -340,6 +340,18 @@ def regime_cells(dataset: str, contests: Sequence[Mapping[str, Any]]) -> list[Ce
     return cells
 
 
+def server_cells(dataset: str, contests: Sequence[Mapping[str, Any]]) -> list[Cell]:
+    """Momentum, Adam and shares of bytes as effort.py's trials are: half the rounds, with data set aside."""
+    chosen = field.chosen(contests, dataset, "10-of-100")
+    held_out = {**regimes.shared(dataset, "10-of-100"), "data.validation": 0.2, "train.rounds": 100}
+    return [
+        Cell(
+            f"servers-{dataset}", dataset, "10-of-100", label, SWEEP_SEED, {**held_out, **own, "run.evaluate_every": 5}
+        )
+        for label, own in regimes.servers(dataset, chosen).items()
+    ]
+
+
 def field_cells(group: str, dataset: str, named: Iterable[field.Named]) -> list[Cell]:
     """Cells of field.py, one seed after the other."""
     return [
@@ -394,6 +406,7 @@ def group(
         "equal": equal,
         "options": options,
         "regimes": lambda dataset: regime_cells(dataset, contests),
+        "servers": lambda dataset: server_cells(dataset, contests),
         "rivals": lambda dataset: field_cells(f"rivals-{dataset}", dataset, field.rivals(dataset, contests)),
         "bytes": lambda dataset: field_cells(f"bytes-{dataset}", dataset, field.budgets(dataset, contests)),
         "own": lambda dataset: own_settings(dataset, {method: values for method, (_, values) in OWN.items()}),
