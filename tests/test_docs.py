@@ -76,7 +76,7 @@ def test_every_link_leads_somewhere() -> None:
 
 
 def test_every_setting_named_in_the_pages_exists() -> None:
-    from pfedlms.cli.listings import settings
+    from pfedlms.cli.lists import settings
 
     known = {row["setting"] for row in settings()} | {"method.name"}
     sections = {name.split(".")[0] for name in known}

@@ -1,4 +1,4 @@
-"""What tables, plots and reprs say: own metrics by name and digits, titles, plurals, columns that are left out."""
+"""What is said of runs: own metrics by name and digits, titles, how samples were partitioned, how to resume."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from small import Pressing
 from torch import Tensor, nn
 
 import pfedlms
+from pfedlms.cli import main
 from pfedlms.errors import UsageError
 from pfedlms.report.figures import accuracy_curves, by_setting
+from pfedlms.report.results import comparison
 
 RANDOM = np.random.default_rng(0)
 X, Y = RANDOM.normal(size=(80, 4)).astype(np.float32), np.arange(80) % 2
@@ -95,3 +97,50 @@ def test_figures_call_a_metric_by_its_name(metric: Any, label: str, digits: str)
     best = done.best()
     assert best is not None
     assert f"{best['score']:{digits}}" in str(swept.chart.to_dict())
+
+
+@pytest.mark.parametrize(
+    ("data", "settings", "scheme", "told"),
+    [
+        ([(X[:40], Y[:40]), (X[40:], Y[40:])], {}, "given", "2 clients, partition given ·"),
+        ((X, Y), {"clients": 3, "alpha": 0.4}, "dirichlet", "3 clients, α = 0.4 ·"),
+        ((X, Y), {"clients": 3, "partition": "iid"}, "iid", "3 clients, partition iid ·"),
+        ((X, Y), {"clients": 3, "partition": "quantity"}, "quantity", "3 clients, partition quantity, α = 0.5 ·"),
+    ],
+)
+def test_alpha_is_told_where_it_was_used(data: Any, settings: dict[str, Any], scheme: str, told: str) -> None:
+    result = pfedlms.run(data, linear, method="fedavg", **{**QUICK, "min_samples": 2, **settings})
+    assert result.summary["partition"] == scheme
+    assert told in comparison([result]).title
+
+
+@pytest.mark.parametrize(
+    ("given", "call"),
+    [
+        ((None, None), None),
+        (((X, Y), linear), "data, model"),
+        ((None, lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10))), "model=model"),
+    ],
+)
+def test_an_interrupted_run_names_all_that_goes_on_with_it(
+    given: tuple[Any, Any], call: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(KeyboardInterrupt) as caught:
+        pfedlms.run(*given, method="fedavg", out=tmp_path / "r", callbacks=[Pressing(1)], **QUICK)
+    expected = ", ".join([repr(str(tmp_path / "r")), *([call] if call else [])])
+    assert str(caught.value) == f"interrupted; resume with pfedlms.resume({expected})"
+    assert main(["show", str(tmp_path / "r")]) == 0
+    told = f"pfedlms.resume({expected})" if call else f"pfedlms resume {tmp_path / 'r'}"
+    assert capsys.readouterr().err == f"after 1 rounds; not finished. Resume with: {told}\n"
+
+
+def test_plots_have_a_title(tmp_path: Path) -> None:
+    pytest.importorskip("altair")
+    plot = ["--plot", str(tmp_path / "p.svg")]
+    options = ["--clients", "3", "--rounds", "2", "--set", "model.hidden=8", "--set", "run.threads=1", "--quiet"]
+    compare = ["compare", "--methods", "local", "--seeds", "1", "--partition", "iid", "--out", str(tmp_path / "c")]
+    assert main([*compare, *options, *plot]) == 0
+    assert "3 clients, partition iid · 2 rounds" in (tmp_path / "p.svg").read_text()
+    sweep = ["sweep", "--method", "local", "--learning-rate", ".1,.2", "--alpha", "0.3", "--out", str(tmp_path / "s")]
+    assert main([*sweep, "--validation", "0.2", *options, *plot]) == 0
+    assert "local · digits · dnn, 610 parameters · 3 clients, α = 0.3" in (tmp_path / "p.svg").read_text()

@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 import pfedlms
 from pfedlms.cli import main
 from pfedlms.engine import Federation
 from pfedlms.errors import QuorumError
-from pfedlms.report.results import comparison
-from pfedlms.report.runs import StoredRun
 
 SMALL = {"rounds": 4, "clients": 5, "hidden": 12, "local_steps": 2, "batch_size": 8, "threads": 1}
 PARAMETERS = 64 * 12 + 12 + 12 * 10 + 10
@@ -143,35 +140,3 @@ def test_bits_of_a_round_are_those_of_participants(capsys: pytest.CaptureFixture
         "sparseloco",
         "decomfl",
     }
-
-
-def summary_of(method: str, seed: int, everyone: float | None, catch_up: int, participation: float) -> dict[str, Any]:
-    return {
-        "method": method, "dataset": "digits", "model": "dnn", "seed": seed, "clients": 20, "rounds": 3,
-        "status": "finished", "participation": participation, "parameters": 10, "seconds": 1.0,
-        "accuracy": {"max": 90.0 + seed, "last10": 80.0, "final": 70.0},
-        "everyone": {"accuracy": everyone} if everyone is not None else None,
-        "bytes_per_round": {
-            "up_payload": 1 << 20, "up_framing": 0, "down_payload": 1 << 20, "down_framing": 0, "catch_up": catch_up,
-        },
-    }  # fmt: skip
-
-
-def shown(summaries: list[dict[str, Any]], width: int) -> str:
-    console = Console(width=width, no_color=True, record=True, quiet=False)
-    with console.capture() as captured:
-        console.print(comparison([StoredRun(each["method"], each) for each in summaries]).rich(width))
-    return captured.get()
-
-
-def test_the_table_has_everyone_and_counts_catching_up_as_received() -> None:
-    """FedAvg moves 2 MiB, the other 1 up and 1 + 2 down, which is half as few."""
-    runs = [summary_of(m, s, 60.0 + s, c, 0.2) for m, c in (("fedavg", 0), ("obda", 2 << 20)) for s in (0, 1)]
-    for width in (60, 80):
-        lines = [line.replace(" ± ", "±").split() for line in shown(runs, width).splitlines() if line.strip()]
-        rows = {line[0]: line for line in lines}
-        assert rows["obda"][1:7] == ["90.50±0.71", "80.00±0.00", "60.50±0.71", "1.00", "3.00", "0.5×"]
-        assert rows["fedavg"][4:7] == ["1.00", "1.00", "1.0×"]
-    assert "20 % per round" in shown(runs, 80)
-    assert "everyone" not in shown([summary_of("fedavg", 0, 60.0, 0, 1.0)], 80)
-    assert "60" not in shown([summary_of("fedavg", 0, None, 0, 0.2)], 80)  # interrupted

@@ -12,7 +12,7 @@ from rich.console import Console
 from studies import a_comparison, a_run, a_summary, compared, section_of, swept
 
 from pfedlms.report import results
-from pfedlms.report.results import COLUMNS, comparison, partition_text, set_up, sweep
+from pfedlms.report.results import COLUMNS, comparison, described, partition_text, sweep
 from pfedlms.report.runs import Section, Spread, StoredRun
 from pfedlms.report.tables import Column, Table, table_of
 
@@ -36,6 +36,13 @@ def test_the_rows_of_a_comparison(tmp_path: Path) -> None:
     assert (fedavg["mib_up"], fedavg["mib_down"], fedavg["total_bytes"]) == (1.0, 1.0, 4 * 1024**2)
     assert (local["fewer"], fedavg["fewer"], stc["fewer"]) == (None, 1.0, 16.0)
     assert (stc["rounds"], stc["seeds"]) == (2, 2)
+
+
+def test_catching_up_counts_as_received() -> None:
+    """FedAvg moves 2 MiB, the other 1 up and 1 + 2 down: half as few."""
+    plain, tracked = (StoredRun(m, a_summary(m, [60.0], kib=1024)) for m in ("fedavg", "obda"))
+    tracked.summary["bytes_per_round"]["catch_up"] = 2 << 20
+    assert [(row["mib_down"], row["fewer"]) for row in comparison([plain, tracked]).records] == [(1.0, 1.0), (3.0, 0.5)]
 
 
 def test_one_declaration_is_a_column_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,9 +143,10 @@ def test_a_sweep_marks_its_best(tmp_path: Path) -> None:
 def test_a_title_leaves_out_what_is_swept() -> None:
     data = {"dataset": "digits", "clients": 3, "alpha": 0.5, "partition": "auto"}
     run = StoredRun("local", a_summary("local", [60.0], clients=(1, 2, 3), partition="dirichlet"), {"data": data})
-    assert set_up(run, ["train.rounds"]) == "digits · 3 clients, α = 0.5"
-    assert set_up(run, ["data.alpha"]) == "digits · 3 clients"
-    assert set_up(run, ["data.clients", "data.partition"]) == "digits"
+    model = "dnn, 18,910 parameters"
+    assert list(described([run], ["train.rounds"]).values()) == ["digits", model, "3 clients, α = 0.5"]
+    assert list(described([run], ["data.alpha"]).values()) == ["digits", model, "3 clients", "1 round"]
+    assert list(described([run], ["data.clients", "data.partition"]).values()) == ["digits", model, "1 round"]
 
 
 @pytest.mark.parametrize(

@@ -213,12 +213,6 @@ def partition_text(summary: Summary, data: Mapping[str, Any]) -> str:
     return {"": "", "dirichlet": alpha, "quantity": f"partition quantity, {alpha}"}.get(scheme, f"partition {scheme}")
 
 
-def set_up(run: RunLike, swept: Iterable[str] = ()) -> str:
-    """The title of a study's figure: data set, clients and partition, without what is swept."""
-    shown = ("data.dataset", "clients")
-    return " · ".join(text for key, text in described([run], swept).items() if key in shown)
-
-
 # --- results.csv and results.json ---
 
 _OF_A_RUN = ("method", "seed", "status")
