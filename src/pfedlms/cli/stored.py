@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pfedlms.cli.options import add
-from pfedlms.cli.screen import best_round, say, show, show_table
-from pfedlms.cli.train import show_study
+from pfedlms.cli.screen import say, show_table
+from pfedlms.cli.train import show_run, show_study
 from pfedlms.errors import PfedlmsError, RunDirectoryError, UsageError
 from pfedlms.report.runs import RunLike, Section, by_problem
 
@@ -52,7 +52,6 @@ def add_report(sub: argparse.ArgumentParser) -> None:
 def show_stored(options: argparse.Namespace) -> int:
     from pfedlms.experiment.runs import load_run, per_client
     from pfedlms.experiment.studies import load_study, manifest_of, refuse_study
-    from pfedlms.report.results import comparison
     from pfedlms.report.tables import table_of
 
     out = options.directory
@@ -67,12 +66,9 @@ def show_stored(options: argparse.Namespace) -> int:
         return 0
     run = load_run(out, data_dir=options.data_dir)
     rows = per_client(run) if options.clients else []
-    document = {**run.summary, "directory": str(out), **({"per_client": rows} if rows else {})}
-    show(options, document, comparison, [run])
+    show_run(options, run, **({"per_client": rows} if rows else {}))
     if rows and not options.json:
         show_table(table_of(rows))
-    if run.summary.get("best"):
-        say(best_round(run.summary))
     if run.summary["status"] == "interrupted":
         say(f"after {run.summary['rounds']} rounds; not finished. {_how_to_resume('resume', out, run.settings)}")
     return 0

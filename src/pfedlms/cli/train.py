@@ -134,15 +134,19 @@ def show_study(options: argparse.Namespace, study: Any) -> None:
     show(options, document, lambda _: study.as_table(), study.runs)
 
 
-def _report_run(options: argparse.Namespace, done: Any) -> int:
+def show_run(options: argparse.Namespace, run: Any, **more: Any) -> None:
+    """The table of a run and its best round, or its document for machines."""
     from pfedlms.report.results import comparison
 
-    summary = done.summary
-    shown = [done] if summary["accuracy"]["max"] is not None else []
-    if summary.get("best") and not options.quiet:
-        say(best_round(summary))
-    show(options, {**summary, "directory": str(done.directory)}, comparison, shown)
-    interrupted = f"after {summary['rounds']} rounds" if summary["status"] == "interrupted" else None
+    shown = [run] if run.summary["accuracy"]["max"] is not None else []
+    show(options, {**run.summary, "directory": str(run.directory), **more}, comparison, shown)
+    if run.summary.get("best") and not getattr(options, "quiet", False):
+        say(best_round(run.summary))
+
+
+def _report_run(options: argparse.Namespace, done: Any) -> int:
+    show_run(options, done)
+    interrupted = f"after {done.summary['rounds']} rounds" if done.summary["status"] == "interrupted" else None
     return _closing(done.directory, interrupted, done.stopped)
 
 

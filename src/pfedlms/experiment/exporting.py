@@ -145,7 +145,7 @@ def open_models(stored: RunDirectory, config: Config, problem: Problem, best: bo
             f"use pfedlms.load({str(directory)!r}, pfedlms.Problem(data, model)), "
             f"or pfedlms.export({str(directory)!r}, 'model.pt', client=0, model=model)"
         )
-    checkpoint = stored.load_best() if best else stored.load_checkpoint()
+    checkpoint = stored.load_checkpoint(best)
     if checkpoint is None:
         raise RunDirectoryError(
             f"{directory}: no best round was kept; run with data.validation and train.patience (as many as there are "

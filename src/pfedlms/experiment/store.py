@@ -124,15 +124,10 @@ class RunDirectory(ExitStack):
                 shutil.copyfile(self._checkpoint, temporary)
             os.replace(temporary, self._best)
 
-    def load_checkpoint(self) -> dict[str, Any] | None:
-        """The latest checkpoint, or None before the first one."""
-        return self._load(self._checkpoint, "delete it to start this run over")
-
-    def load_best(self) -> dict[str, Any] | None:
-        """The checkpoint of the best round so far, or None if none was kept."""
-        return self._load(self._best, "delete it; the latest checkpoint is another file")
-
-    def _load(self, path: Path, remedy: str) -> dict[str, Any] | None:
+    def load_checkpoint(self, best: bool = False) -> dict[str, Any] | None:
+        """The latest checkpoint, or that of the best round so far; None where there is none."""
+        path = self._best if best else self._checkpoint
+        remedy = "delete it; the latest checkpoint is another file" if best else "delete it to start this run over"
         if not path.exists():
             return None
         try:
