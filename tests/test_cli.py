@@ -246,8 +246,9 @@ def test_dry_run_prints_plan_bytes_and_memory_and_writes_nothing(call: Any) -> N
     assert done.code == 0
     assert here() == []
     assert f"{PARAMETERS:,} parameters" in done.out
-    assert f"{4 * 4 * PARAMETERS:,} bytes per round and 160 of framing" in done.out
-    assert "memory: about" in done.out
+    words = " ".join(done.out.split())
+    assert f"send {4 * 4 * PARAMETERS:,} bytes per round and 160 of framing" in words
+    assert "Memory: about" in words
     assert ESCAPE not in done.out
 
 
@@ -257,9 +258,9 @@ def test_dry_run_notes_a_ratio_that_keeps_one_entry_of_every_layer(call: Any) ->
     done = call(*RUN, *tiny, "method.ratio=1e-9")
     assert done.code == 0
     assert (
-        "note: method.ratio = 1e-09 keeps a single entry of every layer, the fewest there can be; the largest layer "
-        "keeps more from 0.002 on"
-    ) in done.out
+        "Note: method.ratio = 1e-09 keeps a single entry of every layer, the fewest there can be; the largest layer "
+        "keeps more from 0.002 on."
+    ) in " ".join(done.out.split())
     notes = {ratio: json.loads(call(*RUN, *tiny, f"method.ratio={ratio}", "--json").out)["notes"]
              for ratio in (0.0019, 0.002, 0.1)}  # fmt: skip
     assert [len(found) for found in notes.values()] == [1, 0, 0]

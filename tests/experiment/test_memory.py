@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from torch import nn
 
 import pfedlms
@@ -28,7 +26,7 @@ from pfedlms.experiment.schema import TrainSection
 from pfedlms.methods import METHODS
 from pfedlms.methods.contract import Method
 from pfedlms.models import CohortModel, build
-from pfedlms.report.plans import print_plan
+from pfedlms.report import plans
 
 
 @pytest.fixture
@@ -169,26 +167,24 @@ def test_the_number_of_a_gpu_is_checked(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def plan_of(data: Any) -> tuple[dict[str, Any], str]:
-    problem, text = Problem(data, lambda: nn.Linear(2, 12)), io.StringIO()
+    problem = Problem(data, lambda: nn.Linear(2, 12))
     more = {"method": {"name": "local"}, "run": {"device": "cpu"}}
     config = load_config(None, merge(problem.tables(), more))
-    federation = prepare(config, problem)
-    plan = plan_json(config, federation)
-    print_plan(plan, 1, Console(file=text, width=100))
-    return plan, text.getvalue()
+    plan = plan_json(config, prepare(config, problem))
+    return plan, plans.plan([plan]).intro
 
 
 def test_the_plan_names_classes_where_they_have_names() -> None:
     x = np.zeros((24, 2), dtype=np.float32)
     plan, text = plan_of({"a": (x, ["[red]", "blue"] * 12), "b": (x, ["blue", "green"] * 12)})
     assert (plan["classes"], plan["client_names"]) == (["[red]", "blue", "green"], ["a", "b"])
-    assert "classes: [red], blue, green\n" in text
+    assert "Classes: [red], blue, green." in text
     many, text = plan_of([(x, [f"c{place:02}" for place in range(12)] * 2)] * 2)
     assert len(many["classes"]) == 12
-    assert "classes: c00, c01, c02, c03, c04, c05, c06, c07, c08, c09, … (12 in all)\n" in text
+    assert "Classes: c00, c01, c02, c03, c04, c05, c06, c07, c08, c09, … (12 in all)." in text
     plain, text = plan_of([(x, [0, 1] * 12)] * 2)
     assert not {"classes", "client_names"} & set(plain)
-    assert "classes:" not in text
+    assert "Classes:" not in text
 
 
 def test_the_plan_counts_whole_numbers_in_full() -> None:

@@ -105,7 +105,7 @@ def test_a_dry_run_says_who_takes_part_and_what_it_cannot_say(
 ) -> None:
     arguments = ["run", "--dry-run", *options(**{"train.participation": 0.4, **chosen})]
     assert main(arguments) == 0
-    shown = capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
     assert "5 clients, 2 of them in a round" in shown
     assert ("receive to catch up, which depends on the clients that are drawn" in shown) is catches_up
     assert main([*arguments, "--json"]) == 0

@@ -32,12 +32,6 @@ def show_table(table: Table, where: Console | None = None) -> None:
     Console(width=width, stderr=screen.stderr).print(shown, highlight=False)
 
 
-def console() -> Console:
-    """Standard output; as wide as need be where it is no terminal, so that nothing is cut."""
-    stdout = Console()
-    return stdout if stdout.is_terminal else Console(width=1000)
-
-
 def say(text: str, style: str | None = None) -> None:
     """Words on standard error, as they are."""
     Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True, style=style)

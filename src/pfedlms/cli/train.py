@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from pfedlms.cli.options import add, add_study, assignments, out_directory, overrides
-from pfedlms.cli.screen import best_round, console, say, show, show_table
+from pfedlms.cli.screen import best_round, say, show, show_table
 from pfedlms.errors import UsageError
 from pfedlms.report.progress import screen
 from pfedlms.report.runs import score_text
@@ -59,23 +58,19 @@ def run(options: argparse.Namespace) -> int:
     from pfedlms.experiment.cost import plan_json
     from pfedlms.experiment.prepare import prepare
     from pfedlms.experiment.runs import begin
-    from pfedlms.report.plans import print_plan, profile
+    from pfedlms.report import plans
 
     config = load_config(options.config, overrides(options))
     if options.dry_run:
-        federation = prepare(config)
-        plan = plan_json(config, federation)
-        if options.json:
-            print(json.dumps(plan, indent=2))
-        else:
-            print_plan(plan, federation.largest_cohort, console())
+        document = plan_json(config, prepare(config))
+        show(options, document, plans.plan, [document])
         return 0
     out = out_directory(options, config.run.out, f"{config.data.title}-{config.method}")
     with screen(not options.quiet) as callbacks:
         done = begin(config.with_run(out=str(out)), callbacks=callbacks, profile=options.profile)
     if options.profile:
         # On standard error, so that it goes with --json too.
-        show_table(profile(done.summary.get("stages", {}), max(1, done.summary["rounds"])), Console(stderr=True))
+        show_table(plans.profile(done.summary.get("stages", {}), max(1, done.summary["rounds"])), Console(stderr=True))
     return _report_run(options, done)
 
 
