@@ -130,7 +130,8 @@ class Table:
     def rich(self, width: int | None = SCREEN) -> RichTable:
         """For a terminal of that width, without the columns it has no room for; with None all of them, for a pipe."""
         kept, left_out = self.shown, []
-        if width is not None and _width(self._made(kept)) > width:
+        words = any(column.left for column in kept)  # which rich breaks where there is room
+        if width is not None and not words and _width(self._made(kept)) > width:
             kept = [self._narrower(column, first=place == 0) for place, column in enumerate(kept)]
             for column in sorted((each for each in kept[::-1] if each.optional), key=lambda each: -each.optional):
                 if _width(self._made(kept)) > width:
