@@ -89,8 +89,6 @@ def export(options: argparse.Namespace) -> None:
     from pfedlms.experiment.api import export
 
     one = options.client is not None or options.shared
-    if options.best and not one and options.all is None:
-        raise UsageError("export: --best goes with --client K or --global, and -o FILE, or with --all FOLDER")
     if not one and options.all is None:
         raise UsageError("export: say which model: --client K or --global, with -o FILE, or --all FOLDER")
     if one and options.output is None:
