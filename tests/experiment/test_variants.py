@@ -67,7 +67,7 @@ def test_a_variant_has_a_name_and_settings_of_its_own(methods: Any) -> None:
         ("pfedlms:rounds=7", "rounds is no setting that pfedlms can have alone"),
         ("pfedlms:thresholds=0", "pfedlms.thresholds: got 0"),
         ("pfedlms:thresholds=x", "pfedlms.thresholds: got 'x', expected a whole number"),
-        ("pfedlsm:thresholds=1", "did you mean pfedlms"),
+        ("pfedlsm:thresholds=1", "method.name: got 'pfedlsm'; did you mean pfedlms"),
         ("local,pfedlms,local", "expected every method once"),
     ],
 )
