@@ -12,7 +12,7 @@ from rich.console import Console
 from studies import a_comparison, a_run, a_summary, compared, section_of, swept
 
 from pfedlms.report import results
-from pfedlms.report.results import COLUMNS, comparison, described, partition_text, sweep
+from pfedlms.report.results import COLUMNS, comparison, described, partition_text
 from pfedlms.report.runs import Section, Spread, StoredRun
 from pfedlms.report.tables import Column, Table, table_of
 
@@ -54,7 +54,7 @@ def test_one_declaration_is_a_column_everywhere(tmp_path: Path, monkeypatch: pyt
         for run in section_of(compared(tmp_path / "c")).runs
     ]
     swept = Section("s", runs, "Sweep", {"method.name": ["local", "fedavg", "stc"]})
-    for table in (comparison(runs), sweep(swept)):
+    for table in (comparison(runs), comparison(runs, swept)):
         assert "worst client" in words(printed(table, None))
         assert "worst: of all clients" in words(table)
         assert "| worst client |" in table.markdown()
@@ -133,11 +133,14 @@ def test_a_terminal_leaves_out_what_it_has_no_room_for_and_a_pipe_nothing(tmp_pa
 
 def test_a_sweep_marks_its_best(tmp_path: Path) -> None:
     swept(tmp_path / "s", {"learning_rate": [0.1, 0.2, 0.3]}, [70.0, 90.0, 99.0], interrupted=[99.0])
-    table = sweep(section_of(tmp_path / "s"))
-    assert [record["mark"] for record in table.records] == ["", "best", "interrupted"]
-    assert [record["train.learning_rate"] for record in table.records] == [0.1, 0.2, 0.3]
+    section = section_of(tmp_path / "s")
+    table = comparison(section.runs, section)
+    assert [record["name"] for record in table.records] == [
+        "learning_rate=0.1", "learning_rate=0.2 (best)", "learning_rate=0.3 (interrupted)",
+    ]  # fmt: skip
     assert words(table).startswith("fedavg · digits · dnn, 18,910 parameters · 2 clients, α = 0.5 · 1 round")
-    assert "No G-acc: fedavg shares no model." in words(table)
+    assert "; the best by P-acc" in words(table)
+    assert not any("fewer" in record for record in table.records), "all rows are fedavg"
 
 
 def test_a_title_leaves_out_what_is_swept() -> None:

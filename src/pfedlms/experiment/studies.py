@@ -28,7 +28,7 @@ from pfedlms.experiment.store import RunDirectory, write_text
 from pfedlms.experiment.workers import in_parallel
 from pfedlms.report import runs as reported
 from pfedlms.report.figures import by_setting
-from pfedlms.report.results import comparison, results, results_json, sweep
+from pfedlms.report.results import comparison, results, results_json
 from pfedlms.report.tables import Table, to_csv
 
 SCHEMA = 1
@@ -125,7 +125,7 @@ class Study:
 
     def as_table(self) -> Table:
         """The table, to be shown as text, on a terminal or in LaTeX."""
-        return sweep(self.section()) if self.axes else comparison(self.runs)
+        return comparison(self.runs, self.section() if self.axes else None)
 
     def table(self) -> str:
         """The table as plain text."""

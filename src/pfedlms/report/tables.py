@@ -72,8 +72,6 @@ class Column:
     """Its value from the summary of one run, if that is not the value at `place`."""
     over_seeds: Callable[[list[Any]], Any] | None = Spread.of
     """Its value in a row of several seeds; None if it is computed for the whole table."""
-    only: str = ""
-    """`comparison` or `sweep`, if the table of the other has no such column."""
     optional: int = 0
     """Where there is little room: 2 is left out first, then 1, 0 never."""
     leads: bool = False
