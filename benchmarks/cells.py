@@ -17,8 +17,7 @@ from typing import Any
 
 import field
 import regimes  # which makes `papers` known
-from papers.pfedlms.cells import equal_rate, settings_of, taken
-from papers.pfedlms.experiments import EXPERIMENTS
+from papers.pfedlms.experiments import EXPERIMENTS, equal_rate, settings_of, taken
 
 from pfedlms import Config, load_config
 from pfedlms.data import DATASETS

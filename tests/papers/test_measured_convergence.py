@@ -14,8 +14,7 @@ import papers.pfedlms.theorem as measured
 import pytest
 import torch
 from papers.pfedlms.__main__ import main
-from papers.pfedlms.constants import Constants, softmax_smoothness, terms
-from papers.pfedlms.theorem import NEVER, Plan, convergence, shared_settings
+from papers.pfedlms.theorem import NEVER, Constants, Plan, convergence, shared_settings, softmax_smoothness, terms
 from papers.pfedlms.theorem_sheets import THEORY, by_round, chart
 from papers.pfedlms.trajectory import ClientTask, Watched, WatchedPFedLMS, WatchedSettings, follow, penalty
 from torch import Tensor, nn
