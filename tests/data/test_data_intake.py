@@ -437,26 +437,7 @@ class Reader(nn.Module):
         return found
 
 
-class Recurrent(nn.Module):
-    def __init__(self, kind: type[nn.RNNBase]) -> None:
-        super().__init__()
-        self.words, self.memory, self.head = nn.Embedding(50, 8), kind(8, 10, batch_first=True), nn.Linear(10, 3)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.head(self.memory(self.words(tokens))[0][:, -1])
-        return found
-
-
 QUICK: dict[str, Any] = {"rounds": 2, "clients": 3, "local_steps": 2, "batch_size": 8, "threads": 1}
-
-
-@pytest.mark.parametrize("factory", [lambda: Recurrent(nn.LSTM), lambda: Recurrent(nn.GRU), Reader])
-def test_engines_agree_on_token_ids(factory: Callable[[], nn.Module]) -> None:
-    stacked, reference = (
-        pfedlms.run((TOKENS, Y), factory, method="fedavg", reference=each, **QUICK) for each in (False, True)
-    )
-    for one, other in zip(stacked.models, reference.models, strict=True):
-        assert all(torch.allclose(one[name], other[name], atol=1e-5) for name in one)
 
 
 def test_whole_numbers_become_floats_for_a_model_that_calculates_with_them() -> None:
