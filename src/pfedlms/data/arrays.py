@@ -119,7 +119,7 @@ def labels_of(parts: Sequence[tuple[str, Any]], names: Sequence[str] = ()) -> La
     Class numbers from 0 on stay what they are. Other whole numbers, texts and booleans are numbered in their order and
     keep their names; rows of a single one (one-hot) stand for its place. With `names`, labels are places in them.
     """
-    read = [(name, *_column(value, name)) for name, value in parts]
+    read = [(name, *column_of(value, name)) for name, value in parts]
     first, kind, like = read[0]
     for name, own, column in read:
         if own != kind or column.shape[1:] != like.shape[1:]:
@@ -145,55 +145,56 @@ def labels_of(parts: Sequence[tuple[str, Any]], names: Sequence[str] = ()) -> La
     return np.split(numbers, np.cumsum([len(column) for column in columns])[:-1]), len(found), found
 
 
-def _column(value: Any, name: str) -> tuple[str, NDArray[Any]]:
-    """What labels are, and the labels `[n]`; one-hot rows are `[n, classes]`."""
-    y = _array(value, f"{name}: labels")
+def column_of(value: Any, name: str, what: str = "label") -> tuple[str, NDArray[Any]]:
+    """What labels, or clients, are, and they themselves `[n]`: numbers, texts or booleans; one-hot rows are
+    `[n, classes]`."""
+    y = _array(value, f"{name}: {what}s")
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
-    if y.dtype.kind == "O":
-        y = _of_objects(y, name)
     if y.ndim == 2 and y.dtype.kind in "fiub" and len(y) and y.shape[1] > 1:
         if bool(((y == 0) | (y == 1)).all()) and bool((y.sum(axis=1) == 1).all()):
             return "one-hot", y
         raise DataError(
-            f"{name}: got labels of shape {y.shape} and type {y.dtype} that are no one-hot rows, expected one class "
+            f"{name}: got {what}s of shape {y.shape} and type {y.dtype} that are no one-hot rows, expected one class "
             "per sample: a vector [n] of class numbers or names, or for such targets a loss of your own (loss=…); "
             "samples come first, (x, y)"
         )
-    if y.ndim != 1 or y.dtype.kind not in "fiubUS":
-        raise DataError(
-            f"{name}: got labels of shape {y.shape} and type {y.dtype}, expected a vector of class numbers or names [n]"
-        )
+    expected = "expected a vector of class numbers or names, one kind"
+    if y.ndim != 1 or y.dtype.kind not in "fiubUSO":
+        raise DataError(f"{name}: got {what}s of shape {y.shape} and type {y.dtype}, {expected}")
     if len(y) == 0:
-        raise DataError(f"{name}: got no labels, expected one for each sample")
-    if y.dtype.kind in "US":
-        return "texts", np.char.decode(y, "utf-8", "replace") if y.dtype.kind == "S" else y
-    if y.dtype.kind == "b":
-        return "booleans", y
-    if y.dtype.kind == "f" and np.isnan(y).any():
-        raise DataError(f"{name}: {int(np.isnan(y).sum())} labels are missing (NaN); leave those samples out")
-    if y.dtype.kind == "f" and len(broken := y[(y != y.round()) | (abs(y) >= _EXACT)]):
-        shown = _some(broken.tolist())
+        raise DataError(f"{name}: got no {what}s, expected one for each sample")
+    if y.dtype.kind in "iu":
+        return "numbers", y.astype(np.int64)
+    values: list[Any] = [each.decode(errors="replace") if isinstance(each, bytes) else each for each in y.tolist()]
+    if missing := [row for row, each in enumerate(values) if _is_missing(each)]:
         raise DataError(
-            f"{name}: got labels such as {shown}, expected a vector of class numbers or names; numbers to be predicted "
-            "as they are need a loss for them, in Python run(…, loss=…)"
+            f"{name}: {len(missing)} {what}s are missing, the first in sample {missing[0]} (from 0); fill them in, or "
+            "leave those samples out"
         )
-    return "numbers", y.astype(np.int64)
+    match sorted({type(each).__name__ for each in values}):
+        case ["str"]:
+            return "texts", np.array(values)
+        case ["bool"]:
+            return "booleans", np.array(values)
+        case ["int"]:
+            return "numbers", np.array(values)
+        case ["float"]:
+            if broken := [each for each in values if not each.is_integer() or abs(each) >= _EXACT]:
+                raise DataError(
+                    f"{name}: got {what}s such as {_some(broken)}, {expected}; numbers to be predicted as they are "
+                    "need a loss for them, in Python run(…, loss=…)"
+                )
+            return "numbers", np.array(values).astype(np.int64)
+        case types:
+            raise DataError(f"{name}: got {what}s of the types {_some(types)}, {expected}")
 
 
-def _of_objects(y: NDArray[Any], name: str) -> NDArray[Any]:
-    """Python objects as what they all are."""
-    values = y.ravel().tolist()
-    missing = sum(
-        each is None or type(each).__name__ == "NAType" or (isinstance(each, float) and each != each) for each in values
-    )
-    if missing:
-        raise DataError(f"{name}: {missing} labels are missing (None or NaN); leave those samples out")
-    for kind in (str, bytes, bool, int, float):
-        if all(isinstance(value, kind) for value in values):
-            return np.array(values).reshape(y.shape)
-    types = _some(sorted({type(value).__name__ for value in values}))
-    raise DataError(f"{name}: got labels of the types {types}, expected a vector of class numbers or names, one kind")
+def _is_missing(value: Any) -> bool:
+    """None, NaN, pandas' NA, or a text without a character."""
+    if isinstance(value, float | str):
+        return value != value or (isinstance(value, str) and not value.strip())
+    return value is None or type(value).__name__ == "NAType"
 
 
 def _array(value: Any, name: str) -> NDArray[Any]:
