@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
 from pfedlms.cli.options import add, check_config, overrides
-from pfedlms.cli.screen import say
+from pfedlms.cli.screen import say, show
 from pfedlms.errors import UsageError, did_you_mean
 from pfedlms.report import figures
 from pfedlms.report.charts import check_file
@@ -36,18 +36,13 @@ def data(options: argparse.Namespace) -> int:
 def _show(options: argparse.Namespace) -> None:
     from pfedlms.experiment.config import load_config
     from pfedlms.experiment.cost import holdings
-    from pfedlms.report.plans import holdings_lines
+    from pfedlms.report import plans
 
     check_config(options.subject)
     if options.plot:
         check_file(options.plot)
     document = holdings(load_config(options.subject, overrides(options)))
-    if options.json:
-        print(json.dumps(document, indent=2))
-    else:
-        console = Console()
-        for line in holdings_lines(document, max(60, console.width) if console.is_terminal else 80):
-            console.print(line, highlight=False, soft_wrap=True)
+    show(options, document, lambda _: plans.holdings(document), document["clients"])
     if options.plot:
         figures.holdings(document).save(options.plot)
 

@@ -194,9 +194,6 @@ class Serving(Running):
         self._report = self.played.play_round()
         return self._report
 
-    def was_measured(self, due: bool) -> bool:
-        return self._report is not None and self._report.evaluated
-
     def more(self, of: str) -> dict[str, Any]:
         carried = {"transport": self.played.carried}
         report = self._report
