@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from pfedlms.data.pool import Pool, numbered
-from pfedlms.errors import DataError
+from pfedlms.errors import DataError, reason
 
 Samples = NDArray[np.float32 | np.int64]
 
@@ -212,9 +212,8 @@ def _array(value: Any, name: str) -> NDArray[Any]:
             value = (value.float() if value.is_floating_point() else value).numpy()
         return np.asarray(value)
     except Exception as error:  # whatever an object raises that is asked for its numbers
-        reason = str(error).strip().partition("\n")[0]
         raise DataError(
-            f"{name} must be arrays of numbers, all of one shape ({reason}); pad, cut or resize them to one"
+            f"{name} must be arrays of numbers, all of one shape ({reason(error)}); pad, cut or resize them to one"
         ) from error
 
 
