@@ -23,55 +23,56 @@ _BLOCK = 1 << 16  # samples that are checked together
 def checked(parts: Sequence[tuple[str, Any, Any]], names: Sequence[str] = (), any_targets: bool = False) -> Pool:
     """The samples and labels of some parts, each with the name that errors call it; `names` of the classes, where they
     are known. With `any_targets`, for a custom loss, labels need not be classes."""
-    samples = [(name, samples_of(x, name)) for name, x, _ in parts]
+    samples = [(name, numbers_of(x, name)) for name, x, _ in parts]
     given = [(name, y) for name, _, y in parts]
     labels: list[NDArray[Any]]
     if any_targets and not are_classes(given[0][1]):
-        labels, classes, names = targets_of(given), 0, ()
+        labels, classes, names = [numbers_of(y, name, "targets") for name, y in given], 0, ()
     else:
         labels, classes, names = labels_of(given, names)
     for (name, x), y in zip(samples, labels, strict=True):
         if len(x) != len(y):
             raise DataError(f"{name}: got {len(x)} samples and {len(y)} labels, expected as many of each")
-    return Pool(_joined(samples), np.concatenate(labels), classes, tuple(names), sizes=tuple(map(len, labels)))
+    x, y = _joined(samples), _joined([(name, own) for (name, _), own in zip(given, labels, strict=True)], "targets")
+    return Pool(x, y, classes, tuple(names), sizes=tuple(map(len, labels)))
 
 
-def samples_of(value: Any, name: str) -> Samples:
-    """Samples `[n, ...]`: float32, or int64 where they are whole numbers, such as token ids. Bytes of three and more
-    axes are images and become float32, as do booleans; images of Pillow become `[n, channels, height, width]` from 0
-    to 1."""
-    x = _array(value, f"{name}: samples")
+def numbers_of(value: Any, name: str, what: str = "samples") -> Samples:
+    """Samples, or targets that are no classes, `[n, ...]`: float32, or int64 where they are whole numbers, such as
+    token ids. Samples of bytes with three and more axes are images and become float32, as do booleans; images of
+    Pillow become `[n, channels, height, width]` from 0 to 1."""
+    x = _array(value, f"{name}: {what}")
     if x.ndim == 0 or len(x) == 0:
-        raise DataError(f"{name}: got no samples, expected an array [n, ...] with at least one")
+        raise DataError(f"{name}: got no {what}, expected an array [n, ...] with at least one")
     if x.dtype.kind in "US" or (x.dtype.kind == "O" and isinstance(x.flat[0], str | bytes)):
         raise DataError(
-            f"{name}: got samples that are text, expected numbers; turn them into token ids first, whole numbers "
+            f"{name}: got {what} that are text, expected numbers; turn them into token ids first, whole numbers "
             "[n, length], or use pfedlms.data.texts to predict the next token of running text"
         )
     if x.dtype.kind not in "fiub":
         raise DataError(
-            f"{name}: got samples of type {x.dtype}, expected an array of numbers, all samples of one shape; pad, cut "
-            "or resize them to one, and keep nothing but numbers"
+            f"{name}: got {what} of type {x.dtype}, expected an array of numbers, all {what} of one shape; pad, cut or "
+            "resize them to one, and keep nothing but numbers"
         )
-    if x.dtype.kind in "iu" and not (x.dtype == np.uint8 and x.ndim >= 3):
+    if x.dtype.kind in "iu" and not (what == "samples" and x.dtype == np.uint8 and x.ndim >= 3):
         if x.dtype == np.uint64 and x.max() > np.iinfo(np.int64).max:
-            raise DataError(f"{name}: got samples up to {x.max()}, expected whole numbers below 2^63")
+            raise DataError(f"{name}: got {what} up to {x.max()}, expected whole numbers below 2^63")
         return np.require(x, np.int64, "C")
     with np.errstate(over="ignore"):  # too large a number becomes infinite, which is refused
         floats = np.require(x, np.float32, "C")
     # Some at a time: a file that is mapped may be larger than memory.
     if not all(np.isfinite(floats[start : start + _BLOCK]).all() for start in range(0, len(floats), _BLOCK)):
-        raise DataError(f"{name}: samples hold NaN or infinite values; clean them first")
+        raise DataError(f"{name}: {what} hold NaN or infinite values; clean them first")
     return floats
 
 
-def _joined(parts: Sequence[tuple[str, Samples]]) -> Samples:
+def _joined(parts: Sequence[tuple[str, Samples]], what: str = "samples") -> Samples:
     """Several parts, each with the name that errors call it, as one; whole numbers only if all of them are."""
     first, like = parts[0]
     for name, x in parts:
         if x.shape[1:] != like.shape[1:]:
             raise DataError(
-                f"{name}: got samples of shape {x.shape[1:]}, expected {like.shape[1:]} as for {first}; "
+                f"{name}: got {what} of shape {x.shape[1:]}, expected {like.shape[1:]} as for {first}; "
                 "bring them to one shape"
             )
     if len(parts) == 1:
@@ -85,28 +86,6 @@ def are_classes(y: Any) -> bool:
     """Whether targets are labels of classes: a vector of whole numbers from 0 on, truth values or names."""
     raw = np.asarray(y)
     return raw.ndim == 1 and raw.dtype.kind in "iubUSO" and not (raw.dtype.kind == "i" and bool((raw < 0).any()))
-
-
-def targets_of(parts: Sequence[tuple[str, Any]]) -> list[NDArray[Any]]:
-    """Targets that are no classes, `[n, ...]`: whole numbers stay int64, all others become float32."""
-    found: list[NDArray[Any]] = []
-    for name, y in parts:
-        raw = np.asarray(y)
-        if raw.ndim == 0 or raw.dtype.kind not in "iubf":
-            raise DataError(
-                f"{name}: got targets of shape {raw.shape} and type {raw.dtype}, expected numbers for each sample"
-            )
-        if raw.dtype.kind == "f" and not np.isfinite(raw).all():
-            raise DataError(f"{name}: targets hold NaN or infinite values; clean them first")
-        own = np.ascontiguousarray(raw, dtype=np.int64 if raw.dtype.kind in "iu" else np.float32)
-        like = found[0] if found else own
-        if own.shape[1:] != like.shape[1:] or own.dtype != like.dtype:
-            raise DataError(
-                f"{name}: got targets of shape {own.shape[1:]} and type {own.dtype}, expected {like.shape[1:]} and "
-                f"{like.dtype} as before"
-            )
-        found.append(own)
-    return found
 
 
 Labels = tuple[list[NDArray[np.int64]], int, tuple[str, ...]]

@@ -29,7 +29,7 @@ Pair = tuple[ArrayLike, ArrayLike]
 @dataclass(frozen=True)
 class FederatedData:
     """Samples `x: [samples, ...]` float32 (int64 where they are whole numbers), labels `y: [samples]` int64 (or targets
-    that are no classes, see `arrays.targets_of`), and per client its train and test indices into them; validation
+    that are no classes, see `arrays.numbers_of`), and per client its train and test indices into them; validation
     indices too where a share was set aside, else none at all."""
 
     x: torch.Tensor
