@@ -201,7 +201,11 @@ def test_clients_of_their_own_by_hand(name: str, tmp_path: Path) -> None:
         ("t.json", b"{", r"not LEAF's JSON .* expected user_data with x and y for each user"),
         ("t.json", b"[1]", "not LEAF's JSON"),
         ("t.json", b'{"user_data": {"a": {"x": [[1]]}}}', r"not LEAF's JSON .KeyError: 'y'."),
-        ("t.json", b'{"user_data": {"a": {"x": [[1], [2, 3]], "y": [0, 1]}}}', "column 'x': rows differ in length"),
+        (
+            "t.json",
+            b'{"user_data": {"a": {"x": [[1], [2, 3]], "y": [0, 1]}}}',
+            "column 'x': must be arrays",
+        ),
         (
             "t.json",
             b'{"user_data": {"a": {"x": ["to be", "or"], "y": ["t", "n"]}}}',

@@ -41,7 +41,7 @@ def numbers_of(value: Any, name: str, what: str = "samples") -> Samples:
     """Samples, or targets that are no classes, `[n, ...]`: float32, or int64 where they are whole numbers, such as
     token ids. Samples of bytes with three and more axes are images and become float32, as do booleans; images of
     Pillow become `[n, channels, height, width]` from 0 to 1."""
-    x = _array(value, f"{name}: {what}")
+    x = array_of(value, f"{name}: {what}")
     if x.ndim == 0 or len(x) == 0:
         raise DataError(f"{name}: got no {what}, expected an array [n, ...] with at least one")
     if x.dtype.kind in "US" or (x.dtype.kind == "O" and isinstance(x.flat[0], str | bytes)):
@@ -127,7 +127,7 @@ def labels_of(parts: Sequence[tuple[str, Any]], names: Sequence[str] = ()) -> La
 def column_of(value: Any, name: str, what: str = "label") -> tuple[str, NDArray[Any]]:
     """What labels, or clients, are, and they themselves `[n]`: numbers, texts or booleans; one-hot rows are
     `[n, classes]`."""
-    y = _array(value, f"{name}: {what}s")
+    y = array_of(value, f"{name}: {what}s")
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.ndim == 2 and y.dtype.kind in "fiub" and len(y) and y.shape[1] > 1:
@@ -176,7 +176,7 @@ def _is_missing(value: Any) -> bool:
     return value is None or type(value).__name__ == "NAType"
 
 
-def _array(value: Any, name: str) -> NDArray[Any]:
+def array_of(value: Any, name: str) -> NDArray[Any]:
     """Tensors, arrays, nested lists, images of Pillow and whatever NumPy takes, as an array."""
     try:
         if isinstance(value, Sequence) and not isinstance(value, str | bytes):

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pfedlms.data.arrays import checked, column_of
+from pfedlms.data.arrays import array_of, checked, column_of
 from pfedlms.data.columns import Columns, read_columns
 from pfedlms.data.pool import Constants, Pool, normalised, numbered
 from pfedlms.data.text import Windows, joined_by_client, windows_of
@@ -43,7 +43,7 @@ def read_file(
     read = read_columns(path)
     if texts := texts_in(path, read, label, client, text):
         return windows_of(texts, windows or Windows(), path)
-    columns = {name: _array(path, name, values) for name, values in read.items()}
+    columns = {name: array_of(values, f"{path}, column {name!r}:") for name, values in read.items()}
     labels = _chosen(path, columns, label, _LABELS, "label_column")
     clients = _chosen(path, columns, client, _CLIENTS, "owner_column")
     x = _samples(path, columns, labels, clients)
@@ -125,13 +125,6 @@ def _chosen(path: Path, columns: Columns, asked: str, known: Sequence[str], sett
             f"{path}: got {shown}, expected one called {' or '.join(known)}; name it with --set data.{setting}=COLUMN"
         )
     return found
-
-
-def _array(path: Path, name: str, values: Any) -> NDArray[Any]:
-    try:
-        return np.asarray(values)
-    except ValueError as error:
-        raise DataError(f"{path}, column {name!r}: rows differ in length ({error}); pad or cut them to one") from error
 
 
 def _feature(path: Path, name: str, values: NDArray[Any]) -> NDArray[np.float32]:
