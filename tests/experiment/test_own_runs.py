@@ -190,7 +190,10 @@ def test_a_wrong_loss_is_named(loss: Any, message: str) -> None:
     ("data", "message"),
     [
         ((samples(), np.full((400, 2), np.nan)), "targets hold NaN"),
-        ((samples(), np.zeros((400, 2), dtype=complex)), "expected numbers for each sample"),
+        (
+            (samples(), np.zeros((400, 2), dtype=complex)),
+            "got targets of type complex128, expected an array of numbers",
+        ),
         ((samples(), np.zeros((399, 2))), "got 400 samples and 399 labels"),
         ((samples(20), np.zeros((20, 2))), "use at most 2 clients or a smaller data.min_samples"),
     ],

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from pfedlms.data import FederatedData, Given, read, texts
+from pfedlms.data import FederatedData, Pool, read, texts
 from pfedlms.data.pool import class_numbers
 from pfedlms.data.text import KINDS
 from pfedlms.engine import Federation
@@ -80,8 +80,8 @@ class Models:
     ) -> nn.Module:
         """See `Run.personalise`."""
         run = self.federation
-        given = _read_for_device(data, summary, self.config.data.stride, run.data, problem)
-        held = _one_client(given, run.data, summary)
+        pool = _read_for_device(data, summary, self.config.data.stride, run.data, problem)
+        held = _one_client(pool, run.data, summary)
         if held.shape != run.data.shape:
             raise DataError(f"data: got samples of shape {held.shape}, expected {run.data.shape}, as the run had")
         held = as_the_model_takes_them(run.model.module, held)
@@ -102,12 +102,10 @@ class Models:
                     self.federation.load(latest)
 
 
-def _read_for_device(
-    data: Any, summary: Mapping[str, Any], stride: int, like: FederatedData, problem: Problem
-) -> Given:
+def _read_for_device(data: Any, summary: Mapping[str, Any], stride: int, like: FederatedData, problem: Problem) -> Pool:
     """The data of a new device; a text is cut as the run's."""
     if not isinstance(data, str):
-        return read(data if isinstance(data, Given) else [data], problem.loss is not None, all_clients=False)
+        return read(data if isinstance(data, Pool) else [data], problem.loss is not None, all_clients=False)
     kind = summary.get("tokens")
     if kind not in KINDS:
         remedy = (
@@ -117,14 +115,14 @@ def _read_for_device(
     return texts({"data": data}, kind, like.shape[0], stride, vocabulary=summary["classes"])
 
 
-def _one_client(given: Given, like: FederatedData, summary: Mapping[str, Any]) -> FederatedData:
+def _one_client(pool: Pool, like: FederatedData, summary: Mapping[str, Any]) -> FederatedData:
     """All samples of the device, or of (train, test) those of train, to be trained on."""
-    pool, names = given.pool, tuple(summary.get("classes") or map(str, range(like.classes)))
+    names = tuple(summary.get("classes") or map(str, range(like.classes)))
     if pool.tokens and pool.names != names:
         raise DataError("data: got another vocabulary than the run's; pass the text itself, or vocabulary=run.classes")
     if like.classes and not pool.tokens:
         pool = replace(pool, y=class_numbers(pool, names), classes=len(names), names=names)
-    own = given.held[0] if given.held else np.arange(len(pool.y))
+    own = pool.held[0] if pool.held else np.arange(len(pool.y))
     train = own[0] if isinstance(own, tuple) else own
     x, y = torch.from_numpy(pool.x), torch.from_numpy(pool.y)
     return FederatedData(x, y, (train,), (train,), pool.classes, names=pool.names, tokens=pool.tokens)

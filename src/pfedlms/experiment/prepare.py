@@ -139,8 +139,8 @@ def federated(config: Config, problem: Problem) -> FederatedData:
             f"data.partition: got {chosen.partition!r}, but data are given client by client; leave it out, or give one "
             "pool (x, y)"
         )
-    warn(without_effect_on(config, "given" if given.held else scheme_of(chosen.partition, None, given.pool.classes)))
-    return given.federated(partitioning(config))
+    warn(without_effect_on(config, "given" if given.held else scheme_of(chosen.partition, None, given.classes)))
+    return partition(given, partitioning(config))
 
 
 _KEPT: dict[Any, Pool] | None = None
