@@ -4,6 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
+# Processes that share the tests; each of them is one thread.
+WORKERS ?= 2
+
 # Flower wants an older rich than constraints.txt names, so it has an environment of its own.
 FLOWER := .venv-flower
 
@@ -12,7 +15,7 @@ run: $(READY)
 	$(BIN)/pfedlms compare
 
 test: $(READY) lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 # GPU kernels under Triton's interpreter; on a machine with a GPU `make test` runs them on it.
 test-kernels: $(VENV)/.triton

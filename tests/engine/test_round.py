@@ -52,19 +52,6 @@ def play(federation: Federation, rounds: int) -> RoundReport:
 # Two layers: 6 · 16 + 16 = 112 parameters, padded to 128, m = floor(12.8) = 12; 16 · 3 + 3 = 51, padded to 64, m = 6.
 # T = 7 takes 3 bits a symbol: ceil(36 / 8) + ceil(18 / 8) = 5 + 3 bytes; two float32 a layer: 16 bytes.
 # FedAvg: 163 float32. OBDA: 163 bits.
-BY_HAND = {"pfedlms": (2, 16 + 8, 16 + 8), "fedavg": (1, 652, 652), "obda": (1, 21, 21), "local": (0, 0, 0)}
-
-
-@pytest.mark.parametrize("cohort_size", [0, 1, 2])
-@pytest.mark.parametrize("name", BY_HAND)
-def test_bytes_by_hand_down_once_for_each_client(name: str, cohort_size: int) -> None:
-    exchanges, up, down = BY_HAND[name]
-    traffic = play(federate(name, clients((20, 30, 40)), cohort_size=cohort_size), 1).traffic
-    framing = 3 * HEADER * exchanges
-    assert traffic.as_tuple() == (3 * up, framing, 3 * down, framing, 0)
-    assert traffic.total == 3 * (up + down) + 2 * framing
-
-
 # --- losses ---
 
 

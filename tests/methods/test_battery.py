@@ -233,6 +233,19 @@ def test_all_ends_have_the_same_global_model(case: Case, monkeypatch: pytest.Mon
     assert len({value.tobytes() for value in known}) == (1 if case.has_shared else 0)
 
 
+@pytest.mark.parametrize(
+    ("method", "settings"), [("zsign", {}), ("zsign", {"noise": "gaussian"}), ("obcsaa", {"cohort_size": 2})]
+)
+def test_the_cheaper_answer_gives_the_same_model(method: str, settings: dict[str, Any]) -> None:
+    """Bit for bit, whether the server sends the model or what clients need to compute it."""
+    model, cheaper = (federation(method, downlink=each, **settings) for each in ("model", "sum"))
+    for each in (model, cheaper):
+        play(each, 5)
+    for name in ("params.", "momentum.", "state.model", "server.model"):
+        assert tensors_of(model)[name] == tensors_of(cheaper)[name]
+    assert not torch.equal(cheaper.state()["server"]["model"], cheaper.model.initial)
+
+
 @every_case
 def test_what_is_heard_on_the_host_gets_to_the_clients_device(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """On torch's device without any data, which refuses to be mixed with the host as a GPU does. A decoder that looks

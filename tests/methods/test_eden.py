@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from definitions import hadamard, signs_of
-from factories import cohort_of, federation, hold, normal, task_of
+from factories import cohort_of, hold, normal, task_of
 from pfedlms.methods.eden import Codec, QuantisedUpdates, chunks_of
 from pfedlms.quantise import lloyd_max
 
@@ -83,21 +83,14 @@ def dense_estimate(x: np.ndarray, bits: int, seed: int, round: int, client: int)
     return np.concatenate(parts)
 
 
-@pytest.mark.parametrize("dim", [7, 64, 1100])
-def test_one_bit_equals_the_dense_definition(dim: int) -> None:
+@pytest.mark.parametrize(("dim", "bits", "within"), [(7, 1, 1e-5), (64, 1, 1e-5), (1100, 1, 1e-5), (64, 3, 1e-4)])
+def test_an_estimate_is_that_of_the_dense_definition(dim: int, bits: int, within: float) -> None:
     """At one bit the size of the centroid cancels, so that the published two digits do not limit the comparison."""
-    codec, x = Codec(dim, 1, seed=9), normal(2, dim, seed=4)
+    codec, x = Codec(dim, bits, seed=9), normal(2, dim, seed=4)
     decoded = codec.decode(*codec.encode(x, (3, 8), 5), [3, 8], 5)
     for row, client in enumerate((3, 8)):
-        expected = dense_estimate(x[row].double().numpy(), 1, 9, 5, client)
-        np.testing.assert_allclose(decoded[row].numpy(), expected, atol=1e-5 * float(x.norm()))
-
-
-def test_three_bits_equal_the_dense_definition() -> None:
-    codec, x = Codec(64, 3, seed=9), normal(1, 64, seed=4)
-    decoded = codec.decode(*codec.encode(x, (3,), 5), [3], 5)
-    expected = dense_estimate(x[0].double().numpy(), 3, 9, 5, 3)
-    np.testing.assert_allclose(decoded[0].numpy(), expected, atol=1e-3)
+        expected = dense_estimate(x[row].double().numpy(), bits, 9, 5, client)
+        np.testing.assert_allclose(decoded[row].numpy(), expected, atol=within * float(x.norm()))
 
 
 @pytest.mark.parametrize("bits", [1, 3])
@@ -188,18 +181,6 @@ def test_server_undoes_each_clients_own_rotation() -> None:
         )
     expected = start.double().numpy() + (1 * each[2] + 3 * each[9]) / 4
     np.testing.assert_allclose(server["model"].numpy(), expected, atol=2e-5)
-
-
-def test_many_bits_follow_fedavg() -> None:
-    """The limit b → ∞, in a federation: after three rounds the model is FedAvg's but for a small part of the way."""
-    fine, coarse, exact = federation("eden", bits=6), federation("eden", bits=1), federation("fedavg")
-    for each in (fine, coarse, exact):
-        each.start()
-        for _ in range(3):
-            each.play_round()
-    way = (exact.state()["params"] - exact.model.initial).norm()
-    assert float((fine.state()["params"] - exact.state()["params"]).norm() / way) < 0.03
-    assert float((coarse.state()["params"] - exact.state()["params"]).norm() / way) > 0.1
 
 
 def test_zero_counts_as_positive() -> None:

@@ -12,7 +12,7 @@ from plain_client import padded
 from torch import Tensor
 
 from definitions import dense_phi
-from factories import CLIENTS, DIM, Post, cohort_of, federation, hold, layout_of, normal, overheard, task_of
+from factories import cohort_of, hold, layout_of, normal, overheard, task_of
 from pfedlms.methods.obcsaa import OBCSAASettings, SparseDirections, decoded, decoded_by_thresholding, largest
 from pfedlms.sketch import Sketch
 
@@ -67,16 +67,6 @@ def plain_direction(phi: np.ndarray, bound: float, mean: np.ndarray, kept: int, 
     return x / np.linalg.norm(x)
 
 
-@pytest.mark.parametrize("iterations", [0, 1, 6])
-@pytest.mark.parametrize("dim", [64, 50])
-def test_decoder_equals_its_transcription(dim: int, iterations: int) -> None:
-    """For averages of signs (which is what the server has) that leave no two entries equally large."""
-    y = normal(1, 37, seed=dim).tanh()
-    found = decoded(sketch_of(dim, 37, seed=3), y, 6, iterations)
-    expected = plain_direction(dense_phi(dim, 37, seed=3), 64 / 37, y[0].double().numpy(), 6, iterations)
-    np.testing.assert_allclose(found[0].numpy(), expected, atol=1e-5)
-
-
 def plain_thresholding(phi: np.ndarray, signs: np.ndarray, kept: int, iterations: int) -> np.ndarray:
     """Binary iterative hard thresholding as Jacques et al. state it, with τ = 1, in float64 through a dense Φ."""
     x = np.zeros(phi.shape[1])
@@ -106,11 +96,11 @@ def test_the_papers_decoder_finds_one_clients_direction_and_not_that_of_many() -
     assert ours > papers + 0.05
 
 
-@pytest.mark.parametrize("kept", [1, 6, 37, 64])
-def test_no_step_of_the_decoder_makes_its_objective_larger(kept: int) -> None:
+@pytest.mark.parametrize(("dim", "kept"), [(64, 1), (50, 6), (64, 37), (64, 64)])
+def test_no_step_of_the_decoder_makes_its_objective_larger(dim: int, kept: int) -> None:
     """Σ [log cosh(√m Φx) − ȳ √m Φx]/m + α/2 ‖x‖² for any ȳ and any κ, also above m; and each iterate is what the code
     comes to."""
-    phi, alpha = dense_phi(64, 37, seed=3), pi * kept / (2 * 37)
+    phi, alpha = dense_phi(dim, 37, seed=3), pi * kept / (2 * 37)
 
     def objective(x: np.ndarray, mean: np.ndarray) -> float:
         scaled = 37**0.5 * (phi @ x)
@@ -124,7 +114,7 @@ def test_no_step_of_the_decoder_makes_its_objective_larger(kept: int) -> None:
         assert all(later <= earlier + 1e-12 for earlier, later in pairwise(values))
         assert values[-1] < values[0] < 0  # 0 is that of x = 0
         for iterations in (0, 1, 2, 30):
-            found, expected = decoded(sketch_of(64, 37, seed=3), y, kept, iterations), iterates[iterations]
+            found, expected = decoded(sketch_of(dim, 37, seed=3), y, kept, iterations), iterates[iterations]
             np.testing.assert_allclose(found[0].numpy(), expected / np.linalg.norm(expected), atol=1e-4)
 
 
@@ -204,21 +194,3 @@ def test_a_single_entry_of_a_tiny_model() -> None:
     for value in (2.5, -0.5):
         _, server = hold(exchange, cohort_of(torch.tensor([[-value]]), model=torch.zeros(1)), {"model": torch.zeros(1)})
         assert server["model"].item() == pytest.approx(-value)
-
-
-def test_means_give_the_same_model_with_fewer_bytes() -> None:
-    """Bit for bit over five rounds, for 4 · 151 + 4 instead of 4 · 1,510 bytes down."""
-    states, payloads, down = [], [], []
-    for downlink in ("model", "sum"):
-        post = Post()
-        chosen = federation("obcsaa", link=post, downlink=downlink, cohort_size=2)
-        chosen.start()
-        down.append([chosen.play_round().traffic.down_payload for _ in range(5)])
-        states.append(chosen.state())
-        payloads.append(post.payloads)
-    assert torch.equal(states[0]["params"], states[1]["params"])
-    assert torch.equal(states[0]["state"]["model"], states[1]["state"]["model"])
-    assert torch.equal(states[0]["server"]["model"], states[1]["server"]["model"])
-    assert not torch.equal(states[0]["server"]["model"], chosen.model.initial)
-    assert payloads[0] == payloads[1]
-    assert down == [[CLIENTS * 4 * DIM] * 5, [CLIENTS * (4 * (DIM // 10) + 4)] * 5]

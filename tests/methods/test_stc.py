@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from factories import cohort_of, hold, normal, task_of
-from pfedlms.methods.stc import STC, STCSettings, TernaryUpdates, dense, ternary
+from pfedlms.methods.stc import STCSettings, TernaryUpdates, dense, ternary
 from pfedlms.models import Cohort
 
 
@@ -49,15 +49,6 @@ def test_by_hand() -> None:
         "positions": [[1, 3, 4]],
     }
     assert dense(sent, 6).tolist() == [[0, -4, 0, 4, -4, 0]]
-
-
-def test_of_equals_the_first_are_kept() -> None:
-    """Whatever their signs, in every row by itself, and always as many as asked for."""
-    x = torch.tensor([[2.0, -1.0, 1.0, -2.0, 1.0, -1.0], [0.0, -0.0, 0.0, 0.0, -3.0, 0.0], [1.0] * 6])
-    for count, expected in ((1, [[0], [4], [0]]), (3, [[0, 1, 3], [0, 1, 4], [0, 1, 2]])):
-        assert ternary(x, count)["positions"].tolist() == expected
-    signs = ternary(x, 3)["signs"]
-    assert signs.tolist() == [[1, -1, -1], [1, 1, -1], [1, 1, 1]]  # either zero counts as +1
 
 
 def test_many_ties_against_a_sort_of_pairs() -> None:
@@ -138,15 +129,6 @@ def test_rounds_in_float64(up: float, down: float) -> None:
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 
-def test_all_entries_are_scaled_signs() -> None:
-    """p = 1: every entry goes, as its sign times the mean magnitude, in one bit for the place and one for the sign."""
-    exchange, updates = exchange_of(64, 1.0), normal(1, 64, seed=7)
-    _, sent = exchange.client_send(clients_with(updates), 0, None)  # type: ignore[arg-type]
-    x = updates[0].double().numpy()
-    np.testing.assert_allclose(dense(sent, 64)[0].double().numpy(), np.sign(x) * np.abs(x).mean(), rtol=1e-6)
-    assert exchange.up.max_bytes == 4 + 8 + 8
-
-
 def test_more_entries_than_there_are() -> None:
     """Of a mean with one entry other than zero four go down: zeros among them are sent as +μ, and taken back later."""
     exchange = exchange_of(8, 0.125, 0.5)
@@ -166,12 +148,3 @@ def test_how_many(dim: int, sparsity: float, count: int) -> None:
 
 
 # --- in a federation --------------------------------------------------------------------------------------------------
-
-
-def test_what_ends_begin_with_and_a_client_keeps_while_away() -> None:
-    method = STC(task_of(5, initial=normal(5, seed=1)), STCSettings())
-    assert not method.server_start()["residual"].any()
-    fresh = method.client_start(cohort_of(normal(2, 5, seed=2)))
-    assert not fresh.state["residual"].any()
-    rest = method.client_rest(fresh)
-    assert (rest.params.shape, set(rest.state)) == ((2, 0), {"model", "residual"})

@@ -332,16 +332,3 @@ def squares(
     """Half the squared length of outputs, whose gradients are themselves."""
     given = outputs.detach()
     return given.flatten(1).square().sum(dim=1) / 2, [outputs], [given.clone()]
-
-
-def test_the_flat_gradient_of_a_layer_used_twice_is_that_of_autograd() -> None:
-    pair = Pair(Twice)
-    model = CohortModel(made(Twice), CPU)
-    params = torch.cat([value.detach().flatten(1) for value in pair.named.values()], dim=1)
-    out = torch.full_like(params, torch.nan)
-    x = normal(CLIENTS, BATCH, 6)
-    losses = model.gradient(out, params, {}, x, LABELS, squares)
-    expected = torch.cat([value.flatten(1) for value in plain_gradients(pair, x).values()], dim=1) / 2
-    torch.testing.assert_close(out, expected)
-    halves = [module(own).square().sum() / 2 for own, module in zip(x, pair.plain, strict=True)]
-    torch.testing.assert_close(losses, torch.stack(halves))

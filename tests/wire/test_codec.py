@@ -83,12 +83,6 @@ def test_hand_worked_vectors(levels: int, symbols: list[int], expected: str) -> 
     assert unpack(bytes.fromhex(expected), len(symbols), levels).tolist() == symbols
 
 
-def test_block_shapes_by_hand() -> None:
-    # log2: 1.58496*29 = 45.96, 2.32193*24 = 55.73, 2.58496*17 = 43.94, 2.80735*16 = 44.92, 3.32193*15 = 49.83
-    shapes = {levels: block_shape(levels) for levels in (3, 5, 6, 7, 10)}
-    assert shapes == {3: (29, 46), 5: (24, 56), 6: (17, 44), 7: (16, 45), 10: (15, 50)}
-
-
 # Against the definition.
 
 
@@ -102,15 +96,6 @@ def test_every_levels_agrees_with_the_definition(levels: int) -> None:
         assert data == reference_pack(symbols, levels)
         assert len(data) == packed_size(count, levels) == (reference_bits(count, levels) + 7) // 8
         np.testing.assert_array_equal(unpack(data, count, levels), symbols)
-
-
-@settings(deadline=None)  # the first example may compile
-@given(levels=st.integers(2, 256), data=st.data())
-def test_round_trip_of_any_symbols(levels: int, data: st.DataObject) -> None:
-    symbols = np.array(data.draw(st.lists(st.integers(0, levels - 1), max_size=300)), np.uint8)
-    packed = pack(symbols, levels)
-    assert packed == reference_pack(symbols, levels)
-    np.testing.assert_array_equal(unpack(packed, symbols.size, levels), symbols)
 
 
 @settings(deadline=None)

@@ -67,12 +67,6 @@ def test_a_frame_by_hand() -> None:
     assert good() == header + struct.pack("<I", zlib.crc32(header + payload)) + payload
 
 
-def test_a_good_frame_is_accepted() -> None:
-    received = intake().accept(good())
-    assert (received.sender, received.samples, received.payload_bytes) == (1, 17, 16)
-    assert {name: value.tolist() for name, value in received.values.items()} == {"mean": [0.5, -2], "variance": [1, 0]}
-
-
 def test_a_buffer_is_used_again() -> None:
     buffer = bytearray(b"?" * 90)
     for values in (VALUES, {"mean": VALUES["variance"], "variance": VALUES["variance"]}):
