@@ -33,6 +33,7 @@ import sys
 import tempfile
 import time
 import uuid
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,7 @@ def lines_of(script: Path) -> int:
     return sum(1 for number, line in lines if line and not line.startswith("#") and number not in documented)
 
 
+@cache
 def version_of(python: str, package: str) -> str:
     code = f"import importlib.metadata as m, platform; print(m.version({package!r}), platform.python_version())"
     asked = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
@@ -238,10 +240,10 @@ def main() -> None:
                 if row["apart_from_first"]["99 %"] > WORKS[options.work]["tolerance"] * work["moved"]:
                     print(f"FAILED {name}:{parallel}: another model than {chosen[0][0]}'s: {row['apart_from_first']}")
                     failed = True
+                if options.json:
+                    keep(report(options, work, rows, pythons), options.json)
     finally:
         shutil.rmtree(folder)
-    if options.json:
-        keep(report(options, work, rows, pythons), options.json)
     sys.exit(failed)
 
 
