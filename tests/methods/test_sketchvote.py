@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from plain_client.sketchvote import weighted_median
 from torch import Tensor
 
 from definitions import dense_model, layer_of_entry
@@ -74,7 +75,7 @@ def test_a_round_is_that_of_the_box(round: int) -> None:
     y = x @ phi.T
     votes = (torch.tensor(samples).double() @ torch.where(y >= 0, 1.0, -1.0).double() >= 0).double() * 2 - 1
     scales = torch.stack([y[:, layers == layer].square().mean(dim=1).sqrt() for layer in range(len(SIZES))])
-    middle = [brute_median(samples, own.tolist()) for own in scales]
+    middle = [weighted_median(samples, own.tolist()) for own in scales]
     sizes = [sqrt(2 / pi) * s * m / n for s, m, n in zip(middle, ROWS, PADS, strict=True)]
     moved = model.double() + per_layer(sizes) * (phi.T @ votes)
     unsent = x - per_layer(SHARES) * (y @ phi)
@@ -91,12 +92,6 @@ def test_a_round_is_that_of_the_box(round: int) -> None:
     assert torch.equal(after.state["residual"], sent.state["residual"])
     for row in (*after.params, *after.state["model"]):
         assert torch.equal(row, server["model"])
-
-
-def brute_median(samples: list[int], values: list[float]) -> float:
-    """Each value as often as its weight says, those above zero in order: the lower middle one."""
-    drawn = sorted(value for weight, value in zip(samples, values, strict=True) for _ in range(weight) if value > 0)
-    return drawn[(len(drawn) - 1) // 2] if drawn else 0.0
 
 
 def test_who_has_nothing_to_say_in_a_layer_has_no_vote_there() -> None:

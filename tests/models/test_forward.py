@@ -13,7 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import factories
 import pfedlms
+from factories import CPU, LABELS, squares
 from pfedlms import rng
 from pfedlms.errors import UsageError
 from pfedlms.models import CohortModel, build, forward
@@ -23,13 +25,12 @@ from pfedlms.models.one_by_one import OneByOne
 from pfedlms.models.runner import Runner, Single
 from pfedlms.models.stacked import Stacked
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda")
+GPU = torch.device("cuda")
 CLIENTS, BATCH = 3, 8
 Factory = Callable[[], nn.Module]
 
 
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+normal = partial(factories.normal, dtype=torch.float64)
 
 
 def dnn() -> nn.Module:
@@ -83,9 +84,7 @@ class Setup:
     float64, so that another order of sums does not show."""
 
     def __init__(self, factory: Factory, way: Callable[[CohortModel], Runner | None] = BY["as chosen"]) -> None:
-        with torch.random.fork_rng():
-            torch.manual_seed(1)
-            original = factory().double()
+        original = factories.seeded(factory, 1).double()
         self.plain = [copy.deepcopy(original) for _ in range(CLIENTS)]
         self.model = CohortModel(copy.deepcopy(original), CPU)
         self.model._runner = way(self.model)
@@ -100,18 +99,6 @@ class Setup:
                     at += parameter.numel()
             assert at == len(own)
         self.x = normal(CLIENTS, BATCH, 3, 2, 2, seed=3)
-
-
-LABELS = torch.zeros(64, 0)  # of as many clients as there may be; `squares` looks at none
-
-
-def squares(
-    outputs: Tensor, features: Tensor | None, labels: Tensor, rows: slice
-) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Half the squared length of outputs and features, whose gradients are themselves."""
-    ends = [end for end in (outputs, features) if end is not None]
-    losses = sum(end.detach().flatten(1).square().sum(dim=1) / 2 for end in ends)
-    return losses, ends, [end.detach().clone() for end in ends]
 
 
 def flat_gradient(module: nn.Module, value: Tensor) -> Tensor:
