@@ -6,14 +6,16 @@ are set up, a method or variant, and a seed.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import field
 import regimes  # which makes `papers` known
 from papers.pfedlms.cells import equal_rate, settings_of, taken
 from papers.pfedlms.experiments import EXPERIMENTS
@@ -51,7 +53,7 @@ class Cell:
     label: str
     """Method or variant, with what was changed of it."""
     seed: int
-    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     priority: int = 0
     """Those with the smallest number are run first."""
     as_ratio: float = 0
@@ -338,6 +340,14 @@ def regime_cells(dataset: str, contests: Sequence[Mapping[str, Any]]) -> list[Ce
     return cells
 
 
+def field_cells(group: str, dataset: str, named: Iterable[field.Named]) -> list[Cell]:
+    """Cells of field.py, one seed after the other."""
+    return [
+        Cell(group, dataset, setup, label, seed, settings, priority=seed)
+        for (setup, label, settings), seed in product(named, SEEDS)
+    ]
+
+
 def options(dataset: str) -> list[Cell]:
     """Options that the papers' text leaves open, each beside what is shipped: OBCSAA's original decoder, one ρ for all
     layers, and running statistics of batch norm that are averaged."""
@@ -384,12 +394,15 @@ def group(
         "equal": equal,
         "options": options,
         "regimes": lambda dataset: regime_cells(dataset, contests),
+        "rivals": lambda dataset: field_cells(f"rivals-{dataset}", dataset, field.rivals(dataset, contests)),
+        "bytes": lambda dataset: field_cells(f"bytes-{dataset}", dataset, field.budgets(dataset, contests)),
         "own": lambda dataset: own_settings(dataset, {method: values for method, (_, values) in OWN.items()}),
     }
     others = {
         "limits": lambda: limits(on),
         "limits-cifar10": limits_cifar10,
         "regime-limits": regime_limits,
+        "speakers": lambda: field_cells("speakers", "shakespeare", field.speakers(contests)),
         "variants": lambda: variants(on),
     }
     kind, _, dataset = name.partition("-")

@@ -28,14 +28,13 @@ from mutations import mutated, with_checksum
 from pfedlms.deploy import Coordinator, Node
 from pfedlms.deploy.envelope import decode
 from pfedlms.deploy.ground import Ground
-from pfedlms.deploy.nodes import check_reply, read_reply
+from pfedlms.deploy.nodes import check_reply, message_bytes, read_reply
 from pfedlms.engine.transport import Code
 from pfedlms.errors import WireError
 from pfedlms.experiment.config import Config, load_config
 from pfedlms.flower.check import listening
 from pfedlms.flower.folder import write_folder
 from pfedlms.flower.gate import FLEET_PATHS, header, write_includes
-from pfedlms.flower.limits import made_harmless, message_bytes
 from pfedlms.flower.places import _write
 from pfedlms.flower.signing import SealedNode, SigningTransport
 from pfedlms.wire.frames import Intake
@@ -92,11 +91,11 @@ def at_both_ends(count: int) -> dict[str, Any]:
             if data == reply:
                 continue
             try:
-                whole = read_reply(asked, check_reply(asked, made_harmless(request[112:], data, sizes)), True)
+                whole = read_reply(asked, check_reply(asked, data, sizes), True)
                 for order in [each for each in asked.records if each.code == Code.SEND]:
                     up = terms.method.exchanges[order.index].up
                     Intake(up, terms.digest, order.number, (asked.client,)).accept(whole[0] or b"")
-                same = whole == read_reply(asked, check_reply(asked, reply), True)
+                same = whole == read_reply(asked, check_reply(asked, reply, sizes), True)
                 found["replies with the same contents" if same else "replies with other valid numbers"] += 1
             except WireError:
                 found["replies refused"] += 1

@@ -24,12 +24,11 @@ from mutations import mutated, with_checksum
 
 from pfedlms.deploy import Node
 from pfedlms.deploy.envelope import decode
-from pfedlms.deploy.nodes import check_reply, read_reply
+from pfedlms.deploy.nodes import check_reply, message_bytes, read_reply
 from pfedlms.errors import WireError
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.store import RunDirectory
-from pfedlms.flower.limits import made_harmless, message_bytes
-from pfedlms.flower.seal import content_of
+from pfedlms.flower.signing import content_of
 
 LIARS = range(2, 10)
 APP = '''"""As `deploy init` writes it, but for a server that changes each request to node 1 after it was signed."""
@@ -79,9 +78,7 @@ class Liar:
         """As the server reads it, but for the message, which the server decodes, too."""
         asked = decode(request)
         try:
-            read_reply(
-                asked, check_reply(asked, made_harmless(request, reply, message_bytes(self._node._ground))), True
-            )
+            read_reply(asked, check_reply(asked, reply, message_bytes(self._node._ground)), True)
         except WireError:
             return False
         return True

@@ -1,7 +1,7 @@
 """Equal effort: learning rate and own setting of every method by validation accuracy, six trials each.
 
-    python benchmarks/effort.py DATASET… --regimes 10-of-100 20-of-20 --data-dir DIR --out DIR [--workers 12] \\
-        [--seconds 500] [--device cuda]
+    python benchmarks/effort.py DATASET… --regimes 10-of-100 20-of-20 [--methods ditto fedrep] --data-dir DIR \\
+        --out DIR [--workers 12] [--seconds 500] [--device cuda]
 
 One seed that is in no table, α = 0.5, a fifth of the training samples set aside, half the rounds. For every method:
 
@@ -10,7 +10,8 @@ One seed that is in no table, α = 0.5, a fifth of the training samples set asid
 3. one more: where the best value of its own setting lies at an end of those tried the next beyond it, else where the
    best rate does the next beyond that, else the value between the best and the next best.
 
-`local` has no setting of its own: all of its six trials are rates, found in the same three steps.
+`local` and `fedper` have no setting of their own that is tried: all of their six trials are rates, found in the same
+three steps.
 
 The rule, written down before the trials: **of the trials whose G-acc is at most 3 points below the best G-acc of the
 same method, data set and regime, the one with the highest V-acc; both as means of the last 10 evaluations.** So nobody
@@ -34,10 +35,11 @@ import regimes
 import study
 from cells import SWEEP_SEED, Cell, data_folder
 
-from pfedlms import load_config, load_dataset
+from pfedlms import load_config
 
 MARGIN = 3.0
-TRIALS = 6
+PERSONAL = ("local", "fedper", "fedrep", "pfedlms")
+"""Methods without a shared model, so without G-acc."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,10 @@ class Contest:
     def settings(self, value: float, rate: float) -> dict[str, Any]:
         """What is to be chosen, by section.key: the value of the own setting, and the rate in units of the shipped."""
         key, _ = regimes.OWN[self.method]
-        if self.method == "local":
+        if key == "train.learning_rate":
             return {key: tidy(value * self.shipped_rate)}
-        return {key: value, "train.learning_rate": tidy(rate * self.shipped_rate)}
+        own = round(value) if key in regimes.WHOLE else value
+        return {key: own, "train.learning_rate": tidy(rate * self.shipped_rate)}
 
     def cell(self, value: float, rate: float, rounds: int | None) -> Cell:
         base = load_config(None, {"data": {"dataset": self.dataset}}).train.rounds
@@ -103,9 +106,10 @@ def stage(contest: Contest, tried: Tried, number: int) -> Iterator[tuple[float, 
         return
     value, rate = best(tried)
     ranked = sorted(tried, key=lambda pair: -tried[pair][0])
-    if contest.method == "local":
+    if regimes.OWN[contest.method][0] == "train.learning_rate":
         others = [own for own, _ in ranked if own != value]
-        following, beyond = between_or_beyond([own for own, _ in tried], value, others[0])
+        steps = [between_or_beyond([own for own, _ in tried], value, other) for other in others]
+        following, beyond = next(step for step in steps if (step[0], 1.0) not in tried)
         yield following, 1.0
         if number == 1:
             yield (tidy(following * following / value), 1.0) if beyond else (tidy((value * others[1]) ** 0.5), 1.0)
@@ -134,25 +138,24 @@ def found(contest: Contest, folders: Sequence[Path]) -> Tried:
     tried: Tried = {}
     for folder in folders:
         for row in study.rows_in(folder, f"effort-{contest.dataset}"):
-            if row["setup"] == contest.regime and row["config"]["method"]["name"] == contest.method:
-                _, value, rate = row["label"].rsplit("-", 2)
+            method, value, rate = row["label"].rsplit("-", 2)
+            if (row["setup"], method) == (contest.regime, contest.method):
                 key = float(value), float(rate.removeprefix("rate"))
                 if row["status"] == "finished":
                     shared = row["summary"].get("global_accuracy", {}).get("last10")
                     tried[key] = row["summary"]["validation_accuracy"]["last10"], shared
                 elif row["status"] == "diverged":
-                    tried[key] = 0.0, None if contest.method == "local" else 0.0
+                    tried[key] = 0.0, None if contest.method in PERSONAL else 0.0
     return tried
 
 
 def main() -> None:
     options = parse()
     began, folders = time.time(), [options.out, *options.done]
-    for dataset in options.datasets:
-        load_dataset(dataset, data_folder(options.data_dir, dataset) or None)
+    study.decode(options.datasets, options.data_dir)
     contests = [
         Contest(dataset, regime, method)
-        for dataset in options.datasets for regime in options.regimes for method in methods(regime)
+        for dataset in options.datasets for regime in options.regimes for method in options.methods or methods(regime)
     ]  # fmt: skip
     for number in range(3):
         pairs = []
@@ -179,7 +182,10 @@ def earlier(contest: Contest, number: int, tried: Tried) -> Tried:
 
 
 def methods(regime: str) -> tuple[str, ...]:
+    """Those of the tables of a regime."""
     everybody = ("fedavg", "stc", "sketchvote", "sketchmean")
+    if regime in ("gru", "transformer"):
+        return (*everybody, "fedadam", "scaffold", "ditto")
     return everybody if regime == "20-of-20" else (*everybody, "fetchsgd", "local")
 
 
@@ -213,6 +219,9 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("datasets", nargs="+", metavar="DATASET")
     parser.add_argument("--regimes", nargs="+", default=["10-of-100", "20-of-20"], choices=list(regimes.REGIMES))
+    parser.add_argument(
+        "--methods", nargs="+", choices=list(regimes.OWN), help="instead of those of the regime's table"
+    )
     parser.add_argument("--data-dir", default="", help="folder of the data, or with a folder for each data set in it")
     parser.add_argument("--out", type=Path, default=Path("runs/study"))
     parser.add_argument("--done", type=Path, action="append", default=[])

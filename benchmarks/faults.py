@@ -171,7 +171,7 @@ FAULTS = (
           "return sum(self.per_client) / len(self.tested)",
           "experiment/test_participation_reports.py -k metrics_are_of"),
     Fault("engine-mask", "engine", "Evaluation also counts the padding of clients with fewer samples than others.",
-          "engine/training.py", "torch.where(mask, score, 0).to(kind)", "score.to(kind)",
+          "engine/training.py", "score.masked_fill(~mask, 0).to(kind)", "score.to(kind)",
           "engine/test_engines_agree.py -k engines_agree"),
     Fault("config-bound", "experiment", "A setting that must lie below a bound may also be equal to it.",
           "settings.py", '"below": (lt, ', '"below": (le, ',

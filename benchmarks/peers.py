@@ -1,348 +1,275 @@
-"""Seconds per FedAvg round on a CPU: the stacked engine, the public simulator pfl 0.6 and a plain loop over clients.
+"""FedAvg by this package, by public simulators and by a plain loop: the same work, in turn, on one machine.
 
-    pip install 'pfl[pytorch]==0.6.*'
-    python benchmarks/peers.py [--rounds N] [--threads N] [--json FILE]
+    python benchmarks/peers.py --work cnn|dnn pfedlms:2 plain:2 pfl:2 flower:2 fedlab:1 blazefl-threads:2 …
+        [--python flower=PYTHON …] [--repeats N] [--device cpu|cuda] [--json FILE]
 
-All do the same work: 20 clients with random data of their own, the model `dnn`, 20 local steps on batches of 64 by SGD
-(no momentum, no weight decay), then the average of all models. They start from the same weights and see the same
-batches; the global models after two rounds are compared before the clock runs, and pfl's steps are counted. Then they
-take turns, so that a noisy neighbour disturbs all of them, and medians are compared. Nothing is evaluated.
+Each name is followed by how many threads or processes it is given. Every repeat starts each script of `simulators` in a
+process of its own, one after another, so that a noisy neighbour disturbs all of them. A simulator may need an
+environment of its own: `--python NAME=PYTHON` names its interpreter. All get the same initial weights and the same
+batches in the same order; the models after the last round are compared. Nothing is evaluated.
 
-pfl is measured twice: in one process with all threads, and spread over processes, which is its own way to use several
-cores. It gets its batches ready-made in the order of training, and neither callbacks nor metrics; the plain loop gets
-the order. Only the stacked engine shuffles the samples, encodes every model to bytes and decodes it, both ways, and
-checks that it is finite within the measured time.
+`cnn` is the setting of BlazeFL's README (100 clients, 5 rounds of 5 epochs, batch 50, SGD with 0.1, the small CNN of
+PyTorch's tutorial) on random images of CIFAR's shape, with --samples for each client in place of 500. Rounding decides
+now and then in its ReLUs and max pooling, so models drift apart; `smooth` has neither and shows that all do the same
+work. `dnn` are 100 clients with random images of MNIST's shape, 784-256-10, 20 steps on batches of 64.
+
+A round's seconds are those between the ends of two rounds, so the first, with the start of processes, does not count.
+Memory is the highest sum over all processes of a simulator, each with its share of pages used by several (PSS).
 """
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
+import ast
+import json
 import os
 import platform
+import shutil
 import socket
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
-import warnings
-from contextlib import suppress
-from importlib.metadata import version
-from multiprocessing.connection import Connection
+import uuid
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from kept import keep
-from torch import Tensor, nn
+from simulators.work import Work, flat
 
-from pfedlms.data import batch_positions, from_pairs
-from pfedlms.data.federated import FederatedData
-from pfedlms.engine import Federation
-from pfedlms.engine.training import TrainSettings
-from pfedlms.methods import METHODS
-from pfedlms.models import CohortModel, build
+SCRIPTS = Path(__file__).parent / "simulators"
+SEED = 0
+CIFAR = {"shape": (3, 32, 32), "samples": 100, "epochs": 5, "batch": 50, "rate": 0.1}
+WORKS: dict[str, dict[str, Any]] = {
+    "cnn": {**CIFAR, "tolerance": 0.2},
+    "smooth": {**CIFAR, "tolerance": 1e-3},
+    "dnn": {"shape": (1, 28, 28), "samples": 400, "steps": 20, "batch": 64, "rate": 0.05, "tolerance": 1e-2},
+}
+"""Tolerance: of 99 % of the weights, over the median distance that weights moved."""
+SIMULATORS: dict[str, dict[str, Any]] = {
+    "pfedlms": {"script": "with_pfedlms.py", "package": "pfedlms"},
+    "pfedlms-processes": {"script": "with_pfedlms.py", "package": "pfedlms"},
+    "plain": {"script": "plain_loop.py", "package": "torch"},
+    "pfl": {"script": "with_pfl.py", "package": "pfl"},
+    "flower": {"script": "with_flower.py", "package": "flwr"},
+    "fedlab": {"script": "with_fedlab.py", "package": "fedlab"},
+    "fedlab-processes": {"script": "with_fedlab_processes.py", "package": "fedlab"},
+    "blazefl-threads": {"script": "with_blazefl.py", "package": "blazefl"},
+    "blazefl-processes": {"script": "with_blazefl.py", "package": "blazefl", "environment": {"PEER_MODE": "processes"}},
+}
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "TQDM_DISABLE": "1"}
+MARK = "PEERS_BENCHMARK"
+BEAT = 0.25  # seconds between two looks at memory
 
-CLIENTS, SAMPLES, SHAPE, CLASSES, HIDDEN = 20, 400, (1, 28, 28), 10, 256
-STEPS, BATCH, RATE, SEED = 20, 64, 0.05, 0
-CHECKED_ROUNDS = 2  # also the warm-up
-TOLERANCE = 1e-6
-TURN = 2  # rounds in a row
 
+def make_work(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Write samples and the order of training, which is the one this package draws."""
+    from pfedlms.data import batch_positions
 
-class Simulator(Protocol):
-    def prepare(self, round: int) -> None:
-        """What is not measured."""
-
-    def play(self) -> None:
-        """One round, the measured part."""
-
-    def model(self) -> Tensor:
-        """The global model after the rounds played, flat."""
-
-
-def random_data() -> FederatedData:
+    work = WORKS[options.work]
+    samples, batch, clients = options.samples or work["samples"], work["batch"], options.clients
+    steps = work.get("steps") or work["epochs"] * samples // batch
     draw = np.random.default_rng(SEED)
-    pairs = []
-    for _ in range(CLIENTS):
-        train, test = (
-            (draw.standard_normal((n, *SHAPE), dtype=np.float32), draw.integers(0, CLASSES, n)) for n in (SAMPLES, 1)
-        )
-        train[1][0] = CLASSES - 1  # every class number up to the last is known to the data
-        pairs.append((train, test))
-    return from_pairs(pairs)
+    labels = draw.integers(0, 10, (clients, samples))
+    labels[:, 0] = 9  # every class up to the last is known to the data
+    np.save(folder / "x.npy", draw.standard_normal((clients, samples, *work["shape"]), dtype=np.float32))
+    np.save(folder / "y.npy", labels)
+    order = [
+        [batch_positions(SEED, client, samples, round * steps, steps, batch) for client in range(clients)]
+        for round in range(options.rounds)
+    ]
+    np.save(folder / "order.npy", np.array(order, dtype=np.int32))
+    made = {
+        "model": options.work, "clients": clients, "samples": samples, "steps": steps, "batch": batch,
+        "rate": work["rate"], "seed": SEED, "rounds": options.rounds,
+    }  # fmt: skip
+    (folder / "work.json").write_text(json.dumps(made))
+    return made
 
 
-def new_module() -> nn.Module:
-    return build("dnn", SHAPE, CLASSES, HIDDEN, SEED)
+def commands(name: str, parallel: int, python: str, rest: list[str]) -> list[tuple[list[str], dict[str, str]]]:
+    """The processes to start, with what their environments have besides."""
+    simulator = SIMULATORS[name]
+    command = [python, str(SCRIPTS / simulator["script"]), *rest, "--parallel", str(parallel)]
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    environment = QUIET | simulator.get("environment", {})
+    if name == "pfl":
+        environment |= {"PFL_PYTORCH_DEVICE": rest[rest.index("--device") + 1]}
+        ranks = [
+            {"PFL_WORKER_RANK": str(rank), "PFL_WORKER_ADDRESSES": ",".join([f"localhost:{port}"] * parallel)}
+            for rank in range(parallel if parallel > 1 else 0)
+        ]
+    elif name == "fedlab-processes":
+        ranks = [{"RANK": str(rank), "PORT": str(port)} for rank in range(parallel + 1)]
+    else:
+        ranks = []
+    if name == "pfedlms-processes":
+        command[1:1] = ["-m", "torch.distributed.run", "--nproc-per-node", str(parallel), "--master-port", str(port)]
+        environment |= {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+    elif name == "pfedlms":
+        environment |= {"OMP_NUM_THREADS": str(parallel), "NUMBA_NUM_THREADS": str(parallel)}
+    return [(command, environment | rank) for rank in ranks or [{}]]
 
 
-def batches(data: FederatedData, client: int, round: int) -> Tensor:
-    """Samples that the stacked engine takes for a client's local steps, `[steps, batch]`."""
-    return torch.from_numpy(data.train[client][batch_positions(SEED, client, SAMPLES, round * STEPS, STEPS, BATCH)])
-
-
-def flat(module: nn.Module) -> Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
-
-
-class Stacked:
-    """Our rounds begin with the exchange: the first play is only local steps, and the last average is still due."""
-
-    def __init__(self, data: FederatedData) -> None:
-        model = CohortModel(new_module(), torch.device("cpu"))
-        train = TrainSettings(STEPS, BATCH, RATE, momentum=0.0, weight_decay=0.0)
-        method = METHODS["fedavg"]
-        self._federation = Federation(method, method.Settings(), model, data, train, SEED)
-        self._started = False
-
-    def prepare(self, round: int) -> None: ...
-
-    def play(self) -> None:
-        if self._started:
-            self._federation.play_round()
-        else:
-            self._federation.start()
-        self._started = True
-
-    def model(self) -> Tensor:
-        params: Tensor = self._federation.state()["params"]
-        return params.double().mean(dim=0).float()
-
-
-class PlainLoop:
-    """What most code does: one module, which is every client in turn."""
-
-    def __init__(self, data: FederatedData) -> None:
-        self._data, self._module = data, new_module()
-        self._orders: list[Tensor] = []
-
-    def prepare(self, round: int) -> None:
-        self._orders = [batches(self._data, client, round) for client in range(CLIENTS)]
-
-    def play(self) -> None:
-        parameters = list(self._module.parameters())
-        start = [parameter.detach().clone() for parameter in parameters]
-        mean = [torch.zeros_like(value) for value in start]
-        for order in self._orders:
-            optimiser = torch.optim.SGD(parameters, lr=RATE)
-            for index in order:
-                optimiser.zero_grad()
-                F.cross_entropy(self._module(self._data.x[index]), self._data.y[index]).backward()
-                optimiser.step()
-            with torch.no_grad():
-                for parameter, value, total in zip(parameters, start, mean, strict=True):
-                    total.add_(parameter, alpha=1 / CLIENTS)
-                    parameter.copy_(value)
-        with torch.no_grad():
-            for parameter, value in zip(parameters, mean, strict=True):
-                parameter.copy_(value)
-
-    def model(self) -> Tensor:
-        return flat(self._module)
-
-
-class ModuleForPfl(nn.Module):
-    """The model with the functions that pfl calls; counts local steps and their samples."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.module = new_module()
-        self.steps = self.samples = 0
-
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        self.steps += 1
-        self.samples += len(y)
-        return F.cross_entropy(self.module(x), y)
-
-    def metrics(self, x: Tensor, y: Tensor) -> dict[str, Any]:
-        return {}
-
-
-class Pfl:
-    """FedAvg as pfl's own benchmarks set it up, all clients in every round."""
-
-    def __init__(self, data: FederatedData) -> None:
-        os.environ["PFL_PYTORCH_DEVICE"] = "cpu"
+def bytes_of(mark: str) -> int:
+    """Memory of all processes whose environment has the mark, pages used by several shared out among them."""
+    total, needle = 0, f"{MARK}={mark}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
         try:
-            from pfl.aggregate.simulate import SimulatedBackend
-            from pfl.algorithm.base import NNAlgorithmParams
-            from pfl.algorithm.federated_averaging import FederatedAveraging
-            from pfl.data.federated_dataset import FederatedDataset
-            from pfl.data.pytorch import PyTorchTensorDataset
-            from pfl.data.sampling import get_user_sampler
-            from pfl.hyperparam import NNTrainHyperParams
-            from pfl.model.pytorch import PyTorchModel
-        except ImportError as error:
-            raise SystemExit(
-                f"pfl cannot be imported ({error}); install it with: pip install 'pfl[pytorch]==0.6.*'"
-            ) from error
-        self.module = ModuleForPfl()
-        self._data, self._dataset, self._params = data, PyTorchTensorDataset, NNAlgorithmParams
-        self._model = PyTorchModel(
-            self.module,
-            local_optimizer_create=torch.optim.SGD,
-            central_optimizer=torch.optim.SGD(self.module.parameters(), lr=1.0),
+            if needle in (folder / "environ").read_bytes():
+                rollup = (folder / "smaps_rollup").read_text()
+                total += 1024 * int(rollup.split("\nPss:")[1].split()[0])
+        except (OSError, IndexError):  # ended meanwhile, or a process of the kernel
+            continue
+    return total
+
+
+def play(name: str, parallel: int, python: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Run one simulator once."""
+    for old in ("stamps.json", "model.npy"):
+        (folder / old).unlink(missing_ok=True)
+    shutil.rmtree(folder / "run", ignore_errors=True)
+    mark, peak, processes = uuid.uuid4().hex, 0, []
+    began, log = time.time(), folder / "log.txt"
+    with log.open("wb") as out:
+        for command, more in commands(name, parallel, python, [str(folder), "--device", options.device]):
+            environment = os.environ | more | {MARK: mark}
+            processes.append(subprocess.Popen(command, env=environment, stdout=out, stderr=out))
+        while any(process.poll() is None for process in processes):
+            time.sleep(BEAT)
+            peak = max(peak, bytes_of(mark))
+    seconds = time.time() - began
+    if any(process.returncode for process in processes) or not (folder / "stamps.json").exists():
+        raise SystemExit(
+            f"{name}: exit codes {[process.returncode for process in processes]}\n{log.read_text()[-3000:]}"
         )
-        everyone = get_user_sampler("minimize_reuse", range(CLIENTS))  # one after another, round after round
-        clients = FederatedDataset(lambda client: self._clients[client], everyone)
-        self._backend = SimulatedBackend(training_data=clients, val_data=clients)
-        self._algorithm = FederatedAveraging()
-        # An epoch is E batches: local_num_steps alone would end after one pass over a client's samples.
-        self._train = NNTrainHyperParams(local_num_epochs=1, local_learning_rate=RATE, local_batch_size=BATCH)
-        self._clients: list[Any] = []
-        self._round = 0
-
-    def prepare(self, round: int) -> None:
-        self._round = round
-        orders = [batches(self._data, client, round).flatten() for client in range(CLIENTS)]
-        self._clients = [self._dataset((self._data.x[order], self._data.y[order])) for order in orders]
-
-    def play(self) -> None:
-        # Runs go on where the last one ended. The very first round evaluates whatever the frequency; it is warm-up.
-        rounds = self._params(
-            central_num_iterations=self._round + 1,
-            evaluation_frequency=10**9,
-            train_cohort_size=CLIENTS,
-            val_cohort_size=None,
-        )
-        self._algorithm.run(rounds, self._backend, self._model, self._train, send_metrics_to_platform=False)
-
-    def model(self) -> Tensor:
-        return flat(self.module)
-
-    def counts(self) -> tuple[int, int]:
-        """Local steps so far, and their samples."""
-        return self.module.steps, self.module.samples
+    result = json.loads((folder / "stamps.json").read_text())
+    stamps = result["stamps"]
+    rounds = [after - before for before, after in pairwise(stamps)]
+    return {
+        "name": name, "parallel": parallel, "round_seconds": rounds, "command_seconds": seconds,
+        "before_first_round_ended": stamps[0] - began, "peak_bytes": peak, "gpu_bytes": result["gpu_bytes"],
+    }  # fmt: skip
 
 
-def serve(pipe: Connection, rank: int, addresses: str, threads: int) -> None:
-    """One of several processes over which pfl spreads the clients: does what the pipe says."""
-    os.environ |= {"PFL_WORKER_RANK": str(rank), "PFL_WORKER_ADDRESSES": addresses}
-    warnings.simplefilter("ignore")  # pfl calls the reduction by a deprecated name
-    torch.set_num_threads(threads)
-    simulator = Pfl(random_data())
-    with suppress(EOFError):  # the end of the benchmark
-        while True:
-            name, arguments = pipe.recv()
-            result = getattr(simulator, name)(*arguments)
-            pipe.send(result.numpy() if isinstance(result, Tensor) else result)
+def lines_of(script: Path) -> int:
+    """Lines with code: no blanks, comments and docstrings."""
+    text = script.read_text()
+    documented: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            documented |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    lines = enumerate(map(str.strip, text.splitlines()), 1)
+    return sum(1 for number, line in lines if line and not line.startswith("#") and number not in documented)
 
 
-class PflProcesses:
-    """pfl with an equal share of the clients in every process."""
-
-    def __init__(self, processes: int, threads: int) -> None:
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            addresses = ",".join([f"localhost:{free.getsockname()[1]}"] * processes)
-        context = multiprocessing.get_context("spawn")
-        self._pipes: list[Any] = []
-        for rank in range(processes):
-            here, there = context.Pipe()
-            work = (there, rank, addresses, threads // processes)
-            # Only in a process of this name does pfl join the others.
-            context.Process(target=serve, name="MainProcess", args=work, daemon=True).start()
-            there.close()
-            self._pipes.append(here)
-
-    def prepare(self, round: int) -> None:
-        self._ask("prepare", round)
-
-    def play(self) -> None:
-        self._ask("play")
-
-    def model(self) -> Tensor:
-        return torch.from_numpy(self._ask("model")[0])
-
-    def counts(self) -> tuple[int, int]:
-        steps, samples = map(sum, zip(*self._ask("counts"), strict=True))
-        return steps, samples
-
-    def _ask(self, name: str, *arguments: int) -> list[Any]:
-        for pipe in self._pipes:
-            pipe.send((name, arguments))
-        return [pipe.recv() for pipe in self._pipes]
+def version_of(python: str, package: str) -> str:
+    code = f"import importlib.metadata as m, platform; print(m.version({package!r}), platform.python_version())"
+    asked = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+    return asked.stdout.strip() or "unknown"
 
 
-def check(simulators: dict[str, Simulator]) -> dict[str, dict[str, float]]:
-    """Play the first rounds and compare the global models; how far each is from the stacked engine's.
-
-    Now and then a ReLU gets an input so close to zero that rounding decides its sign, which shows in the weights of
-    that hidden unit; one wrong sample would show in all of them. So 99 % of the weights must agree.
-    """
-    expected = CHECKED_ROUNDS * CLIENTS * STEPS, CHECKED_ROUNDS * CLIENTS * STEPS * BATCH
-    for name, simulator in simulators.items():
-        for round in range(CHECKED_ROUNDS):
-            simulator.prepare(round)
-            simulator.play()
-        if isinstance(simulator, Pfl | PflProcesses) and simulator.counts() != expected:
-            raise SystemExit(f"{name}: got {simulator.counts()} local steps and samples, expected {expected}")
-    models = {name: simulator.model() for name, simulator in simulators.items()}
-    reference = models.pop("stacked")
-    differences = {}
-    for name, model in {"initial": flat(new_module()), **models}.items():
-        apart = (model - reference).abs()
-        most, largest = apart.quantile(0.99).item(), apart.max().item()
-        differences[name] = {"99 %": most, "largest": largest}
-        print(f"|{name} - stacked| after {CHECKED_ROUNDS} rounds: 99 % within {most:.1e}, largest {largest:.1e}")
-        if (most < TOLERANCE) is (name == "initial"):
-            raise SystemExit(f"{name}: expected the global models to be the same, and other than at the start")
-    return differences
+def apart(model: np.ndarray, reference: np.ndarray) -> dict[str, float]:
+    difference = np.abs(model - reference)
+    return {"99 %": float(np.quantile(difference, 0.99)), "largest": float(difference.max())}
 
 
-def measure(simulators: dict[str, Simulator], rounds: int) -> dict[str, list[float]]:
-    """Seconds of every round."""
-    times: dict[str, list[float]] = {name: [] for name in simulators}
-    for first in range(0, rounds, TURN):
-        for name, simulator in simulators.items():
-            for round in range(first, min(first + TURN, rounds)):
-                simulator.prepare(CHECKED_ROUNDS + round)
-                began = time.perf_counter()
-                simulator.play()
-                times[name].append(time.perf_counter() - began)
-    return times
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("simulators", nargs="+", help=f"NAME:PARALLEL, of {', '.join(SIMULATORS)}")
+    parser.add_argument("--work", choices=list(WORKS), default="cnn")
+    parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--samples", type=int, default=0, help="of each client")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--python", action="append", default=[], metavar="NAME=PYTHON")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no other simulator after that")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    for each in options.simulators:
+        if each.split(":")[0] not in SIMULATORS or not each.partition(":")[2].isdigit():
+            parser.error(f"{each}: expected NAME:PARALLEL with a name of {', '.join(SIMULATORS)}")
+    return options
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=10, help="measured rounds of each")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of each")
-    parser.add_argument("--json", type=Path, help="also write the results here")
-    arguments = parser.parse_args()
-    if arguments.threads < 1:
-        parser.error(f"--threads is {arguments.threads}; expected at least 1")
-    if arguments.rounds < 1:
-        parser.error(f"--rounds is {arguments.rounds}; expected at least 1")
-    torch.set_num_threads(arguments.threads)
+    options = parsed()
+    pythons = dict(each.split("=", 1) for each in options.python)
+    chosen = [(name, int(parallel)) for name, _, parallel in (each.partition(":") for each in options.simulators)]
+    folder = Path(tempfile.mkdtemp(prefix="peers-"))
+    rows: list[dict[str, Any]] = []
+    began, failed = time.time(), False
+    try:
+        work = make_work(folder, options)
+        start = flat(Work(folder).module()).numpy()
+        reference: np.ndarray | None = None
+        for repeat in range(options.repeats):
+            for name, parallel in chosen:
+                if time.time() - began > options.seconds:
+                    print(f"{name}:{parallel} left out: {options.seconds} seconds have passed")
+                    continue
+                try:
+                    row = play(name, parallel, pythons.get(name.split("-")[0], sys.executable), folder, options)
+                except RuntimeError as error:  # the others are measured nevertheless
+                    print(f"FAILED {name}:{parallel}: {error}", flush=True)
+                    failed = True
+                    continue
+                model = np.load(folder / "model.npy")
+                if reference is None:
+                    reference, work["moved"] = model, float(np.median(np.abs(model - start)))
+                row |= {"repeat": repeat, "apart_from_first": apart(model, reference)}
+                rows.append(row)
+                print(
+                    f"{name:18s} {parallel}  {statistics.median(row['round_seconds']):8.3f} s a round  "
+                    f"{row['command_seconds']:7.1f} s in all  {row['peak_bytes'] / 2**20:7.0f} MiB  "
+                    f"99 % of weights within {row['apart_from_first']['99 %']:.1e}",
+                    flush=True,
+                )
+                if row["apart_from_first"]["99 %"] > WORKS[options.work]["tolerance"] * work["moved"]:
+                    print(f"FAILED {name}:{parallel}: another model than {chosen[0][0]}'s: {row['apart_from_first']}")
+                    failed = True
+    finally:
+        shutil.rmtree(folder)
+    if options.json:
+        keep(report(options, work, rows, pythons), options.json)
+    sys.exit(failed)
 
-    data = random_data()
-    simulators: dict[str, Simulator] = {"stacked": Stacked(data), "pfl, 1 process": Pfl(data)}
-    # A divisor of the clients: pfl deals them out in turn, and would deal differently to every process otherwise.
-    processes = max(n for n in range(1, arguments.threads + 1) if CLIENTS % n == 0)
-    if processes > 1:
-        simulators[f"pfl, {processes} processes"] = PflProcesses(processes, arguments.threads)
-    simulators["plain loop"] = PlainLoop(data)
-    versions = {name: version(name) for name in ("pfl", "torch", "numba")} | {"python": platform.python_version()}
-    print(", ".join(f"{name} {number}" for name, number in versions.items()))
-    differences = check(simulators)
-    times = measure(simulators, arguments.rounds)
-    medians = {name: statistics.median(series) for name, series in times.items()}
 
-    print(f"{CLIENTS} clients x {STEPS} steps, {arguments.threads} threads, {arguments.rounds} rounds of each")
-    print(f"{'seconds per round':<18}  {'median':>7}  {'fastest':>7}  {'median / stacked':>16}")
-    for name, seconds in medians.items():
-        print(f"{name:<18}  {seconds:7.3f}  {min(times[name]):7.3f}  {seconds / medians['stacked']:16.2f}")
-    if arguments.json:
-        report = {
-            "versions": versions,
-            "processor": platform.processor() or platform.machine(),
-            "threads": arguments.threads,
-            "differences": differences,
-            "median_seconds": medians,
-            "seconds": times,
+def report(
+    options: argparse.Namespace,
+    work: dict[str, Any],
+    rows: list[dict[str, Any]],
+    pythons: dict[str, str],
+) -> dict[str, Any]:
+    table = {}
+    for name, parallel in dict.fromkeys((row["name"], row["parallel"]) for row in rows):
+        own = [row for row in rows if (row["name"], row["parallel"]) == (name, parallel)]
+        seconds = [second for row in own for second in row["round_seconds"]]
+        simulator = SIMULATORS[name]
+        table[f"{name}:{parallel}"] = {
+            "version, python": version_of(pythons.get(name.split("-")[0], sys.executable), simulator["package"]),
+            "median_round_seconds": statistics.median(seconds),
+            "quartiles": statistics.quantiles(seconds, n=4) if len(seconds) > 1 else seconds,
+            "rounds_per_second": 1 / statistics.median(seconds),
+            "median_command_seconds": statistics.median(row["command_seconds"] for row in own),
+            "peak_mib": round(max(row["peak_bytes"] for row in own) / 2**20),
+            "gpu_mib": round(max(row["gpu_bytes"] for row in own) / 2**20),
+            "lines_of_code": lines_of(SCRIPTS / simulator["script"]),
         }
-        keep(report, arguments.json)
+    return {
+        "work": work,
+        "device": options.device,
+        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "repeats": options.repeats,
+        "table": table,
+        "rows": rows,
+    }
 
 
 if __name__ == "__main__":

@@ -112,7 +112,8 @@ def main() -> None:
             for dataset, every in rows.items()
         }
         panels = [panel(regime, dataset, own) for dataset, own in here.items() if own]
-        charts.beside(panels, columns=2).save(options.folder / f"regimes-{regime}.png", scale_factor=2)
+        if panels:
+            charts.beside(panels, columns=2).save(options.folder / f"regimes-{regime}.png", scale_factor=2)
 
 
 if __name__ == "__main__":

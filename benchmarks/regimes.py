@@ -20,7 +20,12 @@ REGIMES: dict[str, dict[str, Any]] = {
     "10-of-100": {"data.clients": 100, "train.participation": 0.1},
     "10-of-1000": {"data.clients": 1000, "train.participation": 0.01},
     "20-of-20": {"data.clients": 20, "train.participation": 1.0},
-}
+    "gru": {"model.name": "gru", "data.newcomers": 0.2, "train.participation": 0.0373, "run.everyone": False},
+    "transformer": {
+        "model.name": "transformer", "data.newcomers": 0.2, "train.participation": 0.0373, "run.everyone": False
+    },
+}  # fmt: skip
+"""The last two: 20 of the 537 of Shakespeare's speakers who are not held out, with one model or the other."""
 SPARSE = ("10-of-100", "10-of-1000")
 BUDGETS = {
     "mnist": ((0.1, 0.005), (0.1, 0.002), (0.2, 0.015)),
@@ -28,6 +33,7 @@ BUDGETS = {
     "cifar10": ((0.3, 0.015), (0.3, 0.005), (0.5, 0.015)),
     "cifar100": ((0.3, 0.015), (0.3, 0.005), (0.5, 0.015)),
     "digits": ((0.1, 0.005), (0.1, 0.002), (0.2, 0.015)),
+    "shakespeare": ((0.1, 0.005),),
 }
 """ratio and answer of sketchmean where clients are sampled; the first is what others are compared with at its bytes,
 and what trials have."""
@@ -38,6 +44,15 @@ FULL = {"mnist": (0.1, 0.015), "fmnist": (0.1, 0.015), "cifar10": (0.1, 0.01), "
 """ratio and answer of sketchmean with everybody."""
 OWN: dict[str, tuple[str, tuple[float, float, float]]] = {
     "fedavg": ("method.server_step", (1.0, 1.5, 2.25)),
+    "fedadam": ("method.server_step", (0.003, 0.01, 0.03)),
+    "fedprox": ("method.strength", (0.01, 0.1, 1.0)),
+    "scaffold": ("method.server_step", (0.7, 1.0, 1.4)),
+    "ditto": ("method.strength", (0.03, 0.1, 0.3)),
+    "fedper": ("train.learning_rate", (0.5, 1.0, 2.0)),
+    "fedrep": ("method.body_steps", (10, 20, 40)),
+    "pfedlms": ("method.strength", (0.02, 0.05, 0.125)),
+    "sparseloco": ("method.gain", (1.0, 1.5, 2.25)),
+    "decomfl": ("method.step", (3e-4, 1e-3, 3e-3)),
     "stc": ("method.gain", (1.5, 2.25, 3.4)),
     "sketchvote": ("method.gain", (1.0, 1.7, 3.0)),
     "sketchmean": ("method.gain", (2.0, 3.0, 4.5)),
@@ -45,7 +60,9 @@ OWN: dict[str, tuple[str, tuple[float, float, float]]] = {
     "local": ("train.learning_rate", (0.5, 1.0, 2.0)),
 }
 """The setting that is chosen for each method besides its learning rate, and the three values tried first; for `local`
-the learning rate alone, in units of what is shipped."""
+and `fedper` the learning rate alone, in units of what is shipped."""
+WHOLE = ("method.body_steps",)
+"""Settings that are whole numbers."""
 UNTRIED: dict[str, dict[str, float]] = {
     "fedavg": {"method.server_step": 2.0}, "stc": {"method.gain": 3.0}, "sketchvote": {},
     "sketchmean": {"method.gain": 3.0}, "fetchsgd": {"method.gain": 0.3}, "local": {},
@@ -57,7 +74,8 @@ Settings = dict[str, Any]
 def shared(dataset: str, regime: str) -> Settings:
     """What all methods of a table have."""
     model = {"model.name": "vgg8"} if dataset == "cifar100" else {}
-    return {"data.alpha": 0.5, **REGIMES[regime], **model}
+    alpha = {} if dataset == "shakespeare" else {"data.alpha": 0.5}  # its clients are who they are
+    return {**alpha, **REGIMES[regime], **model}
 
 
 def on(dataset: str) -> str:
@@ -76,16 +94,27 @@ def plain(dataset: str, regime: str, method: str) -> Settings:
     ratio, answer = FULL[dataset] if regime == "20-of-20" else BUDGETS[dataset][0]
     if method == "sketchmean":
         return sketchmean(dataset, ratio, answer)
+    if method == "decomfl":
+        return {"method.name": method, "method.perturbations": directions(dataset, 1000)}
+    if method == "fedadam":
+        return {"method.name": "fedavg", "method.server_optimizer": "adam", "method.server_momentum": 0.9}
     fixed: dict[str, dict[str, float]] = {
         "stc": {"sparsity_down": answer},
         "fetchsgd": {"rows": 3, "answer": answer / 4},  # 4 bytes for a value, and not one magnitude for all
+        "sparseloco": {},
     }
     if method in fixed:
-        key, own = {"stc": "sparsity", "fetchsgd": "columns"}[method], fixed[method]
+        key, own = {"stc": "sparsity", "fetchsgd": "columns", "sparseloco": "density"}[method], fixed[method]
         wanted = taken(on(dataset), "sketchmean", ratio=ratio, answer=answer)
         own = {**own, key: equal(on(dataset), method, key, wanted, **own)}
         return {"method.name": method, **{f"method.{name}": value for name, value in own.items()}}
     return {"method.name": method}
+
+
+def directions(dataset: str, share: int) -> int:
+    """The directions of decomfl at 1/share of FedAvg's bytes."""
+    few, many = (taken(on(dataset), "decomfl", perturbations=count) for count in (10, 20))
+    return int(10 + (taken(on(dataset), "fedavg") // share - few) / ((many - few) / 10))
 
 
 @cache

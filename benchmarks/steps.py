@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from engine import copy_speed, matrix_rate
-from pfedlms.backend import own_threads
+from pfedlms.backend import own_threads, torch_threads
 from pfedlms.engine.criterion import Criterion
 from pfedlms.methods.contract import Objective
 from pfedlms.models import CohortModel, build
@@ -146,8 +146,10 @@ def measure(options: argparse.Namespace, name: str, runners: list[str]) -> dict[
         for runner, work in works.items():
             times[runner].append(seconds(work, device))
     row: dict[str, Any] = {"model": name, "chosen": chosen}
-    if options.profile:
+    if options.profile and device.type == "cuda":
         print_kernels(works["as chosen"])
+    if options.profile and device.type == "cpu":
+        row["one thread"] = {runner: operators(works[runner]) for runner in ("plain loop", "as chosen")}
     for runner, own in times.items():
         ratios = [loop / mine for loop, mine in zip(times["plain loop"], own, strict=True)]
         quarters = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
@@ -171,6 +173,19 @@ def print_kernels(work: Steps) -> None:
         print(f"    {each.device_time_total:9.1f} us {each.count:5d} times  {each.key[:90]}")
 
 
+def operators(work: PlainLoop | Steps) -> dict[str, Any]:
+    """A step on one thread, which is all that a profiler follows: its time, and its operators' own times, in ms."""
+    with torch_threads(1):
+        work()
+        own = statistics.median(seconds(work, torch.device("cpu")) for _ in range(3)) * 1e3
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            work()
+    found = sorted(profile.key_averages(), key=lambda each: -each.self_cpu_time_total)[:12]
+    times = {each.key: round(each.self_cpu_time_total / 1e3, 2) for each in found}
+    print(f"    one thread {own:.1f} ms:", ", ".join(f"{name} {ms}" for name, ms in times.items()), flush=True)
+    return {"ms": own, "operators": times}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="vgg8,vgg11,resnet,gru,transformer")
@@ -180,7 +195,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", choices=["default", "bf16"], default="default")
-    parser.add_argument("--profile", action="store_true", help="kernels of a step, on a GPU")
+    parser.add_argument("--profile", action="store_true", help="a step's kernels, or its operators on a CPU thread")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     warnings.simplefilter("ignore")

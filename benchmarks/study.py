@@ -6,11 +6,12 @@
 
 Groups (cells.py): tables-DATASET, plain-DATASET, paper-DATASET, effects-DATASET, budget-DATASET, longer-DATASET,
 once-DATASET, sampled-DATASET, rates-DATASET, sweep-DATASET, gains-DATASET, own-DATASET, equal-DATASET, options-
-DATASET, limits, limits-cifar10, regime-limits, variants, and regimes-DATASET with the --choices of effort.py. Cells
-that have a row with the same settings in --out or --done already are skipped, so a study can be spread over several
-calls (--done benchmarks/results skips what was collected); no new cell is begun after --seconds. Workers share the
-device, and each keeps the data it has loaded. `tables-DATASET` has FedAvg with the server step that `sweep-DATASET`
-chose: from --server-step, else from the rows of the sweep (in --out, --done or benchmarks/results).
+DATASET, limits, limits-cifar10, regime-limits, variants; and with the --choices of effort.py regimes-DATASET,
+rivals-DATASET, bytes-DATASET and speakers. Cells that have a row with the same settings in --out or --done already are
+skipped, so a study can be spread over several calls (--done benchmarks/results skips what was collected); no new cell
+is begun after --seconds. Workers share the device, and each keeps the data it has loaded. `tables-DATASET` has FedAvg
+with the server step that `sweep-DATASET` chose: from --server-step, else from the rows of the sweep (in --out, --done
+or benchmarks/results).
 """
 
 from __future__ import annotations
@@ -116,6 +117,13 @@ def run_all(todo: Sequence[tuple[Cell, Config]], options: argparse.Namespace, co
     print(f"{done} of {len(todo)} cells done in {time.time() - began:.0f} s")
 
 
+def decode(datasets: Sequence[str], directory: str) -> None:
+    """Once, so that no two workers decode the same images."""
+    for dataset in datasets:
+        if dataset != "shakespeare":
+            load_dataset(dataset, cells.data_folder(directory, dataset) or None)
+
+
 def label(cell: Cell, config: Config) -> str:
     """The name of a cell's run: cells whose settings were changed are other runs."""
     digest = hashlib.sha256(config.to_toml().encode()).hexdigest()
@@ -190,7 +198,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("groups", nargs="+", metavar="GROUP")
     parser.add_argument("--data-dir", default="", help="folder of the data, or with a folder for each data set in it")
     parser.add_argument("--out", type=Path, default=Path("runs/study"), help="folder of the rows")
-    parser.add_argument("--choices", type=Path, help="effort.json, for the groups regimes-DATASET")
+    parser.add_argument("--choices", type=Path, help="effort.json, for groups whose settings it chose")
     parser.add_argument("--done", type=Path, action="append", default=[], help="another folder with rows to skip")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--threads", type=int, default=0, help="CPU threads a worker; 0: cores over workers")
@@ -240,9 +248,7 @@ def main() -> None:
         return
     if options.rounds:
         missing = {cell: replace(own, train=replace(own.train, rounds=options.rounds)) for cell, own in missing.items()}
-    for dataset in {own.data.dataset for own in missing.values()}:
-        # Once, so that no two workers decode the same images.
-        load_dataset(dataset, cells.data_folder(options.data_dir, dataset) or None)
+    decode(sorted({own.data.dataset for own in missing.values()}), options.data_dir)
     pairs = sorted(missing.items(), key=lambda pair: (pair[0].priority, -cells.size(pair[1])))
     run_all(pairs, options, current_commit(options))
 

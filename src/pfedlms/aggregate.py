@@ -16,12 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pfedlms.backend import compiled, row_memory, share
+from pfedlms.backend import compiled, row_memory, share, to_host
 from pfedlms.checks import Array, Values, Weights, array_of, floats, tensor_of, weights_of, whole
 
 _PART = 2048  # coordinates whose counters stay in the cache while clients are added to them
 _SUM_PART = 4096  # entries of a sum that stay in the cache while clients are added to them
 _MOST_WEIGHT = (1 << 64) - 1
+_EXACT_WEIGHT = 1 << 29  # below it, its product with a float32 is a float64
 _FEW_ENTRIES = 256  # of a field with one number per layer or so
 
 
@@ -51,9 +52,15 @@ class WeightedMean:
                 "vector as values[None]"
             )
         own = weights_of(samples, len(given))
-        (added, stride), weights = row_memory(given.detach().cpu().numpy()), np.array(own, dtype=np.float64)
-        tasks, cost = -(-len(self._sum) // _SUM_PART), len(own) * _SUM_PART
-        share(_add_weighted, tasks, cost, self._sum.numpy(), added, stride, weights)
+        if given.is_cuda and given.dtype == torch.float32 and max(own) < _EXACT_WEIGHT:
+            self._sum = self._sum.to(given.device)
+            for weight, row in zip(own, given.detach(), strict=True):
+                self._sum.add_(row, alpha=weight)  # a product is exact, so it does not matter whether it is fused
+        else:
+            self._sum = self._sum.cpu()
+            (added, stride), weights = row_memory(given.detach().cpu().numpy()), np.array(own, dtype=np.float64)
+            tasks, cost = -(-len(self._sum) // _SUM_PART), len(own) * _SUM_PART
+            share(_add_weighted, tasks, cost, self._sum.numpy(), added, stride, weights)
         self._weight += sum(own)
         self._clients += len(own)
         return self
@@ -67,7 +74,8 @@ class WeightedMean:
         """`[size]`, in float64, on the host."""
         if not self._weight:
             raise ValueError("mean: got no client's values, expected at least one; call add first")
-        return self._sum / self._weight
+        # By a tensor: a GPU multiplies by the reciprocal of a number, which is not the same.
+        return to_host(self._sum / self._sum.new_full((), float(self._weight)))[0]
 
 
 def _describe_total(clients: int, weight: int) -> str:

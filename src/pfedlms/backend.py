@@ -122,17 +122,27 @@ def to_device(value: Tensor, device: torch.device) -> Tensor:
 
 def to_host(*values: Tensor) -> list[Tensor]:
     """Tensors of a device on the host; from a GPU through pinned memory, with one wait for all of them."""
-    found, devices = [], set()
+    return to_host_later(*values)()
+
+
+def to_host_later(*values: Tensor) -> Callable[[], list[Tensor]]:
+    """`to_host` whose wait is the function returned: it does not wait for work that is launched in between."""
+    found, copied = [], {}
     for value in values:
         if value.is_cuda:
             pinned = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
             found.append(pinned.copy_(value.detach(), non_blocking=True))
-            devices.add(value.device)
+            copied[value.device] = torch.cuda.current_stream(value.device)
         else:
             found.append(value.detach().cpu())
-    for device in devices:
-        torch.cuda.current_stream(device).synchronize()
-    return found
+    events = [stream.record_event() for stream in copied.values()]
+
+    def wait() -> list[Tensor]:
+        for each in events:
+            each.synchronize()
+        return found
+
+    return wait
 
 
 @contextmanager

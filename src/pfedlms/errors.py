@@ -27,6 +27,7 @@ PfedlmsError
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable, Sequence
 
 
@@ -149,3 +150,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if near:
         return f"did you mean {' or '.join(near)}?"
     return f"expected one of: {', '.join(known)}"
+
+
+def shown(text: str, longest: int = 300) -> str:
+    """A peer's text in one line of printable characters, cut to `longest` of them: line ends, control, direction and
+    unassigned characters are written as escapes."""
+    escaped = "".join(
+        each if each == " " or unicodedata.category(each)[0] not in "CZ" else each.encode("unicode_escape").decode()
+        for each in text[:longest]
+    )
+    return escaped + "…" * (len(text) > longest)

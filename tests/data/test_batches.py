@@ -26,14 +26,6 @@ def test_each_epoch_is_a_permutation(samples: int, batch: int) -> None:
         assert sorted(epoch.tolist()) == list(range(samples))
 
 
-def test_every_batch_is_full_also_with_fewer_samples_than_a_batch() -> None:
-    positions = batch_positions(1, 0, 3, 0, 4, 8)
-    assert positions.shape == (4, 8)
-    for batch in positions:  # 8 of 3: each sample comes up twice at least and four times at most
-        assert np.bincount(batch, minlength=3).min() >= 2
-        assert np.bincount(batch, minlength=3).max() <= 4
-
-
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.integers(1, 20), st.integers(1, 9), st.integers(0, 30), st.integers(1, 10))
 def test_any_start_gives_the_same_walk(samples: int, batch: int, first: int, steps: int) -> None:
@@ -52,11 +44,6 @@ def test_another_seed_or_client_walks_otherwise(other: tuple[int, int]) -> None:
     first, again = (batch_positions(1, 0, 50, 0, 2, 25).tolist() for _ in range(2))
     assert first == again
     assert batch_positions(*other, 50, 0, 2, 25).tolist() != first
-
-
-def test_epochs_are_shuffled_anew() -> None:
-    walk = batch_positions(1, 0, 50, 0, 4, 25).reshape(2, 50)
-    assert walk[0].tolist() != walk[1].tolist()
 
 
 def test_frozen_walk() -> None:

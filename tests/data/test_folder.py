@@ -125,13 +125,11 @@ def test_images_are_resized(tmp_path: Path) -> None:
 
 
 def test_a_copy_is_kept_and_found_out_of_date(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pfedlms.data import folder as module
-
     root = save(tmp_path / "pets", a__1=grey(1), a__2=grey(9), b__1=grey(2))
     first = folder(root)
     assert len(list(own_cache.iterdir())) == 1
     with monkeypatch.context() as patch:
-        patch.setattr(module, "decode", None)  # nothing is decoded again
+        patch.setattr("pfedlms.data.images.decode_anew", None)  # nothing is decoded again
         assert folder(root)[0].tolist() == first[0].tolist()
     save(root, b__1=grey(3))
     assert folder(root)[0].tolist() != first[0].tolist()

@@ -1,16 +1,17 @@
-"""Non-IID partitions and the train/test split: what must hold for every draw, and small cases by hand."""
+"""Partitions of every scheme and the train/test split: what must hold for every draw, and small cases by hand."""
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pfedlms import rng
+from pfedlms.data import Partitioning, from_pool
 from pfedlms.data.partition import Sets, Splits, partition, split
+from pfedlms.data.schemes import assign, by_classes, by_quantity, iid
+from pfedlms.data.schemes import given as as_given
 from pfedlms.errors import DataError
 
 LABELS = np.repeat(np.arange(10), 100)
@@ -24,29 +25,11 @@ def class_counts(labels: np.ndarray, sets: list[np.ndarray]) -> np.ndarray:
 # --- partition ------------------------------------------------------------------------------------
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
-@given(
-    st.lists(st.integers(0, 5), min_size=20, max_size=120),
-    st.integers(1, 8),
-    st.sampled_from([0.01, 0.1, 0.5, 1.0, 100.0]),
-    st.integers(0, 2**64 - 1),
-)
-def test_every_sample_goes_to_exactly_one_client(labels: list[int], clients: int, alpha: float, seed: int) -> None:
-    sets = partition(np.array(labels), clients, alpha, seed, min_samples=0)
-    assert len(sets) == clients
-    assert sorted(np.concatenate(sets).tolist()) == list(range(len(labels)))
-    assert all((np.diff(held) > 0).all() for held in sets)
-
-
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("alpha", [0.1, 0.5, 10.0])
 def test_every_client_has_the_minimum(alpha: float, seed: int) -> None:
     sets = partition(LABELS, 10, alpha, seed, min_samples=30)
     assert min(len(held) for held in sets) >= 30
-
-
-def test_one_client_holds_everything() -> None:
-    assert partition(LABELS, 1, 0.1, 0)[0].tolist() == list(range(1000))
 
 
 def test_as_many_clients_as_the_minimum_allows() -> None:
@@ -64,29 +47,17 @@ def excess_of_full_clients(labels: np.ndarray, sets: list[np.ndarray]) -> int:
 
 
 def test_capacity_rule() -> None:
-    """A client that already holds N / clients samples gets nothing of the next class (one sample is left to rounding:
-    see the test below), so that no client holds more than N / clients plus one class."""
+    """A client that already holds N / clients samples gets nothing of the next class, so that no client holds more than
+    N / clients plus one class."""
     saw_a_full_client = False
     for seed in range(30):
         for clients in (5, 20):
             sets = partition(LABELS, clients, 0.5, seed, min_samples=1)
             counts = class_counts(LABELS, sets)
             saw_a_full_client |= bool((counts.sum(axis=1) > 1000 / clients).any())
-            assert excess_of_full_clients(LABELS, sets) <= 1
-            assert counts.sum(axis=1).max() < 1000 / clients + 100 + 10
+            assert excess_of_full_clients(LABELS, sets) == 0
+            assert counts.sum(axis=1).max() < 1000 / clients + 100
     assert saw_a_full_client
-
-
-def test_capacity_rule_to_the_last_sample() -> None:
-    assert [excess_of_full_clients(LABELS, partition(LABELS, 20, 0.5, seed, min_samples=1)) for seed in range(10)] == [
-        0
-    ] * 10
-
-
-def test_partition_is_a_function_of_its_seed() -> None:
-    first, again, other = (partition(LABELS, 5, 0.5, seed) for seed in (1, 1, 2))
-    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
-    assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
 
 def test_members_of_a_class_are_shuffled() -> None:
@@ -111,21 +82,10 @@ def test_heterogeneity_grows_as_alpha_falls() -> None:
     assert shares[3] < 0.2
 
 
-def test_labels_need_not_be_consecutive() -> None:
-    sets = partition(np.array([7, -3] * 20), 2, 1.0, 0, min_samples=5)
-    assert sorted(np.concatenate(sets).tolist()) == list(range(40))
-
-
 def test_very_small_alpha_shares_evenly_where_all_mass_is_on_full_clients() -> None:
     """Dirichlet(1e-300) puts everything on one client (or is no number at all); the partition is still complete."""
     sets = partition(np.repeat(np.arange(4), 10), 4, 1e-300, 0, min_samples=0)
     assert sorted(np.concatenate(sets).tolist()) == list(range(40))
-
-
-@pytest.mark.parametrize(("clients", "minimum", "most"), [(101, 10, 100), (1001, 1, 1000), (1001, 0, 1000)])
-def test_more_clients_than_samples_allow(clients: int, minimum: int, most: int) -> None:
-    with pytest.raises(DataError, match=f"got {clients} clients.*only 1000 samples.*at most {most} clients"):
-        partition(LABELS, clients, 0.5, 0, min_samples=minimum)
 
 
 def test_an_impossible_draw_names_clients_alpha_and_remedy() -> None:
@@ -157,57 +117,6 @@ def test_split_sizes(total: int, tested: int, classes: int) -> None:
     assert (len(train), len(test)) == (total - tested, tested)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
-@given(st.lists(st.integers(0, 6), min_size=2, max_size=60), st.integers(0, 100))
-def test_split_is_a_partition_and_stratified(labels: list[int], seed: int) -> None:
-    """Each class gives its quarter, give or take one; the client's own indices are cut, not positions."""
-    held = 5 + 3 * np.arange(len(labels))
-    all_labels = np.full(held[-1] + 1, 99)
-    all_labels[held] = labels
-    train, test = split(all_labels, held, seed, 1)
-    assert sorted([*train.tolist(), *test.tolist()]) == held.tolist()
-    assert len(train) > 0
-    assert len(test) > 0
-    tested = Counter(all_labels[test].tolist())
-    for label, size in Counter(labels).items():
-        assert abs(tested[label] - 0.25 * size) <= 1
-
-
-def test_split_of_whole_quotas_by_hand() -> None:
-    labels = np.repeat([0, 1, 2], [40, 20, 8])
-    train, test = split(labels, np.arange(68), 3, 0)
-    assert np.bincount(labels[test]).tolist() == [10, 5, 2]
-    assert np.bincount(labels[train]).tolist() == [30, 15, 6]
-
-
-def test_largest_remainders_give_what_is_missing() -> None:
-    """Sizes 7, 6, 5, quotas 1.75, 1.5, 1.25: round(4.5) = 4, floors 1 + 1 + 1, so the class of 7 gives one more."""
-    labels = np.repeat([0, 1, 2], [7, 6, 5])
-    _, test = split(labels, np.arange(18), 0, 0)
-    assert np.bincount(labels[test]).tolist() == [2, 1, 1]
-
-
-def test_a_class_seen_once_is_trained_on() -> None:
-    """Sizes 4, 1, 1, quotas 1, 0.25, 0.25: of round(1.5) = 2 test samples the class of four gives both, though its
-    remainder is smaller."""
-    labels = np.array([0, 1, 0, 0, 2, 0])
-    for seed in range(10):
-        _, test = split(labels, np.arange(6), seed, 0)
-        assert labels[test].tolist() == [0, 0]
-
-
-def test_one_class_only() -> None:
-    train, test = split(np.zeros(8, dtype=np.int64), np.arange(8), 0, 0)
-    assert (len(train), len(test)) == (6, 2)
-
-
-def test_two_samples_give_one_each() -> None:
-    for labels in ([0, 0], [0, 1]):
-        train, test = split(np.array(labels), np.arange(2), 0, 0)
-        assert sorted([*train.tolist(), *test.tolist()]) == [0, 1]
-        assert len(train) == len(test) == 1
-
-
 @pytest.mark.parametrize("total", [0, 1])
 def test_fewer_than_two_samples_cannot_be_split(total: int) -> None:
     with pytest.raises(DataError, match=rf"client 7 holds {total} sample\(s\), expected at least 2.*data.min_samples"):
@@ -224,18 +133,16 @@ def test_split_is_a_function_of_seed_and_client() -> None:
     assert first != other_client
 
 
-def test_split_takes_another_fraction() -> None:
-    train, test = split(np.zeros(10, dtype=np.int64), np.arange(10), 0, 0, share=0.4)
-    assert (len(train), len(test)) == (6, 4)
-
-
 # --- other shares ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("share", "sizes", "aside"),
     [
-        (0.1, [40, 20, 10], [4, 2, 1]),  # whole quotas
+        (0.25, [40, 20, 8], [10, 5, 2]),  # whole quotas
+        (0.25, [7, 6, 5], [2, 1, 1]),  # quotas 1.75, 1.5, 1.25 and round(4.5) = 4
+        (0.25, [4, 1, 1], [2, 0, 0]),  # quotas 1, 0.25, 0.25 and round(1.5) = 2: a class of one sample is trained on
+        (0.4, [10], [4]),
         (0.1, [12, 7, 6], [1, 1, 0]),  # quotas 1.2, 0.7, 0.6 and round(2.5) = 2: one more, of the largest remainder
         (0.1, [2, 2, 1], [1, 0, 0]),  # round(0.5) = 0, but one at least; the first of two equals
         (0.6, [3, 2], [2, 1]),  # quotas 1.8, 1.2 and round(3.0) = 3
@@ -283,3 +190,184 @@ def test_splits_of_all_clients_at_once_are_those_of_each(share: float) -> None:
 def test_samples_stored_client_by_client_need_no_table() -> None:
     sets = Sets(np.array([0, 0, 2, 2, 2]), 4)
     assert [own.tolist() for own in sets] == [[0, 1], [], [2, 3, 4], []]
+
+
+# --- schemes: ways to partition ---------------------------------------------------------------
+
+OWNER = np.arange(1000) % 7
+
+
+def dealt(scheme: str, labels: np.ndarray = LABELS, clients: int = 5, seed: int = 0, **more: float) -> list[np.ndarray]:
+    owner = np.arange(len(labels)) % clients if scheme == "given" else None
+    how = Partitioning(clients, more.get("alpha", 0.5), seed, int(more.get("least", 1)), scheme=scheme)
+    return assign(labels, how, owner)
+
+
+SCHEMES = ["dirichlet", "classes", "iid", "quantity", "given"]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(st.lists(st.integers(-1, 2), min_size=20, max_size=80), st.integers(2, 6), st.integers(0, 2**63 - 1))
+def test_every_sample_goes_to_exactly_one_client(scheme: str, labels: list[int], clients: int, seed: int) -> None:
+    sizes = np.unique(labels, return_counts=True)[1]
+    assume(scheme != "classes" or np.minimum(sizes, clients).sum() >= 2 * clients)
+    sets = dealt(scheme, np.array(labels), clients, seed)
+    assert len(sets) == clients
+    assert sorted(np.concatenate(sets).tolist()) == list(range(len(labels)))
+    assert all((np.diff(held) > 0).all() for held in sets)
+    assert all(held.dtype == np.int64 for held in sets)
+
+
+@pytest.mark.parametrize("scheme", ["classes", "iid", "quantity", "dirichlet"])
+def test_a_draw_is_a_function_of_its_seed_and_of_no_other_draw(scheme: str) -> None:
+    first, again, other = ([held.tolist() for held in dealt(scheme, seed=seed)] for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+@pytest.mark.parametrize(("least", "most"), [(10, 100), (1, 1000), (0, 1000)])
+@pytest.mark.parametrize("scheme", ["classes", "iid", "quantity", "dirichlet"])
+def test_more_clients_than_samples_allow(scheme: str, least: int, most: int) -> None:
+    with pytest.raises(DataError, match=f"got {most + 1} clients.*only 1000 samples.*at most {most} clients"):
+        dealt(scheme, clients=most + 1, least=least)
+
+
+# --- which one ---
+
+
+def test_auto_is_given_where_the_data_say_so() -> None:
+    owned = assign(LABELS, Partitioning(3, 0.5, 0, 2), OWNER)
+    assert [held.tolist() for held in owned] == [list(range(client, 1000, 7)) for client in range(7)]
+    for name in ("auto", "dirichlet"):
+        expected = partition(LABELS, 3, 0.5, 4, 2)
+        got = assign(LABELS, Partitioning(3, 0.5, 4, 2, scheme=name), OWNER if name == "dirichlet" else None)
+        assert [held.tolist() for held in got] == [held.tolist() for held in expected]
+
+
+def test_nothing_is_given() -> None:
+    with pytest.raises(
+        DataError, match=r"data.partition: got 'given', but the data name no clients.*owner_column=COLUMN"
+    ):
+        assign(LABELS, Partitioning(3, 0.5, 0, 2, scheme="given"))
+
+
+def test_a_pool_takes_a_scheme() -> None:
+    data = from_pool(np.zeros((1000, 1)), LABELS, Partitioning(5, 0.5, 0, scheme="classes", classes_per_client=2))
+    for train, test in zip(data.train, data.test, strict=True):
+        assert set(LABELS[train].tolist()) == set(LABELS[test].tolist())
+        assert len(set(LABELS[train].tolist())) == 2
+        assert (len(train), len(test)) == (150, 50)
+
+
+# --- iid ---
+
+
+def test_iid_by_hand() -> None:
+    """1000 over 7: six parts of 143 and one of 142, in each about 14 of every class."""
+    sets = iid(1000, 7, 3)
+    assert sorted(map(len, sets)) == [142] + [143] * 6
+    counts = class_counts(LABELS, sets)
+    assert counts.min() >= 3
+    assert counts.max() <= 28  # a hypergeometric count of mean 14.3 and deviation 3.3, four deviations away
+
+
+# --- classes ---
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("clients", "classes"), [(10, 1), (5, 2), (20, 2), (7, 3), (4, 10), (1, 10)])
+def test_everybody_holds_that_many_classes(clients: int, classes: int, seed: int) -> None:
+    """Ten even classes: a class has clients · classes / 10 holders, rounded up or down, and they hold as much of it."""
+    counts = class_counts(LABELS, by_classes(LABELS, clients, classes, seed))
+    assert ((counts > 0).sum(axis=1) == classes).all()
+    holders = (counts > 0).sum(axis=0)
+    assert holders.min() >= clients * classes // 10
+    assert holders.max() <= -(-clients * classes // 10)
+    for column in counts.T:
+        assert np.ptp(column[column > 0]) <= 1
+    assert counts.sum() == 1000
+
+
+def test_large_classes_have_more_holders() -> None:
+    """600, 200 and 200 samples, five clients with one class: 3, 1 and 1 holders, 200 samples each."""
+    labels = np.repeat([0, 1, 2], [600, 200, 200])
+    counts = class_counts(labels, by_classes(labels, 5, 1, 0))
+    assert (counts > 0).sum(axis=0).tolist() == [3, 1, 1]
+    assert counts.sum(axis=1).tolist() == [200] * 5
+
+
+def test_which_classes_go_together_is_drawn() -> None:
+    together = {
+        tuple(np.flatnonzero(row)) for seed in range(20) for row in class_counts(LABELS, by_classes(LABELS, 5, 2, seed))
+    }
+    assert len(together) > 30  # of 45 pairs, with 100 draws
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=8), st.integers(1, 12), st.integers(1, 8), st.integers(0, 99))
+def test_every_possible_deal_is_found(sizes: list[int], clients: int, classes: int, seed: int) -> None:
+    """Where there is a place for each class and a sample for each place, the deal is made; else it is refused."""
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    possible = len(sizes) <= clients * classes <= sum(min(size, clients) for size in sizes) and classes <= len(sizes)
+    if possible:
+        counts = class_counts(labels, by_classes(labels, clients, classes, seed, min_samples=1))
+        assert ((counts > 0).sum(axis=1) == classes).all()
+        assert (counts > 0).any(axis=0).all()
+    elif clients <= len(labels):
+        with pytest.raises(DataError, match=f"data.classes_per_client: got {classes} for {clients} clients"):
+            by_classes(labels, clients, classes, seed, min_samples=1)
+
+
+def test_an_impossible_number_of_classes_says_what_is_possible() -> None:
+    for classes in (2, 11):
+        with pytest.raises(
+            DataError, match=rf"got {classes} for 4 clients, expected 3 to 10, .* each of the 10 classes"
+        ):
+            by_classes(LABELS, 4, classes, 0)
+
+
+def test_too_small_a_part_names_the_remedy() -> None:
+    labels = np.repeat([0, 1], [5, 95])
+    with pytest.raises(DataError, match=r"the smallest got 5 of 100 samples, expected data.min_samples = 10"):
+        by_classes(labels, 2, 1, 0, min_samples=10)
+
+
+# --- quantity ---
+
+
+@pytest.mark.parametrize("alpha", [1e-300, 0.1, 1.0, 1e6])
+def test_everybody_has_the_minimum_whatever_alpha(alpha: float) -> None:
+    sizes = [len(held) for held in by_quantity(1000, 20, alpha, 1, min_samples=10)]
+    assert min(sizes) >= 10
+    assert sum(sizes) == 1000
+
+
+def test_sizes_are_skewed_by_alpha_and_classes_are_not() -> None:
+    """The largest client of 20, over 20 seeds: for a large α the mean of 50, for a small one most of what is left."""
+    largest = {
+        alpha: np.mean([max(map(len, by_quantity(1000, 20, alpha, seed))) for seed in range(20)])
+        for alpha in (0.05, 1.0, 1e6)
+    }
+    assert largest[1e6] <= 52
+    assert largest[0.05] > largest[1.0] + 100 > 200
+    sets = by_quantity(1000, 3, 1.0, 0, min_samples=100)
+    shares = class_counts(LABELS, sets) / np.array([[len(held)] for held in sets])
+    assert np.abs(shares - 0.1).max() < 0.1
+
+
+def test_the_minimum_to_the_last_sample() -> None:
+    assert [len(held) for held in by_quantity(40, 4, 0.5, 0, min_samples=10)] == [10] * 4
+
+
+# --- given ---
+
+
+def test_given_by_hand() -> None:
+    sets = as_given(np.array([2, 0, 1, 0, 2, 2]), ("a", "b", "c"), 1)
+    assert [held.tolist() for held in sets] == [[1, 3], [2], [0, 4, 5]]
+
+
+def test_a_given_client_with_too_few_samples_is_named() -> None:
+    with pytest.raises(DataError, match=r"data.min_samples: got 3, but 2 of 3 given clients .* \(client b: 1\)"):
+        as_given(np.array([2, 0, 1, 0, 2, 2]), ("a", "b", "c"), 3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,18 +14,16 @@ import pytest
 import torch
 from fleet import CLIENTS, Fleet, Way, alone, check_states, configured, own_data, plain, served
 
+from pfedlms.deploy.coordinator import persist
 from pfedlms.deploy.envelope import (
     Code,
     Envelope,
     Kind,
     Record,
-    Split,
     Why,
     decode,
-    measured,
     reason,
     refusal,
-    trained,
 )
 from pfedlms.engine import Federation
 from pfedlms.errors import QuorumError
@@ -88,12 +86,6 @@ def put(at: int, code: str, value: Any) -> Callable[[bytearray], None]:
 def rewritten(**values: Any) -> Callable[[bytes], bytes]:
     """A reply of which some is other, with a checksum that fits."""
     return lambda data: changed(data, lambda said: replace(said, **values))
-
-
-def without_loss(data: bytes) -> bytes:
-    said = decode(data)
-    records = (trained(e.number, 9, float("nan")) if e.code == Code.TRAIN else e for e in said.records)
-    return replace(said, records=tuple(records)).encode()
 
 
 MESSAGES: dict[str, tuple[Callable[[bytes], bytes | None], str]] = {
@@ -160,29 +152,6 @@ def test_a_bad_node_all_along(method: str, attack: str, tmp_path: Path) -> None:
     check_states(fleet, federation, but=BAD)
 
 
-def test_a_loss_that_is_none(tmp_path: Path) -> None:
-    config = configured("local", tmp_path / "run")
-    fleet = Fleet(config, tmp_path / "nodes", attacked(without_loss))
-    with pytest.warns(UserWarning, match="got 9 samples and a loss of nan"):
-        _, metrics = served(config, fleet)
-    assert [plain(each)["p_acc"] for each in metrics] == [each["p_acc"] for each in alone_without(config)[0]]
-
-
-def test_measurements_that_nobody_asked_for(tmp_path: Path) -> None:
-    """Evaluation is every other round; a node that measures in between would be alone with its numbers."""
-
-    def more(data: bytes) -> bytes:
-        said = decode(data)
-        extra = [measured(Split.TEST, 1, 0.1, 1)] * (said.records[0].number == 1)
-        return replace(said, records=(said.records[0], *extra, *said.records[1:])).encode()
-
-    config = configured("fedavg", tmp_path / "run", train={"rounds": 4}, run={"evaluate_every": 2})
-    fleet = Fleet(config, tmp_path / "nodes", attacked(more))
-    with pytest.warns(UserWarning, match="got measurements of test, expected none"):
-        _, metrics = served(config, fleet)
-    assert [each["round"] for each in metrics] == [2, 4]
-
-
 def test_a_reply_of_before(tmp_path: Path) -> None:
     """Replayed byte by byte: an old reply is refused by its trip, an old request by the node."""
     config = configured("fedavg", tmp_path / "run")
@@ -193,7 +162,7 @@ def test_a_reply_of_before(tmp_path: Path) -> None:
         return old[0]
 
     fleet = Fleet(config, tmp_path / "nodes", attacked(replay))
-    with pytest.warns(UserWarning, match="RoundError: reply: got one to round 1, trip 0, expected "):
+    with pytest.warns(UserWarning, match="RoundError: reply: got one to round 1, trip 0, expected |OversizedError"):
         _, metrics = served(config, fleet)
     assert [list(each["left_out"]) for each in metrics] == [[str(BAD)]] * 3
     node = fleet.node(0)
@@ -280,24 +249,6 @@ def test_a_free_place_is_taken_later(method: str, tmp_path: Path) -> None:
     if method == "sketchvote":
         _, federation = alone_without(config, range(3))
         check_states(fleet, federation)
-
-
-def test_a_node_that_lost_its_state_is_sent_the_model(tmp_path: Path) -> None:
-    config = configured("sketchvote", tmp_path / "run", train={"rounds": 6})
-
-    def way(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes | None:
-        if client == BAD and decode(request).trip == 3:
-            fleet.close(BAD)
-            fleet.node(BAD).path.unlink()
-            fleet.close(BAD)
-        return handle(request)
-
-    fleet = Fleet(config, tmp_path / "nodes", way)
-    with pytest.warns(UserWarning, match="refused, order: got the answer of round 3, expected that of round 1"):
-        _, metrics = served(config, fleet)
-    assert [len(each["client_acc"]) for each in metrics] == [4, 4, 3, 4, 4, 4]
-    models = [fleet.node(client).state.cohort.state["model"] for client in range(CLIENTS)]
-    assert all(torch.equal(model, models[0]) for model in models)
 
 
 def test_a_node_that_tracks_another_model_is_left_out_and_sent_this_one(tmp_path: Path) -> None:
@@ -419,3 +370,31 @@ def test_what_a_node_refuses(tmp_path: Path) -> None:
         assert Why(refused.flags) == why, reason(refused)
         assert node.state is before
     assert decode(node.handle(asked(Record(Code.ANSWER, 0, data=answer)))).records == (Record(Code.ANSWERS_KNOWN, 3),)
+
+
+# --- rounds in which too few answer are tried again
+
+
+def failing(played: Iterator[int]) -> None:
+    """One call of `serve`: too few answer after so many rounds, or the run ends."""
+    rounds = next(played, None)
+    if rounds is not None:
+        error = QuorumError("too few")
+        error.summary = {"rounds": rounds}
+        raise error
+
+
+def test_a_round_that_was_played_gives_all_attempts_back() -> None:
+    said: list[str] = []
+    played = iter([0, 0, 3, 3, 7, 7])
+    persist(lambda: failing(played), 3, said.append)
+    assert [line[-15:] for line in said] == [f"{left} more attempts" for left in (2, 1, 2, 1, 2, 1)]
+
+
+def test_the_same_round_is_not_tried_forever() -> None:
+    said: list[str] = []
+    played = iter([2, 5, 5, 5])
+    with pytest.raises(QuorumError, match="too few"):
+        persist(lambda: failing(played), 3, said.append)
+    assert len(said) == 3
+    assert next(played, "none left") == "none left"

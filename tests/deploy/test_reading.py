@@ -133,17 +133,9 @@ def test_only_its_server_goes_on(
     assert served(config, fleet)[0]["status"] == "finished"
 
 
-def test_samples_are_what_nodes_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data, held, samples = own_data()
-    out = tmp_path / "run"
-    config = configured("pfedlms", out, data=data)
-    served(config, Fleet(config, tmp_path / "nodes", data=held))
-    assert main(["show", str(out), "--clients", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["per_client"]
-    assert [row["train samples"] for row in rows] == list(samples)
-
-
-def test_who_was_never_drawn_has_said_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_samples_are_what_nodes_reported_and_none_of_who_was_never_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data, held, samples = own_data()
     out = tmp_path / "run"
     config = configured("fedavg", out, data=data, train={"participation": 0.25, "rounds": 2})

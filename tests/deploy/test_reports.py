@@ -13,7 +13,7 @@ from fleet import CLIENTS, Fleet, Way, configured, own_data, served
 
 from pfedlms.deploy import Node
 from pfedlms.deploy.envelope import Envelope, decode, measured, read_measured, read_trained, trained
-from pfedlms.deploy.suspicion import Reported, suspicious
+from pfedlms.deploy.nodes import Reported, unlike_others
 from pfedlms.engine.transport import Code, Record, Split
 from pfedlms.experiment.config import Config
 
@@ -139,7 +139,7 @@ def test_changes_that_no_other_report_has_are_warned_of_and_named(tmp_path: Path
 )
 def test_what_counts_as_a_jump(now: list[tuple[int, float, float]], named: dict[int, str]) -> None:
     before = dict.fromkeys(range(3), Reported(9, 2.5, 50.0))
-    assert suspicious(before, {client: Reported(*each) for client, each in enumerate(now)}) == named
+    assert unlike_others(before, {client: Reported(*each) for client, each in enumerate(now)}) == named
 
 
 def _times_loss(each: Record, factor: float) -> Record:

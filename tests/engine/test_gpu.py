@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, nn
 
 import pfedlms
+from factories import layout_of
 from pfedlms.cohort import Cohort
 from pfedlms.data.batches import DeviceBatches, HostBatches
 from pfedlms.engine import training
 from pfedlms.engine.graphs import Replayed
-from pfedlms.methods import METHODS, Method, Objective
+from pfedlms.methods import METHODS, Method, Objective, Task
 from pfedlms.sketch import Sketch
+from pfedlms.wire.fields import Field
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -71,6 +73,40 @@ def test_a_gpu_run_agrees_with_a_cpu_run(method: str) -> None:
         assert here["bytes"] == pytest.approx(there["bytes"], rel=0.02 if method == "stc" else 0)
     np.testing.assert_allclose([r["p_acc"] for r in cpu], [r["p_acc"] for r in gpu], atol=1.5)
     np.testing.assert_allclose(cpu[0]["loss"], gpu[0]["loss"], rtol=1e-3)
+
+
+@pytest.mark.parametrize("method", ["sketchmean", "stc"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_server_on_a_gpu_has_the_bits_of_one_on_the_host(method: str, optimizer: str) -> None:
+    layout, samples = layout_of(37, 5000, 1), [3, 700_001, 12, 2_000_003]
+    task = Task(layout, 10, 8, 5, torch.randn(layout.dim), 4, 4, learning_rate=0.1, weight_decay=0.0)
+    answers = []
+    for device in ("cpu", "cuda"):
+        settings = METHODS[method].Settings(server_momentum=0.9, server_optimizer=optimizer)
+        own = METHODS[method](replace(task, device=device), settings)
+        (exchange,), server, found = own.exchanges, own.server_start(), []
+        draw = torch.Generator().manual_seed(1)
+        for round in range(4):
+            values = {part.name: values_of(part, 4, draw) for part in exchange.up.fields}
+            total = exchange.server_add(exchange.server_open(server, round), [0, 1, 2, 3], samples, values)
+            server, answer = exchange.server_reply(server, total, round)
+            found += [value.cpu() for value in (*answer.values(), *server.values())]
+        answers.append(found)
+    assert all(map(torch.equal, *answers))
+
+
+def values_of(part: Field, clients: int, draw: torch.Generator) -> Tensor:
+    """Some clients' values of a field of sketchmean's or stc's messages."""
+    if part.name == "positions":
+        return torch.stack(
+            [torch.randperm(5038, generator=draw)[: part.shape[0]].sort().values for _ in range(clients)]
+        )
+    values = torch.randn(clients, *part.shape, generator=draw)
+    if part.name == "magnitude":
+        return values.abs()
+    if part.dtype is np.float32:
+        return torch.where(values >= 0, 1.0, -1.0)
+    return torch.from_numpy((values.numpy() * 100).astype(np.int64).astype(part.dtype))
 
 
 def test_a_gpu_run_is_deterministic() -> None:

@@ -26,7 +26,7 @@ from pfedlms.flower import places
 from pfedlms.flower.check import check
 from pfedlms.flower.folder import pyproject, write_folder
 from pfedlms.flower.keys import FlowerSection, NodeSection, configured, seated
-from pfedlms.flower.seal import private_key, public_key
+from pfedlms.flower.signing import private_key, public_key
 from pfedlms.flower.upgrade import upgrade
 from pfedlms.methods import METHODS
 

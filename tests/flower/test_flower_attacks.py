@@ -31,7 +31,7 @@ from pfedlms.experiment.store import RunDirectory
 from pfedlms.flower import approval, audit
 from pfedlms.flower.check import check as check_folder
 from pfedlms.flower.gate import header
-from pfedlms.flower.seal import content_of
+from pfedlms.flower.signing import content_of
 
 pytestmark = [needs_flower, long, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 ONLINE = "SuperNode ID: "

@@ -9,15 +9,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from fleet import Fleet, alone, configured, plain, served
+from fleet import CLIENTS, Fleet, alone, configured, plain, served
 
 from pfedlms.deploy import Coordinator
 from pfedlms.deploy.envelope import Code, Envelope, Kind, Why, decode
 from pfedlms.deploy.ground import Ground
-from pfedlms.flower.limits import message_bytes
-from pfedlms.flower.seal import SEAL_BYTES, Mark, Seal, SealError, content_of, seal, unseal
-from pfedlms.flower.signing import SealedNode, SigningTransport, check_query, query
+from pfedlms.deploy.nodes import message_bytes
+from pfedlms.flower.signing import (
+    SEAL_BYTES,
+    Mark,
+    Seal,
+    SealedNode,
+    SealError,
+    SigningTransport,
+    check_query,
+    content_of,
+    query,
+    seal,
+    unseal,
+)
 
 KEY, OTHER = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
 
@@ -181,6 +193,8 @@ def test_a_node_that_lost_its_state_comes_back(tmp_path: Path) -> None:
     assert sum("0" in each["left_out"] for each in metrics) <= 3
     assert metrics[-1]["left_out"] == {}
     assert fleet.node(0).state.answers_known == 6
+    models = [fleet.node(client).state.cohort.state["model"] for client in range(CLIENTS)]
+    assert all(torch.equal(model, models[0]) for model in models)
 
 
 def test_a_server_without_signatures_is_named(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -10,20 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from studies import a_comparison, a_run, compared, section_of, swept
 
-import pfedlms
-from pfedlms.cli.folders import layers_of, sections_of
+from pfedlms.cli.folders import sections_of
 from pfedlms.errors import RunDirectoryError, UsageError
 from pfedlms.methods import METHODS
 from pfedlms.report import charts, figures
 from pfedlms.report.charts import Look, looks
 from pfedlms.report.results import comparison
 from pfedlms.report.runs import best, cells, curves, gains
-
-SMALL = {"rounds": 2, "clients": 4, "hidden": 12, "local_steps": 2, "batch_size": 8, "threads": 1, "progress": False}
-
 
 # --- numbers ---
 
@@ -153,41 +147,6 @@ def test_what_cannot_be_read_is_left_out_and_named(tmp_path: Path) -> None:
             sections_of([tmp_path / folder])
 
 
-# --- layers ---
-
-
-def test_layers_are_what_clients_would_send_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against Φ as a matrix, applied to the models that were kept, with statistics and thresholds in NumPy."""
-    result = pfedlms.run(method="pfedlms", out=tmp_path / "r", thresholds=3, ratio=0.5, **SMALL)
-    run = section_of(tmp_path / "r").runs[0]
-    layers, missing = layers_of(run)
-    assert not missing
-    assert [layer.size for layer in layers] == [64 * 12 + 12, 12 * 10 + 10]
-    sketch = result.federation.method._sketches.of(2, torch.device("cpu"))
-    models = torch.stack([torch.cat([value.flatten() for value in model.values()]) for model in result.models])
-    sketched = sketch.forward(models).double().numpy()
-    weights = np.array(result.federation.data.samples, dtype=np.float64)
-    start = offset = 0
-    for layer in layers:
-        own = sketched[:, start : start + layer.sketched]
-        mean = np.average(own.mean(axis=1), weights=weights)
-        spread = np.sqrt(np.average(own.var(axis=1) + (own.mean(axis=1) - mean) ** 2, weights=weights))
-        np.testing.assert_allclose(layer.thresholds, mean + spread * np.array([-0.6744898, 0, 0.6744898]), rtol=1e-4)
-        chosen = np.searchsorted(np.float32(layer.thresholds), np.float32(own).ravel(), side="right")
-        np.testing.assert_allclose(layer.symbols, np.bincount(chosen, minlength=4) / chosen.size)
-        held = models[:, offset : offset + layer.size].numpy()
-        inside = np.histogram(held, layer.weights.edges)[0] / held.size
-        np.testing.assert_allclose(layer.weights.shares[1:-1], inside[1:-1], atol=1e-6)
-        assert layer.sketch.shares.sum() == pytest.approx(1)
-        start, offset = start + layer.sketched, offset + layer.size
-    monkeypatch.setattr("pfedlms.report.layers._AT_ONCE", 3)
-    for one, two in zip(layers, layers_of(run)[0], strict=True):
-        assert (one.thresholds, one.symbols) == (two.thresholds, two.symbols), "the same in groups of clients"
-        np.testing.assert_array_equal(one.sketch.shares, two.sketch.shares)
-    (tmp_path / "r" / "checkpoint.pt").unlink()
-    assert "no checkpoint.pt" in layers_of(run)[1]
-
-
 # --- looks ---
 
 
@@ -284,21 +243,10 @@ def test_a_row_that_only_began_does_not_squeeze_the_others() -> None:
     assert charts.shown_range(points[-1:]) == pytest.approx((95, 105))
 
 
-def test_stages_and_cost_have_their_numbers(tmp_path: Path) -> None:
-    runs = section_of(compared(tmp_path / "c")).runs
-    assert figures.stages(runs) is None
-    table = comparison(runs)
-    figure = figures.cost(table, looks(["local", "fedavg", "stc"]))
+def test_cost_has_its_numbers(tmp_path: Path) -> None:
+    figure = figures.cost(comparison(section_of(compared(tmp_path / "c")).runs), looks(["local", "fedavg", "stc"]))
     assert figure is not None
     assert figure.records[1] == {"row": "fedavg", "mib_up": 1.0, "mib_down": 1.0, "total_bytes": 4 * 1024**2}
-    runs[0].summary["stages"] = {"local steps": 0.5, "sketch": 1.0}
-    timed = figures.stages(runs)
-    assert timed is not None
-    assert [(each["stage"], each["ms_per_round"]) for each in timed.records] == [
-        ("sketch", 500.0),
-        ("local steps", 250.0),
-    ]
-    assert json.dumps(timed.chart.to_dict())
 
 
 def test_eight_methods_have_a_colour_each() -> None:

@@ -19,7 +19,7 @@ from torch import nn
 
 import pfedlms
 from pfedlms.cli import main
-from pfedlms.cli.folders import layers_of, sections_of
+from pfedlms.cli.folders import sections_of
 from pfedlms.report.page import write_page
 
 SMALL = {"rounds": 3, "clients": 4, "hidden": 12, "local_steps": 2, "batch_size": 8, "threads": 1, "progress": False}
@@ -78,7 +78,7 @@ def without_vega(text: str) -> str:
 
 def page_of(folder: Path, *directories: Path) -> Page:
     sections, left_out = sections_of(directories)
-    write_page(sections, folder / "page.html", layers_of=layers_of, left_out=left_out)
+    write_page(sections, folder / "page.html", left_out=left_out)
     text = without_vega((folder / "page.html").read_text(encoding="utf-8"))
     checked = re.sub(r"xmlns='http://www.w3.org/2000/svg'|\"https://vega.github.io/schema/[^\"]*\"", "", text)
     assert not re.search(r"https?:|//[\w.]+/|@import|url\((?!#)", checked), "nothing is loaded from outside"
@@ -200,19 +200,6 @@ def test_runs_of_every_kind(make: Callable[[Path], None], expected: str, tmp_pat
     assert (f"{title} against bytes" in page.titles) == ("Cost" in page.titles) == (make is not nothing_sent)
     if make is own_metric:
         assert "%" not in page.visible
-        assert "model was given in Python" in page.visible, "why there are no layers"
-
-
-def test_layers_and_stages_are_on_the_page(tmp_path: Path) -> None:
-    small = [part for key, value in (("data.clients", 4), ("model.hidden", 12), ("train.local_steps", 2))
-             for part in ("--set", f"{key}={value}")]  # fmt: skip
-    command = ["run", "--method", "pfedlms", "--rounds", "2", "--profile", *small]
-    assert main([*command, "--out", str(tmp_path / "r"), "--quiet"]) == 0
-    page = page_of(tmp_path, tmp_path / "r")
-    assert {"Layers: weights, sketches and thresholds", "Symbols sent", "Time by stage"} <= set(page.titles)
-    layers = next(chart for chart in page.documents if "weights" in json.dumps(chart))
-    assert sum(point["what"] == "threshold" for point in layers["data"]["values"]) == 2 * 7, "two layers, T = 7"
-    assert torch.__version__ in page.text("td")
 
 
 def test_a_sweep_and_settings_that_differ(tmp_path: Path) -> None:

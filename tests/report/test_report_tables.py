@@ -1,8 +1,7 @@
-"""Tables of runs against numbers worked out by hand: on a terminal, in Markdown, LaTeX, CSV and JSON."""
+"""Tables of runs against numbers worked out by hand: on a terminal, in Markdown, LaTeX and JSON."""
 
 from __future__ import annotations
 
-import csv
 import io
 from math import sqrt
 from pathlib import Path
@@ -15,7 +14,7 @@ from studies import a_comparison, a_run, a_summary, compared, section_of, swept
 from pfedlms.report import results
 from pfedlms.report.results import COLUMNS, comparison, partition_text, set_up, sweep
 from pfedlms.report.runs import Section, Spread, StoredRun
-from pfedlms.report.tables import Column, Table, fitted, table_of
+from pfedlms.report.tables import Column, Table, table_of
 
 
 def printed(table: Table, width: int | None = 80) -> str:
@@ -40,7 +39,7 @@ def test_the_rows_of_a_comparison(tmp_path: Path) -> None:
 
 
 def test_one_declaration_is_a_column_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Terminal, Markdown, LaTeX and CSV of a comparison and of a sweep; results.csv and results.json."""
+    """Terminal, Markdown and LaTeX of a comparison and of a sweep; results.csv and results.json."""
     worst = Column("worst", "worst client", results.accuracy, place="extremes.worst", note="worst: of all clients")
     monkeypatch.setattr(results, "COLUMNS", (*COLUMNS, worst))
     runs = [
@@ -53,8 +52,7 @@ def test_one_declaration_is_a_column_everywhere(tmp_path: Path, monkeypatch: pyt
         assert "worst: of all clients" in words(table)
         assert "| worst client |" in table.markdown()
         assert "& worst client" in table.latex()
-        assert table.to_records()[0]["worst"] == 12.5
-        assert table.to_records()[0]["worst_std"] == 0.0
+        assert table.records[0]["worst"] == Spread(12.5, 0.0)
     assert results.results(runs)[0]["worst"] == 12.5
     assert results.results_json(runs)["runs"][0]["extremes"] == {"worst": 12.5}
 
@@ -126,26 +124,6 @@ def test_a_terminal_leaves_out_what_it_has_no_room_for_and_a_pipe_nothing(tmp_pa
     assert "No room for fewer, s: see results.csv." in words(least)
 
 
-def test_how_a_table_gets_narrower() -> None:
-    """Extra columns go first, then gaps, then spaces around ±, then settings get lines of their own, then optional
-    columns go."""
-    columns = [Column("name", "method"), Column("a", "a"), Column("b", "b", optional=1), Column("c", "c", optional=2)]
-    body = [["fedavg:server_step=2", "98.22 ± 0.80", "1.44", "9999"]]
-
-    def heads(width: int | None) -> tuple[str, list[str], int]:
-        kept, cells, gap = fitted(columns, body, width)
-        return "".join(column.head for column in kept), cells[0], gap
-
-    full = 20 + 12 + 4 + 4 + 3 * 2 + 1 + 2  # cells, gaps, and the ends
-    assert heads(None) == ("methodabc", body[0], 1)
-    assert heads(full) == ("methodabc", body[0], 1)
-    assert heads(full - 1) == ("methodab", body[0][:3], 1)
-    assert heads(full - 7) == ("methodab", body[0][:3], 0)
-    assert heads(full - 10) == ("methodab", ["fedavg:server_step=2", "98.22±0.80", "1.44"], 0)
-    assert heads(full - 12) == ("methodab", ["fedavg\n server_step=2", "98.22±0.80", "1.44"], 0)
-    assert heads(24) == ("methoda", ["fedavg\n server_step=2", "98.22±0.80"], 0)
-
-
 def test_a_sweep_marks_its_best(tmp_path: Path) -> None:
     swept(tmp_path / "s", {"learning_rate": [0.1, 0.2, 0.3]}, [70.0, 90.0, 99.0], interrupted=[99.0])
     table = sweep(section_of(tmp_path / "s"))
@@ -201,9 +179,6 @@ def test_results_keep_settings_apart_and_numbers_whole(tmp_path: Path) -> None:
     entry = results.results_json(runs, schema=1)["runs"][1]
     assert entry["accuracy"] == {"max": 80, "last10": 75, "final": 80}
     assert (entry["validation_accuracy"], entry["everyone"]) == (None, 60.0)
-    table = comparison(runs)
-    rows = list(csv.DictReader(io.StringIO(table.csv())))
-    assert (float(rows[1]["p_acc_max"]), float(rows[1]["p_acc_max_std"])) == (81.0, sqrt(2))
 
 
 def test_brackets_and_long_notes_are_shown_as_they_are() -> None:

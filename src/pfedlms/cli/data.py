@@ -1,38 +1,33 @@
-"""data show, download, check: how data are partitioned, and the files data sets are read from."""
+"""data show, download: how data are partitioned, and the files data sets are read from."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
 from pfedlms.cli.options import add, check_config, overrides
-from pfedlms.cli.screen import console, say, show
+from pfedlms.cli.screen import say, show
 from pfedlms.errors import UsageError, did_you_mean
 from pfedlms.report import figures
 from pfedlms.report.charts import check_file
-from pfedlms.report.tables import Table, table_of
 
 
 def add_data(sub: argparse.ArgumentParser) -> None:
-    """show: which client holds how many samples of each class. download NAME: fetch the files of a data set. check
-    [NAME]: which data sets are there, complete or what is wrong."""
-    sub.add_argument("what", metavar="show|download|check", help="what to do")
+    """show: which client holds how many samples of each class. download NAME: fetch the files of a data set."""
+    sub.add_argument("what", metavar="show|download", help="what to do")
     help = "show: a TOML file, options below come on top of it; else the name of a data set"
     sub.add_argument("subject", nargs="?", metavar="CONFIG|NAME", help=help)
     add(sub, "dataset", "data-dir", "clients", "partition", "alpha", "validation", "seed", "--set", "--plot")
-    help = "download: also where the data set is there already; replaces files with another checksum"
+    help = "download: replaces files with another checksum"
     sub.add_argument("--force", action="store_true", help=help)
     add(sub, "--json")
 
 
 def data(options: argparse.Namespace) -> int:
-    handlers = {"show": _show, "download": _download, "check": _check}
+    handlers = {"show": _show, "download": _download}
     if options.what not in handlers:
         raise UsageError(f"data: got {options.what!r}; {did_you_mean(options.what, handlers)}")
     return int(handlers[options.what](options) or 0)
@@ -41,37 +36,27 @@ def data(options: argparse.Namespace) -> int:
 def _show(options: argparse.Namespace) -> None:
     from pfedlms.experiment.config import load_config
     from pfedlms.experiment.cost import holdings
-    from pfedlms.report.plans import holdings_lines
+    from pfedlms.report import plans
 
     check_config(options.subject)
     if options.plot:
         check_file(options.plot)
     document = holdings(load_config(options.subject, overrides(options)))
-    if options.json:
-        print(json.dumps(document, indent=2))
-    else:
-        console = Console()
-        for line in holdings_lines(document, max(60, console.width) if console.is_terminal else 80):
-            console.print(line, highlight=False, soft_wrap=True)
+    show(options, document, lambda _: plans.holdings(document), document["clients"])
     if options.plot:
         figures.holdings(document).save(options.plot)
 
 
 def _download(options: argparse.Namespace) -> None:
-    from pfedlms.data.check import check
-    from pfedlms.data.download import FILES, download
+    from pfedlms.data.download import download
     from pfedlms.data.sources import folder_of
 
     if not (name := _named(options)):
         raise UsageError("data download: say which data set, for example: pfedlms data download mnist --data-dir DIR")
     folder, files = folder_of(name, vars(options)["data.dir"]), []
-    there = check(name, folder) if name in FILES and not options.force else None
-    if there and there["state"] == "complete":
-        say(f"{name}: is there already, {there['format']} in {there['where']}; to fetch it all the same: --force")
-    else:
-        for path in download(name, folder, options.force, _Bar()):
-            say(f"{path}: is there, with the published checksum")
-            files.append(str(path))
+    for path in download(name, folder, options.force, _Bar()):
+        say(f"{path}: is there, with the published checksum")
+        files.append(str(path))
     if options.json:
         print(json.dumps({"dataset": name, "files": files}, indent=2))
 
@@ -96,41 +81,6 @@ class _Bar:
 
     def close(self) -> None:
         self._bar.stop()
-
-
-def _check(options: argparse.Namespace) -> int:
-    """1 if the data set asked for is not complete; of all, if one is there that is, or may be, damaged."""
-    from pfedlms.data.check import SOUND, check
-    from pfedlms.data.sources import DATASETS
-
-    name = _named(options)
-    if name and name not in DATASETS:
-        raise UsageError(f"data check: got {name!r}; {did_you_mean(name, DATASETS)}")
-    rows = [check(each, vars(options)["data.dir"]) for each in ([name] if name else DATASETS)]
-    show(options, rows[0] if name else rows, _check_table, rows)
-    for row in rows:
-        if row["where"] and not options.json:
-            console().print(f"{row['dataset']}: {row['where']}", highlight=False, markup=False, soft_wrap=True)
-    if not (name or vars(options)["data.dir"] or os.environ.get("PFEDLMS_DATA")):
-        say("no folder was given: name one with --data-dir DIR or PFEDLMS_DATA")
-    for problem in (problem for row in rows if name or row["state"] != "missing" for problem in row["problems"]):
-        say(problem)
-    fine = ("complete",) if name else (*SOUND, "missing")
-    return int(any(row["state"] not in fine for row in rows))
-
-
-def _check_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    records = [
-        {
-            "data set": row["dataset"],
-            "state": row["state"],
-            "samples": f"{row['samples']:,}" + f" of {row['expected']:,}" * (row["samples"] != row["expected"]),
-            "as published": {True: "yes", False: "no", None: "–"}[row["published"]],
-            "format": row["format"] or "–",
-        }
-        for row in rows
-    ]
-    return table_of(records)
 
 
 def _named(options: argparse.Namespace) -> str | None:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from pfedlms.errors import PfedlmsError, RunDirectoryError
-from pfedlms.experiment.prepare import as_configured
 from pfedlms.experiment.runs import load_run
-from pfedlms.experiment.store import RunDirectory
 from pfedlms.experiment.studies import manifest_of, read_manifest
-from pfedlms.report.layers import LayerView, views
 from pfedlms.report.runs import RunLike, Section, by_problem
 
 _DEPTH = 4
@@ -72,22 +68,3 @@ def _read(directory: Path, label: str | None, left_out: list[str]) -> list[RunLi
         left_out.append(f"{directory}: no evaluation yet")
         return []
     return [run]
-
-
-def layers_of(run: RunLike) -> tuple[list[LayerView], str]:
-    """The layers of the models in a run's checkpoint, or why there are none."""
-    if run.directory is None:
-        return [], "the run has no folder"
-    try:
-        checkpoint = RunDirectory(run.directory).load_checkpoint()
-        if checkpoint is None:
-            return [], f"{run.directory}: no checkpoint.pt"
-        kept = load_run(run.directory).trained()
-    except PfedlmsError as error:
-        return [], str(error)
-    state = checkpoint["federation"]
-    ids = tuple(state["trained"])
-    samples = tuple(kept.federation.data.samples[client] for client in ids)
-    cohort = replace(kept.federation.model.cohort(ids, samples, with_momentum=False), params=state["params"].cpu())
-    with as_configured(kept.config):
-        return views(kept.federation.method, cohort, state["rounds_played"]), ""

@@ -108,9 +108,9 @@ def export(options: argparse.Namespace) -> None:
 
 
 def report(options: argparse.Namespace) -> None:
-    from pfedlms.cli.folders import layers_of, sections_of
+    from pfedlms.cli.folders import sections_of
     from pfedlms.report.page import write_page
 
     sections, left_out = sections_of(options.directories)
-    written = write_page(sections, options.output, options.figures, layers_of=layers_of, left_out=left_out)
+    written = write_page(sections, options.output, options.figures, left_out)
     say(f"report: {written[0]}" + (f"; {len(written) - 1} files in {options.figures}" if options.figures else ""))

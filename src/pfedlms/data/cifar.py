@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import pickle
+import re
 import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -80,46 +81,29 @@ def parse(content: bytes, called: str, name: str) -> Part:
 
 
 class _Call:
-    """A call that a pickle asks for: its arguments, and the state that the result would be given."""
+    """A call that a pickle asks for: what is called, its arguments, and the state that the result would be given."""
 
-    def __init__(self, *arguments: Any) -> None:
-        self.arguments, self.state = arguments, None
+    def __init__(self, name: str, *arguments: Any) -> None:
+        self.name, self.arguments, self.state = name, arguments, None
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
 
-class _Array(_Call): ...  # an empty array, filled by its state
-
-
-class _Buffer(_Call): ...  # an array from bytes, type, shape and order
-
-
-class _Type(_Call): ...
-
-
-class _Encoded(_Call): ...  # text in an encoding: how Python 3 writes bytes for Python 2
-
-
-_RECORDED: dict[tuple[str, str], type[_Call]] = {
-    ("numpy", "ndarray"): _Array,
-    ("numpy", "dtype"): _Type,
-    ("_codecs", "encode"): _Encoded,
-    **{(f"numpy.{core}.multiarray", "_reconstruct"): _Array for core in ("core", "_core")},
-    **{(f"numpy.{core}.numeric", "_frombuffer"): _Buffer for core in ("core", "_core")},
-}
+_RECORDED = re.compile(r"numpy\.(ndarray|dtype|_?core\.(multiarray\._reconstruct|numeric\._frombuffer))|_codecs.encode")
 
 
 class _Recorder(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> type[_Call]:
-        if (module, name) not in _RECORDED:
+    def find_class(self, module: str, name: str) -> Any:
+        if not _RECORDED.fullmatch(f"{module}.{name}"):
             raise pickle.UnpicklingError(f"asks for {module}.{name}, which no batch needs and is not run")
-        return _RECORDED[module, name]
+        return partial(_Call, name)
 
 
 def _bytes(value: Any) -> Any:
+    """Python 3 writes bytes for Python 2 as text in an encoding."""
     match value:
-        case _Encoded(arguments=(str(text), "latin1" | "latin-1")):
+        case _Call(name="encode", arguments=(str(text), "latin1" | "latin-1")):
             return text.encode("latin1")
         case str(text):
             return text.encode("latin1")
@@ -131,16 +115,16 @@ def _bytes(value: Any) -> Any:
 def _pixels(array: Any) -> NDArray[np.uint8] | None:
     """`[n, 3, 32, 32]`; None if the array is anything else than bytes [n, 3072]."""
     match array:
-        case _Array(state=(_, shape, kind, fortran, data)):
+        case _Call(name="_reconstruct", state=(_, shape, kind, fortran, data)):
             pass
-        case _Buffer(arguments=(data, kind, shape, order)):
+        case _Call(name="_frombuffer", arguments=(data, kind, shape, order)):
             fortran = order == "F"
         case _:
             return None
     data = _bytes(data)
     match kind, shape:
-        case _Type(arguments=(code, *_)), (int(rows), 3072) if _bytes(code) == b"u1" and isinstance(data, bytes):
-            if len(data) == rows * 3072:
+        case _Call(name="dtype", arguments=(code, *_)), (int(rows), 3072) if _bytes(code) == b"u1":
+            if isinstance(data, bytes) and len(data) == rows * 3072:
                 flat = np.frombuffer(data, dtype=np.uint8)
                 return (flat.reshape(3072, rows).T if fortran else flat).reshape(rows, 3, 32, 32)
     return None

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pfedlms.data.extra import extra
-from pfedlms.data.formats import Format, Part, contents, wanted
+from pfedlms.data.formats import Format, Part, contents, extra, wanted
 from pfedlms.errors import DataError
 
 Columns = Mapping[str, Any]

@@ -3,16 +3,13 @@ PATH/test/cat/2.png, …, which are pooled."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
 
-from pfedlms.data.cache import decoded
-from pfedlms.data.extra import extra
-from pfedlms.data.formats import contents
+from pfedlms.data.formats import extra
 from pfedlms.data.images import GREY, decode, open_image
 from pfedlms.data.pool import Constants, Pool, normalised
 from pfedlms.errors import DataError
@@ -25,20 +22,15 @@ def read_folder(path: Path, size: int = 0, mean: Constants = None, std: Constant
     channels; classes are the folders' names in alphabetical order.
 
     Grey or colour as the first image is; the others are converted. All must have one size, or are resized to `size` x
-    `size` pixels. Decoded images are kept for the next time (see `data.cache`).
+    `size` pixels.
     """
-    with extra("images"):
-        import PIL
     classes = _classes(path)
     names = tuple(sorted(classes))
     files = [file for name in names for file in classes[name]]
     labels = np.repeat(np.arange(len(names)), [len(classes[name]) for name in names])
     with open_image(files[0], str(files[0])) as first:
         shape = (1 if first.mode in GREY else 3, size or first.height, size or first.width)
-    digests = b"".join(hashlib.sha256(contents(file)).digest() for file in files) + labels.astype("<i8").tobytes()
-    how = f"folder 2, {shape}, Pillow {PIL.__version__}, resized {size}"
-    called = list(map(str, files))
-    raw, labels = decoded(how, digests, lambda: (decode(files, called, shape, resize=size > 0), labels))
+    raw = decode(files, list(map(str, files)), shape, resize=size > 0)
     x, mean, std = normalised(raw, mean, std)
     return Pool(x, labels, len(names), names, mean=mean, std=std)
 
@@ -79,8 +71,8 @@ def _folders(path: Path) -> list[str]:
 
 def _images(folder: Path) -> list[Path]:
     """Files whose ending names a format of Pillow's, also in folders below; without hidden ones."""
-    from PIL.Image import registered_extensions
-
+    with extra("images"):
+        from PIL.Image import registered_extensions
     known = registered_extensions()
     # Unlike a glob, os.walk reports a folder that may not be read.
     below = sorted(Path(root, name) for root, _, names in os.walk(folder, onerror=_refuse) for name in names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,19 +26,12 @@ Find = Callable[[Sequence[str]], tuple[list[str], list[str]]]
 @dataclass(frozen=True)
 class Format:
     kind: str
-    """What `pfedlms data check` and errors call it."""
+    """What errors call it."""
     folders: tuple[str, ...]
     """Where its files may be, below the data directory."""
     find: Find
     read: Callable[[Sequence[Path]], Iterator[Part]]
     """The parts of the data set, those of train first; raises DataError that names the file."""
-
-
-@dataclass(frozen=True)
-class Found:
-    format: Format
-    files: tuple[Path, ...]
-    missing: tuple[str, ...]
 
 
 def wanted(*names: str | tuple[str, ...]) -> Find:
@@ -51,19 +45,26 @@ def wanted(*names: str | tuple[str, ...]) -> Find:
     return find
 
 
-def find_files(formats: Sequence[Format], directory: Path) -> Found | None:
-    """The first format that is complete in one folder; if none is, the one with the most files; None if there are no
-    files at all."""
-    best: Found | None = None
+def read_files(name: str, formats: Sequence[Format], directory: Path) -> tuple[Path, list[Part]]:
+    """The data set `name` in the first format that is complete in one folder: that folder, and the parts. DataError
+    where none is complete; of the folder with the most files it says what is missing."""
+    best, lacking = list[Path](), ""
     for format in formats:
-        for folder in format.folders:
-            names, missing = format.find(_files_in(directory / folder))
-            found = Found(format, tuple(directory / folder / name for name in names), tuple(missing))
-            if names and not missing:
-                return found
-            if names and (best is None or len(names) > len(best.files)):
-                best = found
-    return best
+        for folder in (directory / each for each in format.folders):
+            names, missing = format.find(_files_in(folder))
+            files = [folder / each for each in names]
+            if files and not missing:
+                return folder, list(format.read(files))
+            if len(files) > len(best):
+                best, lacking = files, missing[0]
+    if best:
+        raise DataError(f"{best[0].parent}: {lacking} beside {best[0].name}; fetch it, or remove the others")
+    nothing = f"nothing of {name} is in {directory} or where it usually is below it"
+    raise DataError(
+        f"data.dir: {nothing if directory.is_dir() else f'{directory} is no folder'}; looked for "
+        f"{', '.join(format.kind for format in formats)}; point --data-dir at the folder that holds it, or fetch it: "
+        f"pfedlms data download {name} --data-dir {directory}"
+    )
 
 
 def _files_in(folder: Path) -> list[str]:
@@ -83,3 +84,13 @@ def contents(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); allow it, or fetch the file again") from error
+
+
+@contextmanager
+def extra(what: str) -> Iterator[None]:
+    """Around an import of a package of the extra `data`: turns ImportError into a DataError with the remedy."""
+    try:
+        yield
+    except ImportError as error:
+        remedy = "install what is missing with: pip install 'pfedlms[data]'"
+        raise DataError(f"data: {what} need {error.name or error} ({error}); {remedy}") from error

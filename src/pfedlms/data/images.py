@@ -1,7 +1,16 @@
-"""Image files to pixels, by Pillow."""
+"""Image files to pixels, by Pillow. Decoded pixels are kept, so that only the first run waits for the decoder.
+
+A copy is an `.npz` file, named by the SHA-256 of the bytes it was decoded from and of how that was done: other bytes
+have another name. Zip files carry checksums, so damage is noticed. The whole folder may be deleted at any time.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import secrets
+import warnings
+import zipfile
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
@@ -10,22 +19,62 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pfedlms.data.extra import extra
+from pfedlms.data.formats import contents, extra
 from pfedlms.errors import DataError
 
 GREY = {"1", "L", "LA"}
 _BYTES = GREY | {"P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"}
 """Pillow's modes of at most 8 bits per channel: pixels of other modes would be cut."""
+Shape = tuple[int, int, int]
 
 
 def decode(
-    files: Sequence[Path | bytes], called: Sequence[str], shape: tuple[int, int, int], resize: bool = False
+    files: Sequence[Path | bytes], called: Sequence[str], shape: Shape, resize: bool = False
 ) -> NDArray[np.uint8]:
     """Images `[n, *shape]` as (channels, height, width), converted to grey or colour. All must have the size that
-    `shape` has, or with `resize` are brought to it (bilinear, proportions not kept). `called` is for errors."""
-    channels, height, width = shape
+    `shape` has, or with `resize` are brought to it (bilinear, proportions not kept). `called` is for errors. A copy
+    that cannot be read or written costs a warning and the time to decode."""
     with extra("images"):
-        from PIL.Image import Resampling
+        import PIL
+    digest = hashlib.sha256(f"images 1, {shape}, Pillow {PIL.__version__}, resized {resize}".encode())
+    for file in files:
+        digest.update(hashlib.sha256(file if isinstance(file, bytes) else contents(file)).digest())
+    path = _cache() / f"{digest.hexdigest()}.npz"
+    try:
+        with open(path, "rb") as copy, np.load(copy, allow_pickle=False) as kept:
+            return np.asarray(kept["images"])
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        _warn(f"{path}: cannot be read ({error}), so images are decoded again")
+    images = decode_anew(files, called, shape, resize)
+    temporary = path.with_suffix(f".{secrets.token_hex(8)}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "xb") as made:
+            np.savez(made, images=images)
+        os.replace(temporary, path)  # readers see a whole copy or none
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        _warn(f"{path.parent}: cannot be written ({error.strerror}), so images will be decoded again next time")
+    return images
+
+
+def _cache() -> Path:
+    shared = os.environ.get("XDG_CACHE_HOME", "")  # which counts only where it is absolute
+    folder = os.environ.get("PFEDLMS_CACHE") or Path(shared if os.path.isabs(shared) else "~/.cache", "pfedlms")
+    return Path(os.path.expanduser(folder))
+
+
+def _warn(problem: str) -> None:
+    warnings.warn(f"{problem}; PFEDLMS_CACHE names another folder", stacklevel=4)
+
+
+def decode_anew(files: Sequence[Path | bytes], called: Sequence[str], shape: Shape, resize: bool) -> NDArray[np.uint8]:
+    """As `decode`, without copies."""
+    from PIL.Image import Resampling
+
+    channels, height, width = shape
     pixels = np.empty((len(files), height, width, channels), dtype=np.uint8)
     likely = None
     for place, file in enumerate(files):

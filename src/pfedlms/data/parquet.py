@@ -10,17 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from pfedlms.data.cache import decoded
-from pfedlms.data.extra import extra
-from pfedlms.data.formats import Format, Part, Raw, contents
-from pfedlms.data.images import decode
+from pfedlms.data.formats import Format, Part, contents, extra
+from pfedlms.data.images import Shape, decode
 from pfedlms.errors import DataError
 
 _IMAGES, _LABELS = ("img", "image"), ("label", "fine_label")
 """What the columns may be called. CIFAR-100 has `coarse_label`, too."""
 
 
-def parquet_format(name: str, hub: str, shape: tuple[int, int, int]) -> Format:
+def parquet_format(name: str, hub: str, shape: Shape) -> Format:
     """Of the data set `name`, which hubs call `hub`, with images of `shape`."""
     return Format("Parquet files", (name, f"{name}/{hub}", f"{name}/data", ""), _find, partial(_read, shape))
 
@@ -41,34 +39,27 @@ def _find(names: Sequence[str]) -> tuple[list[str], list[str]]:
     return found, problems
 
 
-def _read(shape: tuple[int, int, int], files: Sequence[Path]) -> Iterator[Part]:
-    with extra("Parquet files of images"):
-        import PIL
-    for path in files:
-        content = contents(path)
-        key = f"parquet 3, {shape}, Pillow {PIL.__version__}"
-        yield str(path), *decoded(key, content, partial(_decode, content, path, shape))
-
-
-def _decode(content: bytes, path: Path, shape: tuple[int, int, int]) -> Raw:
+def _read(shape: Shape, files: Sequence[Path]) -> Iterator[Part]:
     with extra("Parquet files"):
         import pyarrow as arrow
         from pyarrow import parquet
-    try:
-        with parquet.ParquetFile(arrow.BufferReader(content), page_checksum_verification=True) as file:
-            image, label = _columns(path, file.schema_arrow)
-            table = file.read(columns=[f"{image}.bytes", label])
-            files = [row and row["bytes"] for row in table[image].to_pylist()]
-            labels = table[label].to_pylist()
-    except (OSError, ValueError, KeyError, arrow.ArrowException) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise DataError(f"{path}: not a whole Parquet file ({reason}); fetch the file again") from error
-    for row, (own, number) in enumerate(zip(files, labels, strict=True)):
-        if own is None or number is None:
-            lacking = "image" if own is None else "label"
-            raise DataError(f"{path}, row {row} (from 0): got no {lacking}, expected one; fetch the file again")
-    called = [f"{path}, row {row} (from 0)" for row in range(len(files))]
-    return decode(files, called, shape), np.array(labels, dtype=np.int64)
+    for path in files:
+        try:
+            with parquet.ParquetFile(arrow.BufferReader(contents(path)), page_checksum_verification=True) as file:
+                image, label = _columns(path, file.schema_arrow)
+                # Threads of Arrow that still run when Python ends would abort the process.
+                table = file.read(columns=[f"{image}.bytes", label], use_threads=False)
+                images = [row and row["bytes"] for row in table[image].to_pylist()]
+                labels = table[label].to_pylist()
+        except (OSError, ValueError, KeyError, arrow.ArrowException) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise DataError(f"{path}: not a whole Parquet file ({reason}); fetch the file again") from error
+        called = [f"{path}, row {row} (from 0)" for row in range(len(images))]
+        for what, column in (("image", images), ("label", labels)):
+            if None in column:
+                row = called[column.index(None)]
+                raise DataError(f"{row}: got no {what}, expected one; fetch the file again")
+        yield str(path), decode(images, called, shape), np.array(labels, dtype=np.int64)
 
 
 def _columns(path: Path, schema: Any) -> tuple[str, str]:

@@ -125,22 +125,13 @@ def numbered(values: Iterable[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]
     if isinstance(values, np.ndarray) and values.dtype.kind in "iu":
         known, places = np.unique(values, return_inverse=True)
         return places.astype(np.int64), tuple(map(str, known.tolist()))
-    values = list(values)
+    given, keys = list(values), list[Any]()
     try:
-        return _ordered([whole(value) for value in values])
+        keys = [whole(value) for value in given]
     except ValueError:
-        return _ordered([str(value) for value in values])
-
-
-def _ordered(values: list[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    known = sorted(set(values))
-    return places_in(known, values), tuple(map(str, known))
-
-
-def places_in(known: Sequence[Any], values: Iterable[Any]) -> NDArray[np.int64]:
-    """Where in `known` each of the values stands."""
-    places = {value: place for place, value in enumerate(known)}
-    return np.array([places[value] for value in values], dtype=np.int64)
+        keys = [str(value) for value in given]
+    place_of = {value: place for place, value in enumerate(sorted(set(keys)))}
+    return np.array([place_of[value] for value in keys], dtype=np.int64), tuple(map(str, place_of))
 
 
 def whole(value: Any) -> int:

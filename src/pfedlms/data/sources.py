@@ -20,7 +20,7 @@ from pfedlms.data.cifar import cifar_formats
 from pfedlms.data.columns import READERS, text_format
 from pfedlms.data.file import read_file
 from pfedlms.data.folder import read_folder
-from pfedlms.data.formats import Format, Found, Part, Raw, find_files
+from pfedlms.data.formats import Format, Part, Raw, read_files
 from pfedlms.data.idx import idx_format
 from pfedlms.data.parquet import parquet_format
 from pfedlms.data.pool import Pool, Samples, constants, normalise
@@ -147,10 +147,13 @@ def load_pool(
         near = meant_by(name) or did_you_mean(name, [*DATASETS, *(f"{kind}:PATH" for kind in PATHS)])
         raise DataError(f"data.dataset: got {name!r}; {near}")
     source = DATASETS[name]
-    if source.is_text:
-        found = found_files(name, directory)
-        return windows_of(read_speakers(name, found), windows or Windows(), found.files[0])
-    raw, labels = read_found(name, found_files(name, directory)) if source.needs_dir else _read_digits()
+    if not source.formats:
+        raw, labels = _read_digits()
+    else:
+        folder, parts = read_files(name, source.formats, folder_of(name, directory))
+        if source.is_text:
+            return windows_of(_speakers(name, folder, parts), windows or Windows(), folder)
+        raw, labels = _images(name, folder, parts)
     mean, std = mean or source.mean, std or source.std
     return Pool(normalise(raw, mean, std, source.scale), labels, source.classes, mean=mean, std=std)
 
@@ -165,26 +168,10 @@ def folder_of(name: str, directory: str | Path | None) -> Path:
     )
 
 
-def found_files(name: str, directory: str | Path | None) -> Found:
-    """The files of the data set `name`; DataError where there are none."""
-    formats, folder = DATASETS[name].formats, folder_of(name, directory)
-    found = find_files(formats, folder)
-    if found is None:
-        nothing = f"nothing of {name} is in {folder} or where it usually is below it"
-        raise DataError(
-            f"data.dir: {nothing if folder.is_dir() else f'{folder} is no folder'}; looked for "
-            f"{', '.join(format.kind for format in formats)}; point --data-dir at the folder that holds it, or fetch "
-            f"it: pfedlms data download {name} --data-dir {folder}"
-        )
-    return found
-
-
-def read_found(name: str, found: Found) -> Raw:
+def _images(name: str, folder: Path, parts: Sequence[Part]) -> Raw:
     """Images and labels, checked; DataWarning where they can be used, but are not those that were published."""
-    folder = found.files[0].parent
-    if found.missing:
-        raise DataError(f"{folder}: {found.missing[0]} beside {found.files[0].name}; fetch it, or remove the others")
-    parts = [_checked(name, part) for part in found.format.read(found.files)]
+    for part in parts:
+        _check(name, part)
     images, labels = (np.concatenate(arrays) for arrays in list(zip(*parts, strict=True))[1:])
     source = DATASETS[name]
     absent = sorted(set(range(source.classes)) - set(np.unique(labels).tolist()))
@@ -198,11 +185,11 @@ def read_found(name: str, found: Found) -> Raw:
     return images, labels
 
 
-def read_speakers(name: str, found: Found) -> dict[str, str]:
+def _speakers(name: str, folder: Path, parts: Sequence[Part]) -> dict[str, str]:
     """The text of every client of a data set of text; DataWarning as for images."""
-    ((called, texts, clients),) = found.format.read(found.files)
+    ((called, texts, clients),) = parts
     held = joined_by_client(Path(called), texts, clients)
-    _compare(name, found.files[0].parent, len(held), "clients", lambda: _text_fingerprint(held))
+    _compare(name, folder, len(held), "clients", lambda: _text_fingerprint(held))
     return held
 
 
@@ -224,7 +211,7 @@ def _compare(name: str, folder: Path, count: int, what: str, fingerprint: Callab
         warnings.warn(f"{doubt}; {remedy}", DataWarning, stacklevel=4)
 
 
-def _checked(name: str, part: Part) -> Part:
+def _check(name: str, part: Part) -> None:
     """Refuse a part that cannot be of the data set `name`."""
     source = DATASETS[name]
     called, images, labels = part
@@ -244,7 +231,6 @@ def _checked(name: str, part: Part) -> Part:
             f"{called}: got label {labels[wrong[0]]} in sample {wrong[0]} (from 0), expected 0 to "
             f"{source.classes - 1}; fetch the file again, or it is of another data set"
         )
-    return part
 
 
 def fingerprint(images: NDArray[np.uint8], labels: NDArray[np.int64]) -> int:

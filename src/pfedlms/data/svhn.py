@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pfedlms.data.extra import extra
-from pfedlms.data.formats import Format, Part, contents, wanted
+from pfedlms.data.formats import Format, Part, contents, extra, wanted
 from pfedlms.errors import DataError
 
 

@@ -1,8 +1,7 @@
 """The same methods between a server and nodes: handlers from bytes to bytes, whatever carries the bytes."""
 
-from pfedlms.deploy.coordinator import Coordinator
+from pfedlms.deploy.coordinator import Coordinator, serve
 from pfedlms.deploy.node import Node
 from pfedlms.deploy.nodes import Transport
-from pfedlms.deploy.serve import serve
 
 __all__ = ["Coordinator", "Node", "Transport", "serve"]

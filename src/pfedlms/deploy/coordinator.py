@@ -1,4 +1,5 @@
-"""A federation whose clients are nodes; the same interface as `engine.Federation`, trip by trip.
+"""The server of a run on nodes: a federation with the interface of `engine.Federation`, trip by trip, and a whole run
+with metrics, checkpoints and a summary as of any run.
 
 A trip is one request to each of some nodes, with their replies. A request has as many orders as possible, so a round
 takes as many trips as its method has exchanges: the last trip of a round also asks for the next round's first messages.
@@ -6,9 +7,13 @@ takes as many trips as its method has exchanges: the last trip of a round also a
 
 from __future__ import annotations
 
+import signal
+import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from pfedlms.backend import own_threads
@@ -20,10 +25,12 @@ from pfedlms.engine.reports import Counts, Evaluation, RoundReport, evaluation
 from pfedlms.engine.server import START, Server, ServerState
 from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.engine.transport import Event, Flag, Inbox, Split
-from pfedlms.errors import QuorumError
+from pfedlms.errors import QuorumError, UsageError
 from pfedlms.experiment.config import Config
+from pfedlms.experiment.loop import Running, Stopped, execute
 from pfedlms.experiment.prepare import NAMED, as_configured
 from pfedlms.experiment.problem import Problem
+from pfedlms.experiment.store import RunDirectory
 from pfedlms.models import CohortModel
 
 
@@ -166,3 +173,83 @@ class Coordinator:
         self.samples, self._nodes.counts = kept.pop("samples"), kept.pop("counts")
         self._state = self._server.restore(kept)
         self.rounds_played = self._state.round
+
+
+class Serving(Running):
+    """A run whose clients are nodes: a round is some trips to them, with a checkpoint after each."""
+
+    played: Coordinator
+
+    def __init__(self, config: Config, played: Coordinator, directory: RunDirectory) -> None:
+        super().__init__(config, played, directory)
+        self._folder = directory
+        self._report: RoundReport | None = None
+        played.after_trip = self.checkpoint
+
+    def start(self) -> None:
+        self._folder.mark_on_nodes()  # after the check that refuses the folder of a simulation
+        self.played.start()
+
+    def step(self, evaluate: bool) -> RoundReport:
+        self._report = self.played.play_round()
+        return self._report
+
+    def more(self, of: str) -> dict[str, Any]:
+        carried = {"transport": self.played.carried}
+        report = self._report
+        if of == "summary" or report is None:
+            return carried if of == "summary" else {}
+        out = {"left_out": {str(client): why for client, why in sorted(report.left_out.items())}}
+        weakened = {"weakened": list(report.limited)} if report.limited else {}
+        return out if of == "round" else {**carried, **out, **weakened}
+
+
+def serve(
+    config: Config, transport: Transport, callbacks: Sequence[Any] = (), problem: Problem = NAMED
+) -> dict[str, Any]:
+    """Run all remaining rounds of the run in `run.out`, with a checkpoint after every trip; returns its summary.
+
+    Ctrl-C and SIGTERM write a summary with the status `interrupted`. Then the caller's signal handler is called;
+    without one SIGTERM ends the program with 143. Calling `serve` again resumes after the last trip.
+    """
+    if not config.run.out:
+        raise UsageError("run.out: got nothing, expected the folder in which the server keeps its run")
+    coordinator = Coordinator(config, transport, problem)
+    with _pass_on_signal(), RunDirectory(Path(config.run.out)) as directory:
+        if directory.config.is_file():
+            directory.open()
+        else:
+            directory.create(config.to_toml())
+        serving = Serving(config, coordinator, directory)
+        return execute(serving, callbacks, directory.load_checkpoint(), at_once=True)[0]
+
+
+def persist(serve: Callable[[], Any], attempts: int, say: Callable[[str], None]) -> None:
+    """Call `serve` again after a round in which too few nodes answered; QuorumError if the same round fails so many
+    times."""
+    left = attempts
+    stuck: object = None
+    while True:
+        try:
+            serve()
+            return
+        except QuorumError as error:
+            played = (error.summary or {}).get("rounds")
+            left = (left if played == stuck else attempts) - 1
+            stuck = played
+            if not left:
+                raise
+            say(f"pfedlms: {error}; {left} more attempts")
+
+
+@contextmanager
+def _pass_on_signal() -> Iterator[None]:
+    """Pass the signal that ended the run on to the handler that was installed before."""
+    try:
+        yield
+    except Stopped as stopped:
+        first = signal.Signals(stopped.signal)
+        handler = signal.getsignal(first)
+        if threading.current_thread() is threading.main_thread() and callable(handler):
+            handler(first, None)
+        raise SystemExit(128 + first) from None

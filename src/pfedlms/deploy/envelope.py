@@ -41,6 +41,7 @@ from pfedlms.errors import (
     OversizedError,
     TruncatedError,
     VersionError,
+    shown,
 )
 from pfedlms.wire.checksum import crc32
 
@@ -158,10 +159,14 @@ def refusal(request: Envelope, why: Why, text: str, answers_known: int | None = 
 
 
 def reason(record: Record) -> str:
-    """The text of a REFUSED record."""
+    """The text of a REFUSED record, harmless on a terminal."""
     name = Why(record.flags).name if record.flags in list(Why) else f"reason {record.flags}"
     words = bytes(record.data[:LONGEST_TEXT]).decode(errors="replace")
-    return f"{name.lower()}: {words}"
+    if "got magic b'PFLS'" in words:
+        words = (
+            "its pfedlms does not know signed requests; update pfedlms there and run `pfedlms deploy upgrade FOLDER`"
+        )
+    return f"{name.lower()}: {shown(words)}"
 
 
 def trained(phase: int, samples: int, loss: float) -> Record:

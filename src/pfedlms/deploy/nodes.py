@@ -1,23 +1,42 @@
 """The transport to nodes: one envelope to each client of a trip, and the server's checks of the replies.
 
 A node that does not reply in time, refuses, or replies with anything other than it was asked for is excluded from this
-round. The server takes a reply completely or not at all.
+round. The server takes a reply completely or not at all. Limits that follow from the request are checked before a reply
+is parsed. Valid reports that changed as no other client's did are warned of, and believed: nobody else can check them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from math import log10
+from statistics import median
+from typing import NamedTuple, Protocol
 
-from pfedlms.deploy.envelope import Envelope, Kind, Why, decode, read_measured, read_trained, reason
+from pfedlms.deploy.envelope import (
+    ENVELOPE_BYTES,
+    LONGEST_TEXT,
+    MEASURED,
+    RECORD,
+    RECORD_BYTES,
+    TRAINED,
+    Envelope,
+    Kind,
+    Why,
+    decode,
+    read_measured,
+    read_trained,
+    reason,
+)  # fmt: skip
 from pfedlms.deploy.ground import Ground
-from pfedlms.deploy.suspicion import Reported, suspicious
 from pfedlms.engine.transport import Code, Event, Flag, Inbox, Record, Request, Split
-from pfedlms.errors import DecodeError, DigestError, RoundError, SenderError, WireError
+from pfedlms.errors import DecodeError, DigestError, OversizedError, RoundError, SenderError, WireError
 from pfedlms.wire.frames import HEADER_BYTES
 
 MOST_MEASURED = 10
 """Largest ratio of a client's evaluation samples to its training samples, where the server does not know its data."""
+FEWEST, POINTS, FACTOR = 3, 60.0, 10.0
+"""From so many clients on, a change of accuracy by so many points or of loss by this factor more than the median change
+is warned of."""
 
 
 class Transport(Protocol):
@@ -35,6 +54,7 @@ class Nodes:
     def __init__(self, ground: Ground, transport: Transport) -> None:
         self._ground, self._transport, self._timeout = ground, transport, ground.config.run.timeout
         self._percent, self._method = ground.parts.criterion.score is None, ground.terms.method
+        self._messages = message_bytes(ground)
         self.counts: dict[tuple[int, int], int] = {}
         """The number of samples of each evaluation, by client and split; it stays the same in the whole run."""
         self._reported: dict[int, Reported] = {}
@@ -54,7 +74,7 @@ class Nodes:
             try:
                 if (data := replies.get(client)) is None:
                     raise WireError(f"no reply within {self._timeout:g} s")
-                reply = check_reply(envelope, data)
+                reply = check_reply(envelope, data, self._messages)
                 if unreachable(reply):
                     reached.discard(client)
                 known = [each.number for each in reply.records if each.code == Code.ANSWERS_KNOWN]
@@ -117,7 +137,7 @@ class Nodes:
             client: Reported(*report, 100 * tested[client][0] / tested[client][2] if client in tested else None)
             for client, report in inbox.trained.items()
         }
-        for client, text in suspicious(self._reported, now).items():
+        for client, text in unlike_others(self._reported, now).items():
             inbox.events.append(Event(inbox.round, client, "suspicious", f"reports {text}"))
         self._reported = now or self._reported
 
@@ -142,8 +162,45 @@ def _orders_by_client(requests: Sequence[Request]) -> dict[int, list[Record]]:
     return work
 
 
-def check_reply(request: Envelope, data: bytes) -> Envelope:
+def message_bytes(ground: Ground) -> list[int]:
+    """Bytes of the largest frame that a client sends, by exchange."""
+    return [HEADER_BYTES + each.up.max_bytes for each in ground.terms.method.exchanges]
+
+
+def largest_reply(request: Envelope, messages: Sequence[int]) -> tuple[int, int]:
+    """Bytes and records that a reply to this request may have; `messages` is as `message_bytes` returns it."""
+    size, records = ENVELOPE_BYTES + RECORD_BYTES, 1  # ANSWERS_KNOWN
+    for each in request.records:
+        if each.code == Code.SEND:
+            size += RECORD_BYTES + (messages[each.index] if each.index < len(messages) else 0)
+            records += 1
+        elif each.code == Code.TRAIN:
+            counts = len(Split) * bool(each.flags & (Flag.PERSONAL | Flag.SHARED))
+            size += RECORD_BYTES + TRAINED.size + counts * (RECORD_BYTES + MEASURED.size)
+            records += 1 + counts
+    refused = ENVELOPE_BYTES + 2 * RECORD_BYTES + LONGEST_TEXT
+    return max(size, refused), max(records, 2)
+
+
+def check_limits(request: Envelope, data: bytes, messages: Sequence[int]) -> None:
+    """Raise the WireError that says which limit a reply breaks. Only headers of records are read."""
+    size, records = largest_reply(request, messages)
+    if len(data) > size:
+        raise OversizedError(f"reply: got {len(data)} bytes, expected at most {size}, as follows from the request")
+    at, found, known = ENVELOPE_BYTES, 0, 0
+    while at + RECORD_BYTES <= len(data):
+        code, *_, length = RECORD.unpack_from(data, at)
+        at += RECORD_BYTES + length
+        found, known = found + 1, known + (code == Code.ANSWERS_KNOWN)
+        if found > records:
+            raise OversizedError(f"reply: got more than {records} records, as follows from the request")
+        if known > 1:
+            raise OversizedError("reply: got more than one ANSWERS_KNOWN")
+
+
+def check_reply(request: Envelope, data: bytes, messages: Sequence[int]) -> Envelope:
     """The envelope of a reply to this request, its records unchecked; raises WireError if it is none."""
+    check_limits(request, data, messages)
     reply = decode(data)
     if reply.kind != Kind.REPLY:
         raise DecodeError("reply: got a request")
@@ -185,22 +242,43 @@ def read_reply(
             frame = own.data
         else:
             trained = read_trained(own)
-            while rest and rest[0].code == Code.MEASURED:
+            while order.flags and rest and rest[0].code == Code.MEASURED:
                 split, found = read_measured(rest.pop(0), percent)
                 counts[split] = found
-            _check_measured(order.flags, counts)
+            if order.flags & Flag.PERSONAL and not counts.get(Split.TEST, (0, 0, 0))[2]:
+                raise DecodeError("reply: got no measurement of the test split, expected one")
     if rest:
         raise DecodeError(f"reply: got {len(rest)} records that the server did not ask for")
     return frame, trained, counts
 
 
-def _check_measured(flags: int, counts: Mapping[Split, tuple[float, float, int]]) -> None:
-    """Check that the measurements are those that were asked for."""
-    personal, shared = bool(flags & Flag.PERSONAL), bool(flags & Flag.SHARED)
-    asked = [Split.TEST, Split.VALIDATION] * personal + [Split.SHARED] * shared
-    tested = counts[Split.TEST][2] if Split.TEST in counts else 0
-    if not set(counts) <= set(asked) or (personal and not tested):
-        raise DecodeError(
-            f"reply: got measurements of {', '.join(each.name.lower() for each in counts) or 'nothing'}, expected "
-            f"{', '.join(each.name.lower() for each in asked) or 'none'}"
-        )
+class Reported(NamedTuple):
+    samples: int
+    loss: float
+    accuracy: float | None = None
+    """In percent; None where it was not measured, or is another metric."""
+
+
+def unlike_others(before: Mapping[int, Reported], now: Mapping[int, Reported]) -> dict[int, str]:
+    """What changed from one report to the next as no other client's report did, by client."""
+    pairs = {client: (before[client], now[client]) for client in sorted(before.keys() & now.keys())}
+    losses = {k: log10(new.loss / old.loss) for k, (old, new) in pairs.items() if old.loss > 0 and new.loss > 0}
+    points = {
+        client: new.accuracy - old.accuracy
+        for client, (old, new) in pairs.items()
+        if old.accuracy is not None and new.accuracy is not None
+    }
+    found = dict[int, str]()
+    for client, (old, new) in pairs.items():
+        texts = [f"{new.samples} training samples, {old.samples} before"] * (old.samples != new.samples)
+        if _is_unlike(client, losses, log10(FACTOR)):
+            texts.append(f"a loss of {new.loss:.4g}, {old.loss:.4g} before")
+        if _is_unlike(client, points, POINTS):
+            texts.append(f"an accuracy of {new.accuracy:.1f} %, {old.accuracy:.1f} % before")
+        found |= {client: " and ".join(texts)} if texts else {}
+    return found
+
+
+def _is_unlike(client: int, changes: Mapping[int, float], most: float) -> bool:
+    enough = client in changes and len(changes) >= FEWEST
+    return enough and abs(changes[client] - median(changes.values())) > most

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from pfedlms.aggregate import limit_weights, outliers
 from pfedlms.backend import to_host
 from pfedlms.cohort import Tensors
 from pfedlms.errors import DecodeError
-from pfedlms.methods.contract import Exchange
+from pfedlms.methods.contract import Exchange, FieldMeans
 from pfedlms.wire.codec import Buffer
 from pfedlms.wire.frames import Intake, Received, ReceivedRows
 
@@ -80,13 +81,23 @@ class Aggregation:
         self.valid += 1
         return got
 
-    def take_rows(self, frames: NDArray[np.uint8], senders: Sequence[int], samples: Sequence[int]) -> bool:
+    @cached_property
+    def adds_on_gpu(self) -> bool:
+        """Whether it takes frames in a GPU's memory: of a message of floats of which it only adds up means."""
+        kind = self.exchange.__class__
+        means = issubclass(kind, FieldMeans) and kind.server_add is FieldMeans.server_add
+        limited = self._max_weight < 1 or self._max_scale
+        return means and kind.in_step is Exchange.in_step and self.exchange.up.only_floats and not limited
+
+    def take_rows(self, frames: NDArray[np.uint8] | Tensor, senders: Sequence[int], samples: Sequence[int]) -> bool:
         """Take messages of one size, `[messages, bytes]`, with ascending ids, all or none: False where one is not as it
-        should be, or others wait to be added up. `frames` must stay as they are until they are."""
+        should be, or others wait to be added up. `frames` must stay as they are until they are. Where it
+        `adds_on_gpu`, also `[messages, words]` in a GPU's memory."""
         named = zip(senders, samples, strict=True)
         if self._arrived or self._rows or any(self.claims.get(client, claimed) != claimed for client, claimed in named):
             return False
-        self._rows = self._intake.accept_rows(frames)
+        accept: Any = self._intake.accept_on_gpu if isinstance(frames, Tensor) else self._intake.accept_rows
+        self._rows = accept(frames)
         if self._rows is None:
             return False
         self.claims.update(zip(senders, samples, strict=True))
@@ -108,7 +119,10 @@ class Aggregation:
 
     def _add(self, arrived: ReceivedRows) -> None:
         ids, samples = arrived.senders, arrived.samples
-        values = {name: torch.from_numpy(array) for name, array in arrived.values.items()}
+        values = {
+            name: value if isinstance(value, Tensor) else torch.from_numpy(value)
+            for name, value in arrived.values.items()
+        }
         # In round 0 w⁰ is in every frame's digest, and there is no round before from which to send a model.
         in_step = self.exchange.in_step(self._server, values) if self._round > 0 else [True] * len(ids)
         if not all(in_step):

@@ -58,7 +58,7 @@ class Answers:
             del self.frames[min(self.frames)]
         # Bits, because −0 is not 0 to a digest of w.
         moved = before.view(torch.int32) != after.view(torch.int32)
-        self.changed = torch.where(moved, round, self.changed.to(moved.device)).to(torch.int32)
+        self.changed = self.changed.to(moved.device).masked_fill(moved, round)
         if self._sampled:
             self.fingerprints[round] = fingerprints_of(after[None])[0]
         for number in [each for each in self.fingerprints if each + 1 < min(self.frames) and each >= 0]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedlms.backend import to_host
@@ -89,12 +87,6 @@ class Client:
         return dict(zip(cohort.ids, zip(right.tolist(), losses.tolist(), sizes, strict=True), strict=True))
 
 
-def on_host(values: Tensors, places: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:
-    """Rows of every client as arrays; from a GPU, in the rows of `places` where they are given for all."""
-    if not places:
-        return {name: value.numpy() for name, value in zip(values, to_host(*values.values()), strict=True)}
-    for name, value in values.items():
-        for row, own in zip(torch.from_numpy(places[name]), value, strict=True):
-            row.copy_(own, non_blocking=True)
-    torch.cuda.current_stream(value.device).synchronize()
-    return dict(places)
+def on_host(values: Tensors) -> dict[str, Any]:
+    """Rows of every client as arrays."""
+    return {name: value.numpy() for name, value in zip(values, to_host(*values.values()), strict=True)}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor
 from pfedlms.cohort import Cohort, joined
 from pfedlms.engine.objectives import attributes, changed, filled_up
 from pfedlms.methods.contract import Objective, PerClient
+from pfedlms.models.streams import streams
 from pfedlms.step import Rate
 
 TakeSteps = Callable[[Cohort, Tensor, Objective, Rate], tuple[Cohort, Tensor]]
@@ -88,7 +90,7 @@ class Replayed:
         clients, size = len(cohort.ids), self._size(len(cohort.ids))
         objective_in = filled_up(objective, size) if size > clients else objective
         tensors: list[Tensor] = []
-        key = (size, len(plan), flat((objective_in, rate), tensors))
+        key = (size, len(plan), plan.shape[3], flat((objective_in, rate), tensors))
         recording = self._recordings.get(key)
         if recording is None and self._of_size.get(size, 0) >= _MOST_RECORDINGS:
             warnings.warn(
@@ -143,11 +145,30 @@ class Replayed:
         # An older recording that is collected while this one is made would end both.
         gc.disable()
         try:
-            with torch.cuda.graph(graph):
+            with _capture(graph, plan.device):
                 trained, losses = self._steps(still, plan, *rebuilt(given, iter(own)))
         finally:
             gc.enable()
         return _Recording(graph, still, plan, own, trained, losses, given)
+
+
+@contextmanager
+def _capture(graph: torch.cuda.CUDAGraph, device: torch.device) -> Iterator[None]:
+    """`torch.cuda.graph`, which first frees all cached memory of GPU and host, so that it must be allocated again. That
+    is left out while most of the GPU's memory is free."""
+    free, total = torch.cuda.mem_get_info()
+    if 2 * free < total:
+        with torch.cuda.graph(graph):
+            yield
+        return
+    (stream,) = streams(device, "record", 1)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        graph.capture_begin()
+        try:
+            yield
+        finally:
+            graph.capture_end()
 
 
 def _copy(target: Cohort, source: Cohort) -> None:

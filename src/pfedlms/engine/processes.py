@@ -261,6 +261,8 @@ class _Frames:
 class _Outgoing:
     """Stands for the server's `Aggregation` where clients are in another process: frames go there unread."""
 
+    adds_on_gpu = False
+
     def __init__(self, exchange: Any, senders: int) -> None:
         self.exchange, self._frames = exchange, _Frames()
         self.capacity = max(1, min(senders, _CHUNK // max(1, exchange.up.max_bytes)))

@@ -9,22 +9,22 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from pfedlms import rng
+from pfedlms.backend import has_triton
 from pfedlms.cohort import Cohort, Tensors
-from pfedlms.engine.aggregation import BUFFER_BYTES, Aggregation
+from pfedlms.engine.aggregation import Aggregation
 from pfedlms.engine.catch_up import fingerprints_of, from_server
 from pfedlms.engine.client import Client, on_host
 from pfedlms.engine.participation import Clients
 from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.engine.transport import Code, Event, Flag, Inbox, Missed, Record, Request, Split
 from pfedlms.errors import RunError, WireError
-from pfedlms.wire.fields import Message
-from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake, Received, frame, frame_rows
+from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake, Received, frame, frame_on_gpu, frame_rows
 
-_LONG = 1 << 16  # bytes of a message that are worth a copy of their own
+_LONG = 1 << 16  # bytes of a message that a GPU frames faster than the host
 CATCHING_UP = 1  # the delivery of all that brings a client up to date; 0 is the round's own answer
 
 Data = bytes | memoryview
@@ -189,16 +189,11 @@ class InProcess:
         """Clients after sending, and the rows of their messages."""
         with self._watch.stage("clients compute messages"):
             after, values = self.client.send(cohort, order)
+        message, there = self.client.method.exchanges[order.index].up, all(value.is_cuda for value in values.values())
+        if there and message.only_floats and message.max_bytes >= _LONG and self._links.is_perfect and has_triton():
+            return after, values  # the GPU frames them, see `_Uplink`
         with self._watch.stage("messages up"):
-            return after, on_host(values, self._places(self.client.method.exchanges[order.index].up, values))
-
-    def _places(self, message: Message, values: Tensors) -> dict[str, Any] | None:
-        """Where long rows of floats belong in the frames that `_Uplink` writes next: a GPU copies them there."""
-        senders, size = len(next(iter(values.values()))), HEADER_BYTES + message.max_bytes
-        direct = message.only_floats and self._links.is_perfect and all(value.is_cuda for value in values.values())
-        if not direct or size < _LONG or senders * message.max_bytes > BUFFER_BYTES:
-            return None
-        return message.float_places(self._memory.frames(senders, size, pinned=True)[:, HEADER_BYTES:])
+            return after, on_host(values)
 
     def _send_ahead(self, cohorts: Sequence[Cohort], number: int) -> None:
         """The first messages of the next round, where those that train now will send them: a GPU is still busy with
@@ -266,10 +261,10 @@ class _Memory:
     def __init__(self) -> None:
         self._bytes = np.empty(0, np.uint8)
 
-    def frames(self, count: int, size: int, pinned: bool = False) -> NDArray[np.uint8]:
+    def frames(self, count: int, size: int) -> NDArray[np.uint8]:
         """Room for `count` frames of `size` bytes, until the next call."""
         if count * size > len(self._bytes):
-            self._bytes = torch.empty(count * size, dtype=torch.uint8, pin_memory=pinned).numpy()
+            self._bytes = np.empty(count * size, np.uint8)
         return self._bytes[: count * size].reshape(count, size)
 
 
@@ -285,6 +280,10 @@ class _Uplink:
 
     def carry(self, round: int, ids: Sequence[int], samples: Sequence[int], rows: dict[str, Any]) -> None:
         """Messages of some clients, `[clients, …]`, to the aggregation."""
+        if self._on_gpu(round, ids, samples, rows):
+            return
+        if any(isinstance(own, Tensor) for own in rows.values()):
+            rows = on_host(rows)
         if self._together(round, ids, samples, rows):
             return
         payload, out = 0, self._memory.frames(1, HEADER_BYTES + self._message.max_bytes)[0].data
@@ -305,6 +304,17 @@ class _Uplink:
                     text = f"is left out of this exchange: {type(error).__name__}: {error}"
                     self._inbox.events.append(Event(round, client, "message_refused", text))
         self._inbox.count_up(self._request, payload, len(ids))
+
+    def _on_gpu(self, round: int, ids: Sequence[int], samples: Sequence[int], rows: dict[str, Any]) -> bool:
+        """Frames stay in the memory of the GPU that has the clients and adds them up; else nothing was sent."""
+        there = all(isinstance(own, Tensor) for own in rows.values())
+        if not there or not self._aggregation.adds_on_gpu or sorted(ids) != list(ids):
+            return False
+        frames = frame_on_gpu(self._message, rows, round=round, senders=ids, samples=samples, digest=self._digest)
+        if not self._aggregation.take_rows(frames, ids, samples):
+            return False
+        self._inbox.count_up(self._request, len(ids) * self._message.max_bytes, len(ids))
+        return True
 
     def _together(self, round: int, ids: Sequence[int], samples: Sequence[int], rows: dict[str, Any]) -> bool:
         """The same for messages that are all of one size, with nothing wrong; else nothing was sent."""

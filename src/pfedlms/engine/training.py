@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedlms import rng
-from pfedlms.backend import backend_of, spread, to_device, to_host
+from pfedlms.backend import backend_of, spread, to_device, to_host_later
 from pfedlms.cohort import Cohort
 from pfedlms.data.batches import Augmentation, batches
 from pfedlms.data.federated import FederatedData
@@ -43,6 +43,7 @@ from pfedlms.step.schedule import Schedule, steps_of
 
 _EVALUATION_BATCH = 256
 _EVALUATION_TOKENS = 4096  # of windows of tokens, each of which has an output per entry of the vocabulary
+_SHORT, _FEW_BATCHES = 1 << 23, 32  # numbers of a batch, and batches, of an evaluation that is recorded
 
 Wait = Callable[[], Tensor]
 """Waits for local steps to end: each client's mean task loss in them, `[clients]`, on the host. It raises DivergedError
@@ -108,12 +109,13 @@ class LocalWorker:
         recorded = (largest > 1 or data.clients == 1) and backend_of(model.initial) == "gpu" and criterion.stacks
         self._recorded = recorded
         # Weakly, so that a run's memory is free when the run is, and not when Python next looks for cycles.
-        steps, gradients = weakly(self._steps), weakly(self._gradients)
+        steps, gradients, scores = map(weakly, (self._steps, self._gradients, self._scores))
         self._run_steps = Replayed(steps, largest) if recorded else steps
         self._sum_gradients = Replayed(gradients, largest) if recorded else gradients
+        self._sum_scores = Replayed(scores, largest) if recorded else scores
         self._rates = train.rates
         self._plans: dict[tuple[tuple[int, ...], int], Tensor] = {}
-        self._sweeps: dict[int, tuple[Any, tuple[int, ...], tuple[Tensor, Tensor]]] = {}
+        self._kept_places: dict[int, tuple[Any, tuple[int, ...], Tensor]] = {}
 
     def local_update(self, method: Method, cohort: Cohort, phase: int) -> tuple[Cohort, Wait]:
         """The clients' work between two exchanges: E local steps on the method's objective, then its `after_training`.
@@ -140,16 +142,16 @@ class LocalWorker:
         plan = self._drawn(cohort.ids, phase, steps) if steps else self.plan(cohort, phase)
         with seeded_modules(rng.stream(self._seed, "module", phase, cohort.ids[0]), self._model.device):
             trained, losses = self._in_parts(cohort, plan, objective, self._rate(phase))
+        measured = to_host_later(losses, trained.params.sum(dim=1))
         if cohort.params.is_cuda and len(cohort.ids) == self._participation.count:
             # While the GPU is still busy with these steps. The plan of this phase is kept for a second training.
             following = self._participation.of(phase + 1), phase + 1
             if following not in self._plans:
                 self._plans[following] = self._drawn_beside(*following)
-        sums = trained.params.sum(dim=1)
 
         def wait() -> Tensor:
-            found, own = to_host(losses, sums)
-            check_finite(trained, found, own, phase)
+            found, sums = measured()
+            check_finite(trained, found, sums, phase)
             return found
 
         return trained, wait
@@ -302,7 +304,7 @@ class LocalWorker:
         device = cohort.params.device
         sums = torch.zeros(clients, classes, self._model.feature_size, device=device)
         counts = torch.zeros(clients, classes, device=device)
-        for x, y, mask in self._sweep(cohort, self._data.train):
+        for x, y, mask in self._sweep(self._places(cohort.ids, self._data.train)):
             with torch.no_grad():
                 _, features = self._model.forward(cohort.params, cohort.buffers, x, training=False, features=True)
             assert features is not None  # asked for above
@@ -319,22 +321,38 @@ class LocalWorker:
         """Correct predictions (or summed scores) and summed loss of each client's `params` on its own samples of
         `held`, with its own running statistics."""
         kind = torch.int64 if self._criterion.score is None else torch.float64
-        scores = torch.zeros(len(cohort.ids), dtype=kind, device=cohort.params.device)
-        losses = torch.zeros(len(cohort.ids), dtype=torch.float64, device=cohort.params.device)
-        everyone = params.expand_as(cohort.params)
         self._data.find(cohort.ids)
+        places, own = self._places(cohort.ids, held), replace(cohort.at_rest(), state={})
+        own = replace(own, params=params.expand_as(cohort.params))
+        found = torch.empty(len(cohort.ids), 2, dtype=torch.float64, device=cohort.params.device)
+        run = self._sum_scores if self._is_short(places) else self._scores
 
         def test(rows: slice) -> None:
-            part = cohort.rows(rows)
-            for x, y, mask in self._sweep(part, held):
-                with torch.no_grad():
-                    outputs, _ = self._model.forward(everyone[rows], part.buffers, x, training=False)
-                    score, loss = self._criterion.measured(outputs, y)
-                scores[rows] += torch.where(mask, score, 0).to(kind).sum(dim=1)
-                losses[rows] += torch.where(mask, loss, 0.0).double().sum(dim=1)
+            found[rows] = run(own.rows(rows), places[:, :, rows], Objective(), 0.0)[1]
 
         spread(test, self._model.parts(len(cohort.ids)))
-        return scores, losses
+        return found[:, 0].to(kind), found[:, 1]
+
+    def _is_short(self, places: Tensor) -> bool:
+        """Whether a GPU evaluates all clients in less time than the host needs to launch that. Other clients would have
+        other places in every evaluation, and a custom metric may look at values."""
+        clients, most = places.shape[2:]
+        few = clients * self._evaluated_together * self._data.x[0].numel() <= _SHORT
+        known = clients == self._data.clients and self._criterion.score is None
+        return self._recorded and known and few and most <= _FEW_BATCHES * self._evaluated_together
+
+    def _scores(self, cohort: Cohort, places: Tensor, objective: Objective, rate: Rate) -> tuple[Cohort, Tensor]:
+        """Summed scores and losses at `places`, `[clients, 2]`. It has the signature of `_steps`, so that `Replayed`
+        can record it, too."""
+        kind = torch.int64 if self._criterion.score is None else torch.float64
+        found = torch.zeros(len(cohort.ids), 2, dtype=torch.float64, device=cohort.params.device)
+        for x, y, mask in self._sweep(places):
+            with torch.no_grad():
+                outputs, _ = self._model.forward(cohort.params, cohort.buffers, x, training=False)
+                score, loss = self._criterion.measured(outputs, y)
+            found[:, 0] += score.masked_fill(~mask, 0).to(kind).sum(dim=1)
+            found[:, 1] += loss.masked_fill(~mask, 0).double().sum(dim=1)
+        return cohort, found
 
     def _samples(self, index: Tensor) -> Tensor:
         """Samples `[clients, batch, …]` by `index: [clients, batch]`; whole rows are copied faster than entries."""
@@ -345,29 +363,31 @@ class LocalWorker:
         x = self._samples(chosen[0])
         return x if self._augmentation is None else self._augmentation.apply(x, chosen[1:4])
 
-    def _sweep(self, cohort: Cohort, held: Sequence[Indices]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    @property
+    def _evaluated_together(self) -> int:
+        """Samples of a client in a batch of an evaluation."""
+        positions = self._data.positions
+        return _EVALUATION_BATCH if positions == 1 else max(1, _EVALUATION_TOKENS // positions)
+
+    def _sweep(self, places: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """All samples of every client, in batches `[clients, batch]` with a mask: False where a client has no more
         samples."""
-        kept = self._sweeps.get(id(held))
-        if kept is None or kept[0] is not held or kept[1] != cohort.ids:
-            kept = held, cohort.ids, self._places(cohort.ids, held)
-            if self._data.x.is_cuda:  # where making them takes longer than using them
-                self._sweeps = {**dict(list(self._sweeps.items())[-3:]), id(held): kept}
-        positions = self._data.positions
-        most = _EVALUATION_BATCH if positions == 1 else max(1, _EVALUATION_TOKENS // positions)
-        parts = (torch.split(each, most, dim=1) for each in kept[2])
-        for own, mask in zip(*parts, strict=True):
-            yield self._samples(own), self._data.y[own], mask
+        for own in torch.split(places[0], self._evaluated_together, dim=2):
+            yield self._samples(own[0]), self._data.y[own[0]], own[1] > 0
 
-    def _places(self, ids: tuple[int, ...], held: Sequence[Indices]) -> tuple[Tensor, Tensor]:
-        """Every client's samples, `[clients, most]`, and which of these places are used."""
-        lengths = np.array([len(held[client]) for client in ids])
-        index = np.zeros((len(ids), int(lengths.max())), dtype=np.int64)
-        for row, client in enumerate(ids):
-            index[row, : lengths[row]] = held[client]
-        mask = torch.from_numpy(np.arange(index.shape[1])[None, :] < lengths[:, None])
-        device = self._data.x.device
-        return to_device(torch.from_numpy(index), device), to_device(mask, device)
+    def _places(self, ids: tuple[int, ...], held: Sequence[Indices]) -> Tensor:
+        """Every client's samples and, in a second part, 1 where there is one: `[1, 2, clients, most]`."""
+        kept = self._kept_places.get(id(held))
+        if kept is None or kept[0] is not held or kept[1] != ids:
+            lengths = np.array([len(held[client]) for client in ids])
+            places = np.zeros((1, 2, len(ids), int(lengths.max())), dtype=np.int64)
+            for row, client in enumerate(ids):
+                places[0, 0, row, : lengths[row]] = held[client]
+                places[0, 1, row, : lengths[row]] = 1
+            kept = held, ids, to_device(torch.from_numpy(places), self._data.x.device)
+            if self._data.x.is_cuda:  # where making them takes longer than using them
+                self._kept_places = {**dict(list(self._kept_places.items())[-3:]), id(held): kept}
+        return kept[2]
 
 
 def weakly(steps: TakeSteps) -> TakeSteps:

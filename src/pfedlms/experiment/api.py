@@ -103,7 +103,7 @@ def study(
     problem.check_clients(settings)
     method = method or method_in(config)
     methods, axes = ([method], {}) if grid is None else split_grid(grid, method)
-    names = [each.method for each in variants(methods)[0]]
+    names = [own["method"]["name"] for own in variants(methods)[0].values()]
     overrides = merge(from_keywords(names, settings), problem.tables())
     if cells is not None:
         made = given_cells(cells, config, merge(overrides, {"method": {"name": method}}), seeds)
@@ -148,7 +148,7 @@ def variant(text: str) -> Tables:
     found, problems = variants(text)
     if problems or len(found) != 1:
         raise ConfigError(problems or [f"methods: got {text!r}, expected one method; {EXPECTED}"])
-    return merge({"method": {"name": found[0].method}}, found[0].settings)
+    return next(iter(found.values()))
 
 
 def resume(

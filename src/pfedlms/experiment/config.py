@@ -33,8 +33,6 @@ RELATIVES = {"svhn": "cifar10", "cifar100": "cifar10"}
 alike."""
 BEFORE = {"train": {"floor": 0.0}}
 """What the last version did where its stored configurations have no such key."""
-_MALFORMED = "--set"
-"""Where texts that are no assignments wait to be reported."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +103,20 @@ def keys(methods: Iterable[Any]) -> dict[tuple[str, str], Field[Any]]:
     return known
 
 
-def of_method(name: str, methods: Iterable[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the values of a section [method], those of one of `methods`: without keys that only others have, but with keys
-    that nobody has, so that the check reports them."""
-    others = keys(methods).keys() - keys([name]).keys()
-    return {key: value for key, value in values.items() if ("method", key) not in others}
+def for_method(tables: Mapping[str, Any], method: Any, methods: Sequence[Any]) -> Tables:
+    """Of the tables for several methods those for one of them: the section [method] without keys that only others have,
+    and on top of it the section of the method's own name, `[pfedlms]`. Keys that nobody has stay, so that the check
+    reports them."""
+    own, shared = tables.get(method) if find_method(method) else None, tables.get("method", {})
+    if not isinstance(shared, Mapping):
+        return dict(tables)
+    foreign = keys(methods).keys() - keys([method]).keys()
+    left_out = {"method", *([method] if own is not None else [])}
+    left_out |= {name for name in METHODS if len(methods) > 1 and name != method}
+    rest = {section: values for section, values in tables.items() if section not in left_out}
+    known = {key: value for key, value in shared.items() if ("method", key) not in foreign}
+    named = {"method": {**known, "name": method}}
+    return merge(rest, named, {"method": own} if own is not None else {})
 
 
 def of_others(key: str, method: Any) -> str | None:
@@ -181,13 +188,16 @@ def preset(dataset: Any, method: Any) -> Tables:
 def parse_overrides(assignments: Sequence[str]) -> Tables:
     """`section.key=value` texts as tables; a value takes the type its key has, which is the same in every method."""
     tables: Tables = {}
+    wrong = []
     for text in assignments:
         place, equals, value = text.partition("=")
         section, dot, key = place.strip().partition(".")
         if equals and dot and section and key:
             tables.setdefault(section, {})[key] = value.strip()
         else:
-            tables.setdefault(_MALFORMED, {})[text] = ""  # reported with all other problems
+            wrong.append(f"--set: got {text!r}, expected section.key=value, for example train.rounds=50")
+    if wrong:
+        raise ConfigError(wrong)
     find_method(tables.get("method", {}).get("name"))
     for (section, key), declared in keys(METHODS).items():
         for place in (section, *(METHODS if section == "method" else ())):
@@ -259,21 +269,22 @@ def load_config(
         what = "run directory" if stored else "config"
         raise ConfigError([f"schema: got {schema!r}, expected {SCHEMA}; the {what} is of another version of pfedlms"])
     method = _value_in(given, "method", "name", "pfedlms")
-    qualified = given.get(method, {}) if isinstance(method, str) else {}
-    given = _with_own_section(given, method)
+    own_section = given.get(method, {}) if isinstance(method, str) else {}
+    given = for_method(given, method, [method])
     shipped = preset(_value_in(given, "data", "dataset", "digits"), method)
     tables = merge(shipped, BEFORE if stored else {}, given)
     if isinstance(tables.get("method"), Mapping):
         tables["method"] = {key: value for key, value in tables["method"].items() if key != "name"}
     declared = {section: cls for section, _, cls in owners([method])}
-    found = [_as_written(problem, qualified, method) for problem in _problems(tables, declared, method)]
-    found += contradictions(merge(_defaults(declared), tables))
+    base = merge({section: {each.name: each.default for each in fields(cls)} for section, cls in declared.items()},
+                 shipped)  # fmt: skip
+    found = _problems(tables, declared, method) + contradictions(merge(base, tables))
     if "method" not in declared:
         own = "a method of your own takes --import MODULE; in Python, import its module first"
         found.append(f"method.name: got {method!r}; {did_you_mean(str(method), METHODS)}; {own}")
+    found = [as_written(problem, method, own_section) for problem in found]
     if found:
         raise ConfigError(found)
-    base = merge(_defaults(declared), shipped)
     explicit = {
         f"{section}.{key}"
         for section, values in tables.items()
@@ -298,24 +309,12 @@ def as_constants(numbers: Sequence[float]) -> str:
     return ", ".join(repr(float(number)) for number in numbers)
 
 
-def _defaults(declared: Mapping[str, type[Any]]) -> Tables:
-    return {section: {each.name: each.default for each in fields(cls)} for section, cls in declared.items()}
-
-
-def _with_own_section(tables: Mapping[str, Any], method: Any) -> Tables:
-    """With the values of a section of the method's own name, `[pfedlms]`, on top of the section [method]."""
-    own = tables.get(method) if isinstance(method, str) and find_method(method) else None
-    if own is None or not isinstance(tables.get("method", {}), Mapping):
-        return dict(tables)
-    return merge({name: values for name, values in tables.items() if name != method}, {"method": own})
-
-
-def _as_written(problem: str, qualified: Mapping[str, Any], method: Any) -> str:
-    """A problem of the section [method] under the name that the key was given: `pfedlms.strength`, say."""
-    place, colon, text = problem.partition(": ")
-    section, _, key = place.partition(".")
-    own = section == "method" and isinstance(qualified, Mapping) and key in qualified
-    return f"{method}.{key}{colon}{text}" if own else problem
+def as_written(problem: str, method: Any, own: Any) -> str:
+    """A problem of the section [method] under the name that the key was given, `pfedlms.strength`, where it is among
+    the method's `own`."""
+    section, _, text = problem.partition(".")
+    written = section == "method" and isinstance(own, Mapping) and text.partition(":")[0] in own
+    return f"{method}.{text}" if written else problem
 
 
 def _problems(tables: Mapping[str, Any], declared: Mapping[str, type[Any]], method: Any) -> list[str]:
@@ -323,10 +322,7 @@ def _problems(tables: Mapping[str, Any], declared: Mapping[str, type[Any]], meth
     found = []
     names = [*SECTIONS, "method"]
     for section, values in tables.items():
-        if section == _MALFORMED:
-            example = "expected section.key=value, for example train.rounds=50"
-            found += [f"--set: got {text!r}, {example}" for text in values]
-        elif section in METHODS:
+        if section in METHODS:
             found.append(f"[{section}]: settings of {section}, but the method is {method}; leave them out")
         elif section not in names:
             near = did_you_mean(section, [*names, *([method] if method in list(METHODS) else [])])

@@ -16,7 +16,7 @@ from pfedlms.engine.participation import Participation
 from pfedlms.engine.reports import Traffic
 from pfedlms.engine.terms import agreement, task_of
 from pfedlms.errors import ConfigError
-from pfedlms.experiment.config import CUSTOM, Config, Tables, keys, load_config, merge, of_method
+from pfedlms.experiment.config import CUSTOM, Config, Tables, for_method, keys, load_config, merge
 from pfedlms.experiment.memory import needed_bytes
 from pfedlms.experiment.prepare import named_pool, partitioned, train_settings
 from pfedlms.methods import METHODS
@@ -65,12 +65,12 @@ def bits_table(
     methods = [named] if named else list(METHODS)
     rows = []
     for name in methods:
-        own = of_method(name, methods, wanted["method"])
+        own = for_method(wanted, name, methods)["method"]
         downlink = keys([name]).get(("method", "downlink"))
         ways: list[dict[str, str]] = [{}]
         if downlink is not None and "downlink" not in own:  # all ways to answer its clients, its default first
             ways = [{"downlink": choice} for choice in downlink.metadata["choices"]()]
-        rows += [_row({**wanted, "method": {**own, **way, "name": name}}, classes, as_in_paper) for way in ways]
+        rows += [_row({**wanted, "method": {**own, **way}}, classes, as_in_paper) for way in ways]
     return rows
 
 

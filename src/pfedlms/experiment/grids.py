@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -18,12 +18,13 @@ from pfedlms.errors import ConfigError
 from pfedlms.experiment.config import (
     Config,
     Tables,
+    as_written,
+    for_method,
     from_keywords,
     keys,
     load_config,
     merge,
     nearest,
-    of_method,
     places,
     read_toml,
 )
@@ -64,16 +65,6 @@ class Plan:
     """What the best cell is chosen by: v_acc, p_acc or g_acc."""
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A method with settings of its own."""
-
-    name: str
-    """The text given; names its row, its folders and its line in a plot."""
-    method: str
-    settings: Tables
-
-
 def plan(
     file: str | Path | None, overrides: Mapping[str, Mapping[str, Any]], methods: Any, axes: Axes | None = None,
     seeds: Any = 1, by: str | None = None,
@@ -83,7 +74,7 @@ def plan(
     axes = axes or {}
     chosen, found = variants(methods)
     wrong = wrong_seeds(seeds) + _wrong_axes(axes)
-    names = list(dict.fromkeys(each.method for each in chosen))
+    names = list(dict.fromkeys(own["method"]["name"] for own in chosen.values()))
     given = merge(_named(read_toml(file), names), overrides)
     found += wrong + _ambiguous(given, names)
     if len(chosen) > 1:
@@ -91,11 +82,16 @@ def plan(
             f"[{name}]: not among the methods compared" for name in given if name in METHODS and name not in names
         ]
     cells: list[Cell] = []
-    for each in () if wrong else chosen:
-        for values in _combinations(each.method, axes):
-            label = _label(each, values, len(chosen) > 1 or not axes)
-            with _problems_to(found):
-                cells += _seeded(label, merge(_of(each, names, given), *_under(each, values)), seeds)
+    for name, own in () if wrong else chosen.items():
+        method = own["method"]["name"]
+        for values in _combinations(method, axes):
+            texts = [f"{key.partition('.')[2]}={as_plain(value)}" for key, value in values.items()]
+            label = " ".join([*([name] if len(chosen) > 1 or not axes else []), *texts])
+            own_values = ({key.partition(".")[0]: {key.partition(".")[2]: value}} for key, value in values.items())
+            tables = merge(for_method(given, method, names), own, *own_values)
+            qualified = merge(given, {method: own["method"]}).get(method)
+            with _problems_to(found, lambda text, m=method, q=qualified: as_written(text, m, q)):  # type: ignore[misc]
+                cells += _seeded(label, tables, seeds)
     return _checked(cells, axes, by, found)
 
 
@@ -106,18 +102,19 @@ def given_cells(cells: Mapping[str, Mapping[str, Any]], file: str | Path | None,
     for name, settings in () if found else cells.items():
         default = overrides["method"]["name"]
         method = settings.get("method", default)
-        with _problems_to(found, f"{name}: "):
+        with _problems_to(found, f"{name}: ".__add__):
             own = from_keywords([method.get("name", default) if isinstance(method, Mapping) else method], settings)
             made += _seeded(name, merge(read_toml(file), overrides, own), seeds)
     return _checked(made, {}, None, found)
 
 
 @contextmanager
-def _problems_to(found: list[str], prefix: str = "") -> Iterator[None]:
+def _problems_to(found: list[str], named: Callable[[str], str]) -> Iterator[None]:
+    """Add the problems of a configuration to those that were found, each once."""
     try:
         yield
     except ConfigError as error:
-        found += [prefix + problem for problem in error.problems if prefix + problem not in found]
+        found += [problem for problem in map(named, error.problems) if problem not in found]
 
 
 def _seeded(label: str, tables: Tables, seeds: Any) -> list[Cell]:
@@ -146,7 +143,7 @@ def _checked(cells: list[Cell], axes: Axes, by: str | None, found: list[str]) ->
 def split_grid(grid: Mapping[str, Any], method: str) -> tuple[Any, Axes]:
     """The methods of a grid (`method`, default: the one named), and its other settings as axes."""
     methods = grid.get("method", grid.get("methods", [method]))
-    known = places([each.method for each in variants(methods)[0]])
+    known = places([own["method"]["name"] for own in variants(methods)[0].values()])
     given = {key: values for key, values in grid.items() if key not in ("method", "methods")}
     wrong = [f"grid: {key}: unknown setting; {nearest(key, known)}" for key in given if key not in known]
     wrong += [
@@ -184,41 +181,40 @@ def check_swept(axes: Mapping[str, Any]) -> None:
         raise ConfigError([f"sweep: got no setting with several values, expected one or more, for example {example}"])
 
 
-def variants(given: Any) -> tuple[list[Variant], list[str]]:
-    """The methods that `given` names, and everything wrong with it. `given` is a text with commas, or a sequence of
-    texts and of pairs (method, {key: value})."""
+def variants(given: Any) -> tuple[dict[str, Tables], list[str]]:
+    """The settings, by section, of the methods that `given` names, by name of the row; and everything wrong with it.
+    `given` is a text with commas, or a sequence of texts and of pairs (method, {key: value})."""
     given = [given] if isinstance(given, str) else given
     if not isinstance(given, Iterable) or isinstance(given, Mapping | bytes):
-        return [], [f"methods: got {given!r}, {EXPECTED}"]
-    found: list[Variant] = []
+        return {}, [f"methods: got {given!r}, {EXPECTED}"]
+    found: dict[str, Tables] = {}
     problems: list[str] = []
+    texts: list[str] = []
     for each in given:
         if isinstance(each, str):
-            texts = [text.strip() for text in each.split(",") if text.strip()]
+            texts += [text.strip() for text in each.split(",") if text.strip()]
         elif isinstance(each, Sequence) and len(each) == 2 and isinstance(each[1], Mapping):
             as_text = {key: str(value).lower() if isinstance(value, bool) else value for key, value in each[1].items()}
-            texts = [":".join([str(each[0]), *(f"{key}={value}" for key, value in as_text.items())])]
+            texts.append(":".join([str(each[0]), *(f"{key}={value}" for key, value in as_text.items())]))
         else:
-            texts = []
             problems.append(f"methods: got {each!r}, {EXPECTED}")
-        for text in texts:
-            made, wrong = _variant(text)
-            found.append(made)
-            problems += wrong
-    names = [each.name for each in found]
-    if not names and not problems:
+    for text in texts:
+        name, tables, wrong = _variant(text)
+        if name in found:
+            problems.append(f"methods: got {','.join(texts)}, expected every method once; settings tell variants apart")
+        found[name] = tables
+        problems += wrong
+    if not texts and not problems:
         problems.append("methods: got none, expected at least one name")
-    if len(set(names)) < len(names):
-        problems.append(f"methods: got {','.join(names)}, expected every method once; settings tell variants apart")
     return found, problems
 
 
-def _variant(text: str) -> tuple[Variant, list[str]]:
+def _variant(text: str) -> tuple[str, Tables, list[str]]:
     method, *assignments = (part.strip() for part in text.split(":"))
-    tables: Tables = {}
+    tables: Tables = {"method": {"name": method}}
     problems: list[str] = []
     if find_method(method) is None:
-        return Variant(text, method, tables), problems  # the check of its configuration reports it
+        return text, tables, problems  # the check of its configuration reports it
     known = {
         name: (section, key)
         for name, (section, key) in places([method]).items()
@@ -234,7 +230,7 @@ def _variant(text: str) -> tuple[Variant, list[str]]:
         else:
             section, key = known[key]
             tables = merge(tables, {section: {key: parse(keys([method])[section, key], value)}})
-    return Variant(":".join([method, *assignments]), method, tables), problems
+    return ":".join([method, *assignments]), tables, problems
 
 
 def wrong_seeds(seeds: Any) -> list[str]:
@@ -268,21 +264,6 @@ def _combinations(method: str, axes: Axes) -> Iterator[dict[str, Any]]:
         yield dict(zip(own, values, strict=True))
 
 
-def _under(variant: Variant, values: Mapping[str, Any]) -> Iterator[Tables]:
-    """A variant's settings and a combination's values, under the method's own name, so that they override a file."""
-    settings = [(section, own) for section, own in variant.settings.items()]
-    settings += [(key.partition(".")[0], {key.partition(".")[2]: value}) for key, value in values.items()]
-    known = find_method(variant.method) is not None
-    for section, own in settings:
-        yield {variant.method if section == "method" and known else section: own}
-
-
-def _label(variant: Variant, values: Mapping[str, Any], named: bool) -> str:
-    """`ratio=0.05 learning_rate=0.1`, after the variant's name where there are several."""
-    texts = (f"{key.partition('.')[2]}={as_plain(value)}" for key, value in values.items())
-    return " ".join([*([variant.name] if named else []), *texts])
-
-
 def _named(tables: Tables, names: list[str]) -> Tables:
     """A file whose section [method] names one of the methods means that one."""
     own = tables.get("method")
@@ -305,13 +286,3 @@ def _ambiguous(given: Tables, names: list[str]) -> list[str]:
                 f"{readers[0]}.{key}={value} or by {readers[0]}:{key}={value} among the methods"
             )
     return found
-
-
-def _of(variant: Variant, names: list[str], given: Tables) -> Tables:
-    """The given tables, as far as they are for one variant's method."""
-    shared = given.get("method", {})
-    others = {name for name in METHODS if name != variant.method} if len(names) > 1 else set()
-    tables = {section: values for section, values in given.items() if section not in others}
-    if isinstance(shared, Mapping):
-        tables["method"] = {**of_method(variant.method, names, shared), "name": variant.method}
-    return tables

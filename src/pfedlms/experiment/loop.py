@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import FrameType
 from typing import Any
 
@@ -53,14 +53,10 @@ class Running(RunInfo):
         if self.round == 0:
             self.played.start()
 
-    def step(self, evaluate: bool) -> RoundReport | None:
-        """A round; None where it takes more steps."""
+    def step(self, evaluate: bool) -> RoundReport:
+        """A round, to be evaluated or not."""
         report: RoundReport = self.played.play_round(evaluate_global=evaluate)
-        return report
-
-    def was_measured(self, due: bool) -> bool:
-        """Whether there is an evaluation after the step, where one was due."""
-        return due
+        return replace(report, evaluated=evaluate)
 
     def more(self, of: str) -> dict[str, Any]:
         """What is recorded besides: of a round, an evaluation or the summary."""
@@ -76,6 +72,13 @@ class Running(RunInfo):
     def seconds(self) -> float:
         """Spent in this run, all its processes together, without the compilation of kernels."""
         return round(self._before + time.perf_counter() - COMPILATION.seconds - self._began, 3)
+
+    def totals(self) -> dict[str, Any]:
+        """Of all rounds so far: bytes, messages that were refused or lost, and seconds."""
+        refused: dict[str, Any] = {"rejected": self._rejected}
+        refused |= {"astray": self._astray} if self._astray else {}
+        refused |= {"unheard": self._unheard} if self.config.run.lost else {}
+        return {"bytes": asdict(self._traffic), **refused, **self.more("evaluation"), "seconds": self.seconds}
 
     def restore(self, checkpoint: Mapping[str, Any] | None) -> None:
         """Go back to a checkpoint, or to the very beginning where there is none."""
@@ -111,20 +114,18 @@ class Running(RunInfo):
     def evaluate(self, report: RoundReport) -> dict[str, Any]:
         """Measure, and record the results; accuracies are over the clients that took part."""
         measured: Evaluation = self.played.evaluate()
-        results, score = self._results(measured), self.played.criterion.score
+        results, shared, score = self._results(measured), report.global_evaluation, self.played.criterion.score
         record: dict[str, Any] = {"round": self.round, **({"metric": score} if score else {})}
         record |= {key: results[key] for key in ("p_acc", "v_acc") if key in results}
-        if report.global_evaluation is not None:
-            record["g_acc"] = finite(report.global_evaluation.accuracy)
+        if shared is not None:
+            record["g_acc"] = finite(shared.accuracy)
         record |= {"loss": finite(report.loss), "test_loss": results["test_loss"], "client_acc": results["client_acc"]}
         if len(measured.ids) < self.played.data.clients:
             record["clients"] = list(measured.ids)
         if self._predicts_tokens:
             record["perplexity"] = finite(measured.perplexity)
-            if report.global_evaluation is not None:
-                record["g_perplexity"] = finite(report.global_evaluation.perplexity)
-        record |= {"bytes": asdict(self._traffic), **self._failures(), **self.more("evaluation")}
-        record["seconds"] = self.seconds
+            record |= {"g_perplexity": finite(shared.perplexity)} if shared is not None else {}
+        record |= self.totals()
         if self._stored is not None:
             self._stored.append_metrics(record)
         self.metrics.append(record)
@@ -134,7 +135,7 @@ class Running(RunInfo):
         """Save all that is needed to resume from here; after the best round so far, for good."""
         if self._stored is not None:
             data = self.played.data
-            state = {
+            self._stored.save_checkpoint({
                 "settings": fixed_settings(self.config),
                 "data": _fingerprint(self.config, data),
                 "cohort_size": self.played.largest_cohort,
@@ -151,8 +152,8 @@ class Running(RunInfo):
                 "rejected": self._rejected,
                 "astray": self._astray,
                 "unheard": self._unheard,
-            }
-            self._stored.save_checkpoint({**state, "seconds": self.seconds})
+                "seconds": self.seconds,
+            })  # fmt: skip
             if is_best(self):
                 self._stored.keep_best()
         elif is_best(self):
@@ -162,10 +163,8 @@ class Running(RunInfo):
         """The summary as it would be if the run ended here; nothing is stored."""
         stages = {name: round(spent, 6) for name, spent in self.played.watch.seconds.items()}
         more = {**({"stages": stages} if stages else {}), **self.more("summary")}
-        return summarise(
-            self.config, self.metrics, facts_of(self.played), status, self.round, asdict(self._traffic), self.seconds,
-            self._failures(), **more,
-        )  # fmt: skip
+        now = {"round": self.round, **self.totals()}
+        return summarise(self.config, self.metrics, facts_of(self.played), status, now) | more
 
     def finish(self, status: str) -> dict[str, Any]:
         """The summary of the run, as it is stored; of one that failed, if it can be stored."""
@@ -198,13 +197,6 @@ class Running(RunInfo):
             found |= {f"{name}_perplexity": finite(measured.perplexity)} if self._predicts_tokens else {}
             found[f"client_{name}"] = [finite(value) for value in measured.per_client]
         return found
-
-    def _failures(self) -> dict[str, int]:
-        """Messages the server refused; where there were any, those it left out because their senders track another
-        model; where they can get lost, answers that clients did not receive."""
-        astray = {"astray": self._astray} if self._astray else {}
-        unheard = {"unheard": self._unheard} if self.config.run.lost else {}
-        return {"rejected": self._rejected, **astray, **unheard}
 
     def _results(self, measured: Evaluation) -> dict[str, Any]:
         """An evaluation under the names of metrics.jsonl; V-acc is None where no client evaluated has set samples
@@ -268,10 +260,9 @@ def _rounds(run: Running, call: Calls, received_signal: Callable[[], int]) -> bo
         number = run.round + 1
         due = number % run.config.run.evaluate_every == 0 or number == last
         report = run.step(due)
-        if report is not None:
-            call("on_round", run, run.count(report))
-            if run.was_measured(due):
-                call("on_evaluation", run, run.evaluate(report))
+        call("on_round", run, run.count(report))
+        if report.evaluated:
+            call("on_evaluation", run, run.evaluate(report))
         interrupted = received_signal() > 0 and run.round < last and not run.stopping
         if interrupted:
             run.stop()

@@ -65,18 +65,13 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """As its process wrote it; made from its metrics where that one is missing or older than they are."""
         written = self._stored.read_summary()
-        last: dict[str, Any] = self.metrics[-1] if self.metrics else {"round": 0}
+        begun = {"round": 0, "bytes": asdict(Traffic()), "seconds": 0.0}
+        last = self.metrics[-1] if self.metrics else begun
         if written is not None and written["rounds"] >= last["round"]:
             return written
         checkpoint = self._stored.load_checkpoint() or {}
         facts = checkpoint.get("facts") or {"parameters": checkpoint.get("parameters", 0)}
-        failures: dict[str, int] = {key: last[key] for key in ("rejected", "astray", "unheard") if key in last}
-        more = {"transport": last["transport"]} if "transport" in last else {}
-        sent = last.get("bytes") or asdict(Traffic())
-        seconds = last.get("seconds", 0.0)
-        return summarise(
-            self.config, self.metrics, facts, "interrupted", last["round"], sent, seconds, failures, **more
-        )
+        return summarise(self.config, self.metrics, facts, "interrupted", last)
 
     @property
     def federation(self) -> Federation:

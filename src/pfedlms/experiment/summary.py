@@ -20,19 +20,16 @@ Metrics = Sequence[Mapping[str, Any]]
 
 
 def summarise(
-    config: Config, metrics: Metrics, facts: Mapping[str, Any], status: str, rounds: int, sent: Mapping[str, int],
-    seconds: float, failures: Mapping[str, int], everyone: Mapping[str, Any] | None = None, **more: Any,
-) -> dict[str, Any]:  # fmt: skip
+    config: Config, metrics: Metrics, facts: Mapping[str, Any], status: str, now: Mapping[str, Any]
+) -> dict[str, Any]:
     """The content of summary.json.
 
     Args:
         facts: what is known once data and model are there, see `loop.facts_of`.
         status: finished, interrupted, diverged or failed.
-        sent: bytes of all rounds, by direction and kind.
-        failures: messages that were refused or lost, by kind.
-        everyone: all clients at the end of a finished run.
-        more: seconds by stage, bytes of the transport.
+        now: the totals at the end of the run, as a line of metrics.jsonl has them: `round`, `bytes`, `seconds`, …
     """
+    rounds, sent = now["round"], now["bytes"]
     metric = facts.get("metric") or next((line["metric"] for line in metrics if "metric" in line), None)
     summary: dict[str, Any] = {
         "schema": SCHEMA,
@@ -63,15 +60,15 @@ def summarise(
             summary[name] = reached([line.get(key) for line in metrics], lowest=True)
     constants = normalisation(config)
     return summary | {
-        "everyone": everyone,
+        "everyone": None,
         "bytes_per_round": {name: _mean_bytes(total, rounds) for name, total in sent.items()},
         "total_bytes": sum(sent.values()),
-        **failures,
-        "seconds": seconds,
+        **{key: now[key] for key in ("rejected", "astray", "unheard") if key in now},
+        "seconds": now["seconds"],
         "parameters": facts.get("parameters", 0),
         **({"normalisation": constants} if constants else {}),
         **({"environment": facts["environment"]} if "environment" in facts else {}),
-        **more,
+        **({"transport": now["transport"]} if "transport" in now else {}),
     }
 
 

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
 
-from pfedlms.errors import PfedlmsError, UsageError
+from pfedlms.errors import PfedlmsError, UsageError, shown
 from pfedlms.flower import audit
-from pfedlms.flower.text import shown
 
 NODE, SERVER = "approved.jsonl", "approved-server.jsonl"
 """Allow-lists of a folder: of the nodes on this machine, and of its server."""
@@ -74,13 +73,17 @@ def configuration(content: bytes, override: Mapping[str, Any]) -> str:
     """SHA-256 of all settings of a run that matter on a node."""
     try:
         with ZipFile(BytesIO(content)) as archive:
-            declared = tomllib.loads(archive.read("pyproject.toml").decode())["tool"]["flwr"]["app"].get("config", {})
+            settings = declared(archive.read("pyproject.toml").decode()) | dict(override)
     except (BadZipFile, KeyError, ValueError, AttributeError) as error:
         raise NotApprovedError(f"the app cannot be read ({type(error).__name__})") from error
-    settings = {f"{section}.{key}": value for section, own in declared.items() for key, value in own.items()}
-    settings |= override
     kept = {key: value for key, value in settings.items() if not _is_servers(key)}
     return _sha256(json.dumps(kept, sort_keys=True).encode())
+
+
+def declared(pyproject: str) -> dict[str, Any]:
+    """The run config that an app's pyproject.toml declares, by section and key: `train.rounds`."""
+    sections = tomllib.loads(pyproject)["tool"]["flwr"]["app"].get("config", {})
+    return {f"{section}.{key}": value for section, own in sections.items() for key, value in own.items()}
 
 
 def _is_servers(key: str) -> bool:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pfedlms.deploy.envelope import Why, decode, refusal
-from pfedlms.flower.seal import content_of
-from pfedlms.flower.text import shown
+from pfedlms.errors import shown
+from pfedlms.flower.signing import content_of
 
 WHO, CHECK, REQUEST = "query.who", "query.check", "train.request"
 """Kinds of messages: which place is yours, what do you run, and a request of `deploy`."""

@@ -17,15 +17,14 @@ from pathlib import Path
 
 from pfedlms import __version__
 from pfedlms.deploy.ground import Ground
-from pfedlms.errors import PfedlmsError, UsageError
-from pfedlms.experiment.config import CUSTOM, Config
+from pfedlms.errors import PfedlmsError, UsageError, shown
+from pfedlms.experiment.config import CUSTOM
 from pfedlms.flower import MISSING
 from pfedlms.flower.approval import SERVER, approve
-from pfedlms.flower.folder import NAME
-from pfedlms.flower.keys import configured
+from pfedlms.flower.folder import NAME, environment
+from pfedlms.flower.keys import own_settings
 from pfedlms.flower.log import CHECK_RECORD
 from pfedlms.flower.places import flwr
-from pfedlms.flower.text import shown
 
 FLOWER = (1, 41)
 """The version whose commands the folder's scripts are written for."""
@@ -52,11 +51,14 @@ def check(folder: Path, server: str | None = None) -> list[Found]:
     """Versions, configuration with its digest, whether the gate can be reached by TLS and passes nothing but what nodes
     need; and, unless a `server` is named, whether the SuperLink is on loopback only, and whether nodes fit, for which
     they are asked in a run of their own."""
-    app = folder / "app"
-    if not (app / "pyproject.toml").is_file():
-        raise UsageError(f"{folder}: got no app/pyproject.toml, expected a folder of: pfedlms deploy init {folder}")
-    found = [_flower(), *_configuration(app), *_readable(folder)]
-    named = _environment(folder)
+    named = environment(folder)
+    if missing := {"SERVER", "PORT", "LINK_PORT"} - named.keys():
+        raise UsageError(
+            f"{folder / 'environment.sh'}: got no {', '.join(sorted(missing))}; bring the folder up to date: pfedlms "
+            f"deploy upgrade {folder}"
+        )
+    named |= {name: os.environ[name] for name in named if name in os.environ}
+    found = [_flower(), *_configuration(folder / "app"), *_readable(folder)]
     address = server or f"{named['SERVER']}:{named['PORT']}"
     reached = _reached(address, folder / "certificates" / "ca.crt")
     found.append(reached)
@@ -82,32 +84,15 @@ def _flower() -> Found:
 def _configuration(app: Path) -> list[Found]:
     """Of an app with a model, loss or metric given in Python, the server alone knows the digest."""
     try:
-        declared = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
-        flat = {f"{section}.{key}": value for section, own in declared.items() for key, value in own.items()}
-        config, flower = configured(app / "pfedlms.toml", flat)
+        config, flower = own_settings(app)
         flower.pinned(config.data.clients)
-        return [Found("configuration", f"{config.method}, {config.data.clients} places, digest {_digest(config)}")]
+        in_python = CUSTOM in (config.model.name, config.train.loss, config.train.metric)
+        digest = "as app.py makes it" if in_python else Ground(config).run.hex()
+        return [Found("configuration", f"{config.method}, {config.data.clients} places, digest {digest}")]
     except (KeyError, AttributeError, ValueError) as error:
         return [Found("configuration", f"{app / 'pyproject.toml'}: no run config ({error})", wrong=True)]
     except PfedlmsError as error:
         return [Found("configuration", line, wrong=True) for line in str(error).splitlines()]
-
-
-def _digest(config: Config) -> str:
-    in_python = CUSTOM in (config.model.name, config.train.loss, config.train.metric)
-    return "as app.py makes it" if in_python else Ground(config).run.hex()
-
-
-def _environment(folder: Path) -> dict[str, str]:
-    """What environment.sh says, or the environment on top of it."""
-    file = folder / "environment.sh"
-    text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    found: dict[str, str] = dict(re.findall(r"^export (\w+)=\$\{\w+:-([^}]*)\}", text, re.M))
-    if missing := {"SERVER", "PORT", "LINK_PORT"} - found.keys():
-        raise UsageError(
-            f"{file}: got no {', '.join(sorted(missing))}; bring the folder up to date: pfedlms deploy upgrade {folder}"
-        )
-    return {name: os.environ.get(name, value) for name, value in found.items()}
 
 
 def _readable(folder: Path) -> list[Found]:

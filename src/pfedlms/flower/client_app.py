@@ -15,16 +15,15 @@ from flwr.clientapp import ClientApp
 
 from pfedlms import __version__
 from pfedlms.deploy import Node
-from pfedlms.deploy.envelope import decode
+from pfedlms.deploy.envelope import decode, reason
+from pfedlms.engine.transport import Code
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.prepare import NAMED
 from pfedlms.experiment.problem import Problem
 from pfedlms.flower import audit
 from pfedlms.flower.carrier import CHECK, REQUEST, WHO
 from pfedlms.flower.keys import NodeSection, configured, seated
-from pfedlms.flower.seal import public_key
-from pfedlms.flower.signing import SealedNode, check_query, kinds, refused
-from pfedlms.flower.text import shown
+from pfedlms.flower.signing import SealedNode, check_query, public_key
 
 
 def client_app(file: Path, problem: Problem = NAMED) -> Any:
@@ -62,11 +61,14 @@ def client_app(file: Path, problem: Problem = NAMED) -> Any:
 
 def left(flower_run: int, request: bytes, reply: bytes) -> dict[str, Any]:
     """What a request made leave this node, for its audit log."""
-    said = decode(reply)
+    said, kinds = decode(reply), dict[str, int]()
+    for each in said.records:
+        kinds[each.code.name.lower()] = kinds.get(each.code.name.lower(), 0) + len(each.data)
+    refused = [reason(each) for each in said.records if each.code == Code.REFUSED]
     return {
         "event": "reply", "flower_run": flower_run, "run": said.run.hex(), "client": said.client,
-        "round": said.round + 1, "trip": said.trip, "received": len(request), "sent": len(reply), "kinds": kinds(said),
-        "refused": shown(refused(reply) or ""),
+        "round": said.round + 1, "trip": said.trip, "received": len(request), "sent": len(reply), "kinds": kinds,
+        "refused": "".join(refused),
     }  # fmt: skip
 
 

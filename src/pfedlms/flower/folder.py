@@ -97,6 +97,15 @@ def made(
     return texts
 
 
+def environment(folder: Path) -> dict[str, str]:
+    """What environment.sh of a folder says: addresses and ports."""
+    if not (folder / "app" / "pyproject.toml").is_file():
+        raise UsageError(f"{folder}: got no app/pyproject.toml, expected a folder of: pfedlms deploy init {folder}")
+    file = folder / "environment.sh"
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    return dict(re.findall(r"^(?:export )?(\w+)=\$\{\w+:-([^}]*)\}", text, re.M))
+
+
 def write(folder: Path, texts: Mapping[str, str]) -> None:
     """Folders and files that nobody but their owner can read; scripts can be executed."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -119,40 +128,16 @@ def pyproject(here: Path | None = None) -> str:
     """The app as Flower wants it described: every key of the run config with what it means; with the paths of a folder,
     where it is that folder's."""
     paths = {"state": "state", "key": "keys/server-signing.key", "nodes": "places.json", "audit": "audit/server.jsonl"}
-    lines = [
-        "[build-system]",
-        'requires = ["setuptools>=77"]',
-        'build-backend = "setuptools.build_meta"',
-        "",
-        "[project]",
-        'name = "federation"',
-        'version = "1.0.0"',
-        'description = "Personalised federated learning that talks in low-bit sketches"',
-        'license = "Apache-2.0"',
-        f'dependencies = ["pfedlms[flower]=={__version__}"]',
-        "",
-        "[tool.flwr.app]",
-        'publisher = "pfedlms"',
-        "",
-        "[tool.flwr.app.components]",
-        'serverapp = "app:server"',
-        'clientapp = "app:client"',
-        "",
-        "# What --run-config may say. A key that is empty here is as in pfedlms.toml, or else has the default named.",
-        "[tool.flwr.app.config.flower]",
-    ]
+    sections: dict[str, list[str]] = {"flower": [], "data": [], "model": [], "train": [], "method": [], "run": []}
     for each in fields(FlowerSection):
         value = str(here / paths[each.name]) if here and each.name in paths else each.default
-        lines += [f"# {each.metadata['help']}", f"{each.name} = {as_toml(value)}"]
-    sections: dict[str, list[str]] = {"data": [], "model": [], "train": [], "method": [], "run": []}
+        sections["flower"] += [f"# {each.metadata['help']}", f"{each.name} = {as_toml(value)}"]
     sections["method"] = ["# method by name", f"name = {as_toml(AS_IN_FILE)}"]
     for (section, key), each in keys(METHODS).items():
-        whose = "" if section != "method" else _having(key)
-        default = f"default {as_toml(each.default)}" if section != "method" else whose
+        default = _having(key) if section == "method" else f"default {as_toml(each.default)}"
         sections[section] += [f"# {each.metadata['help']} ({default})", f"{key} = {as_toml(AS_IN_FILE)}"]
-    for section, declared in sections.items():
-        lines += ["", f"[tool.flwr.app.config.{section}]", *declared]
-    return "\n".join(lines) + "\n"
+    config = ["\n".join([f"[tool.flwr.app.config.{name}]", *lines]) for name, lines in sections.items()]
+    return _filled("app.toml", {"VERSION": __version__, "CONFIG": "\n\n".join(config)})
 
 
 def _having(key: str) -> str:

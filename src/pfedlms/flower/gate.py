@@ -10,17 +10,16 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import tomllib
 from base64 import b64encode
 from pathlib import Path
 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
 from pfedlms.deploy.ground import Ground
+from pfedlms.deploy.nodes import message_bytes
 from pfedlms.errors import UsageError
 from pfedlms.experiment.config import CUSTOM
-from pfedlms.flower.keys import configured, read_places
-from pfedlms.flower.limits import message_bytes
+from pfedlms.flower.keys import own_settings, read_places
 
 _AROUND = 16 * 1024
 """Bytes around a message: envelope, reports, Flower's records."""
@@ -38,10 +37,7 @@ FLEET_PATHS = tuple(
 
 def largest_body(folder: Path) -> int:
     """Bytes of the largest request that a node sends."""
-    app = folder / "app"
-    declared = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
-    flat = {f"{section}.{key}": value for section, own in declared.items() for key, value in own.items()}
-    config, _ = configured(app / "pfedlms.toml", flat)
+    config, _ = own_settings(folder / "app")
     if CUSTOM in (config.model.name, config.train.loss, config.train.metric):
         return _UNKNOWN
     return _AROUND + sum(message_bytes(Ground(config)))

@@ -11,6 +11,7 @@ from typing import Any
 
 from pfedlms.errors import ConfigError
 from pfedlms.experiment.config import Config, Tables, load_config, merge, read_toml
+from pfedlms.flower.approval import declared
 from pfedlms.methods import METHODS
 from pfedlms.settings import problems, setting
 
@@ -55,6 +56,11 @@ class FlowerSection:
                 [f"flower.nodes: got {self.nodes!r}, expected at most data.clients = {clients} different node ids"]
             )
         return {place: int(each) for place, each in enumerate(named) if each}
+
+
+def own_settings(app: Path) -> tuple[Config, FlowerSection]:
+    """The configuration of a run of this app without any --run-config."""
+    return configured(app / "pfedlms.toml", declared((app / "pyproject.toml").read_text(encoding="utf-8")))
 
 
 def read_places(file: Path) -> dict[int, dict[str, Any]]:

@@ -46,18 +46,12 @@ class Launcher:
         with os.fdopen(descriptor, "w") as file:
             file.write(spec.token)
         trust = ["--insecure"] if spec.insecure else ["--root-certificates", str(spec.root_certificates_path)]
-        command = [
-            sys.executable,
-            "-m",
-            "pfedlms.flower.launcher",
-            f"flwr-{APPS[self._role]}",
-            str(self._folder),
-            token,
-        ]
+        launch = [sys.executable, "-m", "pfedlms.flower.launcher"]
+        command = [*launch, f"flwr-{APPS[self._role]}", str(self._folder), token]
         options = ["--runtime-api-address", spec.runtime_api_address, *trust, "--parent-pid", str(os.getpid())]
         # A ServerApp's output is in the run's own log.
         output = subprocess.DEVNULL if spec.suppress_output else None
-        self._running.append(subprocess.Popen([*command, "--", *options], stdout=output, stderr=output))
+        self._running.append(subprocess.Popen([*command, *options], stdout=output, stderr=output))
         return LaunchResult.accepted()
 
     def reconcile(self) -> None:
@@ -137,22 +131,19 @@ def guard(module: Any, role: str, folder: Path) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m pfedlms.flower.launcher")
     starts = {f"flwr-{app}": role for role, app in APPS.items()}
-    parser.add_argument("what", choices=["start", *starts])
-    if arguments[0] in starts:
-        parser.add_argument("folder", type=Path)
-        parser.add_argument("token", type=Path)
-        parser.add_argument("options", nargs="*")
-        chosen = parser.parse_args(arguments)
-        run_app(starts[chosen.what], chosen.folder, chosen.token, chosen.options)
-    else:
-        parser.add_argument("role", choices=list(APPS))
-        parser.add_argument("folder", type=Path)
-        parser.add_argument("--address", required=True)
-        parser.add_argument("--root-certificates")
-        chosen = parser.parse_args(arguments)
-        start(chosen.role, chosen.folder, chosen.address, chosen.root_certificates)
+    if arguments[0] in starts:  # as `Launcher.launch` calls it
+        what, folder, token, *options = arguments
+        run_app(starts[what], Path(folder), Path(token), options)
+        return
+    parser = argparse.ArgumentParser(prog="python -m pfedlms.flower.launcher")
+    parser.add_argument("what", choices=["start"])
+    parser.add_argument("role", choices=list(APPS))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--address", required=True)
+    parser.add_argument("--root-certificates")
+    chosen = parser.parse_args(arguments)
+    start(chosen.role, chosen.folder, chosen.address, chosen.root_certificates)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pfedlms.errors import shown
 from pfedlms.experiment.callbacks import Callback, RunInfo
 from pfedlms.experiment.summary import in_short
-from pfedlms.flower.text import shown
 from pfedlms.report.progress import accuracies
 
 CHECK_RECORD = "pfedlms check: "

@@ -19,11 +19,10 @@ from typing import Any
 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
-from pfedlms.errors import PfedlmsError, UsageError
+from pfedlms.errors import PfedlmsError, UsageError, shown
 from pfedlms.flower import approval, audit
 from pfedlms.flower.folder import NAME
 from pfedlms.flower.keys import read_places
-from pfedlms.flower.text import shown
 
 FILE, AUDIT = "places.json", "audit/server.jsonl"
 

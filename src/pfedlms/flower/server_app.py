@@ -18,8 +18,10 @@ from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from pfedlms.deploy import serve
+from pfedlms.deploy.coordinator import persist
 from pfedlms.deploy.ground import Ground
-from pfedlms.errors import UsageError
+from pfedlms.deploy.nodes import message_bytes
+from pfedlms.errors import UsageError, shown
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.prepare import NAMED
 from pfedlms.experiment.problem import Problem
@@ -27,12 +29,8 @@ from pfedlms.flower import audit
 from pfedlms.flower.carrier import CHECK, Carrier, Failure
 from pfedlms.flower.client_app import record, versions
 from pfedlms.flower.keys import FlowerSection, configured
-from pfedlms.flower.limits import message_bytes
 from pfedlms.flower.log import CHECK_RECORD, RoundLog
-from pfedlms.flower.patience import persist
-from pfedlms.flower.seal import private_key
-from pfedlms.flower.signing import SigningTransport, query
-from pfedlms.flower.text import shown
+from pfedlms.flower.signing import SigningTransport, private_key, query
 
 _LONGEST_CHECK = 4096
 """Bytes that a node may answer to a check."""

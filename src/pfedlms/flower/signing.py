@@ -1,32 +1,123 @@
-"""Both ends of a signed run: a transport that signs requests and checks replies, and a node that checks requests.
+"""Signed requests: a seal around the bytes of a request, made with the server's Ed25519 key and checked by each node.
 
-Both are layers around bytes. Neither knows how a run is played.
+    offset size
+    0      4     magic "PFLS"
+    4      1     version of this seal
+    5      1     flags: 1 resume, 2 query
+    6      2     reserved, zero
+    8      8     run: that of the envelope; of a query, the carrier's number of the run
+    16     4     place: the client of the envelope; of a query 0xFFFFFFFF
+    20     4     reserved, zero
+    24     8     trip: that of the envelope; of a query, the id of the node it is for
+    32     8     answered: trips below this number that the server has a reply to from this place; 0: none
+    40     8     length of the content in bytes
+    48     64    Ed25519 signature of "pfedlms request 1", a zero byte, bytes 0–47 and the content
+    112          content: the envelope; of a query, its name
+
+Numbers are unsigned, little endian. docs/protocol.md has the rules by which a node accepts a request. Both ends are
+layers around bytes: a transport that signs requests, and a node that checks them.
 """
 
 from __future__ import annotations
 
 import hashlib
+import struct
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntFlag
+from pathlib import Path
 from typing import Any
 
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
 
 from pfedlms.deploy import Node, Transport
-from pfedlms.deploy.envelope import Envelope, Kind, Why, decode, refusal
+from pfedlms.deploy.envelope import Envelope, Kind, Why, decode, reason, refusal
+from pfedlms.deploy.nodes import check_reply
 from pfedlms.engine.transport import Code
-from pfedlms.errors import WireError
-from pfedlms.flower.limits import made_harmless
-from pfedlms.flower.seal import ANY_PLACE, Mark, Seal, SealError, seal, unseal
+from pfedlms.errors import UsageError, WireError
+
+MAGIC = b"PFLS"
+VERSION = 1
+ANY_PLACE = 0xFFFFFFFF
+_HEADER = struct.Struct("<4sBBH8sIIQQQ")
+_SIGNATURE_BYTES = 64
+_DOMAIN = b"pfedlms request 1\0"
+SEAL_BYTES = _HEADER.size + _SIGNATURE_BYTES
+
+
+class SealError(WireError):
+    """A request is not signed, or not by the server of this node."""
+
+
+class Mark(IntFlag):
+    RESUME = 1
+    """The server does not know which trip this node answered last."""
+    QUERY = 2
+    """Not a request of a run: the server asks who a node is, or what it runs."""
+
+
+@dataclass(frozen=True)
+class Seal:
+    run: bytes
+    place: int
+    trip: int
+    answered: int = 0
+    marks: int = 0
+
+
+def seal(key: Ed25519PrivateKey, about: Seal, content: bytes) -> bytes:
+    """The content with a signed header in front of it."""
+    header = _HEADER.pack(
+        MAGIC, VERSION, about.marks, 0, about.run, about.place, 0, about.trip, about.answered, len(content)
+    )
+    return header + key.sign(_DOMAIN + header + content) + content
+
+
+def unseal(data: bytes, key: Ed25519PublicKey | None) -> tuple[Seal, bytes]:
+    """What is signed, and the content; raises SealError. Without a key, as in simulations, the form is checked."""
+    if data[: len(MAGIC)] != MAGIC:
+        raise SealError(
+            f"the request is not signed (got magic {bytes(data[:4])!r}, expected {MAGIC!r}); if it is the server's, "
+            "run `pfedlms deploy upgrade` there"
+        )
+    if len(data) < SEAL_BYTES:
+        raise SealError(f"seal: got {len(data)} bytes, expected at least {SEAL_BYTES}")
+    _, version, marks, zero, run, place, also_zero, trip, answered, length = _HEADER.unpack_from(data)
+    if version != VERSION:
+        raise SealError(f"seal: got version {version}, expected {VERSION}; update the older end")
+    header, content = bytes(data[: _HEADER.size]), bytes(data[SEAL_BYTES:])
+    if len(content) != length:
+        raise SealError(f"seal: got {len(content)} bytes of content, expected {length}")
+    if key is not None:
+        try:
+            key.verify(bytes(data[_HEADER.size : SEAL_BYTES]), _DOMAIN + header + content)
+        except InvalidSignature:
+            raise SealError(
+                "the signature is not of this node's server; compare keys/server.pub here with the server's"
+            ) from None
+    if zero or also_zero or marks & ~(Mark.RESUME | Mark.QUERY):
+        raise SealError("seal: got reserved bits that are set, expected zeros; update the older end")
+    return Seal(run, place, trip, answered, marks), content
+
+
+def content_of(data: bytes) -> bytes:
+    """What is inside a seal, unchecked; what has none, as it is."""
+    return data[SEAL_BYTES:] if data[: len(MAGIC)] == MAGIC else data
+
+
+# --- the server's end
 
 
 class SigningTransport:
-    """Signs requests on their way out; replies that break a limit are replaced by a refusal on their way in.
+    """Signs requests on their way out.
 
     Args:
         transport: what carries the signed requests.
         key: the server's.
-        messages: bytes of the largest frame of each exchange; see `limits.largest_reply`.
+        messages: bytes of the largest frame of each exchange; see `deploy.nodes.message_bytes`.
         note: called with one record per request, for logs.
     """
 
@@ -41,13 +132,21 @@ class SigningTransport:
     def send(self, requests: dict[int, bytes], timeout: float) -> dict[int, bytes]:
         asked = {client: decode(data) for client, data in requests.items()}
         begun = time.monotonic()
-        came = self._transport.send(
-            {client: self._sealed(client, asked[client], data) for client, data in requests.items()}, timeout
-        )
-        replies = {client: made_harmless(requests[client], data, self._messages) for client, data in came.items()}
+        sealed = {client: self._sealed(client, asked[client], data) for client, data in requests.items()}
+        replies = dict(self._transport.send(sealed, timeout))
         for client, request in asked.items():
-            self._remember(client, request, replies.get(client))
-            self._note(_record(request, requests[client], replies.get(client), time.monotonic() - begun))
+            reply = replies.get(client)
+            why = "no reply" if reply is None else refused(request, reply, self._messages)
+            # A node that did not answer may have carried the request out, and one that refused may have lost its state.
+            if why is not None:
+                self._answered.pop(client, None)
+            elif request.kind == Kind.REQUEST:
+                self._answered[client] = request.trip + 1
+            self._note({
+                "event": "request", "run": request.run.hex(), "round": request.round + 1, "trip": request.trip,
+                "client": client, "sent": len(requests[client]), "received": len(reply or b""),
+                "seconds": round(time.monotonic() - begun, 1), "result": why or "replied",
+            })  # fmt: skip
         return replies
 
     def _sealed(self, client: int, asked: Envelope, data: bytes) -> bytes:
@@ -55,25 +154,34 @@ class SigningTransport:
         marks = Mark.RESUME if known is None else 0
         return seal(self._key, Seal(asked.run, client, asked.trip, known or 0, marks), data)
 
-    def _remember(self, client: int, asked: Envelope, reply: bytes | None) -> None:
-        """A node that did not answer may have carried the request out, and one that refused may have lost its state."""
-        if reply is None or refused(reply) is not None:
-            self._answered.pop(client, None)
-        elif asked.kind == Kind.REQUEST:
-            self._answered[client] = asked.trip + 1
+
+def refused(request: Envelope, data: bytes, messages: Sequence[int]) -> str | None:
+    """The reason, if a reply is a refusal or is not valid."""
+    try:
+        reply = check_reply(request, data, messages)
+    except WireError as error:
+        return str(error)
+    is_refusal = bool(reply.records) and reply.records[0].code == Code.REFUSED
+    return reason(reply.records[0]) if is_refusal else None
 
 
 def query(key: Ed25519PrivateKey, run: int, kind: str, node: int) -> bytes:
     """A signed question to one node, in one run of the carrier."""
-    return seal(key, Seal(run.to_bytes(8, "little"), ANY_PLACE, node, marks=Mark.QUERY), kind.encode())
+    return seal(key, _of_query(run, node), kind.encode())
+
+
+def _of_query(run: int, node: int) -> Seal:
+    return Seal(run.to_bytes(8, "little"), ANY_PLACE, node, marks=Mark.QUERY)
+
+
+# --- a node's end
 
 
 def check_query(data: bytes, key: Ed25519PublicKey | None, run: int, kind: str, node: int) -> None:
     """Raise SealError unless this is the server's question to this node in this run. Without a key, as in simulations,
     the form alone is checked."""
     about, content = unseal(data, key)
-    expected = Seal(run.to_bytes(8, "little"), ANY_PLACE, node, marks=Mark.QUERY)
-    if key is not None and (about != expected or content != kind.encode()):
+    if key is not None and (about != _of_query(run, node) or content != kind.encode()):
         raise SealError(f"the query is not {kind} to node {node} in run {run}; it was made for another one")
 
 
@@ -90,15 +198,15 @@ class SealedNode:
 
     def handle(self, data: bytes) -> bytes:
         """As `deploy.Node.handle`, of a sealed request."""
-        heard = self._node.state.answers_known
+        known = self._node.state.answers_known
         try:
             about, content = unseal(data, self._key)
             asked = decode(content)
         except WireError as error:
             nothing = Envelope(Kind.REQUEST, self._node.run, self._node.client, 0, 0, ())
-            return refusal(nothing, Why.BROKEN, str(error), heard)
+            return refusal(nothing, Why.BROKEN, str(error), known)
         found = self._objection(about, asked, content)
-        return refusal(asked, *found, heard) if found else self._node.handle(content)
+        return refusal(asked, *found, known) if found else self._node.handle(content)
 
     def _objection(self, about: Seal, asked: Envelope, content: bytes) -> tuple[Why, str] | None:
         """Why a request whose signature is right is refused all the same."""
@@ -117,29 +225,29 @@ class SealedNode:
         return None
 
 
-def refused(reply: bytes) -> str | None:
-    """The reason, if a reply is a refusal or cannot be read."""
+# --- keys
+
+
+def private_key(file: Path) -> Ed25519PrivateKey:
+    key = _load(file, lambda data: load_pem_private_key(data, None))
+    if not isinstance(key, Ed25519PrivateKey):
+        raise UsageError(f"{file}: got no Ed25519 private key; ./keys.sh server makes one")
+    return key
+
+
+def public_key(file: Path) -> Ed25519PublicKey:
+    key = _load(file, load_pem_public_key)
+    if not isinstance(key, Ed25519PublicKey):
+        raise UsageError(f"{file}: got no Ed25519 public key; copy keys/server.pub from the server")
+    return key
+
+
+def _load(file: Path, load: Callable[[bytes], object]) -> object:
     try:
-        said = decode(reply)
-    except WireError as error:
-        return str(error)
-    first = said.records[0] if said.records else None
-    return bytes(first.data).decode(errors="replace") if first and first.code == Code.REFUSED else None
-
-
-def kinds(envelope: Envelope) -> dict[str, int]:
-    """Bytes by kind of record."""
-    found: dict[str, int] = {}
-    for each in envelope.records:
-        found[each.code.name.lower()] = found.get(each.code.name.lower(), 0) + len(each.data)
-    return found
-
-
-def _record(asked: Envelope, request: bytes, reply: bytes | None, seconds: float) -> dict[str, Any]:
-    """What happened to one request."""
-    result = "no reply" if reply is None else refused(reply) or "replied"
-    return {
-        "event": "request", "run": asked.run.hex(), "round": asked.round + 1, "trip": asked.trip,
-        "client": asked.client, "sent": len(request), "received": len(reply or b""), "seconds": round(seconds, 1),
-        "result": result,
-    }  # fmt: skip
+        return load(file.read_bytes())
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"{file}: is missing; ./keys.sh server makes the pair on the server, nodes get server.pub"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file}: cannot be read as a key ({error})") from error

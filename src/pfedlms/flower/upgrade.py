@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import re
 import shutil
-import tomllib
 from pathlib import Path
-from typing import Any
 
 from pfedlms.errors import UsageError
 from pfedlms.experiment.config import as_toml
-from pfedlms.flower.folder import OWNED, made, pyproject, write
+from pfedlms.flower.approval import declared
+from pfedlms.flower.folder import OWNED, environment, made, pyproject, write
 
 BEFORE = "before-upgrade"
 
 
 def upgrade(folder: Path) -> list[str]:
     """Write all files that are not the owner's own; old ones go to a folder of their own. Says what is left to do."""
-    if not (folder / "app" / "pyproject.toml").is_file():
-        raise UsageError(f"{folder}: got no app/pyproject.toml, expected a folder of: pfedlms deploy init {folder}")
-    named = _named(folder)
+    named = environment(folder)
+    if "SERVER" not in named or "PORT" not in named:
+        raise UsageError(
+            f"{folder / 'environment.sh'}: got no SERVER and PORT, expected those of `pfedlms deploy init`"
+        )
+    named.setdefault("LINK_PORT", str(int(named["PORT"]) + 1))  # the gate takes the port that nodes know
     nodes = len(list(folder.glob("node-*.sh")))
     texts = made(folder, nodes, named["SERVER"], int(named["PORT"]), int(named["LINK_PORT"]))
     for name in OWNED:
@@ -46,17 +48,6 @@ def upgrade(folder: Path) -> list[str]:
     ]
 
 
-def _named(folder: Path) -> dict[str, str]:
-    """Address and ports of the folder. The gate takes the port that nodes know."""
-    text = (folder / "environment.sh").read_text(encoding="utf-8")
-    found = dict(re.findall(r"^(?:export )?(\w+)=\$\{\w+:-([^}]*)\}", text, re.M))
-    if "SERVER" not in found or "PORT" not in found:
-        raise UsageError(
-            f"{folder / 'environment.sh'}: got no SERVER and PORT, expected those of `pfedlms deploy init`"
-        )
-    return {"LINK_PORT": str(int(found["PORT"]) + 1), **found}
-
-
 def _with_own_config(text: str, before: Path) -> str:
     """A node's script with the --node-config that its owner had written."""
     old = before.read_text(encoding="utf-8")
@@ -69,13 +60,12 @@ def _with_own_config(text: str, before: Path) -> str:
 
 def _with_own_settings(folder: Path) -> str:
     """The app's description with all keys of this version and the values that the folder had."""
-    old = tomllib.loads((folder / "app" / "pyproject.toml").read_text(encoding="utf-8"))
-    had: dict[str, dict[str, Any]] = old.get("tool", {}).get("flwr", {}).get("app", {}).get("config", {})
+    had = declared((folder / "app" / "pyproject.toml").read_text(encoding="utf-8"))
     lines, section = list[str](), ""
     for line in pyproject(folder.resolve()).splitlines():
         if line.startswith("["):
             section = line.strip("[]").removeprefix("tool.flwr.app.config.")
         key = line.partition(" = ")[0]
-        value = had.get(section, {}).get(key, "")
+        value = had.get(f"{section}.{key}", "")
         lines.append(f"{key} = {as_toml(value)}" if value != "" and " = " in line and line[0] not in "#[" else line)
     return "\n".join(lines) + "\n"

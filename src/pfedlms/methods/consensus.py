@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedlms.aggregate import Vote, pool_statistics
+from pfedlms.backend import to_host
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.errors import DivergedError
 from pfedlms.methods.contract import ClientWork, Exchange
@@ -70,7 +71,7 @@ class AgreeOnThresholds(Exchange[Gathered]):
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
         values = self._what(cohort)
         sketched = self._sketches.of(round, values.device).forward(values)
-        means, variances = statistics(sketched, self._sketches.sizes)
+        means, variances = to_host(*statistics(sketched, self._sketches.sizes))
         fine = (torch.isfinite(means) & torch.isfinite(variances)).all(dim=1).tolist()
         if not all(fine):  # a model can be finite and yet too large to sketch
             raise DivergedError(

@@ -144,7 +144,7 @@ class MeanOfSigns(Exchange[Votes]):
         scale, settled = server["scale"].numpy().astype(np.float64), server["settled"].numpy()
         next_scale, next_settled = followed(scale, settled, lean, self.start)
         counts = np.where((next_settled == SETTLED) | (lean > 0), scale, 0)
-        mean = self._mean_update(total.signs.sums(), counts / weight, round)
+        mean = self._mean_update(total.signs.sums(), counts / weight, round, server["model"].device)
         moments, step = self._optimizer.step(server, mean)
         z = (server["unsent"].double() + step).float()
         sent = {name: value[0] for name, value in ternary(z[None], self._answer).items()}
@@ -152,15 +152,16 @@ class MeanOfSigns(Exchange[Votes]):
         scales = {"scale": torch.from_numpy(next_scale)}
         return {**after, **scales, "settled": torch.from_numpy(next_settled), **moments}, {**sent, **scales}
 
-    def _mean_update(self, sums: NDArray[np.float64], scales: NDArray[np.float64], round: int) -> Tensor:
-        """√(2/π) S Φᵀ p, `[dim]`, from Σ c_k sign(y_k) and S / Σ c_k. On the host in float64, where D H Sᵀ of the sums
-        holds integers, exact in any order of summation for m Σ c_k ≤ 2^53."""
-        sketch = self._sketches.of(round, torch.device("cpu"))
-        factors = [
-            sqrt(2 / pi) * scale / sqrt(m) for scale, m in zip(scales.tolist(), self._sketches.sizes, strict=True)
-        ]
-        sizes = [layer.size for layer in self._sketches.layout.layers]
-        return sketch.spread(torch.from_numpy(sums)) * torch.from_numpy(np.repeat(factors, sizes))
+    def _mean_update(
+        self, sums: NDArray[np.float64], scales: NDArray[np.float64], round: int, device: torch.device
+    ) -> Tensor:
+        """√(2/π) S Φᵀ p, `[dim]` in float64, from Σ c_k sign(y_k) and S / Σ c_k. D H Sᵀ of the sums holds integers,
+        exact in any order of summation for m Σ c_k ≤ 2^53: so every device has the same bits."""
+        mean = self._sketches.of(round, device).spread_whole(sums)
+        layers = torch.split(mean, [layer.size for layer in self._sketches.layout.layers])
+        for own, scale, m in zip(layers, scales.tolist(), self._sketches.sizes, strict=True):
+            own *= sqrt(2 / pi) * scale / sqrt(m)
+        return mean
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
         sent = {name: to_device(value, cohort.params.device) for name, value in values.items()}
@@ -218,10 +219,11 @@ class SketchMean(Tracked):
         return {"rows": ",".join(map(str, self.sketched[1])), "learning_rate": self.task.learning_rate}
 
     def server_start(self) -> Tensors:
-        nothing = torch.zeros_like(self.task.initial)
+        model = self.task.initial.to(self.task.device)
+        nothing = torch.zeros_like(model)
         scales = {"scale": self._scale, "settled": torch.zeros(len(self._scale), dtype=torch.int8)}
         moments = ServerOptimizer(self.settings.gain, self.settings).start(nothing)
-        return {**super().server_start(), "unsent": nothing, **scales, **moments}
+        return {"model": model, "unsent": nothing, **scales, **moments}
 
     def client_start(self, cohort: Cohort) -> Cohort:
         scale = self._scale.to(cohort.params.device).repeat(len(cohort.ids), 1)

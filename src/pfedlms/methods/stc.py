@@ -40,7 +40,9 @@ def ternary(x: Tensor, count: int) -> Tensors:
     kept = largest(x, count)
     values = x.gather(1, kept)
     # In float64 the sum of some thousand float32 numbers of similar size is exact, whatever its order.
-    magnitude = values.abs().double().mean(dim=1, keepdim=True).float()
+    total = values.abs().double().sum(dim=1, keepdim=True)
+    # By a tensor: a GPU multiplies by the reciprocal of a number, which is not the same.
+    magnitude = (total / total.new_full((), count)).float()
     return {"magnitude": magnitude, "signs": torch.where(values >= 0, 1.0, -1.0), "positions": kept}
 
 
@@ -73,13 +75,15 @@ class TernaryUpdates(Exchange[tuple[Tensor, int]]):
     ↓ STC(x), x = step(Σ p_k STC(x_k)) + e, then e ← x − STC(x); and w ← w + STC(x) on both ends"""
 
     def __init__(self, task: Task, settings: STCSettings) -> None:
-        self._dim, self._optimizer = task.layout.dim, ServerOptimizer(settings.gain, settings)
+        self._dim, self._device = task.layout.dim, torch.device(task.device)
+        self._optimizer = ServerOptimizer(settings.gain, settings)
         shares = settings.sparsity, settings.sparsity_down or settings.sparsity
         self._up, self._down = (max(1, floor(share * self._dim)) for share in shares)
         self.up, self.down = (self._message(kind, count) for kind, count in enumerate((self._up, self._down)))
 
     def _message(self, kind: int, count: int) -> Message:
         parts = Scalar("magnitude", minimum=0), Signs("signs", count), Positions("positions", count, self._dim)
+        self._names = [part.name for part in parts]
         return Message(kind, parts)
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
@@ -88,18 +92,20 @@ class TernaryUpdates(Exchange[tuple[Tensor, int]]):
         return cohort.with_state(residual=x - dense(sent, self._dim)), sent
 
     def server_open(self, server: Tensors, round: int) -> tuple[Tensor, int]:
-        return torch.zeros(self._dim, dtype=torch.float64), 0
+        return torch.zeros(self._dim, dtype=torch.float64, device=self._device), 0
 
     def server_add(
         self, total: tuple[Tensor, int], ids: list[int], samples: list[int], values: Tensors
     ) -> tuple[Tensor, int]:
-        updates = values["magnitude"].double() * values["signs"]
-        for weight, positions, update in zip(samples, values["positions"], updates, strict=True):
-            total[0].index_add_(0, positions, weight * update)
+        magnitude, signs, places = (to_device(values[name], self._device) for name in self._names)
+        weights = to_device(torch.tensor(samples, dtype=torch.float64), self._device)
+        updates = weights.unsqueeze(1) * (magnitude.double() * signs)
+        for positions, update in zip(places, updates, strict=True):
+            total[0].index_add_(0, positions, update)
         return total[0], total[1] + sum(samples)
 
     def server_reply(self, server: Tensors, total: tuple[Tensor, int], round: int) -> tuple[Tensors, Tensors]:
-        moments, step = self._optimizer.step(server, total[0] / total[1])
+        moments, step = self._optimizer.step(server, total[0] / total[0].new_full((), total[1]))
         x = (step + server["residual"]).float()
         sent = {name: value.squeeze(0) for name, value in ternary(x.unsqueeze(0), self._down).items()}
         return {"model": moved(server["model"], sent), "residual": x - dense(sent, self._dim), **moments}, sent
@@ -136,9 +142,10 @@ class STC(Tracked):
         return super().client_start(cohort).with_state(residual=torch.zeros_like(cohort.params))
 
     def server_start(self) -> Tensors:
-        nothing = torch.zeros_like(self.task.initial)
+        model = self.task.initial.to(self.task.device)
+        nothing = torch.zeros_like(model)
         return {
-            **super().server_start(),
+            "model": model,
             "residual": nothing,
             **ServerOptimizer(self.settings.gain, self.settings).start(nothing),
         }

@@ -142,14 +142,13 @@ def _convolve(
 
 @triton.jit
 def _weigh(
-    x, slope, out, rows, inputs, clients, SHARE: tl.constexpr,
+    x, slope, out, rows, clients, SHARE: tl.constexpr,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
     C: tl.constexpr, OUTPUTS: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
-    PAD_H: tl.constexpr, PAD_W: tl.constexpr, STRIDE: tl.constexpr, BY_CHANNEL: tl.constexpr,
+    PAD_H: tl.constexpr, PAD_W: tl.constexpr, STRIDE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
-    """out[share, client, o, r]: the sum over one share of the rows. With BY_CHANNEL `x: [clients · C, rows]` and
-    `slope: [clients · O, rows]`, otherwise both as in `_convolve`."""
+    """out[share, client, o, r]: the sum over one share of the rows; `x` and `slope` as in `_convolve`."""
     tiles: tl.constexpr = (KH * KW * C + BR - 1) // BR
     n = (tl.program_id(0) // tiles) * BN + tl.arange(0, BN)
     first = (tl.program_id(0) % tiles) * BR
@@ -174,63 +173,84 @@ def _weigh(
             inside = known[:, None] & (i >= 0) & (i < HEIGHT) & (j >= 0) & (j < WIDTH) & (r < KH * KW * C)[None, :]
             pixel = (image[:, None] * HEIGHT + i) * WIDTH + j
             channel = c[None, :]
-        if BY_CHANNEL:
-            a = tl.load(
-                slope + (client * OUTPUTS + n)[:, None] * rows + m[None, :],
-                mask=(n < OUTPUTS)[:, None] & known[None, :],
-                other=0.0,
-            )
-            b = tl.load(
-                x + tl.trans((client * C + channel) * inputs + pixel), mask=tl.trans(inside & (channel < C)), other=0.0
-            )
-            total = tl.dot(a, tl.trans(b), total, input_precision="tf32")
-        else:
-            a = tl.load(
-                slope + m.to(tl.int64)[:, None] * (clients * OUTPUTS) + client * OUTPUTS + n[None, :],
-                mask=known[:, None] & (n < OUTPUTS)[None, :],
-                other=0.0,
-            )
-            b = tl.load(x + client * C + pixel.to(tl.int64) * (clients * C) + channel, mask=inside, other=0.0)
-            total = tl.dot(tl.trans(a), b, total, input_precision="tf32")
+        a = tl.load(
+            slope + m.to(tl.int64)[:, None] * (clients * OUTPUTS) + client * OUTPUTS + n[None, :],
+            mask=known[:, None] & (n < OUTPUTS)[None, :],
+            other=0.0,
+        )
+        b = tl.load(x + client * C + pixel.to(tl.int64) * (clients * C) + channel, mask=inside, other=0.0)
+        total = tl.dot(tl.trans(a), b, total)
     place = out + ((part * clients + client) * OUTPUTS + n)[:, None] * (KH * KW * C) + r[None, :]
     tl.store(place, total, mask=(n < OUTPUTS)[:, None] & (r < KH * KW * C)[None, :])
 
 
 @triton.jit
-def _swap(
-    source, out, source_stride, out_stride, pairs, C,
-    TAPS: tl.constexpr, FORTH: tl.constexpr, ROUND: tl.constexpr, BQ: tl.constexpr, BT: tl.constexpr,
+def _weigh_by_channel(
+    x, slope, out, rows, inputs, part_stride, client_stride, SHARE: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
+    C: tl.constexpr, OUTPUTS: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+    PAD_H: tl.constexpr, PAD_W: tl.constexpr, STRIDE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
-    """Of each client `[O, C, taps]` → `[O, taps, C]`, or back."""
-    client = tl.program_id(1).to(tl.int64)
-    q, tap = tl.program_id(0) * BQ + tl.arange(0, BQ), tl.arange(0, BT)
-    by_pair = q[:, None] * TAPS + tap[None, :]
-    by_tap = ((q // C)[None, :] * TAPS + tap[:, None]) * C + (q % C)[None, :]
-    pair_mask = (q < pairs)[:, None] & (tap < TAPS)[None, :]
-    tap_mask = (q < pairs)[None, :] & (tap < TAPS)[:, None]
-    if FORTH:
-        tile = tl.load(source + client * source_stride + by_pair, mask=pair_mask, other=0.0)
-        if ROUND:
-            tile = rounded(tile)
-        tl.store(out + client * out_stride + by_tap, tl.trans(tile).to(out.dtype.element_ty), mask=tap_mask)
-    else:
-        tile = tl.load(source + client * source_stride + by_tap, mask=tap_mask, other=0.0)
-        tl.store(out + client * out_stride + by_pair, tl.trans(tile), mask=pair_mask)
+    """out[share, client, o, c, tap] from `x: [clients · C, rows]` and `slope: [clients · O, rows]`: the sum over one
+    share of the rows."""
+    size: tl.constexpr = KH * KW * C
+    tiles: tl.constexpr = (size + BR - 1) // BR
+    n = (tl.program_id(0) // tiles) * BN + tl.arange(0, BN)
+    r = (tl.program_id(0) % tiles) * BR + tl.arange(0, BR)
+    part, client = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    down, right = (r % (KH * KW)) // KW - PAD_H, r % KW - PAD_W
+    here = x + (client * C + r // (KH * KW)) * inputs + down * WIDTH + right
+    there = slope + (client * OUTPUTS + n) * rows
+    total = tl.zeros((BN, BR), tl.float32)
+    for start in range(0, SHARE, BM):
+        m = part * SHARE + start + tl.arange(0, BM)
+        column, row, image = m % OUT_WIDTH, (m // OUT_WIDTH) % OUT_HEIGHT, m // (OUT_WIDTH * OUT_HEIGHT)
+        column, row, known = column * STRIDE, row * STRIDE, m < rows
+        i, j = row[None, :] + down[:, None], column[None, :] + right[:, None]
+        inside = known[None, :] & (r < size)[:, None] & (i >= 0) & (i < HEIGHT) & (j >= 0) & (j < WIDTH)
+        a = tl.load(there[:, None] + m[None, :], mask=(n < OUTPUTS)[:, None] & known[None, :], other=0.0)
+        b = tl.load(here[:, None] + ((image * HEIGHT + row) * WIDTH + column)[None, :], mask=inside, other=0.0)
+        total = tl.dot(a, tl.trans(b), total, input_precision="tf32")
+    place = out + part.to(tl.int64) * part_stride + client * client_stride + n[:, None] * size + r[None, :]
+    tl.store(place, total, mask=(n < OUTPUTS)[:, None] & (r < size)[None, :])
 
 
 @triton.jit
 def _turn(
-    source, out, source_stride, OUTPUTS, size, TAPS: tl.constexpr, BO: tl.constexpr, BR: tl.constexpr
+    source, out, back, stride, OUTPUTS, C,
+    TAPS: tl.constexpr, ROUND: tl.constexpr, BOTH: tl.constexpr, BO: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Of each client `[O, C, taps]` → `[C, taps, O]`, rounded, with the taps from the last to the first; `size` is C ·
-    taps."""
+    """Of each client `[O, C, taps]` → `[O, taps, C]` and, with BOTH, `[C, taps, O]` with the taps from the last to the
+    first. The numbers of all taps lie together, so the cache has them after the first."""
     client = tl.program_id(2).to(tl.int64)
-    o, r = tl.program_id(1) * BO + tl.arange(0, BO), tl.program_id(0) * BR + tl.arange(0, BR)
-    mask = (o < OUTPUTS)[:, None] & (r < size)[None, :]
-    tile = rounded(tl.load(source + client * source_stride + o[:, None] * size + r[None, :], mask=mask, other=0.0))
-    to = (r // TAPS) * TAPS + TAPS - 1 - r % TAPS
-    mask = (r < size)[:, None] & (o < OUTPUTS)[None, :]
-    tl.store(out + (client * size + to[:, None]) * OUTPUTS + o[None, :], tl.trans(tile), mask=mask)
+    o, c = tl.program_id(1) * BO + tl.arange(0, BO), tl.program_id(0) * BC + tl.arange(0, BC)
+    mask, turned_mask = (o < OUTPUTS)[:, None] & (c < C)[None, :], (c < C)[:, None] & (o < OUTPUTS)[None, :]
+    for tap in tl.static_range(TAPS):
+        place = source + client * stride + (o[:, None] * C + c[None, :]) * TAPS + tap
+        tile = tl.load(place, mask=mask, other=0.0)
+        if ROUND:
+            tile = rounded(tile)
+        place = out + ((client * OUTPUTS + o[:, None]) * TAPS + tap) * C + c[None, :]
+        tl.store(place, tile.to(out.dtype.element_ty), mask=mask)
+        if BOTH:
+            place = back + ((client * C + c[:, None]) * TAPS + TAPS - 1 - tap) * OUTPUTS + o[None, :]
+            tl.store(place, tl.trans(tile), mask=turned_mask)
+
+
+@triton.jit
+def _turn_back(
+    source, out, source_stride, out_stride, pairs, C, TAPS: tl.constexpr, BQ: tl.constexpr, BT: tl.constexpr
+):  # fmt: skip
+    """Of each client `[O, taps, C]` → `[O, C, taps]`."""
+    client = tl.program_id(1).to(tl.int64)
+    q, tap = tl.program_id(0) * BQ + tl.arange(0, BQ), tl.arange(0, BT)
+    by_pair = q[:, None] * TAPS + tap[None, :]
+    by_tap = ((q // C)[None, :] * TAPS + tap[:, None]) * C + (q % C)[None, :]
+    mask = (q < pairs)[None, :] & (tap < TAPS)[:, None]
+    tile = tl.load(source + client * source_stride + by_tap, mask=mask, other=0.0)
+    mask = (q < pairs)[:, None] & (tap < TAPS)[None, :]
+    tl.store(out + client * out_stride + by_pair, tl.trans(tile), mask=mask)
 
 
 @triton.jit
@@ -285,7 +305,7 @@ def convolved(
     half = x.itemsize == 2
     deep = _tile(shape.taps * shape.inputs, 64 if half else 32)
     used: dict[str, Any] = {"BM": ROWS_OF_A_TILE, "BN": _tile(shape.outputs, 256), "BK": deep}
-    used |= {"num_warps": 8 if used["BN"] >= 128 else 4, "num_stages": 4 if used["BN"] >= 64 else 3} | (tile or {})
+    used |= {"num_warps": 8 if used["BN"] >= 128 else 4, "num_stages": 4 if used["BN"] >= 256 else 3} | (tile or {})
     tiles = triton.cdiv(shape.rows, used["BM"])
     means, squares = (torch.empty(tiles, wide, device=x.device) for _ in range(2)) if statistics else (out, out)
     _convolve[(tiles, triton.cdiv(shape.outputs, used["BN"]), shape.clients)](
@@ -295,25 +315,45 @@ def convolved(
     return (out, means, squares) if statistics else (out, None, None)
 
 
-def weighed(x: Tensor, slope: Tensor, shape: Shape, by_channel: bool, tile: dict[str, int] | None = None) -> Tensor:
-    """Shares of the weights' gradient, `[shares, clients, O, taps · C]`."""
-    half = x.itemsize == 2
-    used: dict[str, Any] = {
-        "BM": 64 if half else 32, "BN": _tile(shape.outputs, 128), "BR": _tile(shape.taps * shape.inputs, 256),
-    } | (tile or {})  # fmt: skip
-    used = {"num_warps": 8 if used["BN"] * used["BR"] >= 128 * 128 else 4, "num_stages": 3} | used
-    tiles = triton.cdiv(shape.outputs, used["BN"]) * triton.cdiv(shape.taps * shape.inputs, used["BR"])
-    # Few weights are summed in shares of the rows and these added up, in a fixed order.
+def _shares(shape: Shape, deep: int, high: int, wide: int) -> tuple[int, int, int]:
+    """Of a gradient of weights: tiles of `high` outputs and `wide` inputs, shares of the rows, and rows of a share.
+    Few weights are summed in shares of the rows and these added up, in a fixed order."""
+    tiles = triton.cdiv(shape.outputs, high) * triton.cdiv(shape.taps * shape.inputs, wide)
     shares = max(1, min(_ENOUGH_PROGRAMS // (tiles * shape.clients), shape.rows // 512))
-    share = triton.cdiv(triton.cdiv(shape.rows, shares), used["BM"]) * used["BM"]
-    shares = triton.cdiv(shape.rows, share)
+    share = triton.cdiv(triton.cdiv(shape.rows, shares), deep) * deep
+    return tiles, triton.cdiv(shape.rows, share), share
+
+
+def weighed(x: Tensor, slope: Tensor, shape: Shape) -> Tensor:
+    """Shares of the weights' gradient, `[shares, clients, O, taps · C]`, of numbers of 16 bits."""
+    used = {"BM": 64, "BN": _tile(shape.outputs, 128), "BR": _tile(shape.taps * shape.inputs, 256), "num_stages": 3}
+    used["num_warps"] = 8 if used["BN"] * used["BR"] >= 128 * 128 else 4
+    tiles, shares, share = _shares(shape, used["BM"], used["BN"], used["BR"])
     out = torch.empty(shares, shape.clients, shape.outputs, shape.taps * shape.inputs, device=x.device)
     _weigh[(tiles, shares, shape.clients)](
-        x, slope, out, shape.rows, shape.batch * shape.height * shape.width, shape.clients, share,
+        x, slope, out, shape.rows, shape.clients, share,
         shape.height, shape.width, *shape.size, shape.inputs, shape.outputs,
-        *shape.kernel, *shape.pad, shape.stride, by_channel, **used,
+        *shape.kernel, *shape.pad, shape.stride, **used,
     )  # fmt: skip
     return out
+
+
+def weigh_by_channel(x: Tensor, slope: Tensor, shape: Shape, out: Tensor, tile: dict[str, int] | None = None) -> None:
+    """The weights' gradient into `out: [clients, O, C, height, width]`, from `x: [clients · C, rows]` and `slope:
+    [clients · O, rows]`."""
+    size = shape.taps * shape.inputs
+    used: dict[str, Any] = {"BM": 32, "BN": _tile(shape.outputs, 256), "BR": _tile(size, 128)} | (tile or {})
+    used = {"num_warps": 8 if used["BN"] * used["BR"] > 128 * 128 else 4, "num_stages": 3} | used
+    tiles, shares, share = _shares(shape, used["BM"], used["BN"], used["BR"])
+    flat = out.view(shape.clients, shape.outputs, size)
+    parts = out.new_empty(shares, *flat.shape) if shares > 1 else flat[None]
+    _weigh_by_channel[(tiles, shares, shape.clients)](
+        x, slope, parts, shape.rows, shape.batch * shape.height * shape.width, parts.stride(0), parts.stride(1), share,
+        shape.height, shape.width, *shape.size, shape.inputs, shape.outputs,
+        *shape.kernel, *shape.pad, shape.stride, **used,
+    )  # fmt: skip
+    if shares > 1:
+        torch.sum(parts, dim=0, out=flat)
 
 
 def turned_weights(weight: Tensor, kind: torch.dtype, both: bool) -> tuple[Tensor, Tensor]:
@@ -323,24 +363,17 @@ def turned_weights(weight: Tensor, kind: torch.dtype, both: bool) -> tuple[Tenso
     taps = weight.shape[3] * weight.shape[4]
     out = torch.empty(clients, outputs, taps, inputs, device=weight.device, dtype=kind)
     back = torch.empty(clients, inputs, taps, outputs, device=weight.device, dtype=kind) if both else out
-    _swapped(weight, out, weight.shape, forth=True)
-    if both:
-        size, tile = inputs * taps, {"BO": 64, "BR": 64, "num_warps": 4}
-        grid = (triton.cdiv(size, tile["BR"]), triton.cdiv(outputs, tile["BO"]), clients)
-        _turn[grid](weight, back, weight.stride(0), outputs, size, taps, **tile)
+    grid = (triton.cdiv(inputs, 32), triton.cdiv(outputs, 32), clients)
+    flags = kind == torch.float32, both
+    _turn[grid](weight, out, back, weight.stride(0), outputs, inputs, taps, *flags, BO=32, BC=32, num_warps=4)
     return out, back
 
 
 def turn_back(shares: Tensor, out: Tensor) -> None:
     """Shares of a gradient `[shares, clients, O, taps · C]`, added up into `out: [clients, O, C, height, width]`."""
-    _swapped(shares[0] if len(shares) == 1 else shares.sum(dim=0), out, out.shape, forth=False)
-
-
-def _swapped(source: Tensor, out: Tensor, shape: torch.Size, forth: bool) -> None:
-    clients, outputs, inputs, *kernel = shape
+    source = shares[0] if len(shares) == 1 else shares.sum(dim=0)
+    clients, outputs, inputs, *kernel = out.shape
     taps, pairs = kernel[0] * kernel[1], outputs * inputs
     tile = {"BQ": 256, "BT": int(triton.next_power_of_2(taps)), "num_warps": 4}
-    flags = forth, forth and out.dtype == torch.float32
-    _swap[(triton.cdiv(pairs, tile["BQ"]), clients)](
-        source, out, source.stride(0), out.stride(0), pairs, inputs, taps, *flags, **tile
-    )
+    strides = source.stride(0), out.stride(0)
+    _turn_back[(triton.cdiv(pairs, tile["BQ"]), clients)](source, out, *strides, pairs, inputs, taps, **tile)

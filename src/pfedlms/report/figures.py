@@ -6,11 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import floor, log10
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pfedlms.report.charts import (
     BLUE,
-    GREEN,
     GREY,
     LIGHT,
     ORANGE,
@@ -32,12 +31,8 @@ from pfedlms.report.results import last_evaluations
 from pfedlms.report.runs import MEASURES, Cell, RunLike, Section, best, cells, curves, percent
 from pfedlms.report.tables import Table
 
-if TYPE_CHECKING:
-    from pfedlms.report.layers import LayerView
-
 _MOST_ROWS = 12
 """The most lines in one figure; of more rows the best are drawn."""
-_MOST_LAYERS = 12
 _SOFT = LIGHT["soft"]
 _STAR = "M0,-1L.24,-.32L.95,-.31L.38,.12L.59,.81L0,.4L-.59,.81L-.38,.12L-.95,-.31L-.24,-.32Z"
 
@@ -211,112 +206,6 @@ def client_gains(found: Mapping[str, Sequence[Mapping[str, Any]]], unit: str) ->
         "and rounds), sorted; one bar is one client with one seed. Blue gains, orange loses."
     )
     return Figure("clients", "Clients against local", caption, panels(chart, points, "head", 300, 130), records, 300)
-
-
-def layers(views: Sequence[LayerView], of: str, name: str = "layers") -> Figure:
-    """Weights and sketches of every layer, with the thresholds."""
-    points, records = [], []
-    for view in views:
-        for what, histogram, words in (
-            ("weights", view.weights, f"{view.size:,} weights"),
-            ("sketch", view.sketch, f"sketch, {view.sketched:,} entries"),
-        ):
-            edges = histogram.edges.tolist()
-            own = [
-                {"layer": view.name, "what": what, "from": low, "to": high, "share": share}
-                for low, high, share in zip(edges[:-1], edges[1:], histogram.shares.tolist(), strict=True)
-            ]
-            if what == "sketch":
-                blank = {"layer": view.name, "what": "threshold", "share": None}
-                own += [{**blank, "from": tau, "to": tau} for tau in view.thresholds]
-            records += own
-            if view in _largest(views):
-                points += [{"head": f"layer {view.name}: {words}", **each} for each in own]
-    alt = altair()
-    across = alt.X("from:Q", title=None, axis=alt.Axis(tickCount=5), scale=alt.Scale(zero=False, nice=False))
-    share = alt.Y("share:Q", axis=alt.Axis(title=None, format="~%", tickCount=3))
-    colour = alt.condition("datum.what == 'sketch'", alt.value(GREEN), alt.value(GREY))
-    bins = alt.Chart().transform_filter("datum.share !== null").mark_rect(opacity=0.75)
-    rules = alt.Chart().transform_filter("datum.what === 'threshold'").mark_rule(color=ORANGE, strokeWidth=1.5)
-    chart = alt.layer(
-        bins.encode(
-            across, alt.X2("to:Q"), share, alt.Y2(datum=0), color=colour, tooltip=tooltips("from:Q", "to:Q", "share:Q")
-        ),
-        rules.encode(across, tooltip=tooltips(**{"from": "τ"})),
-    )
-    caption = (
-        f"{of}, all clients that trained last, as they would be sent in the next round. Grey: the weights of a layer; "
-        "green: its sketch Φθ, with the thresholds τ that clients agree on as lines. Values beyond 4 σ are in the "
-        "outermost bins."
-    )
-    made = panels(chart, points, "head", 300, 110, x="independent", y="independent")
-    title = "Layers: weights, sketches and thresholds"
-    return Figure(name, title, caption + _more(views), made, records, 300)
-
-
-def symbols(views: Sequence[LayerView], of: str, name: str = "symbols") -> Figure:
-    """How often each symbol is sent, by layer."""
-    records = [
-        {"layer": view.name, "symbol": symbol, "share": share}
-        for view in views
-        for symbol, share in enumerate(view.symbols)
-    ]
-    drawn = {view.name for view in _largest(views)}
-    even = 1 / len(views[0].symbols)
-    points = [{**each, "even": even, "head": f"layer {each['layer']}"} for each in records if each["layer"] in drawn]
-    alt = altair()
-    share = alt.Y("share:Q", axis=alt.Axis(title=None, format="~%", tickCount=3))
-    chart = alt.layer(
-        alt.Chart().mark_bar(color=GREEN).encode(
-            alt.X("symbol:O", title=None, axis=alt.Axis(labelAngle=0)), share, tooltip=tooltips("symbol:N", "share:Q")
-        ),
-        alt.Chart().mark_rule(color=ORANGE, strokeDash=[4, 3]).encode(
-            alt.Y("even:Q"), tooltip=tooltips(even="equal share")
-        ),
-    )  # fmt: skip
-    caption = (
-        f"{of}: the share of sketch entries in each of the intervals between thresholds, which is the symbol sent; the "
-        "line is an equal share, at which a symbol carries the most."
-    )
-    return Figure(name, "Symbols sent", caption + _more(views), panels(chart, points, "head", 200, 90), records, 200)
-
-
-def _largest(views: Sequence[LayerView]) -> list[LayerView]:
-    """All layers of a small model, or the largest of many, in the order of the model."""
-    kept = sorted(views, key=lambda view: -view.size)[:_MOST_LAYERS]
-    return [view for view in views if view in kept]
-
-
-def _more(views: Sequence[LayerView]) -> str:
-    hidden = len(views) - _MOST_LAYERS
-    return f" The {_MOST_LAYERS} largest layers are shown; {hidden} more are in the CSV." if hidden > 0 else ""
-
-
-def stages(runs: Sequence[RunLike]) -> Figure | None:
-    """Milliseconds per round by stage, of runs made with --profile; None where there is none."""
-    records = [
-        {
-            "run": f"{run.label}, seed {run.summary['seed']}",
-            "stage": stage,
-            "ms_per_round": 1e3 * spent / max(1, run.summary["rounds"]),
-        }
-        for run in runs
-        for stage, spent in sorted((run.summary.get("stages") or {}).items(), key=lambda item: -item[1])
-    ]
-    if not records:
-        return None
-    alt = altair()
-    row = alt.Y("stage:N", title=None, sort=list(dict.fromkeys(record["stage"] for record in records)))
-    across = alt.X("ms_per_round:Q", title="ms per round")
-    words = alt.Text("ms_per_round:Q", format=".3~g")
-    chart = alt.layer(
-        alt.Chart().mark_bar(color=BLUE).encode(row, across, tooltip=tooltips("stage:N", ms_per_round="ms per round")),
-        alt.Chart().mark_text(align="left", dx=5, color=_SOFT).encode(row, across, words),
-    )
-    height = 22 * len({record["stage"] for record in records})
-    made = panels(chart, records, "run", 460, height, y="independent")
-    caption = "Milliseconds per round, of runs made with --profile. A stage inside another counts for both."
-    return Figure("stages", "Time by stage", caption, made, records, 460)
 
 
 def holdings(document: Mapping[str, Any]) -> Figure:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pfedlms import __version__
 from pfedlms.errors import UsageError
@@ -23,33 +23,19 @@ from pfedlms.report.runs import (
     compare_settings,
     gains,
     percent,
-    rows,
     seed_of,
 )
-from pfedlms.report.tables import Column, Table, counted, exact
-
-if TYPE_CHECKING:
-    from pfedlms.report.layers import LayerView
-
-LayersOf = Callable[[RunLike], "tuple[list[LayerView], str]"]
-_MOST_VIEWS = 3
-"""Rows of a section whose layers are shown."""
+from pfedlms.report.tables import Column, Table, counted
 
 
 def write_page(
-    sections: Sequence[Section], file: str | Path, figures: str | Path | None = None, *,
-    layers_of: LayersOf | None = None, left_out: Sequence[str] = (),
-) -> list[Path]:  # fmt: skip
+    sections: Sequence[Section], file: str | Path, figures: str | Path | None = None, left_out: Sequence[str] = ()
+) -> list[Path]:
     """Write the page of these sections to `file`, and with `figures` every figure as SVG and its data as CSV to that
-    folder. Returns the files written.
-
-    Args:
-        layers_of: gives the layers of a run whose clients agree on thresholds, or the reason why there are none.
-        left_out: what could not be read, to be named on the page.
-    """
+    folder; the page names what could not be read, `left_out`. Returns the files written."""
     altair("the page")
     style = looks(run.label for section in sections for run in section.runs)
-    drawn, page = _draw(sections, style, layers_of), Path(file)
+    drawn, page = _draw(sections, style), Path(file)
     if page.is_dir():
         raise UsageError(f"{page}: is a folder, expected a file to write; name one with -o report.html")
     folder = Path(figures) if figures is not None else None
@@ -66,7 +52,7 @@ def write_page(
     return [*files, *(Path(f"{stem}.svg") for stem, _ in made)]
 
 
-def _draw(sections: Sequence[Section], style: Mapping[str, Look], layers_of: LayersOf | None) -> list[dict[str, Any]]:
+def _draw(sections: Sequence[Section], style: Mapping[str, Look]) -> list[dict[str, Any]]:
     """Each section with all that the template shows of it."""
     every = [run for section in sections for run in section.runs]
     taken: dict[str, int] = {}
@@ -77,7 +63,7 @@ def _draw(sections: Sequence[Section], style: Mapping[str, Look], layers_of: Lay
         slug = stem if taken[stem] == 1 else f"{stem}-{taken[stem]}"
         table = comparison(section.runs)
         top = best(cells(section)) if section.axes else None
-        made, notes = _figures(section, table, style, every, layers_of)
+        made, notes = _figures(section, table, style, every)
         differing, shared = _settings(section)
         found.append({
             "section": section, "slug": slug, "about": about(section), "table": table, "figures": made, "notes": notes,
@@ -88,7 +74,7 @@ def _draw(sections: Sequence[Section], style: Mapping[str, Look], layers_of: Lay
 
 
 def _figures(
-    section: Section, table: Table, style: Mapping[str, Look], every: Sequence[RunLike], layers_of: LayersOf | None
+    section: Section, table: Table, style: Mapping[str, Look], every: Sequence[RunLike]
 ) -> tuple[list[Figure], list[str]]:
     """The figures in reading order, and why others are missing."""
     notes: list[str] = []
@@ -104,28 +90,7 @@ def _figures(
         made.append(figures.client_gains(gained, " points" if percent(section.runs[0]) else ""))
     elif any(run.summary["method"] != ALONE for run in section.runs):
         notes.append("Clients against local: no run of local with the same data, seed and rounds is on this page.")
-    made += _layers(section, layers_of, notes) if layers_of else []
-    made.append(stages := figures.stages(section.runs))
-    notes += [] if stages else ["Time by stage: no run was made with --profile."]
     return [figure for figure in made if figure is not None], notes
-
-
-def _layers(section: Section, layers_of: LayersOf, notes: list[str]) -> list[Figure | None]:
-    """Of the first seed of each row whose clients agree on thresholds; of a sweep that of its best."""
-    firsts = [own[0] for own in rows(section.runs).values() if "thresholds" in own[0].settings.get("method", {})]
-    if section.axes and (top := best(cells(section))) is not None:
-        firsts = [run for run in firsts if run.label == top.label]
-    if len(firsts) > _MOST_VIEWS:
-        notes.append(f"Layers: the first {_MOST_VIEWS} of {len(firsts)} rows are shown.")
-    made: list[Figure | None] = []
-    for place, run in enumerate(firsts[:_MOST_VIEWS]):
-        of, tail = f"{run.label}, seed {seed_of(run)}", f"-{place + 1}" if place else ""
-        views, missing = layers_of(run)
-        if views:
-            made += [figures.layers(views, of, f"layers{tail}"), figures.symbols(views, of, f"symbols{tail}")]
-        else:
-            notes.append(f"Layers of {of}: {missing}.")
-    return made
 
 
 def about(section: Section) -> str:
@@ -140,14 +105,14 @@ def _settings(section: Section) -> tuple[Table | None, Table]:
     by_row = {run.label: own for run, own in zip(section.runs, differing, strict=True)}
     keys = [key for key in dict.fromkeys(key for own in differing for key in own) if key != "data.dir"]
     shared = [{"setting": key, "value": value} for key, value in same.items() if key != "data.dir"]
-    common = Table([Column("setting", "setting"), Column("value", "value", exact)], shared)
+    common = Table([Column("setting", "setting"), Column("value", "value", str)], shared)
     if not keys:
         return None, common
     if len(by_row) <= len(keys):  # whichever way takes fewer columns
-        columns = [Column("", "setting"), *(Column(f"row {label}", label, exact) for label in by_row)]
+        columns = [Column("", "setting"), *(Column(f"row {label}", label, str) for label in by_row)]
         records = [{"": key, **{f"row {label}": own.get(key) for label, own in by_row.items()}} for key in keys]
     else:
-        columns = [Column("", " "), *(Column(key, key, exact) for key in keys)]
+        columns = [Column("", " "), *(Column(key, key, str) for key in keys)]
         records = [{"": label, **own} for label, own in by_row.items()]
     return Table(columns, records), common
 
@@ -165,7 +130,7 @@ def _environment(section: Section) -> Table | None:
     for own, runs in found.values():
         more = f"{runs[0]} and {len(runs) - 1} more" if len(runs) > 1 else runs[0]
         records.append({"": "all runs" if len(found) == 1 else more, **own})
-    return Table([Column("", " "), *(Column(key, key, exact) for key in keys)], records)
+    return Table([Column("", " "), *(Column(key, key, str) for key in keys)], records)
 
 
 # --- the template ---

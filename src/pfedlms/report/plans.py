@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, median
-from textwrap import wrap
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from pfedlms.report.results import partition_text
 from pfedlms.report.runs import MIB
 from pfedlms.report.tables import Column, Table, table_of
+
+ESTIMATED = (
+    "an average message; one of stc, here with entries at random places, is up to a few percent longer or shorter, one "
+    "of sketchvote that has a digest 8 bytes longer"
+)
+CATCHING_UP = "what returning clients receive to catch up, which depends on the clients that are drawn"
 
 
 def bits(records: Sequence[Mapping[str, Any]]) -> Table:
@@ -49,13 +53,6 @@ def bits(records: Sequence[Mapping[str, Any]]) -> Table:
 
 def _mib(value: float) -> str:
     return f"{value:,.2f}" if value >= 1 else f"{value:.3g}"
-
-
-ESTIMATED = (
-    "an average message; one of stc, here with entries at random places, is up to a few percent longer or shorter, one "
-    "of sketchvote that has a digest 8 bytes longer"
-)
-CATCHING_UP = "what returning clients receive to catch up, which depends on the clients that are drawn"
 
 
 def print_plan(plan: Mapping[str, Any], at_once: int, console: Console) -> None:
@@ -110,115 +107,47 @@ def profile(spent: Mapping[str, float], rounds: int) -> Table:
     return table_of(records, "time by stage")
 
 
-# --- samples of every client ---
-
-_ROWS = 40
-"""Of more clients than these some are shown."""
-_SHADES = ((4, "█"), (2, "▓"), (1, "▒"), (1 / 2, "░"), (0, "·"))
-"""For more than that many times an even share."""
-_LEGEND = "Of a client's samples, against an even share: · up to half of it, ░ to all, ▒ to 2 times, ▓ to 4, █ more."
-_SHORT = {"train": "train", "test": "test", "validation": "valid"}
-_LONGEST = 12
+_MOST_CLIENTS, _MOST_CLASSES = 40, 20
 
 
-def holdings_lines(document: Mapping[str, Any], width: int = 80) -> list[Text]:
-    """Title, map and summary of the document of `experiment.holdings`, in lines of at most `width`. The map has counts
-    where they fit, else shades. Where shades do not fit either, one column is several classes."""
+def holdings(document: Mapping[str, Any]) -> Table:
+    """The table of `pfedlms data show`: samples of every client by part and by class; of many classes how many a client
+    has, and its largest. Of many clients some are shown, evenly spaced by size."""
     clients, classes = document["clients"], document["classes"]
-    shown = _chosen(clients)
-    left = _left(shown)
-    room = width - len(left[0])
-    widest = len(str(max(max(client["classes"]) for client in shown)))
-    named = 1 + max(widest, *map(len, classes))
-    numbered = 1 + max(widest, len(str(len(classes) - 1)))
-    notes = []
-    if named * len(classes) <= room:
-        head, cells = _counts(shown, classes, named)
-    elif numbered * len(classes) <= room:
-        head, cells = _counts(shown, list(map(str, range(len(classes)))), numbered)
-        notes.append("Classes: " + ", ".join(f"{place} {name}" for place, name in enumerate(classes)) + ".")
-    else:
-        together = -(-len(classes) // (room - 1))
-        head, cells = Text(f" classes 0 to {len(classes) - 1}"), [_shaded(client, together) for client in shown]
-        notes.append(f"{f'A column stands for {together} classes. ' * (together > 1)}{_LEGEND}")
-    if len(shown) < len(clients):
-        notes.append(f"{len(shown)} of {len(clients)} clients, from the largest to the smallest; --json has all.")
-    rows = [Text(start) + row for start, row in zip(left, [head, *cells], strict=True)]
-    words = [line for text in (*_summary(document), *notes) for line in wrap(text, width)]
-    return [*map(Text, _title(document, width)), Text(), *rows, Text(), *map(Text, words)]
-
-
-def _chosen(clients: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """All, or some that are evenly spaced when ordered by size."""
-    if len(clients) <= _ROWS:
-        return list(clients)
-    ordered = sorted(clients, key=lambda client: -sum(client["classes"]))
-    return [ordered[place * (len(ordered) - 1) // (_ROWS - 1)] for place in range(_ROWS)]
-
-
-def _left(shown: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names and sizes, a header first, all as wide as each other."""
-    parts = [part for part in _SHORT if part in shown[0]]
-    # Of a long name the end, in which long names mostly differ.
-    names = [name if len(name) <= _LONGEST else "…" + name[1 - _LONGEST :] for name in (c["name"] for c in shown)]
-    columns = [["client", *names]] + [[_SHORT[part], *(str(client[part]) for client in shown)] for part in parts]
-    widths = [max(map(len, column)) for column in columns]
-    return [
-        "  ".join(cell.rjust(wide) for cell, wide in zip(row, widths, strict=True)) + " "
-        for row in zip(*columns, strict=True)
-    ]
-
-
-def _counts(shown: Sequence[Mapping[str, Any]], names: Sequence[str], cell: int) -> tuple[Text, list[Text]]:
-    """Numbers; the largest classes of a client are bold where there are colours."""
-    rows = []
+    shown, many, notes = clients, len(classes) > _MOST_CLASSES, _shares(document)
+    if len(clients) > _MOST_CLIENTS:
+        ordered = sorted(clients, key=lambda client: -sum(client["classes"]))
+        shown = [ordered[place * (len(ordered) - 1) // (_MOST_CLIENTS - 1)] for place in range(_MOST_CLIENTS)]
+        notes += f" {len(shown)} of {len(clients)} clients, from the largest to the smallest; --json has all."
+    heads = classes
+    if not many and sum(map(len, classes)) > 40:  # names that would not stand side by side
+        heads = [str(place) for place in range(len(classes))]
+        notes += f" Classes: {', '.join(f'{place} {name}' for place, name in enumerate(classes))}."
+    records = []
     for client in shown:
-        row, total = Text(), sum(client["classes"])
-        for count in client["classes"]:
-            style = "dim" if not count else "bold reverse" if count > total / 2 else "bold" if count > total / 4 else ""
-            row.append(" " * (cell - len(str(count))))
-            row.append(str(count) if count else ".", style)
-        rows.append(row)
-    return Text("".join(name.rjust(cell) for name in names)), rows
-
-
-def _shaded(client: Mapping[str, Any], together: int) -> Text:
-    counts, total = client["classes"], sum(client["classes"])
-    sums = [sum(counts[start : start + together]) for start in range(0, len(counts), together)]
-    return Text(
-        " "
-        + "".join(next((shade for above, shade in _SHADES if each * len(sums) > above * total), " ") for each in sums)
-    )
-
-
-def _title(document: Mapping[str, Any], width: int) -> list[str]:
-    """Broken between its parts only."""
+        counts, parts = client["classes"], ("train", "validation", "test")
+        by_class = {f" {head}": count or "." for head, count in zip(heads, counts, strict=True)}
+        largest = {"classes": _held(client), "largest": f"{classes[counts.index(max(counts))]}: {max(counts)}"}
+        sizes = {part: client[part] for part in parts if part in client}
+        records.append({"client": client["name"], **sizes, **(largest if many else by_class)})
+    samples = f"{document['samples']:,} samples of {'x'.join(map(str, document['shape']))}"
     how = document["partition"] + (f", α = {document['alpha']:g}" if "alpha" in document else "")
-    parts = (
-        document["dataset"],
-        f"{document['samples']:,} samples of {'x'.join(map(str, document['shape']))}",
-        f"{len(document['classes'])} classes",
-        f"{len(document['clients'])} clients",
-        how,
-        f"seed {document['seed']}",
+    about = (f"{len(classes)} classes", f"{len(clients)} clients", how, f"seed {document['seed']}")
+    return table_of(records, " · ".join([document["dataset"], samples, *about]), notes)
+
+
+def _held(client: Mapping[str, Any]) -> int:
+    return sum(count > 0 for count in client["classes"])
+
+
+def _shares(document: Mapping[str, Any]) -> str:
+    """How evenly samples are shared out."""
+    counts, unit = [client["classes"] for client in document["clients"]], document.get("unit", "samples")
+    sizes, held = [sum(own) for own in counts], list(map(_held, document["clients"]))
+    overall = [sum(column) for column in zip(*counts, strict=True)]
+    largest = mean(max(own) / sum(own) for own in counts)
+    return (
+        f"{unit} per client: {min(sizes)} to {max(sizes)}, median {median(sizes):g}; classes per client: {min(held)} "
+        f"to {max(held)}, median {median(held):g}; largest class: {largest:.0%} of a client's {unit} on average, "
+        f"{max(overall) / sum(overall):.0%} of all {unit}."
     )
-    lines = [parts[0]]
-    for part in parts[1:]:
-        longer = f"{lines[-1]} · {part}"
-        lines = [*lines[:-1], longer] if len(longer) <= width else [*lines, part]
-    return [piece for line in lines for piece in wrap(line, width)]
-
-
-def _summary(document: Mapping[str, Any]) -> list[str]:
-    clients = [client["classes"] for client in document["clients"]]
-    unit, lines = document.get("unit", "samples"), []
-    for what, numbers in (
-        (unit, [sum(counts) for counts in clients]),
-        ("classes", [sum(count > 0 for count in counts) for counts in clients]),
-    ):
-        lines.append(f"{what} per client: {min(numbers)} to {max(numbers)}, median {median(numbers):g}")
-    largest = mean(max(counts) / sum(counts) for counts in clients)
-    everybody = [sum(column) for column in zip(*clients, strict=True)]
-    overall = max(everybody) / sum(everybody)
-    lines.append(f"largest class: {largest:.0%} of a client's {unit} on average, {overall:.0%} of all {unit}")
-    return lines

@@ -22,7 +22,7 @@ from pfedlms.report.runs import (
     dataset_title,
     rows,
 )
-from pfedlms.report.tables import Column, Summary, Table, accuracy, counted, exact, own_metric, seconds, size, times
+from pfedlms.report.tables import Column, Summary, Table, accuracy, counted, own_metric, size
 
 
 def _per_round(*names: str) -> Callable[[Summary], float]:
@@ -30,23 +30,9 @@ def _per_round(*names: str) -> Callable[[Summary], float]:
     return lambda summary: sum(summary["bytes_per_round"].get(name, 0) for name in names) / MIB
 
 
-def _everyone(summary: Summary) -> float | None:
-    found: float | None = (summary.get("everyone") or {}).get("accuracy")
-    return found
-
-
 def _mean(values: list[Any]) -> float | None:
     measured = [value for value in values if value is not None]
     return mean(measured) if measured else None
-
-
-def _highest(values: list[int]) -> int:
-    return max(values)
-
-
-def sampled(summary: Summary) -> bool:
-    """Whether an evaluation is of some of the clients only."""
-    return summary.get("participation", 1.0) < 1 or "unheard" in summary
 
 
 def _has_newcomers(summary: Summary) -> bool:
@@ -71,7 +57,8 @@ COLUMNS: tuple[Column, ...] = (
     Column("g_acc_last10", "G-acc {tail}", place="global_accuracy.last10", only="sweep", **_ACCURACY,
            note="G-acc: the shared model before local steps"),
     Column("g_acc_final", place="global_accuracy.final"),
-    Column("everyone", "everyone", place="everyone", of=_everyone, when=sampled, **_ACCURACY,
+    Column("everyone", "everyone", place="everyone", of=lambda summary: (summary.get("everyone") or {}).get("accuracy"),
+           when=lambda summary: summary.get("participation", 1.0) < 1 or "unheard" in summary, **_ACCURACY,
            note="everyone: all clients after the last round, with the model each would use next"),
     Column("perplexity_last10", "perplexity {tail}", show=own_metric, place="perplexity.last10", optional=1,
            when=lambda summary: "perplexity" in summary,
@@ -94,11 +81,12 @@ COLUMNS: tuple[Column, ...] = (
            note="MiB ↑ ↓: of all participants in a round, framing and catching up included"),
     Column("total_bytes", "MiB total", place="total_bytes", optional=2, over_seeds=_mean,
            show=lambda value: size(value / MIB), note="MiB total: of the whole run"),
-    Column("fewer", "fewer", show=times, over_seeds=None, optional=1, only="comparison",
+    Column("fewer", "fewer", show="{:,.1f}×".format, over_seeds=None, optional=1, only="comparison",
            note="fewer: how many times fewer bytes than FedAvg"),
-    Column("rounds", "rounds", place="rounds", over_seeds=_highest, optional=2),
+    Column("rounds", "rounds", place="rounds", over_seeds=max, optional=2),
     Column("seeds", "seeds", over_seeds=None, optional=2),
-    Column("seconds", "s", place="seconds", show=seconds, over_seeds=_mean, optional=1, note="s: seconds per run"),
+    Column("seconds", "s", place="seconds", show="{:,.1f}".format, over_seeds=_mean, optional=1,
+           note="s: seconds per run"),
 )  # fmt: skip
 """All measures of a run, in the order of tables. One more line here is one more column everywhere."""
 
@@ -143,7 +131,7 @@ def sweep(section: Section) -> Table:
     intro = f"{measured(first)}, ± over seeds, mean of {over}; the best by {MEASURES[section.by][0]}."
     if not any("global_accuracy" in summary for summary in summaries):
         intro += f" No G-acc: {first['method']} shares no model."
-    axes = [Column(key, key.partition(".")[2], exact) for key in section.axes]
+    axes = [Column(key, key.partition(".")[2], str) for key in section.axes]
     chosen = [
         replace(column, optional=0 if column.key == f"{section.by}_last10" else column.optional)
         for column in _columns(summaries, "sweep")
@@ -233,6 +221,8 @@ def set_up(run: RunLike, swept: Iterable[str] = ()) -> str:
 
 # --- results.csv and results.json ---
 
+_OF_A_RUN = ("method", "seed", "status")
+
 
 def results_json(runs: Sequence[RunLike], planned: Sequence[Settings] = (), **more: Any) -> dict[str, Any]:
     """The document of results.json: one entry per run, with the settings in which the runs differ. The settings are
@@ -240,7 +230,7 @@ def results_json(runs: Sequence[RunLike], planned: Sequence[Settings] = (), **mo
     same, differing = compare_settings(planned or [run.settings for run in runs])
     entries = []
     for run, own in zip(runs, differing, strict=False):
-        entry = {"name": run.label, **{key: run.summary[key] for key in ("method", "seed", "status")}, "settings": own}
+        entry = {"name": run.label, **{key: run.summary[key] for key in _OF_A_RUN}, "settings": own}
         for column in COLUMNS:
             outer, _, inner = column.place.partition(".")
             if inner:
@@ -260,7 +250,7 @@ def results(runs: Sequence[RunLike], planned: Sequence[Settings] = ()) -> list[d
     return [
         {
             "name": run.label,
-            **{key: run.summary[key] for key in ("method", "seed", "status")},
+            **{key: run.summary[key] for key in _OF_A_RUN},
             **{key: own.get(key) for key in keys},
             **{column.key: column.value(run.summary) for column in COLUMNS if column.place},
             "directory": run.directory.name if run.directory else None,

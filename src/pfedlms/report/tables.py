@@ -27,18 +27,11 @@ Summary = Mapping[str, Any]
 # --- how values are shown ---
 
 
-def number(value: float) -> str:
-    """Two decimals; of small numbers four digits, since it may be a metric of the user's own."""
-    return f"{value:.4g}" if 0 < abs(value) < 1 else f"{value:.2f}"
-
-
 def plain(value: Any) -> str:
-    return number(value) if isinstance(value, float) else str(value)
-
-
-def exact(value: Any) -> str:
-    """As a setting is written: `0.05`, and not `0.05000`."""
-    return f"{value}"
+    """Two decimals; of small numbers four digits, since it may be a metric of the user's own."""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.4g}" if 0 < abs(value) < 1 else f"{value:.2f}"
 
 
 def accuracy(value: Spread) -> str:
@@ -52,14 +45,6 @@ def own_metric(value: Spread) -> str:
 
 def size(mib: float) -> str:
     return "0" if mib == 0 else f"{mib:.4f}" if mib < 0.1 else f"{mib:,.2f}"
-
-
-def times(value: float) -> str:
-    return f"{value:,.1f}×"
-
-
-def seconds(value: float) -> str:
-    return f"{value:,.1f}"
 
 
 def counted(number: int, what: str) -> str:
@@ -90,7 +75,7 @@ class Column:
     only: str = ""
     """`comparison` or `sweep`, if the table of the other has no such column."""
     optional: int = 0
-    """Where there is little room: 2 is left out first, 1 before a table gets too wide, 0 never."""
+    """Where there is little room: 2 is left out first, then 1, 0 never."""
     leads: bool = False
     """Whether the highest value of the column is bold."""
     left: bool = False
@@ -143,13 +128,33 @@ class Table:
         return text + (f" No room for {', '.join(left_out)}: see results.csv." if left_out else "")
 
     def rich(self, width: int | None = SCREEN) -> RichTable:
-        """For a terminal of that width; with None all columns, for a pipe."""
-        shown = self.shown
-        body = [[self.text_of(record, column) for column in shown] for record in self.records]
-        kept, body, gap = fitted(shown, body, width)
-        keys = {column.key for column in kept}
-        left_out = [column.head for column in shown if column.key not in keys and column.optional == 1]
-        return rich_table(kept, body, self.title, self.caption(kept, left_out), gap)
+        """For a terminal of that width, without the columns it has no room for; with None all of them, for a pipe."""
+        kept, left_out = self.shown, []
+        if width is not None and _width(self._made(kept)) > width:
+            kept = [self._with_broken_head(column) for column in kept]
+            for column in sorted((each for each in kept[::-1] if each.optional), key=lambda each: -each.optional):
+                if _width(self._made(kept)) > width:
+                    kept = [each for each in kept if each is not column]
+                    left_out += [column.head.replace("\n", " ")] if column.optional == 1 else []
+        return self._made(kept, self.caption(kept, left_out[::-1]))
+
+    def _with_broken_head(self, column: Column) -> Column:
+        """A name that is wider than its values takes several lines."""
+        widest = max(cell_len(self.text_of(record, column)) for record in self.records)
+        return replace(column, head="\n".join(wrap(column.head, max(widest, 7), break_long_words=False)))
+
+    def _made(self, columns: Sequence[Column], caption: str = "") -> RichTable:
+        """Names on the left, numbers on the right; all text as it is, brackets included."""
+        made = RichTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        for place, column in enumerate(columns):
+            made.add_column(escape(column.head), justify="left" if column.left or not place else "right")
+        for record in self.records:
+            made.add_row(*(escape(self.text_of(record, column)) for column in columns))
+        width = _width(made)
+        made.title, made.title_style = _unbroken(self.title, width), "bold"
+        made.title_justify = "left" if cell_len(self.title) > width else "center"
+        made.caption, made.caption_justify = _unbroken(caption, width), "left"
+        return made
 
     def __str__(self) -> str:
         text = io.StringIO()
@@ -175,20 +180,26 @@ class Table:
         inside = "\n".join([r"\toprule", head, r"\midrule", *body, r"\bottomrule"])
         return f"\\begin{{tabular}}{{{rule}}}\n{inside}\n\\end{{tabular}}\n"
 
-    def to_records(self) -> list[dict[str, Any]]:
-        """Plain numbers by the columns' keys; a deviation over seeds is `key_std`."""
-        found = []
-        for record in self.records:
-            flat: dict[str, Any] = {}
-            for column in self.columns:
-                value = record.get(column.key)
-                flat |= {column.key: value.mean if isinstance(value, Spread) else value}
-                flat |= {f"{column.key}_std": value.deviation} if isinstance(value, Spread) else {}
-            found.append(flat)
-        return found
 
-    def csv(self) -> str:
-        return to_csv(self.to_records())
+def _width(table: RichTable) -> int:
+    return Console(width=10_000).measure(table).maximum
+
+
+def _unbroken(text: str, width: int) -> Text | str | None:
+    """Lines that rich does not break again, where the table is narrow."""
+    if width >= _NOTE or not text:
+        return escape(text) or None
+    return Text("\n".join(wrap(text, _NOTE)), no_wrap=True, overflow="ignore")
+
+
+def table_of(records: Sequence[Mapping[str, Any]], title: str = "", intro: str = "") -> Table:
+    """Records as they are, one column per key."""
+    words = {key for record in records for key, value in record.items() if _wordy(value)}
+    return Table([Column(key, key or " ", left=key in words) for key in records[0]], records, title, intro)
+
+
+def _wordy(value: Any) -> bool:
+    return isinstance(value, str) and any(letter.isalpha() for letter in value)
 
 
 def to_csv(records: Sequence[Mapping[str, Any]]) -> str:
@@ -212,95 +223,3 @@ _TEX = {"&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", 
 
 def _tex(text: str) -> str:
     return "".join(_TEX.get(letter, letter) for letter in text)
-
-
-# --- on a terminal ---
-
-
-def rich_table(
-    columns: Sequence[Column], body: Sequence[Sequence[str]], title: str, caption: str, gap: int
-) -> RichTable:
-    """Names on the left, numbers on the right; all text as it is, brackets included."""
-    width = _width([column.head for column in columns], body, gap)
-    narrow = width < _NOTE
-    made = RichTable(
-        box=SIMPLE_HEAD,
-        padding=(0, gap, 0, 0),
-        pad_edge=False,
-        title=_unbroken(title) if narrow else escape(title) or None,
-        title_style="bold",
-        title_justify="left" if narrow and cell_len(title) > width else "center",
-        caption=_unbroken(caption) if narrow else escape(caption) or None,
-        caption_justify="left",
-    )
-    for place, column in enumerate(columns):
-        made.add_column(escape(column.head), justify="left" if column.left or not place else "right")
-    for row in body:
-        made.add_row(*map(escape, row))
-    return made
-
-
-def _unbroken(text: str) -> Text | None:
-    """Lines that rich does not break again."""
-    return Text("\n".join(wrap(text, _NOTE)), no_wrap=True, overflow="ignore") if text else None
-
-
-def fitted(
-    columns: Sequence[Column], body: Sequence[Sequence[str]], width: int | None
-) -> tuple[list[Column], list[list[str]], int]:
-    """Columns, cells and the gap between them so that a table has that width. What is tried, in this order: all of it;
-    without columns of `optional` 2; without gaps; without spaces around ±; with the settings of a variant on lines of
-    their own; without columns of `optional` 1."""
-    kept, texts = list(columns), [list(row) for row in body]
-    if width is None or _width([column.head for column in kept], texts, 1) <= width:
-        return kept, texts, 1
-    if any(column.left for column in columns):
-        return kept, texts, 1  # words, which rich breaks where there is room
-    kept = _broken_heads(columns, body)
-    kept, texts = _without(kept, texts, 2, width, gap=1)
-    close = [[cell.replace(" ± ", "±") for cell in row] for row in texts]
-    for chosen, gap in ((texts, 1), (texts, 0), (close, 0)):
-        if _width([column.head for column in kept], chosen, gap) <= width:
-            return kept, chosen, gap
-    broken = [[row[0].replace(":", "\n ").replace(" (", "\n ("), *row[1:]] for row in close]
-    kept, broken = _without(kept, broken, 1, width, gap=0)
-    return kept, broken, 0
-
-
-def _broken_heads(columns: Sequence[Column], body: Sequence[Sequence[str]]) -> list[Column]:
-    """Names that are wider than their values take several lines."""
-    widest = [max((cell_len(row[place]) for row in body), default=0) for place in range(len(columns))]
-    heads = [
-        "\n".join(wrap(column.head, max(wide, 7), break_long_words=False))
-        for column, wide in zip(columns, widest, strict=True)
-    ]
-    return [replace(column, head=head) for column, head in zip(columns, heads, strict=True)]
-
-
-def _without(
-    columns: list[Column], body: list[list[str]], optional: int, width: int, gap: int
-) -> tuple[list[Column], list[list[str]]]:
-    """Without columns that are optional, from the last one on, until the rest fits."""
-    for column in reversed([column for column in columns if column.optional == optional]):
-        if _width([each.head for each in columns], body, gap) > width:
-            place = columns.index(column)
-            columns = [*columns[:place], *columns[place + 1 :]]
-            body = [[*row[:place], *row[place + 1 :]] for row in body]
-    return columns, body
-
-
-def _width(heads: Sequence[str], body: Sequence[Sequence[str]], gap: int) -> int:
-    """Of a table: its columns, the gaps between them, and a space at either end."""
-    columns = zip(heads, *body, strict=True)
-    widest = [max(cell_len(line) for cell in column for line in cell.split("\n")) for column in columns]
-    return sum(widest) + (len(widest) - 1) * (1 + gap) + gap + 2
-
-
-def table_of(records: Sequence[Mapping[str, Any]], title: str = "", intro: str = "") -> Table:
-    """Records as they are, one column per key."""
-    words = {key for record in records for key, value in record.items() if _wordy(value)}
-    return Table([Column(key, key or " ", left=key in words) for key in records[0]], records, title, intro)
-
-
-def _wordy(value: Any) -> bool:
-    return isinstance(value, str) and any(letter.isalpha() for letter in value)

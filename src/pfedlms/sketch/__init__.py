@@ -257,6 +257,24 @@ class Sketch:
             return gpu.adjoint(self, sketched, scaled=False)
         return self._defined_spread(sketched)
 
+    def spread_whole(self, sums: NDArray[np.float64]) -> Tensor:
+        """`spread` of whole numbers, `[Σ m]` → `[dim]` in float64 on the sketch's device; exact where m max |sums| ≤
+        2^53.
+
+        The GPU's transform is in float32, which holds whole numbers up to 2^24: so it takes digits of so few bits that
+        no sum of m of them is larger.
+        """
+        bits, device = 24 - (max(self.sizes) - 1).bit_length(), self.rows.device
+        if not self._on_gpu or bits < 1:
+            return self._spread(to_device(torch.from_numpy(sums[None]), device))[0]
+        size, sign = np.abs(sums).astype(np.int64), np.sign(sums).astype(np.int64)
+        count = max(1, -(-int(size.max()).bit_length() // bits))
+        digits = np.stack([sign * ((size >> bits * number) & ((1 << bits) - 1)) for number in range(count)])
+        parts = self._spread(to_device(torch.from_numpy(digits.astype(np.float32)), device)).double()
+        for number in range(1, count):
+            parts[0] += parts[number] * float(1 << bits * number)
+        return parts[0]
+
     def split(self, params: Values, model: Values, residual: Values) -> tuple[Values, Values]:
         """The sketch of x = params − model + residual and the unsent rest: y = Φx, `[clients, Σ m]`, and
         x − (m/N) Φᵀy, `[clients, dim]`. All three arguments are `[clients, dim]`, or vectors.

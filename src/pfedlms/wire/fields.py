@@ -131,8 +131,6 @@ class Floats(InRows):
         _read_floats(self.name, data, out, self.minimum)
 
     def write_rows(self, values: Values, out: Array) -> None:
-        if (at := values[self.name].ctypes).data == out.ctypes.data and at.strides[0] == out.strides[0]:
-            return  # written there already, see `Message.float_places`
         given = self.given_rows(values, len(out)).astype("<f4", copy=False).view(np.uint8)
         share(lambda first, last: np.copyto(out[first:last], given[first:last]), len(out), self.count)
 
@@ -330,16 +328,14 @@ class Message:
 
     @cached_property
     def only_floats(self) -> bool:
-        """Whether all its fields are `Floats`, and numbers are stored as the wire has them."""
-        return sys.byteorder == "little" and all(isinstance(part, Floats) for part in self.fields)
+        """Whether all its fields are `Floats` without a minimum, and numbers are stored as the wire has them."""
+        plain = len(self.floats) == len(self.fields) and all(part.minimum == -np.inf for part in self.floats)
+        return sys.byteorder == "little" and plain
 
-    def float_places(self, payloads: Array) -> dict[str, Array]:
-        """Where the rows of each field of a message of `only_floats` belong in `payloads`, `[senders, max_bytes]`."""
-        ends = np.cumsum([part.max_bytes for part in self.fields]).tolist()
-        return {
-            part.name: payloads[:, end - part.max_bytes : end].view(np.float32)
-            for part, end in zip(self.fields, ends, strict=True)
-        }
+    @cached_property
+    def floats(self) -> list[Floats]:
+        """Those of its fields that are."""
+        return [part for part in self.fields if isinstance(part, Floats)]
 
     @cached_property
     def _rows(self) -> list[InRows]:

@@ -21,9 +21,11 @@ import hashlib
 import struct
 import zlib
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from pfedlms.errors import (
     ChecksumError,
@@ -102,14 +104,43 @@ def frame_rows(
     """`frame` of every row of `values: [senders, …]`, of a message that is `in_rows`, into the rows of `out`, uint8
     `[senders, HEADER_BYTES + message.rows_size(values)]`."""
     message.write_rows(values, out[:, HEADER_BYTES:])
-    out[:, : _HEADER.size] = _common_header(message, round, out.shape[1] - HEADER_BYTES, digest)
-    out[:, _SENDER], out[:, _SAMPLES] = _column(senders), _column(samples)
+    _write_headers(out, _common_header(message, round, out.shape[1] - HEADER_BYTES, digest), senders, samples)
     out[:, _CHECKSUM] = _column(_checksums(out))
+
+
+def frame_on_gpu(
+    message: Message,
+    values: Mapping[str, Tensor],
+    *,
+    round: int,
+    senders: Sequence[int],
+    samples: Sequence[int],
+    digest: bytes,
+) -> Tensor:
+    """The frames of `frame_rows` in the memory of the GPU that holds `values`, of a message of `only_floats`: int32
+    `[senders, words]`."""
+    from pfedlms.wire import gpu
+
+    headers = np.empty((len(senders), HEADER_BYTES), np.uint8)
+    _write_headers(headers, _common_header(message, round, message.max_bytes, digest), senders, samples)
+    return gpu.framed(headers, [values[part.name] for part in message.fields])
+
+
+def _write_headers(out: Array, common: Array, senders: Sequence[int], samples: Sequence[int]) -> None:
+    """All but the checksums."""
+    out[:, : _HEADER.size] = common
+    out[:, _SENDER], out[:, _SAMPLES] = _column(senders), _column(samples)
 
 
 def _column(numbers: Sequence[int]) -> Array:
     """Numbers of 4 bytes, one in each row."""
     return np.array(numbers, dtype="<u4")[:, None].view(np.uint8)
+
+
+def _numbers(frames: Array, place: slice) -> list[int]:
+    """A column of numbers of 4 bytes."""
+    found: list[int] = np.ascontiguousarray(frames[:, place]).view("<u4")[:, 0].tolist()
+    return found
 
 
 def _common_header(message: Message, round: int, length: int, digest: bytes) -> Array:
@@ -142,7 +173,7 @@ class ReceivedRows(NamedTuple):
 
     senders: list[int]
     samples: list[int]
-    values: dict[str, Array]
+    values: dict[str, Any]
 
 
 class Intake:
@@ -168,24 +199,42 @@ class Intake:
     def accept_rows(self, frames: Array) -> ReceivedRows | None:
         """`accept` of every row of `frames`, uint8 `[clients, size]`, if all of them are acceptable; else None, and no
         sender counts as seen: accept them one after another to learn what is wrong. Values may be views of `frames`."""
-        length = frames.shape[1] - HEADER_BYTES
-        if not 0 <= length <= self._message.max_bytes:
+        senders, samples = self._known_senders(frames, frames.shape[1])
+        if not senders or _numbers(frames, _CHECKSUM) != _checksums(frames):
             return None
+        values = self._message.read_rows(frames[:, HEADER_BYTES:])
+        return None if values is None else self._received(senders, samples, values)
+
+    def accept_on_gpu(self, frames: Tensor) -> ReceivedRows | None:
+        """The same of frames in a GPU's memory, as `frame_on_gpu` gives them; values are views of them."""
+        from pfedlms.wire import gpu
+
+        headers, fine = gpu.opened(frames)
+        senders, samples = self._known_senders(headers, frames.shape[1] * 4)
+        if not senders or not fine or frames.shape[1] * 4 != HEADER_BYTES + self._message.max_bytes:
+            return None
+        fields, numbers = self._message.floats, frames[:, gpu.HEADER :].view(torch.float32)
+        parts = torch.split(numbers, [part.count for part in fields], dim=1)
+        return self._received(senders, samples, dict(zip([part.name for part in fields], parts, strict=True)))
+
+    def _known_senders(self, headers: Array, size: int) -> tuple[list[int], list[int]]:
+        """Senders and samples of frames of `size` bytes whose headers begin the rows given; nobody where one header,
+        its checksum aside, is not as it should be."""
+        length = size - HEADER_BYTES
+        if not 0 <= length <= self._message.max_bytes:
+            return [], []
         expected = _common_header(self._message, self._round, length, self._digest)
         for same in (slice(0, 12), slice(20, 36)):
-            if (frames[:, same] != expected[same]).any():
-                return None
-        senders, samples, sums = (
-            np.ascontiguousarray(frames[:, place]).view("<u4")[:, 0].tolist()
-            for place in (_SENDER, _SAMPLES, _CHECKSUM)
-        )
+            if (headers[:, same] != expected[same]).any():
+                return [], []
+        senders, samples = _numbers(headers, _SENDER), _numbers(headers, _SAMPLES)
         once = set(senders)
         if len(once) < len(senders) or SERVER in once or 0 in samples or once & self._seen or not self._expect(once):
-            return None
-        values = self._message.read_rows(frames[:, HEADER_BYTES:]) if sums == _checksums(frames) else None
-        if values is None:
-            return None
-        self._seen |= once
+            return [], []
+        return senders, samples
+
+    def _received(self, senders: list[int], samples: list[int], values: dict[str, Any]) -> ReceivedRows:
+        self._seen.update(senders)
         return ReceivedRows(senders, samples, values)
 
     def _expect(self, senders: set[int]) -> bool:
