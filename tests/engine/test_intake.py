@@ -149,15 +149,6 @@ def test_a_damaged_message_is_left_out(frames: Frames, name: str, kind: int, coh
     assert torch.isfinite(run.state()["params"]).all()
 
 
-def test_a_client_comes_back_in_the_next_round(frames: Frames) -> None:
-    link = lambda data, sender: None if (data[8], sender) == (0, 1) else data  # noqa: E731
-    with pytest.warns(UserWarning, match="round 1: client 1"):
-        _, reports = played(link, rounds=2)
-    assert [report.rejected for report in reports] == [2, 0]
-    check_replies(frames, 0, (0, 2, 3), (0, 2, 3))
-    check_replies(frames, 1, (0, 1, 2, 3), (0, 1, 2, 3))
-
-
 # Nothing is voted on twice. The link hands over one thing for each frame sent, so a duplicate takes another's place.
 
 
