@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import struct
-import zlib
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from torch import nn
 
 import factories
-from factories import Frames, listen_to_rows, same, seeded
+from factories import Frames, listen_to_rows, same, sealed, seeded
 from pfedlms.data.federated import from_pairs
 from pfedlms.engine import Federation, RoundReport
 from pfedlms.engine import simulate as engine_simulate
@@ -97,10 +96,6 @@ def pooled(frames: list[bytes]) -> bytes:
 def check_replies(frames: Frames, round: int, statistics_of: tuple[int, ...], votes_of: tuple[int, ...]) -> None:
     assert frames[1, round, SERVER][40:] == pooled([frames[0, round, k] for k in statistics_of])
     assert symbols_in(frames[3, round, SERVER]).tolist() == batch_vote([frames[2, round, k] for k in votes_of])
-
-
-def sealed(data: bytes) -> bytes:
-    return data[:36] + struct.pack("<I", zlib.crc32(data[:36] + data[40:])) + data[40:]
 
 
 def test_sizes(frames: Frames) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from factories import sealed
 from pfedlms.errors import (
     ChecksumError,
     DecodeError,
@@ -36,11 +37,6 @@ VALUES = {"mean": np.float32([0.5, -2]), "variance": np.float32([1, 0])}
 def good(**changes: Any) -> bytes:
     header = {"round": 3, "sender": 1, "samples": 17, "digest": DIGEST, **changes}
     return frame(STATISTICS, VALUES, **header)
-
-
-def sealed(data: bytes) -> bytes:
-    """The frame with its checksum made good again."""
-    return data[:36] + struct.pack("<I", zlib.crc32(data[:36] + data[40:])) + data[40:]
 
 
 def edited(data: bytes, at: int, new: bytes) -> bytes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import struct
-import zlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from factories import random_values, sealed
 from pfedlms.errors import WireError
 from pfedlms.wire import Bits, Floats, Mask, MaskedBytes, MaskedRows, Message, Positions, Scalar, Signs, Symbols
 from pfedlms.wire.fields import Field
@@ -42,26 +42,10 @@ def target(draw: np.random.Generator, kind: int, *fields: Field) -> Target:
     message = Message(kind, fields)
     frames = []
     for sender in SENDERS:
-        values = {name: fill(draw, value) for name, value in message.example().items()}
-        for field in fields:
-            if type(field) is Symbols:
-                values[field.name] = draw.integers(0, field.levels, sum(field.segments)).astype(np.uint8)
-            elif isinstance(field, Bits):
-                values[field.name] = np.packbits(draw.random(field.count) < 0.5, bitorder="little")
-            elif isinstance(field, MaskedBytes):
-                values[field.name] = draw.integers(0, 256, field.count).astype(np.uint8)
-            elif type(field) is Positions:
-                values[field.name] = np.sort(draw.choice(field.places, field.count, replace=False))
         header = {"round": ROUND, "sender": sender, "samples": 10 + sender, "digest": DIGEST}
-        frames.append(frame(message, values, **header))
+        frames.append(frame(message, random_values(message, draw), **header))
     room = {name: np.ones_like(array) for name, array in message.room(3).items()}
     return Target(message, tuple(frames), room)
-
-
-def fill(draw: np.random.Generator, example: np.ndarray) -> np.ndarray:
-    if example.dtype == bool:
-        return draw.random(example.shape) < 0.6
-    return np.abs(draw.normal(size=example.shape)).astype(np.float32) + np.float32(0.1)
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +140,7 @@ def repaired(draw: random.Random, data: bytes) -> bytes:
         return data
     if draw.random() < 0.5:
         data = data[:20] + struct.pack("<Q", len(data) - 40) + data[28:]
-    return data[:36] + struct.pack("<I", zlib.crc32(data[40:], zlib.crc32(data[:36]))) + data[40:]
+    return sealed(data)
 
 
 def mutants(seed: int, targets: list[Target], count: int):  # type: ignore[no-untyped-def]
