@@ -118,6 +118,14 @@ def test_no_noise_needs_a_step() -> None:
         ZSign(task_of(4), ZSignSettings(sigma=0.0))
 
 
+def test_a_step_replaces_the_natural_one() -> None:
+    """One client and an update beyond σ: w moves by γ · step whatever the noise."""
+    for noise in ("uniform", "gaussian"):
+        exchange = exchange_of(2, 1, noise=noise, step=0.7)
+        _, server = hold(exchange, clients_with(torch.tensor([[50.0, -50.0]])), {"model": torch.zeros(2)})
+        assert server["model"].tolist() == pytest.approx([-0.07, 0.07], rel=1e-6)
+
+
 def test_the_mean_is_unweighted() -> None:
     """A client with a thousand samples counts as much as one with a single one."""
     cohort = cohort_of(-RATE * torch.tensor([[9.0], [-9.0], [-9.0]]), samples=[1000, 1, 1], model=torch.zeros(1))

@@ -1,4 +1,4 @@
-"""The codec against vectors worked by hand and against big-integer arithmetic written from the definition."""
+"""The codec against big-integer arithmetic written from the definition."""
 
 from __future__ import annotations
 
