@@ -69,6 +69,20 @@ def test_statistics_are_taken_in_float64() -> None:
     assert means.item() == to_float32(8192.0 + 2**-11)
 
 
+@pytest.mark.parametrize("levels", [1, 2, 7, 255])
+def test_quantiles_are_float64_quantiles_rounded_once(levels: int) -> None:
+    """Υ(z_t) = t/(T+1), solved by bisection of the normal distribution function in float64."""
+    quantiles = normal_quantiles(levels)
+    assert quantiles.dtype == np.float32
+    assert len(quantiles) == levels
+    for t, quantile in enumerate(quantiles, start=1):
+        low, high = -9.0, 9.0
+        for _ in range(80):
+            middle = (low + high) / 2
+            low, high = (middle, high) if NormalDist().cdf(middle) < t / (levels + 1) else (low, middle)
+        assert quantile == pytest.approx(low, rel=1e-7, abs=1e-9)
+
+
 # --- thresholds -------------------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from definitions import hadamard, signs_of
-from factories import cohort_of, hold, normal, task_of
+from factories import cohort_of, federation, hold, normal, task_of
 from pfedlms.methods.eden import Codec, QuantisedUpdates, chunks_of
 from pfedlms.quantise import lloyd_max
 
@@ -181,6 +181,18 @@ def test_server_undoes_each_clients_own_rotation() -> None:
         )
     expected = start.double().numpy() + (1 * each[2] + 3 * each[9]) / 4
     np.testing.assert_allclose(server["model"].numpy(), expected, atol=2e-5)
+
+
+def test_many_bits_follow_fedavg() -> None:
+    """The limit b → ∞, in a federation: after three rounds the model is FedAvg's but for a small part of the way."""
+    fine, coarse, exact = federation("eden", bits=6), federation("eden", bits=1), federation("fedavg")
+    for each in (fine, coarse, exact):
+        each.start()
+        for _ in range(3):
+            each.play_round()
+    way = (exact.state()["params"] - exact.model.initial).norm()
+    assert float((fine.state()["params"] - exact.state()["params"]).norm() / way) < 0.03
+    assert float((coarse.state()["params"] - exact.state()["params"]).norm() / way) > 0.1
 
 
 def test_zero_counts_as_positive() -> None:

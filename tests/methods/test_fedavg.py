@@ -27,6 +27,19 @@ def test_mean_by_hand() -> None:
         assert [row for cohort in after for row in cohort.params.tolist()] == [[0.0, 2.0]] * 3
 
 
+def test_the_mean_is_taken_in_float64() -> None:
+    """2^24 + 1 + 1 is lost one by one in float32, and 2^24 stays."""
+    params = torch.tensor([[2.0**24], [1.0], [1.0], [2.0]])
+    (after,), _ = hold(Average(1), cohort_of(params))
+    assert after.params[0].item() == 2.0**22 + 1
+
+
+def test_equal_models_stay_as_they_are() -> None:
+    model = normal(50, seed=1)
+    (after,), _ = hold(Average(50), cohort_of(model.expand(3, -1).clone(), samples=[3, 5, 6]))
+    assert torch.equal(after.params, model.expand(3, -1))
+
+
 def test_shared_statistics_are_averaged_and_counted() -> None:
     """Two clients with N = 1 and 3; running means 0 and 4 have the weighted mean 3; two floats more travel each way."""
     cohort = replace(

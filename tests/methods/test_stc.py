@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from factories import cohort_of, hold, normal, task_of
-from pfedlms.methods.stc import STCSettings, TernaryUpdates, ternary
+from pfedlms.methods.stc import STCSettings, TernaryUpdates, dense, ternary
 from pfedlms.models import Cohort
 
 
@@ -113,6 +113,15 @@ def test_rounds_in_float64(up: float, down: float) -> None:
         assert all(torch.equal(row, server["model"]) for row in (*after.params, *after.state["model"]))
     assert np.abs(own).max() > 0.05
     assert np.abs(held).max() > 0.01
+
+
+def test_all_entries_are_scaled_signs() -> None:
+    """p = 1: every entry goes, as its sign times the mean magnitude, in one bit for the place and one for the sign."""
+    exchange, updates = exchange_of(64, 1.0), normal(1, 64, seed=7)
+    _, sent = exchange.client_send(clients_with(updates), 0, None)  # type: ignore[arg-type]
+    x = updates[0].double().numpy()
+    np.testing.assert_allclose(dense(sent, 64)[0].double().numpy(), np.sign(x) * np.abs(x).mean(), rtol=1e-6)
+    assert exchange.up.max_bytes == 4 + 8 + 8
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------

@@ -26,6 +26,11 @@ def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> to
     return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 
 
+def integers(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Small integers as float32: sums of 2^14 of them are exact."""
+    return torch.randint(-9, 10, shape, generator=torch.Generator().manual_seed(seed)).float()
+
+
 def test_stages_run_from_stride_one_upwards() -> None:
     # 2^24 + 1 rounds to 2^24 in float32. So (a + b) + (c + d) = 2^24 + (1 - 2^24) = 1, while strides 2, 1
     # would give (a + c) + (b + d) = 0 + 2 = 2.
@@ -49,6 +54,13 @@ def test_bit_equal_to_the_reference(exponent: int) -> None:
     values = normal(2, 2**exponent)
     expected = fwht_reference(values)
     assert torch.equal(fwht_(values), expected)
+
+
+@pytest.mark.parametrize("exponent", [2, 6, 9, 14])
+def test_twice_is_n_times_the_identity(exponent: int) -> None:
+    size = 2**exponent
+    values = integers(3, size)
+    assert torch.equal(fwht_(fwht_(values.double())), size * values.double())
 
 
 @pytest.mark.parametrize("shape", [(64,), (5, 64), (2, 3, 128), (2, 1, 3, 16), (0, 64), (1, 1)])
