@@ -19,7 +19,7 @@ _SHORT, _FEW = 1 << 23, 32  # numbers of a batch of all clients, and batches, th
 
 
 class Sweeps:
-    """Finds the samples of clients; on a GPU the last ones are kept, because it takes longer to find than to use them."""
+    """Finds the samples of clients. On a GPU the last ones are kept: to find them takes longer than to use them."""
 
     def __init__(self, data: FederatedData) -> None:
         self._data = data
