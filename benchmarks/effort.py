@@ -108,7 +108,8 @@ def stage(contest: Contest, tried: Tried, number: int) -> Iterator[tuple[float, 
     ranked = sorted(tried, key=lambda pair: -tried[pair][0])
     if regimes.OWN[contest.method][0] == "train.learning_rate":
         others = [own for own, _ in ranked if own != value]
-        following, beyond = between_or_beyond([own for own, _ in tried], value, others[0])
+        steps = [between_or_beyond([own for own, _ in tried], value, other) for other in others]
+        following, beyond = next(step for step in steps if (step[0], 1.0) not in tried)
         yield following, 1.0
         if number == 1:
             yield (tidy(following * following / value), 1.0) if beyond else (tidy((value * others[1]) ** 0.5), 1.0)
