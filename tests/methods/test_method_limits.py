@@ -158,6 +158,20 @@ def test_messages_of_stc_add_up_to_what_clients_did() -> None:
     np.testing.assert_allclose(moved, told[SERVER], atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:round")
+@pytest.mark.parametrize("method", ["stc", "sketchvote"])
+def test_what_was_sent_is_gone_from_the_residual_also_if_it_was_lost(method: str) -> None:
+    arrived, lost = (
+        federation(method, link=lambda data, client, lose=lose: None if lose and client == 1 else data)
+        for lose in (False, True)
+    )
+    for each in (arrived, lost):
+        each.start()
+        each.play_round()
+    assert torch.equal(lost.state()["state"]["residual"], arrived.state()["state"]["residual"])
+    assert not torch.equal(lost.state()["server"]["model"], arrived.state()["server"]["model"])
+
+
 def of_stc(update: Tensor, sparsity: float) -> tuple[Tensors, Tensors, Tensors]:
     """What a client sends, and server and client afterwards, from w = 0 and without residuals."""
     exchange, nothing = TernaryUpdates(task_of(len(update)), STCSettings(sparsity)), torch.zeros(len(update))
@@ -214,6 +228,11 @@ def test_fedavg_of_one_step_on_all_samples_is_distributed_gradient_descent() -> 
         descent.step()
         expected = nn.utils.parameters_to_vector(module.parameters()).detach()
         torch.testing.assert_close(torch.from_numpy(sent).double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_equal_models_stay_as_they_are() -> None:
+    model = normal(50, seed=1)
+    assert torch.equal(fedavgs(model.expand(3, -1).clone()), model)
 
 
 def test_momentum_begins_with_nothing_where_fedavg_replaces_the_model() -> None:
