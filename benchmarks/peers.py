@@ -14,7 +14,8 @@ now and then in its ReLUs and max pooling, so models drift apart; `smooth` has n
 work. `dnn` are 100 clients with random images of MNIST's shape, 784-256-10, 20 steps on batches of 64.
 
 A round's seconds are those between the ends of two rounds, so the first, with the start of processes, does not count.
-Memory is the highest sum over all processes of a simulator, each with its share of pages used by several (PSS).
+Memory is the highest sum over all processes of a simulator, each with its share of pages used by several (PSS). CPU
+seconds are those of the whole command.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import sys
 import tempfile
 import time
 import uuid
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -116,14 +118,16 @@ def commands(name: str, parallel: int, python: str, rest: list[str]) -> list[tup
     return [(command, environment | rank) for rank in ranks or [{}]]
 
 
-def bytes_of(mark: str) -> int:
-    """Memory of all processes whose environment has the mark, pages used by several shared out among them."""
+def look(mark: str, cpu: dict[str, float]) -> int:
+    """Memory of all processes whose environment has the mark, pages used by several shared out among them. Notes the
+    CPU seconds of each so far."""
     total, needle = 0, f"{MARK}={mark}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if needle in (folder / "environ").read_bytes():
-                rollup = (folder / "smaps_rollup").read_text()
-                total += 1024 * int(rollup.split("\nPss:")[1].split()[0])
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                cpu[folder.name] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+                total += 1024 * int((folder / "smaps_rollup").read_text().split("\nPss:")[1].split()[0])
         except (OSError, IndexError):  # ended meanwhile, or a process of the kernel
             continue
     return total
@@ -134,7 +138,7 @@ def play(name: str, parallel: int, python: str, folder: Path, options: argparse.
     for old in ("stamps.json", "model.npy"):
         (folder / old).unlink(missing_ok=True)
     shutil.rmtree(folder / "run", ignore_errors=True)
-    mark, peak, processes = uuid.uuid4().hex, 0, []
+    mark, peak, cpu, processes = uuid.uuid4().hex, 0, dict[str, float](), []
     began, log = time.time(), folder / "log.txt"
     with log.open("wb") as out:
         for command, more in commands(name, parallel, python, [str(folder), "--device", options.device]):
@@ -142,18 +146,18 @@ def play(name: str, parallel: int, python: str, folder: Path, options: argparse.
             processes.append(subprocess.Popen(command, env=environment, stdout=out, stderr=out))
         while any(process.poll() is None for process in processes):
             time.sleep(BEAT)
-            peak = max(peak, bytes_of(mark))
+            peak = max(peak, look(mark, cpu))
     seconds = time.time() - began
     if any(process.returncode for process in processes) or not (folder / "stamps.json").exists():
-        raise SystemExit(
-            f"{name}: exit codes {[process.returncode for process in processes]}\n{log.read_text()[-3000:]}"
-        )
+        codes = [process.returncode for process in processes]
+        raise RuntimeError(f"exit codes {codes}\n{log.read_text()[-3000:]}")
     result = json.loads((folder / "stamps.json").read_text())
     stamps = result["stamps"]
     rounds = [after - before for before, after in pairwise(stamps)]
     return {
         "name": name, "parallel": parallel, "round_seconds": rounds, "command_seconds": seconds,
-        "before_first_round_ended": stamps[0] - began, "peak_bytes": peak, "gpu_bytes": result["gpu_bytes"],
+        "cpu_seconds": sum(cpu.values()), "before_first_round_ended": stamps[0] - began, "peak_bytes": peak,
+        "gpu_bytes": result["gpu_bytes"],
     }  # fmt: skip
 
 
@@ -168,6 +172,7 @@ def lines_of(script: Path) -> int:
     return sum(1 for number, line in lines if line and not line.startswith("#") and number not in documented)
 
 
+@cache
 def version_of(python: str, package: str) -> str:
     code = f"import importlib.metadata as m, platform; print(m.version({package!r}), platform.python_version())"
     asked = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
@@ -227,17 +232,18 @@ def main() -> None:
                 rows.append(row)
                 print(
                     f"{name:18s} {parallel}  {statistics.median(row['round_seconds']):8.3f} s a round  "
-                    f"{row['command_seconds']:7.1f} s in all  {row['peak_bytes'] / 2**20:7.0f} MiB  "
+                    f"{row['command_seconds']:7.1f} s in all  {row['cpu_seconds']:6.1f} CPU s  "
+                    f"{row['peak_bytes'] / 2**20:7.0f} MiB  "
                     f"99 % of weights within {row['apart_from_first']['99 %']:.1e}",
                     flush=True,
                 )
                 if row["apart_from_first"]["99 %"] > WORKS[options.work]["tolerance"] * work["moved"]:
                     print(f"FAILED {name}:{parallel}: another model than {chosen[0][0]}'s: {row['apart_from_first']}")
                     failed = True
+                if options.json:
+                    keep(report(options, work, rows, pythons), options.json)
     finally:
         shutil.rmtree(folder)
-    if options.json:
-        keep(report(options, work, rows, pythons), options.json)
     sys.exit(failed)
 
 
@@ -257,6 +263,7 @@ def report(
             "median_round_seconds": statistics.median(seconds),
             "quartiles": statistics.quantiles(seconds, n=4) if len(seconds) > 1 else seconds,
             "rounds_per_second": 1 / statistics.median(seconds),
+            "median_cpu_seconds": statistics.median(row["cpu_seconds"] for row in own),
             "median_command_seconds": statistics.median(row["command_seconds"] for row in own),
             "peak_mib": round(max(row["peak_bytes"] for row in own) / 2**20),
             "gpu_mib": round(max(row["gpu_bytes"] for row in own) / 2**20),

