@@ -165,3 +165,33 @@ def test_frozen_vectors() -> None:
     assert rows_of(key, 6, 10).tolist() == [40, 2, 14, 7, 22, 4, 53, 21, 54, 59]
     assert rows_of(key, 17, 5).tolist() == [119914, 6518, 79889, 34479, 44317]
     assert rng.permutation(rng.stream(42, "batches", 0, 0), 8).tolist() == [5, 1, 4, 0, 6, 2, 7, 3]
+
+
+# --- facts that methods rest on ---------------------------------------------------------------------------------------
+
+
+def test_words_are_splitmix64() -> None:
+    """The published output for seed 1234567 (Vigna's splitmix64.c)."""
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
+    assert rng.words(1234567, 4).tolist() == published
+
+
+def test_signs_are_balanced_and_uncorrelated() -> None:
+    """A sum of n independent signs has the standard deviation √n."""
+    count = 1 << 16
+    drawn = rng.signs(rng.stream(1, "test"), count).astype(np.float64)
+    assert abs(drawn.sum()) < 5 * sqrt(count)
+    for lag in (1, 2, 63, 64, 65):
+        assert abs((drawn[lag:] * drawn[:-lag]).sum()) < 5 * sqrt(count)
+
+
+def test_orders_are_uniform_over_keys() -> None:
+    """All 24 of four samples, and both of two rows."""
+    keys = [rng.stream(key, "order") for key in range(4800)]
+    for orders, count in (
+        ([tuple(rng.permutation(key, 4).tolist()) for key in keys], 24),
+        ([tuple(rows_of(key, 1, 2).tolist()) for key in keys], 2),
+    ):
+        counts = np.unique(orders, axis=0, return_counts=True)[1]
+        assert len(counts) == count
+        assert chi_square_is_plausible(counts)

@@ -172,3 +172,16 @@ def test_plain_is_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_devices_take_the_reference() -> None:
     values = torch.zeros(2, 8, device="meta")
     assert fwht_(values) is values
+
+
+def test_four_elements_by_hand() -> None:
+    assert fwht_(torch.tensor([1.0, 2.0, 3.0, 5.0])).tolist() == [11.0, -3.0, -5.0, 1.0]
+
+
+@pytest.mark.parametrize("exponent", [10, 13])
+def test_one_nonzero_gives_a_signed_row_of_the_matrix(exponent: int) -> None:
+    """Of sizes whose matrix is too large to write down, where the kernel works in blocks."""
+    size, place = 2**exponent, 2**exponent - 3
+    values = torch.zeros(size)
+    values[place] = 1.0
+    assert fwht_(values).tolist() == [(-1.0) ** (place & j).bit_count() for j in range(size)]

@@ -195,8 +195,8 @@ def followed(
 class SketchMean(Tracked):
     """One model for all, moved by the largest entries of what clients voted for; clients keep that model and S.
 
-    Limits: `gain` 0 never moves w, which is E steps from w⁰ for everyone; with values instead of signs, `ratio` 1,
-    a power of two of parameters and an answer of all entries it is FedAvg (tests/methods/test_sketchmean.py).
+    Limits: `gain` 0 never moves w, which is E steps from w⁰ for everyone; with values instead of signs, `ratio` 1 and
+    an answer of all entries it is FedAvg (tests/methods/test_method_limits.py).
     """
 
     name = "sketchmean"

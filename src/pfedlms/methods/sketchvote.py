@@ -146,7 +146,8 @@ class SketchVote(Tracked):
     Running statistics of batch norm stay with their clients, as FedAvg's do unless it shares them; group norm has none.
 
     Limits: `gain` 0 never moves w, which is E steps from w⁰ for everyone; with the values of y_k instead of their signs
-    and `ratio` 1 it is FedAvg (tests/methods/test_sketchvote.py). With one client it is signSGD on random directions.
+    and `ratio` 1 it is FedAvg (tests/methods/test_method_limits.py). With one client it is signSGD on random
+    directions.
     """
 
     name = "sketchvote"
