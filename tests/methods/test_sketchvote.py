@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import pi, sqrt
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from torch import Tensor
 from definitions import dense_model, layer_of_entry
 from factories import (
     CLIENTS,
-    CPU,
     RATIO,
     SEED,
     SIZES,
@@ -27,14 +25,10 @@ from factories import (
     normal,
     task_of,
 )
-from pfedlms.aggregate import WeightedMean
 from pfedlms.cohort import Cohort
 from pfedlms.errors import DivergedError, UsageError
-from pfedlms.methods import METHODS, register
 from pfedlms.methods.consensus import Sketches
-from pfedlms.methods.contract import Exchange, go_on_from
 from pfedlms.methods.sketchvote import ResidualSignVote, SketchVote, SketchVoteSettings
-from pfedlms.wire import Floats, Message
 from pfedlms.wire.frames import HEADER_BYTES
 
 DIM = sum(SIZES)
@@ -113,57 +107,6 @@ def test_who_has_nothing_to_say_in_a_layer_has_no_vote_there() -> None:
 
 
 # --- why it works -----------------------------------------------------------------------------------------------------
-
-
-class ExactMeans(ResidualSignVote):
-    """The same exchange with the values of y_k instead of their signs, and their weighted mean instead of the vote."""
-
-    def __init__(self, sketches: Sketches) -> None:
-        super().__init__(sketches, gain=1.0, check_every=0)
-        self.up, self.down = (Message(kind, (Floats("values", sum(sketches.sizes)),)) for kind in (0, 1))
-
-    def client_send(self, cohort: Cohort, round: int, work: Any) -> Any:
-        sketch = self._sketches.of(round, CPU)
-        said, unsent = sketch.split(cohort.params, cohort.state["model"], cohort.state["residual"])
-        return cohort.with_state(residual=unsent), {"values": said}
-
-    in_step = Exchange.in_step
-
-    def server_open(self, server: Any, round: int) -> Any:
-        return WeightedMean(sum(self._sketches.sizes))
-
-    def server_add(self, total: Any, ids: Any, samples: Any, values: Any) -> Any:
-        return total.add(samples, values["values"])
-
-    def server_reply(self, server: Any, total: Any, round: int) -> Any:
-        mean = total.result().float()
-        return {"model": self._stepped(server["model"], mean, round)}, {"values": mean}
-
-    def client_receive(self, cohort: Cohort, values: Any, round: int) -> Cohort:
-        return go_on_from(cohort, self._stepped(cohort.state["model"], values["values"], round))
-
-    def _stepped(self, model: Tensor, mean: Tensor, round: int) -> Tensor:
-        """c_l = √m / N: then c (D H Sᵀ u) is (m/N) Φᵀ of the mean."""
-        sketch = self._sketches.of(round, CPU)
-        factors, widths = torch.tensor(
-            [(sqrt(place.stop - place.start) / place.pad, place.end - place.begin) for place in sketch.shape.places]
-        ).T
-        return model + sketch.spread(mean[None])[0] * factors.repeat_interleave(widths.long())
-
-
-class Exact(SketchVote):
-    name = "exact"
-
-    def __init__(self, task: Any, settings: SketchVoteSettings) -> None:
-        super().__init__(task, settings)
-        self.exchanges = (ExactMeans(Sketches(task.layout, settings.ratio, task.seed, settings.refresh)),)
-
-
-@pytest.fixture
-def exact() -> Iterator[None]:
-    register(Exact)
-    yield
-    del METHODS["exact"]
 
 
 def on_a_quadratic(contraction: float, ratio: float, rounds: int = 300) -> tuple[list[float], list[float], list[float]]:

@@ -72,13 +72,12 @@ def _samples(path: Path, columns: Columns, labels: str, clients: str) -> NDArray
     """The column of samples, or all features beside each other; other arrays of an `.npz` are left alone."""
     whole = [each for known in _SAMPLES for each in columns if each.lower() == known and columns[each].ndim > 1][:1]
     features = whole or [name for name in columns if name not in (labels, clients)]
-    rows = columns[labels].size and len(np.atleast_1d(columns[labels]))
-    for name in (*features, *filter(None, [clients])):
-        count = columns[name].size and len(np.atleast_1d(columns[name]))
-        if count != rows or not rows:
-            raise DataError(
-                f"{path}: got {rows} rows of {labels!r} and {count} of {name!r}, expected as many and at least one"
-            )
+    rows = {name: len(np.atleast_1d(columns[name])) for name in (labels, *features, clients) if name}
+    if wrong := [name for name in rows if rows[name] != rows[labels] or not rows[name]]:
+        raise DataError(
+            f"{path}: got {rows[labels]} rows of {labels!r} and {rows[wrong[-1]]} of {wrong[-1]!r}, expected as many "
+            "and at least one"
+        )
     if whole:
         samples: NDArray[Any] = columns[whole[0]]
         if samples.dtype.kind not in "fiub":
