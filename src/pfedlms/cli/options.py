@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pfedlms.errors import UsageError
-from pfedlms.experiment.schema import OPTIONS, declaration
+from pfedlms.experiment.schema import OPTIONS, meaning
 
 
 def positive_int(text: str) -> int:
@@ -54,7 +54,7 @@ def add(sub: argparse.ArgumentParser, *names: str, **helps: str) -> None:
             sub.add_argument("--data-dir" if name == "--moved" else name, **SHARED[name])
         else:
             place, metavar = OPTIONS[name]
-            help = helps.get(name) or declaration(place).metadata["help"].partition(";")[0].replace("%", "%%")
+            help = helps.get(name) or meaning(place).replace("%", "%%")
             how: dict[str, Any] = {"metavar": metavar} if metavar else {"action": "store_const", "const": "true"}
             sub.add_argument(f"--{name}", dest=place, help=help, **how)
 

@@ -15,7 +15,7 @@ from pfedlms.experiment.cost import bits_table, method_of
 from pfedlms.experiment.grids import EXPECTED, check_swept, given_cells, plan, split_grid, variants
 from pfedlms.experiment.prepare import prepare
 from pfedlms.experiment.problem import ModelLike, Problem
-from pfedlms.experiment.runs import Run, begin, load_run, resume_run
+from pfedlms.experiment.runs import Run, begin, load_run
 from pfedlms.experiment.studies import Study, load_study, manifest_of, play, refuse_study, resume_all, same_run
 from pfedlms.step.own import Metric, PerSample
 
@@ -164,8 +164,8 @@ def resume(
     """Play the rounds that are left of the run in `directory`. Data, model, loss and metric (or a `Problem`) are needed
     again if they were given in Python. `data_dir` is the folder of the data set's files, if they were moved. Ctrl-C as
     in `run`."""
-    with watching(progress, callbacks) as calls:
-        return resume_run(directory, Problem.of(data, model, loss, metric), calls, data_dir).or_leave()
+    found = load_run(directory, Problem.of(data, model, loss, metric), data_dir)
+    return found.resume(progress=progress, callbacks=callbacks)
 
 
 def resume_study(

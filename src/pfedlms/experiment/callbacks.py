@@ -19,8 +19,8 @@ CALLS = ("on_round", "on_evaluation", "on_end", "on_start", "on_step", "on_compi
 class RunInfo:
     """The run that a callback is called for."""
 
-    def __init__(self, name: str, config: Config, directory: Path | None) -> None:
-        self.name = name
+    def __init__(self, label: str, config: Config, directory: Path | None) -> None:
+        self.name = f"{label or config.method} seed {config.run.seed}"
         """Method and seed; in a study the name of the row with the seed."""
         self.config = config
         """`config.tables()` has every setting."""

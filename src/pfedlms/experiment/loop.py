@@ -37,9 +37,7 @@ class Running(RunInfo):
     a federation in this process; a subclass plays one on nodes."""
 
     def __init__(self, config: Config, played: Any, directory: RunDirectory | None = None, label: str = "") -> None:
-        super().__init__(
-            f"{label or config.method} seed {config.run.seed}", config, directory.path if directory else None
-        )
+        super().__init__(label, config, directory.path if directory else None)
         self.played: Any = played
         self.best_state: dict[str, Any] | None = None
         """The federation after the best round, where it is kept and there is no directory to keep it in."""

@@ -278,13 +278,6 @@ class RunSection:
     reference: bool = setting(False, "plain PyTorch, one client after another, for checking; slow")
 
 
-@dataclass(frozen=True)
-class MethodSection:
-    """Which method; the keys beside it are the method's own `Settings`."""
-
-    name: str = setting("pfedlms", "method by name (pfedlms methods)")
-
-
 SECTIONS: dict[str, type[Any]] = {
     "data": DataSection, "model": ModelSection, "train": TrainSection, "run": RunSection,
 }  # fmt: skip
@@ -312,11 +305,13 @@ OPTIONS = {
 """Settings that have an option of their own on the command line, by its name: what its help calls the value."""
 
 
-def declaration(place: str) -> Field[Any]:
-    """The field that declares `section.key`."""
+def meaning(place: str) -> str:
+    """What a setting of `OPTIONS` means, in short."""
     section, _, key = place.partition(".")
-    declared: type[Any] = MethodSection if section == "method" else SECTIONS[section]
-    return next(each for each in fields(declared) if each.name == key)
+    if section == "method":
+        return "method by name (pfedlms methods)"
+    declared: Field[Any] = next(each for each in fields(SECTIONS[section]) if each.name == key)
+    return str(declared.metadata["help"]).partition(";")[0]
 
 
 def meant(name: str) -> str | None:

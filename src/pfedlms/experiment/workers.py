@@ -119,7 +119,7 @@ def in_parallel(
 
 
 def _info(cell: Cell) -> RunInfo:
-    return RunInfo(f"{cell.label} seed {cell.config.run.seed}", cell.config, Path(cell.config.run.out))
+    return RunInfo(cell.label, cell.config, Path(cell.config.run.out))
 
 
 def _work(pipe: Any, problem: Problem, data_dir: str | None, imports: Sequence[str]) -> None:
