@@ -20,7 +20,7 @@ test: $(READY) lint
 # GPU kernels under Triton's interpreter; on a machine with a GPU `make test` runs them on it.
 test-kernels: $(VENV)/.triton
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/sketch/test_sketch_gpu.py tests/pull/test_pull_gpu.py \
-		tests/step/test_step_gpu.py tests/models/test_conv_gpu.py
+		tests/step/test_step_gpu.py tests/models/test_conv_gpu.py tests/wire/test_frames_gpu.py
 
 $(VENV)/.triton: $(READY)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt triton

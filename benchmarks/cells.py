@@ -17,8 +17,7 @@ from typing import Any
 
 import field
 import regimes  # which makes `papers` known
-from papers.pfedlms.cells import equal_rate, settings_of, taken
-from papers.pfedlms.experiments import EXPERIMENTS
+from papers.pfedlms.experiments import EXPERIMENTS, equal_rate, settings_of, taken
 
 from pfedlms import Config, load_config
 from pfedlms.data import DATASETS
@@ -39,6 +38,7 @@ SEEDS = (0, 1, 2)
 SWEEP_SEED = 10  # takes no part in the tables
 STEPS = (1.0, 1.5, 2.0, 3.0)
 RATES = (0.03, 0.1, 0.3, 1.0)
+RATED = ("local", "fedavg", "pfedlms", "sketchvote", "sketchmean", "stc:gain=3")
 SAMPLED = ("local", "fedavg", "pfedlms", "pfed1bs", "eden", "zsign", "obcsaa", "obda", "fedproto")
 
 
@@ -185,11 +185,11 @@ def sampled(dataset: str) -> list[Cell]:
 
 def rates(dataset: str) -> list[Cell]:
     """Learning rates, with data set aside; all methods of a table have the same."""
-    held_out = {"data.alpha": 0.5, "data.validation": 0.2}
+    held_out = {"data.validation": 0.2, "run.evaluate_every": 5, "run.everyone": False}
     return [
-        Cell(f"rates-{dataset}", dataset, "a0.5", f"{method}-rate{rate:g}", SWEEP_SEED,
-             {**held_out, "method.name": method, "train.learning_rate": rate})
-        for rate in RATES for method in ("local", "fedavg", "pfedlms", "sketchvote")
+        Cell(f"rates-{dataset}", dataset, "a0.5", f"{variant}-rate{rate:g}", seed,
+             {**held_out, **by_key(dataset, variant), "train.learning_rate": rate})
+        for rate in RATES for variant in RATED for seed in range(SWEEP_SEED, SWEEP_SEED + 5)
     ]  # fmt: skip
 
 
@@ -340,6 +340,18 @@ def regime_cells(dataset: str, contests: Sequence[Mapping[str, Any]]) -> list[Ce
     return cells
 
 
+def server_cells(dataset: str, contests: Sequence[Mapping[str, Any]]) -> list[Cell]:
+    """Momentum, Adam and shares of bytes as effort.py's trials are: half the rounds, with data set aside."""
+    chosen = field.chosen(contests, dataset, "10-of-100")
+    held_out = {**regimes.shared(dataset, "10-of-100"), "data.validation": 0.2, "train.rounds": 100}
+    return [
+        Cell(
+            f"servers-{dataset}", dataset, "10-of-100", label, SWEEP_SEED, {**held_out, **own, "run.evaluate_every": 5}
+        )
+        for label, own in regimes.servers(dataset, chosen).items()
+    ]
+
+
 def field_cells(group: str, dataset: str, named: Iterable[field.Named]) -> list[Cell]:
     """Cells of field.py, one seed after the other."""
     return [
@@ -394,6 +406,7 @@ def group(
         "equal": equal,
         "options": options,
         "regimes": lambda dataset: regime_cells(dataset, contests),
+        "servers": lambda dataset: server_cells(dataset, contests),
         "rivals": lambda dataset: field_cells(f"rivals-{dataset}", dataset, field.rivals(dataset, contests)),
         "bytes": lambda dataset: field_cells(f"bytes-{dataset}", dataset, field.budgets(dataset, contests)),
         "own": lambda dataset: own_settings(dataset, {method: values for method, (_, values) in OWN.items()}),

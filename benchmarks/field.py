@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import regimes  # which makes `papers` known
-from papers.pfedlms.cells import taken
+from papers.pfedlms.experiments import taken
 from regimes import Settings
 
 RIVALS = ("local", "fedavg", "fedprox", "scaffold", "ditto", "fedper", "fedrep", "stc", "sketchvote", "sketchmean",
@@ -91,7 +91,7 @@ def budgets(dataset: str, contests: Contests) -> Iterator[Named]:
         for method in (*SIZES, *(("decomfl",) if share == SHARES[-1] else ())):
             if method in best:
                 own = {"method.name": method, **best[method], **at_budget(dataset, method, share)}
-                if method == "pfedlms":  # a pull is as strong as N / m, see papers.pfedlms.cells.at_the_bytes_of
+                if method == "pfedlms":  # a pull is as strong as N / m, see papers.pfedlms.experiments.at_the_bytes_of
                     own["method.strength"] *= min(1.0, own["method.ratio"] / 0.1)
                 yield f"1-over-{share}", method, {**regimes.shared(dataset, "20-of-20"), **own}
 

@@ -1,10 +1,15 @@
-"""The files that one pFedLMS round runs through, as calls from one file into another, each counted once.
+"""The files that one pFedLMS round runs through, as calls from one file into another, each counted once; and the files
+and forms of one accuracy, from the round that measures it to a table and to the page.
 
     python benchmarks/hops.py [--list]
 
-In a simulation, and on nodes (server and nodes together, without what carries bytes between them). Counted twice:
-every file, and doors only, without what lies behind the door of a room (kernels, packing, the ways a model is run).
+A round in a simulation, and on nodes (server and nodes together, without what carries bytes between them). Counted
+twice: every file, and doors only, without what lies behind the door of a room (kernels, packing, how a model is run).
 Left out everywhere: dispatch, random streams and the stopwatch, which touch no model.
+
+An accuracy is followed by its value, which occurs nowhere else: in the arguments and results of functions, and in what
+these hold. A form is what holds it: a number, a line of metrics.jsonl, a summary, a row of a table, a mean over seeds,
+a record of a figure, or text.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ import torch
 import pfedlms
 from pfedlms.data import from_pairs
 from pfedlms.deploy import Coordinator, Node
-from pfedlms.engine import Federation
+from pfedlms.engine import Evaluation, Federation
 from pfedlms.engine.training import TrainSettings
 from pfedlms.experiment.config import load_config
 from pfedlms.methods import METHODS
@@ -95,6 +100,61 @@ def on_nodes(folder: Path) -> Callable[[], Any]:
     return play
 
 
+ACCURACY, SHOWN = 12.3456789, ("12.35", "12.3456789")
+"""A value that an evaluation is made to have, and how it looks in texts."""
+FORMS = {
+    "line": ("p_acc", "g_acc"), "summary": ("max", "last10", "final", "accuracy"), "figure": ("mean", "low", "high")
+}  # fmt: skip
+"""What has a key of that name; all other keys are those of rows."""
+ROOMS = ("pfedlms.engine.reports", "pfedlms.experiment", "pfedlms.report")
+"""Where the classes are that hold it."""
+
+
+def way_of_accuracy(folder: Path, to: str) -> tuple[set[str], set[str]]:
+    """Files and forms of P-acc, from a round to a table or to the page."""
+    files: set[str] = set()
+    forms: set[str] = set()
+
+    def holders(value: Any, holder: str, depth: int = 4) -> set[str]:
+        """What holds the accuracy within a value; by `type`, since an object may claim another class."""
+        kind = type(value)
+        if issubclass(kind, float | str):
+            here = value == ACCURACY or (kind is str and any(text in value for text in SHOWN))
+            return {"text" if kind is str else holder} if here else set()
+        parts: list[tuple[str, Any]] = []
+        if issubclass(kind, dict):
+            form = {key: name for name, keys in FORMS.items() for key in keys}
+            parts = [(form.get(key, "row"), own) for key, own in list(value.items())[:60]]
+        elif issubclass(kind, list | tuple):
+            parts = [(holder, own) for own in value[:20]]
+        elif kind.__module__.startswith(ROOMS) and hasattr(value, "__dict__"):
+            parts = [(kind.__name__, own) for own in list(vars(value).values())]
+        return set().union(*(holders(own, name, depth - 1) for name, own in parts)) if depth else set()
+
+    def watch(frame: FrameType, event: str, argument: Any) -> None:
+        file = frame.f_code.co_filename
+        if file.startswith(ROOT) and event in ("call", "return"):
+            held = list(frame.f_locals.values()) if event == "call" else [argument]
+            here = set().union(*(holders(each, "number") for each in held))
+            forms.update(here)
+            files.update([file[len(ROOT) :]] if here else [])
+
+    measured = Evaluation.accuracy
+    Evaluation.accuracy = property(lambda self: ACCURACY)  # type: ignore[method-assign,assignment]
+    sys.setprofile(watch)
+    try:
+        settings: dict[str, Any] = {"clients": 3, "rounds": 1, "local_steps": 1, "hidden": 8, "threads": 1}
+        study = pfedlms.compare(methods="fedavg", seeds=2, out=folder, progress=False, **settings)
+        if to == "table":
+            assert SHOWN[0] in str(study)
+        else:
+            study.report(folder / "page.html")
+    finally:
+        sys.setprofile(None)
+        Evaluation.accuracy = measured  # type: ignore[method-assign]
+    return files, forms
+
+
 def behind(file: str) -> bool:
     return Path(file).name in BEHIND or file in BEHIND_MODELS
 
@@ -114,6 +174,11 @@ def main() -> None:
             if options.list:
                 for call in doors:
                     print("  ".join(call))
+        for to in ("table", "page"):
+            places, forms = way_of_accuracy(Path(folder) / to, to)
+            print(f"accuracy     to a {to:5s}   {len(places):3d} files {len(forms):4d} forms")
+            if options.list:
+                print("  ".join(sorted(places)), "  ".join(sorted(forms)), sep="\n")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from papers.pfedlms.cells import taken
+from papers.pfedlms.experiments import taken
 
 REGIMES: dict[str, dict[str, Any]] = {
     "10-of-100": {"data.clients": 100, "train.participation": 0.1},
@@ -142,6 +142,28 @@ def rows(dataset: str, regime: str, chosen: Mapping[str, Settings]) -> dict[str,
         found[label] = {**sketchmean(dataset, ratio, answer), **chosen.get("sketchmean", UNTRIED["sketchmean"])}
     found |= {f"{method}-chosen": settings for method, settings in own.items()}
     return found | {"stc": plain(dataset, regime, "stc")}
+
+
+def servers(dataset: str, chosen: Mapping[str, Settings]) -> dict[str, Settings]:
+    """What else a server can do, 10 of 100 clients, beside the settings that trials gave: momentum at the same step in
+    the long run, Adam, and for stc other shares of the bytes up and down."""
+    found: dict[str, Settings] = {}
+    for method, key in (("fedavg", "server_step"), ("stc", "gain"), ("sketchmean", "gain")):
+        own = {**plain(dataset, "10-of-100", method), **chosen[method]}
+        step = own[f"method.{key}"]
+        for momentum in (0.5, 0.9):
+            settings = {f"method.{key}": step * (1 - momentum), "method.server_momentum": momentum}
+            found[f"{method}-momentum{momentum:g}"] = {**own, **settings}
+        for rate in (0.003, 0.01, 0.03):
+            settings = {"method.server_optimizer": "adam", "method.server_momentum": 0.9, f"method.{key}": rate}
+            found[f"{method}-adam{rate:g}"] = {**own, **settings}
+    ratio, answer = BUDGETS[dataset][0]
+    wanted = taken(on(dataset), "sketchmean", ratio=ratio, answer=answer)
+    for down in (answer / 2, answer * 2):
+        up = equal(on(dataset), "stc", "sparsity", wanted, sparsity_down=down)
+        settings = {"method.sparsity": up, "method.sparsity_down": down}
+        found[f"stc-down{down:g}"] = {**plain(dataset, "10-of-100", "stc"), **chosen["stc"], **settings}
+    return found
 
 
 def limits() -> list[tuple[str, str, str, Settings, str]]:

@@ -7,11 +7,11 @@
 Groups (cells.py): tables-DATASET, plain-DATASET, paper-DATASET, effects-DATASET, budget-DATASET, longer-DATASET,
 once-DATASET, sampled-DATASET, rates-DATASET, sweep-DATASET, gains-DATASET, own-DATASET, equal-DATASET, options-
 DATASET, limits, limits-cifar10, regime-limits, variants; and with the --choices of effort.py regimes-DATASET,
-rivals-DATASET, bytes-DATASET and speakers. Cells that have a row with the same settings in --out or --done already are
-skipped, so a study can be spread over several calls (--done benchmarks/results skips what was collected); no new cell
-is begun after --seconds. Workers share the device, and each keeps the data it has loaded. `tables-DATASET` has FedAvg
-with the server step that `sweep-DATASET` chose: from --server-step, else from the rows of the sweep (in --out, --done
-or benchmarks/results).
+servers-DATASET, rivals-DATASET, bytes-DATASET and speakers. Cells that have a row with the same settings in --out or
+--done already are skipped, so a study can be spread over several calls (--done benchmarks/results skips what was
+collected); no new cell is begun after --seconds. Workers share the device, and each keeps the data it has loaded.
+`tables-DATASET` has FedAvg with the server step that `sweep-DATASET` chose: from --server-step, else from the rows of
+the sweep (in --out, --done or benchmarks/results).
 """
 
 from __future__ import annotations

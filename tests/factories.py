@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 import warnings
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -29,7 +31,7 @@ from pfedlms.methods import METHODS, Exchange, Task
 from pfedlms.models import Cohort, CohortModel, Layer, Layout, build
 from pfedlms.pull import Pull
 from pfedlms.sketch import Sketch
-from pfedlms.wire import Message
+from pfedlms.wire import Bits, Floats, Mask, MaskedBytes, Message, Positions, Signs, Symbols
 from pfedlms.wire.frames import HEADER_BYTES
 
 CPU = torch.device("cpu")
@@ -133,6 +135,19 @@ def seeded(build: Callable[[], nn.Module], seed: int = 0) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build()
+
+
+LABELS = torch.zeros(64, 0)  # of as many clients as there may be; `squares` looks at none
+
+
+def squares(
+    outputs: Tensor, features: Tensor | None, labels: Tensor, rows: slice
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Half the squared length of outputs and of features, whose gradients are themselves; those of a first layer are
+    the samples."""
+    ends = [end for end in (outputs, features) if end is not None and end.requires_grad]
+    losses = sum(end.detach().flatten(1).square().sum(dim=1) / 2 for end in ends)
+    return losses, ends, [end.detach().clone() for end in ends]
 
 
 SMALL_LAYERS = (4 * 6 + 6, 6 * 4 + 4)
@@ -251,6 +266,49 @@ def one_layer_pull(tau: float, strength: float, rho: float) -> Pull:
     """T = 1, one layer of 16 parameters without padding (N/m = 2), every vote +1."""
     thresholds, deviation = torch.full((1, 1), tau, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
     return Pull(sketch_of(16), thresholds, deviation, torch.ones(8, dtype=torch.uint8), strength, rho)
+
+
+# --- frames -----------------------------------------------------------------------------------------------------------
+
+LARGEST = float(np.finfo(np.float32).max)
+
+
+def sealed(data: bytes) -> bytes:
+    """The frame with its checksum made good again."""
+    return data[:36] + struct.pack("<I", zlib.crc32(data[40:], zlib.crc32(data[:36]))) + data[40:]
+
+
+def random_floats(draw: np.random.Generator, shape: tuple[int, ...], minimum: float) -> np.ndarray:
+    """Any finite bits, and often the largest and smallest there are."""
+    bits = draw.integers(0, 1 << 32, shape, dtype=np.uint32)
+    extremes = np.float32([LARGEST, -LARGEST, 2.0**-149, -(2.0**-149), 0.0, -0.0, 1.0]).view(np.uint32)
+    values = np.where(draw.random(shape) < 0.5, draw.choice(extremes, shape), bits).astype(np.uint32).view(np.float32)
+    values = np.where(np.isfinite(values), values, np.float32(1))
+    return np.maximum(np.abs(values), np.float32(minimum)) if minimum > -np.inf else values
+
+
+def random_values(message: Message, draw: np.random.Generator) -> dict[str, np.ndarray]:
+    values: dict[str, np.ndarray] = {}
+    for part in message.fields:
+        match part:
+            case Signs():
+                value = draw.choice(np.float32([-1, 1]), part.shape)
+            case Mask():
+                value = draw.random(part.shape) < 0.5
+            case Symbols():
+                value = draw.integers(0, part.levels, part.shape).astype(np.uint8)
+            case Bits():
+                value = np.packbits(draw.random(part.count) < 0.5, bitorder="little")
+            case MaskedBytes():
+                value = draw.integers(0, 256, part.shape).astype(np.uint8)
+            case Positions():
+                value = np.sort(draw.choice(part.places, part.count, replace=False))
+            case Floats():
+                value = random_floats(draw, part.shape, part.minimum)
+            case _:  # masked rows
+                value = random_floats(draw, part.shape, -np.inf)
+        values[part.name] = value
+    return values
 
 
 # --- listeners --------------------------------------------------------------------------------------------------------

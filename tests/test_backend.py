@@ -195,7 +195,7 @@ def test_results_do_not_depend_on_the_number_of_threads(method: str, monkeypatch
     monkeypatch.setattr(backend, "_WORTH_WAKING", 1)
 
     def measured() -> tuple[Any, torch.Tensor]:
-        result = pfedlms.run("digits", method=method, rounds=3, clients=7, hidden=2048, momentum=0.5, seed=1)
+        result = pfedlms.run("digits", method=method, rounds=2, clients=7, hidden=2048, momentum=0.5, seed=1)
         for record in result.metrics:
             del record["seconds"]
         return result.metrics, result.federation.state()["params"]

@@ -99,24 +99,17 @@ BAD = {
     "mistyped option": (["run", "--methd", "pfedlms"], "unknown argument '--methd'; did you mean --method"),
     "abbreviated option": (["run", "--round", "3"], "unknown argument '--round'; did you mean --rounds"),
     "option without a value": (["run", "--rounds"], "--rounds: expected one argument"),
-    "mistyped method": (["run", "--method", "pfedlsm"], "method.name: got 'pfedlsm'; did you mean pfedlms"),
     "no methods": (["compare", "--methods", ","], "--methods: got none"),
     "no seeds": (["compare", "--seeds", "0"], "--seeds: got 0, expected a count of at least 1"),
     "a list of seeds": (["compare", "--seeds", "1,2"], "--seeds: got 1,2, expected a count of at least 1; compare"),
     "model of other inputs": (["run", "--set", "model.name=vgg8"], "vgg8 takes images of shape (channels, 32, 32)"),
     "custom data": (["run", "--dataset", "custom"], "stands for data given in Python"),
-    "rounds in words": (["run", "--rounds", "ten"], "train.rounds: got 'ten', expected a whole number of at least 1"),
-    "not a number": (["run", "--set", "method.strength=nan"], "method.strength: got nan"),
     "nobody takes part": (
         ["compare", "--set", "train.participation=0"],
         "train.participation: got 0.0, expected a number above 0 and at most 1",
     ),
     "too large a model": (["run", "--set", "model.hidden=100000000000000"], "model: cannot be built"),
     "more clients than samples": (["run", "--set", "data.clients=2000"], "there are only 1797 samples"),
-    "a GPU of no number": (
-        ["run", "--device", "cuda:x"],
-        "run.device: got 'cuda:x', expected one of: auto, cpu, cuda, cuda:N",
-    ),
     "malformed setting": (["run", "--set", "rounds=3"], "--set: got 'rounds=3', expected section.key=value"),
     "missing file": (["run", "none.toml"], "none.toml: cannot be read (No such file or directory)"),
     "no data folder named": (["run", "--dataset", "mnist"], "name their folder with --data-dir DIR"),
@@ -131,7 +124,6 @@ BAD = {
     "export without a client": (["export", "none", "-o", "m.pt"], "--client"),
     "plot of no kind": (["compare", "--plot", "picture.xyz"], "--plot: got 'picture.xyz'"),
     "plot to nowhere": (["compare", "--plot", "none/picture.png"], "--plot: got 'none/picture.png'"),
-    "bits of no method": (["bits", "--method", "fedagv"], "did you mean fedavg"),
     "bits of custom data": (["bits", "--dataset", "custom"], "expected names of"),
     "bits of no classes": (["bits", "--classes", "0"], "--classes: got 0"),
     "out in a file": (["run", *OPTIONS, "--out", "/proc/version/run"], "/proc/version/run: cannot be written"),
@@ -254,8 +246,9 @@ def test_dry_run_prints_plan_bytes_and_memory_and_writes_nothing(call: Any) -> N
     assert done.code == 0
     assert here() == []
     assert f"{PARAMETERS:,} parameters" in done.out
-    assert f"{4 * 4 * PARAMETERS:,} bytes per round and 160 of framing" in done.out
-    assert "memory: about" in done.out
+    words = " ".join(done.out.split())
+    assert f"send {4 * 4 * PARAMETERS:,} bytes per round and 160 of framing" in words
+    assert "Memory: about" in words
     assert ESCAPE not in done.out
 
 
@@ -265,9 +258,9 @@ def test_dry_run_notes_a_ratio_that_keeps_one_entry_of_every_layer(call: Any) ->
     done = call(*RUN, *tiny, "method.ratio=1e-9")
     assert done.code == 0
     assert (
-        "note: method.ratio = 1e-09 keeps a single entry of every layer, the fewest there can be; the largest layer "
-        "keeps more from 0.002 on"
-    ) in done.out
+        "Note: method.ratio = 1e-09 keeps a single entry of every layer, the fewest there can be; the largest layer "
+        "keeps more from 0.002 on."
+    ) in " ".join(done.out.split())
     notes = {ratio: json.loads(call(*RUN, *tiny, f"method.ratio={ratio}", "--json").out)["notes"]
              for ratio in (0.0019, 0.002, 0.1)}  # fmt: skip
     assert [len(found) for found in notes.values()] == [1, 0, 0]
@@ -401,14 +394,8 @@ def test_settings_are_listed_with_default_and_meaning(call: Any) -> None:
     assert listed["data.alpha", "all"]["default"] == 0.5
     assert listed["method.strength", "pfedlms"]["default"] == 0.05
     assert all(row["meaning"] for row in rows)
-    names = (
-        "data.dataset data.dir data.alpha data.clients data.min_samples model.name train.rounds train.local_steps "
-        "train.batch_size train.learning_rate train.momentum train.weight_decay run.seed run.device run.threads "
-        "run.out run.evaluate_every run.checkpoint_every run.quorum method.thresholds method.ratio method.strength "
-        "method.smoothing method.refresh method.layerwise"
-    )
     shown = call("settings").out
-    assert all(name in shown for name in names.split())
+    assert all(row["setting"] in shown for row in rows)
 
 
 # Issue 4 and spec §7: MiB of payload per round, 20 clients, up and down.
@@ -453,14 +440,6 @@ def test_bits_of_all_methods_in_a_table(call: Any) -> None:
     }  # fmt: skip
     assert re.search(r"^ +stc .* ≈0\.", shown.out, re.MULTILINE)
     assert "≈: an average message; one of stc, here with entries at random" in " ".join(shown.out.split())
-
-
-@pytest.mark.parametrize(("sparsity", "bits"), [(0.01, 9.108), (0.1, 5.756), (0.0025, 11.114)])
-def test_bits_of_stc_are_those_of_the_papers_formula(sparsity: float, bits: float, call: Any) -> None:
-    """A sign and b + 1/(1 − (1 − p)^(2^b)) bits an entry, b = 6, 3 and 8, and one magnitude."""
-    row = json.loads(call("bits", "--method", "stc", "--set", f"method.sparsity={sparsity}", "--json").out)
-    count = int(sparsity * 203_530)
-    assert row["up_payload_bits"] == row["down_payload_bits"] == pytest.approx(32 + bits * count, rel=0.01)
 
 
 # --- as a program ---

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pfedlms.cli.listings import settings
+from pfedlms.cli.lists import settings
 
 ROOT = Path(__file__).parent.parent
 

@@ -255,6 +255,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Vote(3, 1).add(np.uint8([0, 2, 0]), 1),
         r"vote: got \(3,\) symbols up to 2, expected \(3,\) of 0 to 1",
     ),
+    "a ballot of another size": (
+        lambda: Vote(3, 1).add(np.uint8([0, 1]), 1),
+        r"got \(2,\) symbols up to 1, expected \(3,\)",
+    ),
     "a weight too few": (
         lambda: Vote(1, 1).add(np.uint8([[0], [1]]), [3]),
         "weights: got 1 for 2 clients, expected one per client; pass",

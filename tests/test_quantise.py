@@ -72,20 +72,6 @@ def test_statistics_are_taken_in_float64() -> None:
 # --- thresholds -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("levels", [1, 2, 7, 255])
-def test_quantiles_are_float64_quantiles_rounded_once(levels: int) -> None:
-    """Υ(z_t) = t/(T+1), solved by bisection of the normal distribution function in float64."""
-    quantiles = normal_quantiles(levels)
-    assert quantiles.dtype == np.float32
-    assert len(quantiles) == levels
-    for t, quantile in enumerate(quantiles, start=1):
-        low, high = -9.0, 9.0
-        for _ in range(80):
-            middle = (low + high) / 2
-            low, high = (middle, high) if NormalDist().cdf(middle) < t / (levels + 1) else (low, middle)
-        assert quantile == pytest.approx(low, rel=1e-7, abs=1e-9)
-
-
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.floats(-100, 100, width=32), st.floats(0, 100, width=32), st.integers(1, 31))
 def test_thresholds_take_float32_values_through_one_float64_sum(mean: float, deviation: float, levels: int) -> None:
@@ -105,16 +91,6 @@ def test_narrowest_interval() -> None:
 
 
 # --- symbols ----------------------------------------------------------------------------------------------------------
-
-
-def test_symbols_by_hand() -> None:
-    """Bins are half open and equality goes up; each layer has its own thresholds."""
-    tau = torch.tensor([[-1.0, 0.0, 2.0], [10.0, 20.0, 30.0]])
-    below = float(np.nextafter(np.float32(2), np.float32(0)))
-    sketched = torch.tensor([[-5.0, -1.0, -0.5, 0.0, below, 2.0, 9.0, 9.0, 10.0, 30.0]])
-    symbols = symbols_of(sketched, tau, (7, 3))
-    assert symbols.dtype == torch.uint8
-    assert symbols.tolist() == [[0, 1, 1, 2, 2, 3, 3, 0, 1, 3]]
 
 
 def test_symbols_reach_255() -> None:

@@ -148,7 +148,7 @@ def test_importing_the_package_takes_no_extra() -> None:
         return set(done.stdout.split())
 
     assert "torch" not in loaded_by("pfedlms, pfedlms.cli"), "help must not wait for PyTorch"
-    everything = loaded_by("pfedlms.experiment.api, pfedlms.cli.listings, pfedlms.report.figures, pfedlms.report.page")
+    everything = loaded_by("pfedlms.experiment.api, pfedlms.cli.lists, pfedlms.report.figures, pfedlms.report.page")
     assert {"pfedlms", "torch", "numpy"} <= everything
     assert not everything & {
         "altair",

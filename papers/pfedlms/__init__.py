@@ -1,4 +1,1 @@
-"""The tables and figures of the pFedLMS paper, measured beside printed, and its convergence theorem.
-
-python -m papers.pfedlms table1 --data-dir DIR
-"""
+"""The tables and figures of the pFedLMS paper, measured beside printed, and its convergence theorem."""

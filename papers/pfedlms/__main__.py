@@ -18,8 +18,6 @@ from pfedlms.report.tables import counted
 
 DESCRIPTION = """Train what a table or figure of the paper needs, and print it beside the paper's numbers. The same
 command again resumes it. Runs that are finished are kept, and used by every table that has them."""
-ALONE = {"distributions": "FedAvg", "convergence": "pFedLMS"}
-"""Experiments with one method and seed 0; rows measured elsewhere cannot replace them."""
 
 
 def parse(arguments: Sequence[str] | None, prog: str) -> argparse.Namespace:
@@ -33,7 +31,7 @@ def parse(arguments: Sequence[str] | None, prog: str) -> argparse.Namespace:
     help = "how many seeds, from 0 on (default: 3; 1 with --quick); distributions and convergence have seed 0 alone"
     parser.add_argument("--seeds", type=positive, metavar="N", help=help)
     parser.add_argument("--quick", action="store_true", help="a tenth of the rounds: a look, no result")
-    help = "rows that were measured elsewhere (a JSON file, or a folder of them or of runs), used instead of training"
+    help = "rows that were measured elsewhere (a JSON file, or a folder of them), used instead of training"
     parser.add_argument("--rows", action="append", type=Path, default=[], metavar="FILE", help=help)
     parser.add_argument("--out", type=Path, metavar="DIR", default=Path("runs/paper"), help="default: runs/paper")
     parser.add_argument("--data-dir", metavar="DIR", default="", help="where the files of data sets are")
@@ -70,13 +68,10 @@ def _reproduce(options: argparse.Namespace) -> int:
     )  # fmt: skip
     done: dict[str, Outcome] = {}
     for name in dict.fromkeys(options.names):
-        _warn_of_options(name, options)
         try:
             done[name] = reproduce(name, wanted)
         except KeyboardInterrupt:
-            # The runs of `convergence` have no checkpoints.
-            rest = "the run it was in begins again" if name == "convergence" else "with the latest checkpoint"
-            say(f"interrupted; {options.out} keeps what was finished, {rest}. The same command resumes it.")
+            say(f"interrupted; {options.out} keeps what was finished. The same command resumes it.")
             return 130
         _show(done[name], options.json)
         if done[name].signal:
@@ -92,21 +87,12 @@ def _reproduce(options: argparse.Namespace) -> int:
     return 1 if broken or any(own.missing for own in done.values()) else 0
 
 
-def _warn_of_options(name: str, options: argparse.Namespace) -> None:
-    given = {"--methods": options.methods, "--seeds": (options.seeds or 1) > 1, "--rows": options.rows}
-    useless = [option for option, value in given.items() if value and name in ALONE]
-    if useless:
-        text = f"{name}: {' and '.join(useless)} without effect; it has {ALONE[name]} and seed 0 alone"
-        warnings.warn(text, stacklevel=2)
-
-
 def _show(outcome: Outcome, as_json: bool) -> None:
     """The tables, and why cells have no run."""
-    screen = Console()
+    screen = Console() if Console().is_terminal else Console(width=1000)  # in a pipe nothing is cut
     for sheet in outcome.sheets if not as_json else ():
         if sheet.columns:
-            wide = screen if screen.is_terminal else Console(width=1000)  # in a pipe nothing is cut
-            wide.print(sheet.table.rich(), highlight=False)
+            screen.print(sheet.table.rich(), highlight=False)
     for dataset, reason in outcome.missing.items():
         say(f"{dataset}: cells stay open: {reason}")
 

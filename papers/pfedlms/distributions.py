@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 import pfedlms
-from papers.pfedlms.cells import short_fedavg
-from papers.pfedlms.runs import Outcome, Wanted, curve_of, gather
+from papers.pfedlms.experiments import short_fedavg
+from papers.pfedlms.runs import Outcome, Wanted, gather
 from papers.pfedlms.sheets import Sheet, finished
 from pfedlms.report import charts
 
@@ -32,8 +32,7 @@ def distributions(dataset: str, wanted: Wanted, outcome: Outcome) -> dict[str, A
     if len(runs) < len(cells):
         return None
     stages = [{"round": number, "layers": _densities(run)} for number, run in zip(rounds, runs, strict=True)]
-    curve = curve_of(runs[-1])
-    return {"stages": stages, "curve": {key: curve[key] for key in ("round", "g_acc")}}
+    return {"stages": stages, "curve": {key: [own[key] for own in runs[-1].metrics] for key in ("round", "g_acc")}}
 
 
 def _densities(run: pfedlms.Run) -> dict[str, dict[str, Any]]:
@@ -48,7 +47,7 @@ def _densities(run: pfedlms.Run) -> dict[str, dict[str, Any]]:
 
 
 def sheets(dataset: str, document: Mapping[str, Any]) -> list[Sheet]:
-    """The deviation of every layer; the bins, and the accuracy with rounds counted from 0, for figures of one's own."""
+    """The deviation of every layer; and the bins, for figures of one's own."""
     layers = [(stage["round"], name, own) for stage in document["stages"] for name, own in stage["layers"].items()]
     records = [{"round": number, "layer": name, "deviation": own["deviation"]} for number, name, own in layers]
     bins = [
@@ -56,14 +55,11 @@ def sheets(dataset: str, document: Mapping[str, Any]) -> list[Sheet]:
         for number, name, own in layers
         for low, high, density in zip(own["edges"][:-1], own["edges"][1:], own["density"], strict=True)
     ]
-    pairs = zip(document["curve"]["round"], document["curve"]["g_acc"], strict=True)
-    accuracy = [{"round": number - 1, "g_acc": own} for number, own in pairs]
     name, title = f"distributions-{dataset}", f"{dataset}: weights of the shared model while FedAvg trains"
     columns = {"layer": "layer", "round": "round", "deviation": "σ"}
     return [
-        Sheet(name, title, records, columns, "σ: standard deviation."),
+        Sheet(name, title, records, columns, "σ: standard deviation.", ".3f"),
         Sheet(f"{name}-points", "", bins, {}),
-        Sheet(f"{name}-accuracy-points", "", accuracy, {}),
     ]
 
 

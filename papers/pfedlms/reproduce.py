@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from papers.pfedlms import distributions, sheets, theorem_sheets
-from papers.pfedlms.cells import cell, short_fedavg
-from papers.pfedlms.experiments import ALL, EXPERIMENTS, Row
-from papers.pfedlms.runs import Outcome, Wanted, curve_of, gather
-from papers.pfedlms.sheets import Runs, Sheet, finished
+from papers.pfedlms.experiments import ALL, EXPERIMENTS, Row, cell, short_fedavg
+from papers.pfedlms.runs import Outcome, Wanted, gather
+from papers.pfedlms.sheets import Sheet, finished
 from papers.pfedlms.theorem import convergence
 from pfedlms.errors import DataError, UsageError, did_you_mean
 from pfedlms.methods import METHODS
@@ -84,7 +83,6 @@ def _table(name: str, dataset: str, wanted: Wanted, outcome: Outcome) -> tuple[l
     made = [sheets.against_paper(name, title, dataset, rows, runs)]
     if name not in ("curves", "budget"):
         return made, None
-    made.append(_points(f"{name}-{dataset}-points", runs))
     gain = sheets.bytes_to_most_of_the_gain(dataset, runs) if name == "budget" else None
     made += [gain] if gain is not None else []
     # Variants of a method lie close to it, so methods alone are drawn where there are several.
@@ -93,17 +91,6 @@ def _table(name: str, dataset: str, wanted: Wanted, outcome: Outcome) -> tuple[l
     against = "bytes" if name == "budget" else "rounds"
     figure = figures.accuracy_curves(drawn, against=against, title=f"{dataset}: {title}") if _drawing() else None
     return made, figure and figure.chart
-
-
-def _points(name: str, runs: Runs) -> Sheet:
-    """Every evaluation of every run, for figures of one's own; not shown."""
-    records = []
-    for label, own in runs.items():
-        for run in own:
-            curve = curve_of(run)
-            named = {"row": label, "seed": run.summary["seed"]}
-            records += [named | dict(zip(curve, values, strict=True)) for values in zip(*curve.values(), strict=True)]
-    return Sheet(name, "", records, {})
 
 
 def _drawing() -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pfedlms
-from papers.pfedlms.cells import Settings, merged
+from papers.pfedlms.experiments import Settings, merged
 from papers.pfedlms.sheets import Runs, Sheet
 from pfedlms.errors import ConfigError, DataError, UsageError
 from pfedlms.methods import METHODS
@@ -99,7 +99,7 @@ def gather(cells: Mapping[str, Settings], wanted: Wanted, outcome: Outcome, what
 
 def read_rows(paths: Iterable[Path]) -> list[dict[str, Any]]:
     """Rows that were measured elsewhere: `config`, `status`, `summary` and `curve`, in JSON files with a list of them.
-    Of a folder all files that have such a list, and all folders of runs."""
+    Of a folder all files that have such a list."""
     rows: list[dict[str, Any]] = []
     for path in paths:
         for file in sorted(path.glob("*.json")) if path.is_dir() else [path]:
@@ -111,27 +111,7 @@ def read_rows(paths: Iterable[Path]) -> list[dict[str, Any]]:
             if not sound and file == path:
                 raise UsageError(f"--rows: {file} is no list of rows with {', '.join(sorted(ROW))}")
             rows += [row for row in found if row["summary"]] if sound else []
-        rows += [_row(config.parent) for config in sorted(path.glob("*/config.toml"))]
     return rows
-
-
-def _row(folder: Path) -> dict[str, Any]:
-    """A run's folder as a row; of one that is not finished the configuration alone, which matches no cell."""
-    run = pfedlms.load(folder)
-    assert isinstance(run, pfedlms.Run)
-    ended = run.summary["status"] in ENDED
-    config = {**run.config.tables(), "data": {**run.config.tables()["data"], "mean": "", "std": ""}}
-    return {
-        "config": config if ended else {}, "status": run.summary["status"], "summary": run.summary,
-        "curve": curve_of(run),
-    }  # fmt: skip
-
-
-def curve_of(run: pfedlms.Run) -> dict[str, list[float]]:
-    """The evaluations of a run by column; `bytes` are those of all clients so far."""
-    names = [name for name in ("round", "p_acc", "g_acc") if all(name in record for record in run.metrics)]
-    columns = {name: [record[name] for record in run.metrics] for name in names}
-    return {**columns, "bytes": [sum(record["bytes"].values()) for record in run.metrics]}
 
 
 def _known(

@@ -59,8 +59,6 @@ def _text(record: Mapping[str, Any], key: str, digits: str) -> str:
         text = f"{value:+z.2f}".replace("-", "−") + " *" * bool(record.get("outside"))
     elif main == "rounds":  # a mean over seeds
         text = f"{value:.0f}"
-    elif main == "deviation":
-        text = f"{value:.3f}"
     elif main == "mib":
         text = "0" if value == 0 else f"{value:.3g}" if value < 1 else f"{value:.2f}"
     else:
@@ -92,7 +90,9 @@ def against_paper(name: str, title: str, dataset: str, rows: Sequence[Row], runs
                 width = WIDE * hypot(row.printed.deviation, record["max_deviation"]) if len(done) > 1 else 0.0
                 record["outside"] = bool(width) and abs(record["difference"]) > width
         records.append(record)
-    tail, over = _last_evaluations(runs)
+    # As in `compare`: of the rows with the most evaluations, because some rows are short on purpose.
+    most = max((len(run.metrics) or 20 for own in runs.values() for run in finished(own)), default=20)
+    tail, over = last_evaluations([{"evaluations": most, "accuracy": {"max": 0.0}}])
     columns = {
         "row": "method", "max ± max_deviation": "P-acc max", "paper ± paper_deviation": "paper",
         "difference": "diff", "last10 ± last10_deviation": tail, "global": "G-acc", "mib": "MiB",
@@ -106,15 +106,6 @@ def against_paper(name: str, title: str, dataset: str, rows: Sequence[Row], runs
     known = {key for record in records for key in record}
     columns = {key: heading for key, heading in columns.items() if key.partition(" ")[0] in known}
     return Sheet(f"{name}-{dataset}", f"{dataset}: {title}", records, columns, note)
-
-
-def _last_evaluations(runs: Runs) -> tuple[str, str]:
-    """The heading of the mean of the last 10, and the evaluations it is over, as in `compare`: of the rows with the
-    most, because some rows are short on purpose."""
-    counts = [len(run.metrics) or 20 for own in runs.values() for run in finished(own)]
-    most = max(counts, default=20)
-    tail, over = last_evaluations([{"evaluations": most, "accuracy": {"max": 0.0}}])
-    return tail, over + ", or of all where a row has fewer" * (min(counts, default=20) < min(10, most))
 
 
 def _accuracies(done: Sequence[pfedlms.Run]) -> dict[str, Any]:

@@ -1,5 +1,8 @@
 """The convergence theorem, measured: softmax regression, whose constants can be computed, against R, h and λ with
-η = 1/L_F; then the theorem's left side alone on `dnn` with the settings used in practice.
+η = 1/L_F; then the theorem's left side alone on `dnn` with the settings used in practice. For K clients, E local steps,
+R rounds and η ≤ 1/L_F the paper has
+
+    (1/RE) Σ_r Σ_e Σ_k p_k E‖∇F_k(θ_k^{r,e}; V^r)‖² ≤ 2(Ψ⁰ − Ψ_inf)/(ηER) + L_F η σ² + (2λ/(ηER)) Σ_r β^r
 
 At η = 1/L_F the theorem needs no expectation. A step θ⁺ = θ − η(∇F + ξ) of an L_F-smooth F has
 
@@ -19,20 +22,20 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from math import prod
+from math import prod, sqrt
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 import pfedlms
-from papers.pfedlms.constants import Constants, softmax_smoothness, terms
 from papers.pfedlms.trajectory import Trajectory, WatchedPFedLMS, WatchedSettings, follow
 from pfedlms import Config
-from pfedlms.data import DATASETS, FederatedData
+from pfedlms.data import DATASETS
 from pfedlms.engine import Federation
 from pfedlms.errors import UsageError
 
@@ -45,6 +48,66 @@ _STRENGTHS, _REFRESHES = (0.0, 0.01, 0.05, 0.2), (1, 5, NEVER)
 _AFTER = (1, 2, 5, 10, 20, 50, 100)
 
 Record = dict[str, Any]
+
+
+def softmax_smoothness(x: Tensor) -> float:
+    """L_f of softmax regression with biases on the mean over samples `x: [samples, features]`: ½ λ_max(X̃ᵀX̃/n), where
+    X̃ has a column of ones. The Hessian is the mean of (diag(p) − ppᵀ) ⊗ x̃x̃ᵀ, and ‖diag(p) − ppᵀ‖ ≤ ½."""
+    extended = torch.cat([x.double(), x.new_ones(len(x), 1, dtype=torch.float64)], dim=1)
+    return float(torch.linalg.eigvalsh(extended.T @ extended / len(x))[-1]) / 2
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What is known before the first step of F_k = f_k + λ R̃_ρ + (μ/2)‖θ‖², with one absolute ρ for all layers."""
+
+    task_smoothness: float
+    """L_f."""
+    sizes: tuple[int, ...]
+    """m of every layer."""
+    pads: tuple[int, ...]
+    """N of every layer."""
+    strength: float
+    """λ."""
+    rho: float
+    """ρ, in units of a sketch's entries."""
+    decay: float
+    """μ."""
+
+    @property
+    def kappas(self) -> tuple[float, ...]:
+        """κ_l = √(N_l/m_l) ≥ ‖Φ_l‖."""
+        return tuple(sqrt(pad / m) for pad, m in zip(self.pads, self.sizes, strict=True))
+
+    @property
+    def smoothness(self) -> float:
+        """L_F = L_f + max_l λ κ_l²/ρ + μ."""
+        return self.task_smoothness + self.strength * max(self.kappas) ** 2 / self.rho + self.decay
+
+    @property
+    def lowest(self) -> float:
+        """Ψ_inf = −λ ρ Σ m_l / 2: a loss is not below 0, and R̃_ρ is not below −ρ/2 for a sketched coordinate."""
+        return -self.strength * self.rho * sum(self.sizes) / 2
+
+    def largest_model(self, gradient: float, start: float) -> float:
+        """B_θ = max(‖θ⁰‖, √(2 (G² + 4λ² Σ κ_l² m_l)) / μ), from G² and the largest ‖θ_k⁰‖; infinite without decay."""
+        moment = gradient + 4 * self.strength**2 * sum(self.pads)  # κ_l² m_l = N_l
+        return max(start, sqrt(2 * moment) / self.decay) if self.decay else float("inf")
+
+    def drift(self, refreshed: bool, model: float, threshold: float) -> float:
+        """β^r = Σ_l 4 √m κ B χ + 2 √m κ B + 6 m τ_max, with B = `model`."""
+        parts = zip(self.sizes, self.kappas, strict=True)
+        return sum((4 * refreshed + 2) * sqrt(m) * kappa * model + 6 * m * threshold for m, kappa in parts)
+
+
+def terms(
+    descent: float, smoothness: float, rate: float, noise: float, drifts: Sequence[float], local_steps: int
+) -> dict[str, float]:
+    """2·descent/(ηER), L_F η·noise, 2 Σ drifts/(ηER) and their total, where R is the number of `drifts`. Ψ⁰ − Ψ_inf, σ²
+    and the λβ^r give the theorem's bound; Ψ⁰ − Ψ^R, the mean of ‖ĝ − ∇f‖² and the real drifts the measured terms."""
+    scale = 2 / (rate * local_steps * len(drifts))
+    found = {"optimisation": scale * descent, "noise": smoothness * rate * noise, "drift": scale * sum(drifts)}
+    return {**found, "total": sum(found.values())}
 
 
 @dataclass(frozen=True)
@@ -94,8 +157,9 @@ def convergence(
             document["runs"].append(_theory(plan, config, prepared[plan.model]))
         else:
             document["practice"].append(_practice(plan, config, prepared[plan.model]))
-        _write(file, _with_rows(document))
-    return _with_rows(document)
+        document["rows"] = [row for run in document["runs"] for row in _rows(run)]
+        _write(file, document)
+    return document
 
 
 def plans(config: Config, quick: bool) -> Iterator[Plan]:
@@ -125,13 +189,8 @@ def constants_of(plan: Plan, model: Federation, config: Config) -> Constants:
     sizes, pads = layout.sketch_sizes(used.ratio), tuple(layer.pad for layer in layout.layers)
     # Entries of Φθ have the variance ‖θ‖²/m.
     rho = float(np.float32(used.smoothing * float(model.model.initial.double().norm()) / sum(sizes) ** 0.5))
-    decay = config.train.weight_decay
-    return Constants(largest_smoothness(model.data), sizes, pads, plan.strength, rho, decay)
-
-
-def largest_smoothness(data: FederatedData) -> float:
-    """L_f: the largest one of any client."""
-    return max(softmax_smoothness(data.x[held].flatten(1)) for held in data.train)
+    largest = max(softmax_smoothness(model.data.x[held].flatten(1)) for held in model.data.train)  # of any client
+    return Constants(largest, sizes, pads, plan.strength, rho, config.train.weight_decay)
 
 
 def shared_settings(config: Config) -> Record:
@@ -196,10 +255,6 @@ def _practice(plan: Plan, config: Config, prepared: Federation) -> Record:
     }
 
 
-def _with_rows(document: Record) -> Record:
-    return {**document, "rows": [row for run in document["runs"] for row in _rows(run)]}
-
-
 def _rows(run: Record) -> Iterator[Record]:
     """A run after some numbers of rounds, with the constants of the whole run."""
     plan, constants, seen = run["plan"], run["constants"], run["trajectory"]
@@ -233,13 +288,13 @@ def _read(file: Path, dataset: str, settings: Record) -> Record:
         document: Record = json.loads(file.read_text(encoding="utf-8"))
         schema, before = document["schema"], document.get("settings", {})
         other = [f"{key} {before.get(key)!r}, now {own!r}" for key, own in settings.items() if before.get(key) != own]
+        if schema != SCHEMA:
+            raise ValueError(f"got schema {schema!r}, expected {SCHEMA}")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{file}: is no document of convergence ({error}); move it away") from error
-    if schema != SCHEMA:
-        raise UsageError(f"{file}: got schema {schema!r}, expected {SCHEMA}; it is of another version, move it away")
+        raise UsageError(f"{file}: is no document of convergence of this version ({error}); move it away") from error
     if other:
         raise UsageError(f"{file}: was measured with {'; '.join(other)}; name another --out, or move it away")
-    return {**empty, **document}
+    return {**empty, **document, "rows": [row for run in document.get("runs", ()) for row in _rows(run)]}
 
 
 def _write(file: Path, document: Record) -> None:

@@ -263,7 +263,7 @@ BROKEN: dict[str, Callable[[bytes], bytes]] = {
 def test_a_broken_file_is_named(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     message = with_test(tmp_path, damage(whole(tmp_path)))
     assert message.startswith(": not a whole Parquet file (")
-    assert message.endswith("); fetch the file again")
+    assert message.endswith("); write or fetch the file again")
 
 
 def test_changed_bytes_are_an_error_or_harmless(tmp_path: Path) -> None:

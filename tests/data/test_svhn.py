@@ -63,7 +63,7 @@ WRONG = {
     "floats": (part(X=pixels(0, 6) / 1.0, y=digits(6)), "and type float64, expected bytes of (32, 32, 3, n)"),
     "label 0": (part(X=pixels(0, 6), y=digits(6) - 1), "got label 0 in sample 0 (from 0), expected 1 to 10"),
     "broken label": (part(X=pixels(0, 2), y=np.array([[1.0], [2.5]])), "got label 2.5 in sample 1"),
-    "no labels": (part(X=pixels(0, 6)), "not a whole MATLAB file with X and y ('y')"),
+    "no labels": (part(X=pixels(0, 6)), "not a whole MATLAB file with X and y (KeyError: 'y')"),
     "half": (WHOLE[:9000], "not a whole MATLAB file"),
     "one byte changed": (WHOLE[:9000] + bytes([WHOLE[9000] ^ 1]) + WHOLE[9001:], "not a whole MATLAB file"),
 }

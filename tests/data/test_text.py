@@ -71,8 +71,8 @@ def test_bytes_and_unknown_characters() -> None:
 )
 def test_a_tokenizer_in_python(tokenizer: Any, names: tuple[str, ...]) -> None:
     given = texts([BOB, BOB[:6]], tokenizer, window=2)
-    assert given.pool.x.tolist() == [[1, 1], [0, 2], [0, 2], [0, 1], [1, 1], [0, 2]]
-    assert (given.pool.names, given.pool.tokens) == (names, "custom")
+    assert given.x.tolist() == [[1, 1], [0, 2], [0, 2], [0, 1], [1, 1], [0, 2]]
+    assert (given.names, given.tokens) == (names, "custom")
     assert [own.tolist() for own in given.held] == [[0, 1, 2, 3], [4, 5]]
 
 
@@ -81,7 +81,7 @@ def test_a_tokenizer_in_python(tokenizer: Any, names: tuple[str, ...]) -> None:
 def test_nothing_that_is_tested_is_trained_on(stride: int, validation: float) -> None:
     """Each token is its own number, so targets can be compared one by one: the last quarter of windows is tested."""
     given = texts(["x" * 300, "x" * 500], lambda text: range(len(text)), window=8, stride=stride)
-    data = given.federated(Partitioning(2, 1.0, seed=3, validation=validation))
+    data = partitioned(given, Partitioning(2, 1.0, seed=3, validation=validation))
     for client, held in enumerate(given.held):
         parts = [data.train[client], *(data.validation[client : client + 1]), data.test[client]]
         targets = [set(data.y[own].flatten().tolist()) for own in parts]
@@ -129,7 +129,7 @@ def test_a_file_of_text(name: str, tmp_path: Path) -> None:
     assert (pool.names, pool.owners) == (expected.names, expected.owners)
     assert (pool.x.tolist(), pool.y.tolist()) == (expected.x.tolist(), expected.y.tolist())
     given = texts(tmp_path / name, window=4)
-    assert given.pool.x.tolist() == expected.x.tolist()
+    assert given.x.tolist() == expected.x.tolist()
 
 
 def test_text_beside_labels_is_used_if_it_is_named(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_accuracy_and_perplexity_are_means_over_tokens(tmp_path: Path) -> None:
     """Against a plain loop over every token of every client, in float64."""
     data = texts(corpus(), window=10)
     run = pfedlms.run(
-        data, Bigrams(len(data.pool.names)), method="fedavg", rounds=2, local_steps=3, batch_size=4,
+        data, Bigrams(len(data.names)), method="fedavg", rounds=2, local_steps=3, batch_size=4,
         learning_rate=1.0, out=str(tmp_path / "run"), progress=False, validation=0.2,
     )  # fmt: skip
     held = run.federation.data
@@ -242,10 +242,10 @@ def test_accuracy_and_perplexity_are_means_over_tokens(tmp_path: Path) -> None:
     summary = pfedlms.load(tmp_path / "run").summary
     assert summary["perplexity"]["min"] == min(line["perplexity"] for line in run.metrics)
     assert summary["global_perplexity"]["final"] == last["g_perplexity"]
-    assert (summary["tokens"], summary["classes"]) == ("characters", list(data.pool.names))
+    assert (summary["tokens"], summary["classes"]) == ("characters", list(data.names))
     run.export(tmp_path / "m.pt", client="bcd")
     about = json.loads((tmp_path / "m.json").read_text())
-    assert (about["tokens"], about["classes"], about["shape"]) == ("characters", list(data.pool.names), [10])
+    assert (about["tokens"], about["classes"], about["shape"]) == ("characters", list(data.names), [10])
 
 
 def test_local_steps_minimise_the_mean_over_tokens() -> None:

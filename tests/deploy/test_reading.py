@@ -71,16 +71,12 @@ def test_before_the_first_trip(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert AGAIN in capsys.readouterr().err
 
 
-def test_the_page_of_a_finished_run_has_no_layers(tmp_path: Path) -> None:
+def test_the_page_of_a_finished_run(tmp_path: Path) -> None:
     out = tmp_path / "run"
     config = configured("pfedlms", out)
     served(config, Fleet(config, tmp_path / "nodes"))
     assert main(["report", str(out), "-o", str(tmp_path / "r.html")]) == 0
-    page = (tmp_path / "r.html").read_text()
-    assert "models are on the nodes" in page
-    simulate(config, tmp_path / "s")
-    assert main(["report", str(tmp_path / "s"), "-o", str(tmp_path / "s.html")]) == 0
-    assert ['-layers"' in each for each in (page, (tmp_path / "s.html").read_text())] == [False, True]
+    assert "Accuracy against bytes" in (tmp_path / "r.html").read_text()
 
 
 def simulate(config: Config, out: Path) -> None:

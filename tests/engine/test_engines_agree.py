@@ -1,10 +1,11 @@
-"""Stacked and reference engine give the same federation, and both the one that a plain PyTorch loop gives."""
+"""Stacked and reference engine give the same federation, with any optimiser, schedule, clipping and loss; and both the
+one that a plain PyTorch loop gives."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,17 +13,25 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 import factories
 from factories import Post, seeded, tensors
 from pfedlms.data import FederatedData, batch_positions
 from pfedlms.data.batches import Augmentation
 from pfedlms.engine import Evaluation
+from pfedlms.engine.criterion import Criterion
 from pfedlms.methods import METHODS
+from pfedlms.step.own import over_clients
 
-ROUNDS, CLIENTS, SEED = 3, 7, 3
-REFERENCE, UNEVEN, STACKED = 1, 5, 0
+CLIENTS, SEED, ROUNDS, STEPS, RATE = 6, 3, 3, 3, 0.01
+REFERENCE, UNEVEN, STACKED = 1, 3, 0
+federate = partial(factories.federation, seed=SEED, local_steps=STEPS, learning_rate=RATE, weight_decay=1e-2)
+
+
+@pytest.fixture
+def digits() -> FederatedData:
+    return factories.digits(CLIENTS, SEED)
 
 
 def dnn() -> nn.Module:
@@ -36,132 +45,169 @@ def with_batch_norm() -> nn.Module:
     )  # fmt: skip
 
 
-MODELS = {"dnn": dnn, "batch norm": with_batch_norm}
+def convolutional() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8)), nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(),
+        nn.Linear(6 * 64, 10),
+    )  # fmt: skip
 
 
-@pytest.fixture
-def digits() -> FederatedData:
-    return factories.digits(CLIENTS, SEED)
+def images(data: FederatedData) -> FederatedData:
+    return replace(data, x=data.x.reshape(len(data.x), 8, 8))
 
 
-federate = partial(factories.federation, seed=SEED, local_steps=2, weight_decay=1e-3)
+def focal(outputs: Tensor, labels: Tensor) -> Tensor:
+    """(1 − p)² times the cross-entropy."""
+    logs = torch.log_softmax(outputs, dim=-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    return -((1 - logs.exp()) ** 2) * logs
 
 
-@dataclass
-class Played:
-    """Everything that can be seen of a federation from outside."""
-
-    frames: list[bytes]
-    correct: list[tuple[int, ...]] = field(default_factory=list)
-    shared: list[tuple[int, ...] | None] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    traffic: list[tuple[int, ...]] = field(default_factory=list)
-    state: dict[str, Any] = field(default_factory=dict)
+def branching(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Which vmap cannot take."""
+    return focal(outputs, labels) if outputs.sum() > 0 else 0.5 * focal(outputs, labels)
 
 
-def play(name: str, data: FederatedData, module: nn.Module, rounds: int = ROUNDS, **options: Any) -> Played:
+def criterion(function: Callable[[Tensor, Tensor], Tensor], stacks: bool) -> Criterion:
+    made = over_clients("loss", function, torch.zeros(5, 10), torch.zeros(5, dtype=torch.int64))
+    assert made.stacks is stacks
+    return Criterion(made)
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "adamw": {"optimizer": "adamw"},
+    "cosine": {"schedule": "cosine", "rounds": ROUNDS, "warmup": 1, "momentum": 0.5},
+    "step": {"schedule": "step", "decay": 0.5, "decay_every": 2},
+    "clip": {"clip": 0.3, "momentum": 0.5},
+    "loss": {"criterion": (focal, True)},
+    "loss that cannot be stacked": {"criterion": (branching, False)},
+    "all": {"optimizer": "adamw", "schedule": "cosine", "rounds": ROUNDS, "clip": 0.3, "criterion": (focal, True)},
+}
+
+
+def played(name: str, data: FederatedData, module: nn.Module, **options: Any) -> tuple[list[Any], dict[str, Tensor]]:
     post = Post()
+    if "criterion" in options:
+        options["criterion"] = criterion(*options["criterion"])
     federation = federate(name, data, module, link=post, **options)
-    seen = Played(post.frames)
     federation.start()
-    for _ in range(rounds):
-        report = federation.play_round(evaluate_global=True)
-        seen.losses.append(report.loss)
-        seen.traffic.append(report.traffic.as_tuple())
-        seen.shared.append(report.global_evaluation.correct if report.global_evaluation else None)
-        seen.correct.append(federation.evaluate().correct)
-    seen.state = federation.state()
-    return seen
+    seen: list[Any] = [post.frames]
+    for _ in range(ROUNDS):
+        report, measured = federation.play_round(evaluate_global=True), federation.evaluate()
+        seen += [report.loss, report.traffic, report.global_evaluation, measured]
+    return seen, tensors(federation.state())
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_engines_agree(name: str, digits: FederatedData) -> None:
-    """Tolerance on parameters: none, every bit is the same. Momentum, running statistics and server state too."""
-    module = seeded(with_batch_norm)
-    reference = play(name, digits, module, cohort_size=REFERENCE, momentum=0.5)
+EVERY_WAY = [(name, way, dnn) for name in ("fedavg", "pfedlms", "sketchvote") for way in WAYS]
+# scaffold refuses AdamW.
+EVERY_METHOD = [(name, "clip" if name == "scaffold" else "all", with_batch_norm) for name in METHODS]
+
+
+@pytest.mark.parametrize(("name", "way", "factory"), [*EVERY_WAY, *EVERY_METHOD])
+def test_engines_agree(name: str, way: str, factory: Callable[[], nn.Module], digits: FederatedData) -> None:
+    """Tolerance: none, every bit is the same, of what is sent, measured and kept. With some of the clients in a round,
+    which then have taken different numbers of steps."""
+    module, options = seeded(factory), {**WAYS[way], "participation": 0.7}
+    reference, kept = played(name, digits, module, cohort_size=REFERENCE, **options)
     for cohort_size in (STACKED, UNEVEN):
-        other = play(name, digits, module, cohort_size=cohort_size, momentum=0.5)
-        assert other.frames == reference.frames
-        assert other.correct == reference.correct
-        assert other.shared == reference.shared
-        assert other.losses == reference.losses
-        assert other.traffic == reference.traffic
-        expected = tensors(reference.state)
-        for path, value in tensors(other.state).items():
-            assert torch.equal(value, expected[path]), path
-    exchanges = len(federate(name, digits, module).method.exchanges)
-    assert len(reference.frames) == ROUNDS * CLIENTS * exchanges
-    moved = reference.state["params"] - nn.utils.parameters_to_vector(module.parameters())
-    assert (moved.abs().amax(dim=1) > 0.01).all()  # everybody learned something, so there was something to agree on
+        seen, state = played(name, digits, module, cohort_size=cohort_size, **options)
+        assert seen == reference
+        assert all(torch.equal(value, kept[path]) for path, value in state.items())
+    plain, _ = played(name, digits, module, cohort_size=STACKED, participation=0.7)
+    assert plain != reference  # the setting does something
+    moved = kept["/params"] - nn.utils.parameters_to_vector(module.parameters())
+    assert (moved.abs().amax(dim=1) > 0.001).all()  # everybody learned something, so there was something to agree on
 
 
-def plain_loop(
-    module: nn.Module, data: FederatedData, client: int, steps: int, *, momentum: float, weight_decay: float
-) -> nn.Module:
-    """One client's training as anybody would write it: a module, torch's own optimiser, one batch after another."""
-    model = copy.deepcopy(module).train()
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum, weight_decay=weight_decay)
-    own = data.train[client]
-    for positions in batch_positions(SEED, client, len(own), 0, steps, 16):
+@pytest.mark.parametrize("way", ["adamw", "all"])
+def test_engines_agree_on_convolutions(way: str) -> None:
+    """Where clients are spread over threads and one of them is not."""
+    data, module = images(factories.digits(CLIENTS, SEED)), seeded(convolutional)
+    reference = played("fedavg", data, module, cohort_size=1, **WAYS[way])
+    seen, state = played("fedavg", data, module, cohort_size=0, **WAYS[way])
+    assert seen == reference[0]
+    assert all(torch.equal(value, reference[1][path]) for path, value in state.items())
+
+
+def test_adamw_starts_anew_where_momentum_does() -> None:
+    """A personal method keeps what AdamW has; where all go on from a new model, its steps are counted from zero."""
+    data = factories.digits(CLIENTS, SEED)
+    for name, steps in (("local", STEPS * (ROUNDS + 1)), ("fedavg", STEPS), ("sketchvote", STEPS)):
+        _, state = played(name, data, seeded(dnn), optimizer="adamw")
+        assert state["/momentum"].shape[1] == 2 * state["/params"].shape[1] + 1
+        assert (state["/momentum"][:, -1] == steps).all()
+
+
+def test_zsigns_gamma_is_the_rate_of_the_steps_it_is_about() -> None:
+    """One client and no noise: w moves by step · γ along the signs, γ being the learning rate of the phase before."""
+    data, gammas = factories.digits(1, SEED), [RATE, RATE, RATE / 2, RATE / 2]
+    federation = federate(
+        "zsign", data, seeded(dnn), schedule="step", decay=0.5, decay_every=2, sigma=0.0, step=2.0, downlink="sum"
+    )
+    federation.start()
+    for gamma in gammas:
+        before = federation.state()["server"]["model"]
+        federation.play_round()
+        moved = (federation.state()["server"]["model"] - before).abs()
+        torch.testing.assert_close(moved, torch.full_like(moved, 2 * gamma), rtol=0, atol=1e-6)
+
+
+def test_pfedlms_warns_of_its_pull_with_sgd_alone() -> None:
+    data = factories.digits(CLIENTS, SEED)
+    with pytest.warns(UserWarning, match=r"method\.strength: 2 η λ / ratio"):
+        federate("pfedlms", data, seeded(dnn), learning_rate=1.0, schedule="cosine", rounds=9)
+    federate("pfedlms", data, seeded(dnn), learning_rate=1.0, optimizer="adamw")  # warnings are errors
+
+
+# --- a plain loop -----------------------------------------------------------------------------------------------------
+
+
+def plain_loop(module: nn.Module, data: FederatedData, client: int, steps: int, **options: Any) -> nn.Module:
+    """One client's training as anybody would write it: a module, torch's own optimiser, one batch after another; images
+    are changed by draws of the client's own, which are taken from `Augmentation` itself."""
+    model, own, augments = copy.deepcopy(module).train(), data.train[client], "augment" in options
+    optimiser = torch.optim.SGD(
+        model.parameters(), 0.1, options.get("momentum", 0), weight_decay=options["weight_decay"]
+    )
+    draws = (
+        Augmentation(SEED, crop=True, flip=True).draws((client,), 0, steps, 16, data.x) if augments else [None] * steps
+    )
+    for positions, changes in zip(batch_positions(SEED, client, len(own), 0, steps, 16), draws, strict=True):
         chosen = torch.from_numpy(own[positions])
+        x = Augmentation.apply(data.x[chosen].unsqueeze(0), changes).squeeze(0) if augments else data.x[chosen]
         optimiser.zero_grad()
-        F.cross_entropy(model(data.x[chosen]), data.y[chosen]).backward()
+        F.cross_entropy(model(x), data.y[chosen]).backward()
         optimiser.step()
     return model.eval()
 
 
-@pytest.mark.parametrize("factory", MODELS.values(), ids=MODELS)
 @pytest.mark.parametrize("cohort_size", [STACKED, REFERENCE])
-@pytest.mark.parametrize(("momentum", "weight_decay"), [(0.0, 0.0), (0.9, 1e-2)])
+@pytest.mark.parametrize(
+    ("factory", "options"),
+    [
+        (dnn, {"weight_decay": 0.0}),
+        (dnn, {"weight_decay": 1e-2, "momentum": 0.9}),
+        (with_batch_norm, {"weight_decay": 1e-2, "momentum": 0.9}),
+        (dnn, {"weight_decay": 0.0, "augment": "crop+flip"}),
+    ],
+)
 def test_local_is_a_plain_pytorch_loop(
-    factory: Callable[[], nn.Module], cohort_size: int, momentum: float, weight_decay: float, digits: FederatedData
+    factory: Callable[[], nn.Module], options: dict[str, Any], cohort_size: int, digits: FederatedData
 ) -> None:
     """And it takes (R + 1) E steps: E before the first round, then E in each."""
-    rounds, local_steps = 4, 3
-    module = seeded(factory)
-    options = {"momentum": momentum, "weight_decay": weight_decay}
-    federation = federate("local", digits, module, cohort_size=cohort_size, local_steps=local_steps, **options)
+    module, steps = seeded(factory), (ROUNDS + 1) * STEPS
+    federation = federate("local", digits, module, cohort_size=cohort_size, **{**options, "learning_rate": 0.1})
     federation.start()
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         federation.play_round()
     measured = federation.evaluate()
     for client in (0, CLIENTS - 1):
-        expected = plain_loop(module, digits, client, (rounds + 1) * local_steps, **options)
-        got = federation.client_state_dict(client)
+        expected, got = plain_loop(module, digits, client, steps, **options), federation.client_state_dict(client)
         assert got.keys() == expected.state_dict().keys()
         for name, value in expected.state_dict().items():
             torch.testing.assert_close(got[name], value, rtol=0, atol=1e-5)
-        held = torch.from_numpy(digits.test[client])
-        assert measured.correct[client] == int((expected(digits.x[held]).argmax(dim=1) == digits.y[held]).sum())
-    one_more = plain_loop(module, digits, 0, (rounds + 1) * local_steps + 1, **options).state_dict()
-    assert (
-        max(float((got - one_more[name]).abs().max()) for name, got in federation.client_state_dict(0).items()) > 1e-4
-    )
-
-
-@pytest.mark.parametrize("cohort_size", [STACKED, REFERENCE])
-def test_augmented_training_is_a_plain_loop_on_changed_images(cohort_size: int, digits: FederatedData) -> None:
-    """Every client and step has draws of its own, from the start on; those are taken from `Augmentation` itself."""
-    rounds, local_steps = 2, 3
-    module = seeded(dnn)
-    options = {"local_steps": local_steps, "weight_decay": 0.0, "augment": "crop+flip"}
-    federation = federate("local", digits, module, cohort_size=cohort_size, **options)
-    federation.start()
-    for _ in range(rounds):
-        federation.play_round()
-    steps = (rounds + 1) * local_steps
-    for client in (0, CLIENTS - 1):
-        model, own = copy.deepcopy(module), digits.train[client]
-        optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
-        draws = Augmentation(SEED, crop=True, flip=True).draws((client,), 0, steps, 16, digits.x)
-        for positions, changes in zip(batch_positions(SEED, client, len(own), 0, steps, 16), draws, strict=True):
-            chosen = torch.from_numpy(own[positions])
-            optimiser.zero_grad()
-            x = Augmentation.apply(digits.x[chosen].unsqueeze(0), changes).squeeze(0)
-            F.cross_entropy(model(x), digits.y[chosen]).backward()
-            optimiser.step()
-        for name, value in federation.client_state_dict(client).items():
-            torch.testing.assert_close(value, model.state_dict()[name], rtol=0, atol=1e-5)
+        assert measured.correct[client] == correct_by_hand(expected, digits, client)
+    one_more = plain_loop(module, digits, CLIENTS - 1, steps + 1, **options).state_dict()
+    assert max(float((value - one_more[name]).abs().max()) for name, value in got.items()) > 1e-4
 
 
 def correct_by_hand(module: nn.Module, data: FederatedData, client: int) -> int:

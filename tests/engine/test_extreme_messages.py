@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import struct
 import warnings
-import zlib
 from itertools import permutations
 from typing import Any
 
@@ -14,18 +13,17 @@ import plain_client as plain
 import pytest
 import torch
 
+from factories import LARGEST, overheard, random_values, sealed, small_data, small_module, task_of
 from factories import federation as federation_of
-from factories import overheard, small_data, small_module, task_of
 from pfedlms.cohort import Cohort
 from pfedlms.engine import aggregation
 from pfedlms.engine import simulate as engine_simulate
 from pfedlms.engine.federation import Federation
 from pfedlms.errors import WireError
 from pfedlms.methods import METHODS, Method
-from pfedlms.wire import Bits, Floats, Mask, MaskedBytes, Message, Positions, Signs, Symbols
+from pfedlms.wire import Message
 from pfedlms.wire.frames import SERVER, Intake, frame
 
-LARGEST = float(np.finfo(np.float32).max)
 SAMPLES = (7, 10, 13, 16)
 LAYERS = 2
 
@@ -34,19 +32,14 @@ def federation(link: Any, **chosen: Any) -> Federation:
     return federation_of("pfedlms", small_data(*SAMPLES), small_module(), link=link, quorum=0.0, **chosen)
 
 
-def restated(data: bytes, means: list[float], samples: int | None = None) -> bytes:
+def restated(data: bytes, means: list[float]) -> bytes:
     """The statistics of exchange A with other means, and a checksum that is right."""
-    header = bytearray(data[:36])
-    if samples is not None:
-        header[16:20] = struct.pack("<I", samples)
-    payload = struct.pack(f"<{LAYERS}f", *means) + data[40 + 4 * LAYERS :]
-    return bytes(header) + struct.pack("<I", zlib.crc32(header + payload)) + payload
+    return sealed(data[:40] + struct.pack(f"<{LAYERS}f", *means) + data[40 + 4 * LAYERS :])
 
 
 def claiming(data: bytes, samples: int) -> bytes:
     """The same message from a client that says it has so many samples."""
-    header = data[:16] + struct.pack("<I", samples) + data[20:36]
-    return header + struct.pack("<I", zlib.crc32(header + data[40:])) + data[40:]
+    return sealed(data[:16] + struct.pack("<I", samples) + data[20:])
 
 
 def floats_in(data: bytes) -> list[float]:
@@ -86,7 +79,7 @@ def test_statistics_are_summed_in_the_order_of_ids(
     before.start()
     with overheard() as heard:
         before.play_round()
-    sent = {it.sender: restated(it.data, [means[it.sender]] * 2, 1) for it in heard if it.message.kind == 0}
+    sent = {it.sender: claiming(restated(it.data, [means[it.sender]] * 2), 1) for it in heard if it.message.kind == 0}
     answers = set()
     for order in list(permutations(range(4)))[::5]:
 
@@ -102,39 +95,6 @@ def test_statistics_are_summed_in_the_order_of_ids(
 
 
 # Random messages.
-
-
-def random_floats(draw: np.random.Generator, shape: tuple[int, ...], minimum: float) -> np.ndarray:
-    """Any finite bits, and often the largest and smallest there are."""
-    bits = draw.integers(0, 1 << 32, shape, dtype=np.uint32)
-    extremes = np.float32([LARGEST, -LARGEST, 2.0**-149, -(2.0**-149), 0.0, -0.0, 1.0]).view(np.uint32)
-    values = np.where(draw.random(shape) < 0.5, draw.choice(extremes, shape), bits).astype(np.uint32).view(np.float32)
-    values = np.where(np.isfinite(values), values, np.float32(1))
-    return np.maximum(np.abs(values), np.float32(minimum)) if minimum > -np.inf else values
-
-
-def random_values(message: Message, draw: np.random.Generator) -> dict[str, np.ndarray]:
-    values: dict[str, np.ndarray] = {}
-    for field in message.fields:
-        match field:
-            case Signs():
-                value = draw.choice(np.float32([-1, 1]), field.shape)
-            case Mask():
-                value = draw.random(field.shape) < 0.5
-            case Symbols():
-                value = draw.integers(0, field.levels, field.shape).astype(np.uint8)
-            case Bits():
-                value = np.packbits(draw.random(field.count) < 0.5, bitorder="little")
-            case MaskedBytes():
-                value = draw.integers(0, 256, field.shape).astype(np.uint8)
-            case Positions():
-                value = np.sort(draw.choice(field.places, field.count, replace=False))
-            case Floats():
-                value = random_floats(draw, field.shape, field.minimum)
-            case _:  # masked rows
-                value = random_floats(draw, field.shape, -np.inf)
-        values[field.name] = value
-    return values
 
 
 def through_bytes(message: Message, values: dict[str, np.ndarray], sender: int, samples: int) -> Any:

@@ -1,9 +1,11 @@
-"""Cohorts split by the memory at hand; results do not depend on the split."""
+"""Devices by name and as PyTorch has them; cohorts split by the memory at hand; what a plan says of data."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,11 +16,17 @@ from pfedlms.data import Partitioning, from_pool, load_dataset
 from pfedlms.engine.participation import Participation
 from pfedlms.engine.terms import task_of
 from pfedlms.engine.training import TrainSettings
+from pfedlms.errors import ConfigError, UsageError
 from pfedlms.experiment import memory
+from pfedlms.experiment.config import from_keywords, load_config, merge
+from pfedlms.experiment.cost import plan_json
+from pfedlms.experiment.prepare import _device, prepare
+from pfedlms.experiment.problem import Problem
 from pfedlms.experiment.schema import TrainSection
 from pfedlms.methods import METHODS
 from pfedlms.methods.contract import Method
 from pfedlms.models import CohortModel, build
+from pfedlms.report import plans
 
 
 @pytest.fixture
@@ -123,3 +131,66 @@ def test_a_resumed_run_keeps_its_cohorts_whatever_memory_is_left(
     monkeypatch.setattr(memory, "free_memory", lambda device: 1)
     resumed = pfedlms.resume(tmp_path / "part", arrays, dropout).metrics
     assert [r["loss"] for r in resumed] == [r["loss"] for r in whole]
+
+
+QUICK: dict[str, Any] = {"rounds": 1, "clients": 2, "local_steps": 1, "threads": 1}
+
+
+@pytest.mark.parametrize("device", ["cpu", "auto", torch.device("cpu"), torch.device("cpu", 0)])
+def test_a_device_by_name_and_as_pytorch_has_it(device: Any) -> None:
+    if torch.cuda.is_available() and device == "auto":
+        pytest.skip("auto is a GPU here")
+    assert pfedlms.run("digits", device=device, **QUICK).federation.model.device == torch.device("cpu")
+
+
+def test_a_gpu_as_pytorch_has_it_is_written_by_name() -> None:
+    for device, name in ((torch.device("cuda"), "cuda"), (torch.device("cuda", 3), "cuda:3")):
+        tables = from_keywords(["local"], {"device": device})
+        assert load_config(None, tables).run.device == name
+
+
+@pytest.mark.parametrize("device", [torch.device("mps"), "cuda:", "cuda:-1", "cuda: 1", "cuda:N", "CUDA", "cuda:1:2"])
+def test_what_is_no_device_of_ours(device: Any) -> None:
+    with pytest.raises(ConfigError, match=r"run.device: got .*, expected one of: auto, cpu, cuda, cuda:N"):
+        pfedlms.run("digits", device=device, **QUICK)
+
+
+def test_the_number_of_a_gpu_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for count, remedy in ((1, "1 GPU; use cuda:0"), (2, "2 GPUs; use cuda:0 or cuda:1"), (8, "use cuda:0 to cuda:7")):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        assert _device(f"cuda:{count - 1}") == torch.device("cuda", count - 1)
+        with pytest.raises(UsageError, match=f"run.device: got 'cuda:{count}', but PyTorch finds .*{remedy}$"):
+            _device(f"cuda:{count}")
+    assert _device("auto") == _device("cuda") == torch.device("cuda")
+    assert _device("cpu") == torch.device("cpu")
+
+
+def plan_of(data: Any) -> tuple[dict[str, Any], str]:
+    problem = Problem(data, lambda: nn.Linear(2, 12))
+    more = {"method": {"name": "local"}, "run": {"device": "cpu"}}
+    config = load_config(None, merge(problem.tables(), more))
+    plan = plan_json(config, prepare(config, problem))
+    return plan, plans.plan([plan]).intro
+
+
+def test_the_plan_names_classes_where_they_have_names() -> None:
+    x = np.zeros((24, 2), dtype=np.float32)
+    plan, text = plan_of({"a": (x, ["[red]", "blue"] * 12), "b": (x, ["blue", "green"] * 12)})
+    assert (plan["classes"], plan["client_names"]) == (["[red]", "blue", "green"], ["a", "b"])
+    assert "Classes: [red], blue, green." in text
+    many, text = plan_of([(x, [f"c{place:02}" for place in range(12)] * 2)] * 2)
+    assert len(many["classes"]) == 12
+    assert "Classes: c00, c01, c02, c03, c04, c05, c06, c07, c08, c09, … (12 in all)." in text
+    plain, text = plan_of([(x, [0, 1] * 12)] * 2)
+    assert not {"classes", "client_names"} & set(plain)
+    assert "Classes:" not in text
+
+
+def test_the_plan_counts_whole_numbers_in_full() -> None:
+    """8 bytes for each of 7 token ids and for each label of 60 samples."""
+    tokens = np.random.default_rng(0).integers(0, 9, (60, 7))
+    config = load_config(None, {"data": {"dataset": "custom", "clients": 2}, "run": {"device": "cpu"}})
+    model = nn.Sequential(nn.Embedding(9, 2), nn.Flatten(), nn.Linear(14, 2))
+    federation = prepare(config, Problem((tokens, tokens[:, 0] % 2), model))
+    assert plan_json(config, federation)["memory_bytes"]["data"] == 60 * 8 * 8

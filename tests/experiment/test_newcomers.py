@@ -126,7 +126,7 @@ def test_text_for_a_new_device(tmp_path: Path) -> None:
     clients = {name: ("the " + name + " ") * 30 for name in ("ant", "bee", "cat", "dog")}
     model = nn.Sequential(nn.Embedding(12, 4), nn.Linear(4, 12))
     given = pfedlms.data.texts(clients, window=8)
-    assert len(given.pool.names) == 12
+    assert len(given.names) == 12
     run = pfedlms.run(given, model, method="fedavg", out=str(tmp_path / "r"), **{**SMALL, "clients": 4})
     text = "zebra the fox " * 9
     device = pfedlms.load(tmp_path / "r", model=model).personalise(text)

@@ -152,41 +152,11 @@ def test_a_pool_without_classes_is_dealt_out_evenly() -> None:
     assert data.classes == 0
 
 
-@pytest.mark.parametrize("kind", [bool, np.int64, np.float32])
-def test_several_labels_a_sample(kind: type) -> None:
-    """As truth values, numbers or floats; PyTorch's own loss, whose mean over labels is taken."""
-    x, y = samples(), (samples()[:, :WIDTH] > 0).astype(kind)
-
-    def right(outputs: Tensor, targets: Tensor) -> Tensor:
-        return ((outputs > 0) == (targets > 0.5)).all(dim=-1).float()
-
-    def cross_entropies(outputs: Tensor, targets: Tensor) -> Tensor:
-        return nn.functional.binary_cross_entropy_with_logits(outputs, targets.float(), reduction="none")
-
-    settings = {**QUICK, "method": "fedavg", "rounds": 20, "learning_rate": 1.0}
-    result = pfedlms.run((x, y), linear, loss=cross_entropies, metric=right, **settings)
-    assert result.metrics[0]["p_acc"] < 0.9 < result.metrics[-1]["p_acc"] <= 1
-
-
 def test_classes_with_another_loss_keep_accuracy() -> None:
     smooth = nn.CrossEntropyLoss(label_smoothing=0.1, reduction="none")
     result = pfedlms.run(classes(), network, method="fedproto", loss=smooth, rounds=20, alpha=10.0, **QUICK)
     assert "metric" not in result.summary
     assert 70 < result.accuracy <= 100
-
-
-def test_a_metric_beside_cross_entropy() -> None:
-    def top_two(outputs: Tensor, labels: Tensor) -> Tensor:
-        return (outputs.topk(2, dim=-1).indices == labels.unsqueeze(-1)).any(dim=-1)
-
-    settings = {**QUICK, "method": "fedavg", "rounds": 5}
-    result, plain = (
-        pfedlms.run(classes(), network, metric=top_two, **settings),
-        pfedlms.run(classes(), network, **settings),
-    )
-    assert result.summary["metric"] == "top_two"
-    assert plain.accuracy / 100 < result.accuracy <= 1
-    assert [record["test_loss"] for record in result.metrics] == [record["test_loss"] for record in plain.metrics]
 
 
 def test_a_model_by_name_has_as_many_outputs_as_a_target() -> None:
@@ -220,7 +190,10 @@ def test_a_wrong_loss_is_named(loss: Any, message: str) -> None:
     ("data", "message"),
     [
         ((samples(), np.full((400, 2), np.nan)), "targets hold NaN"),
-        ((samples(), np.zeros((400, 2), dtype=complex)), "expected numbers for each sample"),
+        (
+            (samples(), np.zeros((400, 2), dtype=complex)),
+            "got targets of type complex128, expected an array of numbers",
+        ),
         ((samples(), np.zeros((399, 2))), "got 400 samples and 399 labels"),
         ((samples(20), np.zeros((20, 2))), "use at most 2 clients or a smaller data.min_samples"),
     ],
@@ -271,11 +244,6 @@ def test_outputs_may_be_wrapped(factory: Any) -> None:
     for own, other in zip(wrapped.models, bare.models, strict=True):
         for name, value in other.items():
             torch.testing.assert_close(own[name], value)
-
-
-def test_outputs_in_bfloat16_are_trained_in_float32() -> None:
-    result = pfedlms.run(classes(), lambda: Named(lambda outputs: outputs.bfloat16()), rounds=20, alpha=10.0, **QUICK)
-    assert result.accuracy > 70
 
 
 @pytest.mark.parametrize("kind", ["double", "half", "bfloat16"])

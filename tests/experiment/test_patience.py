@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import Crash, Crashing
-from torch import nn
+from small import Crash, Crashing, accuracy_of
 
 import pfedlms
 from pfedlms.cli import main
-from pfedlms.data import FederatedData
 from pfedlms.engine import Evaluation, Federation
 from pfedlms.errors import ConfigError, RunDirectoryError
 from pfedlms.experiment import store
@@ -99,19 +97,6 @@ def test_rounds_until_it_stops_are_those_without_it() -> None:
 # --- what is kept ---
 
 
-def reached(models: list[Any], data: FederatedData) -> float:
-    """P-acc of models, by PyTorch's own module."""
-    right = total = 0
-    for client, state in enumerate(models):
-        module = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))
-        module.load_state_dict(state)
-        held = data.test[client]
-        with torch.no_grad():
-            right += int((module(data.x[held]).argmax(dim=1) == data.y[held]).sum())
-        total += len(held)
-    return 100 * right / total
-
-
 def same(ours: Any, theirs: Any) -> bool:
     return all(torch.equal(own[name], value) for own, other in zip(ours, theirs, strict=True)
                for name, value in other.items())  # fmt: skip
@@ -130,7 +115,8 @@ def test_the_best_rounds_models_are_those_a_run_of_that_length_ends_with(
     assert same(result.best_models, shorter.models)
     assert same(result.models, longer.models)  # which looking at the best has left alone
     assert not same(result.best_models, result.models)
-    assert reached(result.best_models, result.federation.data) == pytest.approx(result.summary["best"]["p_acc"])
+    data = result.federation.data
+    assert accuracy_of(result.best_models, data, data.test, range(5)) == pytest.approx(result.summary["best"]["p_acc"])
 
 
 def test_the_best_is_kept_of_everyone_where_only_some_take_part(tmp_path: Path) -> None:

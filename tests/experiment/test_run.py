@@ -329,24 +329,6 @@ def measured(data: Any = "digits", **settings: Any) -> list[dict[str, Any]]:
     return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
 
 
-@pytest.mark.parametrize("augment", ["crop", "flip", "crop+flip"])
-def test_augmentation_does_not_depend_on_the_grouping_of_clients(augment: str) -> None:
-    stacked = measured(augment=augment, cohort_size=0)
-    assert measured(augment=augment, cohort_size=1) == stacked
-    assert measured(augment="none") != stacked
-
-
-def test_images_that_a_flip_leaves_alone_train_as_if_there_were_none() -> None:
-    """Labels and the order of samples stay as they are: mirror images of themselves give the very same measurements."""
-    random = np.random.default_rng(3)
-    labels = np.arange(200) % CLASSES
-    half = random.normal(size=(200, 1, 8, 4)) + labels[:, None, None, None]
-    mirrored = (np.concatenate([half, half[..., ::-1]], axis=-1), labels)
-    plain = measured(mirrored, model="dnn")
-    assert measured(mirrored, model="dnn", augment="flip") == plain
-    assert measured(mirrored, model="dnn", augment="crop+flip") != plain
-
-
 def test_only_training_is_augmented() -> None:
     """With a learning rate of nearly zero all models stay the same, and so does what they reach on test samples."""
     plain, changed = (measured(augment=augment, learning_rate=1e-30)[-1] for augment in ("none", "crop+flip"))

@@ -92,7 +92,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
                "--learning-rate", ".001,.1", "--validation", ".2", *OPTIONS, "--out", str(out)]  # fmt: skip
     assert main([*command, "--plot", str(picture), "--quiet"]) == 0
     shown = capsys.readouterr()
-    rows = [line for line in shown.out.splitlines() if re.match(r" (best)? +0\.[23] +[13] ", line)]
+    rows = [line for line in shown.out.splitlines() if re.match(r" ratio=0\.[23] thresholds=[13] ", line)]
     assert len(rows) == 8
     assert sum("best" in row for row in rows) == 1
     assert picture.read_bytes().startswith(b"\x89PNG")

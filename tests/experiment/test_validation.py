@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from small import accuracy_of, network
 
 import pfedlms
-from factories import federation, small_data, small_module, worker_of
+from factories import federation
 from pfedlms.cli import main
-from pfedlms.data import FederatedData, Partitioning, from_pool, load_dataset
-from pfedlms.engine.training import LocalWorker, TrainSettings
+from pfedlms.data import Partitioning, from_pool, load_dataset
+from pfedlms.engine.training import LocalWorker
 from pfedlms.experiment.callbacks import Callback
 from pfedlms.methods import METHODS
 from pfedlms.models import Cohort
@@ -29,24 +28,6 @@ OPTIONS = [
     "--set", "data.clients=5", "--set", "model.hidden=12", "--set", "train.local_steps=2", "--set",
     "train.batch_size=8", "--set", "run.threads=1",
 ]  # fmt: skip
-
-
-def network() -> nn.Module:
-    """The model of SMALL."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))
-
-
-def right_and_total(state: Mapping[str, Any], data: FederatedData, held: np.ndarray) -> tuple[int, int]:
-    """By PyTorch's own module."""
-    module = network()
-    module.load_state_dict(state)
-    with torch.no_grad():
-        return int((module(data.x[held]).argmax(dim=1) == data.y[held]).sum()), len(held)
-
-
-def accuracy(models: list[Any], data: FederatedData, held: Any, clients: Any) -> float:
-    counts = [right_and_total(models[client], data, held[client]) for client in clients]
-    return 100 * sum(right for right, _ in counts) / sum(total for _, total in counts)
 
 
 # --- what training sees ---
@@ -72,16 +53,6 @@ def test_no_method_sees_what_is_set_aside(method: str) -> None:
     assert ours.validation != theirs.validation
 
 
-def test_class_features_count_training_samples_alone() -> None:
-    data = small_data(9, 12, 20)
-    own = tuple(held[::2] for held in data.train), tuple(held[1::2] for held in data.train)
-    data = replace(data, train=own[0], validation=own[1])
-    made = worker_of(small_module(), data, TrainSettings(1, 4, 0.1, 0.0, 0.0), seed=0)
-    cohort = federation("local", data, small_module())._fresh((0, 1, 2))
-    _, counts = made.class_features(cohort)
-    assert counts.tolist() == [np.bincount(data.y[held], minlength=4).tolist() for held in own[0]]
-
-
 # --- what is reported ---
 
 
@@ -93,11 +64,11 @@ def test_v_acc_is_that_of_the_models(method: str, participation: float) -> None:
     data, models, last = result.federation.data, result.models, result.metrics[-1]
     took_part = last.get("clients", range(5))
     assert len(took_part) == round(5 * participation)
-    assert last["v_acc"] == pytest.approx(accuracy(models, data, data.validation, took_part))
-    assert last["p_acc"] == pytest.approx(accuracy(models, data, data.test, took_part))
+    assert last["v_acc"] == pytest.approx(accuracy_of(models, data, data.validation, took_part))
+    assert last["p_acc"] == pytest.approx(accuracy_of(models, data, data.test, took_part))
     everyone = result.summary["everyone"]
-    assert everyone["validation_accuracy"] == pytest.approx(accuracy(models, data, data.validation, range(5)))
-    assert everyone["accuracy"] == pytest.approx(accuracy(models, data, data.test, range(5)))
+    assert everyone["validation_accuracy"] == pytest.approx(accuracy_of(models, data, data.validation, range(5)))
+    assert everyone["accuracy"] == pytest.approx(accuracy_of(models, data, data.test, range(5)))
 
 
 def test_pairs_have_validation_too() -> None:
@@ -107,7 +78,7 @@ def test_pairs_have_validation_too() -> None:
     result = pfedlms.run(pairs, network, method="fedavg", validation=0.25, **settings)
     data = result.federation.data
     assert data.samples == (45, 45, 45)
-    assert result.metrics[-1]["v_acc"] == pytest.approx(accuracy(result.models, data, data.validation, range(3)))
+    assert result.metrics[-1]["v_acc"] == pytest.approx(accuracy_of(result.models, data, data.validation, range(3)))
     assert result.validation_accuracy == pytest.approx(np.mean([record["v_acc"] for record in result.metrics]))
     # The samples set aside are those of the client's own pair.
     for client, ((own, _), _) in enumerate(pairs):
@@ -136,7 +107,7 @@ def test_a_round_of_clients_without_any_has_no_v_acc() -> None:
     assert all((record["v_acc"] is None) == (record["clients"] == [1]) for record in result.metrics)
     measured = [record["v_acc"] for record in result.metrics if record["v_acc"] is not None]
     assert result.summary["validation_accuracy"]["last10"] == pytest.approx(np.mean(measured))
-    expected = accuracy(result.models, result.federation.data, result.federation.data.validation, [0])
+    expected = accuracy_of(result.models, result.federation.data, result.federation.data.validation, [0])
     assert result.summary["everyone"]["validation_accuracy"] == pytest.approx(expected)
 
 
@@ -145,17 +116,6 @@ class Noted(Callback):
 
     def on_evaluation(self, run: Any, record: Mapping[str, Any]) -> None:
         assert ("V-acc" in accuracies(record)) == (record["v_acc"] is not None)
-
-
-def test_a_dry_run_says_how_many_are_set_aside(capsys: pytest.CaptureFixture[str]) -> None:
-    trained = [len(own) for own in from_pool(*load_dataset("digits"), Partitioning(5, 0.5, 0)).train]
-    aside = sum(round(0.2 * own) for own in trained)
-    command = ["run", "--dry-run", *OPTIONS]
-    assert main([*command, "--set", "data.validation=0.2"]) == 0
-    assert f"{sum(trained) - aside:,} training samples" in (shown := capsys.readouterr().out)
-    assert f"and {aside} for validation" in shown
-    assert main([*command, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["samples"].keys() == {"train", "smallest_client", "largest_client"}
 
 
 # --- without it ---
@@ -182,6 +142,3 @@ def test_without_it_nothing_is_said_and_nothing_is_evaluated(
     assert result.federation.data.validation == ()
     assert len(evaluated) == 3
     assert all(len(held[0]) == len(result.federation.data.test[0]) for held in evaluated)
-
-
-# --- resume ---

@@ -5,17 +5,20 @@ from __future__ import annotations
 import csv
 import errno
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from small import OPTIONS, SMALL
+from small import OPTIONS, SMALL, Pressing
+from torch import nn
 
 import pfedlms
+from pfedlms import rng
 from pfedlms.cli import main
-from pfedlms.errors import ConfigError, StorageError, UsageError
+from pfedlms.errors import ConfigError, PfedlmsError, RunDirectoryError, StorageError, UsageError
 from pfedlms.experiment import store, studies
 from pfedlms.experiment.grids import plan
 
@@ -64,7 +67,7 @@ def test_a_variant_has_a_name_and_settings_of_its_own(methods: Any) -> None:
         ("pfedlms:rounds=7", "rounds is no setting that pfedlms can have alone"),
         ("pfedlms:thresholds=0", "pfedlms.thresholds: got 0"),
         ("pfedlms:thresholds=x", "pfedlms.thresholds: got 'x', expected a whole number"),
-        ("pfedlsm:thresholds=1", "did you mean pfedlms"),
+        ("pfedlsm:thresholds=1", "method.name: got 'pfedlsm'; did you mean pfedlms"),
         ("local,pfedlms,local", "expected every method once"),
     ],
 )
@@ -194,3 +197,52 @@ def test_a_full_disk_is_told_as_one_and_names_the_comparison(
     assert main(["resume", str(out), "--quiet"]) == 0
     assert not list(out.rglob("*.tmp"))
     assert len(json.loads((out / "results.json").read_text())["runs"]) == 2
+
+
+HUGE = 1
+
+
+def growing() -> nn.Module:
+    """Weights that a huge weight decay multiplies by −11 in every step; those of one seed start at 3 · 10³⁰."""
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    if torch.initial_seed() == rng.stream(HUGE, "initial") % (1 << 63):
+        nn.init.constant_(module[1].weight, 3e30)
+    return module
+
+
+def test_a_seed_that_diverges_does_not_take_the_others_with_it() -> None:
+    options = {**SMALL, "learning_rate": 1.0, "weight_decay": 12.0, "rounds": 4}
+    with pytest.warns(UserWarning, match=f"seed {HUGE} diverged: round 3"):
+        runs = pfedlms.compare("digits", growing, methods=["fedavg"], seeds=3, **options).summaries
+    ends = [(run["seed"], run["status"], run["rounds"]) for run in runs]
+    assert ends == [(0, "finished", 4), (1, "diverged", 2), (2, "finished", 4)]
+
+
+@pytest.mark.parametrize("broken", ["checkpoint.pt", "config.toml"])
+def test_a_run_that_cannot_go_on_leaves_no_other_locked(broken: str, tmp_path: Path) -> None:
+    """One is found while a run is opened, the other when it begins."""
+    out = tmp_path / "c"
+    options = {**SMALL, "learning_rate": 0.1}
+    with pytest.raises(KeyboardInterrupt):
+        pfedlms.compare(methods=["fedavg"], seeds=3, out=out, callbacks=[Pressing(1, of=1)], **options)
+    file = out / "fedavg-seed1" / broken
+    file.write_bytes(file.read_bytes().replace(b"learning_rate = 0.1", b"learning_rate = 0.2")[:-1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        with pytest.raises(RunDirectoryError) as caught:
+            studies.resume_all(out)
+        held = [file for file in Path("/proc/self/fd").iterdir() if str(file.resolve()).startswith(str(out))]
+        del caught  # until then nothing is collected
+    assert not held
+
+
+def test_a_run_of_a_comparison_keeps_its_own_data(tmp_path: Path) -> None:
+    """A folder whose config.toml was changed before it began must not be trained on the others' samples."""
+    pfedlms.compare("digits", methods=["local"], seeds=2, rounds=1, clients=3, out=tmp_path / "c")
+    folder = tmp_path / "c" / "local-seed1"
+    for name in ("checkpoint.pt", "metrics.jsonl", "summary.json"):
+        (folder / name).unlink(missing_ok=True)
+    config = folder / "config.toml"
+    config.write_text(config.read_text().replace('dataset = "digits"', 'dataset = "mnist"'))
+    with pytest.raises(PfedlmsError, match="mnist"):
+        studies.resume_all(tmp_path / "c")

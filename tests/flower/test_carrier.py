@@ -154,21 +154,6 @@ def test_a_start_waits_for_nodes_but_not_forever() -> None:
     assert 75 <= post.now < 82  # 30 s after the last one came
 
 
-def test_a_start_waits_for_nodes_that_are_slow_to_say_who_they_are() -> None:
-    post = MadeUp(there={70: (*FOREVER, works(0)), 71: (*FOREVER, lambda kind, data, now: None)})
-    made, _ = carrier(post, 2)
-    slept = post.sleep
-
-    def sleep(seconds: float) -> None:
-        slept(seconds)
-        if post.now >= 40:
-            post.waiting |= {name: (node, b"1") for name, (node, said) in post.waiting.items() if said is None}
-
-    made._sleep = sleep
-    assert made.gather(5, 100) == {0, 1}
-    assert [(kind, ttl) for kind, _, _, ttl in post.sent] == [(WHO, 100)] * 2
-
-
 def test_who_is_late_is_not_in_it_and_who_is_not_there_refuses() -> None:
     post = MadeUp(there={70: (*FOREVER, works(0)), 71: (*FOREVER, works(1, silent_until=1e9))})
     made, _ = carrier(post, 3)

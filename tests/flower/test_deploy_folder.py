@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from pfedlms.cli import main
-from pfedlms.cli.listings import settings
+from pfedlms.cli.lists import settings
 from pfedlms.errors import ConfigError, UsageError
 from pfedlms.experiment.config import load_config
 from pfedlms.flower import places

@@ -122,7 +122,7 @@ def test_code_that_nobody_approved_is_not_executed(flotilla: Flotilla, tmp_path:
 LIES: list[tuple[Lie, str]] = [
     (lies.escapes, r"refused, failed: \\x1b\[2Jround 9/9: 3 trained\\nround 9/9"),
     (lies.two_answers_known, "reply: got more than one ANSWERS_KNOWN"),
-    (lies.many_records, r"reply: got more than \d records, as follows from the request"),
+    (lies.many_records, r"got more than \d records, as follows from the request"),
     (lies.very_many_records, r"reply: got 4[.\d]* ?\d* bytes, expected at most \d+, as follows from the request"),
     (lies.records_of_flower, "its reply has 21 records, expected one"),
     (lies.most_samples, r"measured: got 4294967295 samples of \w+, expected \d+ as before"),

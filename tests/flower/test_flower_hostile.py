@@ -39,7 +39,7 @@ CHOSEN = {
 WHY = {
     2: r"refused, run: digest: got \w+, expected \w+; the ends differ",
     3: "reply: got 7000 bytes, expected at most \\d+, as follows from the request",
-    4: "RoundError: reply: got one to round 1, trip 0, expected |reply: got more than 2 records, as follows from",
+    4: "RoundError: reply: got one to round 1, trip 0, expected |got more than 2 records, as follows from",
     5: "TruncatedError: envelope: got \\d+ bytes, expected 1152921504606846976",
     6: "DecodeError: field 'variance': got nan at position 1, expected a finite number",
     7: r"DecodeError: samples: got \d+, expected \d+, as before",

@@ -1,7 +1,9 @@
-"""Replies over Flower's grid: a node that announces one and does not upload it keeps nobody waiting but itself."""
+"""What the server's app makes of replies: one that is announced and not uploaded keeps nobody waiting but its sender;
+what a node has that the server has not is named."""
 
 from __future__ import annotations
 
+import json
 import time
 from threading import Event
 from typing import Any
@@ -51,3 +53,19 @@ def test_a_reply_that_is_not_uploaded_keeps_no_other_waiting(monkeypatch: pytest
     late: dict[str, Any] = {}
     until(lambda: late.update(post.pull(names)) or late, 10, "the late reply")
     assert late == {f"to-{SLOW}": b"7"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({}, ""),
+        ({"pfedlms": "0.0.9"}, "pfedlms: got 0.0.9, expected 1.0"),
+        ({"digest": "\x1b[2J", "torch": None}, r"torch: got None, expected 2.0, digest: got \x1b[2J, expected ab"),
+    ],
+)
+def test_what_differs_between_a_node_and_the_server_is_named(changed: dict[str, Any], named: str) -> None:
+    from pfedlms.flower.server_app import differing
+
+    here = {"pfedlms": "1.0", "torch": "2.0", "digest": "ab"}
+    assert differing(here, json.dumps(here | changed).encode()) == named
+    assert differing(here, b"nothing") == "got no answer that can be read"

@@ -128,7 +128,7 @@ def forged(name: str, last: dict[int, bytes]) -> bytes:
         ("of another run", Why.RUN, "got 3132333435363738"),
         ("changed", Why.BROKEN, "signature is not of this node's server"),
         ("an older trip", Why.STALE, "got trip 1"),
-        ("another request", Why.STALE, "got another request for trip 2"),
+        ("another request", Why.STALE, "got trip 2, expected one after 2"),
         ("a query", Why.BROKEN, "the seal is not of this envelope"),
         ("nothing", Why.BROKEN, "is not signed"),
     ],

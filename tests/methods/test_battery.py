@@ -391,7 +391,7 @@ def test_no_strength_is_local_exactly(case: Case) -> None:
     assert not torch.equal(pulled.state()["params"], alone.state()["params"])
 
 
-@pytest.mark.parametrize("method", ["sketchvote", "sketchmean"])
+@pytest.mark.parametrize("method", ["sketchvote", "sketchmean", "sparseloco"])
 def test_without_gain_the_shared_model_never_moves(method: str) -> None:
     chosen = federation(method, gain=0.0)
     play(chosen)

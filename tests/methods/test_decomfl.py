@@ -62,7 +62,7 @@ def test_three_rounds_are_a_plain_loop() -> None:
 
 def test_with_many_directions_an_update_is_a_step_of_gradient_descent() -> None:
     """The mean over P directions of (z · ∇f) z comes near ∇f: its cosine is about √(P / (P + n))."""
-    small, count = network(2), 3000
+    small, count = network(2), 600
     run = federate("decomfl", small, updates=1, perturbations=count, smoothing=1e-2, step=1.0)
     run.start()
     before = run.state()["server"]["model"].double()

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 import factories
-from pfedlms.backend import torch_threads
 from pfedlms.errors import UsageError
-from pfedlms.methods import METHODS, Method
+from pfedlms.methods import METHODS
 from pfedlms.methods.scaffold import Scaffold
-from plain_loops import BODY, CLIENTS, RATE, ROUNDS, SHARE, STEPS, Loop, federate, network, played
+from plain_loops import BODY, CLIENTS, RATE, ROUNDS, SHARE, STEPS, Loop, federate, played
 
 STRENGTH, BODY_STEPS, TUNED = 0.3, 2, 8
 Models = dict[int, Tensor]
@@ -118,17 +117,6 @@ def test_a_method_is_its_plain_loop(name: str) -> None:
             np.testing.assert_allclose(state["params"][row], expected[client], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["fedprox", "scaffold", "ditto", "fedrep"])
-@pytest.mark.parametrize("threads", [1, 2])
-def test_clients_that_are_trained_in_parts(name: str, threads: int) -> None:
-    """20 models of 75,000 parameters are more than a CPU's cache holds, so a cohort is split; to the bit as alone."""
-    wide = network(1000)
-    alone = played(name, 2, module=wide, cohort_size=1)["params"]
-    with torch_threads(threads):
-        assert len(federate(name, wide).model.parts(CLIENTS)) > 1
-        assert torch.equal(played(name, 2, module=wide)["params"], alone)
-
-
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 
@@ -165,27 +153,6 @@ def test_without_fine_tuning_the_average_itself_is_evaluated() -> None:
         assert personal.accuracy == report.global_evaluation.accuracy
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_scaffold_without_control_variates_is_fedavg_to_the_bit(
-    momentum: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Scaffold, "after_training", Method.after_training)
-    assert torch.equal(played("scaffold", momentum=momentum)["params"], played("fedavg", momentum=momentum)["params"])
-
-
-def test_scaffold_of_one_client_is_fedavg_to_the_bit() -> None:
-    """Its c_k is c."""
-    states = []
-    for name in ("scaffold", "fedavg"):
-        federation = factories.federation(name, factories.digits(1))
-        federation.start()
-        for _ in range(4):
-            federation.play_round()
-        states.append(federation.state())
-    assert torch.equal(states[0]["params"], states[1]["params"])
-    assert states[0]["server"]["control"].any()
-
-
 def test_control_variates_of_scaffold_with_momentum_are_means_of_gradients() -> None:
     """The first c_k is a mean of the gradients that the steps saw, with weights that add up to 1: gradient s is in all
     E − s buffers after it, β times as much in each."""
@@ -200,16 +167,6 @@ def test_control_variates_of_scaffold_with_momentum_are_means_of_gradients() -> 
         weights = [sum(beta**j for j in range(STEPS - s)) for s in range(STEPS)]
         mean = sum(weight * own for weight, own in zip(weights, seen, strict=True)) / sum(weights)
         np.testing.assert_allclose(state["state"]["control"][k], mean, rtol=0, atol=1e-5)
-
-
-def test_the_mean_of_the_control_variates_is_c_where_all_take_part() -> None:
-    """Σ N_k c_k / Σ N_k, as Algorithm 1 keeps it; c of the server is one round behind the clients."""
-    federation = federate("scaffold")
-    federation.start()
-    kept = federation.state()["state"]["control"].double()
-    federation.play_round()
-    weights = torch.tensor([float(n) for n in federation.data.samples], dtype=torch.float64)
-    np.testing.assert_allclose(federation.state()["server"]["control"], kept.T @ weights / weights.sum(), atol=1e-6)
 
 
 def test_half_a_global_step_of_scaffold_by_hand() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise
+from itertools import pairwise
 from math import pi
 
 import numpy as np
@@ -26,21 +26,6 @@ def sparse(dim: int, kept: int, seed: int) -> Tensor:
     x = torch.zeros(1, dim)
     x[0, torch.randperm(dim, generator=torch.Generator().manual_seed(seed))[:kept]] = normal(kept, seed=seed + 100)
     return x
-
-
-# --- the largest entries ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("count", [1, 3, 7])
-def test_largest_keeps_the_subset_with_most_energy(count: int) -> None:
-    """By brute force over all subsets of that size."""
-    x = normal(4, 8, seed=1)
-    kept = largest(x, count)
-    for row, own in zip(x.double().numpy(), kept.double().numpy(), strict=True):
-        best = max(combinations(range(8), count), key=lambda chosen: sum(row[i] ** 2 for i in chosen))
-        expected = np.zeros(8)
-        expected[list(best)] = row[list(best)]
-        np.testing.assert_array_equal(own, expected)
 
 
 # --- the decoder ------------------------------------------------------------------------------------------------------

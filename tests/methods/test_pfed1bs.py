@@ -1,9 +1,8 @@
-"""pFed1BS: its objective in float64 through a dense Φ, its vote by brute force, and pFedLMS with one threshold as its
+"""pFed1BS: its objective and its messages in float64 through a dense Φ, and pFedLMS with one threshold as its
 refinement."""
 
 from __future__ import annotations
 
-from itertools import product
 from math import log, sqrt
 
 import numpy as np
@@ -25,10 +24,8 @@ from factories import (
     worker_of,
 )
 from pfedlms.engine.training import TrainSettings
-from pfedlms.methods.consensus import Sketches, VoteOnSigns, model
 from pfedlms.methods.pfed1bs import PFed1BS, PFed1BSSettings
 from pfedlms.methods.pfedlms import PFedLMS, PFedLMSSettings
-from pfedlms.sketch import Sketch
 from pfedlms.wire.frames import SERVER
 
 SEED = 5
@@ -91,19 +88,6 @@ def test_local_steps_follow_the_whole_objective() -> None:
 
 
 # --- the vote ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("samples", [(1, 2, 3), (1, 1, 5), (2, 2, 1)])
-def test_vote_by_brute_force(samples: tuple[int, ...]) -> None:
-    """Every combination of three signs; an even split (3 against 1 + 2) gives +1."""
-    combinations = list(product((-1.0, 1.0), repeat=3))
-    layout = task_of(8, seed=SEED).layout
-    sketch = Sketch(layout, 1.0, SEED, 0)
-    wanted = torch.tensor(combinations).T  # [clients, m]
-    cohort = cohort_of(sketch.adjoint(wanted), samples=samples)  # ΦΦᵀ = I: Φθ is what was wanted
-    (after,), _ = hold(VoteOnSigns(0, model, Sketches(layout, 1.0, SEED, refresh=0)), cohort)
-    expected = [1 if sum(n * s for n, s in zip(samples, signs, strict=True)) >= 0 else -1 for signs in combinations]
-    assert after.heard["consensus"].tolist() == expected
 
 
 def test_a_federation_sends_signs_of_one_fixed_sketch_and_their_majority() -> None:

@@ -110,19 +110,6 @@ def test_consensus_of_a_federation_by_brute_force(settings: dict[str, Any]) -> N
         assert len(np.unique(expected)) == levels + 1
 
 
-@pytest.mark.parametrize("samples", [(1, 1, 1), (7, 2, 2), (3, 2, 1), (10, 1, 1)])
-def test_consensus_follows_the_samples(samples: tuple[int, ...]) -> None:
-    """Ties at (3, 2, 1), a client that decides alone at (10, 1, 1)."""
-    sizes, cohort = (20, 7, 32), cohort_of(normal(3, 59, seed=1), samples=samples)
-    method = PFedLMS(task_of(*sizes), PFedLMSSettings(thresholds=5, ratio=0.5, strength=0.01))
-    expected, margin = consensus_by_definition(
-        sketches_of(cohort.params.double().numpy(), sizes, 0.5, 5, 0), samples, 5
-    )
-    clear = margin > 1e-5
-    assert clear.mean() > 0.9
-    np.testing.assert_array_equal(played(method, cohort).heard["consensus"].numpy()[clear], expected[clear])
-
-
 @pytest.mark.parametrize("absolute", [False, True], ids=["relative", "absolute"])
 def test_local_steps_follow_the_objective(absolute: bool) -> None:
     """Three steps of f + λ R̃_ρ + μ/2 ‖θ‖² against float64 autograd through dense Φ and the definition of R̃_ρ."""
@@ -159,19 +146,6 @@ def test_local_steps_follow_the_objective(absolute: bool) -> None:
 
 
 # --- the settings -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("levels", "upper"), [(1, [0.0]), (3, [0.0, 0.9816]), (7, [0.0, 0.5006, 1.050, 1.748])])
-def test_lloyd_max_spacing_has_the_published_boundaries(levels: int, upper: list[float]) -> None:
-    """τ = μ̄ + σ̄ b with b of Max 1960, table 1; μ̄ and σ̄ are what they are with quantiles."""
-    cohort = cohort_of(normal(3, 27, seed=3), samples=[3, 1, 2])
-    settings = PFedLMSSettings(thresholds=levels, ratio=0.5, strength=0.01, spacing="lloyd-max")
-    heard = played(PFedLMS(task_of(20, 7), settings), cohort).heard
-    boundaries = np.array([-b for b in reversed(upper[1:])] + upper)
-    for layer, sketched in enumerate(sketches_of(cohort.params.double().numpy(), (20, 7), 0.5, 5, 0)):
-        middle, upper_quartile = thresholds_by_definition(sketched, (3, 1, 2), 3)[1:]
-        deviation = (upper_quartile - middle) / NormalDist().inv_cdf(0.75)
-        np.testing.assert_allclose(heard["thresholds"][layer].numpy(), middle + deviation * boundaries, atol=2e-3)
 
 
 def method_of(rate: float, **settings: Any) -> PFedLMS:

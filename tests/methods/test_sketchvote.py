@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import pi, sqrt
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from plain_client.sketchvote import weighted_median
 from torch import Tensor
 
 from definitions import dense_model, layer_of_entry
 from factories import (
     CLIENTS,
-    CPU,
     RATIO,
     SEED,
     SIZES,
@@ -26,14 +25,10 @@ from factories import (
     normal,
     task_of,
 )
-from pfedlms.aggregate import WeightedMean
 from pfedlms.cohort import Cohort
 from pfedlms.errors import DivergedError, UsageError
-from pfedlms.methods import METHODS, register
 from pfedlms.methods.consensus import Sketches
-from pfedlms.methods.contract import Exchange, go_on_from
 from pfedlms.methods.sketchvote import ResidualSignVote, SketchVote, SketchVoteSettings
-from pfedlms.wire import Floats, Message
 from pfedlms.wire.frames import HEADER_BYTES
 
 DIM = sum(SIZES)
@@ -74,7 +69,7 @@ def test_a_round_is_that_of_the_box(round: int) -> None:
     y = x @ phi.T
     votes = (torch.tensor(samples).double() @ torch.where(y >= 0, 1.0, -1.0).double() >= 0).double() * 2 - 1
     scales = torch.stack([y[:, layers == layer].square().mean(dim=1).sqrt() for layer in range(len(SIZES))])
-    middle = [brute_median(samples, own.tolist()) for own in scales]
+    middle = [weighted_median(samples, own.tolist()) for own in scales]
     sizes = [sqrt(2 / pi) * s * m / n for s, m, n in zip(middle, ROWS, PADS, strict=True)]
     moved = model.double() + per_layer(sizes) * (phi.T @ votes)
     unsent = x - per_layer(SHARES) * (y @ phi)
@@ -91,12 +86,6 @@ def test_a_round_is_that_of_the_box(round: int) -> None:
     assert torch.equal(after.state["residual"], sent.state["residual"])
     for row in (*after.params, *after.state["model"]):
         assert torch.equal(row, server["model"])
-
-
-def brute_median(samples: list[int], values: list[float]) -> float:
-    """Each value as often as its weight says, those above zero in order: the lower middle one."""
-    drawn = sorted(value for weight, value in zip(samples, values, strict=True) for _ in range(weight) if value > 0)
-    return drawn[(len(drawn) - 1) // 2] if drawn else 0.0
 
 
 def test_who_has_nothing_to_say_in_a_layer_has_no_vote_there() -> None:
@@ -117,70 +106,7 @@ def test_who_has_nothing_to_say_in_a_layer_has_no_vote_there() -> None:
     assert together["model"][80:].numpy().tobytes() == model[80:].numpy().tobytes()
 
 
-def test_rows_follow_the_allocation_and_enter_the_digest() -> None:
-    """Three layers of pad 1024, 64 and 16. With a = 0 each has a third of a tenth of 1,104: 36, but no more than there
-    are; with a = 0.5 shares are 32 : 8 : 4 of 44."""
-    layout = layout_of(1000, 64, 16)
-    for allocation, rows in ((1.0, (102, 6, 1)), (0.0, (36, 36, 16)), (0.5, (80, 20, 10))):
-        assert layout.sketch_sizes(0.1, allocation) == rows
-        method = federation("sketchvote", allocation=allocation).method
-        assert method.sketched is not None
-        assert method.agreement() == {"rows": ",".join(map(str, method.sketched[1]))}
-    assert len({federation("sketchvote", allocation=a)._digest for a in (1.0, 0.5)}) == 2
-
-
 # --- why it works -----------------------------------------------------------------------------------------------------
-
-
-class ExactMeans(ResidualSignVote):
-    """The same exchange with the values of y_k instead of their signs, and their weighted mean instead of the vote."""
-
-    def __init__(self, sketches: Sketches) -> None:
-        super().__init__(sketches, gain=1.0, check_every=0)
-        self.up, self.down = (Message(kind, (Floats("values", sum(sketches.sizes)),)) for kind in (0, 1))
-
-    def client_send(self, cohort: Cohort, round: int, work: Any) -> Any:
-        sketch = self._sketches.of(round, CPU)
-        said, unsent = sketch.split(cohort.params, cohort.state["model"], cohort.state["residual"])
-        return cohort.with_state(residual=unsent), {"values": said}
-
-    in_step = Exchange.in_step
-
-    def server_open(self, server: Any, round: int) -> Any:
-        return WeightedMean(sum(self._sketches.sizes))
-
-    def server_add(self, total: Any, ids: Any, samples: Any, values: Any) -> Any:
-        return total.add(samples, values["values"])
-
-    def server_reply(self, server: Any, total: Any, round: int) -> Any:
-        mean = total.result().float()
-        return {"model": self._stepped(server["model"], mean, round)}, {"values": mean}
-
-    def client_receive(self, cohort: Cohort, values: Any, round: int) -> Cohort:
-        return go_on_from(cohort, self._stepped(cohort.state["model"], values["values"], round))
-
-    def _stepped(self, model: Tensor, mean: Tensor, round: int) -> Tensor:
-        """c_l = √m / N: then c (D H Sᵀ u) is (m/N) Φᵀ of the mean."""
-        sketch = self._sketches.of(round, CPU)
-        factors, widths = torch.tensor(
-            [(sqrt(place.stop - place.start) / place.pad, place.end - place.begin) for place in sketch.shape.places]
-        ).T
-        return model + sketch.spread(mean[None])[0] * factors.repeat_interleave(widths.long())
-
-
-class Exact(SketchVote):
-    name = "exact"
-
-    def __init__(self, task: Any, settings: SketchVoteSettings) -> None:
-        super().__init__(task, settings)
-        self.exchanges = (ExactMeans(Sketches(task.layout, settings.ratio, task.seed, settings.refresh)),)
-
-
-@pytest.fixture
-def exact() -> Iterator[None]:
-    register(Exact)
-    yield
-    del METHODS["exact"]
 
 
 def on_a_quadratic(contraction: float, ratio: float, rounds: int = 300) -> tuple[list[float], list[float], list[float]]:

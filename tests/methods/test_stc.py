@@ -1,4 +1,4 @@
-"""STC: which entries are kept, what residuals hold, a whole round in NumPy, and its limits."""
+"""STC: which entries are kept, what residuals hold, whole rounds in NumPy, and its limits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from factories import cohort_of, hold, normal, task_of
-from pfedlms.methods.stc import STCSettings, TernaryUpdates, dense, ternary
+from pfedlms.methods.stc import STCSettings, TernaryUpdates, ternary
 from pfedlms.models import Cohort
 
 
@@ -38,17 +38,6 @@ def in_numpy(x: np.ndarray, count: int) -> np.ndarray:
 
 
 # --- STC of a vector --------------------------------------------------------------------------------------------------
-
-
-def test_by_hand() -> None:
-    """The three largest of (1, −5, 0, 3, −4, 2) are −5, 3 and −4; their magnitudes have the mean 4."""
-    sent = ternary(torch.tensor([[1.0, -5.0, 0.0, 3.0, -4.0, 2.0]]), 3)
-    assert {name: value.tolist() for name, value in sent.items()} == {
-        "magnitude": [[4.0]],
-        "signs": [[-1.0, 1.0, -1.0]],
-        "positions": [[1, 3, 4]],
-    }
-    assert dense(sent, 6).tolist() == [[0, -4, 0, 4, -4, 0]]
 
 
 def test_many_ties_against_a_sort_of_pairs() -> None:
@@ -145,6 +134,3 @@ def test_how_many(dim: int, sparsity: float, count: int) -> None:
     assert exchange.down.fields == exchange.up.fields
     other = exchange_of(dim, 1.0, sparsity)
     assert [part.shape for part in other.down.fields] == [(1,), (count,), (count,)]
-
-
-# --- in a federation --------------------------------------------------------------------------------------------------

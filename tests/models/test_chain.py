@@ -10,30 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from factories import CPU, LABELS, normal, seeded, squares
 from pfedlms.models import CohortModel
 from pfedlms.models.chain import Chain
 from pfedlms.models.stacked import Stacked
 
-CPU = torch.device("cpu")
 CLIENTS, BATCH = 3, 5
 Factory = Callable[[], nn.Module]
-
-
-def normal(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-LABELS = torch.zeros(64, 0)  # of as many clients as there may be; `squares` looks at none
-
-
-def squares(
-    outputs: Tensor, features: Tensor | None, labels: Tensor, rows: slice
-) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Half the squared length of outputs and of features, whose gradients are themselves; those of a first layer are
-    the samples."""
-    ends = [end for end in (outputs, features) if end is not None and end.requires_grad]
-    losses = sum(end.detach().flatten(1).square().sum(dim=1) / 2 for end in ends)
-    return losses, ends, [end.detach().clone() for end in ends]
 
 
 def hooked(kind: str) -> nn.Module:
@@ -105,9 +88,7 @@ CHAINS: dict[str, Factory] = {
 @pytest.mark.parametrize("factory", CHAINS.values(), ids=CHAINS)
 def test_a_chain_has_the_bits_of_the_same_module_under_vmap(factory: Factory) -> None:
     """Outputs and features, in training and evaluation, losses and gradients, with and without a slope at features."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        module = factory()
+    module = seeded(factory, 1)
     chain, other = CohortModel(module, CPU), CohortModel(copy.deepcopy(module), CPU)
     assert isinstance(chain._runner, Chain)
     other._runner = Stacked(other._single, folds=False)

@@ -13,7 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import factories
 import pfedlms
+from factories import CPU, LABELS, squares
 from pfedlms import rng
 from pfedlms.errors import UsageError
 from pfedlms.models import CohortModel, build, forward
@@ -23,13 +25,12 @@ from pfedlms.models.one_by_one import OneByOne
 from pfedlms.models.runner import Runner, Single
 from pfedlms.models.stacked import Stacked
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda")
+GPU = torch.device("cuda")
 CLIENTS, BATCH = 3, 8
 Factory = Callable[[], nn.Module]
 
 
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+normal = partial(factories.normal, dtype=torch.float64)
 
 
 def dnn() -> nn.Module:
@@ -83,9 +84,7 @@ class Setup:
     float64, so that another order of sums does not show."""
 
     def __init__(self, factory: Factory, way: Callable[[CohortModel], Runner | None] = BY["as chosen"]) -> None:
-        with torch.random.fork_rng():
-            torch.manual_seed(1)
-            original = factory().double()
+        original = factories.seeded(factory, 1).double()
         self.plain = [copy.deepcopy(original) for _ in range(CLIENTS)]
         self.model = CohortModel(copy.deepcopy(original), CPU)
         self.model._runner = way(self.model)
@@ -100,18 +99,6 @@ class Setup:
                     at += parameter.numel()
             assert at == len(own)
         self.x = normal(CLIENTS, BATCH, 3, 2, 2, seed=3)
-
-
-LABELS = torch.zeros(64, 0)  # of as many clients as there may be; `squares` looks at none
-
-
-def squares(
-    outputs: Tensor, features: Tensor | None, labels: Tensor, rows: slice
-) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Half the squared length of outputs and features, whose gradients are themselves."""
-    ends = [end for end in (outputs, features) if end is not None]
-    losses = sum(end.detach().flatten(1).square().sum(dim=1) / 2 for end in ends)
-    return losses, ends, [end.detach().clone() for end in ends]
 
 
 def flat_gradient(module: nn.Module, value: Tensor) -> Tensor:
@@ -162,23 +149,6 @@ def test_outputs_can_be_differentiated(factory: Factory) -> None:
     for client, module in enumerate(setup.plain):
         expected = flat_gradient(module, (module.train()(setup.x[client]) * weights[client]).sum())
         torch.testing.assert_close(gradient[client], expected)
-
-
-@pytest.mark.parametrize("factory", FACTORIES)
-def test_a_client_alone_has_the_bits_it_has_in_a_cohort(factory: Factory) -> None:
-    """How clients are grouped does not change results: a cohort of one against a cohort of three, in float32."""
-    setup = Setup(factory)
-    model = CohortModel(setup.model.module.float(), CPU)
-    cohort = model.cohort((0, 1, 2), (1, 1, 1), with_momentum=False)
-    params, x = setup.params.float(), setup.x.float()
-
-    def results(chosen: slice) -> tuple[Tensor, Tensor]:
-        out = torch.empty_like(params[chosen])
-        buffers = {name: value[chosen].clone() for name, value in cohort.buffers.items()}
-        return model.gradient(out, params[chosen], buffers, x[chosen], LABELS, squares), out
-
-    for together, alone in zip(results(slice(0, 3)), results(slice(1, 2)), strict=True):
-        assert torch.equal(together[1:2], alone)
 
 
 def test_clients_start_from_the_initial_weights() -> None:

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from factories import CPU, normal, squares
 from pfedlms.backend import torch_threads
 from pfedlms.models import CohortModel
 from pfedlms.models.one_by_one import OneByOne
 
-CPU, CLIENTS, BATCH = torch.device("cpu"), 5, 4
+CLIENTS, BATCH = 5, 4
 
 
 def convolutional(*more: nn.Module) -> nn.Module:
@@ -49,24 +50,14 @@ def hooked() -> nn.Module:
     return module
 
 
-def squares(
-    outputs: Tensor, features: Tensor | None, labels: Tensor, rows: slice
-) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    return outputs.detach().square().sum(dim=(1, 2)) / 2, [outputs], [outputs.detach()]
-
-
-def drawn(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 class Played:
     """Losses, gradients and running statistics of a training step of all clients, `group` at a time."""
 
     def __init__(self, module: nn.Module, group: int, threads: int) -> None:
         self.model = CohortModel(module, CPU)
         cohort = self.model.cohort(tuple(range(CLIENTS)), (1,) * CLIENTS, with_momentum=False)
-        params = cohort.params + 0.1 * drawn(*cohort.params.shape, seed=1)
-        x, labels = drawn(CLIENTS, BATCH, 3, 8, 8, seed=2), torch.zeros(CLIENTS, BATCH, dtype=torch.int64)
+        params = cohort.params + 0.1 * normal(*cohort.params.shape, seed=1)
+        x, labels = normal(CLIENTS, BATCH, 3, 8, 8, seed=2), torch.zeros(CLIENTS, BATCH, dtype=torch.int64)
         gradients, losses = torch.empty_like(params), []
         with torch_threads(threads):
             for start in range(0, CLIENTS, group):
@@ -100,7 +91,7 @@ def test_several_threads_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
     model = CohortModel(convolutional(), CPU)
     cohort = model.cohort((0, 1), (1, 1), with_momentum=False)
     with torch_threads(2), torch.no_grad():
-        outputs, _ = model.forward(cohort.params, cohort.buffers, drawn(2, BATCH, 3, 8, 8, seed=1), training=False)
+        outputs, _ = model.forward(cohort.params, cohort.buffers, normal(2, BATCH, 3, 8, 8, seed=1), training=False)
     assert outputs.shape == (2, BATCH, 10)
     assert not outputs.requires_grad
 
@@ -116,6 +107,6 @@ def test_the_trial_changes_nothing_of_the_module() -> None:
     """Neither its statistics nor the numbers drawn."""
     module, state = convolutional(nn.Dropout(0.5)), torch.random.get_rng_state()
     before = {name: value.clone() for name, value in module.state_dict().items()}
-    OneByOne(CohortModel(module, CPU)._single, CPU).after_trial(drawn(BATCH, 3, 8, 8, seed=1))
+    OneByOne(CohortModel(module, CPU)._single, CPU).after_trial(normal(BATCH, 3, 8, 8, seed=1))
     assert torch.equal(state, torch.random.get_rng_state())
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())

@@ -12,24 +12,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import factories
+from factories import CPU, LABELS, seeded, squares
 from pfedlms.models import CohortModel, build
 from pfedlms.models.runner import Pass, Single
 from pfedlms.models.stacked import Stacked
 
-CPU = torch.device("cpu")
 CLIENTS, BATCH = 3, 5
 Factory = Callable[[], nn.Module]
 
 
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+normal = partial(factories.normal, dtype=torch.float64)
 
 
 def made(factory: Factory) -> nn.Module:
     """In float64, so that another order of sums does not show."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        return factory().double()
+    return seeded(factory, 1).double()
 
 
 class Pair:
@@ -321,14 +319,3 @@ def test_a_layer_used_twice_adds_its_gradients_up() -> None:
     assert list(gradients) == ["one.weight", "one.bias", "other.bias"]
     for name, gradient in gradients.items():
         torch.testing.assert_close(gradient, expected[name])
-
-
-LABELS = torch.zeros(64, 0)  # of as many clients as there may be; `squares` looks at none
-
-
-def squares(
-    outputs: Tensor, features: Tensor | None, labels: Tensor, rows: slice
-) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Half the squared length of outputs, whose gradients are themselves."""
-    given = outputs.detach()
-    return given.flatten(1).square().sum(dim=1) / 2, [outputs], [given.clone()]

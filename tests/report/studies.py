@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from pfedlms.cli.folders import sections_of
+from pfedlms.cli.stored import sections_of
 from pfedlms.experiment.config import load_config
 from pfedlms.report.runs import Section
 

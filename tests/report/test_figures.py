@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from studies import a_comparison, a_run, compared, section_of, swept
 
-from pfedlms.cli.folders import sections_of
+from pfedlms.cli.stored import sections_of
 from pfedlms.errors import RunDirectoryError, UsageError
 from pfedlms.methods import METHODS
 from pfedlms.report import charts, figures

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from studies import compared
 
-from pfedlms.cli.folders import sections_of
+from pfedlms.cli.stored import sections_of
 from pfedlms.report.page import write_page
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

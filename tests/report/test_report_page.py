@@ -19,7 +19,7 @@ from torch import nn
 
 import pfedlms
 from pfedlms.cli import main
-from pfedlms.cli.folders import sections_of
+from pfedlms.cli.stored import sections_of
 from pfedlms.report.page import write_page
 
 SMALL = {"rounds": 3, "clients": 4, "hidden": 12, "local_steps": 2, "batch_size": 8, "threads": 1, "progress": False}
@@ -186,8 +186,7 @@ def many_clients(folder: Path) -> None:
     [
         (interrupted, "interrupted"), (one_evaluation, "of the one evaluation"), (sampled, "everyone: all clients"),
         (nothing_sent, "of all 3 evaluations"), (own_metric, "-loss"), (diverged, "diverged"),
-        (old, "no record of their environment"),
-        (many_clients, "fedavg"),
+        (old, "pfedlms"), (many_clients, "fedavg"),
     ],
     ids=lambda case: getattr(case, "__name__", ""),
 )  # fmt: skip

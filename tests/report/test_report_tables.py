@@ -12,7 +12,7 @@ from rich.console import Console
 from studies import a_comparison, a_run, a_summary, compared, section_of, swept
 
 from pfedlms.report import results
-from pfedlms.report.results import COLUMNS, comparison, partition_text, set_up, sweep
+from pfedlms.report.results import COLUMNS, comparison, described, partition_text
 from pfedlms.report.runs import Section, Spread, StoredRun
 from pfedlms.report.tables import Column, Table, table_of
 
@@ -38,6 +38,13 @@ def test_the_rows_of_a_comparison(tmp_path: Path) -> None:
     assert (stc["rounds"], stc["seeds"]) == (2, 2)
 
 
+def test_catching_up_counts_as_received() -> None:
+    """FedAvg moves 2 MiB, the other 1 up and 1 + 2 down: half as few."""
+    plain, tracked = (StoredRun(m, a_summary(m, [60.0], kib=1024)) for m in ("fedavg", "obda"))
+    tracked.summary["bytes_per_round"]["catch_up"] = 2 << 20
+    assert [(row["mib_down"], row["fewer"]) for row in comparison([plain, tracked]).records] == [(1.0, 1.0), (3.0, 0.5)]
+
+
 def test_one_declaration_is_a_column_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Terminal, Markdown and LaTeX of a comparison and of a sweep; results.csv and results.json."""
     worst = Column("worst", "worst client", results.accuracy, place="extremes.worst", note="worst: of all clients")
@@ -47,7 +54,7 @@ def test_one_declaration_is_a_column_everywhere(tmp_path: Path, monkeypatch: pyt
         for run in section_of(compared(tmp_path / "c")).runs
     ]
     swept = Section("s", runs, "Sweep", {"method.name": ["local", "fedavg", "stc"]})
-    for table in (comparison(runs), sweep(swept)):
+    for table in (comparison(runs), comparison(runs, swept)):
         assert "worst client" in words(printed(table, None))
         assert "worst: of all clients" in words(table)
         assert "| worst client |" in table.markdown()
@@ -126,19 +133,23 @@ def test_a_terminal_leaves_out_what_it_has_no_room_for_and_a_pipe_nothing(tmp_pa
 
 def test_a_sweep_marks_its_best(tmp_path: Path) -> None:
     swept(tmp_path / "s", {"learning_rate": [0.1, 0.2, 0.3]}, [70.0, 90.0, 99.0], interrupted=[99.0])
-    table = sweep(section_of(tmp_path / "s"))
-    assert [record["mark"] for record in table.records] == ["", "best", "interrupted"]
-    assert [record["train.learning_rate"] for record in table.records] == [0.1, 0.2, 0.3]
+    section = section_of(tmp_path / "s")
+    table = comparison(section.runs, section)
+    assert [record["name"] for record in table.records] == [
+        "learning_rate=0.1", "learning_rate=0.2 (best)", "learning_rate=0.3 (interrupted)",
+    ]  # fmt: skip
     assert words(table).startswith("fedavg · digits · dnn, 18,910 parameters · 2 clients, α = 0.5 · 1 round")
-    assert "No G-acc: fedavg shares no model." in words(table)
+    assert "; the best by P-acc" in words(table)
+    assert not any("fewer" in record for record in table.records), "all rows are fedavg"
 
 
 def test_a_title_leaves_out_what_is_swept() -> None:
     data = {"dataset": "digits", "clients": 3, "alpha": 0.5, "partition": "auto"}
     run = StoredRun("local", a_summary("local", [60.0], clients=(1, 2, 3), partition="dirichlet"), {"data": data})
-    assert set_up(run, ["train.rounds"]) == "digits · 3 clients, α = 0.5"
-    assert set_up(run, ["data.alpha"]) == "digits · 3 clients"
-    assert set_up(run, ["data.clients", "data.partition"]) == "digits"
+    model = "dnn, 18,910 parameters"
+    assert list(described([run], ["train.rounds"]).values()) == ["digits", model, "3 clients, α = 0.5"]
+    assert list(described([run], ["data.alpha"]).values()) == ["digits", model, "3 clients", "1 round"]
+    assert list(described([run], ["data.clients", "data.partition"]).values()) == ["digits", model, "1 round"]
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,14 @@ def test_any_number_of_leading_axes_in_place(shape: tuple[int, ...]) -> None:
         assert torch.equal(got, fwht_reference(row))
 
 
+def test_reference_leaves_its_argument_alone() -> None:
+    for size in (1, 8):
+        values = normal(2, size)
+        before = values.clone()
+        fwht_reference(values)[:] = 0.0
+        assert torch.equal(values, before)
+
+
 def test_reference_takes_transposed_values_and_gradients() -> None:
     values = normal(8, 3).T.requires_grad_()
     result = fwht_reference(values)

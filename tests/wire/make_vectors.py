@@ -70,6 +70,18 @@ def vectors() -> dict[str, Any]:
             refresh=2,
             check_every=0,
         ),
+        # Half of client 1's y of layer 1 is zero in round 0; in round 2 client 0 has another w, and its digest says so.
+        # Client 2 misses four answers of 57 bytes; w has 40 + 4 · 47.
+        sketchvote(
+            [39, 8],
+            seed=5,
+            phases=[*[everyone] * 4, *[{0, 1}] * 4, everyone, everyone],
+            silent={},
+            even={0: {1: 1}},
+            drifted={2: 0},
+            ratio=1.0,
+            check_every=2,
+        ),
     ]
     meant = [
         # Client 2 misses one answer, then some, then is away until w is fewer bytes than anything else.
@@ -98,6 +110,20 @@ def vectors() -> dict[str, Any]:
         ),
         # Nearly all entries change in every round.
         sketchmean([18, 8], 3, [everyone, *[{0, 1}] * 5, everyone, everyone], {}, ratio=1.0, answer=0.9, gain=0.5),
+        # As the third of sketchvote. Client 2 comes first when the entries that have changed since w⁰ are those that
+        # differ from it, so that both frames have as many bytes.
+        sketchmean(
+            [70, 8],
+            5,
+            [*[{0, 1}] * 3, *[everyone] * 3],
+            {},
+            even={0: {1: 1}},
+            drifted={4: 0},
+            ratio=1.0,
+            answer=0.01,
+            gain=1.0,
+            check_every=2,
+        ),
     ]
     digests = [entry["agreement"] for entry in (*runs, averaged, sparse, *voted, *meant)]
     return {

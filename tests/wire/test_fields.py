@@ -94,15 +94,6 @@ def test_signs_by_hand() -> None:
     assert signs.tolist() == [1, -1, 1, -1, -1, -1, -1, -1, 1]
 
 
-def test_masked_rows_by_hand() -> None:
-    # Rows 1 and 2 of three: mask 0b110, then two floats a row.
-    fields = (Mask("mask", 3), MaskedRows("rows", "mask", 3, 2))
-    values = {"mask": np.array([False, True, True]), "rows": np.float32([[9, 9], [1, 2], [3, 4]])}
-    payload = encoded(values, *fields)
-    assert payload.hex() == "06" + "0000803f00000040" + "0000404000008040"
-    assert decoded(payload, *fields)["rows"].tolist() == [[0, 0], [1, 2], [3, 4]]
-
-
 # Round trips.
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from factories import sealed
 from pfedlms.errors import (
     ChecksumError,
     DecodeError,
@@ -25,29 +26,17 @@ from pfedlms.errors import (
     VersionError,
     WireError,
 )
-from pfedlms.wire import Floats, Message, Symbols
-from pfedlms.wire.frames import SERVER, Intake, Received, agreement_digest, frame
+from pfedlms.wire import Floats, Message
+from pfedlms.wire.frames import Intake, agreement_digest, frame
 
 DIGEST = bytes(range(1, 9))
 STATISTICS = Message(0, (Floats("mean", 2), Floats("variance", 2, minimum=0)))
-REPLY = Message(1, (Floats("mean", 2), Floats("deviation", 2, minimum=0)))
-TERNARY = Message(2, (Symbols("symbols", (5, 40), 3),))
 VALUES = {"mean": np.float32([0.5, -2]), "variance": np.float32([1, 0])}
-SYMBOLS = {"symbols": np.arange(45, dtype=np.uint8) % 3}
 
 
 def good(**changes: Any) -> bytes:
     header = {"round": 3, "sender": 1, "samples": 17, "digest": DIGEST, **changes}
     return frame(STATISTICS, VALUES, **header)
-
-
-def ternary() -> bytes:
-    return frame(TERNARY, SYMBOLS, round=3, sender=1, samples=17, digest=DIGEST)
-
-
-def sealed(data: bytes) -> bytes:
-    """The frame with its checksum made good again."""
-    return data[:36] + struct.pack("<I", zlib.crc32(data[:36] + data[40:])) + data[40:]
 
 
 def edited(data: bytes, at: int, new: bytes) -> bytes:
@@ -101,14 +90,6 @@ def test_extremes_of_the_header() -> None:
     assert (received.sender, received.samples) == (largest, 0xFFFFFFFF)
 
 
-def test_the_server_sends_no_samples() -> None:
-    values = {"mean": VALUES["mean"], "deviation": VALUES["variance"]}
-    data = frame(REPLY, values, round=3, sender=SERVER, samples=0, digest=DIGEST)
-    assert isinstance(intake(REPLY, (SERVER,)).accept(data), Received)
-    with pytest.raises(DecodeError, match="samples: got 1 from sender 4294967295"):
-        intake(REPLY, (SERVER,)).accept(edited(data, 16, b"\1\0\0\0"))
-
-
 # Each error with its text; more frames that are refused are in the vectors.
 
 u64 = struct.Struct("<Q").pack
@@ -154,14 +135,6 @@ def test_every_typed_error_has_a_frame() -> None:
     # Seals of requests to nodes are refused before there is a frame.
     of_frames = {error for error in below(WireError) if error.__module__ == "pfedlms.errors"}
     assert {case.values[1] for case in REFUSED} == of_frames - {WireError}
-
-
-def test_symbols_out_of_range_with_a_good_checksum() -> None:
-    # 5 symbols of 3 levels take 8 bits, 243 … 255 stand for nothing; 29 take 46 of the next 48 bits.
-    assert intake(TERNARY).accept(ternary()).values["symbols"].tolist() == SYMBOLS["symbols"].tolist()
-    for at, new in ((40, b"\xf3"), (41, b"\xff" * 6)):
-        with pytest.raises(DecodeError, match=r"packed symbols, block 0: got \d+, expected below 3"):
-            intake(TERNARY).accept(edited(ternary(), at, new))
 
 
 def test_the_order_of_checks() -> None:
@@ -227,18 +200,6 @@ def test_no_memory_is_allocated_by_a_claimed_length(length: int, version: int) -
     finally:
         tracemalloc.stop()
     assert peak < 50_000
-
-
-def test_a_masked_message_is_bounded_by_its_declaration() -> None:
-    """A mask cannot ask for more rows than are declared, whatever its bytes say."""
-    from pfedlms.wire import Mask, MaskedRows
-
-    message = Message(0, (Mask("mask", 3), MaskedRows("rows", "mask", 3, 2)))
-    data = frame(message, message.example(), round=3, sender=1, samples=1, digest=DIGEST)
-    with pytest.raises(DecodeError, match="last byte 0xff"):
-        intake(message).accept(edited(data, 40, b"\xff"))
-    with pytest.raises(OversizedError, match="got 25 bytes, expected 17"):
-        intake(message).accept(edited(data, 40, b"\3"))
 
 
 # The digest.

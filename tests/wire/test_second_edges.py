@@ -13,7 +13,7 @@ import make_vectors
 import plain_client as plain
 import pytest
 from bit_patterns import bits32, f32, f32s
-from second import VECTORS
+from second import VECTORS, recorded_run
 
 
 def test_lloyd_max() -> None:
@@ -151,3 +151,33 @@ def test_agreements_of_all_shapes() -> None:
 def test_digests_have_their_hashes() -> None:
     for entry in VECTORS["digests"]:
         assert plain.digest_of(entry["text"]).hex() == entry["digest"] == entry["sha256"][:16]
+
+
+@pytest.mark.parametrize(("method", "number"), [("sketchvote", 2), ("sketchmean", 3)])
+def test_a_wrong_digest_and_entries_of_zero_are_in_the_runs(method: str, number: int) -> None:
+    """`test_runs` of each method plays them: who has another w is not counted, and is sent the server's."""
+    entry = VECTORS[method][number]
+    run, first = recorded_run(method, entry["agreement"]), entry["rounds"][0]
+    x = [theta - w for theta, w in zip(f32s(first["clients"][1]["model"]), run.initial, strict=True)]
+    y = plain.sketch(x, run.layers, run.sizes, run.seed, 0)[1]
+    assert y.count(0.0) == len(y) // 2
+    told = [(played, own) for played in entry["rounds"] for own in played["clients"] if "w" in own]
+    ((played, own),) = told
+    assert own["frame"][-16:] == plain.model_digest(f32s(own["w"])).hex()
+    assert own["w"] != entry["rounds"][played["round"] - 1]["w"]
+    assert own["id"] in {each["id"] for each in played["caught_up"]}
+
+
+def test_two_ways_to_catch_up_of_as_many_bytes_are_in_the_runs() -> None:
+    """Answers and w of sketchvote; entries changed since w⁰ and different from w⁰ of sketchmean. The first is sent."""
+    (missed,) = [each for played in VECTORS["sketchvote"][2]["rounds"][3:] for each in played["caught_up"]]
+    assert (len(missed["frames"]), sum(map(len, missed["frames"])) // 2) == (4, 40 + 4 * 47)
+    initial = VECTORS["sketchmean"][3]["agreement"]["initial"]
+    *before, played = VECTORS["sketchmean"][3]["rounds"][:3]
+    changed, seen = set[int](), initial
+    for w in (each["w"] for each in before):
+        changed |= {i for i, (old, new) in enumerate(zip(seen, w, strict=True)) if old != new}
+        seen = w
+    assert changed == {i for i, (old, new) in enumerate(zip(initial, seen, strict=True)) if old != new}
+    (sent,) = [each for each in played["caught_up"] if each["id"] == 2]
+    assert (sent["heard"], [data[10:12] for data in sent["frames"]]) == (0, ["05"])

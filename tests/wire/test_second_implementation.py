@@ -251,7 +251,7 @@ def test_fedavg() -> None:
 
 
 def test_stc() -> None:
-    """Both ends by the second implementation, residuals and w included, over two rounds."""
+    """Both ends by the second implementation, residuals and w included, over six rounds."""
     entry = VECTORS["stc"]
     known, w = entry["agreement"], f32s(entry["agreement"]["initial"])
     shares = {name: f64(value) for name, value in known["settings"].items()}

@@ -16,7 +16,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from typing import Any, NoReturn
 
 from pfedlms import __version__
-from pfedlms.cli import data, deploy, lists, reproduce, stored, train
+from pfedlms.cli import data, deploy, lists, stored, train
 from pfedlms.cli.options import as_options, check_config
 from pfedlms.cli.screen import say
 from pfedlms.errors import DownloadError, PfedlmsError, did_you_mean
@@ -169,7 +169,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], Any], Callable[[argpars
     "show": (stored.show_stored, stored.add_show),
     "report": (stored.report, stored.add_report),
     "export": (stored.export, stored.add_export),
-    "reproduce": (reproduce.reproduce, reproduce.add_reproduce),
+    "reproduce": (train.reproduce, train.add_reproduce),
     "data": (data.data, data.add_data),
     "deploy": (deploy.deploy, deploy.add_deploy),
     "bits": (lists.bits, lists.add_bits),

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
+from typing import Any
 
 from pfedlms.cli.options import add, overrides
 from pfedlms.cli.screen import show
 from pfedlms.errors import UsageError
+from pfedlms.report.tables import table_of
+
+Rows = list[dict[str, Any]]
 
 
 def add_bits(sub: argparse.ArgumentParser) -> None:
@@ -46,10 +51,7 @@ def add_methods(sub: argparse.ArgumentParser) -> None:
 
 
 def listing(options: argparse.Namespace) -> None:
-    from pfedlms.cli import listings
-    from pfedlms.report.tables import table_of
-
-    rows = getattr(listings, options.command)()
+    rows = {"methods": list_methods, "datasets": datasets, "models": models, "settings": settings}[options.command]()
     show(options, rows, table_of, rows)
 
 
@@ -65,3 +67,72 @@ def methods(options: argparse.Namespace) -> int:
     report = check_method(resolve(options.method))
     print(report)
     return 0 if report.ok else 1
+
+
+def list_methods() -> Rows:
+    """Name, what is kept, bits per parameter for the paper's MNIST model, and the paper."""
+    from pfedlms.experiment.cost import bits_table
+    from pfedlms.experiment.plugins import load_plugins
+    from pfedlms.methods import METHODS
+
+    load_plugins()
+    costs = {cost["method"]: cost for cost in reversed(bits_table())}  # a method's default downlink comes first
+    return [
+        {
+            "name": name,
+            "keeps": "personal models" if method.personal else "one global model",
+            "bits/parameter ↑": round(costs[name]["up_payload_bits"] / costs[name]["parameters"], 4),
+            "bits/parameter ↓": round(costs[name]["down_payload_bits"] / costs[name]["parameters"], 4),
+            "paper": method.paper,
+        }
+        for name, method in METHODS.items()
+    ]
+
+
+def datasets() -> Rows:
+    from pfedlms.data.sources import DATASETS, PATHS
+
+    own = {"classes": "–", "shape": "–", "needs --data-dir": "no"}
+    named = [
+        {
+            "name": name,
+            "classes": source.classes,
+            "shape": "x".join(map(str, source.shape)),
+            "needs --data-dir": "yes" if source.needs_dir else "no",
+            "what": source.description,
+        }
+        for name, source in DATASETS.items()
+    ]
+    return [*named, *({"name": f"{kind}:PATH", **own, "what": what} for kind, what in PATHS.items())]
+
+
+def models() -> Rows:
+    from pfedlms.experiment.plugins import load_plugins
+    from pfedlms.models import MODELS, build, flat_layout
+
+    load_plugins()
+    layouts = {name: flat_layout(build(name, entry.example, 10, 256, 0)) for name, entry in MODELS.items()}
+    return [
+        {
+            "name": name,
+            "parameters, 10 classes": f"{layouts[name].dim:,}",
+            "layers": len(layouts[name].layers),
+            "what": entry.description,
+        }
+        for name, entry in MODELS.items()
+    ]
+
+
+def settings() -> Rows:
+    """Every key; methods may share a name with another default and meaning, so each row says whose it is."""
+    from pfedlms.experiment.config import CUSTOM, owners
+    from pfedlms.methods import METHODS
+
+    rows = []
+    for section, name, cls in owners(METHODS):
+        for each in fields(cls):
+            about, choices = each.metadata["help"], each.metadata["choices"] or list
+            values = ", ".join(value for value in choices() if value != CUSTOM)
+            meaning = f"{about} ({values})" if values else about
+            rows.append({"setting": f"{section}.{each.name}", "for": name, "default": each.default, "meaning": meaning})
+    return rows

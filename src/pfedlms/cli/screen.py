@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 from rich.console import Console
 
+from pfedlms.report.runs import score_text
 from pfedlms.report.tables import Table
 
 
@@ -32,30 +32,15 @@ def show_table(table: Table, where: Console | None = None) -> None:
     Console(width=width, stderr=screen.stderr).print(shown, highlight=False)
 
 
-def console() -> Console:
-    """Standard output; as wide as need be where it is no terminal, so that nothing is cut."""
-    stdout = Console()
-    return stdout if stdout.is_terminal else Console(width=1000)
-
-
 def say(text: str, style: str | None = None) -> None:
     """Words on standard error, as they are."""
     Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True, style=style)
 
 
-def progress_of(options: argparse.Namespace) -> Any:
-    """A list of callbacks: a bar on a terminal, lines elsewhere, nothing with --quiet."""
-    from pfedlms.report.progress import PlainProgress, screen
-
-    stderr = Console(stderr=True, quiet=options.quiet)
-    return screen(not options.quiet) if stderr.is_terminal else nullcontext([PlainProgress(stderr)])
-
-
 def best_round(summary: Mapping[str, Any]) -> str:
     """Which round was best by validation, of a run that has one; and that it stopped for that, if it did."""
     best = summary["best"]
-    reached = f"{best['v_acc']:.4g}" if "metric" in summary else f"{best['v_acc']:.2f} %"
     kept = "stopped_early" in summary and "transport" not in summary  # nodes keep their latest model only
     where = "; its models: pfedlms export --best" if kept else ""
     early = f"stopped early after {summary['rounds']} rounds: " if summary.get("stopped_early") else ""
-    return f"{early}V-acc was highest in round {best['round']}, {reached}{where}"
+    return f"{early}V-acc was highest in round {best['round']}, {score_text(best['v_acc'], summary)}{where}"

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import warnings
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from pfedlms.cli.options import add
-from pfedlms.cli.screen import best_round, say, show, show_table
-from pfedlms.cli.train import show_study
-from pfedlms.errors import UsageError
+from pfedlms.cli.screen import say, show_table
+from pfedlms.cli.train import show_run, show_study
+from pfedlms.errors import PfedlmsError, RunDirectoryError, UsageError
+from pfedlms.report.runs import RunLike, Section, by_problem
+
+_DEPTH = 4
+"""Folders in folders that are searched for runs."""
 
 
 def add_show(sub: argparse.ArgumentParser) -> None:
@@ -45,7 +52,6 @@ def add_report(sub: argparse.ArgumentParser) -> None:
 def show_stored(options: argparse.Namespace) -> int:
     from pfedlms.experiment.runs import load_run, per_client
     from pfedlms.experiment.studies import load_study, manifest_of, refuse_study
-    from pfedlms.report.results import comparison
     from pfedlms.report.tables import table_of
 
     out = options.directory
@@ -54,46 +60,35 @@ def show_stored(options: argparse.Namespace) -> int:
     if manifest_of(out) is not None:
         study = load_study(out)
         show_study(options, study)
-        shown = f"{len(study.runs)} run{'s are' if len(study.runs) != 1 else ' is'} shown"
-        unfinished, done = study.interrupted, f"{shown}; not all are finished"
-    else:
-        run = load_run(out, data_dir=options.data_dir)
-        rows = per_client(run, look_up=bool(options.data_dir)) if options.clients else []
-        document = {**run.summary, "directory": str(out), **({"per_client": rows} if rows else {})}
-        show(options, document, comparison, [run])
-        if rows and not options.json:
-            show_table(table_of(rows))
-        if run.summary.get("best"):
-            say(best_round(run.summary))
-        unfinished, done = run.summary["status"] == "interrupted", f"after {run.summary['rounds']} rounds; not finished"
-    if unfinished:
-        say(f"{done}. {_how_to_resume(out)}")
+        if study.interrupted:
+            shown = f"{len(study.runs)} run{'s are' if len(study.runs) != 1 else ' is'} shown; not all are finished"
+            say(f"{shown}. {_how_to_resume('resume_study', out, study.planned[0].tables())}")
+        return 0
+    run = load_run(out, data_dir=options.data_dir)
+    rows = per_client(run) if options.clients else []
+    show_run(options, run, **({"per_client": rows} if rows else {}))
+    if rows and not options.json:
+        show_table(table_of(rows))
+    if run.summary["status"] == "interrupted":
+        say(f"after {run.summary['rounds']} rounds; not finished. {_how_to_resume('resume', out, run.settings)}")
     return 0
 
 
-def _how_to_resume(out: Path) -> str:
+def _how_to_resume(function: str, out: Path, tables: dict[str, Any]) -> str:
     """The command, in a sentence; a call, where data, model, loss or metric were given in Python."""
     from pfedlms.experiment.plugins import resume_command
     from pfedlms.experiment.problem import call, given_in_python
-    from pfedlms.experiment.runs import open_run
     from pfedlms.experiment.store import SERVER_AGAIN, RunDirectory
-    from pfedlms.experiment.studies import first_tables, manifest_of
 
-    several = manifest_of(out) is not None
-    if not several and RunDirectory(out).on_nodes:
+    if RunDirectory(out).on_nodes:
         return f"To continue: {SERVER_AGAIN}"
-    tables = first_tables(out) if several else open_run(out)[1].tables()
-    if not given_in_python(tables):
-        return f"Resume with: {resume_command(out)}"
-    return f"Resume with: {call('resume_study' if several else 'resume', out, tables)}"
+    return f"Resume with: {call(function, out, tables) if given_in_python(tables) else resume_command(out)}"
 
 
 def export(options: argparse.Namespace) -> None:
     from pfedlms.experiment.api import export
 
     one = options.client is not None or options.shared
-    if options.best and not one and options.all is None:
-        raise UsageError("export: --best goes with --client K or --global, and -o FILE, or with --all FOLDER")
     if not one and options.all is None:
         raise UsageError("export: say which model: --client K or --global, with -o FILE, or --all FOLDER")
     if one and options.output is None:
@@ -108,9 +103,69 @@ def export(options: argparse.Namespace) -> None:
 
 
 def report(options: argparse.Namespace) -> None:
-    from pfedlms.cli.folders import sections_of
     from pfedlms.report.page import write_page
 
     sections, left_out = sections_of(options.directories)
     written = write_page(sections, options.output, options.figures, left_out)
     say(f"report: {written[0]}" + (f"; {len(written) - 1} files in {options.figures}" if options.figures else ""))
+
+
+def sections_of(directories: Iterable[str | Path]) -> tuple[list[Section], list[str]]:
+    """The studies in these folders and the single runs, by problem; and what was left out, with the reason. What cannot
+    be read is left out, with a warning, as long as anything can."""
+    from pfedlms.experiment.studies import manifest_of, read_manifest
+
+    folders: dict[Path, Path] = {}
+    for each in directories:
+        for folder in _holding(Path(each)):
+            folders.setdefault(folder.resolve(), folder)
+    sections: list[Section] = []
+    alone: list[RunLike] = []
+    left_out: list[str] = []
+    for folder in folders.values():
+        if manifest_of(folder) is None:
+            alone += _read(folder, "", left_out)
+            continue
+        manifest = read_manifest(folder)
+        names, axes = manifest["names"], manifest["axes"]
+        runs = [run for name in manifest["runs"] for run in _read(folder / name, names.get(name, ""), left_out)]
+        if runs:
+            kind = "Sweep" if axes else "Comparison"
+            sections.append(Section(folder.resolve().name, runs, kind, axes, manifest["by"]))
+    sections += by_problem(alone)
+    for reason in left_out:
+        warnings.warn(f"left out of the page: {reason}", stacklevel=2)
+    if not sections:
+        raise RunDirectoryError(
+            f"{', '.join(map(str, directories))}: no run with an evaluation here, expected folders of runs, "
+            "comparisons or sweeps; pfedlms run, compare and sweep make them (--out DIR)"
+        )
+    return sections, left_out
+
+
+def _holding(directory: Path, depth: int = _DEPTH) -> Iterator[Path]:
+    """The folders of runs and studies in `directory`, itself or below; not those of a study's runs."""
+    from pfedlms.experiment.studies import manifest_of
+
+    if manifest_of(directory) is not None or (directory / "config.toml").is_file():
+        yield directory
+    elif not directory.is_dir():
+        raise RunDirectoryError(f"{directory}: there is no such folder; expected one of a run, comparison or sweep")
+    elif depth:
+        for each in sorted(directory.iterdir()):
+            if each.is_dir() and not each.name.startswith("."):
+                yield from _holding(each, depth - 1)
+
+
+def _read(directory: Path, label: str, left_out: list[str]) -> list[RunLike]:
+    """The run there, unless it cannot be read or has no evaluation yet."""
+    from pfedlms.experiment.runs import load_run
+
+    try:
+        run = load_run(directory, label=label)
+        if run.summary and run.metrics:
+            return [run]
+        left_out.append(f"{directory}: no evaluation yet")
+    except (PfedlmsError, KeyError, TypeError) as error:  # of another version, or cut off
+        left_out.append(str(error) if isinstance(error, PfedlmsError) else f"{directory}: cannot be read ({error!r})")
+    return []

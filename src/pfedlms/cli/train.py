@@ -1,17 +1,20 @@
-"""run, compare, sweep, resume: what trains."""
+"""run, compare, sweep, resume, reproduce: what trains."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from pfedlms.cli.options import add, add_study, assignments, out_directory, overrides
-from pfedlms.cli.screen import best_round, console, progress_of, say, show, show_table
+from pfedlms.cli.screen import best_round, say, show, show_table
+from pfedlms.errors import UsageError
+from pfedlms.report.progress import screen
+from pfedlms.report.runs import score_text
 
 METHODS = "local,fedavg,pfedlms,sketchvote"
 
@@ -46,28 +49,28 @@ def add_resume(sub: argparse.ArgumentParser) -> None:
     add(sub, "directory", "--workers", "--moved", "--import", "--json", "--quiet")
 
 
+def add_reproduce(sub: argparse.ArgumentParser) -> None:
+    """Its options are those of `python -m papers.pfedlms`."""
+
+
 def run(options: argparse.Namespace) -> int:
     from pfedlms.experiment.config import load_config
     from pfedlms.experiment.cost import plan_json
     from pfedlms.experiment.prepare import prepare
     from pfedlms.experiment.runs import begin
-    from pfedlms.report.plans import print_plan, profile
+    from pfedlms.report import plans
 
     config = load_config(options.config, overrides(options))
     if options.dry_run:
-        federation = prepare(config)
-        plan = plan_json(config, federation)
-        if options.json:
-            print(json.dumps(plan, indent=2))
-        else:
-            print_plan(plan, federation.largest_cohort, console())
+        document = plan_json(config, prepare(config))
+        show(options, document, plans.plan, [document])
         return 0
     out = out_directory(options, config.run.out, f"{config.data.title}-{config.method}")
-    with progress_of(options) as callbacks:
+    with screen(not options.quiet) as callbacks:
         done = begin(config.with_run(out=str(out)), callbacks=callbacks, profile=options.profile)
     if options.profile:
         # On standard error, so that it goes with --json too.
-        show_table(profile(done.summary.get("stages", {}), max(1, done.summary["rounds"])), Console(stderr=True))
+        show_table(plans.profile(done.summary.get("stages", {}), max(1, done.summary["rounds"])), Console(stderr=True))
     return _report_run(options, done)
 
 
@@ -96,7 +99,7 @@ def _study(options: argparse.Namespace, made: Any, label: str) -> int:
     out = out_directory(options, first.run.out, f"{first.data.title}-{label}")
     if options.plot:
         check_file(options.plot)
-    with progress_of(options) as callbacks:
+    with screen(not options.quiet) as callbacks:
         done = play(made, out=out, callbacks=callbacks, workers=options.workers)
     code = _report_study(options, done)
     if options.plot and not done.interrupted:
@@ -109,7 +112,7 @@ def resume(options: argparse.Namespace) -> int:
     from pfedlms.experiment.studies import manifest_of, resume_all
 
     out = options.directory
-    with progress_of(options) as callbacks:
+    with screen(not options.quiet) as callbacks:
         if manifest_of(out) is not None:
             found = resume_all(out, callbacks=callbacks, data_dir=options.data_dir, workers=options.workers)
             return _report_study(options, found)
@@ -126,15 +129,19 @@ def show_study(options: argparse.Namespace, study: Any) -> None:
     show(options, document, lambda _: study.as_table(), study.runs)
 
 
-def _report_run(options: argparse.Namespace, done: Any) -> int:
+def show_run(options: argparse.Namespace, run: Any, **more: Any) -> None:
+    """The table of a run and its best round, or its document for machines."""
     from pfedlms.report.results import comparison
 
-    summary = done.summary
-    shown = [done] if summary["accuracy"]["max"] is not None else []
-    if summary.get("best") and not options.quiet:
-        say(best_round(summary))
-    show(options, {**summary, "directory": str(done.directory)}, comparison, shown)
-    interrupted = f"after {summary['rounds']} rounds" if summary["status"] == "interrupted" else None
+    shown = [run] if run.summary["accuracy"]["max"] is not None else []
+    show(options, {**run.summary, "directory": str(run.directory), **more}, comparison, shown)
+    if run.summary.get("best") and not getattr(options, "quiet", False):
+        say(best_round(run.summary))
+
+
+def _report_run(options: argparse.Namespace, done: Any) -> int:
+    show_run(options, done)
+    interrupted = f"after {done.summary['rounds']} rounds" if done.summary["status"] == "interrupted" else None
     return _closing(done.directory, interrupted, done.stopped)
 
 
@@ -144,8 +151,7 @@ def _report_study(options: argparse.Namespace, study: Any) -> int:
     finished = sum(run.summary["status"] == "finished" for run in study.runs)
     best = study.best() if study.axes else None
     if best and not study.interrupted:
-        score = f"{best['score']:.4g}" if "metric" in best["runs"][0] else f"{best['score']:.2f} %"
-        say(f"best by {study.by}: {best['name']} ({score})")
+        say(f"best by {study.by}: {best['name']} ({score_text(best['score'], best['runs'][0])})")
     done = f"with {finished} run{'s' * (finished != 1)} finished" if study.interrupted else None
     code = _closing(study.directory, done, study.signal)
     if study.broken:
@@ -162,3 +168,20 @@ def _closing(out: Path, interrupted: str | None, stopped: int) -> int:
         return 128 + (stopped or signal.SIGINT)
     say(f"results: {out}")
     return 0
+
+
+def reproduce(options: argparse.Namespace) -> int:
+    """`python -m papers.pfedlms`, where a clone of the repository has it."""
+    clone = Path(__file__).parents[3]
+    if (clone / "papers" / "pfedlms").is_dir() and str(clone) not in sys.path:
+        sys.path.append(str(clone))
+    try:
+        from papers.pfedlms.__main__ import main
+    except ModuleNotFoundError as error:
+        if not str(error.name).startswith("papers"):
+            raise
+        raise UsageError(
+            "reproduce: the tables of the paper are not in the installed package, but in the folder papers/ of its "
+            "repository; clone that and repeat the command there"
+        ) from error
+    return main(options.rest, "pfedlms reproduce")

@@ -2,7 +2,7 @@
 
 from pfedlms.data.batches import batch_positions
 from pfedlms.data.federated import FederatedData, from_pairs, from_pool, partitioned
-from pfedlms.data.intake import Given, read, texts
+from pfedlms.data.intake import read, texts
 from pfedlms.data.pool import Pool
 from pfedlms.data.schemes import Partitioning
 from pfedlms.data.sources import DATASETS, load_dataset, load_pool
@@ -11,7 +11,6 @@ from pfedlms.data.text import Windows
 __all__ = [
     "DATASETS",
     "FederatedData",
-    "Given",
     "Partitioning",
     "Pool",
     "Windows",

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from pfedlms.data.pool import Pool, numbered
-from pfedlms.errors import DataError
+from pfedlms.errors import DataError, reason
 
 Samples = NDArray[np.float32 | np.int64]
 
@@ -23,55 +23,56 @@ _BLOCK = 1 << 16  # samples that are checked together
 def checked(parts: Sequence[tuple[str, Any, Any]], names: Sequence[str] = (), any_targets: bool = False) -> Pool:
     """The samples and labels of some parts, each with the name that errors call it; `names` of the classes, where they
     are known. With `any_targets`, for a custom loss, labels need not be classes."""
-    samples = [(name, samples_of(x, name)) for name, x, _ in parts]
+    samples = [(name, numbers_of(x, name)) for name, x, _ in parts]
     given = [(name, y) for name, _, y in parts]
     labels: list[NDArray[Any]]
     if any_targets and not are_classes(given[0][1]):
-        labels, classes, names = targets_of(given), 0, ()
+        labels, classes, names = [numbers_of(y, name, "targets") for name, y in given], 0, ()
     else:
         labels, classes, names = labels_of(given, names)
     for (name, x), y in zip(samples, labels, strict=True):
         if len(x) != len(y):
             raise DataError(f"{name}: got {len(x)} samples and {len(y)} labels, expected as many of each")
-    return Pool(_joined(samples), np.concatenate(labels), classes, tuple(names), sizes=tuple(map(len, labels)))
+    x, y = _joined(samples), _joined([(name, own) for (name, _), own in zip(given, labels, strict=True)], "targets")
+    return Pool(x, y, classes, tuple(names), sizes=tuple(map(len, labels)))
 
 
-def samples_of(value: Any, name: str) -> Samples:
-    """Samples `[n, ...]`: float32, or int64 where they are whole numbers, such as token ids. Bytes of three and more
-    axes are images and become float32, as do booleans; images of Pillow become `[n, channels, height, width]` from 0
-    to 1."""
-    x = _array(value, f"{name}: samples")
+def numbers_of(value: Any, name: str, what: str = "samples") -> Samples:
+    """Samples, or targets that are no classes, `[n, ...]`: float32, or int64 where they are whole numbers, such as
+    token ids. Samples of bytes with three and more axes are images and become float32, as do booleans; images of
+    Pillow become `[n, channels, height, width]` from 0 to 1."""
+    x = array_of(value, f"{name}: {what}")
     if x.ndim == 0 or len(x) == 0:
-        raise DataError(f"{name}: got no samples, expected an array [n, ...] with at least one")
+        raise DataError(f"{name}: got no {what}, expected an array [n, ...] with at least one")
     if x.dtype.kind in "US" or (x.dtype.kind == "O" and isinstance(x.flat[0], str | bytes)):
         raise DataError(
-            f"{name}: got samples that are text, expected numbers; turn them into token ids first, whole numbers "
+            f"{name}: got {what} that are text, expected numbers; turn them into token ids first, whole numbers "
             "[n, length], or use pfedlms.data.texts to predict the next token of running text"
         )
     if x.dtype.kind not in "fiub":
         raise DataError(
-            f"{name}: got samples of type {x.dtype}, expected an array of numbers, all samples of one shape; pad, cut "
-            "or resize them to one, and keep nothing but numbers"
+            f"{name}: got {what} of type {x.dtype}, expected an array of numbers, all {what} of one shape; pad, cut or "
+            "resize them to one, and keep nothing but numbers"
         )
-    if x.dtype.kind in "iu" and not (x.dtype == np.uint8 and x.ndim >= 3):
+    if x.dtype.kind in "iu" and not (what == "samples" and x.dtype == np.uint8 and x.ndim >= 3):
         if x.dtype == np.uint64 and x.max() > np.iinfo(np.int64).max:
-            raise DataError(f"{name}: got samples up to {x.max()}, expected whole numbers below 2^63")
+            raise DataError(f"{name}: got {what} up to {x.max()}, expected whole numbers below 2^63")
         return np.require(x, np.int64, "C")
     with np.errstate(over="ignore"):  # too large a number becomes infinite, which is refused
         floats = np.require(x, np.float32, "C")
     # Some at a time: a file that is mapped may be larger than memory.
     if not all(np.isfinite(floats[start : start + _BLOCK]).all() for start in range(0, len(floats), _BLOCK)):
-        raise DataError(f"{name}: samples hold NaN or infinite values; clean them first")
+        raise DataError(f"{name}: {what} hold NaN or infinite values; clean them first")
     return floats
 
 
-def _joined(parts: Sequence[tuple[str, Samples]]) -> Samples:
+def _joined(parts: Sequence[tuple[str, Samples]], what: str = "samples") -> Samples:
     """Several parts, each with the name that errors call it, as one; whole numbers only if all of them are."""
     first, like = parts[0]
     for name, x in parts:
         if x.shape[1:] != like.shape[1:]:
             raise DataError(
-                f"{name}: got samples of shape {x.shape[1:]}, expected {like.shape[1:]} as for {first}; "
+                f"{name}: got {what} of shape {x.shape[1:]}, expected {like.shape[1:]} as for {first}; "
                 "bring them to one shape"
             )
     if len(parts) == 1:
@@ -87,28 +88,6 @@ def are_classes(y: Any) -> bool:
     return raw.ndim == 1 and raw.dtype.kind in "iubUSO" and not (raw.dtype.kind == "i" and bool((raw < 0).any()))
 
 
-def targets_of(parts: Sequence[tuple[str, Any]]) -> list[NDArray[Any]]:
-    """Targets that are no classes, `[n, ...]`: whole numbers stay int64, all others become float32."""
-    found: list[NDArray[Any]] = []
-    for name, y in parts:
-        raw = np.asarray(y)
-        if raw.ndim == 0 or raw.dtype.kind not in "iubf":
-            raise DataError(
-                f"{name}: got targets of shape {raw.shape} and type {raw.dtype}, expected numbers for each sample"
-            )
-        if raw.dtype.kind == "f" and not np.isfinite(raw).all():
-            raise DataError(f"{name}: targets hold NaN or infinite values; clean them first")
-        own = np.ascontiguousarray(raw, dtype=np.int64 if raw.dtype.kind in "iu" else np.float32)
-        like = found[0] if found else own
-        if own.shape[1:] != like.shape[1:] or own.dtype != like.dtype:
-            raise DataError(
-                f"{name}: got targets of shape {own.shape[1:]} and type {own.dtype}, expected {like.shape[1:]} and "
-                f"{like.dtype} as before"
-            )
-        found.append(own)
-    return found
-
-
 Labels = tuple[list[NDArray[np.int64]], int, tuple[str, ...]]
 """Class numbers of some parts, the number of classes, and their names where they have any."""
 
@@ -119,7 +98,7 @@ def labels_of(parts: Sequence[tuple[str, Any]], names: Sequence[str] = ()) -> La
     Class numbers from 0 on stay what they are. Other whole numbers, texts and booleans are numbered in their order and
     keep their names; rows of a single one (one-hot) stand for its place. With `names`, labels are places in them.
     """
-    read = [(name, *_column(value, name)) for name, value in parts]
+    read = [(name, *column_of(value, name)) for name, value in parts]
     first, kind, like = read[0]
     for name, own, column in read:
         if own != kind or column.shape[1:] != like.shape[1:]:
@@ -145,58 +124,59 @@ def labels_of(parts: Sequence[tuple[str, Any]], names: Sequence[str] = ()) -> La
     return np.split(numbers, np.cumsum([len(column) for column in columns])[:-1]), len(found), found
 
 
-def _column(value: Any, name: str) -> tuple[str, NDArray[Any]]:
-    """What labels are, and the labels `[n]`; one-hot rows are `[n, classes]`."""
-    y = _array(value, f"{name}: labels")
+def column_of(value: Any, name: str, what: str = "label") -> tuple[str, NDArray[Any]]:
+    """What labels, or clients, are, and they themselves `[n]`: numbers, texts or booleans; one-hot rows are
+    `[n, classes]`."""
+    y = array_of(value, f"{name}: {what}s")
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
-    if y.dtype.kind == "O":
-        y = _of_objects(y, name)
     if y.ndim == 2 and y.dtype.kind in "fiub" and len(y) and y.shape[1] > 1:
         if bool(((y == 0) | (y == 1)).all()) and bool((y.sum(axis=1) == 1).all()):
             return "one-hot", y
         raise DataError(
-            f"{name}: got labels of shape {y.shape} and type {y.dtype} that are no one-hot rows, expected one class "
+            f"{name}: got {what}s of shape {y.shape} and type {y.dtype} that are no one-hot rows, expected one class "
             "per sample: a vector [n] of class numbers or names, or for such targets a loss of your own (loss=…); "
             "samples come first, (x, y)"
         )
-    if y.ndim != 1 or y.dtype.kind not in "fiubUS":
-        raise DataError(
-            f"{name}: got labels of shape {y.shape} and type {y.dtype}, expected a vector of class numbers or names [n]"
-        )
+    expected = "expected a vector of class numbers or names, one kind"
+    if y.ndim != 1 or y.dtype.kind not in "fiubUSO":
+        raise DataError(f"{name}: got {what}s of shape {y.shape} and type {y.dtype}, {expected}")
     if len(y) == 0:
-        raise DataError(f"{name}: got no labels, expected one for each sample")
-    if y.dtype.kind in "US":
-        return "texts", np.char.decode(y, "utf-8", "replace") if y.dtype.kind == "S" else y
-    if y.dtype.kind == "b":
-        return "booleans", y
-    if y.dtype.kind == "f" and np.isnan(y).any():
-        raise DataError(f"{name}: {int(np.isnan(y).sum())} labels are missing (NaN); leave those samples out")
-    if y.dtype.kind == "f" and len(broken := y[(y != y.round()) | (abs(y) >= _EXACT)]):
-        shown = _some(broken.tolist())
+        raise DataError(f"{name}: got no {what}s, expected one for each sample")
+    if y.dtype.kind in "iu":
+        return "numbers", y.astype(np.int64)
+    values: list[Any] = [each.decode(errors="replace") if isinstance(each, bytes) else each for each in y.tolist()]
+    if missing := [row for row, each in enumerate(values) if _is_missing(each)]:
         raise DataError(
-            f"{name}: got labels such as {shown}, expected a vector of class numbers or names; numbers to be predicted "
-            "as they are need a loss for them, in Python run(…, loss=…)"
+            f"{name}: {len(missing)} {what}s are missing, the first in sample {missing[0]} (from 0); fill them in, or "
+            "leave those samples out"
         )
-    return "numbers", y.astype(np.int64)
+    match sorted({type(each).__name__ for each in values}):
+        case ["str"]:
+            return "texts", np.array(values)
+        case ["bool"]:
+            return "booleans", np.array(values)
+        case ["int"]:
+            return "numbers", np.array(values)
+        case ["float"]:
+            if broken := [each for each in values if not each.is_integer() or abs(each) >= _EXACT]:
+                raise DataError(
+                    f"{name}: got {what}s such as {_some(broken)}, {expected}; numbers to be predicted as they are "
+                    "need a loss for them, in Python run(…, loss=…)"
+                )
+            return "numbers", np.array(values).astype(np.int64)
+        case types:
+            raise DataError(f"{name}: got {what}s of the types {_some(types)}, {expected}")
 
 
-def _of_objects(y: NDArray[Any], name: str) -> NDArray[Any]:
-    """Python objects as what they all are."""
-    values = y.ravel().tolist()
-    missing = sum(
-        each is None or type(each).__name__ == "NAType" or (isinstance(each, float) and each != each) for each in values
-    )
-    if missing:
-        raise DataError(f"{name}: {missing} labels are missing (None or NaN); leave those samples out")
-    for kind in (str, bytes, bool, int, float):
-        if all(isinstance(value, kind) for value in values):
-            return np.array(values).reshape(y.shape)
-    types = _some(sorted({type(value).__name__ for value in values}))
-    raise DataError(f"{name}: got labels of the types {types}, expected a vector of class numbers or names, one kind")
+def _is_missing(value: Any) -> bool:
+    """None, NaN, pandas' NA, or a text without a character."""
+    if isinstance(value, float | str):
+        return value != value or (isinstance(value, str) and not value.strip())
+    return value is None or type(value).__name__ == "NAType"
 
 
-def _array(value: Any, name: str) -> NDArray[Any]:
+def array_of(value: Any, name: str) -> NDArray[Any]:
     """Tensors, arrays, nested lists, images of Pillow and whatever NumPy takes, as an array."""
     try:
         if isinstance(value, Sequence) and not isinstance(value, str | bytes):
@@ -211,9 +191,8 @@ def _array(value: Any, name: str) -> NDArray[Any]:
             value = (value.float() if value.is_floating_point() else value).numpy()
         return np.asarray(value)
     except Exception as error:  # whatever an object raises that is asked for its numbers
-        reason = str(error).strip().partition("\n")[0]
         raise DataError(
-            f"{name} must be arrays of numbers, all of one shape ({reason}); pad, cut or resize them to one"
+            f"{name} must be arrays of numbers, all of one shape ({reason(error)}); pad, cut or resize them to one"
         ) from error
 
 

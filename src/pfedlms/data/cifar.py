@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfedlms.data.formats import Format, Part, contents, wanted
-from pfedlms.errors import DataError
+from pfedlms.errors import DataError, reason
 
 BATCHES = {
     "cifar10": (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"),
@@ -69,8 +69,9 @@ def parse(content: bytes, called: str, name: str) -> Part:
         read = _Recorder(BytesIO(content), encoding="bytes").load()
         batch = {_bytes(key): value for key, value in read.items()}
     except Exception as error:  # almost anything on damaged bytes
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise DataError(f"{called}: no whole pickled batch of {name} ({reason}); fetch the file again") from error
+        raise DataError(
+            f"{called}: no whole pickled batch of {name} ({reason(error)}); fetch the file again"
+        ) from error
     labels, images = batch.get(_LABELS[name].encode()), _pixels(batch.get(b"data"))
     if images is None or not isinstance(labels, list) or not all(type(label) is int for label in labels):
         raise DataError(

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from pfedlms.data.formats import Format, Part, contents, extra, wanted
-from pfedlms.errors import DataError
+from pfedlms.data.formats import Format, Part, contents, parquet_file, wanted
+from pfedlms.errors import DataError, reason
 
 Columns = Mapping[str, Any]
 """Sequences or arrays by name, one entry per sample."""
@@ -26,9 +26,8 @@ def read_npz(path: Path) -> Columns:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
     except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-        reason = str(error).strip().partition("\n")[0]
         raise DataError(
-            f"{path}: cannot be read as arrays ({reason}); write it with numpy.savez, and Python objects as "
+            f"{path}: cannot be read as arrays ({reason(error)}); write it with numpy.savez, and Python objects as "
             "numpy.array(objects.tolist()) first"
         ) from error
 
@@ -72,21 +71,11 @@ def _check_names(path: Path, names: list[str]) -> None:
 
 
 def read_parquet(path: Path) -> Columns:
-    with extra("Parquet files"):
-        import pyarrow as arrow
-        from pyarrow import parquet
-    try:
-        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
-            _check_names(path, file.schema_arrow.names)
-            table = file.read()
-        nested = arrow.types.is_nested
-        return {
-            name: table[name].to_pylist() if nested(table[name].type) else table[name].to_numpy()
-            for name in table.column_names
-        }
-    except (OSError, ValueError, arrow.ArrowException) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise DataError(f"{path}: not a whole Parquet file ({reason}); write it again") from error
+    with parquet_file(path) as file:
+        _check_names(path, file.schema_arrow.names)
+        table = file.read()
+    nested = {each.name for each in table.schema if each.type.num_fields}
+    return {name: table[name].to_pylist() if name in nested else table[name].to_numpy() for name in table.column_names}
 
 
 def read_leaf(path: Path) -> Columns:

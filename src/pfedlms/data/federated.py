@@ -29,7 +29,7 @@ Pair = tuple[ArrayLike, ArrayLike]
 @dataclass(frozen=True)
 class FederatedData:
     """Samples `x: [samples, ...]` float32 (int64 where they are whole numbers), labels `y: [samples]` int64 (or targets
-    that are no classes, see `arrays.targets_of`), and per client its train and test indices into them; validation
+    that are no classes, see `arrays.numbers_of`), and per client its train and test indices into them; validation
     indices too where a share was set aside, else none at all."""
 
     x: torch.Tensor
@@ -122,7 +122,10 @@ def from_pool(x: ArrayLike, y: ArrayLike, how: Partitioning) -> FederatedData:
 
 
 def partitioned(pool: Pool, how: Partitioning) -> FederatedData:
-    """`from_pool` of samples that are checked."""
+    """`from_pool` of samples that are checked. Of clients that were given one by one only the splits are drawn."""
+    if pool.held:
+        data = held_by(pool, pool.held, how.seed, how.validation)
+        return hold_out(replace(data, client_names=pool.owners), how)
     scheme = scheme_of(how.scheme, pool.owner, pool.classes)
     if pool.tokens and scheme != "given":
         raise DataError(f"data.partition: got {how.scheme!r}, but text belongs to its clients; leave it out")

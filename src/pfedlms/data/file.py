@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pfedlms.data.arrays import checked
+from pfedlms.data.arrays import array_of, checked, column_of
 from pfedlms.data.columns import Columns, read_columns
 from pfedlms.data.pool import Constants, Pool, normalised, numbered
 from pfedlms.data.text import Windows, joined_by_client, windows_of
@@ -43,12 +43,12 @@ def read_file(
     read = read_columns(path)
     if texts := texts_in(path, read, label, client, text):
         return windows_of(texts, windows or Windows(), path)
-    columns = {name: _array(path, name, values) for name, values in read.items()}
+    columns = {name: array_of(values, f"{path}, column {name!r}:") for name, values in read.items()}
     labels = _chosen(path, columns, label, _LABELS, "label_column")
     clients = _chosen(path, columns, client, _CLIENTS, "owner_column")
     x = _samples(path, columns, labels, clients)
     y, names = _classes(path, labels, columns[labels])
-    owner, owners = numbered(_vector(path, clients, columns[clients])) if clients else (None, ())
+    owner, owners = numbered(_values(path, clients, columns[clients], "client")) if clients else (None, ())
     if x.dtype == np.uint8 and x.ndim in (3, 4):
         x, mean, std = normalised(_channels_first(x), mean, std)
     elif mean is not None:
@@ -72,13 +72,12 @@ def _samples(path: Path, columns: Columns, labels: str, clients: str) -> NDArray
     """The column of samples, or all features beside each other; other arrays of an `.npz` are left alone."""
     whole = [each for known in _SAMPLES for each in columns if each.lower() == known and columns[each].ndim > 1][:1]
     features = whole or [name for name in columns if name not in (labels, clients)]
-    rows = columns[labels].size and len(np.atleast_1d(columns[labels]))
-    for name in (*features, *filter(None, [clients])):
-        count = columns[name].size and len(np.atleast_1d(columns[name]))
-        if count != rows or not rows:
-            raise DataError(
-                f"{path}: got {rows} rows of {labels!r} and {count} of {name!r}, expected as many and at least one"
-            )
+    rows = {name: len(np.atleast_1d(columns[name])) for name in (labels, *features, clients) if name}
+    if wrong := [name for name in rows if rows[name] != rows[labels] or not rows[name]]:
+        raise DataError(
+            f"{path}: got {rows[labels]} rows of {labels!r} and {rows[wrong[-1]]} of {wrong[-1]!r}, expected as many "
+            "and at least one"
+        )
     if whole:
         samples: NDArray[Any] = columns[whole[0]]
         if samples.dtype.kind not in "fiub":
@@ -96,8 +95,14 @@ def _samples(path: Path, columns: Columns, labels: str, clients: str) -> NDArray
     return np.stack([_feature(path, name, columns[name]) for name in features], axis=1)
 
 
+def _values(path: Path, name: str, column: NDArray[Any], what: str = "label") -> NDArray[Any]:
+    """One label or client per sample; none may be missing."""
+    kind, values = column_of(column, f"{path}, column {name!r}", what)
+    return values.argmax(axis=1) if kind == "one-hot" else values
+
+
 def _classes(path: Path, label: str, values: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    y, names = numbered(_vector(path, label, values))
+    y, names = numbered(_values(path, label, values))
     if any("." in name for name in names) and all(map(_is_finite, names)):
         raise DataError(
             f"{path}: got {names[-1]} in {label!r}, expected class numbers or names; name another column with --set "
@@ -119,26 +124,6 @@ def _chosen(path: Path, columns: Columns, asked: str, known: Sequence[str], sett
             f"{path}: got {shown}, expected one called {' or '.join(known)}; name it with --set data.{setting}=COLUMN"
         )
     return found
-
-
-def _array(path: Path, name: str, values: Any) -> NDArray[Any]:
-    try:
-        return np.asarray(values)
-    except ValueError as error:
-        raise DataError(f"{path}, column {name!r}: rows differ in length ({error}); pad or cut them to one") from error
-
-
-def _vector(path: Path, name: str, array: NDArray[Any]) -> NDArray[Any]:
-    """One label or client per sample; none may be missing."""
-    if array.ndim == 0 or array.size != len(array):
-        raise DataError(f"{path}: got {name} of shape {array.shape}, expected a vector, one per sample")
-    array = np.asarray(array.reshape(-1), dtype=str if array.dtype.kind == "S" else array.dtype)
-    if array.dtype.kind in "iu":
-        return array
-    for row, value in enumerate(array.tolist()):
-        if value is None or value != value or (isinstance(value, str) and not value.strip()):  # NaN is not itself
-            raise DataError(f"{path}: got no {name} in sample {row} (from 0), expected one in each; fill it in")
-    return array
 
 
 def _feature(path: Path, name: str, values: NDArray[Any]) -> NDArray[np.float32]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pfedlms.errors import DataError
+from pfedlms.errors import DataError, reason
 
 Raw = tuple[NDArray[np.uint8], NDArray[np.int64]]
 """Images `[n, channels, height, width]` as they were published, and their labels `[n]`."""
@@ -94,3 +94,16 @@ def extra(what: str) -> Iterator[None]:
     except ImportError as error:
         remedy = "install what is missing with: pip install 'pfedlms[data]'"
         raise DataError(f"data: {what} need {error.name or error} ({error}); {remedy}") from error
+
+
+@contextmanager
+def parquet_file(path: Path) -> Iterator[Any]:
+    """A Parquet file, opened; errors of Arrow become a DataError that names it."""
+    with extra("Parquet files"):
+        import pyarrow as arrow
+        from pyarrow import parquet
+    try:
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            yield file
+    except (OSError, ValueError, KeyError, arrow.ArrowException) as error:
+        raise DataError(f"{path}: not a whole Parquet file ({reason(error)}); write or fetch the file again") from error

@@ -10,7 +10,7 @@ A tuple of two ((x, y), (x, y)) pairs is two clients.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 from pfedlms.data.arrays import checked
 from pfedlms.data.columns import read_columns
-from pfedlms.data.federated import FederatedData, held_by, hold_out, partitioned
 from pfedlms.data.file import texts_in
 from pfedlms.data.partition import Indices
 from pfedlms.data.pool import Pool
-from pfedlms.data.schemes import Partitioning
 from pfedlms.data.text import Windows, windows_of
 from pfedlms.errors import DataError, reason
 
@@ -38,42 +36,26 @@ _EXPECTED = (
 _ROW = "expected samples and labels, (x, y), or a (train, test) pair of them, ((x_train, y_train), (x_test, y_test))"
 
 
-@dataclass(frozen=True)
-class Given:
-    """Data given in Python, read once: a pool to be partitioned, or with `held`, each client's samples in it."""
-
-    pool: Pool
-    held: tuple[Indices | tuple[Indices, Indices], ...] = ()
-    client_names: tuple[str, ...] = ()
-
-    def federated(self, how: Partitioning) -> FederatedData:
-        """Partitioned over clients; with `held` only the splits of each client are drawn."""
-        if not self.held:
-            return partitioned(self.pool, how)
-        data = held_by(self.pool, self.held, how.seed, how.validation)
-        return hold_out(replace(data, client_names=self.client_names), how)
-
-
-def read(data: Any, any_targets: bool = False, all_clients: bool = True) -> Given:
-    """The given data, read and checked; a `Given` is returned as it is. With `any_targets`, for a custom loss, labels
+def read(data: Any, any_targets: bool = False, all_clients: bool = True) -> Pool:
+    """The given data, read and checked; a `Pool` is returned as it is. With `any_targets`, for a custom loss, labels
     need not be classes. Without `all_clients` they may be of a single class."""
-    if isinstance(data, Given):
+    if isinstance(data, Pool):
         return data
     parts = _splits(data)
-    given = _clients(data, any_targets) if parts is None else Given(_pooled(parts, any_targets))
-    only = np.unique(given.pool.y)
-    if all_clients and given.pool.classes and len(only) == 1:
-        called = given.pool.names[only[0]] if given.pool.names else only[0]
+    pool = _clients(data, any_targets) if parts is None else _pooled(parts, any_targets)
+    only = np.unique(pool.y)
+    if all_clients and pool.classes and len(only) == 1:
+        called = pool.names[only[0]] if pool.names else only[0]
         raise DataError(
             f"data: got labels that are all {called}, expected two classes or more; look where labels are taken from"
         )
-    return given
+    return pool
 
 
 def texts(
     clients: Mapping[str, str] | Sequence[str] | Path, tokens: Any = "characters", window: int = 80, stride: int = 0,
     min_tokens: int = 0, vocabulary: Sequence[str] = (),
-) -> Given:  # fmt: skip
+) -> Pool:  # fmt: skip
     """Text of clients as data for `run`: windows of tokens, each with the next token at every position.
 
     Args:
@@ -96,7 +78,7 @@ def texts(
     pool = windows_of(held, Windows(tokens, window, stride, min_tokens), names=vocabulary)
     assert pool.owner is not None  # every window belongs to a client
     places = np.split(np.arange(len(pool.owner)), np.flatnonzero(np.diff(pool.owner)) + 1)
-    return Given(replace(pool, owner=None, owners=()), tuple(places), pool.owners)
+    return replace(pool, owner=None, held=tuple(places))
 
 
 def _splits(data: Any) -> list[tuple[str, Any]] | None:
@@ -113,7 +95,7 @@ def _splits(data: Any) -> list[tuple[str, Any]] | None:
     return None
 
 
-def _clients(data: Any, any_targets: bool) -> Given:
+def _clients(data: Any, any_targets: bool) -> Pool:
     """A list, tuple or dict of clients."""
     named = isinstance(data, Mapping)
     if not named and not _is_row(data):
@@ -144,7 +126,7 @@ def _clients(data: Any, any_targets: bool) -> Given:
                 f"{name}: got one sample, expected at least 2 to split into train and test; give it more, or a (train, "
                 "test) pair"
             )
-    return Given(pool, held, tuple(map(str, data)) if named else ())
+    return replace(pool, held=held, owners=tuple(map(str, data)) if named else ())
 
 
 def _of_client(name: str, own: Any) -> list[tuple[str, Any]]:

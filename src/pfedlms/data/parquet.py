@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pfedlms.data.formats import Format, Part, contents, extra
+from pfedlms.data.formats import Format, Part, parquet_file
 from pfedlms.data.images import Shape, decode
 from pfedlms.errors import DataError
 
@@ -40,20 +40,13 @@ def _find(names: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _read(shape: Shape, files: Sequence[Path]) -> Iterator[Part]:
-    with extra("Parquet files"):
-        import pyarrow as arrow
-        from pyarrow import parquet
     for path in files:
-        try:
-            with parquet.ParquetFile(arrow.BufferReader(contents(path)), page_checksum_verification=True) as file:
-                image, label = _columns(path, file.schema_arrow)
-                # Threads of Arrow that still run when Python ends would abort the process.
-                table = file.read(columns=[f"{image}.bytes", label], use_threads=False)
-                images = [row and row["bytes"] for row in table[image].to_pylist()]
-                labels = table[label].to_pylist()
-        except (OSError, ValueError, KeyError, arrow.ArrowException) as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise DataError(f"{path}: not a whole Parquet file ({reason}); fetch the file again") from error
+        with parquet_file(path) as file:
+            image, label = _columns(path, file.schema_arrow)
+            # Threads of Arrow that still run when Python ends would abort the process.
+            table = file.read(columns=[f"{image}.bytes", label], use_threads=False)
+            images = [row and row["bytes"] for row in table[image].to_pylist()]
+            labels = table[label].to_pylist()
         called = [f"{path}, row {row} (from 0)" for row in range(len(images))]
         for what, column in (("image", images), ("label", labels)):
             if None in column:

@@ -123,9 +123,7 @@ def partition(labels: NDArray[np.integer], clients: int, alpha: float, seed: int
     least N / clients samples are set to zero and the rest renormalised. The whole draw is repeated until every client
     has `min_samples`, at most 100 times. A small α gives each client few classes, a large one an even mix.
     """
-    total = len(labels)
-    check_enough(total, clients, min_samples)
-    smallest = 0
+    total, smallest = len(labels), 0
     for draw in range(MAX_DRAWS):
         owner, counts = _draw(labels, clients, alpha, generator(stream(seed, "partition", draw)))
         if counts.min() >= min_samples:

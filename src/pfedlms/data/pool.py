@@ -32,6 +32,9 @@ class Pool:
     owner: NDArray[np.int64] | None = None
     """`[n]`: each sample's client as a place in `owners`, where the data say so."""
     owners: tuple[str, ...] = ()
+    """Names of clients."""
+    held: tuple[Indices | tuple[Indices, Indices], ...] = ()
+    """Where clients were given one by one: the indices of each, or its (train, test) indices."""
     mean: Constants = None
     """What images were normalised by, one number per channel, as is `std`; None: samples are as they were given."""
     std: Constants = None
@@ -63,10 +66,13 @@ class Pool:
         return held[: first - self.overlap], held[first:]
 
 
-def normalise(
-    raw: NDArray[np.uint8], mean: Sequence[float], std: Sequence[float], scale: float = 255.0
-) -> NDArray[np.float32]:
-    """x = (raw / scale − mean) / std of images `[n, channels, height, width]`, channel by channel."""
+def normalised(
+    raw: NDArray[np.uint8], mean: Constants = None, std: Constants = None, scale: float = 255.0
+) -> tuple[NDArray[np.float32], Constants, Constants]:
+    """x = (raw / scale − mean) / std of images `[n, channels, height, width]`, channel by channel, and the constants:
+    those given, or the images' own."""
+    if mean is None or std is None:
+        mean, std = channel_statistics(raw)
     if len(mean) != raw.shape[1]:
         raise DataError(f"data.mean: got {len(mean)} numbers, expected {raw.shape[1]}, one per channel of the images")
     centre, spread = (np.array(each, dtype=np.float32).reshape(-1, 1, 1) for each in (mean, std))
@@ -74,7 +80,7 @@ def normalise(
     x /= np.float32(scale)
     x -= centre
     x /= spread
-    return x
+    return x, mean, std
 
 
 def constants(mean: Sequence[float] | None, std: Sequence[float] | None) -> tuple[Constants, Constants]:
@@ -90,15 +96,6 @@ def constants(mean: Sequence[float] | None, std: Sequence[float] | None) -> tupl
             "or leave both out"
         )
     return found[0], found[1]
-
-
-def normalised(
-    raw: NDArray[np.uint8], mean: Constants = None, std: Constants = None
-) -> tuple[NDArray[np.float32], Constants, Constants]:
-    """Images `[n, channels, height, width]` normalised by the constants given, or by their own; and the constants."""
-    if mean is None or std is None:
-        mean, std = channel_statistics(raw)
-    return normalise(raw, mean, std), mean, std
 
 
 def channel_statistics(raw: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[float, ...]]:

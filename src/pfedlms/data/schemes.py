@@ -61,21 +61,23 @@ def assign(
     """Cut the samples `0..len(labels)−1` into disjoint sets, one per client, that together hold every sample, each at
     least `how.min_samples`."""
     clients, seed, least = how.clients, how.seed, how.min_samples
-    match scheme_of(how.scheme, owner), owner:
+    scheme = scheme_of(how.scheme, owner)
+    if scheme != "given":
+        check_enough(len(labels), clients, least)
+    match scheme, owner:
         case "given", np.ndarray():
             return given(owner, owners, least)
         case "classes", _:
             return by_classes(labels, clients, how.classes_per_client, seed, least)
         case "iid", _:
-            return iid(len(labels), clients, seed, least)
+            return iid(len(labels), clients, seed)
         case "quantity", _:
             return by_quantity(len(labels), clients, how.alpha, seed, least)
     return partition(labels, clients, how.alpha, seed, least)
 
 
-def iid(total: int, clients: int, seed: int, min_samples: int = 10) -> Sets:
+def iid(total: int, clients: int, seed: int) -> Sets:
     """All samples shuffled and cut into parts whose sizes differ by one at most."""
-    check_enough(total, clients, min_samples)
     return Sets(_cut(permutation(stream(seed, "partition-iid"), total), _even(total, clients)), clients)
 
 
@@ -94,7 +96,6 @@ def _cut(order: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64
 def by_quantity(total: int, clients: int, alpha: float, seed: int, min_samples: int = 10) -> Sets:
     """All samples shuffled; every client gets `min_samples`, and of the rest shares drawn from Dirichlet(α) over the
     clients. A small α gives a few clients most of the samples, a large one equal sizes; all have the same classes."""
-    check_enough(total, clients, min_samples)
     shares = generator(stream(seed, "partition-quantity")).dirichlet(np.full(clients, alpha))
     ends = np.cumsum(shares if shares.sum() > 0 else np.ones(clients))  # for the very smallest α there are no shares
     spare = np.floor(ends / ends[-1] * (total - clients * min_samples)).astype(np.int64)
@@ -109,7 +110,6 @@ def by_classes(labels: NDArray[np.integer], clients: int, classes: int, seed: in
     samples per place, so that places have about the same number of samples. Then each class, in random order, takes the
     clients that lack most classes, ties drawn at random; its shuffled samples are divided evenly among them.
     """
-    check_enough(len(labels), clients, min_samples)
     values, members, sizes = np.unique(labels, return_inverse=True, return_counts=True)
     places = _places(sizes, clients, classes)
     random = generator(stream(seed, "partition-classes"))

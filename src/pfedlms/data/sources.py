@@ -23,7 +23,7 @@ from pfedlms.data.folder import read_folder
 from pfedlms.data.formats import Format, Part, Raw, read_files
 from pfedlms.data.idx import idx_format
 from pfedlms.data.parquet import parquet_format
-from pfedlms.data.pool import Pool, Samples, constants, normalise
+from pfedlms.data.pool import Pool, Samples, constants, normalised
 from pfedlms.data.svhn import FORMAT as SVHN
 from pfedlms.data.text import Windows, joined_by_client, windows_of
 from pfedlms.errors import DataError, DataWarning, did_you_mean
@@ -154,8 +154,8 @@ def load_pool(
         if source.is_text:
             return windows_of(_speakers(name, folder, parts), windows or Windows(), folder)
         raw, labels = _images(name, folder, parts)
-    mean, std = mean or source.mean, std or source.std
-    return Pool(normalise(raw, mean, std, source.scale), labels, source.classes, mean=mean, std=std)
+    x, mean, std = normalised(raw, mean or source.mean, std or source.std, source.scale)
+    return Pool(x, labels, source.classes, mean=mean, std=std)
 
 
 def folder_of(name: str, directory: str | Path | None) -> Path:

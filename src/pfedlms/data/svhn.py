@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from pfedlms.data.formats import Format, Part, contents, extra, wanted
-from pfedlms.errors import DataError
+from pfedlms.errors import DataError, reason
 
 
 def read(files: Sequence[Path]) -> Iterator[Part]:
@@ -22,8 +22,9 @@ def read(files: Sequence[Path]) -> Iterator[Part]:
             arrays = loadmat(content, variable_names=("X", "y"))
             images, labels = arrays["X"], arrays["y"].reshape(-1)
         except Exception as error:  # SciPy raises almost anything on damaged bytes
-            reason = str(error).strip().partition("\n")[0]
-            raise DataError(f"{path}: not a whole MATLAB file with X and y ({reason}); fetch the file again") from error
+            raise DataError(
+                f"{path}: not a whole MATLAB file with X and y ({reason(error)}); fetch the file again"
+            ) from error
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[:3] != (32, 32, 3):
             raise DataError(
                 f"{path}: got X of shape {images.shape} and type {images.dtype}, expected bytes of (32, 32, 3, n); the "

@@ -109,8 +109,9 @@ class Envelope:
         return Envelope(Kind.REPLY, self.run, self.client, self.round, self.trip, records)
 
 
-def decode(data: bytes) -> Envelope:
-    """Parse and check one envelope; raises the matching WireError if it is not valid. Data of records are views."""
+def decode(data: bytes, most_records: int | None = None) -> Envelope:
+    """Parse and check one envelope; raises the matching WireError if it is not valid, or as soon as there are more
+    records than expected. Data of records are views."""
     view = memoryview(data).cast("B").toreadonly()
     if len(view) < ENVELOPE_BYTES:
         raise TruncatedError(f"envelope: got {len(view)} bytes, expected a header of {ENVELOPE_BYTES}")
@@ -131,12 +132,14 @@ def decode(data: bytes) -> Envelope:
         raise DecodeError(f"envelope: got {reserved} in reserved bytes, expected 0")
     if kind not in list(Kind):
         raise KindError(f"envelope: got kind {kind}, expected 0 to {max(Kind)}")
-    return Envelope(Kind(kind), bytes(run), client, round, trip, _records(body))
+    return Envelope(Kind(kind), bytes(run), client, round, trip, _records(body, most_records))
 
 
-def _records(body: memoryview) -> tuple[Record, ...]:
+def _records(body: memoryview, most: int | None) -> tuple[Record, ...]:
     found, at = list[Record](), 0
     while at < len(body):
+        if len(found) == most:
+            raise OversizedError(f"envelope: got more than {most} records, as follows from the request")
         if len(body) - at < RECORD_BYTES:
             raise TruncatedError(f"record {len(found)}: got {len(body) - at} bytes, expected {RECORD_BYTES}")
         code, index, flags, number, length = RECORD.unpack_from(body, at)

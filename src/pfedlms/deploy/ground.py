@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pfedlms.data import FederatedData, Given, load_pool, read
+from pfedlms.data import FederatedData, load_pool, read
 from pfedlms.data.federated import held_by
 from pfedlms.data.partition import Indices, split
 from pfedlms.data.pool import class_numbers
@@ -105,18 +105,18 @@ def own_data(config: Config, client: int, data: Any, problem: Problem = NAMED) -
     names, shape = classes_and_shape(config)
     if isinstance(data, str) and kind_of(data):
         chosen = config.data
-        given = Given(load_pool(data, chosen.dir or None, chosen.image_size, chosen.label_column))
+        pool = load_pool(data, chosen.dir or None, chosen.image_size, chosen.label_column)
     else:
         if isinstance(data, str):
             data = _call(data)
-        given = read([data], problem.loss is not None, all_clients=False)
-    arrays = replace(given.pool, y=class_numbers(given.pool, names), classes=len(names), names=names)
+        pool = read([data], problem.loss is not None, all_clients=False)
+    arrays = replace(pool, y=class_numbers(pool, names), classes=len(names), names=names)
     if arrays.x.shape[1:] != shape:
         raise DataError(
             f"data: got samples of shape {arrays.x.shape[1:]}, expected data.sample_shape = {config.data.sample_shape} "
             f"({prod(shape)} numbers)"
         )
-    parts: Indices | tuple[Indices, Indices] = given.held[0] if given.held else np.arange(len(arrays.y))
+    parts: Indices | tuple[Indices, Indices] = pool.held[0] if pool.held else np.arange(len(arrays.y))
     # Drawn from the client's own stream, as in a simulation.
     pair = parts if isinstance(parts, tuple) else split(arrays.strata, parts, config.run.seed, client)
     return held_by(arrays, [pair] * config.data.clients, config.run.seed, config.data.validation)

@@ -316,8 +316,8 @@ class Node:
 
     def _save(self, state: State) -> None:
         def tensors(cohort: Cohort | None) -> dict[str, Any] | None:
-            cpu = torch.device("cpu")
-            return None if cohort is None else {name: _to(getattr(cohort, name), cpu) for name in _TENSORS}
+            host = None if cohort is None else cohort.to(torch.device("cpu"))
+            return None if host is None else {name: getattr(host, name) for name in _TENSORS}
 
         values = {each.name: getattr(state, each.name) for each in fields(State)}
         values["heard"] = values.pop("answers_known")  # as earlier versions have it
@@ -331,7 +331,3 @@ def _reason_of(error: Exception) -> Why:
     if isinstance(error, WireError):
         return Why.BROKEN
     return Why.DIVERGED if isinstance(error, DivergedError) else Why.FAILED
-
-
-def _to(value: Any, device: torch.device) -> Any:
-    return {name: each.to(device) for name, each in value.items()} if isinstance(value, dict) else value.to(device)

@@ -16,7 +16,6 @@ from pfedlms.deploy.envelope import (
     ENVELOPE_BYTES,
     LONGEST_TEXT,
     MEASURED,
-    RECORD,
     RECORD_BYTES,
     TRAINED,
     Envelope,
@@ -77,9 +76,9 @@ class Nodes:
                 reply = check_reply(envelope, data, self._messages)
                 if unreachable(reply):
                     reached.discard(client)
-                known = [each.number for each in reply.records if each.code == Code.ANSWERS_KNOWN]
-                if len(known) == 1:
-                    inbox.answers_known[client] = known[0]
+                for each in reply.records:
+                    if each.code == Code.ANSWERS_KNOWN:
+                        inbox.answers_known[client] = each.number
                 self._take(envelope, reply, inbox)
             except WireError as error:
                 why = str(error) if type(error) is WireError else f"{type(error).__name__}: {error}"
@@ -182,26 +181,14 @@ def largest_reply(request: Envelope, messages: Sequence[int]) -> tuple[int, int]
     return max(size, refused), max(records, 2)
 
 
-def check_limits(request: Envelope, data: bytes, messages: Sequence[int]) -> None:
-    """Raise the WireError that says which limit a reply breaks. Only headers of records are read."""
+def check_reply(request: Envelope, data: bytes, messages: Sequence[int]) -> Envelope:
+    """The envelope of a reply to this request, its records unchecked; raises WireError if it is none."""
     size, records = largest_reply(request, messages)
     if len(data) > size:
         raise OversizedError(f"reply: got {len(data)} bytes, expected at most {size}, as follows from the request")
-    at, found, known = ENVELOPE_BYTES, 0, 0
-    while at + RECORD_BYTES <= len(data):
-        code, *_, length = RECORD.unpack_from(data, at)
-        at += RECORD_BYTES + length
-        found, known = found + 1, known + (code == Code.ANSWERS_KNOWN)
-        if found > records:
-            raise OversizedError(f"reply: got more than {records} records, as follows from the request")
-        if known > 1:
-            raise OversizedError("reply: got more than one ANSWERS_KNOWN")
-
-
-def check_reply(request: Envelope, data: bytes, messages: Sequence[int]) -> Envelope:
-    """The envelope of a reply to this request, its records unchecked; raises WireError if it is none."""
-    check_limits(request, data, messages)
-    reply = decode(data)
+    reply = decode(data, records)
+    if [each.code for each in reply.records].count(Code.ANSWERS_KNOWN) > 1:
+        raise OversizedError("reply: got more than one ANSWERS_KNOWN")
     if reply.kind != Kind.REPLY:
         raise DecodeError("reply: got a request")
     if reply.run != request.run:

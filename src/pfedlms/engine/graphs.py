@@ -156,13 +156,13 @@ class Replayed:
 def _capture(graph: torch.cuda.CUDAGraph, device: torch.device) -> Iterator[None]:
     """`torch.cuda.graph`, which first frees all cached memory of GPU and host, so that it must be allocated again. That
     is left out while most of the GPU's memory is free."""
-    free, total = torch.cuda.mem_get_info()
+    free, total = torch.cuda.mem_get_info(device)
     if 2 * free < total:
         with torch.cuda.graph(graph):
             yield
         return
     (stream,) = streams(device, "record", 1)
-    torch.cuda.synchronize()
+    torch.cuda.synchronize(device)
     with torch.cuda.stream(stream):
         graph.capture_begin()
         try:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 from weakref import WeakMethod
 
 import numpy as np
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedlms import rng
-from pfedlms.backend import backend_of, spread, to_device, to_host_later
+from pfedlms.backend import backend_of, spread, to_host_later
 from pfedlms.cohort import Cohort
 from pfedlms.data.batches import Augmentation, batches
 from pfedlms.data.federated import FederatedData
@@ -34,16 +33,13 @@ from pfedlms.engine.criterion import Criterion
 from pfedlms.engine.graphs import Replayed, TakeSteps
 from pfedlms.engine.objectives import splitter
 from pfedlms.engine.participation import Participation
+from pfedlms.engine.sweeps import Sweeps, samples_at
 from pfedlms.errors import DivergedError
 from pfedlms.methods.contract import Method, Objective
 from pfedlms.models.forward import CohortModel
 from pfedlms.models.streams import overlapped, streams
 from pfedlms.step import Rate, adamw_step_, clip_, kept_numbers, sgd_step_
 from pfedlms.step.schedule import Schedule, steps_of
-
-_EVALUATION_BATCH = 256
-_EVALUATION_TOKENS = 4096  # of windows of tokens, each of which has an output per entry of the vocabulary
-_SHORT, _FEW_BATCHES = 1 << 23, 32  # numbers of a batch, and batches, of an evaluation that is recorded
 
 Wait = Callable[[], Tensor]
 """Waits for local steps to end: each client's mean task loss in them, `[clients]`, on the host. It raises DivergedError
@@ -115,7 +111,7 @@ class LocalWorker:
         self._sum_scores = Replayed(scores, largest) if recorded else scores
         self._rates = train.rates
         self._plans: dict[tuple[tuple[int, ...], int], Tensor] = {}
-        self._kept_places: dict[int, tuple[Any, tuple[int, ...], Tensor]] = {}
+        self._sweeps = Sweeps(data)
 
     def local_update(self, method: Method, cohort: Cohort, phase: int) -> tuple[Cohort, Wait]:
         """The clients' work between two exchanges: E local steps on the method's objective, then its `after_training`.
@@ -304,7 +300,7 @@ class LocalWorker:
         device = cohort.params.device
         sums = torch.zeros(clients, classes, self._model.feature_size, device=device)
         counts = torch.zeros(clients, classes, device=device)
-        for x, y, mask in self._sweep(self._places(cohort.ids, self._data.train)):
+        for x, y, mask in self._sweeps.batches(self._sweeps.places(cohort.ids, self._data.train)):
             with torch.no_grad():
                 _, features = self._model.forward(cohort.params, cohort.buffers, x, training=False, features=True)
             assert features is not None  # asked for above
@@ -322,10 +318,12 @@ class LocalWorker:
         `held`, with its own running statistics."""
         kind = torch.int64 if self._criterion.score is None else torch.float64
         self._data.find(cohort.ids)
-        places, own = self._places(cohort.ids, held), replace(cohort.at_rest(), state={})
+        places, own = self._sweeps.places(cohort.ids, held), replace(cohort.at_rest(), state={})
         own = replace(own, params=params.expand_as(cohort.params))
         found = torch.empty(len(cohort.ids), 2, dtype=torch.float64, device=cohort.params.device)
-        run = self._sum_scores if self._is_short(places) else self._scores
+        # Other clients would have other places in every evaluation, and a custom metric may look at values.
+        known = len(cohort.ids) == self._data.clients and self._criterion.score is None
+        run = self._sum_scores if self._recorded and known and self._sweeps.are_short(places) else self._scores
 
         def test(rows: slice) -> None:
             found[rows] = run(own.rows(rows), places[:, :, rows], Objective(), 0.0)[1]
@@ -333,20 +331,12 @@ class LocalWorker:
         spread(test, self._model.parts(len(cohort.ids)))
         return found[:, 0].to(kind), found[:, 1]
 
-    def _is_short(self, places: Tensor) -> bool:
-        """Whether a GPU evaluates all clients in less time than the host needs to launch that. Other clients would have
-        other places in every evaluation, and a custom metric may look at values."""
-        clients, most = places.shape[2:]
-        few = clients * self._evaluated_together * self._data.x[0].numel() <= _SHORT
-        known = clients == self._data.clients and self._criterion.score is None
-        return self._recorded and known and few and most <= _FEW_BATCHES * self._evaluated_together
-
     def _scores(self, cohort: Cohort, places: Tensor, objective: Objective, rate: Rate) -> tuple[Cohort, Tensor]:
         """Summed scores and losses at `places`, `[clients, 2]`. It has the signature of `_steps`, so that `Replayed`
         can record it, too."""
         kind = torch.int64 if self._criterion.score is None else torch.float64
         found = torch.zeros(len(cohort.ids), 2, dtype=torch.float64, device=cohort.params.device)
-        for x, y, mask in self._sweep(places):
+        for x, y, mask in self._sweeps.batches(places):
             with torch.no_grad():
                 outputs, _ = self._model.forward(cohort.params, cohort.buffers, x, training=False)
                 score, loss = self._criterion.measured(outputs, y)
@@ -354,40 +344,10 @@ class LocalWorker:
             found[:, 1] += loss.masked_fill(~mask, 0).double().sum(dim=1)
         return cohort, found
 
-    def _samples(self, index: Tensor) -> Tensor:
-        """Samples `[clients, batch, …]` by `index: [clients, batch]`; whole rows are copied faster than entries."""
-        return self._data.x.index_select(0, index.flatten()).view(*index.shape, *self._data.shape)
-
     def _training_samples(self, chosen: Tensor) -> Tensor:
         """One step's samples, from one step of a plan."""
-        x = self._samples(chosen[0])
+        x = samples_at(self._data, chosen[0])
         return x if self._augmentation is None else self._augmentation.apply(x, chosen[1:4])
-
-    @property
-    def _evaluated_together(self) -> int:
-        """Samples of a client in a batch of an evaluation."""
-        positions = self._data.positions
-        return _EVALUATION_BATCH if positions == 1 else max(1, _EVALUATION_TOKENS // positions)
-
-    def _sweep(self, places: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """All samples of every client, in batches `[clients, batch]` with a mask: False where a client has no more
-        samples."""
-        for own in torch.split(places[0], self._evaluated_together, dim=2):
-            yield self._samples(own[0]), self._data.y[own[0]], own[1] > 0
-
-    def _places(self, ids: tuple[int, ...], held: Sequence[Indices]) -> Tensor:
-        """Every client's samples and, in a second part, 1 where there is one: `[1, 2, clients, most]`."""
-        kept = self._kept_places.get(id(held))
-        if kept is None or kept[0] is not held or kept[1] != ids:
-            lengths = np.array([len(held[client]) for client in ids])
-            places = np.zeros((1, 2, len(ids), int(lengths.max())), dtype=np.int64)
-            for row, client in enumerate(ids):
-                places[0, 0, row, : lengths[row]] = held[client]
-                places[0, 1, row, : lengths[row]] = 1
-            kept = held, ids, to_device(torch.from_numpy(places), self._data.x.device)
-            if self._data.x.is_cuda:  # where making them takes longer than using them
-                self._kept_places = {**dict(list(self._kept_places.items())[-3:]), id(held): kept}
-        return kept[2]
 
 
 def weakly(steps: TakeSteps) -> TakeSteps:

@@ -313,7 +313,8 @@ def as_written(problem: str, method: Any, own: Any) -> str:
     """A problem of the section [method] under the name that the key was given, `pfedlms.strength`, where it is among
     the method's `own`."""
     section, _, text = problem.partition(".")
-    written = section == "method" and isinstance(own, Mapping) and text.partition(":")[0] in own
+    key = text.partition(":")[0]
+    written = section == "method" and key != "name" and isinstance(own, Mapping) and key in own
     return f"{method}.{text}" if written else problem
 
 

@@ -177,7 +177,6 @@ def holdings(config: Config) -> dict[str, Any]:
     it has of each class."""
     pool = named_pool(config)
     data = partitioned(config, pool)
-    scheme = scheme_of(config.data.partition, pool.owner)
     parts = {"train": data.train, "test": data.test, **({"validation": data.validation} if data.validation else {})}
     labels = data.y.numpy()
     clients = []
@@ -191,8 +190,8 @@ def holdings(config: Config) -> dict[str, Any]:
         "dataset": config.data.dataset,
         "samples": len(labels),
         "shape": list(data.shape),
-        "partition": scheme,
-        **({"alpha": config.data.alpha} if scheme in ("dirichlet", "quantity") else {}),
+        "partition": data.scheme,
+        **({"alpha": config.data.alpha} if data.scheme in ("dirichlet", "quantity") else {}),
         "seed": config.run.seed,
         **({"unit": "tokens"} if data.tokens else {}),
         "classes": [repr(name)[1:-1] for name in pool.names or map(str, range(data.classes))],

@@ -8,7 +8,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from pfedlms.data import FederatedData
+from pfedlms.data import FederatedData, Pool, read, texts
+from pfedlms.data.pool import class_numbers
+from pfedlms.data.text import KINDS
 from pfedlms.engine import Federation
-from pfedlms.engine.criterion import Criterion
 from pfedlms.errors import DataError, RunDirectoryError, UsageError, did_you_mean
 from pfedlms.experiment.config import CUSTOM, Config
 from pfedlms.experiment.loop import load_into
 from pfedlms.experiment.prepare import as_configured, normalisation, prepare, train_settings
-from pfedlms.experiment.problem import Problem
-from pfedlms.experiment.store import RunDirectory, write_atomically
+from pfedlms.experiment.problem import Problem, as_the_model_takes_them, checked_outputs
+from pfedlms.experiment.store import RunDirectory, write_atomically, write_text
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel
 
@@ -67,17 +68,26 @@ class Models:
 
     def module(self, client: int | None) -> nn.Module:
         """A client's model, or the shared one, as a module on the CPU that predicts."""
-        module = copy.deepcopy(self.federation.model.module).cpu()
-        module.load_state_dict(self.model(client))
-        return module.eval()
+        return self._module(self.model(client))
 
-    def personalised(self, data: FederatedData, criterion: Criterion, local_steps: int | None) -> nn.Module:
-        """The model of a device that joins after the last round, after its first local steps; see `Run.personalise`."""
-        with self._opened():
-            state = self.federation.personalised(data, criterion, local_steps)
+    def _module(self, state: StateDict) -> nn.Module:
         module = copy.deepcopy(self.federation.model.module).cpu()
         module.load_state_dict(state)
         return module.eval()
+
+    def personalise(
+        self, summary: Mapping[str, Any], problem: Problem, data: Any, local_steps: int | None = None
+    ) -> nn.Module:
+        """See `Run.personalise`."""
+        run = self.federation
+        pool = _read_for_device(data, summary, self.config.data.stride, run.data, problem)
+        held = _one_client(pool, run.data, summary)
+        if held.shape != run.data.shape:
+            raise DataError(f"data: got samples of shape {held.shape}, expected {run.data.shape}, as the run had")
+        held = as_the_model_takes_them(run.model.module, held)
+        criterion = problem.criterion(checked_outputs(run.model, held, self.config), held)
+        with self._opened():
+            return self._module(run.personalised(held.to(run.model.device), criterion, local_steps))
 
     @contextmanager
     def _opened(self) -> Iterator[None]:
@@ -90,6 +100,32 @@ class Models:
             finally:
                 if latest is not None:
                     self.federation.load(latest)
+
+
+def _read_for_device(data: Any, summary: Mapping[str, Any], stride: int, like: FederatedData, problem: Problem) -> Pool:
+    """The data of a new device; a text is cut as the run's."""
+    if not isinstance(data, str):
+        return read(data if isinstance(data, Pool) else [data], problem.loss is not None, all_clients=False)
+    kind = summary.get("tokens")
+    if kind not in KINDS:
+        remedy = (
+            "pass pfedlms.data.texts({'me': text}, tokens=tokenizer)" if kind else "pass samples and labels, (x, y)"
+        )
+        raise DataError(f"data: got a text, but the run was not trained on characters or bytes; {remedy}")
+    return texts({"data": data}, kind, like.shape[0], stride, vocabulary=summary["classes"])
+
+
+def _one_client(pool: Pool, like: FederatedData, summary: Mapping[str, Any]) -> FederatedData:
+    """All samples of the device, or of (train, test) those of train, to be trained on."""
+    names = tuple(summary.get("classes") or map(str, range(like.classes)))
+    if pool.tokens and pool.names != names:
+        raise DataError("data: got another vocabulary than the run's; pass the text itself, or vocabulary=run.classes")
+    if like.classes and not pool.tokens:
+        pool = replace(pool, y=class_numbers(pool, names), classes=len(names), names=names)
+    own = pool.held[0] if pool.held else np.arange(len(pool.y))
+    train = own[0] if isinstance(own, tuple) else own
+    x, y = torch.from_numpy(pool.x), torch.from_numpy(pool.y)
+    return FederatedData(x, y, (train,), (train,), pool.classes, names=pool.names, tokens=pool.tokens)
 
 
 def open_models(stored: RunDirectory, config: Config, problem: Problem, best: bool = False) -> Models:
@@ -107,7 +143,7 @@ def open_models(stored: RunDirectory, config: Config, problem: Problem, best: bo
             f"use pfedlms.load({str(directory)!r}, pfedlms.Problem(data, model)), "
             f"or pfedlms.export({str(directory)!r}, 'model.pt', client=0, model=model)"
         )
-    checkpoint = stored.load_best() if best else stored.load_checkpoint()
+    checkpoint = stored.load_checkpoint(best)
     if checkpoint is None:
         raise RunDirectoryError(
             f"{directory}: no best round was kept; run with data.validation and train.patience (as many as there are "
@@ -197,19 +233,14 @@ def write_models(
         elif one:
             state = models.model(number)
             write_atomically(target, lambda file: torch.save(state, file))
-            _write_about(target.with_suffix(".json"), about)
+            write_text(target.with_suffix(".json"), json.dumps(about, indent=2) + "\n")
         else:
             target.mkdir(parents=True, exist_ok=True)
             for each, state in enumerate(models.models()):
                 write_atomically(target / f"client-{each}.pt", lambda file, state=state: torch.save(state, file))  # type: ignore[misc]
-            _write_about(target / "models.json", about)
+            write_text(target / "models.json", json.dumps(about, indent=2) + "\n")
     except (OSError, RuntimeError, ValueError) as error:
         raise UsageError(f"{target}: cannot be written ({getattr(error, 'strerror', None) or error})") from error
-
-
-def _write_about(file: Path, about: Mapping[str, Any]) -> None:
-    """What is needed to use models, beside them."""
-    write_atomically(file, lambda opened: opened.write((json.dumps(about, indent=2) + "\n").encode()))
 
 
 def _write_onnx(models: Models, file: Path, client: int | None, about: Mapping[str, Any]) -> None:

@@ -374,12 +374,9 @@ def load_into(
 def fixed_settings(config: Config) -> dict[str, Any]:
     """What cannot change once a run has begun: all but its length (unless its learning rates depend on that), where the
     data are and how it is executed."""
-    tables = config.tables()
-    del tables["run"], tables["data"]["dir"]
-    tables["data"]["dataset"] = kind_of(config.data.dataset) or config.data.dataset
-    if config.train.schedule != "cosine":
-        del tables["train"]["rounds"]
-    return {f"{section}.{key}": value for section, own in tables.items() for key, value in own.items()}
+    left_out = ("data.dir", *(("train.rounds",) if config.train.schedule != "cosine" else ()))
+    kept = {key: own for key, own in config.flat().items() if not key.startswith("run.") and key not in left_out}
+    return kept | {"data.dataset": kind_of(config.data.dataset) or config.data.dataset}
 
 
 def _fingerprint(config: Config, data: FederatedData) -> str:

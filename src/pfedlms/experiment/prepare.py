@@ -24,7 +24,7 @@ from pfedlms.errors import DataError, PfedlmsError, UsageError, reason
 from pfedlms.experiment.config import Config, as_constants
 from pfedlms.experiment.memory import fitting_cohort, room_for_all
 from pfedlms.experiment.problem import Problem, as_the_model_takes_them, checked_outputs, some_samples
-from pfedlms.experiment.rules import constants, warn, without_effect, without_effect_on, without_effect_on_text
+from pfedlms.experiment.rules import constants, warn, without_effect, without_effect_on
 from pfedlms.experiment.schema import CUSTOM
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel
@@ -139,8 +139,8 @@ def federated(config: Config, problem: Problem) -> FederatedData:
             f"data.partition: got {chosen.partition!r}, but data are given client by client; leave it out, or give one "
             "pool (x, y)"
         )
-    warn(without_effect_on(config, "given" if given.held else scheme_of(chosen.partition, None, given.pool.classes)))
-    return given.federated(partitioning(config))
+    warn(without_effect_on(config, "given" if given.held else scheme_of(chosen.partition, None, given.classes)))
+    return partition(given, partitioning(config))
 
 
 _KEPT: dict[Any, Pool] | None = None
@@ -206,9 +206,7 @@ def partitioned(config: Config, pool: Pool) -> FederatedData:
             f"data.clients: got {config.data.clients}, but the data say whose each sample is and name {clients} "
             "clients; leave it out, or choose another data.partition"
         )
-    warn(without_effect_on(config, scheme))
-    if not pool.tokens:
-        warn(without_effect_on_text(config))
+    warn(without_effect_on(config, scheme, bool(pool.tokens)))
     return partition(pool, partitioning(config))
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from pfedlms import rng
-from pfedlms.data import FederatedData, Given, read
+from pfedlms.data import FederatedData, Pool, read
 from pfedlms.engine.criterion import Criterion
 from pfedlms.errors import ConfigError, PfedlmsError, UsageError, reason
 from pfedlms.experiment.schema import CUSTOM
@@ -68,7 +68,7 @@ class Problem:
         return data
 
     @cached_property
-    def given(self) -> Given | None:
+    def given(self) -> Pool | None:
         """Data given in Python, read and checked once; None where a data set is named."""
         named = self.data is None or isinstance(self.data, str)
         return None if named else read(self.data, self.loss is not None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pfedlms.data.sources import kind_of
@@ -67,7 +67,7 @@ def warn(texts: Iterable[str]) -> None:
         warnings.warn(text, stacklevel=3)
 
 
-def without_effect(config: Config) -> Iterable[str]:
+def without_effect(config: Config) -> Iterator[str]:
     """Settings that the user has given and that have no effect, and a schedule that ends where local steps do nothing;
     one line each."""
     train, given = config.train, config.given
@@ -81,34 +81,27 @@ def without_effect(config: Config) -> Iterable[str]:
             )
     if "train.optimizer" in given and train.optimizer == "adamw" and "train.learning_rate" not in given:
         yield f"train.learning_rate: {train.learning_rate:g} is for sgd; adamw wants 0.001 or so, set it"
-    if {"train.schedule", "train.floor", "train.decay", "train.decay_every"} & given and (
-        ends := _end(config)
-    ) < NOTHING:
+    if train.schedule != "constant" and given & {
+        f"train.{key}" for key in ("schedule", "floor", "decay", "decay_every")
+    }:
+        shape = Schedule(train.schedule, train.warmup, train.rounds, train.decay, train.decay_every, train.floor)
+        ends = shape.factor(train.rounds)
         remedy = "train.floor = 0.1" if train.schedule == "cosine" else "a larger train.decay or train.decay_every"
-        yield (
-            f"train.schedule: {train.schedule} ends at {ends:.1g} of the learning rate, where the last local steps do "
-            f"nothing and clients keep the model they share; set {remedy}"
-        )
+        if ends < NOTHING:
+            yield (
+                f"train.schedule: {train.schedule} ends at {ends:.1g} of the learning rate, where the last local steps "
+                f"do nothing and clients keep the model they share; set {remedy}"
+            )
 
 
-def _end(config: Config) -> float:
-    """The share of η in the last round."""
-    train = config.train
-    shape = Schedule(train.schedule, train.warmup, train.rounds, train.decay, train.decay_every, train.floor)
-    return shape.factor(train.rounds) if train.schedule != "constant" else 1.0
-
-
-def without_effect_on(config: Config, scheme: str) -> Iterable[str]:
-    """Likewise of settings of the partition, where samples are partitioned by `scheme`."""
+def without_effect_on(config: Config, scheme: str, text: bool = True) -> Iterator[str]:
+    """Likewise of settings of the partition, where samples are partitioned by `scheme`; and of settings of text, where
+    the data are none."""
     for key, schemes in _PARTITIONED_BY.items():
         if key in config.given and scheme not in schemes:
             value = getattr(config.data, key.partition(".")[2])
             how = "as the data say whose each sample is" if scheme == "given" else f"data.partition = {scheme}"
             yield f"{key}: {value:g} has no effect, {how}; it is for {' and '.join(schemes)}"
-
-
-def without_effect_on_text(config: Config) -> Iterable[str]:
-    """Settings of text that have no effect, because the data are no text; one line each."""
-    for key in ("tokens", "window", "stride", "min_tokens"):
+    for key in () if text else ("tokens", "window", "stride", "min_tokens"):
         if f"data.{key}" in config.given:
             yield f"data.{key}: {getattr(config.data, key)} has no effect, the data are no text; leave it out"

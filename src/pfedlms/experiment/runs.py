@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -17,14 +18,12 @@ from pfedlms.experiment.callbacks import watching
 from pfedlms.experiment.config import CUSTOM, Config, Tables, load_config
 from pfedlms.experiment.exporting import Models, StateDict, client_number, open_models, write_models
 from pfedlms.experiment.loop import Running, execute, leave
-from pfedlms.experiment.personal import personalise
 from pfedlms.experiment.prepare import NAMED, as_configured, prepare, with_constants
 from pfedlms.experiment.problem import Problem, call
 from pfedlms.experiment.store import SERVER_AGAIN, RunDirectory
 from pfedlms.experiment.summary import in_short, summarise
-from pfedlms.report.charts import check_file
 from pfedlms.report.figures import accuracy_curves
-from pfedlms.report.results import set_up
+from pfedlms.report.results import described
 from pfedlms.report.runs import RunLike, client_accuracies
 
 
@@ -128,7 +127,7 @@ class Run:
             local_steps: how many steps it takes. Default: E, as in a round.
             best: after the round with the highest V-acc, which `train.patience` keeps, instead of the latest.
         """
-        return personalise(self.trained(best), self.summary, self.problem, data, local_steps)
+        return self.trained(best).personalise(self.summary, self.problem, data, local_steps)
 
     def export(
         self, file: str | Path, *, client: int | str | None = None, shared: bool = False, best: bool = False
@@ -201,17 +200,8 @@ def begin(
 ) -> Run:
     """Train from a checked configuration; without `run.out` nothing is written, with `profile` the federation's
     stopwatch runs."""
-    if processes.rank():
-        return _follow(config, problem, label)
-    federation = prepare(config, problem, shared=True)
-    config = with_constants(config, federation.data)
-    if profile:
-        federation.watch.device = federation.model.device
-    if not config.run.out:
-        return _play(config, federation, problem, callbacks, label)
-    with RunDirectory(Path(config.run.out)) as directory:
-        directory.create(config.to_toml())
-        return _play(config, federation, problem, callbacks, label, directory)
+    stored = RunDirectory(Path(config.run.out)) if config.run.out else None
+    return _play(config, problem, callbacks, label, stored, begins=True, profile=profile)
 
 
 def resume_run(
@@ -223,29 +213,34 @@ def resume_run(
     if stored.on_nodes:
         raise UsageError(f"{directory}: this is a run on nodes, which its server resumes; {SERVER_AGAIN}")
     problem.check_complete(config, directory)
-    if processes.rank():
-        return _follow(config.with_run(**how).grouped_as(stored.load_checkpoint()), problem, label, stored.path)
-    with stored:
-        stored.open()
-        checkpoint = stored.load_checkpoint()
-        federation = prepare(config.with_run(**how).grouped_as(checkpoint), problem, shared=True)
-        complete = with_constants(config, federation.data)
-        if complete != config:  # the plan of a study does not know them yet
-            config = complete
-            stored.write_config(config.to_toml())
-        return _play(config.with_run(**how), federation, problem, callbacks, label, stored, checkpoint)
+    return _play(config, problem, callbacks, label, stored, **how)
 
 
 def _play(
-    config: Config, federation: Federation, problem: Problem, callbacks: Sequence[Any], label: str,
-    directory: RunDirectory | None = None, checkpoint: Mapping[str, Any] | None = None,
+    config: Config, problem: Problem, callbacks: Sequence[Any], label: str, stored: RunDirectory | None,
+    begins: bool = False, profile: bool = False, **how: Any,
 ) -> Run:  # fmt: skip
-    if directory is not None and not config.train.patience:  # a best round is kept for long, complete
-        federation.keep_in(directory.path)
-    playing = Running(config, federation, directory, label)
-    with federation.leading() as end:
-        summary, stopped = execute(playing, callbacks, checkpoint)
-        end((config, playing.metrics, summary, stopped))
+    """Play all rounds that are left. A folder is written once data and model are known to fit."""
+    if processes.rank():
+        return _follow(config.with_run(**how), problem, label, stored, begins)
+    with stored or nullcontext():
+        if stored is not None and not begins:
+            stored.open()
+        checkpoint = stored.load_checkpoint() if stored is not None and not begins else None
+        federation = prepare(config.with_run(**how).grouped_as(checkpoint), problem, shared=True)
+        federation.watch.device = federation.model.device if profile else None
+        complete = with_constants(config, federation.data)  # the plan of a study does not know them yet
+        if stored is not None and begins:
+            stored.create(complete.to_toml())
+        elif stored is not None and complete != config:
+            stored.write_config(complete.to_toml())
+        if stored is not None and not config.train.patience:  # a best round is kept for long, complete
+            federation.keep_in(stored.path)
+        config = complete.with_run(**how)
+        playing = Running(config, federation, stored, label)
+        with federation.leading() as end:
+            summary, stopped = execute(playing, callbacks, checkpoint)
+            end((config, playing.metrics, summary, stopped))
     done = Run(config, playing.directory, problem, label, playing.metrics, summary)
     # Models of clients in other processes are read from the folder.
     done._federation = None if isinstance(federation, processes.SharedFederation) else federation
@@ -253,16 +248,16 @@ def _play(
     return done
 
 
-def _follow(config: Config, problem: Problem, label: str, directory: Path | None = None) -> Run:
+def _follow(config: Config, problem: Problem, label: str, stored: RunDirectory | None, begins: bool) -> Run:
     """A run on a rank above 0, which holds some of the clients and writes nothing; what rank 0 measured."""
-    directory = directory or (Path(config.run.out) if config.run.out else None)
+    config = config.grouped_as(stored.load_checkpoint() if stored is not None and not begins else None)
     if config.run.device in ("auto", "cuda") and torch.cuda.is_available():
         config = config.with_run(device=f"cuda:{processes.local_rank() % torch.cuda.device_count()}")
     federation = prepare(config, problem, shared=True)
     assert isinstance(federation, processes.SharedFederation)
     with as_configured(config):
         config, metrics, summary, stopped = federation.serve()
-    done = Run(config, directory, problem, label, metrics, summary)
+    done = Run(config, stored.path if stored else None, problem, label, metrics, summary)
     done.stopped = stopped
     return done
 
@@ -285,10 +280,9 @@ def load_run(directory: str | Path, problem: Problem = NAMED, data_dir: str | No
     return Run(config, stored.path, problem, label)
 
 
-def per_client(run: Run, look_up: bool = False) -> list[dict[str, Any]]:
+def per_client(run: Run) -> list[dict[str, Any]]:
     """A row per client: number, name if it has one, training samples, and P-acc after the last round, or in its last
-    evaluation where the run did not finish. Without a checkpoint, samples are looked up in the data if asked for; of
-    nodes with data of their own they are the numbers that nodes sent."""
+    evaluation where the run did not finish. Of nodes with data of their own the samples are what nodes sent."""
     stored, config = run._stored, run.config
     checkpoint = stored.load_checkpoint() or {}
     samples: Sequence[int | None] | None = checkpoint.get("samples")
@@ -296,8 +290,6 @@ def per_client(run: Run, look_up: bool = False) -> list[dict[str, Any]]:
     if unknown:
         sent = checkpoint["federation"]["standing"]["samples"] if checkpoint else {}
         samples = [sent.get(client) for client in range(config.data.clients)] if sent else None
-    elif samples is None and look_up:
-        samples = prepare(config, run.problem).data.samples
     accuracies, names = client_accuracies(run), run.summary.get("client_names")
     return [
         {
@@ -312,8 +304,7 @@ def per_client(run: Run, look_up: bool = False) -> list[dict[str, Any]]:
 
 def plot_curves(runs: Sequence[RunLike], file: Path) -> None:
     """Accuracy against bytes, one line per label."""
-    check_file(file, "plot")
-    figure = accuracy_curves(runs, against="bytes", title=set_up(runs[0]))
+    figure = accuracy_curves(runs, against="bytes", title=" · ".join(described(runs).values()))
     if figure is not None:
         figure.save(file)
 

@@ -6,6 +6,7 @@ looked up when they are needed, so that `pfedlms --help` need not wait for PyTor
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import Field, dataclass, fields
 from typing import Any
 
@@ -40,10 +41,22 @@ ALSO = {
 """What other tools call a setting."""
 
 
-def _datasets() -> list[str]:
-    from pfedlms.data.sources import DATASETS, PATHS
+def _named(what: str) -> Callable[[], list[str]]:
+    """Names that the rooms below know, looked up when they are asked for."""
 
-    return [*DATASETS, *(f"{kind}:PATH" for kind in PATHS), CUSTOM]
+    def names() -> list[str]:
+        from pfedlms.data.schemes import SCHEMES
+        from pfedlms.data.sources import DATASETS, PATHS
+        from pfedlms.data.text import KINDS
+        from pfedlms.experiment.plugins import find_models
+        from pfedlms.models.zoo import MODELS
+        from pfedlms.step.schedule import SHAPES
+
+        find_models()
+        known = {"tokens": KINDS, "partitions": ["auto", *SCHEMES], "models": [*MODELS, CUSTOM], "schedules": SHAPES}
+        return list(known[what] if what in known else [*DATASETS, *(f"{kind}:PATH" for kind in PATHS), CUSTOM])
+
+    return names
 
 
 def _meant_dataset(name: str) -> str:
@@ -52,33 +65,7 @@ def _meant_dataset(name: str) -> str:
     return meant_by(name)
 
 
-def _tokens() -> list[str]:
-    from pfedlms.data.text import KINDS
-
-    return list(KINDS)
-
-
-def _partitions() -> list[str]:
-    from pfedlms.data.schemes import SCHEMES
-
-    return ["auto", *SCHEMES]
-
-
-def _models() -> list[str]:
-    from pfedlms.experiment.plugins import find_models
-    from pfedlms.models.zoo import MODELS
-
-    find_models()
-    return [*MODELS, CUSTOM]
-
-
-def _schedules() -> list[str]:
-    from pfedlms.step.schedule import SHAPES
-
-    return list(SHAPES)
-
-
-def _one_of(*names: str) -> Any:
+def _one_of(*names: str) -> Callable[[], list[str]]:
     return lambda: list(names)
 
 
@@ -87,7 +74,7 @@ class DataSection:
     """The data set, and which client holds which part of it."""
 
     dataset: str = setting(
-        "digits", "data set by name (pfedlms datasets), folder:PATH or file:PATH", choices=_datasets,
+        "digits", "data set by name (pfedlms datasets), folder:PATH or file:PATH", choices=_named("datasets"),
         meant=_meant_dataset,
     )  # fmt: skip
     dir: str = setting("", "folder with the data set's files; empty: the one that PFEDLMS_DATA names")
@@ -102,7 +89,7 @@ class DataSection:
     tokens: str = setting(
         "characters",
         "of text: what a token is; a tokenizer is given in Python, by pfedlms.data.texts",
-        choices=_tokens,
+        choices=_named("tokens"),
     )
     window: int = setting(80, "of text: tokens of one sample", minimum=1)
     stride: int = setting(0, "of text: tokens from one window to the next; 0: windows do not overlap", minimum=0)
@@ -118,7 +105,7 @@ class DataSection:
         "auto",
         "which client holds which samples: Dirichlet(α) shares of each class, some classes per client, all alike, "
         "sizes by Dirichlet(α), or as the data say; auto: given where the data say so, else dirichlet",
-        choices=_partitions,
+        choices=_named("partitions"),
     )
     alpha: float = setting(
         0.5,
@@ -163,12 +150,12 @@ class DataSection:
 class ModelSection:
     """What every client trains."""
 
-    name: str = setting("dnn", "model by name (pfedlms models)", choices=_models)
+    name: str = setting("dnn", "model by name (pfedlms models)", choices=_named("models"))
     hidden: int = setting(256, "width of the hidden layers of dnn, gru and transformer", minimum=1)
     precision: str = setting(
         "default",
         "default: PyTorch's, convolutions in TF32 on a GPU; bf16: products and convolutions in bfloat16, for GPUs",
-        choices=lambda: ["default", "bf16"],
+        choices=_one_of("default", "bf16"),
     )
 
 
@@ -196,7 +183,7 @@ class TrainSection:
     weights: str = setting(
         "samples",
         "what a client counts for where the server takes a mean or a vote: its training samples N_k, or all the same",
-        choices=lambda: ["samples", "uniform"],
+        choices=_one_of("samples", "uniform"),
     )
     local_steps: int = setting(20, "E, steps of a client in a round", minimum=1)
     local_epochs: float = setting(
@@ -222,7 +209,7 @@ class TrainSection:
         "constant",
         "η over the rounds: constant; half a cosine down to train.floor at the last round, so train.rounds cannot "
         "change on resume; or times train.decay every train.decay_every rounds",
-        choices=_schedules,
+        choices=_named("schedules"),
     )
     floor: float = setting(
         0.1,

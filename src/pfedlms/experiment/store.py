@@ -58,14 +58,14 @@ class RunDirectory(ExitStack):
                 raise RunDirectoryError(f"{self.path}: is a file, expected a folder; name another out=DIR")
             self.path.mkdir(parents=True, exist_ok=True)
             self._acquire()
-            write_atomically(self.config, lambda file: file.write(config.encode()))
+            write_text(self.config, config)
         except (OSError, ValueError) as error:  # ValueError: a null character in the path
             reason = getattr(error, "strerror", None) or error
             raise RunDirectoryError(f"{self.path}: cannot be written ({reason}); name another out=DIR") from error
 
     def write_config(self, config: str) -> None:
         with self._storing():
-            write_atomically(self.config, lambda file: file.write(config.encode()))
+            write_text(self.config, config)
 
     def open(self) -> None:
         """Lock an existing directory, to resume its run."""
@@ -84,7 +84,7 @@ class RunDirectory(ExitStack):
         if not self._nodes.exists():
             text = f"The clients of this run are nodes, which keep their models. To resume: {SERVER_AGAIN}.\n"
             with self._storing():
-                write_atomically(self._nodes, lambda file: file.write(text.encode()))
+                write_text(self._nodes, text)
 
     def _acquire(self) -> None:
         lock = self.enter_context(open(self.path / ".lock", "wb"))  # noqa: SIM115 - until the `with` ends
@@ -124,15 +124,10 @@ class RunDirectory(ExitStack):
                 shutil.copyfile(self._checkpoint, temporary)
             os.replace(temporary, self._best)
 
-    def load_checkpoint(self) -> dict[str, Any] | None:
-        """The latest checkpoint, or None before the first one."""
-        return self._load(self._checkpoint, "delete it to start this run over")
-
-    def load_best(self) -> dict[str, Any] | None:
-        """The checkpoint of the best round so far, or None if none was kept."""
-        return self._load(self._best, "delete it; the latest checkpoint is another file")
-
-    def _load(self, path: Path, remedy: str) -> dict[str, Any] | None:
+    def load_checkpoint(self, best: bool = False) -> dict[str, Any] | None:
+        """The latest checkpoint, or that of the best round so far; None where there is none."""
+        path = self._best if best else self._checkpoint
+        remedy = "delete it; the latest checkpoint is another file" if best else "delete it to start this run over"
         if not path.exists():
             return None
         try:
@@ -187,7 +182,7 @@ class RunDirectory(ExitStack):
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         with self._storing():
-            write_atomically(self._summary, lambda file: file.write(json.dumps(summary, indent=2).encode() + b"\n"))
+            write_text(self._summary, json.dumps(summary, indent=2) + "\n")
 
     @contextmanager
     def _storing(self) -> Iterator[None]:
@@ -209,6 +204,10 @@ class _RawFile(FileIO):
         except OSError as error:
             self.refused = error
             raise
+
+
+def write_text(path: Path, content: str) -> None:
+    write_atomically(path, lambda file: file.write(content.encode()))
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:

@@ -24,12 +24,11 @@ from pfedlms.experiment.loop import fixed_settings, leave
 from pfedlms.experiment.prepare import NAMED, keeping_pools, rehearse
 from pfedlms.experiment.problem import Problem, call
 from pfedlms.experiment.runs import Run, begin, data_frame, load_run, open_run, plot_curves, resume_run
-from pfedlms.experiment.store import RunDirectory, write_atomically
+from pfedlms.experiment.store import RunDirectory, write_text
 from pfedlms.experiment.workers import in_parallel
 from pfedlms.report import runs as reported
-from pfedlms.report.charts import check_file
 from pfedlms.report.figures import by_setting
-from pfedlms.report.results import comparison, results, results_json, set_up, sweep
+from pfedlms.report.results import comparison, results, results_json
 from pfedlms.report.tables import Table, to_csv
 
 SCHEMA = 1
@@ -126,7 +125,7 @@ class Study:
 
     def as_table(self) -> Table:
         """The table, to be shown as text, on a terminal or in LaTeX."""
-        return sweep(self.section()) if self.axes else comparison(self.runs)
+        return comparison(self.runs, self.section() if self.axes else None)
 
     def table(self) -> str:
         """The table as plain text."""
@@ -146,9 +145,7 @@ class Study:
         if not self.axes:
             plot_curves(self.runs, Path(file))
             return
-        check_file(Path(file), "plot")
-        first = self.runs[0]
-        figure = by_setting(self.section(), f"{first.config.method} on {set_up(first, self.axes)}")
+        figure = by_setting(self.section(), self.as_table().title)
         if figure is not None:
             figure.save(Path(file))
 
@@ -169,7 +166,7 @@ class Study:
     def or_leave(self) -> Study:
         """The study, for callers in Python; or what a signal asked for, after everything is saved."""
         kept = self.directory is not None and self.interrupted
-        leave(self.signal, self, call("resume_study", self.directory, first_tables(self.directory)) if kept else "")
+        leave(self.signal, self, call("resume_study", self.directory, self.planned[0].tables()) if kept else "")
         return self
 
 
@@ -196,11 +193,6 @@ def read_manifest(directory: Path) -> dict[str, Any]:
             f"{directory}: got schema {schema!r}, expected {SCHEMA}; it is of another version of pfedlms"
         )
     return {"axes": {}, "by": "p_acc", "names": {}, **manifest}
-
-
-def first_tables(directory: Path | None) -> dict[str, Any]:
-    """Settings of a study's first run, which has the same data and model as all others."""
-    return tomllib.loads(next(iter(read_manifest(directory)["runs"].values()))) if directory else {}
 
 
 def refuse_study(directory: Path, command: str) -> None:
@@ -287,13 +279,9 @@ def _write_manifest(made: Plan, folders: Mapping[str, Cell], out: Path) -> None:
     runs = before["runs"] | {name: text for name, text in texts.items() if name not in before["runs"]}
     try:
         out.mkdir(parents=True, exist_ok=True)
-        _write_text(out / MANIFEST, json.dumps({**manifest, "runs": runs}, indent=2) + "\n")
+        write_text(out / MANIFEST, json.dumps({**manifest, "runs": runs}, indent=2) + "\n")
     except OSError as error:
         raise RunDirectoryError(f"{out}: cannot be written ({error.strerror}); name another out=DIR") from error
-
-
-def _write_text(file: Path, content: str) -> None:
-    write_atomically(file, lambda opened: opened.write(content.encode()))
 
 
 @keeping_pools()
@@ -385,8 +373,8 @@ def _write_results(directory: Path, runs: Sequence[Run], made: Plan) -> None:
     tables = [each.tables() for each in [*planned, *cells.values()]]
     swept = {"axes": made.axes, "by": made.by} if made.axes else {}
     try:
-        _write_text(directory / "results.json", json.dumps(results_json(runs, tables, **swept), indent=2) + "\n")
-        _write_text(directory / "results.csv", to_csv(results(runs, tables)))
+        write_text(directory / "results.json", json.dumps(results_json(runs, tables, **swept), indent=2) + "\n")
+        write_text(directory / "results.csv", to_csv(results(runs, tables)))
     except OSError as error:
         raise StorageError(directory, error.strerror or str(error), resume=directory) from error
 

@@ -13,6 +13,7 @@ import torch
 from pfedlms import __version__
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.prepare import normalisation
+from pfedlms.report.runs import score_text
 
 SCHEMA = 1
 Metrics = Sequence[Mapping[str, Any]]
@@ -119,7 +120,7 @@ def _mean_bytes(total: int, rounds: int) -> int | float:
 def in_short(summary: Mapping[str, Any]) -> str:
     """A run in one line: method, data set, rounds played and accuracy, the mean of the last 10 evaluations."""
     value, own = summary["accuracy"]["last10"], summary.get("metric")
-    score = "nothing measured" if value is None else f"{own} {value:.4g}" if own else f"P-acc {value:.2f} %"
+    score = "nothing measured" if value is None else f"{own or 'P-acc'} {score_text(value, summary)}"
     averaged = min(10, summary.get("evaluations") or 10)
     score += f", mean of the last {averaged}" if value is not None and averaged > 1 else ""
     ended = f" ({summary['status']})" * (summary["status"] != "finished")

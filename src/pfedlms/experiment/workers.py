@@ -55,17 +55,18 @@ class _Worker:
         """The cell that was played, and its result. A signal ends a process that is not playing rounds yet."""
         cell, self.cell = self.cell, None
         assert cell is not None
-        error: RunError | None
         try:
-            error = self.pipe.recv()
+            message, summary = self.pipe.recv()
         except (EOFError, ConnectionError):
             self.process.join()
-            error = RunError(f"{cell.config.run.out}: its process ended with code {self.process.exitcode}")
-            error.summary = {**load_run(cell.config.run.out).summary, "status": "failed"}
-            error = None if interrupted else error
+            code = self.process.exitcode
+            message = "" if interrupted else f"{cell.config.run.out}: its process ended with code {code}"
+            summary = {**load_run(cell.config.run.out).summary, "status": "failed"}
 
         def result() -> Run:
-            if error is not None:
+            if message:
+                error = RunError(message)
+                error.summary = summary
                 raise error
             done = load_run(cell.config.run.out, label=cell.label)
             done.stopped = 2 if done.summary["status"] == "interrupted" else 0
@@ -133,14 +134,11 @@ def _work(pipe: Any, problem: Problem, data_dir: str | None, imports: Sequence[s
             pipe.send(_played(cell, problem, data_dir, how))
 
 
-def _played(cell: Cell, problem: Problem, data_dir: str | None, how: dict[str, Any]) -> RunError | None:
-    """Play a run, whose results are in its folder; return the error that ended it."""
+def _played(cell: Cell, problem: Problem, data_dir: str | None, how: dict[str, Any]) -> tuple[str, Any]:
+    """Play a run, whose results are in its folder; the message of the error that ended it, and the summary of a run
+    whose error does not end the others."""
     try:
         resume_run(cell.config.run.out, problem, (), data_dir, cell.label, **how)
-    except (DivergedError, QuorumError) as error:
-        made = type(error)(str(error))
-        made.summary = error.summary
-        return made
     except PfedlmsError as error:
-        return RunError(str(error))
-    return None
+        return str(error), error.summary if isinstance(error, DivergedError | QuorumError) else None
+    return "", None

@@ -43,10 +43,14 @@ def largest_body(folder: Path) -> int:
     return _AROUND + sum(message_bytes(Ground(config)))
 
 
+def pem(public_key: str) -> bytes:
+    """A public key as Flower keeps it."""
+    return load_ssh_public_key(public_key.encode()).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
 def header(public_key: str) -> str:
     """A public key as Flower's nodes send it in a header."""
-    key = load_ssh_public_key(public_key.encode())
-    return b64encode(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)).decode()
+    return b64encode(pem(public_key)).decode()
 
 
 def includes(folder: Path, environment: dict[str, str]) -> dict[str, str]:

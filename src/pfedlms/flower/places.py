@@ -17,11 +17,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
-
 from pfedlms.errors import PfedlmsError, UsageError, shown
 from pfedlms.flower import approval, audit
 from pfedlms.flower.folder import NAME
+from pfedlms.flower.gate import pem
 from pfedlms.flower.keys import read_places
 
 FILE, AUDIT = "places.json", "audit/server.jsonl"
@@ -97,9 +96,8 @@ def _registered(folder: Path, file: Path, key: str) -> int:
 
 def _known(folder: Path, key: str) -> int | None:
     """The id of a key that is registered already, from the SuperLink's own file: its commands do not tell."""
-    data = load_ssh_public_key(key.encode()).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     with sqlite3.connect(f"file:{folder / 'superlink.db'}?mode=ro", uri=True) as base:
-        row = base.execute("SELECT node_id FROM node WHERE public_key = ?", (data,)).fetchone()
+        row = base.execute("SELECT node_id FROM node WHERE public_key = ?", (pem(key),)).fetchone()
     return None if row is None else int(row[0]) % 2**64
 
 

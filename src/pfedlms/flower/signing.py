@@ -20,7 +20,6 @@ layers around bytes: a transport that signs requests, and a node that checks the
 
 from __future__ import annotations
 
-import hashlib
 import struct
 import time
 from collections.abc import Callable, Sequence
@@ -205,18 +204,16 @@ class SealedNode:
         except WireError as error:
             nothing = Envelope(Kind.REQUEST, self._node.run, self._node.client, 0, 0, ())
             return refusal(nothing, Why.BROKEN, str(error), known)
-        found = self._objection(about, asked, content)
+        found = self._objection(about, asked)
         return refusal(asked, *found, known) if found else self._node.handle(content)
 
-    def _objection(self, about: Seal, asked: Envelope, content: bytes) -> tuple[Why, str] | None:
+    def _objection(self, about: Seal, asked: Envelope) -> tuple[Why, str] | None:
         """Why a request whose signature is right is refused all the same."""
         node, last = self._node, self._node.state.trip
         if (about.run, about.place, about.trip) != (asked.run, asked.client, asked.trip) or about.marks & Mark.QUERY:
             return Why.BROKEN, "the seal is not of this envelope: run, place or trip differ"
         if about.run != node.run or about.place != node.client:
             return None  # the node itself names what differs, and refuses
-        if asked.kind == Kind.REQUEST and asked.trip == last and hashlib.sha256(content).digest() != node.state.request:
-            return Why.STALE, f"got another request for trip {last}, which this node has answered"
         if asked.trip > last + 1 and about.answered > last + 1 and not about.marks & Mark.RESUME:
             return Why.ORDER, (
                 f"the server has a reply of this node to trip {about.answered - 1}, the last one here is {last}: its "

@@ -217,40 +217,40 @@ def _weigh_by_channel(
 
 
 @triton.jit
-def _turn(
-    source, out, back, stride, OUTPUTS, C,
-    TAPS: tl.constexpr, ROUND: tl.constexpr, BOTH: tl.constexpr, BO: tl.constexpr, BC: tl.constexpr,
+def _swap(
+    source, out, source_stride, out_stride, pairs, C,
+    TAPS: tl.constexpr, FORTH: tl.constexpr, ROUND: tl.constexpr, BQ: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
-    """Of each client `[O, C, taps]` → `[O, taps, C]` and, with BOTH, `[C, taps, O]` with the taps from the last to the
-    first. The numbers of all taps lie together, so the cache has them after the first."""
-    client = tl.program_id(2).to(tl.int64)
-    o, c = tl.program_id(1) * BO + tl.arange(0, BO), tl.program_id(0) * BC + tl.arange(0, BC)
-    mask, turned_mask = (o < OUTPUTS)[:, None] & (c < C)[None, :], (c < C)[:, None] & (o < OUTPUTS)[None, :]
-    for tap in tl.static_range(TAPS):
-        place = source + client * stride + (o[:, None] * C + c[None, :]) * TAPS + tap
-        tile = tl.load(place, mask=mask, other=0.0)
-        if ROUND:
-            tile = rounded(tile)
-        place = out + ((client * OUTPUTS + o[:, None]) * TAPS + tap) * C + c[None, :]
-        tl.store(place, tile.to(out.dtype.element_ty), mask=mask)
-        if BOTH:
-            place = back + ((client * C + c[:, None]) * TAPS + TAPS - 1 - tap) * OUTPUTS + o[None, :]
-            tl.store(place, tl.trans(tile), mask=turned_mask)
-
-
-@triton.jit
-def _turn_back(
-    source, out, source_stride, out_stride, pairs, C, TAPS: tl.constexpr, BQ: tl.constexpr, BT: tl.constexpr
-):  # fmt: skip
-    """Of each client `[O, taps, C]` → `[O, C, taps]`."""
+    """Of each client `[O, C, taps]` → `[O, taps, C]`, or back."""
     client = tl.program_id(1).to(tl.int64)
     q, tap = tl.program_id(0) * BQ + tl.arange(0, BQ), tl.arange(0, BT)
     by_pair = q[:, None] * TAPS + tap[None, :]
     by_tap = ((q // C)[None, :] * TAPS + tap[:, None]) * C + (q % C)[None, :]
-    mask = (q < pairs)[None, :] & (tap < TAPS)[:, None]
-    tile = tl.load(source + client * source_stride + by_tap, mask=mask, other=0.0)
-    mask = (q < pairs)[:, None] & (tap < TAPS)[None, :]
-    tl.store(out + client * out_stride + by_pair, tl.trans(tile), mask=mask)
+    pair_mask = (q < pairs)[:, None] & (tap < TAPS)[None, :]
+    tap_mask = (q < pairs)[None, :] & (tap < TAPS)[:, None]
+    if FORTH:
+        tile = tl.load(source + client * source_stride + by_pair, mask=pair_mask, other=0.0)
+        if ROUND:
+            tile = rounded(tile)
+        tl.store(out + client * out_stride + by_tap, tl.trans(tile).to(out.dtype.element_ty), mask=tap_mask)
+    else:
+        tile = tl.load(source + client * source_stride + by_tap, mask=tap_mask, other=0.0)
+        tl.store(out + client * out_stride + by_pair, tl.trans(tile), mask=pair_mask)
+
+
+@triton.jit
+def _turn(
+    source, out, source_stride, OUTPUTS, size, TAPS: tl.constexpr, BO: tl.constexpr, BR: tl.constexpr
+):  # fmt: skip
+    """Of each client `[O, C, taps]` → `[C, taps, O]`, rounded, with the taps from the last to the first; `size` is C ·
+    taps."""
+    client = tl.program_id(2).to(tl.int64)
+    o, r = tl.program_id(1) * BO + tl.arange(0, BO), tl.program_id(0) * BR + tl.arange(0, BR)
+    mask = (o < OUTPUTS)[:, None] & (r < size)[None, :]
+    tile = rounded(tl.load(source + client * source_stride + o[:, None] * size + r[None, :], mask=mask, other=0.0))
+    to = (r // TAPS) * TAPS + TAPS - 1 - r % TAPS
+    mask = (r < size)[:, None] & (o < OUTPUTS)[None, :]
+    tl.store(out + (client * size + to[:, None]) * OUTPUTS + o[None, :], tl.trans(tile), mask=mask)
 
 
 @triton.jit
@@ -363,17 +363,24 @@ def turned_weights(weight: Tensor, kind: torch.dtype, both: bool) -> tuple[Tenso
     taps = weight.shape[3] * weight.shape[4]
     out = torch.empty(clients, outputs, taps, inputs, device=weight.device, dtype=kind)
     back = torch.empty(clients, inputs, taps, outputs, device=weight.device, dtype=kind) if both else out
-    grid = (triton.cdiv(inputs, 32), triton.cdiv(outputs, 32), clients)
-    flags = kind == torch.float32, both
-    _turn[grid](weight, out, back, weight.stride(0), outputs, inputs, taps, *flags, BO=32, BC=32, num_warps=4)
+    _swapped(weight, out, weight.shape, forth=True)
+    if both:
+        size, tile = inputs * taps, {"BO": 64, "BR": 64, "num_warps": 4}
+        grid = (triton.cdiv(size, tile["BR"]), triton.cdiv(outputs, tile["BO"]), clients)
+        _turn[grid](weight, back, weight.stride(0), outputs, size, taps, **tile)
     return out, back
 
 
 def turn_back(shares: Tensor, out: Tensor) -> None:
     """Shares of a gradient `[shares, clients, O, taps · C]`, added up into `out: [clients, O, C, height, width]`."""
-    source = shares[0] if len(shares) == 1 else shares.sum(dim=0)
-    clients, outputs, inputs, *kernel = out.shape
+    _swapped(shares[0] if len(shares) == 1 else shares.sum(dim=0), out, out.shape, forth=False)
+
+
+def _swapped(source: Tensor, out: Tensor, shape: torch.Size, forth: bool) -> None:
+    clients, outputs, inputs, *kernel = shape
     taps, pairs = kernel[0] * kernel[1], outputs * inputs
     tile = {"BQ": 256, "BT": int(triton.next_power_of_2(taps)), "num_warps": 4}
-    strides = source.stride(0), out.stride(0)
-    _turn_back[(triton.cdiv(pairs, tile["BQ"]), clients)](source, out, *strides, pairs, inputs, taps, **tile)
+    flags = forth, forth and out.dtype == torch.float32
+    _swap[(triton.cdiv(pairs, tile["BQ"]), clients)](
+        source, out, source.stride(0), out.stride(0), pairs, inputs, taps, *flags, **tile
+    )

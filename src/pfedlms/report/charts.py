@@ -59,15 +59,13 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
 
     wanted = list(dict.fromkeys(labels))
     known = list(dict.fromkeys([*_OWN_COLOUR, *METHODS]))
-    taken = {known.index(label): label for label in wanted if label in known}
-    others = [label for label in wanted if label not in known]
-    for label in sorted(others, key=lambda each: (not each.isidentifier(), each if each.isidentifier() else "")):
-        own = len(known) + crc32(label.encode()) % max(1, _LOOKS - len(known))
-        first = own if label.isidentifier() else 0
-        free = (place for place in (*range(first, _LOOKS), *range(first)) if place not in taken)
-        taken[next(free, _LOOKS + len(taken))] = label
-    chosen = {label: Look.number(place) for place, label in taken.items()}
-    return {label: chosen[label] for label in wanted}
+    places = {label: known.index(label) for label in wanted if label in known}
+    others = (each for each in wanted if each not in known)
+    for label in sorted(others, key=lambda each: (not each.isidentifier(), each * each.isidentifier())):
+        own = len(known) + crc32(label.encode()) % max(1, _LOOKS - len(known)) if label.isidentifier() else 0
+        free = (place for place in (*range(own, _LOOKS), *range(own)) if place not in places.values())
+        places[label] = next(free, _LOOKS + len(places))
+    return {label: Look.number(places[label]) for label in wanted}
 
 
 # --- a figure and its files ---

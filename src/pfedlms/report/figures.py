@@ -28,7 +28,7 @@ from pfedlms.report.charts import (
     tooltips,
 )
 from pfedlms.report.results import last_evaluations
-from pfedlms.report.runs import MEASURES, Cell, RunLike, Section, best, cells, curves, percent
+from pfedlms.report.runs import MEASURES, Cell, RunLike, Section, best, cells, curves, percent, score_text
 from pfedlms.report.tables import Table
 
 _MOST_ROWS = 12
@@ -118,7 +118,7 @@ def by_setting(section: Section, title: str = "") -> Figure | None:
     measure = measure_name(section.runs[0], section.by)
     log = numeric and ticks[0] > 0 and ticks[-1] >= 5 * ticks[0]
     chart = lines(points, across, measure, log=log, marks=True, ticks=ticks, title=title, style=style)
-    shown = f"{top.score:.2f} %" if percent(section.runs[0]) else f"{top.score:.4g}"
+    shown = score_text(top.score or 0.0, section.runs[0].summary)
     alt = altair()
     marked = data([{**point(top), "shown": shown}]).encode(alt.X("x:Q" if numeric else "x:O"), alt.Y("mean:Q"))
     chart += marked.mark_point(shape=_STAR, size=260, filled=True, color=LIGHT["ink"], opacity=1)

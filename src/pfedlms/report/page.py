@@ -14,17 +14,7 @@ from pfedlms.errors import UsageError
 from pfedlms.report import figures
 from pfedlms.report.charts import DARK, LIGHT, Figure, Look, altair, looks
 from pfedlms.report.results import comparison, described
-from pfedlms.report.runs import (
-    ALONE,
-    RunLike,
-    Section,
-    best,
-    cells,
-    compare_settings,
-    gains,
-    percent,
-    seed_of,
-)
+from pfedlms.report.runs import RunLike, Section, best, cells, compare_settings, gains, percent, seed_of
 from pfedlms.report.tables import Column, Table, counted
 
 
@@ -63,45 +53,36 @@ def _draw(sections: Sequence[Section], style: Mapping[str, Look]) -> list[dict[s
         slug = stem if taken[stem] == 1 else f"{stem}-{taken[stem]}"
         table = comparison(section.runs)
         top = best(cells(section)) if section.axes else None
-        made, notes = _figures(section, table, style, every)
         differing, shared = _settings(section)
+        seeds = counted(len({seed_of(run) for run in section.runs}), "seed")
         found.append({
-            "section": section, "slug": slug, "about": about(section), "table": table, "figures": made, "notes": notes,
+            "section": section, "slug": slug, "table": table, "figures": _figures(section, table, style, every),
+            "about": " · ".join([section.kind, *described(section.runs, section.axes).values(), seeds]),
             "best": top.label if top else None, "differing": differing, "shared": shared,
-            "environment": _environment(section),
         })  # fmt: skip
     return found
 
 
-def _figures(
-    section: Section, table: Table, style: Mapping[str, Look], every: Sequence[RunLike]
-) -> tuple[list[Figure], list[str]]:
-    """The figures in reading order, and why others are missing."""
-    notes: list[str] = []
-    made: list[Figure | None] = [figures.by_setting(section)] if section.axes else []
-    made.append(figures.accuracy_curves(section.runs, style=style))
-    if any(run.summary.get("total_bytes") for run in section.runs):
-        made.append(figures.accuracy_curves(section.runs, against="bytes", style=style))
-    made.append(figures.accuracy_curves(section.runs, "g_acc", style=style))
-    made += [figures.accuracy_curves(section.runs, "v_acc", style=style)] if not section.axes else []
-    made.append(figures.cost(table, style))
-    gained = gains(section.runs, every)
-    if gained:
-        made.append(figures.client_gains(gained, " points" if percent(section.runs[0]) else ""))
-    elif any(run.summary["method"] != ALONE for run in section.runs):
-        notes.append("Clients against local: no run of local with the same data, seed and rounds is on this page.")
-    return [figure for figure in made if figure is not None], notes
-
-
-def about(section: Section) -> str:
-    """What was run, in one line."""
-    seeds = counted(len({seed_of(run) for run in section.runs}), "seed")
-    return " · ".join([section.kind, *described(section.runs, section.axes).values(), seeds])
+def _figures(section: Section, table: Table, style: Mapping[str, Look], every: Sequence[RunLike]) -> list[Figure]:
+    """Those that the runs have numbers for, in reading order."""
+    runs, gained = section.runs, gains(section.runs, every)
+    sent = any(run.summary.get("total_bytes") for run in runs)
+    made = [
+        figures.by_setting(section) if section.axes else None,
+        figures.accuracy_curves(runs, style=style),
+        figures.accuracy_curves(runs, against="bytes", style=style) if sent else None,
+        figures.accuracy_curves(runs, "g_acc", style=style),
+        figures.accuracy_curves(runs, "v_acc", style=style) if not section.axes else None,
+        figures.cost(table, style),
+        figures.client_gains(gained, " points" if percent(runs[0]) else "") if gained else None,
+    ]
+    return [figure for figure in made if figure is not None]
 
 
 def _settings(section: Section) -> tuple[Table | None, Table]:
-    """The settings in which rows differ, None where they do not, and those that all share."""
-    same, differing = compare_settings([run.settings for run in section.runs])
+    """Settings and versions in which rows differ, None where they do not, and those that all share."""
+    of = [{**run.settings, "environment": run.summary.get("environment") or {}} for run in section.runs]
+    same, differing = compare_settings(of)
     by_row = {run.label: own for run, own in zip(section.runs, differing, strict=True)}
     keys = [key for key in dict.fromkeys(key for own in differing for key in own) if key != "data.dir"]
     shared = [{"setting": key, "value": value} for key, value in same.items() if key != "data.dir"]
@@ -115,22 +96,6 @@ def _settings(section: Section) -> tuple[Table | None, Table]:
         columns = [Column("", " "), *(Column(key, key, str) for key in keys)]
         records = [{"": label, **own} for label, own in by_row.items()]
     return Table(columns, records), common
-
-
-def _environment(section: Section) -> Table | None:
-    """Versions and devices of the runs, each environment once; None if no run has them."""
-    found: dict[str, tuple[dict[str, Any], list[str]]] = {}
-    for run in section.runs:
-        own = run.summary.get("environment") or {}
-        found.setdefault(repr(own), (own, []))[1].append(f"{run.label} seed {seed_of(run)}")
-    keys = list(dict.fromkeys(key for own, _ in found.values() for key in own))
-    if not keys:
-        return None
-    records = []
-    for own, runs in found.values():
-        more = f"{runs[0]} and {len(runs) - 1} more" if len(runs) > 1 else runs[0]
-        records.append({"": "all runs" if len(found) == 1 else more, **own})
-    return Table([Column("", " "), *(Column(key, key, str) for key in keys)], records)
 
 
 # --- the template ---
@@ -189,18 +154,13 @@ def _value(record: Mapping[str, Any], column: Column) -> Any:
 
 
 def _raw(sections: Sequence[Section], left_out: Sequence[str]) -> dict[str, Any]:
-    """What the page is made of; accuracies of single clients of the last evaluation only."""
-    return {
-        "schema": 1,
-        "parts": [
-            {"title": each.title, "kind": each.kind.lower(), "runs": [_raw_run(run) for run in each.runs]}
-            for each in sections
-        ],
-        "left_out": list(left_out),
-    }
+    """What the page is made of."""
+    parts = [{"title": s.title, "kind": s.kind.lower(), "runs": list(map(_raw_run, s.runs))} for s in sections]
+    return {"schema": 1, "parts": parts, "left_out": list(left_out)}
 
 
 def _raw_run(run: RunLike) -> dict[str, Any]:
+    """Accuracies of single clients of the last evaluation only."""
     long = ("client_acc", "clients")
     brief = [{key: own for key, own in line.items() if key not in long} for line in run.metrics[:-1]]
     return {

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import mean, median
 from typing import Any
-
-from rich.console import Console
 
 from pfedlms.report.results import partition_text
 from pfedlms.report.runs import MIB
@@ -29,25 +27,20 @@ def bits(records: Sequence[Mapping[str, Any]]) -> Table:
         {
             **record,
             "name": f"{record['method']}, {record['downlink']} ↓" if "downlink" in record else record["method"],
-            "up_per_parameter": record["up_payload_bits"] / record["parameters"],
-            "down_per_parameter": record["down_payload_bits"] / record["parameters"],
             "mib": "≈" * record["estimated"] + _mib(record["mib_per_round"]) + " +" * record["catches_up"],
         }
         for record in records
     ]
     intro = (
-        "Bits of one client in one round: payload, framing, and payload per parameter (/n). MiB: payload of all "
-        "participants in a round, up and down."
+        "Bits of one client in one round, payload and framing. MiB: payload of all participants in a round, up and "
+        "down."
     )
     intro += f" ≈: {ESTIMATED}." * any(record["estimated"] for record in records)
     intro += f" +: and {CATCHING_UP}." * any(record["catches_up"] for record in records)
-    whole, share = "{:,}".format, "{:.3g}".format
-    columns = [
-        Column("name", "method"),
-        Column("up_payload_bits", "bits ↑", whole), Column("up_framing_bits", "frame ↑", whole),
-        Column("down_payload_bits", "bits ↓", whole), Column("down_framing_bits", "frame ↓", whole),
-        Column("up_per_parameter", "/n ↑", share), Column("down_per_parameter", "/n ↓", share), Column("mib", "MiB"),
-    ]  # fmt: skip
+    shown_bits = {"up_payload_bits": "bits ↑", "up_framing_bits": "frame ↑", "down_payload_bits": "bits ↓",
+                  "down_framing_bits": "frame ↓"}  # fmt: skip
+    counts = [Column(key, head, "{:,}".format) for key, head in shown_bits.items()]
+    columns = [Column("name", "method"), *counts, Column("mib", "MiB")]
     return Table(columns, shown, f"{first['model']}, {first['parameters']:,} parameters, {who}", intro)
 
 
@@ -55,46 +48,38 @@ def _mib(value: float) -> str:
     return f"{value:,.2f}" if value >= 1 else f"{value:.3g}"
 
 
-def print_plan(plan: Mapping[str, Any], at_once: int, console: Console) -> None:
-    """The plan of `pfedlms run --dry-run`; `at_once` clients train at the same time."""
-    samples, memory, traffic = plan["samples"], plan["memory_bytes"], plan["bytes_per_round"]
-    config, participants = plan["config"], plan["participants"]
-    data, train, clients = config["data"], config["train"], config["data"]["clients"]
-    aside = f" and {samples['validation']:,} for validation" if "validation" in samples else ""
-    some = f", {participants} of them in a round" if participants < clients else ""
-    lines = [
-        f"{config['method']['name']} on {data['dataset']}, model {config['model']['name']}, "
-        f"{plan['parameters']:,} parameters, on {plan['device']}",
-        f"{clients} clients{some}, {partition_text(plan, data)}, {samples['train']:,} training samples "
-        f"({samples['smallest_client']} to {samples['largest_client']} per client){aside}, {train['rounds']} rounds of "
-        + (f"{train['local_epochs']:g} epochs" if train.get("local_epochs") else f"{train['local_steps']} steps"),
+def plan(documents: Sequence[Mapping[str, Any]]) -> Table:
+    """The table of `pfedlms run --dry-run`: the layers of the model, with what is known before training."""
+    (found,) = documents
+    config, samples, memory, sent = (found[key] for key in ("config", "samples", "memory_bytes", "bytes_per_round"))
+    data, train, names = config["data"], config["train"], found.get("classes", [])
+    some = f", {found['participants']} of them in a round" * (found["participants"] < data["clients"])
+    steps = f"{train['local_epochs']:g} epochs" if train.get("local_epochs") else f"{train['local_steps']} steps"
+    title = [
+        f"{config['method']['name']} on {data['dataset']}",
+        f"{config['model']['name']}, {found['parameters']:,} parameters",
+        f"{data['clients']} clients{some}, {partition_text(found, data)}",
+        f"{train['rounds']} rounds of {steps}",
+        found["device"],
     ]
-    if names := plan.get("classes"):
-        lines.append(f"classes: {', '.join(names[:10])}" + f", … ({len(names)} in all)" * (len(names) > 10))
-    _print(console, lines)
+    aside = f" and {samples['validation']:,} for validation" if "validation" in samples else ""
+    more = f", {ESTIMATED}" * found["estimated"] + f", and {CATCHING_UP}" * found["catches_up"]
+    held, kept, working = (f"{memory[part] / MIB:,.1f} MiB" for part in ("data", "clients", "working"))
+    notes = [
+        f"{samples['train']:,} training samples, {samples['smallest_client']} to {samples['largest_client']} per "
+        f"client{aside}.",
+        f"Classes: {', '.join(names[:10])}{f', … ({len(names)} in all)' * (len(names) > 10)}." if names else "",
+        f"All participants send {sent['up_payload']:,} bytes per round and {sent['up_framing']:,} of framing, and "
+        f"receive {sent['down_payload']:,} and {sent['down_framing']:,}; in the whole run "
+        f"{found['total_bytes'] / MIB:,.2f} MiB{more}.",
+        f"Memory: about {held} of data, {kept} kept by all clients, {working} at work.",
+        *(f"Note: {note}." for note in found["notes"]),
+    ]
     layers = [
         {key: value if isinstance(value, str) else f"{value:,}" for key, value in layer.items()}
-        for layer in plan["layers"]
+        for layer in found["layers"]
     ]
-    console.print(table_of(layers, "layers").rich())
-    more = f", {ESTIMATED}" * plan["estimated"] + f", and {CATCHING_UP}" * plan["catches_up"]
-    held, kept, working = (f"{memory[part] / MIB:,.1f} MiB" for part in ("data", "clients", "working"))
-    _print(console, [
-        *(
-            f"{label}: {traffic[f'{way}_payload']:,} bytes per round and {traffic[f'{way}_framing']:,} of framing, all "
-            "participants together"
-            for way, label in (("up", "clients → server"), ("down", "server → clients"))
-        ),
-        f"whole run: {plan['total_bytes'] / MIB:,.2f} MiB{more}",
-        *(f"note: {note}" for note in plan["notes"]),
-        f"memory: about {held} of data, {kept} kept by all clients, {working} at work ({at_once} clients at once, "
-        "activations included)",
-    ])  # fmt: skip
-
-
-def _print(console: Console, lines: Iterable[str]) -> None:
-    for line in lines:
-        console.print(line, markup=False)
+    return table_of(layers, " · ".join(title), " ".join(filter(None, notes)))
 
 
 def profile(spent: Mapping[str, float], rounds: int) -> Table:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from pfedlms.report.runs import MEASURES, MIB
+from pfedlms.report.runs import MEASURES, MIB, score_text
 
 
 def _sent(record: Mapping[str, Any]) -> str:
@@ -20,9 +20,8 @@ def _sent(record: Mapping[str, Any]) -> str:
 
 def accuracies(record: Mapping[str, Any]) -> str:
     """The measures of an evaluation in one line."""
-    form = "{:.4g}" if "metric" in record else "{:5.2f} %"
     measured = {name: record[key] for key, (name, _) in MEASURES.items() if record.get(key) is not None}
-    return "  ".join(f"{name} {form.format(value)}" for name, value in measured.items())
+    return "  ".join(f"{name} {score_text(value, record):>7}" for name, value in measured.items())
 
 
 @contextmanager

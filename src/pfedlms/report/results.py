@@ -43,7 +43,7 @@ _ACCURACY: dict[str, Any] = {"show": accuracy, "leads": True}
 _P_ACC = "P-acc: each participant's own model on its own test split after local steps"
 _MIB: dict[str, Any] = {"show": size, "over_seeds": _mean}
 COLUMNS: tuple[Column, ...] = (
-    Column("p_acc_max", "P-acc max", place="accuracy.max", only="comparison", **_ACCURACY,
+    Column("p_acc_max", "P-acc max", place="accuracy.max", **_ACCURACY,
            note=_P_ACC),
     Column("p_acc_last10", "P-acc {tail}", place="accuracy.last10", **_ACCURACY,
            note=_P_ACC),
@@ -52,10 +52,9 @@ COLUMNS: tuple[Column, ...] = (
     Column("v_acc_last10", "V-acc {tail}", place="validation_accuracy.last10", **_ACCURACY,
            note="V-acc: the same models on samples set aside (data.validation)"),
     Column("v_acc_final", place="validation_accuracy.final"),
-    Column("g_acc_max", "G-acc max", place="global_accuracy.max", only="comparison", optional=1, **_ACCURACY,
+    Column("g_acc_max", "G-acc max", place="global_accuracy.max", optional=1, **_ACCURACY,
            note="G-acc: the shared model before local steps, – where a method shares none"),
-    Column("g_acc_last10", "G-acc {tail}", place="global_accuracy.last10", only="sweep", **_ACCURACY,
-           note="G-acc: the shared model before local steps"),
+    Column("g_acc_last10", "G-acc {tail}", place="global_accuracy.last10", optional=2, **_ACCURACY),
     Column("g_acc_final", place="global_accuracy.final"),
     Column("everyone", "everyone", place="everyone", of=lambda summary: (summary.get("everyone") or {}).get("accuracy"),
            when=lambda summary: summary.get("participation", 1.0) < 1 or "unheard" in summary, **_ACCURACY,
@@ -81,7 +80,7 @@ COLUMNS: tuple[Column, ...] = (
            note="MiB ↑ ↓: of all participants in a round, framing and catching up included"),
     Column("total_bytes", "MiB total", place="total_bytes", optional=2, over_seeds=_mean,
            show=lambda value: size(value / MIB), note="MiB total: of the whole run"),
-    Column("fewer", "fewer", show="{:,.1f}×".format, over_seeds=None, optional=1, only="comparison",
+    Column("fewer", "fewer", show="{:,.1f}×".format, over_seeds=None, optional=1,
            note="fewer: how many times fewer bytes than FedAvg"),
     Column("rounds", "rounds", place="rounds", over_seeds=max, optional=2),
     Column("seeds", "seeds", over_seeds=None, optional=2),
@@ -91,18 +90,20 @@ COLUMNS: tuple[Column, ...] = (
 """All measures of a run, in the order of tables. One more line here is one more column everywhere."""
 
 
-def comparison(runs: Sequence[RunLike]) -> Table:
-    """One row per label, in the order in which labels first appear. Runs that diverged or were interrupted do not enter
-    the means of those that finished; a row in which none finished shows what it had reached."""
+def comparison(runs: Sequence[RunLike], swept: Section | None = None) -> Table:
+    """One row per label, in the order in which labels first appear; of a sweep the best is marked. Runs that diverged
+    or were interrupted do not enter the means of those that finished; a row in which none finished shows what it had
+    reached."""
     grouped, planned = rows(runs), all_rows(runs)
+    top = best(cells(swept)) if swept is not None else None
     records = []
     for label, own in grouped.items():
         status = own[0].summary["status"]
         missing = f"{len(own)} of {len(planned[label])} seeds" if len(own) < len(planned[label]) else ""
-        note = missing or (status if status != "finished" else "")
+        note = "best" if top and label == top.label else missing or (status if status != "finished" else "")
         records.append({"name": f"{label} ({note})" if note else label, "row": label, **_over_seeds(own)})
     plain = next((label for label, own in grouped.items() if own[0].summary["method"] == REFERENCE), None)
-    if plain is not None:
+    if plain is not None and swept is None:
         traffic = {record["row"]: record["mib_up"] + record["mib_down"] for record in records}
         for record in records:
             own_traffic = traffic[record["row"]]
@@ -110,33 +111,12 @@ def comparison(runs: Sequence[RunLike]) -> Table:
     summaries = [run.summary for run in runs]
     over = last_evaluations(summaries)[1]
     last = f"maximum, and mean of {over}" if "the one" not in over else "of the one evaluation"
-    intro = f"{measured(summaries[0])}, ± over seeds: {last}."
-    columns = [Column("name", "method"), *_columns(summaries, "comparison")]
-    return Table(columns, records, " · ".join(described(runs).values()), intro)
-
-
-def sweep(section: Section) -> Table:
-    """One row per combination of the values of `section.axes`; the best is marked."""
-    found = cells(section)
-    top = best(found)
-    records = []
-    for cell in found:
-        ended = {run.summary["status"] for run in cell.runs} - {"finished"}
-        mark = "best" if cell is top else ", ".join(sorted(ended))
-        records.append({"mark": mark, **cell.settings, **_over_seeds(cell.runs)})
-    summaries = [run.summary for run in section.runs]
-    first = summaries[0]
-    title = " · ".join([first["method"], *described(section.runs, section.axes).values()])
-    over = last_evaluations(summaries)[1]
-    intro = f"{measured(first)}, ± over seeds, mean of {over}; the best by {MEASURES[section.by][0]}."
-    if not any("global_accuracy" in summary for summary in summaries):
-        intro += f" No G-acc: {first['method']} shares no model."
-    axes = [Column(key, key.partition(".")[2], str) for key in section.axes]
-    chosen = [
-        replace(column, optional=0 if column.key == f"{section.by}_last10" else column.optional)
-        for column in _columns(summaries, "sweep")
-    ]
-    return Table([Column("mark", " "), *axes, *chosen], records, title, intro)
+    chosen = f"; the best by {MEASURES[swept.by][0]}, mean of {over}" if swept is not None else ""
+    about = list(described(runs, swept.axes if swept is not None else ()).values())
+    if swept is not None and len({summary["method"] for summary in summaries}) == 1:
+        about.insert(0, summaries[0]["method"])
+    columns = [Column("name", "settings" if swept is not None else "method"), *_columns(summaries)]
+    return Table(columns, records, " · ".join(about), f"{measured(summaries[0])}, ± over seeds: {last}{chosen}.")
 
 
 def _over_seeds(runs: Sequence[RunLike]) -> dict[str, Any]:
@@ -148,14 +128,14 @@ def _over_seeds(runs: Sequence[RunLike]) -> dict[str, Any]:
     return {**values, "seeds": len(runs)}
 
 
-def _columns(summaries: Sequence[Summary], kind: str) -> list[Column]:
-    """Those of one kind of table, with the names and forms that fit the runs."""
+def _columns(summaries: Sequence[Summary]) -> list[Column]:
+    """Those that apply, with the names and forms that fit the runs."""
     tail = last_evaluations(summaries)[0]
     form = own_metric if "metric" in summaries[0] else accuracy
     return [
         replace(column, head=column.head.format(tail=tail), show=form if column.show is accuracy else column.show)
         for column in COLUMNS
-        if column.only in ("", kind) and any(map(column.when, summaries))
+        if any(map(column.when, summaries))
     ]
 
 
@@ -211,12 +191,6 @@ def partition_text(summary: Summary, data: Mapping[str, Any]) -> str:
     scheme = summary.get("partition") or (chosen if chosen != "auto" else by_name)
     alpha = f"α = {data.get('alpha', 0.0):g}"
     return {"": "", "dirichlet": alpha, "quantity": f"partition quantity, {alpha}"}.get(scheme, f"partition {scheme}")
-
-
-def set_up(run: RunLike, swept: Iterable[str] = ()) -> str:
-    """The title of a study's figure: data set, clients and partition, without what is swept."""
-    shown = ("data.dataset", "clients")
-    return " · ".join(text for key, text in described([run], swept).items() if key in shown)
 
 
 # --- results.csv and results.json ---

@@ -22,24 +22,18 @@ Settings = Mapping[str, Mapping[str, Any]]
 
 
 class RunLike(Protocol):
-    """One run, finished or not, from memory or from its folder."""
+    """One run, finished or not, from memory or from its folder: the name of its row (the method, or a variant such as
+    `fedavg:server_step=2`; all seeds share it), the complete configuration by section, the lines of metrics.jsonl, the
+    content of summary.json, and its folder."""
 
     @property
-    def label(self) -> str:
-        """The name of its row: the method, or a variant such as `fedavg:server_step=2`; all seeds share it."""
-
+    def label(self) -> str: ...
     @property
-    def settings(self) -> Settings:
-        """The complete configuration by section, as config.toml has it."""
-
+    def settings(self) -> Settings: ...
     @property
-    def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl."""
-
+    def metrics(self) -> list[dict[str, Any]]: ...
     @property
-    def summary(self) -> dict[str, Any]:
-        """The content of summary.json."""
-
+    def summary(self) -> dict[str, Any]: ...
     @property
     def directory(self) -> Path | None: ...
 
@@ -87,6 +81,12 @@ class Spread:
 def percent(run: RunLike) -> bool:
     """Whether accuracy was measured, and not a metric of the user's own."""
     return "metric" not in run.summary
+
+
+def score_text(value: float, record: Mapping[str, Any]) -> str:
+    """A measure as a line of metrics, or a summary, has it: percent with two digits, or four digits of a metric of the
+    user's own."""
+    return f"{value:.4g}" if "metric" in record else f"{value:.2f} %"
 
 
 def seed_of(run: RunLike) -> int:

@@ -72,8 +72,6 @@ class Column:
     """Its value from the summary of one run, if that is not the value at `place`."""
     over_seeds: Callable[[list[Any]], Any] | None = Spread.of
     """Its value in a row of several seeds; None if it is computed for the whole table."""
-    only: str = ""
-    """`comparison` or `sweep`, if the table of the other has no such column."""
     optional: int = 0
     """Where there is little room: 2 is left out first, then 1, 0 never."""
     leads: bool = False
@@ -130,18 +128,20 @@ class Table:
     def rich(self, width: int | None = SCREEN) -> RichTable:
         """For a terminal of that width, without the columns it has no room for; with None all of them, for a pipe."""
         kept, left_out = self.shown, []
-        if width is not None and _width(self._made(kept)) > width:
-            kept = [self._with_broken_head(column) for column in kept]
+        words = any(column.left for column in kept)  # which rich breaks where there is room
+        if width is not None and not words and _width(self._made(kept)) > width:
+            kept = [self._narrower(column, first=place == 0) for place, column in enumerate(kept)]
             for column in sorted((each for each in kept[::-1] if each.optional), key=lambda each: -each.optional):
                 if _width(self._made(kept)) > width:
                     kept = [each for each in kept if each is not column]
                     left_out += [column.head.replace("\n", " ")] if column.optional == 1 else []
         return self._made(kept, self.caption(kept, left_out[::-1]))
 
-    def _with_broken_head(self, column: Column) -> Column:
-        """A name that is wider than its values takes several lines."""
+    def _narrower(self, column: Column, first: bool) -> Column:
+        """A name that is wider than its values takes several lines; so do the settings of a variant."""
         widest = max(cell_len(self.text_of(record, column)) for record in self.records)
-        return replace(column, head="\n".join(wrap(column.head, max(widest, 7), break_long_words=False)))
+        head = "\n".join(wrap(column.head, max(widest, 7), break_long_words=False))
+        return replace(column, head=head, show=_in_lines if first else column.show)
 
     def _made(self, columns: Sequence[Column], caption: str = "") -> RichTable:
         """Names on the left, numbers on the right; all text as it is, brackets included."""
@@ -179,6 +179,10 @@ class Table:
         rule = "l" + "".join("l" if column.left else "r" for column in shown[1:])
         inside = "\n".join([r"\toprule", head, r"\midrule", *body, r"\bottomrule"])
         return f"\\begin{{tabular}}{{{rule}}}\n{inside}\n\\end{{tabular}}\n"
+
+
+def _in_lines(name: Any) -> str:
+    return str(name).replace(":", "\n ").replace(" (", "\n (")
 
 
 def _width(table: RichTable) -> int:

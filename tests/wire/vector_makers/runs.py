@@ -129,7 +129,7 @@ def fedavg() -> dict[str, Any]:
 
 
 def stc() -> dict[str, Any]:
-    """Two rounds. Clients begin each with models of the vectors' own; residuals of clients and server stay."""
+    """Six rounds. Clients begin each with models of the vectors' own; residuals of clients and server stay."""
     method = METHODS["stc"]
     settings = method.Settings(sparsity=0.1, sparsity_down=0.2)
     known = task([23, 17], 13, floats(40, 12))
@@ -139,7 +139,7 @@ def stc() -> dict[str, Any]:
         made.server_start(),
     )
     played = []
-    for number in (0, 1):
+    for number in range(6):
         # The second client's update is one number everywhere, so that all magnitudes tie.
         params = np.stack([floats(40, 13, number, client) for client in IDS])
         params[1] = cohort.state["model"][1].numpy() + np.float32(0.25)

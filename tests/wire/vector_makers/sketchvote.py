@@ -27,12 +27,14 @@ def sketchmean(*about: Any, gain: float, **more: Any) -> dict[str, Any]:
 
 def sketchvote(
     layers: list[int], seed: int, phases: list[set[int]], silent: dict[int, dict[int, int]], name: str = "sketchvote",
-    lost: dict[int, int] | None = None, **settings: Any,
+    lost: dict[int, int] | None = None, even: dict[int, dict[int, int]] | None = None,
+    drifted: dict[int, int] | None = None, **settings: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """A run in which the clients of `phases[r]` train before round r, and those of the next hear its answer.
 
-    `silent[r]` says which clients have learnt nothing by round r in which layer: x is zero there. `lost[r]` is a client
-    that is known to have another model before the answer of round r.
+    `silent[r]` says which clients have learnt nothing by round r in which layer: x is zero there; `even[r]`, which have
+    learnt one number for two entries there, so that half of y is zero. `lost[r]` is a client that is known to have
+    another model before the answer of round r, `drifted[r]` one that trains from another w: its digest says so.
     """
     method = METHODS[name]
     chosen = method.Settings(**settings)
@@ -50,9 +52,14 @@ def sketchvote(
         downs: dict[int, list[bytes]] = {}
         links = Links(lambda data, k, to=ups: to.update({k: data}) or data, lambda data, k, to=downs: keep(to, k, data))
         transport = InProcess(Client(playing, digest, by, None, None), None, links)
+        astray = (drifted or {}).get(number)
+        if astray is not None:
+            clients[astray] = clients[astray].with_state(model=clients[astray].state["model"] + 0.25)
         for k in senders:
-            clients[k] = replace(clients[k], params=learnt(clients[k], known, seed, number, silent.get(number, {})))
+            parts = silent.get(number, {}), (even or {}).get(number, {})
+            clients[k] = replace(clients[k], params=learnt(clients[k], known, seed, number, *parts))
         told = [{"id": k, "samples": SAMPLES[k], "model": bits32(clients[k].params)} for k in sorted(senders)]
+        told = [{**own, "w": bits32(clients[astray].state["model"])} if own["id"] == astray else own for own in told]
         sending = [clients[k] for k in sorted(senders)]
         after, moved, answer, inbox = hold_exchange(transport, Record(Code.SEND, number), sending, server)
         for entry, cohort in zip(told, after, strict=True):
@@ -64,8 +71,8 @@ def sketchvote(
         for k in sorted(coming):
             heard[k] = -1 if (lost or {}).get(number) == k else heard[k]
             request = Request((k,), (answer,))
-            if heard[k] < number:
-                frames = by.frames(heard[k], number, answers, server)
+            if heard[k] < number or k == astray:
+                frames = by.frames(-1 if k == astray else heard[k], number, answers, server)
                 code = Code.ANSWER if frames[0].message is exchange.down else Code.MODEL
                 orders = tuple(Record(code, each.round, data=each.data) for each in frames)
                 request = replace(request, catch_up=(Missed((k,), orders),))
@@ -102,13 +109,17 @@ def keep(to: dict[int, list[bytes]], client: int, data: bytes) -> bytes:
     return data
 
 
-def learnt(cohort: Cohort, known: Task, seed: int, number: int, silent: dict[int, int]) -> torch.Tensor:
+def learnt(
+    cohort: Cohort, known: Task, seed: int, number: int, silent: dict[int, int], even: dict[int, int]
+) -> torch.Tensor:
     """θ: w and some steps; where nothing is to be said, such that θ − w + e is zero."""
     (client,), w = cohort.ids, cohort.state["model"]
     model = w + torch.from_numpy(floats(w.shape[1], 13, seed, number, client)) / 8
-    if client in silent:
-        layer = known.layout.layers[silent[client]]
+    if client in silent or client in even:
+        layer = known.layout.layers[(silent | even)[client]]
         own = slice(layer.offset, layer.offset + layer.size)
         assert not cohort.state.get("residual", torch.zeros_like(w))[:, own].any()
         model[:, own] = w[:, own]
+        if client in even:  # where w is zero, so that both differences are exact
+            model[:, own][:, (w[0, own] == 0).nonzero()[:2, 0]] = 0.25
     return model
