@@ -85,10 +85,8 @@ class Blocks:
             (x, other, turned, back, z, mean, scale), shape = kept[number], self.shapes[number]
             norm = self.gammas[number], self.betas[number], shape.size, self.pools[number]
             dz, dz_other = norm_gpu.back(z, slope, mean, scale, *norm, *self.places[number], not self.half)
-            if self.half:
-                products_gpu.turn_back(products_gpu.weighed(x, dz, shape), self.gradients[number])
-            else:
-                products_gpu.weigh_by_channel(other, dz_other, shape, self.gradients[number])
+            pair = (x, dz) if self.half else (other, dz_other)
+            products_gpu.turn_back(products_gpu.weighed(*pair, shape, not self.half), self.gradients[number])
             if number or not self.first:
                 weights = turned if self.half else back
                 slope, _, _ = products_gpu.convolved(dz, weights, shape.turned(), self.kind, back=self.half)

@@ -23,7 +23,6 @@ from pfedlms.models.products_gpu import (
     shape_of,
     turn_back,
     turned_weights,
-    weigh_by_channel,
     weighed,
 )
 
@@ -48,10 +47,7 @@ def _of_input(slope: Both, weights: Both, shape: Shape) -> Tensor:
 def _of_weight(x: Both, slope: Both, shape: Shape, place: Tensor | None) -> Tensor:
     size = shape.clients, shape.outputs, shape.inputs, *shape.kernel
     out = torch.empty(size, device=x[0].device) if place is None else place
-    if x[0].dtype == torch.float32:
-        weigh_by_channel(x[1], slope[1], shape, out)
-    else:
-        turn_back(weighed(x[1], slope[1], shape), out)
+    turn_back(weighed(x[1], slope[1], shape, x[0].dtype == torch.float32), out)
     return out
 
 

@@ -142,13 +142,14 @@ def _convolve(
 
 @triton.jit
 def _weigh(
-    x, slope, out, rows, clients, SHARE: tl.constexpr,
+    x, slope, out, rows, inputs, clients, SHARE: tl.constexpr,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
     C: tl.constexpr, OUTPUTS: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
-    PAD_H: tl.constexpr, PAD_W: tl.constexpr, STRIDE: tl.constexpr,
+    PAD_H: tl.constexpr, PAD_W: tl.constexpr, STRIDE: tl.constexpr, BY_CHANNEL: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
-    """out[share, client, o, r]: the sum over one share of the rows; `x` and `slope` as in `_convolve`."""
+    """out[share, client, o, r]: the sum over one share of the rows. With BY_CHANNEL `x: [clients · C, rows]` and
+    `slope: [clients · O, rows]`, otherwise both as in `_convolve`."""
     tiles: tl.constexpr = (KH * KW * C + BR - 1) // BR
     n = (tl.program_id(0) // tiles) * BN + tl.arange(0, BN)
     first = (tl.program_id(0) % tiles) * BR
@@ -173,47 +174,26 @@ def _weigh(
             inside = known[:, None] & (i >= 0) & (i < HEIGHT) & (j >= 0) & (j < WIDTH) & (r < KH * KW * C)[None, :]
             pixel = (image[:, None] * HEIGHT + i) * WIDTH + j
             channel = c[None, :]
-        a = tl.load(
-            slope + m.to(tl.int64)[:, None] * (clients * OUTPUTS) + client * OUTPUTS + n[None, :],
-            mask=known[:, None] & (n < OUTPUTS)[None, :],
-            other=0.0,
-        )
-        b = tl.load(x + client * C + pixel.to(tl.int64) * (clients * C) + channel, mask=inside, other=0.0)
-        total = tl.dot(tl.trans(a), b, total)
+        if BY_CHANNEL:
+            a = tl.load(
+                slope + (client * OUTPUTS + n)[:, None] * rows + m[None, :],
+                mask=(n < OUTPUTS)[:, None] & known[None, :],
+                other=0.0,
+            )
+            b = tl.load(
+                x + tl.trans((client * C + channel) * inputs + pixel), mask=tl.trans(inside & (channel < C)), other=0.0
+            )
+            total = tl.dot(a, tl.trans(b), total, input_precision="tf32")
+        else:
+            a = tl.load(
+                slope + m.to(tl.int64)[:, None] * (clients * OUTPUTS) + client * OUTPUTS + n[None, :],
+                mask=known[:, None] & (n < OUTPUTS)[None, :],
+                other=0.0,
+            )
+            b = tl.load(x + client * C + pixel.to(tl.int64) * (clients * C) + channel, mask=inside, other=0.0)
+            total = tl.dot(tl.trans(a), b, total, input_precision="tf32")
     place = out + ((part * clients + client) * OUTPUTS + n)[:, None] * (KH * KW * C) + r[None, :]
     tl.store(place, total, mask=(n < OUTPUTS)[:, None] & (r < KH * KW * C)[None, :])
-
-
-@triton.jit
-def _weigh_by_channel(
-    x, slope, out, rows, inputs, part_stride, client_stride, SHARE: tl.constexpr,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
-    C: tl.constexpr, OUTPUTS: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
-    PAD_H: tl.constexpr, PAD_W: tl.constexpr, STRIDE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
-):  # fmt: skip
-    """out[share, client, o, c, tap] from `x: [clients · C, rows]` and `slope: [clients · O, rows]`: the sum over one
-    share of the rows."""
-    size: tl.constexpr = KH * KW * C
-    tiles: tl.constexpr = (size + BR - 1) // BR
-    n = (tl.program_id(0) // tiles) * BN + tl.arange(0, BN)
-    r = (tl.program_id(0) % tiles) * BR + tl.arange(0, BR)
-    part, client = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    down, right = (r % (KH * KW)) // KW - PAD_H, r % KW - PAD_W
-    here = x + (client * C + r // (KH * KW)) * inputs + down * WIDTH + right
-    there = slope + (client * OUTPUTS + n) * rows
-    total = tl.zeros((BN, BR), tl.float32)
-    for start in range(0, SHARE, BM):
-        m = part * SHARE + start + tl.arange(0, BM)
-        column, row, image = m % OUT_WIDTH, (m // OUT_WIDTH) % OUT_HEIGHT, m // (OUT_WIDTH * OUT_HEIGHT)
-        column, row, known = column * STRIDE, row * STRIDE, m < rows
-        i, j = row[None, :] + down[:, None], column[None, :] + right[:, None]
-        inside = known[None, :] & (r < size)[:, None] & (i >= 0) & (i < HEIGHT) & (j >= 0) & (j < WIDTH)
-        a = tl.load(there[:, None] + m[None, :], mask=(n < OUTPUTS)[:, None] & known[None, :], other=0.0)
-        b = tl.load(here[:, None] + ((image * HEIGHT + row) * WIDTH + column)[None, :], mask=inside, other=0.0)
-        total = tl.dot(a, tl.trans(b), total, input_precision="tf32")
-    place = out + part.to(tl.int64) * part_stride + client * client_stride + n[:, None] * size + r[None, :]
-    tl.store(place, total, mask=(n < OUTPUTS)[:, None] & (r < size)[None, :])
 
 
 @triton.jit
@@ -305,7 +285,7 @@ def convolved(
     half = x.itemsize == 2
     deep = _tile(shape.taps * shape.inputs, 64 if half else 32)
     used: dict[str, Any] = {"BM": ROWS_OF_A_TILE, "BN": _tile(shape.outputs, 256), "BK": deep}
-    used |= {"num_warps": 8 if used["BN"] >= 128 else 4, "num_stages": 4 if used["BN"] >= 256 else 3} | (tile or {})
+    used |= {"num_warps": 8 if used["BN"] >= 128 else 4, "num_stages": 4 if used["BN"] >= 64 else 3} | (tile or {})
     tiles = triton.cdiv(shape.rows, used["BM"])
     means, squares = (torch.empty(tiles, wide, device=x.device) for _ in range(2)) if statistics else (out, out)
     _convolve[(tiles, triton.cdiv(shape.outputs, used["BN"]), shape.clients)](
@@ -315,45 +295,25 @@ def convolved(
     return (out, means, squares) if statistics else (out, None, None)
 
 
-def _shares(shape: Shape, deep: int, high: int, wide: int) -> tuple[int, int, int]:
-    """Of a gradient of weights: tiles of `high` outputs and `wide` inputs, shares of the rows, and rows of a share.
-    Few weights are summed in shares of the rows and these added up, in a fixed order."""
-    tiles = triton.cdiv(shape.outputs, high) * triton.cdiv(shape.taps * shape.inputs, wide)
+def weighed(x: Tensor, slope: Tensor, shape: Shape, by_channel: bool, tile: dict[str, int] | None = None) -> Tensor:
+    """Shares of the weights' gradient, `[shares, clients, O, taps · C]`."""
+    half = x.itemsize == 2
+    used: dict[str, Any] = {
+        "BM": 64 if half else 32, "BN": _tile(shape.outputs, 128), "BR": _tile(shape.taps * shape.inputs, 256),
+    } | (tile or {})  # fmt: skip
+    used = {"num_warps": 8 if used["BN"] * used["BR"] >= 128 * 128 else 4, "num_stages": 3} | used
+    tiles = triton.cdiv(shape.outputs, used["BN"]) * triton.cdiv(shape.taps * shape.inputs, used["BR"])
+    # Few weights are summed in shares of the rows and these added up, in a fixed order.
     shares = max(1, min(_ENOUGH_PROGRAMS // (tiles * shape.clients), shape.rows // 512))
-    share = triton.cdiv(triton.cdiv(shape.rows, shares), deep) * deep
-    return tiles, triton.cdiv(shape.rows, share), share
-
-
-def weighed(x: Tensor, slope: Tensor, shape: Shape) -> Tensor:
-    """Shares of the weights' gradient, `[shares, clients, O, taps · C]`, of numbers of 16 bits."""
-    used = {"BM": 64, "BN": _tile(shape.outputs, 128), "BR": _tile(shape.taps * shape.inputs, 256), "num_stages": 3}
-    used["num_warps"] = 8 if used["BN"] * used["BR"] >= 128 * 128 else 4
-    tiles, shares, share = _shares(shape, used["BM"], used["BN"], used["BR"])
+    share = triton.cdiv(triton.cdiv(shape.rows, shares), used["BM"]) * used["BM"]
+    shares = triton.cdiv(shape.rows, share)
     out = torch.empty(shares, shape.clients, shape.outputs, shape.taps * shape.inputs, device=x.device)
     _weigh[(tiles, shares, shape.clients)](
-        x, slope, out, shape.rows, shape.clients, share,
+        x, slope, out, shape.rows, shape.batch * shape.height * shape.width, shape.clients, share,
         shape.height, shape.width, *shape.size, shape.inputs, shape.outputs,
-        *shape.kernel, *shape.pad, shape.stride, **used,
+        *shape.kernel, *shape.pad, shape.stride, by_channel, **used,
     )  # fmt: skip
     return out
-
-
-def weigh_by_channel(x: Tensor, slope: Tensor, shape: Shape, out: Tensor, tile: dict[str, int] | None = None) -> None:
-    """The weights' gradient into `out: [clients, O, C, height, width]`, from `x: [clients · C, rows]` and `slope:
-    [clients · O, rows]`."""
-    size = shape.taps * shape.inputs
-    used: dict[str, Any] = {"BM": 32, "BN": _tile(shape.outputs, 256), "BR": _tile(size, 128)} | (tile or {})
-    used = {"num_warps": 8 if used["BN"] * used["BR"] > 128 * 128 else 4, "num_stages": 3} | used
-    tiles, shares, share = _shares(shape, used["BM"], used["BN"], used["BR"])
-    flat = out.view(shape.clients, shape.outputs, size)
-    parts = out.new_empty(shares, *flat.shape) if shares > 1 else flat[None]
-    _weigh_by_channel[(tiles, shares, shape.clients)](
-        x, slope, parts, shape.rows, shape.batch * shape.height * shape.width, parts.stride(0), parts.stride(1), share,
-        shape.height, shape.width, *shape.size, shape.inputs, shape.outputs,
-        *shape.kernel, *shape.pad, shape.stride, **used,
-    )  # fmt: skip
-    if shares > 1:
-        torch.sum(parts, dim=0, out=flat)
 
 
 def turned_weights(weight: Tensor, kind: torch.dtype, both: bool) -> tuple[Tensor, Tensor]:
