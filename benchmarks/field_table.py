@@ -34,7 +34,7 @@ def named(row: Row) -> str:
     if row["label"] == "finetune-0":
         return f"`finetune`, E′ = 0, rate {rate:g}"
     key = regimes.OWN[row["label"]][0].partition(".")[2]
-    own = "" if key == "learning_rate" else f"{key.replace('_', ' ')} {method[key]:g}, "
+    own = "" if key == "learning_rate" else f"{key.replace('_', ' ')} {method[key]:.3g}, "
     return f"`{row['label']}`, {own}rate {rate:g}"
 
 
@@ -44,12 +44,13 @@ def table(rows: Sequence[Row]) -> None:
         by_label.setdefault(row["label"], []).append(row)
     found = {label: [measured(row) for row in own] for label, own in by_label.items()}
     shown = [name for name in COLUMNS if any(name in each for own in found.values() for each in own)]
-    print(f"| | {' | '.join(shown)} | MiB |\n|---|{'---|' * (len(shown) + 1)}")
+    print(f"| | {' | '.join(shown)} | MiB | seeds |\n|---|{'---|' * (len(shown) + 2)}")
     for label in sorted(found, key=lambda label: -mean(each["everyone"] for each in found[label])):
-        values = [spread([each[name] for each in found[label] if name in each]) for name in shown]
+        values_of = found[label]
+        values = [spread([each[name] for each in values_of if name in each]) for name in shown]
         mib = total(by_label[label])
         sent = f"{mib:,.0f}" if mib >= 1000 else f"{mib:.3g}"
-        print(f"| {named(by_label[label][0])} | {' | '.join(values)} | {sent} |")
+        print(f"| {named(by_label[label][0])} | {' | '.join(values)} | {sent} | {len(values_of)} |")
 
 
 def main() -> None:
