@@ -165,7 +165,7 @@ FAULTS = (
           "        total += loss\n        weight += 1\n", "engine/test_round.py -k loss_of_a_round"),
     Fault("engine-traffic", "engine", "The framing of an answer is counted once for each request, not for each client.",
           "engine/transport.py", "down_framing += clients * HEADER_BYTES", "down_framing += HEADER_BYTES",
-          "methods/test_battery.py -k formula"),
+          "engine/test_round.py -k bytes_by_hand"),
     Fault("engine-accuracy", "engine", "Accuracy is the plain mean over clients, without their test samples.",
           "engine/reports.py", "return self._unit * sum(self.correct) / sum(self.tested)",
           "return sum(self.per_client) / len(self.tested)",

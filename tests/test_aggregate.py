@@ -73,6 +73,14 @@ def test_rows_of_a_wider_tensor_are_summed() -> None:
     assert got.tolist() == [(2 + 100 + 1800) / 111, (3 + 110 + 1900) / 111, (4 + 120 + 2000) / 111]
 
 
+def test_pooled_statistics_by_hand() -> None:
+    """N = (1, 3), m = (0, 4), s = (1, 2): μ̄ = 3, σ̄² = (1 (1 + 9) + 3 (2 + 1)) / 4 = 4.75."""
+    mean, deviation = pool_statistics((1, 3), np.float32([[0], [4]]), np.float32([[1], [2]]))
+    assert mean.dtype == deviation.dtype == np.float32
+    assert mean.tolist() == [3.0]
+    assert deviation.tolist() == [np.float32(4.75**0.5)]
+
+
 # --- pooled statistics ------------------------------------------------------------------------------------------------
 
 
@@ -105,6 +113,16 @@ def test_pooled_medians_are_those_of_copies(seed: int) -> None:
         spreads = (variances[:, layer].astype(np.float64) + (means[:, layer].astype(np.float64) - middle) ** 2).tolist()
         assert mean[layer] == np.float32(middle)
         assert deviation[layer] == np.float32(copies_median(spreads, samples) ** 0.5)
+
+
+def test_pooled_sums_run_in_the_order_of_the_clients() -> None:
+    """Doubles near 10¹⁶ are 2 apart: (big + 1) − big = 0, but (big − big) + 1 = 1. Both ends must take the same
+    order."""
+    big = np.float32(1e16)
+    zeros = np.zeros((3, 1), dtype=np.float32)
+    assert pool_statistics((1, 1, 1), np.array([[big], [1], [-big]], dtype=np.float32), zeros)[0].tolist() == [0.0]
+    in_other_order = pool_statistics((1, 1, 1), np.array([[big], [-big], [1]], dtype=np.float32), zeros)[0]
+    assert in_other_order.tolist() == [np.float32(1 / 3)]
 
 
 # --- the vote ---------------------------------------------------------------------------------------------------------

@@ -144,6 +144,18 @@ def test_a_damaged_message_is_left_out(frames: Frames, name: str, kind: int, coh
     assert torch.isfinite(run.state()["params"]).all()
 
 
+def test_the_average_is_taken_over_the_rest(frames: Frames) -> None:
+    link = lambda data, sender: None if sender == 0 else data  # noqa: E731
+    with pytest.warns(UserWarning, match="client 0 is left out"):
+        _, (report,) = played(link, method="fedavg")
+    assert report.rejected == 1
+    sent = [frames[0, 0, k] for k in (1, 2, 3)]
+    models = np.stack([np.frombuffer(data[40:], "<f4").astype(np.float64) for data in sent])
+    weights = np.array([samples_of(data) for data in sent])
+    expected = (weights @ models / weights.sum()).astype(np.float32)
+    np.testing.assert_allclose(np.frombuffer(frames[1, 0, SERVER][40:], "<f4"), expected, rtol=1e-6)
+
+
 # Nothing is voted on twice. The link hands over one thing for each frame sent, so a duplicate takes another's place.
 
 

@@ -120,6 +120,52 @@ def models_of(federation: Federation) -> dict[int, Tensor]:
     return known
 
 
+class Absent:
+    """All take part but one client, for some phases."""
+
+    count = CLIENTS
+
+    def __init__(self, client: int, phases: range) -> None:
+        self._client, self._phases = client, phases
+
+    def of(self, phase: int) -> tuple[int, ...]:
+        return tuple(k for k in range(CLIENTS) if k != self._client or phase not in self._phases)
+
+
+@pytest.mark.parametrize(("missed", "cohort_size"), [(3, 0), (10, 3), (40, 0)])
+@pytest.mark.parametrize(("method", "settings"), TRACKED[:-1])
+def test_a_client_that_was_away_has_the_bits_of_one_that_stayed(
+    method: str, settings: dict[str, Any], cohort_size: int, missed: int, digits: FederatedData
+) -> None:
+    """By the answers it missed, or by the model, whichever is fewer bytes: worked out from the frames' sizes, which are
+    the same in every round but for methods that change few entries. (Those take fewer still: test_catch_up.py.)"""
+    federation = federate(method, digits, 1.0, cohort_size=cohort_size, **settings)
+    federation.participation = Absent(2, range(2, 2 + missed))
+    federation.start()
+    dim = federation.model.layout.dim
+    # sketchvote: all 1,024 + 256 rows of two padded layers, and a float each.
+    payload = {"obda": packed_size(dim, 2), "zsign": packed_size(dim, CLIENTS + 1) + 4, "sketchvote": 1280 // 8 + 8}
+    payload["decomfl"] = 4 * 10  # one update along ten directions
+    answer = HEADER_BYTES + payload.get(method, 0)
+    model, answers = HEADER_BYTES + 4 * dim, 0
+    for round in range(missed + 3):
+        report = federation.play_round()
+        away = 1 <= round <= missed
+        assert (2 in report.participants) == (not away)
+        expected = min(answers, model) if round == missed + 1 else 0
+        assert report.traffic.catch_up == expected or (method in SPARSE and 0 < report.traffic.catch_up < expected)
+        if away:
+            sent = report.traffic.down_payload + report.traffic.down_framing
+            assert method in SPARSE or sent == answer * len(report.participants)
+            answers += sent // len(report.participants)
+        known = models_of(federation)
+        server = federation.state()["server"]["model"]
+        assert all(torch.equal(own, server) for client, own in known.items() if client != 2 or not away)
+        assert torch.equal(known[2], server) == (not away)
+    by_model = {"obda": missed > 31, "zsign": missed > 7, "sketchvote": missed > 17}
+    assert (answers > model) == by_model.get(method, False)  # 1, about 3.2, 0.1 and 1.8 bits against 32
+
+
 @pytest.mark.parametrize(("method", "settings"), TRACKED)
 def test_sampled_clients_track_the_model(method: str, settings: dict[str, Any], digits: FederatedData) -> None:
     federation = federate(method, digits, **settings)

@@ -1,4 +1,4 @@
-"""One round: awkward clients take part, what breaks is named."""
+"""One round: bytes are counted as they pass, awkward clients take part, what breaks is named."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pfedlms.data import FederatedData, from_pairs
 from pfedlms.engine import Federation, RoundReport
 from pfedlms.errors import DivergedError
 from pfedlms.methods import METHODS
+from pfedlms.wire.frames import HEADER_BYTES
 
 FEATURES, CLASSES = 6, 3
 
@@ -42,6 +43,22 @@ def play(federation: Federation, rounds: int) -> RoundReport:
     for _ in range(rounds - 1):
         federation.play_round()
     return federation.play_round()
+
+
+# Two layers: 6 · 16 + 16 = 112 parameters, padded to 128, m = floor(12.8) = 12; 16 · 3 + 3 = 51, padded to 64, m = 6.
+# T = 7 takes 3 bits a symbol: ceil(36 / 8) + ceil(18 / 8) = 5 + 3 bytes; two float32 a layer: 16 bytes.
+# FedAvg: 163 float32. OBDA: 163 bits.
+BY_HAND = {"pfedlms": (2, 16 + 8, 16 + 8), "fedavg": (1, 652, 652), "obda": (1, 21, 21), "local": (0, 0, 0)}
+
+
+@pytest.mark.parametrize("cohort_size", [0, 1, 2])
+@pytest.mark.parametrize("name", BY_HAND)
+def test_bytes_by_hand_down_once_for_each_client(name: str, cohort_size: int) -> None:
+    exchanges, up, down = BY_HAND[name]
+    traffic = play(federate(name, clients((20, 30, 40)), cohort_size=cohort_size), 1).traffic
+    framing = 3 * HEADER_BYTES * exchanges
+    assert traffic.as_tuple() == (3 * up, framing, 3 * down, framing, 0)
+    assert traffic.total == 3 * (up + down) + 2 * framing
 
 
 # --- losses ---

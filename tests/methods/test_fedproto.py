@@ -91,6 +91,16 @@ def test_loss_and_gradient_by_hand() -> None:
     torch.testing.assert_close(gradient, expected)
 
 
+def test_a_batch_without_any_known_class_has_no_loss() -> None:
+    features = normal(1, 5, 2, seed=1).requires_grad_()
+    value = NearPrototypes(torch.zeros(3, 2), torch.tensor([True, True, False]), 1.0).loss(
+        features, torch.full((1, 5), 2)
+    )
+    (gradient,) = torch.autograd.grad(value.sum(), features)
+    assert value.tolist() == [0.0]
+    assert not gradient.any()
+
+
 @pytest.mark.parametrize("strength", [0.0, 0.7])
 def test_local_steps_follow_the_objective(strength: float) -> None:
     """Three steps of CE + λ MSE + μ/2 ‖θ‖² against float64 autograd through the whole model; class 1 has no

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 import factories
+from pfedlms.backend import torch_threads
 from pfedlms.errors import UsageError
 from pfedlms.methods import METHODS, Method
 from pfedlms.methods.scaffold import Scaffold
-from plain_loops import BODY, CLIENTS, RATE, ROUNDS, SHARE, STEPS, Loop, federate, played
+from plain_loops import BODY, CLIENTS, RATE, ROUNDS, SHARE, STEPS, Loop, federate, network, played
 
 STRENGTH, BODY_STEPS, TUNED = 0.3, 2, 8
 Models = dict[int, Tensor]
@@ -115,6 +116,16 @@ def test_a_method_is_its_plain_loop(name: str) -> None:
         assert state["trained"] == list(expected)
         for row, client in enumerate(expected):
             np.testing.assert_allclose(state["params"][row], expected[client], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "ditto"])
+def test_clients_that_are_trained_in_parts(name: str) -> None:
+    """20 models of 75,000 parameters are more than a CPU's cache holds, so a cohort is split; to the bit as alone."""
+    wide = network(1000)
+    alone = played(name, 1, module=wide, cohort_size=1)["params"]
+    with torch_threads(2):
+        assert len(federate(name, wide).model.parts(CLIENTS)) > 1
+        assert torch.equal(played(name, 1, module=wide)["params"], alone)
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------

@@ -106,6 +106,18 @@ def test_who_has_nothing_to_say_in_a_layer_has_no_vote_there() -> None:
     assert together["model"][80:].numpy().tobytes() == model[80:].numpy().tobytes()
 
 
+def test_rows_follow_the_allocation_and_enter_the_digest() -> None:
+    """Three layers of pad 1024, 64 and 16. With a = 0 each has a third of a tenth of 1,104: 36, but no more than there
+    are; with a = 0.5 shares are 32 : 8 : 4 of 44."""
+    layout = layout_of(1000, 64, 16)
+    for allocation, rows in ((1.0, (102, 6, 1)), (0.0, (36, 36, 16)), (0.5, (80, 20, 10))):
+        assert layout.sketch_sizes(0.1, allocation) == rows
+        method = federation("sketchvote", allocation=allocation).method
+        assert method.sketched is not None
+        assert method.agreement() == {"rows": ",".join(map(str, method.sketched[1]))}
+    assert len({federation("sketchvote", allocation=a)._digest for a in (1.0, 0.5)}) == 2
+
+
 # --- why it works -----------------------------------------------------------------------------------------------------
 
 

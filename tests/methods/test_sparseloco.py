@@ -61,6 +61,17 @@ def test_two_rounds_by_hand() -> None:
         assert torch.equal(cohort.params, server["model"].expand(3, -1))
 
 
+def test_what_arrives_as_it_is() -> None:
+    """Of each sign one magnitude below and one above the mean of 2, in the layer of four chunks' entries kept."""
+    x = torch.zeros(1, 17)
+    x[0, [1, 2, 4, 7, 9, 12, 13]] = torch.tensor([1.0, -3.0, 3.0, -1.0, 2.5, -2.0, 2.0])
+    chunks = Chunks(task_of(*LAYERS), CHUNK, DENSITY)
+    sent = chunks.compressed(x)
+    back = chunks.moved(torch.zeros_like(x), sent)
+    assert back[0, [1, 2, 7, 12, 13]].tolist() == [1.0, -3.0, -1.0, -2.0, 2.0]
+    assert back[0, 4] == back[0, 9] == 2.75  # both above the mean magnitude: their own mean
+
+
 def test_of_one_chunk_for_the_model_the_places_are_those_of_stc() -> None:
     x = normal(2, 300, seed=4)
     chunks = Chunks(task_of(300), 300, 0.05)

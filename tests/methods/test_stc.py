@@ -37,6 +37,26 @@ def in_numpy(x: np.ndarray, count: int) -> np.ndarray:
     return result
 
 
+def test_by_hand() -> None:
+    """The three largest of (1, −5, 0, 3, −4, 2) are −5, 3 and −4; their magnitudes have the mean 4."""
+    sent = ternary(torch.tensor([[1.0, -5.0, 0.0, 3.0, -4.0, 2.0]]), 3)
+    assert {name: value.tolist() for name, value in sent.items()} == {
+        "magnitude": [[4.0]],
+        "signs": [[-1.0, 1.0, -1.0]],
+        "positions": [[1, 3, 4]],
+    }
+    assert dense(sent, 6).tolist() == [[0, -4, 0, 4, -4, 0]]
+
+
+def test_of_equals_the_first_are_kept() -> None:
+    """Whatever their signs, in every row by itself, and always as many as asked for."""
+    x = torch.tensor([[2.0, -1.0, 1.0, -2.0, 1.0, -1.0], [0.0, -0.0, 0.0, 0.0, -3.0, 0.0], [1.0] * 6])
+    for count, expected in ((1, [[0], [4], [0]]), (3, [[0, 1, 3], [0, 1, 4], [0, 1, 2]])):
+        assert ternary(x, count)["positions"].tolist() == expected
+    signs = ternary(x, 3)["signs"]
+    assert signs.tolist() == [[1, -1, -1], [1, 1, -1], [1, 1, 1]]  # either zero counts as +1
+
+
 # --- STC of a vector --------------------------------------------------------------------------------------------------
 
 

@@ -151,6 +151,23 @@ def test_outputs_can_be_differentiated(factory: Factory) -> None:
         torch.testing.assert_close(gradient[client], expected)
 
 
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_a_client_alone_has_the_bits_it_has_in_a_cohort(factory: Factory) -> None:
+    """How clients are grouped does not change results: a cohort of one against a cohort of three, in float32."""
+    setup = Setup(factory)
+    model = CohortModel(setup.model.module.float(), CPU)
+    cohort = model.cohort((0, 1, 2), (1, 1, 1), with_momentum=False)
+    params, x = setup.params.float(), setup.x.float()
+
+    def results(chosen: slice) -> tuple[Tensor, Tensor]:
+        out = torch.empty_like(params[chosen])
+        buffers = {name: value[chosen].clone() for name, value in cohort.buffers.items()}
+        return model.gradient(out, params[chosen], buffers, x[chosen], LABELS, squares), out
+
+    for together, alone in zip(results(slice(0, 3)), results(slice(1, 2)), strict=True):
+        assert torch.equal(together[1:2], alone)
+
+
 def test_clients_start_from_the_initial_weights() -> None:
     module = with_batch_norm()
     expected = torch.cat([p.detach().flatten() for p in module.parameters()])

@@ -32,6 +32,24 @@ def test_padded_size_is_the_next_power_of_two(size: int, pad: int) -> None:
     assert Layer("any", 0, size).pad == pad
 
 
+@pytest.mark.parametrize(
+    ("size", "ratio", "m"),
+    [
+        (200_960, 0.1, 26_214),
+        (2570, 0.1, 409),
+        (16, 0.1, 1),
+        (1, 0.1, 1),
+        (8, 0.1, 1),
+        (32, 0.1, 3),
+        (5, 1.0, 8),
+        (5, 0.5, 4),
+    ],
+)
+def test_sketch_size(size: int, ratio: float, m: int) -> None:
+    """m = max(1, floor(ratio · pad))."""
+    assert Layer("any", 0, size).sketch(ratio) == m
+
+
 # --- tables by hand
 # -----------------------------------------------------------------------------------------------------
 
@@ -142,6 +160,18 @@ def test_table_of_vgg8() -> None:
         module = MODELS["vgg8"].build((3, 32, 32), 10, 256)
     convolutions_and_norms = [432, 32, 4608, 64, 18_432, 128, 73_728, 256, 147_456, 256]
     assert [size for _, _, size in table(module)] == [*convolutions_and_norms, 16_512, 16_512, 1290]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "mebibytes"),
+    [("dnn", (1, 28, 28), 10, 0.38), ("vgg8", (3, 32, 32), 10, 0.72), ("vgg11", (3, 32, 32), 100, 25.05)],
+)
+def test_cost_of_a_round_in_the_paper(name: str, shape: tuple[int, ...], classes: int, mebibytes: float) -> None:
+    """20 clients, up and down: 3 bits an entry (T = 7) and two float32 a layer. The paper's table has two decimals."""
+    with torch.device("meta"):
+        layout = flat_layout(MODELS[name].build(shape, classes, 256))
+    bits = sum(3 * m + 64 for m in layout.sketch_sizes(0.1))
+    assert round(20 * 2 * bits / 8 / 2**20, 2) == mebibytes
 
 
 @pytest.mark.parametrize("name", ["dnn", "vgg8"])

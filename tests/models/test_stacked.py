@@ -319,3 +319,16 @@ def test_a_layer_used_twice_adds_its_gradients_up() -> None:
     assert list(gradients) == ["one.weight", "one.bias", "other.bias"]
     for name, gradient in gradients.items():
         torch.testing.assert_close(gradient, expected[name])
+
+
+def test_the_flat_gradient_of_a_layer_used_twice_is_that_of_autograd() -> None:
+    pair = Pair(Twice)
+    model = CohortModel(made(Twice), CPU)
+    params = torch.cat([value.detach().flatten(1) for value in pair.named.values()], dim=1)
+    out = torch.full_like(params, torch.nan)
+    x = normal(CLIENTS, BATCH, 6)
+    losses = model.gradient(out, params, {}, x, LABELS, squares)
+    expected = torch.cat([value.flatten(1) for value in plain_gradients(pair, x).values()], dim=1) / 2
+    torch.testing.assert_close(out, expected)
+    halves = [module(own).square().sum() / 2 for own, module in zip(x, pair.plain, strict=True)]
+    torch.testing.assert_close(losses, torch.stack(halves))

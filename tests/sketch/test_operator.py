@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from definitions import dense_model, rows_kept
+from definitions import dense_model, rows_kept, signs_of
 from factories import RATIO, SEED, SIZES, layout_of, normal, sketch_of
 from pfedlms import backend, rng
 from pfedlms.backend import plain, torch_threads
@@ -78,6 +78,15 @@ def test_the_definition_can_be_differentiated() -> None:
     with plain():
         (u * sketch.forward(theta)).sum().backward()
     torch.testing.assert_close(theta.grad, u @ dense_model(SIZES, RATIO, SEED), rtol=1e-12, atol=1e-12)
+
+
+def test_signs_and_rows_are_those_of_the_protocol() -> None:
+    sketch, at, start = sketch_of(*SIZES, epoch=2), 0, 0
+    for layer, (size, m) in enumerate(zip(SIZES, sketch.sizes, strict=True)):
+        assert sketch.signs[at : at + size].tolist() == signs_of(size, SEED, "sketch-signs", 2, layer).tolist()
+        assert sketch.rows[start : start + m].tolist() == rows_kept(size, m, SEED, 2, layer)
+        at, start = at + size, start + m
+    assert (at, start) == (len(sketch.signs), len(sketch.rows))
 
 
 # --- what it is made of -----------------------------------------------------------------------------------------------

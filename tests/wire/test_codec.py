@@ -1,4 +1,4 @@
-"""The codec against big-integer arithmetic written from the definition."""
+"""The codec against vectors worked by hand and against big-integer arithmetic written from the definition."""
 
 from __future__ import annotations
 
@@ -51,6 +51,40 @@ def reference_pack(symbols: np.ndarray, levels: int) -> bytes:
 
 def random_symbols(count: int, levels: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng([seed, count, levels]).integers(0, levels, count).astype(np.uint8)
+
+
+HAND = [
+    # bits 0, 2, 3 of the first byte: 1 + 4 + 8 = 0x0d; bit 8 is bit 0 of the second.
+    pytest.param(2, [1, 0, 1, 1, 0, 0, 0, 0, 1], "0d01", id="2"),
+    # Octal 07654321 = 000 111 110 101 | 100 011 010 001 = 0x1f5 8d1, low byte first; then 5 alone.
+    pytest.param(8, [1, 2, 3, 4, 5, 6, 7, 0, 5], "d1581f05", id="8"),
+    # One symbol per byte.
+    pytest.param(256, [0, 255, 17], "00ff11", id="256"),
+    # A single short block: 1 + 2*3 + 0*9 + 2*27 = 61 = 0x3d in bit_length(80) = 7 bits.
+    pytest.param(3, [1, 2, 0, 2], "3d", id="3-short"),
+    # A block of 29 symbols in bit_length(3**29 - 1) = 46 bits, value 1. Then 2 + 1*3 = 5 in bit_length(8) = 4
+    # bits, from bit 46 on: bits 46 and 48, that is bit 6 of byte 5 (0x40) and bit 0 of byte 6 (0x01).
+    pytest.param(3, [1] + [0] * 28 + [2, 1], "01000000004001", id="3-two-blocks"),
+    # 2 * 3**28 = 45,753,584,909,922 = 0x299c d62c fe62: the last symbol of a block weighs most.
+    pytest.param(3, [0] * 28 + [2], "62fe2cd69c29", id="3-full"),
+    # 1 + 20 + 300 = 321 = 0x141 in bit_length(999) = 10 bits.
+    pytest.param(10, [1, 2, 3], "4101", id="10-short"),
+    # Fifteen nines: 10**15 - 1 = 0x3 8d7e a4c6 7fff in 50 bits; then 7 in 4 bits, from bit 50 on: the seventh
+    # byte is 0x3 + (7 << 2) = 0x1f.
+    pytest.param(10, [9] * 15 + [7], "ff7fc6a47e8d1f", id="10-two-blocks"),
+]
+
+
+@pytest.mark.parametrize(("levels", "symbols", "expected"), HAND)
+def test_hand_worked_vectors(levels: int, symbols: list[int], expected: str) -> None:
+    assert pack(u8(*symbols), levels).hex() == expected
+    assert unpack(bytes.fromhex(expected), len(symbols), levels).tolist() == symbols
+
+
+def test_block_shapes_by_hand() -> None:
+    # log2: 1.58496*29 = 45.96, 2.32193*24 = 55.73, 2.58496*17 = 43.94, 2.80735*16 = 44.92, 3.32193*15 = 49.83
+    shapes = {levels: block_shape(levels) for levels in (3, 5, 6, 7, 10)}
+    assert shapes == {3: (29, 46), 5: (24, 56), 6: (17, 44), 7: (16, 45), 10: (15, 50)}
 
 
 # Against the definition.

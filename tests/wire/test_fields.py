@@ -85,6 +85,11 @@ def test_masked_bytes_are_there_or_not() -> None:
         decoded(bytes([0, 1, 2, 255]), *fields)
 
 
+def test_symbols_by_hand() -> None:
+    # Levels 3: 1 + 2*3 = 7 in 4 bits; then 2 + 0*3 + 1*9 = 11 in 5 bits. Each segment begins a byte.
+    assert encoded({"x": np.uint8([1, 2, 2, 0, 1])}, Symbols("x", (2, 3), 3)).hex() == "070b"
+
+
 def test_signs_by_hand() -> None:
     # +1 sets a bit, zero counts as +1: bits 0, 2 and 8.
     values = np.float32([1, -1, 0.0, -2, -3, -1, -1, -1e-30, 5])
@@ -92,6 +97,20 @@ def test_signs_by_hand() -> None:
     signs = decoded(bytes.fromhex("0501"), Signs("x", 9))
     assert signs.dtype == np.float32
     assert signs.tolist() == [1, -1, 1, -1, -1, -1, -1, -1, 1]
+
+
+def test_floats_by_hand() -> None:
+    assert encoded({"x": np.float64([1, -2])}, Floats("x", 2)).hex() == "0000803f000000c0"
+    assert encoded({"x": np.float32([0.5])}, Scalar("x")).hex() == "0000003f"
+
+
+def test_masked_rows_by_hand() -> None:
+    # Rows 1 and 2 of three: mask 0b110, then two floats a row.
+    fields = (Mask("mask", 3), MaskedRows("rows", "mask", 3, 2))
+    values = {"mask": np.array([False, True, True]), "rows": np.float32([[9, 9], [1, 2], [3, 4]])}
+    payload = encoded(values, *fields)
+    assert payload.hex() == "06" + "0000803f00000040" + "0000404000008040"
+    assert decoded(payload, *fields)["rows"].tolist() == [[0, 0], [1, 2], [3, 4]]
 
 
 # Round trips.
