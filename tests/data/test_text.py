@@ -17,6 +17,7 @@ import torch
 from pyarrow import parquet
 from torch import nn
 
+import factories
 import pfedlms
 from pfedlms.data import Partitioning, Windows, load_pool, partitioned, texts
 from pfedlms.data.download import download
@@ -270,3 +271,18 @@ def test_a_model_of_images_is_refused_for_text() -> None:
         UsageError, match=r"got outputs of shape \(5, 8\) for 5 samples, expected \(5, 10, at least 10\)"
     ):
         pfedlms.run(texts(corpus(), window=10), nn.Linear(10, 8), rounds=1, progress=False)
+
+
+def test_a_loss_of_windows_is_a_mean_over_tokens() -> None:
+    """`work.losses` is what local steps go down: cross-entropy over all tokens of a batch."""
+    data = partitioned(texts(["abca" * 40, "cabb" * 40], window=6), Partitioning(2, 1.0, seed=3))
+    module = nn.Sequential(nn.Embedding(data.classes, 5), nn.Linear(5, data.classes))
+    worker = factories.federation("decomfl", data, module, batch_size=4, local_steps=2)
+    worker.start()
+    cohort = worker._terms.fresh((0, 1), data.samples)
+    found = worker._worker.losses(cohort, cohort.params, 0, 1)
+    samples = worker._worker.plan(cohort, 1)[1, 0]
+    for client, own in enumerate(samples):
+        nn.utils.vector_to_parameters(cohort.params[client], module.parameters())
+        expected = nn.functional.cross_entropy(module(data.x[own]).flatten(0, 1), data.y[own].flatten())
+        torch.testing.assert_close(found[client], expected.detach())

@@ -288,7 +288,8 @@ class LocalWorker:
             own = {name: value[rows] for name, value in buffers.items()}
             with torch.no_grad():
                 outputs, _ = self._model.forward(params[rows], own, x[rows], training=True)
-                found[rows] = self._criterion.measured(outputs, y[rows])[1].mean(dim=1)
+                summed = self._criterion.measured(outputs, y[rows])[1]
+                found[rows] = summed.mean(dim=1) / self._data.positions  # a mean over tokens, as steps have it
 
         with seeded_modules(rng.stream(self._seed, "module", round + 1, cohort.ids[0]), self._model.device):
             spread(measure, self._model.parts(len(params)))

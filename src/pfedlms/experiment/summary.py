@@ -74,10 +74,10 @@ def summarise(
 
 
 def same_result(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two summaries say the same of a run, whichever process and version made them and however long it took."""
+    """Whether two summaries say the same of a run, whichever process and version made them and however long it took: a
+    version may have fields that another has not."""
     unlike = ("seconds", "everyone", "newcomers", "environment", "stages", "partition", "normalisation")
-    first, second = ({key: value for key, value in each.items() if key not in unlike} for each in (one, other))
-    return first == second
+    return all(one[key] == other[key] for key in one.keys() & other.keys() if key not in unlike)
 
 
 def best_of(metrics: Metrics) -> Mapping[str, Any] | None:

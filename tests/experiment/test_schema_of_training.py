@@ -1,0 +1,28 @@
+"""Settings of [train] reach the training, and columns of tables find their values."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pfedlms
+from pfedlms.engine.training import TrainSettings
+from pfedlms.experiment.schema import TrainSection
+from pfedlms.report.results import COLUMNS
+
+READ_ELSEWHERE = {"loss", "metric", "patience"}
+
+
+def test_a_setting_is_not_accepted_and_ignored() -> None:
+    known = {each.name for each in fields(TrainSettings)}
+    assert {each.name for each in fields(TrainSection)} - known == READ_ELSEWHERE
+
+
+def test_every_column_finds_its_value_in_the_summary_of_some_run() -> None:
+    """A column whose place is misspelt would vanish without a word."""
+    short = {"rounds": 2, "clients": 4, "hidden": 8, "validation": 0.2, "progress": False}
+    images = pfedlms.run("digits", method="fedavg", newcomers=0.25, **short)
+    words = pfedlms.data.texts({"a": "abab" * 30, "b": "baab" * 30}, window=8)
+    text = pfedlms.run(words, "gru", method="fedavg", rounds=2, progress=False)
+    for column in COLUMNS:
+        if column.place:
+            assert any(column.value(run.summary) is not None for run in (images, text)), column.key
