@@ -87,8 +87,8 @@ COLUMNS: tuple[Column, ...] = (
     Column("seconds", "s", place="seconds", show="{:,.1f}".format, over_seeds=_mean, optional=1,
            note="s: seconds per run"),
 )  # fmt: skip
-"""All measures of a run, in the order of tables. One more line here is one more column everywhere; what it shows must be
-in the summary, see `experiment.summary`."""
+"""All measures of a run, in the order of tables. One more line here is one more column everywhere, of what
+`experiment.summary` writes down."""
 
 
 def comparison(runs: Sequence[RunLike], swept: Section | None = None) -> Table:
