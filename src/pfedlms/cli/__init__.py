@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -48,8 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code: 0 done, 1 a run failed, 2 wrong use, 130 interrupted by Ctrl-C, 143 by
     SIGTERM. Of several processes that torchrun started only the first prints. The others print what keeps them from
     starting: data may be missing on one machine alone."""
-    rank = os.environ.get("RANK", "0") if "MASTER_ADDR" in os.environ else "0"
+    started_together = "MASTER_ADDR" in os.environ
+    rank = os.environ.get("RANK", "0") if started_together else "0"
     if rank == "0":
+        if started_together:
+            # torchrun sends it to all when one has died. A run handles it; before and after that this process would end
+            # without having named the other.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         return _main(arguments)
     with open(os.devnull, "w") as nothing, redirect_stdout(nothing), redirect_stderr(io.StringIO()) as errors:
         code = _main(arguments)
