@@ -68,3 +68,5 @@ FederatedAveraging().run(
 )
 if os.environ.get("PFL_WORKER_RANK", "0") == "0":
     work.finished(flat(module))
+if torch.distributed.is_initialized():  # a process that ends before the others may abort
+    torch.distributed.destroy_process_group()

@@ -212,15 +212,16 @@ class LocalWorker:
         parts = self._model.parts(len(cohort.ids))
         if len(parts) == 1:
             return self._run_steps(cohort, plan, objective, rate)
-        params, momentum = torch.empty_like(cohort.params), torch.empty_like(cohort.momentum)
+        # What steps change; the rest of the state belongs to the method.
+        trained = replace(cohort, state={}, scratch={}).each(torch.empty_like)
         losses, objective_of = torch.empty(len(cohort.ids)), splitter(objective)
 
         def train(rows: slice) -> None:
             part, losses[rows] = self._run_steps(cohort.rows(rows), plan[:, :, rows], objective_of(rows), rate)
-            params[rows], momentum[rows] = part.params, part.momentum
+            trained.rows(rows).each(Tensor.copy_, part)
 
         spread(train, parts)
-        return replace(cohort, params=params, momentum=momentum), losses  # such models change no buffers
+        return replace(trained, state=cohort.state, scratch=cohort.scratch), losses
 
     def _steps(self, cohort: Cohort, plan: Tensor, objective: Objective, rate: Rate) -> tuple[Cohort, Tensor]:
         """Steps on the samples of a plan; a pure function of its arguments, so that it can be replayed."""

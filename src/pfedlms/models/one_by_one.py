@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pfedlms.backend import own_threads, spread
+from pfedlms.models.pool_cpu import with_own_pooling
 from pfedlms.models.runner import Pass, Result, Runner, Single
 from pfedlms.models.streams import streams
 
@@ -50,6 +51,12 @@ class OneByOne(Runner):
                 return torch.equal(drawn, torch.random.get_rng_state()) and before == _counts(tried)
         except Exception:  # a module that cannot be copied, or not be run on two samples, is left as it is
             return False
+
+    def parts(self, clients: int) -> list[slice]:
+        """A client takes all its steps, then the next one: its model and its samples stay in the cache."""
+        if not self._spreads:
+            return super().parts(clients)
+        return [slice(client, client + 1) for client in range(clients)]
 
     def has_short_operators(self, clients: int) -> bool:
         return bool(self._spreads)
@@ -93,7 +100,7 @@ class OneByOne(Runner):
 
     def _of_thread(self) -> Single:
         if not hasattr(self._thread, "single"):
-            self._thread.single = Single(copy.deepcopy(self._pristine))
+            self._thread.single = Single(with_own_pooling(copy.deepcopy(self._pristine)))
         own: Single = self._thread.single
         return own
 

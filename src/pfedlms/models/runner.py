@@ -36,7 +36,7 @@ class Runner(ABC):
 
     def parts(self, clients: int) -> list[slice]:
         """Rows of clients that should take their local steps together. Several parts are run by several threads at
-        once, and a module serves one thread at a time: a runner that calls it has one part."""
+        once, and a module serves one thread at a time: a runner that calls it needs a copy for each."""
         return [slice(0, clients)]
 
     def after_trial(self, x: Tensor) -> Runner:

@@ -1,0 +1,111 @@
+"""2 x 2 max pooling on a CPU, after a ReLU where there is one before it: one pass forward, one back.
+
+PyTorch's own pooling takes a quarter of a step of a small convolutional network. Values and gradients are the same: of
+equal entries the first one gets the gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from pfedlms.backend import compiled
+
+Array = NDArray[Any]
+
+_NOBODY = 4  # gets the gradient where the ReLU is flat; 0 to 3 are the entries of a window
+
+
+class Pooling(nn.MaxPool2d):
+    """In place of an `nn.MaxPool2d(2)` and, with `relu`, of the `nn.ReLU` before it."""
+
+    def __init__(self, relu: bool) -> None:
+        super().__init__(2)
+        self._relu = relu
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.float32 and x.ndim == 4 and x.is_contiguous() and min(x.shape[2:]) > 1:
+            pooled: Tensor = _Pooled.apply(x, self._relu)  # type: ignore[no-untyped-call]
+            return pooled
+        return F.max_pool2d(F.relu(x) if self._relu else x, 2)
+
+
+def with_own_pooling(module: nn.Module) -> nn.Module:
+    """A module without hooks, changed in place: its 2 x 2 max poolings are those above."""
+    for part in list(module.modules()):
+        before = ""
+        for name, layer in list(part._modules.items()):
+            if _halves(layer):
+                rectified = type(part) is nn.Sequential and type(part._modules.get(before)) is nn.ReLU
+                if rectified:
+                    part._modules[before] = nn.Identity()
+                part._modules[name] = Pooling(rectified)
+            before = name
+    return module
+
+
+def _halves(layer: nn.Module | None) -> bool:
+    if type(layer) is not nn.MaxPool2d or "forward" in vars(layer):
+        return False
+    given = layer.kernel_size, layer.stride, layer.padding, layer.dilation
+    plain = all(value in (wanted, (wanted, wanted)) for value, wanted in zip(given, (2, 2, 0, 1), strict=True))
+    return plain and not layer.ceil_mode and not layer.return_indices
+
+
+class _Pooled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, relu: bool) -> Tensor:
+        height, width = x.shape[2] // 2, x.shape[3] // 2
+        out = x.new_empty((*x.shape[:2], height, width))
+        winner = np.empty((out.shape[0] * out.shape[1], height, width), dtype=np.int32)
+        _forward(x.detach().flatten(0, 1).numpy(), out.flatten(0, 1).numpy(), winner, relu)
+        ctx.shape, ctx.winner = x.shape, winner
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        of_x = gradient.new_empty(ctx.shape)
+        _backward(gradient.contiguous().flatten(0, 1).numpy(), ctx.winner, of_x.flatten(0, 1).numpy())
+        return of_x, None
+
+
+@compiled()
+def _forward(x: Array, out: Array, winner: Array, relu: bool) -> None:
+    images, height, width = out.shape
+    nobody = np.int32(_NOBODY if relu else 0)
+    for image in range(images):
+        for row in range(height):
+            top, bottom = x[image, 2 * row], x[image, 2 * row + 1]
+            best, of = out[image, row], winner[image, row]
+            for column in range(width):
+                a, b, c, d = top[2 * column], top[2 * column + 1], bottom[2 * column], bottom[2 * column + 1]
+                # An entry replaces an earlier one where it is larger or NaN, so that NaN is passed on.
+                second = (b > a) | (b != b)
+                ab, left = (b if second else a), np.int32(1 if second else 0)
+                third = (c > ab) | (c != c)
+                abc, place = (c if third else ab), (np.int32(2) if third else left)
+                fourth = (d > abc) | (d != d)
+                value, place = (d if fourth else abc), (np.int32(3) if fourth else place)
+                flat = relu & (value <= 0)
+                best[column] = np.float32(0) if flat else value
+                of[column] = nobody if flat else place
+
+
+@compiled()
+def _backward(gradient: Array, winner: Array, out: Array) -> None:
+    images, height, width = gradient.shape
+    zero = np.float32(0)
+    for image in range(images):
+        for row in range(2 * height):
+            given, of, line, first = gradient[image, row // 2], winner[image, row // 2], out[image, row], row % 2 * 2
+            for column in range(width):  # one line at a time: two are not vectorised
+                line[2 * column] = given[column] if of[column] == first else zero
+                line[2 * column + 1] = given[column] if of[column] == first + 1 else zero
+            line[2 * width :] = zero
+        out[image, 2 * height :] = zero

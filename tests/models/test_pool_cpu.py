@@ -1,0 +1,72 @@
+"""Pooling in one pass against PyTorch's ReLU and max pooling: the same bits, forward and back."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pfedlms.models.pool_cpu import Pooling, with_own_pooling
+
+INFINITY = float("inf")
+
+
+def images(kind: str, shape: tuple[int, ...]) -> Tensor:
+    draw = np.random.default_rng(5)
+    if kind == "ties":  # small whole numbers: most windows have equal entries, many are zero
+        values = draw.integers(-2, 3, shape)
+    elif kind == "special":
+        values = draw.choice([float("nan"), INFINITY, -INFINITY, -0.0, 0.0, 1.0, -1.0], shape)
+    else:
+        values = draw.standard_normal(shape)
+    return torch.tensor(values, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("kind", ["usual", "ties", "special"])
+@pytest.mark.parametrize("shape", [(3, 2, 8, 8), (2, 3, 7, 5), (1, 1, 2, 3), (2, 2, 28, 33)])
+def test_values_and_gradients_are_those_of_torch(shape: tuple[int, ...], kind: str, relu: bool) -> None:
+    x = images(kind, shape)
+    found = []
+    for layer in (Pooling(relu), nn.Sequential(nn.ReLU() if relu else nn.Identity(), nn.MaxPool2d(2))):
+        leaf = x.clone().requires_grad_()
+        out = layer(leaf)
+        slope = torch.arange(1.0, out.numel() + 1).view_as(out)
+        (gradient,) = torch.autograd.grad(out, leaf, slope)
+        found.append((out.detach(), gradient))
+    for ours, torchs in zip(*found, strict=True):
+        np.testing.assert_array_equal(ours.numpy(), torchs.numpy())
+
+
+@pytest.mark.parametrize("change", [Tensor.double, lambda x: x.to(memory_format=torch.channels_last), lambda x: x[0]])
+def test_other_inputs_take_torchs_pooling(change: object) -> None:
+    x = change(images("ties", (2, 3, 6, 6)))  # type: ignore[operator]
+    assert torch.equal(Pooling(True)(x), nn.MaxPool2d(2)(torch.relu(x)))
+
+
+class Skips(nn.Module):
+    """ReLU and pooling are neighbours by name, but something happens in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rectify, self.pool = nn.ReLU(), nn.MaxPool2d(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pool(self.rectify(x) - 1)
+
+
+def test_only_neighbours_in_a_sequence_become_one() -> None:
+    relu, shift = nn.ReLU(), nn.Conv2d(2, 2, 1)
+    module = nn.Sequential(
+        nn.Sequential(nn.Conv2d(2, 2, 1), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
+        shift, relu, shift, nn.MaxPool2d((2, 2)), Skips(), relu, nn.MaxPool2d(2, padding=1), nn.MaxPool2d(2, ceil_mode=True),
+    )  # fmt: skip
+    x = images("usual", (3, 2, 40, 40))
+    changed = with_own_pooling(copy.deepcopy(module))
+    assert torch.equal(changed(x), module(x))
+    own = [(name, part._relu) for name, part in changed.named_modules() if isinstance(part, Pooling)]
+    assert own == [("0.2", True), ("4", False), ("5.pool", False)]
+    assert changed.state_dict().keys() == module.state_dict().keys()
