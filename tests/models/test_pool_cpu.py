@@ -62,7 +62,8 @@ def test_only_neighbours_in_a_sequence_become_one() -> None:
     relu, shift = nn.ReLU(), nn.Conv2d(2, 2, 1)
     module = nn.Sequential(
         nn.Sequential(nn.Conv2d(2, 2, 1), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
-        shift, relu, shift, nn.MaxPool2d((2, 2)), Skips(), relu, nn.MaxPool2d(2, padding=1), nn.MaxPool2d(2, ceil_mode=True),
+        shift, relu, shift, nn.MaxPool2d((2, 2)), Skips(), relu,
+        nn.MaxPool2d(2, padding=1), nn.MaxPool2d(2, ceil_mode=True),
     )  # fmt: skip
     x = images("usual", (3, 2, 40, 40))
     changed = with_own_pooling(copy.deepcopy(module))
