@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -251,6 +252,18 @@ def test_cells_are_added_and_resumed_by_their_settings(tmp_path: Path) -> None:
     assert not everything.interrupted
     with pytest.raises(RunDirectoryError, match="holds runs already, narrow-seed0 with other settings"):
         pfedlms.study(cells={"narrow": {"method": "fedavg", "hidden": 5}}, out=tmp_path / "s", **options)
+
+
+def test_a_study_without_a_finished_run_resumes_with_its_problem(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"methods": "local,fedavg", **SMALL}
+    pfedlms.compare((X, Y), linear, out=tmp_path / "s", **options)
+    for folder in (tmp_path / "s").glob("*-seed0"):  # as if killed before the first round
+        shutil.rmtree(folder)
+    cut = pfedlms.load(tmp_path / "s", (X, Y), linear)
+    assert isinstance(cut, pfedlms.Study)
+    assert (cut.runs, cut.interrupted) == ([], True)
+    whole = pfedlms.compare((X, Y), linear, **options)
+    assert [stripped(run.metrics) for run in cut.resume(progress=False).runs] == [stripped(r.metrics) for r in whole.runs]
 
 
 def test_workers_measure_what_one_process_does(tmp_path: Path) -> None:

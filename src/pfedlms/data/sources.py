@@ -26,7 +26,7 @@ from pfedlms.data.parquet import parquet_format
 from pfedlms.data.pool import Pool, Samples, constants, normalised
 from pfedlms.data.svhn import FORMAT as SVHN
 from pfedlms.data.text import Windows, joined_by_client, windows_of
-from pfedlms.errors import DataError, DataWarning, did_you_mean
+from pfedlms.errors import DataError, DataWarning, UsageError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,11 @@ def meant_by(name: str) -> str:
 def load_dataset(name: str, directory: str | Path | None = None) -> tuple[Samples, NDArray[np.int64]]:
     """Samples `[n, channels, height, width]` and labels `[n]` of the data set `name`, train and test pooled, normalised
     by its published mean and standard deviation; as `run` and `compare` take them. Or of `folder:PATH`, `file:PATH`."""
+    if name in DATASETS and DATASETS[name].is_text:
+        raise UsageError(
+            f"load_dataset: got {name!r}, whose texts belong to clients, expected samples and labels; give the name itself "
+            f'to run, compare or Problem: pfedlms.Problem("{name}")'
+        )
     pool = load_pool(name, directory)
     return pool.x, pool.y
 

@@ -11,7 +11,7 @@ import time
 import tomllib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,8 @@ class Study:
     planned: list[Config]
     signal: int = 0
     """The signal that interrupted it; 0: none."""
+    problem: Problem = field(default=NAMED, compare=False)
+    """What was given as Python objects; runs that are left need it."""
 
     def __repr__(self) -> str:
         """`Study(12 runs, in runs/compared)`; printing it shows more."""
@@ -159,9 +161,8 @@ class Study:
         """Play the runs that are left of a study with a folder."""
         if self.directory is None:
             raise UsageError("resume: this study has no folder; run it with out=DIR")
-        problem = self.runs[0].problem if self.runs else NAMED
         with watching(progress, callbacks) as calls:
-            return resume_all(self.directory, problem, calls).or_leave()
+            return resume_all(self.directory, self.problem, calls).or_leave()
 
     def or_leave(self) -> Study:
         """The study, for callers in Python; or what a signal asked for, after everything is saved."""
@@ -213,7 +214,7 @@ def load_study(directory: Path, problem: Problem = NAMED) -> Study:
     ]
     planned = [_read_config(text) for text in manifest["runs"].values()]
     done = [run for run in found if run.summary["rounds"]]
-    return Study(done, directory, manifest["axes"], manifest["by"], planned)
+    return Study(done, directory, manifest["axes"], manifest["by"], planned, problem=problem)
 
 
 def _read_config(text: str) -> Config:
@@ -253,7 +254,7 @@ def play(
         plays = [
             (each, partial(fresh, each.config.silenced().with_run(out=""), label=each.label)) for each in made.cells
         ]
-        return _collect(plays, None, made, (), deadline)
+        return _collect(plays, None, problem, made, (), deadline)
     folders = _folders(made.cells)
     _write_manifest(made, folders, out)
     places = {each.config.data.dir for each in made.cells}
@@ -308,8 +309,8 @@ def resume_all(
         others = [run for run in load_study(directory).runs if run.directory and run.directory.name not in chosen]
     if workers > 1:
         together = in_parallel(made.cells, problem, callbacks, data_dir, workers, deadline)
-        return _collect(together, directory, made, others)
-    return _collect(plays, directory, made, others, deadline)
+        return _collect(together, directory, problem, made, others)
+    return _collect(plays, directory, problem, made, others, deadline)
 
 
 def _create(stored: RunDirectory, config: str, directory: Path) -> None:
@@ -323,8 +324,8 @@ def _create(stored: RunDirectory, config: str, directory: Path) -> None:
 
 
 def _collect(
-    plays: Iterable[tuple[Cell, Callable[[], Run]]], directory: Path | None, made: Plan, others: Sequence[Run] = (),
-    deadline: float = float("inf"),
+    plays: Iterable[tuple[Cell, Callable[[], Run]]], directory: Path | None, problem: Problem, made: Plan,
+    others: Sequence[Run] = (), deadline: float = float("inf"),
 ) -> Study:  # fmt: skip
     """Play all runs. One that diverges, loses too many messages, or whose process dies is marked and does not end the
     others. `others` are runs of the same folder that are not played now."""
@@ -356,7 +357,8 @@ def _collect(
                 break
     except KeyboardInterrupt:  # between two runs, or Ctrl-C pressed twice
         stopped = signal.SIGINT
-    found = Study(done, directory, made.axes, made.by, [each.config for each in made.cells], int(stopped))
+    planned = [each.config for each in made.cells]
+    found = Study(done, directory, made.axes, made.by, planned, int(stopped), problem)
     if found.axes and not found.interrupted:
         flatters = (
             f"chosen by {found.by} on test samples, which flatters the best; data.validation=0.1 sets others aside"
