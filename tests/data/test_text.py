@@ -19,7 +19,7 @@ from torch import nn
 
 import factories
 import pfedlms
-from pfedlms.data import Partitioning, Windows, load_pool, partitioned, texts
+from pfedlms.data import Partitioning, Windows, load_dataset, load_pool, partitioned, texts
 from pfedlms.data.download import download
 from pfedlms.data.text import windows_of
 from pfedlms.errors import DataError, DataWarning, UsageError
@@ -192,6 +192,8 @@ def test_the_named_data_set(tmp_path: Path) -> None:
     with pytest.warns(DataWarning, match=r"got 2 clients, published were 1,567"):
         pool = load_pool("shakespeare", tmp_path, windows=Windows(length=4))
     assert pool.owners == ("eva", "bob")
+    with pytest.raises(UsageError, match=r"texts belong to clients.*pfedlms\.Problem\(\"shakespeare\"\)"):
+        load_dataset("shakespeare", tmp_path)
     with pytest.raises(DataError, match=r"nobody offers shakespeare for download; put speakers.jsonl.gz"):
         next(download("shakespeare", tmp_path))
 

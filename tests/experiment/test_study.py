@@ -263,7 +263,8 @@ def test_a_study_without_a_finished_run_resumes_with_its_problem(tmp_path: Path)
     assert isinstance(cut, pfedlms.Study)
     assert (cut.runs, cut.interrupted) == ([], True)
     whole = pfedlms.compare((X, Y), linear, **options)
-    assert [stripped(run.metrics) for run in cut.resume(progress=False).runs] == [stripped(r.metrics) for r in whole.runs]
+    resumed = cut.resume(progress=False)
+    assert [stripped(run.metrics) for run in resumed.runs] == [stripped(run.metrics) for run in whole.runs]
 
 
 def test_workers_measure_what_one_process_does(tmp_path: Path) -> None:

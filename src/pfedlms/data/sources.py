@@ -120,8 +120,8 @@ def load_dataset(name: str, directory: str | Path | None = None) -> tuple[Sample
     by its published mean and standard deviation; as `run` and `compare` take them. Or of `folder:PATH`, `file:PATH`."""
     if name in DATASETS and DATASETS[name].is_text:
         raise UsageError(
-            f"load_dataset: got {name!r}, whose texts belong to clients, expected samples and labels; give the name itself "
-            f'to run, compare or Problem: pfedlms.Problem("{name}")'
+            f"load_dataset: got {name!r}, whose texts belong to clients, expected samples and labels; "
+            f'use the name itself: pfedlms.Problem("{name}")'
         )
     pool = load_pool(name, directory)
     return pool.x, pool.y
