@@ -211,6 +211,31 @@ def test_the_mean_of_the_control_variates_is_c_where_all_take_part() -> None:
     np.testing.assert_allclose(federation.state()["server"]["control"], kept.T @ weights / weights.sum(), atol=1e-6)
 
 
+def test_scaffold_to_the_letter_with_uniform_weights() -> None:
+    """Algorithm 1 with option II, η_g = 1.5 and a rate that is halved every round: Σ (y_i − x) / |S|, c + Σ Δc_i / N,
+    and so c stays the mean of all c_i, also of those that took no part."""
+    loop = Loop(factories.digits(CLIENTS))
+    x, c = loop.initial, torch.zeros_like(loop.initial)
+    controls = torch.zeros(CLIENTS, len(c), dtype=torch.float64)
+    for phase in range(ROUNDS):
+        sampled, before, rate = loop.participants.of(phase), controls.clone(), RATE * 0.5**phase
+        moved = torch.zeros_like(x)
+        for i in sampled:
+            y = x
+            for samples in loop.batches(i, phase):
+                y = y - rate * (loop.gradient(y, samples) - controls[i] + c)
+            controls[i] = controls[i] - c + (x - y) / (STEPS * rate)
+            moved += y - x
+        x = x + 1.5 * moved / len(sampled)
+        c = c + (controls - before).sum(dim=0) / CLIENTS
+    halved = {"schedule": "step", "decay": 0.5, "decay_every": 1}
+    server = played("scaffold", participation=SHARE, weights="uniform", server_step=1.5, **halved)["server"]
+    np.testing.assert_allclose(server["model"], x, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(server["control"], c, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(server["control"], controls.mean(dim=0), rtol=0, atol=1e-5)
+    assert c.abs().max() > 0.05
+
+
 def test_half_a_global_step_of_scaffold_by_hand() -> None:
     """From w = (1, 0), clients at (3, 2) and (5, −2) with N = 1 and 3: mean (4.5, −1), w = (2.75, −0.5). One of two
     clients would move c by half of its change; here both do by all of their mean (0 + 3 · 4) / 4."""

@@ -1,11 +1,12 @@
 """DeComFL: Li, Ying, Liu, Dong, Yang, "Achieving Dimension-Free Communication in Federated Learning via Zeroth-Order
 Optimization", ICLR 2025.
 
-The paper's algorithm with K local updates of P perturbations each and central differences, as the authors' code has
-them, and where this differs: perturbations are signs instead of normal numbers, so that all ends add the same bits;
-they are named by seed, round and step, so that the server sends no seeds; the mean is weighted by N_k; a client that
-was absent is sent the scalars that it missed, as in the paper, or w where that is fewer bytes. η is the same in all
-rounds: schedule, momentum, weight decay and clipping of [train] only change the ordinary steps that P-acc is of.
+The paper's algorithm with K local updates of P perturbations each, and where this differs: differences are central, as
+in the authors' code (the algorithm box has forward ones); perturbations are signs instead of normal numbers, so that
+all ends add the same bits; they are named by seed, round and step, so that the server sends no seeds; the mean is
+weighted by N_k (`train.weights = uniform` is the paper's); a client that was absent is sent the scalars that it missed,
+as in the paper, or w where that is fewer bytes. η is the same in all rounds: schedule, momentum, weight decay and
+clipping of [train] only change the ordinary steps that P-acc is of.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Algorithm 1 of the paper with FedAvg as its global solver, and where this differs: the mean is weighted by N_k (the
 authors' code draws clients by N_k instead); the s = E personal steps see the batches of the shared model's steps, as in
 the authors' code, but each round's start with zero momentum. A client that takes part for the first time starts v_k
-from w⁰, as in the authors' code. What the paper does against attacks is not part of it; see `train.max_scale`.
+from w⁰, as in the authors' code. λ is one for all clients and rounds: the paper also lets each client choose it on
+validation data. What the paper does against attacks is not part of it; see `train.max_scale`.
 """
 
 from __future__ import annotations

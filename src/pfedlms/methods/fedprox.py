@@ -2,7 +2,8 @@
 
 Algorithm 2 of the paper, and where this differs: the inexact local solution is E steps for all clients (the paper lets
 slow devices take fewer, as `train.local_epochs` does by their samples); clients are drawn uniformly and weighted by
-N_k, as FedAvg's are (the paper draws them by N_k and weights them uniformly); phase 0 has no pull, as for every method.
+N_k, as in FedAvg and in the authors' code (the paper draws them by N_k and weights them uniformly); phase 0 has no
+pull, as for every method.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ Learning", ICML 2021.
 Algorithm 1 of the paper, and where this differs: the mean is weighted by N_k (`train.weights = uniform` is the
 paper's); heads start from w⁰; the head is trained on the batches on which the body is trained after that; phase 0
 trains both together once before that, as every method's clients do. The model that is evaluated has the body of the
-client's own last steps, not yet averaged, as all methods' models here. `train.clip` measures the gradients of all
-layers, also of those that do not move.
+client's own last steps, not yet averaged, as all methods' models here; the authors' code takes the average, and ends
+with a round in which all clients train their heads alone. `train.clip` measures the gradients of all layers, also of
+those that do not move.
 """
 
 from __future__ import annotations

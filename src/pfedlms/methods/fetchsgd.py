@@ -1,9 +1,10 @@
 """FetchSGD: Rothchild, Panda, Ullah, Ivkin, Stoica, Braverman, Gonzalez, Arora, "FetchSGD: Communication-Efficient
 Federated Learning with Sketching", ICML 2020.
 
-Choices where the paper is silent, or other than in it: what is sketched is the update of E local steps instead of one
-gradient, as for all methods here; the mean is weighted by N_k; the cells of the answer are set to zero in both tables
-instead of being subtracted, as the authors' code does (subtracting made their models diverge).
+Algorithm 1 of the paper, and where this differs: what is sketched is the update of E local steps instead of one
+gradient, as for all methods here; the mean is weighted by N_k, as in the authors' code; the answer is not subtracted
+from e, but its cells are set to zero in e and also in u, which Algorithm 1 leaves alone (momentum factor masking).
+The authors' code does both (subtracting made their models diverge).
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@ Wang, Mathews, Kiddon, Eichner, Beaufays, Ramage, "Federated Evaluation of On-de
 
 The paper fine-tunes once, after the last round. Here it happens beside every round and leaves the shared model alone,
 so that the curve shows for each round what clients would have if training ended there. It has the learning rate and the
-batches of the round's own steps (the paper chooses a rate for it). Running statistics of batch norm
-go through both trainings.
+batches of the round's own steps (the paper chooses a rate for it). Running statistics of batch norm go through both
+trainings.
 """
 
 from __future__ import annotations

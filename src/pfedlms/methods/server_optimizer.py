@@ -7,10 +7,13 @@ Visual Classification", 2019. FedAdam and FedYogi: Reddi et al., "Adaptive Feder
     adam    u ← β u + (1 − β) Δ         v ← β₂ v + (1 − β₂) Δ²                      step η u / (√v + ε)
     yogi    u ← β u + (1 − β) Δ         v ← v − (1 − β₂) Δ² sign(v − Δ²)            step η u / (√v + ε)
 
-u begins with 0 and v with ε² (the paper's τ²), without bias correction, as in Algorithm 2 of Reddi et al. Where this
-differs: Δ is weighted by N_k (`train.weights = uniform` is the algorithm's), and β is 0 unless it is set. All is
-computed in float64, entry by entry, and u and v are kept as float32. Only the server computes this, so clients need not
-agree on it to the bit.
+u begins with 0 and v with ε² (the paper's τ²), without bias correction, as in Algorithm 2 of Reddi et al.; the authors'
+experiments ran optimisers of Keras, whose v begins with 0 and which correct the bias. Where this differs from both: β
+is 0 unless it is set. Δ is weighted by N_k, as in their experiments (`train.weights = uniform` is the algorithm's).
+Momentum of sgd is the equation of Hsu et al., without Nesterov's acceleration, which their experiments have.
+
+All is computed in float64, entry by entry, and u and v are kept as float32. Only the server computes this, so clients
+need not agree on it to the bit.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
 The rule of the paper, Δ̂ = Q(Top-k(e)) of a decayed accumulator e ← β e + Δ, and where this differs: the paper's workers
 gather each other's messages, here the server answers with the same rule and keeps what it has not sent, as STC's does;
-positions are Golomb codes of all chunks together instead of 12 bits each; chunks are consecutive entries of a layer;
-local steps are those of [train], not AdamW's; the mean is weighted by N_k; the residual of an absent client does not
-decay. The paper leaves the four values of Q open
-(its code takes the mean of each bin, of bins of equal width); see `compressed`.
+positions are Golomb codes of all chunks together instead of 12 bits each; chunks are consecutive entries of a layer
+(the authors' code has blocks of 64 × 64 of a matrix); local steps are those of [train], and no state of AdamW lasts
+from round to round; the mean is weighted by N_k; the residual of an absent client does not decay, and a client whose
+message is lost has taken it as sent. The paper leaves the four values of Q open (the authors' code takes the mean of
+each bin, of bins of equal width around the mean of a tensor); see `compressed`.
 """
 
 from __future__ import annotations
@@ -131,9 +132,9 @@ class SparseLoCo(Tracked):
     residual that decays.
 
     Sends about `density` · n · (2 + bits of a position) bits and 16 bytes per layer, up and down; a client keeps w and
-    a residual. Limits: β = 1 with one chunk per model sends the places that `stc` sends. An update with at most two
-    magnitudes among the entries kept of each sign and layer, one above and one below their mean, arrives as it is, if
-    all others are zero. `gain` 0 never moves w.
+    a residual. Limits: β = 1 with a model of one layer in one chunk sends the places that `stc` sends. An update with
+    at most two magnitudes among the entries kept of each sign and layer, one above and one below their mean, arrives as
+    it is, if all others are zero. `gain` 0 never moves w.
     """
 
     name = "sparseloco"
