@@ -132,10 +132,6 @@ def measure(options: argparse.Namespace, name: str, runners: list[str]) -> dict[
     device = torch.device(options.device)
     works: dict[str, Any] = {"plain loop": PlainLoop(options, name)}
     works |= {runner: Steps(options, name, runner) for runner in runners}
-    if options.profile and device.type == "cpu":
-        profiles = {runner: operators(works[runner]) for runner in ("plain loop", "as chosen")}
-        if options.pairs == 0:
-            return {"model": name, "one thread": profiles}
     chosen = type(works["as chosen"].model._runner).__name__ if "as chosen" in works else None
     expected, bound = None, 5e-2 if options.precision == "bf16" else 5e-3
     for work in works.values():
@@ -144,6 +140,10 @@ def measure(options: argparse.Namespace, name: str, runners: list[str]) -> dict[
         losses = work.losses.to("cpu", torch.float32)
         expected = losses if expected is None else expected
         torch.testing.assert_close(losses, expected, rtol=bound, atol=bound)
+    if options.profile and device.type == "cpu":
+        profiles = {runner: operators(works[runner]) for runner in ("plain loop", "as chosen")}
+        if options.pairs == 0:
+            return {"model": name, "one thread": profiles}
     for work in works.values():
         work()
     times: dict[str, list[float]] = {runner: [] for runner in works}
