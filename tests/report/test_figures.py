@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 import xml.etree.ElementTree as ElementTree
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,23 @@ def test_the_best_of_a_sweep_is_finished_and_has_the_star(tmp_path: Path) -> Non
     starred = [own for layer in spec["layer"][-2:] for own in layer["data"]["values"]]
     assert {(own["x"], own["mean"], own["shown"]) for own in starred} == {(1.0, 90.0, "90.00 %")}
     assert spec["layer"][1]["encoding"]["x"]["scale"]["type"] == "log", "ten times from the first value to the last"
+
+
+def test_methods_of_a_sweep_have_lines_of_their_own(tmp_path: Path) -> None:
+    made = {}
+    for at, (method, rate) in enumerate(product(["fedavg", "fedavg:server_step=2", "local"], [0.1, 0.2])):
+        name, own = method.partition(":")[0], {"train": {"learning_rate": rate}}
+        config = a_run(tmp_path / f"r{at}", name, [50.0 + at], kib=1, settings=own)
+        made[f"r{at}"] = (f"{method} learning_rate={rate}", config)
+    a_comparison(tmp_path, made, "sweep.json", axes={"train.learning_rate": [0.1, 0.2]}, by="p_acc")
+    figure = figures.by_setting(section_of(tmp_path))
+    assert figure is not None
+    lines = {(own["row"], own["x"], own["mean"]) for own in figure.chart.to_dict()["data"]["values"]}
+    assert lines == {
+        ("fedavg", 0.1, 50.0), ("fedavg", 0.2, 51.0), ("fedavg:server_step=2", 0.1, 52.0),
+        ("fedavg:server_step=2", 0.2, 53.0), ("local", 0.1, 54.0), ("local", 0.2, 55.0),
+    }  # fmt: skip
+    assert [own["method"] for own in figure.records[::2]] == ["fedavg", "fedavg:server_step=2", "local"]
 
 
 # --- single runs ---

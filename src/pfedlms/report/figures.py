@@ -95,8 +95,8 @@ _BY_BYTES = (
 
 
 def by_setting(section: Section, title: str = "") -> Figure | None:
-    """The measure of a sweep against the setting with the most values: one line per combination of the others with its
-    range over seeds; the best is marked. None before two combinations are finished."""
+    """The measure of a sweep against the setting with the most values: one line per method and values of the others,
+    with its range over seeds; the best is marked. None before two combinations are finished."""
     scored = [cell for cell in cells(section) if cell.score is not None]
     top = best(scored)
     if top is None or len(scored) < 2:
@@ -108,6 +108,7 @@ def by_setting(section: Section, title: str = "") -> Figure | None:
 
     def point(cell: Cell) -> dict[str, Any]:
         others = [f"{key.partition('.')[2]} {own}" for key, own in cell.settings.items() if key != across]
+        others = [*filter(None, [cell.method]), *others]
         value = cell.settings[across]
         found = {"mean": cell.score, "low": min(cell.scores), "high": max(cell.scores)}
         return {"row": ", ".join(others) or section.by, "x": value if numeric else str(value), **found}
@@ -126,7 +127,9 @@ def by_setting(section: Section, title: str = "") -> Figure | None:
     over = last_evaluations([run.summary for run in section.runs])[1]
     caption = f"Mean of {over} by setting; the star is the best."
     caption += " The band is the range over seeds." * _several(points)
-    records = [{**cell.settings, **{key: point(cell)[key] for key in ("mean", "low", "high")}} for cell in scored]
+    named = [{"method": cell.method} if cell.method else {} for cell in scored]
+    values = [{key: point(cell)[key] for key in ("mean", "low", "high")} for cell in scored]
+    records = [{**name, **cell.settings, **own} for name, cell, own in zip(named, scored, values, strict=True)]
     return Figure("setting", f"{measure} by {across}", caption, styled(chart), records)
 
 

@@ -197,6 +197,12 @@ class Cell:
     def score(self) -> float | None:
         return mean(self.scores) if self.scores else None
 
+    @property
+    def method(self) -> str:
+        """The method as the label has it, before the settings; empty where all combinations have the same."""
+        swept = {key.partition(".")[2] for key in self.settings}
+        return " ".join(word for word in self.label.split(" ") if word.partition("=")[0] not in swept)
+
 
 def cells(section: Section) -> list[Cell]:
     """The combinations of a sweep, in their order."""
