@@ -58,7 +58,8 @@ def test_a_problem_is_what_its_parts_are() -> None:
 @pytest.mark.parametrize(
     ("given", "meant"),
     [("lr", "learning_rate"), ("epochs", "local_epochs"), ("batch", "batch_size"), ("num_clients", "clients"),
-     ("n_rounds", "rounds"), ("fraction_fit", "participation"), ("wd", "weight_decay"), ("gpu", "device")],
+     ("n_rounds", "rounds"), ("fraction_fit", "participation"), ("wd", "weight_decay"), ("gpu", "device"),
+     ("data_dir", "dir")],
 )  # fmt: skip
 def test_usual_names_are_answered_with_ours(given: str, meant: str) -> None:
     with pytest.raises(ConfigError, match=f"{given}: unknown setting; did you mean {meant}\\?"):
@@ -255,7 +256,7 @@ def test_cells_are_added_and_resumed_by_their_settings(tmp_path: Path) -> None:
 
 
 def test_a_study_without_a_finished_run_resumes_with_its_problem(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"methods": "local,fedavg", **SMALL}
+    options: dict[str, Any] = {"methods": "local,fedavg", "seeds": 1, **SMALL}
     pfedlms.compare((X, Y), linear, out=tmp_path / "s", **options)
     for folder in (tmp_path / "s").glob("*-seed0"):  # as if killed before the first round
         shutil.rmtree(folder)
@@ -303,6 +304,9 @@ def test_a_worker_that_dies_ends_its_run_alone(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="local seed . failed: .*its process ended with code 3"):
         done = pfedlms.compare((X, Y), dying, methods="local", seeds=2, workers=2, out=tmp_path / "s", **SMALL)
     assert [run.summary["status"] for run in done.runs] == ["failed", "failed"]
+    for resume in (pfedlms.load(tmp_path / "s").resume, lambda: pfedlms.resume_study(tmp_path / "s")):
+        with pytest.raises(UsageError, match=r"this study's data was .* pfedlms\.resume_study\('.*/s', data, model\)"):
+            resume()
     again = pfedlms.resume_study(tmp_path / "s", (X, Y), linear)
     assert [run.summary["status"] for run in again.runs] == ["finished", "finished"]
 

@@ -90,18 +90,18 @@ class Problem:
         if clients is not None and settings.get("clients", clients) != clients:
             raise ConfigError([f"clients: got {settings['clients']}, but data has {clients} clients; leave it out"])
 
-    def check_complete(self, config: Config, directory: object) -> None:
-        """Refuse to resume a run without the objects that it was given in Python, or with others."""
+    def check_complete(self, config: Config, directory: object, kind: str = "run") -> None:
+        """Refuse to resume a run or study without the objects that it was given in Python, or with others."""
         tables = config.tables()
         for name in given_in_python(tables):
             if getattr(self, name) is None:
                 raise UsageError(
-                    f"{directory}: this run's {name} was given in Python; "
-                    f"resume it with {call('resume', directory, tables)}"
+                    f"{directory}: this {kind}'s {name} was given in Python; "
+                    f"resume it with {call('resume' if kind == 'run' else 'resume_study', directory, tables)}"
                 )
         for name in ("loss", "metric"):
             if getattr(self, name) is not None and getattr(config.train, name) != CUSTOM:
-                raise UsageError(f"{directory}: this run has no {name} of its own; leave {name} out")
+                raise UsageError(f"{directory}: this {kind} has no {name} of its own; leave {name} out")
 
     def module(self, config: Config, data: FederatedData) -> nn.Module:
         """The model every client trains, as given or by name, with its initial weights."""

@@ -301,6 +301,7 @@ def resume_all(
             with stored:
                 _create(stored, manifest["runs"][folder], directory)
         config = open_run(stored.path, data_dir)[1].with_run(out=str(stored.path))
+        problem.check_complete(config, directory, "study")
         cell = Cell(manifest["names"].get(folder, config.method), config)
         plays.append((cell, partial(resume_run, stored.path, problem, callbacks, data_dir, cell.label)))
     made = Plan([cell for cell, _ in plays], manifest["axes"], manifest["by"])
