@@ -6,6 +6,7 @@ equal entries the first one gets the gradient.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,42 +15,61 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pfedlms.backend import compiled
+from pfedlms.backend import backend_of, compiled
 
 Array = NDArray[Any]
 
+_MAKES_A_TENSOR = (nn.Conv2d, nn.BatchNorm2d, nn.GroupNorm)  # which nobody else sees
 _NOBODY = 4  # gets the gradient where the ReLU is flat; 0 to 3 are the entries of a window
 
 
 class Pooling(nn.MaxPool2d):
-    """In place of an `nn.MaxPool2d(2)` and, with `relu`, of the `nn.ReLU` before it."""
+    """In place of an `nn.MaxPool2d(2)`."""
 
-    def __init__(self, relu: bool) -> None:
-        super().__init__(2)
-        self._relu = relu
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.dtype == torch.float32 and x.ndim == 4 and x.is_contiguous() and min(x.shape[2:]) > 1:
-            pooled: Tensor = _Pooled.apply(x, self._relu)  # type: ignore[no-untyped-call]
+    def forward(self, x: Tensor, relu: bool = False) -> Tensor:
+        """With `relu`, of the rectified `x`."""
+        fits = x.dtype == torch.float32 and x.ndim == 4 and x.is_contiguous() and min(x.shape[2:]) > 1
+        if fits and backend_of(x) == "cpu":
+            pooled: Tensor = _Pooled.apply(x, relu)  # type: ignore[no-untyped-call]
             return pooled
-        return F.max_pool2d(F.relu(x) if self._relu else x, 2)
+        return F.max_pool2d(F.relu(x) if relu else x, 2)
 
 
 def with_own_pooling(module: nn.Module) -> nn.Module:
-    """A module without hooks, changed in place: its 2 x 2 max poolings are those above."""
-    for part in list(module.modules()):
-        before = ""
-        for name, layer in list(part._modules.items()):
-            if _halves(layer):
-                rectified = type(part) is nn.Sequential and type(part._modules.get(before)) is nn.ReLU
-                if rectified:
-                    part._modules[before] = nn.Identity()
-                part._modules[name] = Pooling(rectified)
-            before = name
+    """A module without hooks, changed in place: its 2 x 2 max poolings are those above. Its layers do what they did,
+    because a module may call each of them itself; only a whole Sequential takes a ReLU and a pooling together."""
+    for part in module.modules():
+        if _halves(part):
+            part.__class__ = Pooling
+    for part in module.modules():
+        if type(part) is nn.Sequential and "forward" not in vars(part):
+            layers = list(part)
+            rectified = {at for at in range(1, len(layers)) if _becomes_one(layers, at)}
+            if rectified:
+                part.forward = partial(_sequence, layers, rectified)  # type: ignore[method-assign]
     return module
 
 
-def _halves(layer: nn.Module | None) -> bool:
+def _becomes_one(layers: list[nn.Module], at: int) -> bool:
+    """Whether the layer at this place is a pooling that can take the ReLU before it along. A ReLU that works in place
+    must be left alone where others may see the tensor that it changes."""
+    relu, pooling = layers[at - 1], layers[at]
+    if type(pooling) is not Pooling or type(relu) is not nn.ReLU or "forward" in vars(relu):
+        return False
+    return not relu.inplace or (at > 1 and type(layers[at - 2]) in _MAKES_A_TENSOR)
+
+
+def _sequence(layers: list[nn.Module], rectified: set[int], x: Tensor) -> Tensor:
+    """Layer after layer; poolings at `rectified` take the ReLU before them along."""
+    for at, layer in enumerate(layers):
+        if at in rectified:
+            x = layer(x, relu=True)
+        elif at + 1 not in rectified:
+            x = layer(x)
+    return x
+
+
+def _halves(layer: nn.Module) -> bool:
     if type(layer) is not nn.MaxPool2d or "forward" in vars(layer):
         return False
     given = layer.kernel_size, layer.stride, layer.padding, layer.dilation
