@@ -12,7 +12,6 @@ fails is run again without the fault: `FAILS without the fault` means that it sa
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import shlex
@@ -23,6 +22,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from kept import keep
 
 ROOT = Path(__file__).parents[1]
 LEFT_OUT = (".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis")
@@ -286,7 +287,7 @@ def main() -> int:
             rows.append(run(fault, tree))
             print("{id:20} {result:8} {seconds:6.1f} s  {caught_by}".format(**rows[-1]), flush=True)
             if asked.json:
-                asked.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+                keep({"faults": rows}, asked.json)
     caught = [row["result"] for row in rows].count("caught")
     print(f"{caught} of {len(rows)} caught")
     return int(caught < len(rows))
