@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -32,10 +33,17 @@ def test_the_rule(shared: list[float], personal: float, wrong: str | None) -> No
     assert found is None if wrong is None else wrong in str(found)
 
 
-def test_a_run_warns_once() -> None:
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ({"method": "fedavg", "server_step": 8.0}, "use sketchmean where few do"),
+        ({"method": "sketchmean", "gain": 60.0}, r"raise method\.answer and method\.ratio"),
+    ],
+)
+def test_a_run_warns_once(settings: dict[str, Any], advice: str) -> None:
     """A step that is far too long lets w run away, while local steps from it still learn something."""
-    with pytest.warns(UserWarning, match="the shared model falls apart") as warned:
-        pfedlms.run(method="fedavg", server_step=8.0, rounds=24, seed=1)
+    with pytest.warns(UserWarning, match=f"the shared model falls apart.*{advice}") as warned:
+        pfedlms.run(rounds=24, seed=1, **settings)
     assert sum("falls apart" in str(each.message) for each in warned) == 1
 
 

@@ -83,9 +83,11 @@ class SharedModelWarning(Callback):
         wrong = falls_apart([shared for shared, _ in known], [own for _, own in known])
         if wrong:
             self._warned = True
+            own = run.config.method == "sketchmean"
+            last = "raise method.answer and method.ratio" if own else "use sketchmean where few do"
             warnings.warn(
                 f"round {record['round']}: the shared model falls apart: {wrong}; lower the server's step or gain, let "
-                "more clients take part, or use sketchmean where few do",
+                f"more clients take part, or {last}",
                 stacklevel=2,
             )
 
