@@ -128,7 +128,7 @@ def test_a_terminal_leaves_out_what_it_has_no_room_for_and_a_pipe_nothing(tmp_pa
     assert all(head in words(wide) for head in ("MiB total", "rounds", "seeds", "fewer"))
     assert "seeds" not in words(narrow).replace("over seeds", "")
     assert "fewer" in narrow
-    assert "No room for fewer, s: see results.csv." in words(least)
+    assert "No room for fewer, s: see results.csv or to_pandas()." in words(least)
 
 
 def test_a_sweep_marks_its_best(tmp_path: Path) -> None:

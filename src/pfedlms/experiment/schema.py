@@ -163,7 +163,7 @@ class ModelSection:
 class TrainSection:
     """How clients train, the same for every method."""
 
-    rounds: int = setting(200, "R, communication rounds", minimum=1)
+    rounds: int = setting(200, "R, communication rounds; clients also train before the first", minimum=1)
     participation: float = setting(
         1.0, "share of the clients that take part in a round: max(1, round(share · K)) of them", above=0, maximum=1
     )

@@ -123,7 +123,7 @@ class Table:
     def caption(self, shown: Sequence[Column], left_out: Sequence[str] = ()) -> str:
         notes = [column.note for column in shown if column.note]
         text = " ".join(filter(None, [self.intro, "; ".join(dict.fromkeys(notes)) + "." if notes else ""]))
-        return text + (f" No room for {', '.join(left_out)}: see results.csv." if left_out else "")
+        return text + (f" No room for {', '.join(left_out)}: see results.csv or to_pandas()." if left_out else "")
 
     def rich(self, width: int | None = SCREEN) -> RichTable:
         """For a terminal of that width, without the columns it has no room for; with None all of them, for a pipe."""
