@@ -3,6 +3,7 @@ its limits."""
 
 from __future__ import annotations
 
+import warnings
 from math import pi, sqrt
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import pfedlms
 from definitions import dense_model, layer_of_entry
 from factories import (
     RATIO,
@@ -181,3 +183,18 @@ def test_on_a_quadratic_what_waits_stays_bounded_up_to_twice_the_share_of_the_an
         waiting.append(float(server["unsent"].norm()))
     assert (max(waiting[200:]) < 0.1 * max(waiting[:100])) == bounded
     assert bool((server["model"] - goal).norm() < 0.05 * goal.norm()) == bounded
+
+
+@pytest.mark.parametrize(("answer", "few"), [(0.005, True), (0.02, False), (1.0, False)])
+def test_an_answer_of_few_entries_is_warned_of(answer: float, few: bool) -> None:
+    problem = np.zeros((40, 99), dtype=np.float32), np.arange(40) % 10
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pfedlms.run(
+            problem, lambda: torch.nn.Linear(99, 10), method="sketchmean", answer=answer, clients=2, rounds=1,
+            local_steps=1, progress=False,
+        )  # fmt: skip
+    said = [str(each.message) for each in caught if "method.answer" in str(each.message)]
+    assert bool(said) == few
+    assert all("about 5 of 1000 entries in a round, expected at least 20" in text for text in said)
+    assert all("use 0.02 or more" in text for text in said)

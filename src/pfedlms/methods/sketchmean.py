@@ -12,6 +12,7 @@ New are the combination and its measurements (docs/results.md). Its parts come f
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from math import floor, pi, sqrt
 
@@ -39,6 +40,8 @@ FAST, SLOW = 0.7, 0.2
 SETTLED = 2
 LOWEST, HIGHEST = 2.0**-20, 2.0**40
 """Limits of a scale, in units of where it started: it never becomes 0 or infinite."""
+FEWEST = 20
+"""Entries of an answer below which models learn slowly or nothing."""
 
 
 @dataclass(frozen=True)
@@ -207,6 +210,13 @@ class SketchMean(Tracked):
 
     def __init__(self, task: Task, settings: SketchMeanSettings) -> None:
         super().__init__(task, settings)
+        dim, entries = task.layout.dim, settings.answer * task.layout.dim
+        if settings.answer < 1 and entries < FEWEST:
+            warnings.warn(
+                f"method.answer: got {settings.answer:g}, about {entries:.0f} of {dim} entries in a round, expected at "
+                f"least {FEWEST}: the shared model moves too little; use {min(1.0, FEWEST / dim):.2g} or more",
+                stacklevel=2,
+            )
         sketches = Sketches(task.layout, settings.ratio, task.seed, settings.refresh, settings.allocation)
         self.sketched = sketches.layout, sketches.sizes
         exchange = MeanOfSigns(task, settings, sketches)
