@@ -14,18 +14,20 @@ import regimes
 import study
 from regime_table import Row, accuracies, spread, total
 
-COLUMNS = ("everyone", "P-acc", "G-acc", "newcomers before", "newcomers after")
-LAST = 3
-"""Evaluations of which P-acc and G-acc are means: runs are too short for ten."""
+COLUMNS = ("everyone", "P-acc", "G-acc", "newcomers before", "newcomers after", "perplexity", "of the shared model")
 
 
 def measured(row: Row) -> dict[str, float]:
-    found = {"everyone": accuracies(row)["everyone"]}
-    for name, key in (("P-acc", "p_acc"), ("G-acc", "g_acc")):
-        if key in row["curve"]:
-            found[name] = mean(row["curve"][key][-LAST:])
-    newcomers = row["summary"].get("newcomers") or {}
-    return found | {f"newcomers {when}": newcomers[when] for when in ("before", "after") if when in newcomers}
+    """P-acc, G-acc and perplexities are means of the last 3 evaluations; of the last 10 where nobody but participants
+    is measured."""
+    summary, curve = row["summary"], row["curve"]
+    found = {"everyone": accuracies(row)["everyone"]} if summary["everyone"] else {}
+    last = 3 if summary["everyone"] else 10
+    found |= {name: mean(curve[key][-last:]) for name, key in (("P-acc", "p_acc"), ("G-acc", "g_acc")) if key in curve}
+    newcomers = summary.get("newcomers") or {}
+    found |= {f"newcomers {when}": newcomers[when] for when in ("before", "after") if when in newcomers}
+    spoken = (("perplexity", "perplexity"), ("of the shared model", "global_perplexity"))
+    return found | {name: summary[key]["last10"] for name, key in spoken if key in summary}
 
 
 def named(row: Row) -> str:
@@ -45,7 +47,7 @@ def table(rows: Sequence[Row]) -> None:
     found = {label: [measured(row) for row in own] for label, own in by_label.items()}
     shown = [name for name in COLUMNS if any(name in each for own in found.values() for each in own)]
     print(f"| | {' | '.join(shown)} | MiB | seeds |\n|---|{'---|' * (len(shown) + 2)}")
-    for label in sorted(found, key=lambda label: -mean(each["everyone"] for each in found[label])):
+    for label in sorted(found, key=lambda label: -mean(each[shown[0]] for each in found[label])):
         values_of = found[label]
         values = [spread([each[name] for each in values_of if name in each]) for name in shown]
         mib = total(by_label[label])
