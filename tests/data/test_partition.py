@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from pfedlms import rng
 from pfedlms.data import Partitioning, from_pool
-from pfedlms.data.partition import Sets, Splits, partition, split
-from pfedlms.data.schemes import assign, by_classes, by_quantity, iid
-from pfedlms.data.schemes import given as as_given
+from pfedlms.data.partition import Sets, Splits, assign, by_classes, by_quantity, iid, partition, split
+from pfedlms.data.partition import given as as_given
 from pfedlms.errors import DataError
 
 LABELS = np.repeat(np.arange(10), 100)

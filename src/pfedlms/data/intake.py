@@ -17,11 +17,9 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from pfedlms.data.arrays import checked
-from pfedlms.data.columns import read_columns
-from pfedlms.data.file import texts_in
+from pfedlms.data.file import read_columns, texts_in
 from pfedlms.data.partition import Indices
-from pfedlms.data.pool import Pool
+from pfedlms.data.pool import Pool, checked
 from pfedlms.data.text import Windows, windows_of
 from pfedlms.errors import DataError, reason
 
@@ -33,7 +31,6 @@ _EXPECTED = (
     "expected the name of a data set, arrays (x, y), a Dataset, (train, test), or a list or dict of clients, each with "
     "a (train, test) pair or one data set"
 )
-_ROW = "expected samples and labels, (x, y), or a (train, test) pair of them, ((x_train, y_train), (x_test, y_test))"
 
 
 def read(data: Any, any_targets: bool = False, all_clients: bool = True) -> Pool:
@@ -98,17 +95,12 @@ def _splits(data: Any) -> list[tuple[str, Any]] | None:
 def _clients(data: Any, any_targets: bool) -> Pool:
     """A list, tuple or dict of clients."""
     named = isinstance(data, Mapping)
-    if not named and not _is_row(data):
-        raise _refusal("data", data, _EXPECTED)
-    if not len(data):
-        raise DataError(f"data: got no clients, {_EXPECTED}")
-    if not named and all(map(_is_array, data)):
+    if not (named or _is_row(data)) or not len(data) or (not named and all(map(_is_array, data))):
         raise _refusal("data", data, _EXPECTED)
     if not named and all(map(_is_labelled, data)):
-        more = f", and {len(data[0]) - 2} more per sample, which cannot be used" * (len(data[0]) > 2)
         raise DataError(
-            f"data: got {_what(data)} samples, each with its label{more}; expected all samples and all labels: "
-            "([row[0] for row in data], [row[1] for row in data])"
+            f"data: got {_what(data)} samples, each with its label, expected all samples and all labels: ([row[0] for "
+            "row in data], [row[1] for row in data])"
         )
     if isinstance(data, tuple) and any(map(_is_one, data)):
         raise DataError(
@@ -120,12 +112,6 @@ def _clients(data: Any, any_targets: bool) -> Pool:
     pool = _pooled([part for own in parts for part in own], any_targets)
     places: Iterator[Indices] = iter(pool.places())
     held = tuple((next(places), next(places)) if len(own) == 2 else next(places) for own in parts)
-    for name, own in zip(called, held, strict=True):
-        if not isinstance(own, tuple) and len(own) < 2:
-            raise DataError(
-                f"{name}: got one sample, expected at least 2 to split into train and test; give it more, or a (train, "
-                "test) pair"
-            )
     return replace(pool, held=held, owners=tuple(map(str, data)) if named else ())
 
 
@@ -152,10 +138,7 @@ def _refusal(name: str, data: Any, expected: str) -> DataError:
     if isinstance(data, str):
         return DataError(f"{name}: got a text, {expected}; text is given by pfedlms.data.texts({{'anna': 'Dear …'}})")
     if _is_array(data):
-        shape = tuple(data.shape)
-        return DataError(f"{name}: got one array of shape {shape}, expected samples and labels as a tuple, (x, y)")
-    if _is_row(data) and len(data) > 2 and all(map(_is_array, data)):
-        return DataError(f"{name}: got {_what(data)} arrays, {_ROW}")
+        return DataError(f"{name}: got one array of shape {data.shape}, expected samples and labels as a tuple, (x, y)")
     return DataError(f"{name}: got {_what(data)}, {expected}")
 
 
@@ -233,15 +216,9 @@ def _arrays(data: Any, name: str) -> tuple[Any, Any, Sequence[str]]:
         raise _refusal(name, data, "expected one data set, arrays (x, y) or a Dataset")
     if _is_table(data):
         return _of_table(data, name)
-    if not isinstance(data, Dataset):
-        return data[0], data[1], ()
-    if isinstance(data, TensorDataset):
-        if len(data.tensors) != 2:
-            raise DataError(
-                f"{name}: got a TensorDataset of {len(data.tensors)} tensors, expected two: samples and labels"
-            )
+    if isinstance(data, TensorDataset) and len(data.tensors) == 2:
         return data.tensors[0], data.tensors[1], ()
-    return (*_of_items(data, name), _known_classes(data))
+    return (*_of_items(data, name), _known_classes(data)) if isinstance(data, Dataset) else (data[0], data[1], ())
 
 
 def _known_classes(data: Any) -> Sequence[str]:

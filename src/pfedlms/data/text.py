@@ -100,7 +100,8 @@ def _cut(tokens: Tokens, how: Windows) -> Tokens:
 def _encoder(texts: Mapping[str, str], how: Windows, names: Sequence[str]) -> tuple[Encode, tuple[str, ...]]:
     """The function from text to tokens, and the vocabulary; of a tokenizer that does not tell, none."""
     if how.tokens == "bytes":
-        return _bytes, tuple(f"{byte:02x}" for byte in range(256))
+        names = tuple(f"{byte:02x}" for byte in range(256))
+        return lambda text: np.frombuffer(text.encode(errors="replace"), dtype=np.uint8).astype(np.int64), names
     if how.kind == "custom":
         return _guarded(how.tokens), _vocabulary_of(how.tokens)
     points = [_code_points(text) for text in texts.values()] if not names else []
@@ -113,10 +114,6 @@ def _encoder(texts: Mapping[str, str], how: Windows, names: Sequence[str]) -> tu
         return np.where(codes[places] == own, places, len(codes)).astype(np.int64)
 
     return encode, (*map(chr, codes.tolist()), UNKNOWN)
-
-
-def _bytes(text: str) -> Tokens:
-    return np.frombuffer(text.encode(errors="replace"), dtype=np.uint8).astype(np.int64)
 
 
 def _code_points(text: str) -> NDArray[np.uint32]:
