@@ -1,5 +1,5 @@
-"""The embedded digits, IDX files written here byte by byte, SVHN in MATLAB files by SciPy, and what holds for every named
-data set: what is published, what is missing, and what is of another set."""
+"""The embedded digits, IDX files written here byte by byte, SVHN in MATLAB files, and what holds for every named data
+set: what is published, what is missing, and what is of another set."""
 
 from __future__ import annotations
 

@@ -7,16 +7,15 @@ import hashlib
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from math import prod
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 
-from pfedlms.data.partition import (
+from pfedlms.data.partition import (  # fmt: skip
     REMEMBERED,
     Indices,
     Part,
@@ -27,12 +26,10 @@ from pfedlms.data.partition import (
     scheme_of,
     sizes_of,
     split,
-)  # fmt: skip
-from pfedlms.data.pool import Constants, Pool, checked
+)
+from pfedlms.data.pool import Constants, Pool
 from pfedlms.errors import DataError
 from pfedlms.rng import permutation, stream
-
-Pair = tuple[ArrayLike, ArrayLike]
 
 
 @dataclass(frozen=True)
@@ -124,27 +121,6 @@ class FederatedData:
         return replace(self, x=self.x.to(device), y=self.y.to(device))
 
 
-def from_pool(x: ArrayLike, y: ArrayLike, how: Partitioning) -> FederatedData:
-    """Partition one pool of samples over clients."""
-    return partitioned(checked([("data", x, y)]), how)
-
-
-def from_pairs(pairs: Sequence[tuple[Pair, Pair]], seed: int = 0, validation: float = 0.0) -> FederatedData:
-    """Take every client's own ((x_train, y_train), (x_test, y_test)) as given, but for the share `validation` of train
-    that is set aside, drawn by `seed`."""
-    if not pairs:
-        raise DataError("data: got no clients, expected one (train, test) pair per client")
-    pool = checked(
-        [
-            (f"client {client} {part}", *own)
-            for client, pair in enumerate(pairs)
-            for part, own in zip(("train", "test"), pair, strict=True)
-        ]
-    )
-    places = pool.places()
-    return held_by(pool, list(zip(places[::2], places[1::2], strict=True)), seed, validation)
-
-
 def partitioned(pool: Pool, how: Partitioning) -> FederatedData:
     """Partition samples over clients (as in `assign`, then 75/25 train/test, then the share `how.validation` of train
     set aside). Of clients that were given one by one only the splits are drawn."""
@@ -193,14 +169,8 @@ def held_by(
         splits = Splits(held, pool.strata, seed)
         train, test = splits.rest, splits.aside
     else:
-        pairs = (
-            own
-            if isinstance(own, tuple)
-            else split(pool.strata, own, seed, client)
-            if pool.overlap is None
-            else pool.cut_in_order(own, client)
-            for client, own in enumerate(held)
-        )
+        cut = partial(split, pool.strata, seed=seed) if pool.overlap is None else pool.cut_in_order
+        pairs = (own if isinstance(own, tuple) else cut(own, client=client) for client, own in enumerate(held))
         train, test = zip(*pairs, strict=True)
     if validation and pool.overlap is not None:
         train, aside = zip(*(pool.cut_in_order(own, k, validation) for k, own in enumerate(train)), strict=True)

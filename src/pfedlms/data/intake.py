@@ -15,14 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
+from pfedlms.data.federated import FederatedData, partitioned
 from pfedlms.data.file import read_columns, texts_in
-from pfedlms.data.partition import Indices
+from pfedlms.data.partition import Indices, Partitioning
 from pfedlms.data.pool import Pool, checked
 from pfedlms.data.text import Windows, windows_of
 from pfedlms.errors import DataError, reason
 
+Pair = tuple[ArrayLike, ArrayLike]
 SPLITS = ("train", "validation", "valid", "val", "dev", "test")
 """Names of splits; a dict that has a train and nothing but these is one data set, cut into them."""
 _LABELS = ("label", "labels", "fine_label", "target", "targets", "y")
@@ -47,6 +50,17 @@ def read(data: Any, any_targets: bool = False, all_clients: bool = True) -> Pool
             f"data: got labels that are all {called}, expected two classes or more; look where labels are taken from"
         )
     return pool
+
+
+def from_pool(x: ArrayLike, y: ArrayLike, how: Partitioning) -> FederatedData:
+    """One pool of samples, partitioned over clients."""
+    return partitioned(read((x, y), all_clients=False), how)
+
+
+def from_pairs(pairs: Sequence[tuple[Pair, Pair]], seed: int = 0, validation: float = 0.0) -> FederatedData:
+    """Every client's own ((x_train, y_train), (x_test, y_test)), but for the share `validation` of train that is set
+    aside, drawn by `seed`."""
+    return partitioned(read(list(pairs), all_clients=False), Partitioning(len(pairs), 1.0, seed, validation=validation))
 
 
 def texts(

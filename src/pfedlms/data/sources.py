@@ -128,16 +128,10 @@ def load_dataset(name: str, directory: str | Path | None = None) -> tuple[Sample
 
 
 def load_pool(
-    name: str,
-    directory: str | Path | None = None,
-    image_size: int = 0,
-    label: str = "",
-    client: str = "",
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    text: str = "",
+    name: str, directory: str | Path | None = None, image_size: int = 0, label: str = "", client: str = "",
+    mean: Sequence[float] | None = None, std: Sequence[float] | None = None, text: str = "",
     windows: Windows | None = None,
-) -> Pool:
+) -> Pool:  # fmt: skip
     """The data set `name`, with what is known of its classes and clients; a path of the user's own is looked up in
     `directory` unless it is absolute. The others are settings of section [data]: images are normalised by `mean` and
     `std`, one number per channel, where they are given, else by the data set's own. The pool has those used."""
