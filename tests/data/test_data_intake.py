@@ -358,7 +358,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "array": (lambda: X, r"data: got one array of shape \(60, 4\), expected samples and labels .* \(x, y\)"),
     "dict of columns": (lambda: {"x": X, "y": Y}, r"client 'x': got one array of shape \(60, 4\), .* \(x, y\)"),
     "texts by client": (lambda: {"a": "to be", "b": "or not"}, "client 'a': got a text, .* pfedlms.data.texts"),
-    "three arrays": (lambda: (X, Y, Y), "data: got a tuple of 3, expected the name of a data set"),
+    "three arrays": (lambda: (X, Y, Y), "data: got a tuple of 3 arrays, expected samples and labels"),
     "number": (lambda: 3, "data: got an object of type int, expected the name of a data set"),
     "nothing": (list, "data: got a list of 0, expected"),
     "list of numbers": (lambda: [1, 2], "client 0: got an object of type int, expected a .train, test. pair"),
@@ -393,7 +393,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: [Table(NAMES, x=X, label=Y), Table(NAMES[::-1], x=X, label=Y)],
         "client 1: got the classes eel, dog, cat, expected cat, dog, eel as for client 0",
     ),
-    "labels between classes": (lambda: (X, Y + 0.5), r"labels such as 0\.5, 1\.5, .* need a loss for them, in Python"),
+    "labels between classes": (lambda: (X, Y + 0.5), r"labels such as 0\.5, 1\.5, .* need a loss, which is given in Python"),
     "missing labels": (lambda: (X, np.where(Y == 1, np.nan, Y)), "20 labels are missing, the first in sample 1"),
     "labels that are arrays": (
         lambda: (X, np.array([*map(np.ones, [2] * 59), None], dtype=object)[:59]), "types ndarray, expected a vector",

@@ -123,7 +123,7 @@ def test_the_fingerprint_of_very_many_clients_draws_no_splits(monkeypatch: pytes
     ]
     made.append(from_pool(x[::-1], y[::-1], Partitioning(5, 0.5, 0, 2, 0, "iid")))
     assert len({data.fingerprint() for data in made}) == 6
-    assert not any(data.train._splits._found for data in made)
+    assert not any(data.train._splits.found for data in made)
     assert from_pool(x, y, Partitioning(5, 0.5, 0, 2, 0.2, "iid")).fingerprint() == made[2].fingerprint()
 
 

@@ -21,8 +21,8 @@ from pfedlms.data.disk import contents, extra, parquet_file
 from pfedlms.data.images import Shape, decode
 from pfedlms.errors import DataError, reason
 
-Part = tuple[Any, ...]
-"""Of images: what errors call a part of the data set, images `[n, channels, height, width]` and labels `[n]`. Of text:
+Piece = tuple[Any, ...]
+"""Of images: what errors call it, images `[n, channels, height, width]` and labels `[n]`. Of text:
 a client and its text."""
 
 
@@ -34,8 +34,8 @@ class Format:
     """Where its files may be, below the data directory."""
     files: tuple[str, ...]
     """Their names, or patterns of several names; each file may be gzipped."""
-    read: Callable[[Sequence[Path]], Iterable[Part]]
-    """The parts of the data set, those of train first."""
+    read: Callable[[Sequence[Path]], Iterable[Piece]]
+    """The pieces of the data set, those of train first."""
 
 
 def find_files(name: str, formats: Sequence[Format], directory: Path) -> tuple[Format, list[Path]]:
@@ -73,7 +73,7 @@ def idx_format(*folders: str) -> Format:
     return Format("IDX files", (*folders, ""), tuple(names), _read_idx_files)
 
 
-def _read_idx_files(files: Sequence[Path]) -> Iterator[Part]:
+def _read_idx_files(files: Sequence[Path]) -> Iterator[Piece]:
     for images, labels in zip(files[::2], files[1::2], strict=True):
         yield f"{images} and {labels.name}", read_idx(images, 3)[:, np.newaxis], read_idx(labels, 1)
 
@@ -93,7 +93,7 @@ def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
 # --- MATLAB: SVHN ---
 
 
-def _read_matlab(files: Sequence[Path]) -> Iterator[Part]:
+def _read_matlab(files: Sequence[Path]) -> Iterator[Piece]:
     """`X`, bytes [32, 32, 3, n], and `y` [n, 1], where 10 stands for the digit 0."""
     with extra("MATLAB files"):
         from scipy.io import loadmat
@@ -133,11 +133,11 @@ def cifar_formats(name: str) -> tuple[Format, Format]:
     )
 
 
-def _unpacked(name: str, files: Sequence[Path]) -> Iterator[Part]:
+def _unpacked(name: str, files: Sequence[Path]) -> Iterator[Piece]:
     return (parse_batch(contents(path), str(path), name) for path in files)
 
 
-def _packed(name: str, batches: Sequence[str], files: Sequence[Path]) -> Iterator[Part]:
+def _packed(name: str, batches: Sequence[str], files: Sequence[Path]) -> Iterator[Piece]:
     """Batches by the last part of their members' names; nothing is written anywhere."""
     path = files[0]
     try:
@@ -152,7 +152,7 @@ def _packed(name: str, batches: Sequence[str], files: Sequence[Path]) -> Iterato
         yield parse_batch(found[each], f"{path}/{each}", name)
 
 
-def parse_batch(content: bytes, called: str, name: str) -> Part:
+def parse_batch(content: bytes, called: str, name: str) -> Piece:
     """One batch: a dict with `data`, bytes [n, 3072], and `labels` or `fine_labels`, a list of n.
 
     A pickle can ask for any function to be called. Here nothing is called: the calls that make an array of bytes are
@@ -227,7 +227,7 @@ def parquet_format(name: str, hub: str, shape: Shape) -> Format:
     return Format("Parquet files", folders, files, partial(_read_parquet, shape))
 
 
-def _read_parquet(shape: Shape, files: Sequence[Path]) -> Iterator[Part]:
+def _read_parquet(shape: Shape, files: Sequence[Path]) -> Iterator[Piece]:
     for part in ("train", "test"):
         own = [path.name for path in files if path.name.startswith(part)]
         expected = [f"{part}-{number:05}-of-{len(own):05}" for number in range(len(own))]

@@ -42,7 +42,7 @@ def read(data: Any, any_targets: bool = False, all_clients: bool = True) -> Pool
     if isinstance(data, Pool):
         return data
     parts = _splits(data)
-    pool = _clients(data, any_targets) if parts is None else _pooled(parts, any_targets)
+    pool = _clients(data, any_targets) if parts is None else _pooled(parts, any_targets)[0]
     only = np.unique(pool.y)
     if all_clients and pool.classes and len(only) == 1:
         called = pool.names[only[0]] if pool.names else only[0]
@@ -112,9 +112,10 @@ def _clients(data: Any, any_targets: bool) -> Pool:
     if not (named or _is_row(data)) or not len(data) or (not named and all(map(_is_array, data))):
         raise _refusal("data", data, _EXPECTED)
     if not named and all(map(_is_labelled, data)):
+        more = f", and {len(data[0]) - 2} more per sample, which cannot be used" * (len(data[0]) > 2)
         raise DataError(
-            f"data: got {_what(data)} samples, each with its label, expected all samples and all labels: ([row[0] for "
-            "row in data], [row[1] for row in data])"
+            f"data: got {_what(data)} samples, each with its label{more}; expected all samples and all labels: "
+            "([row[0] for row in data], [row[1] for row in data])"
         )
     if isinstance(data, tuple) and any(map(_is_one, data)):
         raise DataError(
@@ -123,8 +124,7 @@ def _clients(data: Any, any_targets: bool) -> Pool:
         )
     called = [f"client {name!r}" for name in data] if named else [f"client {place}" for place in range(len(data))]
     parts = [_of_client(name, own) for name, own in zip(called, data.values() if named else data, strict=True)]
-    pool = _pooled([part for own in parts for part in own], any_targets)
-    places: Iterator[Indices] = iter(pool.places())
+    pool, places = _pooled([part for own in parts for part in own], any_targets)
     held = tuple((next(places), next(places)) if len(own) == 2 else next(places) for own in parts)
     return replace(pool, held=held, owners=tuple(map(str, data)) if named else ())
 
@@ -153,6 +153,9 @@ def _refusal(name: str, data: Any, expected: str) -> DataError:
         return DataError(f"{name}: got a text, {expected}; text is given by pfedlms.data.texts({{'anna': 'Dear …'}})")
     if _is_array(data):
         return DataError(f"{name}: got one array of shape {data.shape}, expected samples and labels as a tuple, (x, y)")
+    if _is_row(data) and len(data) > 2 and all(map(_is_array, data)):
+        row = "(x, y), or a (train, test) pair of them, ((x_train, y_train), (x_test, y_test))"
+        return DataError(f"{name}: got {_what(data)} arrays, expected samples and labels, {row}")
     return DataError(f"{name}: got {_what(data)}, {expected}")
 
 
@@ -210,8 +213,8 @@ def _is_labelled(value: Any) -> bool:
 # --- one data set as samples and labels -------------------------------------------------------------------------------
 
 
-def _pooled(parts: Sequence[tuple[str, Any]], any_targets: bool) -> Pool:
-    """Some data sets as one, each with the name that errors call it."""
+def _pooled(parts: Sequence[tuple[str, Any]], any_targets: bool) -> tuple[Pool, Iterator[Indices]]:
+    """Some data sets as one, each with the name that errors call it, and the indices of each."""
     rows = [(name, *_arrays(data, name)) for name, data in parts]
     names: Sequence[str] = ()
     for name, _, _, own in rows:
@@ -221,7 +224,8 @@ def _pooled(parts: Sequence[tuple[str, Any]], any_targets: bool) -> Pool:
                 "them into one order"
             )
         names = names or own
-    return checked([(name, x, y) for name, x, y, _ in rows], names, any_targets)
+    pool = checked([(name, x, y) for name, x, y, _ in rows], names, any_targets)
+    return pool, iter(np.split(np.arange(len(pool.y)), np.cumsum([len(x) for _, x, _, _ in rows])[:-1]))
 
 
 def _arrays(data: Any, name: str) -> tuple[Any, Any, Sequence[str]]:

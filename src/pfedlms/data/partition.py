@@ -53,14 +53,15 @@ class Splits:
         self.whole, self._labels, self._seed, self._share, self._name = whole, labels, seed, share, name
         self.keys = np.array([stream(seed, name), round(share * 2**32)], dtype=np.uint64)
         """By which splits are drawn: the name of their streams, and the share."""
-        self._found: dict[int, tuple[Indices, Indices]] = {}
+        self.found: dict[int, tuple[Indices, Indices]] = {}
+        """What is left of a client's samples, and what is set aside."""
         totals = sizes_of(whole)
         aside = _wanted(totals, share)
         self.rest, self.aside = Part(self, 0, totals - aside), Part(self, 1, aside)
 
     def find(self, clients: Sequence[int]) -> None:
         """Find the samples of these clients together, which takes far less time than one after another."""
-        missing = [client for client in clients if client not in self._found]
+        missing = [client for client in clients if client not in self.found]
         if not missing:
             return
         if isinstance(self.whole, Part):
@@ -72,14 +73,9 @@ class Splits:
         aside = set_aside(self._labels[flat], lengths, keys, self._share)
         ends = np.cumsum(lengths)[:-1]
         parts = zip(np.split(flat, ends), np.split(aside, ends), strict=True)
-        if len(self._found) + len(missing) > REMEMBERED:
-            self._found = {}
-        self._found |= {client: (own[~out], own[out]) for client, (own, out) in zip(missing, parts, strict=True)}
-
-    def of(self, client: int) -> tuple[Indices, Indices]:
-        """What is left of a client's samples, and what is set aside."""
-        self.find((client,))
-        return self._found[client]
+        if len(self.found) + len(missing) > REMEMBERED:
+            self.found = {}
+        self.found |= {client: (own[~out], own[out]) for client, (own, out) in zip(missing, parts, strict=True)}
 
 
 class Part(Sequence[Indices]):
@@ -94,7 +90,9 @@ class Part(Sequence[Indices]):
     def __getitem__(self, client: Any) -> Any:
         if not -len(self) <= client < len(self):
             raise IndexError(f"client: got {client}, expected 0 to {len(self) - 1}")
-        return self._splits.of(int(client) % len(self))[self._side]
+        client = int(client) % len(self)
+        self.find((client,))
+        return self._splits.found[client][self._side]
 
     def __iter__(self) -> Iterator[Indices]:
         for start in range(0, len(self), _BLOCK):

@@ -44,8 +44,6 @@ class Pool:
     mean: Constants = None
     """What images were normalised by, one number per channel, as is `std`; None: samples are as they were given."""
     std: Constants = None
-    sizes: tuple[int, ...] = ()
-    """Of the parts that they were put together from, in order."""
     tokens: str = ""
     """Of windows of tokens: what a token is, one of `text.KINDS` or custom."""
     overlap: int | None = None
@@ -55,10 +53,6 @@ class Pool:
     def strata(self) -> NDArray[np.int64]:
         """What samples are partitioned and split by: labels, or nothing where a target is not one class."""
         return self.y if self.classes and self.y.ndim == 1 else np.zeros(len(self.y), dtype=np.int64)
-
-    def places(self) -> list[Indices]:
-        """The indices of each part."""
-        return np.split(np.arange(len(self.y)), np.cumsum(self.sizes)[:-1])
 
     def cut_in_order(self, held: Indices, client: int, share: float = 0.25) -> tuple[Indices, Indices]:
         """Of one client's windows of tokens the last ones are set aside; those that overlap them are left out."""
@@ -86,7 +80,7 @@ def checked(parts: Sequence[tuple[str, Any, Any]], names: Sequence[str] = (), an
         if len(x) != len(y):
             raise DataError(f"{name}: got {len(x)} samples and {len(y)} labels, expected as many of each")
     x, y = _joined(called, samples, "samples"), _joined(called, labels, "targets")
-    return Pool(x, y, classes, tuple(names), sizes=tuple(map(len, labels)))
+    return Pool(x, y, classes, tuple(names))
 
 
 def _numbers(value: Any, name: str, what: str = "samples") -> Samples:
@@ -240,7 +234,7 @@ def column_of(value: Any, name: str, what: str = "label") -> tuple[str, NDArray[
             if broken := [each for each in values if not each.is_integer() or abs(each) >= _EXACT]:
                 raise DataError(
                     f"{name}: got {what}s such as {_some(broken)}, {expected}; numbers to be predicted as they are "
-                    "need a loss for them, in Python run(…, loss=…)"
+                    "need a loss, which is given in Python: pfedlms.run((x, y), model, loss=…)"
                 )
             return "numbers", np.array(values).astype(np.int64)
         case types:

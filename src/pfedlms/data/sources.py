@@ -151,14 +151,14 @@ def load_pool(
             raw, labels = arrays["images"][:, np.newaxis], arrays["labels"].astype(np.int64)
     else:
         format, files = find_files(name, source.formats, folder_of(name, directory))
-        parts = list(format.read(files))
+        pieces = list(format.read(files))
         if source.is_text:
-            rows = (f"{client}\0{own}".encode(errors="replace") for client, own in parts)
-            _compare(name, files[0].parent, f"{len(parts):,} clients", rows)
-            return windows_of(dict(parts), windows or Windows(), files[0])
-        for part in parts:
-            _check(name, source, *part)
-        raw, labels = (np.concatenate(arrays) for arrays in list(zip(*parts, strict=True))[1:])
+            rows = (f"{client}\0{own}".encode(errors="replace") for client, own in pieces)
+            _compare(name, files[0].parent, f"{len(pieces):,} clients", rows)
+            return windows_of(dict(pieces), windows or Windows(), files[0])
+        for piece in pieces:
+            _check(name, source, *piece)
+        raw, labels = (np.concatenate(arrays) for arrays in list(zip(*pieces, strict=True))[1:])
         labels = labels.astype(np.int64)
         rows = (image.tobytes() + bytes([label]) for image, label in zip(raw, labels, strict=True))
         _compare(name, files[0].parent, f"{len(labels):,} samples", rows)
@@ -177,7 +177,7 @@ def folder_of(name: str, directory: str | Path | None) -> Path:
 
 
 def _check(name: str, source: Source, called: str, images: NDArray[Any], labels: NDArray[Any]) -> None:
-    """Refuse a part that cannot be of the data set `name`."""
+    """Refuse a piece that cannot be of the data set `name`."""
     if len(images) != len(labels) or not len(labels):
         raise DataError(
             f"{called}: got {len(images)} images and {len(labels)} labels, expected as many and at least one; fetch "

@@ -127,14 +127,11 @@ def _guarded(tokenizer: Any) -> Encode:
         try:
             found = (tokenizer.encode if hasattr(tokenizer, "encode") else tokenizer)(text)
             ids = np.asarray(getattr(found, "ids", found))
+            if ids.ndim != 1 or (ids.dtype.kind not in "iu" and ids.size):
+                raise TypeError(f"it gave {type(found).__name__}, expected a list of whole numbers from 0")
+            return ids.astype(np.int64)
         except Exception as error:
             raise DataError(f"data.tokens: the tokenizer fails on {text[:40]!r} ({reason(error)})") from error
-        if ids.ndim != 1 or (ids.dtype.kind not in "iu" and ids.size):
-            raise DataError(
-                f"data.tokens: the tokenizer gave {type(found).__name__} for {text[:40]!r}, expected a list of whole "
-                "numbers from 0"
-            )
-        return ids.astype(np.int64)
 
     return encode
 
