@@ -115,7 +115,7 @@ def test_the_fingerprint_tells_what_is_set_aside() -> None:
 
 def test_the_fingerprint_of_very_many_clients_draws_no_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     """It still tells other partitions, other shares set aside and other samples apart."""
-    monkeypatch.setattr("pfedlms.data.federated.REMEMBERED", 3)
+    monkeypatch.setattr("pfedlms.data.partition.REMEMBERED", 3)
     x, y = np.arange(160, dtype=np.float32).reshape(80, 2), np.arange(80) % 4
     made = [
         from_pool(x, y, Partitioning(5, 0.5, seed, 2, share, scheme))

@@ -15,18 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pfedlms.data.partition import (  # fmt: skip
-    REMEMBERED,
-    Indices,
-    Part,
-    Partitioning,
-    Sets,
-    Splits,
-    assign,
-    scheme_of,
-    sizes_of,
-    split,
-)
+from pfedlms.data.partition import Indices, Part, Partitioning, Sets, Splits, assign, scheme_of, sizes_of, split
 from pfedlms.data.pool import Constants, Pool
 from pfedlms.errors import DataError
 from pfedlms.rng import permutation, stream
@@ -108,7 +97,7 @@ class FederatedData:
         for whole in (self.x.cpu().numpy(), self.y.cpu().numpy()):
             digest.update(len(whole).to_bytes(8, "little"))
             digest.update(np.ascontiguousarray(whole).reshape(-1).view(np.uint8).data)
-        drawn = self.train.drawn_from() if isinstance(self.train, Part) and self.clients > REMEMBERED else None
+        drawn = self.train.drawn_from() if isinstance(self.train, Part) and self.train.many else None
         for part in drawn or chain(self.train, self.test):
             digest.update(len(part).to_bytes(8, "little") + part.tobytes())
         for own in self.validation if drawn is None else ():

@@ -100,6 +100,11 @@ class Part(Sequence[Indices]):
             self.find(block)
             yield from (self[client] for client in block)
 
+    @property
+    def many(self) -> bool:
+        """Whether clients are so many that their samples are not all kept."""
+        return len(self) > REMEMBERED
+
     def drawn_from(self) -> Iterator[NDArray[Any]]:
         """All that decides which samples a client has on either side, without drawing the splits of all clients."""
         yield self._splits.keys
