@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from pfedlms.data import load_dataset
+from pfedlms.data import load_dataset, load_pool
 from pfedlms.errors import DataError
 
 pytestmark = pytest.mark.filterwarnings("ignore::pfedlms.errors.DataWarning")  # files of a few samples
@@ -110,19 +110,11 @@ def test_names_with_a_hash_are_names_too(tmp_path: Path) -> None:
 
 
 HUBS = {
-    "mnist": ("mnist", "label", 10, (28, 28)), "fmnist": ("fashion_mnist", "label", 10, (28, 28)),
-    "svhn": ("cropped_digits", "label", 10, (32, 32, 3)), "cifar10": ("plain_text", "label", 10, (32, 32, 3)),
-    "cifar100": ("cifar100", "fine_label", 100, (32, 32, 3)),
+    "mnist": ("mnist", "label", 10, (1, 28, 28)), "fmnist": ("fashion_mnist", "label", 10, (1, 28, 28)),
+    "svhn": ("cropped_digits", "label", 10, (3, 32, 32)), "cifar10": ("plain_text", "label", 10, (3, 32, 32)),
+    "cifar100": ("cifar100", "fine_label", 100, (3, 32, 32)),
 }  # fmt: skip
-"""What hubs call them, their labels, how many, and the shape of a picture."""
-CONSTANTS = {
-    "mnist": ([0.1307], [0.3081]), "fmnist": ([0.2860], [0.3530]), "svhn": ([0.5] * 3, [0.5] * 3),
-    "cifar10": (MEAN, STD), "cifar100": (MEAN, STD),
-}  # fmt: skip
-
-
-def of_hub(name: str, number: int) -> np.ndarray:
-    return np.random.default_rng(number).integers(0, 256, HUBS[name][3], dtype=np.uint8)
+"""What hubs call them and their labels, how many classes there are, and the shape of a sample."""
 
 
 @pytest.mark.parametrize("place", [".", "{name}", "{name}/{hub}", "{name}/data"])
@@ -132,16 +124,15 @@ def test_every_data_set_as_hubs_have_it(tmp_path: Path, name: str, place: str) -
     hub, label, classes, shape = HUBS[name]
     folder = tmp_path / place.format(name=name, hub=hub)
     folder.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(0).integers(0, 256, (*shape[1:], shape[0]), dtype=np.uint8).squeeze()
     for number, part in enumerate(("train", "test")):
-        made = table([encoded(of_hub(name, number))], [classes - 1 - number], "image", label)
+        made = table([encoded(pixels)], [classes - 1 - number], "image", label)
         made = made.append_column("coarse_label", pa.array([0])) if name == "cifar100" else made
         parquet.write_table(made, folder / f"{part}-00000-of-00001.parquet")
-    x, y = load_dataset(name, tmp_path)
-    assert y.tolist() == [classes - 1, classes - 2]
-    for number in range(2):
-        raw = of_hub(name, number).reshape(*shape[:2], -1).transpose(2, 0, 1)
-        mean, std = (np.reshape(each, (-1, 1, 1)) for each in CONSTANTS[name])
-        np.testing.assert_allclose(x[number], (raw / 255 - mean) / std, rtol=1e-5, atol=1e-6)
+    raw = load_pool(name, tmp_path, mean=[0] * shape[0], std=[1] * shape[0])
+    assert raw.y.tolist() == [classes - 1, classes - 2]
+    assert raw.x.shape == (2, *shape)
+    assert np.array_equal(np.rint(raw.x[1] * 255), pixels.reshape(*shape[1:], shape[0]).transpose(2, 0, 1))
 
 
 # --- what is refused ---
@@ -297,7 +288,7 @@ def test_a_copy_that_cannot_be_written_costs_a_warning_and_leaves_nothing(tmp_pa
     data = write(tmp_path / "data")
     script = """
         import resource, signal, sys, warnings
-        from pfedlms.data import load_dataset
+        from pfedlms.data import load_dataset, load_pool
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
         with warnings.catch_warnings(record=True) as caught:

@@ -250,10 +250,9 @@ def _known_classes(data: Any) -> Sequence[str]:
 
 def _of_items(data: Any, name: str) -> tuple[list[Any], list[Any]]:
     """All items of a map-style data set, in one pass."""
-    samples, labels, reading = [], [], "the length of the data set"
+    samples, labels, place = [], [], 0
     try:  # the data set's own code may raise anything
         for place in range(len(data)):
-            reading = f"item {place}"
             item = data[place]
             if isinstance(item, Mapping):
                 own, label = _named_columns(list(item), name)
@@ -265,7 +264,7 @@ def _of_items(data: Any, name: str) -> tuple[list[Any], list[Any]]:
     except DataError:
         raise
     except Exception as error:
-        raise DataError(f"{name}: {reading} cannot be read ({reason(error)})") from error
+        raise DataError(f"{name}: item {place} cannot be read ({reason(error)})") from error
     return samples, labels
 
 

@@ -154,14 +154,14 @@ def load_pool(
         pieces = list(format.read(files))
         if source.is_text:
             rows = (f"{client}\0{own}".encode(errors="replace") for client, own in pieces)
-            _compare(name, files[0].parent, f"{len(pieces):,} clients", rows)
+            _compare(name, files[0].parent, len(pieces), "clients", rows)
             return windows_of(dict(pieces), windows or Windows(), files[0])
         for piece in pieces:
             _check(name, source, *piece)
         raw, labels = (np.concatenate(arrays) for arrays in list(zip(*pieces, strict=True))[1:])
         labels = labels.astype(np.int64)
         rows = (image.tobytes() + bytes([label]) for image, label in zip(raw, labels, strict=True))
-        _compare(name, files[0].parent, f"{len(labels):,} samples", rows)
+        _compare(name, files[0].parent, len(labels), "samples", rows)
     x, mean, std = normalised(raw, mean or source.mean, std or source.std, source.scale)
     return Pool(x, labels, source.classes, mean=mean, std=std)
 
@@ -195,18 +195,18 @@ def _check(name: str, source: Source, called: str, images: NDArray[Any], labels:
         )
 
 
-def _compare(name: str, folder: Path, count: str, rows: Iterable[bytes]) -> None:
+def _compare(name: str, folder: Path, count: int, what: str, rows: Iterable[bytes]) -> None:
     """Warn of data that are not those published; refuse those of another data set."""
     source, doubt = DATASETS[name], ""
-    if count.split()[0] != f"{source.samples:,}":
-        doubt = f"{name}: got {count}, published were {source.samples:,}"
-    elif source.published not in (None, found := fingerprint(rows)):
+    if count != source.samples:
+        doubt = f"{name}: got {count:,} {what}, published were {source.samples:,}"
+    elif source.published and source.published != (found := fingerprint(rows)):
         if others := [other for other, each in DATASETS.items() if each.published == found]:
             raise DataError(
                 f"{folder}: holds the data set {others[0]!r}, expected {name!r}; use --dataset {others[0]}, or put the "
                 f"files of {name} there"
             )
-        doubt = f"{name}: got {count}, as many as were published, but not the same ({folder})"
+        doubt = f"{name}: got {count:,} {what}, as many as were published, but not the same ({folder})"
     if doubt:
         remedy = f"a run uses them; if that is not meant, remove the files, then: pfedlms data download {name}"
         warnings.warn(f"{doubt}; {remedy}", DataWarning, stacklevel=3)
