@@ -10,13 +10,14 @@ import pickle
 import struct
 import tarfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pfedlms.data import cifar, load_dataset
+from pfedlms.data import formats, load_dataset
 from pfedlms.errors import DataError
 
 pytestmark = pytest.mark.filterwarnings("ignore::pfedlms.errors.DataWarning")  # files of a few samples
@@ -43,13 +44,7 @@ def batch(name: str, number: int, count: int = 2) -> dict[str, Any]:
     key = "labels" if name == "cifar10" else "fine_labels"
     more = {} if name == "cifar10" else {"coarse_labels": [3] * count}
     data = pixels(number, count).reshape(count, 3072)
-    return {
-        "batch_label": "some",
-        key: labels(name, number, count),
-        **more,
-        "data": data,
-        "filenames": ["a.png"] * count,
-    }
+    return {"batch_label": "some", key: labels(name, number, count), **more, "data": data, "filenames": ["a.png"]}
 
 
 def of_python_2(content: dict[str, Any]) -> bytes:
@@ -78,23 +73,11 @@ def of_python_2(content: dict[str, Any]) -> bytes:
     return b"\x80\x02}(" + b"".join(text(key) + any_(value) for key, value in content.items()) + b"u."
 
 
-def of_python_3(protocol: int) -> Callable[[dict[str, Any]], bytes]:
-    return lambda content: pickle.dumps(content, protocol=protocol)
-
-
-def keys_of_bytes(content: dict[str, Any]) -> bytes:
-    return pickle.dumps({key.encode(): value for key, value in content.items()}, protocol=2)
-
-
-def in_columns(content: dict[str, Any]) -> bytes:
-    return pickle.dumps({**content, "data": np.asfortranarray(content["data"])}, protocol=2)
-
-
 WRITERS: dict[str, Callable[[dict[str, Any]], bytes]] = {
     "Python 2": of_python_2,
-    **{f"protocol {number}": of_python_3(number) for number in (0, 1, 2, 3, 4, 5)},
-    "keys of bytes": keys_of_bytes,
-    "columns first": in_columns,
+    **{f"protocol {number}": partial(pickle.dumps, protocol=number) for number in (0, 1, 2, 3, 4, 5)},
+    "keys of bytes": lambda batch: pickle.dumps({key.encode(): value for key, value in batch.items()}, protocol=2),
+    "columns first": lambda batch: pickle.dumps({**batch, "data": np.asfortranarray(batch["data"])}, protocol=2),
 }
 
 
@@ -157,18 +140,13 @@ def test_where_batches_are_found(tmp_path: Path, name: str, place: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("place", [".", "{name}"])
 def test_archives(tmp_path: Path, name: str, place: str) -> None:
-    """Nothing is unpacked beside them."""
-    folder = tmp_path / place.format(name=name)
-    unpack(folder, {ARCHIVES[name]: archive(FOLDERS[name], files(name))})
+    """Nothing is unpacked beside them; a folder that lacks a file is left alone."""
+    folder, batches = tmp_path / place.format(name=name), files(name)
+    unpack(folder, {ARCHIVES[name]: archive(FOLDERS[name], batches)})
+    unpack(tmp_path / FOLDERS[name], {NAMES[name][0]: batches[NAMES[name][0]]})
+    before = sorted(tmp_path.rglob("*"))
     assert_all(name, load_dataset(name, tmp_path))
-    assert [path.name for path in folder.iterdir()] == [ARCHIVES[name]]
-
-
-def test_a_whole_archive_is_taken_before_a_folder_that_lacks_a_file(tmp_path: Path) -> None:
-    batches = files("cifar10")
-    unpack(tmp_path, {ARCHIVES["cifar10"]: archive(FOLDERS["cifar10"], batches)})
-    unpack(tmp_path / FOLDERS["cifar10"], {"data_batch_1": batches["data_batch_1"]})
-    assert_all("cifar10", load_dataset("cifar10", tmp_path))
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 # --- hostile pickles ---
@@ -210,19 +188,19 @@ def hostile(path: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("kind", hostile(Path("x")))
 def test_hostile_pickles_are_refused_and_nothing_runs(tmp_path: Path, kind: str) -> None:
     unpack(tmp_path, {**files("cifar10"), "data_batch_3": hostile(tmp_path / "mark")[kind]})
-    before = {name: dict(vars(each)) for name, each in vars(cifar).items() if isinstance(each, type)}
+    before = {name: dict(vars(each)) for name, each in vars(formats).items() if isinstance(each, type)}
     message = refused("cifar10", tmp_path)
     assert message.startswith(f"{tmp_path / 'data_batch_3'}: ")
     assert "fetch the file again" in message
     assert not (tmp_path / "mark").exists()
-    assert {name: dict(vars(each)) for name, each in vars(cifar).items() if isinstance(each, type)} == before
+    assert {name: dict(vars(each)) for name, each in vars(formats).items() if isinstance(each, type)} == before
     assert_all("cifar10", load_dataset("cifar10", unpack(tmp_path, files("cifar10"))))
 
 
 def test_a_call_is_named_and_nothing_of_numpy_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unpack(tmp_path, {**files("cifar10"), "data_batch_1": pickle.dumps(Runs(exec, "1"))})
     assert "asks for builtins.exec, which no batch needs and is not run" in refused("cifar10", tmp_path)
-    unpack(tmp_path, files("cifar10", of_python_3(5)))
+    unpack(tmp_path, files("cifar10", WRITERS["protocol 5"]))
     monkeypatch.setattr("numpy._core.numeric._frombuffer", None)
     assert_all("cifar10", load_dataset("cifar10", tmp_path))
 
@@ -230,17 +208,15 @@ def test_a_call_is_named_and_nothing_of_numpy_is_called(tmp_path: Path, monkeypa
 # --- what is broken, missing or another's ---
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_missing_batch_is_named(tmp_path: Path, name: str) -> None:
-    for lost in NAMES[name]:
-        folder = unpack(tmp_path / lost / FOLDERS[name], {e: c for e, c in files(name).items() if e != lost})
-        assert f"{folder}: {lost} is missing beside " in refused(name, tmp_path / lost)
-
-
-def test_cut_batches_are_named(tmp_path: Path) -> None:
-    content = files("cifar10")["test_batch"]
+def test_missing_and_cut_batches_are_named(tmp_path: Path) -> None:
+    whole = files("cifar10")
+    for lost in whole:
+        place = tmp_path / f"no {lost}"
+        folder = unpack(place / FOLDERS["cifar10"], {e: c for e, c in whole.items() if e != lost})
+        assert f"{folder}: {lost} is missing beside " in refused("cifar10", place)
+    content = whole["test_batch"]
     for end in (0, 1, 10, 100, len(content) // 2, len(content) - 1):
-        unpack(tmp_path, {**files("cifar10"), "test_batch": content[:end]})
+        unpack(tmp_path, {**whole, "test_batch": content[:end]})
         expected = f"{tmp_path / 'test_batch'}: no whole pickled batch of cifar10 ("
         assert refused("cifar10", tmp_path).startswith(expected)
 
@@ -251,7 +227,7 @@ def test_changed_bytes_are_an_error_or_other_pixels() -> None:
     for place in range(content.index(pixels(1).tobytes())):
         changed = content[:place] + bytes([content[place] ^ 0x15]) + content[place + 1 :]
         try:
-            outcomes.add(cifar.parse(changed, "test", "cifar100")[1].shape)
+            outcomes.add(formats.parse_batch(changed, "test", "cifar100")[1].shape)
         except DataError:
             outcomes.add("refused")
     assert outcomes == {"refused", (2, 3, 32, 32)}
@@ -260,14 +236,14 @@ def test_changed_bytes_are_an_error_or_other_pixels() -> None:
 BLACK = np.zeros((1, 3072), np.uint8)
 WRONG: dict[str, tuple[Any, str]] = {
     "a list": ([1, 2], "no whole pickled batch of cifar10"),
-    "no data": ({"labels": [1]}, "got a batch of b'labels', expected data (bytes [n, 3072]) and labels"),
-    "of cifar100": (batch("cifar100", 0), "or it is of another data set"),
-    "floats": ({"data": BLACK.astype(np.float32), "labels": [1]}, "expected data (bytes [n, 3072])"),
-    "objects": ({"data": np.array([[None]]), "labels": [1]}, "expected data (bytes [n, 3072])"),
-    "labels as an array": ({"data": BLACK, "labels": np.array([1], np.uint8)}, "labels (a list of whole numbers)"),
-    "truth": ({"data": BLACK, "labels": [True]}, "labels (a list of whole numbers)"),
+    "no data": ({"labels": [1]}, "(KeyError: b'data'), expected data (bytes [n, 3072]) and labels"),
+    "of cifar100": (batch("cifar100", 0), "(KeyError: b'labels'), .* or it is of another data set"),
+    "floats": ({"data": BLACK.astype(np.float32), "labels": [1]}, "data are no bytes [n, 3072]"),
+    "objects": ({"data": np.array([[None]]), "labels": [1]}, "data are no bytes [n, 3072]"),
+    "labels as an array": ({"data": BLACK, "labels": np.array([1], np.uint8)}, "labels are no list of whole numbers"),
+    "truth": ({"data": BLACK, "labels": [True]}, "labels are no list of whole numbers"),
     "a label beyond": ({"data": BLACK, "labels": [10]}, "got label 10 in sample 0 (from 0), expected 0 to 9"),
-    "a label below": ({"data": BLACK, "labels": [-(2**70)]}, "got label -1 in sample 0"),
+    "a label below": ({"data": BLACK, "labels": [-(2**70)]}, "labels are no list of whole numbers"),
 }
 
 
@@ -276,7 +252,7 @@ def test_other_contents_are_named(tmp_path: Path, content: Any, message: str) ->
     unpack(tmp_path, {**files("cifar10"), "data_batch_2": pickle.dumps(content)})
     said = refused("cifar10", tmp_path)
     assert said.startswith(f"{tmp_path / 'data_batch_2'}: ")
-    assert message in said
+    assert all(part in said for part in message.split(" .* "))
 
 
 def test_broken_archives_are_named(tmp_path: Path) -> None:
@@ -284,8 +260,8 @@ def test_broken_archives_are_named(tmp_path: Path) -> None:
     whole = archive(FOLDERS["cifar100"], batches)
     tar = gzip.decompress(whole)
     broken = {
-        b"": "", b"<html>404</html>" * 9: "not a whole archive", whole[: len(whole) // 2]: "not a whole archive",
-        whole[:-1]: "not a whole archive", whole[:-8] + bytes([whole[-8] ^ 1]) + whole[-7:]: "not a whole archive",
+        b"": "", b"<html>404</html>" * 9: "cannot be read", whole[: len(whole) // 2]: "cannot be read",
+        whole[:-1]: "cannot be read", whole[:-8] + bytes([whole[-8] ^ 1]) + whole[-7:]: "cannot be read",
         gzip.compress(b"text" * 500): "not a whole archive", gzip.compress(tar[:8000]): "",
         archive("x", {"train": batches["train"]}): ": got readme.html, train, expected test in it",
         archive("x", {**batches, "test": b"nothing"}): "/test: no whole pickled batch",

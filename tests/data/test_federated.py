@@ -1,12 +1,16 @@
-"""A federation's data from one pool or from each client's own arrays, and what is refused."""
+"""A federation's data from one pool or from each client's own arrays, a share set aside, and data of very many clients:
+nothing is computed for those that take no part, and samples may stay on the disk."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from pfedlms.data import FederatedData, Partitioning, from_pairs, from_pool, load_dataset
+import pfedlms
+from pfedlms.data import FederatedData, Partitioning, from_pairs, from_pool, load_dataset, load_pool
 from pfedlms.errors import DataError
 
 X, Y = np.arange(12.0).reshape(6, 2), np.array([0, 1, 0, 1, 2, 0])
@@ -16,17 +20,10 @@ def pair(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
     return X[start:stop], Y[start:stop]
 
 
-# --- one pool -------------------------------------------------------------------------------------
-
-
 def test_pool_of_digits() -> None:
     x, y = load_dataset("digits")
     data = from_pool(x, y, Partitioning(clients=8, alpha=0.5, seed=1))
-    assert data.clients == 8
-    assert data.shape == (1, 8, 8)
-    assert data.classes == 10
-    assert data.x.dtype == torch.float32
-    assert data.y.dtype == torch.int64
+    assert (data.clients, data.shape, data.classes) == (8, (1, 8, 8), 10)
     assert torch.equal(data.x, torch.from_numpy(x))
     assert torch.equal(data.y, torch.from_numpy(y))
     everything = np.concatenate([*data.train, *data.test])
@@ -43,44 +40,21 @@ def test_every_client_of_a_pool_can_be_split() -> None:
     assert all(len(own) >= 1 for own in (*data.train, *data.test))
 
 
-# --- each client's own ----------------------------------------------------------------------------
-
-
 def test_pairs_by_hand() -> None:
     data = from_pairs([(pair(0, 2), pair(2, 3)), (pair(3, 4), pair(4, 6))])
-    assert data.clients == 2
-    assert data.shape == (2,)
-    assert data.samples == (2, 1)
-    assert data.classes == 3
+    assert (data.clients, data.shape, data.samples, data.classes) == (2, (2,), (2, 1), 3)
     assert data.x.dtype == torch.float32
     assert data.x[data.train[0]].tolist() == [[0, 1], [2, 3]]
     assert data.y[data.train[0]].tolist() == [0, 1]
     assert data.x[data.test[0]].tolist() == [[4, 5]]
     assert data.x[data.train[1]].tolist() == [[6, 7]]
     assert data.y[data.test[1]].tolist() == [2, 0]
-
-
-def test_pairs_take_lists_tensors_and_whole_floats() -> None:
-    data = from_pairs([(([[1, 2]], [1.0]), (torch.tensor([[3.0, 4.0]]), torch.tensor([0])))])
-    assert data.x.tolist() == [[1.0, 2.0], [3.0, 4.0]]
-    assert data.y.tolist() == [1, 0]
-    assert data.y.dtype == torch.int64
-
-
-def test_classes_are_counted_over_all_clients_and_splits() -> None:
-    data = from_pairs([((X[:1], [0]), (X[:1], [0])), ((X[:1], [1]), (X[:1], [6]))])
-    assert data.classes == 7
-
-
-def test_data_moves_to_a_device_without_its_indices() -> None:
-    data = from_pairs([(pair(0, 2), pair(2, 3))])
-    moved = data.to(torch.device("meta"))
+    moved = data.to(torch.device("meta"))  # without its indices
     assert moved.x.device.type == moved.y.device.type == "meta"
-    assert moved.train is data.train
-    assert (moved.classes, moved.shape) == (2, (2,))
+    assert (moved.train, moved.classes, moved.shape) == (data.train, 3, (2,))
 
 
-# --- a share set aside ----------------------------------------------------------------------------
+# --- a share set aside ---
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.9])
@@ -98,21 +72,6 @@ def test_validation_comes_out_of_training_and_nothing_else_changes(share: float)
         for label in range(10):
             assert abs((y[aside] == label).sum() - share * (y[whole] == label).sum()) <= 1
     assert data.samples == tuple(len(own) for own in data.train)
-    assert sum(data.samples) < sum(before.samples)
-
-
-def test_validation_by_hand() -> None:
-    """Of 8 samples of class 0 and 4 of class 1 a quarter is 2 and 1; the client's test samples are as they were."""
-    labels = np.array([0] * 8 + [1] * 4)
-    clients = [((np.full((12, 1), client), labels), ([[9.0]], [0])) for client in range(2)]
-    data = from_pairs(clients, seed=3, validation=0.25)
-    for client in range(2):
-        aside = data.validation[client]
-        assert np.bincount(data.y[aside]).tolist() == [2, 1]
-        assert np.bincount(data.y[data.train[client]]).tolist() == [6, 3]
-        assert set(data.x[aside].flatten().tolist()) == {client}
-        assert data.x[data.test[client]].tolist() == [[9.0]]
-    assert data.samples == (9, 9)
 
 
 def test_what_is_set_aside_is_drawn_by_seed_and_client_and_not_as_the_test_split() -> None:
@@ -137,9 +96,6 @@ def test_a_single_training_sample_is_trained_on() -> None:
         data = from_pairs(with_singles(1, 4, 2, 1), validation=0.5)
     assert data.samples == (1, 2, 1, 1)
     assert [len(own) for own in data.validation] == [0, 2, 1, 0]
-
-
-def test_nobody_who_could_set_anything_aside() -> None:
     with pytest.raises(DataError, match=r"data.validation: got 0.5, but every client .* leave data.validation out"):
         from_pairs(with_singles(1, 1), validation=0.5)
 
@@ -152,42 +108,57 @@ def test_the_fingerprint_tells_what_is_set_aside() -> None:
     assert len({plain.fingerprint(), one.fingerprint(), other.fingerprint()}) == 3
     hidden = FederatedData(one.x, one.y, one.train, one.test, one.classes)
     assert hidden.fingerprint() != one.fingerprint()
-    assert one.to(torch.device("meta")).validation is one.validation
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- very many clients ---
 
 
-@pytest.mark.parametrize(
-    ("x", "y", "message"),
-    [
-        (X[:2], Y[:1], "got 2 samples and 1 labels"),
-        (X[:2], [float("nan"), 1], "1 labels are missing"),
-        ([[1.0, float("inf")]], [0], "NaN or infinite"),
-    ],
-)
-@pytest.mark.parametrize("place", ["client 1 train", "client 1 test", "data"])
-def test_wrong_arrays_are_refused_by_name(x: object, y: object, message: str, place: str) -> None:
-    good = pair(0, 2)
-    make = {
-        "client 1 train": lambda: from_pairs([(good, good), ((x, y), good)]),
-        "client 1 test": lambda: from_pairs([(good, good), (good, (x, y))]),
-        "data": lambda: from_pool(x, y, Partitioning(1, 0.5, 0)),
-    }
-    with pytest.raises(DataError, match=f"^{place}: .*{message}"):
-        make[place]()
+def test_the_fingerprint_of_very_many_clients_draws_no_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It still tells other partitions, other shares set aside and other samples apart."""
+    monkeypatch.setattr("pfedlms.data.partition.REMEMBERED", 3)
+    x, y = np.arange(160, dtype=np.float32).reshape(80, 2), np.arange(80) % 4
+    made = [
+        from_pool(x, y, Partitioning(5, 0.5, seed, 2, share, scheme))
+        for seed, share, scheme in [(0, 0, "iid"), (1, 0, "iid"), (0, 0.2, "iid"), (0, 0.3, "iid"), (0, 0, "classes")]
+    ]
+    made.append(from_pool(x[::-1], y[::-1], Partitioning(5, 0.5, 0, 2, 0, "iid")))
+    assert len({data.fingerprint() for data in made}) == 6
+    assert not any(data.train._splits.found for data in made)
+    assert from_pool(x, y, Partitioning(5, 0.5, 0, 2, 0.2, "iid")).fingerprint() == made[2].fingerprint()
 
 
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_samples_of_another_shape_are_refused(split: str) -> None:
-    good, other = pair(0, 2), (np.zeros((2, 3)), np.array([0, 1]))
-    pairs = [(good, good), (other, good) if split == "train" else (good, other)]
-    with pytest.raises(
-        DataError, match=rf"client 1 {split}: got samples of shape \(3,\), expected \(2,\) as for client 0 train"
-    ):
-        from_pairs(pairs)
+def save(folder: Path, **arrays: np.ndarray) -> str:
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    return f"file:{folder}/x.npy"
 
 
-def test_no_clients() -> None:
-    with pytest.raises(DataError, match="got no clients, expected one"):
-        from_pairs([])
+def test_arrays_in_a_folder_are_mapped(tmp_path: Path) -> None:
+    x, y = np.arange(24, dtype=np.float32).reshape(8, 3), np.array([0, 1] * 4)
+    name = save(tmp_path, x=x, y=y, client=np.repeat([3, 7], 4))
+    pool = load_pool(name)
+    assert not pool.x.flags.writeable  # a copy could be written
+    assert np.array_equal(pool.x, x)
+    assert pool.y.tolist() == y.tolist()
+    assert pool.owner is not None
+    assert (pool.owner.tolist(), pool.owners) == ([0] * 4 + [1] * 4, ("3", "7"))
+    (tmp_path / "y.npy").write_bytes(b"nothing")
+    with pytest.raises(DataError, match=r"x\.npy: arrays of its folder cannot be read .*numpy\.save"):
+        load_pool(name)
+
+
+def test_a_run_on_mapped_samples_is_that_on_arrays(tmp_path: Path) -> None:
+    """By path, and given in Python; of clients called by their numbers no names are kept, and `everyone` is left out if
+    it is not asked for."""
+    draw = np.random.default_rng(0)
+    x, y = draw.standard_normal((400, 6), dtype=np.float32), draw.integers(0, 3, 400)
+    name, same = save(tmp_path, x=x, y=y), {"clients": 50, "partition": "iid", "min_samples": 2, "participation": 0.1}
+    how = {"method": "fedavg", "rounds": 3, "local_steps": 2, "model": "dnn", "everyone": False, **same}
+    runs = [pfedlms.run(data, **how) for data in (name, (np.load(tmp_path / "x.npy", mmap_mode="r"), y), (x, y))]
+    measured = [[{**line, "seconds": 0} for line in run.metrics] for run in runs]
+    assert measured[0] == measured[1] == measured[2]
+    assert runs[0].summary["everyone"] is None
+    save(tmp_path, client=np.repeat(np.arange(50), 8))
+    given = pfedlms.run(name, **{**how, "partition": "given"})
+    assert "client_names" not in given.summary
+    assert given.federation.data.train[9].min() >= 72

@@ -1,4 +1,4 @@
-"""Images in folders, made here: what is read, how it is normalised, and what is refused."""
+"""Images in folders, made here: what is read and refused; and the constants that images are normalised by."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pfedlms.data import load_dataset, load_pool
+from pfedlms.data import Partitioning, load_dataset, load_pool, partitioned
 from pfedlms.errors import DataError
 
 
@@ -140,33 +140,29 @@ def test_a_copy_is_kept_and_found_out_of_date(tmp_path: Path, own_cache: Path, m
 # --- what is refused ---
 
 
-def wrong(root: Path, case: str) -> str:
-    """Make a folder that cannot be read and return what the error must say."""
-    save(root, a__1=grey(1), b__1=grey(2))
-    if case == "an empty class":
-        (root / "a" / "1.png").unlink()
-        return "the class 'a' has no image that Pillow reads; remove its folder"
-    if case == "no image":
-        (root / "b" / "1.png").write_bytes(b"<html>not found</html>")
-        return r"b/1.png: no image that Pillow can decode .*; replace it"
-    if case == "cut image":
-        noise = np.random.default_rng(0).integers(0, 256, (40, 40), dtype=np.uint8)
-        for name in "ab":
-            Image.fromarray(noise).save(root / name / "1.png")
-        (root / "b" / "1.png").write_bytes((root / "a" / "1.png").read_bytes()[:400])
-        return r"b/1.png: no image that Pillow can decode"
-    if case == "deep colours":
-        Image.fromarray(np.zeros((2, 3), dtype=np.uint16)).save(root / "b" / "1.png")
-        return r"b/1.png: got an image of mode I;16, expected 8 bits per channel"
-    save(root, train__a__1=grey(1))
-    return r"got train/ with folders in it beside a/, expected classes, or train, test"
+DEEP = Image.fromarray(np.zeros((2, 3), dtype=np.uint16))
+NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 40), dtype=np.uint8))
+WRONG: dict[str, tuple[str, Image.Image, int | None, str]] = {
+    "an empty class": ("b/1.png", grey(1), None, "the class 'b' has no image that Pillow reads; remove its folder"),
+    "no image": ("b/1.png", grey(1), 9, r"b/1.png: no image that Pillow can decode .*; replace it"),
+    "cut image": ("b/1.png", NOISE, 400, "b/1.png: no image that Pillow can decode"),
+    "deep colours": ("b/1.png", DEEP, 10**9, "b/1.png: got an image of mode I;16, expected 8 bits per channel"),
+    "parts beside classes": (
+        "train/a/1.png", grey(1), 10**9, "got train/ with folders in it beside a/, expected classes, or train, test"
+    ),
+}  # fmt: skip
+"""A file beside a good one, its image, of which so many bytes are left (None: no file at all), and the message."""
 
 
-@pytest.mark.parametrize("case", ["an empty class", "no image", "cut image", "deep colours", "parts beside classes"])
-def test_what_cannot_be_read_is_named(case: str, tmp_path: Path) -> None:
-    message = wrong(tmp_path / "pets", case)
+@pytest.mark.parametrize(("file", "image", "length", "message"), WRONG.values(), ids=WRONG)
+def test_what_cannot_be_read_is_named(
+    file: str, image: Image.Image, length: int | None, message: str, tmp_path: Path
+) -> None:
+    root = save(tmp_path / "pets", a__1=NOISE if image is NOISE else grey(1), b__1=grey(2))
+    path = save(root, **{file.removesuffix(".png").replace("/", "__"): image}) / file
+    path.write_bytes(path.read_bytes()[:length]) if length else path.unlink()
     with pytest.raises(DataError, match=message):
-        folder(tmp_path / "pets")
+        folder(root)
 
 
 def test_no_folder_and_an_empty_one(tmp_path: Path) -> None:
@@ -174,3 +170,73 @@ def test_no_folder_and_an_empty_one(tmp_path: Path) -> None:
         folder(tmp_path / "pets")
     with pytest.raises(DataError, match="got no folders in it, expected one of images for each class"):
         folder(tmp_path)
+
+
+# --- normalisation ---
+
+PIXELS = np.arange(4 * 2 * 2 * 3, dtype=np.uint8).reshape(4, 2, 2, 3)
+CHANNELS = PIXELS.transpose(0, 3, 1, 2).astype(np.float64) / 255
+MEAN, STD = CHANNELS.mean((0, 2, 3)), CHANNELS.std((0, 2, 3))
+
+
+@pytest.fixture(params=["folder", "file"])
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The same four colour images of two classes, as a folder and as arrays."""
+    if request.param == "file":
+        np.savez(tmp_path / "images.npz", x=PIXELS, y=[0, 0, 1, 1])
+        return f"file:{tmp_path / 'images.npz'}"
+    for number, pixels in enumerate(PIXELS):
+        folder = tmp_path / "images" / "ab"[number // 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    return f"folder:{tmp_path / 'images'}"
+
+
+def test_own_constants_are_carried_and_give_the_same_samples_again(source: str) -> None:
+    pool = load_pool(source)
+    assert pool.mean == pytest.approx(MEAN)
+    assert pool.std == pytest.approx(STD)
+    assert np.allclose(pool.x, (CHANNELS - MEAN[:, None, None]) / STD[:, None, None], atol=1e-5)
+    again = load_pool(source, mean=pool.mean, std=pool.std)
+    assert again.x.tobytes() == pool.x.tobytes()
+    data = partitioned(pool, Partitioning(1, 1.0, 0, min_samples=4))
+    assert (data.mean, data.std) == (pool.mean, pool.std)
+
+
+def test_given_constants_are_applied(source: str) -> None:
+    pool = load_pool(source, mean=[0.5, 0.25, 0], std=[0.5, 1, 2])
+    assert (pool.mean, pool.std) == ((0.5, 0.25, 0.0), (0.5, 1.0, 2.0))
+    assert np.allclose(pool.x[:, 0], (CHANNELS[:, 0] - 0.5) / 0.5, atol=1e-6)
+    assert np.allclose(pool.x[:, 2], CHANNELS[:, 2] / 2, atol=1e-6)
+
+
+def test_a_named_data_set_has_its_own_constants() -> None:
+    """Digits' pixels are 0 to 16."""
+    pool = load_pool("digits")
+    assert (pool.mean, pool.std) == ((0.3053,), (0.3760,))
+    raw = load_pool("digits", mean=(0.0,), std=(1.0,))
+    assert np.allclose((raw.x - 0.3053) / 0.3760, pool.x, atol=1e-6)
+    assert raw.x.max() == 1
+
+
+def test_a_table_is_not_normalised(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("a,label\n1,x\n2,y\n")
+    assert load_pool(f"file:{path}").mean is None
+    with pytest.raises(DataError, match=r"data.mean: got \(0.5,\), but .*rows.csv holds no images"):
+        load_pool(f"file:{path}", mean=[0.5], std=[0.5])
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "problem"),
+    [
+        ([0.5], None, "give both"),
+        ([0.5, 0.5], [0.5], "as many of each"),
+        ([0.5, 0.5], [0.5, 0.5], "data.mean: got 2 numbers, expected 1, one per channel"),
+        ([0.5], [0.0], "got .* above 0"),
+        ([float("nan")], [1.0], "got .* finite"),
+    ],
+)
+def test_constants_that_do_not_fit(mean: list[float], std: list[float] | None, problem: str) -> None:
+    with pytest.raises(DataError, match=problem):
+        load_pool("digits", mean=mean, std=std)

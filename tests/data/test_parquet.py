@@ -4,7 +4,6 @@ that are kept of them."""
 from __future__ import annotations
 
 import io
-import os
 import re
 import subprocess
 import sys
@@ -19,7 +18,7 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from pfedlms.data import images, load_dataset
+from pfedlms.data import load_dataset, load_pool
 from pfedlms.errors import DataError
 
 pytestmark = pytest.mark.filterwarnings("ignore::pfedlms.errors.DataWarning")  # files of a few samples
@@ -40,10 +39,6 @@ def encoded(pixels: np.ndarray, kind: str = "PNG", **options: Any) -> bytes:
     return file.getvalue()
 
 
-def webp(pixels: np.ndarray) -> bytes:
-    return encoded(pixels, "WEBP", lossless=True)
-
-
 def table(
     images: Sequence[bytes | None], labels: Sequence[int | None], image: str = "img", label: str = "label"
 ) -> pa.Table:
@@ -52,14 +47,12 @@ def table(
     return pa.table({image: pa.array(rows, kind), label: pa.array(labels, pa.int64())})
 
 
-def write(
-    folder: Path, encode: Callable[[np.ndarray], bytes] = encoded, image: str = "img", label: str = "label"
-) -> Path:
+def write(folder: Path, encode: Callable[[np.ndarray], bytes] = encoded) -> Path:
     """Seven images in three files."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, (start, stop) in SPLITS.items():
         images = [encode(picture(number)) for number in range(start, stop)]
-        parquet.write_table(table(images, LABELS[start:stop], image, label), folder / f"{name}.parquet")
+        parquet.write_table(table(images, LABELS[start:stop]), folder / f"{name}.parquet")
     return folder
 
 
@@ -68,19 +61,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cache"
     monkeypatch.setenv("PFEDLMS_CACHE", str(folder))
     return folder
-
-
-@pytest.fixture
-def decoding(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the files that were decoded."""
-    seen, decode = [], images.decode_anew
-
-    def decoding(files: Any, called: Sequence[str], *more: Any) -> Any:
-        seen.append(Path(called[0].partition(",")[0]).name)
-        return decode(files, called, *more)
-
-    monkeypatch.setattr(images, "decode_anew", decoding)
-    return seen
 
 
 def assert_all(loaded: tuple[np.ndarray, np.ndarray]) -> None:
@@ -100,19 +80,10 @@ def assert_pixels(x: np.ndarray) -> None:
 # --- what is read ---
 
 
-@pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize("encode", [encoded, webp])
-@pytest.mark.parametrize(("image", "label"), [("img", "label"), ("image", "fine_label")])
-def test_files_are_found_decoded_and_pooled(
-    tmp_path: Path, inside: bool, encode: Callable[[np.ndarray], bytes], image: str, label: str
-) -> None:
-    write(tmp_path / "cifar10" if inside else tmp_path, encode, image, label)
-    assert_all(load_dataset("cifar10", tmp_path))
-
-
-def test_formats_may_differ_from_row_to_row(tmp_path: Path) -> None:
-    turns = iter([encoded, webp, webp, lambda p: encoded(p, "BMP"), encoded, lambda p: encoded(p, "TIFF"), webp])
-    write(tmp_path, lambda pixels: next(turns)(pixels))
+def test_files_are_found_decoded_and_pooled(tmp_path: Path) -> None:
+    """Image formats may differ from row to row."""
+    kinds = iter(["PNG", "WEBP", "WEBP", "BMP", "PNG", "TIFF", "WEBP"])
+    write(tmp_path, lambda pixels: encoded(pixels, next(kinds), lossless=True))
     assert_all(load_dataset("cifar10", tmp_path))
 
 
@@ -139,19 +110,11 @@ def test_names_with_a_hash_are_names_too(tmp_path: Path) -> None:
 
 
 HUBS = {
-    "mnist": ("mnist", "label", 10, (28, 28)), "fmnist": ("fashion_mnist", "label", 10, (28, 28)),
-    "svhn": ("cropped_digits", "label", 10, (32, 32, 3)), "cifar10": ("plain_text", "label", 10, (32, 32, 3)),
-    "cifar100": ("cifar100", "fine_label", 100, (32, 32, 3)),
+    "mnist": ("mnist", "label", 10, (1, 28, 28)), "fmnist": ("fashion_mnist", "label", 10, (1, 28, 28)),
+    "svhn": ("cropped_digits", "label", 10, (3, 32, 32)), "cifar10": ("plain_text", "label", 10, (3, 32, 32)),
+    "cifar100": ("cifar100", "fine_label", 100, (3, 32, 32)),
 }  # fmt: skip
-"""What hubs call them, their labels, how many, and the shape of a picture."""
-CONSTANTS = {
-    "mnist": ([0.1307], [0.3081]), "fmnist": ([0.2860], [0.3530]), "svhn": ([0.5] * 3, [0.5] * 3),
-    "cifar10": (MEAN, STD), "cifar100": (MEAN, STD),
-}  # fmt: skip
-
-
-def of_hub(name: str, number: int) -> np.ndarray:
-    return np.random.default_rng(number).integers(0, 256, HUBS[name][3], dtype=np.uint8)
+"""What hubs call them and their labels, how many classes there are, and the shape of a sample."""
 
 
 @pytest.mark.parametrize("place", [".", "{name}", "{name}/{hub}", "{name}/data"])
@@ -161,16 +124,15 @@ def test_every_data_set_as_hubs_have_it(tmp_path: Path, name: str, place: str) -
     hub, label, classes, shape = HUBS[name]
     folder = tmp_path / place.format(name=name, hub=hub)
     folder.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(0).integers(0, 256, (*shape[1:], shape[0]), dtype=np.uint8).squeeze()
     for number, part in enumerate(("train", "test")):
-        made = table([encoded(of_hub(name, number))], [classes - 1 - number], "image", label)
+        made = table([encoded(pixels)], [classes - 1 - number], "image", label)
         made = made.append_column("coarse_label", pa.array([0])) if name == "cifar100" else made
         parquet.write_table(made, folder / f"{part}-00000-of-00001.parquet")
-    x, y = load_dataset(name, tmp_path)
-    assert y.tolist() == [classes - 1, classes - 2]
-    for number in range(2):
-        raw = of_hub(name, number).reshape(*shape[:2], -1).transpose(2, 0, 1)
-        mean, std = (np.reshape(each, (-1, 1, 1)) for each in CONSTANTS[name])
-        np.testing.assert_allclose(x[number], (raw / 255 - mean) / std, rtol=1e-5, atol=1e-6)
+    raw = load_pool(name, tmp_path, mean=[0] * shape[0], std=[1] * shape[0])
+    assert raw.y.tolist() == [classes - 1, classes - 2]
+    assert raw.x.shape == (2, *shape)
+    assert np.array_equal(np.rint(raw.x[1] * 255), pixels.reshape(*shape[1:], shape[0]).transpose(2, 0, 1))
 
 
 # --- what is refused ---
@@ -184,19 +146,17 @@ def refused(folder: Path) -> str:
     return message
 
 
-@pytest.mark.parametrize("name", SPLITS)
-def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
-    (write(tmp_path / "cifar10") / f"{name}.parquet").unlink()
-    assert f"{tmp_path / 'cifar10'}: {name}.parquet is missing beside t" in refused(tmp_path)
-
-
-@pytest.mark.parametrize("other", ["train-00000-of-00001", "train-00002-of-00002", "train-00001-of-00003"])
-def test_files_of_two_sets_do_not_belong_together(tmp_path: Path, other: str) -> None:
-    write(tmp_path)
-    (tmp_path / f"{other}.parquet").write_bytes((tmp_path / "train-00001-of-00002.parquet").read_bytes())
-    message = refused(tmp_path)
-    assert f"{other}.parquet" in message
-    assert re.search(r"of train, each once; keep one set of them", message)
+def test_missing_files_and_files_of_two_sets_are_named(tmp_path: Path) -> None:
+    for name in SPLITS:
+        folder = write(tmp_path / name)
+        (folder / f"{name}.parquet").unlink()
+        message = refused(folder)
+        assert message.startswith(f"{folder}: ")
+        assert "test-*-of-*.parquet is missing" in message or "expected as many as their names say" in message
+    for other in ("train-00000-of-00001", "train-00002-of-00002", "train-00001-of-00003"):
+        folder = write(tmp_path / other)
+        (folder / f"{other}.parquet").write_bytes((folder / "train-00001-of-00002.parquet").read_bytes())
+        assert re.search(f"got .*{other}.parquet.*, expected as many as their names say, each once", refused(folder))
 
 
 def with_test(folder: Path, made: pa.Table | bytes) -> str:
@@ -227,11 +187,11 @@ def test_other_columns_are_shown_beside_what_is_expected(tmp_path: Path, made: p
 
 WRONG_ROWS = {
     "no image file": (b"<html>404</html>", 3, "no image that Pillow can decode"),
-    "null": (None, 3, "got no image, expected one"),
+    "null": (None, 3, "got no image or no label"),
     "cut": (GOOD[: len(GOOD) // 2], 3, "no image that Pillow can decode"),
     "small": (encoded(picture(0)[:31]), 3, "got an image of 32x31 pixels, expected 32x32"),
     "deep": (encoded(np.zeros((32, 32), np.uint16)), 3, "got an image of mode I;16, expected 8 bits per channel"),
-    "no label": (GOOD, None, "got no label, expected one"),
+    "no label": (GOOD, None, "got no image or no label"),
 }
 
 
@@ -298,45 +258,29 @@ def test_without_the_extra_its_name_is_said(tmp_path: Path) -> None:
 # --- decoded copies ---
 
 
-def test_a_second_time_nothing_is_decoded(tmp_path: Path, cache: Path, decoding: list[str]) -> None:
+def test_a_second_time_nothing_is_decoded(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever the files are."""
     load_dataset("cifar10", write(tmp_path / "data"))
-    assert decoding == [f"{name}.parquet" for name in SPLITS]
     assert len(list(cache.iterdir())) == 3
     (tmp_path / "data").rename(tmp_path / "moved")
+    monkeypatch.setattr("pfedlms.data.images.decode_anew", None)
     assert_all(load_dataset("cifar10", tmp_path / "moved"))
-    assert len(decoding) == 3
 
 
-def test_other_labels_are_seen_and_the_same_images_not_decoded(tmp_path: Path, decoding: list[str]) -> None:
-    """In a file of the same size and time of change."""
-    data = write(tmp_path / "data")
-    load_dataset("cifar10", data)
-    path = data / "test-00000-of-00001.parquet"
-    before = path.stat()
-    parquet.write_table(table([encoded(picture(n)) for n in (5, 6)], [3, 7]), path)
-    assert path.stat().st_size == before.st_size
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert load_dataset("cifar10", data)[1].tolist() == [*LABELS[:-1], 7]
-    assert decoding[3:] == []
-
-
-def test_a_damaged_copy_costs_a_warning_and_is_made_again(tmp_path: Path, cache: Path, decoding: list[str]) -> None:
+def test_a_damaged_copy_costs_a_warning_and_is_made_again(tmp_path: Path, cache: Path) -> None:
     """Empty, cut, longer, and with one bit changed among the pixels, the names or the directory."""
     data = write(tmp_path / "data")
     load_dataset("cifar10", data)
     copy = max(cache.iterdir(), key=lambda path: path.stat().st_size)
     kept = copy.read_bytes()
     place = kept.index(b"images.npy")
-    damages = [b"", kept[: len(kept) // 2], kept[:-1], b"not a zip file" * 20]
-    flips = (500, place + 2, len(kept) - 30)
-    damages += [kept[:n] + bytes([kept[n] ^ 1]) + kept[n + 1 :] for n in flips]
-    for damage in damages:
+    flips = [kept[:n] + bytes([kept[n] ^ 1]) + kept[n + 1 :] for n in (500, place + 2, len(kept) - 30)]
+    for damage in (b"", kept[: len(kept) // 2], kept[:-1], b"not a zip file" * 20, *flips):
         copy.write_bytes(damage)
         with pytest.warns(UserWarning, match=f"{copy.name}: cannot be read .* decoded again; PFEDLMS_CACHE names ano"):
             assert_all(load_dataset("cifar10", data))
+        assert copy.read_bytes()[:100] == kept[:100]
         assert copy.stat().st_size == len(kept)
-    assert len(decoding) == 3 + len(damages)
 
 
 def test_a_copy_that_cannot_be_written_costs_a_warning_and_leaves_nothing(tmp_path: Path, cache: Path) -> None:
@@ -344,7 +288,7 @@ def test_a_copy_that_cannot_be_written_costs_a_warning_and_leaves_nothing(tmp_pa
     data = write(tmp_path / "data")
     script = """
         import resource, signal, sys, warnings
-        from pfedlms.data import load_dataset
+        from pfedlms.data import load_dataset, load_pool
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
         with warnings.catch_warnings(record=True) as caught:

@@ -1,18 +1,21 @@
-"""The embedded digits, IDX files written here byte by byte, and what holds for every named data set: what is published,
-what is missing, and what is of another set."""
+"""The embedded digits, IDX files written here byte by byte, SVHN in MATLAB files, and what holds for every named data
+set: what is published, what is missing, and what is of another set."""
 
 from __future__ import annotations
 
 import gzip
+import io
 import struct
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.io import savemat
 
 from pfedlms.data import load_dataset
-from pfedlms.data.idx import read_idx
+from pfedlms.data.formats import read_idx
 from pfedlms.data.sources import DATASETS, fingerprint
 from pfedlms.errors import DataError, DataWarning
 
@@ -29,17 +32,13 @@ IMAGES = {"train": np.arange(3 * 784).reshape(3, 28, 28) % 256, "t10k": np.full(
 LABELS = {"train": np.array([5, 0, 9]), "t10k": np.array([1, 2])}
 
 
-def write(folder: Path, *, packed: bool = False, dotted: bool = False) -> Path:
+def write(folder: Path, *, packed: bool = False) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for part in ("train", "t10k"):
         for kind, content in (("images-idx3", idx(IMAGES[part])), ("labels-idx1", idx(LABELS[part]))):
-            name = f"{part}-{kind}-ubyte"
-            name = name.replace("-idx", ".idx") if dotted else name
-            (folder / (name + ".gz" if packed else name)).write_bytes(gzip.compress(content) if packed else content)
+            name = f"{part}-{kind}-ubyte" + ".gz" * packed
+            (folder / name).write_bytes(gzip.compress(content) if packed else content)
     return folder
-
-
-# --- digits and normalisation ---
 
 
 def test_digits() -> None:
@@ -59,11 +58,10 @@ def test_digits() -> None:
 
 @small
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("dotted", [False, True])
 @pytest.mark.parametrize(("name", "folder"), [("mnist", "mnist"), ("mnist", "MNIST/raw"), ("fmnist", ".")])
-def test_idx_files_are_found_and_pooled(tmp_path: Path, name: str, folder: str, dotted: bool, packed: bool) -> None:
-    """Plain or gzipped, with "-idx" or ".idx", in each place; train comes first."""
-    write(tmp_path / folder, packed=packed, dotted=dotted)
+def test_idx_files_are_found_and_pooled(tmp_path: Path, name: str, folder: str, packed: bool) -> None:
+    """Plain or gzipped, in each place; train comes first."""
+    write(tmp_path / folder, packed=packed)
     mean, std = {"mnist": (0.1307, 0.3081), "fmnist": (0.2860, 0.3530)}[name]
     x, y = load_dataset(name, str(tmp_path))
     assert y.tolist() == [5, 0, 9, 1, 2]
@@ -85,14 +83,14 @@ def test_torchvisions_folders_are_not_mixed_up(tmp_path: Path) -> None:
 WHOLE = idx(np.arange(6).reshape(2, 3))
 PACKED = gzip.compress(WHOLE)
 BROKEN = {
-    "empty": (b"", "not a whole IDX file"),
-    "one byte short": (WHOLE[:-1], r"got 5 bytes of data, expected 6 for shape \(2, 3\)"),
-    "one byte long": (WHOLE + b"\0", "got 7 bytes of data, expected 6"),
-    "of another type": (WHOLE[:2] + b"\x0d" + WHOLE[3:], "not an IDX file of bytes with 2 axes"),
-    "of other axes": (idx(np.arange(60)), "not an IDX file of bytes with 2 axes"),
-    "larger than any memory": (bytes([0, 0, 8, 2]) + struct.pack(">2I", 2**32 - 1, 2**32 - 1), "got 0 bytes of data"),
-    "gzip without its end": (PACKED[:-4], "not a whole IDX file"),
-    "gzip with a wrong checksum": (PACKED[:-8] + bytes([PACKED[-8] ^ 1]) + PACKED[-7:], "not a whole IDX file"),
+    "empty": (b"", "got 0 bytes"),
+    "one byte short": (WHOLE[:-1], "got 17 bytes .* expected an IDX file with 2 axes and 18 bytes"),
+    "one byte long": (WHOLE + b"\0", "got 19 bytes .* 18 bytes"),
+    "of another type": (WHOLE[:2] + b"\x0d" + WHOLE[3:], ".*begin with 00000d02, expected an IDX file with 2 axes"),
+    "of other axes": (idx(np.arange(60)), ".*begin with 00000801, expected an IDX file with 2 axes"),
+    "larger than any memory": (bytes([0, 0, 8, 2]) + struct.pack(">2I", 2**32 - 1, 2**32 - 1), "got 12 bytes"),
+    "gzip without its end": (PACKED[:-4], "cannot be read"),
+    "gzip with a wrong checksum": (PACKED[:-8] + bytes([PACKED[-8] ^ 1]) + PACKED[-7:], "cannot be read"),
 }
 
 
@@ -100,14 +98,14 @@ BROKEN = {
 def test_broken_idx_is_refused_by_name(tmp_path: Path, kind: str, content: bytes, message: str) -> None:
     path = tmp_path / ("file.gz" if kind.startswith("gzip") else "file")
     path.write_bytes(content)
-    with pytest.raises(DataError, match=f"{path}: {message}.*; fetch the file again"):
+    with pytest.raises(DataError, match=f"{path}: {message}.* fetch the file again"):
         read_idx(path, 2)
 
 
 WRONG = {
     "more labels": ("t10k-labels-idx1", np.array([1, 2, 3]), "t10k-images-idx3-ubyte and .*got 2 images and 3"),
     "none at all": ("t10k-labels-idx1", np.zeros(0), "got 2 images and 0 labels, expected as many and at least one"),
-    "other pixels": ("t10k-images-idx3", np.zeros((2, 14, 56)), r"got images of shape \(1, 14, 56\), expected \(1, 28"),
+    "other pixels": ("t10k-images-idx3", np.zeros((2, 14, 56)), r"got images of shape \(1, 14, 56\) .* of \(1, 28, 28"),
     "a label beyond": ("train-labels-idx1", np.array([5, 0, 10]), r"got label 10 in sample 2 \(from 0\), expected"),
 }  # fmt: skip
 
@@ -118,6 +116,71 @@ def test_contents_that_do_not_fit_are_named(tmp_path: Path, file: str, array: np
     (write(tmp_path) / f"{file}-ubyte").write_bytes(idx(array))
     with pytest.raises(DataError, match=rf"{tmp_path}/.*{message}"):
         load_dataset("mnist", tmp_path)
+
+
+# --- MATLAB ---
+
+HOUSES = {"train_32x32.mat": (0, 12), "test_32x32.mat": (1, 6)}
+"""Seed and number of images of each file."""
+
+
+def pixels(number: int, count: int) -> np.ndarray:
+    return np.random.default_rng(number).integers(0, 256, (32, 32, 3, count), dtype=np.uint8)
+
+
+def numbers(count: int) -> np.ndarray:
+    """1 to 10, again and again, as they are in the files."""
+    return (np.arange(count, dtype=np.uint8) % 10 + 1).reshape(-1, 1)
+
+
+def matlab(**arrays: np.ndarray) -> bytes:
+    made = io.BytesIO()
+    savemat(made, arrays, do_compression=True)
+    return made.getvalue()
+
+
+def write_houses(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, (number, count) in HOUSES.items():
+        (folder / name).write_bytes(matlab(X=pixels(number, count), y=numbers(count)))
+    return folder
+
+
+@small
+@pytest.mark.parametrize("place", [".", "svhn", "SVHN"])
+def test_both_files_are_found_and_pooled(tmp_path: Path, place: str) -> None:
+    """Every pixel; 10 is 0, and train comes first. Labels may be doubles, as MATLAB saves them unless told otherwise.
+    The third file that is published is not part of it."""
+    (write_houses(tmp_path / place) / "extra_32x32.mat").write_bytes(b"not read")
+    test = matlab(X=pixels(1, 6), y=numbers(6).astype(np.float64))
+    (tmp_path / place / "test_32x32.mat").write_bytes(test)
+    x, y = load_dataset("svhn", tmp_path)
+    assert (x.shape, x.dtype, y.dtype) == ((18, 3, 32, 32), np.float32, np.int64)
+    assert y.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2, 1, 2, 3, 4, 5, 6]
+    raw = np.concatenate([pixels(*own) for own in HOUSES.values()], axis=3)
+    np.testing.assert_allclose(x.transpose(2, 3, 1, 0), (raw / 255 - 0.5) / 0.5, rtol=1e-5, atol=1e-6)
+
+
+MATLAB = matlab(X=pixels(0, 6), y=numbers(6))
+WRONG_MATLAB = {
+    "grey": (matlab(X=pixels(0, 6)[:, :, :1], y=numbers(6)), "got images of shape (1, 32, 32) and type uint8"),
+    "floats": (matlab(X=pixels(0, 6) / 1.0, y=numbers(6)), "and type float64, expected bytes of (3, 32, 32)"),
+    "label beyond": (matlab(X=pixels(0, 6), y=numbers(6) + 10), "got label 11 in sample 0 (from 0), expected 0 to 9"),
+    "broken label": (matlab(X=pixels(0, 2), y=np.array([[1.0], [2.5]])), "got label 2.5 in sample 1"),
+    "no labels": (matlab(X=pixels(0, 6)), "not a whole MATLAB file with X and y (KeyError: 'y')"),
+    "half": (MATLAB[:9000], "not a whole MATLAB file"),
+    "one byte changed": (MATLAB[:9000] + bytes([MATLAB[9000] ^ 1]) + MATLAB[9001:], "not a whole MATLAB file"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), WRONG_MATLAB.values(), ids=WRONG_MATLAB)
+def test_wrong_matlab_files_are_named(tmp_path: Path, content: bytes, message: str) -> None:
+    path = write_houses(tmp_path) / "test_32x32.mat"
+    path.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        load_dataset("svhn", tmp_path)
+    assert str(caught.value).startswith(str(path))
+    assert message in str(caught.value)
 
 
 # --- any named data set ---
@@ -136,54 +199,24 @@ def test_a_missing_file_a_missing_folder_and_none_named(tmp_path: Path, monkeypa
         load_dataset("minst")
 
 
-def test_a_folder_that_may_not_be_read_is_not_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: object) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr("os.scandir", refuse)
-    with pytest.raises(DataError, match=rf"{tmp_path}.*: cannot be read \(Permission denied\)"):
-        load_dataset("cifar10", tmp_path)
-
-
-def test_fewer_and_more_samples_are_used_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path)
-    with pytest.warns(DataWarning, match=r"mnist: got 5 samples \(.*train.*: 3, .*t10k.*: 2\), published were 70,000"):
-        load_dataset("mnist", tmp_path)
-    monkeypatch.setitem(DATASETS, "mnist", replace(DATASETS["mnist"], samples=4))
-    with pytest.warns(DataWarning, match=r"mnist: got 5 samples .*, published were 4"):
-        load_dataset("mnist", tmp_path)
-
-
 def test_published_samples_are_known_by_their_contents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many samples as published: the same are complete, those of another data set refused, any others warned of."""
+    """Fewer or more are used with a warning. Of as many as published the same are complete, those of another data set
+    refused, any others warned of."""
     write(tmp_path)
-    raw = np.concatenate(list(IMAGES.values()))[:, None].astype(np.uint8), np.concatenate(list(LABELS.values()))
-    monkeypatch.setitem(DATASETS, "mnist", replace(DATASETS["mnist"], samples=5, published=fingerprint(*raw)))
+    with pytest.warns(DataWarning, match="mnist: got 5 samples, published were 70,000"):
+        load_dataset("mnist", tmp_path)
+    rows = [image.astype(np.uint8).tobytes() + bytes([label]) for part, images in IMAGES.items()
+            for image, label in zip(images, LABELS[part], strict=True)]  # fmt: skip
+    monkeypatch.setitem(DATASETS, "mnist", replace(DATASETS["mnist"], samples=5, published=fingerprint(rows)))
     monkeypatch.setitem(DATASETS, "fmnist", replace(DATASETS["fmnist"], samples=5))
     load_dataset("mnist", tmp_path)  # no warning
     with pytest.raises(DataError, match=f"{tmp_path}: holds the data set 'mnist', expected 'fmnist'; use --dataset mn"):
         load_dataset("fmnist", tmp_path)
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(np.array([5, 0, 8])))
-    with pytest.warns(DataWarning, match=rf"as many samples as were published, but not the same \({tmp_path}\)"):
+    with pytest.warns(DataWarning, match=rf"5 samples, as many as were published, but not the same \({tmp_path}\)"):
         load_dataset("mnist", tmp_path)
 
 
-def test_fingerprints_are_of_samples_in_any_order() -> None:
-    """Of a label and of a pixel, but not of which sample comes first; one sample by hand."""
-    from hashlib import sha256
-
-    images, labels = np.arange(24, dtype=np.uint8).reshape(2, 3, 2, 2), np.array([4, 7])
-    own = [int.from_bytes(sha256(bytes(range(12 * n, 12 * n + 12)) + bytes([labels[n]])).digest()[:8], "little")
-           for n in (0, 1)]  # fmt: skip
-    assert fingerprint(images, labels) == sum(own) % 2**64
-    assert fingerprint(images[::-1], labels[::-1]) == fingerprint(images, labels)
-    assert fingerprint(images, labels[::-1]) != fingerprint(images, labels)
-
-
-@small
-def test_a_class_that_is_absent_from_many_samples_is_refused(tmp_path: Path) -> None:
-    for part, count in (("train", 900), ("t10k", 100)):
-        (tmp_path / f"{part}-images-idx3-ubyte").write_bytes(idx(np.zeros((count, 28, 28))))
-        (tmp_path / f"{part}-labels-idx1-ubyte").write_bytes(idx(np.arange(count) % 9))
-    with pytest.raises(DataError, match="got 1000 samples and none of class 9, expected some of each of 10"):
-        load_dataset("mnist", tmp_path)
+def test_fingerprints_are_of_rows_in_any_order() -> None:
+    first, second = (int.from_bytes(sha256(row).digest()[:8], "little") for row in (b"first", b"second"))
+    assert fingerprint([b"first", b"second"]) == fingerprint([b"second", b"first"]) == (first + second) % 2**64

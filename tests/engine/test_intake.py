@@ -15,7 +15,7 @@ from torch import nn
 
 import factories
 from factories import Frames, listen_to_rows, same, sealed, seeded
-from pfedlms.data.federated import from_pairs
+from pfedlms.data import from_pairs
 from pfedlms.engine import Federation, RoundReport
 from pfedlms.engine import simulate as engine_simulate
 from pfedlms.engine.aggregation import Aggregation

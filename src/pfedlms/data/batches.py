@@ -26,14 +26,9 @@ def shuffle(seed: int, client: int, epoch: int, samples: int) -> NDArray[np.int6
 
 
 def batch_positions(
-    seed: int,
-    client: int,
-    samples: int,
-    first_step: int,
-    steps: int,
-    batch_size: int,
+    seed: int, client: int, samples: int, first_step: int, steps: int, batch_size: int,
     shuffle: Callable[[int, int, int, int], NDArray[np.int64]] = shuffle,
-) -> NDArray[np.int64]:
+) -> NDArray[np.int64]:  # fmt: skip
     """Positions `[steps, batch_size]` in a client's training set for local steps first_step, first_step + 1, …
 
     A client walks through one shuffle of its samples after another, without a gap: step s takes the entries

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pfedlms.data.formats import extra
+from pfedlms.data.disk import extra
 from pfedlms.errors import DataError, DownloadError, did_you_mean, reason
 
 _TORONTO = ("https://www.cs.toronto.edu/~kriz", "https://cave.cs.toronto.edu/kriz")

@@ -7,23 +7,18 @@ import hashlib
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from math import prod
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
 
-from pfedlms.data.arrays import checked
-from pfedlms.data.partition import REMEMBERED, Indices, Part, Sets, Splits, sizes_of, split
+from pfedlms.data.partition import Indices, Part, Partitioning, Sets, Splits, assign, scheme_of, sizes_of, split
 from pfedlms.data.pool import Constants, Pool
-from pfedlms.data.schemes import Partitioning, assign, scheme_of
 from pfedlms.errors import DataError
 from pfedlms.rng import permutation, stream
-
-Pair = tuple[ArrayLike, ArrayLike]
 
 
 @dataclass(frozen=True)
@@ -102,7 +97,7 @@ class FederatedData:
         for whole in (self.x.cpu().numpy(), self.y.cpu().numpy()):
             digest.update(len(whole).to_bytes(8, "little"))
             digest.update(np.ascontiguousarray(whole).reshape(-1).view(np.uint8).data)
-        drawn = self.train.drawn_from() if isinstance(self.train, Part) and self.clients > REMEMBERED else None
+        drawn = self.train.drawn_from() if isinstance(self.train, Part) and self.train.many else None
         for part in drawn or chain(self.train, self.test):
             digest.update(len(part).to_bytes(8, "little") + part.tobytes())
         for own in self.validation if drawn is None else ():
@@ -115,30 +110,24 @@ class FederatedData:
         return replace(self, x=self.x.to(device), y=self.y.to(device))
 
 
-def from_pool(x: ArrayLike, y: ArrayLike, how: Partitioning) -> FederatedData:
-    """Partition one pool of samples over clients (as in `schemes.assign`, then 75/25 train/test, then the share
-    `how.validation` of train set aside)."""
-    return partitioned(checked([("data", x, y)]), how)
-
-
 def partitioned(pool: Pool, how: Partitioning) -> FederatedData:
-    """`from_pool` of samples that are checked. Of clients that were given one by one only the splits are drawn."""
+    """Partition samples over clients (as in `assign`, then 75/25 train/test, then the share `how.validation` of train
+    set aside). Of clients that were given one by one only the splits are drawn."""
     if pool.held:
         data = held_by(pool, pool.held, how.seed, how.validation)
-        return hold_out(replace(data, client_names=pool.owners), how)
+        return _hold_out(replace(data, client_names=pool.owners), how)
     scheme = scheme_of(how.scheme, pool.owner, pool.classes)
     if pool.tokens and scheme != "given":
         raise DataError(f"data.partition: got {how.scheme!r}, but text belongs to its clients; leave it out")
-    sets = assign(
-        pool.strata, replace(how, scheme=scheme, min_samples=max(2, how.min_samples)), pool.owner, pool.owners
-    )
+    least = max(2, how.min_samples)
+    sets = assign(pool.strata, replace(how, scheme=scheme, min_samples=least), pool.owner, pool.owners)
     # Names that are the numbers say nothing.
     known = pool.owners if scheme == "given" and any(name != str(k) for k, name in enumerate(pool.owners)) else ()
     data = held_by(pool, sets, how.seed, how.validation)
-    return hold_out(replace(data, client_names=known, scheme=scheme), how)
+    return _hold_out(replace(data, client_names=known, scheme=scheme), how)
 
 
-def hold_out(data: FederatedData, how: Partitioning) -> FederatedData:
+def _hold_out(data: FederatedData, how: Partitioning) -> FederatedData:
     """The share `how.newcomers` of the clients, drawn by the seed, takes no part in the run."""
     count = round(how.newcomers * data.clients)
     if not how.newcomers:
@@ -157,59 +146,46 @@ def hold_out(data: FederatedData, how: Partitioning) -> FederatedData:
     return replace(data, **kept, newcomers=tuple((data.train[client], data.test[client]) for client in leaving))
 
 
-def from_pairs(pairs: Sequence[tuple[Pair, Pair]], seed: int = 0, validation: float = 0.0) -> FederatedData:
-    """Take every client's own ((x_train, y_train), (x_test, y_test)) as given, but for the share `validation` of train
-    that is set aside, drawn by `seed`."""
-    if not pairs:
-        raise DataError("data: got no clients, expected one (train, test) pair per client")
-    names = [f"client {client} {part}" for client in range(len(pairs)) for part in ("train", "test")]
-    parts = [part for client in pairs for part in client]
-    pool = checked([(name, x, y) for name, (x, y) in zip(names, parts, strict=True)])
-    places = pool.places()
-    return held_by(pool, list(zip(places[::2], places[1::2], strict=True)), seed, validation)
-
-
 def held_by(
     pool: Pool, held: Sequence[Indices | tuple[Indices, Indices]], seed: int = 0, validation: float = 0.0
 ) -> FederatedData:
-    """Data whose clients are given: each client's (train, test) indices, or all its indices, which are split 75/25."""
-    if pool.overlap is not None:
-        held = [own if isinstance(own, tuple) else pool.cut_in_order(own, k) for k, own in enumerate(held)]
+    """Data whose clients are given: each client's (train, test) indices, or all its indices, which are split 75/25;
+    then the share `validation` of train is set aside. Windows of text are cut in their order, others by `strata`."""
     train: Sequence[Indices]
     test: Sequence[Indices]
-    if isinstance(held, Sets):
+    aside: Sequence[Indices] = ()
+    if isinstance(held, Sets) and pool.overlap is None:
         splits = Splits(held, pool.strata, seed)
         train, test = splits.rest, splits.aside
     else:
-        pairs = (
-            own if isinstance(own, tuple) else split(pool.strata, own, seed, client) for client, own in enumerate(held)
-        )
+        cut = partial(split, pool.strata, seed=seed) if pool.overlap is None else pool.cut_in_order
+        pairs = (own if isinstance(own, tuple) else cut(own, client=client) for client, own in enumerate(held))
         train, test = zip(*pairs, strict=True)
+    if validation and pool.overlap is not None:
+        train, aside = zip(*(pool.cut_in_order(own, k, validation) for k, own in enumerate(train)), strict=True)
+    elif validation:
+        splits = Splits(train, pool.strata, seed, validation, "validation")
+        _check_aside(splits.aside.sizes, validation)
+        train, aside = splits.rest, splits.aside
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nothing here writes
         x, y = torch.from_numpy(pool.x), torch.from_numpy(pool.y)
-    data = FederatedData(
-        x, y, train, test, pool.classes, names=pool.names, mean=pool.mean, std=pool.std, tokens=pool.tokens
+    return FederatedData(
+        x, y, train, test, pool.classes, aside, pool.names, mean=pool.mean, std=pool.std, tokens=pool.tokens
     )
-    if validation and pool.overlap is not None:
-        train, aside = zip(*(pool.cut_in_order(own, k, validation) for k, own in enumerate(train)), strict=True)
-        return replace(data, train=train, validation=aside)
-    return _validated(data, pool.strata, seed, validation) if validation else data
 
 
-def _validated(data: FederatedData, strata: NDArray[np.int64], seed: int, share: float) -> FederatedData:
-    """Set that share of each client's training samples aside, by `strata`; nothing of a single sample."""
-    splits = Splits(data.train, strata, seed, share, "validation")
-    single = int((splits.aside.sizes == 0).sum())
-    if single == data.clients:
+def _check_aside(sizes: Indices, share: float) -> None:
+    """Of a single training sample nothing is set aside."""
+    single = int((sizes == 0).sum())
+    if single == len(sizes):
         raise DataError(
             f"data.validation: got {share}, but every client holds a single training sample, expected one with 2 or "
             "more; leave data.validation out, or raise data.min_samples"
         )
     if single:
         warnings.warn(
-            f"data.validation: {single} of {data.clients} clients hold a single training sample and set nothing aside; "
+            f"data.validation: {single} of {len(sizes)} clients hold a single training sample and set nothing aside; "
             "V-acc is of the others",
-            stacklevel=2,
+            stacklevel=3,
         )
-    return replace(data, train=splits.rest, validation=splits.aside)

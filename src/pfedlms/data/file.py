@@ -1,4 +1,5 @@
-"""One file with samples, labels and perhaps clients, or with clients and text, as `file:PATH`.
+"""One file with samples, labels and perhaps clients, or with clients and text, as `file:PATH`. A new format is a
+reader and a line in `READERS`.
 
 | columns | called (case does not matter; the first that is there) |
 |---|---|
@@ -13,24 +14,33 @@ normalised as those of a folder.
 
 from __future__ import annotations
 
+import csv
+import json
 import warnings
-from collections.abc import Sequence
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from math import isfinite
+from math import nan
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pfedlms.data.arrays import array_of, checked, column_of
-from pfedlms.data.columns import Columns, read_columns
-from pfedlms.data.pool import Constants, Pool, normalised, numbered
+from pfedlms.data.disk import contents, parquet_file
+from pfedlms.data.images import normalised
+from pfedlms.data.pool import Constants, Pool, array_of, checked, column_of, numbered
 from pfedlms.data.text import Windows, joined_by_client, windows_of
-from pfedlms.errors import DataError, did_you_mean
+from pfedlms.errors import DataError, did_you_mean, reason
 
+Columns = Mapping[str, Any]
+"""Sequences or arrays by name, one entry per sample."""
 _LABELS, _CLIENTS = ("label", "class", "target", "y", "labels"), ("client", "user", "client_id", "clients")
 _SAMPLES = ("x", "samples", "images")
+
+
+# --- what columns mean ---
 
 
 def read_file(
@@ -47,8 +57,8 @@ def read_file(
     labels = _chosen(path, columns, label, _LABELS, "label_column")
     clients = _chosen(path, columns, client, _CLIENTS, "owner_column")
     x = _samples(path, columns, labels, clients)
-    y, names = _classes(path, labels, columns[labels])
-    owner, owners = numbered(_values(path, clients, columns[clients], "client")) if clients else (None, ())
+    y, names = _numbered(path, columns, labels, "label")
+    owner, owners = _numbered(path, columns, clients, "client") if clients else (None, ())
     if x.dtype == np.uint8 and x.ndim in (3, 4):
         x, mean, std = normalised(_channels_first(x), mean, std)
     elif mean is not None:
@@ -58,58 +68,12 @@ def read_file(
 
 def texts_in(path: Path, columns: Columns, label: str = "", client: str = "", text: str = "") -> dict[str, str]:
     """The text of every client; nothing where the file has no text to be predicted."""
-    lowered = {name.lower(): name for name in columns}
-    column = _chosen(path, columns, text, (), "text_column")
-    if not column and not label and not any(name in lowered for name in _LABELS):
-        column = lowered.get("text", "")
+    labelled = label or any(name.lower() in _LABELS for name in columns)
+    column = _chosen(path, columns, text, () if labelled else ("text",), "text_column")
     if not column:
         return {}
     owner = _chosen(path, columns, client, _CLIENTS, "owner_column")
     return joined_by_client(path, columns[column], columns[owner] if owner else None)
-
-
-def _samples(path: Path, columns: Columns, labels: str, clients: str) -> NDArray[Any]:
-    """The column of samples, or all features beside each other; other arrays of an `.npz` are left alone."""
-    whole = [each for known in _SAMPLES for each in columns if each.lower() == known and columns[each].ndim > 1][:1]
-    features = whole or [name for name in columns if name not in (labels, clients)]
-    rows = {name: len(np.atleast_1d(columns[name])) for name in (labels, *features, clients) if name}
-    if wrong := [name for name in rows if rows[name] != rows[labels] or not rows[name]]:
-        raise DataError(
-            f"{path}: got {rows[labels]} rows of {labels!r} and {rows[wrong[-1]]} of {wrong[-1]!r}, expected as many "
-            "and at least one"
-        )
-    if whole:
-        samples: NDArray[Any] = columns[whole[0]]
-        if samples.dtype.kind not in "fiub":
-            raise DataError(f"{path}: got {whole[0]} of type {samples.dtype}, expected numbers, a row per sample")
-        return samples
-    for name in features:
-        if name.lower() in _CLIENTS:
-            warnings.warn(
-                f"{path}: data.owner_column is {clients!r}, so the column {name!r} is a feature like any other; take "
-                "it out of the file if that is not meant",
-                stacklevel=2,
-            )
-    if not features:
-        raise DataError(f"{path}: got {len(columns[labels])} rows and no features, expected at least one")
-    return np.stack([_feature(path, name, columns[name]) for name in features], axis=1)
-
-
-def _values(path: Path, name: str, column: NDArray[Any], what: str = "label") -> NDArray[Any]:
-    """One label or client per sample; none may be missing."""
-    kind, values = column_of(column, f"{path}, column {name!r}", what)
-    return values.argmax(axis=1) if kind == "one-hot" else values
-
-
-def _classes(path: Path, label: str, values: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    y, names = numbered(_values(path, label, values))
-    if any("." in name for name in names) and all(map(_is_finite, names)):
-        raise DataError(
-            f"{path}: got {names[-1]} in {label!r}, expected class numbers or names; name another column with --set "
-            "data.label_column=COLUMN, or round to classes first; numbers to be predicted as they are need a loss, "
-            "which is given in Python: pfedlms.run((x, y), model, loss=…)"
-        )
-    return y, names
 
 
 def _chosen(path: Path, columns: Columns, asked: str, known: Sequence[str], setting: str) -> str:
@@ -126,30 +90,57 @@ def _chosen(path: Path, columns: Columns, asked: str, known: Sequence[str], sett
     return found
 
 
+def _samples(path: Path, columns: Columns, labels: str, clients: str) -> NDArray[Any]:
+    """The column of samples, or all features beside each other; other arrays of an `.npz` are left alone."""
+    whole = [each for known in _SAMPLES for each in columns if each.lower() == known and columns[each].ndim > 1][:1]
+    features = whole or [name for name in columns if name not in (labels, clients)]
+    rows = {name: len(np.atleast_1d(columns[name])) for name in (labels, *features, clients) if name}
+    if wrong := [name for name in rows if rows[name] != rows[labels] or not rows[name]]:
+        raise DataError(
+            f"{path}: got {rows[labels]} rows of {labels!r} and {rows[wrong[-1]]} of {wrong[-1]!r}, expected as many "
+            "and at least one"
+        )
+    if not features:
+        raise DataError(f"{path}: got {len(columns[labels])} rows and no features, expected at least one")
+    if whole:
+        samples: NDArray[Any] = columns[whole[0]]
+        return samples
+    if unused := [name for name in features if name.lower() in _CLIENTS]:
+        warnings.warn(
+            f"{path}: data.owner_column is {clients!r}, so the column {unused[0]!r} is a feature like any other; take "
+            "it out of the file if that is not meant",
+            stacklevel=2,
+        )
+    return np.stack([_feature(path, name, columns[name]) for name in features], axis=1)
+
+
 def _feature(path: Path, name: str, values: NDArray[Any]) -> NDArray[np.float32]:
     """A column of numbers; the first value that is none is named."""
-    try:
-        with np.errstate(over="ignore"):
-            column = values.astype(np.float32)
-        if column.ndim == 1 and np.isfinite(column).all():
-            return column
-    except (TypeError, ValueError):
-        pass
     if values.ndim > 1:
         raise DataError(f"{path}: got {name!r} of shape {values.shape}; samples of several numbers must be called x")
-    row, value = next((row, value) for row, value in enumerate(values.tolist()) if not _is_finite(value))
-    raise DataError(
-        f"{path}, column {name!r}, sample {row} (from 0): got {value!r}, expected a finite number; turn all into "
-        "numbers, or leave the column out"
-    )
+    with np.errstate(over="ignore"):  # too large a number becomes infinite, which is refused
+        numbers = values if values.dtype.kind in "fiub" else np.array([_float(value) for value in values.tolist()])
+        column = numbers.astype(np.float32)
+    if len(wrong := np.flatnonzero(~np.isfinite(column))):
+        raise DataError(
+            f"{path}, column {name!r}, sample {wrong[0]} (from 0): got {values.tolist()[wrong[0]]!r}, expected a "
+            "finite number; turn all into numbers, or leave the column out"
+        )
+    return column
 
 
-def _is_finite(value: Any) -> bool:
+def _float(value: Any) -> float:
+    """NaN for what is no number."""
     try:
-        with np.errstate(over="ignore"):
-            return isfinite(np.float32(value))
+        return float(value)
     except (TypeError, ValueError):
-        return False
+        return nan
+
+
+def _numbered(path: Path, columns: Columns, name: str, what: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """One label or client per sample; none may be missing."""
+    kind, values = column_of(columns[name], f"{path}, column {name!r}", what)
+    return numbered(values.argmax(axis=1) if kind == "one-hot" else values)
 
 
 def _channels_first(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -158,3 +149,144 @@ def _channels_first(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
         return images[:, np.newaxis]
     last = images.shape[3] in (1, 3) and images.shape[1] not in (1, 3)
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2)) if last else images
+
+
+# --- formats ---
+
+
+def _read_npz(path: Path) -> Columns:
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(
+            f"{path}: cannot be read as arrays ({reason(error)}); write it with numpy.savez, and Python objects as "
+            "numpy.array(objects.tolist()) first"
+        ) from error
+
+
+def _read_npy(path: Path) -> Columns:
+    """All arrays of the folder by the names of their files, mapped: only the samples that are used are read."""
+    try:
+        return {each.stem: np.load(each, mmap_mode="r", allow_pickle=False) for each in path.parent.glob("*.npy")}
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{path}: arrays of its folder cannot be read ({error}); write each with numpy.save") from error
+
+
+def _read_csv(path: Path) -> Columns:
+    """Columns of numbers or texts; the separator is the one of comma, semicolon and tab that the header has most of."""
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            header = file.readline()
+            file.seek(0)
+            reader = csv.reader(file, delimiter=max(",;\t", key=header.count))
+            rows = [(reader.line_num, row) for row in reader if row]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: cannot be read ({error}); expected text in UTF-8 with a header") from error
+    names = [name.strip() for _, header in rows[:1] for name in header]
+    _check_names(path, names)
+    for line, row in rows:
+        if len(row) != len(names):
+            raise DataError(f"{path}, line {line}: got {len(row)} values, expected {len(names)} as in the header")
+    columns = list(zip(*(row for _, row in rows[1:]), strict=True)) or [()] * len(names)
+    return dict(zip(names, map(_numbers_or_texts, columns), strict=True))
+
+
+def _numbers_or_texts(column: Sequence[str]) -> Any:
+    """What a column spells: whole numbers, numbers, or texts."""
+    for kind in (int, float):
+        try:
+            return np.array(list(map(kind, column)), dtype=kind)
+        except OverflowError:  # whole numbers of more than 64 bits are names
+            break
+        except ValueError:
+            continue
+    return column
+
+
+def _check_names(path: Path, names: list[str]) -> None:
+    if not names:
+        raise DataError(f"{path}: got no columns, expected a header and rows")
+    if doubled := [name for name in names if names.count(name) > 1]:
+        raise DataError(f"{path}: got two columns called {doubled[0]!r}, expected each name once")
+
+
+def _read_parquet(path: Path) -> Columns:
+    with parquet_file(path) as file:
+        _check_names(path, file.schema_arrow.names)
+        table = file.read()
+    nested = {each.name for each in table.schema if each.type.num_fields}
+    return {name: table[name].to_pylist() if name in nested else table[name].to_numpy() for name in table.column_names}
+
+
+def _read_leaf(path: Path) -> Columns:
+    """`{"users": [...], "user_data": {user: {"x": [...], "y": [...]}}}`, the layout of the LEAF benchmark. Where x are
+    texts, each with the characters that follow it as y, they are put together to the running text of each user."""
+    try:
+        held = json.loads(contents(path))["user_data"]
+        x, y = ([sample for own in held.values() for sample in own[part]] for part in ("x", "y"))
+        if x and all(isinstance(each, str) for each in (*x, *y)):
+            return {"client": list(held), "text": [_running_text(own["x"], own["y"]) for own in held.values()]}
+        return {"x": x, "y": y, "client": [user for user, own in held.items() for _ in own["y"]]}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{path}: not LEAF's JSON ({type(error).__name__}: {error}), expected user_data with x and y for each user"
+        ) from error
+
+
+def _running_text(inputs: list[str], targets: list[str]) -> str:
+    """The text that windows were cut from one character after another; a window that does not continue the one before
+    begins on a new line."""
+    pieces: list[str] = []
+    before = ""
+    for window, following in zip(inputs, targets, strict=True):
+        whole = window + following
+        continues = before and window == before[len(before) - len(window) :]
+        pieces.append(following if continues else "\n" * bool(pieces) + whole)
+        before = whole
+    return "".join(pieces)
+
+
+def _read_json_lines(path: Path) -> Columns:
+    """One object per line, each with the same keys, such as `{"client": "a", "x": [1, 2], "y": 0}`."""
+    columns: dict[str, list[object]] = {}
+    for number, line in enumerate(contents(path).splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = line
+        if not columns and isinstance(row, dict):
+            columns = {name: [] for name in row}
+        if not isinstance(row, dict) or row.keys() != columns.keys():
+            keys = ", ".join(columns) or "the same keys"
+            raise DataError(
+                f"{path}, line {number}: got {str(row)[:60]}, expected JSON in UTF-8, an object with {keys}"
+            )
+        for name, value in row.items():
+            columns[name].append(value)
+    return columns
+
+
+READERS: dict[str, Callable[[Path], Columns]] = {
+    ".npz": _read_npz,
+    ".csv": _read_csv,
+    ".tsv": _read_csv,
+    ".parquet": _read_parquet,
+    ".json": _read_leaf,
+    ".jsonl": _read_json_lines,
+    ".jsonl.gz": _read_json_lines,
+    ".npy": _read_npy,
+}
+"""By the ending of a file's name."""
+
+
+def read_columns(path: Path) -> Columns:
+    """The columns of a file, by the reader of its format."""
+    reader = next((READERS[ending] for ending in READERS if path.name.lower().endswith(ending)), None)
+    if reader is None:
+        raise DataError(f"data.dataset: got file:{path}, expected a file that ends in {', '.join(READERS)}")
+    if not path.is_file():
+        raise DataError(f"data.dataset: {path} is no file; file:PATH names one")
+    return reader(path)

@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from pfedlms.data.arrays import checked
-from pfedlms.data.columns import read_columns
-from pfedlms.data.file import texts_in
-from pfedlms.data.partition import Indices
-from pfedlms.data.pool import Pool
+from pfedlms.data.federated import FederatedData, partitioned
+from pfedlms.data.file import read_columns, texts_in
+from pfedlms.data.partition import Indices, Partitioning
+from pfedlms.data.pool import Pool, checked
 from pfedlms.data.text import Windows, windows_of
 from pfedlms.errors import DataError, reason
 
+Pair = tuple[ArrayLike, ArrayLike]
 SPLITS = ("train", "validation", "valid", "val", "dev", "test")
 """Names of splits; a dict that has a train and nothing but these is one data set, cut into them."""
 _LABELS = ("label", "labels", "fine_label", "target", "targets", "y")
@@ -33,7 +34,6 @@ _EXPECTED = (
     "expected the name of a data set, arrays (x, y), a Dataset, (train, test), or a list or dict of clients, each with "
     "a (train, test) pair or one data set"
 )
-_ROW = "expected samples and labels, (x, y), or a (train, test) pair of them, ((x_train, y_train), (x_test, y_test))"
 
 
 def read(data: Any, any_targets: bool = False, all_clients: bool = True) -> Pool:
@@ -42,7 +42,7 @@ def read(data: Any, any_targets: bool = False, all_clients: bool = True) -> Pool
     if isinstance(data, Pool):
         return data
     parts = _splits(data)
-    pool = _clients(data, any_targets) if parts is None else _pooled(parts, any_targets)
+    pool = _clients(data, any_targets) if parts is None else _pooled(parts, any_targets)[0]
     only = np.unique(pool.y)
     if all_clients and pool.classes and len(only) == 1:
         called = pool.names[only[0]] if pool.names else only[0]
@@ -50,6 +50,17 @@ def read(data: Any, any_targets: bool = False, all_clients: bool = True) -> Pool
             f"data: got labels that are all {called}, expected two classes or more; look where labels are taken from"
         )
     return pool
+
+
+def from_pool(x: ArrayLike, y: ArrayLike, how: Partitioning) -> FederatedData:
+    """One pool of samples, partitioned over clients."""
+    return partitioned(read((x, y), all_clients=False), how)
+
+
+def from_pairs(pairs: Sequence[tuple[Pair, Pair]], seed: int = 0, validation: float = 0.0) -> FederatedData:
+    """Every client's own ((x_train, y_train), (x_test, y_test)), but for the share `validation` of train that is set
+    aside, drawn by `seed`."""
+    return partitioned(read(list(pairs), all_clients=False), Partitioning(len(pairs), 1.0, seed, validation=validation))
 
 
 def texts(
@@ -98,11 +109,7 @@ def _splits(data: Any) -> list[tuple[str, Any]] | None:
 def _clients(data: Any, any_targets: bool) -> Pool:
     """A list, tuple or dict of clients."""
     named = isinstance(data, Mapping)
-    if not named and not _is_row(data):
-        raise _refusal("data", data, _EXPECTED)
-    if not len(data):
-        raise DataError(f"data: got no clients, {_EXPECTED}")
-    if not named and all(map(_is_array, data)):
+    if not (named or _is_row(data)) or not len(data) or (not named and all(map(_is_array, data))):
         raise _refusal("data", data, _EXPECTED)
     if not named and all(map(_is_labelled, data)):
         more = f", and {len(data[0]) - 2} more per sample, which cannot be used" * (len(data[0]) > 2)
@@ -117,15 +124,8 @@ def _clients(data: Any, any_targets: bool) -> Pool:
         )
     called = [f"client {name!r}" for name in data] if named else [f"client {place}" for place in range(len(data))]
     parts = [_of_client(name, own) for name, own in zip(called, data.values() if named else data, strict=True)]
-    pool = _pooled([part for own in parts for part in own], any_targets)
-    places: Iterator[Indices] = iter(pool.places())
+    pool, places = _pooled([part for own in parts for part in own], any_targets)
     held = tuple((next(places), next(places)) if len(own) == 2 else next(places) for own in parts)
-    for name, own in zip(called, held, strict=True):
-        if not isinstance(own, tuple) and len(own) < 2:
-            raise DataError(
-                f"{name}: got one sample, expected at least 2 to split into train and test; give it more, or a (train, "
-                "test) pair"
-            )
     return replace(pool, held=held, owners=tuple(map(str, data)) if named else ())
 
 
@@ -152,10 +152,10 @@ def _refusal(name: str, data: Any, expected: str) -> DataError:
     if isinstance(data, str):
         return DataError(f"{name}: got a text, {expected}; text is given by pfedlms.data.texts({{'anna': 'Dear …'}})")
     if _is_array(data):
-        shape = tuple(data.shape)
-        return DataError(f"{name}: got one array of shape {shape}, expected samples and labels as a tuple, (x, y)")
+        return DataError(f"{name}: got one array of shape {data.shape}, expected samples and labels as a tuple, (x, y)")
     if _is_row(data) and len(data) > 2 and all(map(_is_array, data)):
-        return DataError(f"{name}: got {_what(data)} arrays, {_ROW}")
+        row = "(x, y), or a (train, test) pair of them, ((x_train, y_train), (x_test, y_test))"
+        return DataError(f"{name}: got {_what(data)} arrays, expected samples and labels, {row}")
     return DataError(f"{name}: got {_what(data)}, {expected}")
 
 
@@ -213,8 +213,8 @@ def _is_labelled(value: Any) -> bool:
 # --- one data set as samples and labels -------------------------------------------------------------------------------
 
 
-def _pooled(parts: Sequence[tuple[str, Any]], any_targets: bool) -> Pool:
-    """Some data sets as one, each with the name that errors call it."""
+def _pooled(parts: Sequence[tuple[str, Any]], any_targets: bool) -> tuple[Pool, Iterator[Indices]]:
+    """Some data sets as one, each with the name that errors call it, and the indices of each."""
     rows = [(name, *_arrays(data, name)) for name, data in parts]
     names: Sequence[str] = ()
     for name, _, _, own in rows:
@@ -224,7 +224,8 @@ def _pooled(parts: Sequence[tuple[str, Any]], any_targets: bool) -> Pool:
                 "them into one order"
             )
         names = names or own
-    return checked([(name, x, y) for name, x, y, _ in rows], names, any_targets)
+    pool = checked([(name, x, y) for name, x, y, _ in rows], names, any_targets)
+    return pool, iter(np.split(np.arange(len(pool.y)), np.cumsum([len(x) for _, x, _, _ in rows])[:-1]))
 
 
 def _arrays(data: Any, name: str) -> tuple[Any, Any, Sequence[str]]:
@@ -233,15 +234,9 @@ def _arrays(data: Any, name: str) -> tuple[Any, Any, Sequence[str]]:
         raise _refusal(name, data, "expected one data set, arrays (x, y) or a Dataset")
     if _is_table(data):
         return _of_table(data, name)
-    if not isinstance(data, Dataset):
-        return data[0], data[1], ()
-    if isinstance(data, TensorDataset):
-        if len(data.tensors) != 2:
-            raise DataError(
-                f"{name}: got a TensorDataset of {len(data.tensors)} tensors, expected two: samples and labels"
-            )
+    if isinstance(data, TensorDataset) and len(data.tensors) == 2:
         return data.tensors[0], data.tensors[1], ()
-    return (*_of_items(data, name), _known_classes(data))
+    return (*_of_items(data, name), _known_classes(data)) if isinstance(data, Dataset) else (data[0], data[1], ())
 
 
 def _known_classes(data: Any) -> Sequence[str]:
@@ -255,10 +250,9 @@ def _known_classes(data: Any) -> Sequence[str]:
 
 def _of_items(data: Any, name: str) -> tuple[list[Any], list[Any]]:
     """All items of a map-style data set, in one pass."""
-    samples, labels, reading = [], [], "the length of the data set"
+    samples, labels, place = [], [], 0
     try:  # the data set's own code may raise anything
         for place in range(len(data)):
-            reading = f"item {place}"
             item = data[place]
             if isinstance(item, Mapping):
                 own, label = _named_columns(list(item), name)
@@ -270,7 +264,7 @@ def _of_items(data: Any, name: str) -> tuple[list[Any], list[Any]]:
     except DataError:
         raise
     except Exception as error:
-        raise DataError(f"{name}: {reading} cannot be read ({reason(error)})") from error
+        raise DataError(f"{name}: item {place} cannot be read ({reason(error)})") from error
     return samples, labels
 
 

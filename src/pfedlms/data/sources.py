@@ -1,6 +1,6 @@
 """Data sets by name: where each is read from and how its samples are normalised; and a user's own, by path.
 
-A new format of a named data set is a file with a `Format` and its place in `DATASETS`.
+A new format of a named data set is a `Format` and its place in `DATASETS`.
 """
 
 from __future__ import annotations
@@ -8,24 +8,20 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pfedlms.data.cifar import cifar_formats
-from pfedlms.data.columns import READERS, text_format
-from pfedlms.data.file import read_file
-from pfedlms.data.folder import read_folder
-from pfedlms.data.formats import Format, Part, Raw, read_files
-from pfedlms.data.idx import idx_format
-from pfedlms.data.parquet import parquet_format
-from pfedlms.data.pool import Pool, Samples, constants, normalised
-from pfedlms.data.svhn import FORMAT as SVHN
-from pfedlms.data.text import Windows, joined_by_client, windows_of
+from pfedlms.data.file import READERS, read_columns, read_file, texts_in
+from pfedlms.data.formats import MATLAB, Format, cifar_formats, find_files, idx_format, parquet_format
+from pfedlms.data.images import constants, normalised, read_folder
+from pfedlms.data.pool import Pool, Samples
+from pfedlms.data.text import Windows, windows_of
 from pfedlms.errors import DataError, DataWarning, UsageError, did_you_mean
 
 
@@ -46,7 +42,7 @@ class Source:
     formats: tuple[Format, ...] = ()
     """In which it may be on disk; the first that is complete is read. None: it is in the package."""
     published: int | None = None
-    """`fingerprint` of the published samples, where it is known."""
+    """`fingerprint` of the published samples or texts, where it is known."""
     scale: float = 255.0
 
     @property
@@ -58,6 +54,10 @@ class Source:
         return not self.mean
 
 
+_SPEAKERS = Format(
+    "lines of JSON", ("shakespeare", ""), ("speakers.jsonl",),
+    lambda files: texts_in(files[0], read_columns(files[0])).items(),
+)  # fmt: skip
 _GREY, _COLOUR, _HALF = (1, 28, 28), (3, 32, 32), (0.5, 0.5, 0.5)
 _CIFAR = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 DATASETS: dict[str, Source] = {
@@ -76,7 +76,7 @@ DATASETS: dict[str, Source] = {
     ),
     "svhn": Source(
         "SVHN, 99,289 digits of house numbers, 32x32 colour", _COLOUR, 10, 99_289, _HALF, _HALF,
-        (SVHN, parquet_format("svhn", "cropped_digits", _COLOUR)),
+        (MATLAB, parquet_format("svhn", "cropped_digits", _COLOUR)),
     ),
     "cifar10": Source(
         "CIFAR-10, 60,000 animals and vehicles, 32x32 colour", _COLOUR, 10, 60_000, *_CIFAR,
@@ -88,7 +88,7 @@ DATASETS: dict[str, Source] = {
     ),
     "shakespeare": Source(
         "1,567 speakers of Shakespeare's works, 4.5 million characters: each speaker is a client", (80,), 71, 1567,
-        formats=(text_format("shakespeare", "speakers.jsonl.gz", "speakers.jsonl"),), published=0xA2F7A6578078BFB0,
+        formats=(_SPEAKERS,), published=0xA2F7A6578078BFB0,
     ),
 }  # fmt: skip
 
@@ -128,16 +128,10 @@ def load_dataset(name: str, directory: str | Path | None = None) -> tuple[Sample
 
 
 def load_pool(
-    name: str,
-    directory: str | Path | None = None,
-    image_size: int = 0,
-    label: str = "",
-    client: str = "",
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    text: str = "",
+    name: str, directory: str | Path | None = None, image_size: int = 0, label: str = "", client: str = "",
+    mean: Sequence[float] | None = None, std: Sequence[float] | None = None, text: str = "",
     windows: Windows | None = None,
-) -> Pool:
+) -> Pool:  # fmt: skip
     """The data set `name`, with what is known of its classes and clients; a path of the user's own is looked up in
     `directory` unless it is absolute. The others are settings of section [data]: images are normalised by `mean` and
     `std`, one number per channel, where they are given, else by the data set's own. The pool has those used."""
@@ -153,12 +147,21 @@ def load_pool(
         raise DataError(f"data.dataset: got {name!r}; {near}")
     source = DATASETS[name]
     if not source.formats:
-        raw, labels = _read_digits()
+        with resources.files("pfedlms.data").joinpath("digits.npz").open("rb") as file, np.load(file) as arrays:
+            raw, labels = arrays["images"][:, np.newaxis], arrays["labels"].astype(np.int64)
     else:
-        folder, parts = read_files(name, source.formats, folder_of(name, directory))
+        format, files = find_files(name, source.formats, folder_of(name, directory))
+        pieces = list(format.read(files))
         if source.is_text:
-            return windows_of(_speakers(name, folder, parts), windows or Windows(), folder)
-        raw, labels = _images(name, folder, parts)
+            rows = (f"{client}\0{own}".encode(errors="replace") for client, own in pieces)
+            _compare(name, files[0].parent, len(pieces), "clients", rows)
+            return windows_of(dict(pieces), windows or Windows(), files[0])
+        for piece in pieces:
+            _check(name, source, *piece)
+        raw, labels = (np.concatenate(arrays) for arrays in list(zip(*pieces, strict=True))[1:])
+        labels = labels.astype(np.int64)
+        rows = (image.tobytes() + bytes([label]) for image, label in zip(raw, labels, strict=True))
+        _compare(name, files[0].parent, len(labels), "samples", rows)
     x, mean, std = normalised(raw, mean or source.mean, std or source.std, source.scale)
     return Pool(x, labels, source.classes, mean=mean, std=std)
 
@@ -173,87 +176,44 @@ def folder_of(name: str, directory: str | Path | None) -> Path:
     )
 
 
-def _images(name: str, folder: Path, parts: Sequence[Part]) -> Raw:
-    """Images and labels, checked; DataWarning where they can be used, but are not those that were published."""
-    for part in parts:
-        _check(name, part)
-    images, labels = (np.concatenate(arrays) for arrays in list(zip(*parts, strict=True))[1:])
-    source = DATASETS[name]
-    absent = sorted(set(range(source.classes)) - set(np.unique(labels).tolist()))
-    if absent and len(labels) >= 100 * source.classes:  # by chance in no such sample; CIFAR-10 read as CIFAR-100 is one
-        raise DataError(
-            f"{folder}: got {len(labels)} samples and none of class {absent[0]}, expected some of each of "
-            f"{source.classes}; the files are not {name}'s"
-        )
-    counts = ", ".join(f"{called}: {len(own):,}" for called, _, own in parts)
-    _compare(name, folder, len(labels), f"samples ({counts})", lambda: fingerprint(images, labels))
-    return images, labels
-
-
-def _speakers(name: str, folder: Path, parts: Sequence[Part]) -> dict[str, str]:
-    """The text of every client of a data set of text; DataWarning as for images."""
-    ((called, texts, clients),) = parts
-    held = joined_by_client(Path(called), texts, clients)
-    _compare(name, folder, len(held), "clients", lambda: _text_fingerprint(held))
-    return held
-
-
-def _compare(name: str, folder: Path, count: int, what: str, fingerprint: Callable[[], int]) -> None:
-    """Warn of data that are not those published; refuse those of another data set."""
-    source, doubt = DATASETS[name], ""
-    if count != source.samples:
-        doubt = f"{name}: got {count:,} {what}, published were {source.samples:,}"
-    elif source.published not in (None, print_ := fingerprint()):
-        others = [other for other, each in DATASETS.items() if each.published == print_]
-        if others:
-            raise DataError(
-                f"{folder}: holds the data set {others[0]!r}, expected {name!r}; use --dataset {others[0]}, or put the "
-                f"files of {name} there"
-            )
-        doubt = f"{name}: got as many {what.partition(' ')[0]} as were published, but not the same ({folder})"
-    if doubt:
-        remedy = f"a run uses them; if that is not meant, remove the files, then: pfedlms data download {name}"
-        warnings.warn(f"{doubt}; {remedy}", DataWarning, stacklevel=4)
-
-
-def _check(name: str, part: Part) -> None:
-    """Refuse a part that cannot be of the data set `name`."""
-    source = DATASETS[name]
-    called, images, labels = part
+def _check(name: str, source: Source, called: str, images: NDArray[Any], labels: NDArray[Any]) -> None:
+    """Refuse a piece that cannot be of the data set `name`."""
     if len(images) != len(labels) or not len(labels):
         raise DataError(
             f"{called}: got {len(images)} images and {len(labels)} labels, expected as many and at least one; fetch "
             "the file again"
         )
-    if images.shape[1:] != source.shape:
+    if images.shape[1:] != source.shape or images.dtype != np.uint8:
         raise DataError(
-            f"{called}: got images of shape {images.shape[1:]}, expected {source.shape} (channels, height, width); the "
-            f"file is not {name}'s"
+            f"{called}: got images of shape {images.shape[1:]} and type {images.dtype}, expected bytes of "
+            f"{source.shape} (channels, height, width); the file is not {name}'s"
         )
-    wrong = np.flatnonzero((labels < 0) | (labels >= source.classes))
-    if len(wrong):
+    if len(wrong := np.flatnonzero(~np.isin(labels, np.arange(source.classes)))):
         raise DataError(
             f"{called}: got label {labels[wrong[0]]} in sample {wrong[0]} (from 0), expected 0 to "
             f"{source.classes - 1}; fetch the file again, or it is of another data set"
         )
 
 
-def fingerprint(images: NDArray[np.uint8], labels: NDArray[np.int64]) -> int:
-    """The same for the same samples in whatever format and order: the sum, modulo 2^64, of the first 8 bytes of the
-    SHA-256 of each image and its label."""
-    pixels = np.ascontiguousarray(images).reshape(len(images), -1)
-    digests = (
-        hashlib.sha256(image.tobytes() + bytes([label])).digest()[:8]
-        for image, label in zip(pixels, labels.tolist(), strict=True)
-    )
+def _compare(name: str, folder: Path, count: int, what: str, rows: Iterable[bytes]) -> None:
+    """Warn of data that are not those published; refuse those of another data set."""
+    source, doubt = DATASETS[name], ""
+    if count != source.samples:
+        doubt = f"{name}: got {count:,} {what}, published were {source.samples:,}"
+    elif source.published and source.published != (found := fingerprint(rows)):
+        if others := [other for other, each in DATASETS.items() if each.published == found]:
+            raise DataError(
+                f"{folder}: holds the data set {others[0]!r}, expected {name!r}; use --dataset {others[0]}, or put the "
+                f"files of {name} there"
+            )
+        doubt = f"{name}: got {count:,} {what}, as many as were published, but not the same ({folder})"
+    if doubt:
+        remedy = f"a run uses them; if that is not meant, remove the files, then: pfedlms data download {name}"
+        warnings.warn(f"{doubt}; {remedy}", DataWarning, stacklevel=3)
+
+
+def fingerprint(rows: Iterable[bytes]) -> int:
+    """The same for the same rows in whatever order: the sum, modulo 2^64, of the first 8 bytes of the SHA-256 of each.
+    A row is an image and its label, or a client and its text."""
+    digests = (hashlib.sha256(row).digest()[:8] for row in rows)
     return int(np.frombuffer(b"".join(digests), dtype="<u8").sum())
-
-
-def _text_fingerprint(held: Mapping[str, str]) -> int:
-    digests = (hashlib.sha256(f"{client}\0{text}".encode(errors="replace")).digest() for client, text in held.items())
-    return sum(int.from_bytes(digest[:8], "little") for digest in digests) % (1 << 64)
-
-
-def _read_digits() -> Raw:
-    with resources.files("pfedlms.data").joinpath("digits.npz").open("rb") as file, np.load(file) as arrays:
-        return arrays["images"][:, np.newaxis], arrays["labels"].astype(np.int64)

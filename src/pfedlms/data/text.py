@@ -100,7 +100,8 @@ def _cut(tokens: Tokens, how: Windows) -> Tokens:
 def _encoder(texts: Mapping[str, str], how: Windows, names: Sequence[str]) -> tuple[Encode, tuple[str, ...]]:
     """The function from text to tokens, and the vocabulary; of a tokenizer that does not tell, none."""
     if how.tokens == "bytes":
-        return _bytes, tuple(f"{byte:02x}" for byte in range(256))
+        names = tuple(f"{byte:02x}" for byte in range(256))
+        return lambda text: np.frombuffer(text.encode(errors="replace"), dtype=np.uint8).astype(np.int64), names
     if how.kind == "custom":
         return _guarded(how.tokens), _vocabulary_of(how.tokens)
     points = [_code_points(text) for text in texts.values()] if not names else []
@@ -115,10 +116,6 @@ def _encoder(texts: Mapping[str, str], how: Windows, names: Sequence[str]) -> tu
     return encode, (*map(chr, codes.tolist()), UNKNOWN)
 
 
-def _bytes(text: str) -> Tokens:
-    return np.frombuffer(text.encode(errors="replace"), dtype=np.uint8).astype(np.int64)
-
-
 def _code_points(text: str) -> NDArray[np.uint32]:
     return np.frombuffer(text.encode("utf-32-le", errors="replace"), dtype="<u4")
 
@@ -130,14 +127,11 @@ def _guarded(tokenizer: Any) -> Encode:
         try:
             found = (tokenizer.encode if hasattr(tokenizer, "encode") else tokenizer)(text)
             ids = np.asarray(getattr(found, "ids", found))
+            if ids.ndim != 1 or (ids.dtype.kind not in "iu" and ids.size):
+                raise TypeError(f"it gave {type(found).__name__}, expected a list of whole numbers from 0")
+            return ids.astype(np.int64)
         except Exception as error:
             raise DataError(f"data.tokens: the tokenizer fails on {text[:40]!r} ({reason(error)})") from error
-        if ids.ndim != 1 or (ids.dtype.kind not in "iu" and ids.size):
-            raise DataError(
-                f"data.tokens: the tokenizer gave {type(found).__name__} for {text[:40]!r}, expected a list of whole "
-                "numbers from 0"
-            )
-        return ids.astype(np.int64)
 
     return encode
 

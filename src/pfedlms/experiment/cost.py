@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pfedlms.data.schemes import scheme_of
+from pfedlms.data.partition import scheme_of
 from pfedlms.data.sources import DATASETS
 from pfedlms.engine import Federation
 from pfedlms.engine.participation import Participation

@@ -15,7 +15,7 @@ from pfedlms import rng
 from pfedlms.backend import plain, torch_threads
 from pfedlms.data import DATASETS, FederatedData, Partitioning, Pool, Windows, load_pool
 from pfedlms.data.federated import partitioned as partition
-from pfedlms.data.schemes import scheme_of
+from pfedlms.data.partition import scheme_of
 from pfedlms.engine import Federation, processes
 from pfedlms.engine.criterion import Criterion
 from pfedlms.engine.participation import Participation

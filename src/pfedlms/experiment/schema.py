@@ -45,7 +45,7 @@ def _named(what: str) -> Callable[[], list[str]]:
     """Names that the rooms below know, looked up when they are asked for."""
 
     def names() -> list[str]:
-        from pfedlms.data.schemes import SCHEMES
+        from pfedlms.data.partition import SCHEMES
         from pfedlms.data.sources import DATASETS, PATHS
         from pfedlms.data.text import KINDS
         from pfedlms.experiment.plugins import find_models
