@@ -50,7 +50,7 @@ def find_files(name: str, formats: Sequence[Format], directory: Path) -> tuple[F
             if not missing:
                 return format, files
             if len(files) > len(best):
-                best, lacking = files, missing[0]
+                best, lacking = files, missing[0].replace("?", "-")
     if best:
         raise DataError(f"{best[0].parent}: {lacking} is missing beside {best[0].name}; fetch it, or remove the others")
     nothing = f"nothing of {name} is in {directory} or where it usually is below it"
@@ -69,7 +69,8 @@ def _named(folder: Path, pattern: str) -> list[Path]:
 
 
 def idx_format(*folders: str) -> Format:
-    names = (f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
+    # Some copies have a dot in the middle of their names.
+    names = (f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images?idx3", "labels?idx1"))
     return Format("IDX files", (*folders, ""), tuple(names), _read_idx_files)
 
 
