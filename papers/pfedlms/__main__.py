@@ -71,11 +71,10 @@ def _reproduce(options: argparse.Namespace) -> int:
         try:
             done[name] = reproduce(name, wanted)
         except KeyboardInterrupt:
-            say(f"interrupted; {options.out} keeps what was finished. The same command resumes it.")
-            return 130
+            done[name] = Outcome(signal=2)
         _show(done[name], options.json)
         if done[name].signal:
-            say(f"interrupted; all of it is kept in {options.out}. The same command resumes it.")
+            say(f"interrupted; {options.out} keeps what was finished. The same command resumes it.")
             return 128 + done[name].signal
     if options.json:
         sheets = {sheet.name: sheet.records for own in done.values() for sheet in own.sheets if sheet.columns}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from pfedlms.report import charts, figures
 
 OTHERS = {"communication": ALL, "distributions": ("mnist",), "convergence": ("digits", "mnist")}
 """Experiments that are not tables of training runs, and their data sets."""
+DRAWING = find_spec("altair") is not None and find_spec("vl_convert") is not None
+"""Whether the extra `report` is installed; the numbers of a figure are written in any case."""
 NAMES = (*EXPERIMENTS, *OTHERS)
 DATASETS = ("digits", *ALL)
 
@@ -60,10 +63,10 @@ def _made(name: str, dataset: str, wanted: Wanted, outcome: Outcome) -> tuple[li
         weights = distributions.distributions(dataset, wanted, outcome)
         if weights is None:
             return [], None
-        return distributions.sheets(dataset, weights), distributions.chart(weights) if _drawing() else None
+        return distributions.sheets(dataset, weights), distributions.chart(weights) if DRAWING else None
     if name == "convergence":  # seed 0 alone: every gradient is one over all samples
         terms = convergence(dataset, wanted.out, wanted.data_dir, wanted.device, wanted.quick, wanted.say)
-        return theorem_sheets.sheets(terms), theorem_sheets.chart(terms) if _drawing() else None
+        return theorem_sheets.sheets(terms), theorem_sheets.chart(terms) if DRAWING else None
     return _table(name, dataset, wanted, outcome)
 
 
@@ -89,17 +92,8 @@ def _table(name: str, dataset: str, wanted: Wanted, outcome: Outcome) -> tuple[l
     plain = [label for label in runs if label in METHODS]
     drawn = [run for label in (plain if len(plain) > 1 else runs) for run in finished(runs[label])]
     against = "bytes" if name == "budget" else "rounds"
-    figure = figures.accuracy_curves(drawn, against=against, title=f"{dataset}: {title}") if _drawing() else None
+    figure = figures.accuracy_curves(drawn, against=against, title=f"{dataset}: {title}") if DRAWING else None
     return made, figure and figure.chart
-
-
-def _drawing() -> bool:
-    """Whether the extra `report` is installed; the numbers of a figure are written in any case."""
-    try:
-        charts.altair()
-    except UsageError:
-        return False
-    return True
 
 
 def _write(sheet: Sheet, out: Path) -> None:

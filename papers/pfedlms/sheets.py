@@ -10,7 +10,6 @@ from typing import Any
 
 import pfedlms
 from papers.pfedlms.experiments import Row, printed
-from pfedlms.report.results import last_evaluations
 from pfedlms.report.tables import Column, Table, counted, to_csv
 
 Runs = dict[str, list[pfedlms.Run]]
@@ -87,19 +86,16 @@ def against_paper(name: str, title: str, dataset: str, rows: Sequence[Row], runs
             if done:
                 record["difference"] = record["max"] - row.printed.mean
                 # The deviation of a single seed is not known.
-                width = WIDE * hypot(row.printed.deviation, record["max_deviation"]) if len(done) > 1 else 0.0
+                width = WIDE * hypot(row.printed.deviation or 0.0, record["max_deviation"]) if len(done) > 1 else 0.0
                 record["outside"] = bool(width) and abs(record["difference"]) > width
         records.append(record)
-    # As in `compare`: of the rows with the most evaluations, because some rows are short on purpose.
-    most = max((len(run.metrics) or 20 for own in runs.values() for run in finished(own)), default=20)
-    tail, over = last_evaluations([{"evaluations": most, "accuracy": {"max": 0.0}}])
     columns = {
         "row": "method", "max ± max_deviation": "P-acc max", "paper ± paper_deviation": "paper",
-        "difference": "diff", "last10 ± last10_deviation": tail, "global": "G-acc", "mib": "MiB",
+        "difference": "diff", "last10 ± last10_deviation": "last 10", "global": "G-acc", "mib": "MiB",
     }  # fmt: skip
     note = (
-        f"Accuracy in %, ± over seeds; maximum over evaluations, as the paper reports it, and mean of {over}; G-acc of "
-        "the same; MiB per round of all clients, framing included."
+        "Accuracy in %, ± over seeds; maximum over evaluations, as the paper reports it, and mean of the last ones, "
+        "at most 10; G-acc of the same; MiB per round of all clients, framing included."
     )
     if any(record.get("outside") for record in records):
         note += f" *: more than {WIDE:g} standard deviations away."

@@ -287,7 +287,8 @@ def _read(file: Path, dataset: str, settings: Record) -> Record:
     try:
         document: Record = json.loads(file.read_text(encoding="utf-8"))
         schema, before = document["schema"], document.get("settings", {})
-        other = [f"{key} {before.get(key)!r}, now {own!r}" for key, own in settings.items() if before.get(key) != own]
+        now = {key: settings.get(key) for key in before}  # a setting that is newer than the file had its default
+        other = [f"{key} {own!r}, now {now[key]!r}" for key, own in before.items() if now[key] != own]
         if schema != SCHEMA:
             raise ValueError(f"got schema {schema!r}, expected {SCHEMA}")
     except (ValueError, KeyError, TypeError, AttributeError) as error:

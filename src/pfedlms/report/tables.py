@@ -62,7 +62,7 @@ class Column:
     key: str
     """Its name in CSV and in records."""
     head: str = ""
-    """Its name for people; without one it is in CSV and JSON only. `{tail}` stands for `last 10`."""
+    """Its name for people; without one it is in CSV and JSON only."""
     show: Callable[[Any], str] = plain
     note: str = ""
     """What it means, for the caption."""
@@ -115,10 +115,13 @@ class Table:
 
     def leads(self, record: Mapping[str, Any], column: Column) -> bool:
         """Whether the record has the highest value of a column that marks it."""
-        if not column.leads or len(self.records) < 2 or record.get(column.key) is None:
-            return False
-        values = [_sortable(each.get(column.key)) for each in self.records if each.get(column.key) is not None]
-        return bool(_sortable(record[column.key]) == max(values))
+        values = [value for each in self.records if (value := self.number(each, column)) is not None]
+        return column.leads and len(self.records) > 1 and self.number(record, column) == max(values, default=0.0)
+
+    def number(self, record: Mapping[str, Any], column: Column) -> Any:
+        """What a cell is sorted by."""
+        value = record.get(column.key)
+        return value.mean if isinstance(value, Spread) else value
 
     def caption(self, shown: Sequence[Column], left_out: Sequence[str] = ()) -> str:
         notes = [column.note for column in shown if column.note]
@@ -214,10 +217,6 @@ def to_csv(records: Sequence[Mapping[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(records)
     return text.getvalue()
-
-
-def _sortable(value: Any) -> Any:
-    return value.mean if isinstance(value, Spread) else value
 
 
 _TEX = {"&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}",
