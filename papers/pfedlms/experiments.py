@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import tomllib
 import warnings
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -198,11 +199,9 @@ def equal_rate(dataset: str, method: str, wanted: int) -> float:
     def share(count: int) -> float:
         return (count + 0.5) / dim  # in the middle: rounding removes no entry
 
-    low, high = 1, dim - 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if taken(dataset, method, **{key: share(middle)}) <= wanted else (low, middle)
-    off = {rate: abs(taken(dataset, method, **{key: rate}) - wanted) for rate in (share(low), share(high))}
+    sizes = lambda count: taken(dataset, method, **{key: share(count)})  # noqa: E731 - grows with the count
+    low = max(1, bisect_right(range(1, dim - 1), wanted, key=sizes))
+    off = {rate: abs(taken(dataset, method, **{key: rate}) - wanted) for rate in (share(low), share(low + 1))}
     best = min(off, key=lambda rate: off[rate])
     if off[best] > max(TOLERANCE * wanted, 4):  # one entry more, up and down: sizes cannot agree more closely
         raise UsageError(f"{method}: no {key} takes {wanted} bytes a round on {dataset}, within {TOLERANCE:.1%}")

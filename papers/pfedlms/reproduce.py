@@ -16,6 +16,7 @@ from papers.pfedlms.theorem import convergence
 from pfedlms.errors import DataError, UsageError, did_you_mean
 from pfedlms.methods import METHODS
 from pfedlms.report import charts, figures
+from pfedlms.report.tables import to_csv
 
 OTHERS = {"communication": ALL, "distributions": ("mnist",), "convergence": ("digits", "mnist")}
 """Experiments that are not tables of training runs, and their data sets."""
@@ -78,7 +79,7 @@ def _table(name: str, dataset: str, wanted: Wanted, outcome: Outcome) -> tuple[l
     runs = {row.label: found[row.variant] for row in rows}
     if name == "budget" and not outcome.signal and not wanted.quick:
         for label, rounds in sheets.frugal_fedavg(runs).items():
-            (runs[label],) = gather(short_fedavg(dataset, plan.alpha, rounds), wanted, outcome, label).values()
+            (runs[label],) = gather(short_fedavg(dataset, plan.alpha, rounds), wanted, outcome).values()
             rows.append(Row(label, "fedavg"))
     if not any(runs.values()):
         return [], None
@@ -98,7 +99,7 @@ def _table(name: str, dataset: str, wanted: Wanted, outcome: Outcome) -> tuple[l
 
 def _write(sheet: Sheet, out: Path) -> None:
     """As CSV; a sheet that is shown as Markdown, too."""
-    texts = {".csv": sheet.csv(), **({".md": sheet.table.markdown()} if sheet.columns else {})}
+    texts = {".csv": to_csv(sheet.records), **({".md": sheet.table.markdown()} if sheet.columns else {})}
     for suffix, text in texts.items():
         file = out / f"{sheet.name}{suffix}"
         try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pfedlms
 from papers.pfedlms.experiments import Row, printed
-from pfedlms.report.tables import Column, Table, counted, to_csv
+from pfedlms.report.tables import Column, Table, counted
 
 Runs = dict[str, list[pfedlms.Run]]
 """By the name of a cell or row, one run per seed."""
@@ -43,16 +43,11 @@ class Sheet:
         records = [{key: _text(record, key, self.digits) for key in self.columns} for record in self.records]
         return Table(columns, records, self.title, self.note)
 
-    def csv(self) -> str:
-        return to_csv(self.records)
 
-
-def _text(record: Mapping[str, Any], key: str, digits: str) -> str:
+def _text(record: Mapping[str, Any], key: str, digits: str) -> str | None:
     main, _, spread = key.partition(" ± ")
     value = record.get(main)
-    if value is None:
-        return "–"
-    if isinstance(value, str):
+    if value is None or isinstance(value, str):
         return value
     if main == "difference":
         text = f"{value:+z.2f}".replace("-", "−") + " *" * bool(record.get("outside"))
@@ -99,8 +94,6 @@ def against_paper(name: str, title: str, dataset: str, rows: Sequence[Row], runs
     )
     if any(record.get("outside") for record in records):
         note += f" *: more than {WIDE:g} standard deviations away."
-    known = {key for record in records for key in record}
-    columns = {key: heading for key, heading in columns.items() if key.partition(" ")[0] in known}
     return Sheet(f"{name}-{dataset}", f"{dataset}: {title}", records, columns, note)
 
 
@@ -168,10 +161,8 @@ def bytes_to_most_of_the_gain(dataset: str, runs: Runs) -> Sheet | None:
 
 def first_reaching(run: pfedlms.Run, wanted: float) -> tuple[int, int] | None:
     """Round and bytes of the first evaluation with at least that P-acc."""
-    for record in run.metrics:
-        if record["p_acc"] is not None and record["p_acc"] >= wanted:
-            return int(record["round"]), int(sum(record["bytes"].values()))
-    return None
+    reached = (record for record in run.metrics if record["p_acc"] is not None and record["p_acc"] >= wanted)
+    return next(((int(each["round"]), int(sum(each["bytes"].values()))) for each in reached), None)
 
 
 def frugal_fedavg(runs: Runs) -> dict[str, int]:

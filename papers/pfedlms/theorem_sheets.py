@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from papers.pfedlms.sheets import Sheet
-from papers.pfedlms.theorem import BASE, NEVER, Record, setting_of
+from papers.pfedlms.theorem import BASE, Record, setting_of
 from pfedlms.report import charts
 from pfedlms.report.charts import Look
 
@@ -77,7 +77,6 @@ def chart(document: Record) -> Any:
     ends = [row for row in rows if row["rounds"] == last]
     theory = [point for point in points if point["model"] == "softmax"]
     pulled = [row for row in ends if row["strength"] == strength]
-    pulled.sort(key=lambda row: NEVER if row["refresh"] == "never" else int(row["refresh"]))
     drifts = {"largest_drift": ": largest of a client", "allowed_by_norm": ": λβ, largest ‖θ‖ for B_θ",
               "allowed": ": λβ of the lemma"}  # fmt: skip
     gradient = "Σ p_k ‖∇F_k‖², mean over steps"
