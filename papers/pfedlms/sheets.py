@@ -10,11 +10,11 @@ from typing import Any
 
 import pfedlms
 from papers.pfedlms.experiments import Row, printed
+from pfedlms.report.runs import MIB
 from pfedlms.report.tables import Column, Table, counted
 
 Runs = dict[str, list[pfedlms.Run]]
 """By the name of a cell or row, one run per seed."""
-MIB = 1 << 20
 WIDE = 2.0  # standard deviations
 SHARE = 0.9
 FRUGAL = ("sketchvote", "pfedlms")
@@ -102,13 +102,10 @@ def _accuracies(done: Sequence[pfedlms.Run]) -> dict[str, Any]:
     for which in ("max", "last10"):
         values = [run.summary["accuracy"][which] for run in done]
         found[which] = mean(values)
-        if len(values) > 1:
-            found[f"{which}_deviation"] = stdev(values)
+        found |= {f"{which}_deviation": stdev(values)} if len(values) > 1 else {}
     shared = [run.summary["global_accuracy"]["last10"] for run in done if "global_accuracy" in run.summary]
-    if shared:
-        found["global"] = mean(shared)
-    found["mib"] = mean(sum(run.summary["bytes_per_round"].values()) for run in done) / MIB
-    return found
+    found |= {"global": mean(shared)} if shared else {}
+    return {**found, "mib": mean(sum(run.summary["bytes_per_round"].values()) for run in done) / MIB}
 
 
 def communication(dataset: str, methods: Sequence[str] = ()) -> Sheet:

@@ -250,7 +250,7 @@ def test_differences_and_what_lies_outside_two_deviations() -> None:
     assert sheet.records[0]["mib"] == 1
     assert sheet.records[2]["row"] == "broken (1 diverged)"
     shown = [record["difference"] for record in sheet.table.records]
-    assert [text.endswith(" *") for text in shown] == [False, True, False, False]
+    assert [str(text).endswith(" *") for text in shown] == [False, True, False, False]
     level = against_paper("t", "title", "digits", [Row("near", "x", Spread(91.001))], runs)
     assert level.table.records[0]["difference"] == "+0.00"  # not −0.00
 
