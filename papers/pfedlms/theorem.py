@@ -122,11 +122,6 @@ class Plan:
     local_steps: int
     every: int = 1
 
-    @property
-    def name(self) -> str:
-        h = "never" if self.refresh >= NEVER else str(self.refresh)
-        return f"{self.model}, λ {self.strength:g}, h {h}, seed {self.seed}"
-
 
 def convergence(
     dataset: str, out: Path, data_dir: str = "", device: str = "auto", quick: bool = False,
@@ -148,7 +143,8 @@ def convergence(
     for plan in plans(config, quick):
         if any(run["plan"] == asdict(plan) for run in (*document["runs"], *document["practice"])):
             continue
-        progress(plan.name)
+        own = setting_of(asdict(plan))
+        progress(f"{plan.model}, λ {own['strength']:g}, h {own['refresh']}, seed {plan.seed}")
         theory = plan.model == "softmax"
         if plan.model not in prepared:
             problem = pfedlms.Problem(model=softmax(dataset) if theory else None)

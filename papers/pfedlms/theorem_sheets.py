@@ -110,11 +110,13 @@ def _terms(rows: Sequence[Record], axis: str, x: str) -> Any:
 
 def _lines(records: Sequence[Record], columns: Mapping[str, str], y: str) -> Any:
     """Columns by round, one line per setting and column: a colour for each setting, dashes for each column."""
-    points, settings = [], list(dict.fromkeys(f"λ {own['strength']:g}, h {own['refresh']}" for own in records))
-    style = {f"{setting}{words}": Look.number(8 * column + place)
-             for column, words in enumerate(columns.values()) for place, setting in enumerate(settings)}  # fmt: skip
-    for key, words in columns.items():
-        for record in records:
-            row = f"λ {record['strength']:g}, h {record['refresh']}{words}"
-            points += [{"row": row, "x": record["round"], "mean": record[key]}] if record[key] > 0 else []
+    points = [
+        {"row": f"λ {record['strength']:g}, h {record['refresh']}{words}", "x": record["round"], "mean": record[key]}
+        for key, words in columns.items()
+        for record in records
+        if record[key] > 0
+    ]
+    rows = charts.rows_of(points)
+    settings = len(rows) // len(columns)
+    style = {row: Look.number(8 * (place // settings) + place % settings) for place, row in enumerate(rows)}
     return charts.lines(points, "round", y, log_y=True, style=style)
