@@ -82,8 +82,6 @@ class Figure:
     chart: Any
     """An Altair chart: to change, to combine, to show in a notebook."""
     records: list[dict[str, Any]]
-    panel: int = 0
-    """The width of one panel in a figure with several; the page shows as many side by side as fit."""
 
     def save(self, file: str | Path) -> None:
         """Write it in the format of the suffix."""

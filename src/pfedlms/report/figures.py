@@ -165,7 +165,7 @@ def cost(table: Table, style: Mapping[str, Look]) -> Figure | None:
 
 def client_gains(found: Mapping[str, Sequence[Mapping[str, Any]]], unit: str) -> Figure:
     """What each client gains or loses against training alone, one panel per row."""
-    points, records, width = [], [], 300
+    points, records = [], []
     for row, own in list(found.items())[:_MOST_ROWS]:
         every = [each["gain"] for each in own]
         better, worse = sum(gain > 0 for gain in every), sum(gain < 0 for gain in every)
@@ -186,8 +186,8 @@ def client_gains(found: Mapping[str, Sequence[Mapping[str, Any]]], unit: str) ->
     )
     header = alt.Header(title=None, labelExpr="split(datum.value, '\\n')", labelAnchor="start")
     facet = alt.Facet("head:N", header=header, sort=list(dict.fromkeys(point["head"] for point in points)))
-    made = chart.properties(width=width, height=130).facet(facet, columns=2, data=alt.Data(values=points))
-    return Figure("clients", "Clients against local", caption, charts.styled(made), records, width)
+    made = chart.properties(width=300, height=130).facet(facet, columns=2, data=alt.Data(values=points))
+    return Figure("clients", "Clients against local", caption, charts.styled(made), records)
 
 
 def holdings(document: Mapping[str, Any]) -> Figure:

@@ -141,7 +141,7 @@ def _json(value: Any) -> str:
 
 def _spec(figure: Figure) -> str:
     """The chart for the page: its colours by name, so that a theme, or paper, can give others."""
-    spec = {**figure.chart.to_dict(), "background": "transparent", "usermeta": {"panel": figure.panel}}
+    spec = {**figure.chart.to_dict(), "background": "transparent"}
     return re.sub(r'"(#[0-9a-f]{6})"', lambda found: f'"{_COLOURS.get(found[1], found[1])}"', _json(spec))
 
 
