@@ -10,17 +10,16 @@ the honest clients, means of the last 10 evaluations; *clean* is what the same c
 from __future__ import annotations
 
 import argparse
-import json
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 import lies
-from kept import commit
+from kept import keep_rows
 
 from pfedlms import load_config, rng
 from pfedlms.engine.reports import Evaluation
@@ -28,6 +27,8 @@ from pfedlms.errors import RunError
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.prepare import as_configured, keeping_pools, prepare
 from pfedlms.methods import Method
+from pfedlms.report.runs import Spread
+from pfedlms.report.tables import Column, Table, accuracy
 
 Tell = Callable[[Method, tuple[int, ...]], None]
 FIELDS = {
@@ -118,20 +119,17 @@ def rows_of(options: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def spread(values: list[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    if not known:
-        return "–"
-    return f"{mean(known):.2f} ± {stdev(known):.2f}" if len(known) > 1 else f"{known[0]:.2f}"
-
-
 def show(rows: list[dict[str, Any]]) -> None:
-    print("| method | liars | P-acc | clean | G-acc | clean | diverged |\n|---|---|---|---|---|---|---|")
+    heads = {"p_acc": "P-acc", "clean_p_acc": "clean P-acc", "g_acc": "G-acc", "clean_g_acc": "clean G-acc"}
+    records = []
     for method, scenario in dict.fromkeys((row["method"], row["scenario"]) for row in rows):
         own = [row for row in rows if (row["method"], row["scenario"]) == (method, scenario)]
-        cells = [spread([row[name] for row in own]) for name in ("p_acc", "clean_p_acc", "g_acc", "clean_g_acc")]
-        lost = sum(bool(row["ended"]) for row in own)
-        print(f"| `{method}` | {scenario} | {' | '.join(cells)} | {f'{lost} of {len(own)}' if lost else 'no'} |")
+        spreads = {key: Spread.of(row[key] for row in own) for key in heads}
+        lost = f"{sum(bool(row['ended']) for row in own)} of {len(own)}"
+        records.append({"method": f"`{method}`", "liars": scenario, **spreads, "diverged": lost})
+    columns = [Column(key, key) for key in ("method", "liars")]
+    columns += [Column(key, head, accuracy) for key, head in heads.items()]
+    print(Table([*columns, Column("diverged", "diverged")], records).markdown())
 
 
 def main() -> None:
@@ -149,9 +147,7 @@ def main() -> None:
         rows = rows_of(options)
     show(rows)
     if options.json:
-        made_at = commit() or "unknown"
-        lines = ",\n".join(json.dumps({"commit": made_at, **row}, allow_nan=False) for row in rows)
-        options.json.write_text(f"[\n{lines}\n]\n")
+        keep_rows(rows, options.json)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from kept import commit
+from kept import commit, keep
 from torch import Tensor
 
 CLIENTS, BATCH, CHECKED = 20, 64, 7
@@ -187,7 +187,7 @@ def main() -> None:
     rows = [row for model, kind in chosen for row in measure(model, kind)]
     print(f"done after {time.time() - began:.1f} s")
     if options.json:
-        options.json.write_text(json.dumps({"commit": commit(), "rows": rows}, indent=1) + "\n")
+        keep({"rows": rows}, options.json)
 
 
 if __name__ == "__main__":

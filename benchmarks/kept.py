@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,3 +23,10 @@ def commit() -> str:
 def keep(result: Mapping[str, Any], file: Path) -> None:
     """Write what a benchmark measured."""
     file.write_text(json.dumps({"commit": commit() or "unknown", **result}, indent=2) + "\n")
+
+
+def keep_rows(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
+    """Write rows, one per line."""
+    made_at = commit() or "unknown"
+    lines = ",\n".join(json.dumps({"commit": made_at, **row}, allow_nan=False) for row in rows)
+    file.write_text(f"[\n{lines}\n]\n")

@@ -18,7 +18,6 @@ A better decoder finds more: the figures are lower bounds of what messages revea
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from kept import commit
+from kept import keep_rows
 from torch import Tensor
 
 from pfedlms import load_config
@@ -317,9 +316,7 @@ def main() -> None:
     rows = [row for name in chosen for seed in range(options.seeds) for row in measure(name, seed, rounds)]
     show(rows)
     if options.json:
-        made_at = commit() or "unknown"
-        lines = ",\n".join(json.dumps({"commit": made_at, **row}, allow_nan=False) for row in rows)
-        options.json.write_text(f"[\n{lines}\n]\n")
+        keep_rows(rows, options.json)
 
 
 if __name__ == "__main__":

@@ -24,10 +24,10 @@ def parse(arguments: Sequence[str] | None, prog: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=prog, description=DESCRIPTION, allow_abbrev=False)
     parser.add_argument("names", nargs="+", metavar="NAME", help=", ".join(NAMES))
     help = f"some of {', '.join(DATASETS)} (default: those of the paper)"
-    parser.add_argument("--datasets", metavar="A,B", default="", help=help)
+    parser.add_argument("--datasets", type=listed, metavar="A,B", default=(), help=help)
     help = "some rows, by method or variant: pfedlms, stc@sketchvote (stc at the bytes of sketchvote), "
     help += "pfedlms:ratio=.2; without effect on distributions (FedAvg) and convergence (pFedLMS)"
-    parser.add_argument("--methods", metavar="A,B", default="", help=help)
+    parser.add_argument("--methods", type=listed, metavar="A,B", default=(), help=help)
     help = "how many seeds, from 0 on (default: 3; 1 with --quick); distributions and convergence have seed 0 alone"
     parser.add_argument("--seeds", type=positive, metavar="N", help=help)
     parser.add_argument("--quick", action="store_true", help="a tenth of the rounds: a look, no result")
@@ -40,6 +40,11 @@ def parse(arguments: Sequence[str] | None, prog: str) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print JSON and nothing else on standard output")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     return parser.parse_args(arguments)
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """Each once."""
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
 def positive(text: str) -> int:
@@ -62,7 +67,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m papers.p
 def _reproduce(options: argparse.Namespace) -> int:
     seeds = options.seeds if options.seeds is not None else 1 if options.quick else 3
     wanted = Wanted(
-        options.out, _listed(options.datasets), _listed(options.methods), tuple(range(seeds)), options.quick,
+        options.out, options.datasets, options.methods, tuple(range(seeds)), options.quick,
         read_rows(options.rows), options.data_dir, options.device, options.workers, False if options.quiet else None,
         say=(lambda text: None) if options.quiet else say,
     )  # fmt: skip
@@ -71,11 +76,10 @@ def _reproduce(options: argparse.Namespace) -> int:
         try:
             done[name] = reproduce(name, wanted)
         except KeyboardInterrupt:
-            say(f"interrupted; {options.out} keeps what was finished. The same command resumes it.")
-            return 130
+            done[name] = Outcome(signal=2)
         _show(done[name], options.json)
         if done[name].signal:
-            say(f"interrupted; all of it is kept in {options.out}. The same command resumes it.")
+            say(f"interrupted; {options.out} keeps what was finished. The same command resumes it.")
             return 128 + done[name].signal
     if options.json:
         sheets = {sheet.name: sheet.records for own in done.values() for sheet in own.sheets if sheet.columns}
@@ -100,11 +104,6 @@ def _show(outcome: Outcome, as_json: bool) -> None:
 def say(text: str) -> None:
     """On standard error, as it is."""
     Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def _listed(text: str) -> tuple[str, ...]:
-    """Each once."""
-    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
 if __name__ == "__main__":

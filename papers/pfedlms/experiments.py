@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import tomllib
 import warnings
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -13,18 +14,11 @@ from typing import Any
 
 import pfedlms
 from pfedlms.errors import UsageError
+from pfedlms.report.runs import Spread
 
 ALL = ("mnist", "fmnist", "svhn", "cifar10", "cifar100")
 SERVER_STEPS = {"mnist": 3.0, "fmnist": 2.0, "cifar10": 3.0}
 """FedAvg's server step, chosen by V-acc on seed 10 (benchmarks/results/sweep-*.json)."""
-
-
-@dataclass(frozen=True)
-class Printed:
-    """An accuracy or cost of the paper; its standard deviation where the paper gives one."""
-
-    mean: float
-    deviation: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -33,7 +27,7 @@ class Row:
 
     label: str
     variant: str
-    printed: Printed | None = None
+    printed: Spread | None = None
 
 
 @dataclass(frozen=True)
@@ -85,9 +79,9 @@ ABLATION = {
 def _rows(section: str, dataset: str) -> list[Row]:
     if section in FIGURES:
         axis, symbol, setting = FIGURES[section]
-        values = (1, 2, 3, 4, 5, 7) if section == "thresholds" else paper()[section][axis]
-        named = {f"{symbol} = {value:g}": (value, f"pfedlms:{setting}={value:g}") for value in values}
-        return [Row(label, own, along(section, axis, value, dataset)) for label, (value, own) in named.items()]
+        known = dict(zip(paper()[section][axis], map(Spread, paper()[section].get(dataset, ())), strict=False))
+        values = (1, 2, 3, 4, 5, 7) if section == "thresholds" else known or paper()[section][axis]
+        return [Row(f"{symbol} = {value:g}", f"pfedlms:{setting}={value:g}", known.get(value)) for value in values]
     if section == "ablation":
         return [Row(label, variant, printed(section, label, dataset)) for label, variant in ABLATION.items()]
     step = SERVER_STEPS.get(dataset)
@@ -106,20 +100,13 @@ def paper() -> dict[str, Any]:
     return tomllib.loads(Path(__file__).with_name("paper.toml").read_text(encoding="utf-8"))
 
 
-def printed(section: str, row: str, dataset: str) -> Printed | None:
+def printed(section: str, row: str, dataset: str) -> Spread | None:
     """A number of a table with one column per data set; None where the paper has none."""
     own = paper()[section]
     if row not in own or dataset not in own["columns"]:
         return None
     value = own[row][own["columns"].index(dataset)]
-    return Printed(*value) if isinstance(value, list) else Printed(value)
-
-
-def along(section: str, axis: str, value: float, dataset: str) -> Printed | None:
-    """A number of a figure with one line per data set, at one value of its axis; None where the paper has none."""
-    own = paper()[section]
-    known = dataset in own and value in own[axis]
-    return Printed(own[dataset][own[axis].index(value)]) if known else None
+    return Spread(*value) if isinstance(value, list) else Spread(value)
 
 
 # --- cells ---
@@ -212,11 +199,9 @@ def equal_rate(dataset: str, method: str, wanted: int) -> float:
     def share(count: int) -> float:
         return (count + 0.5) / dim  # in the middle: rounding removes no entry
 
-    low, high = 1, dim - 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if taken(dataset, method, **{key: share(middle)}) <= wanted else (low, middle)
-    off = {rate: abs(taken(dataset, method, **{key: rate}) - wanted) for rate in (share(low), share(high))}
+    sizes = lambda count: taken(dataset, method, **{key: share(count)})  # noqa: E731 - grows with the count
+    low = max(1, bisect_right(range(1, dim - 1), wanted, key=sizes))
+    off = {rate: abs(taken(dataset, method, **{key: rate}) - wanted) for rate in (share(low), share(low + 1))}
     best = min(off, key=lambda rate: off[rate])
     if off[best] > max(TOLERANCE * wanted, 4):  # one entry more, up and down: sizes cannot agree more closely
         raise UsageError(f"{method}: no {key} takes {wanted} bytes a round on {dataset}, within {TOLERANCE:.1%}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ from papers.pfedlms.theorem import convergence
 from pfedlms.errors import DataError, UsageError, did_you_mean
 from pfedlms.methods import METHODS
 from pfedlms.report import charts, figures
+from pfedlms.report.tables import to_csv
 
 OTHERS = {"communication": ALL, "distributions": ("mnist",), "convergence": ("digits", "mnist")}
 """Experiments that are not tables of training runs, and their data sets."""
+DRAWING = find_spec("altair") is not None and find_spec("vl_convert") is not None
+"""Whether the extra `report` is installed; the numbers of a figure are written in any case."""
 NAMES = (*EXPERIMENTS, *OTHERS)
 DATASETS = ("digits", *ALL)
 
@@ -60,10 +64,10 @@ def _made(name: str, dataset: str, wanted: Wanted, outcome: Outcome) -> tuple[li
         weights = distributions.distributions(dataset, wanted, outcome)
         if weights is None:
             return [], None
-        return distributions.sheets(dataset, weights), distributions.chart(weights) if _drawing() else None
+        return distributions.sheets(dataset, weights), distributions.chart(weights) if DRAWING else None
     if name == "convergence":  # seed 0 alone: every gradient is one over all samples
         terms = convergence(dataset, wanted.out, wanted.data_dir, wanted.device, wanted.quick, wanted.say)
-        return theorem_sheets.sheets(terms), theorem_sheets.chart(terms) if _drawing() else None
+        return theorem_sheets.sheets(terms), theorem_sheets.chart(terms) if DRAWING else None
     return _table(name, dataset, wanted, outcome)
 
 
@@ -75,7 +79,7 @@ def _table(name: str, dataset: str, wanted: Wanted, outcome: Outcome) -> tuple[l
     runs = {row.label: found[row.variant] for row in rows}
     if name == "budget" and not outcome.signal and not wanted.quick:
         for label, rounds in sheets.frugal_fedavg(runs).items():
-            (runs[label],) = gather(short_fedavg(dataset, plan.alpha, rounds), wanted, outcome, label).values()
+            (runs[label],) = gather(short_fedavg(dataset, plan.alpha, rounds), wanted, outcome).values()
             rows.append(Row(label, "fedavg"))
     if not any(runs.values()):
         return [], None
@@ -89,22 +93,13 @@ def _table(name: str, dataset: str, wanted: Wanted, outcome: Outcome) -> tuple[l
     plain = [label for label in runs if label in METHODS]
     drawn = [run for label in (plain if len(plain) > 1 else runs) for run in finished(runs[label])]
     against = "bytes" if name == "budget" else "rounds"
-    figure = figures.accuracy_curves(drawn, against=against, title=f"{dataset}: {title}") if _drawing() else None
+    figure = figures.accuracy_curves(drawn, against=against, title=f"{dataset}: {title}") if DRAWING else None
     return made, figure and figure.chart
-
-
-def _drawing() -> bool:
-    """Whether the extra `report` is installed; the numbers of a figure are written in any case."""
-    try:
-        charts.altair()
-    except UsageError:
-        return False
-    return True
 
 
 def _write(sheet: Sheet, out: Path) -> None:
     """As CSV; a sheet that is shown as Markdown, too."""
-    texts = {".csv": sheet.csv(), **({".md": sheet.table.markdown()} if sheet.columns else {})}
+    texts = {".csv": to_csv(sheet.records), **({".md": sheet.table.markdown()} if sheet.columns else {})}
     for suffix, text in texts.items():
         file = out / f"{sheet.name}{suffix}"
         try:

@@ -56,7 +56,7 @@ class Outcome:
     """The signal that interrupted; 0: none."""
 
 
-def gather(cells: Mapping[str, Settings], wanted: Wanted, outcome: Outcome, what: str = "") -> Runs:
+def gather(cells: Mapping[str, Settings], wanted: Wanted, outcome: Outcome) -> Runs:
     """The run of every cell and seed: from `wanted.rows` that have its settings, else from the study of the data set
     and α, which trains what is not there yet, seed by seed. A data set without files leaves its cells open."""
     executed: Settings = {"data": {"dir": wanted.data_dir}, "run": {"device": wanted.device}}
@@ -76,8 +76,7 @@ def gather(cells: Mapping[str, Settings], wanted: Wanted, outcome: Outcome, what
         if ended and key in configs and key not in known and pfedlms.same_run(configs[key], run.config):
             known[key] = run
     left = len(configs) - len(known)
-    counts = f"{data.dataset}: {counted(len(configs), 'cell')}, {len(known)} known or finished, {left} to train"
-    wanted.say(counts + (f": {what}" if what else ""))
+    wanted.say(f"{data.dataset}: {counted(len(configs), 'cell')}, {len(known)} known or finished, {left} to train")
     for seed in wanted.seeds:
         todo = {name: own for name, own in cells.items() if (name, seed) not in known}
         if not todo or outcome.signal or data.dataset in outcome.missing:

@@ -10,12 +10,11 @@ from typing import Any
 
 import pfedlms
 from papers.pfedlms.experiments import Row, printed
-from pfedlms.report.results import last_evaluations
-from pfedlms.report.tables import Column, Table, counted, to_csv
+from pfedlms.report.runs import MIB
+from pfedlms.report.tables import Column, Table, counted
 
 Runs = dict[str, list[pfedlms.Run]]
 """By the name of a cell or row, one run per seed."""
-MIB = 1 << 20
 WIDE = 2.0  # standard deviations
 SHARE = 0.9
 FRUGAL = ("sketchvote", "pfedlms")
@@ -44,16 +43,11 @@ class Sheet:
         records = [{key: _text(record, key, self.digits) for key in self.columns} for record in self.records]
         return Table(columns, records, self.title, self.note)
 
-    def csv(self) -> str:
-        return to_csv(self.records)
 
-
-def _text(record: Mapping[str, Any], key: str, digits: str) -> str:
+def _text(record: Mapping[str, Any], key: str, digits: str) -> str | None:
     main, _, spread = key.partition(" ± ")
     value = record.get(main)
-    if value is None:
-        return "–"
-    if isinstance(value, str):
+    if value is None or isinstance(value, str):
         return value
     if main == "difference":
         text = f"{value:+z.2f}".replace("-", "−") + " *" * bool(record.get("outside"))
@@ -87,24 +81,19 @@ def against_paper(name: str, title: str, dataset: str, rows: Sequence[Row], runs
             if done:
                 record["difference"] = record["max"] - row.printed.mean
                 # The deviation of a single seed is not known.
-                width = WIDE * hypot(row.printed.deviation, record["max_deviation"]) if len(done) > 1 else 0.0
+                width = WIDE * hypot(row.printed.deviation or 0.0, record["max_deviation"]) if len(done) > 1 else 0.0
                 record["outside"] = bool(width) and abs(record["difference"]) > width
         records.append(record)
-    # As in `compare`: of the rows with the most evaluations, because some rows are short on purpose.
-    most = max((len(run.metrics) or 20 for own in runs.values() for run in finished(own)), default=20)
-    tail, over = last_evaluations([{"evaluations": most, "accuracy": {"max": 0.0}}])
     columns = {
         "row": "method", "max ± max_deviation": "P-acc max", "paper ± paper_deviation": "paper",
-        "difference": "diff", "last10 ± last10_deviation": tail, "global": "G-acc", "mib": "MiB",
+        "difference": "diff", "last10 ± last10_deviation": "last 10", "global": "G-acc", "mib": "MiB",
     }  # fmt: skip
     note = (
-        f"Accuracy in %, ± over seeds; maximum over evaluations, as the paper reports it, and mean of {over}; G-acc of "
-        "the same; MiB per round of all clients, framing included."
+        "Accuracy in %, ± over seeds; maximum over evaluations, as the paper reports it, and mean of the last ones, "
+        "at most 10; G-acc of the same; MiB per round of all clients, framing included."
     )
     if any(record.get("outside") for record in records):
         note += f" *: more than {WIDE:g} standard deviations away."
-    known = {key for record in records for key in record}
-    columns = {key: heading for key, heading in columns.items() if key.partition(" ")[0] in known}
     return Sheet(f"{name}-{dataset}", f"{dataset}: {title}", records, columns, note)
 
 
@@ -113,13 +102,10 @@ def _accuracies(done: Sequence[pfedlms.Run]) -> dict[str, Any]:
     for which in ("max", "last10"):
         values = [run.summary["accuracy"][which] for run in done]
         found[which] = mean(values)
-        if len(values) > 1:
-            found[f"{which}_deviation"] = stdev(values)
+        found |= {f"{which}_deviation": stdev(values)} if len(values) > 1 else {}
     shared = [run.summary["global_accuracy"]["last10"] for run in done if "global_accuracy" in run.summary]
-    if shared:
-        found["global"] = mean(shared)
-    found["mib"] = mean(sum(run.summary["bytes_per_round"].values()) for run in done) / MIB
-    return found
+    found |= {"global": mean(shared)} if shared else {}
+    return {**found, "mib": mean(sum(run.summary["bytes_per_round"].values()) for run in done) / MIB}
 
 
 def communication(dataset: str, methods: Sequence[str] = ()) -> Sheet:
@@ -172,10 +158,8 @@ def bytes_to_most_of_the_gain(dataset: str, runs: Runs) -> Sheet | None:
 
 def first_reaching(run: pfedlms.Run, wanted: float) -> tuple[int, int] | None:
     """Round and bytes of the first evaluation with at least that P-acc."""
-    for record in run.metrics:
-        if record["p_acc"] is not None and record["p_acc"] >= wanted:
-            return int(record["round"]), int(sum(record["bytes"].values()))
-    return None
+    reached = (record for record in run.metrics if record["p_acc"] is not None and record["p_acc"] >= wanted)
+    return next(((int(each["round"]), int(sum(each["bytes"].values()))) for each in reached), None)
 
 
 def frugal_fedavg(runs: Runs) -> dict[str, int]:

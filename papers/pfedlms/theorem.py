@@ -122,11 +122,6 @@ class Plan:
     local_steps: int
     every: int = 1
 
-    @property
-    def name(self) -> str:
-        h = "never" if self.refresh >= NEVER else str(self.refresh)
-        return f"{self.model}, λ {self.strength:g}, h {h}, seed {self.seed}"
-
 
 def convergence(
     dataset: str, out: Path, data_dir: str = "", device: str = "auto", quick: bool = False,
@@ -148,7 +143,8 @@ def convergence(
     for plan in plans(config, quick):
         if any(run["plan"] == asdict(plan) for run in (*document["runs"], *document["practice"])):
             continue
-        progress(plan.name)
+        own = setting_of(asdict(plan))
+        progress(f"{plan.model}, λ {own['strength']:g}, h {own['refresh']}, seed {plan.seed}")
         theory = plan.model == "softmax"
         if plan.model not in prepared:
             problem = pfedlms.Problem(model=softmax(dataset) if theory else None)
@@ -287,7 +283,8 @@ def _read(file: Path, dataset: str, settings: Record) -> Record:
     try:
         document: Record = json.loads(file.read_text(encoding="utf-8"))
         schema, before = document["schema"], document.get("settings", {})
-        other = [f"{key} {before.get(key)!r}, now {own!r}" for key, own in settings.items() if before.get(key) != own]
+        now = {key: settings.get(key) for key in before}  # a setting that is newer than the file had its default
+        other = [f"{key} {own!r}, now {now[key]!r}" for key, own in before.items() if now[key] != own]
         if schema != SCHEMA:
             raise ValueError(f"got schema {schema!r}, expected {SCHEMA}")
     except (ValueError, KeyError, TypeError, AttributeError) as error:

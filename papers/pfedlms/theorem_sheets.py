@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from papers.pfedlms.sheets import Sheet
-from papers.pfedlms.theorem import BASE, NEVER, Record, setting_of
+from papers.pfedlms.theorem import BASE, Record, setting_of
 from pfedlms.report import charts
 from pfedlms.report.charts import Look
 
@@ -77,7 +77,6 @@ def chart(document: Record) -> Any:
     ends = [row for row in rows if row["rounds"] == last]
     theory = [point for point in points if point["model"] == "softmax"]
     pulled = [row for row in ends if row["strength"] == strength]
-    pulled.sort(key=lambda row: NEVER if row["refresh"] == "never" else int(row["refresh"]))
     drifts = {"largest_drift": ": largest of a client", "allowed_by_norm": ": λβ, largest ‖θ‖ for B_θ",
               "allowed": ": λβ of the lemma"}  # fmt: skip
     gradient = "Σ p_k ‖∇F_k‖², mean over steps"
@@ -88,12 +87,13 @@ def chart(document: Record) -> Any:
         _terms(pulled, "refresh", f"h, rounds between sketches (λ = {strength:g}, R = {last})"),
         _lines([point for point in theory if point["strength"] == strength], drifts, "drift of F_k between rounds"),
         _lines(theory, {"left": ""}, gradient),
-        _lines([point for point in points if point["model"] == "dnn"], {"left": ", dnn"}, gradient),
+        _lines([point for point in points if point["model"] == "dnn"], {"left": ""}, f"dnn: {gradient}"),
     ]  # fmt: skip
     panels = [panel.properties(width=360, height=260) for panel in panels]
     title = f"{document['dataset']}: softmax regression, η = 1/L_F"
-    above, below = charts.altair().hconcat(*panels[:3]), charts.altair().hconcat(*panels[3:])
-    return charts.stacked([above, below.resolve_scale(color="independent", strokeDash="independent")], title)
+    above, below = (charts.altair().hconcat(*some) for some in (panels[:3], panels[3:]))
+    below = below.resolve_scale(color="independent", strokeDash="independent")
+    return charts.beside([above, below], columns=1, title=title, shared=False)
 
 
 def _terms(rows: Sequence[Record], axis: str, x: str) -> Any:
@@ -104,15 +104,19 @@ def _terms(rows: Sequence[Record], axis: str, x: str) -> Any:
         for row in rows
         if row[key] > 0
     ]
-    return charts.lines(points, x, "both sides of the theorem", log_y=True, marks=True, style=dict(SERIES.values()))
+    ticks, y = [f"{row[axis]}" for row in rows], "both sides of the theorem"
+    return charts.lines(points, x, y, log_y=True, marks=True, ticks=ticks, style=dict(SERIES.values()))
 
 
 def _lines(records: Sequence[Record], columns: Mapping[str, str], y: str) -> Any:
-    """Columns by round, one line per setting and column."""
+    """Columns by round, one line per setting and column: a colour for each setting, dashes for each column."""
     points = [
         {"row": f"λ {record['strength']:g}, h {record['refresh']}{words}", "x": record["round"], "mean": record[key]}
         for key, words in columns.items()
         for record in records
         if record[key] > 0
     ]
-    return charts.lines(points, "round", y, log_y=True)
+    rows = charts.rows_of(points)
+    settings = len(rows) // len(columns)
+    style = {row: Look.number(8 * (place // settings) + place % settings) for place, row in enumerate(rows)}
+    return charts.lines(points, "round", y, log_y=True, style=style)

@@ -6,6 +6,7 @@ import csv
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from importlib.util import find_spec
 from math import sqrt
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 import torch
 from papers.pfedlms.__main__ import main
 from papers.pfedlms.theorem import NEVER, Constants, Plan, convergence, shared_settings, softmax_smoothness, terms
-from papers.pfedlms.theorem_sheets import THEORY, by_round, chart
+from papers.pfedlms.theorem_sheets import by_round
 from papers.pfedlms.trajectory import ClientTask, Watched, WatchedPFedLMS, WatchedSettings, follow, penalty
 from torch import Tensor, nn
 
@@ -28,7 +29,6 @@ from pfedlms.engine.training import TrainSettings
 from pfedlms.errors import UsageError
 from pfedlms.methods import METHODS, Method
 from pfedlms.models import CohortModel
-from pfedlms.report import charts
 
 SEED, RHO, DECAY = 3, 0.0625, 0.01
 SIZES, RATIO, LEVELS = (4 * 4 + 4,), 0.5, 3  # softmax regression on 4 numbers, 4 classes: N = 32, m = 16
@@ -361,12 +361,13 @@ def test_what_was_measured_is_used_again(
 ) -> None:
     """All of it, or what there is: a run that is missing is made, and nothing else."""
     file = tmp_path / "convergence-digits.json"
-    kept = {"schema": 2, "dataset": "digits", "settings": SHIPPED, "rows": [], "runs": document["runs"], "practice": []}
+    known = {key: own for key, own in SHIPPED.items() if key != "train.weights"}  # a setting that came later
+    kept = {"schema": 2, "dataset": "digits", "settings": known, "rows": [], "runs": document["runs"], "practice": []}
     file.write_text(json.dumps(kept))
     said: list[str] = []
     again = convergence("digits", tmp_path, device="cpu", progress=said.append)
     assert said == ["dnn, λ 0.05, h 1, seed 0"]
-    assert json.loads(json.dumps(again)) == json.loads(json.dumps(document))
+    assert json.loads(json.dumps({**again, "settings": SHIPPED})) == json.loads(json.dumps(document))
 
     monkeypatch.setattr(measured, "follow", lambda *given: pytest.fail("measured again"))
     read = convergence("digits", tmp_path, device="cpu", progress=said.append)
@@ -380,24 +381,6 @@ def test_a_file_of_another_kind_is_not_used(tmp_path: Path, text: str, told: str
     (tmp_path / "convergence-digits.json").write_text(text)
     with pytest.raises(UsageError, match=told):
         convergence("digits", tmp_path, device="cpu", quick=True)
-
-
-def test_plans_vary_one_thing_at_a_time() -> None:
-    config = pfedlms.load_config(None, {"data": {"dataset": "digits"}})
-    full, quick = (list(measured.plans(config, each)) for each in (False, True))
-    theory = {(each.strength, each.refresh) for each in full if each.model == "softmax"}
-    assert theory == {(0.0, 1), (0.01, 1), (0.05, 1), (0.2, 1), (0.05, 5), (0.05, NEVER)}
-    assert sum(each.rounds for each in quick) < 30 < sum(each.rounds for each in full)
-    assert [each.model for each in full].count("dnn") == 1
-
-
-def test_table_and_plot(document: measured.Record, tmp_path: Path) -> None:
-    records = document["rows"]
-    assert all(THEORY.keys() <= record.keys() for record in records)
-    assert [record["refresh"] for record in records[::3]] == ["1", "1", "2", "never"]
-    pytest.importorskip("altair")
-    charts.save(chart(document), tmp_path / "plot.svg")
-    assert (tmp_path / "plot.svg").stat().st_size > 10_000
 
 
 def test_every_round_of_every_run_is_among_the_points(document: measured.Record) -> None:
@@ -430,3 +413,5 @@ def test_dnn_is_printed_beside_softmax_regression(
     with (tmp_path / "quick" / "convergence-digits.csv").open() as file:
         assert next(csv.reader(file))[:4] == ["strength", "refresh", "rounds", "left"]
     assert (tmp_path / "quick" / "convergence-digits-points.csv").is_file()
+    if find_spec("altair") is not None:
+        assert (tmp_path / "quick" / "convergence-digits.svg").stat().st_size > 10_000

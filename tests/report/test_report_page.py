@@ -7,22 +7,18 @@ import csv
 import json
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from studies import a_comparison, a_run, compared, swept
-from torch import nn
 
 import pfedlms
 from pfedlms.cli import main
 from pfedlms.cli.stored import sections_of
 from pfedlms.report.page import write_page
 
-SMALL = {"rounds": 3, "clients": 4, "hidden": 12, "local_steps": 2, "batch_size": 8, "threads": 1, "progress": False}
 NASTY = "</script><script>alert(1)</script>\"'&<b>"
 VOID = {"meta", "link", "wbr"}
 
@@ -130,75 +126,46 @@ def test_words_of_users_stay_words(tmp_path: Path) -> None:
     assert len(page.of("script")) == len(charts) + 2, "the charts, the raw data, and the page's own"
     assert not page.of("b")
     assert raw["parts"][0]["runs"][0]["name"] == NASTY
-    assert any(NASTY in text for text in ["".join(page.text("th"))])
+    assert NASTY in "".join(page.text("th"))
     assert NASTY in {point["client"] for chart in charts for point in chart.get("data", {}).get("values", [])
                      if "client" in point}  # fmt: skip
 
 
-def interrupted(folder: Path) -> None:
-    pfedlms.run(method="fedavg", out=folder, **SMALL)
-    (folder / "summary.json").unlink()
-
-
-def one_evaluation(folder: Path) -> None:
-    pfedlms.run(method="pfedlms", out=folder, evaluate_every=3, **SMALL)
-
-
-def sampled(folder: Path) -> None:
-    pfedlms.run(method="sketchvote", out=folder, participation=0.5, validation=0.2, **SMALL)
-
-
-def nothing_sent(folder: Path) -> None:
-    pfedlms.run(method="local", out=folder, **SMALL)
-
-
-def own_metric(folder: Path) -> None:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(4, 30, 3, generator=generator)
-    clients = [(own, own.sum(dim=1, keepdim=True)) for own in x]
-
-    def squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return (outputs - targets).square().sum(dim=1)
-
-    quick = {key: value for key, value in SMALL.items() if key not in ("clients", "hidden")}
-    pfedlms.run(clients, lambda: nn.Linear(3, 1), method="pfedlms", loss=squared, out=folder, **quick)
-
-
-def diverged(folder: Path) -> None:
-    a_run(folder, "fedavg", [50, None, None], kib=1, status="diverged")
-
-
-def old(folder: Path) -> None:
-    a_run(folder, "pfedlms", [50, 60], kib=1)
-    summary = json.loads((folder / "summary.json").read_text())
-    for key in ("evaluations", "participation", "everyone", "parameters", "seconds"):
-        del summary[key]
-    (folder / "summary.json").write_text(json.dumps(summary))
-
-
-def many_clients(folder: Path) -> None:
-    a_run(folder / "a", "local", [50, 60], clients=[k / 2 for k in range(200)])
-    a_run(folder / "b", "fedavg", [50, 60], clients=[100 - k / 2 for k in range(200)], kib=7)
+MANY = [k / 2 for k in range(200)]
 
 
 @pytest.mark.parametrize(
-    ("make", "expected"),
+    ("method", "reached", "more", "expected"),
     [
-        (interrupted, "interrupted"), (one_evaluation, "of the one evaluation"), (sampled, "everyone: all clients"),
-        (nothing_sent, "of all 3 evaluations"), (own_metric, "-loss"), (diverged, "diverged"),
-        (old, "pfedlms"), (many_clients, "fedavg"),
+        ("fedavg", [50, 60], {"kib": 1, "status": "interrupted"}, "interrupted"),
+        ("fedavg", [50, None, None], {"kib": 1, "status": "diverged"}, "diverged"),
+        ("pfedlms", [50], {"kib": 1}, "1 round"),
+        ("fedavg", [50, 60], {"kib": 7, "clients": MANY}, "200 clients"),
+        ("local", [50, 60], {}, "2 rounds"),
+        ("pfedlms", [0.5, 0.6], {"kib": 1, "metric": "-loss"}, "-loss, the higher the better"),
+        ("sketchvote", [50, 60], {"kib": 1, "participation": 0.5}, "everyone: all clients"),
     ],
-    ids=lambda case: getattr(case, "__name__", ""),
-)  # fmt: skip
-def test_runs_of_every_kind(make: Callable[[Path], None], expected: str, tmp_path: Path) -> None:
-    make(tmp_path / "r")
+)
+def test_runs_of_every_kind(
+    method: str, reached: list[float | None], more: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    a_run(tmp_path / "r", method, reached, **more)
     page = page_of(tmp_path, tmp_path / "r")
     assert expected in page.visible
-    title = "-loss" if make is own_metric else "Accuracy"
+    title = more.get("metric", "Accuracy")
     assert f"{title} against rounds" in page.titles
-    assert (f"{title} against bytes" in page.titles) == ("Cost" in page.titles) == (make is not nothing_sent)
-    if make is own_metric:
-        assert "%" not in page.visible
+    assert (f"{title} against bytes" in page.titles) == ("Cost" in page.titles) == (method != "local")
+    assert ("%" in page.visible) == ("metric" not in more)
+
+
+def test_a_run_that_was_trained_here_and_has_no_summary(tmp_path: Path) -> None:
+    """As a killed process leaves it."""
+    chosen = {"rounds": 3, "clients": 4, "hidden": 12, "local_steps": 2, "threads": 1, "progress": False}
+    pfedlms.run(method="sketchvote", out=tmp_path / "r", validation=0.2, **chosen)
+    (tmp_path / "r" / "summary.json").unlink()
+    page = page_of(tmp_path, tmp_path / "r")
+    assert "interrupted" in page.visible
+    assert "V-acc against rounds" in page.titles
 
 
 def test_a_sweep_and_settings_that_differ(tmp_path: Path) -> None:
@@ -212,13 +179,13 @@ def test_a_sweep_and_settings_that_differ(tmp_path: Path) -> None:
 def test_several_studies_and_what_is_left_out_are_named(tmp_path: Path) -> None:
     compared(tmp_path / "one")
     compared(tmp_path / "deep" / "one")
-    a_run(tmp_path / "empty", "local", [70])
-    (tmp_path / "empty" / "metrics.jsonl").write_text("")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.toml").write_text("schema = 99\n")
     with pytest.warns(UserWarning, match="left out"):
         page = page_of(tmp_path, tmp_path)
     assert [section["id"] for section in page.of("section")] == ["one", "one-2"]
     assert [a["href"] for a in page.of("a")][:2] == ["#one", "#one-2"]
-    assert "no evaluation yet" in page.visible
+    assert "Left out: " in page.visible
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

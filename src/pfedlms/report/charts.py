@@ -82,8 +82,6 @@ class Figure:
     chart: Any
     """An Altair chart: to change, to combine, to show in a notebook."""
     records: list[dict[str, Any]]
-    panel: int = 0
-    """The width of one panel in a figure with several; the page shows as many side by side as fit."""
 
     def save(self, file: str | Path) -> None:
         """Write it in the format of the suffix."""
@@ -164,24 +162,21 @@ def data(records: Iterable[Mapping[str, Any]]) -> Any:
     return alt.Chart(alt.Data(values=list(records)))
 
 
-def coloured(style: Mapping[str, Look], legend: Any = True) -> Any:
+def coloured(style: Mapping[str, Look], legend: Any) -> Any:
     """Rows in their colours."""
     alt = altair()
     scale = alt.Scale(domain=list(style), range=[look.colour for look in style.values()])
-    return alt.Color("row:N", sort=None, scale=scale, **({} if legend is True else {"legend": legend}))
+    return alt.Color("row:N", sort=None, scale=scale, legend=legend)
 
 
-def tooltips(*names: str, **titles: str) -> list[Any]:
-    """What is shown under the pointer: fields with their type, such as `mean:Q`, or numbers by name with a title."""
-    alt = altair()
-    fields = [*((name, name.partition(":")[0]) for name in names), *((f"{key}:Q", own) for key, own in titles.items())]
-    number = {"format": ".4~r"}
-    return [alt.Tooltip(name, title=title, **(number if name.endswith(":Q") else {})) for name, title in fields]
-
-
-def with_range(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Records of a single seed have no range: lowest and highest are the mean."""
-    return [{"low": record["mean"], "high": record["mean"], **record} for record in records]
+def tooltips(*fields: str, **titles: str) -> list[Any]:
+    """What is shown under the pointer: fields with their type, such as `mean:Q`, some with a title of their own."""
+    alt, number = altair(), {"format": ".4~r"}
+    named = {field: field.partition(":")[0] for field in fields}
+    return [
+        alt.Tooltip(field, title=titles.get(name, name), **(number if field.endswith(":Q") else {}))
+        for field, name in named.items()
+    ]
 
 
 def rows_of(records: Iterable[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -201,15 +196,6 @@ def shown_range(points: Iterable[Mapping[str, Any]], whole: bool = False) -> tup
     return low - air, high + air
 
 
-def panels(chart: Any, points: Sequence[Mapping[str, Any]], by: str, width: int, height: int, **scales: str) -> Any:
-    """One panel for each value of a field, two per line."""
-    alt = altair()
-    header = alt.Header(title=None, labelExpr="split(datum.value, '\\n')", labelAnchor="start")
-    facet = alt.Facet(f"{by}:N", header=header, sort=list(dict.fromkeys(point[by] for point in points)))
-    made = chart.properties(width=width, height=height).facet(facet, columns=2, data=alt.Data(values=list(points)))
-    return styled(made.resolve_scale(**scales) if scales else made)
-
-
 # --- charts ---
 
 
@@ -227,7 +213,7 @@ def lines(
         whole: whether low values of the first rounds are shown, too.
     """
     alt = altair()
-    points = with_range(records)
+    points = [{"low": record["mean"], "high": record["mean"], **record} for record in records]
     by_row = rows_of(points)
     style = {row: (style or looks(by_row))[row] for row in by_row}
     levels = {row for row, own in by_row.items() if own[0].get("x") is None}
@@ -236,7 +222,7 @@ def lines(
     place = alt.Scale(type="log", nice=False) if log else alt.Scale(zero=False, nice=False)
     place.padding = 14 if marks else 0
     scale = {} if kind == "O" else {"scale": place}
-    across = alt.X(f"x:{kind}", sort=None, axis=axis, **scale)
+    across = alt.X(f"x:{kind}", sort=list(ticks) or None, axis=axis, **scale)
     span = alt.Scale(type="log") if log_y else alt.Scale(domain=list(shown_range(points, whole)), nice=False)
     side = alt.Axis(title=y, **({"format": "~g", "tickCount": 5} if log_y else {}))
     up, low, high = alt.Y("mean:Q", axis=side, scale=span), alt.Y("low:Q", axis=side, scale=span), alt.Y2("high:Q")
@@ -250,12 +236,8 @@ def lines(
     def visible(opacity: float) -> Any:
         return alt.condition(chosen, alt.value(opacity), alt.value(0.12 * opacity))
 
-    values = tooltips(mean=y, low="lowest", high="highest")
-    tips = [
-        *tooltips("row:N"),
-        alt.Tooltip(f"x:{kind}", title=x, **({"format": ".4~r"} if kind == "Q" else {})),
-        *values,
-    ]
+    values = tooltips("mean:Q", "low:Q", "high:Q", mean=y, low="lowest", high="highest")
+    tips = [*tooltips("row:N", f"x:{kind}", x=x), *values]
     drawn = data(point for row, own in by_row.items() if row not in levels for point in _with_tips(own))
     layers = [
         drawn.mark_area(clip=True).encode(across, low, high, color=colour, opacity=visible(0.14)),
@@ -283,13 +265,10 @@ def _with_tips(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{**point, "tip": place % step == 0 or place == last} for place, point in enumerate(points)]
 
 
-def beside(charts: Sequence[Any], columns: int = 3, title: str = "") -> Any:
-    """Several charts as one; rows of the same name share a colour and a place in the legend below."""
-    made = styled(altair().concat(*charts, columns=columns, title=title))
-    return made.configure_legend(orient="bottom", columns=4, title=None, symbolOpacity=1, labelLimit=300)
-
-
-def stacked(charts: Sequence[Any], title: str = "") -> Any:
-    """Several charts one below the other, each with its legends."""
-    made = altair().vconcat(*charts, title=title).resolve_scale(color="independent", strokeDash="independent")
-    return styled(made).configure_legend(orient="bottom", columns=3, title=None, symbolOpacity=1, labelLimit=300)
+def beside(charts: Sequence[Any], columns: int = 3, title: str = "", shared: bool = True) -> Any:
+    """Several charts as one; rows of the same name share a colour and a place in the legend below, unless it is not
+    `shared`."""
+    made = altair().concat(*charts, columns=columns, title=title)
+    made = made if shared else made.resolve_scale(color="independent", strokeDash="independent")
+    legend = {"orient": "bottom", "columns": 4 if shared else 2, "labelLimit": 300}
+    return styled(made).configure_legend(title=None, symbolOpacity=1, **legend)

@@ -8,27 +8,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from pfedlms.report.charts import (
-    BLUE,
-    GREY,
-    LIGHT,
-    ORANGE,
-    WIDTH,
-    Figure,
-    Look,
-    altair,
-    coloured,
-    data,
-    lines,
-    looks,
-    panels,
-    rows_of,
-    shown_range,
-    styled,
-    tooltips,
-)
-from pfedlms.report.results import last_evaluations
-from pfedlms.report.runs import MEASURES, Cell, RunLike, Section, best, cells, curves, percent, score_text
+from pfedlms.report import charts
+from pfedlms.report.charts import BLUE, GREY, LIGHT, ORANGE, WIDTH, Figure, Look, tooltips
+from pfedlms.report.runs import MEASURES, RunLike, Section, best, cells, curves, percent, score_text
 from pfedlms.report.tables import Table
 
 _MOST_ROWS = 12
@@ -54,13 +36,13 @@ def accuracy_curves(
 ) -> Figure | None:  # fmt: skip
     """A measure against `rounds`, or against the `bytes` that a client has exchanged: one line per row with its range
     over seeds. None where no run has the measure."""
-    by_row = rows_of(curves(runs, measure))
+    by_row = charts.rows_of(curves(runs, measure))
     drawn = sorted(by_row, key=lambda row: -by_row[row][-1]["mean"])[:_MOST_ROWS]
     if not drawn:
         return None
     by_bytes = against == "bytes"
     across = "mib" if by_bytes else "round"
-    style = style or looks(run.label for run in runs)
+    style = style or charts.looks(run.label for run in runs)
     points: list[dict[str, Any]] = []
     styles = {}
     for label in drawn:
@@ -79,13 +61,13 @@ def accuracy_curves(
     heading = heading if percent(runs[0]) else heading.replace("Accuracy", runs[0].summary["metric"])
     caption = _BY_BYTES * by_bytes
     caption += "Mean over seeds; the band is the range over seeds." if _several(points) else "One seed."
-    if min(point["low"] for point in points) < shown_range(points)[0]:
+    if min(point["low"] for point in points) < charts.shown_range(points)[0]:
         caption += " What the first rounds reach below the axis is cut off."
     caption += f" The best {len(drawn)} of {len(by_row)} rows are drawn." * (len(drawn) < len(by_row))
     words = "MiB per client, sent and received, framing included" if by_bytes else "round"
-    chart = lines(points, words, measure_name(runs[0], measure), log=by_bytes, style=styles, title=title)
+    chart = charts.lines(points, words, measure_name(runs[0], measure), log=by_bytes, style=styles, title=title)
     records = [each for row in drawn for each in by_row[row]]
-    return Figure(f"{name}-{against}", f"{heading} against {against}", caption, styled(chart), records)
+    return Figure(f"{name}-{against}", f"{heading} against {against}", caption, charts.styled(chart), records)
 
 
 _BY_BYTES = (
@@ -105,32 +87,27 @@ def by_setting(section: Section, title: str = "") -> Figure | None:
     across = max(tried, key=lambda key: (_numeric(tried[key]), len(tried[key])))
     numeric = _numeric(tried[across])
     ticks: list[Any] = sorted(tried[across]) if numeric else list(map(str, tried[across]))
-
-    def point(cell: Cell) -> dict[str, Any]:
+    points, records = [], []
+    for cell in scored:
         others = [f"{key.partition('.')[2]} {own}" for key, own in cell.settings.items() if key != across]
-        others = [*filter(None, [cell.method]), *others]
-        value = cell.settings[across]
-        found = {"mean": cell.score, "low": min(cell.scores), "high": max(cell.scores)}
-        return {"row": ", ".join(others) or section.by, "x": value if numeric else str(value), **found}
-
-    points = sorted(map(point, scored), key=lambda each: ticks.index(each["x"]))
-    rows = dict.fromkeys(point(cell)["row"] for cell in scored)
-    style = {row: Look.number(place) for place, row in enumerate(rows)}
+        row = ", ".join(filter(None, [cell.method, *others])) or section.by
+        value = cell.settings[across] if numeric else str(cell.settings[across])
+        values = {"mean": cell.score, "low": min(cell.scores), "high": max(cell.scores)}
+        points.append({"row": row, "x": value, **values})
+        records.append({**({"method": cell.method} if cell.method else {}), **cell.settings, **values})
+    starred = {**points[scored.index(top)], "shown": score_text(top.score or 0.0, section.runs[0].summary)}
+    style = {row: Look.number(place) for place, row in enumerate(charts.rows_of(points))}
+    points.sort(key=lambda each: ticks.index(each["x"]))
     measure = measure_name(section.runs[0], section.by)
     log = numeric and ticks[0] > 0 and ticks[-1] >= 5 * ticks[0]
-    chart = lines(points, across, measure, log=log, marks=True, ticks=ticks, title=title, style=style)
-    shown = score_text(top.score or 0.0, section.runs[0].summary)
-    alt = altair()
-    marked = data([{**point(top), "shown": shown}]).encode(alt.X("x:Q" if numeric else "x:O"), alt.Y("mean:Q"))
+    chart = charts.lines(points, across, measure, log=log, marks=True, ticks=ticks, title=title, style=style)
+    alt = charts.altair()
+    marked = charts.data([starred]).encode(alt.X("x:Q" if numeric else "x:O"), alt.Y("mean:Q"))
     chart += marked.mark_point(shape=_STAR, size=260, filled=True, color=LIGHT["ink"], opacity=1)
     chart += marked.mark_text(dy=-16, color=LIGHT["ink"], fontSize=12).encode(alt.Text("shown:N"))
-    over = last_evaluations([run.summary for run in section.runs])[1]
-    caption = f"Mean of {over} by setting; the star is the best."
+    caption = "Mean of the last evaluations, at most 10, by setting; the star is the best."
     caption += " The band is the range over seeds." * _several(points)
-    named = [{"method": cell.method} if cell.method else {} for cell in scored]
-    values = [{key: point(cell)[key] for key in ("mean", "low", "high")} for cell in scored]
-    records = [{**name, **cell.settings, **own} for name, cell, own in zip(named, scored, values, strict=True)]
-    return Figure("setting", f"{measure} by {across}", caption, styled(chart), records)
+    return Figure("setting", f"{measure} by {across}", caption, charts.styled(chart), records)
 
 
 def _numeric(values: Sequence[Any]) -> bool:
@@ -141,41 +118,40 @@ def cost(table: Table, style: Mapping[str, Look]) -> Figure | None:
     """MiB per round of every row of a comparison, up and down; None where nothing is sent."""
     records = [{key: record[key] for key in ("row", "mib_up", "mib_down", "total_bytes")} for record in table.records]
     ends = [
-        {"row": record["row"], "way": way, "mib": record[key]}
+        {"row": record["row"], "way": way, "mib": record[f"mib_{way}"]}
         for record in records
-        for way, key in (("up", "mib_up"), ("down", "mib_down"))
-        if record[key] > 0
+        for way in ("up", "down")
+        if record[f"mib_{way}"] > 0
     ]
     if not ends:
         return None
-    low = 10.0 ** floor(log10(min(end["mib"] for end in ends)))
-    high = 10.0 ** (floor(log10(max(end["mib"] for end in ends))) + 1)
+    powers = [floor(log10(end["mib"])) for end in ends]
+    decades = [10.0**power for power in range(min(powers), max(powers) + 2)]
     texts = [
         {
             "row": record["row"],
-            "mib": max(record["mib_up"], record["mib_down"]) or low,
+            "mib": max(record["mib_up"], record["mib_down"]) or decades[0],
             "shown": f"{record['mib_up']:.3g} / {record['mib_down']:.3g}" if record["total_bytes"] else "sends nothing",
         }
         for record in records
     ]
-    alt = altair()
-    decades = [10.0**power for power in range(round(log10(low)), round(log10(high)) + 1)]
-    scale = alt.Scale(type="log", domain=[low, 4 * high], nice=False)
-    across = alt.X(
-        "mib:Q", title="MiB per round, all participants", scale=scale, axis=alt.Axis(format="~g", values=decades)
-    )
+    alt = charts.altair()
+    scale = alt.Scale(type="log", domain=[decades[0], 4 * decades[-1]], nice=False)
+    axis = alt.Axis(format="~g", values=decades)
+    across = alt.X("mib:Q", title="MiB per round, all participants", scale=scale, axis=axis)
     row = alt.Y("row:N", sort=[record["row"] for record in records], title=None)
-    colour = coloured({record["row"]: style[record["row"]] for record in records}, legend=None)
+    colour = charts.coloured({record["row"]: style[record["row"]] for record in records}, legend=None)
     legend = alt.Legend(orient="top", symbolSize=90, symbolStrokeWidth=1, symbolFillColor=_SOFT)
     ways = alt.Scale(domain=["up", "down"], range=["triangle-up", "triangle-down"])
     shape = alt.Shape("way:N", scale=ways, legend=legend)
-    words, both = data(texts), data(ends)
+    tips = tooltips("row:N", "way:N", "mib:Q", mib="MiB per round")
+    words = charts.data(texts)
     chart = alt.layer(
-        words.mark_rule(opacity=0.4, strokeWidth=1.5).encode(across, row, alt.X2(datum=low), color=colour),
+        words.mark_rule(opacity=0.4, strokeWidth=1.5).encode(across, row, alt.X2(datum=decades[0]), color=colour),
         *(
-            both.transform_filter(f"datum.way == '{way}'")
+            charts.data(end for end in ends if end["way"] == way)
             .mark_point(filled=True, size=90, opacity=1, yOffset=offset)
-            .encode(across, row, color=colour, shape=shape, tooltip=tooltips("row:N", "way:N", mib="MiB per round"))
+            .encode(across, row, color=colour, shape=shape, tooltip=tips)
             for way, offset in (("up", -5), ("down", 5))
         ),
         words.mark_text(align="left", dx=12, color=_SOFT).encode(across, row, alt.Text("shown:N")),
@@ -184,7 +160,7 @@ def cost(table: Table, style: Mapping[str, Look]) -> Figure | None:
         "What all participants together send (▲) and receive (▼) in a round, framing and catching up included, on a "
         "logarithmic scale: further left is cheaper."
     )
-    return Figure("cost", "Cost", caption, styled(chart), records)
+    return Figure("cost", "Cost", caption, charts.styled(chart), records)
 
 
 def client_gains(found: Mapping[str, Sequence[Mapping[str, Any]]], unit: str) -> Figure:
@@ -197,7 +173,7 @@ def client_gains(found: Mapping[str, Sequence[Mapping[str, Any]]], unit: str) ->
         for place, each in enumerate(sorted(own, key=lambda each: each["gain"])):
             records.append({"row": row, **each})
             points.append({"head": head, "place": place, **records[-1]})
-    alt = altair()
+    alt = charts.altair()
     sign = alt.condition("datum.gain > 0", alt.value(BLUE), alt.value(ORANGE))
     tips = tooltips("client:N", "seed:N", "local:Q", "here:Q", "gain:Q")
     zero = alt.condition("datum.value == 0", alt.value(_SOFT), alt.value(LIGHT["line"]))
@@ -208,7 +184,10 @@ def client_gains(found: Mapping[str, Sequence[Mapping[str, Any]]], unit: str) ->
         "P-acc of each client at the end of the run minus what it reaches by training alone (local, same data, seed "
         "and rounds), sorted; one bar is one client with one seed. Blue gains, orange loses."
     )
-    return Figure("clients", "Clients against local", caption, panels(chart, points, "head", 300, 130), records, 300)
+    header = alt.Header(title=None, labelExpr="split(datum.value, '\\n')", labelAnchor="start")
+    facet = alt.Facet("head:N", header=header, sort=list(dict.fromkeys(point["head"] for point in points)))
+    made = chart.properties(width=300, height=130).facet(facet, columns=2, data=alt.Data(values=points))
+    return Figure("clients", "Clients against local", caption, charts.styled(made), records)
 
 
 def holdings(document: Mapping[str, Any]) -> Figure:
@@ -229,7 +208,7 @@ def holdings(document: Mapping[str, Any]) -> Figure:
     most = max(count["samples"] for count in counts)
     named, counted = len(clients) <= 40, len(clients) <= 40 and len(classes) <= 20
     height = min(max(16 * len(clients), 120), 900)
-    alt = altair()
+    alt = charts.altair()
     row = alt.Y("client:N", sort=names, axis=alt.Axis(title="client", labels=named, labelFontSize=9))
     angle = -90 if max(map(len, classes)) > 3 else 0
     axis = alt.Axis(labels=len(classes) <= 40, labelAngle=angle, labelLimit=90, ticks=False)
@@ -237,16 +216,16 @@ def holdings(document: Mapping[str, Any]) -> Figure:
     # Opacity, and not a range of colours, so that the map can be shown in both themes.
     scale = alt.Scale(domain=[0, most], range=[0, 1])
     shade = alt.Opacity("samples:Q", scale=scale, legend=None if counted else alt.Legend(title="samples"))
-    cells_of = data(counts).mark_rect(color=BLUE).encode(
+    cells_of = charts.data(counts).mark_rect(color=BLUE).encode(
         column, row, opacity=shade, tooltip=tooltips("client:N", "class:N", "samples:Q")
     )  # fmt: skip
     if counted:
         ink = alt.condition(f"datum.samples > {most / 2}", alt.value(LIGHT["paper"]), alt.value(LIGHT["ink"]))
-        words = data(count for count in counts if count["samples"]).mark_text(fontSize=8)
+        words = charts.data(count for count in counts if count["samples"]).mark_text(fontSize=8)
         cells_of += words.encode(column, row, alt.Text("samples:Q"), color=ink)
     shades = {"train": BLUE, "validation": ORANGE, "test": GREY}
     colours = alt.Scale(domain=parts, range=[shades[part] for part in parts])
-    sums = data(sizes).mark_bar().encode(
+    sums = charts.data(sizes).mark_bar().encode(
         alt.X("samples:Q"), alt.Y("client:N", sort=names, axis=None), alt.Order("place:Q"),
         alt.Color("part:N", scale=colours, legend=alt.Legend(orient="top")),
         tooltip=tooltips("client:N", "part:N", "samples:Q"),
@@ -257,4 +236,4 @@ def holdings(document: Mapping[str, Any]) -> Figure:
     chart = alt.hconcat(
         cells_of.properties(width=width, height=height), sums.properties(width=150, height=height), title=title
     )
-    return Figure("holdings", title, "", styled(chart.resolve_scale(color="independent")), counts)
+    return Figure("holdings", title, "", charts.styled(chart.resolve_scale(color="independent")), counts)

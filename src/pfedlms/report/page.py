@@ -102,17 +102,15 @@ def _settings(section: Section) -> tuple[Table | None, Table]:
 
 
 def _render(drawn: Sequence[Mapping[str, Any]], style: Mapping[str, Look], left_out: Sequence[str]) -> str:
-    try:
-        import jinja2
-    except ImportError as error:
-        raise UsageError("the page needs jinja2; install it with: pip install 'pfedlms[report]'") from error
+    import jinja2  # which Altair needs, too
+
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["breaking"] = _breaking
     title = drawn[0]["section"].title if len(drawn) == 1 else f"{len(drawn)} studies"
     return environment.get_template("page.html.j2").render(
         title=title, drawn=drawn, style=style, left_out=left_out, version=__version__, light=LIGHT, dark=DARK,
-        colours=_COLOURS, count=sum(len(each["section"].runs) for each in drawn), value=_value,
+        colours=_COLOURS, count=sum(len(each["section"].runs) for each in drawn),
         csv=lambda figure: "data:text/csv;charset=utf-8;base64," + b64encode(figure.csv().encode()).decode(),
         spec=_spec, raw=_json(_raw([each["section"] for each in drawn], left_out)), vega=_vega(), seed_of=seed_of,
     )  # fmt: skip
@@ -143,14 +141,8 @@ def _json(value: Any) -> str:
 
 def _spec(figure: Figure) -> str:
     """The chart for the page: its colours by name, so that a theme, or paper, can give others."""
-    spec = {**figure.chart.to_dict(), "background": "transparent", "usermeta": {"panel": figure.panel}}
+    spec = {**figure.chart.to_dict(), "background": "transparent"}
     return re.sub(r'"(#[0-9a-f]{6})"', lambda found: f'"{_COLOURS.get(found[1], found[1])}"', _json(spec))
-
-
-def _value(record: Mapping[str, Any], column: Column) -> Any:
-    """What a cell is sorted by."""
-    found = record.get(column.key)
-    return getattr(found, "mean", found)
 
 
 def _raw(sections: Sequence[Section], left_out: Sequence[str]) -> dict[str, Any]:

@@ -35,39 +35,31 @@ def _mean(values: list[Any]) -> float | None:
     return mean(measured) if measured else None
 
 
-def _has_newcomers(summary: Summary) -> bool:
-    return bool(summary.get("newcomers"))
-
-
 _ACCURACY: dict[str, Any] = {"show": accuracy, "leads": True}
-_P_ACC = "P-acc: each participant's own model on its own test split after local steps"
 _MIB: dict[str, Any] = {"show": size, "over_seeds": _mean}
 COLUMNS: tuple[Column, ...] = (
     Column("p_acc_max", "P-acc max", place="accuracy.max", **_ACCURACY,
-           note=_P_ACC),
-    Column("p_acc_last10", "P-acc {tail}", place="accuracy.last10", **_ACCURACY,
-           note=_P_ACC),
+           note="P-acc: each participant's own model on its own test split after local steps"),
+    Column("p_acc_last10", "P-acc last 10", place="accuracy.last10", **_ACCURACY),
     Column("p_acc_final", place="accuracy.final"),
     Column("v_acc_max", place="validation_accuracy.max"),
-    Column("v_acc_last10", "V-acc {tail}", place="validation_accuracy.last10", **_ACCURACY,
+    Column("v_acc_last10", "V-acc last 10", place="validation_accuracy.last10", **_ACCURACY,
            note="V-acc: the same models on samples set aside (data.validation)"),
     Column("v_acc_final", place="validation_accuracy.final"),
     Column("g_acc_max", "G-acc max", place="global_accuracy.max", optional=1, **_ACCURACY,
            note="G-acc: the shared model before local steps, – where a method shares none"),
-    Column("g_acc_last10", "G-acc {tail}", place="global_accuracy.last10", optional=2, **_ACCURACY),
+    Column("g_acc_last10", "G-acc last 10", place="global_accuracy.last10", optional=2, **_ACCURACY),
     Column("g_acc_final", place="global_accuracy.final"),
     Column("everyone", "everyone", place="everyone", of=lambda summary: (summary.get("everyone") or {}).get("accuracy"),
            when=lambda summary: summary.get("participation", 1.0) < 1 or "unheard" in summary, **_ACCURACY,
            note="everyone: all clients after the last round, with the model each would use next"),
-    Column("perplexity_last10", "perplexity {tail}", show=own_metric, place="perplexity.last10", optional=1,
-           when=lambda summary: "perplexity" in summary,
+    Column("perplexity_last10", "perplexity last 10", show=own_metric, place="perplexity.last10", optional=1,
            note="perplexity: exp of the mean loss per token, of the models of P-acc"),
     Column("perplexity_final", place="perplexity.final"),
     Column("g_perplexity_final", place="global_perplexity.final"),
-    Column("newcomers_before", "newcomers before", place="newcomers.before", when=_has_newcomers, **_ACCURACY,
+    Column("newcomers_before", "newcomers before", place="newcomers.before", **_ACCURACY,
            note="newcomers: clients held out of the run, with what a new client gets, and after its first local steps"),
-    Column("newcomers_after", "newcomers after", place="newcomers.after", when=_has_newcomers, **_ACCURACY,
-           note="newcomers: clients held out of the run, with what a new client gets, and after its first local steps"),
+    Column("newcomers_after", "newcomers after", place="newcomers.after", **_ACCURACY),
     Column("up_payload_per_round", place="bytes_per_round.up_payload"),
     Column("up_framing_per_round", place="bytes_per_round.up_framing"),
     Column("down_payload_per_round", place="bytes_per_round.down_payload"),
@@ -75,9 +67,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("catch_up_per_round", place="bytes_per_round.catch_up"),
     Column("mib_up", "MiB ↑", place="mib_up", of=_per_round("up_payload", "up_framing"), **_MIB,
            note="MiB ↑ ↓: of all participants in a round, framing and catching up included"),
-    Column("mib_down", "MiB ↓", place="mib_down", **_MIB,
-           of=_per_round("down_payload", "down_framing", "catch_up"),
-           note="MiB ↑ ↓: of all participants in a round, framing and catching up included"),
+    Column("mib_down", "MiB ↓", place="mib_down", of=_per_round("down_payload", "down_framing", "catch_up"), **_MIB),
     Column("total_bytes", "MiB total", place="total_bytes", optional=2, over_seeds=_mean,
            show=lambda value: size(value / MIB), note="MiB total: of the whole run"),
     Column("fewer", "fewer", show="{:,.1f}×".format, over_seeds=None, optional=1,
@@ -110,14 +100,13 @@ def comparison(runs: Sequence[RunLike], swept: Section | None = None) -> Table:
             own_traffic = traffic[record["row"]]
             record["fewer"] = traffic[plain] / own_traffic if own_traffic and traffic[plain] else None
     summaries = [run.summary for run in runs]
-    over = last_evaluations(summaries)[1]
-    last = f"maximum, and mean of {over}" if "the one" not in over else "of the one evaluation"
-    chosen = f"; the best by {MEASURES[swept.by][0]}, mean of {over}" if swept is not None else ""
+    chosen = f"; the best by {MEASURES[swept.by][0]} last 10" if swept is not None else ""
     about = list(described(runs, swept.axes if swept is not None else ()).values())
     if swept is not None and len({summary["method"] for summary in summaries}) == 1:
         about.insert(0, summaries[0]["method"])
     columns = [Column("name", "settings" if swept is not None else "method"), *_columns(summaries)]
-    return Table(columns, records, " · ".join(about), f"{measured(summaries[0])}, ± over seeds: {last}{chosen}.")
+    intro = f"{measured(summaries[0])}, ± over seeds: maximum, and mean of the last evaluations, at most 10{chosen}."
+    return Table(columns, records, " · ".join(about), intro)
 
 
 def _over_seeds(runs: Sequence[RunLike]) -> dict[str, Any]:
@@ -130,11 +119,10 @@ def _over_seeds(runs: Sequence[RunLike]) -> dict[str, Any]:
 
 
 def _columns(summaries: Sequence[Summary]) -> list[Column]:
-    """Those that apply, with the names and forms that fit the runs."""
-    tail = last_evaluations(summaries)[0]
+    """Those that apply, with numbers in the form that fits the runs."""
     form = own_metric if "metric" in summaries[0] else accuracy
     return [
-        replace(column, head=column.head.format(tail=tail), show=form if column.show is accuracy else column.show)
+        replace(column, show=form if column.show is accuracy else column.show)
         for column in COLUMNS
         if any(map(column.when, summaries))
     ]
@@ -166,15 +154,6 @@ def _rounds(summaries: Sequence[Summary]) -> str:
     most = max(summary["rounds"] for summary in played)
     differ = any(summary["rounds"] < most or summary.get("stopped_early") for summary in played)
     return "up to " * differ + counted(most, "round")
-
-
-def last_evaluations(summaries: Sequence[Summary]) -> tuple[str, str]:
-    """What the mean of the last 10 evaluations is called, and over how many it is where there are fewer than 20."""
-    counts = [run.get("evaluations") or 20 for run in summaries if run["accuracy"]["max"] is not None]
-    few = min(counts, default=20)
-    if few < 10:
-        return f"last {few}", f"all {few} evaluations" if few > 1 else "the one evaluation"
-    return "last 10", "the last 10 evaluations" if few >= 20 else f"the last 10 of {few} evaluations"
 
 
 def measured(summary: Summary) -> str:

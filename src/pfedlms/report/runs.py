@@ -174,8 +174,7 @@ def _trained_alone(run: RunLike, candidates: Iterable[RunLike]) -> RunLike | Non
         and (_problem(other), seed_of(other), percent(other)) == (_problem(run), seed_of(run), percent(run))
         and other.settings.get("train", {}).get("rounds") == run.settings.get("train", {}).get("rounds")
     ]
-    alike = [other for other in same if other.settings.get("train") == run.settings.get("train")]
-    return next(iter([*alike, *same]), None)
+    return max(same, key=lambda other: other.settings.get("train") == run.settings.get("train"), default=None)
 
 
 def _problem(run: RunLike) -> tuple[dict[str, Any], dict[str, Any]]:

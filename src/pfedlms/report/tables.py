@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, Group
 from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -62,7 +62,7 @@ class Column:
     key: str
     """Its name in CSV and in records."""
     head: str = ""
-    """Its name for people; without one it is in CSV and JSON only. `{tail}` stands for `last 10`."""
+    """Its name for people; without one it is in CSV and JSON only."""
     show: Callable[[Any], str] = plain
     note: str = ""
     """What it means, for the caption."""
@@ -115,17 +115,20 @@ class Table:
 
     def leads(self, record: Mapping[str, Any], column: Column) -> bool:
         """Whether the record has the highest value of a column that marks it."""
-        if not column.leads or len(self.records) < 2 or record.get(column.key) is None:
-            return False
-        values = [_sortable(each.get(column.key)) for each in self.records if each.get(column.key) is not None]
-        return bool(_sortable(record[column.key]) == max(values))
+        values = [value for each in self.records if (value := self.number(each, column)) is not None]
+        return column.leads and len(self.records) > 1 and self.number(record, column) == max(values, default=0.0)
+
+    def number(self, record: Mapping[str, Any], column: Column) -> Any:
+        """What a cell is sorted by."""
+        value = record.get(column.key)
+        return value.mean if isinstance(value, Spread) else value
 
     def caption(self, shown: Sequence[Column], left_out: Sequence[str] = ()) -> str:
         notes = [column.note for column in shown if column.note]
         text = " ".join(filter(None, [self.intro, "; ".join(dict.fromkeys(notes)) + "." if notes else ""]))
         return text + (f" No room for {', '.join(left_out)}: see results.csv or to_pandas()." if left_out else "")
 
-    def rich(self, width: int | None = SCREEN) -> RichTable:
+    def rich(self, width: int | None = SCREEN) -> Group:
         """For a terminal of that width, without the columns it has no room for; with None all of them, for a pipe."""
         kept, left_out = self.shown, []
         words = any(column.left for column in kept)  # which rich breaks where there is room
@@ -135,7 +138,11 @@ class Table:
                 if _width(self._made(kept)) > width:
                     kept = [each for each in kept if each is not column]
                     left_out += [column.head.replace("\n", " ")] if column.optional == 1 else []
-        return self._made(kept, self.caption(kept, left_out[::-1]))
+        made = self._made(kept)
+        room = max(_width(made), _NOTE)
+        title, caption = ("\n".join(wrap(text, room)) for text in (self.title, self.caption(kept, left_out[::-1])))
+        above, below = ([Text(text, style)] if text else [] for text, style in ((title, "bold"), (caption, "italic")))
+        return Group(*above, made, *below)
 
     def _narrower(self, column: Column, first: bool) -> Column:
         """A name that is wider than its values takes several lines; so do the settings of a variant."""
@@ -143,17 +150,13 @@ class Table:
         head = "\n".join(wrap(column.head, max(widest, 7), break_long_words=False))
         return replace(column, head=head, show=_in_lines if first else column.show)
 
-    def _made(self, columns: Sequence[Column], caption: str = "") -> RichTable:
+    def _made(self, columns: Sequence[Column]) -> RichTable:
         """Names on the left, numbers on the right; all text as it is, brackets included."""
         made = RichTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
         for place, column in enumerate(columns):
             made.add_column(escape(column.head), justify="left" if column.left or not place else "right")
         for record in self.records:
             made.add_row(*(escape(self.text_of(record, column)) for column in columns))
-        width = _width(made)
-        made.title, made.title_style = _unbroken(self.title, width), "bold"
-        made.title_justify = "left" if cell_len(self.title) > width else "center"
-        made.caption, made.caption_justify = _unbroken(caption, width), "left"
         return made
 
     def __str__(self) -> str:
@@ -171,9 +174,9 @@ class Table:
     def latex(self) -> str:
         """A `tabular` with the rules of the package booktabs."""
         shown = self.shown
-        lines = [" & ".join(_tex(column.head) for column in shown)]
+        lines = [" & ".join(column.head.translate(_TEX) for column in shown)]
         for record in self.records:
-            texts = [(_tex(self.text_of(record, column)), self.leads(record, column)) for column in shown]
+            texts = [(self.text_of(record, column).translate(_TEX), self.leads(record, column)) for column in shown]
             lines.append(" & ".join(rf"\textbf{{{text}}}" if leads else text for text, leads in texts))
         head, *body = (rf"{line} \\" for line in lines)
         rule = "l" + "".join("l" if column.left else "r" for column in shown[1:])
@@ -187,13 +190,6 @@ def _in_lines(name: Any) -> str:
 
 def _width(table: RichTable) -> int:
     return Console(width=10_000).measure(table).maximum
-
-
-def _unbroken(text: str, width: int) -> Text | str | None:
-    """Lines that rich does not break again, where the table is narrow."""
-    if width >= _NOTE or not text:
-        return escape(text) or None
-    return Text("\n".join(wrap(text, _NOTE)), no_wrap=True, overflow="ignore")
 
 
 def table_of(records: Sequence[Mapping[str, Any]], title: str = "", intro: str = "") -> Table:
@@ -216,14 +212,8 @@ def to_csv(records: Sequence[Mapping[str, Any]]) -> str:
     return text.getvalue()
 
 
-def _sortable(value: Any) -> Any:
-    return value.mean if isinstance(value, Spread) else value
-
-
-_TEX = {"&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}", "\\": r"\textbackslash{}", "±": r"$\pm$", "×": r"$\times$", "↑": r"$\uparrow$",
-        "↓": r"$\downarrow$", "–": "--", "≈": r"$\approx$", "α": r"$\alpha$"}  # fmt: skip
-
-
-def _tex(text: str) -> str:
-    return "".join(_TEX.get(letter, letter) for letter in text)
+_TEX = str.maketrans({
+    "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}", "\\": r"\textbackslash{}", "±": r"$\pm$", "×": r"$\times$", "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$", "–": "--", "≈": r"$\approx$", "α": r"$\alpha$",
+})  # fmt: skip
