@@ -139,13 +139,10 @@ def paper_cifar100() -> list[Cell]:
     wanted = [("vgg8", alpha, row, seed) for seed, alpha, row in product(SEEDS, (0.5, 0.1), small)]
     wanted += [("vgg8", 0.5, row, 0) for row in dict.fromkeys(along) if row not in (*small, "pfedlms:thresholds=7")]
     wanted += [("vgg11", alpha, row, seed) for seed, alpha, row in product(SEEDS[:2], (0.5, 0.1), HUNDRED)]
-    own = {
-        model: {row: by_key(on, row) for row in (*small, *along)}
-        for model, on in (("vgg8", "cifar10"), ("vgg11", "cifar100"))
-    }
+    own = {(model, row): by_key(f"cifar100/{model}", row) for model, _, row, _ in wanted}
     return [
         Cell("paper-cifar100", "cifar100", f"{model}-a{alpha:g}", row, seed,
-             {"model.name": model, "data.alpha": alpha, **own[model][row]}, seed + 10 * (model == "vgg11"))
+             {"model.name": model, "data.alpha": alpha, **own[model, row]}, seed + 10 * (model == "vgg11"))
         for model, alpha, row, seed in wanted
     ]  # fmt: skip
 

@@ -23,7 +23,7 @@ command again resumes it. Runs that are finished are kept, and used by every tab
 def parse(arguments: Sequence[str] | None, prog: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=prog, description=DESCRIPTION, allow_abbrev=False)
     parser.add_argument("names", nargs="+", metavar="NAME", help=", ".join(NAMES))
-    help = f"some of {', '.join(DATASETS)} (default: those of the paper)"
+    help = f"some of {', '.join(DATASETS)} (default: those of the paper); cifar100/vgg8: with another model"
     parser.add_argument("--datasets", type=listed, metavar="A,B", default=(), help=help)
     help = "some rows, by method or variant: pfedlms, stc@sketchvote (stc at the bytes of sketchvote), "
     help += "pfedlms:ratio=.2; without effect on distributions (FedAvg) and convergence (pFedLMS)"

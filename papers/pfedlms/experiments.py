@@ -102,7 +102,7 @@ def paper() -> dict[str, Any]:
 
 def printed(section: str, row: str, dataset: str) -> Spread | None:
     """A number of a table with one column per data set; None where the paper has none."""
-    own = paper()[section]
+    own, dataset = paper()[section], dataset.partition("/")[0]
     if row not in own or dataset not in own["columns"]:
         return None
     value = own[row][own["columns"].index(dataset)]
@@ -129,6 +129,12 @@ def merged(*layers: Mapping[str, Mapping[str, Any]]) -> Settings:
     return found
 
 
+def on(dataset: str) -> Settings:
+    """A data set with the model that is shipped for it, or with the one behind a slash: cifar100/vgg8."""
+    name, _, model = dataset.partition("/")
+    return {"data": {"dataset": name}, "model": {"name": model}} if model else {"data": {"dataset": name}}
+
+
 def settings_of(dataset: str, variant: str) -> Settings:
     """The settings of a variant: `pfedlms:thresholds=1`, or `stc@sketchvote`, which is stc with messages as large as
     those of sketchvote."""
@@ -142,7 +148,7 @@ def settings_of(dataset: str, variant: str) -> Settings:
 
 def cell(dataset: str, alpha: float, variant: str, quick: bool = False) -> Settings:
     """A variant on a data set, as `pfedlms.study` takes it; all else is as shipped for the data set and the method."""
-    settings = merged({"data": {"dataset": dataset, "alpha": alpha}}, settings_of(dataset, variant))
+    settings = merged(on(dataset), {"data": {"alpha": alpha}}, settings_of(dataset, variant))
     if quick:
         rounds = pfedlms.load_config(None, settings).train.rounds
         settings = merged(settings, every_round(max(2, rounds // QUICK)))
@@ -160,10 +166,10 @@ def every_round(rounds: int) -> Settings:
 
 
 def cost(dataset: str, method: str, **settings: Any) -> dict[str, Any]:
-    """The row of `pfedlms bits` for a method with the model that is shipped for a data set."""
+    """The row of `pfedlms bits` for a method with the model of a data set."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of settings that would not train well; nothing is trained here
-        return pfedlms.bits_table({"data": {"dataset": dataset}, "method": {"name": method, **settings}})[0]
+        return pfedlms.bits_table(merged(on(dataset), {"method": {"name": method, **settings}}))[0]
 
 
 def taken(dataset: str, method: str, **settings: Any) -> int:
@@ -186,7 +192,7 @@ def at_the_bytes_of(dataset: str, method: str, other: Mapping[str, Any]) -> dict
         )
     rest = {key: value for key, value in other.items() if key != "name"}
     rate = equal_rate(dataset, method, taken(dataset, other["name"], **rest))
-    shipped = pfedlms.load_config(None, {"data": {"dataset": dataset}, "method": {"name": method}}).settings
+    shipped = pfedlms.load_config(None, merged(on(dataset), {"method": {"name": method}})).settings
     pulls = hasattr(shipped, "strength")  # λ, the weight of a pull on sketched coordinates
     return {RATES[method]: rate} | ({"strength": shipped.strength * min(1.0, rate / shipped.ratio)} if pulls else {})
 

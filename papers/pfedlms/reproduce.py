@@ -32,7 +32,7 @@ def reproduce(name: str, wanted: Wanted) -> Outcome:
     if name not in NAMES:
         raise UsageError(f"reproduce: got {name!r}; {did_you_mean(name, NAMES)}")
     for dataset in wanted.datasets:
-        if dataset not in DATASETS:
+        if dataset.partition("/")[0] not in DATASETS:
             near = did_you_mean(dataset, DATASETS)
             raise UsageError(f"--datasets: got {dataset!r}; {near}; pfedlms compare takes any data")
     if wanted.quick:
@@ -52,7 +52,7 @@ def reproduce(name: str, wanted: Wanted) -> Outcome:
         for sheet in made:
             _write(sheet, out)
         for suffix in (".png", ".svg") if chart is not None else ():
-            charts.save(chart, out / f"{name}-{dataset}{suffix}")
+            charts.save(chart, out / f"{name}-{dataset.replace('/', '-')}{suffix}")
     return outcome
 
 
@@ -101,7 +101,7 @@ def _write(sheet: Sheet, out: Path) -> None:
     """As CSV; a sheet that is shown as Markdown, too."""
     texts = {".csv": to_csv(sheet.records), **({".md": sheet.table.markdown()} if sheet.columns else {})}
     for suffix, text in texts.items():
-        file = out / f"{sheet.name}{suffix}"
+        file = out / f"{sheet.name.replace('/', '-')}{suffix}"
         try:
             out.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")

@@ -66,8 +66,9 @@ def gather(cells: Mapping[str, Settings], wanted: Wanted, outcome: Outcome) -> R
         for seed in wanted.seeds
         for name, own in cells.items()
     }
-    data = next(iter(configs.values())).data
-    folder = wanted.out / f"{data.dataset}-a{data.alpha:g}"
+    data, model = (first := next(iter(configs.values()))).data, first.model.name
+    shipped = pfedlms.load_config(None, {"data": {"dataset": data.dataset}}).model.name
+    folder = wanted.out / f"{data.dataset}{f'-{model}' * (model != shipped)}-a{data.alpha:g}"
     known = _known(configs, wanted.rows)
     stored = pfedlms.load(folder) if (folder / "study.json").is_file() else None
     for run in stored.runs if isinstance(stored, pfedlms.Study) else ():

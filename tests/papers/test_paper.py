@@ -15,7 +15,7 @@ from typing import Any
 import papers.pfedlms.__main__ as command
 import pytest
 from papers.pfedlms import distributions
-from papers.pfedlms.experiments import EXPERIMENTS, Row, cell, equal_rate, paper, settings_of, taken
+from papers.pfedlms.experiments import EXPERIMENTS, Row, cell, cost, equal_rate, paper, settings_of, taken
 from papers.pfedlms.reproduce import NAMES, reproduce
 from papers.pfedlms.runs import Outcome, Wanted, gather, read_rows
 from papers.pfedlms.sheets import against_paper, bytes_to_most_of_the_gain, first_reaching, frugal_fedavg
@@ -72,6 +72,14 @@ def test_methods_at_each_others_bytes(variant: str) -> None:
         model = settings["strength"] / shipped.strength
         assert max(coordinate, model) == pytest.approx(1)
         assert min(coordinate, model) < 0.5
+
+
+def test_another_model_than_the_one_shipped() -> None:
+    """vgg8 has 279,706 parameters for ten classes; for a hundred its last layer has 90 · (128 + 1) more."""
+    assert cost("cifar100/vgg8", "fedavg")["parameters"] == 279_706 + 90 * 129
+    assert cell("cifar100/vgg8", 0.5, "eden") == cell("cifar100", 0.5, "eden") | {"model": {"name": "vgg8"}}
+    (row,) = EXPERIMENTS["table1"].of("cifar100/vgg8", ["eden"])
+    assert row.printed == Spread(38.81, 1.39)
 
 
 def test_bytes_that_cannot_be_met() -> None:
