@@ -21,11 +21,11 @@ from fleet import alone, plain
 from pfedlms.deploy import Node
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.store import RunDirectory
-from pfedlms.flower import places
 from pfedlms.flower.approval import approve
+from pfedlms.flower.approval import run_config as read_run_config
 from pfedlms.flower.check import listening
+from pfedlms.flower.config import configured
 from pfedlms.flower.folder import write_folder
-from pfedlms.flower.keys import configured
 
 needs_flower = pytest.mark.skipif(find_spec("flwr") is None, reason="Flower is not installed (extra: flower)")
 long = pytest.mark.skipif(not os.environ.get("PFEDLMS_TEST_DEPLOY"), reason="takes minutes; make test-deploy")
@@ -113,7 +113,7 @@ class Flotilla:
 
     def approve(self, *settings: str) -> None:
         """As the owner of all nodes does it."""
-        approve(self.folder, places.run_config([part for each in settings for part in ("--run-config", each)]))
+        approve(self.folder, read_run_config([part for each in settings for part in ("--run-config", each)]))
 
     def node(self, number: int, *options: str, **environment: str) -> None:
         # Each has a port of its own, and the script adds the node's number to what it is told.

@@ -22,12 +22,11 @@ from pfedlms.cli import main
 from pfedlms.cli.lists import settings
 from pfedlms.errors import ConfigError, UsageError
 from pfedlms.experiment.config import load_config
-from pfedlms.flower import places
+from pfedlms.flower import gate
 from pfedlms.flower.check import check
-from pfedlms.flower.folder import pyproject, write_folder
-from pfedlms.flower.keys import FlowerSection, NodeSection, configured, seated
+from pfedlms.flower.config import FlowerSection, NodeSection, configured, seated
+from pfedlms.flower.folder import pyproject, upgrade, write_folder
 from pfedlms.flower.signing import private_key, public_key
-from pfedlms.flower.upgrade import upgrade
 from pfedlms.methods import METHODS
 
 
@@ -160,7 +159,7 @@ def test_registering_pins_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     def register(next_id: int) -> int:
         (home / "next").write_text(str(next_id))
-        return places.main(["register", str(folder)])
+        return gate.main("register", folder)
 
     assert register(1) == 2
     assert "./keys.sh K makes one" in capsys.readouterr().err
@@ -177,10 +176,10 @@ def test_registering_pins_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     subprocess.run(["./keys.sh", "2"], cwd=folder, check=True)
     assert register(10) == 2
     assert "[code: 7] something else; is superlink.sh running?" in capsys.readouterr().err
-    assert places.main(["revoke", str(folder), "0"]) == 0
+    assert gate.main("revoke", folder, "0") == 0
     assert FlowerSection(nodes=str(file)).pinned(3) == {}
     assert not (folder / "keys" / "node-0.pub").exists()
-    assert places.main(["revoke", str(folder), "0"]) == 2
+    assert gate.main("revoke", folder, "0") == 2
     events = [json.loads(line)["event"] for line in (folder / "audit" / "server.jsonl").read_text().splitlines()]
     assert events == ["registered", "revoked", "registered", "revoked"]
 
@@ -332,7 +331,7 @@ def test_every_key_of_a_node_is_on_the_page() -> None:
 
 
 def test_old_state_is_removed_and_that_of_this_run_stays(tmp_path: Path) -> None:
-    client_app = pytest.importorskip("pfedlms.flower.client_app", reason="Flower is not installed (extra: flower)")
+    client_app = pytest.importorskip("pfedlms.flower.apps", reason="Flower is not installed (extra: flower)")
     for name, days in (("client-0-aa", 100), ("client-0-bb", 100), ("client-1-aa", 10)):
         for suffix in (".pt", ".lock"):
             path = tmp_path / f"{name}{suffix}"

@@ -13,12 +13,12 @@ from fleet import Fleet, configured
 from test_signing import KEY, Sealed
 
 from pfedlms.deploy import Node, serve
+from pfedlms.deploy.coordinator import RoundLog
 from pfedlms.deploy.envelope import Code, Envelope, Record, Why, decode
 from pfedlms.deploy.ground import Ground
 from pfedlms.deploy.nodes import largest_reply, message_bytes
 from pfedlms.errors import UsageError, shown
 from pfedlms.flower import audit
-from pfedlms.flower.log import RoundLog
 from pfedlms.flower.signing import SigningTransport, content_of
 from pfedlms.flower.superlink import objection
 

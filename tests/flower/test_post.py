@@ -20,8 +20,7 @@ def test_a_reply_that_is_not_uploaded_keeps_no_other_waiting(monkeypatch: pytest
     from flwr.app import Message
     from flwr.supercore.task_identity import TaskIdentity
 
-    from pfedlms.flower.client_app import record
-    from pfedlms.flower.server_app import GridPost
+    from pfedlms.flower.apps import GridPost, record
 
     for name in ("_run_id", "_task_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
@@ -64,7 +63,7 @@ def test_a_reply_that_is_not_uploaded_keeps_no_other_waiting(monkeypatch: pytest
     ],
 )
 def test_what_differs_between_a_node_and_the_server_is_named(changed: dict[str, Any], named: str) -> None:
-    from pfedlms.flower.server_app import differing
+    from pfedlms.flower.apps import differing
 
     here = {"pfedlms": "1.0", "torch": "2.0", "digest": "ab"}
     assert differing(here, json.dumps(here | changed).encode()) == named

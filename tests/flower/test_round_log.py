@@ -11,8 +11,8 @@ import pytest
 from fleet import Fleet, configured
 
 from pfedlms.deploy import serve
+from pfedlms.deploy.coordinator import RoundLog
 from pfedlms.experiment.store import RunDirectory
-from pfedlms.flower.log import RoundLog
 
 
 @pytest.mark.filterwarnings("ignore:.*is left out")

@@ -13,6 +13,8 @@ from pfedlms.flower.signing import content_of
 
 WHO, CHECK, REQUEST = "query.who", "query.check", "train.request"
 """Kinds of messages: which place is yours, what do you run, and a request of `deploy`."""
+CHECK_RECORD = "pfedlms check: "
+"""What a line of the log begins with that has a record of a check, as JSON: text and wrong."""
 _LOOK = 3.0
 _POLL, _LONGEST_POLL = 0.5, 5.0
 _AGAIN = 3

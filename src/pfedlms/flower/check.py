@@ -21,10 +21,10 @@ from pfedlms.errors import PfedlmsError, UsageError, shown
 from pfedlms.experiment.config import CUSTOM
 from pfedlms.flower import MISSING
 from pfedlms.flower.approval import SERVER, approve
+from pfedlms.flower.carrier import CHECK_RECORD
+from pfedlms.flower.config import own_settings
 from pfedlms.flower.folder import NAME, environment
-from pfedlms.flower.keys import own_settings
-from pfedlms.flower.log import CHECK_RECORD
-from pfedlms.flower.places import flwr
+from pfedlms.flower.gate import flwr
 
 FLOWER = (1, 41)
 """The version whose commands the folder's scripts are written for."""
