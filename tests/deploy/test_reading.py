@@ -60,27 +60,20 @@ def test_a_run_that_goes_on_is_shown_so_far(
     assert method in (tmp_path / "r.html").read_text()
 
 
-def test_before_the_first_trip(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A server that waits for its nodes has no checkpoint; nobody goes on with it as with a simulation."""
+@pytest.mark.parametrize("own", [False, True], ids=["dealt", "own"])
+def test_before_the_first_trip(own: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A server that waits for its nodes has no checkpoint, and no column of samples where no node has said anything;
+    nobody goes on with it as with a simulation."""
     out = tmp_path / "run"
-    broken_off(configured("pfedlms", out), tmp_path / "nodes", 0)
+    data, held, _ = own_data() if own else ({}, {}, ())
+    broken_off(configured("pfedlms", out, data=data), tmp_path / "nodes", 0, held)
     assert not (out / "checkpoint.pt").exists()
-    assert main(["show", str(out), "--clients"]) == 0
-    assert AGAIN in capsys.readouterr().err
+    assert main(["show", str(out), "--clients", "--data-dir", str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert AGAIN in said.err
+    assert not own or "train samples" not in said.out
     assert main(["resume", str(out)]) == 2
     assert AGAIN in capsys.readouterr().err
-
-
-def test_the_page_of_a_finished_run(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    config = configured("pfedlms", out)
-    served(config, Fleet(config, tmp_path / "nodes"))
-    assert main(["report", str(out), "-o", str(tmp_path / "r.html")]) == 0
-    assert "Accuracy against bytes" in (tmp_path / "r.html").read_text()
-
-
-def simulate(config: Config, out: Path) -> None:
-    begin(config.with_run(out=str(out)))
 
 
 @pytest.mark.parametrize("finished", [False, True], ids=["going on", "finished"])
@@ -112,10 +105,6 @@ def test_only_its_server_goes_on(
     config = configured("pfedlms", out, data=data)
     fleet = broken_off(config, tmp_path / "nodes", 3, held)
     kept = (out / "checkpoint.pt").read_bytes()
-    assert main(["show", str(out)]) == 0
-    said = capsys.readouterr().err
-    assert AGAIN in said
-    assert "resume" not in said
     assert main(["resume", str(out)]) == 2
     said = capsys.readouterr().err
     assert "this is a run on nodes" in said
@@ -145,21 +134,17 @@ def test_samples_are_what_nodes_reported_and_none_of_who_was_never_drawn(
     assert [row["train samples"] for row in rows] == [samples[k] if k in asked else None for k in range(CLIENTS)]
 
 
-def test_no_column_where_no_node_has_said_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data, held, _ = own_data()
-    out = tmp_path / "run"
-    broken_off(configured("pfedlms", out, data=data), tmp_path / "nodes", 0, held)
-    assert main(["show", str(out), "--clients", "--data-dir", str(tmp_path)]) == 0
-    assert "train samples" not in capsys.readouterr().out
-
-
-def test_best_models_of_nodes_are_not_offered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_has_a_page_and_its_best_models_are_not_offered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = configured("fedavg", tmp_path / "run", data={"validation": 0.2}, train={"patience": 3})
     served(config, Fleet(config, tmp_path / "nodes"))
     assert main(["show", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().err
     assert "V-acc was highest" in said
     assert "export" not in said
+    assert main(["report", str(tmp_path / "run"), "-o", str(tmp_path / "r.html")]) == 0
+    assert "Accuracy against bytes" in (tmp_path / "r.html").read_text()
 
 
 def test_a_full_disk_names_no_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +162,7 @@ def test_a_full_disk_names_no_resume(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_simulation_is_none(tmp_path: Path) -> None:
     """And stays one, though a server tries to go on with it."""
     config = configured("fedavg", tmp_path / "run")
-    simulate(config, tmp_path / "run")
+    begin(config)
     with pytest.raises(RunDirectoryError, match="does not fit"):
         serve(config, Fleet(config, tmp_path / "nodes"))
     assert not RunDirectory(tmp_path / "run").on_nodes

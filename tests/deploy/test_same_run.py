@@ -62,12 +62,6 @@ def test_some_of_the_clients(method: str, settings: dict[str, Any], share: float
     check(config, tmp_path)
 
 
-@pytest.mark.parametrize("method", ["scaffold", "ditto", "fedrep"])
-def test_per_client_tensors_and_a_second_training(method: str, tmp_path: Path) -> None:
-    chosen = {"participation": 0.5, "rounds": 5, "momentum": 0.5}
-    check(configured(method, tmp_path / "run", clients=6, train=chosen), tmp_path)
-
-
 def test_epochs_and_uniform_weights_on_nodes(tmp_path: Path) -> None:
     """A node knows its own number of steps; stacked clients take as many as the largest of them."""
     chosen = {"participation": 0.5, "rounds": 4, "local_epochs": 0.5, "weights": "uniform"}

@@ -120,6 +120,12 @@ def test_code_that_nobody_approved_is_not_executed(flotilla: Flotilla, tmp_path:
 
 
 LIES: list[tuple[Lie, str]] = [
+    (lies.garbage, "MagicError: envelope: got magic"),
+    (lies.enormous, r"TruncatedError: envelope: got \d+ bytes, expected 1152921504606846976"),
+    (lies.rewritten(trip=0), r"RoundError: reply: got one to round \d+, trip 0, expected "),
+    (lies.rewritten(run=bytes(8)), "DigestError: reply: got one of run 0000000000000000"),
+    (lies.not_a_number, r"field 'model': got nan at position \d+, expected a finite number"),
+    (lies.many_claimed, r"samples: got 4294967295, expected \d+"),
     (lies.escapes, r"refused, failed: \\x1b\[2Jround 9/9: 3 trained\\nround 9/9"),
     (lies.two_answers_known, "reply: got more than one ANSWERS_KNOWN"),
     (lies.many_records, r"got more than \d records, as follows from the request"),
