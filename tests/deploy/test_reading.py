@@ -1,8 +1,9 @@
-"""The run directory of a server, read by the commands that read those of simulations: show, report, export, resume."""
+"""What a server writes: its log, and its run directory, read by the commands that read those of simulations."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from fleet import CLIENTS, Fleet, configured, own_data, served
 import pfedlms
 from pfedlms.cli import main
 from pfedlms.deploy import serve
+from pfedlms.deploy.coordinator import RoundLog
 from pfedlms.errors import RunDirectoryError, UsageError
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.runs import begin
@@ -177,3 +179,29 @@ def test_brackets_are_printed_as_they_are(tmp_path: Path, capsys: pytest.Capture
     file.write_text(file.read_text() + "\n[trian]\nrounds = 3\n")
     assert main(["deploy", "check", str(tmp_path / "f"), "--server", "127.0.0.1:1"]) == 1
     assert "[trian]" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore:.*is left out")
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_log_has_a_line_a_round(every: int, tmp_path: Path) -> None:
+    """Client 2 is away in the trip of round 2."""
+
+    def way(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes | None:
+        return None if client == 2 and len(fleet.trips) == 2 else handle(request)
+
+    config = configured("sketchvote", tmp_path / "run", run={"evaluate_every": every, "timeout": 7.0})
+    fleet, lines = Fleet(config, tmp_path / "nodes", way), list[str]()
+    summary = serve(config, fleet, [RoundLog(lines.append)])
+    assert lines[0] == "pfedlms: sketchvote on digits, 3 rounds"
+    assert lines[-1].startswith("pfedlms: sketchvote on digits, 4 clients, 3 rounds: P-acc ")
+    rounds = lines[1:-1]
+    assert [line.partition(":")[0] for line in rounds] == ["round 1/3", "round 2/3", "round 3/3"]
+    assert [re.findall(r"(\d) trained", line) for line in rounds] == [["4"], ["3"], ["4"]]
+    for record in RunDirectory(tmp_path / "run").read_metrics():
+        assert f"P-acc {record['p_acc']:5.2f} %" in rounds[record["round"] - 1]
+    assert ["P-acc" in line for line in rounds] == [every == 1, True, True]
+    assert "left out" not in rounds[0]
+    assert rounds[1].endswith("; left out: 2: no reply within 7 s")
+    counted_up = [int(found.replace(",", "")) for line in rounds for found in re.findall(r"([\d,]+) bytes up", line)]
+    per_round = summary["bytes_per_round"]
+    assert sum(counted_up) == round(3 * (per_round["up_payload"] + per_round["up_framing"]))

@@ -100,12 +100,15 @@ class Flotilla:
         file = self.folder / f"{name}.log"
         return file.read_text(errors="replace") if file.exists() else ""
 
-    def open(self) -> None:
-        """The server and its gate, with the keys of all nodes."""
+    def open(self, nodes: int = 0) -> Flotilla:
+        """The server and its gate, with the keys of all nodes, and the first nodes."""
         self.server()
         self.call("./register.sh")
         self.start("gate", "./gate.sh")
         until(lambda: listening(self.port), 60, "the gate listens")
+        for number in range(nodes):
+            self.node(number)
+        return self
 
     def server(self) -> None:
         self.start("superlink", "./superlink.sh")
@@ -154,7 +157,10 @@ class Flotilla:
         process.wait(seconds)
         until(lambda: not any(map(alive, everything)), seconds, f"the end of {name}")
 
-    def close(self) -> None:
+    def __enter__(self) -> Flotilla:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         for _ in range(5):
             for pid in sorted(belonging(self.home)):  # what starts others first
                 kill(pid)

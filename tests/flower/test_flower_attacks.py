@@ -13,7 +13,6 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,13 +43,11 @@ GROWTH = 192.0
 @pytest.fixture(scope="module")
 def flotilla(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flotilla]:
     """Nodes 0 and 1 are honest."""
-    with closing(Flotilla(tmp_path_factory.mktemp("attacks") / "three", 4)) as made:
+    with Flotilla(tmp_path_factory.mktemp("attacks") / "three", 4) as made:
         text = (made.app / "pfedlms.toml").read_text().replace("clients = 4", "clients = 3")
         (made.app / "pfedlms.toml").write_text(text)
         made.environment["MAX_BODY"] = str(8 << 20)  # so that 300,000 records pass the gate
-        made.open()
-        for number in range(2):
-            made.node(number)
+        made.open(nodes=2)
         for number in range(2):
             until(lambda number=number: ONLINE in made.said(f"node-{number}"), 200, "a node")
         yield made
