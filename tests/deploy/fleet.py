@@ -55,6 +55,8 @@ class Fleet:
     before: Callable[[dict[int, bytes]], None] = lambda requests: None
     after: Callable[[dict[int, bytes]], None] = lambda requests: None
     """Called with the requests of a trip before it, and after it."""
+    handler: Callable[[Node], Callable[[bytes], bytes]] = lambda node: node.handle
+    """What of a node handles requests."""
     trips: list[dict[int, tuple[bytes, bytes | None]]] = field(default_factory=list)
     """Requests and what arrived."""
     data: dict[int, Any] = field(default_factory=dict)
@@ -77,7 +79,7 @@ class Fleet:
     def send(self, requests: dict[int, bytes], timeout: float) -> dict[int, bytes]:
         self.before(requests)
         came = {
-            client: self.way(client, data, lambda given, client=client: self.node(client).handle(given))
+            client: self.way(client, data, lambda given, client=client: self.handler(self.node(client))(given))
             for client, data in requests.items()
         }
         self.trips.append({client: (data, came[client]) for client, data in requests.items()})

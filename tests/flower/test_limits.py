@@ -9,8 +9,9 @@ from types import SimpleNamespace
 
 import false_replies
 import pytest
+from false_replies import lying
 from fleet import Fleet, configured
-from test_signing import KEY, Sealed
+from test_signing import sealed, signing
 
 from pfedlms.deploy import Node, serve
 from pfedlms.deploy.coordinator import RoundLog
@@ -19,7 +20,7 @@ from pfedlms.deploy.ground import Ground
 from pfedlms.deploy.nodes import largest_reply, message_bytes
 from pfedlms.errors import UsageError, shown
 from pfedlms.flower import audit
-from pfedlms.flower.signing import SigningTransport, content_of
+from pfedlms.flower.signing import content_of
 from pfedlms.flower.superlink import objection
 
 
@@ -41,24 +42,16 @@ def long_text(said: Envelope, node: Node) -> bytes:
 def test_a_node_that_breaks_a_limit_is_left_out_and_named(lie: false_replies.Lie, said: str, tmp_path: Path) -> None:
     """Nothing of it is stored, and one line stays one line."""
     config = configured("sketchvote", tmp_path / "run")
-    fleet, sizes = Fleet(config, tmp_path / "nodes"), message_bytes(Ground(config))
-    honest = Sealed(fleet)
+    lines, notes, sizes = list[str](), list[dict[str, object]](), message_bytes(Ground(config))
 
-    class Attacked:
-        def send(self, requests: dict[int, bytes], timeout: float) -> dict[int, bytes]:
-            replies = honest.send(requests, timeout)
-            assert all(
-                largest_reply(decode(content_of(each)), sizes)[0] < 4096 + sum(sizes) for each in requests.values()
-            )
-            replies[2] = lie(decode(replies[2]), fleet.node(2))
-            return replies
+    def before(requests: dict[int, bytes]) -> None:
+        for each in requests.values():
+            assert largest_reply(decode(content_of(each)), sizes)[0] < 4096 + sum(sizes)
 
-    lines: list[str] = []
-    notes: list[dict[str, object]] = []
-    transport = SigningTransport(Attacked(), KEY, sizes, notes.append)
+    fleet = Fleet(config, tmp_path / "nodes", lying(lie, lambda: fleet), before=before, handler=sealed)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        serve(config, transport, [RoundLog(lines.append)])
+        serve(config, signing(fleet, notes.append), [RoundLog(lines.append)])
     text = (tmp_path / "run" / "metrics.jsonl").read_text()
     metrics = [json.loads(line) for line in text.splitlines()]
     assert all(said in each["left_out"]["2"] for each in metrics), metrics[0]["left_out"]
