@@ -300,10 +300,13 @@ def test_what_lies_on_the_disk_is_the_owners(flotilla: Flotilla) -> None:
 
 
 def test_a_rival_does_not_get_a_place_and_is_named(flotilla: Flotilla) -> None:
-    """It says that place 0 is its own, whose owner is online. Before: it got it, and a check missed it."""
-    with Attacker(
-        f"127.0.0.1:{flotilla.port}", flotilla.folder, RIVAL, lambda own, kind, data: b"0" if "who" in kind else None
-    ) as rival:
+    """It says that place 0 is its own, whose owner is online. Before: it got it, and a check missed it. A node
+    of another version is named, too."""
+    address, other = f"127.0.0.1:{flotilla.port}", json.dumps({"pfedlms": "0.0.9"}).encode()
+    with (
+        Attacker(address, flotilla.folder, RIVAL, lambda own, kind, data: b"0" if "who" in kind else None) as rival,
+        Attacker(address, flotilla.folder, LIAR, lambda own, kind, data: b"2" if "who" in kind else other) as old,
+    ):
         flotilla.approve()
         found = check_folder(flotilla.folder)
         said = {each.said: each.wrong for each in found}
@@ -311,6 +314,8 @@ def test_a_rival_does_not_get_a_place_and_is_named(flotilla: Flotilla) -> None:
         both = ", ".join(map(str, sorted((owner, rival.node))))
         assert said[f"client 0: nodes {both} all say that this is their place"] is True
         assert said[f"client 0, node {owner}: as the server"] is False
+        (named,) = [each for each in found if each.said.startswith(f"client 2, node {old.node}: pfedlms: got 0.0.9, ")]
+        assert named.wrong
         assert [kind for kind, _ in rival.came] == ["query.who"]
 
 
