@@ -34,8 +34,7 @@ from pfedlms.errors import WireError
 from pfedlms.experiment.config import Config, load_config
 from pfedlms.flower.check import listening
 from pfedlms.flower.folder import write_folder
-from pfedlms.flower.gate import FLEET_PATHS, header, write_includes
-from pfedlms.flower.places import _write
+from pfedlms.flower.gate import FLEET_PATHS, header, write_includes, write_places
 from pfedlms.flower.signing import SealedNode, SigningTransport
 from pfedlms.wire.frames import Intake
 
@@ -118,7 +117,7 @@ def at_the_gate(count: int) -> dict[str, Any]:
         for script in ("./certificates.sh", "./keys.sh"):
             subprocess.run([script], cwd=folder, check=True, capture_output=True)
         public = (folder / "keys" / "node-0.pub").read_text().strip()
-        _write(folder, {0: {"node": 7, "key": public}})
+        write_places(folder, {0: {"node": 7, "key": public}})
         write_includes(folder, {"PORT": str(port), "LINK_PORT": str(link), "GATE_HOST": "127.0.0.1"})
         rate = folder / "gate" / "rate.conf"
         rate.write_text(rate.read_text().replace("rate=30r/s", "rate=1000000r/s"))

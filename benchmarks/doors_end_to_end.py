@@ -12,7 +12,7 @@ import random
 import shutil
 import sys
 import tempfile
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,7 @@ class Liar:
 
 def end_to_end(count: int) -> dict[str, Any]:
     rounds = -(-count // (len(LIARS) + 1))
-    with tempfile.TemporaryDirectory() as name, closing(Flotilla(Path(name) / "f", 10)) as flotilla:
+    with tempfile.TemporaryDirectory() as name, Flotilla(Path(name) / "f", 10) as flotilla:
         (flotilla.app / "app.py").write_text(APP)
         shutil.copy(Path(__file__).with_name("mutations.py"), flotilla.app)
         out = Path(name) / "f" / "run"

@@ -26,7 +26,6 @@ import re
 import signal
 import tempfile
 import time
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -167,7 +166,7 @@ def main() -> None:
         folder = options.folder or Path(scratch) / "fed"
         samples = folder / "samples.pickle"
         if not samples.exists():
-            with closing(Flotilla(folder, PLACES)) as fleet:
+            with Flotilla(folder, PLACES) as fleet:
                 (fleet.app / "pfedlms.toml").write_text(CONFIG)
                 fleet.environment |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
                 samples.write_bytes(pickle.dumps(soak(fleet, options.minutes)))

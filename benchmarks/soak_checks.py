@@ -20,7 +20,7 @@ from soak_samples import Seen
 from pfedlms.deploy import Node, serve
 from pfedlms.deploy.envelope import Kind, Why, decode, refusal
 from pfedlms.experiment.store import RunDirectory
-from pfedlms.flower.keys import configured
+from pfedlms.flower.config import configured
 
 MIB = 2**20
 

@@ -1,22 +1,105 @@
 """Replies that a registered node must not get through. Each is made from the honest reply, so that all but one thing in
-it is valid. Nodes in this process tell these lies in `test_reports`, real ones in `test_flower_attacks`."""
+it is valid. Nodes in this process tell these lies in `test_left_out` and `test_limits`, real ones in
+`test_flower_attacks`."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from fleet import Fleet, Way
 
+from factories import sealed
 from pfedlms.deploy import Node
-from pfedlms.deploy.envelope import Envelope, Why, measured, read_measured, read_trained, refusal, trained
+from pfedlms.deploy.envelope import Envelope, Kind, Why, decode, measured, read_measured, read_trained, refusal, trained
 from pfedlms.engine.transport import Code, Record, Split
 from pfedlms.wire.frames import Intake, frame
 
+LIAR = 2
 MOST = 2**32 - 1
 FORGED = "\x1b[2Jround 9/9: 3 trained\nround 9/9: P-acc 100.00 %"
 Lie = Callable[[Envelope, Node], Any]
+"""The honest reply, and the node it is of; what is replied, None for nothing."""
+
+
+def lying(lie: Lie, fleet: Callable[[], Fleet]) -> Way:
+    """A way on which the liar's replies are changed."""
+
+    def way(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes | None:
+        said = handle(request)
+        return lie(decode(said), fleet().node(LIAR)) if client == LIAR else said  # type: ignore[no-any-return]
+
+    return way
+
+
+def changed(said: Envelope, code: Code, change: Callable[[Record], Record]) -> bytes:
+    return replace(said, records=tuple(change(each) if each.code == code else each for each in said.records)).encode()
+
+
+def rewritten(**values: Any) -> Lie:
+    """Of which some is other, with a checksum that fits."""
+    return lambda said, node: replace(said, **values).encode()
+
+
+def with_frame(at: int, code: str, value: Any) -> Lie:
+    """Whose message has another number at some byte, and a checksum that fits."""
+
+    def change(each: Record) -> Record:
+        data = bytearray(each.data)
+        struct.pack_into("<" + code, data, at, value)
+        return replace(each, data=sealed(bytes(data)))
+
+    return lambda said, node: changed(said, Code.SEND, change)
+
+
+def _with(said: Envelope, *more: Record) -> bytes:
+    return replace(said, records=(*said.records, *more)).encode()
+
+
+def flipped(said: Envelope, node: Node) -> bytes:
+    data = said.encode()
+    return data[:60] + bytes([data[60] ^ 4]) + data[61:]
+
+
+def enormous(said: Envelope, node: Node) -> bytes:
+    """A length of 2⁶⁰ bytes."""
+    return said.encode()[:32] + struct.pack("<Q", 1 << 60) + said.encode()[40:]
+
+
+def garbage(said: Envelope, node: Node) -> bytes:
+    return bytes(range(256)) * 3
+
+
+not_a_number = with_frame(-4, "f", float("nan"))
+many_claimed = with_frame(16, "I", MOST)
+
+MESSAGES: dict[str, tuple[Lie, str]] = {
+    "an enormous message": (with_frame(20, "Q", 1 << 60), "OversizedError"),
+    "a message of another round": (with_frame(8, "I", 77), "RoundError"),
+    "a message of another client": (with_frame(12, "I", 0), "SenderError"),
+    "a message of another run": (with_frame(28, "Q", 1), "DigestError"),
+    "a weight above what it holds": (many_claimed, "samples: got 4294967295, expected"),
+    "NaN": (not_a_number, "expected a finite number"),
+}
+"""Lies whose message alone is bad, and why they are left out."""
+REPLIES: dict[str, tuple[Lie, str]] = {
+    "nothing": (lambda said, node: None, "no reply within"),
+    "garbage": (garbage, "MagicError"),
+    "cut": (lambda said, node: said.encode()[:-7], "TruncatedError"),
+    "a flipped bit": (flipped, "ChecksumError"),
+    "an enormous envelope": (enormous, "TruncatedError"),
+    "too little": (rewritten(records=()), "got something else"),
+    "a request": (rewritten(kind=Kind.REQUEST), "got a request"),
+    "another run": (rewritten(run=bytes(8)), "DigestError"),
+    "for another client": (rewritten(client=0), "SenderError"),
+    "an error of the engine": (
+        lambda said, node: refusal(said, Why.FAILED, "the process was killed"),
+        "refused, failed: the process was killed",
+    ),
+}
 
 
 def escapes(said: Envelope, node: Node) -> bytes:
@@ -77,11 +160,3 @@ def large_model(said: Envelope, node: Node) -> bytes:
         return replace(each, data=bytes(data))
 
     return changed(said, Code.SEND, change)
-
-
-def _with(said: Envelope, *more: Record) -> bytes:
-    return replace(said, records=(*said.records, *more)).encode()
-
-
-def changed(said: Envelope, code: Code, change: Callable[[Record], Record]) -> bytes:
-    return replace(said, records=tuple(change(each) if each.code == code else each for each in said.records)).encode()

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from factories import same
 from pfedlms.deploy import Node, serve
 from pfedlms.engine import Federation
 from pfedlms.experiment.config import Config, load_config
+from pfedlms.experiment.loop import Running, execute
 from pfedlms.experiment.prepare import prepare
 from pfedlms.experiment.runs import Run, begin
 from pfedlms.experiment.store import RunDirectory
@@ -38,10 +40,6 @@ Way = Callable[[int, bytes, Callable[[bytes], bytes]], bytes | None]
 """A client, a request to it, and what handles it; what arrives at the server."""
 
 
-def straight(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes | None:
-    return handle(request)
-
-
 FLEETS: list[Fleet] = []
 """Those made in a test, to be closed after it."""
 
@@ -52,8 +50,13 @@ class Fleet:
 
     config: Config
     folder: Path
-    way: Way = straight
+    way: Way = lambda client, request, handle: handle(request)
     fresh: bool = False
+    before: Callable[[dict[int, bytes]], None] = lambda requests: None
+    after: Callable[[dict[int, bytes]], None] = lambda requests: None
+    """Called with the requests of a trip before it, and after it."""
+    handler: Callable[[Node], Callable[[bytes], bytes]] = lambda node: node.handle
+    """What of a node handles requests."""
     trips: list[dict[int, tuple[bytes, bytes | None]]] = field(default_factory=list)
     """Requests and what arrived."""
     data: dict[int, Any] = field(default_factory=dict)
@@ -74,11 +77,13 @@ class Fleet:
             self.nodes.pop(client).close()
 
     def send(self, requests: dict[int, bytes], timeout: float) -> dict[int, bytes]:
+        self.before(requests)
         came = {
-            client: self.way(client, data, lambda given, client=client: self.node(client).handle(given))
+            client: self.way(client, data, lambda given, client=client: self.handler(self.node(client))(given))
             for client, data in requests.items()
         }
         self.trips.append({client: (data, came[client]) for client, data in requests.items()})
+        self.after(requests)
         return {client: data for client, data in came.items() if data is not None}
 
 
@@ -103,17 +108,33 @@ def alone(config: Config) -> Run:
     return begin(config.with_run(out=""))
 
 
+class _Without:
+    """All take part but one client, or in some phases only."""
+
+    count = CLIENTS
+
+    def __init__(self, client: int, phases: range | None) -> None:
+        self._client, self._phases = client, phases
+
+    def of(self, phase: int) -> tuple[int, ...]:
+        away = self._phases is None or phase in self._phases
+        return tuple(k for k in range(CLIENTS) if k != self._client or not away)
+
+
+def alone_without(
+    config: Config, client: int, phases: range | None = None
+) -> tuple[list[dict[str, Any]], Federation]:  # fmt: skip
+    """The run in one process in which a client takes no part."""
+    federation = prepare(config)
+    federation.participation = _Without(client, phases)  # type: ignore[assignment]
+    running = Running(config, federation)
+    execute(running, ())
+    return running.metrics, federation
+
+
 def plain(record: dict[str, Any]) -> dict[str, Any]:
     """Without the time it took, and what only a run on nodes has."""
     return {key: value for key, value in record.items() if key not in ("seconds", "transport", "left_out", "weakened")}
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    return bool(one == other)
 
 
 def check_states(fleet: Fleet, federation: Federation, but: int | None = None) -> None:
@@ -126,8 +147,8 @@ def check_states(fleet: Fleet, federation: Federation, but: int | None = None) -
         own = fleet.node(client).state.cohort
         assert torch.equal(own.params[0], kept["params"][row])
         assert torch.equal(own.momentum[0], kept["momentum"][row])
-        assert same(own.buffers, {name: value[row : row + 1] for name, value in kept["buffers"].items()})
-        assert same(own.state, {name: value[row : row + 1] for name, value in kept["state"].items()})
+        for name in ("buffers", "state"):
+            assert same(getattr(own, name), {key: value[row : row + 1] for key, value in kept[name].items()})
     away = kept["away"]
     for row, client in enumerate(away["ids"].tolist() if away else ()):
         own = fleet.node(client).state.cohort

@@ -28,7 +28,7 @@ from pfedlms.deploy.envelope import (
     reason,
     refusal,
     trained,
-)
+)  # fmt: skip
 from pfedlms.deploy.ground import Ground
 from pfedlms.deploy.nodes import Nodes
 from pfedlms.engine.server import Server

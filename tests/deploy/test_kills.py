@@ -126,17 +126,14 @@ def _handle_and_die(config: Config, folder: Path, request: bytes, moment: int) -
 
 def test_killed_in_the_last_trip_and_prolonged(tmp_path: Path) -> None:
     """What nodes have done is asked for again as it was, and only then the rounds that were added."""
-    fleet = Fleet(configured("sketchvote", tmp_path / "run"), tmp_path / "nodes")
 
-    class Way:
-        def send(self, requests: dict[int, bytes], timeout: float) -> dict[int, bytes]:
-            replies = fleet.send(requests, timeout)
-            if len(fleet.trips) == 4:
-                raise Killed
-            return replies
+    def after(requests: dict[int, bytes]) -> None:
+        if len(fleet.trips) == 4:
+            raise Killed
 
+    fleet = Fleet(configured("sketchvote", tmp_path / "run"), tmp_path / "nodes", after=after)
     with pytest.raises(Killed):
-        serve(fleet.config, Way())
+        serve(fleet.config, fleet)
     longer = configured("sketchvote", tmp_path / "run", train={"rounds": 5})
     served(longer, fleet)
     assert fleet.trips[3] == fleet.trips[4]
@@ -151,22 +148,16 @@ def test_a_server_killed_in_every_trip(
     """Before requests leave, after replies came, while a checkpoint is written, and once it is: started again, it sends
     what it had sent, nodes reply what they had replied, and nothing counts twice."""
     config = configured(method, tmp_path / "run", train={"participation": 0.75})
-    fleet = Fleet(config, tmp_path / "nodes")
     seen: set[Any] = set()
     saves: list[Any] = []
-    send, replace = fleet.send, os.replace
+    replace = os.replace
 
-    class Way:
-        def send(self, requests: dict[int, bytes], timeout: float) -> dict[int, bytes]:
-            key = tuple(requests.items())
-            first = key not in seen
-            seen.add(key)
-            if first and at == "before":
-                raise Killed
-            replies = send(requests, timeout)
-            if first and at == "after":
-                raise Killed
-            return replies
+    def once(requests: dict[int, bytes]) -> None:
+        if tuple(requests.items()) not in seen:
+            seen.add(tuple(requests.items()))
+            raise Killed
+
+    fleet = Fleet(config, tmp_path / "nodes", **({at: once} if at in ("before", "after") else {}))
 
     def replaced(source: Any, target: Any) -> None:
         if Path(target).name != "checkpoint.pt" or not at.startswith("checkpoint"):
@@ -182,7 +173,7 @@ def test_a_server_killed_in_every_trip(
     lives = 1
     while True:
         try:
-            serve(config, Way())
+            serve(config, fleet)
             break
         except Killed:
             lives += 1
@@ -197,15 +188,13 @@ def test_a_server_killed_in_every_trip(
 def test_a_server_asked_to_stop(number: int, end: type[BaseException], code: int | None, tmp_path: Path) -> None:
     """In the middle of each trip, and twice in the second: its summary says so, and it goes on."""
     config = configured("pfedlms", tmp_path / "run")
-    fleet = Fleet(config, tmp_path / "nodes")
     said: list[str] = []
 
-    class Way:
-        def send(self, requests: dict[int, bytes], timeout: float) -> dict[int, bytes]:
-            replies = fleet.send(requests, timeout)
-            if len(fleet.trips) % 2:
-                signal.raise_signal(number)
-            return replies
+    def after(requests: dict[int, bytes]) -> None:
+        if len(fleet.trips) % 2:
+            signal.raise_signal(number)
+
+    fleet = Fleet(config, tmp_path / "nodes", after=after)
 
     class Told(Callback):
         def on_end(self, run: Any, summary: Any) -> None:
@@ -216,35 +205,27 @@ def test_a_server_asked_to_stop(number: int, end: type[BaseException], code: int
     handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
     for trip in range(7):
         with pytest.raises(end) as raised:
-            serve(config, Way(), [Told()])
+            serve(config, fleet, [Told()])
         assert getattr(raised.value, "code", None) == code
         summary = RunDirectory(Path(config.run.out)).read_summary()
         assert summary is not None
-        # Two trips a round after the first.
-        assert (summary["status"], summary["rounds"], summary["everyone"]) == (
-            "interrupted",
-            (trip - 1) // 2 * (trip > 0),
-            None,
-        )
+        rounds = (trip - 1) // 2 * (trip > 0)  # two trips a round after the first
+        assert (summary["status"], summary["rounds"], summary["everyone"]) == ("interrupted", rounds, None)
         assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
     assert said == ["interrupted"] * 7
-    assert serve(config, Way(), [Told()])["status"] == "finished"
+    assert serve(config, fleet, [Told()])["status"] == "finished"
     check(config, fleet)
 
 
 def test_who_handles_signals_is_still_asked(tmp_path: Path) -> None:
     config = configured("fedavg", tmp_path / "run")
     asked: list[int] = []
-
-    class Way:
-        def send(self, requests: dict[int, bytes], timeout: float) -> dict[int, bytes]:
-            signal.raise_signal(signal.SIGTERM)
-            raise AssertionError
-
+    fleet = Fleet(config, tmp_path / "nodes", before=lambda requests: signal.raise_signal(signal.SIGTERM))
     before = signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
     try:
         with pytest.raises(SystemExit):
-            serve(config, Way())
+            serve(config, fleet)
     finally:
         signal.signal(signal.SIGTERM, before)
     assert asked == [signal.SIGTERM]
+    assert fleet.trips == []

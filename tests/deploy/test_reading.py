@@ -1,8 +1,9 @@
-"""The run directory of a server, read by the commands that read those of simulations: show, report, export, resume."""
+"""What a server writes: its log, and its run directory, read by the commands that read those of simulations."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from fleet import CLIENTS, Fleet, configured, own_data, served
 import pfedlms
 from pfedlms.cli import main
 from pfedlms.deploy import serve
+from pfedlms.deploy.coordinator import RoundLog
 from pfedlms.errors import RunDirectoryError, UsageError
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.runs import begin
@@ -60,27 +62,20 @@ def test_a_run_that_goes_on_is_shown_so_far(
     assert method in (tmp_path / "r.html").read_text()
 
 
-def test_before_the_first_trip(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A server that waits for its nodes has no checkpoint; nobody goes on with it as with a simulation."""
+@pytest.mark.parametrize("own", [False, True], ids=["dealt", "own"])
+def test_before_the_first_trip(own: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A server that waits for its nodes has no checkpoint, and no column of samples where no node has said anything;
+    nobody goes on with it as with a simulation."""
     out = tmp_path / "run"
-    broken_off(configured("pfedlms", out), tmp_path / "nodes", 0)
+    data, held, _ = own_data() if own else ({}, {}, ())
+    broken_off(configured("pfedlms", out, data=data), tmp_path / "nodes", 0, held)
     assert not (out / "checkpoint.pt").exists()
-    assert main(["show", str(out), "--clients"]) == 0
-    assert AGAIN in capsys.readouterr().err
+    assert main(["show", str(out), "--clients", "--data-dir", str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert AGAIN in said.err
+    assert not own or "train samples" not in said.out
     assert main(["resume", str(out)]) == 2
     assert AGAIN in capsys.readouterr().err
-
-
-def test_the_page_of_a_finished_run(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    config = configured("pfedlms", out)
-    served(config, Fleet(config, tmp_path / "nodes"))
-    assert main(["report", str(out), "-o", str(tmp_path / "r.html")]) == 0
-    assert "Accuracy against bytes" in (tmp_path / "r.html").read_text()
-
-
-def simulate(config: Config, out: Path) -> None:
-    begin(config.with_run(out=str(out)))
 
 
 @pytest.mark.parametrize("finished", [False, True], ids=["going on", "finished"])
@@ -112,10 +107,6 @@ def test_only_its_server_goes_on(
     config = configured("pfedlms", out, data=data)
     fleet = broken_off(config, tmp_path / "nodes", 3, held)
     kept = (out / "checkpoint.pt").read_bytes()
-    assert main(["show", str(out)]) == 0
-    said = capsys.readouterr().err
-    assert AGAIN in said
-    assert "resume" not in said
     assert main(["resume", str(out)]) == 2
     said = capsys.readouterr().err
     assert "this is a run on nodes" in said
@@ -145,21 +136,17 @@ def test_samples_are_what_nodes_reported_and_none_of_who_was_never_drawn(
     assert [row["train samples"] for row in rows] == [samples[k] if k in asked else None for k in range(CLIENTS)]
 
 
-def test_no_column_where_no_node_has_said_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data, held, _ = own_data()
-    out = tmp_path / "run"
-    broken_off(configured("pfedlms", out, data=data), tmp_path / "nodes", 0, held)
-    assert main(["show", str(out), "--clients", "--data-dir", str(tmp_path)]) == 0
-    assert "train samples" not in capsys.readouterr().out
-
-
-def test_best_models_of_nodes_are_not_offered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_has_a_page_and_its_best_models_are_not_offered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = configured("fedavg", tmp_path / "run", data={"validation": 0.2}, train={"patience": 3})
     served(config, Fleet(config, tmp_path / "nodes"))
     assert main(["show", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().err
     assert "V-acc was highest" in said
     assert "export" not in said
+    assert main(["report", str(tmp_path / "run"), "-o", str(tmp_path / "r.html")]) == 0
+    assert "Accuracy against bytes" in (tmp_path / "r.html").read_text()
 
 
 def test_a_full_disk_names_no_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +164,7 @@ def test_a_full_disk_names_no_resume(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_simulation_is_none(tmp_path: Path) -> None:
     """And stays one, though a server tries to go on with it."""
     config = configured("fedavg", tmp_path / "run")
-    simulate(config, tmp_path / "run")
+    begin(config)
     with pytest.raises(RunDirectoryError, match="does not fit"):
         serve(config, Fleet(config, tmp_path / "nodes"))
     assert not RunDirectory(tmp_path / "run").on_nodes
@@ -192,3 +179,29 @@ def test_brackets_are_printed_as_they_are(tmp_path: Path, capsys: pytest.Capture
     file.write_text(file.read_text() + "\n[trian]\nrounds = 3\n")
     assert main(["deploy", "check", str(tmp_path / "f"), "--server", "127.0.0.1:1"]) == 1
     assert "[trian]" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore:.*is left out")
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_log_has_a_line_a_round(every: int, tmp_path: Path) -> None:
+    """Client 2 is away in the trip of round 2."""
+
+    def way(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes | None:
+        return None if client == 2 and len(fleet.trips) == 2 else handle(request)
+
+    config = configured("sketchvote", tmp_path / "run", run={"evaluate_every": every, "timeout": 7.0})
+    fleet, lines = Fleet(config, tmp_path / "nodes", way), list[str]()
+    summary = serve(config, fleet, [RoundLog(lines.append)])
+    assert lines[0] == "pfedlms: sketchvote on digits, 3 rounds"
+    assert lines[-1].startswith("pfedlms: sketchvote on digits, 4 clients, 3 rounds: P-acc ")
+    rounds = lines[1:-1]
+    assert [line.partition(":")[0] for line in rounds] == ["round 1/3", "round 2/3", "round 3/3"]
+    assert [re.findall(r"(\d) trained", line) for line in rounds] == [["4"], ["3"], ["4"]]
+    for record in RunDirectory(tmp_path / "run").read_metrics():
+        assert f"P-acc {record['p_acc']:5.2f} %" in rounds[record["round"] - 1]
+    assert ["P-acc" in line for line in rounds] == [every == 1, True, True]
+    assert "left out" not in rounds[0]
+    assert rounds[1].endswith("; left out: 2: no reply within 7 s")
+    counted_up = [int(found.replace(",", "")) for line in rounds for found in re.findall(r"([\d,]+) bytes up", line)]
+    per_round = summary["bytes_per_round"]
+    assert sum(counted_up) == round(3 * (per_round["up_payload"] + per_round["up_framing"]))

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import false_replies as lies
 import pytest
-from false_replies import MOST, Lie
-from fleet import CLIENTS, Fleet, Way, configured, own_data, served
+from false_replies import LIAR, MOST, Lie, lying
+from fleet import CLIENTS, Fleet, configured, own_data, served
 
 from pfedlms.deploy import Node
 from pfedlms.deploy.envelope import Envelope, decode, measured, read_measured, read_trained, trained
 from pfedlms.deploy.nodes import Reported, unlike_others
 from pfedlms.engine.transport import Code, Record, Split
 from pfedlms.experiment.config import Config
-
-LIAR = 2
-
-
-def lying(lie: Lie, nodes: Callable[[], Fleet]) -> Way:
-    """A way on which the liar's replies are changed."""
-
-    def way(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes:
-        said = handle(request)
-        return bytes(lie(decode(said), nodes().node(LIAR))) if client == LIAR else said
-
-    return way
 
 
 def played(config: Config, fleet: Fleet) -> list[dict[str, Any]]:

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fleet import CLIENTS, Fleet, alone, check_states, configured, plain, served
+from fleet import CLIENTS, Fleet, alone, check_states, configured, own_data, plain, served
 
-from factories import digits
 from pfedlms.deploy import Node
 from pfedlms.errors import UsageError
 from pfedlms.experiment.problem import Problem
@@ -62,12 +61,6 @@ def test_some_of_the_clients(method: str, settings: dict[str, Any], share: float
     check(config, tmp_path)
 
 
-@pytest.mark.parametrize("method", ["scaffold", "ditto", "fedrep"])
-def test_per_client_tensors_and_a_second_training(method: str, tmp_path: Path) -> None:
-    chosen = {"participation": 0.5, "rounds": 5, "momentum": 0.5}
-    check(configured(method, tmp_path / "run", clients=6, train=chosen), tmp_path)
-
-
 def test_epochs_and_uniform_weights_on_nodes(tmp_path: Path) -> None:
     """A node knows its own number of steps; stacked clients take as many as the largest of them."""
     chosen = {"participation": 0.5, "rounds": 4, "local_epochs": 0.5, "weights": "uniform"}
@@ -106,23 +99,16 @@ def test_a_run_that_is_prolonged(tmp_path: Path) -> None:
         assert len(fleet.trips[0]) == CLIENTS
 
 
-def test_own_data(tmp_path: Path) -> None:
+def test_data_of_the_nodes_own_are_read_by_name(tmp_path: Path) -> None:
     """Each node reads its own, with names for classes; in one process all are given in Python, with numbers."""
-    pool = digits()
-    pairs = [
-        tuple((pool.x[held[client]].numpy(), pool.y[held[client]].numpy()) for held in (pool.train, pool.test))
-        for client in range(CLIENTS)
-    ]
+    data, pairs, _ = own_data()
     names = [f"class {number}" for number in range(10)]
-    named = {
-        client: tuple((x, [names[label] for label in y]) for x, y in own) for client, own in enumerate(pairs)
-    }  # fmt: skip
+    named = {client: tuple((x, [names[label] for label in y]) for x, y in own) for client, own in pairs.items()}
     for method in ("pfedlms", "sketchvote", "fedproto"):
-        data = {"dataset": "custom", "class_names": ", ".join(names), "sample_shape": "1x8x8"}
-        config = configured(method, tmp_path / method, data=data)
+        config = configured(method, tmp_path / method, data={**data, "class_names": ", ".join(names)})
         fleet = Fleet(config, tmp_path / "nodes", data=named)
         summary, metrics = served(config, fleet)
-        expected = begin(config.with_run(out=""), Problem(pairs))
+        expected = begin(config.with_run(out=""), Problem(list(pairs.values())))
         assert [plain(each) for each in metrics] == [plain(each) for each in expected.metrics]
         assert summary["classes"] == names
         check_states(fleet, expected.federation)

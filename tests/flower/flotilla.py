@@ -21,11 +21,11 @@ from fleet import alone, plain
 from pfedlms.deploy import Node
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.store import RunDirectory
-from pfedlms.flower import places
 from pfedlms.flower.approval import approve
+from pfedlms.flower.approval import run_config as read_run_config
 from pfedlms.flower.check import listening
+from pfedlms.flower.config import configured
 from pfedlms.flower.folder import write_folder
-from pfedlms.flower.keys import configured
 
 needs_flower = pytest.mark.skipif(find_spec("flwr") is None, reason="Flower is not installed (extra: flower)")
 long = pytest.mark.skipif(not os.environ.get("PFEDLMS_TEST_DEPLOY"), reason="takes minutes; make test-deploy")
@@ -100,12 +100,15 @@ class Flotilla:
         file = self.folder / f"{name}.log"
         return file.read_text(errors="replace") if file.exists() else ""
 
-    def open(self) -> None:
-        """The server and its gate, with the keys of all nodes."""
+    def open(self, nodes: int = 0) -> Flotilla:
+        """The server and its gate, with the keys of all nodes, and the first nodes."""
         self.server()
         self.call("./register.sh")
         self.start("gate", "./gate.sh")
         until(lambda: listening(self.port), 60, "the gate listens")
+        for number in range(nodes):
+            self.node(number)
+        return self
 
     def server(self) -> None:
         self.start("superlink", "./superlink.sh")
@@ -113,7 +116,7 @@ class Flotilla:
 
     def approve(self, *settings: str) -> None:
         """As the owner of all nodes does it."""
-        approve(self.folder, places.run_config([part for each in settings for part in ("--run-config", each)]))
+        approve(self.folder, read_run_config([part for each in settings for part in ("--run-config", each)]))
 
     def node(self, number: int, *options: str, **environment: str) -> None:
         # Each has a port of its own, and the script adds the node's number to what it is told.
@@ -154,7 +157,10 @@ class Flotilla:
         process.wait(seconds)
         until(lambda: not any(map(alive, everything)), seconds, f"the end of {name}")
 
-    def close(self) -> None:
+    def __enter__(self) -> Flotilla:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         for _ in range(5):
             for pid in sorted(belonging(self.home)):  # what starts others first
                 kill(pid)

@@ -82,6 +82,13 @@ def carrier(post: MadeUp, clients: int, pinned: Mapping[int, int] | None = None)
     return made, said
 
 
+def gathered(post: MadeUp, clients: int) -> tuple[Carrier, list[str]]:
+    """Once it knows who is there."""
+    made, said = carrier(post, clients)
+    made.gather(5, 100)
+    return made, said
+
+
 class Slow(MadeUp):
     """Nothing that was sent is answered before the 40th second."""
 
@@ -103,8 +110,7 @@ def test_a_node_has_time_to_say_which_place_it_has() -> None:
 
 def test_who_has_no_place_is_known() -> None:
     post = MadeUp(there={70: (*FOREVER, works(0)), 71: (*FOREVER, works(9)), 72: (0.0, 50.0, works(8))})
-    made, _ = carrier(post, 2)
-    made.gather(5, 100)
+    made, _ = gathered(post, 2)
     assert made.strangers == {71, 72}
     post.now = 51.0
     made.gather(5, 100)
@@ -113,8 +119,7 @@ def test_who_has_no_place_is_known() -> None:
 
 def test_two_nodes_that_say_the_same_place() -> None:
     post = MadeUp(there={70: (*FOREVER, works(0)), 71: (*FOREVER, works(0)), 72: (0.0, 1.0, works(1))})
-    made, said = carrier(post, 3)
-    made.gather(5, 100)
+    made, said = gathered(post, 3)
     assert made.rivals == {0: [70, 71]}
     assert made.places[0] == 70
     assert "node 71: says it is client 0, whose place node 70 has and keeps while online" in said
@@ -156,8 +161,7 @@ def test_a_start_waits_for_nodes_but_not_forever() -> None:
 
 def test_who_is_late_is_not_in_it_and_who_is_not_there_refuses() -> None:
     post = MadeUp(there={70: (*FOREVER, works(0)), 71: (*FOREVER, works(1, silent_until=1e9))})
-    made, _ = carrier(post, 3)
-    made.gather(5, 100)
+    made, _ = gathered(post, 3)
     replies = made.send({k: request(k) for k in range(3)}, 90)
     assert replies.keys() == {0, 2}
     assert refused(replies[2]) == "no node has taken this place"
@@ -175,8 +179,7 @@ def test_nobody_there_takes_no_time() -> None:
 def test_a_node_that_comes_back_under_another_id_is_asked_again() -> None:
     """The first one is killed with the request; for 40 s the engine believes it to be online: it keeps its place."""
     post = MadeUp(there={70: (0, 50, works(0, silent_until=1e9)), 71: (12, 1e9, works(0))})
-    made, said = carrier(post, 1)
-    made.gather(5, 100)
+    made, said = gathered(post, 1)
     assert made.send({0: request(0)}, 600) == {0: request(0) + b"!"}
     assert post.requests() == [70, 71]
     assert 50 <= post.now < 55
@@ -186,8 +189,7 @@ def test_a_node_that_comes_back_under_another_id_is_asked_again() -> None:
 
 def test_a_node_that_comes_back_under_its_own_id_is_asked_again() -> None:
     post = MadeUp(there={70: (*FOREVER, works(0, silent_until=30))})
-    made, _ = carrier(post, 1)
-    made.gather(5, 100)
+    made, _ = gathered(post, 1)
     assert made.send({0: request(0)}, 120) == {0: request(0) + b"!"}
     assert post.requests() == [70, 70]
 
@@ -195,8 +197,7 @@ def test_a_node_that_comes_back_under_its_own_id_is_asked_again() -> None:
 def test_what_nobody_waits_for_any_more_is_taken_from_the_engine() -> None:
     """Which keeps a message until the reply to it was taken, and a request that is sent twice is replied to twice."""
     post = MadeUp(there={70: (*FOREVER, works(0, silent_until=30)), 71: (0, 4, lambda kind, data, now: None)})
-    made, _ = carrier(post, 2)
-    made.gather(5, 100)
+    made, _ = gathered(post, 2)
     made.send({0: request(0)}, 120)
     asked, first = post.waiting
     post.waiting = {asked: (71, Failure("gone", gone=True)), first: (70, b"late")}
@@ -208,8 +209,7 @@ def test_what_nobody_waits_for_any_more_is_taken_from_the_engine() -> None:
 def test_a_place_stays_with_its_owner_while_that_is_online() -> None:
     """Whoever else claims it, before or after; it does not go back to who had it before, either."""
     post = MadeUp(there={70: (0, 20, works(0)), 71: (3, 60, works(0)), 72: (45, 1e9, works(0))})
-    made, _ = carrier(post, 1)
-    made.gather(5, 100)
+    made, _ = gathered(post, 1)
     for now, owner in ((10, 70), (30, 71), (50, 71), (70, 72)):
         post.now = now
         made.send({0: request(0)}, 60)
@@ -233,15 +233,15 @@ def test_a_survey_waits_for_all_and_names_rivals_of_pinned_places() -> None:
 def test_a_peers_text_is_escaped() -> None:
     forged = "\x1b[2J\nround 9/9: P-acc 100 %"
     post = MadeUp(there={70: (*FOREVER, fails(0, Failure(forged))), 71: (*FOREVER, lambda *_: Failure(forged))})
-    made, said = carrier(post, 2)
-    made.gather(5, 100)
+    made, said = gathered(post, 2)
     replies = made.send({0: request(0)}, 60)
     assert refused(replies[0]) == r"\x1b[2J\nround 9/9: P-acc 100 %"
     assert not [line for line in said if "\x1b" in line or "\n" in line]
 
 
-def test_queries_are_made_for_each_node() -> None:
-    post, asked = MadeUp(there={70: (*FOREVER, works(0)), 71: (*FOREVER, works(1))}), list[tuple[str, int]]()
+def test_all_are_asked_each_with_a_query_of_its_own() -> None:
+    post = MadeUp(there={70: (*FOREVER, works(0)), 71: (*FOREVER, works(1, silent_until=1e9))})
+    asked = list[tuple[str, int]]()
 
     def query(kind: str, node: int) -> bytes:
         asked.append((kind, node))
@@ -249,19 +249,14 @@ def test_queries_are_made_for_each_node() -> None:
 
     made = Carrier(post, 2, None, lambda text: None, lambda: post.now, post.sleep, query)
     made.gather(5, 100)
-    assert made.ask(CHECK, 10) == {0: f"{CHECK} 70!".encode(), 1: f"{CHECK} 71!".encode()}
+    assert made.ask(CHECK, 10) == {0: f"{CHECK} 70!".encode(), 1: Failure("no reply within 10 s")}
     assert asked == [(WHO, 70), (WHO, 71), (CHECK, 70), (CHECK, 71)]
 
 
 def test_failures_are_refusals_in_words() -> None:
-    post = MadeUp(
-        there={
-            70: (*FOREVER, fails(0, Failure("MemoryError: no memory"))),
-            71: (0, 4, fails(1, Failure("gone", gone=True))),
-        }
-    )
-    made, _ = carrier(post, 2)
-    made.gather(5, 100)
+    gone, failed = Failure("gone", gone=True), Failure("MemoryError: no memory")
+    post = MadeUp(there={70: (*FOREVER, fails(0, failed)), 71: (0, 4, fails(1, gone))})
+    made, _ = gathered(post, 2)
     replies = made.send({k: request(k) for k in (0, 1)}, 60)
     assert refused(replies[0]) == "MemoryError: no memory"
     assert refused(replies[1]) == "its node is gone"
@@ -274,8 +269,7 @@ def test_failures_are_refusals_in_words() -> None:
 def test_looks_for_replies_are_few(nodes: int, fewest: int, most: int) -> None:
     """In 300 s without a reply. A look costs one request per node: for 100 nodes there is one every 2 s at first."""
     post = MadeUp(there={70 + k: (*FOREVER, works(k, silent_until=1e9)) for k in range(nodes)})
-    made, _ = carrier(post, nodes)
-    made.gather(5, 100)
+    made, _ = gathered(post, nodes)
     looks, pull = list[float](), post.pull
     post.pull = lambda names: looks.append(post.now) or pull(names)  # type: ignore[func-returns-value, method-assign]
     made.send({k: request(k) for k in range(nodes)}, 300)
@@ -285,8 +279,7 @@ def test_looks_for_replies_are_few(nodes: int, fewest: int, most: int) -> None:
 def test_a_node_that_was_away_is_asked_again_at_once() -> None:
     """Its id is its key's. The engine's word that it was gone comes late."""
     post = MadeUp(there={70: (0, 10, works(0, silent_until=1e9))})
-    made, _ = carrier(post, 1)
-    made.gather(5, 100)
+    made, _ = gathered(post, 1)
     slept = post.sleep
 
     def sleep(seconds: float) -> None:
@@ -307,8 +300,7 @@ def test_a_node_that_was_away_is_asked_again_at_once() -> None:
 
 def test_what_a_node_left_behind_is_not_the_next_ones_fault() -> None:
     post = MadeUp(there={70: (0, 15, works(0, silent_until=1e9)), 71: (10, 1e9, works(0, silent_until=1e9))})
-    made, _ = carrier(post, 1)
-    made.gather(5, 100)
+    made, _ = gathered(post, 1)
     pull = post.pull
 
     def failing(names: Iterable[str]) -> dict[str, bytes | Failure]:
@@ -337,10 +329,3 @@ def test_pinned_places_are_not_given_away() -> None:
     assert "node 71: says it is client 0, whose place belongs to node 70" in said
     made.send({k: request(k) for k in (0, 1)}, 60)
     assert post.requests() == [70, 72]
-
-
-def test_asking_everybody() -> None:
-    post = MadeUp(there={70: (*FOREVER, works(0)), 71: (*FOREVER, works(1, silent_until=1e9))})
-    made, _ = carrier(post, 2)
-    made.gather(5, 100)
-    assert made.ask(CHECK, 10) == {0: b"!", 1: Failure("no reply within 10 s")}

@@ -22,18 +22,27 @@ from pfedlms.cli import main
 from pfedlms.cli.lists import settings
 from pfedlms.errors import ConfigError, UsageError
 from pfedlms.experiment.config import load_config
-from pfedlms.flower import places
+from pfedlms.flower import approval, gate
 from pfedlms.flower.check import check
-from pfedlms.flower.folder import pyproject, write_folder
-from pfedlms.flower.keys import FlowerSection, NodeSection, configured, seated
+from pfedlms.flower.config import FlowerSection, NodeSection, configured, seated
+from pfedlms.flower.folder import pyproject, upgrade, write_folder
 from pfedlms.flower.signing import private_key, public_key
-from pfedlms.flower.upgrade import upgrade
 from pfedlms.methods import METHODS
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Of three nodes."""
+    write_folder(tmp_path / "f", 3)
+    return tmp_path / "f"
+
+
+def call(folder: Path, *command: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, **more)
+
+
 def declared() -> dict[str, Any]:
-    tables = tomllib.loads(pyproject())["tool"]["flwr"]["app"]["config"]
-    return {f"{section}.{key}": value for section, own in tables.items() for key, value in own.items()}
+    return approval.declared(pyproject())
 
 
 def test_every_setting_is_declared_with_its_meaning() -> None:
@@ -71,14 +80,8 @@ def test_the_folder_is_a_configuration(nodes: int, weight: float, tmp_path: Path
         assert (script.stat().st_mode & 0o100 != 0) == (script.name != "environment.sh")
     units = [path.read_text() for path in (folder / "systemd").iterdir()]
     assert len(units) == 2 * nodes + 2
-    for line in (
-        "NoNewPrivileges=yes",
-        "ProtectSystem=strict",
-        "PrivateTmp=yes",
-        "UMask=0077",
-        "MemoryMax=",
-        "User=pfedlms",
-    ):
+    hardened = ("NoNewPrivileges=yes", "ProtectSystem=strict", "PrivateTmp=yes", "UMask=0077", "MemoryMax=")
+    for line in (*hardened, "User=pfedlms"):
         assert all(line in unit for unit in units), line
     if shutil.which("systemd-analyze"):
         names = [path.name for path in (folder / "systemd").iterdir()]
@@ -101,12 +104,12 @@ def test_certificates_and_keys(server: str, option: str, name: str, tmp_path: Pa
     secret = ("ca.key", "node-0", "server-signing.key", "launcher-secret")
     for script in ("./certificates.sh", "./keys.sh", "./certificates.sh", "./keys.sh"):  # a second time keeps secrets
         before = {path: path.read_bytes() for path in folder.rglob("*") if path.name in secret}
-        subprocess.run([script], cwd=folder, check=True, capture_output=True)
+        call(folder, script, check=True)
         assert all(path.read_bytes() == held for path, held in before.items())
     assert len(before) == 4
     made = folder / "certificates"
-    shown = ["openssl", "verify", "-CAfile", "ca.crt", option, name, "server.pem"]
-    assert subprocess.run(shown, cwd=made, check=True, capture_output=True, text=True).stdout == "server.pem: OK\n"
+    shown = call(made, "openssl", "verify", "-CAfile", "ca.crt", option, name, "server.pem", check=True)
+    assert shown.stdout == "server.pem: OK\n"
     secrets = [*made.glob("*.key"), *(path for path in (folder / "keys").iterdir() if path.suffix != ".pub")]
     assert len(secrets) == 6
     assert all(path.stat().st_mode & 0o077 == 0 for path in secrets)
@@ -114,26 +117,20 @@ def test_certificates_and_keys(server: str, option: str, name: str, tmp_path: Pa
     assert key.public_key() == other
 
 
-def test_keys_and_authorities_are_rotated(tmp_path: Path) -> None:
+def test_keys_and_authorities_are_rotated(folder: Path) -> None:
     """By one command each; what was before is kept aside, and worth nothing to the others."""
-    folder = tmp_path / "f"
-    write_folder(folder, 2)
-
-    def call(*command: str, **more: Any) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(command, cwd=folder, capture_output=True, text=True, **more)
-
-    call("./certificates.sh", check=True)
-    call("./keys.sh", check=True)
+    call(folder, "./certificates.sh", check=True)
+    call(folder, "./keys.sh", check=True)
     names = ("keys/node-0.pub", "keys/node-1.pub", "keys/server.pub", "certificates/ca.crt")
     before = [(folder / name).read_bytes() for name in names]
-    call("./keys.sh", "--rotate", "0", check=True)
-    call("./keys.sh", "--rotate", "server", check=True)
-    call("./certificates.sh", "--new-authority", check=True)
+    call(folder, "./keys.sh", "--rotate", "0", check=True)
+    call(folder, "./keys.sh", "--rotate", "server", check=True)
+    call(folder, "./certificates.sh", "--new-authority", check=True)
     after = [(folder / name).read_bytes() for name in names]
     assert [old == new for old, new in zip(before, after, strict=True)] == [False, True, False, False]
     assert len(list((folder / "keys" / "old").iterdir())) == 4
     (folder / "certificates" / "ca.key").unlink()  # it is offline
-    done = call("./certificates.sh")
+    done = call(folder, "./certificates.sh")
     assert (done.returncode, "bring it back from where it is kept" in done.stderr) == (1, True)
 
 
@@ -147,10 +144,9 @@ esac
 """
 
 
-def test_registering_pins_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_registering_pins_places(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """A key has its place; a new key for a place revokes the one before; what fails is said, and ends with 2."""
-    folder, beside = tmp_path / "f", tmp_path / "bin"
-    write_folder(folder, 3)
+    beside = folder.parent / "bin"
     beside.mkdir()
     (beside / "flwr").write_text(PLACES)
     (beside / "flwr").chmod(0o755)
@@ -160,7 +156,7 @@ def test_registering_pins_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     def register(next_id: int) -> int:
         (home / "next").write_text(str(next_id))
-        return places.main(["register", str(folder)])
+        return gate.main("register", folder)
 
     assert register(1) == 2
     assert "./keys.sh K makes one" in capsys.readouterr().err
@@ -177,21 +173,19 @@ def test_registering_pins_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     subprocess.run(["./keys.sh", "2"], cwd=folder, check=True)
     assert register(10) == 2
     assert "[code: 7] something else; is superlink.sh running?" in capsys.readouterr().err
-    assert places.main(["revoke", str(folder), "0"]) == 0
+    assert gate.main("revoke", folder, "0") == 0
     assert FlowerSection(nodes=str(file)).pinned(3) == {}
     assert not (folder / "keys" / "node-0.pub").exists()
-    assert places.main(["revoke", str(folder), "0"]) == 2
+    assert gate.main("revoke", folder, "0") == 2
     events = [json.loads(line)["event"] for line in (folder / "audit" / "server.jsonl").read_text().splitlines()]
     assert events == ["registered", "revoked", "registered", "revoked"]
 
 
-def test_a_port_that_was_changed_in_one_place_only(tmp_path: Path) -> None:
-    folder = tmp_path / "f"
-    write_folder(folder, 1, port=8123)
-    said = "flwr/config.toml has 127.0.0.1:8124, expected 127.0.0.1:9000, LINK_PORT of environment.sh; edit one of them"
+def test_a_port_that_was_changed_in_one_place_only(folder: Path) -> None:
+    said = "flwr/config.toml has 127.0.0.1:8001, expected 127.0.0.1:9000, LINK_PORT of environment.sh; edit one of them"
     assert said not in [each.said for each in check(folder)]
     environment = folder / "environment.sh"
-    environment.write_text(environment.read_text().replace("8124", "9000"))
+    environment.write_text(environment.read_text().replace("8001", "9000"))
     assert [each.wrong for each in check(folder) if each.said == said] == [True]
 
 
@@ -245,11 +239,9 @@ def test_a_folder_of_the_last_version_is_brought_up_to_date(tmp_path: Path) -> N
     assert {path: path.read_bytes() for path in folder.glob("*.*")} == again
 
 
-def test_a_node_without_its_files_says_so(tmp_path: Path) -> None:
-    folder = tmp_path / "f"
-    write_folder(folder, 1)
+def test_a_node_without_its_files_says_so(folder: Path) -> None:
     for missing in ("keys/launcher-secret", "keys/server.pub", "approved.jsonl", "certificates/ca.crt", "keys/node-0"):
-        done = subprocess.run(["./node-0.sh"], cwd=folder, capture_output=True, text=True, timeout=20)
+        done = call(folder, "./node-0.sh", timeout=20)
         assert (done.returncode, f"{missing}: is missing" in done.stderr) == (1, True), done.stderr
         (folder / missing).parent.mkdir(exist_ok=True)
         (folder / missing).touch()
@@ -273,9 +265,7 @@ def test_wrong_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert not (tmp_path / "new").exists()
 
 
-def test_run_configs_come_on_top_and_all_that_is_wrong_is_named(tmp_path: Path) -> None:
-    folder = tmp_path / "f"
-    write_folder(folder, 3)
+def test_run_configs_come_on_top_and_all_that_is_wrong_is_named(folder: Path) -> None:
     file = folder / "app" / "pfedlms.toml"
     config, flower = configured(file, declared() | {"train.rounds": 5, "method.name": "stc", "flower.wait": 3.0})
     assert (config.train.rounds, config.method, flower.wait) == (5, "stc", 3.0)
@@ -287,19 +277,10 @@ def test_run_configs_come_on_top_and_all_that_is_wrong_is_named(tmp_path: Path) 
     ]  # fmt: skip
 
 
-def test_a_node_has_the_last_word_on_what_is_its_own(tmp_path: Path) -> None:
-    folder = tmp_path / "f"
-    write_folder(folder, 3)
+def test_a_node_has_the_last_word_on_what_is_its_own(folder: Path) -> None:
     config, flower = configured(folder / "app" / "pfedlms.toml", declared())
-    own = {
-        "partition-id": 2,
-        "state": "mine",
-        "server-key": "server.pub",
-        "device": "cpu",
-        "threads": 3,
-        "data-dir": "there",
-        "data": "a:b",
-    }
+    own = {"partition-id": 2, "state": "mine", "server-key": "server.pub"}
+    own |= {"device": "cpu", "threads": 3, "data-dir": "there", "data": "a:b"}
     there, seat, state = seated(config, flower, own)
     assert (seat.partition_id, seat.data, state) == (2, "a:b", Path("mine"))
     assert (there.run.device, there.run.threads, there.data.dir) == ("cpu", 3, "there")
@@ -332,7 +313,7 @@ def test_every_key_of_a_node_is_on_the_page() -> None:
 
 
 def test_old_state_is_removed_and_that_of_this_run_stays(tmp_path: Path) -> None:
-    client_app = pytest.importorskip("pfedlms.flower.client_app", reason="Flower is not installed (extra: flower)")
+    client_app = pytest.importorskip("pfedlms.flower.apps", reason="Flower is not installed (extra: flower)")
     for name, days in (("client-0-aa", 100), ("client-0-bb", 100), ("client-1-aa", 10)):
         for suffix in (".pt", ".lock"):
             path = tmp_path / f"{name}{suffix}"
@@ -367,3 +348,15 @@ def test_the_user_that_runs_apps_cannot_read_the_nodes_key() -> None:
         assert not can("cat", "keys/server-signing.key")
         assert not can("sh", "-c", "echo '{}' >> approved.jsonl")
         assert not can("touch", "keys/other")
+
+
+def test_the_extra_is_named_where_it_is_missing() -> None:
+    script = (
+        "import sys; sys.modules['flwr'] = None\n"
+        "import pfedlms.flower as flower\n"
+        "for app in (flower.server, flower.client):\n"
+        "    try: app('pfedlms.toml')\n"
+        "    except flower.UsageError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.count("pip install 'pfedlms[flower]'") == 2

@@ -13,7 +13,6 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,13 +43,11 @@ GROWTH = 192.0
 @pytest.fixture(scope="module")
 def flotilla(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flotilla]:
     """Nodes 0 and 1 are honest."""
-    with closing(Flotilla(tmp_path_factory.mktemp("attacks") / "three", 4)) as made:
+    with Flotilla(tmp_path_factory.mktemp("attacks") / "three", 4) as made:
         text = (made.app / "pfedlms.toml").read_text().replace("clients = 4", "clients = 3")
         (made.app / "pfedlms.toml").write_text(text)
         made.environment["MAX_BODY"] = str(8 << 20)  # so that 300,000 records pass the gate
-        made.open()
-        for number in range(2):
-            made.node(number)
+        made.open(nodes=2)
         for number in range(2):
             until(lambda number=number: ONLINE in made.said(f"node-{number}"), 200, "a node")
         yield made
@@ -120,6 +117,12 @@ def test_code_that_nobody_approved_is_not_executed(flotilla: Flotilla, tmp_path:
 
 
 LIES: list[tuple[Lie, str]] = [
+    (lies.garbage, "MagicError: envelope: got magic"),
+    (lies.enormous, r"TruncatedError: envelope: got \d+ bytes, expected 1152921504606846976"),
+    (lies.rewritten(trip=0), r"RoundError: reply: got one to round \d+, trip 0, expected "),
+    (lies.rewritten(run=bytes(8)), "DigestError: reply: got one of run 0000000000000000"),
+    (lies.not_a_number, r"field 'model': got nan at position \d+, expected a finite number"),
+    (lies.many_claimed, r"samples: got 4294967295, expected \d+"),
     (lies.escapes, r"refused, failed: \\x1b\[2Jround 9/9: 3 trained\\nround 9/9"),
     (lies.two_answers_known, "reply: got more than one ANSWERS_KNOWN"),
     (lies.many_records, r"got more than \d records, as follows from the request"),
@@ -297,10 +300,13 @@ def test_what_lies_on_the_disk_is_the_owners(flotilla: Flotilla) -> None:
 
 
 def test_a_rival_does_not_get_a_place_and_is_named(flotilla: Flotilla) -> None:
-    """It says that place 0 is its own, whose owner is online. Before: it got it, and a check missed it."""
-    with Attacker(
-        f"127.0.0.1:{flotilla.port}", flotilla.folder, RIVAL, lambda own, kind, data: b"0" if "who" in kind else None
-    ) as rival:
+    """It says that place 0 is its own, whose owner is online. Before: it got it, and a check missed it. A node
+    of another version is named, too."""
+    address, other = f"127.0.0.1:{flotilla.port}", json.dumps({"pfedlms": "0.0.9"}).encode()
+    with (
+        Attacker(address, flotilla.folder, RIVAL, lambda own, kind, data: b"0" if "who" in kind else None) as rival,
+        Attacker(address, flotilla.folder, LIAR, lambda own, kind, data: b"2" if "who" in kind else other) as old,
+    ):
         flotilla.approve()
         found = check_folder(flotilla.folder)
         said = {each.said: each.wrong for each in found}
@@ -308,6 +314,8 @@ def test_a_rival_does_not_get_a_place_and_is_named(flotilla: Flotilla) -> None:
         both = ", ".join(map(str, sorted((owner, rival.node))))
         assert said[f"client 0: nodes {both} all say that this is their place"] is True
         assert said[f"client 0, node {owner}: as the server"] is False
+        (named,) = [each for each in found if each.said.startswith(f"client 2, node {old.node}: pfedlms: got 0.0.9, ")]
+        assert named.wrong
         assert [kind for kind, _ in rival.came] == ["query.who"]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,8 @@ AWAY, LATE = 2, 3
 
 @pytest.fixture(scope="module")
 def flotilla(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flotilla]:
-    with closing(Flotilla(tmp_path_factory.mktemp("comings") / "four", 4)) as made:
-        made.open()
-        for number in range(3):
-            made.node(number)
-        yield made
+    with Flotilla(tmp_path_factory.mktemp("comings") / "four", 4) as made:
+        yield made.open(nodes=3)
 
 
 def rounds(out: Path) -> list[dict[str, Any]]:

@@ -6,7 +6,6 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -20,9 +19,8 @@ ONLINE = "SuperNode ID:"
 
 @pytest.fixture(scope="module")
 def flotilla(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flotilla]:
-    with closing(Flotilla(tmp_path_factory.mktemp("doors") / "three", 3)) as made:
-        made.open()
-        yield made
+    with Flotilla(tmp_path_factory.mktemp("doors") / "three", 3) as made:
+        yield made.open()
 
 
 def supernode(flotilla: Flotilla, name: str, *options: str) -> str:

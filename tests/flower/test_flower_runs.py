@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,18 +19,14 @@ pytestmark = needs_flower
 
 @pytest.fixture(scope="module")
 def flotilla(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flotilla]:
-    with closing(Flotilla(tmp_path_factory.mktemp("flower") / "four", 4)) as made:
-        made.open()
-        for number in range(4):
-            made.node(number)
-        yield made
+    with Flotilla(tmp_path_factory.mktemp("flower") / "four", 4) as made:
+        yield made.open(nodes=4)
 
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Flotilla]:
-    with closing(Flotilla(tmp_path / "two", 2)) as made:
-        made.open()
-        yield made
+    with Flotilla(tmp_path / "two", 2) as made:
+        yield made.open()
 
 
 def test_two_nodes_and_a_round(pair: Flotilla) -> None:
@@ -83,7 +78,7 @@ def test_the_same_run(flotilla: Flotilla, method: str) -> None:
 @pytest.mark.skipif(find_spec("ray") is None, reason="Flower's simulations are not installed (extra: simulation)")
 @pytest.mark.parametrize("method", ["pfedlms", "sketchvote", "fedavg"])
 def test_the_same_in_flowers_simulation(method: str, tmp_path: Path) -> None:
-    with closing(Flotilla(tmp_path / "twenty", 20)) as made:
+    with Flotilla(tmp_path / "twenty", 20) as made:
         chosen = {"method.name": method, "run.out": str(made.folder / "run"), "flower.wait": 60.0}
         made.run(run_config(chosen), simulated=20)
         made.finished()

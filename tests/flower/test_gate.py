@@ -22,8 +22,7 @@ from flotilla import free_port, until
 from pfedlms.errors import UsageError
 from pfedlms.flower.check import _doors, _link, listening
 from pfedlms.flower.folder import write_folder
-from pfedlms.flower.gate import FLEET_PATHS, header, includes, largest_body, write_includes
-from pfedlms.flower.places import _write
+from pfedlms.flower.gate import FLEET_PATHS, header, largest_body, write_includes, write_places
 
 pytestmark = pytest.mark.skipif(
     shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin") is None, reason="nginx is not installed"
@@ -69,7 +68,7 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
     for script in ("./certificates.sh", "./keys.sh"):
         subprocess.run([script], cwd=folder, check=True, capture_output=True)
     public = (folder / "keys" / "node-0.pub").read_text().strip()
-    _write(folder, {0: {"node": 70, "key": public}})
+    write_places(folder, {0: {"node": 70, "key": public}})
     made.key = header(public)
 
     class Answers(BaseHTTPRequestHandler):
@@ -243,4 +242,4 @@ def test_who_listens_where() -> None:
 def test_ports_must_be_numbers(tmp_path: Path) -> None:
     write_folder(tmp_path / "f", 1)
     with pytest.raises(UsageError, match="got PORT='x' and LINK_PORT='8001'"):
-        includes(tmp_path / "f", {"PORT": "x", "LINK_PORT": "8001"})
+        write_includes(tmp_path / "f", {"PORT": "x", "LINK_PORT": "8001"})

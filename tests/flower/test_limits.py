@@ -1,25 +1,31 @@
-"""What a peer sends is bounded before it is parsed, and its text cannot act on a terminal or a log."""
+"""What a peer sends is bounded before it is parsed, keeps nobody else waiting, and its text cannot act on a terminal or
+a log."""
 
 from __future__ import annotations
 
 import json
+import time
 import warnings
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
+from typing import Any
 
 import false_replies
 import pytest
+from false_replies import lying
 from fleet import Fleet, configured
-from test_signing import KEY, Sealed
+from flotilla import needs_flower, until
+from test_signing import sealed, signing
 
 from pfedlms.deploy import Node, serve
+from pfedlms.deploy.coordinator import RoundLog
 from pfedlms.deploy.envelope import Code, Envelope, Record, Why, decode
 from pfedlms.deploy.ground import Ground
 from pfedlms.deploy.nodes import largest_reply, message_bytes
 from pfedlms.errors import UsageError, shown
 from pfedlms.flower import audit
-from pfedlms.flower.log import RoundLog
-from pfedlms.flower.signing import SigningTransport, content_of
+from pfedlms.flower.signing import content_of
 from pfedlms.flower.superlink import objection
 
 
@@ -41,24 +47,16 @@ def long_text(said: Envelope, node: Node) -> bytes:
 def test_a_node_that_breaks_a_limit_is_left_out_and_named(lie: false_replies.Lie, said: str, tmp_path: Path) -> None:
     """Nothing of it is stored, and one line stays one line."""
     config = configured("sketchvote", tmp_path / "run")
-    fleet, sizes = Fleet(config, tmp_path / "nodes"), message_bytes(Ground(config))
-    honest = Sealed(fleet)
+    lines, notes, sizes = list[str](), list[dict[str, object]](), message_bytes(Ground(config))
 
-    class Attacked:
-        def send(self, requests: dict[int, bytes], timeout: float) -> dict[int, bytes]:
-            replies = honest.send(requests, timeout)
-            assert all(
-                largest_reply(decode(content_of(each)), sizes)[0] < 4096 + sum(sizes) for each in requests.values()
-            )
-            replies[2] = lie(decode(replies[2]), fleet.node(2))
-            return replies
+    def before(requests: dict[int, bytes]) -> None:
+        for each in requests.values():
+            assert largest_reply(decode(content_of(each)), sizes)[0] < 4096 + sum(sizes)
 
-    lines: list[str] = []
-    notes: list[dict[str, object]] = []
-    transport = SigningTransport(Attacked(), KEY, sizes, notes.append)
+    fleet = Fleet(config, tmp_path / "nodes", lying(lie, lambda: fleet), before=before, handler=sealed)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        serve(config, transport, [RoundLog(lines.append)])
+        serve(config, signing(fleet, notes.append), [RoundLog(lines.append)])
     text = (tmp_path / "run" / "metrics.jsonl").read_text()
     metrics = [json.loads(line) for line in text.splitlines()]
     assert all(said in each["left_out"]["2"] for each in metrics), metrics[0]["left_out"]
@@ -107,3 +105,61 @@ def test_nodes_push_replies_of_their_own_only(about: dict[str, object], said: st
     assert (bool(found), said in found) == (bool(said), True)
     request.messages_list *= 2
     assert objection(request) == "got 2 messages, expected one"
+
+
+@needs_flower
+def test_a_reply_that_is_not_uploaded_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Flower's grid does it: it returns when all that was announced has come, or its upload has expired."""
+    from flwr.app import Message
+    from flwr.supercore.task_identity import TaskIdentity
+
+    from pfedlms.flower.apps import GridPost, record
+
+    slow = 7
+    for name in ("_run_id", "_task_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    uploaded = Event()
+
+    class Grid:
+        def __init__(self) -> None:
+            self.sent: dict[str, Any] = {}
+
+        def push_messages(self, messages: list[Message]) -> list[str]:
+            for each in messages:
+                each.metadata.__dict__["_message_id"] = f"to-{each.metadata.dst_node_id}"
+                self.sent[each.metadata.message_id] = each
+            return list(self.sent)
+
+        def pull_messages(self, names: list[str]) -> list[Message]:
+            found = [self.sent.pop(name) for name in names if name in self.sent]
+            if any(each.metadata.dst_node_id == slow for each in found):
+                uploaded.wait(30)
+            return [Message(record(b"%d" % each.metadata.dst_node_id), reply_to=each) for each in found]
+
+    post = GridPost(Grid())  # type: ignore[arg-type]
+    names = post.push("train.request", {slow: b"", 8: b"", 9: b""}, 60.0)
+    start = time.monotonic()
+    assert post.pull(names) == {"to-8": b"8", "to-9": b"9"}
+    assert time.monotonic() - start < 10
+    assert post.pull(names) == {}
+    uploaded.set()
+    late: dict[str, Any] = {}
+    until(lambda: late.update(post.pull(names)) or late, 10, "the late reply")
+    assert late == {f"to-{slow}": b"7"}
+
+
+@needs_flower
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({}, ""),
+        ({"pfedlms": "0.0.9"}, "pfedlms: got 0.0.9, expected 1.0"),
+        ({"digest": "\x1b[2J", "torch": None}, r"torch: got None, expected 2.0, digest: got \x1b[2J, expected ab"),
+    ],
+)
+def test_what_differs_between_a_node_and_the_server_is_named(changed: dict[str, Any], named: str) -> None:
+    from pfedlms.flower.apps import differing
+
+    here = {"pfedlms": "1.0", "torch": "2.0", "digest": "ab"}
+    assert differing(here, json.dumps(here | changed).encode()) == named
+    assert differing(here, b"nothing") == "got no answer that can be read"

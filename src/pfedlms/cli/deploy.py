@@ -60,8 +60,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _approve(options: argparse.Namespace) -> int:
-    from pfedlms.flower.approval import approve
-    from pfedlms.flower.places import run_config
+    from pfedlms.flower.approval import approve, run_config
 
     entry = approve(options.directory, run_config(["--run-config", options.run_config] if options.run_config else []))
     show(options, entry, table_of, [{"what": key, "approved": str(value)} for key, value in entry.items()])
@@ -69,7 +68,7 @@ def _approve(options: argparse.Namespace) -> int:
 
 
 def _upgrade(options: argparse.Namespace) -> int:
-    from pfedlms.flower.upgrade import upgrade
+    from pfedlms.flower.folder import upgrade
 
     steps = upgrade(options.directory)
     show(options, {"steps": steps}, table_of, [])

@@ -1,5 +1,5 @@
 """The server of a run on nodes: a federation with the interface of `engine.Federation`, trip by trip, and a whole run
-with metrics, checkpoints and a summary as of any run.
+with metrics, checkpoints, a summary as of any run, and a log.
 
 A trip is one request to each of some nodes, with their replies. A request has as many orders as possible, so a round
 takes as many trips as its method has exchanges: the last trip of a round also asks for the next round's first messages.
@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pfedlms.backend import own_threads
-from pfedlms.data import FederatedData
 from pfedlms.deploy.envelope import Kind
 from pfedlms.deploy.ground import Ground
 from pfedlms.deploy.nodes import Nodes, Transport
@@ -25,13 +24,15 @@ from pfedlms.engine.reports import Counts, Evaluation, RoundReport, evaluation
 from pfedlms.engine.server import START, Server, ServerState
 from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.engine.transport import Event, Flag, Inbox, Split
-from pfedlms.errors import QuorumError, UsageError
+from pfedlms.errors import QuorumError, UsageError, shown
+from pfedlms.experiment.callbacks import Callback, RunInfo
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.loop import Running, Stopped, execute
 from pfedlms.experiment.prepare import NAMED, as_configured
 from pfedlms.experiment.problem import Problem
 from pfedlms.experiment.store import RunDirectory
-from pfedlms.models import CohortModel
+from pfedlms.experiment.summary import in_short
+from pfedlms.report.progress import accuracies
 
 
 class Coordinator:
@@ -47,8 +48,9 @@ class Coordinator:
 
     def __init__(self, config: Config, transport: Transport, problem: Problem = NAMED) -> None:
         self.config = config
-        self._ground = ground = Ground(config, problem=problem)
+        ground = Ground(config, problem=problem)
         self.criterion, self.watch, self.run = ground.parts.criterion, Stopwatch(), ground.run
+        self.data, self.model = ground.parts.data, ground.parts.model
         self._server = Server(ground.terms, config.run.quorum, self.criterion.score is None)
         self._nodes = Nodes(ground, transport)
         self._state = self._with_plan(self._server.begin())
@@ -59,14 +61,6 @@ class Coordinator:
         """The last N_k that each client sent, in any round."""
         self._warned: dict[int, str] = {}
         self._weight_limited: set[int] = set()
-
-    @property
-    def data(self) -> FederatedData:
-        return self._ground.parts.data
-
-    @property
-    def model(self) -> CohortModel:
-        return self._ground.parts.model
 
     @property
     def carried(self) -> dict[str, int]:
@@ -97,9 +91,8 @@ class Coordinator:
         with as_configured(self.config), own_threads():
             inbox = self._server.inbox(state, self._server.outbox(state))
         self._nodes.carry(inbox.requests, inbox)
-        for request in inbox.requests:
-            for client in set(request.clients).difference(inbox.failed):
-                self._warned.pop(client, None)
+        for client in {client for request in inbox.requests for client in request.clients}.difference(inbox.failed):
+            self._warned.pop(client, None)
         self._warn(inbox.events)
         with as_configured(self.config), own_threads():
             after = self._server.step(state, inbox)
@@ -204,6 +197,43 @@ class Serving(Running):
         return out if of == "round" else {**carried, **out, **weakened}
 
 
+class RoundLog(Callback):
+    """One line per round: bytes, seconds, accuracy, and who was left out and why. What is measured of a round comes
+    after the round, so a line waits for it."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say, self._line, self._out, self._before = say, "", "", time.monotonic()
+
+    def on_start(self, run: RunInfo) -> None:
+        config, self._before = run.config, time.monotonic()
+        begun = f", resumed after round {run.round}" if run.round else ""
+        self._say(f"pfedlms: {config.method} on {config.data.title}, {config.train.rounds} rounds{begun}")
+
+    def on_round(self, run: RunInfo, record: Mapping[str, Any]) -> None:
+        self._flush()
+        sent, now = record["bytes"], time.monotonic()
+        up, down = (sum(count for name, count in sent.items() if name.startswith(way)) for way in ("up", "down"))
+        again = f" + {sent['catch_up']:,} to catch up" if sent["catch_up"] else ""
+        self._line = (
+            f"round {record['round']}/{run.config.train.rounds}: {len(record['participants'])} trained, loss "
+            f"{record['loss']:.4f}, {up:,} bytes up, {down:,} down{again}, {now - self._before:.1f} s"
+        )
+        self._out, self._before = "; ".join(f"{each}: {shown(why)}" for each, why in record["left_out"].items()), now
+
+    def on_evaluation(self, run: RunInfo, record: Mapping[str, Any]) -> None:
+        self._line += f", {accuracies(record)}"
+        self._flush()
+
+    def on_end(self, run: RunInfo, summary: Mapping[str, Any]) -> None:
+        self._flush()
+        self._say(f"pfedlms: {in_short(summary)}")
+
+    def _flush(self) -> None:
+        if self._line:
+            self._say(self._line + (f"; left out: {self._out}" if self._out else ""))
+        self._line = ""
+
+
 def serve(
     config: Config, transport: Transport, callbacks: Sequence[Any] = (), problem: Problem = NAMED
 ) -> dict[str, Any]:
@@ -215,41 +245,32 @@ def serve(
     if not config.run.out:
         raise UsageError("run.out: got nothing, expected the folder in which the server keeps its run")
     coordinator = Coordinator(config, transport, problem)
-    with _pass_on_signal(), RunDirectory(Path(config.run.out)) as directory:
-        if directory.config.is_file():
-            directory.open()
-        else:
-            directory.create(config.to_toml())
-        serving = Serving(config, coordinator, directory)
-        return execute(serving, callbacks, directory.load_checkpoint(), at_once=True)[0]
+    try:
+        with RunDirectory(Path(config.run.out)) as directory:
+            if directory.config.is_file():
+                directory.open()
+            else:
+                directory.create(config.to_toml())
+            serving = Serving(config, coordinator, directory)
+            return execute(serving, callbacks, directory.load_checkpoint(), at_once=True)[0]
+    except Stopped as stopped:
+        handler = signal.getsignal(stopped.signal)
+        if threading.current_thread() is threading.main_thread() and callable(handler):
+            handler(stopped.signal, None)
+        raise SystemExit(128 + stopped.signal) from None
 
 
 def persist(serve: Callable[[], Any], attempts: int, say: Callable[[str], None]) -> None:
     """Call `serve` again after a round in which too few nodes answered; QuorumError if the same round fails so many
     times."""
-    left = attempts
-    stuck: object = None
+    left, stuck = attempts, None
     while True:
         try:
             serve()
             return
         except QuorumError as error:
             played = (error.summary or {}).get("rounds")
-            left = (left if played == stuck else attempts) - 1
-            stuck = played
+            left, stuck = (left if played == stuck else attempts) - 1, played
             if not left:
                 raise
             say(f"pfedlms: {error}; {left} more attempts")
-
-
-@contextmanager
-def _pass_on_signal() -> Iterator[None]:
-    """Pass the signal that ended the run on to the handler that was installed before."""
-    try:
-        yield
-    except Stopped as stopped:
-        first = signal.Signals(stopped.signal)
-        handler = signal.getsignal(first)
-        if threading.current_thread() is threading.main_thread() and callable(handler):
-            handler(first, None)
-        raise SystemExit(128 + first) from None

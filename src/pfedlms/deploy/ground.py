@@ -40,6 +40,8 @@ class Ground:
         self, config: Config, client: int | None = None, data: Any = None, problem: Problem = NAMED
     ) -> None:  # fmt: skip
         self.config, self.client = config, client
+        self.knows_samples = config.data.dataset != CUSTOM
+        """Whether this end knows how many samples each client has."""
         if config.data.newcomers:
             raise ConfigError(["data.newcomers: is for simulations; on nodes a client that joins late measures itself"])
         self.parts: Ingredients = ingredients(config, lambda: self._held(data, problem), problem)
@@ -51,13 +53,8 @@ class Ground:
         self.run = agreement_digest({"frames": self.terms.digest, **fixed_settings(config)})
         """Digest of everything both ends must agree on, including how clients train and the names of classes."""
 
-    @property
-    def knows_samples(self) -> bool:
-        """Whether this end knows how many samples each client has."""
-        return self.config.data.dataset != CUSTOM
-
     def _held(self, data: Any, problem: Problem) -> FederatedData:
-        if self.config.data.dataset != CUSTOM:
+        if self.knows_samples:
             if data is not None:
                 raise ConfigError(
                     [

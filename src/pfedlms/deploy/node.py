@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import zipfile
-from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -80,19 +79,16 @@ class Node:
     """
 
     def __init__(
-        self,
-        config: Config,
-        client: int,
-        directory: str | Path,
-        data: Any = None,
-        problem: Problem = NAMED,
-    ) -> None:
+        self, config: Config, client: int, directory: str | Path, data: Any = None, problem: Problem = NAMED
+    ) -> None:  # fmt: skip
         if not 0 <= client < config.data.clients:
             raise IndexError(f"client: got {client}, expected 0 to data.clients - 1 = {config.data.clients - 1}")
         self.config, self.client = config, client
-        self._ground = ground = Ground(config, client, data, problem)
+        ground = Ground(config, client, data, problem)
         self._terms, parts = ground.terms, ground.parts
         self._method, self._data = ground.terms.method, parts.data
+        self.run = ground.run
+        """Digest that requests must carry."""
         with as_configured(config):
             worker = LocalWorker(
                 parts.model, parts.data, parts.train, config.run.seed, ground.terms.participation, 1, parts.criterion
@@ -101,15 +97,14 @@ class Node:
         self.samples = parts.data.samples[client]
         folder = Path(directory)
         self.path = folder / f"client-{client}-{ground.run.hex()}.pt"
-        self._open = ExitStack()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            lock = self._open.enter_context(open(self.path.with_suffix(".lock"), "wb"))  # noqa: SIM115 - until closed
-            fcntl.flock(lock, fcntl.LOCK_EX)  # another process may still be busy with the request before
+            self._lock = open(self.path.with_suffix(".lock"), "wb")  # noqa: SIM115 - until closed
+            fcntl.flock(self._lock, fcntl.LOCK_EX)  # another process may still be busy with the request before
         except OSError as error:
             raise RunDirectoryError(f"{folder}: cannot be written ({error.strerror}); name another folder") from error
         try:
-            self._state = self._load()
+            self.state = self._load()
         except BaseException:
             self.close()
             raise
@@ -122,20 +117,11 @@ class Node:
 
     def close(self) -> None:
         """Unlock the state directory."""
-        self._open.close()
-
-    @property
-    def run(self) -> bytes:
-        """Digest that requests must carry."""
-        return self._ground.run
-
-    @property
-    def state(self) -> State:
-        return self._state
+        self._lock.close()
 
     def model(self) -> dict[str, torch.Tensor]:
         """The client's model as its module's `load_state_dict` takes it."""
-        own = self._state.cohort
+        own = self.state.cohort
         return self._terms.model.state_dict(own.params[0], {name: value[0] for name, value in own.buffers.items()})
 
     # --- handling
@@ -146,7 +132,7 @@ class Node:
             asked = decode(request)
         except WireError as error:
             nothing = Envelope(Kind.REQUEST, self.run, self.client, 0, 0, ())
-            return refusal(nothing, Why.BROKEN, f"{type(error).__name__}: {error}", self._state.answers_known)
+            return refusal(nothing, Why.BROKEN, f"{type(error).__name__}: {error}", self.state.answers_known)
         try:
             digest = hashlib.sha256(request).digest()
             if (reply := self._check(asked, digest)) is not None:
@@ -156,16 +142,19 @@ class Node:
             if asked.kind == Kind.REQUEST:
                 after = replace(after, trip=asked.trip, request=digest, reply=reply)
                 self._save(after)
-                self._state = after
+                self.state = after
             return reply
+        except Refused as error:
+            return refusal(asked, error.why, str(error), self.state.answers_known)
+        except DivergedError as error:
+            return refusal(asked, Why.DIVERGED, str(error), self.state.answers_known)
         except Exception as error:  # of a model, a loss or a disk; the node's state has not changed
-            own = isinstance(error, Refused | DivergedError)
-            text = str(error) if own else f"{type(error).__name__}: {error}"
-            return refusal(asked, _reason_of(error), text, self._state.answers_known)
+            why = Why.BROKEN if isinstance(error, WireError) else Why.FAILED
+            return refusal(asked, why, f"{type(error).__name__}: {error}", self.state.answers_known)
 
     def _check(self, asked: Envelope, digest: bytes) -> bytes | None:
         """Refuse a request that is not for this node and this time; the saved reply if it was executed already."""
-        state = self._state
+        state = self.state
         if asked.kind == Kind.REPLY:
             raise Refused(Why.BROKEN, "got a reply, expected a request")
         if asked.run != self.run:
@@ -187,7 +176,7 @@ class Node:
         return None
 
     def _execute(self, asked: Envelope) -> tuple[State, bytes]:
-        state, reports, look = self._state, list[Record](), asked.kind == Kind.LOOK
+        state, reports, look = self.state, list[Record](), asked.kind == Kind.LOOK
         for order in asked.records:
             if order.index and order.index >= len(self._method.exchanges):
                 raise Refused(Why.BROKEN, f"exchange: got {order.index}, expected below {len(self._method.exchanges)}")
@@ -323,11 +312,3 @@ class Node:
         values["heard"] = values.pop("answers_known")  # as earlier versions have it
         kept = {**values, "schema": SCHEMA, "cohort": tensors(state.cohort), "ongoing": tensors(state.ongoing)}
         write_atomically(self.path, lambda file: torch.save(kept, file))
-
-
-def _reason_of(error: Exception) -> Why:
-    if isinstance(error, Refused):
-        return error.why
-    if isinstance(error, WireError):
-        return Why.BROKEN
-    return Why.DIVERGED if isinstance(error, DivergedError) else Why.FAILED

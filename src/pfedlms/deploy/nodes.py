@@ -74,7 +74,8 @@ class Nodes:
                 if (data := replies.get(client)) is None:
                     raise WireError(f"no reply within {self._timeout:g} s")
                 reply = check_reply(envelope, data, self._messages)
-                if unreachable(reply):
+                # The transport could not reach the node, and says so: a node's own refusal has ANSWERS_KNOWN, too.
+                if [each.code for each in reply.records] == [Code.REFUSED]:
                     reached.discard(client)
                 for each in reply.records:
                     if each.code == Code.ANSWERS_KNOWN:
@@ -203,11 +204,6 @@ def check_reply(request: Envelope, data: bytes, messages: Sequence[int]) -> Enve
             f"{request.trip}"
         )
     return reply
-
-
-def unreachable(reply: Envelope) -> bool:
-    """Whether the transport reports that it could not reach the node: a node's own refusal has ANSWERS_KNOWN, too."""
-    return [each.code for each in reply.records] == [Code.REFUSED]
 
 
 def read_reply(

@@ -6,8 +6,6 @@ this folder knows a method. `pfedlms deploy init DIR` writes the app that `flwr 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +21,19 @@ def server(file: str | Path, problem: Any = None) -> Any:
         file: the configuration; keys of the run config come on top of it.
         problem: `pfedlms.Problem(model=…, loss=…, metric=…)`, where the configuration says "custom" of one of them.
     """
-    with _extra():
-        from pfedlms.flower.server_app import server_app
-    return server_app(Path(file), *([] if problem is None else [problem]))
+    return _apps().server_app(Path(file), problem)
 
 
 def client(file: str | Path, problem: Any = None) -> Any:
     """The ClientApp of the same run; see `server`."""
-    with _extra():
-        from pfedlms.flower.client_app import client_app
-    return client_app(Path(file), *([] if problem is None else [problem]))
+    return _apps().client_app(Path(file), problem)
 
 
-@contextmanager
-def _extra() -> Iterator[None]:
+def _apps() -> Any:
     try:
-        yield
+        from pfedlms.flower import apps
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "flwr":
             raise
         raise UsageError(MISSING) from error
+    return apps

@@ -51,6 +51,17 @@ def approve(folder: Path, settings: Mapping[str, Any], file: str = NODE) -> dict
     return entry
 
 
+def run_config(arguments: list[str]) -> dict[str, Any]:
+    """Settings of `--run-config`, read as Flower reads them."""
+    from flwr.common.config import parse_config_args
+
+    texts = [arguments[i + 1] for i, each in enumerate(arguments[:-1]) if each in ("--run-config", "-c")]
+    try:
+        return dict(parse_config_args(texts)) if texts else {}
+    except Exception as error:  # Flower raises what its parser does
+        raise UsageError(f"--run-config: cannot be read ({error})") from error
+
+
 def check(file: Path, content: bytes, override: Mapping[str, Any]) -> str:
     """The hash of an approved app; NotApprovedError says what to do about one that is not."""
     app, entries = _sha256(content), _entries(file)

@@ -45,13 +45,10 @@ def verify(file: Path) -> int:
 
 def _last(log: Any) -> str:
     """SHA-256 of the last line; empty at the beginning."""
-    end = log.seek(0, os.SEEK_END)
-    if not end:
-        return ""
-    back = 4096
+    end, back = log.seek(0, os.SEEK_END), 4096
     while True:
         log.seek(max(0, end - back))
         lines = log.read().splitlines()
         if len(lines) > 1 or back >= end:
-            return hashlib.sha256(lines[-1]).hexdigest()
+            return hashlib.sha256(lines[-1]).hexdigest() if lines else ""
         back *= 2

@@ -13,6 +13,8 @@ from pfedlms.flower.signing import content_of
 
 WHO, CHECK, REQUEST = "query.who", "query.check", "train.request"
 """Kinds of messages: which place is yours, what do you run, and a request of `deploy`."""
+CHECK_RECORD = "pfedlms check: "
+"""What a line of the log begins with that has a record of a check, as JSON: text and wrong."""
 _LOOK = 3.0
 _POLL, _LONGEST_POLL = 0.5, 5.0
 _AGAIN = 3
@@ -76,11 +78,9 @@ class Carrier:
         self._post, self._clients, self._pinned = post, clients, dict(pinned or {})
         self._say, self._clock, self._sleep, self._query = say, clock, sleep, query
         self._claims: dict[int, int] = {}
-        """Clients by node, in the order they came."""
+        """Clients by node, as nodes say it, in the order they came."""
         self._owners: dict[int, int] = {}
         """Nodes by client: who has a place keeps it for as long as it is online."""
-        self._denied: dict[int, int] = {}
-        """Nodes that say a place is theirs that is pinned to another one."""
         self._survey = False
         """Whether all nodes are asked which place is theirs, pinned or not."""
         self._online: set[int] = set()
@@ -171,11 +171,9 @@ class Carrier:
     @property
     def rivals(self) -> dict[int, list[int]]:
         """Places that several nodes say are theirs, and which nodes that are online do."""
-        said = {**self._claims, **self._denied, **{node: client for client, node in self._pinned.items()}}
-        places = {
-            client: [node for node in self._online if said.get(node) == client] for client in range(self._clients)
-        }
-        return {client: sorted(nodes) for client, nodes in places.items() if len(nodes) > 1}
+        said = self._claims | {node: client for client, node in self._pinned.items()}
+        by_place = {client: sorted(n for n in self._online if said.get(n) == client) for client in range(self._clients)}
+        return {client: nodes for client, nodes in by_place.items() if len(nodes) > 1}
 
     def _there(self) -> set[int]:
         return {client for client, node in self.places.items() if node in self._online}
@@ -188,11 +186,8 @@ class Carrier:
             self._ever_online |= self._online
             self._owed -= self._post.pull(self._owed).keys()
             # Who was away may have been given another place.
-            known = {
-                *(self._claims.keys() & before),
-                *self._pinned.values(),
-                *(node for node, _ in self._asked.values()),
-            }
+            known = (self._claims.keys() & before) | set(self._pinned.values())
+            known |= {node for node, _ in self._asked.values()}
             known |= {node for node, since in self._strangers.items() if now - since < _STRANGER}
             fresh = sorted(self._online - known) if self._survey or len(self._pinned) < self._clients else []
             if fresh:
@@ -213,19 +208,16 @@ class Carrier:
         if isinstance(said, Failure) or not text.isdecimal() or int(text) >= self._clients:
             self._strangers[node] = self._clock()
             self._say(f"node {node}: got {text!r} for its place, expected a partition-id below {self._clients}")
-        elif int(text) in self._pinned:
-            self._strangers[node], self._denied[node] = self._clock(), int(text)
-            self._say(f"node {node}: says it is client {text}, whose place belongs to node {self._pinned[int(text)]}")
-        else:
-            before = self.places.get(int(text))
-            self._claims.pop(node, None)
-            self._claims[node] = int(text)
-            if self.places[int(text)] != node:
-                self._say(
-                    f"node {node}: says it is client {text}, whose place node {before} has and keeps while online"
-                )
-            elif before != node:
-                self._say(f"client {text} is node {node}" + ("" if before is None else f", before node {before}"))
+            return
+        place, before = int(text), self.places.get(int(text))
+        self._claims.pop(node, None)
+        self._claims[node] = place
+        if place in self._pinned:
+            self._say(f"node {node}: says it is client {place}, whose place belongs to node {before}")
+        elif self.places[place] != node:
+            self._say(f"node {node}: says it is client {place}, whose place node {before} has and keeps while online")
+        elif before != node:
+            self._say(f"client {place} is node {node}" + ("" if before is None else f", before node {before}"))
 
     def _push(self, trip: _Trip, there: set[int], end: float, timeout: float) -> None:
         """Requests that have not gone to the node that is there now, or not lately."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import ssl
 import sys
 import tomllib
+from contextlib import closing
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPSConnection
 from importlib.metadata import PackageNotFoundError, version
@@ -21,10 +21,10 @@ from pfedlms.errors import PfedlmsError, UsageError, shown
 from pfedlms.experiment.config import CUSTOM
 from pfedlms.flower import MISSING
 from pfedlms.flower.approval import SERVER, approve
+from pfedlms.flower.carrier import CHECK_RECORD
+from pfedlms.flower.config import own_settings
 from pfedlms.flower.folder import NAME, environment
-from pfedlms.flower.keys import own_settings
-from pfedlms.flower.log import CHECK_RECORD
-from pfedlms.flower.places import flwr
+from pfedlms.flower.gate import flwr
 
 FLOWER = (1, 41)
 """The version whose commands the folder's scripts are written for."""
@@ -36,6 +36,7 @@ _CLOSED = (
 )  # fmt: skip
 """Paths of the SuperLink that must not answer whoever has no key."""
 _REFUSED = (401, 404, 405)
+_SECRET = ("keys/*", "certificates/*.key", "state/*", "superlink.db")
 _LISTEN = "0A"
 """How Linux names a socket that waits for connections."""
 
@@ -97,42 +98,12 @@ def _configuration(app: Path) -> list[Found]:
 
 def _readable(folder: Path) -> list[Found]:
     """Secrets that other users of this machine can read."""
-    secret = [
-        *folder.glob("keys/*"),
-        *folder.glob("certificates/*.key"),
-        *folder.glob("state/*"),
-        folder / "superlink.db",
-    ]
-    held = [path for path in secret if path.suffix not in (".pub", ".crt") and path.exists()]
     if not folder.stat().st_mode & 0o007:
         return []
+    held = [path for name in _SECRET for path in folder.glob(name) if path.suffix not in (".pub", ".crt")]
     open_to_all = [str(path.relative_to(folder)) for path in held if path.stat().st_mode & 0o007]
     said = f"others can read {', '.join(open_to_all[:3])}; chmod 700 {folder}"
     return [Found("files", said, wrong=True)] if open_to_all else []
-
-
-def _doors(address: str, authority: Path) -> Found:
-    """Whether anything but what nodes need answers at the address of the nodes."""
-    host, _, port = address.rpartition(":")
-    context = ssl.create_default_context(cafile=str(authority))
-    for path in _CLOSED:
-        connection = HTTPSConnection(host.strip("[]"), int(port), timeout=_SECONDS, context=context)
-        try:
-            connection.putrequest("POST", path, skip_accept_encoding=True)
-            connection.putheader("Content-Type", "application/protobuf")
-            connection.putheader("Content-Length", "0")
-            connection.endheaders()
-            status = connection.getresponse().status
-        except (OSError, HTTPException) as error:
-            return Found("doors", f"{address}{path}: no answer ({error or type(error).__name__})", wrong=True)
-        finally:
-            connection.close()
-        if status not in _REFUSED:
-            said = (
-                f"{address}{path}: answers with {status}: whoever reaches this address can start runs, which are code"
-            )
-            return Found("doors", f"{said} on all machines; nodes must reach gate.sh, not the SuperLink", wrong=True)
-    return Found("doors", f"{address} refuses {len(_CLOSED)} of the SuperLink's paths that are not for nodes")
 
 
 def _link(folder: Path, port: int) -> list[Found]:
@@ -143,16 +114,12 @@ def _link(folder: Path, port: int) -> list[Found]:
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"{file}: got no superlink.{NAME}.address ({error})") from error
     if address != f"127.0.0.1:{port}":
-        said = (
-            f"flwr/config.toml has {address}, expected 127.0.0.1:{port}, LINK_PORT of environment.sh; edit one of them"
-        )
-        found.append(Found("superlink", said, wrong=True))
+        said = f"has {address}, expected 127.0.0.1:{port}, LINK_PORT of environment.sh; edit one of them"
+        found.append(Found("superlink", f"flwr/config.toml {said}", wrong=True))
     addresses = listening(port)
     if outside := sorted(each for each in addresses if not each.is_loopback):
-        said = (
-            f"listens on {', '.join(map(str, outside))}, port {port}, expected 127.0.0.1 alone; start it with gate.sh"
-        )
-        found.append(Found("superlink", said, wrong=True))
+        said = f"listens on {', '.join(map(str, outside))}, port {port}, expected 127.0.0.1 alone"
+        found.append(Found("superlink", f"{said}; start it with gate.sh", wrong=True))
     elif not addresses:
         found.append(Found("superlink", f"nothing listens on port {port}; is superlink.sh running?", wrong=True))
     return found or [Found("superlink", f"listens on {', '.join(map(str, sorted(addresses)))}, port {port}")]
@@ -167,26 +134,28 @@ def listening(port: int) -> set[IPv4Address | IPv6Address]:
             if state != _LISTEN or int(local[size + 1 :], 16) != port:
                 continue
             # Words of four bytes, each in the machine's order.
-            words = [
-                bytes.fromhex(local[at : at + 8])[:: -1 if sys.byteorder == "little" else 1] for at in range(0, size, 8)
-            ]
-            address = ip_address(b"".join(words))
+            order = -1 if sys.byteorder == "little" else 1
+            address = ip_address(b"".join(bytes.fromhex(local[i : i + 8])[::order] for i in range(0, size, 8)))
             found.add(getattr(address, "ipv4_mapped", None) or address)
     return found
 
 
-def _reached(address: str, authority: Path) -> Found:
-    """By TLS, with the folder's authority."""
+def _connection(address: str, authority: Path) -> HTTPSConnection:
+    """By TLS, with the folder's authority; it is opened when it is used."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise UsageError(f"--server: got {address!r}, expected HOST:PORT, for example 192.168.0.10:8000")
+    context = ssl.create_default_context(cafile=str(authority))
+    return HTTPSConnection(host.strip("[]"), int(port), timeout=_SECONDS, context=context)
+
+
+def _reached(address: str, authority: Path) -> Found:
     try:
-        context = ssl.create_default_context(cafile=str(authority))
-        with (
-            socket.create_connection((host.strip("[]"), int(port)), timeout=_SECONDS) as plain,
-            context.wrap_socket(plain, server_hostname=host.strip("[]")) as safe,
-        ):
-            return Found("server", f"{address} is there, {safe.version()}, its certificate is of {authority.name}")
+        with closing(_connection(address, authority)) as opened:
+            opened.connect()
+            return Found(
+                "server", f"{address} is there, {opened.sock.version()}, its certificate is of {authority.name}"
+            )
     except FileNotFoundError:
         said = f"{authority}: is missing; certificates.sh makes it on the server, copy it from there"
     except ssl.SSLCertVerificationError as error:
@@ -196,6 +165,24 @@ def _reached(address: str, authority: Path) -> Found:
     except OSError as error:
         said = f"{address}: cannot be reached ({error.strerror or error}); is gate.sh running, the port open?"
     return Found("server", said, wrong=True)
+
+
+def _doors(address: str, authority: Path) -> Found:
+    """Whether anything but what nodes need answers at the address of the nodes."""
+    for path in _CLOSED:
+        try:
+            with closing(_connection(address, authority)) as opened:
+                opened.putrequest("POST", path, skip_accept_encoding=True)
+                opened.putheader("Content-Type", "application/protobuf")
+                opened.putheader("Content-Length", "0")
+                opened.endheaders()
+                status = opened.getresponse().status
+        except (OSError, HTTPException) as error:
+            return Found("doors", f"{address}{path}: no answer ({error or type(error).__name__})", wrong=True)
+        if status not in _REFUSED:
+            said = f"answers with {status}: whoever reaches this address can start runs, which are code on all machines"
+            return Found("doors", f"{address}{path}: {said}; nodes must reach gate.sh, not the SuperLink", wrong=True)
+    return Found("doors", f"{address} refuses {len(_CLOSED)} of the SuperLink's paths that are not for nodes")
 
 
 def _nodes(folder: Path) -> list[Found]:

@@ -1,19 +1,23 @@
-"""`pfedlms deploy init`: a folder for one server and its nodes, ready to edit."""
+"""`pfedlms deploy init`: a folder for one server and its nodes, ready to edit. `pfedlms deploy upgrade`: a folder of an
+older version gets the scripts of this one and keeps what is its owner's."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from pfedlms import __version__
 from pfedlms.errors import UsageError
 from pfedlms.experiment.config import as_toml, keys, load_config
-from pfedlms.flower.keys import AS_IN_FILE, FlowerSection
+from pfedlms.flower.approval import declared
+from pfedlms.flower.config import AS_IN_FILE, FlowerSection
 from pfedlms.methods import METHODS
 
 NAME = "federation"
@@ -24,22 +28,19 @@ POOLING = '\n[pfedlms]\npooling = "median"  # one node cannot move the threshold
 SERVER_MEMORY, GATE_MEMORY, LINK_MEMORY, APP_MEMORY = "4G", "256M", "1G", "8G"
 """Limits of the units: server, gate, a node's connection, and its apps."""
 
-SCRIPTS = (
-    "certificates.sh", "keys.sh", "superlink.sh", "gate.sh", "register.sh", "revoke.sh", "approve.sh", "users.sh",
-    "run.sh", "flwr.sh",
+AS_NAMED = (
+    "README.md", "environment.sh", "gate.conf", "certificates.sh", "keys.sh", "superlink.sh", "gate.sh", "register.sh",
+    "revoke.sh", "approve.sh", "users.sh", "run.sh", "flwr.sh",
 )  # fmt: skip
-FILES = {
-    **{name: name for name in ("README.md", "environment.sh", "gate.conf", *SCRIPTS)},
-    ".gitignore": "gitignore",
-    "flwr/config.toml": "flwr.toml",
-    "app/app.py": "app.py.in",
+FILES = {name: name for name in AS_NAMED} | {
+    ".gitignore": "gitignore", "flwr/config.toml": "flwr.toml", "app/app.py": "app.py.in",
     "app/pfedlms.toml": "pfedlms.toml",
-    "systemd/pfedlms-superlink.service": "superlink.service",
-    "systemd/pfedlms-gate.service": "gate.service",
-}
-"""Names of files, and what in the template they are made of; those of nodes are added."""
-OWNED = ("app/app.py", "app/pfedlms.toml", "app/pyproject.toml")
+}  # fmt: skip
+"""Names of files, and what in the template they are made of. The app's description, units and nodes are added."""
+OWNED = ("app/app.py", "app/pfedlms.toml")
 """Files that an upgrade leaves to their owner."""
+BEFORE = "before-upgrade"
+"""Where it puts what was there."""
 
 
 def write_folder(
@@ -85,7 +86,7 @@ def made(
         return _filled(source, {"HARDENED": hardened.rstrip(), **own})
 
     texts = {"app/pyproject.toml": pyproject(here)}
-    texts |= {name: _filled(source, said) for name, source in FILES.items() if not name.startswith("systemd/")}
+    texts |= {name: _filled(source, said) for name, source in FILES.items()}
     texts["systemd/pfedlms-superlink.service"] = unit("superlink.service", SERVER_MEMORY)
     texts["systemd/pfedlms-gate.service"] = unit("gate.service", GATE_MEMORY)
     for node in range(nodes):
@@ -124,18 +125,23 @@ def _filled(name: str, said: dict[str, str]) -> str:
     return text
 
 
-def pyproject(here: Path | None = None) -> str:
+def pyproject(here: Path | None = None, had: Mapping[str, Any] | None = None) -> str:
     """The app as Flower wants it described: every key of the run config with what it means; with the paths of a folder,
-    where it is that folder's."""
+    where it is that folder's, and the values that it `had`."""
     paths = {"state": "state", "key": "keys/server-signing.key", "nodes": "places.json", "audit": "audit/server.jsonl"}
+    own = {name: value for name, value in (had or {}).items() if value != AS_IN_FILE}
     sections: dict[str, list[str]] = {"flower": [], "data": [], "model": [], "train": [], "method": [], "run": []}
+
+    def add(section: str, key: str, meaning: str, value: Any = AS_IN_FILE) -> None:
+        sections[section] += [f"# {meaning}", f"{key} = {as_toml(own.get(f'{section}.{key}', value))}"]
+
     for each in fields(FlowerSection):
         value = str(here / paths[each.name]) if here and each.name in paths else each.default
-        sections["flower"] += [f"# {each.metadata['help']}", f"{each.name} = {as_toml(value)}"]
-    sections["method"] = ["# method by name", f"name = {as_toml(AS_IN_FILE)}"]
+        add("flower", each.name, each.metadata["help"], value)
+    add("method", "name", "method by name")
     for (section, key), each in keys(METHODS).items():
         default = _having(key) if section == "method" else f"default {as_toml(each.default)}"
-        sections[section] += [f"# {each.metadata['help']} ({default})", f"{key} = {as_toml(AS_IN_FILE)}"]
+        add(section, key, f"{each.metadata['help']} ({default})")
     config = ["\n".join([f"[tool.flwr.app.config.{name}]", *lines]) for name, lines in sections.items()]
     return _filled("app.toml", {"VERSION": __version__, "CONFIG": "\n\n".join(config)})
 
@@ -146,3 +152,48 @@ def _having(key: str) -> str:
     if len(set(map(str, having.values()))) == 1:
         return f"of {', '.join(having)}; default {as_toml(next(iter(having.values())))}"
     return "of " + ", ".join(f"{name}: default {as_toml(value)}" for name, value in having.items())
+
+
+def upgrade(folder: Path) -> list[str]:
+    """Write all files that are not the owner's own; old ones go to a folder of their own. Says what is left to do."""
+    named = environment(folder)
+    if "SERVER" not in named or "PORT" not in named:
+        raise UsageError(
+            f"{folder / 'environment.sh'}: got no SERVER and PORT, expected those of `pfedlms deploy init`"
+        )
+    named.setdefault("LINK_PORT", str(int(named["PORT"]) + 1))  # the gate takes the port that nodes know
+    nodes = len(list(folder.glob("node-*.sh")))
+    texts = made(folder, nodes, named["SERVER"], int(named["PORT"]), int(named["LINK_PORT"]))
+    for name in OWNED:
+        del texts[name]
+    for node in range(nodes):
+        texts[f"node-{node}.sh"] = _with_own_config(texts[f"node-{node}.sh"], folder / f"node-{node}.sh")
+    had = declared((folder / "app" / "pyproject.toml").read_text(encoding="utf-8"))
+    texts["app/pyproject.toml"] = pyproject(folder.resolve(), had)
+    for name in texts:
+        if (folder / name).exists():
+            kept = folder / BEFORE / name
+            kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            shutil.copy2(folder / name, kept)
+    write(folder, texts)
+    for path in [folder, *(each for each in folder.rglob("*") if each.is_dir())]:
+        path.chmod(0o700)
+    for path in (*folder.glob("state/*"), *folder.glob("superlink.db*"), *folder.glob("run/**/*")):
+        path.chmod(path.stat().st_mode & 0o700)
+    return [
+        f"{len(texts)} files are of this version; those before are in {folder / BEFORE}",
+        "server: end superlink.sh, ./certificates.sh, ./keys.sh server; then ./superlink.sh, ./gate.sh, ./register.sh",
+        f"server: nodes reach port {named['PORT']} of the gate; port {named['LINK_PORT']} must not be open to others",
+        "each node: update pfedlms, `pfedlms deploy upgrade` there, copy app/ and keys/server.pub from the server, "
+        "./keys.sh K, ./approve.sh, and start node-K.sh again",
+    ]
+
+
+def _with_own_config(text: str, before: Path) -> str:
+    """A node's script with the --node-config that its owner had written."""
+    old = before.read_text(encoding="utf-8")
+    found = re.search(r'--node-config "(partition-id=.*?)" "\$@"', old) or re.search(r'^config="(.*)"$', old, re.M)
+    if found is None:
+        return text
+    own = found[1] if "keep=" in found[1] else f"{found[1]} keep=90"
+    return re.sub(r'^config=".*"$', lambda _: f'config="{own}"', text, count=1, flags=re.M)

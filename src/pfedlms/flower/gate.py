@@ -1,26 +1,40 @@
-"""What gate.conf includes: address, port, keys of registered nodes, and limits that follow from the model.
+"""Who is let in through the gate: each place belongs to one key, whose node id Flower gives out. On the server:
 
-    python -m pfedlms.flower.gate FOLDER
+    python -m pfedlms.flower.gate register FOLDER     keys/node-K.pub has place K
+    python -m pfedlms.flower.gate revoke FOLDER K     node K is not let in any more
+    python -m pfedlms.flower.gate write FOLDER        what gate.conf includes: address, keys, and limits by the model
+    python -m pfedlms.flower.gate started FOLDER …    who starts a run, for the audit log; approves the app
 
 `environment.sh` exports PORT, LINK_PORT, GATE_HOST and MAX_BODY.
 """
 
 from __future__ import annotations
 
+import getpass
+import json
 import os
+import re
 import socket
+import sqlite3
+import subprocess
 import sys
 from base64 import b64encode
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
 from pfedlms.deploy.ground import Ground
 from pfedlms.deploy.nodes import message_bytes
-from pfedlms.errors import UsageError
+from pfedlms.errors import PfedlmsError, UsageError, shown
 from pfedlms.experiment.config import CUSTOM
-from pfedlms.flower.keys import own_settings, read_places
+from pfedlms.experiment.store import write_atomically
+from pfedlms.flower import approval, audit
+from pfedlms.flower.config import own_settings, read_places
+from pfedlms.flower.folder import NAME
 
+FILE, AUDIT = "places.json", "audit/server.jsonl"
 _AROUND = 16 * 1024
 """Bytes around a message: envelope, reports, Flower's records."""
 _UNKNOWN = 64 << 20
@@ -35,6 +49,97 @@ FLEET_PATHS = tuple(
 """What a node of flwr 1.41 with a key calls; gate.conf passes these and nothing else."""
 
 
+# --- registration
+
+
+def register(folder: Path) -> None:
+    """Register keys that are new, revoke those they replace, and open the gate to them."""
+    names = {file: re.fullmatch(r"node-(\d+)\.pub", file.name) for file in (folder / "keys").glob("node-*.pub")}
+    keys = {int(found[1]): file for file, found in names.items() if found}
+    if not keys:
+        raise UsageError(f"{folder / 'keys'}: got no node-K.pub; ./keys.sh K makes one, on the node's machine")
+    places = read_places(folder / FILE)
+    for place, file in sorted(keys.items()):
+        key, before = file.read_text(encoding="utf-8").strip(), places.get(place)
+        if before and before["key"] == key:
+            print(f"place {place} is of node {before['node']}, as before")
+            continue
+        if before:
+            _unregister(folder, place, before["node"])
+        places[place] = {"node": _registered(folder, file, key), "key": key}
+        write_places(folder, places)
+        audit.append(folder / AUDIT, "registered", place=place, node=places[place]["node"], key=key)
+        print(f"place {place} is of node {places[place]['node']}")
+    _reload(folder)
+
+
+def revoke(folder: Path, place: int) -> None:
+    places = read_places(folder / FILE)
+    if place not in places:
+        raise UsageError(f"revoke: got {place}, expected one of {', '.join(map(str, sorted(places))) or 'no place'}")
+    _unregister(folder, place, places.pop(place)["node"])
+    write_places(folder, places)
+    public = folder / "keys" / f"node-{place}.pub"
+    if public.exists():  # else the next ./register.sh would let it in again
+        (folder / "keys" / "old").mkdir(mode=0o700, exist_ok=True)
+        public.rename(folder / "keys" / "old" / f"{public.name}.revoked-{os.getpid()}")
+    _reload(folder)
+    print(f"place {place} is free; a new key in keys/node-{place}.pub gets it by ./register.sh")
+
+
+def write_places(folder: Path, places: Mapping[int, Mapping[str, Any]]) -> None:
+    """As `read_places` reads them; nobody else can read the file."""
+
+    def write(file: BinaryIO) -> None:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(json.dumps({str(place): each for place, each in sorted(places.items())}, indent=1).encode())
+
+    write_atomically(folder / FILE, write)
+
+
+def _registered(folder: Path, file: Path, key: str) -> int:
+    """The id that Flower gives to a key."""
+    done = flwr(folder, "supernode", "register", str(file), NAME, "--format", "json")
+    if found := re.search(r'"node-id":\s*"?(\d+)', done.stdout):
+        return int(found[1])
+    if "code: 23" in done.stdout + done.stderr:  # it is registered; Flower's commands do not tell the id, its file does
+        with sqlite3.connect(f"file:{folder / 'superlink.db'}?mode=ro", uri=True) as base:
+            row = base.execute("SELECT node_id FROM node WHERE public_key = ?", (_pem(key),)).fetchone()
+        if row is not None:
+            return int(row[0]) % 2**64
+    raise UsageError(
+        f"{file}: is not registered: {shown((done.stderr or done.stdout).strip())}; is superlink.sh running?"
+    )
+
+
+def _unregister(folder: Path, place: int, node: int) -> None:
+    done = flwr(folder, "supernode", "unregister", str(node), NAME, "--format", "json")
+    said = shown((done.stderr or done.stdout).strip())
+    audit.append(folder / AUDIT, "revoked", place=place, node=node, flower=done.returncode)
+    print(f"node {node} of place {place} is revoked" + (f" (Flower: {said})" if done.returncode else ""))
+
+
+def flwr(folder: Path, *arguments: str, timeout: float | None = 120) -> subprocess.CompletedProcess[str]:
+    """Flower's command of the same environment, with this folder's server."""
+    environment = {
+        **os.environ, "FLWR_HOME": str((folder / "flwr").resolve()), "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    }  # fmt: skip
+    beside = Path(sys.executable).parent / "flwr"
+    command = [str(beside) if beside.exists() else "flwr", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=timeout)
+
+
+def _reload(folder: Path) -> None:
+    """A gate that runs reads its keys again."""
+    pid = folder / "gate" / "nginx.pid"
+    if pid.exists() and pid.read_text().strip():
+        subprocess.run([str(folder / "gate.sh"), "--reload"], check=True, capture_output=True, timeout=60)
+
+
+# --- what nginx includes
+
+
 def largest_body(folder: Path) -> int:
     """Bytes of the largest request that a node sends."""
     config, _ = own_settings(folder / "app")
@@ -43,26 +148,27 @@ def largest_body(folder: Path) -> int:
     return _AROUND + sum(message_bytes(Ground(config)))
 
 
-def pem(public_key: str) -> bytes:
+def _pem(public_key: str) -> bytes:
     """A public key as Flower keeps it."""
     return load_ssh_public_key(public_key.encode()).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def header(public_key: str) -> str:
     """A public key as Flower's nodes send it in a header."""
-    return b64encode(pem(public_key)).decode()
+    return b64encode(_pem(public_key)).decode()
 
 
-def includes(folder: Path, environment: dict[str, str]) -> dict[str, str]:
-    """Texts of the files in gate/."""
+def write_includes(folder: Path, environment: Mapping[str, str]) -> None:
+    """The files in gate/."""
     port, link, host = (environment.get(name, "") for name in ("PORT", "LINK_PORT", "GATE_HOST"))
     if not port.isdecimal() or not link.isdecimal():
         raise UsageError(f"environment.sh: got PORT={port!r} and LINK_PORT={link!r}, expected two numbers")
-    places = read_places(folder / "places.json")
+    places = read_places(folder / FILE)
     hosts = [host] if host else ["0.0.0.0", *(["[::]"] if _has_ipv6() else [])]
     size = environment.get("MAX_BODY") or str(largest_body(folder))
     rate = 20 + 10 * max(1, len(places))
-    return {
+    (folder / "gate" / "tmp").mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name, text in {
         "listen.conf": "".join(f"listen {each}:{port} ssl;\n" for each in hosts),
         "link.conf": f"upstream superlink {{ server 127.0.0.1:{link}; keepalive 16; }}\n",
         "keys.conf": "".join(f'"{header(each["key"])}" "{place}";\n' for place, each in sorted(places.items())),
@@ -71,7 +177,8 @@ def includes(folder: Path, environment: dict[str, str]) -> dict[str, str]:
         "limit_conn_zone $binary_remote_addr zone=connections:1m;\n",
         # Without it, workers of a gate that root starts are of a user who cannot read this folder.
         "user.conf": "user root root;\n" if os.geteuid() == 0 else "",
-    }
+    }.items():
+        (folder / "gate" / name).write_text(text, encoding="utf-8")
 
 
 def _has_ipv6() -> bool:
@@ -83,11 +190,33 @@ def _has_ipv6() -> bool:
         return False
 
 
-def write_includes(folder: Path, environment: dict[str, str]) -> None:
-    (folder / "gate" / "tmp").mkdir(mode=0o700, parents=True, exist_ok=True)
-    for name, text in includes(folder, environment).items():
-        (folder / "gate" / name).write_text(text, encoding="utf-8")
+# --- commands
+
+
+def started(folder: Path, arguments: list[str]) -> None:
+    """Who starts a run on the server, and with which app. What is in this folder is what the server approves."""
+    settings = approval.run_config(arguments)
+    entry = approval.approve(folder, settings, approval.SERVER)
+    who = {"user": getpass.getuser(), "uid": os.getuid(), "from": os.environ.get("SSH_CONNECTION", "this machine")}
+    audit.append(folder / AUDIT, "start", **who, app=entry["app"], settings=settings)
+
+
+def main(what: str, folder: Path, *rest: str) -> int:
+    try:
+        if what == "register":
+            register(folder)
+        elif what == "revoke":
+            for place in rest:
+                revoke(folder, int(place))
+        elif what == "write":
+            write_includes(folder, os.environ)
+        else:
+            started(folder, list(rest))
+    except PfedlmsError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
 
 
 if __name__ == "__main__":
-    write_includes(Path(sys.argv[1]), dict(os.environ))
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:]))

@@ -1,6 +1,6 @@
 """Starts the apps of runs, on the server and on nodes, in place of Flower's own executor.
 
-    python -m pfedlms.flower.launcher start server|node FOLDER --address HOST:PORT [--root-certificates FILE]
+    python -m pfedlms.flower.launcher server|node FOLDER HOST:PORT [CERTIFICATES]
 
 It takes tasks of one kind only, with the folder's secret. It hands a task's token over in a file that nobody else can
 read and that is removed at once, not on a command line. Each app process compares the app's bytes and the run's
@@ -9,7 +9,6 @@ settings with the folder's allow-list before anything of the app is installed or
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -61,7 +60,7 @@ class Launcher:
         return
 
 
-def start(role: str, folder: Path, address: str, root_certificates: str | None) -> None:
+def start(role: str, folder: Path, address: str, root_certificates: str | None = None) -> None:
     """Ask for tasks until this process is ended."""
     from flwr.supercore.auth import load_superexec_auth_secret
     from flwr.supercore.constant import TaskType
@@ -130,21 +129,13 @@ def guard(module: Any, role: str, folder: Path) -> None:
     module.install_from_fab = installed
 
 
-def main(arguments: list[str]) -> None:
-    starts = {f"flwr-{app}": role for role, app in APPS.items()}
-    if arguments[0] in starts:  # as `Launcher.launch` calls it
-        what, folder, token, *options = arguments
-        run_app(starts[what], Path(folder), Path(token), options)
-        return
-    parser = argparse.ArgumentParser(prog="python -m pfedlms.flower.launcher")
-    parser.add_argument("what", choices=["start"])
-    parser.add_argument("role", choices=list(APPS))
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--address", required=True)
-    parser.add_argument("--root-certificates")
-    chosen = parser.parse_args(arguments)
-    start(chosen.role, chosen.folder, chosen.address, chosen.root_certificates)
+def main(what: str, folder: Path, *rest: str) -> None:
+    if what in APPS:
+        start(what, folder, *rest)
+    else:  # as `Launcher.launch` calls it
+        role = {f"flwr-{app}": role for role, app in APPS.items()}[what]
+        run_app(role, folder, Path(rest[0]), list(rest[1:]))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])

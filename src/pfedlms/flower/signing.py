@@ -1,20 +1,6 @@
 """Signed requests: a seal around the bytes of a request, made with the server's Ed25519 key and checked by each node.
 
-    offset size
-    0      4     magic "PFLS"
-    4      1     version of this seal
-    5      1     flags: 1 resume, 2 query
-    6      2     reserved, zero
-    8      8     run: that of the envelope; of a query, the carrier's number of the run
-    16     4     place: the client of the envelope; of a query 0xFFFFFFFF
-    20     4     reserved, zero
-    24     8     trip: that of the envelope; of a query, the id of the node it is for
-    32     8     answered: trips below this number that the server has a reply to from this place; 0: none
-    40     8     length of the content in bytes
-    48     64    Ed25519 signature of "pfedlms request 1", a zero byte, bytes 0–47 and the content
-    112          content: the envelope; of a query, its name
-
-Numbers are unsigned, little endian. docs/protocol.md has the rules by which a node accepts a request. Both ends are
+docs/protocol.md, section 16, has the layout of the seal and the rules by which a node accepts a request. Both ends are
 layers around bytes: a transport that signs requests, and a node that checks them.
 """
 
@@ -60,10 +46,13 @@ class Mark(IntFlag):
 
 @dataclass(frozen=True)
 class Seal:
+    """What is signed with the content. Of a query, `run` is the carrier's number of the run, `trip` the node's id."""
+
     run: bytes
     place: int
     trip: int
     answered: int = 0
+    """Trips below this number that the server has a reply to from this place; 0: none."""
     marks: int = 0
 
 

@@ -6,7 +6,7 @@ source "$(dirname "$0")/environment.sh"
 command -v nginx > /dev/null || { echo "nginx: is not installed (version 1.18 or later is needed)" >&2 && exit 1; }
 mkdir -p gate
 python=$(python_of flower-superlink)
-"$python" -m pfedlms.flower.gate "$HERE"
+"$python" -m pfedlms.flower.gate write "$HERE"
 nginx=(nginx -p "$HERE/" -c "$HERE/gate.conf" -e "$HERE/gate/error.log")
 if [ "${1:-}" = --reload ]; then exec "${nginx[@]}" -s reload; fi
 exec "${nginx[@]}" -g 'daemon off;'

@@ -21,7 +21,7 @@ if [ "${1:-}" = --node-config ]; then config=$2; fi
 supernode='flower-supernode --superlink "$SERVER:$PORT" --root-certificates certificates/ca.crt --isolation process \
     --auth-supernode-private-key keys/node-@NODE@ --host 127.0.0.1 --port "$port" \
     --superexec-auth-secret-file keys/launcher-secret --node-config "$config $key"'
-app='"$python" -m pfedlms.flower.launcher start node "$HERE" --address "127.0.0.1:$port"'
+app='"$python" -m pfedlms.flower.launcher node "$HERE" "127.0.0.1:$port"'
 while true; do
     case $half in both) together "$supernode" "$app" ;; supernode) together "$supernode" ;; app) together "$app" ;; esac
     echo "node @NODE@ ended; it is started again in 5 s"

@@ -3,4 +3,4 @@
 set -euo pipefail
 source "$(dirname "$0")/environment.sh"
 python=$(python_of flwr)
-exec "$python" -m pfedlms.flower.places revoke "$HERE" "$@"
+exec "$python" -m pfedlms.flower.gate revoke "$HERE" "$@"

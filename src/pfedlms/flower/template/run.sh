@@ -5,5 +5,5 @@
 set -euo pipefail
 source "$(dirname "$0")/environment.sh"
 where=@NAME@ python=$(python_of flwr)
-if [ "${1:-}" = simulation ]; then where=simulation && shift; else "$python" -m pfedlms.flower.places started "$HERE" "$@"; fi
+if [ "${1:-}" = simulation ]; then where=simulation && shift; else "$python" -m pfedlms.flower.gate started "$HERE" "$@"; fi
 exec flwr run app "$where" --stream "$@"

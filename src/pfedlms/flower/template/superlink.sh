@@ -11,6 +11,5 @@ together '"$python" -m pfedlms.flower.superlink --host 127.0.0.1 --port "$LINK_P
         --ssl-ca-certfile certificates/ca.crt --ssl-certfile certificates/server.pem --ssl-keyfile certificates/server.key \
         --superexec-auth-secret-file keys/launcher-secret --enable-supernode-auth \
         --disable-runtime-dependency-installation' \
-    '"$python" -m pfedlms.flower.launcher start server "$HERE" --address "127.0.0.1:$LINK_PORT" \
-        --root-certificates certificates/ca.crt'
+    '"$python" -m pfedlms.flower.launcher server "$HERE" "127.0.0.1:$LINK_PORT" certificates/ca.crt'
 exit 1

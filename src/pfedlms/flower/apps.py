@@ -1,36 +1,41 @@
-"""The server of a run as a Flower ServerApp: a post office over Flower's grid, and a line a round in Flower's log."""
+"""The server and a node of a run as Flower's ServerApp and ClientApp: bytes in, bytes out. Every message opens the node
+from its disk and closes it again."""
 
 from __future__ import annotations
 
 import json
 import logging
+import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from flwr.app import Context, Message
+import flwr
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from pfedlms.deploy import serve
-from pfedlms.deploy.coordinator import persist
+from pfedlms import __version__
+from pfedlms.deploy import Node, serve
+from pfedlms.deploy.coordinator import RoundLog, persist
+from pfedlms.deploy.envelope import decode, reason
 from pfedlms.deploy.ground import Ground
 from pfedlms.deploy.nodes import message_bytes
+from pfedlms.engine.transport import Code
 from pfedlms.errors import UsageError, shown
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.prepare import NAMED
 from pfedlms.experiment.problem import Problem
 from pfedlms.flower import audit
-from pfedlms.flower.carrier import CHECK, Carrier, Failure
-from pfedlms.flower.client_app import record, versions
-from pfedlms.flower.keys import FlowerSection, configured
-from pfedlms.flower.log import CHECK_RECORD, RoundLog
-from pfedlms.flower.signing import SigningTransport, private_key, query
+from pfedlms.flower.carrier import CHECK, CHECK_RECORD, REQUEST, WHO, Carrier, Failure
+from pfedlms.flower.config import FlowerSection, NodeSection, configured, seated
+from pfedlms.flower.signing import SealedNode, SigningTransport, check_query, private_key, public_key, query
 
 _LONGEST_CHECK = 4096
 """Bytes that a node may answer to a check."""
@@ -41,8 +46,86 @@ _GONE = 5
 say = logging.getLogger("flwr").info
 
 
-def server_app(file: Path, problem: Problem = NAMED) -> Any:
+def record(data: bytes) -> RecordDict:
+    """Bytes as Flower carries them."""
+    return RecordDict({"pfedlms": ConfigRecord({"bytes": data})})
+
+
+def versions() -> dict[str, str]:
+    """What both ends should have alike."""
+    return {"pfedlms": __version__, "torch": torch.__version__.partition("+")[0], "flwr": flwr.__version__}
+
+
+# --- a node
+
+
+def client_app(file: Path, given: Problem | None) -> Any:
+    """See `flower.client`. What a handler raises reaches the server as the reason why this node is left out."""
+    problem = given or NAMED
+
+    def seat_of(context: Context) -> tuple[Config, NodeSection, Path, Ed25519PublicKey | None]:
+        config, seat, folder = seated(*configured(file, context.run_config), context.node_config)
+        return config, seat, folder, public_key(Path(seat.server_key)) if seat.server_key else None
+
+    def who(data: bytes, context: Context) -> bytes:
+        _, seat, _, key = seat_of(context)
+        check_query(data, key, context.run_id, WHO, context.node_id)
+        return str(seat.partition_id).encode()
+
+    def check(data: bytes, context: Context) -> bytes:
+        config, seat, folder, key = seat_of(context)
+        check_query(data, key, context.run_id, CHECK, context.node_id)
+        with Node(config, seat.partition_id, folder, seat.data or None, problem) as node:
+            return json.dumps({**versions(), "digest": node.run.hex(), "place": str(seat.partition_id)}).encode()
+
+    def request(data: bytes, context: Context) -> bytes:
+        config, seat, folder, key = seat_of(context)
+        with Node(config, seat.partition_id, folder, seat.data or None, problem) as node:
+            reply = SealedNode(node, key).handle(data)
+            remove_old(folder, node.path, seat.keep)
+        audit.append(folder / "audit.jsonl", **left(context.run_id, data, reply))
+        return reply
+
+    def carried(handler: Any) -> Any:
+        def handle(message: Message, context: Context) -> Message:
+            return Message(record(handler(message.content["pfedlms"]["bytes"], context)), reply_to=message)
+
+        return handle
+
+    app = ClientApp()
+    app.query(WHO.partition(".")[2])(carried(who))
+    app.query(CHECK.partition(".")[2])(carried(check))
+    app.train(REQUEST.partition(".")[2])(carried(request))
+    return app
+
+
+def left(flower_run: int, request: bytes, reply: bytes) -> dict[str, Any]:
+    """What a request made leave this node, for its audit log."""
+    said, kinds = decode(reply), dict[str, int]()
+    for each in said.records:
+        kinds[each.code.name.lower()] = kinds.get(each.code.name.lower(), 0) + len(each.data)
+    refused = [reason(each) for each in said.records if each.code == Code.REFUSED]
+    return {
+        "event": "reply", "flower_run": flower_run, "run": said.run.hex(), "client": said.client,
+        "round": said.round + 1, "trip": said.trip, "received": len(request), "sent": len(reply), "kinds": kinds,
+        "refused": "".join(refused),
+    }  # fmt: skip
+
+
+def remove_old(folder: Path, own: Path, days: int) -> None:
+    """Remove the state of other runs that was not touched for so many days; 0: keep all."""
+    for file in folder.glob("client-*.pt") if days else ():
+        if file != own and time.time() - file.stat().st_mtime > days * 86400:
+            file.unlink(missing_ok=True)
+            file.with_suffix(".lock").unlink(missing_ok=True)
+
+
+# --- the server
+
+
+def server_app(file: Path, given: Problem | None) -> Any:
     """See `flower.server`."""
+    problem = given or NAMED
 
     def main(grid: Grid, context: Context) -> None:
         config, flower = configured(file, context.run_config)
@@ -71,9 +154,11 @@ def server_app(file: Path, problem: Problem = NAMED) -> Any:
         if flower.audit:
             known = {"method": config.method, "digest": ground.run.hex(), "check": flower.check}
             audit.append(Path(flower.audit), "run", flower_run=context.run_id, **known)
-        with _warnings_said():
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = lambda message, *rest, **more: say(f"pfedlms: {shown(str(message), 1000)}")
             if flower.check:
-                check(config, carrier, carrier.survey(flower.wait, config.run.timeout), ground.run)
+                check_nodes(config, carrier, carrier.survey(flower.wait, config.run.timeout), ground.run)
             else:
                 persist(play, flower.attempts, say)
 
@@ -89,30 +174,23 @@ def _key(flower: FlowerSection) -> Ed25519PrivateKey:
     return Ed25519PrivateKey.generate()
 
 
-def check(config: Config, carrier: Carrier, there: set[int], run: bytes) -> None:
+def check_nodes(config: Config, carrier: Carrier, there: set[int], run: bytes) -> None:
     """Whether the nodes that are online run what the server runs, as records in the log; UsageError if not."""
     if not there:
         raise UsageError("check: no node is online; start node-K.sh on each, and look at what it prints")
-    here = {**versions(), "digest": run.hex()}
-    wrong = 0
-
-    def record(text: str, bad: bool) -> None:
-        nonlocal wrong
-        wrong += bad
-        say(CHECK_RECORD + json.dumps({"text": text, "wrong": bad}))
-
+    here, found = {**versions(), "digest": run.hex()}, list[tuple[str, bool]]()
     for client, said in sorted(carrier.ask(CHECK, config.run.timeout).items()):
-        expected = {**here, "place": str(client)}
-        found = said.text if isinstance(said, Failure) else differing(expected, said)
-        record(f"client {client}, node {carrier.places[client]}: {shown(found) or 'as the server'}", bool(found))
+        text = said.text if isinstance(said, Failure) else differing({**here, "place": str(client)}, said)
+        found.append((f"client {client}, node {carrier.places[client]}: {shown(text) or 'as the server'}", bool(text)))
     for client, nodes in sorted(carrier.rivals.items()):
-        record(f"client {client}: nodes {', '.join(map(str, nodes))} all say that this is their place", True)
-    for node in sorted(carrier.strangers):
-        record(f"node {node}: has no place among {config.data.clients}", True)
+        found.append((f"client {client}: nodes {', '.join(map(str, nodes))} all say that this is their place", True))
+    found += [(f"node {node}: has no place among {config.data.clients}", True) for node in sorted(carrier.strangers)]
     same = ", ".join(f"{name} {value}" for name, value in here.items())
-    record(f"{len(there)} of {config.data.clients} places are taken; the server has {same}", False)
-    if wrong:
-        raise UsageError(f"check: {wrong} things are wrong; see the lines above")
+    found.append((f"{len(there)} of {config.data.clients} places are taken; the server has {same}", False))
+    for text, wrong in found:
+        say(CHECK_RECORD + json.dumps({"text": text, "wrong": wrong}))
+    if count := sum(wrong for _, wrong in found):
+        raise UsageError(f"check: {count} things are wrong; see the lines above")
 
 
 def differing(here: Mapping[str, str], said: bytes) -> str:
@@ -189,12 +267,3 @@ def _read(message: Message, node: int) -> bytes | Failure:
         return Failure(f"its reply has {len(message.content)} records, expected one")
     data = dict(message.content["pfedlms"]).get("bytes", None)
     return data if isinstance(data, bytes) else Failure(f"its reply has {type(data).__name__}, expected bytes")
-
-
-@contextmanager
-def _warnings_said() -> Iterator[None]:
-    """Warnings as lines of the log."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        warnings.showwarning = lambda message, *rest, **more: say(f"pfedlms: {shown(str(message), 1000)}")
-        yield

@@ -1,0 +1,175 @@
+"""Nodes that are away, come late, lose their disk or track another model, and rounds in which too few answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from fleet import CLIENTS, Fleet, Way, alone, alone_without, check_states, configured, plain, served
+
+from pfedlms.deploy.coordinator import persist
+from pfedlms.deploy.envelope import Code, Why, decode, refusal
+from pfedlms.errors import QuorumError
+
+AWAY = 2
+
+
+def away_in(trips: range, known: bool) -> Way:
+    """A way on which one client cannot be reached, which who carries messages may know."""
+
+    def way(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes | None:
+        if client == AWAY and decode(request).trip in trips:
+            return refusal(decode(request), Why.FAILED, "its node is gone") if known else None
+        return handle(request)
+
+    return way
+
+
+def check_same_model(fleet: Fleet, *names: str) -> None:
+    states = [fleet.node(client).state.cohort.state for client in range(CLIENTS)]
+    assert all(torch.equal(own[name], states[0][name]) for own in states for name in names)
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("method", ["sketchvote", "stc", "obda"])
+def test_a_node_that_was_away_has_the_bits_of_one_that_stayed(method: str, known: bool, tmp_path: Path) -> None:
+    """Away for five rounds: it is sent the answers it missed, and is left out of the exchange after them, too; also
+    where who carries messages knows that it is away, and refuses in its place."""
+    config = configured(method, tmp_path / "run", train={"rounds": 9})
+    fleet = Fleet(config, tmp_path / "nodes", away_in(range(2, 7), known))
+    why = "refused, failed: its node is gone" if known else "no reply within 600 s"
+    with pytest.warns(UserWarning, match=f"round 2: client {AWAY} is left out: {why}"):
+        _, metrics = served(config, fleet)
+    check_same_model(fleet, "model")
+    caught = [each["bytes"]["catch_up"] for each in metrics]
+    assert caught[0] == 0
+    assert caught[-1] > 0
+    assert fleet.node(AWAY).state.answers_known == 9
+    assert [str(AWAY) in each["left_out"] for each in metrics] == [1 <= number < 7 for number in range(9)]
+    if method != "obda":  # whose messages are asked for one round ahead
+        expected, federation = alone_without(config, AWAY, range(2, 7))
+        assert [each["p_acc"] for each in metrics] == [each["p_acc"] for each in expected]
+        back = decode(fleet.trips[7][AWAY][0]).records
+        # Of stc few entries change in five rounds: those are fewer bytes than the answers of rounds 1 to 5.
+        ways = {code: [each.number for each in back if each.code == code] for code in (Code.MODEL, Code.ANSWER)}
+        few = method == "stc"
+        assert ways == {Code.MODEL: [5] * few, Code.ANSWER: [6] if few else [1, 2, 3, 4, 5, 6]}
+        check_states(fleet, federation)
+
+
+@pytest.mark.filterwarnings("ignore:round")
+def test_where_a_carrier_says_that_a_node_is_gone_nothing_was_sent_and_what_it_has_heard_is_remembered(
+    tmp_path: Path,
+) -> None:
+    config = configured("sketchvote", tmp_path / "run", train={"rounds": 6})
+    fleet = Fleet(config, tmp_path / "nodes", away_in(range(3, 5), known=True))
+    _, metrics = served(config, fleet)
+    back = decode(fleet.trips[5][AWAY][0]).records
+    assert [each.number for each in back if each.code == Code.ANSWER] == [2, 3, 4]  # not 0 and 1 again
+    expected, _ = alone_without(config, AWAY, range(3, 5))
+    assert [each["bytes"] for each in metrics] == [each["bytes"] for each in expected]  # nothing goes where nobody is
+    sent = [
+        pair for trip in fleet.trips for client, pair in trip.items() if client != AWAY or trip not in fleet.trips[3:5]
+    ]
+    carried = [sum(len(pair[way] or b"") for pair in sent) for way in (0, 1)]
+    assert metrics[-1]["transport"] == {"down": carried[0], "up": carried[1]}
+
+
+@pytest.mark.filterwarnings("ignore:round")
+@pytest.mark.parametrize("method", ["sketchvote", "pfedlms", "fedavg"])
+def test_a_free_place_is_taken_later(method: str, tmp_path: Path) -> None:
+    config = configured(method, tmp_path / "run", train={"rounds": 5})
+
+    def way(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes | None:
+        return None if client == AWAY and decode(request).round < 2 else handle(request)
+
+    fleet = Fleet(config, tmp_path / "nodes", way)
+    _, metrics = served(config, fleet)
+    assert [len(each["client_acc"]) for each in metrics][:2] == [3, 3]
+    assert len(metrics[-1]["client_acc"]) == CLIENTS
+    if method == "sketchvote":
+        check_states(fleet, alone_without(config, AWAY, range(3))[1])
+
+
+@pytest.mark.parametrize("method", ["sketchmean", "stc", "sketchvote"])
+def test_a_node_that_lost_its_disk_is_sent_what_it_lacks_and_goes_on(method: str, tmp_path: Path) -> None:
+    """It refuses the next answer, because it knows none. Then it is sent all of them, or what they have changed."""
+    config = configured(method, tmp_path / "run", train={"rounds": 7})
+
+    def way(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes | None:
+        if client == AWAY and decode(request).trip == 4:
+            path = fleet.node(AWAY).path
+            fleet.close(AWAY)
+            path.unlink()
+        return handle(request)
+
+    fleet = Fleet(config, tmp_path / "nodes", way)
+    with pytest.warns(UserWarning, match=f"round 4: client {AWAY} is left out: refused, order"):
+        _, metrics = served(config, fleet)
+    back = [each.code for each in decode(fleet.trips[5][AWAY][0]).records]
+    assert back[:2] == [Code.ANSWER if method == "sketchvote" else Code.MODEL, Code.ANSWER]
+    assert [sorted(each["left_out"]) for each in metrics] == [[]] * 3 + [[str(AWAY)]] * 2 + [[]] * 2
+    assert metrics[4]["bytes"]["catch_up"] == metrics[6]["bytes"]["catch_up"] > 0
+    check_same_model(fleet, *(("model", "scale") if method == "sketchmean" else ("model",)))
+    assert {fleet.node(client).state.answers_known for client in range(CLIENTS)} == {7}
+
+
+def test_a_node_that_tracks_another_model_is_left_out_and_sent_this_one(tmp_path: Path) -> None:
+    config = configured("sketchvote", tmp_path / "run", train={"rounds": 6}, method={"check_every": 1})
+
+    def way(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes | None:
+        if client == AWAY and decode(request).trip == 2:
+            fleet.node(AWAY).state.cohort.state["model"][0, 5] += 1.0
+        return handle(request)
+
+    fleet = Fleet(config, tmp_path / "nodes", way)
+    with pytest.warns(UserWarning, match="client 2 is left out of this exchange: it tracks another model"):
+        _, metrics = served(config, fleet)
+    assert metrics[-1]["astray"] == 1
+    check_same_model(fleet, "model")
+
+
+@pytest.mark.filterwarnings("ignore:round")
+def test_too_few_is_a_clear_error_and_the_run_goes_on_once_they_are_back(tmp_path: Path) -> None:
+    config = configured("pfedlms", tmp_path / "run")
+    gone = [True]
+
+    def way(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes | None:
+        said = handle(request)
+        return None if gone[0] and client > 0 and decode(request).trip == 1 else said
+
+    fleet = Fleet(config, tmp_path / "nodes", way)
+    for _ in range(2):
+        with pytest.raises(QuorumError, match="round 1: 1 of 4 messages were valid"):
+            served(config, fleet)
+    gone[0] = False
+    _, metrics = served(config, fleet)
+    expected = alone(config)
+    assert [plain(each) for each in metrics] == [plain(each) for each in expected.metrics]
+    check_states(fleet, expected.federation)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "left"), [([0, 0, 3, 3, 7, 7], [2, 1, 2, 1, 2, 1]), ([2, 5, 5, 5], [2, 2, 1])], ids=["ends", "is stuck"]
+)
+def test_a_round_is_tried_again_and_one_that_was_played_gives_all_attempts_back(
+    rounds: list[int], left: list[int]
+) -> None:
+    """Too few answer after so many rounds, then the run ends; the same round is not tried forever."""
+    said, played = list[str](), iter(rounds)
+
+    def serve(played: Iterator[int]) -> None:
+        if (number := next(played, None)) is not None:
+            error = QuorumError("too few")
+            error.summary = {"rounds": number}
+            raise error
+
+    if len(rounds) == len(left):
+        persist(lambda: serve(played), 3, said.append)
+    else:
+        with pytest.raises(QuorumError, match="too few"):
+            persist(lambda: serve(played), 3, said.append)
+    assert [line[-15:] for line in said] == [f"{each} more attempts" for each in left]
+    assert next(played, "none left") == "none left"
