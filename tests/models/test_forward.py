@@ -20,10 +20,9 @@ from pfedlms import rng
 from pfedlms.errors import UsageError
 from pfedlms.models import CohortModel, build, forward
 from pfedlms.models.chain import Chain
-from pfedlms.models.compiled import Compiled
 from pfedlms.models.one_by_one import OneByOne
 from pfedlms.models.runner import Runner, Single
-from pfedlms.models.stacked import Stacked
+from pfedlms.models.stacked import Compiled, Stacked
 
 GPU = torch.device("cuda")
 CLIENTS, BATCH = 3, 8
@@ -72,7 +71,7 @@ class Tied(nn.Module):
 
 FACTORIES = [dnn, convolutional, with_batch_norm, Tied]
 BY: dict[str, Callable[[CohortModel], Runner | None]] = {
-    "one by one": lambda model: OneByOne(model._single, CPU),
+    "one by one": lambda model: OneByOne(model._single, CPU, normal(BATCH, 3, 2, 2)),
     "stacked": lambda model: Stacked(model._single, folds=False),
     "stacked as on a GPU": lambda model: Stacked(model._single, folds=True),
     "as chosen": lambda model: model._runner,
@@ -88,7 +87,7 @@ class Setup:
         self.plain = [copy.deepcopy(original) for _ in range(CLIENTS)]
         self.model = CohortModel(copy.deepcopy(original), CPU)
         self.model._runner = way(self.model)
-        cohort = self.model.cohort((0, 1, 2), (1, 1, 1), with_momentum=False)
+        cohort = self.model.cohort((0, 1, 2), (1, 1, 1))
         self.params, self.buffers = cohort.params + 0.3 * normal(*cohort.params.shape, seed=2), cohort.buffers
         for module, own in zip(self.plain, self.params, strict=True):
             at = 0
@@ -156,7 +155,7 @@ def test_a_client_alone_has_the_bits_it_has_in_a_cohort(factory: Factory) -> Non
     """How clients are grouped does not change results: a cohort of one against a cohort of three, in float32."""
     setup = Setup(factory)
     model = CohortModel(setup.model.module.float(), CPU)
-    cohort = model.cohort((0, 1, 2), (1, 1, 1), with_momentum=False)
+    cohort = model.cohort((0, 1, 2), (1, 1, 1))
     params, x = setup.params.float(), setup.x.float()
 
     def results(chosen: slice) -> tuple[Tensor, Tensor]:
@@ -172,7 +171,7 @@ def test_clients_start_from_the_initial_weights() -> None:
     module = with_batch_norm()
     expected = torch.cat([p.detach().flatten() for p in module.parameters()])
     model = CohortModel(module, CPU)
-    cohort = model.cohort((4, 7), (10, 30), with_momentum=True)
+    cohort = model.cohort((4, 7), (10, 30), model.layout.dim)
     assert (cohort.ids, cohort.samples) == ((4, 7), (10, 30))
     assert torch.equal(cohort.params, torch.stack([expected, expected]))
     assert cohort.momentum.shape == cohort.params.shape
@@ -183,7 +182,7 @@ def test_clients_start_from_the_initial_weights() -> None:
     cohort.params[0] += 1  # clients share no memory, with each other or with the model
     assert torch.equal(cohort.params[1], expected)
     assert torch.equal(model.initial, expected)
-    assert model.cohort((0,), (1,), with_momentum=False).momentum.shape == (1, 0)
+    assert model.cohort((0,), (1,)).momentum.shape == (1, 0)
 
 
 # --- features
@@ -269,7 +268,7 @@ def test_state_dict_with_a_buffer_under_two_names() -> None:
     module.register_buffer("one", shared)
     module.register_buffer("two", shared)
     model = CohortModel(module, CPU)
-    cohort = model.cohort((0,), (1,), with_momentum=False)
+    cohort = model.cohort((0,), (1,))
     taken = model.state_dict(cohort.params[0], {name: value[0] for name, value in cohort.buffers.items()})
     assert taken["two"].tolist() == [0.0, 1.0]
 
@@ -365,10 +364,10 @@ def test_the_choice_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Runner | None] = []
     choose = forward.choose
     monkeypatch.setattr(forward, "choose", lambda *given: made.append(choose(*given)) or made[-1])
-    for factory, expected in ((dnn, [Chain]), (with_batch_norm, [OneByOne]), (with_dropout, [type(None), Stacked])):
+    for factory, expected in ((dnn, [Chain]), (with_batch_norm, [type(None), OneByOne])):
         made.clear()
         model = CohortModel(factory(), CPU)
-        cohort = model.cohort((0, 1, 2), (1, 1, 1), with_momentum=False)
+        cohort = model.cohort((0, 1, 2), (1, 1, 1))
         assert model.parts(3) == [slice(0, 3)]
         for training in (False, True, False):
             model.forward(cohort.params, cohort.buffers, normal(CLIENTS, BATCH, 12).float(), training=training)
@@ -396,7 +395,7 @@ def test_a_module_that_cannot_be_stacked_warns_once_and_is_right(factory: Factor
 def test_the_trial_does_not_show() -> None:
     """Neither in what the first evaluation gives, although it is tried in training, nor in the numbers drawn: a resumed
     run and a continued one would differ."""
-    cohort = CohortModel(with_dropout(), CPU).cohort((0, 1, 2), (1, 1, 1), with_momentum=False)
+    cohort = CohortModel(with_dropout(), CPU).cohort((0, 1, 2), (1, 1, 1))
     x = normal(CLIENTS, BATCH, 12).float()
     for training in (False, True):
         model, outputs = CohortModel(with_dropout(), CPU), []  # which is tried at its first use
@@ -409,7 +408,7 @@ def test_the_trial_does_not_show() -> None:
 
 def test_clients_draw_different_dropout_masks() -> None:
     model = CohortModel(nn.Sequential(nn.Linear(50, 50), nn.Dropout(0.5)), CPU)
-    cohort = model.cohort((0, 1), (1, 1), with_momentum=False)
+    cohort = model.cohort((0, 1), (1, 1))
     outputs, _ = model.forward(cohort.params, cohort.buffers, torch.ones(2, 1, 50), training=True)
     assert not torch.equal(outputs[0] == 0, outputs[1] == 0)
 

@@ -245,7 +245,7 @@ def test_what_is_frozen_is_shared_by_all_clients() -> None:
     params = normal(CLIENTS, model.layout.dim)
     for own, module in zip(params, plain, strict=True):
         nn.utils.vector_to_parameters(own, [value for value in module.parameters() if value.requires_grad])
-    buffers = model.cohort((0, 1, 2), (1, 1, 1), with_momentum=False).buffers
+    buffers = model.cohort((0, 1, 2), (1, 1, 1)).buffers
     x, out = normal(CLIENTS, BATCH, 4, 6, 6), torch.full_like(params, torch.nan)
     model._runner = Stacked(model._single, folds=True)
     model.gradient(out, params, buffers, x, LABELS, squares)

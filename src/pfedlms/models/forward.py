@@ -16,11 +16,10 @@ from torch.nn.modules.conv import _ConvNd
 from pfedlms.backend import long_operators
 from pfedlms.cohort import Cohort
 from pfedlms.models.chain import Chain
-from pfedlms.models.compiled import Compiled
 from pfedlms.models.layout import flat_layout
 from pfedlms.models.one_by_one import OneByOne
-from pfedlms.models.runner import Pass, Result, Runner, Single, Values
-from pfedlms.models.stacked import Stacked, refusal
+from pfedlms.models.runner import Pass, Result, Runner, Single, Values, hooks_backward
+from pfedlms.models.stacked import Compiled, Stacked, refusal
 
 # Stacked, these sum in another order than for one client alone (grouped convolutions, normalisation folded into
 # channels) and are no faster on a CPU; there every client runs them alone, so that results do not depend on how clients
@@ -34,26 +33,28 @@ there."""
 
 
 def choose(single: Single, device: torch.device, fast: bool, params: Values, sample: Tensor | None) -> Runner | None:
-    """The runner of a module. Some modules need a trial with one model's `params` on a `sample: [batch, …]`: None for
+    """The runner of a module. All but chains need a trial with one model's `params` on a `sample: [batch, …]`: None for
     these if there is no sample."""
     module, gpu = single.module, device.type == "cuda"
-    for part in module.modules():
-        # vmap ignores hooks of the backward pass, and trains a padding row that must not be trained.
-        passed_over = part._backward_hooks or part._backward_pre_hooks or getattr(part, "padding_idx", None) is not None
-        if passed_over or (not gpu and isinstance(part, _LOOP_ON_CPU)):
-            return OneByOne(single, device)
     runner: Runner
     if Chain.supports(module):
         runner = Chain(module, device)
     elif sample is None:
         return None
+    elif any(_passed_over(part) or (not gpu and isinstance(part, _LOOP_ON_CPU)) for part in module.modules()):
+        return OneByOne(single, device, sample)
     elif reason := refusal(single, params, sample):
         message = f"model: clients are trained one after another, because torch.func cannot stack it ({reason})"
         warnings.warn(message, stacklevel=2)
-        return OneByOne(single, device)
+        return OneByOne(single, device, sample)
     else:
         runner = Stacked(single, folds=gpu)
     return Compiled(single, runner) if fast and gpu else runner
+
+
+def _passed_over(part: nn.Module) -> bool:
+    """vmap ignores hooks of the backward pass, and trains a padding row that must not be trained."""
+    return hooks_backward(part) or getattr(part, "padding_idx", None) is not None
 
 
 class CohortModel:
@@ -87,19 +88,17 @@ class CohortModel:
         if self._runner is None:
             self._runner = choose(self._single, self.device, self._fast, self._named(params[0]), x[0])
         assert self._runner is not None  # with samples
-        runner = self._runner.after_trial(x[0])
+        runner = self._runner
         # On a CPU, long operators may use all threads; inside the engine others run on one each.
         short = self.device.type != "cpu" or runner.has_short_operators(len(x))
         with nullcontext() if short else long_operators():
             return runner.run_all(len(x), partial(some, runner))
 
-    def cohort(
-        self, ids: tuple[int, ...], samples: tuple[int, ...], with_momentum: bool, kept: int | None = None
-    ) -> Cohort:
-        """Clients that all start from the initial weights w⁰; with `kept`, that many numbers for their optimizer."""
+    def cohort(self, ids: tuple[int, ...], samples: tuple[int, ...], kept: int = 0) -> Cohort:
+        """Clients that all start from the initial weights w⁰, with `kept` numbers each for their optimizer."""
         clients = len(ids)
         params = self.initial.expand(clients, -1).clone()
-        momentum = params.new_zeros(clients, int(with_momentum) * self.layout.dim if kept is None else kept)
+        momentum = params.new_zeros(clients, kept)
         buffers = {name: value.expand(clients, *value.shape).clone() for name, value in self.initial_buffers.items()}
         return Cohort(ids, samples, params, momentum, buffers)
 
