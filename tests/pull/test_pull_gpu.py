@@ -67,7 +67,7 @@ def test_consensus_lies_where_its_rows_are() -> None:
     """Layers of 37, 1 and 5000 parameters are padded to 64, 1 and 8192."""
     sketch = Sketch(layout_of(*SIZES), 0.1, seed=5, epoch=0)
     consensus = torch.arange(sketch.size).remainder(8).to(torch.uint8)
-    expected = torch.full((64 + 1 + 8192,), gpu.NOT_KEPT)
+    expected = torch.full((64 + 1 + 8192,), -1)
     for entry, (row, layer) in enumerate(zip(sketch.rows.tolist(), sketch.layers.tolist(), strict=True)):
         expected[(0, 64, 65)[layer] + row] = entry % 8
     made = pull_on(DEVICE, torch.zeros(3, 7), torch.ones(3), consensus)

@@ -159,10 +159,8 @@ class Pull:
 
     @cached_property
     def positions(self) -> Tensor:
-        """Tables for the GPU kernel, computed once per round."""
-        from pfedlms.pull import gpu
-
-        return gpu.in_position_space(self)
+        """q̃ in int16 where its row of H is, −1 where that is not kept: for the GPU kernel, computed once per round."""
+        return self.sketch.in_place(self.consensus.to(torch.int16))
 
 
 def _first_wrong(thresholds: Tensor) -> list[float]:
