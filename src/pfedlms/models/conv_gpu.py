@@ -250,8 +250,9 @@ def _is_changed(layer: nn.Module) -> bool:
 def fit(blocks: Sequence[Block], height: int, width: int) -> bool:
     """Whether images of this size can be halved where the blocks pool them."""
     for block in blocks:
-        pad, kernel = _pair(block.convolution.padding), block.convolution.kernel_size
-        height, width = height + 2 * pad[0] - kernel[0] + 1, width + 2 * pad[1] - kernel[1] + 1
+        convolution = block.convolution
+        weight = (1, 1, 1, *convolution.kernel_size)
+        height, width = shape_of((1, 1, height, width), weight, _pair(convolution.padding)).size
         if block.pool:
             if height % 2 or width % 2:
                 return False

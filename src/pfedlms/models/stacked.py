@@ -33,6 +33,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from pfedlms.backend import backend_of, has_triton
+from pfedlms.errors import reason
 from pfedlms.models import recurrent
 from pfedlms.models.chain import stacked_linear
 from pfedlms.models.runner import Pass, Runner, Single, Values
@@ -347,8 +348,7 @@ def _folded(operation: Callable[..., Tensor], x: Tensor, *rest: Tensor | None) -
     """`operation` once, on `x: [batch, clients · channels, …]` and on `rest` with clients · channels in the first
     axis."""
     others = [None if value is None else value.flatten(0, 1) for value in rest]
-    out = operation(x.flatten(1, 2), *others)
-    return out.view(len(out), x.shape[1], -1, *out.shape[2:])
+    return _narrow(operation(x.flatten(1, 2), *others), x)
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -377,7 +377,7 @@ def _stacked_convolution(
         out = F.conv2d(wide, flat, None, layer.stride, layer.padding, layer.dilation, clients * layer.groups)
     if bias is not None:
         out = out + bias.flatten().view(1, -1, 1, 1)
-    return out.view(len(out), clients, -1, *out.shape[2:])
+    return _narrow(out, x)
 
 
 def refusal(single: Single, params: Values, sample: Tensor) -> str | None:
@@ -391,5 +391,5 @@ def refusal(single: Single, params: Values, sample: Tensor) -> str | None:
             given = Pass(params, {}, buffers, torch.stack([x, x]), training=True, features=False)
             Stacked(single, folds=False).forward(given)
     except RuntimeError as error:
-        return str(error).strip().splitlines()[0]
+        return reason(error)
     return None

@@ -99,10 +99,11 @@ class Pull:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not 0 <= value < np.inf:
                 raise ValueError(f"{name}: got {value!r}, expected a finite number of at least 0")
-        levels = self.thresholds.shape[1]
-        if not bool(self.thresholds.isfinite().all()) or bool((self.thresholds.diff(dim=1) < 0).any()):
+        tau, levels = self.thresholds, self.thresholds.shape[1]
+        wrong = ~tau.isfinite().all(dim=1) | (tau.diff(dim=1) < 0).any(dim=1)
+        if bool(wrong.any()):
             raise ValueError(
-                f"thresholds: got {_first_wrong(self.thresholds)}, expected finite numbers that rise along a row; sort "
+                f"thresholds: got {tau[wrong][0].tolist()}, expected finite numbers that rise along a row; sort "
                 "them (thresholds.sort(dim=1).values)"
             )
         if not bool((self.deviations.isfinite() & (self.deviations >= 0)).all()):
@@ -161,11 +162,6 @@ class Pull:
     def positions(self) -> Tensor:
         """q̃ in int16 where its row of H is, −1 where that is not kept: for the GPU kernel, computed once per round."""
         return self.sketch.in_place(self.consensus.to(torch.int16))
-
-
-def _first_wrong(thresholds: Tensor) -> list[float]:
-    """The first row that does not rise."""
-    return next(row.tolist() for row in thresholds if not row.isfinite().all() or (row.diff() < 0).any())
 
 
 def penalty_slope(sketched: Tensor, thresholds: Tensor, widths: Tensor, consensus: Tensor, layers: Tensor) -> Tensor:

@@ -161,7 +161,7 @@ class Sketch:
         another."""
         *begins, end = accumulate((place.pad for place in self.shape.places), initial=0)
         everywhere = entries.new_full((end,), -1)
-        rows = [own + begin for own, begin in zip(torch.split(self.rows, self.sizes), begins, strict=True)]
+        rows = [own + begin for own, begin in zip(torch.split(self.rows, list(self.sizes)), begins, strict=True)]
         everywhere[torch.cat(rows)] = entries
         return everywhere
 
