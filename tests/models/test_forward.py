@@ -50,6 +50,14 @@ def with_dropout() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(12, 32), nn.Dropout(0.5), nn.Linear(32, 4))
 
 
+def partly_frozen() -> nn.Module:
+    """What is frozen reaches the layers without a clients axis."""
+    module = convolutional()
+    for parameter in (module[0].weight, module[1].bias, module[4].weight):
+        parameter.requires_grad_(False)
+    return module
+
+
 class Tied(nn.Module):
     """A weight under two names, a frozen layer, a frozen bias and a buffer."""
 
@@ -69,7 +77,7 @@ class Tied(nn.Module):
         return self.head(self.second(x))
 
 
-FACTORIES = [dnn, convolutional, with_batch_norm, Tied]
+FACTORIES = [dnn, convolutional, partly_frozen, with_batch_norm, Tied]
 BY: dict[str, Callable[[CohortModel], Runner | None]] = {
     "one by one": lambda model: OneByOne(model._single, CPU, normal(BATCH, 3, 2, 2)),
     "stacked": lambda model: Stacked(model._single, folds=False),
