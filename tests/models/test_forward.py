@@ -296,13 +296,6 @@ class Branching(nn.Module):
         return out if x.sum() > 0 else -2 * out
 
 
-class Counting(Branching):
-    """Takes a number out of a tensor."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x.flatten(1)) * x.abs().max().item()
-
-
 class CountingInTraining(Branching):
     """Cannot be stacked, but only training shows it."""
 
@@ -338,7 +331,7 @@ def frozen() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(12, 6).requires_grad_(False), nn.ReLU(), nn.Linear(6, 4))
 
 
-REFUSED = (Branching, Counting, CountingInTraining, averaging)
+REFUSED = (Branching, CountingInTraining, averaging)
 # What a module is, and how it goes on a CPU, on a GPU and on a GPU with `fast`.
 CHOICES: list[tuple[Factory, type[Runner], type[Runner], type[Runner]]] = [
     (dnn, Chain, Chain, Compiled),
@@ -382,7 +375,7 @@ def test_the_choice_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [type(way) for way in made] == expected
 
 
-@pytest.mark.parametrize("factory", REFUSED[:3])
+@pytest.mark.parametrize("factory", REFUSED[:2])
 def test_a_module_that_cannot_be_stacked_warns_once_and_is_right(factory: Factory) -> None:
     """What only training cannot do is found in an evaluation already."""
     setup = Setup(factory)

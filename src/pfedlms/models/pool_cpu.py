@@ -10,12 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pfedlms.backend import backend_of, compiled
-
-Array = NDArray[Any]
+from pfedlms.checks import Array
 
 
 class Pooling(nn.MaxPool2d):
