@@ -5,24 +5,17 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("triton", reason="Triton is not installed; make test-kernels installs it")
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-if not (INTERPRETED or torch.cuda.is_available()):
-    pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)
+from definitions import rows_kept
+from factories import layout_of, normal
+from kernel_device import DEVICE, INTERPRETED
+from pfedlms import rng
+from pfedlms.sketch import Sketch, fwht_reference, shape_of
+from pfedlms.sketch import gpu as kernels
 
-from definitions import rows_kept  # noqa: E402 - after the skip
-from factories import layout_of, normal  # noqa: E402
-from pfedlms import rng  # noqa: E402
-from pfedlms.sketch import Sketch, fwht_reference, shape_of  # noqa: E402
-from pfedlms.sketch import gpu as kernels  # noqa: E402
-
-DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 SIZES = [*range(1, 13), 13, 14] if INTERPRETED else list(range(1, 25))
 
 
