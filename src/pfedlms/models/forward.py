@@ -113,7 +113,7 @@ class CohortModel:
 
         def some(runner: Runner, rows: slice) -> tuple[Tensor, Tensor | None]:
             own = {name: value[rows] for name, value in buffers.items()}
-            return self._passed(runner, Pass(self._named(params[rows]), {}, own, x[rows], training, features))
+            return self._forward_pass(runner, Pass(self._named(params[rows]), {}, own, x[rows], training, features))
 
         outputs, seen = zip(*self._run(some, params, x), strict=True)
         return _joined(outputs), _joined(seen) if features else None
@@ -132,7 +132,7 @@ class CohortModel:
             # On a CPU a batched product into a strided place takes one client after another: on one thread a few per
             # cent of a step faster than a product of its own and a copy, on several up to three times slower.
             direct = places if out.is_cuda or runner.has_short_operators(rows.stop - rows.start) else {}
-            outputs, seen = self._passed(runner, Pass(leaves, direct, own, x[rows], True, features))
+            outputs, seen = self._forward_pass(runner, Pass(leaves, direct, own, x[rows], True, features))
             losses, roots, slopes = loss(outputs, seen, y[rows], rows)
             # Clients share no parameter, so every client's own gradient comes out in its row.
             gradients = torch.autograd.grad(roots, list(leaves.values()), slopes, allow_unused=True)
@@ -145,7 +145,7 @@ class CohortModel:
 
         return _joined(self._run(some, params, x))
 
-    def _passed(self, runner: Runner, given: Pass) -> tuple[Tensor, Tensor | None]:
+    def _forward_pass(self, runner: Runner, given: Pass) -> tuple[Tensor, Tensor | None]:
         if not self._half:
             return runner.forward(given)
         with torch.autocast(self.device.type, torch.bfloat16):

@@ -53,9 +53,9 @@ class Stacked(Runner):
         self._single = single
         self._places: Values = {}
         self._names = {layer: name for name, layer in single.module.named_modules()}
-        self._rules = list(self._made(folds))
+        self._rules = list(self._find_rules(folds))
 
-    def _made(self, folds: bool) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
+    def _find_rules(self, folds: bool) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
         """Layers and their rules; a layer with a forward of the user's has none."""
         for name, layer in self._single.module.named_modules():
             if "forward" in vars(layer):
@@ -103,14 +103,14 @@ class Stacked(Runner):
                 del layer.forward
         return outputs, seen[0] if given.features else None
 
-    def _taken(self, name: str, *own: str) -> tuple[Tensor | None, ...]:
+    def _take_places(self, name: str, *own: str) -> tuple[Tensor | None, ...]:
         """Places for a layer's gradients. The first use of a parameter takes its place; autograd adds up the others and
         the sum is copied there."""
         prefix = f"{name}." if name else ""
         return tuple(self._places.pop(prefix + each, None) for each in own)
 
     def _linear(self, name: str, layer: nn.Linear, x: Tensor) -> Tensor:
-        places = self._taken(name, "weight", "bias")
+        places = self._take_places(name, "weight", "bias")
         return _apply(F.linear, lambda *given: stacked_linear(*given, *places), 0, x, layer.weight, layer.bias)
 
     def _sequence(self, layers: list[Any], blocks: dict[int, list[Any]], pairs: set[int], x: Tensor) -> Tensor:
@@ -140,8 +140,8 @@ class Stacked(Runner):
             if norm.training and norm.num_batches_tracked is not None:
                 norm.num_batches_tracked.add_(1)
             tensors += [block.convolution.weight, norm.weight, norm.bias, norm.running_mean, norm.running_var]
-            places += self._taken(self._names[block.convolution], "weight")
-            places += self._taken(self._names[norm], "weight", "bias")
+            places += self._take_places(self._names[block.convolution], "weight")
+            places += self._take_places(self._names[norm], "weight", "bias")
 
         def stacked(x: Tensor, *tensors: Tensor) -> Tensor:
             out: Tensor = conv_gpu.StackedBlocks.apply(_wide(x), blocks, kind, places, *tensors)  # type: ignore[no-untyped-call]
@@ -152,7 +152,7 @@ class Stacked(Runner):
     def _convolution(self, name: str, layer: nn.Conv2d, x: Tensor) -> Tensor:
         if x.ndim != 4:
             return nn.Conv2d.forward(layer, x)
-        (place,) = self._taken(name, "weight")
+        (place,) = self._take_places(name, "weight")
         rule = partial(_stacked_convolution, layer, place)
         return _apply(layer._conv_forward, rule, 1, x, layer.weight, layer.bias)
 
@@ -275,7 +275,7 @@ def _batch_norm(layer: _BatchNorm, x: Tensor) -> Tensor:
     statistics = (layer.running_mean, layer.running_var) if kept else (None, None)
 
     def norm(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor | None, var: Tensor | None) -> Tensor:
-        assert layer.momentum is not None  # see `_made`
+        assert layer.momentum is not None  # see `_find_rules`
         training = layer.training or mean is None
         return F.batch_norm(x, mean, var, weight, bias, training, layer.momentum, layer.eps)
 

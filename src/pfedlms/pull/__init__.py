@@ -68,10 +68,8 @@ class Pull:
         smoothing: float,
     ) -> None:
         device, layers = sketch.rows.device, len(sketch.shape.places)
-        tau, sigma, agreed = (
-            tensor_of(name, values, device)
-            for name, values in (("thresholds", thresholds), ("deviations", deviations), ("consensus", consensus))
-        )
+        given = {"thresholds": thresholds, "deviations": deviations, "consensus": consensus}
+        tau, sigma, agreed = (tensor_of(name, values, device) for name, values in given.items())
         if tau.ndim != 2 or len(tau) != layers or not 1 <= tau.shape[1] <= 255 or not tau.is_floating_point():
             raise ValueError(
                 f"thresholds: got {tau.dtype} of shape {tuple(tau.shape)}, expected floats of shape [{layers}, T], T "
