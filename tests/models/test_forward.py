@@ -98,13 +98,9 @@ class Setup:
         cohort = self.model.cohort((0, 1, 2), (1, 1, 1))
         self.params, self.buffers = cohort.params + 0.3 * normal(*cohort.params.shape, seed=2), cohort.buffers
         for module, own in zip(self.plain, self.params, strict=True):
-            at = 0
-            for parameter in module.parameters():  # trainable ones in registration order: what the flat vector holds
-                if parameter.requires_grad:
-                    # Setting .data of a tied parameter keeps the tie, because the parameter object is the same.
-                    parameter.data = own[at : at + parameter.numel()].view_as(parameter).clone()
-                    at += parameter.numel()
-            assert at == len(own)
+            trained = [value for value in module.parameters() if value.requires_grad]  # in the order of the vector
+            assert sum(value.numel() for value in trained) == len(own)
+            nn.utils.vector_to_parameters(own.clone(), trained)
         self.x = normal(CLIENTS, BATCH, 3, 2, 2, seed=3)
 
 
