@@ -148,7 +148,7 @@ class Sketch:
     @cached_property
     def layers(self) -> Tensor:
         """The layer of every entry of a sketch, `[Σ m]`."""
-        return torch.repeat_interleave(torch.tensor(self.sizes)).to(self.rows.device)
+        return torch.cat([torch.full((size,), index, device=self.rows.device) for index, size in enumerate(self.sizes)])
 
     @cached_property
     def positions(self) -> Tensor:
@@ -158,7 +158,7 @@ class Sketch:
 
     def in_place(self, entries: Tensor) -> Tensor:
         """`entries: [Σ m]` where their rows of H are, and −1 where a row is not kept: of all padded layers one after
-        another."""
+        another. A recording (`engine.graphs`) may have it inside, so nothing here comes from the host."""
         *begins, end = accumulate((place.pad for place in self.shape.places), initial=0)
         everywhere = entries.new_full((end,), -1)
         rows = [own + begin for own, begin in zip(torch.split(self.rows, list(self.sizes)), begins, strict=True)]
