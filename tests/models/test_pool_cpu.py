@@ -1,8 +1,10 @@
-"""Pooling in one pass against PyTorch's max pooling: the same bits, forward and back."""
+"""Pooling in one pass against PyTorch's ReLU and max pooling: the same bits, forward and back."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ INFINITY = float("inf")
 
 def images(kind: str, shape: tuple[int, ...]) -> Tensor:
     draw = np.random.default_rng(5)
-    if kind == "ties":  # small whole numbers: most windows have equal entries
+    if kind == "ties":  # small whole numbers: most windows have equal entries, many are zero
         values = draw.integers(-2, 3, shape)
     elif kind == "special":
         values = draw.choice([float("nan"), INFINITY, -INFINITY, -0.0, 0.0, 1.0, -1.0], shape)
@@ -26,12 +28,13 @@ def images(kind: str, shape: tuple[int, ...]) -> Tensor:
     return torch.tensor(values, dtype=torch.float32)
 
 
+@pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("kind", ["usual", "ties", "special"])
 @pytest.mark.parametrize("shape", [(3, 2, 8, 8), (2, 3, 7, 5), (1, 1, 2, 3), (2, 2, 28, 33)])
-def test_values_and_gradients_are_those_of_torch(shape: tuple[int, ...], kind: str) -> None:
+def test_values_and_gradients_are_those_of_torch(shape: tuple[int, ...], kind: str, relu: bool) -> None:
     x = images(kind, shape)
     found = []
-    for layer in (Pooling(2), nn.MaxPool2d(2)):
+    for layer in (partial(Pooling(2), relu=relu), nn.Sequential(nn.ReLU() if relu else nn.Identity(), nn.MaxPool2d(2))):
         leaf = x.clone().requires_grad_()
         out = layer(leaf)
         slope = torch.arange(1.0, out.numel() + 1).view_as(out)
@@ -44,24 +47,75 @@ def test_values_and_gradients_are_those_of_torch(shape: tuple[int, ...], kind: s
 @pytest.mark.parametrize("change", [Tensor.double, lambda x: x.to(memory_format=torch.channels_last), lambda x: x[0]])
 def test_other_inputs_take_torchs_pooling(change: object) -> None:
     x = change(images("ties", (2, 3, 6, 6)))  # type: ignore[operator]
-    assert torch.equal(Pooling(2)(x), nn.MaxPool2d(2)(x))
+    assert torch.equal(Pooling(2)(x, relu=True), nn.MaxPool2d(2)(torch.relu(x)))
 
 
-def test_only_poolings_of_two_by_two_are_replaced() -> None:
-    own = nn.MaxPool2d(2)
-    own.forward = lambda x: x.abs()  # type: ignore[method-assign]
+class Skips(nn.Module):
+    """ReLU and pooling are neighbours by name, but something happens in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rectify, self.pool = nn.ReLU(), nn.MaxPool2d(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pool(self.rectify(x) - 1)
+
+
+def test_only_neighbours_in_a_sequence_become_one() -> None:
+    relu, shift = nn.ReLU(), nn.Conv2d(2, 2, 1)
     module = nn.Sequential(
-        nn.Sequential(nn.Conv2d(2, 2, 1), nn.ReLU(inplace=True), nn.MaxPool2d(2)), nn.MaxPool2d((2, 2)), own,
-        nn.MaxPool2d(2, padding=1), nn.MaxPool2d(2, ceil_mode=True), nn.MaxPool2d(2, stride=1),
+        nn.Sequential(nn.Conv2d(2, 2, 1), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
+        shift, relu, shift, nn.MaxPool2d((2, 2)), Skips(), relu,
+        nn.MaxPool2d(2, padding=1), nn.MaxPool2d(2, ceil_mode=True),
     )  # fmt: skip
     x = images("usual", (3, 2, 40, 40))
     changed = with_own_pooling(copy.deepcopy(module))
     assert torch.equal(changed(x), module(x))
-    assert [name for name, part in changed.named_modules() if isinstance(part, Pooling)] == ["0.2", "1"]
+    assert [name for name, part in changed.named_modules() if isinstance(part, Pooling)] == ["0.2", "4", "5.pool"]
+    assert [name for name, part in changed.named_modules() if "forward" in vars(part)] == ["0"]
     assert changed.state_dict().keys() == module.state_dict().keys()
+
+
+class Watches(nn.Module):
+    """It runs the layers of a Sequential itself, and uses what comes out of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(2, 2, 1), nn.ReLU(), nn.MaxPool2d((2, 2)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        sums = []
+        for layer in self.layers:
+            x = layer(x)
+            sums.append(x.sum((1, 2, 3)))
+        return torch.stack(sums) * self.layers[2].kernel_size[0]  # type: ignore[index,union-attr]
+
+
+class Reuses(nn.Module):
+    """It uses a tensor again that a ReLU has rectified in place."""
+
+    def __init__(self, *before: nn.Module) -> None:
+        super().__init__()
+        self.halve = nn.Sequential(*before, nn.ReLU(inplace=True), nn.MaxPool2d(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shifted = x + 0.5
+        return self.halve(shifted).sum() + shifted.sum()
+
+
+def with_own_relu() -> nn.Module:
+    relu = nn.ReLU()
+    relu.forward = lambda x: x.abs()  # type: ignore[method-assign]
+    return nn.Sequential(relu, nn.MaxPool2d(2))
+
+
+@pytest.mark.parametrize("make", [Watches, Reuses, lambda: Reuses(nn.Identity()), with_own_relu])
+def test_a_module_that_sees_its_rectified_values_computes_what_it_did(make: Callable[[], nn.Module]) -> None:
+    module, x = make(), images("usual", (3, 2, 6, 6))
+    assert torch.equal(with_own_pooling(copy.deepcopy(module))(x), module(x))
 
 
 def test_the_reference_pools_with_torch() -> None:
     x = images("usual", (1, 1, 4, 4)).requires_grad_()
     with plain():
-        assert Pooling(2)(x).grad_fn.name() == nn.MaxPool2d(2)(x).grad_fn.name()
+        assert Pooling(2)(x, relu=True).grad_fn.name() == nn.MaxPool2d(2)(x).grad_fn.name()

@@ -1,4 +1,4 @@
-"""2 x 2 max pooling on a CPU: one pass forward, one back.
+"""2 x 2 max pooling on a CPU, after a ReLU where there is one before it: one pass forward, one back.
 
 PyTorch's own pooling takes a quarter of a step of a small convolutional network. Values and gradients are the same: of
 equal entries the first one gets the gradient.
@@ -6,33 +6,65 @@ equal entries the first one gets the gradient.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pfedlms.backend import backend_of, compiled
 from pfedlms.checks import Array
 
+_MAKES_A_TENSOR = (nn.Conv2d, nn.BatchNorm2d, nn.GroupNorm)  # which nobody else sees
+_NOBODY = 4  # gets the gradient where the ReLU is flat; 0 to 3 are the entries of a window
+
 
 class Pooling(nn.MaxPool2d):
     """In place of an `nn.MaxPool2d(2)`."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, relu: bool = False) -> Tensor:
+        """With `relu`, of the rectified `x`."""
         fits = x.dtype == torch.float32 and x.ndim == 4 and x.is_contiguous() and min(x.shape[2:]) > 1
-        if not fits or backend_of(x) != "cpu":
-            return nn.functional.max_pool2d(x, 2)
-        pooled: Tensor = _Pooled.apply(x)  # type: ignore[no-untyped-call]
-        return pooled
+        if fits and backend_of(x) == "cpu":
+            pooled: Tensor = _Pooled.apply(x, relu)  # type: ignore[no-untyped-call]
+            return pooled
+        return F.max_pool2d(F.relu(x) if relu else x, 2)
 
 
 def with_own_pooling(module: nn.Module) -> nn.Module:
-    """A module, changed in place: its 2 x 2 max poolings are those above."""
+    """A module without hooks, changed in place: its 2 x 2 max poolings are those above. Its layers do what they did,
+    because a module may call each of them itself; only a whole Sequential takes a ReLU and a pooling together."""
     for part in module.modules():
         if halves(part):
             part.__class__ = Pooling
+    for part in module.modules():
+        if type(part) is nn.Sequential and "forward" not in vars(part):
+            layers = list(part)
+            rectified = {at for at in range(1, len(layers)) if _becomes_one(layers, at)}
+            if rectified:
+                part.forward = partial(_sequence, layers, rectified)  # type: ignore[method-assign]
     return module
+
+
+def _becomes_one(layers: list[nn.Module], at: int) -> bool:
+    """Whether the layer at this place is a pooling that can take the ReLU before it along. A ReLU that works in place
+    must be left alone where others may see the tensor that it changes."""
+    relu, pooling = layers[at - 1], layers[at]
+    if type(pooling) is not Pooling or type(relu) is not nn.ReLU or "forward" in vars(relu):
+        return False
+    return not relu.inplace or (at > 1 and type(layers[at - 2]) in _MAKES_A_TENSOR)
+
+
+def _sequence(layers: list[nn.Module], rectified: set[int], x: Tensor) -> Tensor:
+    """Layer after layer; poolings at `rectified` take the ReLU before them along."""
+    for at, layer in enumerate(layers):
+        if at in rectified:
+            x = layer(x, relu=True)
+        elif at + 1 not in rectified:
+            x = layer(x)
+    return x
 
 
 def halves(layer: nn.Module) -> bool:
@@ -46,26 +78,26 @@ def halves(layer: nn.Module) -> bool:
 
 class _Pooled(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, relu: bool) -> Tensor:
         height, width = x.shape[2] // 2, x.shape[3] // 2
         out = x.new_empty((*x.shape[:2], height, width))
         winner = np.empty((out.shape[0] * out.shape[1], height, width), dtype=np.int32)
-        _forward(x.detach().flatten(0, 1).numpy(), out.flatten(0, 1).numpy(), winner)
+        _forward(x.detach().flatten(0, 1).numpy(), out.flatten(0, 1).numpy(), winner, relu)
         ctx.shape, ctx.winner = x.shape, winner
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         of_x = gradient.new_empty(ctx.shape)
         _backward(gradient.contiguous().flatten(0, 1).numpy(), ctx.winner, of_x.flatten(0, 1).numpy())
-        return of_x
+        return of_x, None
 
 
 @compiled()
-def _forward(x: Array, out: Array, winner: Array) -> None:
-    """`winner` is which of the four entries of a window, 0 to 3, was taken."""
+def _forward(x: Array, out: Array, winner: Array, relu: bool) -> None:
     images, height, width = out.shape
+    nobody = np.int32(_NOBODY if relu else 0)
     for image in range(images):
         for row in range(height):
             top, bottom = x[image, 2 * row], x[image, 2 * row + 1]
@@ -78,8 +110,10 @@ def _forward(x: Array, out: Array, winner: Array) -> None:
                 third = (c > ab) | (c != c)
                 abc, place = (c if third else ab), (np.int32(2) if third else left)
                 fourth = (d > abc) | (d != d)
-                best[column] = d if fourth else abc  # two assignments: one of a pair is not vectorised
-                of[column] = np.int32(3) if fourth else place
+                value, place = (d if fourth else abc), (np.int32(3) if fourth else place)
+                flat = relu & (value <= 0)
+                best[column] = np.float32(0) if flat else value
+                of[column] = nobody if flat else place
 
 
 @compiled()
