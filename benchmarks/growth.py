@@ -111,7 +111,7 @@ def measure(options: argparse.Namespace, clients: int, participants: int) -> dic
         file = run / "clients.bin"
         disk = os.stat(file).st_blocks * 512 if file.exists() else 0
         checkpoint = (run / "checkpoint.pt").stat().st_size
-    here, away = kept_bytes(made.method, model, False, train.kept_numbers(model.layout.dim))
+    here, away = kept_bytes(made.method, model, train.kept_numbers(model.layout.dim))
     drawn = len({k for phase in range(made.rounds_played + 1) for k in made.participation.of(phase)})
     return {
         "clients": clients,

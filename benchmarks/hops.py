@@ -37,7 +37,7 @@ from pfedlms.models import CohortModel, build
 ROOT = str(Path(pfedlms.__file__).parent) + "/"
 BESIDE = {"backend.py", "rng.py", "engine/stopwatch.py"}
 BEHIND = {"cpu.py", "gpu.py", "hadamard.py", "codec.py", "kernels.py", "checksum.py", "pieces.py"}
-BEHIND_MODELS = {f"models/{name}.py" for name in ("chain", "stacked", "one_by_one", "runner", "streams")}
+BEHIND_MODELS = {f"models/{name}.py" for name in ("chain", "stacked", "one_by_one", "runner")}
 
 Call = tuple[str, str, str, str]
 """File and function that call, file and function that are called."""

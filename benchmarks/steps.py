@@ -47,10 +47,10 @@ class Steps:
         self.module, self.x, self.y = made(options, name)
         self.model = CohortModel(self.module, device, half=options.precision == "bf16")
         if runner != "as chosen":
-            single = self.model._single
-            self.model._runner = OneByOne(single, device) if runner == "one by one" else Stacked(single, True)
+            single, alone = self.model._single, runner == "one by one"
+            self.model._runner = OneByOne(single, device, self.x[0]) if alone else Stacked(single, True)
         ids = tuple(range(options.clients))
-        cohort = self.model.cohort(ids, (1,) * len(ids), with_momentum=False)
+        cohort = self.model.cohort(ids, (1,) * len(ids))
         self.params, self.buffers = cohort.params, cohort.buffers
         self.momentum, self.gradient = cohort.momentum, torch.empty_like(cohort.params)
         self.recorded: torch.cuda.CUDAGraph | None = None

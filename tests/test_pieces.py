@@ -320,11 +320,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "no layers": (lambda: Layout((), ()), "layers: got none, expected at least one"),
     "a gap": (
         lambda: Layout((), (Layer("a", 0, 5), Layer("b", 6, 5))),
-        "layers: 'b' begins at 6, after a gap, expected 5, where",
+        "layers: 'b' begins at 6, expected 5, where",
     ),
     "a first layer that is not first": (
         lambda: Layout((), (Layer("a", 1, 5),)),
-        "layers: 'a' begins at 1, after a gap, expected 0, because the first",
+        "layers: 'a' begins at 1, expected 0, where the first",
     ),
     "parameters of another model": (
         lambda: Layout((("a.weight", (2, 3)),), (Layer("a", 0, 5),)),

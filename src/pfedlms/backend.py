@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Literal, TypeVar, cast
 
 import numba
@@ -27,6 +27,8 @@ from torch import Tensor
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Item = TypeVar("Item")
+First = TypeVar("First")
+Second = TypeVar("Second")
 
 _WORKERS = 8  # threads that call torch: beyond, they wait for the interpreter rather than for arithmetic
 _WORTH_WAKING = 1 << 19  # numbers per thread; to wake one and to wait for it takes as long as to read a tenth of them
@@ -143,6 +145,28 @@ def to_host_later(*values: Tensor) -> Callable[[], list[Tensor]]:
         return found
 
     return wait
+
+
+@lru_cache
+def streams(device: torch.device, purpose: str, count: int) -> list[torch.cuda.Stream]:
+    """Streams of a GPU for one purpose, always the same ones."""
+    return [torch.cuda.Stream(device) for _ in range(count)]  # type: ignore[no-untyped-call]
+
+
+def overlapped(
+    first: Callable[[], First], second: Callable[[], Second], device: torch.device, purpose: str
+) -> tuple[First, Second]:
+    """Both results; on a GPU both are computed at the same time, on two streams. Nested calls need different
+    purposes."""
+    if device.type != "cuda":
+        return first(), second()
+    current, (side,) = torch.cuda.current_stream(device), streams(device, purpose, 1)
+    side.wait_stream(current)
+    with torch.cuda.stream(side):
+        one = first()
+    two = second()
+    current.wait_stream(side)
+    return one, two
 
 
 @contextmanager

@@ -45,7 +45,7 @@ def made(name: str, model: CohortModel, **settings: object) -> Method:
 
 
 def kept(name: str, model: CohortModel, momentum: bool = False, **settings: object) -> tuple[int, int]:
-    return memory.kept_bytes(made(name, model, **settings), model, momentum)
+    return memory.kept_bytes(made(name, model, **settings), model, momentum * model.layout.dim)
 
 
 def test_a_client_keeps_what_it_will_need(model: CohortModel) -> None:

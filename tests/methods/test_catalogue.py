@@ -52,5 +52,5 @@ def test_what_a_client_keeps(name: str) -> None:
     """While it is absent, without momentum; counters of a few bytes aside."""
     config = load_config(None, {"data": {"dataset": "mnist"}, "method": {"name": name}})
     model = CohortModel(build("dnn", (1, 28, 28), 10, 256, 0), torch.device("cpu"))
-    _, kept = kept_bytes(method_of(config), model, with_momentum=False)
+    _, kept = kept_bytes(method_of(config), model, 0)
     assert float(NEEDS[name][2]) == pytest.approx(kept / (4 * model.layout.dim), rel=0.005, abs=1e-4)

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from factories import CPU, LABELS, normal, seeded, squares
 from pfedlms.models import CohortModel
@@ -39,27 +39,6 @@ def tied() -> nn.Module:
 
 def repeated(part: nn.Module) -> nn.Module:
     return nn.Sequential(part, nn.Linear(6, 6), part)
-
-
-class OwnLinear(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * super().forward(x)
-
-
-class OwnSequential(nn.Sequential):
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * super().forward(x)
-
-
-class Wrapped(nn.Module):
-    """No chain, whatever is in it."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x)
 
 
 POINTWISE: dict[str, Factory] = {
@@ -112,9 +91,8 @@ NO_CHAINS: dict[str, Factory] = {
     "flatten to axis 2": lambda: nn.Sequential(nn.Flatten(1, 2), nn.Linear(6, 4)),
     "batch norm": lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)),
     "softmax": lambda: nn.Sequential(nn.Linear(6, 4), nn.Softmax(dim=1)),
-    "own linear": lambda: nn.Sequential(OwnLinear(6, 4)),
-    "own sequential": lambda: OwnSequential(nn.Linear(6, 4)),
-    "own module": lambda: Wrapped(nn.Linear(6, 4)),
+    "own linear": lambda: nn.Sequential(type("Own", (nn.Linear,), {})(6, 4)),
+    "own sequential": lambda: type("Own", (nn.Sequential,), {})(nn.Linear(6, 4)),
     "weight norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 4)),
     "hook": lambda: hooked("register_forward_hook"),
     "hook before": lambda: hooked("register_forward_pre_hook"),

@@ -3,7 +3,6 @@ under Triton's interpreter (`make test-kernels`)."""
 
 from __future__ import annotations
 
-import os
 from itertools import pairwise
 from typing import Any
 
@@ -12,13 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-pytest.importorskip("triton", reason="Triton is not installed; make test-kernels installs it")
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-if not (INTERPRETED or torch.cuda.is_available()):
-    pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)
-
-from pfedlms.models import CohortModel, conv_gpu  # noqa: E402 - after the skip
-from pfedlms.models.conv_gpu import (  # noqa: E402
+from kernel_device import DEVICE, INTERPRETED
+from pfedlms.models import CohortModel, conv_gpu
+from pfedlms.models.conv_gpu import (
     StackedBlocks,
     StackedConvolution,
     StackedGroupNorm,
@@ -26,10 +21,9 @@ from pfedlms.models.conv_gpu import (  # noqa: E402
     fit,
     norms_with_relu,
 )
-from pfedlms.models.one_by_one import OneByOne  # noqa: E402
-from pfedlms.models.stacked import Stacked  # noqa: E402
+from pfedlms.models.one_by_one import OneByOne
+from pfedlms.models.stacked import Stacked
 
-DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 # The interpreter has no bfloat16 products; float16 takes the same way through the kernels.
 HALF = torch.float16 if INTERPRETED else torch.bfloat16
 KINDS = {"TF32": torch.float32, "half": HALF}
@@ -228,8 +222,8 @@ def test_a_model_of_blocks_is_trained_as_by_pytorch(monkeypatch: pytest.MonkeyPa
     model = CohortModel(network(), DEVICE)
     model._runner = Stacked(model._single, folds=True)
     plain = CohortModel(network().double(), DEVICE)
-    plain._runner = OneByOne(plain._single, DEVICE)
-    cohort = model.cohort((0, 1), (1, 1), with_momentum=False)
+    plain._runner = OneByOne(plain._single, DEVICE, draw(8, 3, 4, 4, seed=2).double())
+    cohort = model.cohort((0, 1), (1, 1))
     params, x = cohort.params + 0.2 * draw(*cohort.params.shape, seed=1), draw(2, 8, 3, 4, 4, seed=2)
     labels, gradients, kept = torch.zeros(2, 0), [], []
     for each, kind in ((model, torch.float32), (plain, torch.float64)):

@@ -2,115 +2,102 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
 
 from pfedlms.errors import UsageError
 from pfedlms.models import MODELS, build, flat_layout
-from pfedlms.models.layout import Layer
+from pfedlms.models.layout import Layer, Layout
 from pfedlms.models.zoo import seeded
 
 
-def table(module: nn.Module) -> list[tuple[str, int, int]]:
-    return [(layer.name, layer.offset, layer.size) for layer in flat_layout(module).layers]
-
-
-def entries(module: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
-    return list(flat_layout(module).parameters)
-
-
-# --- sizes of one layer
-# -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    ("size", "pad"),
-    [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (1024, 1024), (1025, 2048), (200_960, 262_144), (2570, 4096)],
-)
-def test_padded_size_is_the_next_power_of_two(size: int, pad: int) -> None:
-    assert Layer("any", 0, size).pad == pad
-
-
-@pytest.mark.parametrize(
-    ("size", "ratio", "m"),
+    ("size", "pad", "ratio", "m"),
     [
-        (200_960, 0.1, 26_214),
-        (2570, 0.1, 409),
-        (16, 0.1, 1),
-        (1, 0.1, 1),
-        (8, 0.1, 1),
-        (32, 0.1, 3),
-        (5, 1.0, 8),
-        (5, 0.5, 4),
+        (1, 1, 0.1, 1), (2, 2, 0.5, 1), (3, 4, 0.5, 2), (4, 4, 1.0, 4), (5, 8, 1.0, 8), (5, 8, 0.5, 4), (8, 8, 0.1, 1),
+        (16, 16, 0.1, 1), (32, 32, 0.1, 3), (1024, 1024, 0.1, 102), (1025, 2048, 0.1, 204), (2570, 4096, 0.1, 409),
+        (200_960, 262_144, 0.1, 26_214),
     ],
-)
-def test_sketch_size(size: int, ratio: float, m: int) -> None:
-    """m = max(1, floor(ratio · pad))."""
-    assert Layer("any", 0, size).sketch(ratio) == m
+)  # fmt: skip
+def test_padded_size_and_size_of_a_sketch(size: int, pad: int, ratio: float, m: int) -> None:
+    """The next power of two; m = max(1, floor(ratio · pad))."""
+    layer = Layer("any", 0, size)
+    assert (layer.pad, layer.sketch(ratio)) == (pad, m)
 
 
-# --- tables by hand
-# -----------------------------------------------------------------------------------------------------
+# --- tables by hand ---------------------------------------------------------------------------------------------------
 
 
-def test_table_of_the_dnn() -> None:
-    module = build("dnn", (1, 28, 28), 10, 256, key=1)
-    assert table(module) == [("1", 0, 200_960), ("3", 200_960, 2570)]
-    assert entries(module) == [
-        ("1.weight", (256, 784)), ("1.bias", (256,)), ("3.weight", (10, 256)), ("3.bias", (10,))
-    ]  # fmt: skip
-    layers = flat_layout(module).layers
-    assert [(each.name, each.offset, each.size, each.pad, each.sketch(0.1)) for each in layers] == [
-        ("1", 0, 200_960, 262_144, 26_214),
-        ("3", 200_960, 2570, 4096, 409),
-    ]
-
-
-def test_batch_norm_is_a_layer_of_its_own_and_its_statistics_are_none() -> None:
-    module = nn.Sequential(nn.Conv2d(2, 3, 3, bias=False), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 5))
-    assert table(module) == [("0", 0, 54), ("1", 54, 6), ("4", 60, 65)]
-    assert [name for name, _ in entries(module)] == ["0.weight", "1.weight", "1.bias", "4.weight", "4.bias"]
-    assert flat_layout(module).dim == 125
-
-
-def test_batch_norm_without_affine_parameters_is_no_layer() -> None:
-    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3, affine=False))
-    assert table(module) == [("0", 0, 9)]
-
-
-def test_nested_modules_and_a_parameter_of_the_root() -> None:
-    """The root's own parameter comes first: it is the first module that owns parameters."""
-
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.Linear(3, 1, bias=False)))
-            self.scale = nn.Parameter(torch.ones(()))
-
-    assert table(Scaled()) == [("Scaled", 0, 1), ("body.0", 1, 9), ("body.1.0", 10, 3)]
-    assert entries(Scaled())[0] == ("scale", ())
-
-
-def test_a_tied_parameter_counts_once_where_it_is_first_registered() -> None:
+def tied() -> nn.Module:
     module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4, bias=False))
     module[1].weight = module[0].weight
     module[2].weight = module[0].weight
-    assert table(module) == [("0", 0, 20), ("1", 20, 4)]  # layer 2 has nothing of its own left
-    assert [name for name, _ in entries(module)] == ["0.weight", "0.bias", "1.bias"]
+    return module
 
 
-def test_a_module_used_twice_counts_once() -> None:
+def used_twice() -> nn.Module:
     shared = nn.Linear(3, 3)
-    assert table(nn.Sequential(shared, nn.ReLU(), shared)) == [("0", 0, 12)]
+    return nn.Sequential(shared, nn.ReLU(), shared)
 
 
-def test_frozen_parameters_have_no_place() -> None:
+def frozen() -> nn.Module:
     module = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
     module[0].requires_grad_(False)
     module[1].bias.requires_grad_(False)
-    assert table(module) == [("1", 0, 12)]
-    assert entries(module) == [("1.weight", (4, 3))]
+    return module
+
+
+class Scaled(nn.Module):
+    """Its own parameter comes first: it is the first module that owns parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.Linear(3, 1, bias=False)))
+        self.scale = nn.Parameter(torch.ones(()))
+
+
+# A module, its layers (name, offset, size) and its parameters.
+TABLES: dict[str, tuple[Callable[[], nn.Module], list[tuple[str, int, int]], dict[str, tuple[int, ...]]]] = {
+    "dnn": (
+        lambda: build("dnn", (1, 28, 28), 10, 256, key=1),
+        [("1", 0, 200_960), ("3", 200_960, 2570)],
+        {"1.weight": (256, 784), "1.bias": (256,), "3.weight": (10, 256), "3.bias": (10,)},
+    ),
+    "batch norm is a layer of its own, its statistics are none": (
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 3, bias=False), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 5)),
+        [("0", 0, 54), ("1", 54, 6), ("3", 60, 65)],
+        {"0.weight": (3, 2, 3, 3), "1.weight": (3,), "1.bias": (3,), "3.weight": (5, 12), "3.bias": (5,)},
+    ),
+    "batch norm without parameters is no layer": (
+        lambda: nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3, affine=False)),
+        [("0", 0, 9)],
+        {"0.weight": (3, 2), "0.bias": (3,)},
+    ),
+    "nested, with a parameter of the root": (
+        Scaled,
+        [("Scaled", 0, 1), ("body.0", 1, 9), ("body.1.0", 10, 3)],
+        {"scale": (), "body.0.weight": (3, 2), "body.0.bias": (3,), "body.1.0.weight": (1, 3)},
+    ),
+    "a tied parameter counts once, where it is first registered": (  # layer 2 has nothing of its own left
+        tied,
+        [("0", 0, 20), ("1", 20, 4)],
+        {"0.weight": (4, 4), "0.bias": (4,), "1.bias": (4,)},
+    ),
+    "a module used twice counts once": (used_twice, [("0", 0, 12)], {"0.weight": (3, 3), "0.bias": (3,)}),
+    "frozen parameters have no place": (frozen, [("1", 0, 12)], {"1.weight": (4, 3)}),
+}
+
+
+@pytest.mark.parametrize("case", TABLES)
+def test_tables_by_hand(case: str) -> None:
+    factory, layers, parameters = TABLES[case]
+    layout = flat_layout(factory())
+    assert [(layer.name, layer.offset, layer.size) for layer in layout.layers] == layers
+    assert layout.parameters == tuple(parameters.items())
+    assert layout.dim == sum(size for *_, size in layers)
 
 
 @pytest.mark.parametrize("module", [nn.ReLU(), nn.Sequential(), nn.Linear(2, 2).requires_grad_(False)])
@@ -129,9 +116,7 @@ def test_the_whole_model_as_one_layer() -> None:
     assert layout.sketch_sizes(0.1) == (1, 1)  # floor(1.6) for both
 
 
-# --- the zoo
-# --------------------------------------------------------------------------------------------------------------
-
+# --- the zoo ----------------------------------------------------------------------------------------------------------
 
 RESNET = 432 + 32 + 2 * 4672 + (4608 + 9216 + 512 + 3 * 64) + 18_560 + (18_432 + 36_864 + 2048 + 3 * 128) + 73_984 + 650
 GRU = 80 * 64 + 3 * 256 * (64 + 256 + 2) + 257 * 80
@@ -139,39 +124,35 @@ BLOCK = 2 * 256 + 129 * 384 + 129 * 128 + 129 * 256 + 257 * 128
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "classes", "count"),
+    ("name", "shape", "classes", "count", "mebibytes"),
     [
-        ("dnn", (1, 28, 28), 10, 203_530),  # the first three are the paper's
-        ("vgg8", (3, 32, 32), 10, 279_706),
-        ("vgg11", (3, 32, 32), 100, 9_799_844),
-        ("resnet", (3, 32, 32), 10, RESNET),
-        ("gru", (80,), 80, GRU),
-        ("transformer", (40,), 80, (80 + 40) * 128 + 2 * BLOCK + 256 + 129 * 80),
+        ("dnn", (1, 28, 28), 10, 203_530, 0.38),  # the first three are the paper's
+        ("vgg8", (3, 32, 32), 10, 279_706, 0.72),
+        ("vgg11", (3, 32, 32), 100, 9_799_844, 25.05),
+        ("resnet", (3, 32, 32), 10, RESNET, None),
+        ("gru", (80,), 80, GRU, None),
+        ("transformer", (40,), 80, (80 + 40) * 128 + 2 * BLOCK + 256 + 129 * 80, None),
     ],
 )
-def test_parameter_counts(name: str, shape: tuple[int, ...], classes: int, count: int) -> None:
+def test_parameters_and_cost_of_a_round(
+    name: str, shape: tuple[int, ...], classes: int, count: int, mebibytes: float | None
+) -> None:
+    """20 clients, up and down: 3 bits an entry (T = 7) and two float32 a layer. The paper's table has two decimals."""
+    layout = layout_of(name, shape, classes)
+    assert layout.dim == count
+    bits = sum(3 * m + 64 for m in layout.sketch_sizes(0.1))
+    assert mebibytes in (None, round(20 * 2 * bits / 8 / 2**20, 2))
+
+
+def layout_of(name: str, shape: tuple[int, ...], classes: int) -> Layout:
     with torch.device("meta"):  # shapes only
-        module = MODELS[name].build(shape, classes, 256)
-    assert flat_layout(module).dim == count
+        return flat_layout(MODELS[name].build(shape, classes, 256))
 
 
 def test_table_of_vgg8() -> None:
-    with torch.device("meta"):
-        module = MODELS["vgg8"].build((3, 32, 32), 10, 256)
     convolutions_and_norms = [432, 32, 4608, 64, 18_432, 128, 73_728, 256, 147_456, 256]
-    assert [size for _, _, size in table(module)] == [*convolutions_and_norms, 16_512, 16_512, 1290]
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "classes", "mebibytes"),
-    [("dnn", (1, 28, 28), 10, 0.38), ("vgg8", (3, 32, 32), 10, 0.72), ("vgg11", (3, 32, 32), 100, 25.05)],
-)
-def test_cost_of_a_round_in_the_paper(name: str, shape: tuple[int, ...], classes: int, mebibytes: float) -> None:
-    """20 clients, up and down: 3 bits an entry (T = 7) and two float32 a layer. The paper's table has two decimals."""
-    with torch.device("meta"):
-        layout = flat_layout(MODELS[name].build(shape, classes, 256))
-    bits = sum(3 * m + 64 for m in layout.sketch_sizes(0.1))
-    assert round(20 * 2 * bits / 8 / 2**20, 2) == mebibytes
+    sizes = [layer.size for layer in layout_of("vgg8", (3, 32, 32), 10).layers]
+    assert sizes == [*convolutions_and_norms, 16_512, 16_512, 1290]
 
 
 @pytest.mark.parametrize("name", ["dnn", "vgg8"])

@@ -55,7 +55,7 @@ class Played:
 
     def __init__(self, module: nn.Module, group: int, threads: int) -> None:
         self.model = CohortModel(module, CPU)
-        cohort = self.model.cohort(tuple(range(CLIENTS)), (1,) * CLIENTS, with_momentum=False)
+        cohort = self.model.cohort(tuple(range(CLIENTS)), (1,) * CLIENTS)
         params = cohort.params + 0.1 * normal(*cohort.params.shape, seed=1)
         x, labels = normal(CLIENTS, BATCH, 3, 8, 8, seed=2), torch.zeros(CLIENTS, BATCH, dtype=torch.int64)
         gradients, losses = torch.empty_like(params), []
@@ -89,7 +89,7 @@ def test_several_threads_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(OneByOne, "forward", waiting)
     model = CohortModel(convolutional(), CPU)
-    cohort = model.cohort((0, 1), (1, 1), with_momentum=False)
+    cohort = model.cohort((0, 1), (1, 1))
     with torch_threads(2), torch.no_grad():
         outputs, _ = model.forward(cohort.params, cohort.buffers, normal(2, BATCH, 3, 8, 8, seed=1), training=False)
     assert outputs.shape == (2, BATCH, 10)
@@ -107,6 +107,6 @@ def test_the_trial_changes_nothing_of_the_module() -> None:
     """Neither its statistics nor the numbers drawn."""
     module, state = convolutional(nn.Dropout(0.5)), torch.random.get_rng_state()
     before = {name: value.clone() for name, value in module.state_dict().items()}
-    OneByOne(CohortModel(module, CPU)._single, CPU).after_trial(normal(BATCH, 3, 8, 8, seed=1))
+    OneByOne(CohortModel(module, CPU)._single, CPU, normal(BATCH, 3, 8, 8, seed=1))
     assert torch.equal(state, torch.random.get_rng_state())
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import factories
-from factories import CPU, LABELS, seeded, squares
-from pfedlms.models import CohortModel, build
+from factories import seeded
+from pfedlms.models import build
 from pfedlms.models.runner import Pass, Single
 from pfedlms.models.stacked import Stacked
 
@@ -232,41 +232,6 @@ def test_a_layer_is_as_it_was_outside_of_a_stack() -> None:
         torch.testing.assert_close(ours.grad, theirs.grad)
 
 
-def partly_frozen() -> nn.Module:
-    module = network()
-    for parameter in (module[0].weight, module[1].bias, module[8].weight, *module[9].parameters()):
-        parameter.requires_grad_(False)
-    return module
-
-
-def test_what_is_frozen_is_shared_by_all_clients() -> None:
-    """It reaches the stacked layers without a clients axis."""
-    model, plain = CohortModel(made(partly_frozen), CPU), [made(partly_frozen) for _ in range(CLIENTS)]
-    params = normal(CLIENTS, model.layout.dim)
-    for own, module in zip(params, plain, strict=True):
-        nn.utils.vector_to_parameters(own, [value for value in module.parameters() if value.requires_grad])
-    buffers = model.cohort((0, 1, 2), (1, 1, 1), with_momentum=False).buffers
-    x, out = normal(CLIENTS, BATCH, 4, 6, 6), torch.full_like(params, torch.nan)
-    model._runner = Stacked(model._single, folds=True)
-    model.gradient(out, params, buffers, x, LABELS, squares)
-    for client, module in enumerate(plain):
-        loss = module.train()(x[client]).square().sum() / 2
-        trained = [value for value in module.parameters() if value.requires_grad]
-        expected = torch.cat([slope.flatten() for slope in torch.autograd.grad(loss, trained)])
-        torch.testing.assert_close(out[client], expected)
-        for name, value in module.named_buffers():
-            torch.testing.assert_close(buffers[name][client], value)
-
-
-def test_a_copy_of_a_module_whose_layers_were_replaced_is_a_module_of_its_own() -> None:
-    pair = Pair(network)
-    copied, x = copy.deepcopy(pair.module).eval(), normal(BATCH, 4, 6, 6)
-    before = pair.module.eval()(x)
-    for parameter in pair.module.parameters():
-        parameter.data.zero_()
-    torch.testing.assert_close(copied(x), before)
-
-
 # --- places for gradients
 
 
@@ -319,16 +284,3 @@ def test_a_layer_used_twice_adds_its_gradients_up() -> None:
     assert list(gradients) == ["one.weight", "one.bias", "other.bias"]
     for name, gradient in gradients.items():
         torch.testing.assert_close(gradient, expected[name])
-
-
-def test_the_flat_gradient_of_a_layer_used_twice_is_that_of_autograd() -> None:
-    pair = Pair(Twice)
-    model = CohortModel(made(Twice), CPU)
-    params = torch.cat([value.detach().flatten(1) for value in pair.named.values()], dim=1)
-    out = torch.full_like(params, torch.nan)
-    x = normal(CLIENTS, BATCH, 6)
-    losses = model.gradient(out, params, {}, x, LABELS, squares)
-    expected = torch.cat([value.flatten(1) for value in plain_gradients(pair, x).values()], dim=1) / 2
-    torch.testing.assert_close(out, expected)
-    halves = [module(own).square().sum() / 2 for own, module in zip(x, pair.plain, strict=True)]
-    torch.testing.assert_close(losses, torch.stack(halves))

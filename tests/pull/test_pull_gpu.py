@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
-pytest.importorskip("triton", reason="Triton is not installed; make test-kernels installs it")
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-if not (INTERPRETED or torch.cuda.is_available()):
-    pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)
+from factories import layout_of, normal
+from kernel_device import DEVICE
+from pfedlms.pull import Pull, gpu, penalty_slope
+from pfedlms.quantise import normal_quantiles, statistics, symbols_of, thresholds_of
+from pfedlms.sketch import Sketch
 
-from factories import layout_of, normal  # noqa: E402 - after the skip
-from pfedlms.pull import Pull, gpu, penalty_slope  # noqa: E402
-from pfedlms.quantise import normal_quantiles, statistics, symbols_of, thresholds_of  # noqa: E402
-from pfedlms.sketch import Sketch  # noqa: E402
-
-DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 SIZES = (37, 1, 5000)
 STRENGTH, SMOOTHING = 0.05, 0.1
 
@@ -67,7 +60,7 @@ def test_consensus_lies_where_its_rows_are() -> None:
     """Layers of 37, 1 and 5000 parameters are padded to 64, 1 and 8192."""
     sketch = Sketch(layout_of(*SIZES), 0.1, seed=5, epoch=0)
     consensus = torch.arange(sketch.size).remainder(8).to(torch.uint8)
-    expected = torch.full((64 + 1 + 8192,), gpu.NOT_KEPT)
+    expected = torch.full((64 + 1 + 8192,), -1)
     for entry, (row, layer) in enumerate(zip(sketch.rows.tolist(), sketch.layers.tolist(), strict=True)):
         expected[(0, 64, 65)[layer] + row] = entry % 8
     made = pull_on(DEVICE, torch.zeros(3, 7), torch.ones(3), consensus)

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-import numpy as np
 import pytest
 import torch
 
 from definitions import dense_model, rows_kept, signs_of
 from factories import RATIO, SEED, SIZES, layout_of, normal, sketch_of
-from pfedlms import backend, rng
+from pfedlms import backend
 from pfedlms.backend import plain, torch_threads
-from pfedlms.sketch import Sketch, kept_rows, sketch_of_round
+from pfedlms.sketch import Sketch, sketch_of_round
 
 LARGE = (300, 1, 5000)
 
@@ -80,9 +79,10 @@ def test_the_definition_can_be_differentiated() -> None:
     torch.testing.assert_close(theta.grad, u @ dense_model(SIZES, RATIO, SEED), rtol=1e-12, atol=1e-12)
 
 
-def test_signs_and_rows_are_those_of_the_protocol() -> None:
-    sketch, at, start = sketch_of(*SIZES, epoch=2), 0, 0
-    for layer, (size, m) in enumerate(zip(SIZES, sketch.sizes, strict=True)):
+@pytest.mark.parametrize(("sizes", "ratio"), [(SIZES, RATIO), (LARGE, 0.1), (LARGE, 1.0)])
+def test_signs_and_rows_are_those_of_the_protocol(sizes: tuple[int, ...], ratio: float) -> None:
+    sketch, at, start = sketch_of(*sizes, ratio=ratio, epoch=2), 0, 0
+    for layer, (size, m) in enumerate(zip(sizes, sketch.sizes, strict=True)):
         assert sketch.signs[at : at + size].tolist() == signs_of(size, SEED, "sketch-signs", 2, layer).tolist()
         assert sketch.rows[start : start + m].tolist() == rows_kept(size, m, SEED, 2, layer)
         at, start = at + size, start + m
@@ -117,18 +117,6 @@ def test_a_sketch_rebuilt_from_its_fields_is_the_same_one() -> None:
     copy.rows.copy_(second.rows)
     assert torch.equal(copy.forward(theta), expected[1])
     assert torch.equal(first.forward(theta), expected[0])
-
-
-@pytest.mark.parametrize("ratio", [0.1, 1.0])
-def test_rows_in_plain_torch_are_those_of_the_host(ratio: float) -> None:
-    """As on a device without kernels, from the constants that are sent there."""
-    sketch = sketch_of(*LARGE, ratio=ratio)
-    keys = np.array([rng.stream(SEED, "sketch-rows", 0, layer) for layer in range(3)], dtype=np.uint64)
-    sent = torch.from_numpy(np.concatenate([sketch.shape.row_table, rng.row_constants(keys)]))
-    with plain():
-        rows = kept_rows(sketch.shape, sent)
-    kept = [rows_kept(LARGE[layer], m, SEED, 0, layer) for layer, m in enumerate(sketch.sizes)]
-    assert rows.tolist() == np.concatenate(kept).tolist()
 
 
 # --- what it is a function of -----------------------------------------------------------------------------------------

@@ -5,25 +5,17 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("triton", reason="Triton is not installed; make test-kernels installs it")
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-if not (INTERPRETED or torch.cuda.is_available()):
-    pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)
+from definitions import rows_kept
+from factories import layout_of, normal
+from kernel_device import DEVICE, INTERPRETED
+from pfedlms import rng
+from pfedlms.sketch import Sketch, fwht_reference, shape_of
+from pfedlms.sketch import gpu as kernels
 
-from definitions import rows_kept  # noqa: E402 - after the skip
-from factories import layout_of, normal  # noqa: E402
-from pfedlms import rng  # noqa: E402
-from pfedlms.sketch import Sketch, fwht_reference, shape_of  # noqa: E402
-from pfedlms.sketch import gpu as kernels  # noqa: E402
-from pfedlms.sketch import vote_gpu as vote_kernels  # noqa: E402
-
-DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 SIZES = [*range(1, 13), 13, 14] if INTERPRETED else list(range(1, 25))
 
 
@@ -113,7 +105,7 @@ def test_positions_are_where_the_rows_are(ratio: float) -> None:
     begins = {0: 0, 1: 64, 2: 65}
     for entry, (layer, row) in enumerate(zip(sketch.layers.tolist(), sketch.rows.tolist(), strict=True)):
         expected[begins[layer] + row] = entry
-    assert kernels.positions(sketch).tolist() == expected
+    assert sketch.positions.tolist() == expected
 
 
 @pytest.mark.parametrize("ratio", [0.1, 1.0])
@@ -121,7 +113,7 @@ def test_signs_and_rms_are_packed_and_measured_as_on_the_host(ratio: float) -> N
     """Bit by bit, and in float64: sums of another order round to the same float32 but once in many millions."""
     sketch, y = sketches(ratio)[1], normal(3, sum(sketches(ratio)[0].sizes), seed=4)
     y[0, 0], y[1, 1], y[2, -1] = 0.0, -0.0, 1e25  # whose square is beyond float32
-    signs, sizes = (value.cpu() for value in vote_kernels.signs_and_rms(sketch, y.to(DEVICE)))
+    signs, sizes = (value.cpu() for value in kernels.signs_and_rms(sketch, y.to(DEVICE)))
     assert signs.shape == (3, -(-y.shape[1] // 8))
     for row, own in zip(y.tolist(), signs.tolist(), strict=True):
         assert int.from_bytes(bytes(own), "little") == sum((value >= 0) << place for place, value in enumerate(row))
@@ -134,7 +126,7 @@ def test_signs_and_rms_are_packed_and_measured_as_on_the_host(ratio: float) -> N
 def test_what_is_not_finite_makes_its_layer_so(broken: float) -> None:
     sketch, y = sketches(0.1)[1], normal(2, 1 + 6 + 819, seed=4)
     y[1, 3] = broken
-    assert torch.isfinite(vote_kernels.signs_and_rms(sketch, y.to(DEVICE))[1]).tolist() == [
+    assert torch.isfinite(kernels.signs_and_rms(sketch, y.to(DEVICE))[1]).tolist() == [
         [True] * 3,
         [False, True, True],
     ]
@@ -152,6 +144,6 @@ def test_a_step_has_the_bits_of_the_host(ratio: float, still: int) -> None:
     votes = torch.from_numpy(np.unpackbits(packed, count=here.size, bitorder="little")).float() * 2 - 1
     expected = here.spread(votes).numpy() * np.repeat(factors, (37, 1, 5000))
     expected[np.repeat(factors, (37, 1, 5000)) == 0] = -0.0
-    got = vote_kernels.step(there, torch.from_numpy(packed).to(DEVICE), factors.tolist()).cpu().numpy()
+    got = kernels.step(there, torch.from_numpy(packed).to(DEVICE), factors.tolist()).cpu().numpy()
     assert got.tobytes() == expected.tobytes()
     assert here.step(packed, factors).numpy().tobytes() == expected.tobytes()

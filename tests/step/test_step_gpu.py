@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
-from torch import Tensor
 
-pytest.importorskip("triton", reason="Triton is not installed; make test-kernels installs it")
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-if not (INTERPRETED or torch.cuda.is_available()):
-    pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)
-
-from pfedlms.step import (  # noqa: E402
+from factories import normal
+from kernel_device import DEVICE
+from pfedlms.step import (
     cross_entropy,
     sgd_step_,
 )
-from pfedlms.step import gpu as kernels  # noqa: E402 - after the skip
-
-DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
-
-
-def draw(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+from pfedlms.step import gpu as kernels
 
 
 @pytest.mark.parametrize("batch", [1, 5, 64])
 @pytest.mark.parametrize("classes", [2, 10, 100])
 def test_losses_and_slopes(batch: int, classes: int) -> None:
-    outputs = 5 * draw(3, batch, classes, seed=1)
+    outputs = 5 * normal(3, batch, classes, seed=1)
     labels = torch.randint(0, classes, (3, batch), generator=torch.Generator().manual_seed(2))
     assert kernels.fits(outputs)
     got = kernels.cross_entropy(outputs.to(DEVICE), labels.to(DEVICE))
@@ -44,7 +32,7 @@ def test_outputs_too_large_for_one_program_are_left_to_pytorch() -> None:
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("pulled", [False, True])
 def test_a_step(momentum: float, pulled: bool) -> None:
-    params, gradient, extra, buffer = (draw(3, 3000, seed=seed) for seed in range(4))
+    params, gradient, extra, buffer = (normal(3, 3000, seed=seed) for seed in range(4))
     extra = extra if pulled else None
     mine = [None if value is None else value.clone().to(DEVICE) for value in (params, gradient, extra, buffer)]
     kernels.sgd_step_(*mine, 0.1, momentum, 1e-2)
@@ -55,7 +43,7 @@ def test_a_step(momentum: float, pulled: bool) -> None:
 
 def test_a_rate_on_the_device_is_the_same_step() -> None:
     """So that a recording can be replayed with another."""
-    given = [draw(3, 3000, seed=seed).to(DEVICE) for seed in range(4)]
+    given = [normal(3, 3000, seed=seed).to(DEVICE) for seed in range(4)]
     number, tensor = ([value.clone() for value in given] for _ in range(2))
     kernels.sgd_step_(*number, 0.1, 0.9, 1e-2)
     kernels.sgd_step_(*tensor, torch.tensor(0.1, device=DEVICE), 0.9, 1e-2)

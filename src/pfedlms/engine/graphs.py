@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pfedlms.backend import streams
 from pfedlms.cohort import Cohort, joined
 from pfedlms.engine.objectives import attributes, changed, filled_up
 from pfedlms.methods.contract import Objective, PerClient
-from pfedlms.models.streams import streams
 from pfedlms.step import Rate
 
 TakeSteps = Callable[[Cohort, Tensor, Objective, Rate], tuple[Cohort, Tensor]]

@@ -38,7 +38,7 @@ class Terms:
 
     def fresh(self, ids: tuple[int, ...], samples: tuple[int, ...]) -> Cohort:
         """Clients that have not taken part yet, before `Method.client_start`."""
-        return self.model.cohort(ids, samples, with_momentum=False, kept=self._kept)
+        return self.model.cohort(ids, samples, self._kept)
 
 
 def task_of(model: CohortModel, classes: int, participation: Participation, train: TrainSettings, seed: int) -> Task:

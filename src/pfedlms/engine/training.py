@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedlms import rng
-from pfedlms.backend import backend_of, spread, to_host_later
+from pfedlms.backend import backend_of, overlapped, spread, streams, to_host_later
 from pfedlms.cohort import Cohort
 from pfedlms.data.batches import Augmentation, batches
 from pfedlms.data.federated import FederatedData
@@ -37,7 +37,6 @@ from pfedlms.engine.sweeps import Sweeps, samples_at
 from pfedlms.errors import DivergedError
 from pfedlms.methods.contract import Method, Objective
 from pfedlms.models.forward import CohortModel
-from pfedlms.models.streams import overlapped, streams
 from pfedlms.step import Rate, adamw_step_, clip_, kept_numbers, sgd_step_
 from pfedlms.step.schedule import Schedule, steps_of
 

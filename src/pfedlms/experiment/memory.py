@@ -40,9 +40,10 @@ def free_memory(device: torch.device) -> int | None:
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
 
 
-def kept_bytes(method: Method, model: CohortModel, with_momentum: bool, kept: int | None = None) -> tuple[int, int]:
-    """Bytes one client keeps from round to round: while it takes part, and while it is absent."""
-    here = method.client_start(model.cohort((0,), (1,), with_momentum, kept))
+def kept_bytes(method: Method, model: CohortModel, kept: int) -> tuple[int, int]:
+    """Bytes one client keeps from round to round, with `kept` numbers for its optimizer: while it takes part, and while
+    it is absent."""
+    here = method.client_start(model.cohort((0,), (1,), kept))
     return here.nbytes, method.client_rest(here).nbytes
 
 
@@ -81,7 +82,7 @@ def fitting_cohort(model: CohortModel, data: FederatedData, batch_size: int, par
 def needed_bytes(federation: Federation, train: TrainSection) -> tuple[int, int]:
     """Bytes that all clients keep once each has taken part, and those that the largest cohort works with."""
     of_optimizer = kept_numbers(federation.model.layout.dim, train.optimizer, train.momentum)
-    here, absent = kept_bytes(federation.method, federation.model, False, of_optimizer)
+    here, absent = kept_bytes(federation.method, federation.model, of_optimizer)
     working = working_bytes(federation.model, federation.data, train.batch_size)
     participants = federation.participation.count
     kept = participants * here + (federation.data.clients - participants) * absent

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pfedlms.backend import threads
-from pfedlms.models.runner import Pass, Runner
-from pfedlms.models.streams import overlapped
+from pfedlms.backend import overlapped, threads
+from pfedlms.models.runner import Pass, Runner, hooks_backward, hooks_forward
 
 _POINTWISE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity)
 
@@ -98,8 +97,7 @@ class Chain(Runner):
 
 def _plain(part: nn.Module) -> bool:
     """Whether a part of a module does in a chain what it does alone."""
-    hooks = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
-    if any(hooks) or "forward" in vars(part):
+    if hooks_forward(part) or hooks_backward(part) or "forward" in vars(part):
         return False
     flattens = type(part) is nn.Flatten and (part.start_dim, part.end_dim) == (1, -1)
     return flattens or type(part) in (nn.Sequential, nn.Linear, *_POINTWISE)

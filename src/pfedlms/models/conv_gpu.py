@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from pfedlms.models import norm_gpu
 from pfedlms.models.norm_gpu import groups_fit as groups_fit
+from pfedlms.models.pool_cpu import halves
 from pfedlms.models.products_gpu import (
     ROWS_OF_A_TILE,
     Shape,
@@ -25,6 +26,7 @@ from pfedlms.models.products_gpu import (
     turned_weights,
     weighed,
 )
+from pfedlms.models.runner import hooks_forward
 
 Both = tuple[Tensor, Tensor]
 """A matrix `[rows, channels]` for products, and the same for the gradient of weights: `[channels, rows]` in float32."""
@@ -238,26 +240,21 @@ def _block_at(layers: Sequence[nn.Module], at: int) -> Block | None:
     assert isinstance(conv, nn.Conv2d)
     if conv.bias is not None or conv.stride != (1, 1) or not norm.affine or norm.momentum is None:
         return None
-    pooled = bool(rest) and type(rest[0]) is nn.MaxPool2d and _halves(rest[0])
-    return Block(conv, norm, pooled)
+    return Block(conv, norm, pool=bool(rest) and halves(rest[0]))
 
 
 def _is_changed(layer: nn.Module) -> bool:
-    return "forward" in vars(layer) or bool(layer._forward_hooks or layer._forward_pre_hooks)
+    return "forward" in vars(layer) or hooks_forward(layer)
 
 
 def fit(blocks: Sequence[Block], height: int, width: int) -> bool:
     """Whether images of this size can be halved where the blocks pool them."""
     for block in blocks:
-        pad, kernel = _pair(block.convolution.padding), block.convolution.kernel_size
-        height, width = height + 2 * pad[0] - kernel[0] + 1, width + 2 * pad[1] - kernel[1] + 1
+        convolution = block.convolution
+        weight = (1, 1, 1, *convolution.kernel_size)
+        height, width = shape_of((1, 1, height, width), weight, _pair(convolution.padding)).size
         if block.pool:
             if height % 2 or width % 2:
                 return False
             height, width = height // 2, width // 2
     return min(height, width) > 0
-
-
-def _halves(pool: nn.MaxPool2d) -> bool:
-    sizes = _pair(pool.kernel_size), _pair(pool.stride), _pair(pool.padding), _pair(pool.dilation)
-    return sizes == ((2, 2), (2, 2), (0, 0), (1, 1)) and not (pool.ceil_mode or pool.return_indices)

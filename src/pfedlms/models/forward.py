@@ -16,11 +16,10 @@ from torch.nn.modules.conv import _ConvNd
 from pfedlms.backend import long_operators
 from pfedlms.cohort import Cohort
 from pfedlms.models.chain import Chain
-from pfedlms.models.compiled import Compiled
 from pfedlms.models.layout import flat_layout
 from pfedlms.models.one_by_one import OneByOne
-from pfedlms.models.runner import Pass, Result, Runner, Single, Values
-from pfedlms.models.stacked import Stacked, refusal
+from pfedlms.models.runner import Pass, Result, Runner, Single, Values, hooks_backward
+from pfedlms.models.stacked import Compiled, Stacked, refusal
 
 # Stacked, these sum in another order than for one client alone (grouped convolutions, normalisation folded into
 # channels) and are no faster on a CPU; there every client runs them alone, so that results do not depend on how clients
@@ -34,26 +33,28 @@ there."""
 
 
 def choose(single: Single, device: torch.device, fast: bool, params: Values, sample: Tensor | None) -> Runner | None:
-    """The runner of a module. Some modules need a trial with one model's `params` on a `sample: [batch, …]`: None for
+    """The runner of a module. All but chains need a trial with one model's `params` on a `sample: [batch, …]`: None for
     these if there is no sample."""
     module, gpu = single.module, device.type == "cuda"
-    for part in module.modules():
-        # vmap ignores hooks of the backward pass, and trains a padding row that must not be trained.
-        passed_over = part._backward_hooks or part._backward_pre_hooks or getattr(part, "padding_idx", None) is not None
-        if passed_over or (not gpu and isinstance(part, _LOOP_ON_CPU)):
-            return OneByOne(single, device)
     runner: Runner
     if Chain.supports(module):
         runner = Chain(module, device)
     elif sample is None:
         return None
+    elif any(_passed_over(part) or (not gpu and isinstance(part, _LOOP_ON_CPU)) for part in module.modules()):
+        return OneByOne(single, device, sample)
     elif reason := refusal(single, params, sample):
         message = f"model: clients are trained one after another, because torch.func cannot stack it ({reason})"
         warnings.warn(message, stacklevel=2)
-        return OneByOne(single, device)
+        return OneByOne(single, device, sample)
     else:
         runner = Stacked(single, folds=gpu)
     return Compiled(single, runner) if fast and gpu else runner
+
+
+def _passed_over(part: nn.Module) -> bool:
+    """vmap ignores hooks of the backward pass, and trains a padding row that must not be trained."""
+    return hooks_backward(part) or getattr(part, "padding_idx", None) is not None
 
 
 class CohortModel:
@@ -87,19 +88,17 @@ class CohortModel:
         if self._runner is None:
             self._runner = choose(self._single, self.device, self._fast, self._named(params[0]), x[0])
         assert self._runner is not None  # with samples
-        runner = self._runner.after_trial(x[0])
+        runner = self._runner
         # On a CPU, long operators may use all threads; inside the engine others run on one each.
         short = self.device.type != "cpu" or runner.has_short_operators(len(x))
         with nullcontext() if short else long_operators():
             return runner.run_all(len(x), partial(some, runner))
 
-    def cohort(
-        self, ids: tuple[int, ...], samples: tuple[int, ...], with_momentum: bool, kept: int | None = None
-    ) -> Cohort:
-        """Clients that all start from the initial weights w⁰; with `kept`, that many numbers for their optimizer."""
+    def cohort(self, ids: tuple[int, ...], samples: tuple[int, ...], kept: int = 0) -> Cohort:
+        """Clients that all start from the initial weights w⁰, with `kept` numbers each for their optimizer."""
         clients = len(ids)
         params = self.initial.expand(clients, -1).clone()
-        momentum = params.new_zeros(clients, int(with_momentum) * self.layout.dim if kept is None else kept)
+        momentum = params.new_zeros(clients, kept)
         buffers = {name: value.expand(clients, *value.shape).clone() for name, value in self.initial_buffers.items()}
         return Cohort(ids, samples, params, momentum, buffers)
 
@@ -114,7 +113,7 @@ class CohortModel:
 
         def some(runner: Runner, rows: slice) -> tuple[Tensor, Tensor | None]:
             own = {name: value[rows] for name, value in buffers.items()}
-            return self._passed(runner, Pass(self._named(params[rows]), {}, own, x[rows], training, features))
+            return self._forward_pass(runner, Pass(self._named(params[rows]), {}, own, x[rows], training, features))
 
         outputs, seen = zip(*self._run(some, params, x), strict=True)
         return _joined(outputs), _joined(seen) if features else None
@@ -133,7 +132,7 @@ class CohortModel:
             # On a CPU a batched product into a strided place takes one client after another: on one thread a few per
             # cent of a step faster than a product of its own and a copy, on several up to three times slower.
             direct = places if out.is_cuda or runner.has_short_operators(rows.stop - rows.start) else {}
-            outputs, seen = self._passed(runner, Pass(leaves, direct, own, x[rows], True, features))
+            outputs, seen = self._forward_pass(runner, Pass(leaves, direct, own, x[rows], True, features))
             losses, roots, slopes = loss(outputs, seen, y[rows], rows)
             # Clients share no parameter, so every client's own gradient comes out in its row.
             gradients = torch.autograd.grad(roots, list(leaves.values()), slopes, allow_unused=True)
@@ -146,7 +145,7 @@ class CohortModel:
 
         return _joined(self._run(some, params, x))
 
-    def _passed(self, runner: Runner, given: Pass) -> tuple[Tensor, Tensor | None]:
+    def _forward_pass(self, runner: Runner, given: Pass) -> tuple[Tensor, Tensor | None]:
         if not self._half:
             return runner.forward(given)
         with torch.autocast(self.device.type, torch.bfloat16):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from pfedlms.errors import UsageError
+from pfedlms.errors import UsageError, reason
 
 
 def copied(module: nn.Module) -> nn.Module:
@@ -19,9 +19,8 @@ def copied(module: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(module)
     except Exception as error:  # whatever parts of it may raise
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UsageError(
-            f"model: cannot be copied ({reason}); give a function that makes it, model=lambda: …, instead"
+            f"model: cannot be copied ({reason(error)}); give a function that makes it, model=lambda: …, instead"
         ) from error
 
 
@@ -68,8 +67,7 @@ def check_batch_of_one(module: nn.Module, sample: Tensor) -> None:
         with torch.no_grad(), torch.random.fork_rng(devices=[sample.device] if sample.is_cuda else []):
             copy.deepcopy(module).train()(sample[:1])
     except ValueError as error:
-        reason = str(error).strip().splitlines()[0]
         raise UsageError(
-            f"train.batch_size: got 1, but the model cannot be trained on one sample ({reason}); use 2 or more, or "
-            "group norm instead of batch norm"
+            f"train.batch_size: got 1, but the model cannot be trained on one sample ({reason(error)}); use 2 or more, "
+            "or group norm instead of batch norm"
         ) from error

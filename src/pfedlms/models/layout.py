@@ -49,8 +49,7 @@ class Layout:
     Layout(2 layers, 1,010 parameters: weights 1,000, biases 10)
     >>> Layout((), (Layer("weights", 0, 1000), Layer("biases", 990, 10)))
     Traceback (most recent call last):
-    ValueError: layers: 'biases' begins at 990, inside 'weights', expected 1000, where the one before it ends; \
-correct its offset, or the size of 'weights'
+    ValueError: layers: 'biases' begins at 990, expected 1000, where the one before it ends; correct its offset
     """
 
     parameters: tuple[tuple[str, tuple[int, ...]], ...]
@@ -64,16 +63,14 @@ correct its offset, or the size of 'weights'
         object.__setattr__(self, "parameters", shapes)
         if not self.layers:
             raise ValueError("layers: got none, expected at least one; pass (Layer('vector', 0, size),)")
-        end, before = 0, "the vector"
+        end = 0
         for layer in self.layers:
             if layer.offset != end:
-                wrong = f"inside {before!r}" if layer.offset < end else "after a gap"
-                where = f"where the one before it ends; correct its offset, or the size of {before!r}"
+                where = "where the one before it ends" if end else "where the first layer begins"
                 raise ValueError(
-                    f"layers: {layer.name!r} begins at {layer.offset}, {wrong}, expected {end}, "
-                    f"{where if end else 'because the first layer begins there'}"
+                    f"layers: {layer.name!r} begins at {layer.offset}, expected {end}, {where}; correct its offset"
                 )
-            end, before = end + layer.size, layer.name
+            end += layer.size
         held = sum(prod(shape) for _, shape in shapes)
         if shapes and held != end:
             raise ValueError(

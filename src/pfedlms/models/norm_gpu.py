@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pfedlms.models.products_gpu import by_channel, rounded
+from pfedlms.models.products_gpu import prepared, rounded
 
 _PARTS = 64  # of the rows, whose sums one program adds up
 _CHANNELS = 32
@@ -388,4 +388,4 @@ def back(
         z, slope, mean, scale, gamma, beta, totals, out, turned, count, rows, wide,
         *image, pool, z.dtype == torch.float32, turn, **tile, num_warps=4,
     )  # fmt: skip
-    return out, by_channel(out) if after else turned
+    return prepared(out, out.dtype, turn=True, copy=False) if after else (out, turned)

@@ -10,10 +10,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from pfedlms.backend import own_threads, spread
+from pfedlms.backend import own_threads, spread, streams
 from pfedlms.models.pool_cpu import with_own_pooling
-from pfedlms.models.runner import Pass, Result, Runner, Single
-from pfedlms.models.streams import streams
+from pfedlms.models.runner import Pass, Result, Runner, Single, hooks_backward, hooks_forward
 
 _STREAMS = 8
 
@@ -22,35 +21,15 @@ class OneByOne(Runner):
     """Both passes of one client together: its data stay in the cache, or on its stream.
 
     On a CPU every client always uses one thread: a convolution sums in another order on one thread than on two, so that
-    results would depend on how clients are grouped. A module serves one thread at a time,
-    so each has a copy. Modules that draw random numbers, count their calls, or have hooks run one client after another,
-    on all threads: their order matters.
+    results would depend on how clients are grouped. A module serves one thread at a time, so each has a copy. Modules
+    that draw random numbers, count their calls, or have hooks run one client after another, on all threads: their order
+    matters. A trial on two samples of `sample: [batch, …]` shows which these are.
     """
 
-    def __init__(self, single: Single, device: torch.device) -> None:
+    def __init__(self, single: Single, device: torch.device, sample: Tensor) -> None:
         self._single, self._device = single, device
-        self._spreads: bool | None = False if device.type == "cuda" else None
-        self._pristine: nn.Module = single.module
+        self._spreads = device.type != "cuda" and not _order_matters(single.module, sample[[0, -1]])
         self._thread = threading.local()
-
-    def after_trial(self, x: Tensor) -> Runner:
-        if self._spreads is None:
-            self._spreads = self._order_does_not_matter(x)
-        return self
-
-    def _order_does_not_matter(self, x: Tensor) -> bool:
-        module = self._single.module
-        if any(part._forward_hooks or part._forward_pre_hooks or _hooks_backward(part) for part in module.modules()):
-            return False
-        try:
-            self._pristine, tried = copy.deepcopy(module), copy.deepcopy(module).train()
-            before = _counts(tried)
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                drawn = torch.random.get_rng_state()
-                tried(x[[0, -1]])
-                return torch.equal(drawn, torch.random.get_rng_state()) and before == _counts(tried)
-        except Exception:  # a module that cannot be copied, or not be run on two samples, is left as it is
-            return False
 
     def parts(self, clients: int) -> list[slice]:
         """A client takes all its steps, then the next one: its model and its samples stay in the cache."""
@@ -59,7 +38,7 @@ class OneByOne(Runner):
         return [slice(client, client + 1) for client in range(clients)]
 
     def has_short_operators(self, clients: int) -> bool:
-        return bool(self._spreads)
+        return self._spreads
 
     def run_all(self, clients: int, work: Callable[[slice], Result]) -> list[Result]:
         rows = [slice(client, client + 1) for client in range(clients)]
@@ -100,13 +79,23 @@ class OneByOne(Runner):
 
     def _of_thread(self) -> Single:
         if not hasattr(self._thread, "single"):
-            self._thread.single = Single(with_own_pooling(copy.deepcopy(self._pristine)))
+            self._thread.single = Single(with_own_pooling(copy.deepcopy(self._single.module)))
         own: Single = self._thread.single
         return own
 
 
-def _hooks_backward(part: nn.Module) -> bool:
-    return bool(part._backward_hooks or part._backward_pre_hooks)
+def _order_matters(module: nn.Module, x: Tensor) -> bool:
+    if any(hooks_forward(part) or hooks_backward(part) for part in module.modules()):
+        return True
+    try:
+        tried = copy.deepcopy(module).train()
+        before = _counts(tried)
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            drawn = torch.random.get_rng_state()
+            tried(x)
+            return not torch.equal(drawn, torch.random.get_rng_state()) or before != _counts(tried)
+    except Exception:  # a module that cannot be copied, or not be run on two samples, is left as it is
+        return True
 
 
 def _counts(module: nn.Module) -> list[tuple[str, object]]:

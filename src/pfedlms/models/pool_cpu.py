@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pfedlms.backend import backend_of, compiled
-
-Array = NDArray[Any]
+from pfedlms.checks import Array
 
 _MAKES_A_TENSOR = (nn.Conv2d, nn.BatchNorm2d, nn.GroupNorm)  # which nobody else sees
 _NOBODY = 4  # gets the gradient where the ReLU is flat; 0 to 3 are the entries of a window
@@ -39,7 +37,7 @@ def with_own_pooling(module: nn.Module) -> nn.Module:
     """A module without hooks, changed in place: its 2 x 2 max poolings are those above. Its layers do what they did,
     because a module may call each of them itself; only a whole Sequential takes a ReLU and a pooling together."""
     for part in module.modules():
-        if _halves(part):
+        if halves(part):
             part.__class__ = Pooling
     for part in module.modules():
         if type(part) is nn.Sequential and "forward" not in vars(part):
@@ -69,7 +67,8 @@ def _sequence(layers: list[nn.Module], rectified: set[int], x: Tensor) -> Tensor
     return x
 
 
-def _halves(layer: nn.Module) -> bool:
+def halves(layer: nn.Module) -> bool:
+    """Whether a layer is a 2 x 2 max pooling and nothing else."""
     if type(layer) is not nn.MaxPool2d or "forward" in vars(layer):
         return False
     given = layer.kernel_size, layer.stride, layer.padding, layer.dilation

@@ -14,7 +14,7 @@ bits off, which doubles the error.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -249,26 +249,17 @@ def _prepare(
         tl.store(place, tl.trans(tile), mask=(c < wide)[:, None] & (p < rows)[None, :])
 
 
-def prepared(x: Tensor, kind: torch.dtype, turn: bool) -> tuple[Tensor, Tensor]:
-    """`x: [rows, channels]` for products in `kind` and, with `turn`, `[channels, rows]` (otherwise the first again)."""
+def prepared(x: Tensor, kind: torch.dtype, turn: bool, copy: bool = True) -> tuple[Tensor, Tensor]:
+    """`x: [rows, channels]` for products in `kind` and, with `turn`, `[channels, rows]` (otherwise the first again).
+    Without `copy` the numbers of `x` are rounded already, and the first is `x` itself."""
     if kind != torch.float32:
         out = x.to(kind)
         return out, out
-    out = torch.empty_like(x)
-    return out, _prepared(x, out, torch.empty(x.shape[::-1], device=x.device) if turn else None)
-
-
-def by_channel(x: Tensor) -> Tensor:
-    """`[rows, channels]` of rounded numbers → `[channels, rows]`."""
-    return _prepared(x, None, torch.empty(x.shape[::-1], device=x.device))
-
-
-def _prepared(x: Tensor, out: Tensor | None, turned: Tensor | None) -> Tensor:
-    (rows, wide), first, second = x.shape, x if out is None else out, x if turned is None else turned
+    (rows, wide), out = x.shape, torch.empty_like(x) if copy else x
+    turned = torch.empty(wide, rows, device=x.device) if turn else out
     grid = (triton.cdiv(rows, 64), triton.cdiv(wide, 32))
-    flags = out is not None, turned is not None
-    _prepare[grid](x, first, second, rows, wide, *flags, BP=64, BC=32, num_warps=4)
-    return first if turned is None else turned
+    _prepare[grid](x, out, turned, rows, wide, copy, turn, BP=64, BC=32, num_warps=4)
+    return out, turned
 
 
 def _tile(size: int, most: int) -> int:
@@ -276,38 +267,34 @@ def _tile(size: int, most: int) -> int:
 
 
 def convolved(
-    x: Tensor, weight: Tensor, shape: Shape, kind: torch.dtype, back: bool = False, statistics: bool = False,
-    tile: dict[str, int] | None = None,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    x: Tensor, weight: Tensor, shape: Shape, kind: torch.dtype, back: bool = False, statistics: bool = False
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Output `[rows, clients · O]` of `x: [rows, clients · C]`, and the tiles' statistics if asked for."""
     wide = shape.clients * shape.outputs
     out = torch.empty(shape.rows, wide, device=x.device, dtype=kind)
-    half = x.itemsize == 2
-    deep = _tile(shape.taps * shape.inputs, 64 if half else 32)
-    used: dict[str, Any] = {"BM": ROWS_OF_A_TILE, "BN": _tile(shape.outputs, 256), "BK": deep}
-    used |= {"num_warps": 8 if used["BN"] >= 128 else 4, "num_stages": 4 if used["BN"] >= 64 else 3} | (tile or {})
-    tiles = triton.cdiv(shape.rows, used["BM"])
+    wide_tile, deep = _tile(shape.outputs, 256), _tile(shape.taps * shape.inputs, 64 if x.itemsize == 2 else 32)
+    used = {"BM": ROWS_OF_A_TILE, "BN": wide_tile, "BK": deep}
+    used |= {"num_warps": 8 if wide_tile >= 128 else 4, "num_stages": 4 if wide_tile >= 64 else 3}
+    tiles = triton.cdiv(shape.rows, ROWS_OF_A_TILE)
     means, squares = (torch.empty(tiles, wide, device=x.device) for _ in range(2)) if statistics else (out, out)
-    _convolve[(tiles, triton.cdiv(shape.outputs, used["BN"]), shape.clients)](
+    _convolve[(tiles, triton.cdiv(shape.outputs, wide_tile), shape.clients)](
         x, weight, out, means, squares, shape.rows, x.shape[1], wide, shape.height, shape.width, *shape.size,
         shape.inputs, shape.outputs, *shape.kernel, *shape.pad, shape.stride, shape.up, back, statistics, **used,
     )  # fmt: skip
     return (out, means, squares) if statistics else (out, None, None)
 
 
-def weighed(x: Tensor, slope: Tensor, shape: Shape, by_channel: bool, tile: dict[str, int] | None = None) -> Tensor:
+def weighed(x: Tensor, slope: Tensor, shape: Shape, by_channel: bool) -> Tensor:
     """Shares of the weights' gradient, `[shares, clients, O, taps · C]`."""
-    half = x.itemsize == 2
-    used: dict[str, Any] = {
-        "BM": 64 if half else 32, "BN": _tile(shape.outputs, 128), "BR": _tile(shape.taps * shape.inputs, 256),
-    } | (tile or {})  # fmt: skip
-    used = {"num_warps": 8 if used["BN"] * used["BR"] >= 128 * 128 else 4, "num_stages": 3} | used
-    tiles = triton.cdiv(shape.outputs, used["BN"]) * triton.cdiv(shape.taps * shape.inputs, used["BR"])
+    size = shape.taps * shape.inputs
+    used = {"BM": 64 if x.itemsize == 2 else 32, "BN": _tile(shape.outputs, 128), "BR": _tile(size, 256)}
+    used |= {"num_warps": 8 if used["BN"] * used["BR"] >= 128 * 128 else 4, "num_stages": 3}
+    tiles = triton.cdiv(shape.outputs, used["BN"]) * triton.cdiv(size, used["BR"])
     # Few weights are summed in shares of the rows and these added up, in a fixed order.
     shares = max(1, min(_ENOUGH_PROGRAMS // (tiles * shape.clients), shape.rows // 512))
     share = triton.cdiv(triton.cdiv(shape.rows, shares), used["BM"]) * used["BM"]
     shares = triton.cdiv(shape.rows, share)
-    out = torch.empty(shares, shape.clients, shape.outputs, shape.taps * shape.inputs, device=x.device)
+    out = torch.empty(shares, shape.clients, shape.outputs, size, device=x.device)
     _weigh[(tiles, shares, shape.clients)](
         x, slope, out, shape.rows, shape.batch * shape.height * shape.width, shape.clients, share,
         shape.height, shape.width, *shape.size, shape.inputs, shape.outputs,

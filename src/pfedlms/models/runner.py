@@ -39,11 +39,6 @@ class Runner(ABC):
         once, and a module serves one thread at a time: a runner that calls it needs a copy for each."""
         return [slice(0, clients)]
 
-    def after_trial(self, x: Tensor) -> Runner:
-        """This runner, after a trial on samples `x: [batch, …]` if it needs one. Called before every pass; the trial
-        takes place once."""
-        return self
-
     def has_short_operators(self, clients: int) -> bool:
         """Whether operators on so many clients are so short that a CPU's threads would wait rather than work."""
         return False
@@ -55,6 +50,15 @@ class Runner(ABC):
     @abstractmethod
     def forward(self, given: Pass) -> tuple[Tensor, Tensor | None]:
         """Outputs `[clients, batch, classes]`, and features `[clients, batch, width]` if asked for."""
+
+
+def hooks_forward(part: nn.Module) -> bool:
+    """Whether a layer has hooks of the user's in the forward pass."""
+    return bool(part._forward_hooks or part._forward_pre_hooks)
+
+
+def hooks_backward(part: nn.Module) -> bool:
+    return bool(part._backward_hooks or part._backward_pre_hooks)
 
 
 class Single:

@@ -33,6 +33,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from pfedlms.backend import backend_of, has_triton
+from pfedlms.errors import reason
 from pfedlms.models import recurrent
 from pfedlms.models.chain import stacked_linear
 from pfedlms.models.runner import Pass, Runner, Single, Values
@@ -52,9 +53,9 @@ class Stacked(Runner):
         self._single = single
         self._places: Values = {}
         self._names = {layer: name for name, layer in single.module.named_modules()}
-        self._rules = list(self._made(folds))
+        self._rules = list(self._find_rules(folds))
 
-    def _made(self, folds: bool) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
+    def _find_rules(self, folds: bool) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
         """Layers and their rules; a layer with a forward of the user's has none."""
         for name, layer in self._single.module.named_modules():
             if "forward" in vars(layer):
@@ -102,14 +103,14 @@ class Stacked(Runner):
                 del layer.forward
         return outputs, seen[0] if given.features else None
 
-    def _taken(self, name: str, *own: str) -> tuple[Tensor | None, ...]:
+    def _take_places(self, name: str, *own: str) -> tuple[Tensor | None, ...]:
         """Places for a layer's gradients. The first use of a parameter takes its place; autograd adds up the others and
         the sum is copied there."""
         prefix = f"{name}." if name else ""
         return tuple(self._places.pop(prefix + each, None) for each in own)
 
     def _linear(self, name: str, layer: nn.Linear, x: Tensor) -> Tensor:
-        places = self._taken(name, "weight", "bias")
+        places = self._take_places(name, "weight", "bias")
         return _apply(F.linear, lambda *given: stacked_linear(*given, *places), 0, x, layer.weight, layer.bias)
 
     def _sequence(self, layers: list[Any], blocks: dict[int, list[Any]], pairs: set[int], x: Tensor) -> Tensor:
@@ -139,8 +140,8 @@ class Stacked(Runner):
             if norm.training and norm.num_batches_tracked is not None:
                 norm.num_batches_tracked.add_(1)
             tensors += [block.convolution.weight, norm.weight, norm.bias, norm.running_mean, norm.running_var]
-            places += self._taken(self._names[block.convolution], "weight")
-            places += self._taken(self._names[norm], "weight", "bias")
+            places += self._take_places(self._names[block.convolution], "weight")
+            places += self._take_places(self._names[norm], "weight", "bias")
 
         def stacked(x: Tensor, *tensors: Tensor) -> Tensor:
             out: Tensor = conv_gpu.StackedBlocks.apply(_wide(x), blocks, kind, places, *tensors)  # type: ignore[no-untyped-call]
@@ -151,9 +152,25 @@ class Stacked(Runner):
     def _convolution(self, name: str, layer: nn.Conv2d, x: Tensor) -> Tensor:
         if x.ndim != 4:
             return nn.Conv2d.forward(layer, x)
-        (place,) = self._taken(name, "weight")
+        (place,) = self._take_places(name, "weight")
         rule = partial(_stacked_convolution, layer, place)
         return _apply(layer._conv_forward, rule, 1, x, layer.weight, layer.bias)
+
+
+class Compiled(Runner):
+    """The vmapped call without these rules, compiled by `torch.compile` for training steps: on a GPU, with other
+    rounding. `fallback` runs evaluations and features."""
+
+    def __init__(self, single: Single, fallback: Runner) -> None:
+        self._module, self._fallback = single.module, fallback
+        self._call: Any = torch.compile(vmap(partial(single.call, False), randomness="different"), dynamic=False)
+
+    def forward(self, given: Pass) -> tuple[Tensor, Tensor | None]:
+        if not given.training or given.features:
+            return self._fallback.forward(given)
+        self._module.train()
+        (outputs,) = self._call(given.params, given.buffers, given.x)
+        return outputs, None
 
 
 def _is_plain_table(layer: nn.Embedding) -> bool:
@@ -258,7 +275,7 @@ def _batch_norm(layer: _BatchNorm, x: Tensor) -> Tensor:
     statistics = (layer.running_mean, layer.running_var) if kept else (None, None)
 
     def norm(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor | None, var: Tensor | None) -> Tensor:
-        assert layer.momentum is not None  # see `_made`
+        assert layer.momentum is not None  # see `_find_rules`
         training = layer.training or mean is None
         return F.batch_norm(x, mean, var, weight, bias, training, layer.momentum, layer.eps)
 
@@ -331,8 +348,7 @@ def _folded(operation: Callable[..., Tensor], x: Tensor, *rest: Tensor | None) -
     """`operation` once, on `x: [batch, clients · channels, …]` and on `rest` with clients · channels in the first
     axis."""
     others = [None if value is None else value.flatten(0, 1) for value in rest]
-    out = operation(x.flatten(1, 2), *others)
-    return out.view(len(out), x.shape[1], -1, *out.shape[2:])
+    return _narrow(operation(x.flatten(1, 2), *others), x)
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -361,7 +377,7 @@ def _stacked_convolution(
         out = F.conv2d(wide, flat, None, layer.stride, layer.padding, layer.dilation, clients * layer.groups)
     if bias is not None:
         out = out + bias.flatten().view(1, -1, 1, 1)
-    return out.view(len(out), clients, -1, *out.shape[2:])
+    return _narrow(out, x)
 
 
 def refusal(single: Single, params: Values, sample: Tensor) -> str | None:
@@ -375,5 +391,5 @@ def refusal(single: Single, params: Values, sample: Tensor) -> str | None:
             given = Pass(params, {}, buffers, torch.stack([x, x]), training=True, features=False)
             Stacked(single, folds=False).forward(given)
     except RuntimeError as error:
-        return str(error).strip().splitlines()[0]
+        return reason(error)
     return None

@@ -68,10 +68,8 @@ class Pull:
         smoothing: float,
     ) -> None:
         device, layers = sketch.rows.device, len(sketch.shape.places)
-        tau, sigma, agreed = (
-            tensor_of(name, values, device)
-            for name, values in (("thresholds", thresholds), ("deviations", deviations), ("consensus", consensus))
-        )
+        given = {"thresholds": thresholds, "deviations": deviations, "consensus": consensus}
+        tau, sigma, agreed = (tensor_of(name, values, device) for name, values in given.items())
         if tau.ndim != 2 or len(tau) != layers or not 1 <= tau.shape[1] <= 255 or not tau.is_floating_point():
             raise ValueError(
                 f"thresholds: got {tau.dtype} of shape {tuple(tau.shape)}, expected floats of shape [{layers}, T], T "
@@ -99,10 +97,11 @@ class Pull:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not 0 <= value < np.inf:
                 raise ValueError(f"{name}: got {value!r}, expected a finite number of at least 0")
-        levels = self.thresholds.shape[1]
-        if not bool(self.thresholds.isfinite().all()) or bool((self.thresholds.diff(dim=1) < 0).any()):
+        tau, levels = self.thresholds, self.thresholds.shape[1]
+        wrong = ~tau.isfinite().all(dim=1) | (tau.diff(dim=1) < 0).any(dim=1)
+        if bool(wrong.any()):
             raise ValueError(
-                f"thresholds: got {_first_wrong(self.thresholds)}, expected finite numbers that rise along a row; sort "
+                f"thresholds: got {tau[wrong][0].tolist()}, expected finite numbers that rise along a row; sort "
                 "them (thresholds.sort(dim=1).values)"
             )
         if not bool((self.deviations.isfinite() & (self.deviations >= 0)).all()):
@@ -159,15 +158,8 @@ class Pull:
 
     @cached_property
     def positions(self) -> Tensor:
-        """Tables for the GPU kernel, computed once per round."""
-        from pfedlms.pull import gpu
-
-        return gpu.in_position_space(self)
-
-
-def _first_wrong(thresholds: Tensor) -> list[float]:
-    """The first row that does not rise."""
-    return next(row.tolist() for row in thresholds if not row.isfinite().all() or (row.diff() < 0).any())
+        """q̃ in int16 where its row of H is, −1 where that is not kept: for the GPU kernel, computed once per round."""
+        return self.sketch.in_place(self.consensus.to(torch.int16))
 
 
 def penalty_slope(sketched: Tensor, thresholds: Tensor, widths: Tensor, consensus: Tensor, layers: Tensor) -> Tensor:

@@ -6,17 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedlms.backend import compiled
+from pfedlms.checks import Array
 from pfedlms.sketch.cpu import enter, gather, leave, scales, scatter, share_layers
 from pfedlms.sketch.hadamard import fwht_row
 
 if TYPE_CHECKING:
     from pfedlms.pull import Pull
-
-Array = NDArray[Any]
 
 
 def by_row(pull: Pull) -> tuple[Array, Array]:

@@ -18,31 +18,17 @@ from pfedlms.sketch.gpu import (
     Layer,
     block_stages,
     column_index,
-    column_passes,
     column_stages,
-    columns_at_once,
     enter,
     hashed_signs,
     layers_of,
     leave,
-    log2,
-    run_columns,
-    warps,
+    run_blocks,
+    run_there_and_back,
 )
 
 if TYPE_CHECKING:
     from pfedlms.pull import Pull
-
-NOT_KEPT = -1
-
-
-def in_position_space(pull: Pull) -> Tensor:
-    """q̃ at the rows kept and `NOT_KEPT` elsewhere, int16, of all padded layers one after another."""
-    pads = [place.pad for place in pull.sketch.shape.places]
-    everywhere = torch.full((sum(pads),), NOT_KEPT, dtype=torch.int16, device=pull.consensus.device)
-    for layer, own in zip(layers_of(pull.sketch), everywhere.split(pads), strict=True):
-        own[layer.rows] = pull.consensus[layer.start : layer.start + len(layer.rows)].to(torch.int16)
-    return everywhere
 
 
 def gradient(pull: Pull, params: Tensor) -> Tensor:
@@ -60,25 +46,14 @@ def _pull_layer(
 ) -> None:
     """out[:, layer] ← λ Φᵀ ∇_y R̃_ρ(Φθ), with `kept: [pad]`, `tau: [T]`, `width: [1]`."""
     begin, size, pad, key, _, _, scale = layer
-    levels = tau.shape[0]
+    levels, clients, back = len(tau), len(theta), scale * strength
     if pad <= BLOCK:
-        _pull_block[(len(theta),)](
-            theta, theta.stride(0), begin, size, key, kept, tau, width, scale, scale * strength, out,
-            T=levels, SIZE=pad, LOG=log2(pad), num_warps=warps(pad),
-        )  # fmt: skip
-        return
-    work = enter(theta, begin, size, pad, key)
-    *inner, (stride, radix) = column_passes(pad)
-    for each in inner:
-        run_columns(work, *each)
-    # After the last stage every entry of y is in a register: the slope is taken there and the way back starts at once.
-    wide = columns_at_once(radix)
-    _turn_columns[(pad // (wide * radix), len(work))](
-        work, pad, stride, kept, tau, width, scale, T=levels, R=radix, LOG=log2(radix), WIDE=wide, num_warps=4
-    )
-    for each in reversed(inner):
-        run_columns(work, *each)
-    leave(work, out, begin, size, key, scale * strength)
+        given = theta, theta.stride(0), begin, size, key, kept, tau, width, scale, back, out
+        run_blocks(_pull_block, clients, pad, *given, T=levels)
+    else:
+        work = enter(theta, begin, size, pad, key)
+        run_there_and_back(_turn_columns, work, kept, tau, width, scale, T=levels)
+        leave(work, out, layer, back)
 
 
 @triton.jit
@@ -112,7 +87,7 @@ def _pull_block(
     T: tl.constexpr, SIZE: tl.constexpr, LOG: tl.constexpr,
 ):  # fmt: skip
     """The whole pull of a layer that fits one block."""
-    client = tl.program_id(0).to(tl.int64)
+    client = tl.program_id(1).to(tl.int64)
     index = tl.arange(0, SIZE)
     signs = hashed_signs(key, index)
     x = tl.load(theta + client * dim + offset + index, mask=index < size, other=0.0) * signs

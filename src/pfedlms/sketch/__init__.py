@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate
 from math import sqrt
 from typing import Any, Literal, NamedTuple
 
@@ -144,11 +145,6 @@ class Sketch:
         epochs are one computation. A sketch rebuilt there from its fields has no origin."""
         return ""
 
-    @property
-    def _on_gpu(self) -> bool:
-        """Whether GPU kernels compute the constants of this sketch."""
-        return _made_by_kernels(self.rows)
-
     @cached_property
     def layers(self) -> Tensor:
         """The layer of every entry of a sketch, `[Σ m]`."""
@@ -158,15 +154,15 @@ class Sketch:
     def positions(self) -> Tensor:
         """Which entry of a sketch each row of H gives, −1 where it is not kept: int32, of all padded layers one after
         another."""
-        if self._on_gpu:
-            from pfedlms.sketch import gpu
+        return self.in_place(torch.arange(self.size, dtype=torch.int32, device=self.rows.device))
 
-            return gpu.positions(self)
-        pads = [place.pad for place in self.shape.places]
-        everywhere = torch.full((sum(pads),), -1, dtype=torch.int32, device=self.rows.device)
-        for place, own in zip(self.shape.places, torch.split(everywhere, pads), strict=True):
-            entries = torch.arange(place.start, place.stop, dtype=torch.int32, device=self.rows.device)
-            own[self.rows[place.start : place.stop]] = entries
+    def in_place(self, entries: Tensor) -> Tensor:
+        """`entries: [Σ m]` where their rows of H are, and −1 where a row is not kept: of all padded layers one after
+        another. A recording (`engine.graphs`) may have it inside, so nothing here comes from the host."""
+        *begins, end = accumulate((place.pad for place in self.shape.places), initial=0)
+        everywhere = entries.new_full((end,), -1)
+        rows = [own + begin for own, begin in zip(torch.split(self.rows, list(self.sizes)), begins, strict=True)]
+        everywhere[torch.cat(rows)] = entries
         return everywhere
 
     @cached_property
@@ -205,40 +201,11 @@ class Sketch:
 
     def _apply(self, direction: _Direction, values: Tensor) -> Tensor:
         """Φ or Φᵀ of rows; by a kernel also under autograd, which cannot differentiate kernels itself."""
-        where = backend_of(values)
-        if where == "plain":
-            return self._defined_forward(values) if direction == "forward" else self._defined_adjoint(values)
-        if values.requires_grad and torch.is_grad_enabled():
+        if values.requires_grad and torch.is_grad_enabled() and backend_of(values) != "plain":
             differentiable: Tensor = _Differentiable.apply(values, self, direction)  # type: ignore[no-untyped-call]
             return differentiable
-        return self._kernels(where, direction, values)
-
-    def _kernels(self, where: str, direction: _Direction, values: Tensor) -> Tensor:
-        if where == "cpu":
-            return cpu.forward(self, values) if direction == "forward" else cpu.adjoint(self, values)
-        from pfedlms.sketch import gpu
-
-        return gpu.forward(self, values) if direction == "forward" else gpu.adjoint(self, values)
-
-    def _defined_forward(self, params: Tensor) -> Tensor:
-        parts = []
-        for place, signs, rows in self._layers():
-            signed = F.pad(params[:, place.begin : place.end] * signs, (0, place.pad - len(signs)))
-            parts.append(fwht_reference(signed)[:, rows] * place.scale)
-        return torch.cat(parts, dim=1)
-
-    def _defined_adjoint(self, sketched: Tensor) -> Tensor:
-        result = self._defined_spread(sketched)
-        parts = [result[:, place.begin : place.end] * place.scale for place in self.shape.places]
-        return torch.cat(parts, dim=1)
-
-    def _defined_spread(self, sketched: Tensor) -> Tensor:
-        parts = []
-        for place, signs, rows in self._layers():
-            spread = sketched.new_zeros(len(sketched), place.pad)
-            spread[:, rows] = sketched[:, place.start : place.stop]
-            parts.append(fwht_reference(spread)[:, : len(signs)] * signs)
-        return torch.cat(parts, dim=1)
+        result: Tensor = getattr(_implementation(values), direction)(self, values)
+        return result
 
     def spread(self, sketched: Values) -> Values:
         """D H Sᵀ u = √m Φᵀu: `[clients, Σ m]` → `[clients, dim]`. For signs u it holds integers of at most m ≤ 2^24,
@@ -248,14 +215,8 @@ class Sketch:
         return in_kind(sketched, self._spread(given))
 
     def _spread(self, sketched: Tensor) -> Tensor:
-        where = backend_of(sketched)
-        if where == "cpu":
-            return cpu.adjoint(self, sketched, scaled=False)
-        if where == "gpu":
-            from pfedlms.sketch import gpu
-
-            return gpu.adjoint(self, sketched, scaled=False)
-        return self._defined_spread(sketched)
+        result: Tensor = _implementation(sketched).adjoint(self, sketched, scaled=False)
+        return result
 
     def spread_whole(self, sums: NDArray[np.float64]) -> Tensor:
         """`spread` of whole numbers, `[Σ m]` → `[dim]` in float64 on the sketch's device; exact where m max |sums| ≤
@@ -265,7 +226,7 @@ class Sketch:
         no sum of m of them is larger.
         """
         bits, device = 24 - (max(self.sizes) - 1).bit_length(), self.rows.device
-        if not self._on_gpu or bits < 1:
+        if not _made_by_kernels(self.rows) or bits < 1:
             return self._spread(to_device(torch.from_numpy(sums[None]), device))[0]
         size, sign = np.abs(sums).astype(np.int64), np.sign(sums).astype(np.int64)
         count = max(1, -(-int(size.max()).bit_length() // bits))
@@ -290,32 +251,17 @@ class Sketch:
                     f"{name}: got {rows.dtype} of shape {tuple(values.shape)}, expected {given[0].dtype} of shape "
                     f"{tuple(params.shape)} as params; pass {name} of every client, in the same precision"
                 )
-        sketched, unsent = self._split(*given)
+        sketched, unsent = _implementation(given[0]).split(self, *given)
         return in_kind(params, sketched), in_kind(params, unsent)
-
-    def _split(self, params: Tensor, model: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        where = backend_of(params)
-        if where == "cpu":
-            return cpu.split(self, params, model, residual)
-        if where == "gpu":
-            from pfedlms.sketch import gpu
-
-            return gpu.split(self, params, model, residual)
-        x = params - model + residual
-        sketched = self._defined_forward(x)
-        projection = self._defined_adjoint(sketched)
-        for place in self.shape.places:
-            projection[:, place.begin : place.end] *= place.share
-        return sketched, x - projection
 
     def signs_and_rms(self, sketched: Tensor) -> tuple[Tensor, Tensor]:
         """The signs of sketches `[clients, Σ m]`, one bit each (`quantise.pack_signs`), and the root mean square of
         each layer (`quantise.root_mean_squares`); on the device of the sketches."""
         given = self.check("sketched", sketched, self.size)
         if backend_of(given) == "gpu":
-            from pfedlms.sketch import vote_gpu
+            from pfedlms.sketch import gpu
 
-            return vote_gpu.signs_and_rms(self, given)
+            return gpu.signs_and_rms(self, given)
         return pack_signs(given), root_mean_squares(given, self.sizes)
 
     def step(self, signs: Array, factors: Array) -> Tensor:
@@ -332,10 +278,10 @@ class Sketch:
                 "another sketch"
             )
         device = self.rows.device
-        if self._on_gpu:
-            from pfedlms.sketch import vote_gpu
+        if _made_by_kernels(self.rows):
+            from pfedlms.sketch import gpu
 
-            return vote_gpu.step(self, to_device(torch.tensor(signs), device), factors.tolist())
+            return gpu.step(self, to_device(torch.tensor(signs), device), factors.tolist())
         bits = np.unpackbits(signs, count=self.size, bitorder="little")
         votes = torch.from_numpy(bits).to(device).float() * 2 - 1
         each = torch.from_numpy(np.repeat(factors, [place.end - place.begin for place in self.shape.places])).to(device)
@@ -349,13 +295,54 @@ class Sketch:
     def check(self, name: str, values: Tensor | Array, width: int) -> Tensor:
         """`values` as rows `[clients, width]` on this device; raises ValueError for anything else, because kernels do
         not check bounds."""
-        given = values if isinstance(values, Tensor) else tensor_of(name, values, self.rows.device)
+        given = floats(name, tensor_of(name, values, self.rows.device))
         if given.ndim not in (1, 2) or given.shape[-1] != width:
             raise ValueError(
                 f"{name}: got shape {tuple(given.shape)}, expected [clients, {width}] or [{width}]; the sketch is of "
                 "another model"
             )
-        return floats(name, tensor_of(name, given if given.ndim == 2 else given[None], self.rows.device))
+        return given if given.ndim == 2 else given[None]
+
+
+class _Definition:
+    """The sketch in torch, with the functions that `cpu` and `gpu` have."""
+
+    @staticmethod
+    def forward(sketch: Sketch, params: Tensor) -> Tensor:
+        parts = []
+        for place, signs, rows in sketch._layers():
+            signed = F.pad(params[:, place.begin : place.end] * signs, (0, place.pad - len(signs)))
+            parts.append(fwht_reference(signed)[:, rows] * place.scale)
+        return torch.cat(parts, dim=1)
+
+    @staticmethod
+    def adjoint(sketch: Sketch, sketched: Tensor, scaled: bool = True) -> Tensor:
+        parts = []
+        for place, signs, rows in sketch._layers():
+            spread = sketched.new_zeros(len(sketched), place.pad)
+            spread[:, rows] = sketched[:, place.start : place.stop]
+            own = fwht_reference(spread)[:, : len(signs)] * signs
+            parts.append(own * place.scale if scaled else own)
+        return torch.cat(parts, dim=1)
+
+    @staticmethod
+    def split(sketch: Sketch, params: Tensor, model: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        x = params - model + residual
+        sketched = _Definition.forward(sketch, x)
+        projection = _Definition.adjoint(sketch, sketched)
+        for place in sketch.shape.places:
+            projection[:, place.begin : place.end] *= place.share
+        return sketched, x - projection
+
+
+def _implementation(values: Tensor) -> Any:
+    """Who computes with `values`: the kernels of a device, or the definition."""
+    where = backend_of(values)
+    if where == "gpu":
+        from pfedlms.sketch import gpu
+
+        return gpu
+    return cpu if where == "cpu" else _Definition
 
 
 _Direction = Literal["forward", "adjoint"]
@@ -366,7 +353,8 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(values: Tensor, sketch: Sketch, direction: _Direction) -> Tensor:
-        return sketch._kernels(backend_of(values), direction, values.detach())
+        result: Tensor = getattr(_implementation(values), direction)(sketch, values.detach())
+        return result
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Sketch, _Direction], output: Tensor) -> None:

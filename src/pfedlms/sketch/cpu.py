@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedlms.backend import compiled, share
+from pfedlms.checks import Array
 from pfedlms.sketch.hadamard import fwht_row
 
 if TYPE_CHECKING:
     from pfedlms.sketch import Sketch
-
-Array = NDArray[Any]
 
 
 def forward(sketch: Sketch, params: Tensor) -> Tensor:

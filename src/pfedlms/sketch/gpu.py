@@ -11,9 +11,9 @@ So N ≤ 2^12 takes one pass over memory, N ≤ 2^18 two and N ≤ 2^24 three. S
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +29,8 @@ COLUMNS = 256
 TILE = 4096
 RADIX = 64
 ROWS = 1024
+SQUARES = 4096
+PACKED = 512
 
 
 class Layer(NamedTuple):
@@ -54,9 +56,7 @@ def layers_of(sketch: Sketch) -> Iterator[Layer]:
 def forward(sketch: Sketch, params: Tensor) -> Tensor:
     params, parts = params.contiguous(), []
     for layer in layers_of(sketch):
-        work = enter(params, layer.begin, layer.size, layer.pad, layer.key)
-        for stride, radix in column_passes(layer.pad):
-            run_columns(work, stride, radix)
+        work = _transformed(params, layer.begin, layer.size, layer.pad, layer.key)
         parts.append(work[:, layer.rows] * layer.scale)
     return torch.cat(parts, dim=1)
 
@@ -66,9 +66,9 @@ def adjoint(sketch: Sketch, sketched: Tensor, scaled: bool = True) -> Tensor:
     for layer in layers_of(sketch):
         work = sketched.new_zeros(len(sketched), layer.pad)
         work[:, layer.rows] = sketched[:, layer.start : layer.start + len(layer.rows)]
-        for stride, radix in reversed(column_passes(layer.pad)):
-            run_columns(work, stride, radix)
-        leave(work, out, layer.begin, layer.size, layer.key, layer.scale if scaled else 1.0)
+        for each in reversed(column_passes(layer.pad)):
+            run_columns(plain_columns, work, *each)
+        leave(work, out, layer, layer.scale if scaled else 1.0)
     return out
 
 
@@ -86,37 +86,71 @@ def _split_layer(
 ) -> None:
     """One layer of `Sketch.split`, with `positions: [pad]`."""
     begin, size, pad, key, _, _, scale = layer
-    clients, dim = unsent.shape
-    block = min(pad, BLOCK)
-    grid, shape = (pad // block, clients), {"SIZE": block, "LOG": log2(block), "num_warps": warps(block)}
-    work = unsent.new_empty(clients, pad if pad > block else 0)
-    _split_in[grid](
-        *given, dim, begin, size, key, positions, scale, back, work, pad, sketched, sketched.shape[1], unsent,
-        WHOLE=pad == block, **shape,
+    (clients, dim), entries, whole = unsent.shape, sketched.shape[1], pad <= BLOCK
+    work = unsent.new_empty(clients, 0 if whole else pad)
+    run_blocks(
+        _split_in, clients, pad, *given, dim, begin, size, key, positions, scale, back, work, pad, sketched, entries,
+        unsent, WHOLE=whole,
     )  # fmt: skip
-    if pad == block:
-        return
-    *inner, (stride, radix) = column_passes(pad)
-    for each in inner:
-        run_columns(work, *each)
-    # After the last stage every entry of y is in a register: it is kept or dropped there, and the way back starts.
-    wide = columns_at_once(radix)
-    _turn_kept[(pad // (wide * radix), clients)](
-        work, pad, stride, positions, scale, sketched, sketched.shape[1], R=radix, LOG=log2(radix), WIDE=wide,
-        num_warps=4,
-    )  # fmt: skip
-    for each in reversed(inner):
-        run_columns(work, *each)
-    _split_out[grid](work, pad, key, back, unsent, dim, begin, size, **shape)
+    if not whole:
+        run_there_and_back(_turn_kept, work, positions, scale, sketched, entries)
+        run_blocks(_split_out, clients, pad, work, pad, key, back, unsent, dim, begin, size)
 
 
 def fwht(values: Tensor) -> Tensor:
     """H x along the last axis of `[rows, N]` float32, N ≥ 2 a power of two; the same bits as `fwht_reference`."""
-    pad = values.shape[1]
-    work = enter(values, 0, pad, pad, None)
-    for stride, radix in column_passes(pad):
-        run_columns(work, stride, radix)
+    return _transformed(values, 0, values.shape[1], values.shape[1], None)
+
+
+def _transformed(theta: Tensor, begin: int, size: int, pad: int, key: Tensor | None) -> Tensor:
+    work = enter(theta, begin, size, pad, key)
+    for each in column_passes(pad):
+        run_columns(plain_columns, work, *each)
     return work
+
+
+def signs_and_rms(sketch: Sketch, sketched: Tensor) -> tuple[Tensor, Tensor]:
+    """`Sketch.signs_and_rms`: one launch; some programs compute the rms of a layer, the others pack signs."""
+    given, (clients, entries) = sketched.contiguous(), sketched.shape
+    layers, width = len(sketch.shape.places), -(-entries // 8)
+    signs = torch.empty(clients, width, dtype=torch.uint8, device=given.device)
+    sizes = torch.empty(clients, layers, dtype=torch.float32, device=given.device)
+    _signs_and_rms[(layers + triton.cdiv(width, PACKED), clients)](
+        given, entries, places_on(sketch.shape, given.device), layers, signs, width, sizes,
+        MOST=max(sketch.sizes), SIZE=SQUARES, BYTES=PACKED, num_warps=8,
+    )  # fmt: skip
+    return signs, sizes
+
+
+@lru_cache(maxsize=16)
+def places_on(shape: Shape, device: torch.device) -> Tensor:
+    """`shape.table` on `device`."""
+    return torch.from_numpy(shape.table).to(device)
+
+
+def step(sketch: Sketch, signs: Tensor, factors: Sequence[float]) -> Tensor:
+    """`Sketch.step`, with `signs: [⌈Σ m / 8⌉]` on the device and c of every layer."""
+    out = torch.empty(sketch.dim, dtype=torch.float32, device=signs.device)
+    everywhere = sketch.positions.split([place.pad for place in sketch.shape.places])
+    for layer, own, factor in zip(layers_of(sketch), everywhere, factors, strict=True):
+        if factor:
+            _step_layer(layer, signs, own, factor, out)
+        else:
+            out[layer.begin : layer.begin + layer.size] = -0.0  # a kernel would make +0 of it
+    return out
+
+
+def _step_layer(layer: Layer, signs: Tensor, kept: Tensor, factor: float, out: Tensor) -> None:
+    """One layer of `step`, with `kept: [pad]`, its part of `Sketch.positions`."""
+    begin, size, pad, key, _, _, _ = layer
+    whole = pad <= BLOCK
+    work = out.new_empty(1, 0 if whole else pad)
+    if not whole:
+        last, *inner = reversed(column_passes(pad))
+        run_columns(_votes_in, work, *last, signs, kept)
+        for each in inner:
+            run_columns(plain_columns, work, *each)
+    run_blocks(_step_out, 1, pad, signs, kept, work, key, factor, out, begin, size, WHOLE=whole)
 
 
 def kept_rows(shape: Shape, constants: Tensor) -> Tensor:
@@ -127,38 +161,6 @@ def kept_rows(shape: Shape, constants: Tensor) -> Tensor:
         constants, layers, rows, ROUNDS=(len(constants) - 3) // 2, SIZE=ROWS, num_warps=4
     )
     return rows
-
-
-def positions(sketch: Sketch) -> Tensor:
-    """`Sketch.positions`."""
-    shape, rows = sketch.shape, sketch.rows
-    places = places_on(shape, rows.device)
-    everywhere = torch.full((sum(place.pad for place in shape.places),), -1, dtype=torch.int32, device=rows.device)
-    _place_rows[(triton.cdiv(max(sketch.sizes), ROWS), len(shape.places))](
-        rows, places, everywhere, SIZE=ROWS, num_warps=4
-    )
-    return everywhere
-
-
-@lru_cache(maxsize=16)
-def places_on(shape: Shape, device: torch.device) -> Tensor:
-    """Where the part of every layer starts and stops in a sketch, and where its rows begin among those of all padded
-    layers: `[layers, 3]` on `device`."""
-    table, begin = [], 0
-    for place in shape.places:
-        table.append((place.start, place.stop, begin))
-        begin += place.pad
-    return torch.tensor(table, device=device)
-
-
-@triton.jit
-def _place_rows(rows, places, everywhere, SIZE: tl.constexpr):
-    """everywhere[begin + row] ← the entry of a sketch that the row gives, for the rows kept of one layer."""
-    own = places + 3 * tl.program_id(1)
-    start, stop, begin = tl.load(own), tl.load(own + 1), tl.load(own + 2)
-    entry = start + tl.program_id(0) * SIZE + tl.arange(0, SIZE)
-    row = tl.load(rows + entry, mask=entry < stop, other=0)
-    tl.store(everywhere + begin + row, entry.to(tl.int32), mask=entry < stop)
 
 
 @triton.jit
@@ -287,19 +289,68 @@ def _split_out(work, pad, key, back, unsent, dim, offset, size, SIZE: tl.constex
 
 
 @triton.jit
-def _columns(work, pad, stride, R: tl.constexpr, LOG: tl.constexpr, WIDE: tl.constexpr):
+def plain_columns(work, pad, stride, R: tl.constexpr, LOG: tl.constexpr, WIDE: tl.constexpr):
     """In place: log2 R stages over entries `stride` apart."""
     index = column_index(tl.program_id(0), stride, R, WIDE)
     own = work + tl.program_id(1).to(tl.int64) * pad
     tl.store(own + index, column_stages(tl.load(own + index), R, LOG, WIDE))
 
 
+@triton.jit
+def _signs_and_rms(
+    sketched, entries, places, layers, signs, width, sizes,
+    MOST: tl.constexpr, SIZE: tl.constexpr, BYTES: tl.constexpr,
+):  # fmt: skip
+    """The root mean square of one layer of one client's sketch, in float64, or `BYTES` bytes of its signs."""
+    part, client = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    own = sketched + client * entries
+    if part < layers:
+        start, stop = tl.load(places + 5 * part + 3), tl.load(places + 5 * part + 4)
+        total = tl.zeros((SIZE,), tl.float64)
+        for at in range(0, MOST, SIZE):
+            index = start + at + tl.arange(0, SIZE)
+            y = tl.load(own + index, mask=index < stop, other=0.0).to(tl.float64)
+            total += y * y
+        mean = tl.sum(total) / (stop - start).to(tl.float64)
+        tl.store(sizes + client * layers + part, tl.sqrt(mean).to(tl.float32))
+    else:
+        byte = (part - layers) * BYTES + tl.arange(0, BYTES)
+        bit = tl.arange(0, 8)[None, :]
+        index = byte[:, None] * 8 + bit
+        y = tl.load(own + index, mask=index < entries, other=-1.0)
+        packed = tl.sum((y >= 0).to(tl.int32) << bit, axis=1)
+        tl.store(signs + client * width + byte, packed.to(tl.uint8), mask=byte < width)
+
+
+@triton.jit
+def _votes(signs, kept, index):
+    """±1 of the packed signs at the rows kept, zero elsewhere."""
+    entry = tl.load(kept + index)
+    packed = tl.load(signs + (entry >> 3), mask=entry >= 0, other=0).to(tl.int32)
+    return tl.where(entry >= 0, 2.0 * ((packed >> (entry & 7)) & 1).to(tl.float32) - 1.0, 0.0)
+
+
+@triton.jit
+def _votes_in(work, pad, stride, signs, kept, R: tl.constexpr, LOG: tl.constexpr, WIDE: tl.constexpr):
+    """work ← the last stages of the votes, which are the first on the way back."""
+    index = column_index(tl.program_id(0), stride, R, WIDE)
+    tl.store(work + index, column_stages(_votes(signs, kept, index), R, LOG, WIDE))
+
+
+@triton.jit
+def _step_out(
+    signs, kept, work, key, factor, out, offset, size, WHOLE: tl.constexpr, SIZE: tl.constexpr, LOG: tl.constexpr
+):
+    """out[layer] ← factor · D of the stages of work, or of the votes where that is the WHOLE layer. Whole numbers but
+    for the factor: one rounding."""
+    index = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    x = _votes(signs, kept, index) if WHOLE else tl.load(work + index)
+    x = block_stages(x, SIZE, LOG) * hashed_signs(key, index)
+    tl.store(out + offset + index, x * factor, mask=index < size)
+
+
 def log2(value: int) -> int:
     return value.bit_length() - 1
-
-
-def warps(size: int) -> int:
-    return max(1, min(8, size // 512))
 
 
 def column_passes(pad: int) -> list[tuple[int, int]]:
@@ -318,35 +369,40 @@ def column_passes(pad: int) -> list[tuple[int, int]]:
     return passes
 
 
-def columns_at_once(radix: int) -> int:
-    return min(COLUMNS, TILE // radix)
+def run_blocks(kernel: Any, clients: int, pad: int, *given: Any, **constants: Any) -> None:
+    """A block pass over one layer of all clients."""
+    block = min(pad, BLOCK)
+    shape = {"SIZE": block, "LOG": log2(block), "num_warps": max(1, min(8, block // 512))}
+    kernel[(pad // block, clients)](*given, **constants, **shape)
 
 
-def run_columns(work: Tensor, stride: int, radix: int) -> None:
-    """One column pass over `[clients, pad]`, in place."""
-    clients, pad = work.shape
-    wide = columns_at_once(radix)
-    grid = (pad // (wide * radix), clients)
-    _columns[grid](work, pad, stride, R=radix, LOG=log2(radix), WIDE=wide, num_warps=4)
+def run_columns(kernel: Any, work: Tensor, stride: int, radix: int, *given: Any, **constants: Any) -> None:
+    """One column pass over `work: [clients, pad]`, in place."""
+    (clients, pad), wide = work.shape, min(COLUMNS, TILE // radix)
+    shape = {"R": radix, "LOG": log2(radix), "WIDE": wide, "num_warps": 4}
+    kernel[(pad // (wide * radix), clients)](work, pad, stride, *given, **constants, **shape)
+
+
+def run_there_and_back(turn: Any, work: Tensor, *given: Any, **constants: Any) -> None:
+    """All column passes and the same back. After the last stage every entry of y is in a register: `turn` computes with
+    it there, and starts the way back at once."""
+    *inner, last = column_passes(work.shape[1])
+    for each in inner:
+        run_columns(plain_columns, work, *each)
+    run_columns(turn, work, *last, *given, **constants)
+    for each in reversed(inner):
+        run_columns(plain_columns, work, *each)
 
 
 def enter(theta: Tensor, offset: int, size: int, pad: int, key: Tensor | None) -> Tensor:
     """Pad, flip signs and do the block pass: `[clients, pad]`."""
-    work = torch.empty(len(theta), pad, device=theta.device, dtype=torch.float32)
-    block = min(pad, BLOCK)
-    grid = (pad // block, len(theta))
-    _block_in[grid](
-        theta, theta.stride(0), offset, size, theta if key is None else key, work, pad,
-        SIGNS=key is not None, SIZE=block, LOG=log2(block), num_warps=warps(block),
-    )  # fmt: skip
+    work, flips = torch.empty(len(theta), pad, device=theta.device, dtype=torch.float32), key is not None
+    given = theta, theta.stride(0), offset, size, key if flips else theta, work, pad
+    run_blocks(_block_in, len(theta), pad, *given, SIGNS=flips)
     return work
 
 
-def leave(work: Tensor, out: Tensor, offset: int, size: int, key: Tensor, scale: float) -> None:
-    """out[:, offset : offset + size] ← scale · Pᵀ D of the block pass over `work`."""
-    clients, pad = work.shape
-    block = min(pad, BLOCK)
-    grid = (pad // block, clients)
-    _block_out[grid](
-        work, pad, key, scale, out, out.stride(0), offset, size, SIZE=block, LOG=log2(block), num_warps=warps(block)
-    )
+def leave(work: Tensor, out: Tensor, layer: Layer, scale: float) -> None:
+    """The layer's part of `out` ← scale · Pᵀ D of the block pass over `work`."""
+    given = work, layer.pad, layer.key, scale, out, out.stride(0), layer.begin, layer.size
+    run_blocks(_block_out, len(work), layer.pad, *given)

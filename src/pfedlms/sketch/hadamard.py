@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy.typing as npt
 import torch
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
@@ -30,6 +29,7 @@ from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
 from pfedlms.backend import backend_of, compiled, share
+from pfedlms.checks import Array
 
 MAX_SIZE = 1 << 24
 
@@ -38,8 +38,6 @@ _FIRST = 8 * _LANES  # elements that the first pass finishes in registers
 _INNER = 1 << 12  # elements of a block that stays in L1 (16 KiB of float32)
 _OUTER = 1 << 18  # elements of a block that stays in L2 (1 MiB of float32)
 _TILE = 1 << 13  # columns per task where threads share a row
-
-_Array = npt.NDArray[Any]
 
 
 def _within(builder: Any, vector: Any) -> Any:
@@ -108,7 +106,7 @@ _butterfly_2 = _butterfly(2)
 
 
 @compiled()
-def _wide_stages(row: _Array, unit: int, first: int, last: int) -> None:
+def _wide_stages(row: Array, unit: int, first: int, last: int) -> None:
     """Stages unit, 2 unit, ..., size/2 on columns first..last of the row seen as `[size / unit, unit]`."""
     stride = unit
     while stride < row.size:
@@ -126,7 +124,7 @@ def _wide_stages(row: _Array, unit: int, first: int, last: int) -> None:
 
 
 @compiled()
-def fwht_row(row: _Array) -> None:
+def fwht_row(row: Array) -> None:
     """H x of one row `[N]`, in place; for use inside other kernels.
 
     Equal, to the bit, to `row[:] = fwht_reference(torch.from_numpy(row))`. The row must be contiguous and
@@ -158,14 +156,14 @@ def fwht_row(row: _Array) -> None:
 
 
 @compiled()
-def _rows(first: int, last: int, matrix: _Array) -> None:
+def _rows(first: int, last: int, matrix: Array) -> None:
     """Transform the rows `first` to `last` − 1 of `[rows, N]`."""
     for index in range(first, last):
         fwht_row(matrix[index])
 
 
 @compiled()
-def _widest_stages(first: int, last: int, matrix: _Array) -> None:
+def _widest_stages(first: int, last: int, matrix: Array) -> None:
     """Stages `_OUTER`, 2 `_OUTER`, ..., N/2 of `[rows, N]`, whose tasks are `_TILE` columns of a row each."""
     tiles = _OUTER // _TILE
     for task in range(first, last):

@@ -4,15 +4,12 @@ in torch.)"""
 from __future__ import annotations
 
 from math import sqrt
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedlms.backend import compiled, share
-
-Array = NDArray[Any]
+from pfedlms.checks import Array
 
 BETAS = (0.9, 0.999)  # of AdamW
 EPSILON = 1e-8

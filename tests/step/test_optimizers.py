@@ -1,4 +1,4 @@
-"""AdamW and clipping for many models are torch's own on each."""
+"""Steps of SGD and AdamW, and clipping, for many models at once are torch's own on each."""
 
 from __future__ import annotations
 
@@ -9,30 +9,58 @@ import pytest
 import torch
 from torch import Tensor
 
+import factories
 from pfedlms import backend
 from pfedlms.backend import plain, torch_threads
-from pfedlms.step import adamw_step_, clip_
+from pfedlms.step import adamw_step_, clip_, sgd_step_
 
 CLIENTS, DIM, RATE = 3, 1001, 0.01
+BOTH_WAYS = pytest.mark.parametrize("way", [nullcontext, plain])
 Runner = Callable[[], AbstractContextManager[None]]
 
 
 def normal(seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(CLIENTS, DIM, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+    return factories.normal(CLIENTS, DIM, seed=seed, dtype=dtype)
 
 
-@pytest.mark.parametrize("way", [nullcontext, plain])
+def drawn(step: int, extra: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Tensor]:
+    """A gradient, a method's own gradient or None, and their sum."""
+    gradient, pull = normal(step, dtype), 0.5 * normal(100 + step, dtype) if extra else None
+    return gradient, pull, gradient.clone() if pull is None else gradient + pull
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("extra", [True, False])
+@pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.0, 0.01), (0.9, 0.0), (0.9, 0.01)])
+def test_sgd(momentum: float, decay: float, extra: bool, dtype: torch.dtype, way: Runner) -> None:
+    """In place; without momentum the buffer stays as it is."""
+    params, buffer = normal(0, dtype), torch.zeros(CLIENTS, DIM, dtype=dtype)
+    theirs = params.clone().requires_grad_()
+    optimiser = torch.optim.SGD([theirs], lr=RATE, momentum=momentum, weight_decay=decay)
+    places = params.data_ptr(), buffer.data_ptr()
+    for step in range(1, 5):
+        gradient, pull, theirs.grad = drawn(step, extra, dtype)
+        optimiser.step()
+        with way():
+            sgd_step_(params, gradient, pull, buffer, RATE, momentum, decay)
+        torch.testing.assert_close(params, theirs.detach())
+    expected = optimiser.state[theirs]["momentum_buffer"] if momentum else torch.zeros_like(buffer)
+    torch.testing.assert_close(buffer, expected)
+    assert (params.data_ptr(), buffer.data_ptr()) == places
+
+
+@BOTH_WAYS
 @pytest.mark.parametrize("rate", [RATE, torch.tensor(RATE, dtype=torch.float64)], ids=["number", "tensor"])
 @pytest.mark.parametrize("extra", [True, False])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_steps_are_those_of_torchs_optimiser(decay: float, extra: bool, rate: float | Tensor, way: Runner) -> None:
+def test_adamw(decay: float, extra: bool, rate: float | Tensor, way: Runner) -> None:
     params = normal(0)
     kept = params.new_zeros(CLIENTS, 2 * DIM + 1)
     theirs = params.clone().requires_grad_()
     optimiser = torch.optim.AdamW([theirs], lr=RATE, weight_decay=decay)
     for step in range(1, 30):
-        gradient, pull = normal(step), 0.5 * normal(100 + step) if extra else None
-        theirs.grad = gradient.clone() if pull is None else gradient + pull
+        gradient, pull, theirs.grad = drawn(step, extra, torch.float64)
         optimiser.step()
         with way():
             adamw_step_(params, gradient, pull, kept, rate, decay)
@@ -43,7 +71,7 @@ def test_steps_are_those_of_torchs_optimiser(decay: float, extra: bool, rate: fl
     assert (kept[:, -1] == 29).all()
 
 
-@pytest.mark.parametrize("way", [nullcontext, plain])
+@BOTH_WAYS
 def test_clients_may_have_taken_different_numbers_of_steps(way: Runner) -> None:
     """One that has taken 40 and one that takes its first, in float32: each as it would alone."""
     params, kept = normal(0, torch.float32)[:2].contiguous(), torch.zeros(2, 2 * DIM + 1)
@@ -60,19 +88,18 @@ def test_clients_may_have_taken_different_numbers_of_steps(way: Runner) -> None:
     assert kept[:, -1].tolist() == [41, 1]
 
 
-@pytest.mark.parametrize("way", [nullcontext, plain])
+@BOTH_WAYS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("extra", [True, False])
-def test_clipping_is_torchs_for_each_client(extra: bool, dtype: torch.dtype, way: Runner) -> None:
+def test_clipping(extra: bool, dtype: torch.dtype, way: Runner) -> None:
     """Clients whose norms are far below, just above and far above the limit."""
-    gradient, pull = normal(1, dtype), normal(2, dtype) if extra else None
-    whole = gradient if pull is None else gradient + pull
+    gradient, pull, whole = drawn(1, extra, dtype)
     scale = torch.tensor([[0.5], [1.01], [70.0]], dtype=dtype) / whole.norm(dim=1, keepdim=True)
-    gradient, pull = gradient * scale, None if pull is None else pull * scale
+    gradient, pull, whole = gradient * scale, None if pull is None else pull * scale, whole * scale
     expected = []
-    for row in range(CLIENTS):
+    for row in whole:
         leaf = torch.zeros(DIM, dtype=dtype, requires_grad=True)
-        leaf.grad = gradient[row].clone() if pull is None else gradient[row] + pull[row]
+        leaf.grad = row.clone()
         torch.nn.utils.clip_grad_norm_([leaf], 1.0)
         expected.append(leaf.grad)
     with way():
@@ -94,11 +121,12 @@ def test_results_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(backend, "_WORTH_WAKING", 1)
     results = []
     for threads in (1, 2, 5):
-        params, gradient = normal(1, torch.float32), normal(3, torch.float32)
+        params, gradient, buffer = (normal(seed, torch.float32) for seed in (1, 3, 2))
         kept = torch.zeros(CLIENTS, 2 * DIM + 1)
         with torch_threads(threads):
             clip_(gradient, normal(4, torch.float32), 1.0)
+            sgd_step_(params, gradient.clone(), normal(5, torch.float32), buffer, RATE, 0.9, 0.1)
             adamw_step_(params, gradient, None, kept, RATE, 0.1)
-        results.append(torch.cat([params, kept], dim=1))
+        results.append(torch.cat([params, buffer, kept], dim=1))
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
