@@ -33,14 +33,14 @@ def federations(options: argparse.Namespace) -> dict[str, Any]:
 
     from pfedlms.data import from_pairs
     from pfedlms.engine import Federation
-    from pfedlms.engine.stopwatch import Stopwatch
+    from pfedlms.engine.training import TrainSettings
     from pfedlms.methods import METHODS
     from pfedlms.models import CohortModel, build
 
     try:
-        from pfedlms.engine.training import TrainSettings
+        from pfedlms.engine.reports import Stopwatch
     except ImportError:
-        from pfedlms.engine.local import TrainSettings  # type: ignore[import-not-found,no-redef]
+        from pfedlms.engine.stopwatch import Stopwatch  # type: ignore[import-not-found,no-redef]
 
     device, shape = torch.device(options.device), SHAPES.get(options.model, (3, 32, 32))
     draw = np.random.default_rng(0)

@@ -19,10 +19,9 @@ from pfedlms.engine.catch_up import Answers
 from pfedlms.engine.client import Client
 from pfedlms.engine.criterion import Criterion
 from pfedlms.engine.participation import Clients, Participation
-from pfedlms.engine.reports import Counts, Evaluation, RoundReport, evaluation, summed
+from pfedlms.engine.reports import Counts, Evaluation, RoundReport, Stopwatch, evaluation, summed
 from pfedlms.engine.server import BEGIN, START, Server, ServerState
 from pfedlms.engine.simulate import InProcess, Link, Links, perfect_link
-from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.engine.terms import Terms
 from pfedlms.engine.training import LocalWorker, TrainSettings
 from pfedlms.engine.transport import Code, Event, Flag, Inbox, Split

@@ -20,8 +20,7 @@ from typing import Any
 from pfedlms.cohort import Tensors
 from pfedlms.engine.aggregation import Aggregation
 from pfedlms.engine.catch_up import Answers, from_server
-from pfedlms.engine.reports import Counts, RoundReport, Traffic, mean_loss, summed
-from pfedlms.engine.stopwatch import Stopwatch
+from pfedlms.engine.reports import Counts, RoundReport, Stopwatch, Traffic, mean_loss, summed
 from pfedlms.engine.terms import Terms
 from pfedlms.engine.transport import Code, Event, Flag, Inbox, Missed, Record, Request, Split
 from pfedlms.errors import QuorumError
