@@ -16,8 +16,8 @@ from torch import Tensor
 import pfedlms
 from factories import federation
 from pfedlms.engine import training
+from pfedlms.engine.criterion import filled_up, splitter
 from pfedlms.engine.graphs import Replayed, flat, rebuilt
-from pfedlms.engine.objectives import filled_up, splitter
 from pfedlms.methods.contract import Objective, PerClient
 
 

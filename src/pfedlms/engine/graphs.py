@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pfedlms.cohort import Cohort, joined
-from pfedlms.engine.objectives import attributes, changed, filled_up
+from pfedlms.engine.criterion import attributes, changed, filled_up
 from pfedlms.methods.contract import Objective, PerClient
 from pfedlms.models.streams import streams
 from pfedlms.step import Rate
@@ -54,7 +54,7 @@ def rebuilt(value: Any, tensors: Iterator[Tensor]) -> Any:
     """A copy of `value` with its tensors taken from `tensors` in the order of `flat`, and without cached values of
     objects."""
 
-    def taken(leaf: Tensor | PerClient) -> Tensor | PerClient:
+    def taken(leaf: Tensor | PerClient, path: str) -> Tensor | PerClient:
         return PerClient(next(tensors)) if isinstance(leaf, PerClient) else next(tensors)
 
     return changed(value, taken, fresh=True)

@@ -16,7 +16,6 @@ import torch
 from pfedlms import rng
 from pfedlms.cohort import Cohort, joined
 from pfedlms.engine.absent import KEPT, Absent
-from pfedlms.engine.borders import check_kept
 from pfedlms.methods.contract import Method
 
 
@@ -90,7 +89,7 @@ class Clients:
             leaving = [client for client in cohort.ids if client not in staying]
             if leaving:
                 part = cohort.take(leaving)
-                self.absent.put(check_kept(self._method, part, self._method.client_rest(part)))
+                self.absent.put(self._method.client_rest(part))
         self.present = [cohort.at_rest() for cohort in cohorts]
         self.absent.drop(self.present_ids)
 

@@ -20,18 +20,9 @@ from pfedlms.cohort import Cohort
 from pfedlms.data.batches import Augmentation, batches
 from pfedlms.data.federated import FederatedData
 from pfedlms.data.partition import Indices
-from pfedlms.engine.borders import (
-    check_cohort,
-    check_given_objective,
-    check_same_clients,
-    checked_gradient,
-    checked_objective,
-    checked_step,
-    named,
-)
-from pfedlms.engine.criterion import Criterion
+from pfedlms.engine.borders import named
+from pfedlms.engine.criterion import Criterion, check_objective, checked_gradient, checked_step, splitter
 from pfedlms.engine.graphs import Replayed, TakeSteps
-from pfedlms.engine.objectives import splitter
 from pfedlms.engine.participation import Participation
 from pfedlms.engine.sweeps import Sweeps, samples_at
 from pfedlms.errors import DivergedError
@@ -118,18 +109,15 @@ class LocalWorker:
         The losses are those of the E steps. Phase 0 is the start, phase r + 1 belongs to round r. On a GPU the steps
         may still run."""
         with named(method):
-            check_cohort(cohort)
-            objective = checked_objective(method, cohort, phase - 1) if phase else Objective()
+            objective = method.objective(cohort, phase - 1) if phase else Objective()
             trained, losses = self._launch(cohort, objective, phase)
             if type(method).after_training is not Method.after_training:
                 losses()  # a method's own code gets models that are finite
-            after = method.after_training(trained, phase, self)
-            check_same_clients("after_training", trained, after)
-            return after, losses
+            return method.after_training(trained, phase, self), losses
 
     def train(self, cohort: Cohort, objective: Objective, phase: int, steps: int = 0) -> tuple[Cohort, Tensor]:
         """See `ClientWork`."""
-        check_given_objective(objective, cohort)
+        check_objective(objective, cohort)
         trained, losses = self._launch(cohort, objective, phase, steps)
         return trained, losses()
 
