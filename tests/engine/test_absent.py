@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from factories import digits, federation, same, seeded
-from pfedlms.engine import Federation, absent
+from pfedlms.engine import Federation, participation
 
 ROUNDS = 8
 
@@ -42,7 +42,7 @@ def test_a_file_holds_the_bits_that_memory_holds(method: str, tmp_path: Path, mo
     """In a folder, in a file without a name, and after a process that ended long after its last checkpoint."""
     expected = federate(method)
     play(expected, ROUNDS)
-    monkeypatch.setattr(absent, "LARGEST", 0)
+    monkeypatch.setattr(participation, "LARGEST", 0)
     nameless = federate(method)
     play(nameless, ROUNDS)
     assert same(everybody(nameless), everybody(expected))
@@ -62,7 +62,7 @@ def test_a_file_holds_the_bits_that_memory_holds(method: str, tmp_path: Path, mo
 
 
 def test_a_checkpoint_does_not_grow_with_the_clients_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(absent, "LARGEST", 0)
+    monkeypatch.setattr(participation, "LARGEST", 0)
     run = federate("pfedlms", tmp_path)
     play(run, 1)
     sizes = []
@@ -84,7 +84,7 @@ def test_checkpoints_of_earlier_versions_keep_each_client_separately() -> None:
         return {k: row(v, place) for k, v in value.items()} if isinstance(value, dict) else value[place : place + 1]
 
     each = {
-        client: {name: row(away[name], place) for name in absent.KEPT}
+        client: {name: row(away[name], place) for name in participation.KEPT}
         for place, client in enumerate(away["ids"].tolist())
     }
     other = federate("pfedlms")
