@@ -32,8 +32,8 @@ from pfedlms.cohort import Cohort
 from pfedlms.engine.federation import Federation
 from pfedlms.engine.participation import KEPT, merged_rows, state_of
 from pfedlms.engine.reports import Counts
-from pfedlms.engine.simulate import InProcess
-from pfedlms.engine.transport import Code, Event, Inbox, Record, Request
+from pfedlms.engine.simulate import InProcess, refused
+from pfedlms.engine.transport import Code, Inbox, Record, Request
 from pfedlms.errors import PfedlmsError, RunError, UsageError, WireError
 
 _HOST = torch.device("cpu")
@@ -246,9 +246,7 @@ class _Frames:
                         aggregation.take(data)
                     except WireError as error:
                         inbox.rejected += 1
-                        sender = int.from_bytes(data[12:16], "little")
-                        text = f"is left out of this exchange: {type(error).__name__}: {error}"
-                        inbox.events.append(Event(inbox.round, sender, "message_refused", text))
+                        inbox.events.append(refused(inbox.round, int.from_bytes(data[12:16], "little"), error))
         aggregation.add_up()
 
 
