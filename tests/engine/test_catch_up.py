@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from factories import cohort_of, digits, federation, normal, overheard
-from pfedlms.engine.catch_up import CatchUp, fingerprints_of
+from pfedlms.engine.catch_up import CatchUp, _parts, fingerprints_of
 from pfedlms.engine.federation import Federation
-from pfedlms.engine.transport import Code, Inbox, Missed, Record, Request
+from pfedlms.engine.transport import Code, Inbox, Missed, Record, Request, from_server
 from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake
 
 TRACKED = [
@@ -92,19 +92,19 @@ def test_all_forms_lead_to_the_bits_of_the_server(method: str, settings: dict[st
     with overheard() as messages:
         for _ in range(5):
             chosen.play_round()
-    by, server, (exchange,) = chosen._terms.catch_up, chosen._server.server, chosen.method.exchanges
+    by, server = chosen._terms.catch_up, chosen._server.server
     answers = [sent for sent in messages if sent.sender == SERVER]
     start = chosen.method.client_start(chosen._fresh((3,)))
     replayed = start
     for sent in answers:
-        received = Intake(exchange.down, chosen._terms.digest, sent.round, (SERVER,)).accept(sent.data)
-        replayed = by.taken_in(exchange, replayed, exchange.down, received, sent.round)
+        order = Record(Code.ANSWER, sent.round, data=sent.data)
+        replayed = chosen._client.take_in(replayed, order, chosen._client.read(order))
     for message in by.messages.values():
         made = one_form(by, chosen, message)
         received = Intake(message, chosen._terms.digest, 4, (SERVER,)).accept(made)
         # Differences from w⁰ and w also help a client with any other model.
         before = start if message is by.changes else start.with_state(model=normal(1, start.params.shape[1], seed=7))
-        after = by.taken_in(exchange, before, message, received, 4)
+        after = by.taken_in(before, message, received)
         for name in ("model", *by._tracked):
             assert after.state[name].numpy().tobytes() == server[name].cpu().numpy().tobytes()
             assert replayed.state[name].numpy().tobytes() == server[name].cpu().numpy().tobytes()
@@ -112,8 +112,6 @@ def test_all_forms_lead_to_the_bits_of_the_server(method: str, settings: dict[st
 
 def one_form(by: CatchUp, chosen: Federation, message: Any) -> bytes:
     """The frame of one kind, though another may be fewer bytes."""
-    from pfedlms.engine.catch_up import _parts, from_server
-
     w, tracked = (
         chosen._server.server["model"].cpu().numpy(),
         {n: chosen._server.server[n].cpu().numpy() for n in by._tracked},

@@ -16,11 +16,11 @@ from pfedlms import rng
 from pfedlms.backend import has_triton
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.engine.aggregation import Aggregation
-from pfedlms.engine.catch_up import fingerprints_of, from_server
+from pfedlms.engine.catch_up import fingerprints_of
 from pfedlms.engine.client import Client, on_host
 from pfedlms.engine.participation import Clients
 from pfedlms.engine.reports import Stopwatch
-from pfedlms.engine.transport import Code, Event, Flag, Inbox, Missed, Record, Request, Split
+from pfedlms.engine.transport import Code, Event, Flag, Inbox, Missed, Record, Request, Split, from_server
 from pfedlms.errors import RunError, WireError
 from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake, Received, frame, frame_on_gpu, frame_rows
 
