@@ -15,7 +15,6 @@ import torch
 from pfedlms.backend import own_threads
 from pfedlms.cohort import Cohort, joined
 from pfedlms.data.federated import FederatedData
-from pfedlms.engine.catch_up import Answers
 from pfedlms.engine.client import Client
 from pfedlms.engine.criterion import Criterion
 from pfedlms.engine.participation import Clients, Participation
@@ -305,17 +304,18 @@ class Federation:
                 f"checkpoint: got models of shape {tuple(state['params'].shape)}, expected "
                 f"{tuple(expected.params.shape)} with the same optimizer and momentum"
             )
-        places = {name: value.device for name, value in self.method.server_start().items()}
-        server, before = (
-            {name: value.to(places[name]) for name, value in state[which].items()} for which in ("server", "before")
-        )
-        log = self._terms.catch_up.answers()
-        log.load(_log_of(state, log))
-        known = state["heard"]
-        known = dict(known.tolist()) if isinstance(known, torch.Tensor) else known  # a dict in earlier versions
-        self._server = ServerState(
-            server, server, before, log, round=state["rounds_played"], stage=BEGIN, last_answers=tuple(state["last"]),
-            answers_known=known, participants=tuple(state["trained"]),
+        log, known = state["answers"], state["heard"]
+        if "frames" not in log:  # earlier versions kept answers alone: any entry of w may have changed last
+            changed = torch.full_like(self._server.log.changed, state["rounds_played"])
+            log = {"frames": log, "changed": changed, "fingerprints": {}}
+        self._server = self._rules.restore(
+            {
+                "server": state["server"], "current": state["server"], "before": state["before"], "log": log,
+                "round": state["rounds_played"], "stage": BEGIN, "last_answers": tuple(state["last"]),
+                # A dict in earlier versions.
+                "answers_known": dict(known.tolist()) if isinstance(known, torch.Tensor) else known,
+                "participants": tuple(state["trained"]), "traffic": [], "measured": {},
+            }
         )  # fmt: skip
         self.rounds_played = self._server.round
         self._load_clients(state)
@@ -333,10 +333,3 @@ def _fresh(terms: Terms, data: FederatedData, ids: tuple[int, ...]) -> Cohort:
 def _warn(events: Iterable[Event]) -> None:
     for event in events:
         warnings.warn(str(event), stacklevel=4)
-
-
-def _log_of(state: dict[str, Any], log: Answers) -> dict[str, Any]:
-    """As a checkpoint has it. Earlier versions kept answers alone: then any entry of w may have changed last."""
-    kept: dict[str, Any] = state["answers"]
-    changed = torch.full_like(log.changed, state["rounds_played"])
-    return kept if "frames" in kept else {"frames": kept, "changed": changed, "fingerprints": {}}

@@ -54,45 +54,38 @@ def watched(method: type[Method], notes: Notes) -> type[Method]:
     return type(method.__name__, (method,), {"__init__": __init__, "__module__": method.__module__})
 
 
-class _Watched(Exchange[Any]):
+class _Watched:
+    """An exchange that notes what it sees; messages name the method's own class."""
+
+    __class__ = property(lambda self: type(self._exchange))  # type: ignore[assignment]
+
     def __init__(self, exchange: Exchange[Any], notes: Notes) -> None:
         self._exchange, self._notes = exchange, notes
-        self.up, self.down = exchange.up, exchange.down
-        self._sent: dict[int, dict[str, Any]] = {}
-        self._reply: dict[int, dict[str, Any]] = {}
+        self._sent: dict[int, Tensors] = {}
+        self._reply: dict[int, Tensors] = {}
 
-    # Messages name the method's own class.
-    __class__ = property(lambda self: type(self._exchange))
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_exchange"], name)
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
         result = self._exchange.client_send(cohort, round, work)
-        if isinstance(result, tuple) and len(result) == 2 and _all_tensors(result[1]):
-            for row, client in enumerate(cohort.ids):
-                self._sent[client] = {name: value[row : row + 1] for name, value in result[1].items()}
+        for row, client in enumerate(cohort.ids):
+            self._sent[client] = {name: value[row] for name, value in _tensors_in(result).items()}
         return result
-
-    def in_step(self, server: Tensors, values: Tensors) -> list[bool]:
-        return self._exchange.in_step(server, values)
-
-    def server_open(self, server: Tensors, round: int) -> Any:
-        return self._exchange.server_open(server, round)
 
     def server_add(self, total: Any, ids: list[int], samples: list[int], values: Tensors) -> Any:
         for row, client in enumerate(ids):
             got = {name: value[row] for name, value in values.items()}
-            own = {name: value[0] for name, value in self._sent[client].items()}
-            self._compare(f"a message of client {client}", self.up, own, got)
+            self._compare(f"a message of client {client}", self.up, self._sent[client], got)
         return self._exchange.server_add(total, ids, samples, values)
 
     def server_reply(self, server: Tensors, total: Any, round: int) -> tuple[Tensors, Tensors]:
         result = self._exchange.server_reply(server, total, round)
-        if isinstance(result, tuple) and len(result) == 2 and _all_tensors(result[1]):
-            self._reply[round] = self._notes.replies[round] = dict(result[1])
+        self._reply[round] = self._notes.replies[round] = _tensors_in(result)
         return result
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
-        if round in self._reply:
-            self._compare("an answer of the server", self.down, self._reply[round], values)
+        self._compare("an answer of the server", self.down, self._reply.get(round, {}), values)
         after = self._exchange.client_receive(cohort, values, round)
         if isinstance(after, Cohort):
             for row, client in enumerate(after.ids):
@@ -116,8 +109,12 @@ class _Watched(Exchange[Any]):
                 self._notes.wrong.append(f"field {part.name!r} of {what} was read with other values than were sent")
 
 
-def _all_tensors(values: Any) -> bool:
-    return isinstance(values, dict) and all(isinstance(value, Tensor) and value.ndim for value in values.values())
+def _tensors_in(result: Any) -> Tensors:
+    """The values of a message that an exchange returned; nothing where they are not what they should be."""
+    values = result[1] if isinstance(result, tuple) and len(result) == 2 else None
+    if not isinstance(values, dict) or not all(isinstance(each, Tensor) and each.ndim for each in values.values()):
+        return {}
+    return dict(values)
 
 
 def play_on(federation: Federation, notes: Notes, rounds: int) -> dict[str, Any]:
@@ -138,14 +135,11 @@ def answers_are_the_model(notes: Notes) -> bool:
 def shared(notes: Notes) -> list[str]:
     """Entries of `state` that all clients have in common after every answer, and that change from round to round."""
     rounds = list(notes.states.values())
-    names = (
-        [name for name, value in next(iter(rounds[0].values()), {}).items() if value.is_floating_point()]
-        if rounds
-        else []
-    )
-    common = [n for n in names if all(odd_one_out({k: own[n] for k, own in each.items()}) is None for each in rounds)]
-    first, last = rounds[0][0] if rounds else {}, rounds[-1][0] if rounds else {}
-    return [name for name in common if first[name].ndim and not torch.equal(first[name], last[name])]
+    if not rounds:
+        return []
+    first, last = rounds[0][0], rounds[-1][0]
+    changed = [n for n, own in first.items() if own.is_floating_point() and own.ndim and not torch.equal(own, last[n])]
+    return [n for n in changed if all(odd_one_out({k: own[n] for k, own in each.items()}) is None for each in rounds)]
 
 
 def odd_one_out(rows: dict[int, Tensor]) -> int | None:
