@@ -49,7 +49,7 @@ def watched(method: type[Method], notes: Notes) -> type[Method]:
 
     def __init__(self: Method, task: Any, settings: Any) -> None:
         method.__init__(self, task, settings)
-        self.exchanges = tuple(_Watched(each, notes) for each in self.exchanges)
+        self.exchanges = tuple(_Watched(each, notes) for each in self.exchanges)  # type: ignore[misc]
 
     return type(method.__name__, (method,), {"__init__": __init__, "__module__": method.__module__})
 
@@ -57,7 +57,7 @@ def watched(method: type[Method], notes: Notes) -> type[Method]:
 class _Watched:
     """An exchange that notes what it sees; messages name the method's own class."""
 
-    __class__ = property(lambda self: type(self._exchange))  # type: ignore[assignment]
+    __class__ = property(lambda self: type(self._exchange))
 
     def __init__(self, exchange: Exchange[Any], notes: Notes) -> None:
         self._exchange, self._notes = exchange, notes
