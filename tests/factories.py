@@ -201,6 +201,14 @@ def federation(
     )
 
 
+def played(made: Federation, rounds: int) -> Federation:
+    """After its start and so many rounds."""
+    made.start()
+    for _ in range(rounds):
+        made.play_round()
+    return made
+
+
 def worker_of(module: nn.Module, data: FederatedData, train: TrainSettings, seed: int) -> LocalWorker:
     """What the clients of a federation train with."""
     return federation("local", data, module, seed=seed, **vars(train))._worker

@@ -13,7 +13,7 @@ import plain_client as plain
 import pytest
 import torch
 
-from factories import LARGEST, overheard, random_values, sealed, small_data, small_module, task_of
+from factories import LARGEST, overheard, played, random_values, sealed, small_data, small_module, task_of
 from factories import federation as federation_of
 from pfedlms.cohort import Cohort
 from pfedlms.engine import aggregation
@@ -55,10 +55,8 @@ def test_a_mean_that_overflows_the_thresholds_ends_nobodys_run(side: int, spacin
         return restated(data, [side * LARGEST, side * LARGEST]) if data[5] == 0 and sender == 3 else data
 
     run = federation(link, thresholds=15, smoothing=smoothing, spacing=spacing)
-    run.start()
     with overheard() as heard:
-        for _ in range(3):
-            run.play_round()
+        played(run, 3)
     (first, *_) = [sent.data for sent in heard if sent.message.kind == 1]
     mean, _, deviation, _ = floats_in(first)
     taus = plain.thresholds_of(mean, deviation, 15, spacing)
@@ -76,7 +74,6 @@ def test_statistics_are_summed_in_the_order_of_ids(
     monkeypatch.setattr(aggregation, "BUFFER_BYTES", room)
     means = [2.0**60, 3.0, -(2.0**60), 5.0]
     before = federation(engine_simulate.perfect_link, cohort_size=cohort_size)
-    before.start()
     with overheard() as heard:
         before.play_round()
     sent = {it.sender: claiming(restated(it.data, [means[it.sender]] * 2), 1) for it in heard if it.message.kind == 0}
@@ -87,7 +84,6 @@ def test_statistics_are_summed_in_the_order_of_ids(
             return sent[order[k]] if data[5] == 0 else claiming(data, 1)
 
         run = federation(link, cohort_size=cohort_size)
-        run.start()
         with overheard() as heard:
             run.play_round()
         answers |= {it.data for it in heard if it.message.kind == 1}

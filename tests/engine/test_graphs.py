@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import pfedlms
-from factories import federation
+from factories import federation, played
 from pfedlms.engine import training
 from pfedlms.engine.criterion import filled_up, splitter
 from pfedlms.engine.graphs import Replayed, flat, rebuilt
@@ -161,9 +161,7 @@ def test_a_federation_is_free_as_soon_as_nobody_holds_it(method: str) -> None:
     """Recordings and clients take most of a GPU: the next run must not wait until Python looks for cycles."""
     gc.disable()
     try:
-        made = federation(method)
-        made.start()
-        made.play_round()
+        made = played(federation(method), 1)
         held = [weakref.ref(each) for each in (made, made._worker, made._clients)]
         del made
         assert [each() for each in held] == [None] * 3

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factories import digits, federation
+from factories import digits, federation, played
 from pfedlms.aggregate import outliers
 from pfedlms.methods import METHODS
 from pfedlms.wire.frames import Intake, frame
@@ -52,7 +52,6 @@ def test_an_enormous_number_leaves_its_sender_out(method: str, exchange: int, fi
     run: Any = federation(method, digits(5), link=link, max_scale=100.0, quorum=0.0)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        run.start()
         for _ in range(3):
             report = run.play_round()
             assert np.isfinite(report.loss)
@@ -69,13 +68,7 @@ def test_an_enormous_number_leaves_its_sender_out(method: str, exchange: int, fi
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "local"])
 def test_honest_messages_are_added_up_to_the_same_bits(method: str) -> None:
-    states = []
-    for bound in (0.0, 100.0):
-        run = federation(method, digits(5), max_scale=bound)
-        run.start()
-        for _ in range(4):
-            run.play_round()
-        states.append(run.state())
+    states = [played(federation(method, digits(5), max_scale=bound), 4).state() for bound in (0.0, 100.0)]
     assert all((states[0]["server"][name] == value).all() for name, value in states[1]["server"].items())
     assert (states[0]["params"] == states[1]["params"]).all()
 

@@ -108,8 +108,9 @@ class Federation:
 
     @own_threads()
     def play_round(self, evaluate_global: bool = False) -> RoundReport:
-        """The method's exchanges, then E local steps of those who take part and got the answers. If it raises, the
-        round can be played again."""
+        """The method's exchanges, then E local steps of those who take part and got the answers; after the start, if
+        that is not over. If it raises, the round can be played again."""
+        self.start()
         state = replace(self._server, measure=Flag.SHARED * evaluate_global)
         self._transport.begin_round()
         while state.round == self._server.round:

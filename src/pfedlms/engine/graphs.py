@@ -103,25 +103,23 @@ class Replayed:
                 stacklevel=2,
             )
             return steps(cohort, plan, objective, rate)
+        given = replace(cohort, state={}, scratch={}, heard={})  # steps know nothing of the method's state
         if size > clients:
-            last = cohort.at_rest().rows(slice(clients - 1, clients))
-            cohort_in = joined([cohort.at_rest(), *[last] * (size - clients)])
-            plan_in = torch.cat([plan, plan[:, :, -1:].expand(-1, -1, size - clients, -1)], dim=2)
-        else:
-            cohort_in, plan_in = cohort, plan
+            last = given.rows(slice(clients - 1, clients))
+            given = joined([given, *[last] * (size - clients)])
+            plan = torch.cat([plan, plan[:, :, -1:].expand(-1, -1, size - clients, -1)], dim=2)
         if recording is None:
             self._count[kind] += 1
-            recording = self._recordings[key] = _record(steps, cohort_in, plan_in, (objective_in, rate), tensors)
+            recording = self._recordings[key] = _record(steps, given, plan, (objective_in, rate), tensors)
         else:
-            _copy(recording.cohort, cohort_in)
-            recording.plan.copy_(plan_in)
+            recording.cohort.each(Tensor.copy_, given)
+            recording.plan.copy_(plan)
             for own, value in zip(recording.tensors, tensors, strict=True):
                 own.copy_(value)
         recording.graph.replay()
-        trained = recording.trained
-        buffers = {name: value[:clients].clone() for name, value in trained.buffers.items()}
-        params, momentum = trained.params[:clients].clone(), trained.momentum[:clients].clone()
-        return replace(cohort, params=params, momentum=momentum, buffers=buffers), recording.losses[:clients].clone()
+        trained = recording.trained.each(lambda value: value[:clients].clone())
+        after = replace(cohort, params=trained.params, momentum=trained.momentum, buffers=trained.buffers)
+        return after, recording.losses[:clients].clone()
 
     def _size(self, clients: int) -> int:
         """The size at which `clients` are recorded."""
@@ -134,12 +132,7 @@ class Replayed:
 def _record(
     steps: TakeSteps, cohort: Cohort, plan: Tensor, given: tuple[Objective, Rate], tensors: list[Tensor]
 ) -> _Recording:
-    still = replace(
-        cohort,
-        params=cohort.params.clone(),
-        momentum=cohort.momentum.clone(),
-        buffers={name: value.clone() for name, value in cohort.buffers.items()},
-    )
+    still = cohort.each(torch.clone)
     plan, own = plan.clone(), [value.clone() for value in tensors]
     # Libraries choose algorithms and allocate workspaces on first use, which may not happen while recording. The
     # recording gets an objective without what this one may have computed and kept: it must be computed inside.
@@ -176,10 +169,3 @@ def _capture(graph: torch.cuda.CUDAGraph, device: torch.device) -> Iterator[None
             yield
         finally:
             graph.capture_end()
-
-
-def _copy(target: Cohort, source: Cohort) -> None:
-    target.params.copy_(source.params)
-    target.momentum.copy_(source.momentum)
-    for name, value in source.buffers.items():
-        target.buffers[name].copy_(value)
