@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +73,7 @@ class Federation:
         self._worker = LocalWorker(model, data, train, seed, who, self.largest_cohort, self.criterion)
         self._client = Client(self.method, terms.digest, terms.catch_up, self._worker, data)
         # No method of this object: its memory would only be free when Python next looks for cycles.
-        self._fresh = partial(_fresh, terms, data)
+        self._fresh = lambda ids: terms.fresh(ids, tuple(data.samples[k] for k in ids))
         self._clients = Clients(
             self.method, self._fresh, data.clients, model.device, home or model.device, self.largest_cohort
         )
@@ -323,12 +322,6 @@ class Federation:
 
     def _load_clients(self, state: dict[str, Any]) -> None:
         self._clients.load(state, self.data.samples)
-
-
-def _fresh(terms: Terms, data: FederatedData, ids: tuple[int, ...]) -> Cohort:
-    """Clients as they start."""
-    samples = data.samples
-    return terms.fresh(ids, tuple(samples[k] for k in ids))
 
 
 def _warn(events: Iterable[Event]) -> None:
