@@ -73,7 +73,9 @@ class Federation:
         self._worker = LocalWorker(model, data, train, seed, who, self.largest_cohort, self.criterion)
         self._client = Client(self.method, terms.digest, terms.catch_up, self._worker, data)
         # No method of this object: its memory would only be free when Python next looks for cycles.
-        self._fresh = lambda ids: terms.fresh(ids, tuple(data.samples[k] for k in ids))
+        self._fresh: Callable[[tuple[int, ...]], Cohort] = lambda ids: terms.fresh(
+            ids, tuple(data.samples[k] for k in ids)
+        )
         self._clients = Clients(
             self.method, self._fresh, data.clients, model.device, home or model.device, self.largest_cohort
         )
