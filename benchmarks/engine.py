@@ -28,8 +28,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from pfedlms.backend import plain
 from pfedlms.data import batch_positions, from_pairs
 from pfedlms.engine import Federation
+from pfedlms.engine.reports import Stopwatch
 from pfedlms.engine.simulate import hold_exchange
-from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.engine.training import TrainSettings
 from pfedlms.engine.transport import Code, Record
 from pfedlms.methods import METHODS

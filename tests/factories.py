@@ -19,8 +19,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import pfedlms.engine.catch_up as engine_catch_up
 import pfedlms.engine.simulate as engine_simulate
+import pfedlms.engine.transport as engine_transport
 from pfedlms.data import FederatedData, Partitioning, from_pairs, from_pool, load_dataset
 from pfedlms.engine import Federation
 from pfedlms.engine.client import Client
@@ -201,6 +201,14 @@ def federation(
     )
 
 
+def played(made: Federation, rounds: int) -> Federation:
+    """After its start and so many rounds."""
+    made.start()
+    for _ in range(rounds):
+        made.play_round()
+    return made
+
+
 def worker_of(module: nn.Module, data: FederatedData, train: TrainSettings, seed: int) -> LocalWorker:
     """What the clients of a federation train with."""
     return federation("local", data, module, seed=seed, **vars(train))._worker
@@ -366,7 +374,7 @@ def overheard() -> Iterator[list[Sent]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_simulate, "frame", listening)
-        patch.setattr(engine_catch_up, "frame", listening)
+        patch.setattr(engine_transport, "frame", listening)
         listen_to_rows(patch, listening_to_rows)
         yield heard
 

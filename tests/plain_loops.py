@@ -32,11 +32,7 @@ def federate(name: str, module: nn.Module | None = None, **options: Any) -> Fede
 
 
 def played(name: str, rounds: int = ROUNDS, **options: Any) -> dict[str, Any]:
-    federation = federate(name, **options)
-    federation.start()
-    for _ in range(rounds):
-        federation.play_round()
-    return federation.state()
+    return factories.played(federate(name, **options), rounds).state()
 
 
 class Loop:

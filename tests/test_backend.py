@@ -272,7 +272,6 @@ def test_operators_of_a_round_run_on_one_thread_each() -> None:
     """Threads of one operator wait for each other, on busy cores many times as long as they work."""
     made = federation("pfedlms")
     with Counted() as counted:
-        made.start()
         made.play_round(evaluate_global=True)
         made.evaluate()
     assert {"aten::bmm", "aten::_log_softmax", "aten::bucketize.Tensor"} <= set(counted.threads)

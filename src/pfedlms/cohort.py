@@ -101,9 +101,14 @@ class Cohort:
         return replace(self, params=here, momentum=torch.zeros_like(self.momentum))
 
     @property
+    def kept(self) -> tuple[Tensor, ...]:
+        """All that clients keep from round to round, in the order of `each`."""
+        return (self.params, self.momentum, *self.buffers.values(), *self.state.values())
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all that clients keep from round to round."""
-        return sum(t.nbytes for t in (self.params, self.momentum, *self.buffers.values(), *self.state.values()))
+        return sum(value.nbytes for value in self.kept)
 
 
 def joined(cohorts: Sequence[Cohort]) -> Cohort:

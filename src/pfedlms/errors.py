@@ -66,14 +66,14 @@ class DownloadError(DataError):
 class MethodError(UsageError):
     """A method returned something that its contract does not allow; the message names the method and the field."""
 
-    method: str | None = None
+    is_named = False
 
-    def of(self, method: str) -> MethodError:
-        """The same error with the method's name before it, once."""
-        if self.method is not None:
+    def of(self, method: str, function: str = "") -> MethodError:
+        """The same error with the method's name before it, and that of its function where one is given; once."""
+        if self.is_named:
             return self
-        error = MethodError(f"method {method}: {self}")
-        error.method = method
+        error = MethodError(": ".join(filter(None, (f"method {method}", function, str(self)))))
+        error.is_named = True
         return error
 
 

@@ -286,18 +286,11 @@ def federation(method: type[Method], **options: Any) -> Any:
         return factories.federation(method.name, **options)
 
 
-def play(method: type[Method], **options: Any) -> None:
-    played = federation(method, **options)
-    played.start()
-    played.play_round()
-    played.play_round()
-
-
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_breaks_the_contract_is_refused_by_name(name: str) -> None:
     method, message = REFUSED[name]
     with pytest.raises(MethodError, match=f"^method {method.name}: .*{message}"):
-        play(method, participation=0.6 if name == "rest without rows" else 1.0)
+        factories.played(federation(method, participation=0.6 if name == "rest without rows" else 1.0), 2)
     report = check_method(method)
     assert not report.ok
     assert f"method {method.name}: " in report.failed[0].text
@@ -309,7 +302,6 @@ def test_a_shared_tensor_with_as_many_rows_as_there_are_clients_is_no_mistake(cl
     """FedProto's prototypes with ten classes and ten clients, pFedLMS's thresholds with two layers and two clients."""
     for method in ("fedproto", "pfedlms", "pfed1bs"):
         played = factories.federation(method, factories.digits(clients))
-        played.start()
         assert played.play_round().participants == tuple(range(clients))
 
 

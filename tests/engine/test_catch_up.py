@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from factories import cohort_of, digits, federation, normal, overheard
-from pfedlms.engine.catch_up import CatchUp, fingerprints_of
+from factories import cohort_of, digits, federation, normal, overheard, played
+from pfedlms.engine.catch_up import CatchUp, _parts, fingerprints_of
 from pfedlms.engine.federation import Federation
-from pfedlms.engine.transport import Code, Inbox, Missed, Record, Request
+from pfedlms.engine.transport import Code, Inbox, Missed, Record, Request, from_server
 from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake
 
 TRACKED = [
@@ -28,10 +28,6 @@ TRACKED = [
     ("decomfl", {"perturbations": 2, "step": 0.01}),
 ]
 tracked = pytest.mark.parametrize(("method", "settings"), TRACKED)
-
-
-def sampled(method: str, **settings: Any) -> Federation:
-    return federation(method, digits(8), participation=0.25, **settings)
 
 
 def golomb_bits(places: np.ndarray, dim: int) -> int:
@@ -53,7 +49,7 @@ def partial_bytes(places: np.ndarray, more: int) -> int:
 @pytest.mark.filterwarnings("ignore:sketchvote")
 def test_bytes_are_the_fewest_of_all_forms(method: str, settings: dict[str, Any]) -> None:
     """Of 8 clients two take part in a round. What each is sent, from all w and answers of the run."""
-    chosen = sampled(method, **settings)
+    chosen = federation(method, digits(8), participation=0.25, **settings)
     chosen.start()
     bits = lambda: chosen.state()["server"]["model"].numpy().view(np.int32).copy()  # noqa: E731 - used twice
     history, answers, heard = [bits()], [], dict.fromkeys(range(8), 0)
@@ -87,24 +83,21 @@ def test_bytes_are_the_fewest_of_all_forms(method: str, settings: dict[str, Any]
 @pytest.mark.filterwarnings("ignore:sketchvote")
 def test_all_forms_lead_to_the_bits_of_the_server(method: str, settings: dict[str, Any]) -> None:
     """From w⁰, by each of (a), (b), (c) and (d), replayed from frames that are read again."""
-    chosen = federation(method, digits(8), **settings)
-    chosen.start()
     with overheard() as messages:
-        for _ in range(5):
-            chosen.play_round()
-    by, server, (exchange,) = chosen._terms.catch_up, chosen._server.server, chosen.method.exchanges
+        chosen = played(federation(method, digits(8), **settings), 5)
+    by, server = chosen._terms.catch_up, chosen._server.server
     answers = [sent for sent in messages if sent.sender == SERVER]
     start = chosen.method.client_start(chosen._fresh((3,)))
     replayed = start
     for sent in answers:
-        received = Intake(exchange.down, chosen._terms.digest, sent.round, (SERVER,)).accept(sent.data)
-        replayed = by.taken_in(exchange, replayed, exchange.down, received, sent.round)
+        order = Record(Code.ANSWER, sent.round, data=sent.data)
+        replayed = chosen._client.take_in(replayed, order, chosen._client.read(order))
     for message in by.messages.values():
         made = one_form(by, chosen, message)
         received = Intake(message, chosen._terms.digest, 4, (SERVER,)).accept(made)
         # Differences from w⁰ and w also help a client with any other model.
         before = start if message is by.changes else start.with_state(model=normal(1, start.params.shape[1], seed=7))
-        after = by.taken_in(exchange, before, message, received, 4)
+        after = by.taken_in(before, message, received)
         for name in ("model", *by._tracked):
             assert after.state[name].numpy().tobytes() == server[name].cpu().numpy().tobytes()
             assert replayed.state[name].numpy().tobytes() == server[name].cpu().numpy().tobytes()
@@ -112,12 +105,8 @@ def test_all_forms_lead_to_the_bits_of_the_server(method: str, settings: dict[st
 
 def one_form(by: CatchUp, chosen: Federation, message: Any) -> bytes:
     """The frame of one kind, though another may be fewer bytes."""
-    from pfedlms.engine.catch_up import _parts, from_server
-
-    w, tracked = (
-        chosen._server.server["model"].cpu().numpy(),
-        {n: chosen._server.server[n].cpu().numpy() for n in by._tracked},
-    )
+    server = {name: value.cpu().numpy() for name, value in chosen._server.server.items()}
+    w, tracked = server["model"], {name: server[name] for name in by._tracked}
     if message is by.model:
         return from_server(message, {"model": w, **tracked}, 4, chosen._terms.digest)
     places = w.view(np.int32) != chosen.method.task.initial.numpy().view(np.int32)
@@ -127,10 +116,7 @@ def one_form(by: CatchUp, chosen: Federation, message: Any) -> bytes:
 @pytest.mark.parametrize("method", ["stc", "sketchmean"])
 def test_a_client_with_another_model_is_not_set_right_by_answers(method: str) -> None:
     """A simulation takes w from the server where a client's own was right; else it computes what the client would."""
-    chosen = federation(method, digits(5))
-    chosen.start()
-    for _ in range(4):
-        chosen.play_round()
+    chosen = played(federation(method, digits(5)), 4)
     state = chosen._server
     off = chosen.method.client_start(chosen._fresh((0, 1)))
     wrong = off.state["model"].clone()

@@ -89,7 +89,6 @@ def played(name: str, data: FederatedData, module: nn.Module, **options: Any) ->
     if "criterion" in options:
         options["criterion"] = criterion(*options["criterion"])
     federation = federate(name, data, module, link=post, **options)
-    federation.start()
     seen: list[Any] = [post.frames]
     for _ in range(ROUNDS):
         report, measured = federation.play_round(evaluate_global=True), federation.evaluate()
@@ -196,10 +195,7 @@ def test_local_is_a_plain_pytorch_loop(
     """And it takes (R + 1) E steps: E before the first round, then E in each."""
     module, steps = seeded(factory), (ROUNDS + 1) * STEPS
     federation = federate("local", digits, module, cohort_size=cohort_size, **{**options, "learning_rate": 0.1})
-    federation.start()
-    for _ in range(ROUNDS):
-        federation.play_round()
-    measured = federation.evaluate()
+    measured = factories.played(federation, ROUNDS).evaluate()
     for client in (0, CLIENTS - 1):
         expected, got = plain_loop(module, digits, client, steps, **options), federation.client_state_dict(client)
         assert got.keys() == expected.state_dict().keys()
@@ -221,7 +217,6 @@ def test_global_accuracy_is_measured_before_the_local_steps_and_personal_accurac
     module = seeded(dnn)
     post = Post()
     federation = federate("fedavg", digits, module, link=post, local_steps=8, learning_rate=0.3)
-    federation.start()
     shared = federation.play_round(evaluate_global=True).global_evaluation
     personal = federation.evaluate()
     models = np.stack([np.frombuffer(sent, dtype="<f4") for sent in post.payloads]).astype(np.float64)

@@ -1,4 +1,5 @@
-"""Well-formed messages with whatever numbers float32 has, in whatever order: no NaN, no warning, the same sums."""
+"""Well-formed messages with whatever numbers float32 has, in whatever order: no NaN, no warning, the same sums. And
+with `train.max_scale` one with numbers far beyond the others' harms nobody: its sender is left out, and named."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ import plain_client as plain
 import pytest
 import torch
 
-from factories import LARGEST, overheard, random_values, sealed, small_data, small_module, task_of
+from factories import LARGEST, digits, overheard, played, random_values, sealed, small_data, small_module, task_of
 from factories import federation as federation_of
+from pfedlms.aggregate import outliers
 from pfedlms.cohort import Cohort
 from pfedlms.engine import aggregation
 from pfedlms.engine import simulate as engine_simulate
@@ -55,10 +57,8 @@ def test_a_mean_that_overflows_the_thresholds_ends_nobodys_run(side: int, spacin
         return restated(data, [side * LARGEST, side * LARGEST]) if data[5] == 0 and sender == 3 else data
 
     run = federation(link, thresholds=15, smoothing=smoothing, spacing=spacing)
-    run.start()
     with overheard() as heard:
-        for _ in range(3):
-            run.play_round()
+        played(run, 3)
     (first, *_) = [sent.data for sent in heard if sent.message.kind == 1]
     mean, _, deviation, _ = floats_in(first)
     taus = plain.thresholds_of(mean, deviation, 15, spacing)
@@ -76,7 +76,6 @@ def test_statistics_are_summed_in_the_order_of_ids(
     monkeypatch.setattr(aggregation, "BUFFER_BYTES", room)
     means = [2.0**60, 3.0, -(2.0**60), 5.0]
     before = federation(engine_simulate.perfect_link, cohort_size=cohort_size)
-    before.start()
     with overheard() as heard:
         before.play_round()
     sent = {it.sender: claiming(restated(it.data, [means[it.sender]] * 2), 1) for it in heard if it.message.kind == 0}
@@ -87,7 +86,6 @@ def test_statistics_are_summed_in_the_order_of_ids(
             return sent[order[k]] if data[5] == 0 else claiming(data, 1)
 
         run = federation(link, cohort_size=cohort_size)
-        run.start()
         with overheard() as heard:
             run.play_round()
         answers |= {it.data for it in heard if it.message.kind == 1}
@@ -149,3 +147,77 @@ def test_no_well_formed_message_makes_a_warning(name: str, chosen: dict[str, Any
             after = exchanged(method, cohort, draw)
             if name == "pfedlms":  # the pull of whatever was agreed on is a number
                 assert method.objective(after, 3).gradient(params).isfinite().all()
+
+
+# --- one that lies ----------------------------------------------------------------------------------------------------
+
+LIAR = 2
+_HEADER = struct.Struct("<4sBBHIIIQ8s")
+
+
+def float_fields() -> list[tuple[str, int, str]]:
+    """Every field of every method's messages that holds numbers of the client's own choosing."""
+    found = []
+    for name in METHODS:
+        for number, exchange in enumerate(federation_of(name, digits(5)).method.exchanges):
+            own = [part for part in exchange.up.fields if part.dtype is np.float32 and type(part).__name__ != "Signs"]
+            found += [(name, number, part.name) for part in own]
+    return found
+
+
+FIELDS = float_fields()
+
+
+def test_every_method_that_sends_floats_is_here() -> None:
+    without = {"sketchmean", "pfed1bs", "zsign", "obda", "local"}
+    assert {name for name, _, _ in FIELDS} == set(METHODS) - without
+
+
+@pytest.mark.parametrize("value", [LARGEST, -LARGEST, 1e9])
+@pytest.mark.parametrize(("method", "exchange", "field"), FIELDS)
+def test_an_enormous_number_leaves_its_sender_out(method: str, exchange: int, field: str, value: float) -> None:
+    def link(data: bytes, sender: int) -> bytes:
+        _, _, kind, _, round, _, samples, _, digest = _HEADER.unpack_from(data)
+        message = run.method.exchanges[exchange].up
+        if sender != LIAR or kind != message.kind:
+            return data
+        part = next(each for each in message.fields if each.name == field)
+        values = Intake(message, digest, round, (sender,)).accept(data).values
+        values[field] = np.full_like(values[field], abs(value) if part.minimum >= 0 else value)
+        return bytes(frame(message, values, round=round, sender=sender, samples=samples, digest=digest))
+
+    run: Any = federation_of(method, digits(5), link=link, max_scale=100.0, quorum=0.0)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            report = run.play_round()
+            assert np.isfinite(report.loss)
+    state = run.state()
+    assert state["params"].isfinite().all()
+    assert all(tensor.isfinite().all() for tensor in state["server"].values())
+    named = [str(each.message) for each in seen if f"client {LIAR} is left out" in str(each.message)]
+    assert len(named) >= 3
+    assert all(f"its {field} is more than train.max_scale = 100 times" in text for text in named)
+    assert not [
+        each for each in seen if "is left out" in str(each.message) and f"client {LIAR} " not in str(each.message)
+    ]
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "local"])
+def test_honest_messages_are_added_up_to_the_same_bits(method: str) -> None:
+    states = [played(federation_of(method, digits(5), max_scale=bound), 4).state() for bound in (0.0, 100.0)]
+    assert all((states[0]["server"][name] == value).all() for name, value in states[1]["server"].items())
+    assert (states[0]["params"] == states[1]["params"]).all()
+
+
+def test_outliers_by_hand() -> None:
+    """Medians 2 and 20 by column; in 300 columns the largest of a row counts, here 1, 1 and 500."""
+    assert outliers(np.float32([[1, 10], [2, 20], [3, 2001]]), 100) == [2]
+    assert outliers(np.float32([[1, 10], [2, 20], [3, 2000]]), 100) == []
+    wide = np.ones((3, 300), dtype=np.float32)
+    wide[2, 7] = -500
+    assert outliers(wide, 100) == [2]
+    assert outliers(wide, 500) == []
+    assert outliers(np.zeros((4, 2), dtype=np.float32), 100) == []
+    # Of a column that only one row has anything in, the size is that of all entries, here 1.
+    assert outliers(np.float32([[1, 0], [1, 0], [1, 101]]), 100) == [2]

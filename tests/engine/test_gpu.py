@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -124,7 +123,7 @@ def test_recorded_steps_equal_steps_that_are_not(
     """The same kernels on the same numbers: a recording that reads values of an earlier round would differ at once."""
     settings = {"rounds": 5, "clients": 8, "device": "cuda", "momentum": 0.5, "method": method, "local_steps": 7}
     recorded = pfedlms.run("digits", participation=participation, **settings).federation.state()["params"]
-    monkeypatch.setattr(training, "Replayed", lambda steps, largest: steps)
+    monkeypatch.setattr(training, "Replayed", lambda largest: None)
     plain = pfedlms.run("digits", participation=participation, **settings).federation.state()["params"]
     assert torch.equal(plain, recorded)
 
@@ -138,7 +137,7 @@ def test_cohorts_that_are_filled_up_keep_each_clients_own_tensors(
     settings = {"rounds": 12, "clients": 16, "device": "cuda", "method": method, "lost": 0.3, "quorum": 0.1}
     recorded = pfedlms.run("digits", **settings)
     assert len({len(record.get("clients", range(16))) for record in recorded.metrics}) >= 3
-    monkeypatch.setattr(training, "Replayed", lambda steps, largest: steps)
+    monkeypatch.setattr(training, "Replayed", lambda largest: None)
     plain = pfedlms.run("digits", **settings)
     torch.testing.assert_close(
         plain.federation.state()["params"], recorded.federation.state()["params"], rtol=0, atol=1e-3
@@ -161,8 +160,8 @@ def test_cohorts_of_many_sizes_are_recorded_few_times(monkeypatch: pytest.Monkey
     """Answers get lost, so every round trains another number of clients."""
     made: list[Replayed] = []
 
-    def noted(steps: Any, largest: int) -> Replayed:
-        made.append(Replayed(steps, largest))
+    def noted(largest: int) -> Replayed:
+        made.append(Replayed(largest))
         return made[-1]
 
     monkeypatch.setattr(training, "Replayed", noted)

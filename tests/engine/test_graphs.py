@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 import pfedlms
-from factories import federation
+from factories import federation, played
 from pfedlms.engine import training
+from pfedlms.engine.criterion import filled_up, splitter
 from pfedlms.engine.graphs import Replayed, flat, rebuilt
-from pfedlms.engine.objectives import filled_up, splitter
 from pfedlms.methods.contract import Objective, PerClient
 
 
@@ -131,11 +131,11 @@ def test_tensors_of_each_client_are_split_and_filled_up_and_all_else_stays() -> 
     ("clients", "size"), [(100, 100), (99, 100), (51, 100), (50, 50), (49, 50), (26, 50), (25, 25), (1, 1), (7, 12)]
 )
 def test_few_sizes_are_recorded(clients: int, size: int) -> None:
-    assert Replayed(lambda *_: (_[0], _[1]), largest=100)._size(clients) == size
+    assert Replayed(largest=100)._size(clients) == size
 
 
 def test_a_larger_cohort_is_recorded_as_it_is() -> None:
-    assert Replayed(lambda *_: (_[0], _[1]), largest=4)._size(9) == 9
+    assert Replayed(largest=4)._size(9) == 9
 
 
 @pytest.mark.parametrize(("method", "gradients"), [("obda", 3 + 2), ("fedavg", 0)])
@@ -146,8 +146,8 @@ def test_on_a_gpu_steps_and_gradients_are_replayed(
     they forget while they are absent."""
     asked: list[str] = []
 
-    def noted(steps: Any, largest: int) -> Any:
-        return lambda *given: (asked.append(steps.__name__), steps(*given))[1]
+    def noted(largest: int) -> Any:
+        return lambda steps, *given: (asked.append(steps.__name__), steps(*given))[1]
 
     monkeypatch.setattr(training, "backend_of", lambda tensor: "gpu")
     monkeypatch.setattr(training, "Replayed", noted)
@@ -161,9 +161,7 @@ def test_a_federation_is_free_as_soon_as_nobody_holds_it(method: str) -> None:
     """Recordings and clients take most of a GPU: the next run must not wait until Python looks for cycles."""
     gc.disable()
     try:
-        made = federation(method)
-        made.start()
-        made.play_round()
+        made = played(federation(method), 1)
         held = [weakref.ref(each) for each in (made, made._worker, made._clients)]
         del made
         assert [each() for each in held] == [None] * 3

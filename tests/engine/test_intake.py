@@ -46,7 +46,6 @@ def federation(link: Link = engine_simulate.perfect_link, *, method: str = "pfed
 
 def played(link: Link, rounds: int = 1, **options: Any) -> tuple[Federation, list[RoundReport]]:
     run = federation(link, **options)
-    run.start()
     return run, [run.play_round() for _ in range(rounds)]
 
 
@@ -229,7 +228,6 @@ def test_below_quorum_nothing_is_changed_and_the_round_can_be_played_again(kind:
     broken = [True]
     lost = lose(3, kind)
     run = federation(lambda data, sender: lost(data, sender) if broken[0] and data[8] == 1 else data)
-    run.start()
     run.play_round()
     before = run.state()
     with pytest.raises(QuorumError):
@@ -276,7 +274,6 @@ def test_together_and_one_after_another_are_the_same(monkeypatch: pytest.MonkeyP
     post, seen = factories.Post(), []
     for link in (engine_simulate.perfect_link, post):
         chosen = factories.federation("sketchvote", link=link, check_every=2)
-        chosen.start()
         reports = [chosen.play_round() for _ in range(4)]
         state = chosen.state()["server"]["model"].numpy().tobytes()
         seen.append(([(report.loss, report.traffic) for report in reports], state))

@@ -55,7 +55,6 @@ def test_a_client_alone_and_among_others(name: str) -> None:
         run = factories.federation(
             name, factories.digits(6), normed(), local_epochs=EPOCHS, batch_size=2 * BATCH, cohort_size=size, **moments
         )
-        run.start()
         losses = [run.play_round().loss for _ in range(2)]
         seen.append((run.state(), losses))
     (alone, one), (together, other) = seen

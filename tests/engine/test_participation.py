@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import factories
 import plain_loops
-from factories import same, seeded
+from factories import played, same, seeded
 from pfedlms import rng
 from pfedlms.data import FederatedData
 from pfedlms.engine import Federation
@@ -41,13 +41,6 @@ def federate(method: str, data: FederatedData, share: float = SHARE, **given: An
     return factories.federation(method, data, network(), seed=SEED, participation=share, **train, **given)
 
 
-def play(federation: Federation, rounds: int) -> Federation:
-    federation.start()
-    for _ in range(rounds):
-        federation.play_round()
-    return federation
-
-
 # --- who takes part
 
 
@@ -75,8 +68,6 @@ def test_how_many(clients: int, share: float, count: int) -> None:
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "local"])
 def test_bytes_are_those_of_the_participants(method: str, digits: FederatedData) -> None:
     part, whole = federate(method, digits), federate(method, digits, 1.0)
-    for federation in (part, whole):
-        federation.start()
     one, all_of_them = part.play_round().traffic, whole.play_round().traffic
     assert all_of_them.up_framing == CLIENTS * HEADER_BYTES * len(part.method.exchanges)
     for name in ("up_framing", "down_framing"):
@@ -90,7 +81,6 @@ def test_bytes_are_those_of_the_participants(method: str, digits: FederatedData)
 
 def test_the_alphabet_of_a_sum_is_that_of_the_participants(digits: FederatedData) -> None:
     federation = federate("zsign", digits, downlink="sum")
-    federation.start()
     dim = federation.model.layout.dim
     assert federation.play_round().traffic.down_payload == TAKING_PART * (packed_size(dim, TAKING_PART + 1) + 4)
 
@@ -141,7 +131,6 @@ def test_a_client_that_was_away_has_the_bits_of_one_that_stayed(
     the same in every round but for methods that change few entries. (Those take fewer still: test_catch_up.py.)"""
     federation = federate(method, digits, 1.0, cohort_size=cohort_size, **settings)
     federation.participation = Absent(2, range(2, 2 + missed))
-    federation.start()
     dim = federation.model.layout.dim
     # sketchvote: all 1,024 + 256 rows of two padded layers, and a float each.
     payload = {"obda": packed_size(dim, 2), "zsign": packed_size(dim, CLIENTS + 1) + 4, "sketchvote": 1280 // 8 + 8}
@@ -169,7 +158,6 @@ def test_a_client_that_was_away_has_the_bits_of_one_that_stayed(
 @pytest.mark.parametrize(("method", "settings"), TRACKED)
 def test_sampled_clients_track_the_model(method: str, settings: dict[str, Any], digits: FederatedData) -> None:
     federation = federate(method, digits, **settings)
-    federation.start()
     caught_up = 0
     for _ in range(12):
         report = federation.play_round()
@@ -183,7 +171,6 @@ def test_sampled_clients_track_the_model(method: str, settings: dict[str, Any], 
 def test_methods_that_need_only_the_current_answer_never_catch_up(digits: FederatedData) -> None:
     for method in set(METHODS) - {name for name, _ in TRACKED}:
         federation = federate(method, digits)
-        federation.start()
         assert sum(federation.play_round().traffic.catch_up for _ in range(6)) == 0
 
 
@@ -211,9 +198,7 @@ def test_who_loses_the_answer_sits_the_phase_out(method: str, digits: FederatedD
         pytest.skip("hears nothing")
     lost = {"now": False}
     way = lambda data, client: None if lost["now"] and client == 1 else data  # noqa: E731
-    federation = federate(method, digits, 1.0, answer_link=way)
-    federation.start()
-    federation.play_round()
+    federation = played(federate(method, digits, 1.0, answer_link=way), 1)
     before = federation.state()
     lost["now"] = True
     report = federation.play_round()
@@ -234,7 +219,6 @@ def test_losses_both_ways_are_counted_and_repeatable(method: str, digits: Federa
     runs = []
     for _ in range(2):
         federation = federate(method, digits, 0.8, lost=0.25, quorum=0.1)
-        federation.start()
         reports = [federation.play_round() for _ in range(8)]
         runs.append([(r.participants, r.loss, r.traffic, r.rejected, r.unheard) for r in reports])
     assert runs[0] == runs[1]
@@ -251,30 +235,28 @@ def test_who_has_missed_much_still_catches_up_over_a_link_that_loses(
     """Three of eight clients a round, a tenth of all that is sent lost. What a client is sent to catch up is lost
     together, so that nobody takes part with a probability below 0.9 · 0.9, however long it was away."""
     federation = federate(method, digits, 0.4, lost=0.1, quorum=0.1, **settings)
-    federation.start()
     took_part = [len(federation.play_round().participants) for _ in range(50)]
     assert sum(took_part[20:]) > 0.7 * 30 * 3
 
 
-@pytest.mark.parametrize("method", ["fedavg", "pfedlms", "obda"])
-def test_a_link_that_loses_everything_is_a_clear_error(method: str, digits: FederatedData) -> None:
-    federation = federate(method, digits, lost=1.0)
-    federation.start()
+@pytest.mark.filterwarnings("ignore:round")
+@pytest.mark.parametrize("method", ["fedavg", "pfedlms", "obda", "zsign"])
+@pytest.mark.parametrize(
+    ("way", "message"),
+    [
+        ({"lost": 1.0}, r"0 of 3 messages were valid, expected at least run\.quorum = 0\.5"),
+        ({"answer_link": lambda data, client: None}, "the server's answer reached no client"),
+    ],
+)
+def test_a_link_that_loses_everything_is_a_clear_error(
+    method: str, way: dict[str, Any], message: str, digits: FederatedData
+) -> None:
+    federation = played(federate(method, digits, **way), 0)
     before = federation.state()
-    with pytest.raises(QuorumError, match=r"round 1: 0 of 3 messages were valid, expected at least run\.quorum = 0\.5"):
+    with pytest.raises(QuorumError, match=f"round 1: {message}"):
         federation.play_round()
     assert federation.rounds_played == 0
     assert torch.equal(federation.state()["params"], before["params"])
-
-
-@pytest.mark.filterwarnings("ignore:round")
-@pytest.mark.parametrize("method", ["fedavg", "pfedlms", "zsign"])
-def test_an_answer_that_reaches_nobody_is_a_clear_error(method: str, digits: FederatedData) -> None:
-    federation = federate(method, digits, answer_link=lambda data, client: None)
-    federation.start()
-    with pytest.raises(QuorumError, match="round 1: the server's answer reached no client"):
-        federation.play_round()
-    assert federation.rounds_played == 0
 
 
 # --- everyone, and going on
@@ -283,7 +265,7 @@ def test_an_answer_that_reaches_nobody_is_a_clear_error(method: str, digits: Fed
 @pytest.mark.parametrize("method", METHODS)
 def test_everyone_hears_and_trains_on_copies(method: str, digits: FederatedData) -> None:
     """Nothing changes by it, and what was measured of participants is what `evaluate` says of them."""
-    federation = play(federate(method, digits, momentum=0.9), 4)
+    federation = played(federate(method, digits, momentum=0.9), 4)
     before = federation.state()
     everyone, part = federation.everyone(), federation.evaluate()
     assert everyone.ids == tuple(range(CLIENTS))
@@ -305,7 +287,7 @@ def test_everyone_hears_and_trains_on_copies(method: str, digits: FederatedData)
 
 def test_everyone_is_brought_up_some_at_a_time(digits: FederatedData, monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies of all clients at once may not fit where their participants do."""
-    federation = play(federate("fedavg", digits, cohort_size=2), 2)
+    federation = played(federate("fedavg", digits, cohort_size=2), 2)
     happened: list[str] = []
     brought_up, evaluate = federation._on_copies, federation._worker.evaluate
     monkeypatch.setattr(federation, "_on_copies", lambda *given: happened.append("brought up") or brought_up(*given))
@@ -315,7 +297,7 @@ def test_everyone_is_brought_up_some_at_a_time(digits: FederatedData, monkeypatc
 
 
 def test_everyone_of_fedavg_starts_from_the_last_average() -> None:
-    federation = play(plain_loops.federate("fedavg", participation=SHARE), 3)
+    federation = played(plain_loops.federate("fedavg", participation=SHARE), 3)
     away = next(k for k in range(plain_loops.CLIENTS) if k not in federation.evaluate().ids)
     answer = torch.frombuffer(bytearray(federation.state()["last"][0][HEADER_BYTES:]), dtype=torch.float32)
     expected = plain_loops.Loop(federation.data).steps(answer.double(), away, 3)
@@ -324,7 +306,7 @@ def test_everyone_of_fedavg_starts_from_the_last_average() -> None:
 
 
 def test_with_full_participation_everyone_is_the_last_evaluation(digits: FederatedData) -> None:
-    federation = play(federate("pfedlms", digits, 1.0), 2)
+    federation = played(federate("pfedlms", digits, 1.0), 2)
     assert federation.everyone() == federation.evaluate()
 
 
@@ -333,14 +315,12 @@ def test_a_resumed_federation_goes_on_byte_for_byte(method: str, digits: Federat
     """With absent clients and messages that are lost; with all of them in test_battery.py."""
     settings = {"downlink": "sum"} if method in ("zsign", "obcsaa") else {}
     options = {"lost": 0.15, "quorum": 0.1, "momentum": 0.5, **settings}
-    straight = play(federate(method, digits, 0.7, **options), 9)
-    first = play(federate(method, digits, 0.7, **options), 5)
+    straight = played(federate(method, digits, 0.7, **options), 9)
+    first = played(federate(method, digits, 0.7, **options), 5)
     second = federate(method, digits, 0.7, **options)
     second.load(first.state())
     assert second.everyone() == first.everyone()
-    for _ in range(4):
-        second.play_round()
-    assert same(second.state(), straight.state())
+    assert same(played(second, 4).state(), straight.state())
     assert second.everyone() == straight.everyone()
 
 
@@ -353,7 +333,7 @@ def test_what_is_kept_is_what_the_method_needs(digits: FederatedData) -> None:
         ("zsign", {"downlink": "sum"}, dim), ("obda", {}, dim), ("stc", {}, 2 * dim),
         ("sketchvote", {}, 2 * dim + 1),
     ]:  # fmt: skip
-        federation = play(federate(method, digits, 0.13, **settings), 3)
+        federation = played(federate(method, digits, 0.13, **settings), 3)
         drawn = {client for phase in range(4) for client in federation.participation.of(phase)}
         state = federation.state()
         kept = state["away"]

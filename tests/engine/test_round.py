@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-from factories import federation, seeded
+from factories import federation, played, seeded
 from pfedlms.data import FederatedData, from_pairs
 from pfedlms.engine import Federation, RoundReport
 from pfedlms.errors import DivergedError
@@ -39,10 +39,7 @@ def federate(name: str, data: FederatedData, model: nn.Module | None = None, **o
 
 
 def play(federation: Federation, rounds: int) -> RoundReport:
-    federation.start()
-    for _ in range(rounds - 1):
-        federation.play_round()
-    return federation.play_round()
+    return played(federation, rounds - 1).play_round()
 
 
 # Two layers: 6 · 16 + 16 = 112 parameters, padded to 128, m = floor(12.8) = 12; 16 · 3 + 3 = 51, padded to 64, m = 6.

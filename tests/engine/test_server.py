@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import factories
 from factories import CLIENTS, federation
 from pfedlms.engine import Federation
 from pfedlms.engine.server import OUT_OF_SYNC, ServerState
@@ -22,11 +23,7 @@ TENSORS = ("server", "current", "before", "log")
 
 
 def played(method: str, rounds: int = 2, **options: Any) -> Federation:
-    chosen = federation(method, **options)
-    chosen.start()
-    for _ in range(rounds):
-        chosen.play_round()
-    return chosen
+    return factories.played(federation(method, **options), rounds)
 
 
 def asked(request: Request) -> list[tuple[Code, int, int]]:

@@ -9,7 +9,7 @@ import pytest
 
 import pfedlms
 from factories import task_of
-from pfedlms.engine.shared_model import falls_apart
+from pfedlms.engine.reports import falls_apart
 from pfedlms.methods.sketchvote import SketchVote, SketchVoteSettings
 
 RISING = [10.0 * n for n in range(1, 9)]

@@ -20,14 +20,14 @@ from pfedlms.errors import UsageError
 
 RUNS = """
 import sys, pfedlms
-from pfedlms.engine import absent
+from pfedlms.engine import participation
 common = dict(clients=7, rounds=4, local_steps=3, evaluate_every=2, seed=3)
 some = dict(participation=0.6, lost=0.1, quorum=0.1)
 out = sys.argv[1]
 done = [pfedlms.run(method="pfedlms", out=f"{out}/all", validation=0.2, **common)]
 done.append(pfedlms.run(method="fedavg", out=f"{out}/fedavg", momentum=0.5, max_weight=0.6, **some, **common))
 done.append(pfedlms.run(method="sketchvote", out=f"{out}/tracked", **some, **common))
-absent.LARGEST = 0
+participation.LARGEST = 0
 done.append(pfedlms.run(method="pfedlms", out=f"{out}/in_file", checkpoint_every=1, **some, **common))
 assert [each.summary["rounds"] for each in done] == [4, 4, 4, 4]
 print(len(done[2].models), "models")

@@ -20,9 +20,8 @@ from pfedlms.backend import own_threads
 from pfedlms.deploy.envelope import Kind
 from pfedlms.deploy.ground import Ground
 from pfedlms.deploy.nodes import Nodes, Transport
-from pfedlms.engine.reports import Counts, Evaluation, RoundReport, evaluation
+from pfedlms.engine.reports import Counts, Evaluation, RoundReport, Stopwatch, evaluation
 from pfedlms.engine.server import START, Server, ServerState
-from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.engine.transport import Event, Flag, Inbox, Split
 from pfedlms.errors import QuorumError, UsageError, shown
 from pfedlms.experiment.callbacks import Callback, RunInfo

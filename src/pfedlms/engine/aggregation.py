@@ -24,6 +24,9 @@ from pfedlms.wire.frames import Intake, Received, ReceivedRows
 FEWEST = 3  # senders that a median takes to tell which of them is far off
 BUFFER_BYTES = 1 << 26  # of decoded messages that wait to be added up
 
+Messages = tuple[list[int], list[int], Tensors]
+"""Some senders, their N_k, and the values of their messages."""
+
 
 class Aggregation:
     """Checks messages and adds them up in the order of ids; one answer's values out.
@@ -57,7 +60,7 @@ class Aggregation:
         """How many messages wait at most to be added up."""
         self._arrived: list[Received] = []
         self._rows: ReceivedRows | None = None
-        self._kept: list[tuple[list[int], list[int], Tensors]] = []
+        self._kept: list[Messages] = []
         self.valid = 0
         """Messages that were accepted. Those of clients that are out of sync are: were they missing from the quorum,
         nobody would send them the model."""
@@ -127,8 +130,7 @@ class Aggregation:
         in_step = self.exchange.in_step(self._server, values) if self._round > 0 else [True] * len(ids)
         if not all(in_step):
             self.out_of_sync += [client for client, same in zip(ids, in_step, strict=True) if not same]
-            ids, samples = list(compress(ids, in_step)), list(compress(samples, in_step))
-            values = {name: value[torch.tensor(in_step)] for name, value in values.items()}
+            ids, samples, values = _chosen(ids, samples, values, in_step)
         if not ids:
             return
         if self._max_weight < 1 or self._max_scale:
@@ -164,17 +166,10 @@ class Aggregation:
                     text = f"{part.name} is more than train.max_scale = {self._max_scale:g} times the others'"
                     self.too_large.setdefault(ids[row], text)
         if self.too_large:
-            self._kept = [_without(kept, self.too_large) for kept in self._kept]
+            self._kept = [_chosen(*kept, [client not in self.too_large for client in kept[0]]) for kept in self._kept]
 
 
-def _without(
-    kept: tuple[list[int], list[int], Tensors], left_out: Collection[int]
-) -> tuple[list[int], list[int], Tensors]:
-    ids, samples, values = kept
-    stay = [client not in left_out for client in ids]
-    rows = torch.tensor(stay, dtype=torch.bool)
-    return (
-        list(compress(ids, stay)),
-        list(compress(samples, stay)),
-        {name: value[rows] for name, value in values.items()},
-    )
+def _chosen(ids: list[int], samples: list[int], values: Tensors, which: list[bool]) -> Messages:
+    rows = torch.tensor(which, dtype=torch.bool)
+    chosen = {name: value[rows] for name, value in values.items()}
+    return list(compress(ids, which)), list(compress(samples, which)), chosen

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,20 +23,13 @@ from torch import Tensor
 from pfedlms import rng
 from pfedlms.backend import to_device
 from pfedlms.cohort import Cohort, Tensors
-from pfedlms.methods.contract import Exchange, Method, Tracked
+from pfedlms.engine.transport import Code, Flag, Record, from_server
+from pfedlms.methods.contract import Method, Tracked
 from pfedlms.wire.fields import Floats, MaskedRows, Message
-from pfedlms.wire.frames import HEADER_BYTES, SERVER, Received, frame
+from pfedlms.wire.frames import HEADER_BYTES, Received
 from pfedlms.wire.places import Count, Places
 
 NEVER = -1  # the round in which an entry changed that never did
-
-
-class Sent(NamedTuple):
-    """A frame of the server's."""
-
-    message: Message
-    round: int
-    data: bytes
 
 
 class Answers:
@@ -86,7 +79,6 @@ class CatchUp:
     def __init__(self, method: Method, digest: bytes) -> None:
         self._digest, self._initial = digest, method.task.initial
         self._sampled = method.task.participants < method.task.clients
-        self._down = method.exchanges[0].down if method.exchanges else None
         dim, kind = len(self._initial), 2 * len(method.exchanges) + 1
         tracked = method.tracked if isinstance(method, Tracked) else ()
         self._tracked = [part.name for part in tracked]
@@ -100,11 +92,10 @@ class CatchUp:
         """An empty log."""
         return Answers(self._initial, HEADER_BYTES + self.model.max_bytes, self._sampled)
 
-    def frames(self, since: int, round: int, log: Answers, server: Tensors) -> list[Sent]:
+    def orders(self, since: int, round: int, log: Answers, server: Tensors) -> tuple[Record, ...]:
         """What a client that knows the answers of rounds below `since` is sent before round `round`, in the fewest
         bytes; with `since` below 0 it is known to have another model than these lead to. `server` is the server's
         state that the answers up to round − 1 lead to."""
-        assert self._down is not None
         missed = log.missed(since, round) if since >= 0 else None
         best = sum(map(len, missed.values())) if missed is not None else None
         if self._last is None or self._last.model is not server["model"] or self._last.log_changed is not log.changed:
@@ -127,28 +118,21 @@ class CatchUp:
                     best, chosen = size, (message, values)
         if chosen is None:
             assert missed is not None
-            return [Sent(self._down, number, data) for number, data in missed.items()]
-        message, values = chosen
-        return [Sent(message, round - 1, from_server(message, values, round - 1, self._digest))]
+            return tuple(Record(Code.ANSWER, number, data=data) for number, data in missed.items())
+        data = from_server(*chosen, round - 1, self._digest)
+        return (Record(Code.MODEL, round - 1, flags=Flag.FORCED * (since < 0), data=data),)
 
     def message_of(self, data: bytes | memoryview) -> Message:
         """Which of the messages a frame says to be; w where it is none of them, so that a reader says what is wrong."""
         return self.messages.get(data[5] if len(data) > 5 else -1, self.model)
 
-    def taken_in(
-        self, exchange: Exchange[Any], cohort: Cohort, message: Message, received: Received, number: int
-    ) -> Cohort:
-        """Clients after an answer of a round, or after one of the messages that stand for all answers up to it."""
-        values = {name: torch.from_numpy(value) for name, value in received.values.items()}
-        if message.kind not in self.messages:
-            return exchange.client_receive(cohort, values, number)
-        here = {name: to_device(value, cohort.params.device) for name, value in values.items()}
+    def taken_in(self, cohort: Cohort, message: Message, received: Received) -> Cohort:
+        """Clients after one of these messages."""
+        here = {name: to_device(torch.from_numpy(own), cohort.params.device) for name, own in received.values.items()}
         if message is self.model:
-            own = here["model"]
-        else:
-            base = cohort.state["model"] if message is self.changes else to_device(self._initial, cohort.params.device)
-            own = torch.where(here["places"], here["values"][:, 0], base)
-        return self.adopted(cohort, {**here, "model": own})
+            return self.adopted(cohort, here)
+        base = cohort.state["model"] if message is self.changes else to_device(self._initial, cohort.params.device)
+        return self.adopted(cohort, {**here, "model": torch.where(here["places"], here["values"][:, 0], base)})
 
     def adopted(self, cohort: Cohort, server: Tensors, rows: Sequence[int] | None = None) -> Cohort:
         """Clients, or some `rows` of them, with the w (`[dim]` or `[clients, dim]`) of `server` and what is tracked
@@ -202,11 +186,6 @@ class _OnHost:
 def _parts(w: NDArray[np.float32], places: NDArray[np.bool_], since: int) -> dict[str, Any]:
     """Values of the messages of some entries of w."""
     return {"since": np.array([since]), "places": places, "values": w[:, None]}
-
-
-def from_server(message: Message, arrays: dict[str, Any], number: int, digest: bytes) -> bytes:
-    """A frame of the server's."""
-    return bytes(frame(message, arrays, round=number, sender=SERVER, samples=0, digest=digest))
 
 
 def fingerprints_of(models: Tensor) -> list[int]:

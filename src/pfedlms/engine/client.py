@@ -44,11 +44,10 @@ class Client:
 
     def take_in(self, cohort: Cohort, order: Record, received: Received) -> Cohort:
         """Clients after an ANSWER or a MODEL."""
-        exchange = self.method.exchanges[order.index]
         if order.code == Code.MODEL:
-            return self.by.taken_in(exchange, cohort, self.message_of(order), received, order.number)
+            return self.by.taken_in(cohort, self.message_of(order), received)
         values = {name: torch.from_numpy(value) for name, value in received.values.items()}
-        return exchange.client_receive(cohort, values, order.number)
+        return self.method.exchanges[order.index].client_receive(cohort, values, order.number)
 
     def send(self, cohort: Cohort, order: Record) -> tuple[Cohort, Tensors]:
         """Clients after SEND, and the values of their messages, `[clients, …]`."""

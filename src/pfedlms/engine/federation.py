@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,12 @@ import torch
 from pfedlms.backend import own_threads
 from pfedlms.cohort import Cohort, joined
 from pfedlms.data.federated import FederatedData
-from pfedlms.engine.catch_up import Answers
 from pfedlms.engine.client import Client
 from pfedlms.engine.criterion import Criterion
 from pfedlms.engine.participation import Clients, Participation
-from pfedlms.engine.reports import Counts, Evaluation, RoundReport, evaluation, summed
+from pfedlms.engine.reports import Counts, Evaluation, RoundReport, Stopwatch, evaluation, summed
 from pfedlms.engine.server import BEGIN, START, Server, ServerState
 from pfedlms.engine.simulate import InProcess, Link, Links, perfect_link
-from pfedlms.engine.stopwatch import Stopwatch
 from pfedlms.engine.terms import Terms
 from pfedlms.engine.training import LocalWorker, TrainSettings
 from pfedlms.engine.transport import Code, Event, Flag, Inbox, Split
@@ -76,7 +73,9 @@ class Federation:
         self._worker = LocalWorker(model, data, train, seed, who, self.largest_cohort, self.criterion)
         self._client = Client(self.method, terms.digest, terms.catch_up, self._worker, data)
         # No method of this object: its memory would only be free when Python next looks for cycles.
-        self._fresh = partial(_fresh, terms, data)
+        self._fresh: Callable[[tuple[int, ...]], Cohort] = lambda ids: terms.fresh(
+            ids, tuple(data.samples[k] for k in ids)
+        )
         self._clients = Clients(
             self.method, self._fresh, data.clients, model.device, home or model.device, self.largest_cohort
         )
@@ -110,8 +109,9 @@ class Federation:
 
     @own_threads()
     def play_round(self, evaluate_global: bool = False) -> RoundReport:
-        """The method's exchanges, then E local steps of those who take part and got the answers. If it raises, the
-        round can be played again."""
+        """The method's exchanges, then E local steps of those who take part and got the answers; after the start, if
+        that is not over. If it raises, the round can be played again."""
+        self.start()
         state = replace(self._server, measure=Flag.SHARED * evaluate_global)
         self._transport.begin_round()
         while state.round == self._server.round:
@@ -306,17 +306,18 @@ class Federation:
                 f"checkpoint: got models of shape {tuple(state['params'].shape)}, expected "
                 f"{tuple(expected.params.shape)} with the same optimizer and momentum"
             )
-        places = {name: value.device for name, value in self.method.server_start().items()}
-        server, before = (
-            {name: value.to(places[name]) for name, value in state[which].items()} for which in ("server", "before")
-        )
-        log = self._terms.catch_up.answers()
-        log.load(_log_of(state, log))
-        known = state["heard"]
-        known = dict(known.tolist()) if isinstance(known, torch.Tensor) else known  # a dict in earlier versions
-        self._server = ServerState(
-            server, server, before, log, round=state["rounds_played"], stage=BEGIN, last_answers=tuple(state["last"]),
-            answers_known=known, participants=tuple(state["trained"]),
+        log, known = state["answers"], state["heard"]
+        if "frames" not in log:  # earlier versions kept answers alone: any entry of w may have changed last
+            changed = torch.full_like(self._server.log.changed, state["rounds_played"])
+            log = {"frames": log, "changed": changed, "fingerprints": {}}
+        self._server = self._rules.restore(
+            {
+                "server": state["server"], "current": state["server"], "before": state["before"], "log": log,
+                "round": state["rounds_played"], "stage": BEGIN, "last_answers": tuple(state["last"]),
+                # A dict in earlier versions.
+                "answers_known": dict(known.tolist()) if isinstance(known, torch.Tensor) else known,
+                "participants": tuple(state["trained"]), "traffic": [], "measured": {},
+            }
         )  # fmt: skip
         self.rounds_played = self._server.round
         self._load_clients(state)
@@ -325,19 +326,6 @@ class Federation:
         self._clients.load(state, self.data.samples)
 
 
-def _fresh(terms: Terms, data: FederatedData, ids: tuple[int, ...]) -> Cohort:
-    """Clients as they start."""
-    samples = data.samples
-    return terms.fresh(ids, tuple(samples[k] for k in ids))
-
-
 def _warn(events: Iterable[Event]) -> None:
     for event in events:
         warnings.warn(str(event), stacklevel=4)
-
-
-def _log_of(state: dict[str, Any], log: Answers) -> dict[str, Any]:
-    """As a checkpoint has it. Earlier versions kept answers alone: then any entry of w may have changed last."""
-    kept: dict[str, Any] = state["answers"]
-    changed = torch.full_like(log.changed, state["rounds_played"])
-    return kept if "frames" in kept else {"frames": kept, "changed": changed, "fingerprints": {}}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from pfedlms.backend import streams
 from pfedlms.cohort import Cohort, joined
-from pfedlms.engine.objectives import attributes, changed, filled_up
+from pfedlms.engine.criterion import attributes, changed, filled_up
 from pfedlms.methods.contract import Objective, PerClient
 from pfedlms.step import Rate
 
@@ -54,7 +55,7 @@ def rebuilt(value: Any, tensors: Iterator[Tensor]) -> Any:
     """A copy of `value` with its tensors taken from `tensors` in the order of `flat`, and without cached values of
     objects."""
 
-    def taken(leaf: Tensor | PerClient) -> Tensor | PerClient:
+    def taken(leaf: Tensor | PerClient, path: str) -> Tensor | PerClient:
         return PerClient(next(tensors)) if isinstance(leaf, PerClient) else next(tensors)
 
     return changed(value, taken, fresh=True)
@@ -74,50 +75,51 @@ class _Recording:
 
 
 class Replayed:
-    """Wraps `steps` so that each computation is recorded on first use and replayed after that.
+    """Takes steps; each computation is recorded on first use and replayed after that.
 
     Inputs are copied into the recording's tensors and results out of them, so callers see ordinary values. A smaller
     cohort (because answers were lost) is padded with copies of its last client to the nearest of largest, largest / 2,
     largest / 4, …, so that few sizes are recorded; the objective's `PerClient` tensors are padded, too.
     """
 
-    def __init__(self, steps: TakeSteps, largest: int) -> None:
-        self._steps, self._largest = steps, largest
+    def __init__(self, largest: int) -> None:
+        self._largest = largest
         self._recordings: dict[object, _Recording] = {}
-        self._of_size: dict[int, int] = {}
+        self._count: Counter[tuple[str, int]] = Counter()
 
-    def __call__(self, cohort: Cohort, plan: Tensor, objective: Objective, rate: Rate) -> tuple[Cohort, Tensor]:
+    def __call__(
+        self, steps: TakeSteps, cohort: Cohort, plan: Tensor, objective: Objective, rate: Rate
+    ) -> tuple[Cohort, Tensor]:
         clients, size = len(cohort.ids), self._size(len(cohort.ids))
         objective_in = filled_up(objective, size) if size > clients else objective
         tensors: list[Tensor] = []
-        key = (size, len(plan), plan.shape[3], flat((objective_in, rate), tensors))
+        kind = steps.__name__, size
+        key = (kind, len(plan), plan.shape[3], flat((objective_in, rate), tensors))
         recording = self._recordings.get(key)
-        if recording is None and self._of_size.get(size, 0) >= _MOST_RECORDINGS:
+        if recording is None and self._count[kind] >= _MOST_RECORDINGS:
             warnings.warn(
                 f"local steps: {type(objective).__name__} is another computation in every round (fields that are no "
                 "tensors differ), so its steps are not recorded and take longer; keep what changes in tensors",
                 stacklevel=2,
             )
-            return self._steps(cohort, plan, objective, rate)
+            return steps(cohort, plan, objective, rate)
+        given = replace(cohort, state={}, scratch={}, heard={})  # steps know nothing of the method's state
         if size > clients:
-            last = cohort.at_rest().rows(slice(clients - 1, clients))
-            cohort_in = joined([cohort.at_rest(), *[last] * (size - clients)])
-            plan_in = torch.cat([plan, plan[:, :, -1:].expand(-1, -1, size - clients, -1)], dim=2)
-        else:
-            cohort_in, plan_in = cohort, plan
+            last = given.rows(slice(clients - 1, clients))
+            given = joined([given, *[last] * (size - clients)])
+            plan = torch.cat([plan, plan[:, :, -1:].expand(-1, -1, size - clients, -1)], dim=2)
         if recording is None:
-            self._of_size[size] = self._of_size.get(size, 0) + 1
-            recording = self._recordings[key] = self._record(cohort_in, plan_in, (objective_in, rate), tensors)
+            self._count[kind] += 1
+            recording = self._recordings[key] = _record(steps, given, plan, (objective_in, rate), tensors)
         else:
-            _copy(recording.cohort, cohort_in)
-            recording.plan.copy_(plan_in)
+            recording.cohort.each(Tensor.copy_, given)
+            recording.plan.copy_(plan)
             for own, value in zip(recording.tensors, tensors, strict=True):
                 own.copy_(value)
         recording.graph.replay()
-        trained = recording.trained
-        buffers = {name: value[:clients].clone() for name, value in trained.buffers.items()}
-        params, momentum = trained.params[:clients].clone(), trained.momentum[:clients].clone()
-        return replace(cohort, params=params, momentum=momentum, buffers=buffers), recording.losses[:clients].clone()
+        trained = recording.trained.each(lambda value: value[:clients].clone())
+        after = replace(cohort, params=trained.params, momentum=trained.momentum, buffers=trained.buffers)
+        return after, recording.losses[:clients].clone()
 
     def _size(self, clients: int) -> int:
         """The size at which `clients` are recorded."""
@@ -126,30 +128,28 @@ class Replayed:
             size //= 2
         return size
 
-    def _record(self, cohort: Cohort, plan: Tensor, given: tuple[Objective, Rate], tensors: list[Tensor]) -> _Recording:
-        still = replace(
-            cohort,
-            params=cohort.params.clone(),
-            momentum=cohort.momentum.clone(),
-            buffers={name: value.clone() for name, value in cohort.buffers.items()},
-        )
-        plan, own = plan.clone(), [value.clone() for value in tensors]
-        # Libraries choose algorithms and allocate workspaces on first use, which may not happen while recording. The
-        # recording gets an objective without what this one may have computed and kept: it must be computed inside.
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self._steps(still, plan[:2], *rebuilt(given, iter(own)))
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        # An older recording that is collected while this one is made would end both.
-        gc.disable()
-        try:
-            with _capture(graph, plan.device):
-                trained, losses = self._steps(still, plan, *rebuilt(given, iter(own)))
-        finally:
-            gc.enable()
-        return _Recording(graph, still, plan, own, trained, losses, given)
+
+def _record(
+    steps: TakeSteps, cohort: Cohort, plan: Tensor, given: tuple[Objective, Rate], tensors: list[Tensor]
+) -> _Recording:
+    still = cohort.each(torch.clone)
+    plan, own = plan.clone(), [value.clone() for value in tensors]
+    # Libraries choose algorithms and allocate workspaces on first use, which may not happen while recording. The
+    # recording gets an objective without what this one may have computed and kept: it must be computed inside.
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        steps(still, plan[:2], *rebuilt(given, iter(own)))
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    # An older recording that is collected while this one is made would end both.
+    gc.disable()
+    try:
+        with _capture(graph, plan.device):
+            trained, losses = steps(still, plan, *rebuilt(given, iter(own)))
+    finally:
+        gc.enable()
+    return _Recording(graph, still, plan, own, trained, losses, given)
 
 
 @contextmanager
@@ -169,10 +169,3 @@ def _capture(graph: torch.cuda.CUDAGraph, device: torch.device) -> Iterator[None
             yield
         finally:
             graph.capture_end()
-
-
-def _copy(target: Cohort, source: Cohort) -> None:
-    target.params.copy_(source.params)
-    target.momentum.copy_(source.momentum)
-    for name, value in source.buffers.items():
-        target.buffers[name].copy_(value)

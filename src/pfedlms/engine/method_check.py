@@ -11,29 +11,20 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from pfedlms.cohort import Cohort, Tensors
 from pfedlms.data import FederatedData, Partitioning, from_pool, load_dataset
 from pfedlms.engine.federation import Federation
-from pfedlms.engine.method_watch import (
-    Failed,
-    Notes,
-    answers_are_the_model,
-    expect_same,
-    odd_one_out,
-    play_on,
-    shared,
-    watched,
-)
 from pfedlms.engine.training import TrainSettings
 from pfedlms.errors import ConfigError, DivergedError, MethodError, UsageError, reason
-from pfedlms.methods.contract import Method, Tracked
+from pfedlms.methods.contract import Exchange, Method, Tracked
 from pfedlms.models import CohortModel, build
 from pfedlms.settings import problems
 from pfedlms.wire.frames import HEADER_BYTES
@@ -79,6 +70,10 @@ class Report:
                 *(f"{'':<{width + 12}}{more}" for more in text[1:]),
             ]
         return "\n".join(lines)
+
+
+class Failed(Exception):
+    """What a check found wrong."""
 
 
 def check_method(method: type[Method], **settings: Any) -> Report:
@@ -153,6 +148,53 @@ def _module(kind: str) -> nn.Module:
 
 
 @dataclass
+class Notes:
+    """What was seen of a federation while it played."""
+
+    states: dict[int, dict[int, Tensors]] = field(default_factory=dict)
+    """By round and client: `state` after its last answer."""
+    frames: list[tuple[int, bytes]] = field(default_factory=list)
+    """Clients' messages, with the sender."""
+    answers: list[tuple[int, bytes]] = field(default_factory=list)
+    models: list[Tensor | None] = field(default_factory=list)
+    """The server's tracked model after every round."""
+    sent_models: list[bool] = field(default_factory=list)
+    """Whether the answer of every round contains that model."""
+
+    def link(self, data: bytes, client: int) -> bytes:
+        self.frames.append((client, data))
+        return data
+
+    def answer_link(self, data: bytes, client: int) -> bytes:
+        self.answers.append((client, data))
+        return data
+
+    def watch(self, exchange: Exchange[Any]) -> None:
+        """Note clients' state after every answer."""
+        receive = exchange.client_receive
+
+        def watched(cohort: Cohort, values: Tensors, round: int) -> Cohort:
+            after = receive(cohort, values, round)
+            if isinstance(after, Cohort):
+                for row, client in enumerate(after.ids):
+                    state = {name: value[row].clone() for name, value in after.state.items() if value.ndim}
+                    self.states.setdefault(round, {})[client] = state
+            return after
+
+        object.__setattr__(exchange, "client_receive", watched)
+
+    def play(self, federation: Federation, rounds: int) -> dict[str, Any]:
+        """The federation's state after some more rounds."""
+        for _ in range(rounds):
+            federation.play_round()
+            model = federation.state()["server"].get("model")
+            self.models.append(model)
+            sent = self.answers[-1][1] if self.answers else b""
+            self.sent_models.append(model is not None and model.numpy().tobytes() in sent)
+        return federation.state()
+
+
+@dataclass
 class _Battery:
     method: type[Method]
     settings: dict[str, Any]
@@ -160,8 +202,7 @@ class _Battery:
     def _play(self, rounds: int = ROUNDS, **options: Any) -> tuple[dict[str, Any], Notes]:
         """The federation's state after some rounds, and what was seen meanwhile."""
         federation, notes = self._federation(**options)
-        federation.start()
-        return play_on(federation, notes, rounds), notes
+        return notes.play(federation, rounds), notes
 
     def _federation(self, model: str = "dense", linked: bool = True, **options: Any) -> tuple[Federation, Notes]:
         names, notes = {each.name for each in fields(TrainSettings)}, Notes()
@@ -169,13 +210,22 @@ class _Battery:
         settings = {**self.settings, **options.pop("settings", {})}
         links: dict[str, Any] = {"link": notes.link, "answer_link": notes.answer_link} if linked else {}
         chosen, module = self.method.Settings(**settings), CohortModel(_module(model), torch.device("cpu"))
-        made = Federation(watched(self.method, notes), chosen, module, _digits(), train, SEED, **links, **options)
+        made = Federation(self._watched(notes), chosen, module, _digits(), train, SEED, **links, **options)
         return made, notes
+
+    def _watched(self, notes: Notes) -> type[Method]:
+        method = self.method
+
+        def __init__(self: Method, task: Any, settings: Any) -> None:
+            method.__init__(self, task, settings)
+            for exchange in self.exchanges:
+                notes.watch(exchange)
+
+        return type(method.__name__, (method,), {"__init__": __init__, "__module__": method.__module__})
 
     def rounds(self) -> str:
         federation, notes = self._federation()
-        federation.start()
-        play_on(federation, notes, ROUNDS - 1)
+        notes.play(federation, ROUNDS - 1)
         report = federation.play_round(evaluate_global=True)
         if not np.isfinite(report.loss):
             raise Failed("the loss is not finite after three rounds; lower what the method moves models by")
@@ -186,39 +236,38 @@ class _Battery:
             first = self._play()
         with _other_generators(2):
             second = self._play()
-        expect_same(first, second, "two runs with the same seed")
+        _expect_same(first, second, "two runs with the same seed")
         return "two runs with one seed give the same messages and the same state"
 
     def cohort_sizes(self) -> str:
         one = self._play(cohort_size=1)
         for size in (3, 0):
-            expect_same(one, self._play(cohort_size=size), f"cohorts of 1 and of {size or 'all'} clients")
+            _expect_same(one, self._play(cohort_size=size), f"cohorts of 1 and of {size or 'all'} clients")
         return f"cohorts of 1, 3 and {CLIENTS} clients give the same messages and the same state"
 
     def models(self) -> str:
         """Others than the small dense one: clients are trained in parts, or one after another."""
         for model in ("wide", "convolutional"):
             one, together = (self._play(1, model=model, cohort_size=size) for size in (1, 0))
-            expect_same(one, together, f"clients of a {model} model, alone and together")
+            _expect_same(one, together, f"clients of a {model} model, alone and together")
         return "the same with a wide model, whose clients are trained in parts, and with convolutions and batch norm"
 
     def resume(self) -> str:
         federation, notes = self._federation()
-        federation.start()
         file = io.BytesIO()
-        torch.save(play_on(federation, notes, 2), file)
+        torch.save(notes.play(federation, 2), file)
         before = len(notes.frames)
-        whole = play_on(federation, notes, 2)
+        whole = notes.play(federation, 2)
         file.seek(0)
         resumed, later = self._federation(cohort_size=2)
         resumed.load(torch.load(file, weights_only=True))
         notes.frames = notes.frames[before:]
-        expect_same((whole, notes), (play_on(resumed, later, 2), later), "a run and its resumption from a checkpoint")
+        _expect_same((whole, notes), (later.play(resumed, 2), later), "a run and its resumption from a checkpoint")
         return "a run that is resumed from a checkpoint ends as the run that was not stopped"
 
     def participation(self) -> str:
         one, (state, notes) = (self._play(7, cohort_size=size, participation=0.6) for size in (1, 0))
-        expect_same(one, (state, notes), "cohorts of 1 and of all participants, when 3 of 5 clients take part")
+        _expect_same(one, (state, notes), "cohorts of 1 and of all participants, when 3 of 5 clients take part")
         for round, model in enumerate(notes.models):
             for client, kept in notes.states.get(round, {}).items() if issubclass(self.method, Tracked) else ():
                 if model is not None and not torch.equal(kept["model"], model):
@@ -227,10 +276,10 @@ class _Battery:
                         "it was absent before; leave `tracks` true unless every answer is the model itself"
                     )
         _, everyone = self._play()
-        for name in shared(everyone):
+        for name in _shared(everyone):
             for round, states in notes.states.items():
                 rows = {client: kept[name] for client, kept in states.items()}
-                if (odd := odd_one_out(rows)) is not None:
+                if (odd := _odd_one_out(rows)) is not None:
                     raise Failed(
                         f'state["{name}"] is the same with all clients while all take part; but when some are absent, '
                         f"client {odd} has other values after the answer of round {round + 1}: it missed "
@@ -241,27 +290,24 @@ class _Battery:
             "answer: clients that come back then need nothing else, which saves bytes"
         )
         told = "3 of 5 clients take part in a round; clients that were absent receive what they need"
-        return told + hint * (self.method.tracks and answers_are_the_model(notes))
+        return told + hint * (self.method.tracks and all(notes.sent_models))
 
     def lost_messages(self) -> str:
         one, together = (self._play(8, cohort_size=size, lost=0.1, quorum=0.0) for size in (1, 0))
-        expect_same(one, together, "cohorts of 1 and of all clients, when a tenth of all messages is lost")
+        _expect_same(one, together, "cohorts of 1 and of all clients, when a tenth of all messages is lost")
         return "a tenth of all messages is lost, and rounds go on"
 
     def real_bytes(self) -> str:
         (state, notes), (unlinked, _) = self._play(), self._play(linked=False)
-        if notes.wrong:
-            raise Failed(f"{notes.wrong[0]}; check the field's kind, its levels and its range")
-        expect_same((state, notes), (unlinked, notes), "messages that are sent one by one and together")
+        _expect_same((state, notes), (unlinked, notes), "messages that are sent one by one and together")
         federation, counted = self._federation()
-        federation.start()
         traffic = federation.play_round().traffic
         for name, frames in (("up", counted.frames), ("down", counted.answers)):
             sent, reported = sum(len(data) - HEADER_BYTES for _, data in frames), getattr(traffic, f"{name}_payload")
             if sent != reported:
                 raise Failed(f"{sent} bytes were sent {name}, but {reported} were counted")
         up, down = (value / CLIENTS for value in (traffic.up_payload, traffic.down_payload))
-        return f"messages arrive as they were sent: {up:,.0f} bytes up and {down:,.0f} down for each client and round"
+        return f"bytes that are sent are counted: {up:,.0f} bytes up and {down:,.0f} down for each client and round"
 
     def limits(self) -> str:
         tried = 0
@@ -302,3 +348,57 @@ def _other_generators(seed: int) -> Iterator[None]:
         finally:
             random.setstate(kept)
             np.random.set_state(arrays)
+
+
+def _shared(notes: Notes) -> list[str]:
+    """Entries of `state` that all clients have in common after every answer, and that change from round to round."""
+    rounds = list(notes.states.values())
+    if not rounds:
+        return []
+    first, last = rounds[0][0], rounds[-1][0]
+    changed = [n for n, own in first.items() if own.is_floating_point() and own.ndim and not torch.equal(own, last[n])]
+    return [n for n in changed if all(_odd_one_out({k: own[n] for k, own in each.items()}) is None for each in rounds)]
+
+
+def _odd_one_out(rows: dict[int, Tensor]) -> int | None:
+    """A client whose tensor is not that of the first."""
+    first = next(iter(rows.values()))
+    return next((client for client, value in rows.items() if not torch.equal(value, first)), None)
+
+
+# --- comparing --------------------------------------------------------------------------------------------------------
+
+_WHY = (
+    "Each client's results must follow from that client's own rows, its messages, the seed and the round alone: mark "
+    "per-client tensors of an objective with PerClient, take no sum or mean over the clients axis, name random streams "
+    "by seed, round and client (pfedlms.rng), and keep nothing on `self` or in global variables"
+)
+
+
+def _expect_same(one: tuple[dict[str, Any], Notes], other: tuple[dict[str, Any], Notes], what: str) -> None:
+    path = _difference(one[0], other[0])
+    if path is not None:
+        raise Failed(f"{what} differ in {path}. {_WHY}")
+    for (client, data), (_, again) in zip(one[1].frames, other[1].frames, strict=False):
+        if data != again:
+            raise Failed(f"{what} differ in a message of client {client}. {_WHY}")
+    if len(one[1].frames) != len(other[1].frames):
+        raise Failed(f"{what} differ in the number of messages. {_WHY}")
+
+
+def _difference(one: Any, other: Any, path: str = "") -> str | None:
+    """Where two nested values differ first, by name; None if nowhere."""
+    if isinstance(one, Tensor):
+        same = isinstance(other, Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+        return None if same else path
+    if isinstance(one, dict):
+        if one.keys() != other.keys():
+            return f"{path} (its keys)"
+        parts = ((f"{path}.{key}" if path else str(key), one[key], other[key]) for key in one)
+    elif isinstance(one, list | tuple):
+        if len(one) != len(other):
+            return f"{path} (its length)"
+        parts = ((f"{path}[{place}]", mine, other[place]) for place, mine in enumerate(one))
+    else:
+        return None if one == other else path
+    return next((found for name, mine, yours in parts if (found := _difference(mine, yours, name)) is not None), None)

@@ -29,12 +29,11 @@ from numpy.typing import NDArray
 
 from pfedlms.backend import own_threads
 from pfedlms.cohort import Cohort
-from pfedlms.engine.absent import KEPT, merged_rows, only_rows
 from pfedlms.engine.federation import Federation
-from pfedlms.engine.participation import state_of
+from pfedlms.engine.participation import KEPT, merged_rows, state_of
 from pfedlms.engine.reports import Counts
-from pfedlms.engine.simulate import InProcess
-from pfedlms.engine.transport import Code, Event, Inbox, Record, Request
+from pfedlms.engine.simulate import InProcess, refused
+from pfedlms.engine.transport import Code, Inbox, Record, Request
 from pfedlms.errors import PfedlmsError, RunError, UsageError, WireError
 
 _HOST = torch.device("cpu")
@@ -192,12 +191,7 @@ class SharedFederation(Federation):
         return [cohort.to(_HOST) for cohort in self._clients.present], self._clients.absent.state()
 
     def _on_load(self, state: dict[str, Any]) -> None:
-        rows = [row for row, client in enumerate(state["trained"]) if client in self._own]
-        own = {"trained": [state["trained"][row] for row in rows], "away": only_rows(state["away"], self._own)}
-        for name in KEPT:
-            value = state[name]
-            own[name] = {key: each[rows] for key, each in value.items()} if isinstance(value, dict) else value[rows]
-        self._clients.load(own, self.data.samples)
+        self._clients.load(state, self.data.samples, self._own)
 
 
 class _Share(InProcess):
@@ -252,9 +246,7 @@ class _Frames:
                         aggregation.take(data)
                     except WireError as error:
                         inbox.rejected += 1
-                        sender = int.from_bytes(data[12:16], "little")
-                        text = f"is left out of this exchange: {type(error).__name__}: {error}"
-                        inbox.events.append(Event(inbox.round, sender, "message_refused", text))
+                        inbox.events.append(refused(inbox.round, int.from_bytes(data[12:16], "little"), error))
         aggregation.add_up()
 
 

@@ -1,10 +1,15 @@
-"""What a round measures: bytes and accuracies."""
+"""What a round measures: bytes, accuracies and seconds; and whether a shared model falls apart."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import exp, inf
+from statistics import median
+
+import torch
 
 Counts = dict[int, tuple[float, float, int]]
 """By client: correct predictions (or summed scores), summed loss, and samples."""
@@ -117,3 +122,52 @@ def evaluation(tested: Counts, validated: Counts, percent: bool) -> Evaluation |
     """Clients' own models on their test and validation splits."""
     found = summed(tested, percent)
     return found and replace(found, validation=summed(validated, percent))
+
+
+class Stopwatch:
+    """Seconds by stage. On a GPU every stage waits for the device at its end, so a profiled run is a little slower.
+    Without a device it measures nothing and does not wait."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.seconds: dict[str, float] = {}
+        self.device = device
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Add the time of the block to `name`; the time of a stage inside another counts for both."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            if self.device is not None:
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)
+                self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
+
+
+# --- a shared model that falls apart while the clients' own, which take local steps from it, still look fine ---------
+
+WINDOW = 5
+"""Evaluations of which the median is looked at: one with unlucky participants says nothing."""
+DROP = 0.8
+"""A median below this share of the best one so far is a model that gets worse."""
+FINE = 0.9
+"""Above this share of its best, P-acc looks fine: else everybody sees that something is wrong."""
+LAG = 0.5
+"""A median below this share of that of P-acc is a model of little use. (Where clients hold few classes each, half of
+P-acc is nothing unusual early on: so only once the model no longer gets better.)"""
+
+
+def falls_apart(shared: Sequence[float], personal: Sequence[float]) -> str | None:
+    """What is wrong with the shared model after the last of some evaluations, by G-acc and P-acc in percent of all of
+    them; None if nothing is."""
+    if len(shared) < 2 * WINDOW:
+        return None
+    medians = [median(shared[end - WINDOW : end]) for end in range(WINDOW, len(shared) + 1)]
+    now, best, own = medians[-1], max(medians), median(personal[-WINDOW:])
+    finest = max(median(personal[end - WINDOW : end]) for end in range(WINDOW, len(personal) + 1))
+    if now < DROP * best and max(shared[-WINDOW:]) < best and own > FINE * finest:
+        return f"G-acc has fallen from {best:.1f} % to {now:.1f} % while P-acc is {own:.1f} %"
+    if len(shared) >= 4 * WINDOW and now < LAG * own and now <= medians[-1 - WINDOW]:
+        return f"G-acc stays at {now:.1f} % while P-acc is {own:.1f} %"
+    return None

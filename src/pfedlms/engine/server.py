@@ -19,11 +19,10 @@ from typing import Any
 
 from pfedlms.cohort import Tensors
 from pfedlms.engine.aggregation import Aggregation
-from pfedlms.engine.catch_up import Answers, from_server
-from pfedlms.engine.reports import Counts, RoundReport, Traffic, mean_loss, summed
-from pfedlms.engine.stopwatch import Stopwatch
+from pfedlms.engine.catch_up import Answers
+from pfedlms.engine.reports import Counts, RoundReport, Stopwatch, Traffic, mean_loss, summed
 from pfedlms.engine.terms import Terms
-from pfedlms.engine.transport import Code, Event, Flag, Inbox, Missed, Record, Request, Split
+from pfedlms.engine.transport import Code, Event, Flag, Inbox, Missed, Record, Request, Split, from_server
 from pfedlms.errors import QuorumError
 
 REMEDY = "lower run.lost or run.quorum (to go on, in the run's config.toml), or let more clients take part"
@@ -207,12 +206,9 @@ class Server:
         for client in clients:
             if (since := state.answers_known.get(client, 0)) < number:
                 lacking.setdefault(since, []).append(client)
-        (exchange,), found = self._exchanges, []
+        found = []
         for since, ids in sorted(lacking.items()):
-            frames = self._terms.catch_up.frames(since, number, state.log, state.server)
-            forced = Flag.FORCED * (since == OUT_OF_SYNC)
-            code, flags = (Code.ANSWER, 0) if frames[0].message is exchange.down else (Code.MODEL, forced)
-            orders = tuple(Record(code, each.round, flags=flags, data=each.data) for each in frames)
+            orders = self._terms.catch_up.orders(since, number, state.log, state.server)
             found.append(Missed(tuple(ids), orders, state.log.fingerprints.get(since - 1), state.server))
         return tuple(found)
 

@@ -16,11 +16,11 @@ from pfedlms import rng
 from pfedlms.backend import has_triton
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.engine.aggregation import Aggregation
-from pfedlms.engine.catch_up import fingerprints_of, from_server
+from pfedlms.engine.catch_up import fingerprints_of
 from pfedlms.engine.client import Client, on_host
 from pfedlms.engine.participation import Clients
-from pfedlms.engine.stopwatch import Stopwatch
-from pfedlms.engine.transport import Code, Event, Flag, Inbox, Missed, Record, Request, Split
+from pfedlms.engine.reports import Stopwatch
+from pfedlms.engine.transport import Code, Event, Flag, Inbox, Missed, Record, Request, Split, from_server
 from pfedlms.errors import RunError, WireError
 from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake, Received, frame, frame_on_gpu, frame_rows
 
@@ -72,7 +72,7 @@ class InProcess:
         self.client, self._clients = client, clients
         self._links, self._watch = links or Links(), watch or Stopwatch()
         self._ongoing: list[Cohort] = []
-        self._memory = _Memory()
+        self._memory = np.empty(0, np.uint8)
         self._ahead: tuple[Cohort, Record, tuple[Cohort, dict[str, Any]]] | None = None
 
     def begin_round(self) -> None:
@@ -167,10 +167,9 @@ class InProcess:
 
     def send(self, request: Request, order: Record, cohorts: Sequence[Cohort], inbox: Inbox) -> list[Cohort]:
         """Every client's message up. The clients after sending."""
-        aggregation = inbox.aggregation
+        aggregation, after = inbox.aggregation, []
         assert aggregation is not None  # the server opens one for every SEND
         inbox.expected = sum(len(cohort.ids) for cohort in cohorts)
-        after, uplink = [], _Uplink(self.client.digest, self._links, request, aggregation, inbox, self._memory)
         for cohort in cohorts:
             ahead, self._ahead = self._ahead, None
             known = ahead is not None and ahead[0] is cohort and ahead[1] == order
@@ -178,12 +177,55 @@ class InProcess:
             after.append(cohort)
             for start in range(0, len(cohort.ids), aggregation.capacity):
                 some = slice(start, start + aggregation.capacity)
-                own = {name: array[some] for name, array in rows.items()}
+                ids, samples = cohort.ids[some], cohort.samples[some]
                 with self._watch.stage("messages up"):
-                    uplink.carry(order.number, cohort.ids[some], cohort.samples[some], own)
+                    payload = self._deliver(order.number, ids, samples, _some(rows, some), aggregation, inbox)
+                    inbox.count_up(request, payload, len(ids))
                 with self._watch.stage("server"):
                     aggregation.add_up()
         return after
+
+    def _deliver(
+        self, round: int, ids: Sequence[int], samples: Sequence[int], rows: dict[str, Any], aggregation: Aggregation,
+        inbox: Inbox,
+    ) -> int:  # fmt: skip
+        """Some clients' messages, `[clients, …]`, to the aggregation: together if all are of one size with nothing
+        wrong, else one after another. How many bytes their payloads have."""
+        message, digest, links = aggregation.exchange.up, self.client.digest, self._links
+        if any(isinstance(own, Tensor) for own in rows.values()):
+            if aggregation.adds_on_gpu:  # frames stay in the memory of the GPU that has the clients
+                there = frame_on_gpu(message, rows, round=round, senders=ids, samples=samples, digest=digest)
+                if aggregation.take_rows(there, ids, samples):
+                    return len(ids) * message.max_bytes
+            rows = on_host(rows)
+        size = message.rows_size(rows) if links.is_perfect and message.in_rows else None
+        if size is not None:
+            frames = self._room(len(ids), HEADER_BYTES + size)
+            frame_rows(message, rows, round=round, senders=ids, samples=samples, digest=digest, out=frames)
+            if aggregation.take_rows(frames, ids, samples):
+                return len(ids) * size
+        payload, out = 0, self._room(1, HEADER_BYTES + message.max_bytes)[0].data
+        for row, (client, own) in enumerate(zip(ids, samples, strict=True)):
+            values = _some(rows, row)
+            data = frame(message, values, round=round, sender=client, samples=own, digest=digest, out=out)
+            payload += len(data) - HEADER_BYTES
+            got = links.carry(links.up, data, client, round, message.kind)
+            try:
+                if got is None:
+                    raise WireError("nothing arrived")
+                aggregation.take(got)
+            except WireError as error:
+                inbox.rejected += 1
+                if not links.expected_loss(got):
+                    inbox.events.append(refused(round, client, error))
+        return payload
+
+    def _room(self, count: int, size: int) -> NDArray[np.uint8]:
+        """Room for `count` frames of `size` bytes, until the next call: fresh memory costs more than the copy into
+        it."""
+        if count * size > len(self._memory):
+            self._memory = np.empty(count * size, np.uint8)
+        return self._memory[: count * size].reshape(count, size)
 
     def _messages(self, cohort: Cohort, order: Record) -> tuple[Cohort, dict[str, Any]]:
         """Clients after sending, and the rows of their messages."""
@@ -191,7 +233,7 @@ class InProcess:
             after, values = self.client.send(cohort, order)
         message, there = self.client.method.exchanges[order.index].up, all(value.is_cuda for value in values.values())
         if there and message.only_floats and message.max_bytes >= _LONG and self._links.is_perfect and has_triton():
-            return after, values  # the GPU frames them, see `_Uplink`
+            return after, values  # the GPU frames them, see `_deliver`
         with self._watch.stage("messages up"):
             return after, on_host(values)
 
@@ -255,78 +297,15 @@ def hold_exchange(
     return after, server, replace(send, code=Code.ANSWER, data=answer), inbox
 
 
-class _Memory:
-    """Memory for frames, used again: fresh memory costs more than the copy into it."""
-
-    def __init__(self) -> None:
-        self._bytes = np.empty(0, np.uint8)
-
-    def frames(self, count: int, size: int) -> NDArray[np.uint8]:
-        """Room for `count` frames of `size` bytes, until the next call."""
-        if count * size > len(self._bytes):
-            self._bytes = np.empty(count * size, np.uint8)
-        return self._bytes[: count * size].reshape(count, size)
+def _some(rows: dict[str, Any], which: slice | int) -> dict[str, Any]:
+    return {name: values[which] for name, values in rows.items()}
 
 
-class _Uplink:
-    """Messages of one exchange on their way up."""
-
-    def __init__(
-        self, digest: bytes, links: Links, request: Request, aggregation: Aggregation, inbox: Inbox, memory: _Memory
-    ) -> None:
-        self._digest, self._links, self._request = digest, links, request
-        self._message, self._aggregation, self._inbox = aggregation.exchange.up, aggregation, inbox
-        self._memory = memory
-
-    def carry(self, round: int, ids: Sequence[int], samples: Sequence[int], rows: dict[str, Any]) -> None:
-        """Messages of some clients, `[clients, …]`, to the aggregation."""
-        if self._on_gpu(round, ids, samples, rows):
-            return
-        if any(isinstance(own, Tensor) for own in rows.values()):
-            rows = on_host(rows)
-        if self._together(round, ids, samples, rows):
-            return
-        payload, out = 0, self._memory.frames(1, HEADER_BYTES + self._message.max_bytes)[0].data
-        for row, (client, own) in enumerate(zip(ids, samples, strict=True)):
-            data = frame(
-                self._message, {name: array[row] for name, array in rows.items()}, round=round, sender=client,
-                samples=own, digest=self._digest, out=out,
-            )  # fmt: skip
-            payload += len(data) - HEADER_BYTES
-            got = self._links.carry(self._links.up, data, client, round, self._message.kind)
-            try:
-                if got is None:
-                    raise WireError("nothing arrived")
-                self._aggregation.take(got)
-            except WireError as error:
-                self._inbox.rejected += 1
-                if not self._links.expected_loss(got):
-                    text = f"is left out of this exchange: {type(error).__name__}: {error}"
-                    self._inbox.events.append(Event(round, client, "message_refused", text))
-        self._inbox.count_up(self._request, payload, len(ids))
-
-    def _on_gpu(self, round: int, ids: Sequence[int], samples: Sequence[int], rows: dict[str, Any]) -> bool:
-        """Frames stay in the memory of the GPU that has the clients and adds them up; else nothing was sent."""
-        there = all(isinstance(own, Tensor) for own in rows.values())
-        if not there or not self._aggregation.adds_on_gpu or sorted(ids) != list(ids):
-            return False
-        frames = frame_on_gpu(self._message, rows, round=round, senders=ids, samples=samples, digest=self._digest)
-        if not self._aggregation.take_rows(frames, ids, samples):
-            return False
-        self._inbox.count_up(self._request, len(ids) * self._message.max_bytes, len(ids))
-        return True
-
-    def _together(self, round: int, ids: Sequence[int], samples: Sequence[int], rows: dict[str, Any]) -> bool:
-        """The same for messages that are all of one size, with nothing wrong; else nothing was sent."""
-        size = self._message.rows_size(rows) if self._links.is_perfect and self._message.in_rows else None
-        if size is None or sorted(ids) != list(ids):
-            return False
-        out = self._memory.frames(len(ids), HEADER_BYTES + size)
-        frame_rows(self._message, rows, round=round, senders=ids, samples=samples, digest=self._digest, out=out)
-        if not self._aggregation.take_rows(out, ids, samples):
-            return False
-        self._inbox.count_up(self._request, len(ids) * size, len(ids))
-        return True
+def refused(round: int, client: int, error: WireError) -> Event:
+    """That a client's message was refused."""
+    return Event(
+        round, client, "message_refused", f"is left out of this exchange: {type(error).__name__}: {error}"
+    )  # fmt: skip
 
 
 def _without(cohorts: Sequence[Cohort], lost: set[int]) -> list[Cohort]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from weakref import WeakMethod
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,25 +15,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedlms import rng
-from pfedlms.backend import backend_of, overlapped, spread, streams, to_host_later
+from pfedlms.backend import backend_of, overlapped, spread, streams, to_device, to_host_later
 from pfedlms.cohort import Cohort
 from pfedlms.data.batches import Augmentation, batches
 from pfedlms.data.federated import FederatedData
 from pfedlms.data.partition import Indices
-from pfedlms.engine.borders import (
-    check_cohort,
-    check_given_objective,
-    check_same_clients,
-    checked_gradient,
-    checked_objective,
-    checked_step,
-    named,
-)
-from pfedlms.engine.criterion import Criterion
+from pfedlms.engine.borders import named
+from pfedlms.engine.criterion import Criterion, check_objective, checked_gradient, checked_step, splitter
 from pfedlms.engine.graphs import Replayed, TakeSteps
-from pfedlms.engine.objectives import splitter
 from pfedlms.engine.participation import Participation
-from pfedlms.engine.sweeps import Sweeps, samples_at
 from pfedlms.errors import DivergedError
 from pfedlms.methods.contract import Method, Objective
 from pfedlms.models.forward import CohortModel
@@ -43,6 +33,10 @@ from pfedlms.step.schedule import Schedule, steps_of
 Wait = Callable[[], Tensor]
 """Waits for local steps to end: each client's mean task loss in them, `[clients]`, on the host. It raises DivergedError
 where a loss or a model is not finite."""
+
+_BATCH = 256  # samples of a client in a batch of an evaluation
+_TOKENS = 4096  # of windows of tokens, each of which has an output per entry of the vocabulary
+_SHORT, _FEW = 1 << 23, 32  # numbers of a batch of all clients, and batches, that a GPU is soon through with
 
 
 @dataclass(frozen=True)
@@ -102,40 +96,41 @@ class LocalWorker:
         self._augmentation = Augmentation(seed, crop, flip) if crop or flip else None
         # One client after another is the reference, which runs without recordings.
         recorded = (largest > 1 or data.clients == 1) and backend_of(model.initial) == "gpu" and criterion.stacks
-        self._recorded = recorded
-        # Weakly, so that a run's memory is free when the run is, and not when Python next looks for cycles.
-        steps, gradients, scores = map(weakly, (self._steps, self._gradients, self._scores))
-        self._run_steps = Replayed(steps, largest) if recorded else steps
-        self._sum_gradients = Replayed(gradients, largest) if recorded else gradients
-        self._sum_scores = Replayed(scores, largest) if recorded else scores
+        self._replayed = Replayed(largest) if recorded else None
         self._rates = train.rates
         self._plans: dict[tuple[tuple[int, ...], int], Tensor] = {}
-        self._sweeps = Sweeps(data)
+        self._places: dict[int, tuple[Any, tuple[int, ...], Tensor]] = {}
+        self._sweep = _BATCH if data.positions == 1 else max(1, _TOKENS // data.positions)
+
+    def _run(
+        self, steps: TakeSteps, cohort: Cohort, plan: Tensor, objective: Objective, rate: Rate
+    ) -> tuple[Cohort, Tensor]:
+        """`steps`, recorded and replayed on a GPU."""
+        if self._replayed is None:
+            return steps(cohort, plan, objective, rate)
+        return self._replayed(steps, cohort, plan, objective, rate)
 
     def local_update(self, method: Method, cohort: Cohort, phase: int) -> tuple[Cohort, Wait]:
         """The clients' work between two exchanges: E local steps on the method's objective, then its `after_training`.
         The losses are those of the E steps. Phase 0 is the start, phase r + 1 belongs to round r. On a GPU the steps
         may still run."""
         with named(method):
-            check_cohort(cohort)
-            objective = checked_objective(method, cohort, phase - 1) if phase else Objective()
+            objective = method.objective(cohort, phase - 1) if phase else Objective()
             trained, losses = self._launch(cohort, objective, phase)
             if type(method).after_training is not Method.after_training:
                 losses()  # a method's own code gets models that are finite
-            after = method.after_training(trained, phase, self)
-            check_same_clients("after_training", trained, after)
-            return after, losses
+            return method.after_training(trained, phase, self), losses
 
     def train(self, cohort: Cohort, objective: Objective, phase: int, steps: int = 0) -> tuple[Cohort, Tensor]:
         """See `ClientWork`."""
-        check_given_objective(objective, cohort)
+        check_objective(objective, cohort)
         trained, losses = self._launch(cohort, objective, phase, steps)
         return trained, losses()
 
     def _launch(self, cohort: Cohort, objective: Objective, phase: int, steps: int = 0) -> tuple[Cohort, Wait]:
         """The E local steps of one cohort, or `steps` of them."""
         plan = self._drawn(cohort.ids, phase, steps) if steps else self.plan(cohort, phase)
-        with seeded_modules(rng.stream(self._seed, "module", phase, cohort.ids[0]), self._model.device):
+        with self._seeded(cohort, phase):
             trained, losses = self._in_parts(cohort, plan, objective, self._rate(phase))
         measured = to_host_later(losses, trained.params.sum(dim=1))
         if cohort.params.is_cuda and len(cohort.ids) == self._participation.count:
@@ -199,7 +194,7 @@ class LocalWorker:
     def _most_steps(self, needed: int) -> int:
         """Steps of a plan in which the client with most samples takes `needed`. Recorded steps have few lengths: the
         largest of all clients, half of it, a quarter, …"""
-        if not (self._train.local_epochs and self._recorded):
+        if not self._train.local_epochs or self._replayed is None:
             return needed
         most = self._train.steps_of(max(self._data.samples))
         while most // 2 >= needed:
@@ -210,13 +205,13 @@ class LocalWorker:
         """All steps of some clients, then of the next ones, in the parts that suit the model."""
         parts = self._model.parts(len(cohort.ids))
         if len(parts) == 1:
-            return self._run_steps(cohort, plan, objective, rate)
+            return self._run(self._steps, cohort, plan, objective, rate)
         # What steps change; the rest of the state belongs to the method.
         trained = replace(cohort, state={}, scratch={}).each(torch.empty_like)
         losses, objective_of = torch.empty(len(cohort.ids)), splitter(objective)
 
         def train(rows: slice) -> None:
-            part, losses[rows] = self._run_steps(cohort.rows(rows), plan[:, :, rows], objective_of(rows), rate)
+            part, losses[rows] = self._run(self._steps, cohort.rows(rows), plan[:, :, rows], objective_of(rows), rate)
             trained.rows(rows).each(Tensor.copy_, part)
 
         spread(train, parts)
@@ -257,8 +252,8 @@ class LocalWorker:
     def mean_gradient(self, cohort: Cohort, params: Tensor, round: int) -> Tensor:
         """See `ClientWork`; running statistics are left as they are."""
         start, plan = cohort.with_model(params), self.plan(cohort, round + 1)
-        with seeded_modules(rng.stream(self._seed, "module", round + 1, cohort.ids[0]), self._model.device):
-            summed, _ = self._sum_gradients(start, plan, Objective(), 0.0)
+        with self._seeded(cohort, round + 1):
+            summed, _ = self._run(self._gradients, start, plan, Objective(), 0.0)
         if not self._train.local_epochs:
             return summed.params / self._train.local_steps
         return summed.params / torch.from_numpy(self._steps_of(cohort.ids)).to(params).unsqueeze(1)
@@ -268,10 +263,8 @@ class LocalWorker:
         `_steps`, so that `Replayed` can record it, too."""
         buffers = {name: value.clone() for name, value in cohort.buffers.items()}
         total, gradients = torch.zeros_like(cohort.params), torch.empty_like(cohort.params)
-        losses, minimised = (
-            torch.zeros(len(total), device=total.device),
-            partial(self._criterion.minimised, splitter(objective)),
-        )
+        losses = torch.zeros(len(total), device=total.device)
+        minimised = partial(self._criterion.minimised, splitter(objective))
         for chosen in plan:
             x, y = self._training_samples(chosen), self._data.y[chosen[0]]
             losses += self._model.gradient(gradients, cohort.params, buffers, x, y, minimised)
@@ -291,7 +284,7 @@ class LocalWorker:
                 summed = self._criterion.measured(outputs, y[rows])[1]
                 found[rows] = summed.mean(dim=1) / self._data.positions  # a mean over tokens, as steps have it
 
-        with seeded_modules(rng.stream(self._seed, "module", round + 1, cohort.ids[0]), self._model.device):
+        with self._seeded(cohort, round + 1):
             spread(measure, self._model.parts(len(params)))
         return found
 
@@ -301,7 +294,7 @@ class LocalWorker:
         device = cohort.params.device
         sums = torch.zeros(clients, classes, self._model.feature_size, device=device)
         counts = torch.zeros(clients, classes, device=device)
-        for x, y, mask in self._sweeps.batches(self._sweeps.places(cohort.ids, self._data.train)):
+        for x, y, mask in self._batches_at(self._all_places(cohort.ids, self._data.train)):
             with torch.no_grad():
                 _, features = self._model.forward(cohort.params, cohort.buffers, x, training=False, features=True)
             assert features is not None  # asked for above
@@ -319,12 +312,15 @@ class LocalWorker:
         `held`, with its own running statistics."""
         kind = torch.int64 if self._criterion.score is None else torch.float64
         self._data.find(cohort.ids)
-        places, own = self._sweeps.places(cohort.ids, held), replace(cohort.at_rest(), state={})
-        own = replace(own, params=params.expand_as(cohort.params))
+        places = self._all_places(cohort.ids, held)
+        own = replace(cohort.at_rest(), state={}, params=params.expand_as(cohort.params))
         found = torch.empty(len(cohort.ids), 2, dtype=torch.float64, device=cohort.params.device)
         # Other clients would have other places in every evaluation, and a custom metric may look at values.
         known = len(cohort.ids) == self._data.clients and self._criterion.score is None
-        run = self._sum_scores if self._recorded and known and self._sweeps.are_short(places) else self._scores
+        # The host takes longer to launch an evaluation of small models than a GPU to compute it.
+        numbers = len(cohort.ids) * self._sweep * self._data.x[0].numel()
+        short = numbers <= _SHORT and places.shape[3] <= _FEW * self._sweep
+        run = partial(self._run, self._scores) if known and short else self._scores
 
         def test(rows: slice) -> None:
             found[rows] = run(own.rows(rows), places[:, :, rows], Objective(), 0.0)[1]
@@ -337,7 +333,7 @@ class LocalWorker:
         can record it, too."""
         kind = torch.int64 if self._criterion.score is None else torch.float64
         found = torch.zeros(len(cohort.ids), 2, dtype=torch.float64, device=cohort.params.device)
-        for x, y, mask in self._sweeps.batches(places):
+        for x, y, mask in self._batches_at(places):
             with torch.no_grad():
                 outputs, _ = self._model.forward(cohort.params, cohort.buffers, x, training=False)
                 score, loss = self._criterion.measured(outputs, y)
@@ -345,23 +341,46 @@ class LocalWorker:
             found[:, 1] += loss.masked_fill(~mask, 0).double().sum(dim=1)
         return cohort, found
 
+    def _all_places(self, ids: tuple[int, ...], held: Sequence[Indices]) -> Tensor:
+        """Every client's samples of `held` and, in a second part, 1 where there is one: `[1, 2, clients, most]`. On a
+        GPU the last ones are kept: to find them takes longer than to use them."""
+        kept = self._places.get(id(held))
+        if kept is None or kept[0] is not held or kept[1] != ids:
+            lengths = np.array([len(held[client]) for client in ids])
+            places = np.zeros((1, 2, len(ids), int(lengths.max())), dtype=np.int64)
+            for row, client in enumerate(ids):
+                places[0, 0, row, : lengths[row]] = held[client]
+                places[0, 1, row, : lengths[row]] = 1
+            kept = held, ids, to_device(torch.from_numpy(places), self._data.x.device)
+            if self._data.x.is_cuda:
+                self._places = {**dict(list(self._places.items())[-3:]), id(held): kept}
+        return kept[2]
+
+    def _batches_at(self, places: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Samples and targets `[clients, batch, …]`, and a mask: False where a client has no more samples."""
+        for own in torch.split(places[0], self._sweep, dim=2):
+            yield self._samples_at(own[0]), self._data.y[own[0]], own[1] > 0
+
     def _training_samples(self, chosen: Tensor) -> Tensor:
         """One step's samples, from one step of a plan."""
-        x = samples_at(self._data, chosen[0])
+        x = self._samples_at(chosen[0])
         return x if self._augmentation is None else self._augmentation.apply(x, chosen[1:4])
 
+    def _samples_at(self, index: Tensor) -> Tensor:
+        """Samples `[clients, batch, …]` by `index: [clients, batch]`; whole rows are copied faster than entries."""
+        return self._data.x.index_select(0, index.flatten()).view(*index.shape, *self._data.shape)
 
-def weakly(steps: TakeSteps) -> TakeSteps:
-    """A method of an object that this function does not keep alive."""
-    held = WeakMethod(steps)
-
-    def take(cohort: Cohort, plan: Tensor, objective: Objective, rate: Rate) -> tuple[Cohort, Tensor]:
-        method = held()
-        assert method is not None  # only its object calls it
-        return method(cohort, plan, objective, rate)
-
-    take.__name__ = steps.__name__
-    return take
+    @contextmanager
+    def _seeded(self, cohort: Cohort, phase: int) -> Iterator[None]:
+        """Within it PyTorch's generators, which Dropout uses, are seeded; after it they are as before."""
+        key, device = rng.stream(self._seed, "module", phase, cohort.ids[0]), self._model.device
+        devices = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.default_generator.manual_seed(key % (1 << 63))
+            for each in devices:
+                with torch.cuda.device(each):
+                    torch.cuda.manual_seed(key % (1 << 63))
+            yield
 
 
 def _of_takers(takes: Tensor, after: Iterable[Tensor], before: Iterable[Tensor]) -> list[Tensor]:
@@ -383,15 +402,3 @@ def check_finite(cohort: Cohort, losses: Tensor, sums: Tensor, phase: int) -> No
             f"{when}: the loss or the model of client {client} is not finite any more; "
             "lower train.learning_rate or what the method itself moves by (method.strength, method.gain, …)"
         )
-
-
-@contextmanager
-def seeded_modules(key: int, device: torch.device) -> Iterator[None]:
-    """Within it PyTorch's generators, which Dropout uses, are seeded; after it they are as before."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.default_generator.manual_seed(key % (1 << 63))
-        for each in devices:
-            with torch.cuda.device(each):
-                torch.cuda.manual_seed(key % (1 << 63))
-        yield

@@ -14,7 +14,8 @@ from typing import Any, Literal
 from pfedlms.cohort import Tensors
 from pfedlms.engine.aggregation import Aggregation
 from pfedlms.engine.reports import Counts, Traffic
-from pfedlms.wire.frames import HEADER_BYTES
+from pfedlms.wire.fields import Message
+from pfedlms.wire.frames import HEADER_BYTES, SERVER, frame
 
 
 class Code(IntEnum):
@@ -157,3 +158,8 @@ class Inbox:
 
     def _traffic_of(self, request: Request) -> Traffic:
         return self.next_traffic if request.next_round else self.traffic
+
+
+def from_server(message: Message, arrays: dict[str, Any], number: int, digest: bytes) -> bytes:
+    """A frame of the server's."""
+    return bytes(frame(message, arrays, round=number, sender=SERVER, samples=0, digest=digest))

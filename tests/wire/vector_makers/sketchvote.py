@@ -42,7 +42,7 @@ def sketchvote(
     initial[1::2] = initial[18] = -0.0
     known = task(layers, seed, initial)
     playing = method(known, chosen)
-    (exchange,), digest, server = playing.exchanges, agreement(playing), playing.server_start()
+    digest, server = agreement(playing), playing.server_start()
     by = CatchUp(playing, digest)
     answers = by.answers()
     clients, heard = [starting(playing, k) for k in range(len(SAMPLES))], [0] * len(SAMPLES)
@@ -72,9 +72,7 @@ def sketchvote(
             heard[k] = -1 if (lost or {}).get(number) == k else heard[k]
             request = Request((k,), (answer,))
             if heard[k] < number or k == astray:
-                frames = by.frames(-1 if k == astray else heard[k], number, answers, server)
-                code = Code.ANSWER if frames[0].message is exchange.down else Code.MODEL
-                orders = tuple(Record(code, each.round, data=each.data) for each in frames)
+                orders = by.orders(-1 if k == astray else heard[k], number, answers, server)
                 request = replace(request, catch_up=(Missed((k,), orders),))
             back = transport.catch_up(request, [clients[k]], inbox)
             if k in downs:
@@ -95,7 +93,7 @@ def sketchvote(
                 **{key: bits32(server[own]) for key, own in (("scale", "scale"), ("z", "unsent")) if own in server},
             }
         )
-    factors = [bits64(factor) for factor in exchange._factors.tolist()] if name == "sketchvote" else []
+    factors = [bits64(factor) for factor in playing.exchanges[0]._factors.tolist()] if name == "sketchvote" else []
     return {"agreement": agreed(name, chosen, known), "factors": factors, "rounds": played}
 
 
