@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise
+from itertools import pairwise
 from math import pi
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,11 @@ import torch
 from plain_client import padded
 from torch import Tensor
 
+import factories
 from definitions import dense_phi
 from factories import cohort_of, hold, layout_of, normal, overheard, task_of
-from pfedlms.methods.obcsaa import OBCSAASettings, SparseDirections, decoded, decoded_by_thresholding, largest
+from pfedlms.methods import Exchange
+from pfedlms.methods.obcsaa import decoded, decoded_by_thresholding, largest
 from pfedlms.sketch import Sketch
 
 
@@ -26,18 +29,6 @@ def sparse(dim: int, kept: int, seed: int) -> Tensor:
     x = torch.zeros(1, dim)
     x[0, torch.randperm(dim, generator=torch.Generator().manual_seed(seed))[:kept]] = normal(kept, seed=seed + 100)
     return x
-
-
-@pytest.mark.parametrize("count", [1, 3, 7])
-def test_largest_keeps_the_subset_with_most_energy(count: int) -> None:
-    """By brute force over all subsets of that size."""
-    x = normal(4, 8, seed=1)
-    kept = largest(x, count)
-    for row, own in zip(x.double().numpy(), kept.double().numpy(), strict=True):
-        best = max(combinations(range(8), count), key=lambda chosen: sum(row[i] ** 2 for i in chosen))
-        expected = np.zeros(8)
-        expected[list(best)] = row[list(best)]
-        np.testing.assert_array_equal(own, expected)
 
 
 # --- the decoder ------------------------------------------------------------------------------------------------------
@@ -125,8 +116,8 @@ TASK_DIM, KEPT, MEASURED = 60, 3, 30
 SETTINGS = {"ratio": 0.5, "sparsity": 0.05, "iterations": 4}
 
 
-def exchange_of(initial: Tensor, **settings: object) -> SparseDirections:
-    return SparseDirections(task_of(TASK_DIM, initial=initial), OBCSAASettings(**{**SETTINGS, **settings}))  # type: ignore[arg-type]
+def exchange_of(initial: Tensor, **settings: object) -> Exchange[Any]:
+    return factories.exchange_of("obcsaa", task_of(TASK_DIM, initial=initial), **{**SETTINGS, **settings})
 
 
 def updates_of(rows: list[dict[int, float]]) -> Tensor:
@@ -182,12 +173,3 @@ def test_nothing_learned_is_nothing_moved(downlink: str) -> None:
     )
     assert torch.equal(server["model"], start)
     assert all(torch.equal(row, start) for row in after.params)
-
-
-def test_a_single_entry_of_a_tiny_model() -> None:
-    """dim 1: one measurement ±x, decoded exactly."""
-    task = task_of(1)
-    exchange = SparseDirections(task, OBCSAASettings())
-    for value in (2.5, -0.5):
-        _, server = hold(exchange, cohort_of(torch.tensor([[-value]]), model=torch.zeros(1)), {"model": torch.zeros(1)})
-        assert server["model"].item() == pytest.approx(-value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import warnings
 from math import pi, sqrt
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,36 +13,22 @@ import pytest
 import torch
 from torch import Tensor
 
+import factories
 import pfedlms
 from definitions import dense_model, layer_of_entry
-from factories import (
-    RATIO,
-    SEED,
-    SIZES,
-    Work,
-    cohort_of,
-    hold,
-    normal,
-    task_of,
-)
-from pfedlms import rng
+from factories import CPU, RATIO, SEED, SIZES, Work, cohort_of, federation, hold, layout_of, method_of, normal, task_of
 from pfedlms.cohort import Cohort
-from pfedlms.errors import DivergedError
-from pfedlms.methods.sketchmean import SETTLED, MeanOfSigns, SketchMean, SketchMeanSettings, followed
+from pfedlms.methods import Exchange
+from pfedlms.methods.consensus import Sketches
+from pfedlms.methods.sketchmean import SETTLED, Votes, followed
 
 DIM = sum(SIZES)
 ROWS = (8, 8, 1, 4, 32, 32)
 LAYERS = len(SIZES)
 
 
-def method_of(*sizes: int, initial: Tensor | None = None, **chosen: Any) -> SketchMean:
-    return SketchMean(task_of(*sizes, seed=SEED, initial=initial), SketchMeanSettings(**{"ratio": RATIO, **chosen}))
-
-
-def exchange_of(*sizes: int, **chosen: Any) -> MeanOfSigns:
-    (exchange,) = method_of(*sizes, **chosen).exchanges
-    assert isinstance(exchange, MeanOfSigns)
-    return exchange
+def exchange_of(*sizes: int, **chosen: Any) -> Exchange[Any]:
+    return factories.exchange_of("sketchmean", task_of(*sizes, seed=SEED), **{"ratio": RATIO, **chosen})
 
 
 def clients_at(params: Tensor, model: Tensor, scale: Tensor, samples: list[int]) -> Cohort:
@@ -91,38 +78,6 @@ def test_a_round_is_that_of_the_box(round: int) -> None:
         assert torch.equal(after.state["scale"][row], server["scale"])
 
 
-def test_only_the_places_sent_move_and_minus_zero_stays() -> None:
-    model = -torch.zeros(DIM)
-    params = model + normal(2, DIM, seed=2)
-    _, server = hold(
-        exchange_of(*SIZES, answer=0.05), clients_at(params, model, torch.ones(LAYERS), [1, 1]),
-        server_at(model, torch.ones(LAYERS)),
-    )  # fmt: skip
-    moved = server["model"] != 0
-    assert moved.sum() == int(0.05 * DIM)
-    assert torch.signbit(server["model"][~moved]).all()
-
-
-def test_an_entry_of_zero_votes_by_a_coin_and_a_layer_without_an_update_is_below() -> None:
-    sizes, model = (16, 64), normal(80, seed=1)
-    params = model + normal(2, 80, seed=2)
-    params[1, :16] = model[:16]
-    exchange = exchange_of(*sizes)
-    cohort = clients_at(params, model, torch.full((2,), 1e-6), [1, 1])
-    _, said = exchange.client_send(cohort, 4, Work())
-    bits = np.unpackbits(said["signs"].numpy(), axis=1, count=8 + 32, bitorder="little")
-    coins = rng.signs(rng.stream(SEED, "sketchmean-coin", 4, 1, 0), 8)
-    assert (2.0 * bits[1, :8] - 1).tolist() == coins.tolist()
-    assert said["above"].tolist() == [[True, True], [False, True]]
-
-
-def test_an_update_that_is_not_finite_is_an_error_that_names_the_client() -> None:
-    params = torch.zeros(2, DIM)
-    params[1, 3] = torch.inf
-    with pytest.raises(DivergedError, match="client 1"):
-        exchange_of(*SIZES).client_send(clients_at(params, torch.zeros(DIM), torch.ones(LAYERS), [1, 1]), 0, Work())
-
-
 # --- the scale follows the median -------------------------------------------------------------------------------------
 
 
@@ -164,6 +119,39 @@ def test_a_scale_finds_the_weighted_median() -> None:
 # --- why it works -----------------------------------------------------------------------------------------------------
 
 
+def test_with_exact_values_all_rows_and_a_float_answer_is_fedavg() -> None:
+    """Σ N_k y_k in place of the votes, with the size √(2/π) S = 1 that these have for the signs of y; a gain of 1. What
+    is sent and what waits make w' together, on layers with and without padding."""
+    model, params, samples = normal(DIM, seed=1), normal(3, DIM, seed=2), [2, 3, 7]
+    exchange = exchange_of(*SIZES, ratio=1.0, gain=1.0, answer=0.1)
+    server = server_at(model, torch.full((LAYERS,), sqrt(pi / 2)))
+    y = Sketches(layout_of(*SIZES), 1.0, SEED, refresh=1).of(4, CPU).forward((params - model).double())
+    sums = torch.tensor(samples).double() @ y
+    votes = Votes(SimpleNamespace(sums=sums.numpy), np.zeros(LAYERS, np.int64), sum(samples))  # type: ignore[arg-type]
+    after, _ = exchange.server_reply(server, votes, 4)
+    fedavg = (torch.tensor(samples).double() @ params.double() / sum(samples)).float()
+    torch.testing.assert_close(after["model"] + after["unsent"], fedavg, rtol=1e-5, atol=2e-6)
+    assert not torch.equal(after["model"], model)
+
+
+def test_scales_that_start_a_thousand_times_off_find_their_way() -> None:
+    """After 30 rounds every S is within a factor of two of what it is otherwise, and w some rounds behind."""
+    reached = []
+    for start in (1.0, 1e-3, 1e3):
+        chosen = federation("sketchmean", ratio=0.5, answer=0.1)
+        chosen.method._scale = chosen.method._scale * start  # type: ignore[attr-defined]
+        chosen._server = chosen._rules.begin()
+        chosen.start()
+        for _ in range(29):
+            chosen.play_round()
+        measured = chosen.play_round(evaluate_global=True).global_evaluation
+        assert measured is not None
+        reached.append((measured.accuracy, chosen._server.server["scale"]))
+    for accuracy, scale in reached:
+        assert ((scale / reached[0][1]).log2().abs() < 1).all()
+        assert accuracy > reached[0][0] - 6
+
+
 @pytest.mark.parametrize(("step", "bounded"), [(0.1, True), (0.2, False)])
 def test_on_a_quadratic_what_waits_stays_bounded_up_to_twice_the_share_of_the_answer(
     step: float, bounded: bool
@@ -174,7 +162,7 @@ def test_on_a_quadratic_what_waits_stays_bounded_up_to_twice_the_share_of_the_an
     dim, clients = 256, 8
     centres, samples = 1 + normal(clients, dim, seed=1) / 4, [1] * clients
     goal = centres.mean(dim=0)
-    method = method_of(dim, answer=0.05, gain=pi / 2)
+    method = method_of("sketchmean", task_of(dim, seed=SEED), ratio=RATIO, answer=0.05, gain=pi / 2)
     (exchange,), server, waiting = method.exchanges, method.server_start(), []
     for round in range(300):
         w = server["model"]

@@ -9,13 +9,25 @@ import pytest
 import torch
 from torch import Tensor
 
+import factories
 from factories import cohort_of, hold, normal, task_of
-from pfedlms.methods.stc import STCSettings, TernaryUpdates, dense, ternary
+from pfedlms.methods import Exchange
+from pfedlms.methods.stc import Ternary
 from pfedlms.models import Cohort
 
 
-def exchange_of(dim: int, sparsity: float, down: float = 0.0) -> TernaryUpdates:
-    return TernaryUpdates(task_of(dim), STCSettings(sparsity, down))
+def ternary(x: Tensor, count: int) -> dict[str, Tensor]:
+    """STC of the rows of x."""
+    return Ternary(x.shape[1], (count + 0.5) / x.shape[1]).compress(x)
+
+
+def dense(sent: dict[str, Tensor], dim: int) -> Tensor:
+    """STC(x) as vectors again."""
+    return torch.zeros(1, dim).scatter(1, sent["positions"], sent["magnitude"] * sent["signs"])
+
+
+def exchange_of(dim: int, sparsity: float, down: float = 0.0) -> Exchange[Any]:
+    return factories.exchange_of("stc", task_of(dim), sparsity=sparsity, sparsity_down=down)
 
 
 def clients_with(updates: Tensor, model: Tensor | None = None, residual: Tensor | None = None, **known: Any) -> Cohort:
@@ -46,15 +58,6 @@ def test_by_hand() -> None:
         "positions": [[1, 3, 4]],
     }
     assert dense(sent, 6).tolist() == [[0, -4, 0, 4, -4, 0]]
-
-
-def test_of_equals_the_first_are_kept() -> None:
-    """Whatever their signs, in every row by itself, and always as many as asked for."""
-    x = torch.tensor([[2.0, -1.0, 1.0, -2.0, 1.0, -1.0], [0.0, -0.0, 0.0, 0.0, -3.0, 0.0], [1.0] * 6])
-    for count, expected in ((1, [[0], [4], [0]]), (3, [[0, 1, 3], [0, 1, 4], [0, 1, 2]])):
-        assert ternary(x, count)["positions"].tolist() == expected
-    signs = ternary(x, 3)["signs"]
-    assert signs.tolist() == [[1, -1, -1], [1, 1, -1], [1, 1, 1]]  # either zero counts as +1
 
 
 # --- STC of a vector --------------------------------------------------------------------------------------------------
@@ -163,3 +166,13 @@ def test_how_many(dim: int, sparsity: float, count: int) -> None:
     assert exchange.down.fields == exchange.up.fields
     other = exchange_of(dim, 1.0, sparsity)
     assert [part.shape for part in other.down.fields] == [(1,), (count,), (count,)]
+
+
+def test_a_sparse_update_of_one_magnitude_arrives_as_it_is() -> None:
+    """As FedAvg's would, with no residual at either end."""
+    update, nothing = torch.zeros(100), torch.zeros(100)
+    update[[3, 50, 51, 99]] = torch.tensor([0.25, -0.25, -0.25, 0.25])
+    (after,), server = hold(exchange_of(100, 0.04), clients_with(update[None]), server_at(nothing))
+    assert torch.equal(after.params[0], update)
+    assert torch.equal(server["model"], update)
+    assert not torch.cat([server["residual"], after.state["residual"][0]]).any()

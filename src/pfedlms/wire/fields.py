@@ -93,8 +93,8 @@ class Field(ABC):
 
 
 class InRows(Field):
-    """A field of which many senders' values can be written and read at once: rows of arrays, all of one size. The
-    result is that of `write` and `read` for one row after another."""
+    """A field of which many senders' values can be written and read at once: rows of arrays, all of one size. One
+    sender's value is a single row."""
 
     def rows_size(self, values: Values) -> int | None:
         """Bytes the field takes in every row, given the fields before it; None where rows differ."""
@@ -105,13 +105,32 @@ class InRows(Field):
         """Encode `values[self.name]: [senders, …]` as the rows of `out`, uint8 `[senders, size]`."""
 
     @abstractmethod
-    def read_rows(self, data: Array, known: Values) -> Array | None:
-        """The values of the rows of `data`, which may be views of it; None where `read` would refuse one of them."""
+    def read_rows(self, data: Array) -> Array | None:
+        """The values of the rows of `data`, which may be views of it; None where one of them must be refused."""
+
+    def refusal(self, row: Array) -> str:
+        """Why `read_rows` refuses this row."""
+        raise NotImplementedError  # of fields that take all bytes
+
+    def write(self, values: Values, out: memoryview) -> None:
+        given, row = self.given(values), np.frombuffer(out, np.uint8)
+        if row.size != self.size(values):  # kernels rely on it
+            raise ValueError(f"field {self.name!r}: got {row.size} bytes to write to, expected {self.size(values)}")
+        self.write_rows({self.name: given[None]}, row[None])
+
+    def read(self, data: memoryview, known: Values, out: Array) -> None:
+        row = np.frombuffer(data, np.uint8)
+        if row.size != self.size(known):
+            raise DecodeError(f"field {self.name!r}: got {row.size} bytes, expected {self.size(known)}")
+        found = self.read_rows(row[None])
+        if found is None:
+            raise DecodeError(self.refusal(row))
+        out[:] = found[0]
 
 
 @dataclass(frozen=True)
 class Floats(InRows):
-    """A float32 vector, finite and not below `minimum`. Value: float32 `[count]`."""
+    """A float32 vector, finite and not below `minimum`. Value: float32 `[count]`. Several threads copy a long one."""
 
     name: str
     count: int
@@ -134,7 +153,7 @@ class Floats(InRows):
         given = self.given_rows(values, len(out)).astype("<f4", copy=False).view(np.uint8)
         share(lambda first, last: np.copyto(out[first:last], given[first:last]), len(out), self.count)
 
-    def read_rows(self, data: Array, known: Values) -> Array | None:
+    def read_rows(self, data: Array) -> Array | None:
         # A kernel reads whole numbers at their places.
         aligned = data.ctypes.data % 4 == data.strides[0] % 4 == 0
         found = (data if aligned else data.copy()).view("<f4")
@@ -198,12 +217,6 @@ class MaskedBytes(InRows):
     def size(self, values: Values) -> int:
         return self.count if values[self.mask][0] else 0
 
-    def write(self, values: Values, out: memoryview) -> None:
-        out[:] = self.given(values).data[: len(out)]
-
-    def read(self, data: memoryview, known: Values, out: Array) -> None:
-        out[:] = np.frombuffer(data, np.uint8) if len(data) else 0
-
     def rows_size(self, values: Values) -> int | None:
         sent = values[self.mask][:, 0]
         return self.count if sent.all() else None if sent.any() else 0
@@ -211,7 +224,7 @@ class MaskedBytes(InRows):
     def write_rows(self, values: Values, out: Array) -> None:
         out[:] = self.given_rows(values, len(out))[:, : out.shape[1]]
 
-    def read_rows(self, data: Array, known: Values) -> Array | None:
+    def read_rows(self, data: Array) -> Array | None:
         return data if data.shape[1] else np.zeros((len(data), self.count), np.uint8)
 
 
@@ -319,7 +332,7 @@ class Message:
             size = part.rows_size(known)
             if size is None or length < at + size:
                 return None
-            values = part.read_rows(payloads[:, at : at + size], known)
+            values = part.read_rows(payloads[:, at : at + size])
             if values is None:
                 return None
             known[part.name] = values
