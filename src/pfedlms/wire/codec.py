@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -90,40 +90,42 @@ class Symbols(InRows):
     segments: tuple[int, ...]
     levels: int
     dtype: ClassVar[type[np.generic]] = np.uint8
-    _rows: list[tuple[slice, slice, int]] = field(init=False, repr=False, compare=False)
-    """Symbols and bytes of every segment, and how many bits of its last byte are used."""
+    _places: NDArray[np.int64] = field(init=False, repr=False, compare=False)
+    """Of every segment: first and last symbol, first and last byte, bits used of the last byte."""
 
     def __post_init__(self) -> None:
         size, width = block_shape(self.levels)
-        rows, symbols, byte = [], 0, 0
+        places, symbols, byte = [], 0, 0
         for count in self.segments:
             if not isinstance(count, int | np.integer) or count < 0:
                 raise ValueError(f"count: got {count!r}, expected a whole number of symbols, 0 or more")
             blocks, rest = divmod(int(count), size)
             bits = blocks * width + _width(rest, int(self.levels))
             last, end = symbols + int(count), byte + (bits + 7) // 8
-            rows.append((slice(symbols, last), slice(byte, end), bits % 8 or 8))
+            places.append((symbols, last, byte, end, bits % 8 or 8))
             symbols, byte = last, end
-        vars(self).update(levels=int(self.levels), shape=(symbols,), max_bytes=byte, _rows=rows)
+        table = np.array(places, np.int64).reshape(-1, 5)
+        vars(self).update(levels=int(self.levels), shape=(symbols,), max_bytes=byte, _places=table)
 
     def write_rows(self, values: Values, out: Array) -> None:
-        given, (flat, stride) = self._to_pack(self.given_rows(values, len(out))), row_memory(out)
+        given, (flat, stride) = self._to_pack(self.given(values, len(out))), row_memory(out)
         powers, width, _, _ = _blocks(self.levels)
-        share(pack_rows, len(given), given.shape[1], given, flat, stride, self._table, powers, width)
+        share(pack_rows, len(given), given.shape[1], given, flat, stride, self._places, powers, width)
 
-    def read_rows(self, data: Array) -> Array | None:
+    def read_rows(self, data: Array, room: Array | None = None) -> Array | None:
         flat, stride = row_memory(data)
         flat.flags.writeable = False
-        found, refused = np.empty((len(data), *self.shape), np.uint8), np.zeros(1, np.uint8)
+        found = np.empty((len(data), *self.shape), np.uint8) if room is None else room
+        refused = np.zeros(1, np.uint8)
         share(
-            unpack_rows, len(found), found.shape[1], flat, stride, found, self._table, *_blocks(self.levels), refused
+            unpack_rows, len(found), found.shape[1], flat, stride, found, self._places, *_blocks(self.levels), refused
         )  # fmt: skip
         return None if refused[0] else found
 
     def refusal(self, row: Array) -> str:
         size, width = block_shape(self.levels)
-        for symbols, place, used in self._rows:
-            packed, unpacked = row[place], np.empty(symbols.stop - symbols.start, np.uint8)
+        for first, last, start, stop, used in self._places:
+            packed, unpacked = row[start:stop], np.empty(last - first, np.uint8)
             if packed.size and packed[-1] >> used:
                 return f"packed symbols: got last byte 0x{packed[-1]:02x}, expected only its lowest {used} bits in use"
             good = int(unpack_symbols(packed, unpacked, *_blocks(self.levels)))
@@ -134,12 +136,6 @@ class Symbols(InRows):
         value = (int.from_bytes(covering, "little") >> block * width % 8) % 2 ** _width(count, self.levels)
         most = f"{self.levels}**{count} = {self.levels**count}"
         return f"packed symbols, block {block}: got {value}, expected below {most}"
-
-    @cached_property
-    def _table(self) -> NDArray[np.int64]:
-        """`_rows` as kernels read them."""
-        rows = [(own.start, own.stop, place.start, place.stop, used) for own, place, used in self._rows]
-        return np.array(rows, np.int64).reshape(-1, 5)
 
     def _to_pack(self, given: Bytes) -> Bytes:
         """Symbols that are all below `levels`, read-only: numba compiles a kernel for such inputs and again for
@@ -168,12 +164,12 @@ class Bits(InRows):
         vars(self).update(shape=(size,) if self.dtype is np.uint8 else (self.count,), max_bytes=size)
 
     def write_rows(self, values: Values, out: Array) -> None:
-        out[:] = self._packed(self.given_rows(values, len(out)))
+        out[:] = self._packed(self.given(values, len(out)))
         if len(wrong := out[self._beyond(out)]):
             raise ValueError(self.refusal(wrong[0]))
 
-    def read_rows(self, data: Array) -> Array | None:
-        return None if self._beyond(data).any() else self._unpacked(data)
+    def read_rows(self, data: Array, room: Array | None = None) -> Array | None:
+        return None if self._beyond(data).any() else self._unpacked(data, room)
 
     def refusal(self, row: Array) -> str:
         return (
@@ -187,7 +183,7 @@ class Bits(InRows):
     def _packed(self, values: Array) -> Array:
         return values
 
-    def _unpacked(self, packed: Array) -> Array:
+    def _unpacked(self, packed: Array, room: Array | None) -> Array:
         return packed
 
 
@@ -199,7 +195,7 @@ class Mask(Bits):
     def _packed(self, values: Array) -> Array:
         return np.packbits(values, axis=1, bitorder="little")
 
-    def _unpacked(self, packed: Array) -> Array:
+    def _unpacked(self, packed: Array, room: Array | None) -> Array:
         return np.unpackbits(packed, axis=1, count=self.count, bitorder="little").view(np.bool_)
 
 
@@ -211,8 +207,10 @@ class Signs(Mask):
     def _packed(self, values: Array) -> Array:
         return super()._packed(values >= 0)
 
-    def _unpacked(self, packed: Array) -> Array:
-        return np.where(super()._unpacked(packed), np.float32(1), np.float32(-1))
+    def _unpacked(self, packed: Array, room: Array | None) -> Array:
+        found = np.empty((len(packed), self.count), np.float32) if room is None else room
+        np.multiply(super()._unpacked(packed, None), np.float32(2), out=found)
+        return np.subtract(found, np.float32(1), out=found)
 
 
 @lru_cache(maxsize=256, typed=True)  # 3.0 is not 3
