@@ -82,22 +82,6 @@ def test_mean_features_against_a_plain_loop() -> None:
 # --- the loss ---------------------------------------------------------------------------------------------------------
 
 
-def test_loss_and_gradient_by_hand() -> None:
-    """λ = 0.6, batches of three. Client 0: squared distances (1 + 0)/2 and (0 + 4)/2, the third sample's class has no
-    prototype: λ · 2.5 / 3 = 0.5, and a gradient of λ · 2 (f − p) / (2 · 3) = 0.2 (f − p). Client 1: one sample is
-    known, at distance (9 + 1)/2: λ · 5 / 3 = 1, gradient 0.2 (f − p)."""
-    prototypes = torch.tensor([[0.0, 0.0], [1.0, 1.0], [7.0, 7.0]])
-    loss = NearPrototypes(prototypes, torch.tensor([True, True, False]), 0.6).loss
-    features = torch.tensor(
-        [[[1.0, 0.0], [1.0, 3.0], [5.0, 5.0]], [[4.0, 2.0], [9.0, 9.0], [8.0, 8.0]]], requires_grad=True
-    )
-    value = loss(features, torch.tensor([[0, 1, 2], [1, 2, 2]]))
-    assert value.tolist() == pytest.approx([0.5, 1.0])
-    (gradient,) = torch.autograd.grad(value.sum(), features)
-    expected = torch.tensor([[[0.2, 0.0], [0.0, 0.4], [0.0, 0.0]], [[0.6, 0.2], [0.0, 0.0], [0.0, 0.0]]])
-    torch.testing.assert_close(gradient, expected)
-
-
 @pytest.mark.parametrize("strength", [0.0, 0.7])
 def test_local_steps_follow_the_objective(strength: float) -> None:
     """Three steps of CE + λ MSE + μ/2 ‖θ‖² against float64 autograd through the whole model; class 1 has no

@@ -64,14 +64,6 @@ def plain_thresholding(phi: np.ndarray, signs: np.ndarray, kept: int, iterations
     return x / np.linalg.norm(x)
 
 
-@pytest.mark.parametrize("iterations", [0, 1, 6])
-def test_the_papers_decoder_equals_its_transcription(iterations: int) -> None:
-    y = normal(1, 37, seed=50).tanh()
-    found = decoded_by_thresholding(sketch_of(50, 37, seed=3), y, 6, iterations)
-    expected = plain_thresholding(dense_phi(50, 37, seed=3), y[0].double().numpy(), 6, iterations)
-    np.testing.assert_allclose(found[0].numpy(), expected, atol=1e-5)
-
-
 def test_the_papers_decoder_finds_one_clients_direction_and_not_that_of_many() -> None:
     """What it is for, and why it is not the default: signs of one vector, and the mean of signs of twenty."""
     sketch, x = sketch_of(4096, 2048), sparse(4096, 40, seed=1)

@@ -102,15 +102,6 @@ def test_a_weight_without_gradient_stays_where_it_is(clients: int) -> None:
             assert abs(float(moved.sign().mean())) < 5 / 300**0.5
 
 
-@pytest.mark.parametrize("round", [0, 1])
-def test_who_has_no_gradient_leaves_the_vote_to_who_has(round: int) -> None:
-    """Three of nine clients say −; the zeros of the other six, three with even ids and three with odd ones, cancel
-    out."""
-    gradients = torch.zeros(9, 50)
-    gradients[:3] = -1
-    assert (vote_on(gradients, round=round) == -1).all()
-
-
 # --- what is sent -----------------------------------------------------------------------------------------------------
 
 

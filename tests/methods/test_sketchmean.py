@@ -1,5 +1,5 @@
-"""sketchmean: one exchange by dense matrices in float64, how its scales find the median, the facts that explain it, and
-its limits."""
+"""sketchmean: how its scales find the median, the facts that explain it, and its limits. Whole runs are recomputed in
+wire/test_second_sketchmean.py."""
 
 from __future__ import annotations
 
@@ -15,15 +15,13 @@ from torch import Tensor
 
 import factories
 import pfedlms
-from definitions import dense_model, layer_of_entry
-from factories import CPU, RATIO, SEED, SIZES, Work, cohort_of, federation, hold, layout_of, method_of, normal, task_of
+from factories import CPU, RATIO, SEED, SIZES, cohort_of, federation, hold, layout_of, method_of, normal, task_of
 from pfedlms.cohort import Cohort
 from pfedlms.methods import Exchange
 from pfedlms.methods.consensus import Sketches
 from pfedlms.methods.sketchmean import SETTLED, Votes, followed
 
 DIM = sum(SIZES)
-ROWS = (8, 8, 1, 4, 32, 32)
 LAYERS = len(SIZES)
 
 
@@ -36,46 +34,9 @@ def clients_at(params: Tensor, model: Tensor, scale: Tensor, samples: list[int])
     return cohort.with_state(checked=torch.zeros(len(params), 1, dtype=torch.int64))
 
 
-def server_at(model: Tensor, scale: Tensor, unsent: Tensor | None = None, settled: int = SETTLED) -> dict[str, Tensor]:
+def server_at(model: Tensor, scale: Tensor, settled: int = SETTLED) -> dict[str, Tensor]:
     kept = {"settled": torch.full(scale.shape, settled, dtype=torch.int8), "update": torch.zeros_like(model)}
-    return {"model": model, "unsent": torch.zeros_like(model) if unsent is None else unsent, "scale": scale, **kept}
-
-
-# --- one exchange, by its definition ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("round", [0, 3])
-def test_a_round_is_that_of_the_box(round: int) -> None:
-    """With Φ as a dense matrix, everything in float64; 13 of 130 entries are sent."""
-    samples, model, unsent = [5, 1, 1, 3], normal(DIM, seed=1), normal(DIM, seed=4) / 10
-    params, scale = model + normal(4, DIM, seed=2), torch.tensor([1.0, 0.5, 2.0, 1.0, 1.2, 0.9])
-    phi, layers = dense_model(SIZES, RATIO, SEED, epoch=round), layer_of_entry(SIZES, RATIO)
-    y = (params - model).double() @ phi.T
-    weights = torch.tensor(samples).double() / sum(samples)
-    rms = torch.stack([y[:, layers == layer].square().mean(dim=1).sqrt() for layer in range(LAYERS)], dim=1)
-    above = rms > scale
-    each = scale.double().repeat_interleave(torch.tensor(SIZES))
-    z = unsent.double() + 3.0 * sqrt(2 / pi) * each * (phi.T @ (weights @ torch.where(y >= 0, 1.0, -1.0).double()))
-    sent = z.abs().argsort(descending=True)[: DIM // 10].sort().values
-    magnitude = z[sent].abs().mean()
-    answer = torch.zeros(DIM, dtype=torch.float64).index_copy(0, sent, magnitude * z[sent].sign())
-    lean = weights @ (2.0 * above - 1).double()
-
-    exchange = exchange_of(*SIZES, answer=0.1)
-    cohort = clients_at(params, model, scale, samples)
-    _, said = exchange.client_send(cohort, round, Work())
-    assert (
-        np.unpackbits(said["signs"].numpy(), axis=1, count=sum(ROWS), bitorder="little").tolist()
-        == (y >= 0).int().tolist()
-    )
-    assert torch.equal(said["above"], above)
-    (after,), server = hold(exchange, cohort, server_at(model, scale, unsent), round=round)
-    torch.testing.assert_close(server["model"].double(), model.double() + answer, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(server["unsent"].double(), z - answer, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(server["scale"].double(), scale.double() * (1 + 0.2 * lean), rtol=1e-6, atol=0)
-    for row in range(4):
-        assert torch.equal(after.state["model"][row], server["model"])
-        assert torch.equal(after.state["scale"][row], server["scale"])
+    return {"model": model, "unsent": torch.zeros_like(model), "scale": scale, **kept}
 
 
 # --- the scale follows the median -------------------------------------------------------------------------------------
