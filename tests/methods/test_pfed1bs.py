@@ -3,7 +3,6 @@ refinement."""
 
 from __future__ import annotations
 
-from itertools import product
 from math import log, sqrt
 
 import numpy as np
@@ -14,7 +13,6 @@ from torch import Tensor
 from definitions import dense_phi, hadamard, rows_kept, signs_of
 from factories import (
     cohort_of,
-    exchange_of,
     federation,
     hold,
     normal,
@@ -23,7 +21,6 @@ from factories import (
 )
 from pfedlms.methods.pfed1bs import PFed1BS, PFed1BSSettings
 from pfedlms.methods.pfedlms import PFedLMS, PFedLMSSettings
-from pfedlms.sketch import Sketch
 from pfedlms.wire.frames import SERVER
 
 SEED = 5
@@ -64,19 +61,6 @@ def test_gradient_of_the_objective(sizes: tuple[int, ...], sharpness: float) -> 
         assert gradient is not None
         assert gradient.dtype == dtype
         torch.testing.assert_close(gradient.double(), torch.stack(expected), rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize("samples", [(1, 2, 3), (1, 1, 5), (2, 2, 1)])
-def test_vote_by_brute_force(samples: tuple[int, ...]) -> None:
-    """Every combination of three signs; an even split (3 against 1 + 2) gives +1."""
-    combinations = list(product((-1.0, 1.0), repeat=3))
-    task = task_of(8, seed=SEED)
-    sketch = Sketch(task.layout, 1.0, SEED, 0)
-    wanted = torch.tensor(combinations).T  # [clients, m]
-    cohort = cohort_of(sketch.adjoint(wanted), samples=samples)  # ΦΦᵀ = I: Φθ is what was wanted
-    (after,), _ = hold(exchange_of("pfed1bs", task, ratio=1.0), cohort)
-    expected = [1 if sum(n * s for n, s in zip(samples, signs, strict=True)) >= 0 else -1 for signs in combinations]
-    assert after.heard["consensus"].tolist() == expected
 
 
 # --- the vote ---------------------------------------------------------------------------------------------------------

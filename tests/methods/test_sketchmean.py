@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 import factories
-import pfedlms
 from factories import CPU, RATIO, SEED, SIZES, cohort_of, federation, hold, layout_of, method_of, normal, task_of
 from pfedlms.cohort import Cohort
 from pfedlms.methods import Exchange
@@ -136,14 +135,10 @@ def test_on_a_quadratic_what_waits_stays_bounded_up_to_twice_the_share_of_the_an
 
 @pytest.mark.parametrize(("answer", "few"), [(0.005, True), (0.02, False), (1.0, False)])
 def test_an_answer_of_few_entries_is_warned_of(answer: float, few: bool) -> None:
-    problem = np.zeros((40, 99), dtype=np.float32), np.arange(40) % 10
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        pfedlms.run(
-            problem, lambda: torch.nn.Linear(99, 10), method="sketchmean", answer=answer, clients=2, rounds=1,
-            local_steps=1, progress=False,
-        )  # fmt: skip
-    said = [str(each.message) for each in caught if "method.answer" in str(each.message)]
-    assert bool(said) == few
-    assert all("about 5 of 1000 entries in a round, expected at least 20" in text for text in said)
-    assert all("use 0.02 or more" in text for text in said)
+        method_of("sketchmean", task_of(1000), answer=answer)
+    texts = [str(each.message) for each in caught]
+    assert bool(texts) == few
+    assert all("about 5 of 1000 entries in a round, expected at least 20" in text for text in texts)
+    assert all("use 0.02 or more" in text for text in texts)
