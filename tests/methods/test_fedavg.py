@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from factories import cohort_of, exchange_of, federation, hold, method_of, overheard, small_data, small_module, task_of
+from factories import (
+    cohort_of,
+    digits,
+    exchange_of,
+    federation,
+    hold,
+    method_of,
+    overheard,
+    small_data,
+    small_module,
+    task_of,
+)
 from pfedlms.wire.frames import SERVER
+from plain_loops import CLIENTS, ROUNDS, SHARE, Loop, played
 
 
 def test_mean_by_hand() -> None:
@@ -80,3 +93,20 @@ def test_the_server_keeps_w_and_u_only_where_it_needs_them(chosen: dict[str, flo
     assert method_of("fedavg", task).server_start() == {}
     start = method_of("fedavg", task, **chosen).server_start()
     assert {name: value.tolist() for name, value in start.items()} == {"model": [3.0, -1.0], "update": [0.0, 0.0]}
+
+
+@pytest.mark.parametrize("kind", ["adam", "yogi"])
+def test_a_run_with_a_server_optimizer_is_a_plain_loop(kind: str) -> None:
+    """Algorithm 2 of Reddi et al. with weights N_k: the first update is that of phase 0, from w⁰."""
+    loop = Loop(digits(CLIENTS))
+    w, u, v = loop.initial, torch.zeros_like(loop.initial), torch.full_like(loop.initial, 0.01**2)
+    for phase in range(ROUNDS):
+        mean = loop.mean({k: loop.steps(w, k, phase) - w for k in loop.participants.of(phase)})
+        u = 0.9 * u + (1 - 0.9) * mean
+        v = 0.99 * v + 0.01 * mean**2 if kind == "adam" else v - 0.01 * mean**2 * torch.sign(v - mean**2)
+        w = w + 0.1 * u / (v.sqrt() + 0.01)
+    chosen = {"server_optimizer": kind, "server_momentum": 0.9, "server_step": 0.1, "server_epsilon": 0.01}
+    server = played("fedavg", participation=SHARE, **chosen)["server"]
+    for name, expected in (("model", w), ("update", u), ("square", v)):
+        np.testing.assert_allclose(server[name], expected, rtol=0, atol=2e-6)
+    assert (w - loop.initial).abs().max() > 0.05
