@@ -44,7 +44,8 @@ class Sketches:
     @staticmethod
     def of_whole_model(task: Task, ratio: float) -> Sketches:
         """One sketch for the whole run, of the model as one vector of n entries, with max(1, ⌊ratio · n⌋) rows."""
-        whole, kept = task.layout.whole(), max(1, floor(ratio * task.layout.dim))
+        whole = task.layout.whole()
+        kept = max(1, floor(ratio * task.layout.dim))
         # A ratio of m / N with N a power of two is exact in floating point, so the sketch has exactly m rows.
         return Sketches(whole, kept / whole.layers[0].pad, task.seed, refresh=0)
 
