@@ -36,7 +36,6 @@ from pfedlms.experiment.prepare import as_configured, prepare
 from pfedlms.methods import METHODS, Method
 from pfedlms.methods.consensus import Sketches
 from pfedlms.methods.obcsaa import decoded
-from pfedlms.methods.stc import dense
 from pfedlms.quantise import thresholds_of
 
 HELD = 0.05  # the smallest share of a client's training samples that counts as holding a class
@@ -142,7 +141,7 @@ def intervals(observer: Observer, round: int) -> None:
 def signs_of_models(observer: Observer, round: int) -> None:
     """pFed1BS: entries with the wrong sign get the right one. The size of θ is not sent: Φ is fixed and so is θ̂'s."""
     said = observer.stacked(0, "signs")
-    project(observer, observer.method._sketches, round, lambda now: said * now.abs())
+    project(observer, observer.method.exchanges[0]._sketches, round, lambda now: said * now.abs())
 
 
 def voted_updates(observer: Observer, round: int) -> None:
@@ -185,8 +184,8 @@ def models(observer: Observer, round: int) -> None:
 
 
 def ternary_updates(observer: Observer, round: int) -> None:
-    sent = {name: observer.stacked(0, name) for name in ("magnitude", "signs", "positions")}
-    observer.rebuilt = observer.shared + dense(sent, observer.rebuilt.shape[1])
+    magnitude, signs, positions = (observer.stacked(0, name) for name in ("magnitude", "signs", "positions"))
+    observer.rebuilt = observer.shared + torch.zeros_like(observer.rebuilt).scatter(1, positions, magnitude * signs)
 
 
 def rotated_updates(observer: Observer, round: int) -> None:

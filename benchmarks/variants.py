@@ -12,8 +12,7 @@ from torch import nn
 
 from pfedlms.aggregate import weighted_median
 from pfedlms.cohort import Cohort, Tensors
-from pfedlms.methods import Exchange, Task, register
-from pfedlms.methods.consensus import Sketches
+from pfedlms.methods import Task, register
 from pfedlms.methods.contract import ClientWork
 from pfedlms.methods.sketchmean import MeanOfSigns, SketchMean, SketchMeanSettings
 from pfedlms.methods.sketchvote import ResidualSignVote, SketchVote, SketchVoteSettings
@@ -42,8 +41,8 @@ class Heard:
 class WeightedVote(ResidualSignVote):
     """v = sign(Σ N_k min(s_k, cap · s̄) sign(y_k)): who has learnt more says it louder."""
 
-    def __init__(self, sketches: Sketches, settings: WeightedSettings) -> None:
-        super().__init__(sketches, settings.gain, settings.check_every)
+    def __init__(self, task: Task, settings: WeightedSettings) -> None:
+        super().__init__(task, settings)
         self._cap = settings.cap or np.inf
 
     def server_open(self, server: Tensors, round: int) -> Heard:  # type: ignore[override]
@@ -72,11 +71,7 @@ class WeightedSketchVote(SketchVote):
     """sketchvote whose votes are weighted by N_k min(s_k, cap · s̄) instead of N_k."""
 
     name = "sketchvote-weighted"
-    Settings = WeightedSettings
-
-    def __init__(self, task: Task, settings: WeightedSettings) -> None:
-        super().__init__(task, settings)
-        self.exchanges: tuple[Exchange, ...] = (WeightedVote(_sketches(task, settings), settings),)
+    Settings, exchange = WeightedSettings, WeightedVote
 
 
 @dataclass(frozen=True)
@@ -90,8 +85,8 @@ class ForgetfulSettings(SketchVoteSettings):
 class ForgetfulVote(ResidualSignVote):
     """e_k ← decay^(rounds away) e_k before a client that comes back speaks, or 0 if it was away too long."""
 
-    def __init__(self, sketches: Sketches, settings: ForgetfulSettings) -> None:
-        super().__init__(sketches, settings.gain, settings.check_every)
+    def __init__(self, task: Task, settings: ForgetfulSettings) -> None:
+        super().__init__(task, settings)
         self._decay, self._longest = settings.decay, settings.longest
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
@@ -110,11 +105,7 @@ class ForgetfulSketchVote(SketchVote):
     """sketchvote whose clients forget, while they are away, what they had not said yet."""
 
     name = "sketchvote-forgetful"
-    Settings = ForgetfulSettings
-
-    def __init__(self, task: Task, settings: ForgetfulSettings) -> None:
-        super().__init__(task, settings)
-        self.exchanges = (ForgetfulVote(_sketches(task, settings), settings),)
+    Settings, exchange = ForgetfulSettings, ForgetfulVote
 
     def client_start(self, cohort: Cohort) -> Cohort:
         # A client that has never sent has a residual of zero, so it does not matter how long it was absent.
@@ -135,7 +126,9 @@ class LiarsSettings(SketchMeanSettings):
 class LiarsVotes(MeanOfSigns):
     """sketchmean with clients that send the opposite of every vote on a direction."""
 
-    liars = 0
+    def __init__(self, task: Task, settings: LiarsSettings) -> None:
+        super().__init__(task, settings)
+        self.liars = round(settings.liars * task.clients)
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
         after, values = super().client_send(cohort, round, work)
@@ -150,17 +143,7 @@ class SketchMeanWithLiars(SketchMean):
     """sketchmean some of whose clients lie."""
 
     name = "sketchmean-liars"
-    Settings = LiarsSettings
-
-    def __init__(self, task: Task, settings: LiarsSettings) -> None:
-        super().__init__(task, settings)
-        exchange = LiarsVotes(task, settings, _sketches(task, settings))
-        exchange.liars = round(settings.liars * task.clients)
-        self.exchanges, self.tracked = (exchange,), (exchange.scale,)
-
-
-def _sketches(task: Task, settings: SketchVoteSettings | SketchMeanSettings) -> Sketches:
-    return Sketches(task.layout, settings.ratio, task.seed, settings.refresh, settings.allocation)
+    Settings, exchange = LiarsSettings, LiarsVotes
 
 
 def vgg8_with_group_norm() -> nn.Module:

@@ -62,6 +62,16 @@ def task_of(
     return Task(layout, 10, 4, seed, start, clients, clients, learning_rate, weight_decay)
 
 
+def method_of(name: str, task: Task, **settings: Any) -> Any:
+    return METHODS[name](task, METHODS[name].Settings(**settings))
+
+
+def exchange_of(name: str, task: Task, **settings: Any) -> Any:
+    """The only exchange of a method."""
+    (exchange,) = method_of(name, task, **settings).exchanges
+    return exchange
+
+
 def cohort_of(
     params: Tensor, ids: Sequence[int] | None = None, samples: Sequence[int] | None = None, **state: Tensor
 ) -> Cohort:

@@ -157,11 +157,7 @@ def pool_statistics(samples: Weights, means: Values, variances: Values, pooling:
 
 
 def _means(weights: Sequence[int], values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Weighted mean of every column, one client after another."""
-    total = np.zeros(values.shape[1])
-    for weight, own in zip(weights, values, strict=True):
-        total += weight * own
-    return total / sum(weights)
+    return WeightedMean(values.shape[1]).add(weights, values).result().numpy()
 
 
 def _medians(weights: Any, values: NDArray[Any]) -> NDArray[Any]:
@@ -232,14 +228,84 @@ def _check_finite(name: str, values: Array, minimum: float = -np.inf) -> None:
         )
 
 
-class Vote:
+class _Counters:
+    """The weight that chose each of the symbols 1 to T, of every entry; a client has a weight in each layer.
+
+    The T sums of a vote are suffix sums of the counters. Memory is T counters per entry, in the narrowest integers that
+    hold the total weight, and does not depend on the number of clients.
+    """
+
+    def __init__(self, thresholds: int, sizes: Sequence[int]) -> None:
+        self.ends, self.totals = np.cumsum(sizes, dtype=np.int64), [0] * len(sizes)
+        self.counts: NDArray[np.unsignedinteger] = np.zeros((thresholds, sum(sizes)), dtype=np.uint8)
+
+    def _add(self, symbols: NDArray[np.uint8], weights: list[list[int]]) -> None:
+        """`[clients, size]` and `[clients, layers]`."""
+        totals = [total + sum(own[layer] for own in weights) for layer, total in enumerate(self.totals)]
+        largest = max(totals, default=0)
+        if largest > _MOST_WEIGHT:
+            raise ValueError(f"weights: got {largest} in all, expected at most {_MOST_WEIGHT}; divide all of them")
+        self.totals, needed, size = totals, np.min_scalar_type(largest), self.counts.shape[1]
+        if needed.itemsize > self.counts.dtype.itemsize:
+            self.counts = self.counts.astype(needed)
+        own = np.array(weights, dtype=self.counts.dtype).reshape(len(symbols), len(totals))
+        share(_count, -(-size // _PART), len(symbols) * _PART, self.counts, symbols, own, self.ends)
+
+    def _result(self) -> NDArray[np.uint8]:
+        """How many thresholds the weighted majority reaches, `[size]`; a tie reaches one."""
+        thresholds, size = self.counts.shape
+        result, totals = np.zeros(size, dtype=np.uint8), np.array(self.totals, dtype=np.uint64)
+        share(_majority, -(-size // _PART), thresholds * _PART, self.counts, totals, self.ends, result)
+        return result
+
+
+@compiled()
+def _count(
+    first: int, last: int, counts: NDArray[Any], symbols: NDArray[Any], weights: NDArray[Any], ends: NDArray[Any]
+) -> None:
+    """Tasks are `_PART` entries, whichever layers these lie in. One threshold after another: to look at all of them
+    takes less time than to jump to the one that counts."""
+    begin = 0
+    for layer in range(len(ends)):
+        end = min(ends[layer], last * _PART)
+        for start in range(max(begin, first * _PART), end, _PART):
+            stop = min(start + _PART, end)
+            for client in range(len(symbols)):
+                chosen, weight = symbols[client, start:stop], weights[client, layer]
+                for threshold in range(len(counts)):
+                    own, symbol = counts[threshold, start:stop], np.uint8(threshold + 1)
+                    for i in range(len(chosen)):
+                        own[i] += weight * own.dtype.type(chosen[i] == symbol)
+        begin = ends[layer]
+
+
+@compiled()
+def _majority(
+    first: int, last: int, counts: NDArray[Any], totals: NDArray[Any], ends: NDArray[Any], result: NDArray[Any]
+) -> None:
+    above = np.empty(_PART, np.uint64)
+    begin = 0
+    for layer in range(len(ends)):
+        end, total = min(ends[layer], last * _PART), totals[layer]
+        for start in range(max(begin, first * _PART), end, _PART):
+            chosen = result[start : min(start + _PART, end)]
+            above[:] = 0
+            for threshold in range(len(counts) - 1, -1, -1):
+                own = counts[threshold, start : start + len(chosen)]
+                for i in range(len(chosen)):
+                    above[i] += np.uint64(own[i])
+                    # Σ N_k b_t ≥ 0 means that those at or above the threshold weigh at least as much as those below; no
+                    # doubling, so no overflow.
+                    chosen[i] += np.uint8(above[i] >= total - above[i])
+        begin = ends[layer]
+
+
+class Vote(_Counters):
     """A weighted majority vote at every threshold, one client at a time.
 
         v_t(i) = sign(Σ_k N_k b_t^k(i)),   sign(0) = +1;     q̃(i) = #{t : v_t(i) = +1}
 
-    which is the bin of the upper weighted median of the clients' values. A client adds N_k to one counter per
-    coordinate (the weight that chose each symbol); the T sums are suffix sums of the counters. Memory is T counters per
-    coordinate, in the narrowest integers that hold N, and does not depend on the number of clients.
+    which is the bin of the upper weighted median of the clients' values.
 
     >>> vote = Vote(size=3, thresholds=7)
     >>> vote.add(np.uint8([0, 3, 7]), 20)
@@ -253,8 +319,13 @@ class Vote:
     def __init__(self, size: int, thresholds: int) -> None:
         size = whole("size", size, 0, remedy="it is the number of symbols per client")
         thresholds = whole("thresholds", thresholds, 1, 255, "symbols are 0 to thresholds, one byte each")
-        self.total = self.clients = 0
-        self.counts: NDArray[np.unsignedinteger] = np.zeros((thresholds, size), dtype=np.uint8)
+        super().__init__(thresholds, [size])
+        self.clients = 0
+
+    @property
+    def total(self) -> int:
+        """Σ N_k."""
+        return self.totals[0]
 
     def __repr__(self) -> str:
         thresholds, size = self.counts.shape
@@ -278,28 +349,16 @@ class Vote:
                 "symbols are of another sketch, or the vote has other thresholds"
             )
         own = weights_of(weights, len(rows))
-        if self.total + sum(own) > _MOST_WEIGHT:
-            raise ValueError(
-                f"weights: got {self.total + sum(own)} in all, expected at most {_MOST_WEIGHT}; divide all of them"
-            )
-        self.total += sum(own)
+        self._add(rows, [[weight] for weight in own])
         self.clients += len(own)
-        needed = np.min_scalar_type(self.total)
-        if needed.itemsize > self.counts.dtype.itemsize:
-            self.counts = self.counts.astype(needed)
-        weight = np.array(own, dtype=self.counts.dtype)
-        share(_count, -(-size // _PART), len(rows) * _PART, self.counts, rows, weight)
 
     def result(self) -> NDArray[np.uint8]:
         """Consensus symbols `[size]`, an array that `pack` and `Pull` take. Without any votes every threshold is a tie,
         which counts as +1."""
-        thresholds, size = self.counts.shape
-        result = np.zeros(size, dtype=np.uint8)
-        share(_majority, -(-size // _PART), thresholds * _PART, self.counts, np.uint64(self.total), result)
-        return result
+        return self._result()
 
 
-class SignVote:
+class SignVote(_Counters):
     """A weighted majority vote on signs that stay packed: v(i) = sign(Σ_k N_k b^k(i)), sign(0) = +1, as `Vote` with one
     threshold has it. Entries lie in layers of `sizes`, and a client has a weight in each of them, which may be 0.
 
@@ -314,107 +373,33 @@ class SignVote:
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        self._ends = np.cumsum([whole("sizes", size, 0) for size in sizes], dtype=np.int64)
-        self._totals = [0] * len(self._ends)
-        self._counts: NDArray[np.unsignedinteger] = np.zeros(sum(sizes), dtype=np.uint8)
+        super().__init__(1, [whole("sizes", size, 0) for size in sizes])
 
     def __repr__(self) -> str:
-        return f"SignVote(size {len(self._counts):,}, layers {len(self._ends)})"
+        return f"SignVote(size {self.counts.shape[1]:,}, layers {len(self.ends)})"
 
     def add(self, packed: Array, weights: Array) -> None:
         """Count some clients' signs, uint8 `[clients, ⌈size / 8⌉]`, with their weights, whole numbers `[clients,
         layers]` of at least 0."""
         rows = np.ascontiguousarray(packed)
-        size = len(self._counts)
+        size, layers = self.counts.shape[1], len(self.ends)
         if rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != -(-size // 8):
             raise ValueError(
                 f"vote: got {packed.dtype} of shape {packed.shape}, expected uint8 of shape [clients, "
                 f"{-(-size // 8)}]; the signs are of another sketch"
             )
-        if weights.shape != (len(rows), len(self._ends)) or weights.dtype.kind not in "iu" or (weights < 0).any():
+        if weights.shape != (len(rows), layers) or weights.dtype.kind not in "iu" or (weights < 0).any():
             raise ValueError(
                 f"weights: got {weights.dtype} of shape {weights.shape}, expected whole numbers of at least 0 of shape "
-                f"({len(rows)}, {len(self._ends)}); pass a weight for every client and layer"
+                f"({len(rows)}, {layers}); pass a weight for every client and layer"
             )
-        # Summed up as Python's numbers, which do not overflow.
-        totals = [total + sum(own) for total, own in zip(self._totals, weights.T.tolist(), strict=True)]
-        if max(totals, default=0) > _MOST_WEIGHT:
-            raise ValueError(f"weights: got {max(totals)} in all, expected at most {_MOST_WEIGHT}; divide all of them")
-        self._totals = totals
-        needed = np.min_scalar_type(max(totals, default=0))
-        if needed.itemsize > self._counts.dtype.itemsize:
-            self._counts = self._counts.astype(needed)
-        own = np.ascontiguousarray(weights, dtype=self._counts.dtype)
-        bits = np.unpackbits(rows, axis=1, count=size, bitorder="little")
-        share(_count_signs, -(-size // _PART), len(rows) * _PART, self._counts, bits, own, self._ends)
+        self._add(np.unpackbits(rows, axis=1, count=size, bitorder="little"), weights.tolist())
 
     def sums(self) -> NDArray[np.float64]:
         """Σ_k N_k b^k(i) of every entry, b = ±1, `[size]`; exact up to 2^53."""
-        sizes = np.diff(self._ends, prepend=0)
-        return 2 * self._counts.astype(np.float64) - np.repeat(np.array(self._totals, dtype=np.float64), sizes)
+        totals = np.repeat(np.array(self.totals, dtype=np.float64), np.diff(self.ends, prepend=0))
+        return np.asarray(2 * self.counts[0].astype(np.float64) - totals)
 
     def result(self) -> NDArray[np.uint8]:
         """The signs of the weighted majority, packed as those that were added; +1 where no client has a weight."""
-        size, result = len(self._counts), np.empty(len(self._counts), dtype=np.uint8)
-        # Those for +1 weigh at least as much as those against: at least half, rounded up.
-        least = np.array([total - total // 2 for total in self._totals], dtype=self._counts.dtype)
-        share(_majority_of_layers, -(-size // _PART), _PART, self._counts, self._ends, least, result)
-        return np.packbits(result, bitorder="little")
-
-
-@compiled()
-def _count_signs(
-    first: int, last: int, counts: NDArray[Any], bits: NDArray[Any], weights: NDArray[Any], ends: NDArray[Any]
-) -> None:
-    """Tasks are `_PART` entries, whichever layers these lie in."""
-    begin = 0
-    for layer in range(len(ends)):
-        end = min(ends[layer], last * _PART)
-        for start in range(max(begin, first * _PART), end, _PART):
-            own = counts[start : min(start + _PART, end)]
-            for client in range(len(bits)):
-                chosen, weight = bits[client, start : start + len(own)], weights[client, layer]
-                for i in range(len(own)):
-                    own[i] += weight * own.dtype.type(chosen[i])
-        begin = ends[layer]
-
-
-@compiled()
-def _majority_of_layers(
-    first: int, last: int, counts: NDArray[Any], ends: NDArray[Any], least: NDArray[Any], result: NDArray[Any]
-) -> None:
-    begin = 0
-    for layer in range(len(ends)):
-        start, end = max(begin, first * _PART), min(ends[layer], last * _PART)
-        if start < end:
-            own, chosen, enough = counts[start:end], result[start:end], least[layer]
-            for i in range(len(own)):
-                chosen[i] = own[i] >= enough
-        begin = ends[layer]
-
-
-@compiled()
-def _count(first: int, last: int, counts: NDArray[Any], symbols: NDArray[Any], weights: NDArray[Any]) -> None:
-    """One threshold after another: to look at all of them takes less time than to jump to the one that counts."""
-    for start in range(first * _PART, min(last * _PART, counts.shape[1]), _PART):
-        for client in range(len(symbols)):
-            chosen, weight = symbols[client, start : start + _PART], weights[client]
-            for threshold in range(len(counts)):
-                own, symbol = counts[threshold, start : start + len(chosen)], np.uint8(threshold + 1)
-                for i in range(len(chosen)):
-                    own[i] += weight * own.dtype.type(chosen[i] == symbol)
-
-
-@compiled()
-def _majority(first: int, last: int, counts: NDArray[Any], total: Any, result: NDArray[Any]) -> None:
-    above = np.empty(_PART, np.uint64)
-    for start in range(first * _PART, min(last * _PART, len(result)), _PART):
-        chosen = result[start : start + _PART]
-        above[:] = 0
-        for threshold in range(len(counts) - 1, -1, -1):
-            own = counts[threshold, start : start + len(chosen)]
-            for i in range(len(chosen)):
-                above[i] += np.uint64(own[i])
-                # Σ N_k b_t ≥ 0 means that those at or above the threshold weigh at least as much as those below; no
-                # doubling, so no overflow.
-                chosen[i] += np.uint8(above[i] >= total - above[i])
+        return np.packbits(self._result(), bitorder="little")

@@ -53,35 +53,14 @@ def stream(seed: int, purpose: str, *counters: int) -> int:
 
 def streams(seed: int, purpose: str, *counters: NDArray[np.int64]) -> NDArray[np.uint64]:
     """`stream` for many names at once: keys of (seed, purpose, counters[0][i], counters[1][i], …)."""
-    keys = np.full(len(counters[0]), stream(seed, purpose), dtype=np.uint64)
-    with np.errstate(over="ignore"):
-        for part in counters:
-            keys = _mixed((keys ^ part.astype(np.uint64)) + np.uint64(_GAMMA))
-    return keys
+    keys = np.full(len(counters[0]), _signed(stream(seed, purpose)))
+    for part in counters:
+        keys = _mixed((keys ^ part) + _signed(_GAMMA))
+    return keys.view(np.uint64)
 
 
-def _mixed(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """`mix` of every entry; overflow must be allowed by the caller."""
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(z ^ (z >> np.uint64(31)), dtype=np.uint64)
-
-
-def words(key: int, count: int) -> NDArray[np.uint64]:
-    """First `count` 64-bit words of the stream."""
-    with np.errstate(over="ignore"):
-        return _mixed((np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GAMMA)) + np.uint64(key))
-
-
-def words_at(keys: NDArray[np.uint64], index: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Word `index` of the streams `keys`, element by element."""
-    with np.errstate(over="ignore"):
-        return _mixed(keys + (index + 1).astype(np.uint64) * np.uint64(_GAMMA))
-
-
-def device_words(keys: Tensor, index: Tensor) -> Tensor:
-    """Word `index` of the streams `keys`, element by element, on any device; keys and words as int64, bit for bit."""
-    z = keys + (index + 1) * _signed(_GAMMA)
+def _mixed(z: Any) -> Any:
+    """`mix` of every entry of an int64 array or tensor, bit for bit."""
     z = (z ^ _shifted(z, 30)) * _signed(0xBF58476D1CE4E5B9)
     z = (z ^ _shifted(z, 27)) * _signed(0x94D049BB133111EB)
     return z ^ _shifted(z, 31)
@@ -91,9 +70,30 @@ def _signed(word: int) -> int:
     return word - (1 << 64) if word >> 63 else word
 
 
-def _shifted(z: Tensor, bits: int) -> Tensor:
-    """A right shift that brings in zeros; PyTorch's brings in the sign."""
+def _shifted(z: Any, bits: int) -> Any:
+    """A right shift that brings in zeros; that of int64 brings in the sign."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def words(key: int, count: int) -> NDArray[np.uint64]:
+    """First `count` 64-bit words of the stream."""
+    return words_at(np.array([key], dtype=np.uint64), np.arange(count))
+
+
+def words_at(keys: NDArray[np.uint64], index: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Word `index` of the streams `keys`, element by element."""
+    found: NDArray[np.int64] = _word_at(keys.view(np.int64), index)
+    return found.view(np.uint64)
+
+
+def device_words(keys: Tensor, index: Tensor) -> Tensor:
+    """`words_at` on any device; keys and words as int64, bit for bit."""
+    found: Tensor = _word_at(keys, index)
+    return found
+
+
+def _word_at(keys: Any, index: Any) -> Any:
+    return _mixed(keys + (index + 1) * _signed(_GAMMA))
 
 
 def signs(key: int, count: int) -> NDArray[np.float32]:
@@ -111,9 +111,7 @@ def device_signs(key: Tensor, count: int) -> Tensor:
 
 def row_constants(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
     """a_0, b_0, a_1, … of the row bijections of some streams: `[12, keys]`, modulo 2^64 as int64."""
-    with np.errstate(over="ignore"):
-        steps = np.arange(1, 2 * _ROUNDS + 1, dtype=np.uint64) * np.uint64(_GAMMA)
-        constants = _mixed(steps[:, None] + keys)
+    constants = words_at(keys, np.arange(2 * _ROUNDS)[:, None])
     constants[::2] |= np.uint64(1)
     return constants.view(np.int64)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
 from inspect import getmodule
 from typing import Any
@@ -15,9 +15,27 @@ import pytest
 import torch
 from torch import nn
 
-from factories import CLIENTS, DIM, HIDDEN, LAYERS, SEED, Post, Sent, digits, federation, overheard
+from factories import (
+    CLIENTS,
+    DIM,
+    HIDDEN,
+    LAYERS,
+    SEED,
+    Post,
+    Sent,
+    cohort_of,
+    digits,
+    federation,
+    method_of,
+    normal,
+    overheard,
+    same,
+    seeded,
+    task_of,
+)  # fmt: skip
 from pfedlms.engine import Federation
 from pfedlms.engine.method_check import check_method
+from pfedlms.errors import DivergedError, UsageError
 from pfedlms.methods import METHODS
 from pfedlms.models import Cohort
 from pfedlms.wire.frames import HEADER_BYTES, SERVER
@@ -191,16 +209,12 @@ def test_every_method_has_a_case() -> None:
 
 
 @every_method
-def test_registry_entry(name: str) -> None:
+def test_every_method_says_what_it_is(name: str) -> None:
     method = METHODS[name]
     assert method.name == name
-    assert method.paper.strip()
     assert "\n" not in method.paper
-    assert (method.__doc__ or "").strip()
-    module = getmodule(method)
-    assert module is not None
-    assert (module.__doc__ or "").strip()
-    assert all(each.metadata["help"].strip() for each in fields(method.Settings))
+    for documented in (method, getmodule(method)):
+        assert (documented.__doc__ or "").strip()
 
 
 @every_case
@@ -262,6 +276,38 @@ def test_what_is_heard_on_the_host_gets_to_the_clients_device(case: Case, monkey
         tensors = [cohort.params, cohort.momentum]
         tensors += [value for kept in (cohort.buffers, cohort.state, cohort.heard) for value in kept.values()]
         assert {value.device for value in tensors} == {elsewhere}
+
+
+@pytest.mark.parametrize(
+    ("method", "sizes", "task", "settings", "expected"),
+    [
+        ("zsign", (4,), {}, {"sigma": 0.0}, r"method\.step: got 0 with method\.sigma = 0"),
+        ("zsign", (4,), {"participants": 256}, {"downlink": "sum"}, r"'sum' takes at most 255 clients .*, got 256;"),
+        ("sketchvote", ((1 << 24) + 1,), {}, {"ratio": 0.6}, r"method\.ratio: got 0.6, which keeps 20132659 rows"),
+        ("fedproto", (4,), {"feature_size": 0}, {}, "no linear layer"),
+        ("fedproto", (4,), {"classes": 0}, {}, "these targets are no classes"),
+        ("scaffold", (4,), {"optimizer": "adamw"}, {}, r"train\.optimizer: got 'adamw', expected 'sgd' with scaffold"),
+        ("fedper", (4, 4), {}, {"head": 2}, r"method\.head: got 2, expected at most 1, because the model has 2 layers"),
+        ("decomfl", (4,), {"local_steps": 3}, {"updates": 4}, r"method\.updates: got 4, expected at most 3"),
+        ("decomfl", (4,), {"local_epochs": 1.0}, {"updates": 2}, r"method\.updates: got 2, expected at most 1"),
+    ],
+)  # fmt: skip
+def test_what_a_method_cannot_do_is_refused(
+    method: str, sizes: tuple[int, ...], task: dict[str, Any], settings: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(UsageError, match=expected):
+        method_of(method, replace(task_of(*sizes), **task), **settings)
+
+
+@pytest.mark.parametrize("method", ["sketchvote", "sketchmean", "pfedlms"])
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), 3e38])
+def test_what_cannot_be_sketched_is_told_with_the_client(method: str, broken: float) -> None:
+    own = method_of(method, task_of(16, 11, learning_rate=0.01), ratio=0.5)
+    params = normal(3, 27)
+    params[1, 2:5] = broken
+    cohort = replace(own.client_start(cohort_of(torch.zeros(3, 27))), params=params)
+    with pytest.raises(DivergedError, match=r"round 5: the (update|model) of client 1 is .*too large to be sketched"):
+        own.exchanges[0].client_send(cohort, 4, None)
 
 
 # --- learning ---------------------------------------------------------------------------------------------------------
@@ -377,24 +423,44 @@ WITHOUT = {"fedprox": "fedavg"}
 
 @pytest.mark.parametrize("case", PULLED, ids=str)
 def test_no_strength_is_local_exactly(case: Case) -> None:
-    """Or FedAvg. Messages still travel, but every client's model and momentum are those of local training, bit for bit;
-    and with some strength they are not."""
-    momentum = 0.5 if case.keeps_momentum is None else 0.0
+    """Or FedAvg. Messages still travel, but every client's model, momentum and running statistics are those of local
+    training, bit for bit; and with some strength they are not. (Both models of a client of ditto share statistics.)"""
+    options: dict[str, Any] = {"momentum": 0.0}
+    if case.keeps_momentum is None:
+        options = {"momentum": 0.5, "module": seeded(with_statistics)}
     alone, without, pulled = (
-        federation(WITHOUT.get(case.method, "local"), momentum=momentum),
-        *(federation(case.method, momentum=momentum, **{**case.settings, "strength": each}) for each in (0.0, 0.01)),
+        federation(WITHOUT.get(case.method, "local"), **options),
+        *(federation(case.method, **options, **{**case.settings, "strength": each}) for each in (0.0, 0.01)),
     )
     for each in (alone, without, pulled):
         play(each)
-    for name in ("params", "momentum"):
-        assert torch.equal(without.state()[name], alone.state()[name])
+    for name in ("params", "momentum", "buffers"):
+        assert same(without.state()[name], alone.state()[name])
     assert not torch.equal(pulled.state()["params"], alone.state()["params"])
 
 
-@pytest.mark.parametrize("method", ["sketchvote", "sketchmean", "sparseloco"])
+def with_statistics() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 10))
+
+
+@pytest.mark.parametrize("method", ["sketchvote", "sketchmean", "sparseloco", "stc", "fetchsgd"])
 def test_without_gain_the_shared_model_never_moves(method: str) -> None:
     chosen = federation(method, gain=0.0)
     play(chosen)
     state = chosen.state()
     models = (*state["state"]["model"], state["server"]["model"], chosen.method.task.initial)
     assert len({row.numpy().tobytes() for row in models}) == 1
+
+
+@pytest.mark.filterwarnings("ignore:round")
+@pytest.mark.parametrize("method", ["stc", "sketchvote"])
+def test_what_was_sent_is_gone_from_the_residual_also_if_it_was_lost(method: str) -> None:
+    arrived, lost = (
+        federation(method, link=lambda data, client, lose=lose: None if lose and client == 1 else data)
+        for lose in (False, True)
+    )
+    for each in (arrived, lost):
+        each.start()
+        each.play_round()
+    assert torch.equal(lost.state()["state"]["residual"], arrived.state()["state"]["residual"])
+    assert not torch.equal(lost.state()["server"]["model"], arrived.state()["server"]["model"])

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 import factories
 from pfedlms import rng
-from pfedlms.errors import UsageError
 from plain_loops import CLIENTS, SEED, SHARE, Loop, federate, network
 
 UPDATES, DIRECTIONS, SMOOTHING, STEP, ROUNDS = 2, 3, 1e-2, 1e-3, 3
@@ -88,9 +87,3 @@ def test_running_statistics_are_left_alone() -> None:
     kept = {name: value.clone() for name, value in cohort.buffers.items()}
     run.method.exchanges[0].client_send(cohort, 0, run._worker)
     assert all(torch.equal(value, cohort.buffers[name]) for name, value in kept.items())
-
-
-@pytest.mark.parametrize("train", [{"local_steps": 3}, {"local_epochs": 1.0}])
-def test_more_updates_than_batches_are_refused(train: dict[str, float]) -> None:
-    with pytest.raises(UsageError, match=r"method\.updates: got 4, expected at most [13]"):
-        federate("decomfl", updates=4, **train)

@@ -4,7 +4,6 @@ its own rotation."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from math import pi, sqrt
 
 import numpy as np
@@ -14,9 +13,8 @@ import torch
 from torch import Tensor
 
 from definitions import hadamard, signs_of
-from factories import cohort_of, federation, hold, normal, task_of
-from pfedlms.methods.eden import Codec, QuantisedUpdates, chunks_of
-from pfedlms.quantise import lloyd_max
+from factories import cohort_of, exchange_of, federation, hold, normal, task_of
+from pfedlms.methods.eden import Codec, chunks_of
 
 # Max, "Quantizing for minimum distortion", IRE Trans. Inf. Theory 1960, table 1 (output levels and mean squared error).
 PUBLISHED = {
@@ -36,18 +34,6 @@ def estimates(x: Tensor, bits: int, rotations: int, seed: int = 1) -> Tensor:
 
 def heavy_tailed(dim: int) -> Tensor:
     return normal(dim, seed=2) ** 3
-
-
-# --- the quantiser ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("bits", PUBLISHED)
-def test_centroids_are_the_published_ones(bits: int) -> None:
-    centroids, boundaries = lloyd_max(1 << bits)
-    upper, _ = PUBLISHED[bits]
-    assert centroids.tolist() == pytest.approx([-c for c in reversed(upper)] + upper, abs=6e-4)
-    assert centroids.tolist() == sorted(centroids.tolist())
-    assert boundaries.tolist() == pytest.approx([(a + b) / 2 for a, b in pairwise(centroids)])
 
 
 # --- chunks -----------------------------------------------------------------------------------------------------------
@@ -137,16 +123,6 @@ def test_zero_vector_and_zero_chunk(bits: int) -> None:
     assert not decoded[2, :1024].any()
 
 
-@pytest.mark.parametrize("value", [3.5, -0.25, 0.0])
-@pytest.mark.parametrize("bits", [1, 2])
-def test_a_single_number_is_exact(value: float, bits: int) -> None:
-    """dim 1: y = ±x and scale · q = x²/y."""
-    for client in range(4):
-        codec = Codec(1, bits, seed=1)
-        decoded = codec.decode(*codec.encode(torch.tensor([[value]]), (client,), 0), [client], 0)
-        assert decoded.item() == pytest.approx(value, rel=1e-6)
-
-
 # --- the exchange -----------------------------------------------------------------------------------------------------
 
 
@@ -170,15 +146,14 @@ def test_server_undoes_each_clients_own_rotation() -> None:
     sent = (cohort.params - start).double().numpy()
     each = {client: dense_estimate(sent[row], 1, task.seed, 4, client) for row, client in enumerate(ids)}
 
-    (after,), server = hold(QuantisedUpdates(task, 1), cohort, {"model": start}, round=4)
+    exchange = exchange_of("eden", task)
+    (after,), server = hold(exchange, cohort, {"model": start}, round=4)
     expected = start.double().numpy() + (1 * each[2] + 6 * each[5] + 3 * each[9]) / 10
     np.testing.assert_allclose(server["model"].numpy(), expected, atol=2e-5)
     assert all(torch.equal(row, server["model"]) for row in (*after.params, *after.state["model"]))
 
     with pytest.warns(UserWarning, match="client 5 is left out"):
-        _, server = hold(
-            QuantisedUpdates(task, 1), cohort, {"model": start}, round=4, link=lambda data, k: None if k == 5 else data
-        )
+        _, server = hold(exchange, cohort, {"model": start}, round=4, link=lambda data, k: None if k == 5 else data)
     expected = start.double().numpy() + (1 * each[2] + 3 * each[9]) / 4
     np.testing.assert_allclose(server["model"].numpy(), expected, atol=2e-5)
 

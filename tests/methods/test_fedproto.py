@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import nan
 
 import pytest
@@ -14,7 +15,9 @@ from factories import (
     SMALL_LAYERS,
     Work,
     cohort_of,
+    exchange_of,
     hold,
+    method_of,
     normal,
     small_data,
     small_module,
@@ -22,10 +25,14 @@ from factories import (
     worker_of,
 )
 from pfedlms.engine.training import TrainSettings
-from pfedlms.errors import UsageError
 from pfedlms.methods import Task
 from pfedlms.methods.contract import Objective
-from pfedlms.methods.fedproto import FedProto, FedProtoSettings, MeanPrototypes, NearPrototypes
+from pfedlms.methods.fedproto import NearPrototypes
+
+
+def task_for(classes: int, width: int) -> Task:
+    return replace(task_of(SMALL_DIM), classes=classes, feature_size=width)
+
 
 # --- prototypes -------------------------------------------------------------------------------------------------------
 
@@ -39,7 +46,7 @@ MEANS[2, 0], MEANS[2, 2] = torch.tensor([5.0, 4.0]), torch.tensor([0.0, 2.0])
 def test_prototypes_by_hand() -> None:
     """Class 0 has three holders with 9, 1 and 100 samples, who count the same; class 1 has one, class 2 two, class 3
     none. However the clients are grouped."""
-    exchange, work = MeanPrototypes(4, 2), Work(features=(MEANS, COUNTS))
+    exchange, work = exchange_of("fedproto", task_for(4, 2)), Work(features=(MEANS, COUNTS))
     everyone = cohort_of(torch.zeros(3, 1), samples=[10, 3, 105])
     pair, single = cohort_of(torch.zeros(2, 1), [0, 1], [10, 3]), cohort_of(torch.zeros(1, 1), [2], [105])
     for cohorts in ([everyone], [pair, single]):
@@ -75,32 +82,6 @@ def test_mean_features_against_a_plain_loop() -> None:
 # --- the loss ---------------------------------------------------------------------------------------------------------
 
 
-def test_loss_and_gradient_by_hand() -> None:
-    """λ = 0.6, batches of three. Client 0: squared distances (1 + 0)/2 and (0 + 4)/2, the third sample's class has no
-    prototype: λ · 2.5 / 3 = 0.5, and a gradient of λ · 2 (f − p) / (2 · 3) = 0.2 (f − p). Client 1: one sample is
-    known, at distance (9 + 1)/2: λ · 5 / 3 = 1, gradient 0.2 (f − p)."""
-    prototypes = torch.tensor([[0.0, 0.0], [1.0, 1.0], [7.0, 7.0]])
-    loss = NearPrototypes(prototypes, torch.tensor([True, True, False]), 0.6).loss
-    features = torch.tensor(
-        [[[1.0, 0.0], [1.0, 3.0], [5.0, 5.0]], [[4.0, 2.0], [9.0, 9.0], [8.0, 8.0]]], requires_grad=True
-    )
-    value = loss(features, torch.tensor([[0, 1, 2], [1, 2, 2]]))
-    assert value.tolist() == pytest.approx([0.5, 1.0])
-    (gradient,) = torch.autograd.grad(value.sum(), features)
-    expected = torch.tensor([[[0.2, 0.0], [0.0, 0.4], [0.0, 0.0]], [[0.6, 0.2], [0.0, 0.0], [0.0, 0.0]]])
-    torch.testing.assert_close(gradient, expected)
-
-
-def test_a_batch_without_any_known_class_has_no_loss() -> None:
-    features = normal(1, 5, 2, seed=1).requires_grad_()
-    value = NearPrototypes(torch.zeros(3, 2), torch.tensor([True, True, False]), 1.0).loss(
-        features, torch.full((1, 5), 2)
-    )
-    (gradient,) = torch.autograd.grad(value.sum(), features)
-    assert value.tolist() == [0.0]
-    assert not gradient.any()
-
-
 @pytest.mark.parametrize("strength", [0.0, 0.7])
 def test_local_steps_follow_the_objective(strength: float) -> None:
     """Three steps of CE + λ MSE + μ/2 ‖θ‖² against float64 autograd through the whole model; class 1 has no
@@ -108,11 +89,8 @@ def test_local_steps_follow_the_objective(strength: float) -> None:
     data, train = small_data(9, 12, 20), TrainSettings(3, 8, 0.2, 0.0, 0.03)
     params, prototypes = 0.5 * normal(3, SMALL_DIM, seed=6), normal(4, 6, seed=7)
     held = torch.tensor([True, False, True, False])
-    task = task_of(SMALL_DIM)
     cohort = cohort_of(params, samples=data.samples).with_heard(prototypes=prototypes, held=held)
-    objective = FedProto(Task(**{**vars(task), "feature_size": 6, "classes": 4}), FedProtoSettings(strength)).objective(
-        cohort, 0
-    )
+    objective = method_of("fedproto", task_for(4, 6), strength=strength).objective(cohort, 0)
     after, _ = worker_of(small_module(), data, train, seed=7).train(cohort, objective, phase=2)
 
     def pull(flat: Tensor, features: Tensor, labels: Tensor) -> Tensor:
@@ -122,11 +100,6 @@ def test_local_steps_follow_the_objective(strength: float) -> None:
     for client in range(3):
         expected = exact_steps(params[client], small_batches(data, client, 2, train, seed=7), train, pull)
         torch.testing.assert_close(after.params[client].double(), expected, rtol=1e-4, atol=1e-6)
-
-
-def test_a_model_without_features_is_refused() -> None:
-    with pytest.raises(UsageError, match="no linear layer"):
-        FedProto(Task(**{**vars(task_of(4)), "feature_size": 0}), FedProtoSettings())
 
 
 def test_the_features_of_one_linear_layer_are_the_samples_and_pull_nothing() -> None:

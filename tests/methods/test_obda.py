@@ -13,10 +13,10 @@ from factories import (
     Post,
     Work,
     cohort_of,
+    exchange_of,
     federation,
     hold,
     normal,
-    overheard,
     small_data,
     small_module,
     task_of,
@@ -24,8 +24,6 @@ from factories import (
 )
 from pfedlms.data import FederatedData
 from pfedlms.engine.training import TrainSettings
-from pfedlms.methods.obda import MajorityOfGradients
-from pfedlms.wire.frames import SERVER
 
 STEP = 0.25
 
@@ -40,9 +38,8 @@ def vote_on(signs: Tensor, round: int = 0, seed: int = 5, samples: list[int] | N
     clients, dim = signs.shape
     task, zero = task_of(dim, clients=clients, seed=seed), torch.zeros(dim)
     cohort = cohort_of(torch.zeros(clients, dim), samples=samples, model=zero)
-    (after,), server = hold(
-        MajorityOfGradients(task, STEP), cohort, {"model": zero}, round=round, work=Work(gradient=signs)
-    )
+    exchange = exchange_of("obda", task, step=STEP)
+    (after,), server = hold(exchange, cohort, {"model": zero}, round=round, work=Work(gradient=signs))
     assert all(torch.equal(row, server["model"]) for row in (*after.params, *after.state["model"]))
     return -server["model"] / STEP
 
@@ -93,7 +90,7 @@ def test_a_weight_without_gradient_stays_where_it_is(clients: int) -> None:
     """Eight rounds of zeros from 300 weights: never further than η from w⁰, back after every second round, and as many
     weights go one way as the other where the number of clients is even."""
     start = normal(300, seed=1)
-    exchange, zeros = MajorityOfGradients(task_of(300, clients=clients), STEP), torch.zeros(clients, 300)
+    exchange, zeros = exchange_of("obda", task_of(300, clients=clients), step=STEP), torch.zeros(clients, 300)
     cohort, server = cohort_of(start.expand(clients, -1).clone(), model=start), {"model": start}
     for round in range(8):
         (cohort,), server = hold(exchange, cohort, server, round=round, work=Work(gradient=zeros))
@@ -105,22 +102,6 @@ def test_a_weight_without_gradient_stays_where_it_is(clients: int) -> None:
             assert abs(float(moved.sign().mean())) < 5 / 300**0.5
 
 
-@pytest.mark.parametrize("round", [0, 1])
-def test_who_has_no_gradient_leaves_the_vote_to_who_has(round: int) -> None:
-    """Three of nine clients say −; the zeros of the other six, three with even ids and three with odd ones, cancel
-    out."""
-    gradients = torch.zeros(9, 50)
-    gradients[:3] = -1
-    assert (vote_on(gradients, round=round) == -1).all()
-
-
-def test_three_clients_need_no_coin() -> None:
-    """A vote of an odd number of clients is the sign of the sum of their signs, in every round."""
-    gradients = normal(3, 500, seed=3)
-    expected = np.sign(np.where(gradients.numpy() >= 0, 1, -1).sum(axis=0)).tolist()
-    assert vote_on(gradients, round=0).tolist() == vote_on(gradients, round=1).tolist() == expected
-
-
 # --- what is sent -----------------------------------------------------------------------------------------------------
 
 
@@ -129,7 +110,7 @@ def test_weight_decay_enters_the_sign() -> None:
     of client 0 in round 0 as +."""
     gradient, model = torch.tensor([[1.0, 1.0, -1.0, 0.0, -1.0]]), torch.tensor([-20.0, -5.0, 30.0, 10.0, 5.0])
     for decay, expected in ((0.1, [-1, 1, 1, 1, -1]), (0.0, [1, 1, -1, 1, -1])):
-        exchange = MajorityOfGradients(task_of(5, weight_decay=decay), STEP)
+        exchange = exchange_of("obda", task_of(5, weight_decay=decay), step=STEP)
         cohort = cohort_of(torch.full((1, 5), 7.0), model=model)
         _, server = hold(exchange, cohort, {"model": model}, work=Work(gradient=gradient))
         assert ((model - server["model"]) / STEP).tolist() == expected
@@ -150,7 +131,7 @@ def test_the_sign_is_that_of_the_gradient_at_the_common_model() -> None:
     common = normal(SMALL_DIM, seed=8) * 0.5
     task = task_of(SMALL_DIM, weight_decay=train.weight_decay)
     cohort = cohort_of(normal(3, SMALL_DIM, seed=9), samples=data.samples, model=common)
-    exchange, worker = MajorityOfGradients(task, STEP), worker_of(small_module(), data, train, seed=7)
+    exchange, worker = exchange_of("obda", task), worker_of(small_module(), data, train, seed=7)
     for round in (0, 4):
         _, values = exchange.client_send(cohort, round, worker)
         sent = values["signs"]
@@ -163,24 +144,6 @@ def test_the_sign_is_that_of_the_gradient_at_the_common_model() -> None:
 
 
 # --- the step ---------------------------------------------------------------------------------------------------------
-
-
-def test_every_coordinate_moves_by_the_step_exactly() -> None:
-    """w_r = w_{r−1} − η v_r in float32, v_r read from the server's frame; the same on both ends."""
-    with overheard() as messages:
-        chosen = federation("obda", step=0.003)
-        chosen.start()
-        for _ in range(4):
-            chosen.play_round()
-    votes = [sent.values["signs"] for sent in messages if sent.sender == SERVER]
-    assert len(votes) == 4
-    model = chosen.model.initial.numpy().copy()
-    for vote in votes:
-        assert set(np.unique(vote)) == {-1.0, 1.0}
-        model = model - np.float32(0.003) * vote
-    np.testing.assert_array_equal(chosen.state()["server"]["model"].numpy(), model)
-    for row in chosen.state()["state"]["model"].numpy():
-        np.testing.assert_array_equal(row, model)
 
 
 def test_the_copy_that_was_trained_is_dropped() -> None:

@@ -3,7 +3,6 @@ refinement."""
 
 from __future__ import annotations
 
-from itertools import product
 from math import log, sqrt
 
 import numpy as np
@@ -11,24 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from definitions import dense_phi, exact_steps, hadamard, rows_kept, signs_of, small_batches
+from definitions import dense_phi, hadamard, rows_kept, signs_of
 from factories import (
-    SMALL_DIM,
     cohort_of,
     federation,
     hold,
     normal,
     overheard,
-    small_data,
-    small_module,
     task_of,
-    worker_of,
 )
-from pfedlms.engine.training import TrainSettings
-from pfedlms.methods.consensus import Sketches, VoteOnSigns, model
 from pfedlms.methods.pfed1bs import PFed1BS, PFed1BSSettings
 from pfedlms.methods.pfedlms import PFedLMS, PFedLMSSettings
-from pfedlms.sketch import Sketch
 from pfedlms.wire.frames import SERVER
 
 SEED = 5
@@ -69,38 +61,6 @@ def test_gradient_of_the_objective(sizes: tuple[int, ...], sharpness: float) -> 
         assert gradient is not None
         assert gradient.dtype == dtype
         torch.testing.assert_close(gradient.double(), torch.stack(expected), rtol=tolerance, atol=tolerance)
-
-
-def test_local_steps_follow_the_whole_objective() -> None:
-    """f + λ (…) + μ/2 ‖θ‖², three SGD steps against float64 autograd; μ is the weight decay."""
-    data, train = small_data(9, 12, 20), TrainSettings(3, 8, 0.2, 0.0, 0.05)
-    settings = PFed1BSSettings(ratio=0.5, strength=0.1, sharpness=3.0)
-    params, consensus = 0.5 * normal(3, SMALL_DIM, seed=6), some_signs(SMALL_DIM // 2)
-    phi = torch.from_numpy(dense_phi(SMALL_DIM, SMALL_DIM // 2, SEED))
-    cohort = cohort_of(params, samples=data.samples).with_heard(consensus=consensus)
-    objective = PFed1BS(task_of(SMALL_DIM, seed=SEED), settings).objective(cohort, 0)
-    after, _ = worker_of(small_module(), data, train, seed=7).train(cohort, objective, phase=2)
-    for client in range(3):
-        expected = exact_steps(
-            params[client],
-            small_batches(data, client, 2, train, seed=7),
-            train,
-            lambda flat, features, labels: penalty(flat, phi, consensus.double(), settings),
-        )
-        torch.testing.assert_close(after.params[client].double(), expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("samples", [(1, 2, 3), (1, 1, 5), (2, 2, 1)])
-def test_vote_by_brute_force(samples: tuple[int, ...]) -> None:
-    """Every combination of three signs; an even split (3 against 1 + 2) gives +1."""
-    combinations = list(product((-1.0, 1.0), repeat=3))
-    layout = task_of(8, seed=SEED).layout
-    sketch = Sketch(layout, 1.0, SEED, 0)
-    wanted = torch.tensor(combinations).T  # [clients, m]
-    cohort = cohort_of(sketch.adjoint(wanted), samples=samples)  # ΦΦᵀ = I: Φθ is what was wanted
-    (after,), _ = hold(VoteOnSigns(0, model, Sketches(layout, 1.0, SEED, refresh=0)), cohort)
-    expected = [1 if sum(n * s for n, s in zip(samples, signs, strict=True)) >= 0 else -1 for signs in combinations]
-    assert after.heard["consensus"].tolist() == expected
 
 
 # --- the vote ---------------------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-"""pFedLMS: thresholds and consensus of a round recomputed in float64 from the clients' models, and the edges of its
-settings."""
+"""pFedLMS: consensus and local steps in float64 from their definitions, and the edges of its settings. Whole runs are
+recomputed in wire/test_second_implementation.py."""
 
 from __future__ import annotations
 
@@ -10,20 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from plain_client import sketch_size
 from torch import Tensor
 
-from definitions import dense_phi, exact_steps, small_batches
+from definitions import dense_model, exact_steps, layer_of_entry, small_batches, smoothed_penalty
 from factories import (
-    LAYERS,
-    SEED,
     SMALL_DIM,
     SMALL_LAYERS,
     cohort_of,
-    federation,
     hold,
     normal,
-    overheard,
     small_data,
     small_module,
     task_of,
@@ -32,17 +27,12 @@ from factories import (
 from pfedlms.engine.training import TrainSettings
 from pfedlms.methods.pfedlms import PFedLMS, PFedLMSSettings
 from pfedlms.models import Cohort
-from pfedlms.wire.frames import SERVER
 
 
-def sketches_of(params: np.ndarray, sizes: tuple[int, ...], ratio: float, seed: int, epoch: int) -> list[np.ndarray]:
+def sketches_of(params: Tensor, sizes: tuple[int, ...]) -> list[np.ndarray]:
     """Φ_l θ_k,l of every layer, float64 `[clients, m_l]`, through the dense Φ."""
-    ends = np.cumsum(sizes)
-    parts = [params[:, end - size : end] for size, end in zip(sizes, ends, strict=True)]
-    return [
-        part @ dense_phi(size, sketch_size(size, ratio), seed, epoch, layer).T
-        for layer, (size, part) in enumerate(zip(sizes, parts, strict=True))
-    ]
+    sketched, layers = params.double() @ dense_model(sizes, 0.5, 5).T, layer_of_entry(sizes, 0.5)
+    return [sketched[:, layers == layer].numpy() for layer in range(len(sizes))]
 
 
 def thresholds_by_definition(sketched: np.ndarray, samples: tuple[int, ...], levels: int) -> list[float]:
@@ -86,38 +76,12 @@ def played(method: PFedLMS, cohort: Cohort, round: int = 0) -> Cohort:
 # --- thresholds and consensus -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings", [{}, {"thresholds": 1}, {"thresholds": 4, "refresh": 2}, {"layerwise": False}])
-def test_consensus_of_a_federation_by_brute_force(settings: dict[str, Any]) -> None:
-    """Three rounds on digits: thresholds and consensus recomputed from the models every client had before the round."""
-    chosen = federation("pfedlms", **settings)
-    levels, refresh = settings.get("thresholds", 7), settings.get("refresh", 1)
-    sizes = LAYERS if settings.get("layerwise", True) else (sum(LAYERS),)
-    chosen.start()
-    for round in range(3):
-        params = chosen.state()["params"].double().numpy()
-        with overheard() as messages:
-            chosen.play_round()
-        downs = [sent.values for sent in messages if sent.sender == SERVER]
-        sketched = sketches_of(params, sizes, 0.1, SEED, round // refresh)
-        pooled = [thresholds_by_definition(layer, chosen.data.samples, 3) for layer in sketched]
-        assert downs[0]["mean"].tolist() == pytest.approx([tau[1] for tau in pooled], abs=1e-6)
-        deviations = [(tau[2] - tau[1]) / NormalDist().inv_cdf(0.75) for tau in pooled]
-        assert downs[0]["deviation"].tolist() == pytest.approx(deviations, rel=1e-5)
-        expected, margin = consensus_by_definition(sketched, chosen.data.samples, levels)
-        clear = margin > 1e-5  # of rounding in float32
-        assert clear.mean() > 0.98
-        np.testing.assert_array_equal(downs[1]["symbols"][clear], expected[clear])
-        assert len(np.unique(expected)) == levels + 1
-
-
 @pytest.mark.parametrize("samples", [(1, 1, 1), (7, 2, 2), (3, 2, 1), (10, 1, 1)])
 def test_consensus_follows_the_samples(samples: tuple[int, ...]) -> None:
     """Ties at (3, 2, 1), a client that decides alone at (10, 1, 1)."""
     sizes, cohort = (20, 7, 32), cohort_of(normal(3, 59, seed=1), samples=samples)
     method = PFedLMS(task_of(*sizes), PFedLMSSettings(thresholds=5, ratio=0.5, strength=0.01))
-    expected, margin = consensus_by_definition(
-        sketches_of(cohort.params.double().numpy(), sizes, 0.5, 5, 0), samples, 5
-    )
+    expected, margin = consensus_by_definition(sketches_of(cohort.params, sizes), samples, 5)
     clear = margin > 1e-5
     assert clear.mean() > 0.9
     np.testing.assert_array_equal(played(method, cohort).heard["consensus"].numpy()[clear], expected[clear])
@@ -135,40 +99,19 @@ def test_local_steps_follow_the_objective(absolute: bool) -> None:
     cohort = played(method, cohort_of(params, samples=data.samples))
     after, _ = worker_of(small_module(), data, train, seed=7).train(cohort, method.objective(cohort, 0), phase=2)
 
-    sketched = sketches_of(params.double().numpy(), SMALL_LAYERS, 0.5, 5, 0)
-    consensus, _ = consensus_by_definition(sketched, data.samples, levels)
+    sketched, layers = sketches_of(params, SMALL_LAYERS), layer_of_entry(SMALL_LAYERS, 0.5)
+    phi = dense_model(SMALL_LAYERS, 0.5, 5)
+    consensus = torch.from_numpy(consensus_by_definition(sketched, data.samples, levels)[0])
+    tau = torch.tensor([thresholds_by_definition(own, data.samples, levels) for own in sketched], dtype=torch.float64)
+    sigma = (tau[:, 2] - tau[:, 1]) / NormalDist().inv_cdf(0.75)
+    rho = smoothing * (torch.ones_like(sigma) if absolute else sigma)
 
     def pull(flat: Tensor, features: Tensor, labels: Tensor) -> Tensor:
-        total, at = flat.new_zeros(()), 0
-        for layer, part in enumerate(flat.split(SMALL_LAYERS)):
-            phi = torch.from_numpy(dense_phi(len(part), sketch_size(len(part), 0.5), 5, 0, layer))
-            tau = thresholds_by_definition(sketched[layer], data.samples, levels)
-            sigma = (tau[2] - tau[1]) / NormalDist().inv_cdf(0.75)
-            rho = smoothing * (1 if absolute else sigma)
-            own = torch.from_numpy(consensus[at : at + len(phi)])
-            for t in range(levels):
-                z = phi @ part - tau[t]
-                huber = torch.where(z.abs() <= rho, z**2 / (2 * rho), z.abs() - rho / 2)
-                total = total + (huber - torch.where(own > t, 1.0, -1.0) * z).sum() / levels
-            at += len(phi)
-        return strength * total
+        return strength * smoothed_penalty((phi @ flat)[None], tau, rho, consensus, layers)[0]
 
     for client in range(3):
         expected = exact_steps(params[client], small_batches(data, client, 2, train, seed=7), train, pull)
         torch.testing.assert_close(after.params[client].double(), expected, rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize(("levels", "upper"), [(1, [0.0]), (3, [0.0, 0.9816]), (7, [0.0, 0.5006, 1.050, 1.748])])
-def test_lloyd_max_spacing_has_the_published_boundaries(levels: int, upper: list[float]) -> None:
-    """τ = μ̄ + σ̄ b with b of Max 1960, table 1; μ̄ and σ̄ are what they are with quantiles."""
-    cohort = cohort_of(normal(3, 27, seed=3), samples=[3, 1, 2])
-    settings = PFedLMSSettings(thresholds=levels, ratio=0.5, strength=0.01, spacing="lloyd-max")
-    heard = played(PFedLMS(task_of(20, 7), settings), cohort).heard
-    boundaries = np.array([-b for b in reversed(upper[1:])] + upper)
-    for layer, sketched in enumerate(sketches_of(cohort.params.double().numpy(), (20, 7), 0.5, 5, 0)):
-        middle, upper_quartile = thresholds_by_definition(sketched, (3, 1, 2), 3)[1:]
-        deviation = (upper_quartile - middle) / NormalDist().inv_cdf(0.75)
-        np.testing.assert_allclose(heard["thresholds"][layer].numpy(), middle + deviation * boundaries, atol=2e-3)
 
 
 # --- the settings -----------------------------------------------------------------------------------------------------
@@ -213,16 +156,3 @@ def test_a_layer_that_is_zero_everywhere_has_no_pull() -> None:
     assert gradient.isfinite().all()
     assert gradient[:, :20].any(dim=1).all()
     assert not gradient[:, 20:].any()
-
-
-def test_pooling_is_the_servers_alone() -> None:
-    """Clients that do not know how the server pools accept its frames; what the server sends differs."""
-    sent = {}
-    for pooling in ("mean", "median"):
-        run = federation("pfedlms", pooling=pooling)
-        run.start()
-        with overheard() as messages:
-            run.play_round()
-        sent[pooling] = next(each for each in messages if each.sender == SERVER)
-    assert sent["mean"].digest == sent["median"].digest
-    assert not np.array_equal(sent["mean"].values["deviation"], sent["median"].values["deviation"])

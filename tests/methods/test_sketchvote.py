@@ -1,91 +1,32 @@
-"""sketchvote: one exchange by dense matrices in float64, the limits that explain it, and its checks."""
+"""sketchvote: who has a vote, the limits that explain it, and its checks. Whole runs are recomputed in
+wire/test_second_sketchvote.py."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import pi, sqrt
 
-import numpy as np
 import pytest
 import torch
-from plain_client.sketchvote import weighted_median
 from torch import Tensor
 
-from definitions import dense_model, layer_of_entry
-from factories import (
-    CLIENTS,
-    RATIO,
-    SEED,
-    SIZES,
-    Work,
-    cohort_of,
-    federation,
-    hold,
-    layout_of,
-    normal,
-    task_of,
-)
+import factories
+from definitions import dense_model
+from factories import CLIENTS, CPU, RATIO, SEED, SIZES, Work, cohort_of, federation, hold, layout_of, normal, task_of
 from pfedlms.cohort import Cohort
-from pfedlms.errors import DivergedError, UsageError
 from pfedlms.methods.consensus import Sketches
-from pfedlms.methods.sketchvote import ResidualSignVote, SketchVote, SketchVoteSettings
+from pfedlms.methods.sketchvote import ResidualSignVote
 from pfedlms.wire.frames import HEADER_BYTES
 
-DIM = sum(SIZES)
-PADS = (16, 16, 1, 8, 64, 64)
-ROWS = (8, 8, 1, 4, 32, 32)
-SHARES = [m / n for m, n in zip(ROWS, PADS, strict=True)]
 
-
-def exchange_of(*sizes: int, ratio: float = RATIO, gain: float = 1.0, check_every: int = 0) -> ResidualSignVote:
-    return ResidualSignVote(Sketches(layout_of(*sizes), ratio, SEED, refresh=1), gain, check_every)
+def exchange_of(*sizes: int, ratio: float = RATIO) -> ResidualSignVote:
+    exchange = factories.exchange_of("sketchvote", task_of(*sizes, seed=SEED), ratio=ratio, check_every=0)
+    assert isinstance(exchange, ResidualSignVote)
+    return exchange
 
 
 def clients_at(params: Tensor, model: Tensor, residual: Tensor, samples: list[int]) -> Cohort:
     cohort = cohort_of(params, samples=samples, model=model)
     return cohort.with_state(residual=residual, checked=torch.zeros(len(params), 1, dtype=torch.int64))
-
-
-def said_of(exchange: ResidualSignVote, cohort: Cohort, round: int = 0) -> tuple[Cohort, dict[str, np.ndarray]]:
-    after, values = exchange.client_send(cohort, round, Work())
-    return after, {name: value.numpy() for name, value in values.items()}
-
-
-def per_layer(values: Sequence[float]) -> Tensor:
-    """A number of every layer, for each of its parameters."""
-    return torch.tensor(values, dtype=torch.float64).repeat_interleave(torch.tensor(SIZES))
-
-
-# --- one exchange, by its definition ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("round", [0, 3])
-def test_a_round_is_that_of_the_box(round: int) -> None:
-    """With Φ as a dense matrix, everything in float64. Weights 5, 1, 1, 3 make the first client half of the vote."""
-    samples, model = [5, 1, 1, 3], normal(DIM, seed=1)
-    params, residual = normal(4, DIM, seed=2), normal(4, DIM, seed=3)
-    phi, layers = dense_model(SIZES, RATIO, SEED, epoch=round), layer_of_entry(SIZES, RATIO)
-    x = (params - model + residual).double()
-    y = x @ phi.T
-    votes = (torch.tensor(samples).double() @ torch.where(y >= 0, 1.0, -1.0).double() >= 0).double() * 2 - 1
-    scales = torch.stack([y[:, layers == layer].square().mean(dim=1).sqrt() for layer in range(len(SIZES))])
-    middle = [weighted_median(samples, own.tolist()) for own in scales]
-    sizes = [sqrt(2 / pi) * s * m / n for s, m, n in zip(middle, ROWS, PADS, strict=True)]
-    moved = model.double() + per_layer(sizes) * (phi.T @ votes)
-    unsent = x - per_layer(SHARES) * (y @ phi)
-
-    exchange = exchange_of(*SIZES)
-    sent, said = said_of(exchange, clients_at(params, model, residual, samples), round)
-    bits = np.unpackbits(said["signs"], axis=1, count=len(layers), bitorder="little")
-    assert bits.tolist() == (y >= 0).int().tolist()
-    np.testing.assert_allclose(said["scale"], scales.T.numpy(), rtol=1e-6)
-    torch.testing.assert_close(sent.state["residual"].double(), unsent, rtol=1e-5, atol=1e-5)
-
-    (after,), server = hold(exchange, clients_at(params, model, residual, samples), {"model": model}, round=round)
-    torch.testing.assert_close(server["model"].double(), moved, rtol=1e-5, atol=1e-6)
-    assert torch.equal(after.state["residual"], sent.state["residual"])
-    for row in (*after.params, *after.state["model"]):
-        assert torch.equal(row, server["model"])
 
 
 def test_who_has_nothing_to_say_in_a_layer_has_no_vote_there() -> None:
@@ -106,19 +47,31 @@ def test_who_has_nothing_to_say_in_a_layer_has_no_vote_there() -> None:
     assert together["model"][80:].numpy().tobytes() == model[80:].numpy().tobytes()
 
 
-def test_rows_follow_the_allocation_and_enter_the_digest() -> None:
-    """Three layers of pad 1024, 64 and 16. With a = 0 each has a third of a tenth of 1,104: 36, but no more than there
-    are; with a = 0.5 shares are 32 : 8 : 4 of 44."""
-    layout = layout_of(1000, 64, 16)
-    for allocation, rows in ((1.0, (102, 6, 1)), (0.0, (36, 36, 16)), (0.5, (80, 20, 10))):
-        assert layout.sketch_sizes(0.1, allocation) == rows
-        method = federation("sketchvote", allocation=allocation).method
-        assert method.sketched is not None
-        assert method.agreement() == {"rows": ",".join(map(str, method.sketched[1]))}
-    assert len({federation("sketchvote", allocation=a)._digest for a in (1.0, 0.5)}) == 2
-
-
 # --- why it works -----------------------------------------------------------------------------------------------------
+
+
+def test_with_exact_values_and_all_rows_is_fedavg() -> None:
+    """The mean of the y_k in place of vote and median, each layer with its own c over √(2/π) s̄; nothing is kept."""
+    model, params = normal(sum(SIZES), seed=1), normal(3, sum(SIZES), seed=2)
+    sketches = Sketches(layout_of(*SIZES), 1.0, SEED, refresh=1)
+    factors = torch.from_numpy(exchange_of(*SIZES, ratio=1.0)._factors) / sqrt(2 / pi)
+    before = model.expand(3, -1)
+    y, kept = sketches.of(4, CPU).split(params.double(), before.double(), torch.zeros(before.shape).double())
+    mean = (torch.tensor([2, 3, 7]).double() @ y)[None] / 12
+    step = sketches.of(4, CPU).spread(mean)[0] * factors.repeat_interleave(torch.tensor(SIZES))
+    fedavg = torch.tensor([2, 3, 7]).double() @ params.double() / 12
+    torch.testing.assert_close(model + step, fedavg, rtol=1e-5, atol=2e-6)
+    assert kept.abs().max() < 1e-12
+
+
+def test_what_a_client_has_learnt_is_sent_or_kept_and_no_part_of_it_twice() -> None:
+    """x = (m/N) Φᵀy + e, and without padding Φe = 0."""
+    x = normal(3, 64, seed=2)
+    cohort = clients_at(x, torch.zeros(64), torch.zeros(3, 64), [1, 1, 1])
+    after, _ = exchange_of(64, ratio=0.25).client_send(cohort, 0, Work())  # type: ignore[arg-type]
+    phi, kept = dense_model((64,), 0.25, SEED), after.state["residual"].double()
+    torch.testing.assert_close(x.double(), 0.25 * (x.double() @ phi.T) @ phi + kept, rtol=0, atol=1e-6)
+    torch.testing.assert_close(kept @ phi.T, torch.zeros(3, 16, dtype=torch.float64), rtol=0, atol=1e-5)
 
 
 def on_a_quadratic(contraction: float, ratio: float, rounds: int = 300) -> tuple[list[float], list[float], list[float]]:
@@ -160,22 +113,6 @@ def test_a_direction_that_waits_too_long_overshoots(ratio: float) -> None:
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("broken", [float("nan"), float("inf"), 3e38])
-def test_what_cannot_be_sketched_is_told_with_the_client(broken: float) -> None:
-    params = normal(3, DIM)
-    params[1, 2:5] = broken
-    cohort = clients_at(params, torch.zeros(DIM), torch.zeros(3, DIM), [1, 1, 1])
-    with pytest.raises(DivergedError, match=r"round 5: the update of client 1 is not finite or too large"):
-        exchange_of(*SIZES).client_send(cohort, 4, Work())
-
-
-def test_more_rows_than_sums_are_exact_for_are_refused() -> None:
-    task = task_of((1 << 24) + 1)  # padded to 2^25
-    SketchVote(task, SketchVoteSettings(ratio=0.5))
-    with pytest.raises(UsageError, match=r"method.ratio: got 0.6, which keeps 20132659 rows of a layer"):
-        SketchVote(task, SketchVoteSettings(ratio=0.6))
 
 
 @pytest.mark.parametrize("astray", [(1, 2, 3), (0, 1, 2, 3, 4)])

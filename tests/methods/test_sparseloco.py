@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from factories import cohort_of, hold, normal, task_of
+from pfedlms.methods.sparse import largest
 from pfedlms.methods.sparseloco import Chunks, SparseLoCo, SparseLoCoSettings
-from pfedlms.methods.stc import largest
 
 LAYERS, CHUNK, DENSITY, DECAY, GAIN = (11, 6), 4, 0.5, 0.75, 0.5
 CHUNKS = [(0, 4), (4, 8), (8, 11), (11, 15), (15, 17)]
@@ -66,7 +66,7 @@ def test_what_arrives_as_it_is() -> None:
     x = torch.zeros(1, 17)
     x[0, [1, 2, 4, 7, 9, 12, 13]] = torch.tensor([1.0, -3.0, 3.0, -1.0, 2.5, -2.0, 2.0])
     chunks = Chunks(task_of(*LAYERS), CHUNK, DENSITY)
-    sent = chunks.compressed(x)
+    sent = chunks.compress(x)
     back = chunks.moved(torch.zeros_like(x), sent)
     assert back[0, [1, 2, 7, 12, 13]].tolist() == [1.0, -3.0, -1.0, -2.0, 2.0]
     assert back[0, 4] == back[0, 9] == 2.75  # both above the mean magnitude: their own mean

@@ -1,35 +1,24 @@
-"""Exchanges in which clients agree on a sketch: of their models, or of whatever else a method sketches.
-
-*What* is sketched is a function of the cohort, `[clients, dim]`; everything else is the same for all methods.
-"""
+"""The sketch of every round, and exchanges in which clients agree on a sketch of their models."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from math import floor
 from operator import itemgetter
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from pfedlms.aggregate import Vote, pool_statistics
 from pfedlms.backend import to_host
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.errors import DivergedError
-from pfedlms.methods.contract import ClientWork, Exchange
+from pfedlms.methods.contract import ClientWork, Exchange, Task
 from pfedlms.models.layout import Layout
 from pfedlms.quantise import statistics, symbols_of, thresholds_of
 from pfedlms.sketch import Sketch, sketch_of_round
-from pfedlms.wire import Floats, Message, Signs, Symbols
-
-What = Callable[[Cohort], Tensor]
-
-
-def model(cohort: Cohort) -> Tensor:
-    """The clients' own models."""
-    return cohort.params
+from pfedlms.wire import Floats, Message, Symbols
 
 
 @dataclass(frozen=True)
@@ -52,6 +41,14 @@ class Sketches:
         """Entries kept of every layer."""
         return self.layout.sketch_sizes(self.ratio, self.allocation)
 
+    @staticmethod
+    def of_whole_model(task: Task, ratio: float) -> Sketches:
+        """One sketch for the whole run, of the model as one vector of n entries, with max(1, ⌊ratio · n⌋) rows."""
+        whole = task.layout.whole()
+        kept = max(1, floor(ratio * task.layout.dim))
+        # A ratio of m / N with N a power of two is exact in floating point, so the sketch has exactly m rows.
+        return Sketches(whole, kept / whole.layers[0].pad, task.seed, refresh=0)
+
 
 # Id, N_k, means and variances in the order they were received; a few numbers per client.
 Gathered = list[tuple[int, int, NDArray[np.float32], NDArray[np.float32]]]
@@ -60,17 +57,14 @@ Gathered = list[tuple[int, int, NDArray[np.float32], NDArray[np.float32]]]
 class AgreeOnThresholds(Exchange[Gathered]):
     """↑ mean and variance of each layer's sketch      ↓ μ̄ and σ̄ of all clients together; τ is a function of these."""
 
-    def __init__(
-        self, kind: int, what: What, sketches: Sketches, quantiles: NDArray[np.float32], pooling: str = "mean"
-    ) -> None:
-        self._what, self._sketches, self._quantiles, self._pooling = what, sketches, quantiles, pooling
+    def __init__(self, sketches: Sketches, quantiles: NDArray[np.float32], pooling: str) -> None:
+        self._sketches, self._quantiles, self._pooling = sketches, quantiles, pooling
         layers = len(sketches.layout.layers)
-        self.up = Message(kind, (Floats("mean", layers), Floats("variance", layers, minimum=0)))
-        self.down = Message(kind + 1, (Floats("mean", layers), Floats("deviation", layers, minimum=0)))
+        self.up = Message(0, (Floats("mean", layers), Floats("variance", layers, minimum=0)))
+        self.down = Message(1, (Floats("mean", layers), Floats("deviation", layers, minimum=0)))
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
-        values = self._what(cohort)
-        sketched = self._sketches.of(round, values.device).forward(values)
+        sketched = self._sketches.of(round, cohort.params.device).forward(cohort.params)
         means, variances = to_host(*statistics(sketched, self._sketches.sizes))
         fine = (torch.isfinite(means) & torch.isfinite(variances)).all(dim=1).tolist()
         if not all(fine):  # a model can be finite and yet too large to sketch
@@ -104,10 +98,9 @@ class VoteOnSymbols(Exchange[Vote]):
     It follows `AgreeOnThresholds` and uses its sketches.
     """
 
-    def __init__(self, kind: int, sizes: tuple[int, ...], thresholds: int) -> None:
+    def __init__(self, sizes: tuple[int, ...], thresholds: int) -> None:
         self._sizes, self._thresholds = sizes, thresholds
-        symbols = Symbols("symbols", sizes, thresholds + 1)
-        self.up, self.down = Message(kind, (symbols,)), Message(kind + 1, (symbols,))
+        self.up, self.down = (Message(kind, (Symbols("symbols", sizes, thresholds + 1),)) for kind in (2, 3))
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
         return cohort, {"symbols": symbols_of(cohort.scratch["sketched"], cohort.heard["thresholds"], self._sizes)}
@@ -124,29 +117,3 @@ class VoteOnSymbols(Exchange[Vote]):
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
         return cohort.with_heard(consensus=values["symbols"])
-
-
-class VoteOnSigns(Exchange[Vote]):
-    """↑ sign(Φ x_k), one bit each      ↓ v = sign(Σ N_k sign(Φ x_k)), one bit each; an even split gives +1"""
-
-    def __init__(self, kind: int, what: What, sketches: Sketches) -> None:
-        self._what, self._sketches = what, sketches
-        self._size = sum(sketches.sizes)
-        self.up, self.down = (Message(kind + way, (Signs("signs", self._size),)) for way in (0, 1))
-
-    def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
-        values = self._what(cohort)
-        return cohort, {"signs": self._sketches.of(round, values.device).forward(values)}
-
-    def server_open(self, server: Tensors, round: int) -> Vote:
-        return Vote(self._size, thresholds=1)
-
-    def server_add(self, total: Vote, ids: list[int], samples: list[int], values: Tensors) -> Vote:
-        total.add((values["signs"] > 0).to(torch.uint8).numpy(), samples)
-        return total
-
-    def server_reply(self, server: Tensors, total: Vote, round: int) -> tuple[Tensors, Tensors]:
-        return server, {"signs": torch.from_numpy(total.result()).float() * 2 - 1}
-
-    def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
-        return cohort.with_heard(consensus=values["signs"])

@@ -144,6 +144,11 @@ class Exchange(ABC, Generic[Total]):
 
     up: Message
     down: Message
+    sketched: tuple[Layout, tuple[int, ...]] | None = None
+    """As `Method.sketched`."""
+
+    def __init__(self, task: Task, settings: Any) -> None:
+        """What `Method.exchange` is called with; an exchange that a method makes itself may take anything else."""
 
     @abstractmethod
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
@@ -202,14 +207,18 @@ class Method(ABC):
     """Whether a client must receive every answer of the run, in order, or the resulting model; see `Tracked`."""
     Settings: ClassVar[type[Any]]
     """Frozen dataclass of the method's own keys of the section [method]."""
+    exchange: ClassVar[type[Exchange[Any]] | None] = None
+    """The only exchange, made from task and settings. A method with more of them sets `exchanges` itself."""
     exchanges: tuple[Exchange[Any], ...] = ()
     """In the order they are held; none for a method that does not communicate."""
     sketched: tuple[Layout, tuple[int, ...]] | None = None
     """The layers the method sketches and the entries kept of each; None if it does not sketch."""
 
     def __init__(self, task: Task, settings: Any) -> None:
-        self.task = task
-        self.settings = settings
+        self.task, self.settings = task, settings
+        if self.exchange is not None:
+            only = self.exchange(task, settings)
+            self.exchanges, self.sketched = (only,), only.sketched
 
     def agreement(self) -> dict[str, int | float | str]:
         """What both ends must agree on besides layer table, settings, seed and w⁰; it enters the digest of every
@@ -256,16 +265,24 @@ class Tracked(Method):
     tracked: tuple[Field, ...] = ()
     """Values that clients need besides w: fields whose names are keys of both states; a client's state has a clients
     axis. The server sends them with w or its parts, and answers contain them, too."""
+    client_zeros: ClassVar[tuple[str, ...]] = ()
+    """What else a client keeps that has the shape of w and starts with zeros, for instance a residual."""
+    server_zeros: ClassVar[tuple[str, ...]] = ()
+    """The same of the server."""
+    server_on_device: ClassVar[bool] = False
+    """Whether the server keeps its state on `task.device`, not on the host."""
 
     def client_start(self, cohort: Cohort) -> Cohort:
-        return cohort.with_state(model=cohort.params)
+        zeros = {name: torch.zeros_like(cohort.params) for name in self.client_zeros}
+        return cohort.with_state(model=cohort.params, **zeros)
 
     def client_rest(self, cohort: Cohort) -> Cohort:
         kept = super().client_rest(cohort)
         return kept if self.tracks else replace(kept, state={n: v for n, v in kept.state.items() if n != "model"})
 
     def server_start(self) -> Tensors:
-        return {"model": self.task.initial}
+        model = self.task.initial.to(self.task.device) if self.server_on_device else self.task.initial
+        return {"model": model, **{name: torch.zeros_like(model) for name in self.server_zeros}}
 
     def global_model(self, cohort: Cohort) -> Tensor | None:
         return cohort.state["model"]

@@ -98,7 +98,7 @@ class DeComFL(Tracked):
     name = "decomfl"
     paper = "Li et al., ICLR 2025"
     personal = False
-    Settings = DeComFLSettings
+    Settings, exchange = DeComFLSettings, Slopes
 
     def __init__(self, task: Task, settings: DeComFLSettings) -> None:
         super().__init__(task, settings)
@@ -108,4 +108,3 @@ class DeComFL(Tracked):
                 f"method.updates: got {settings.updates}, expected at most {most}, because each update has the batch "
                 "of one local step; take more train.local_steps, or fewer updates (with train.local_epochs: 1)"
             )
-        self.exchanges = (Slopes(task, settings),)

@@ -38,8 +38,7 @@ class Ditto(FedAvg):
     name = "ditto"
     paper = "Li et al., ICML 2021"
     personal = True
-    exchange = AverageOfShared
-    Settings = DittoSettings
+    Settings, exchange = DittoSettings, AverageOfShared
 
     def client_start(self, cohort: Cohort) -> Cohort:
         return cohort.with_state(shared=cohort.params, own=cohort.params)

@@ -100,11 +100,12 @@ class Codec:
 class QuantisedUpdates(Exchange[tuple[int, WeightedMean]]):
     """↑ θ_k − w, rotated and quantised, with one scale per chunk      ↓ w ← w + Σ p_k x̂_k, 32 bits each"""
 
-    def __init__(self, task: Task, bits: int) -> None:
-        self._codec = Codec(task.layout.dim, bits, task.seed)
+    def __init__(self, task: Task, settings: EDENSettings) -> None:
         self._dim = task.layout.dim
+        self._codec = Codec(self._dim, settings.bits, task.seed)
         padded = tuple(size for _, size in self._codec.chunks)
-        self.up = Message(0, (Symbols("indices", padded, 1 << bits), Floats("scales", len(padded), minimum=0)))
+        indices = Symbols("indices", padded, 1 << settings.bits)
+        self.up = Message(0, (indices, Floats("scales", len(padded), minimum=0)))
         self.down = Message(1, (Floats("model", self._dim),))
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
@@ -135,10 +136,5 @@ class EDEN(Tracked):
     name = "eden"
     paper = "Vargaftik et al., ICML 2022"
     personal = False
-    about_last_steps = True
-    tracks = False
-    Settings = EDENSettings
-
-    def __init__(self, task: Task, settings: EDENSettings) -> None:
-        super().__init__(task, settings)
-        self.exchanges = (QuantisedUpdates(task, settings.bits),)
+    about_last_steps, tracks = True, False  # every answer is w itself
+    Settings, exchange = EDENSettings, QuantisedUpdates

@@ -10,7 +10,6 @@ every average; running statistics of batch norm stay with their clients unless t
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -43,12 +42,11 @@ class Average(FieldMeans):
     With a server optimiser: ↓ w ← w + step(Σ p_k θ_k − w); statistics are averaged still.
     """
 
-    def __init__(
-        self, dim: int, statistics: tuple[tuple[str, int], ...] = (), optimizer: ServerOptimizer | None = None
-    ) -> None:
-        self._statistics, self._optimizer = statistics, optimizer or ServerOptimizer()
-        shared = (Floats("statistics", sum(size for _, size in statistics)),) if statistics else ()
-        fields = (Floats("model", dim), *shared)
+    def __init__(self, task: Task, settings: FedAvgSettings) -> None:
+        self._optimizer = ServerOptimizer(settings.server_step, settings)
+        self._statistics = task.statistics if settings.share_statistics else ()
+        size = sum(size for _, size in self._statistics)
+        fields = Floats("model", task.layout.dim), *([Floats("statistics", size)] if size else [])
         self.up, self.down = (Message(kind, fields) for kind in (0, 1))
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
@@ -89,19 +87,11 @@ class FedAvg(Method):
     paper = "McMahan et al., AISTATS 2017"
     personal = False
     about_last_steps = True
-    exchange: ClassVar[type[Average]] = Average
-    Settings = FedAvgSettings
-
-    def __init__(self, task: Task, settings: FedAvgSettings) -> None:
-        super().__init__(task, settings)
-        statistics = task.statistics if settings.share_statistics else ()
-        self._optimizer = ServerOptimizer(settings.server_step, settings)
-        self.exchanges = (self.exchange(task.layout.dim, statistics, self._optimizer),)
+    Settings, exchange = FedAvgSettings, Average
 
     def server_start(self) -> Tensors:
-        if self._optimizer.is_plain:
-            return {}
-        return {"model": self.task.initial, **self._optimizer.start(self.task.initial)}
+        moments = ServerOptimizer(self.settings.server_step, self.settings).start(self.task.initial)
+        return {"model": self.task.initial, **moments} if moments else {}
 
     def global_model(self, cohort: Cohort) -> Tensor | None:
         return cohort.params

@@ -32,8 +32,8 @@ class MeanPrototypes(Exchange[tuple[Tensor, Tensor]]):
     Features are what enters the last linear layer, taken over the training samples with the model as it is.
     """
 
-    def __init__(self, classes: int, width: int) -> None:
-        self._shape = (classes, width)
+    def __init__(self, task: Task, settings: FedProtoSettings) -> None:
+        classes, width = self._shape = task.classes, task.feature_size
         fields = (Mask("held", classes), MaskedRows("prototypes", "held", classes, width))
         self.up, self.down = Message(0, fields), Message(1, fields)
 
@@ -86,10 +86,9 @@ class FedProto(Method):
     name = "fedproto"
     paper = "Tan et al., AAAI 2022"
     personal = True
-    Settings = FedProtoSettings
+    Settings, exchange = FedProtoSettings, MeanPrototypes
 
     def __init__(self, task: Task, settings: FedProtoSettings) -> None:
-        super().__init__(task, settings)
         if task.classes == 0:
             raise UsageError(
                 "method.name: fedproto sends a mean feature of each class, but these targets are no classes; use "
@@ -99,7 +98,7 @@ class FedProto(Method):
             raise UsageError(
                 "method.name: fedproto sends what enters the last linear layer, but this model has no linear layer"
             )
-        self.exchanges = (MeanPrototypes(task.classes, task.feature_size),)
+        super().__init__(task, settings)
 
     def objective(self, cohort: Cohort, round: int) -> Objective:
         if self.settings.strength == 0:

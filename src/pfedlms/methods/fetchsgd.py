@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from pfedlms import rng
 from pfedlms.backend import to_device
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.methods.contract import ClientWork, FieldMeans, Means, Task, Tracked, go_on_from
-from pfedlms.methods.stc import largest
+from pfedlms.methods.sparse import add_at, largest
 from pfedlms.settings import setting
 from pfedlms.wire import Floats, Message, Positions
 
@@ -48,6 +49,7 @@ class CountSketch:
 
     def __init__(self, dim: int, rows: int, columns: int, seed: int) -> None:
         self.shape, self._dim, self._seed = (rows, columns), dim, seed
+        self._on: dict[torch.device, list[Tensor]] = {}
 
     @cached_property
     def _hashed(self) -> tuple[Tensor, Tensor]:
@@ -66,12 +68,9 @@ class CountSketch:
         sums over an axis have one order on a device, and scattered ones do not."""
         cells, signs = (part.flatten().numpy() for part in self._hashed)
         order = np.argsort(cells, kind="stable")
-        counts = np.bincount(cells, minlength=self.shape[0] * self.shape[1])
+        counts = np.bincount(cells, minlength=prod(self.shape))
         place = np.arange(len(cells)) - np.repeat(np.cumsum(counts) - counts, counts)
-        entries, own = (
-            np.zeros((len(counts), counts.max()), np.int64),
-            np.zeros((len(counts), counts.max()), np.float32),
-        )
+        entries, own = (np.zeros((len(counts), counts.max()), kind) for kind in (np.int64, np.float32))
         entries[cells[order], place], own[cells[order], place] = order % self._dim, signs[order]
         return torch.from_numpy(entries), torch.from_numpy(own)
 
@@ -81,10 +80,6 @@ class CountSketch:
             self._on[vectors.device] = [part.to(vectors.device) for part in self._members]
         entries, signs = self._on[vectors.device]
         return torch.stack([(own[entries] * signs).sum(dim=1, dtype=torch.float64).float() for own in vectors])
-
-    @cached_property
-    def _on(self) -> dict[torch.device, list[Tensor]]:
-        return {}
 
     def estimates(self, table: Tensor) -> Tensor:
         """Of every entry, `[dim]`, from a flat table, on the host."""
@@ -105,8 +100,7 @@ class SketchedUpdates(FieldMeans):
         dim = task.layout.dim
         self.sketch = CountSketch(dim, settings.rows, max(1, int(settings.columns * dim)), task.seed)
         self._settings, self._answer = settings, max(1, int(settings.answer * dim))
-        self.cells = self.sketch.shape[0] * self.sketch.shape[1]
-        self.up = Message(0, (Floats("table", self.cells),))
+        self.up = Message(0, (Floats("table", prod(self.sketch.shape)),))
         self.down = Message(1, (Floats("values", self._answer), Positions("positions", self._answer, dim)))
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
@@ -120,17 +114,11 @@ class SketchedUpdates(FieldMeans):
         sent = {"values": estimates[positions], "positions": positions}
         cells = self.sketch.cells_of(positions)
         cleared = {"velocity": velocity.index_fill(0, cells, 0), "error": error.index_fill(0, cells, 0)}
-        return {"model": _moved(server["model"], sent), **cleared}, sent
+        return {"model": add_at(server["model"], **sent), **cleared}, sent
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
         sent = {name: to_device(value, cohort.params.device) for name, value in values.items()}
-        return go_on_from(cohort, _moved(cohort.state["model"], sent))
-
-
-def _moved(model: Tensor, sent: Tensors) -> Tensor:
-    """w after an answer, `[dim]` or `[clients, dim]`."""
-    places = sent["positions"].expand(*model.shape[:-1], -1)
-    return model.scatter(-1, places, model.gather(-1, places) + sent["values"])
+        return go_on_from(cohort, add_at(cohort.state["model"], **sent))
 
 
 class FetchSGD(Tracked):
@@ -144,13 +132,8 @@ class FetchSGD(Tracked):
     paper = "Rothchild et al., ICML 2020"
     personal = False
     about_last_steps = True
-    Settings = FetchSGDSettings
-
-    def __init__(self, task: Task, settings: FetchSGDSettings) -> None:
-        super().__init__(task, settings)
-        exchange = SketchedUpdates(task, settings)
-        self.exchanges, self._cells = (exchange,), exchange.cells
+    Settings, exchange = FetchSGDSettings, SketchedUpdates
 
     def server_start(self) -> Tensors:
-        nothing = torch.zeros(self._cells)
+        nothing = torch.zeros(self.exchanges[0].up.fields[0].shape)
         return {**super().server_start(), "velocity": nothing, "error": nothing}

@@ -49,8 +49,7 @@ class Finetune(FedAvg):
 
     name = "finetune"
     paper = "Wang et al., 2019"
-    exchange = AverageOfShared
-    Settings = FinetuneSettings
+    Settings, exchange = FinetuneSettings, AverageOfShared
 
     def client_start(self, cohort: Cohort) -> Cohort:
         return cohort.with_state(shared=cohort.params)

@@ -106,17 +106,18 @@ class SparseDirections(FieldMeans):
 
     def __init__(self, task: Task, settings: OBCSAASettings) -> None:
         self._settings = settings
-        dim, whole = task.layout.dim, task.layout.whole()
-        measured = max(1, floor(settings.ratio * dim))
+        dim = task.layout.dim
         self._sparsity = max(1, floor(settings.sparsity * dim))
-        self.sketches = Sketches(whole, measured / whole.layers[0].pad, task.seed, refresh=0)
+        self._sketches = Sketches.of_whole_model(task, settings.ratio)
+        self.sketched = self._sketches.layout, self._sketches.sizes
+        (measured,) = self._sketches.sizes
         self.up = Message(0, (Signs("signs", measured), Scalar("norm", minimum=0)))
         mean = (Floats("mean", measured), Scalar("norm", minimum=0))
         self.down = Message(1, mean if settings.downlink == "sum" else (Floats("model", dim),))
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
         update = largest(cohort.state["model"] - cohort.params, self._sparsity)
-        signs = self.sketches.of(round, update.device).forward(update)
+        signs = self._sketches.of(round, update.device).forward(update)
         return cohort, {"signs": signs, "norm": update.norm(dim=1, keepdim=True)}
 
     def server_reply(self, server: Tensors, total: Means, round: int) -> tuple[Tensors, Tensors]:
@@ -132,7 +133,7 @@ class SparseDirections(FieldMeans):
         return go_on_from(cohort, values["model"])
 
     def _stepped(self, model: Tensor, mean: Tensor, norm: Tensor) -> Tensor:
-        sketch = self.sketches.of(0, mean.device)
+        sketch = self._sketches.of(0, mean.device)
         decode, chosen = DECODERS[self._settings.decoder], self._settings
         return model - norm * decode(sketch, mean.unsqueeze(0), self._sparsity, chosen.iterations)
 
@@ -148,11 +149,8 @@ class OBCSAA(Tracked):
     paper = "Fan, Wang, Huo, Tian, IEEE TWC 2023"
     personal = False
     about_last_steps = True
-    Settings = OBCSAASettings
+    Settings, exchange = OBCSAASettings, SparseDirections
 
     def __init__(self, task: Task, settings: OBCSAASettings) -> None:
         super().__init__(task, settings)
         self.tracks = settings.downlink == "sum"
-        directions = SparseDirections(task, settings)
-        self.sketched = directions.sketches.layout, directions.sketches.sizes
-        self.exchanges = (directions,)

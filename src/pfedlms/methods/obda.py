@@ -41,8 +41,8 @@ class MajorityOfGradients(Exchange[Tensor]):
     changing participants it moves equally often in both directions.
     """
 
-    def __init__(self, task: Task, step: float) -> None:
-        self._task, self._step = task, step
+    def __init__(self, task: Task, settings: OBDASettings) -> None:
+        self._task, self._step = task, settings.step
         self.up, self.down = (Message(kind, (Signs("signs", task.layout.dim),)) for kind in (0, 1))
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
@@ -77,8 +77,4 @@ class OBDA(Tracked):
     name = "obda"
     paper = "Zhu et al., IEEE TWC 2021"
     personal = False
-    Settings = OBDASettings
-
-    def __init__(self, task: Task, settings: OBDASettings) -> None:
-        super().__init__(task, settings)
-        self.exchanges = (MajorityOfGradients(task, settings.step),)
+    Settings, exchange = OBDASettings, MajorityOfGradients

@@ -8,16 +8,17 @@ kept; ties go to +1; μ is `train.weight_decay`, the same for every method.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import floor
 
 import torch
 from torch import Tensor
 
-from pfedlms.cohort import Cohort
-from pfedlms.methods.consensus import Sketches, VoteOnSigns, model
-from pfedlms.methods.contract import Method, Objective, Task
+from pfedlms.aggregate import Vote
+from pfedlms.cohort import Cohort, Tensors
+from pfedlms.methods.consensus import Sketches
+from pfedlms.methods.contract import ClientWork, Exchange, Method, Objective, Task
 from pfedlms.settings import setting
 from pfedlms.sketch import Sketch
+from pfedlms.wire import Message, Signs
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,32 @@ class PFed1BSSettings:
     ratio: float = setting(0.1, "m / n, sketch bits per parameter", above=0, maximum=1)
     strength: float = setting(5e-4, "λ, weight of the pull; 0 is `local` exactly", minimum=0)
     sharpness: float = setting(1e4, "γ: tanh(γ x) stands for sign(x); ∞ is the sign itself", above=0)
+
+
+class VoteOnSigns(Exchange[Vote]):
+    """↑ sign(Φ θ_k), one bit each      ↓ v = sign(Σ N_k sign(Φ θ_k)), one bit each; an even split gives +1"""
+
+    def __init__(self, task: Task, settings: PFed1BSSettings) -> None:
+        self._sketches = Sketches.of_whole_model(task, settings.ratio)
+        self.sketched = self._sketches.layout, self._sketches.sizes
+        (self._size,) = self._sketches.sizes
+        self.up, self.down = (Message(kind, (Signs("signs", self._size),)) for kind in (0, 1))
+
+    def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
+        return cohort, {"signs": self._sketches.of(round, cohort.params.device).forward(cohort.params)}
+
+    def server_open(self, server: Tensors, round: int) -> Vote:
+        return Vote(self._size, thresholds=1)
+
+    def server_add(self, total: Vote, ids: list[int], samples: list[int], values: Tensors) -> Vote:
+        total.add((values["signs"] > 0).to(torch.uint8).numpy(), samples)
+        return total
+
+    def server_reply(self, server: Tensors, total: Vote, round: int) -> tuple[Tensors, Tensors]:
+        return server, {"signs": torch.from_numpy(total.result()).float() * 2 - 1}
+
+    def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
+        return cohort.with_heard(consensus=values["signs"])
 
 
 @dataclass(frozen=True)
@@ -50,19 +77,10 @@ class PFed1BS(Method):
     name = "pfed1bs"
     paper = "Cheng et al., AAAI 2026"
     personal = True
-    Settings = PFed1BSSettings
-
-    def __init__(self, task: Task, settings: PFed1BSSettings) -> None:
-        super().__init__(task, settings)
-        whole = task.layout.whole()
-        kept = max(1, floor(settings.ratio * task.layout.dim))
-        # A ratio of m / N with N a power of two is exact in floating point, so the sketch has exactly m rows.
-        self._sketches = Sketches(whole, kept / whole.layers[0].pad, task.seed, refresh=0)
-        self.sketched = self._sketches.layout, self._sketches.sizes
-        self.exchanges = (VoteOnSigns(0, model, self._sketches),)
+    Settings, exchange = PFed1BSSettings, VoteOnSigns
 
     def objective(self, cohort: Cohort, round: int) -> Objective:
         if self.settings.strength == 0:
             return Objective()
-        sketch = self._sketches.of(round, cohort.params.device)
+        sketch = Sketches.of_whole_model(self.task, self.settings.ratio).of(round, cohort.params.device)
         return AlignedSigns(sketch, cohort.heard["consensus"], self.settings.strength, self.settings.sharpness)

@@ -16,7 +16,7 @@ import warnings
 from dataclasses import dataclass
 
 from pfedlms.cohort import Cohort
-from pfedlms.methods.consensus import AgreeOnThresholds, Sketches, VoteOnSymbols, model
+from pfedlms.methods.consensus import AgreeOnThresholds, Sketches, VoteOnSymbols
 from pfedlms.methods.contract import Method, Objective, Task
 from pfedlms.pull import Pull
 from pfedlms.quantise import lloyd_max, narrowest_interval, normal_quantiles
@@ -79,8 +79,8 @@ class PFedLMS(Method):
         quantiles = normal_quantiles(settings.thresholds) if chosen else lloyd_max(settings.thresholds + 1)[1]
         self.sketched = self._sketches.layout, self._sketches.sizes
         self.exchanges = (
-            AgreeOnThresholds(0, model, self._sketches, quantiles, settings.pooling),
-            VoteOnSymbols(2, self._sketches.sizes, settings.thresholds),
+            AgreeOnThresholds(self._sketches, quantiles, settings.pooling),
+            VoteOnSymbols(self._sketches.sizes, settings.thresholds),
         )
         self._warn(narrowest_interval(quantiles))
 

@@ -36,8 +36,8 @@ class ControlledAverage(FieldMeans):
     S are the clients whose messages arrived.
     """
 
-    def __init__(self, task: Task, step: float) -> None:
-        self._clients, self._step, dim = task.clients, step, task.layout.dim
+    def __init__(self, task: Task, settings: ScaffoldSettings) -> None:
+        self._clients, self._step, dim = task.clients, settings.server_step, task.layout.dim
         self.up = Message(0, (Floats("model", dim), Floats("change", dim)))
         self.down = Message(1, (Floats("model", dim), Floats("control", dim)))
 
@@ -82,7 +82,8 @@ class Scaffold(Tracked):
     paper = "Karimireddy et al., ICML 2020"
     personal = False
     about_last_steps, tracks = True, False  # every answer is w and c themselves
-    Settings = ScaffoldSettings
+    Settings, exchange = ScaffoldSettings, ControlledAverage
+    client_zeros, server_zeros = ("control", "change"), ("control",)
 
     def __init__(self, task: Task, settings: ScaffoldSettings) -> None:
         super().__init__(task, settings)
@@ -91,18 +92,10 @@ class Scaffold(Tracked):
                 f"train.optimizer: got {task.optimizer!r}, expected 'sgd' with scaffold, whose control variates are "
                 "the local steps divided by η; use sgd, or another method"
             )
-        self.exchanges = (ControlledAverage(task, settings.server_step),)
-
-    def client_start(self, cohort: Cohort) -> Cohort:
-        zeros = torch.zeros_like(cohort.params)
-        return super().client_start(cohort).with_state(control=zeros, change=zeros)
 
     def client_rest(self, cohort: Cohort) -> Cohort:
         kept = super().client_rest(cohort)
         return replace(kept, state={"control": kept.state["control"]})  # its change was sent
-
-    def server_start(self) -> Tensors:
-        return {**super().server_start(), "control": torch.zeros_like(self.task.initial)}
 
     def objective(self, cohort: Cohort, round: int) -> Objective:
         return Corrected(PerClient(cohort.heard["control"] - cohort.state["control"]))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
-from math import floor, pi, sqrt
+from math import pi, sqrt
 
 import numpy as np
 import torch
@@ -25,15 +25,13 @@ from pfedlms import rng
 from pfedlms.aggregate import SignVote
 from pfedlms.backend import to_device, to_host
 from pfedlms.cohort import Cohort, Tensors
-from pfedlms.errors import DivergedError
-from pfedlms.methods.consensus import Sketches
-from pfedlms.methods.contract import ClientWork, Exchange, Task, Tracked, go_on_from
-from pfedlms.methods.model_check import ModelCheck
+from pfedlms.methods.contract import ClientWork, Task, go_on_from
 from pfedlms.methods.server_optimizer import ServerOptimizer, ServerSettings
-from pfedlms.methods.stc import moved, ternary
+from pfedlms.methods.sketched import ALLOCATION, CHECK_EVERY, REFRESH, Sketched, SketchedUpdates, sketches_of
+from pfedlms.methods.stc import Ternary
 from pfedlms.quantise import pack_signs
 from pfedlms.settings import setting
-from pfedlms.wire import Bits, Floats, Mask, Message, Positions, Scalar, Signs
+from pfedlms.wire import Bits, Floats, Mask
 
 FAST, SLOW = 0.7, 0.2
 """τ, how fast a scale follows the votes: before and after it first reaches the median."""
@@ -54,16 +52,9 @@ class SketchMeanSettings(ServerSettings):
         minimum=0,
         server_only=True,
     )
-    allocation: float = setting(
-        1.0,
-        "a: rows of a layer are shared out in proportion to N^a; 1 is the same ratio for every layer",
-        minimum=0,
-        maximum=8,
-    )
-    refresh: int = setting(1, "h, rounds between fresh sketches; fresh directions every round work best", minimum=1)
-    check_every: int = setting(
-        50, "rounds after which a client's message carries a digest of the model it tracks; 0: never", minimum=0
-    )
+    allocation: float = ALLOCATION()
+    refresh: int = REFRESH()
+    check_every: int = CHECK_EVERY()
 
 
 @dataclass
@@ -75,7 +66,7 @@ class Votes:
     weight: int = field(default=0)
 
 
-class MeanOfSigns(Exchange[Votes]):
+class MeanOfSigns(SketchedUpdates[Votes]):
     """One exchange of round r.
 
     y_k = Φ^r (θ_k − w)          per layer, m of N rows
@@ -89,17 +80,13 @@ class MeanOfSigns(Exchange[Votes]):
     An entry y = 0 votes by a coin of (seed, round, client, layer).
     """
 
-    def __init__(self, task: Task, settings: SketchMeanSettings, sketches: Sketches) -> None:
-        self._sketches, self._seed, self._dim = sketches, task.seed, task.layout.dim
+    def __init__(self, task: Task, settings: SketchMeanSettings) -> None:
+        self._seed, sizes = task.seed, sketches_of(task, settings).sizes
         self._optimizer = ServerOptimizer(settings.gain, settings)
-        self._check = ModelCheck(settings.check_every)
-        self._answer = max(1, floor(settings.answer * self._dim))
-        self.start = start_scales(task.learning_rate, sketches.sizes)
-        layers = len(sketches.sizes)
-        self.scale = Floats("scale", layers, minimum=0)
-        self.up = Message(0, (Bits("signs", sum(sketches.sizes)), Mask("above", layers), *self._check.fields))
-        sent = Scalar("magnitude", minimum=0), Signs("signs", self._answer)
-        self.down = Message(1, (*sent, Positions("positions", self._answer, self._dim), self.scale))
+        self._answer = Ternary(task.layout.dim, settings.answer)
+        self._start = start_scales(task.learning_rate, sizes)
+        up = Bits("signs", sum(sizes)), Mask("above", len(sizes))
+        super().__init__(task, settings, up, (*self._answer.fields, Floats("scale", len(sizes), minimum=0)))
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
         sketch = self._sketches.of(round, cohort.params.device)
@@ -109,14 +96,8 @@ class MeanOfSigns(Exchange[Votes]):
         if zero.any():
             signs = pack_signs(torch.where(zero, self._coins(zero, round, cohort.ids), sketched))
         above = scales > cohort.state["scale"]
-        finite = torch.isfinite(scales).all(dim=1)
-        signs, above, finite, last = to_host(signs, above, finite, cohort.state["checked"])
-        if not finite.all():
-            raise DivergedError(
-                f"round {round + 1}: the update of client {cohort.ids[finite.tolist().index(False)]} is not finite or "
-                "too large to be sketched; lower train.learning_rate or method.gain"
-            )
-        after, checked = self._check.client_send(cohort, round, last)
+        signs, above, scales, last = to_host(signs, above, scales, cohort.state["checked"])
+        after, checked = self.checked(cohort, round, last, scales)
         return after, {"signs": signs, "above": above, **checked}
 
     def _coins(self, zero: Tensor, round: int, clients: tuple[int, ...]) -> Tensor:
@@ -128,9 +109,6 @@ class MeanOfSigns(Exchange[Votes]):
                 key = rng.stream(self._seed, "sketchmean-coin", round, clients[row], layer)
                 own[row] = torch.from_numpy(rng.signs(key, sizes[layer]))
         return coins.to(zero.device)
-
-    def in_step(self, server: Tensors, values: Tensors) -> list[bool]:
-        return self._check.in_step(server, values)
 
     def server_open(self, server: Tensors, round: int) -> Votes:
         return Votes(SignVote(self._sketches.sizes), np.zeros(len(self._sketches.sizes), dtype=np.int64))
@@ -145,13 +123,13 @@ class MeanOfSigns(Exchange[Votes]):
         weight = max(1, total.weight)
         lean = (2 * total.above - total.weight) / weight  # b̄
         scale, settled = server["scale"].numpy().astype(np.float64), server["settled"].numpy()
-        next_scale, next_settled = followed(scale, settled, lean, self.start)
+        next_scale, next_settled = followed(scale, settled, lean, self._start)
         counts = np.where((next_settled == SETTLED) | (lean > 0), scale, 0)
         mean = self._mean_update(total.signs.sums(), counts / weight, round, server["model"].device)
         moments, step = self._optimizer.step(server, mean)
         z = (server["unsent"].double() + step).float()
-        sent = {name: value[0] for name, value in ternary(z[None], self._answer).items()}
-        after = {"model": moved(server["model"], sent), "unsent": moved(z, {**sent, "signs": -sent["signs"]})}
+        sent = self._answer.compress_one(z)
+        after = {"model": self._answer.moved(server["model"], sent), "unsent": self._answer.rest(z, sent)}
         scales = {"scale": torch.from_numpy(next_scale)}
         return {**after, **scales, "settled": torch.from_numpy(next_settled), **moments}, {**sent, **scales}
 
@@ -169,7 +147,7 @@ class MeanOfSigns(Exchange[Votes]):
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
         sent = {name: to_device(value, cohort.params.device) for name, value in values.items()}
         scale = sent["scale"].expand(len(cohort.ids), -1).contiguous()
-        return go_on_from(cohort, moved(cohort.state["model"], sent)).with_state(scale=scale)
+        return go_on_from(cohort, self._answer.moved(cohort.state["model"], sent)).with_state(scale=scale)
 
 
 def start_scales(learning_rate: float, sizes: tuple[int, ...]) -> NDArray[np.float64]:
@@ -195,18 +173,16 @@ def followed(
     return np.clip(moving, start * LOWEST, start * HIGHEST).astype(np.float32), after
 
 
-class SketchMean(Tracked):
+class SketchMean(Sketched):
     """One model for all, moved by the largest entries of what clients voted for; clients keep that model and S.
 
     Limits: `gain` 0 never moves w, which is E steps from w⁰ for everyone; with values instead of signs, `ratio` 1 and
-    an answer of all entries it is FedAvg (tests/methods/test_method_limits.py).
+    an answer of all entries it is FedAvg (tests/methods/test_sketchmean.py).
     """
 
     name = "sketchmean"
-    paper = "a method of this package; see docs/methods.md for what it owes to others"
-    personal = False
-    about_last_steps = True
-    Settings = SketchMeanSettings
+    Settings, exchange = SketchMeanSettings, MeanOfSigns
+    server_zeros = ("unsent",)
 
     def __init__(self, task: Task, settings: SketchMeanSettings) -> None:
         super().__init__(task, settings)
@@ -217,24 +193,17 @@ class SketchMean(Tracked):
                 f"least {FEWEST}: the shared model moves too little; use {min(1.0, FEWEST / dim):.2g} or more",
                 stacklevel=2,
             )
-        sketches = Sketches(task.layout, settings.ratio, task.seed, settings.refresh, settings.allocation)
-        self.sketched = sketches.layout, sketches.sizes
-        exchange = MeanOfSigns(task, settings, sketches)
-        self.exchanges, self.tracked = (exchange,), (exchange.scale,)
-        self._scale = torch.from_numpy(exchange.start).float()
+        start = start_scales(task.learning_rate, sketches_of(task, settings).sizes)
+        self.tracked, self._scale = (self.exchanges[0].down.fields[-1],), torch.from_numpy(start).float()
 
     def agreement(self) -> dict[str, int | float | str]:
-        """With an allocation m comes from a power in floating point, and S⁰ from η, so both ends compare them."""
-        assert self.sketched is not None
-        return {"rows": ",".join(map(str, self.sketched[1])), "learning_rate": self.task.learning_rate}
+        return {**super().agreement(), "learning_rate": self.task.learning_rate}  # from which S⁰ follows
 
     def server_start(self) -> Tensors:
-        model = self.task.initial.to(self.task.device)
-        nothing = torch.zeros_like(model)
+        start = super().server_start()
         scales = {"scale": self._scale, "settled": torch.zeros(len(self._scale), dtype=torch.int8)}
-        moments = ServerOptimizer(self.settings.gain, self.settings).start(nothing)
-        return {"model": model, "unsent": nothing, **scales, **moments}
+        return {**start, **scales, **ServerOptimizer(self.settings.gain, self.settings).start(start["model"])}
 
     def client_start(self, cohort: Cohort) -> Cohort:
         scale = self._scale.to(cohort.params.device).repeat(len(cohort.ids), 1)
-        return ModelCheck.client_start(super().client_start(cohort)).with_state(scale=scale)
+        return super().client_start(cohort).with_state(scale=scale)

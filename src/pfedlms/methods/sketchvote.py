@@ -30,17 +30,15 @@ from torch import Tensor
 from pfedlms.aggregate import SignVote, weighted_medians
 from pfedlms.backend import to_host
 from pfedlms.cohort import Cohort, Tensors
-from pfedlms.errors import DivergedError, UsageError
-from pfedlms.methods.consensus import Sketches
-from pfedlms.methods.contract import ClientWork, Exchange, Task, Tracked, go_on_from
-from pfedlms.methods.model_check import ModelCheck
+from pfedlms.errors import UsageError
+from pfedlms.methods.contract import ClientWork, Task, go_on_from
+from pfedlms.methods.sketched import ALLOCATION, CHECK_EVERY, REFRESH, Sketched, SketchedUpdates, sketches_of
 from pfedlms.settings import setting
-from pfedlms.wire import Bits, Floats, Message
+from pfedlms.wire import Bits, Floats
 
 MOST_ROWS = 1 << 24
 FEWEST = 0.2
 """Share of the clients below which the method loses to others (docs/results.md)."""
-ANSWER_FIELDS = ("signs", "scale")
 
 
 @dataclass(frozen=True)
@@ -49,16 +47,9 @@ class SketchVoteSettings:
         0.1, "m / N, bits a client sends per padded parameter; use more if clients take part rarely", above=0, maximum=1
     )
     gain: float = setting(1.0, "g, how far w moves along the vote; 0 never moves it", minimum=0)
-    allocation: float = setting(
-        1.0,
-        "a: rows of a layer are shared out in proportion to N^a; 1 is the same ratio for every layer",
-        minimum=0,
-        maximum=8,
-    )
-    refresh: int = setting(1, "h, rounds between fresh sketches; fresh directions every round work best", minimum=1)
-    check_every: int = setting(
-        50, "rounds after which a client's message carries a digest of the model it tracks; 0: never", minimum=0
-    )
+    allocation: float = ALLOCATION()
+    refresh: int = REFRESH()
+    check_every: int = CHECK_EVERY()
 
 
 @dataclass
@@ -70,7 +61,7 @@ class CountedVotes:
     scales: list[NDArray[np.float32]] = field(default_factory=list)
 
 
-class ResidualSignVote(Exchange[CountedVotes]):
+class ResidualSignVote(SketchedUpdates[CountedVotes]):
     """x_k = θ_k − w + e_k      the client's unsent update
     y_k = Φ^r x_k            per layer, m of N rows
     ↑ sign(y_k), s_k         one bit each, sign(0) = +1; the root mean square of y_k, one float32 per layer
@@ -81,33 +72,22 @@ class ResidualSignVote(Exchange[CountedVotes]):
     For a normal y_k, E|y| = √(2/π) s: so c (D H Sᵀ v) is the (m/N) Φᵀ of v with the size that y has on average.
     """
 
-    def __init__(self, sketches: Sketches, gain: float, check_every: int) -> None:
-        self._sketches, self._check = sketches, ModelCheck(check_every)
-        layers = sketches.layout.layers
+    def __init__(self, task: Task, settings: SketchVoteSettings) -> None:
+        layers, sizes = task.layout.layers, sketches_of(task, settings).sizes
         # c_l over s̄, in float64 from left to right.
-        factors = [gain * sqrt(2 / pi) * sqrt(m) / layer.pad for layer, m in zip(layers, sketches.sizes, strict=True)]
+        factors = [settings.gain * sqrt(2 / pi) * sqrt(m) / layer.pad for layer, m in zip(layers, sizes, strict=True)]
         self._factors = np.array(factors, dtype=np.float64)
         # In one process all ends receive the same answer and compute its step once.
         self._step = lru_cache(maxsize=1)(self._step_of)
-        fields = (Bits(ANSWER_FIELDS[0], sum(sketches.sizes)), Floats(ANSWER_FIELDS[1], len(layers), minimum=0))
-        self.up = Message(0, (*fields, *self._check.fields))
-        self.down = Message(1, fields)
+        fields = Bits("signs", sum(sizes)), Floats("scale", len(layers), minimum=0)
+        super().__init__(task, settings, fields, fields)
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
         sketch = self._sketches.of(round, cohort.params.device)
         sketched, unsent = sketch.split(cohort.params, cohort.state["model"], cohort.state["residual"])
         signs, scales, last = to_host(*sketch.signs_and_rms(sketched), cohort.state["checked"])
-        fine = torch.isfinite(scales).all(dim=1).tolist()  # any number in x that is not finite makes them so
-        if not all(fine):
-            raise DivergedError(
-                f"round {round + 1}: the update of client {cohort.ids[fine.index(False)]} is not finite or too large "
-                "to be sketched; lower train.learning_rate or method.gain"
-            )
-        after, checked = self._check.client_send(cohort.with_state(residual=unsent), round, last)
+        after, checked = self.checked(cohort.with_state(residual=unsent), round, last, scales)
         return after, {"signs": signs, "scale": scales, **checked}
-
-    def in_step(self, server: Tensors, values: Tensors) -> list[bool]:
-        return self._check.in_step(server, values)
 
     def server_open(self, server: Tensors, round: int) -> CountedVotes:
         return CountedVotes(SignVote(self._sketches.sizes))
@@ -131,7 +111,7 @@ class ResidualSignVote(Exchange[CountedVotes]):
 
     def _moved(self, model: Tensor, answer: Tensors, round: int) -> Tensor:
         """w after an answer, `[dim]` or `[clients, dim]` as `model` is."""
-        return model + self._step(round, model.device, *(answer[name].numpy().tobytes() for name in ANSWER_FIELDS))
+        return model + self._step(round, model.device, *(answer[name].numpy().tobytes() for name in ("signs", "scale")))
 
     def _step_of(self, round: int, device: torch.device, signs: bytes, scales: bytes) -> Tensor:
         """c (D H Sᵀ v) of an answer, `[dim]`."""
@@ -139,29 +119,27 @@ class ResidualSignVote(Exchange[CountedVotes]):
         return self._sketches.of(round, device).step(np.frombuffer(signs, np.uint8), factors)
 
 
-class SketchVote(Tracked):
+class SketchVote(Sketched):
     """One model for all, moved by votes on fresh random directions; every client trains from it and keeps its unsent
     update as a residual.
 
     Running statistics of batch norm stay with their clients, as FedAvg's do unless it shares them; group norm has none.
 
     Limits: `gain` 0 never moves w, which is E steps from w⁰ for everyone; with the values of y_k instead of their signs
-    and `ratio` 1 it is FedAvg (tests/methods/test_method_limits.py). With one client it is signSGD on random
+    and `ratio` 1 it is FedAvg (tests/methods/test_sketchvote.py). With one client it is signSGD on random
     directions.
     """
 
     name = "sketchvote"
-    paper = "a method of this package; see docs/methods.md for what it owes to others"
-    personal = False
-    about_last_steps = True
-    Settings = SketchVoteSettings
+    Settings, exchange = SketchVoteSettings, ResidualSignVote
+    client_zeros = ("residual",)
 
     def __init__(self, task: Task, settings: SketchVoteSettings) -> None:
         super().__init__(task, settings)
-        sketches = Sketches(task.layout, settings.ratio, task.seed, settings.refresh, settings.allocation)
-        if max(sketches.sizes) > MOST_ROWS:
+        most = max(sketches_of(task, settings).sizes)
+        if most > MOST_ROWS:
             raise UsageError(
-                f"method.ratio: got {settings.ratio:g}, which keeps {max(sketches.sizes)} rows of a layer, expected at "
+                f"method.ratio: got {settings.ratio:g}, which keeps {most} rows of a layer, expected at "
                 f"most {MOST_ROWS}: sums of more signs are not exact in float32; use a smaller one"
             )
         if task.participants < round(FEWEST * task.clients):  # as a share of that size would give
@@ -170,17 +148,3 @@ class SketchVote(Tracked):
                 f"{FEWEST:.0%} of them: residuals of clients that take part seldom are stale; use sketchmean",
                 stacklevel=2,
             )
-        self.sketched = sketches.layout, sketches.sizes
-        self.exchanges = (ResidualSignVote(sketches, settings.gain, settings.check_every),)
-
-    def agreement(self) -> dict[str, int | float | str]:
-        """With an allocation m comes from a power in floating point, so both ends compare their results."""
-        assert self.sketched is not None
-        return {"rows": ",".join(map(str, self.sketched[1]))}
-
-    def server_start(self) -> Tensors:
-        return {"model": self.task.initial.to(self.task.device)}
-
-    def client_start(self, cohort: Cohort) -> Cohort:
-        started = ModelCheck.client_start(super().client_start(cohort))
-        return started.with_state(residual=torch.zeros_like(cohort.params))

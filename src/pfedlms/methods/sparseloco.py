@@ -6,7 +6,7 @@ positions are Golomb codes of all chunks together instead of 12 bits each; chunk
 (the authors' code has blocks of 64 × 64 of a matrix); local steps are those of [train], and no state of AdamW lasts
 from round to round; the mean is weighted by N_k; the residual of an absent client does not decay, and a client whose
 message is lost has taken it as sent. The paper leaves the four values of Q open (the authors' code takes the mean of
-each bin, of bins of equal width around the mean of a tensor); see `compressed`.
+each bin, of bins of equal width around the mean of a tensor); see `Chunks`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pfedlms.backend import to_device
-from pfedlms.cohort import Cohort, Tensors
-from pfedlms.methods.contract import ClientWork, Exchange, Task, Tracked, go_on_from
-from pfedlms.methods.stc import largest
+from pfedlms.cohort import Tensors
+from pfedlms.methods.contract import Task, Tracked
+from pfedlms.methods.sparse import CompressedUpdates, Compressor, largest
 from pfedlms.settings import setting
-from pfedlms.wire import Floats, Message, Positions, Symbols
+from pfedlms.wire import Floats, Symbols
 
 _LEVELS = 4
 
@@ -35,8 +34,12 @@ class SparseLoCoSettings:
     gain: float = setting(1.0, "α, the server's step along its clients' mean message", minimum=0, server_only=True)
 
 
-class Chunks:
-    """Which entries of a vector are kept, and with which values."""
+class Chunks(Compressor):
+    """Q(Top-k(x)): the largest entries of every chunk, with one of four values of their layer.
+
+    With m the mean magnitude of the entries kept in a layer, a code is 0 below −m, 1 to 0, 2 below m and 3 from there
+    on; it stands for the mean of the layer's entries that have it.
+    """
 
     def __init__(self, task: Task, size: int, density: float) -> None:
         self._parts: list[tuple[int, int, int, int]] = []
@@ -50,7 +53,8 @@ class Chunks:
             kept.append(sum(count * few for _, count, _, few in own))
         self.kept = tuple(kept)
         """Entries kept of every layer."""
-        self.dim = task.layout.dim
+        levels, codes = Floats("levels", _LEVELS * len(kept)), Symbols("codes", (sum(kept),), _LEVELS)
+        super().__init__(sum(kept), task.layout.dim, levels, codes)
 
     def positions(self, x: Tensor) -> Tensor:
         """The largest entries of every chunk of the rows of x `[rows, dim]`, ascending; of equal ones the first."""
@@ -61,9 +65,7 @@ class Chunks:
             found.append((largest(chunks, few).view(len(x), count, few) + starts).flatten(1))
         return torch.cat(found, dim=1)
 
-    def compressed(self, x: Tensor) -> Tensors:
-        """Q(Top-k(x)) of the rows of x. With m the mean magnitude of the entries kept in a layer, a code is 0 below −m,
-        1 to 0, 2 below m and 3 from there on; it stands for the mean of the layer's entries that have it."""
+    def compress(self, x: Tensor) -> Tensors:
         positions = self.positions(x)
         layers = torch.split(x.gather(1, positions).double(), list(self.kept), dim=1)
         codes, levels = [], []
@@ -77,54 +79,20 @@ class Chunks:
         return {"levels": torch.cat(levels, dim=1), "codes": torch.cat(codes, dim=1), "positions": positions}
 
     def values(self, sent: Tensors) -> Tensor:
-        """What was sent for each position, `[…, kept]`."""
         layer = torch.repeat_interleave(torch.tensor(self.kept)).to(sent["codes"].device)
         return sent["levels"].gather(-1, _LEVELS * layer + sent["codes"].long())
 
-    def moved(self, model: Tensor, sent: Tensors) -> Tensor:
-        """A model after a message, `[dim]` or `[clients, dim]`."""
-        places, values = (part.expand(*model.shape[:-1], -1) for part in (sent["positions"], self.values(sent)))
-        return model.scatter(-1, places, model.gather(-1, places) + values)
 
-    def message(self, kind: int) -> Message:
-        fields = Floats("levels", _LEVELS * len(self.kept)), Symbols("codes", (sum(self.kept),), _LEVELS)
-        return Message(kind, (*fields, Positions("positions", sum(self.kept), self.dim)))
-
-
-class SparseUpdates(Exchange[tuple[Tensor, int]]):
-    """↑ Δ̂_k = Q(Top-k(x_k)), x_k = θ_k − w + β e_k, then e_k ← x_k − Δ̂_k
-    ↓ the same of x = α Σ p_k Δ̂_k + β e, then e ← x − Δ̂; and w ← w + Δ̂ on both ends"""
+class SparseUpdates(CompressedUpdates):
+    """↑ Δ̂_k = Q(Top-k(x_k)), ↓ the same of x, as `CompressedUpdates`; the step is α Σ p_k Δ̂_k."""
 
     def __init__(self, task: Task, settings: SparseLoCoSettings) -> None:
-        self._decay, self._gain, self._dim = settings.decay, settings.gain, task.layout.dim
         shares = settings.density, settings.density_down or settings.density
-        self._up, self._down = (Chunks(task, settings.chunk, share) for share in shares)
-        self.up, self.down = self._up.message(0), self._down.message(1)
+        super().__init__((Chunks(task, settings.chunk, share) for share in shares), settings.decay)
+        self._gain = settings.gain
 
-    def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
-        x = cohort.params - cohort.state["model"] + self._decay * cohort.state["residual"]
-        sent = self._up.compressed(x)
-        return cohort.with_state(residual=x - self._up.moved(torch.zeros_like(x), sent)), sent
-
-    def server_open(self, server: Tensors, round: int) -> tuple[Tensor, int]:
-        return torch.zeros(self._dim, dtype=torch.float64), 0
-
-    def server_add(
-        self, total: tuple[Tensor, int], ids: list[int], samples: list[int], values: Tensors
-    ) -> tuple[Tensor, int]:
-        for weight, positions, update in zip(samples, values["positions"], self._up.values(values), strict=True):
-            total[0].index_add_(0, positions, weight * update.double())
-        return total[0], total[1] + sum(samples)
-
-    def server_reply(self, server: Tensors, total: tuple[Tensor, int], round: int) -> tuple[Tensors, Tensors]:
-        x = (self._gain * total[0] / total[1] + self._decay * server["residual"]).float()
-        sent = {name: value.squeeze(0) for name, value in self._down.compressed(x.unsqueeze(0)).items()}
-        residual = x - self._down.moved(torch.zeros_like(x), sent)
-        return {"model": self._down.moved(server["model"], sent), "residual": residual}, sent
-
-    def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
-        received = {name: to_device(value, cohort.params.device) for name, value in values.items()}
-        return go_on_from(cohort, self._down.moved(cohort.state["model"], received))
+    def step(self, server: Tensors, total: Tensor, weight: int) -> tuple[Tensors, Tensor]:
+        return {}, self._gain * total / weight
 
 
 class SparseLoCo(Tracked):
@@ -141,14 +109,5 @@ class SparseLoCo(Tracked):
     paper = "Sarfi et al., 2025"
     personal = False
     about_last_steps = True
-    Settings = SparseLoCoSettings
-
-    def __init__(self, task: Task, settings: SparseLoCoSettings) -> None:
-        super().__init__(task, settings)
-        self.exchanges = (SparseUpdates(task, settings),)
-
-    def client_start(self, cohort: Cohort) -> Cohort:
-        return super().client_start(cohort).with_state(residual=torch.zeros_like(cohort.params))
-
-    def server_start(self) -> Tensors:
-        return {**super().server_start(), "residual": torch.zeros_like(self.task.initial)}
+    Settings, exchange = SparseLoCoSettings, SparseUpdates
+    client_zeros, server_zeros = ("residual",), ("residual",)

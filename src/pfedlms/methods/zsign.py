@@ -110,10 +110,9 @@ class ZSign(Tracked):
     paper = "Tang, Wang, Chang, AAAI 2024"
     personal = False
     about_last_steps = True
-    Settings = ZSignSettings
+    Settings, exchange = ZSignSettings, SumOfSigns
 
     def __init__(self, task: Task, settings: ZSignSettings) -> None:
-        super().__init__(task, settings)
         self.tracks = settings.downlink == "sum"
         if settings.sigma == 0 and settings.step == 0:
             raise UsageError(
@@ -124,7 +123,7 @@ class ZSign(Tracked):
             raise UsageError(
                 f"method.downlink: 'sum' takes at most 255 clients per round, got {task.participants}; use 'model'"
             )
-        self.exchanges = (SumOfSigns(task, settings),)
+        super().__init__(task, settings)
 
     def agreement(self) -> dict[str, int | float | str]:
         schedule = asdict(self.task.schedule) if self.task.schedule.changes else {}

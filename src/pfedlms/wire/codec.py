@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -36,11 +36,8 @@ from pfedlms.wire.fields import Array, InRows, Values
 from pfedlms.wire.kernels import (
     Bytes,
     pack_rows,
-    pack_signs,
-    pack_symbols,
     u64,
     unpack_rows,
-    unpack_signs,
     unpack_symbols,
 )
 
@@ -69,9 +66,13 @@ def pack(symbols: Bytes | torch.Tensor, levels: int) -> bytes:
 def unpack(data: Buffer, count: int, levels: int) -> Bytes:
     """Read back the `count` symbols that `pack` wrote, a new `uint8 [count]`, and refuse every other byte string: one
     of another length, with a block beyond levels^n - 1, or with a bit set after the end (DecodeError)."""
-    alone = Symbols("symbols", (count,), levels)
+    alone, given = Symbols("symbols", (count,), levels), memoryview(data)
+    if given.nbytes != alone.max_bytes:
+        raise DecodeError(
+            f"packed symbols: got {given.nbytes} bytes, expected {alone.max_bytes} ({count} symbols, {levels} levels)"
+        )
     out = np.empty(alone.shape, np.uint8)
-    alone.read(memoryview(data), {}, out)
+    alone.read(given, {}, out)
     return out
 
 
@@ -89,63 +90,52 @@ class Symbols(InRows):
     segments: tuple[int, ...]
     levels: int
     dtype: ClassVar[type[np.generic]] = np.uint8
-    _rows: list[tuple[slice, slice, int]] = field(init=False, repr=False, compare=False)
-    """Symbols and bytes of every segment, and how many bits of its last byte are used."""
+    _places: NDArray[np.int64] = field(init=False, repr=False, compare=False)
+    """Of every segment: first and last symbol, first and last byte, bits used of the last byte."""
 
     def __post_init__(self) -> None:
         size, width = block_shape(self.levels)
-        rows, symbols, byte = [], 0, 0
+        places, symbols, byte = [], 0, 0
         for count in self.segments:
             if not isinstance(count, int | np.integer) or count < 0:
                 raise ValueError(f"count: got {count!r}, expected a whole number of symbols, 0 or more")
             blocks, rest = divmod(int(count), size)
             bits = blocks * width + _width(rest, int(self.levels))
             last, end = symbols + int(count), byte + (bits + 7) // 8
-            rows.append((slice(symbols, last), slice(byte, end), bits % 8 or 8))
+            places.append((symbols, last, byte, end, bits % 8 or 8))
             symbols, byte = last, end
-        vars(self).update(levels=int(self.levels), shape=(symbols,), max_bytes=byte, _rows=rows)
-
-    def write(self, values: Values, out: memoryview) -> None:
-        given, stream = self._to_pack(self.given(values)), self._written(out)
-        powers, width, _, _ = _blocks(self.levels)
-        for symbols, place, _ in self._rows:
-            pack_symbols(given[symbols], stream[place], powers, width)
-
-    def read(self, data: memoryview, known: Values, out: Array) -> None:
-        stream = self._sent(data)
-        for symbols, place, used in self._rows:
-            packed, unpacked = stream[place], out[symbols]
-            _check_end(packed, used)
-            good = int(unpack_symbols(packed, unpacked, *_blocks(self.levels)))
-            if good < unpacked.size:
-                size, width = block_shape(self.levels)
-                block, count = good // size, min(size, unpacked.size - good)
-                covering = packed[block * width // 8 :][:8].tobytes()
-                value = (int.from_bytes(covering, "little") >> block * width % 8) % 2 ** _width(count, self.levels)
-                raise DecodeError(
-                    f"packed symbols, block {block}: got {value}, "
-                    f"expected below {self.levels}**{count} = {self.levels**count}"
-                )
+        table = np.array(places, np.int64).reshape(-1, 5)
+        vars(self).update(levels=int(self.levels), shape=(symbols,), max_bytes=byte, _places=table)
 
     def write_rows(self, values: Values, out: Array) -> None:
-        given, (flat, stride) = self._to_pack(self.given_rows(values, len(out))), row_memory(out)
+        given, (flat, stride) = self._to_pack(self.given(values, len(out))), row_memory(out)
         powers, width, _, _ = _blocks(self.levels)
-        share(pack_rows, len(given), given.shape[1], given, flat, stride, self._table, powers, width)
+        share(pack_rows, len(given), given.shape[1], given, flat, stride, self._places, powers, width)
 
-    def read_rows(self, data: Array, known: Values) -> Array | None:
+    def read_rows(self, data: Array, room: Array | None = None) -> Array | None:
         flat, stride = row_memory(data)
         flat.flags.writeable = False
-        found, refused = np.empty((len(data), *self.shape), np.uint8), np.zeros(1, np.uint8)
+        found = np.empty((len(data), *self.shape), np.uint8) if room is None else room
+        refused = np.zeros(1, np.uint8)
         share(
-            unpack_rows, len(found), found.shape[1], flat, stride, found, self._table, *_blocks(self.levels), refused
+            unpack_rows, len(found), found.shape[1], flat, stride, found, self._places, *_blocks(self.levels), refused
         )  # fmt: skip
         return None if refused[0] else found
 
-    @cached_property
-    def _table(self) -> NDArray[np.int64]:
-        """`_rows` as kernels read them."""
-        rows = [(own.start, own.stop, place.start, place.stop, used) for own, place, used in self._rows]
-        return np.array(rows, np.int64).reshape(-1, 5)
+    def refusal(self, row: Array) -> str:
+        size, width = block_shape(self.levels)
+        for first, last, start, stop, used in self._places:
+            packed, unpacked = row[start:stop], np.empty(last - first, np.uint8)
+            if packed.size and packed[-1] >> used:
+                return f"packed symbols: got last byte 0x{packed[-1]:02x}, expected only its lowest {used} bits in use"
+            good = int(unpack_symbols(packed, unpacked, *_blocks(self.levels)))
+            if good < unpacked.size:
+                break
+        block, count = good // size, min(size, unpacked.size - good)
+        covering = packed[block * width // 8 :][:8].tobytes()
+        value = (int.from_bytes(covering, "little") >> block * width % 8) % 2 ** _width(count, self.levels)
+        most = f"{self.levels}**{count} = {self.levels**count}"
+        return f"packed symbols, block {block}: got {value}, expected below {most}"
 
     def _to_pack(self, given: Bytes) -> Bytes:
         """Symbols that are all below `levels`, read-only: numba compiles a kernel for such inputs and again for
@@ -159,31 +149,6 @@ class Symbols(InRows):
         own.flags.writeable = False
         return own
 
-    def _written(self, out: memoryview) -> Bytes:
-        """The bytes to write to; kernels rely on their number."""
-        stream = np.frombuffer(out, np.uint8)
-        if stream.size != self.max_bytes:
-            raise ValueError(f"field {self.name!r}: got {stream.size} bytes to write to, expected {self.max_bytes}")
-        return stream
-
-    def _sent(self, data: memoryview) -> Bytes:
-        """The bytes to read, as many as there must be."""
-        stream = np.frombuffer(data.toreadonly(), np.uint8)
-        if stream.size != self.max_bytes:
-            raise DecodeError(
-                f"packed symbols: got {stream.size} bytes, expected {self.max_bytes} "
-                f"({self.shape[0]} symbols, {self.levels} levels)"
-            )
-        return stream
-
-
-def _check_end(packed: Bytes, used: int) -> None:
-    """Refuse bits that are set after the end, of the last byte those from `used` on."""
-    if packed.size and packed[-1] >> used:
-        raise DecodeError(
-            f"packed symbols: got last byte 0x{packed[-1]:02x}, expected only its lowest {used} bits in use"
-        )
-
 
 @dataclass(frozen=True)
 class Bits(InRows):
@@ -195,68 +160,43 @@ class Bits(InRows):
     dtype: ClassVar[type[np.generic]] = np.uint8
 
     def __post_init__(self) -> None:
-        vars(self).update(shape=(packed_size(self.count, levels=2),))
-
-    def write(self, values: Values, out: memoryview) -> None:
-        given = self.given(values)
-        self._check(given, ValueError)
-        out[:] = given.data
-
-    def read(self, data: memoryview, known: Values, out: Array) -> None:
-        out[:] = np.frombuffer(data, np.uint8)
-        self._check(out, DecodeError)
+        size = packed_size(self.count, levels=2)
+        vars(self).update(shape=(size,) if self.dtype is np.uint8 else (self.count,), max_bytes=size)
 
     def write_rows(self, values: Values, out: Array) -> None:
-        given = self.given_rows(values, len(out))
-        for row in given if self._beyond(given) else ():
-            self._check(row, ValueError)
-        out[:] = given
+        out[:] = self._packed(self.given(values, len(out)))
+        if len(wrong := out[self._beyond(out)]):
+            raise ValueError(self.refusal(wrong[0]))
 
-    def read_rows(self, data: Array, known: Values) -> Array | None:
-        return None if self._beyond(data) else data
+    def read_rows(self, data: Array, room: Array | None = None) -> Array | None:
+        return None if self._beyond(data).any() else self._unpacked(data, room)
 
-    def _beyond(self, rows: Array) -> bool:
-        """Whether bits after the end are set in one of them."""
-        return self.count % 8 != 0 and bool((rows[:, -1] >> self.count % 8).any())
+    def refusal(self, row: Array) -> str:
+        return (
+            f"field {self.name!r}: got last byte 0x{row[-1]:02x}, expected only its lowest {self.count % 8} bits in use"
+        )
 
-    def _check(self, packed: Array, error: type[ValueError | DecodeError]) -> None:
-        used = self.count % 8 or 8
-        if packed.size and packed[-1] >> used:
-            raise error(
-                f"field {self.name!r}: got last byte 0x{packed[-1]:02x}, expected only its lowest {used} bits in use"
-            )
+    def _beyond(self, rows: Array) -> NDArray[np.bool_]:
+        """The rows in which bits after the end are set."""
+        return rows[:, -1] >> self.count % 8 != 0 if self.count % 8 else np.zeros(len(rows), np.bool_)
+
+    def _packed(self, values: Array) -> Array:
+        return values
+
+    def _unpacked(self, packed: Array, room: Array | None) -> Array:
+        return packed
 
 
-class Mask(Symbols):
+class Mask(Bits):
     """`count` truth values, one bit each. Value: bool `[count]`."""
 
     dtype: ClassVar[type[np.generic]] = np.bool_
 
-    def __init__(self, name: str, count: int) -> None:
-        super().__init__(name, (count,), levels=2)
+    def _packed(self, values: Array) -> Array:
+        return np.packbits(values, axis=1, bitorder="little")
 
-    def write(self, values: Values, out: memoryview) -> None:
-        self._written(out)[:] = np.packbits(self.given(values), bitorder="little")
-
-    def read(self, data: memoryview, known: Values, out: Array) -> None:
-        stream = self._sent(data)
-        _check_end(stream, self._rows[0][2])
-        out[:] = np.unpackbits(stream, count=len(out), bitorder="little")
-
-    def write_rows(self, values: Values, out: Array) -> None:
-        out[:] = np.packbits(self._yes(self.given_rows(values, len(out))), axis=1, bitorder="little")
-
-    def read_rows(self, data: Array, known: Values) -> Array | None:
-        used = self.shape[0] % 8
-        if used and (data[:, -1] >> used).any():
-            return None
-        return self._values(np.unpackbits(data, axis=1, count=self.shape[0], bitorder="little"))
-
-    def _yes(self, values: Array) -> Array:
-        return values
-
-    def _values(self, yes: Bytes) -> Array:
-        return yes.view(np.bool_)
+    def _unpacked(self, packed: Array, room: Array | None) -> Array:
+        return np.unpackbits(packed, axis=1, count=self.count, bitorder="little").view(np.bool_)
 
 
 class Signs(Mask):
@@ -264,21 +204,13 @@ class Signs(Mask):
 
     dtype = np.float32
 
-    def write(self, values: Values, out: memoryview) -> None:
-        given = self.given(values).view()
-        given.flags.writeable = False  # as in `Symbols.write`
-        pack_signs(given, self._written(out))
+    def _packed(self, values: Array) -> Array:
+        return super()._packed(values >= 0)
 
-    def read(self, data: memoryview, known: Values, out: Array) -> None:
-        stream = self._sent(data)
-        _check_end(stream, self._rows[0][2])
-        unpack_signs(stream, out)
-
-    def _yes(self, values: Array) -> Array:
-        return values >= 0
-
-    def _values(self, yes: Bytes) -> Array:
-        return yes.astype(np.float32) * 2 - 1
+    def _unpacked(self, packed: Array, room: Array | None) -> Array:
+        found = np.empty((len(packed), self.count), np.float32) if room is None else room
+        np.multiply(super()._unpacked(packed, None), np.float32(2), out=found)
+        return np.subtract(found, np.float32(1), out=found)
 
 
 @lru_cache(maxsize=256, typed=True)  # 3.0 is not 3

@@ -45,11 +45,6 @@ class Field(ABC):
         """Most bytes the field can take; fields of fixed size always take this many."""
         return prod(self.shape) * np.dtype(self.dtype).itemsize
 
-    @cached_property
-    def place(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """Shape and dtype of an array that holds one sender's value."""
-        return self.shape, np.dtype(self.dtype)
-
     def size(self, values: Values) -> int:
         """Bytes the field takes, given the fields before it."""
         return self.max_bytes
@@ -58,11 +53,6 @@ class Field(ABC):
         """Bytes the field takes at the beginning of `data`, for a reader who knows the fields before it; more than
         there are where some are missing."""
         return self.size(known)
-
-    @cached_property
-    def is_fixed(self) -> bool:
-        """Whether the field takes the same number of bytes whatever its values are."""
-        return type(self).size is Field.size and type(self).taken is Field.taken
 
     @abstractmethod
     def write(self, values: Values, out: memoryview) -> None:
@@ -76,25 +66,18 @@ class Field(ABC):
         """A valid value to measure messages with: of the largest size, unless a field overrides this."""
         return np.full(self.shape, max(1, self.minimum), self.dtype)
 
-    def given(self, values: Values) -> Array:
-        """The value to write, contiguous; a copy only where it is not so already."""
+    def given(self, values: Values, *senders: int) -> Array:
+        """The value to write, or those of so many senders, contiguous; a copy only where it is not so already."""
         value = np.ascontiguousarray(values[self.name], dtype=self.dtype)
-        if value.shape != self.shape:
-            raise ValueError(f"field {self.name!r}: got shape {list(value.shape)}, expected {list(self.shape)}")
-        return value
-
-    def given_rows(self, values: Values, senders: int) -> Array:
-        """`given` of all senders."""
-        value = np.ascontiguousarray(values[self.name], dtype=self.dtype)
-        if value.shape != (senders, *self.shape):
-            expected = [senders, *self.shape]
-            raise ValueError(f"field {self.name!r}: got shape {list(value.shape)}, expected {expected}")
+        expected = (*senders, *self.shape)
+        if value.shape != expected:
+            raise ValueError(f"field {self.name!r}: got shape {list(value.shape)}, expected {list(expected)}")
         return value
 
 
 class InRows(Field):
-    """A field of which many senders' values can be written and read at once: rows of arrays, all of one size. The
-    result is that of `write` and `read` for one row after another."""
+    """A field of which many senders' values can be written and read at once: rows of arrays, all of one size. One
+    sender's value is a single row."""
 
     def rows_size(self, values: Values) -> int | None:
         """Bytes the field takes in every row, given the fields before it; None where rows differ."""
@@ -105,13 +88,35 @@ class InRows(Field):
         """Encode `values[self.name]: [senders, …]` as the rows of `out`, uint8 `[senders, size]`."""
 
     @abstractmethod
-    def read_rows(self, data: Array, known: Values) -> Array | None:
-        """The values of the rows of `data`, which may be views of it; None where `read` would refuse one of them."""
+    def read_rows(self, data: Array, room: Array | None = None) -> Array | None:
+        """The values of the rows of `data`, which may be views of it, or lie in `room`; None where one of them must be
+        refused."""
+
+    def refusal(self, row: Array) -> str:
+        """Why `read_rows` refuses this row."""
+        raise NotImplementedError  # of fields that take all bytes
+
+    def write(self, values: Values, out: memoryview) -> None:
+        given, row = self.given(values), np.frombuffer(out, np.uint8)
+        if row.size != self.size(values):  # kernels rely on it
+            raise ValueError(f"field {self.name!r}: got {row.size} bytes to write to, expected {self.size(values)}")
+        self.write_rows({self.name: given[None]}, row[None])
+
+    def read(self, data: memoryview, known: Values, out: Array) -> None:
+        row = np.frombuffer(data, np.uint8)
+        if row.size != self.size(known):
+            raise DecodeError(f"field {self.name!r}: got {row.size} bytes, expected {self.size(known)}")
+        room = out[None]
+        found = self.read_rows(row[None], room)
+        if found is None:
+            raise DecodeError(self.refusal(row))
+        if found is not room:
+            out[:] = found[0]
 
 
 @dataclass(frozen=True)
 class Floats(InRows):
-    """A float32 vector, finite and not below `minimum`. Value: float32 `[count]`."""
+    """A float32 vector, finite and not below `minimum`. Value: float32 `[count]`. Several threads copy a long one."""
 
     name: str
     count: int
@@ -131,10 +136,10 @@ class Floats(InRows):
         _read_floats(self.name, data, out, self.minimum)
 
     def write_rows(self, values: Values, out: Array) -> None:
-        given = self.given_rows(values, len(out)).astype("<f4", copy=False).view(np.uint8)
+        given = self.given(values, len(out)).astype("<f4", copy=False).view(np.uint8)
         share(lambda first, last: np.copyto(out[first:last], given[first:last]), len(out), self.count)
 
-    def read_rows(self, data: Array, known: Values) -> Array | None:
+    def read_rows(self, data: Array, room: Array | None = None) -> Array | None:
         # A kernel reads whole numbers at their places.
         aligned = data.ctypes.data % 4 == data.strides[0] % 4 == 0
         found = (data if aligned else data.copy()).view("<f4")
@@ -198,20 +203,14 @@ class MaskedBytes(InRows):
     def size(self, values: Values) -> int:
         return self.count if values[self.mask][0] else 0
 
-    def write(self, values: Values, out: memoryview) -> None:
-        out[:] = self.given(values).data[: len(out)]
-
-    def read(self, data: memoryview, known: Values, out: Array) -> None:
-        out[:] = np.frombuffer(data, np.uint8) if len(data) else 0
-
     def rows_size(self, values: Values) -> int | None:
         sent = values[self.mask][:, 0]
         return self.count if sent.all() else None if sent.any() else 0
 
     def write_rows(self, values: Values, out: Array) -> None:
-        out[:] = self.given_rows(values, len(out))[:, : out.shape[1]]
+        out[:] = self.given(values, len(out))[:, : out.shape[1]]
 
-    def read_rows(self, data: Array, known: Values) -> Array | None:
+    def read_rows(self, data: Array, room: Array | None = None) -> Array | None:
         return data if data.shape[1] else np.zeros((len(data), self.count), np.uint8)
 
 
@@ -246,25 +245,15 @@ class Message:
     def max_bytes(self) -> int:
         return sum(part.max_bytes for part in self.fields)
 
-    @cached_property
-    def _parts(self) -> list[tuple[Field, int | None]]:
-        """The fields, and the bytes of those that always take as many."""
-        return [(part, part.max_bytes if part.is_fixed else None) for part in self.fields]
-
-    @cached_property
-    def _fixed(self) -> int:
-        """Bytes of the fields of fixed size together."""
-        return sum(size or 0 for _, size in self._parts)
-
     def size(self, values: Values) -> int:
         """Bytes of the payload of `values`."""
-        return self._fixed + sum([part.size(values) for part, size in self._parts if size is None])
+        return sum([part.size(values) for part in self.fields])
 
     def write(self, values: Values, out: memoryview) -> None:
         """Encode the values of all fields as the `size(values)` bytes of `out`."""
         at = 0
-        for part, fixed in self._parts:
-            end = at + (part.size(values) if fixed is None else fixed)
+        for part in self.fields:
+            end = at + part.size(values)
             part.write(values, out[at:end])
             at = end
 
@@ -273,13 +262,16 @@ class Message:
         one does."""
         known: dict[str, Array] = {}
         at, length = 0, len(payload)
-        for part, fixed in self._parts:
-            end = at + (part.taken(payload[at:], known) if fixed is None else fixed)
+        for part in self.fields:
+            end = at + part.taken(payload[at:], known)
             if length < end:
                 raise TruncatedError(f"payload: got {length} bytes, expected at least {end} up to field {part.name!r}")
             out = np.empty(part.shape, part.dtype) if into is None else into[part.name]
-            if (out.shape, out.dtype) != part.place or not out.flags.carray:
-                raise _no_room(part, out)
+            if (out.shape, out.dtype) != (part.shape, part.dtype) or not out.flags.carray:
+                raise ValueError(
+                    f"room for field {part.name!r}: got {out.dtype} {list(out.shape)}, expected {part.dtype.__name__} "
+                    f"{list(part.shape)}, contiguous and writable, as a row of `Message.room`"
+                )
             part.read(payload[at:end], known, out)
             known[part.name] = out
             at = end
@@ -294,13 +286,8 @@ class Message:
 
     def rows_size(self, values: Values) -> int | None:
         """Bytes of the payload in every row of `values: [senders, …]`; None where rows differ."""
-        total = 0
-        for part in self._rows:
-            size = part.rows_size(values)
-            if size is None:
-                return None
-            total += size
-        return total
+        sizes = [part.rows_size(values) for part in self._rows]
+        return None if None in sizes else sum(filter(None, sizes))
 
     def write_rows(self, values: Values, out: Array) -> None:
         """`write` of every row of `values` into the rows of `out`, uint8 `[senders, rows_size(values)]`."""
@@ -319,7 +306,7 @@ class Message:
             size = part.rows_size(known)
             if size is None or length < at + size:
                 return None
-            values = part.read_rows(payloads[:, at : at + size], known)
+            values = part.read_rows(payloads[:, at : at + size])
             if values is None:
                 return None
             known[part.name] = values
@@ -349,10 +336,3 @@ class Message:
     def example(self) -> dict[str, Array]:
         """Valid values to measure messages with, `Field.example` of each."""
         return {part.name: part.example() for part in self.fields}
-
-
-def _no_room(part: Field, out: Array) -> ValueError:
-    return ValueError(
-        f"room for field {part.name!r}: got {out.dtype} {list(out.shape)}, expected {part.dtype.__name__} "
-        f"{list(part.shape)}, contiguous and writable, as a row of `Message.room`"
-    )

@@ -191,7 +191,7 @@ class Intake:
         leave anything there. Every length is compared with the bytes received and the limit before memory is
         allocated.
         """
-        sender, samples, payload = self._opened(memoryview(data).cast("B").toreadonly(), self._seen)
+        sender, samples, payload = self._opened(memoryview(data).cast("B").toreadonly())
         values = self._message.read(payload, into)
         self._seen.add(sender)
         return Received(sender, samples, values, len(payload))
@@ -203,7 +203,10 @@ class Intake:
         if not senders or _numbers(frames, _CHECKSUM) != _checksums(frames):
             return None
         values = self._message.read_rows(frames[:, HEADER_BYTES:])
-        return None if values is None else self._received(senders, samples, values)
+        if values is None:
+            return None
+        self._seen.update(senders)
+        return ReceivedRows(senders, samples, values)
 
     def accept_on_gpu(self, frames: Tensor) -> ReceivedRows | None:
         """The same of frames in a GPU's memory, as `frame_on_gpu` gives them; values are views of them."""
@@ -215,7 +218,8 @@ class Intake:
             return None
         fields, numbers = self._message.floats, frames[:, gpu.HEADER :].view(torch.float32)
         parts = torch.split(numbers, [part.count for part in fields], dim=1)
-        return self._received(senders, samples, dict(zip([part.name for part in fields], parts, strict=True)))
+        self._seen.update(senders)
+        return ReceivedRows(senders, samples, dict(zip([part.name for part in fields], parts, strict=True)))
 
     def _known_senders(self, headers: Array, size: int) -> tuple[list[int], list[int]]:
         """Senders and samples of frames of `size` bytes whose headers begin the rows given; nobody where one header,
@@ -229,19 +233,12 @@ class Intake:
                 return [], []
         senders, samples = _numbers(headers, _SENDER), _numbers(headers, _SAMPLES)
         once = set(senders)
-        if len(once) < len(senders) or SERVER in once or 0 in samples or once & self._seen or not self._expect(once):
-            return [], []
-        return senders, samples
+        known = all(sender in self._senders for sender in once) and not once & self._seen
+        fine = known and len(once) == len(senders) and SERVER not in once and 0 not in samples
+        return (senders, samples) if fine else ([], [])
 
-    def _received(self, senders: list[int], samples: list[int], values: dict[str, Any]) -> ReceivedRows:
-        self._seen.update(senders)
-        return ReceivedRows(senders, samples, values)
-
-    def _expect(self, senders: set[int]) -> bool:
-        return all(sender in self._senders for sender in senders)
-
-    def _opened(self, view: memoryview, seen: Collection[int]) -> tuple[int, int, memoryview]:
-        """Sender, samples and payload of a frame whose header is right; `seen` have sent one before."""
+    def _opened(self, view: memoryview) -> tuple[int, int, memoryview]:
+        """Sender, samples and payload of a frame whose header is right."""
         if len(view) < HEADER_BYTES:
             raise TruncatedError(f"frame: got {len(view)} bytes, expected a header of {HEADER_BYTES}")
         magic, version, kind, reserved, round, sender, samples, length, digest = _HEADER.unpack_from(view)
@@ -274,7 +271,7 @@ class Intake:
             raise RoundError(f"round: got {round}, expected {self._round}")
         if sender not in self._senders:
             raise SenderError(f"sender: got {sender}, which takes no part in this exchange")
-        if sender in seen:
+        if sender in self._seen:
             raise SenderError(f"sender: got a second message of {sender} in one exchange")
         if (samples == 0) != (sender == SERVER):
             raise DecodeError(

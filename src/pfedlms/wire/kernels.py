@@ -1,5 +1,5 @@
-"""The loops of messages, compiled: symbols into blocks of bits and back, signs, gaps between positions, and floats that
-are checked while they are copied.
+"""The loops of messages, compiled: symbols into blocks of bits and back, gaps between positions, and floats that are
+checked while they are copied.
 
 One thread each, without the interpreter lock. Integers are uint64, because numba turns uint64 with int64 into a float
 and lets a signed index count from the end. Symbols and bits are always read and written by 8 bytes: the next step
@@ -181,27 +181,6 @@ def unpack_rows(
             good = unpack_symbols(segment, out[row, begin:end], powers, width, digits, chunk)
             if good < u64(end - begin) or (stop > start and segment[stop - start - 1] >> used):
                 refused[0] = 1
-
-
-@compiled()
-def pack_signs(values: Floats32, out: Bytes) -> None:
-    """One bit each, set where a value is at least zero."""
-    count = u64(len(values))
-    for byte in range(u64(len(out))):
-        bits = u64(0)
-        for bit in range(min(u64(8), count - u64(8) * byte)):
-            bits |= u64(values[u64(8) * byte + bit] >= 0) << bit
-        out[byte] = bits
-
-
-@compiled()
-def unpack_signs(data: Bytes, out: Floats32) -> None:
-    """+1 for every bit that is set, else -1."""
-    count = u64(len(out))
-    for byte in range(u64(len(data))):
-        bits = u64(data[byte])
-        for bit in range(min(u64(8), count - u64(8) * byte)):
-            out[u64(8) * byte + bit] = 1 if bits & (u64(1) << bit) else -1
 
 
 @compiled()
