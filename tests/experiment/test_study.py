@@ -305,7 +305,7 @@ def test_a_worker_that_dies_ends_its_run_alone(tmp_path: Path) -> None:
         done = pfedlms.compare((X, Y), dying, methods="local", seeds=2, workers=2, out=tmp_path / "s", **SMALL)
     assert [run.summary["status"] for run in done.runs] == ["failed", "failed"]
     for resume in (pfedlms.load(tmp_path / "s").resume, lambda: pfedlms.resume_study(tmp_path / "s")):
-        with pytest.raises(UsageError, match=r"this study's data was .* pfedlms\.resume_study\('.*/s', data, model\)"):
+        with pytest.raises(UsageError, match=r"this run's data was .* pfedlms\.resume\('.*/s', data, model\)"):
             resume()
     again = pfedlms.resume_study(tmp_path / "s", (X, Y), linear)
     assert [run.summary["status"] for run in again.runs] == ["finished", "finished"]

@@ -6,7 +6,6 @@ import argparse
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from pfedlms.cli.options import add
 from pfedlms.cli.screen import say, show_table
@@ -50,39 +49,33 @@ def add_report(sub: argparse.ArgumentParser) -> None:
 
 
 def show_stored(options: argparse.Namespace) -> int:
-    from pfedlms.experiment.runs import load_run, per_client
-    from pfedlms.experiment.studies import load_study, manifest_of, refuse_study
+    from pfedlms.experiment.api import Study, load
+    from pfedlms.experiment.problem import how_to_resume
+    from pfedlms.experiment.runs import per_client
+    from pfedlms.experiment.store import SERVER_AGAIN, RunDirectory
+    from pfedlms.experiment.studies import refuse_study
     from pfedlms.report.tables import table_of
 
     out = options.directory
     if options.clients:
         refuse_study(out, "show --clients of")
-    if manifest_of(out) is not None:
-        study = load_study(out)
-        show_study(options, study)
-        if study.interrupted:
-            shown = f"{len(study.runs)} run{'s are' if len(study.runs) != 1 else ' is'} shown; not all are finished"
-            say(f"{shown}. {_how_to_resume('resume_study', out, study.planned[0].tables())}")
-        return 0
-    run = load_run(out, data_dir=options.data_dir)
-    rows = per_client(run) if options.clients else []
-    show_run(options, run, **({"per_client": rows} if rows else {}))
-    if rows and not options.json:
-        show_table(table_of(rows))
-    if run.summary["status"] == "interrupted":
-        say(f"after {run.summary['rounds']} rounds; not finished. {_how_to_resume('resume', out, run.settings)}")
+    found = load(out, data_dir=options.data_dir)
+    if isinstance(found, Study):
+        show_study(options, found)
+        unfinished, settings = found.interrupted, found.planned[0].settings
+        count = f"{len(found.runs)} run{'s are' if len(found.runs) != 1 else ' is'} shown; not all are finished"
+    else:
+        rows = per_client(found) if options.clients else []
+        show_run(options, found, **({"per_client": rows} if rows else {}))
+        if rows and not options.json:
+            show_table(table_of(rows))
+        unfinished, settings = found.summary["status"] == "interrupted", found.settings
+        count = f"after {found.summary['rounds']} rounds; not finished"
+    if unfinished:
+        on_nodes = RunDirectory(out).on_nodes
+        resume = f"To continue: {SERVER_AGAIN}" if on_nodes else f"Resume with: {how_to_resume(out, settings)}"
+        say(f"{count}. {resume}")
     return 0
-
-
-def _how_to_resume(function: str, out: Path, tables: dict[str, Any]) -> str:
-    """The command, in a sentence; a call, where data, model, loss or metric were given in Python."""
-    from pfedlms.experiment.plugins import resume_command
-    from pfedlms.experiment.problem import call, given_in_python
-    from pfedlms.experiment.store import SERVER_AGAIN, RunDirectory
-
-    if RunDirectory(out).on_nodes:
-        return f"To continue: {SERVER_AGAIN}"
-    return f"Resume with: {call(function, out, tables) if given_in_python(tables) else resume_command(out)}"
 
 
 def export(options: argparse.Namespace) -> None:

@@ -92,15 +92,14 @@ def sweep(options: argparse.Namespace) -> int:
 
 
 def _study(options: argparse.Namespace, made: Any, label: str) -> int:
-    from pfedlms.experiment.studies import play
     from pfedlms.report.charts import check_file
 
-    first = made.cells[0].config
+    first = made.planned[0].config
     out = out_directory(options, first.run.out, f"{first.data.title}-{label}")
     if options.plot:
         check_file(options.plot)
     with screen(not options.quiet) as callbacks:
-        done = play(made, out=out, callbacks=callbacks, workers=options.workers)
+        done = made.begin(out, callbacks, options.workers)
     code = _report_study(options, done)
     if options.plot and not done.interrupted:
         done.plot(options.plot)
@@ -108,16 +107,13 @@ def _study(options: argparse.Namespace, made: Any, label: str) -> int:
 
 
 def resume(options: argparse.Namespace) -> int:
-    from pfedlms.experiment.runs import resume_run
-    from pfedlms.experiment.studies import manifest_of, resume_all
+    from pfedlms.experiment.api import Study, load
 
-    out = options.directory
+    found = load(options.directory, data_dir=options.data_dir)
     with screen(not options.quiet) as callbacks:
-        if manifest_of(out) is not None:
-            found = resume_all(out, callbacks=callbacks, data_dir=options.data_dir, workers=options.workers)
-            return _report_study(options, found)
-        done = resume_run(out, callbacks=callbacks, data_dir=options.data_dir)
-    return _report_run(options, done)
+        if isinstance(found, Study):
+            return _report_study(options, found.play(callbacks, options.workers))
+        return _report_run(options, found.play(callbacks))
 
 
 def show_study(options: argparse.Namespace, study: Any) -> None:
@@ -162,9 +158,9 @@ def _report_study(options: argparse.Namespace, study: Any) -> int:
 def _closing(out: Path, interrupted: str | None, stopped: int) -> int:
     """Name the folder of the results, and how to resume; the exit code: 128 + the signal that interrupted."""
     if interrupted:
-        from pfedlms.experiment.plugins import resume_command
+        from pfedlms.experiment.problem import how_to_resume
 
-        say(f"interrupted {interrupted}; all of it is saved. Resume with: {resume_command(out)}")
+        say(f"interrupted {interrupted}; all of it is saved. Resume with: {how_to_resume(out, {})}")
         return 128 + (stopped or signal.SIGINT)
     say(f"results: {out}")
     return 0

@@ -16,7 +16,7 @@ from pfedlms.experiment.grids import EXPECTED, check_swept, given_cells, plan, s
 from pfedlms.experiment.prepare import prepare
 from pfedlms.experiment.problem import ModelLike, Problem
 from pfedlms.experiment.runs import Run, begin, load_run
-from pfedlms.experiment.studies import Study, load_study, manifest_of, play, refuse_study, resume_all, same_run
+from pfedlms.experiment.studies import Study, load_study, manifest_of, refuse_study, same_run
 from pfedlms.step.own import Metric, PerSample
 
 __all__ = [
@@ -106,11 +106,11 @@ def study(
     names = [own["method"]["name"] for own in variants(methods)[0].values()]
     overrides = merge(from_keywords(names, settings), problem.tables())
     if cells is not None:
-        made = given_cells(cells, config, merge(overrides, {"method": {"name": method}}), seeds)
+        made = given_cells(cells, config, merge(overrides, {"method": {"name": method}}), seeds, problem)
     else:
-        made = plan(config, overrides, methods, axes, seeds, by)
+        made = plan(config, overrides, methods, axes, seeds, by, problem)
     with watching(progress, callbacks) as calls:
-        return play(made, problem, Path(out) if out else None, calls, workers, seconds).or_leave()
+        return made.begin(Path(out) if out else None, calls, workers, seconds).or_leave()
 
 
 def compare(
@@ -160,29 +160,18 @@ def resume(
     data_dir: str | None = None,
     loss: PerSample | None = None,
     metric: Metric | None = None,
-) -> Run:
-    """Play the rounds that are left of the run in `directory`. Data, model, loss and metric (or a `Problem`) are needed
-    again if they were given in Python. `data_dir` is the folder of the data set's files, if they were moved. Ctrl-C as
-    in `run`."""
-    found = load_run(directory, Problem.of(data, model, loss, metric), data_dir)
-    return found.resume(progress=progress, callbacks=callbacks)
-
-
-def resume_study(
-    directory: str | Path,
-    data: Any = None,
-    model: ModelLike = None,
-    progress: bool | None = None,
-    callbacks: Iterable[Any] | None = None,
-    data_dir: str | None = None,
-    loss: PerSample | None = None,
-    metric: Metric | None = None,
     workers: int = 1,
-) -> Study:
-    """Play the runs that are left of the study in `directory`; all else as in `resume` and `study`."""
-    with watching(progress, callbacks) as calls:
-        problem = Problem.of(data, model, loss, metric)
-        return resume_all(Path(directory), problem, calls, data_dir, workers).or_leave()
+) -> Any:
+    """Play the rounds that are left of the run in `directory`, or the runs that are left of the study: a `Run` or a
+    `Study`. Data, model, loss and metric (or a `Problem`) are needed again if they were given in Python. `data_dir` is
+    the folder of the data set's files, if they were moved. Ctrl-C as in `run`, `workers` as in `study`."""
+    found = load(directory, data, model, data_dir=data_dir, loss=loss, metric=metric)
+    several = {"workers": workers} if isinstance(found, Study) else {}
+    return found.resume(progress=progress, callbacks=callbacks, **several)
+
+
+resume_study = resume
+"""The same by the name it had for studies."""
 
 
 def load(
@@ -198,7 +187,7 @@ def load(
     models."""
     problem = Problem.of(data, model, loss, metric)
     several = manifest_of(Path(directory)) is not None
-    return load_study(Path(directory), problem) if several else load_run(directory, problem, data_dir)
+    return (load_study if several else load_run)(Path(directory), problem, data_dir)
 
 
 def export(

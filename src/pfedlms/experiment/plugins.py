@@ -35,11 +35,6 @@ def import_modules(names: Iterable[str]) -> None:
             IMPORTED.append(name)
 
 
-def resume_command(directory: Any) -> str:
-    """The command that resumes a run or study, with the modules it takes."""
-    return f"pfedlms resume {directory}" + "".join(f" --import {name}" for name in IMPORTED)
-
-
 @cache
 def installed(group: str, path: tuple[str, ...]) -> tuple[Any, ...]:
     """The entry points of a group on an import path: reading them takes 20 ms, and every configuration asks."""
