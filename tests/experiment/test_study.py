@@ -59,7 +59,7 @@ def test_a_problem_is_what_its_parts_are() -> None:
     ("given", "meant"),
     [("lr", "learning_rate"), ("epochs", "local_epochs"), ("batch", "batch_size"), ("num_clients", "clients"),
      ("n_rounds", "rounds"), ("fraction_fit", "participation"), ("wd", "weight_decay"), ("gpu", "device"),
-     ("data_dir", "dir")],
+     ("data_path", "(data_)?dir")],
 )  # fmt: skip
 def test_usual_names_are_answered_with_ours(given: str, meant: str) -> None:
     with pytest.raises(ConfigError, match=f"{given}: unknown setting; did you mean {meant}\\?"):

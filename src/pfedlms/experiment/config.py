@@ -134,7 +134,7 @@ def of_others(key: str, method: Any) -> str | None:
 def nearest(key: str, known: Iterable[str]) -> str:
     """A closing sentence for an unknown key: what other tools call so, or the nearest spelling."""
     known = list(known)
-    by_meaning = (meant(key) or "").partition(".")[2]
+    by_meaning = keyword(*(meant(key) or ".").split("."))
     return f"did you mean {by_meaning}?" if by_meaning in known else did_you_mean(key, known)
 
 
@@ -206,10 +206,15 @@ def parse_overrides(assignments: Sequence[str]) -> Tables:
     return tables
 
 
+def keyword(section: str, key: str) -> str:
+    """The name of a setting among keywords: its key, but one that says nothing by itself."""
+    return "data_dir" if (section, key) == ("data", "dir") else key
+
+
 def places(methods: Iterable[Any]) -> dict[str, tuple[str, str]]:
     """Section and key by the names that keywords may have: `learning_rate`, `train.learning_rate`, `method`."""
     known = keys(methods)
-    plain = {key: (section, key) for section, key in known if key != "name"}
+    plain = {keyword(section, key): (section, key) for section, key in known if key != "name"}
     return plain | {f"{section}.{key}": (section, key) for section, key in known} | {"method": ("method", "name")}
 
 

@@ -23,6 +23,9 @@ from pfedlms.experiment.prepare import as_configured
 from pfedlms.experiment.store import RunDirectory
 from pfedlms.experiment.summary import environment, finite, same_result, summarise
 
+COUNTS = ("rejected", "astray", "unheard")
+"""Messages of a round that did not count: refused, of an absent client, lost."""
+
 
 class Stopped(BaseException):
     """A signal asked this process to end, in the middle of a step."""
@@ -42,7 +45,7 @@ class Running(RunInfo):
         self.best_state: dict[str, Any] | None = None
         """The federation after the best round, where it is kept and there is no directory to keep it in."""
         self._stored = directory
-        self._traffic, self._rejected, self._astray, self._unheard = Traffic(), 0, 0, 0
+        self._traffic, self._counts = Traffic(), dict.fromkeys(COUNTS, 0)
         self._before, self._began = 0.0, time.perf_counter() - COMPILATION.seconds
 
     # --- one step; nodes have their own
@@ -73,9 +76,8 @@ class Running(RunInfo):
 
     def totals(self) -> dict[str, Any]:
         """Of all rounds so far: bytes, messages that were refused or lost, and seconds."""
-        refused: dict[str, Any] = {"rejected": self._rejected}
-        refused |= {"astray": self._astray} if self._astray else {}
-        refused |= {"unheard": self._unheard} if self.config.run.lost else {}
+        shown = {"rejected": True, "astray": self._counts["astray"], "unheard": self.config.run.lost}
+        refused = {name: count for name, count in self._counts.items() if shown[name]}
         return {"bytes": asdict(self._traffic), **refused, **self.more("evaluation"), "seconds": self.seconds}
 
     def restore(self, checkpoint: Mapping[str, Any] | None) -> None:
@@ -85,8 +87,7 @@ class Running(RunInfo):
         if checkpoint:
             load_into(self.played, checkpoint, self.config, self._stored)
             self._traffic = Traffic(*checkpoint["traffic"])
-            self._rejected, self._unheard = checkpoint["rejected"], checkpoint["unheard"]
-            self._astray = checkpoint.get("astray", 0)
+            self._counts = {name: checkpoint.get(name, 0) for name in COUNTS}
             self._before = checkpoint["seconds"]
         # Only now, so that a checkpoint that is refused costs no measurement.
         self.metrics = self._stored.rewind_metrics(checkpoint["metrics_bytes"] if checkpoint else 0)
@@ -96,9 +97,7 @@ class Running(RunInfo):
     def count(self, report: RoundReport) -> dict[str, Any]:
         """Add a round to the totals; what callbacks are given of it."""
         self._traffic += report.traffic
-        self._rejected += report.rejected
-        self._astray += report.astray
-        self._unheard += report.unheard
+        self._counts = {name: count + getattr(report, name) for name, count in self._counts.items()}
         return {
             "round": self.round,
             "participants": list(report.participants),
@@ -147,9 +146,7 @@ class Running(RunInfo):
                 "facts": facts_of(self.played),
                 "federation": self.played.state(),
                 "traffic": list(self._traffic.as_tuple()),
-                "rejected": self._rejected,
-                "astray": self._astray,
-                "unheard": self._unheard,
+                **self._counts,
                 "seconds": self.seconds,
             })  # fmt: skip
             if is_best(self):

@@ -89,11 +89,7 @@ def prepare(config: Config, problem: Problem = NAMED, shared: bool = False) -> F
 def ingredients(config: Config, data: Callable[[], FederatedData], problem: Problem = NAMED) -> Ingredients:
     """The model, its data and its criterion, checked together; `data` are read after everything else was checked."""
     device = _device(config.run.device)
-    for key in ("loss", "metric"):
-        if getattr(config.train, key) == CUSTOM and getattr(problem, key) is None:
-            raise UsageError(
-                f"train.{key}: 'custom' stands for a function given in Python; use pfedlms.run(…, {key}=…)"
-            )
+    problem.check_given(config, "loss", "metric")
     if config.run.fast and device.type == "cpu":
         warnings.warn("run.fast: compiles local steps on a GPU; on this CPU it does nothing", stacklevel=3)
     warn(without_effect(config))
@@ -160,10 +156,7 @@ def keeping_pools() -> Iterator[None]:
 def named_pool(config: Config) -> Pool:
     """The data set that the configuration names, before it is partitioned."""
     chosen = config.data
-    if chosen.dataset == CUSTOM:
-        raise UsageError(
-            "data.dataset: 'custom' stands for data given in Python; name a data set, or use pfedlms.run(data, …)"
-        )
+    NAMED.check_given(config, "data")
     known = DATASETS.get(chosen.dataset)
     own = known is not None and chosen.mean == as_constants(known.mean) and chosen.std == as_constants(known.std)
     windows = Windows(chosen.tokens, chosen.window, chosen.stride, chosen.min_tokens)

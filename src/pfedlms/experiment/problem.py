@@ -104,6 +104,14 @@ class Problem:
             if getattr(self, name) is not None and getattr(config.train, name) != CUSTOM:
                 raise UsageError(f"{directory}: this run has no {name} of its own; leave {name} out")
 
+    def check_given(self, config: Config, *names: str) -> None:
+        """Refuse 'custom' for data, model, loss or metric where none is given in Python."""
+        for name in set(given_in_python(config.tables())).intersection(names):
+            if getattr(self, name) is None:
+                what = {"data": "data", "model": "a model"}.get(name, "a function")
+                place = ".".join(_PLACES[name])
+                raise UsageError(f"{place}: 'custom' stands for {what} given in Python; use pfedlms.run(…, {name}=…)")
+
     def module(self, config: Config, data: FederatedData) -> nn.Module:
         """The model every client trains, as given or by name, with its initial weights."""
         model, key = self.model, rng.stream(config.run.seed, "initial")
@@ -115,8 +123,7 @@ class Problem:
             raise UsageError(
                 f"model: got {model!r}, expected the name of a model, an nn.Module, or a function that makes one"
             )
-        if config.model.name == CUSTOM:
-            raise UsageError("model.name: 'custom' stands for a model given in Python; name one of `pfedlms models`")
+        self.check_given(config, "model")
         return build(config.model.name, data.shape, data.outputs, config.model.hidden, key)
 
     def criterion(self, outputs: torch.Tensor, data: FederatedData) -> Criterion:

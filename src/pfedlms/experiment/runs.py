@@ -176,10 +176,11 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether no round is left to play, as its folder says."""
-        summary = (self._stored.read_summary() if self.begun else None) or {"status": ""}
-        whole = summary.get("stopped_early") or summary.get("rounds", 0) >= self.config.train.rounds
-        return bool(summary["status"] == "finished" and whole)
+        """Whether no round is left to play, as its folder says; one without a checkpoint starts over."""
+        summary = self._stored.read_summary() if self.begun and self._stored.has_checkpoint else None
+        if summary is None or summary["status"] != "finished":
+            return False
+        return bool(summary.get("stopped_early")) or int(summary["rounds"]) >= self.config.train.rounds
 
     def play(self, callbacks: Sequence[Any] = (), begins: bool = False, profile: bool = False, **how: Any) -> Run:
         """The run after all rounds that are left, for callers that look at `stopped` themselves. The folder of one that

@@ -18,7 +18,7 @@ CUSTOM = "custom"
 ALSO = {
     "method.name": "algorithm algo strategy methods",
     "data.dataset": "data",
-    "data.dir": "data_dir data_path directory root",
+    "data.dir": "dir data_dir data_path data_folder directory folder root",
     "data.alpha": "dirichlet beta",
     "data.clients": "num_clients n_clients client users nodes",
     "data.validation": "val val_split",

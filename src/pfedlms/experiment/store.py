@@ -78,6 +78,10 @@ class RunDirectory(ExitStack):
             raise RunDirectoryError(f"{self.path}: cannot be written ({error.strerror})") from error
 
     @property
+    def has_checkpoint(self) -> bool:
+        return self._checkpoint.exists()
+
+    @property
     def on_nodes(self) -> bool:
         """Whether the clients of the run are nodes, which keep their models: this folder has none."""
         return self._nodes.exists()
