@@ -8,8 +8,7 @@ import json
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
-from pfedlms.cli.options import add, check_config, overrides
-from pfedlms.cli.screen import say, show
+from pfedlms.cli.options import add, check_config, overrides, say, show
 from pfedlms.errors import UsageError, did_you_mean
 from pfedlms.report import figures
 from pfedlms.report.charts import check_file
@@ -51,7 +50,8 @@ def _download(options: argparse.Namespace) -> None:
     from pfedlms.data.download import download
     from pfedlms.data.sources import folder_of
 
-    if not (name := _named(options)):
+    name = options.subject or vars(options)["data.dataset"]
+    if not name:
         raise UsageError("data download: say which data set, for example: pfedlms data download mnist --data-dir DIR")
     folder, files = folder_of(name, vars(options)["data.dir"]), []
     for path in download(name, folder, options.force, _Bar()):
@@ -81,9 +81,3 @@ class _Bar:
 
     def close(self) -> None:
         self._bar.stop()
-
-
-def _named(options: argparse.Namespace) -> str | None:
-    """The data set's name, given by itself or with --dataset."""
-    given: str | None = options.subject or vars(options)["data.dataset"]
-    return given

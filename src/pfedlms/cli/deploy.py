@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from pfedlms.cli.options import add
-from pfedlms.cli.screen import say, show
+from pfedlms.cli.options import add, say, show
 from pfedlms.errors import UsageError, did_you_mean
 from pfedlms.report.tables import table_of
 

@@ -7,9 +7,8 @@ import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from pfedlms.cli.options import add
-from pfedlms.cli.screen import say, show_table
-from pfedlms.cli.train import show_run, show_study
+from pfedlms.cli.options import add, say, show_table
+from pfedlms.cli.train import show_found
 from pfedlms.errors import PfedlmsError, RunDirectoryError, UsageError
 from pfedlms.report.runs import RunLike, Section, by_problem
 
@@ -49,7 +48,7 @@ def add_report(sub: argparse.ArgumentParser) -> None:
 
 
 def show_stored(options: argparse.Namespace) -> int:
-    from pfedlms.experiment.api import Study, load
+    from pfedlms.experiment.api import Run, load
     from pfedlms.experiment.problem import how_to_resume
     from pfedlms.experiment.runs import per_client
     from pfedlms.experiment.store import SERVER_AGAIN, RunDirectory
@@ -60,21 +59,19 @@ def show_stored(options: argparse.Namespace) -> int:
     if options.clients:
         refuse_study(out, "show --clients of")
     found = load(out, data_dir=options.data_dir)
-    if isinstance(found, Study):
-        show_study(options, found)
-        unfinished, settings = found.interrupted, found.planned[0].settings
-        count = f"{len(found.runs)} run{'s are' if len(found.runs) != 1 else ' is'} shown; not all are finished"
-    else:
-        rows = per_client(found) if options.clients else []
-        show_run(options, found, **({"per_client": rows} if rows else {}))
-        if rows and not options.json:
-            show_table(table_of(rows))
-        unfinished, settings = found.summary["status"] == "interrupted", found.settings
-        count = f"after {found.summary['rounds']} rounds; not finished"
-    if unfinished:
+    rows = per_client(found) if isinstance(found, Run) and options.clients else []
+    show_found(options, found, **({"per_client": rows} if rows else {}))
+    if rows and not options.json:
+        show_table(table_of(rows))
+    if found.interrupted:
         on_nodes = RunDirectory(out).on_nodes
-        resume = f"To continue: {SERVER_AGAIN}" if on_nodes else f"Resume with: {how_to_resume(out, settings)}"
-        say(f"{count}. {resume}")
+        so_far = (
+            f"after {found.summary['rounds']} rounds; not finished"
+            if isinstance(found, Run)
+            else (f"{len(found.runs)} run{'s are' if len(found.runs) != 1 else ' is'} shown; not all are finished")
+        )
+        resume = f"To continue: {SERVER_AGAIN}" if on_nodes else f"Resume with: {how_to_resume(out, found.settings)}"
+        say(f"{so_far}. {resume}")
     return 0
 
 

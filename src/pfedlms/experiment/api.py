@@ -13,9 +13,11 @@ from pfedlms.experiment.callbacks import watching
 from pfedlms.experiment.config import Tables, from_keywords, load_config, merge, method_in
 from pfedlms.experiment.cost import bits_table, method_of
 from pfedlms.experiment.grids import EXPECTED, check_swept, given_cells, plan, split_grid, variants
+from pfedlms.experiment.loop import or_leave
 from pfedlms.experiment.prepare import prepare
 from pfedlms.experiment.problem import ModelLike, Problem
 from pfedlms.experiment.runs import Run, begin, load_run
+from pfedlms.experiment.schema import COMPARED
 from pfedlms.experiment.studies import Study, load_study, manifest_of, refuse_study, same_run
 from pfedlms.step.own import Metric, PerSample
 
@@ -58,7 +60,7 @@ def run(
     more = {"method": {"name": method}, "run": {"out": str(out)} if out else {}}
     checked = load_config(config, merge(from_keywords([method], settings), problem.tables(), more))
     with watching(progress, callbacks) as calls:
-        return begin(checked, problem, calls).or_leave()
+        return or_leave(begin(checked, problem, calls))
 
 
 def study(
@@ -110,14 +112,14 @@ def study(
     else:
         made = plan(config, overrides, methods, axes, seeds, by, problem)
     with watching(progress, callbacks) as calls:
-        return made.begin(Path(out) if out else None, calls, workers, seconds).or_leave()
+        return or_leave(made.begin(Path(out) if out else None, calls, workers, seconds))
 
 
 def compare(
     data: Any = None,
     model: ModelLike = None,
     *,
-    methods: Any = ("local", "fedavg", "pfedlms", "sketchvote"),
+    methods: Any = COMPARED,
     seeds: int | Sequence[int] = 3,
     **more: Any,
 ) -> Study:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from pfedlms.backend import COMPILATION
 from pfedlms.data import FederatedData
@@ -20,6 +20,7 @@ from pfedlms.errors import DivergedError, RunDirectoryError, RunError
 from pfedlms.experiment.callbacks import Calls, Checkpoints, EarlyStopping, RunInfo, SharedModelWarning, is_best
 from pfedlms.experiment.config import CUSTOM, Config
 from pfedlms.experiment.prepare import as_configured
+from pfedlms.experiment.problem import resume_call
 from pfedlms.experiment.store import RunDirectory
 from pfedlms.experiment.summary import environment, finite, same_result, summarise
 
@@ -310,6 +311,9 @@ def signals(at_once: bool = False) -> Iterator[Callable[[], int]]:
             signal.signal(number, handler)
 
 
+Found = TypeVar("Found", bound=Any)
+
+
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C in a run or study that was started in Python, after its checkpoint."""
 
@@ -319,13 +323,16 @@ class Interrupted(KeyboardInterrupt):
         """What would have been returned, so far."""
 
 
-def leave(signalled: int, result: Any, resume: str) -> None:
-    """What a signal asked for, now that all is saved: Ctrl-C raises `Interrupted`, SIGTERM ends the program with 143.
-    `resume` is the call that resumes; empty if there is nothing to resume."""
-    if signalled == signal.SIGINT:
-        raise Interrupted(f"interrupted; resume with {resume}" if resume else "interrupted", result)
-    if signalled:
-        raise SystemExit(128 + signalled)
+def or_leave(found: Found) -> Found:
+    """A run or study, for callers in Python; or what a signal asked for, now that all is saved: Ctrl-C raises
+    `Interrupted`, SIGTERM ends the program with 143."""
+    if found.stopped == signal.SIGINT:
+        kept = found.directory is not None and found.interrupted
+        how = f"; resume with {resume_call(found.directory, found.settings)}" if kept else ""
+        raise Interrupted(f"interrupted{how}", found)
+    if found.stopped:
+        raise SystemExit(128 + found.stopped)
+    return found
 
 
 def facts_of(played: Any) -> dict[str, Any]:

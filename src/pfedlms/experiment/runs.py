@@ -18,9 +18,9 @@ from pfedlms.errors import RunDirectoryError, StorageError, UsageError
 from pfedlms.experiment.callbacks import watching
 from pfedlms.experiment.config import CUSTOM, Config, Tables, load_config, merge
 from pfedlms.experiment.exporting import Models, StateDict, client_number, open_models, write_models
-from pfedlms.experiment.loop import Running, execute, leave
+from pfedlms.experiment.loop import Running, execute, or_leave
 from pfedlms.experiment.prepare import NAMED, as_configured, prepare, with_constants
-from pfedlms.experiment.problem import Problem, how_to_resume, resume_call
+from pfedlms.experiment.problem import Problem, how_to_resume
 from pfedlms.experiment.store import SERVER_AGAIN, RunDirectory
 from pfedlms.experiment.summary import in_short, summarise
 from pfedlms.report.figures import accuracy_curves
@@ -161,13 +161,13 @@ class Run:
         if self.directory is None:
             raise UsageError("resume: this run has no folder; run it with out=DIR")
         with watching(progress, callbacks) as calls:
-            return load_run(self.directory, self.problem, self.config.data.dir, self.label).play(calls).or_leave()
+            found = load_run(self.directory, self.problem, self.config.data.dir, self.label)
+            return or_leave(found.play(calls))
 
-    def or_leave(self) -> Run:
-        """The run, for callers in Python; or what a signal asked for, after everything is saved."""
-        kept = self.directory is not None and self.summary["status"] == "interrupted"
-        leave(self.stopped, self, resume_call(self.directory, self.settings) if kept else "")
-        return self
+    @property
+    def interrupted(self) -> bool:
+        """Whether rounds are left to play."""
+        return bool(self.summary["status"] == "interrupted")
 
     @property
     def begun(self) -> bool:

@@ -18,9 +18,9 @@ from typing import Any
 from pfedlms.errors import RunDirectoryError, RunError, StorageError, UsageError
 from pfedlms.experiment.callbacks import watching
 from pfedlms.experiment.config import Config, Tables, keys, load_config
-from pfedlms.experiment.loop import fixed_settings, leave
+from pfedlms.experiment.loop import fixed_settings, or_leave
 from pfedlms.experiment.prepare import NAMED, keeping_pools, rehearse
-from pfedlms.experiment.problem import Problem, how_to_resume, resume_call
+from pfedlms.experiment.problem import Problem, how_to_resume
 from pfedlms.experiment.runs import Run, data_frame, load_run, plot_curves
 from pfedlms.experiment.store import write_text
 from pfedlms.experiment.workers import in_parallel
@@ -54,7 +54,7 @@ class Study:
     """What the best is chosen by: v_acc, p_acc or g_acc."""
     planned: list[Run]
     """All runs, as they were before this process played them."""
-    signal: int = 0
+    stopped: int = 0
     """The signal that interrupted it; 0: none."""
     others: list[Run] = field(default_factory=list)
     """Runs of the same folder that another call has planned."""
@@ -67,6 +67,11 @@ class Study:
 
     def __str__(self) -> str:
         return self.table()
+
+    @property
+    def settings(self) -> Tables:
+        """The configuration of its first run, by section."""
+        return self.planned[0].settings
 
     @property
     def interrupted(self) -> bool:
@@ -141,7 +146,7 @@ class Study:
 
     def to_pandas(self) -> Any:
         """One row per run: what results.csv has (extra `pandas`)."""
-        return data_frame(results(self.runs, self._settings(self.runs)))
+        return data_frame(results(self.runs, self._as_planned(self.runs)))
 
     def plot(self, file: str | Path) -> None:
         """Draw accuracy against bytes, or against the setting with the most values; PNG, SVG or PDF (extra
@@ -166,13 +171,7 @@ class Study:
         if self.directory is None:
             raise UsageError("resume: this study has no folder; run it with out=DIR")
         with watching(progress, callbacks) as calls:
-            return self.play(calls, workers).or_leave()
-
-    def or_leave(self) -> Study:
-        """The study, for callers in Python; or what a signal asked for, after everything is saved."""
-        kept = self.directory is not None and self.interrupted
-        leave(self.signal, self, resume_call(self.directory, self.planned[0].settings) if kept else "")
-        return self
+            return or_leave(self.play(calls, workers))
 
     @keeping_pools()
     def begin(
@@ -185,17 +184,19 @@ class Study:
         if workers < 1 or (workers > 1 and out is None):
             raise UsageError(f"workers: got {workers}, expected at least 1, and out=DIR where there are several")
         rehearse([run.config for run in self.planned], self.planned[0].problem)
-        return (self._in_memory() if out is None else self._stored_in(out)).play(callbacks, workers, deadline)
+        alone = [Run(run.config.silenced().with_run(out=""), None, run.problem, run.label) for run in self.planned]
+        made = replace(self, planned=alone) if out is None else self._stored_in(out)
+        return made.play(callbacks, workers, deadline)
 
     @keeping_pools()
     def play(self, callbacks: Sequence[Any] = (), workers: int = 1, deadline: float = float("inf")) -> Study:
-        """Play every run that is not finished yet, for callers that look at `signal` themselves. One that diverges,
+        """Play every run that is not finished yet, for callers that look at `stopped` themselves. One that diverges,
         loses too many messages, or whose process dies is marked and does not end the others."""
         done = {place: run for place, run in enumerate(self.planned) if run.finished}
         left = [run for place, run in enumerate(self.planned) if place not in done]
         for run in left:
             run.problem.check_complete(run.config, self.directory)
-        found = replace(self, runs=list(done.values()), signal=0)
+        found = replace(self, runs=list(done.values()), stopped=0)
         found._write_results()
         plays = in_parallel(left, callbacks, workers, deadline) if workers > 1 else _in_turn(left, callbacks, deadline)
         try:
@@ -204,15 +205,15 @@ class Study:
                 size = 4 * played.summary["clients"] * played.summary["parameters"] * len(self.planned)
                 played.release(keep_models=played.directory is None and size <= _KEPT_BYTES)
                 done[self.planned.index(run)] = played
-                found = replace(found, runs=[done[place] for place in sorted(done)], signal=played.stopped)
+                found = replace(found, runs=[done[place] for place in sorted(done)], stopped=played.stopped)
                 found._write_results()
                 if played.stopped:
                     break
         except KeyboardInterrupt:  # between two runs, or Ctrl-C pressed twice
-            found = replace(found, signal=int(signal.SIGINT))
+            found = replace(found, stopped=int(signal.SIGINT))
         except StorageError as error:
             if self.directory is not None:
-                error.resume_with(f"`{how_to_resume(self.directory, self.planned[0].settings)}`")
+                error.resume_with(f"`{how_to_resume(self.directory, self.settings)}`")
             raise
         if found.axes and not found.interrupted:
             flatters = (
@@ -232,10 +233,6 @@ class Study:
             summary = dict(error.summary)
             warnings.warn(f"{run.label} seed {summary['seed']} {summary['status']}: {error}", stacklevel=3)
             return Run(run.config, run.directory, run.problem, run.label, None if run.directory else [], summary)
-
-    def _in_memory(self) -> Study:
-        alone = [Run(run.config.silenced().with_run(out=""), None, run.problem, run.label) for run in self.planned]
-        return replace(self, planned=alone)
 
     def _stored_in(self, out: Path) -> Study:
         """With a folder: study.json has all runs, beside those that it holds already; runs of the same name must have
@@ -271,7 +268,7 @@ class Study:
         others = [run for run in whole.runs if run.directory and run.directory.name not in folders]
         return replace(whole, runs=[], planned=[runs[name] for name in folders], others=others)
 
-    def _settings(self, runs: Sequence[Run]) -> list[Tables]:
+    def _as_planned(self, runs: Sequence[Run]) -> list[Tables]:
         """The settings of these runs, then of those that are left, as they were planned: those that differ stay the
         same until all are done."""
         planned = {(run.label, run.config.run.seed): run for run in self.planned}
@@ -283,7 +280,7 @@ class Study:
         if self.directory is None or not self.runs:
             return
         runs = [*self.others, *self.runs]
-        settings, swept = self._settings(runs), {"axes": self.axes, "by": self.by} if self.axes else {}
+        settings, swept = self._as_planned(runs), {"axes": self.axes, "by": self.by} if self.axes else {}
         document = results_json(runs, settings, **swept)
         try:
             write_text(self.directory / "results.json", json.dumps(document, indent=2) + "\n")
