@@ -138,6 +138,12 @@ def nearest(key: str, known: Iterable[str]) -> str:
     return f"did you mean {by_meaning}?" if by_meaning in known else did_you_mean(key, known)
 
 
+def _nearest_place(key: str, known: Iterable[str]) -> str:
+    """Likewise in a file, where a key of another section may be meant."""
+    place = meant(key)
+    return f"did you mean {place}?" if place else did_you_mean(key, known)
+
+
 # --- tables
 
 
@@ -339,7 +345,7 @@ def _problems(tables: Mapping[str, Any], declared: Mapping[str, type[Any]], meth
             misplaced = {key: of_others(key, method) for key in values} if section == "method" else {}
             found += [f"method.{key}: {whose}" for key, whose in misplaced.items() if whose]
             rest = {key: value for key, value in values.items() if not misplaced.get(key)}
-            found += problems(section, declared[section], rest, meant)
+            found += problems(section, declared[section], rest, _nearest_place)
     return found
 
 

@@ -127,16 +127,7 @@ def _device(name: str) -> torch.device:
 
 def federated(config: Config, problem: Problem) -> FederatedData:
     """The data of all clients, partitioned as the configuration says."""
-    chosen, given = config.data, problem.given
-    if given is None:
-        return partitioned(config, named_pool(config))
-    if given.held and chosen.partition not in ("auto", "given"):
-        raise DataError(
-            f"data.partition: got {chosen.partition!r}, but data are given client by client; leave it out, or give one "
-            "pool (x, y)"
-        )
-    warn(without_effect_on(config, "given" if given.held else scheme_of(chosen.partition, None, given.classes)))
-    return partition(given, partitioning(config))
+    return partitioned(config, named_pool(config) if problem.given is None else problem.given)
 
 
 _KEPT: dict[Any, Pool] | None = None
@@ -193,23 +184,24 @@ def normalisation(config: Config) -> dict[str, Any] | None:
 
 def partitioned(config: Config, pool: Pool) -> FederatedData:
     """A pool partitioned as the configuration says."""
-    scheme, clients = scheme_of(config.data.partition, pool.owner), len(pool.owners)
-    if scheme == "given" and "data.clients" in config.given and config.data.clients != clients:
+    chosen, clients = config.data, len(pool.owners)
+    if pool.held and chosen.partition not in ("auto", "given"):
         raise DataError(
-            f"data.clients: got {config.data.clients}, but the data say whose each sample is and name {clients} "
+            f"data.partition: got {chosen.partition!r}, but data are given client by client; leave it out, or give one "
+            "pool (x, y)"
+        )
+    scheme = "given" if pool.held else scheme_of(chosen.partition, pool.owner, pool.classes)
+    if scheme == "given" and not pool.held and "data.clients" in config.given and chosen.clients != clients:
+        raise DataError(
+            f"data.clients: got {chosen.clients}, but the data say whose each sample is and name {clients} "
             "clients; leave it out, or choose another data.partition"
         )
     warn(without_effect_on(config, scheme, bool(pool.tokens)))
-    return partition(pool, partitioning(config))
-
-
-def partitioning(config: Config) -> Partitioning:
-    """The settings that say how samples are partitioned."""
-    chosen = config.data
-    return Partitioning(
+    how = Partitioning(
         chosen.clients, chosen.alpha, config.run.seed, chosen.min_samples, chosen.validation, chosen.partition,
         chosen.classes_per_client, chosen.newcomers,
     )  # fmt: skip
+    return partition(pool, how)
 
 
 def rehearse(configs: Sequence[Config], problem: Problem = NAMED) -> None:

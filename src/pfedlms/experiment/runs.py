@@ -17,7 +17,7 @@ from pfedlms.engine import Federation, Traffic, processes
 from pfedlms.errors import RunDirectoryError, StorageError, UsageError
 from pfedlms.experiment.callbacks import watching
 from pfedlms.experiment.config import CUSTOM, Config, Tables, load_config, merge
-from pfedlms.experiment.exporting import Models, StateDict, client_number, open_models, write_models
+from pfedlms.experiment.exporting import NO_BEST, Models, StateDict, client_number, open_models, write_models
 from pfedlms.experiment.loop import Running, execute, or_leave
 from pfedlms.experiment.prepare import NAMED, as_configured, prepare, with_constants
 from pfedlms.experiment.problem import Problem, how_to_resume
@@ -161,8 +161,13 @@ class Run:
         if self.directory is None:
             raise UsageError("resume: this run has no folder; run it with out=DIR")
         with watching(progress, callbacks) as calls:
-            found = load_run(self.directory, self.problem, self.config.data.dir, self.label)
-            return or_leave(found.play(calls))
+            return or_leave(self.reread().play(calls))
+
+    def reread(self) -> Run:
+        """As its folder has it now, or as it is planned."""
+        if self.directory is None:
+            return self
+        return load_run(self.directory, self.problem, self.config.data.dir, self.label, self.config.to_toml())
 
     @property
     def interrupted(self) -> bool:
@@ -255,10 +260,7 @@ class Run:
         """The models of the run: from memory, or from its folder."""
         if best and self.directory is None:
             if self._federation is None or self._best_state is None:
-                raise UsageError(
-                    "best_models: no best round was kept; run with data.validation and train.patience (as many as "
-                    "there are evaluations, to keep it without stopping early)"
-                )
+                raise UsageError(f"best_models: {NO_BEST}")
             return Models(self.config, self._federation, True, self._best_state)
         if self._federation is not None and not best:
             return Models(self.config, self._federation, True)

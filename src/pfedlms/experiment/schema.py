@@ -50,11 +50,11 @@ def _named(what: str) -> Callable[[], list[str]]:
         from pfedlms.data.schemes import SCHEMES
         from pfedlms.data.sources import DATASETS, PATHS
         from pfedlms.data.text import KINDS
-        from pfedlms.experiment.plugins import find_models
+        from pfedlms.experiment.plugins import load_plugins
         from pfedlms.models.zoo import MODELS
         from pfedlms.step.schedule import SHAPES
 
-        find_models()
+        load_plugins(methods=False)
         known = {"tokens": KINDS, "partitions": ["auto", *SCHEMES], "models": [*MODELS, CUSTOM], "schedules": SHAPES}
         return list(known[what] if what in known else [*DATASETS, *(f"{kind}:PATH" for kind in PATHS), CUSTOM])
 

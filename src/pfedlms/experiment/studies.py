@@ -192,8 +192,9 @@ class Study:
     def play(self, callbacks: Sequence[Any] = (), workers: int = 1, deadline: float = float("inf")) -> Study:
         """Play every run that is not finished yet, for callers that look at `stopped` themselves. One that diverges,
         loses too many messages, or whose process dies is marked and does not end the others."""
-        done = {place: run for place, run in enumerate(self.planned) if run.finished}
-        left = [run for place, run in enumerate(self.planned) if place not in done]
+        planned = [run.reread() for run in self.planned]
+        done = {place: run for place, run in enumerate(planned) if run.finished}
+        left = [run for place, run in enumerate(planned) if place not in done]
         for run in left:
             run.problem.check_complete(run.config, self.directory)
         found = replace(self, runs=list(done.values()), stopped=0)
@@ -204,7 +205,7 @@ class Study:
                 played = self._played(run, play)
                 size = 4 * played.summary["clients"] * played.summary["parameters"] * len(self.planned)
                 played.release(keep_models=played.directory is None and size <= _KEPT_BYTES)
-                done[self.planned.index(run)] = played
+                done[planned.index(run)] = played
                 found = replace(found, runs=[done[place] for place in sorted(done)], stopped=played.stopped)
                 found._write_results()
                 if played.stopped:
@@ -216,11 +217,11 @@ class Study:
                 error.resume_with(f"`{how_to_resume(self.directory, self.settings)}`")
             raise
         if found.axes and not found.interrupted:
-            flatters = (
-                f"chosen by {self.by} on test samples, which flatters the best; data.validation=0.1 sets others aside"
-            )
-            for text in [*found.at_edge, *([flatters] if self.by != "v_acc" else [])]:
+            for text in found.at_edge:
                 warnings.warn(text, stacklevel=4)
+            if self.by != "v_acc":
+                flatters = "which flatters the best; data.validation=0.1 sets others aside"
+                warnings.warn(f"chosen by {self.by} on test samples, {flatters}", stacklevel=4)
         return found
 
     @staticmethod
@@ -249,13 +250,8 @@ class Study:
                 )
         names = before["names"] | {name: run.label for name, run in folders.items()}
         texts = {name: run.config.with_run(out=str(out / name)).to_toml() for name, run in folders.items()}
-        manifest = {
-            "schema": SCHEMA,
-            "axes": self.axes,
-            "by": self.by,
-            "names": names,
-            "runs": before["runs"] | texts | before["runs"],
-        }
+        manifest = {"schema": SCHEMA, "axes": self.axes, "by": self.by, "names": names}
+        manifest["runs"] = before["runs"] | texts | before["runs"]  # those that it holds stay as they are
         try:
             out.mkdir(parents=True, exist_ok=True)
             write_text(out / MANIFEST, json.dumps(manifest, indent=2) + "\n")

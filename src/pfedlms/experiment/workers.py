@@ -58,23 +58,18 @@ class _Worker:
             self.process.join()
             code = self.process.exitcode
             message = "" if interrupted else f"{run.directory}: its process ended with code {code}"
-            summary = {**_loaded(run).summary, "status": "failed"}
+            summary = {**run.reread().summary, "status": "failed"}
 
         def result() -> Run:
             if message:
                 error = RunError(message)
                 error.summary = summary
                 raise error
-            done = _loaded(run)
+            done = run.reread()
             done.stopped = 2 if done.summary["status"] == "interrupted" else 0
             return done
 
         return run, result
-
-
-def _loaded(run: Run) -> Run:
-    """A run as its folder has it now."""
-    return Run(run.config, run.directory, run.problem, run.label)
 
 
 def in_parallel(
@@ -109,7 +104,7 @@ def in_parallel(
                         each.process.terminate()  # which lets the round end and be saved
                 for each in [each for each in busy if each.pipe.poll()]:
                     run, result = each.end(interrupted)
-                    call.end(RunInfo(run.label, run.config, run.directory), _loaded(run).summary)
+                    call.end(RunInfo(run.label, run.config, run.directory), run.reread().summary)
                     yield run, result
     finally:
         for each in pool:
