@@ -28,8 +28,8 @@ def add_run(sub: argparse.ArgumentParser) -> None:
 def add_compare(sub: argparse.ArgumentParser) -> None:
     """Train several methods with several seeds and print one table."""
     add(sub, "config", "--import")
-    help = "methods by name, with settings of their own as pfedlms:thresholds=1:ratio=0.2 "
-    sub.add_argument("--methods", metavar="A,B,C", default=COMPARED, help=f"{help}(default: {COMPARED})")
+    help, default = "methods by name, with settings of their own as pfedlms:thresholds=1:ratio=0.2", ",".join(COMPARED)
+    sub.add_argument("--methods", metavar="A,B,C", default=default, help=f"{help} (default: {default})")
     add_study(sub, seeds=3)
 
 

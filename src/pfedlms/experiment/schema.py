@@ -15,7 +15,7 @@ from pfedlms.settings import setting
 
 CUSTOM = "custom"
 """Stands in a configuration for data, a model, a loss or a metric that was given in Python."""
-COMPARED = "local,fedavg,pfedlms,sketchvote"
+COMPARED = ("local", "fedavg", "pfedlms", "sketchvote")
 """The methods of a comparison that names none."""
 ALSO = {
     "method.name": "algorithm algo strategy methods",
