@@ -8,8 +8,8 @@ import json
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
-from pfedlms.cli.options import add, check_config, overrides, say, show
-from pfedlms.errors import UsageError, did_you_mean
+from pfedlms.cli.options import add, check_config, dispatch, overrides, say, show
+from pfedlms.errors import UsageError
 from pfedlms.report import figures
 from pfedlms.report.charts import check_file
 
@@ -26,10 +26,7 @@ def add_data(sub: argparse.ArgumentParser) -> None:
 
 
 def data(options: argparse.Namespace) -> int:
-    handlers = {"show": _show, "download": _download}
-    if options.what not in handlers:
-        raise UsageError(f"data: got {options.what!r}; {did_you_mean(options.what, handlers)}")
-    return int(handlers[options.what](options) or 0)
+    return dispatch(options, show=_show, download=_download)
 
 
 def _show(options: argparse.Namespace) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from pfedlms.errors import UsageError
+from pfedlms.errors import UsageError, did_you_mean
 from pfedlms.experiment.schema import OPTIONS, meaning
 from pfedlms.report.runs import score_text
 from pfedlms.report.tables import Table
@@ -71,6 +71,13 @@ def add_study(sub: argparse.ArgumentParser, seeds: int) -> None:
     help = f"how many seeds, from --seed on (default: {seeds})"
     sub.add_argument("--seeds", type=positive_int, metavar="N", default=seeds, help=help)
     add(sub, "--workers", "settings", "--plot", "--json", "--quiet")
+
+
+def dispatch(options: argparse.Namespace, **handlers: Callable[[argparse.Namespace], int | None]) -> int:
+    """Do what a command is told to by its first word."""
+    if options.what not in handlers:
+        raise UsageError(f"{options.command}: got {options.what!r}; {did_you_mean(options.what, handlers)}")
+    return handlers[options.what](options) or 0
 
 
 _ARGUMENTS = "by|callbacks|classes|client|data_dir|methods|out|plot|seeds|workers"

@@ -65,11 +65,10 @@ def show_stored(options: argparse.Namespace) -> int:
         show_table(table_of(rows))
     if found.interrupted:
         on_nodes = RunDirectory(out).on_nodes
-        so_far = (
-            f"after {found.summary['rounds']} rounds; not finished"
-            if isinstance(found, Run)
-            else (f"{len(found.runs)} run{'s are' if len(found.runs) != 1 else ' is'} shown; not all are finished")
-        )
+        if isinstance(found, Run):
+            so_far = f"after {found.summary['rounds']} rounds; not finished"
+        else:
+            so_far = f"{len(found.runs)} run{'s are' if len(found.runs) != 1 else ' is'} shown; not all are finished"
         resume = f"To continue: {SERVER_AGAIN}" if on_nodes else f"Resume with: {how_to_resume(out, found.settings)}"
         say(f"{so_far}. {resume}")
     return 0

@@ -183,7 +183,7 @@ class Run:
     def finished(self) -> bool:
         """Whether no round is left to play, as its folder says; one without a checkpoint starts over."""
         summary = self._stored.read_summary() if self.begun and self._stored.has_checkpoint else None
-        if summary is None or summary["status"] != "finished":
+        if summary is None or summary.get("status") != "finished":
             return False
         return bool(summary.get("stopped_early")) or int(summary["rounds"]) >= self.config.train.rounds
 
