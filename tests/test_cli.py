@@ -124,7 +124,7 @@ BAD = {
     "export without a client": (["export", "none", "-o", "m.pt"], "--client"),
     "plot of no kind": (["compare", "--plot", "picture.xyz"], "--plot: got 'picture.xyz'"),
     "plot to nowhere": (["compare", "--plot", "none/picture.png"], "--plot: got 'none/picture.png'"),
-    "bits of custom data": (["bits", "--dataset", "custom"], "expected names of"),
+    "bits of custom data": (["bits", "--dataset", "custom"], "stands for data given in Python"),
     "bits of no classes": (["bits", "--classes", "0"], "--classes: got 0"),
     "out in a file": (["run", *OPTIONS, "--out", "/proc/version/run"], "/proc/version/run: cannot be written"),
     "out in proc": (["compare", *OPTIONS, "--out", "/proc/pfedlms"], "/proc/pfedlms: cannot be written"),

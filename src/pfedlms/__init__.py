@@ -57,14 +57,8 @@ if not TYPE_CHECKING:  # which would take every name for a public one
         if name not in __all__:
             raise AttributeError(f"module 'pfedlms' has no attribute {name!r}")
         if name in _MODULES:
-            # Not `from pfedlms import …`, which would ask this function again.
-            import pfedlms.aggregate
-            import pfedlms.methods
-            import pfedlms.pull
-            import pfedlms.quantise
-            import pfedlms.sketch
-            import pfedlms.tracking
-            import pfedlms.wire  # noqa: F401
+            # It takes all others. Not `from pfedlms import …`, which would ask this function again.
+            import pfedlms.tracking  # noqa: F401
 
             return sys.modules[f"pfedlms.{name}"]
         from pfedlms.data import load_dataset

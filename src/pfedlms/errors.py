@@ -97,8 +97,12 @@ class StorageError(RunError):
 
     def __init__(self, path: object, reason: str, resume: object = None) -> None:
         self.path, self.reason = path, reason
-        remedy = "repeat the same command, which continues" if resume is None else f"`pfedlms resume {resume}`"
-        super().__init__(f"{path}: cannot write ({reason}); make room, then {remedy}")
+        super().__init__()
+        self.resume_with(f"`pfedlms resume {resume}`" if resume else "repeat the same command, which continues")
+
+    def resume_with(self, remedy: str) -> None:
+        """Say how to continue, where that is known better."""
+        self.args = (f"{self.path}: cannot write ({self.reason}); make room, then {remedy}",)
 
 
 class WireError(PfedlmsError): ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import Field, field, fields
 from operator import ge, gt, le, lt
 from sys import float_info
@@ -66,18 +66,16 @@ def type_name(declared: Field[Any]) -> str:
 
 
 def problems(
-    section: str, cls: type[Any], values: dict[str, Any], meant: Callable[[str], str | None] | None = None
+    section: str, cls: type[Any], values: dict[str, Any], nearest: Callable[[str, Iterable[str]], str] = did_you_mean
 ) -> list[str]:
-    """Everything wrong with `values` as fields of the dataclass `cls`, one line each: key, got, expected, nearest
-    valid name, or the setting that `meant` knows by another name."""
+    """Everything wrong with `values` as fields of the dataclass `cls`, one line each: key, got, expected; an unknown
+    key is answered by `nearest`."""
     known = {each.name: each for each in fields(cls)}
     found = []
     for key, value in values.items():
         if key not in known:
-            nearest = did_you_mean(key, known) if known else "this section has no keys at all"
-            if meant is not None and (by_meaning := meant(key)):
-                nearest = f"did you mean {by_meaning}?"
-            found.append(f"{section}.{key}: unknown key; {nearest}")
+            near = nearest(key, known) if known else "this section has no keys at all"
+            found.append(f"{section}.{key}: unknown key; {near}")
         elif wrong := _wrong(known[key], value):
             found.append(f"{section}.{key}: got {value!r}, expected {wrong}")
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -11,6 +12,7 @@ import sys
 import tomllib
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,8 +23,8 @@ from torch import nn
 
 import pfedlms
 from pfedlms.cli import main
-from pfedlms.errors import ConfigError, DivergedError, RunDirectoryError, UsageError
-from pfedlms.experiment import plugins
+from pfedlms.errors import ConfigError, DivergedError, RunDirectoryError, StorageError, UsageError
+from pfedlms.experiment import plugins, store
 from pfedlms.experiment.callbacks import Callback
 from pfedlms.experiment.config import load_config
 from pfedlms.experiment.rules import without_effect
@@ -59,7 +61,7 @@ def test_a_problem_is_what_its_parts_are() -> None:
     ("given", "meant"),
     [("lr", "learning_rate"), ("epochs", "local_epochs"), ("batch", "batch_size"), ("num_clients", "clients"),
      ("n_rounds", "rounds"), ("fraction_fit", "participation"), ("wd", "weight_decay"), ("gpu", "device"),
-     ("data_dir", "dir")],
+     ("data_path", "(data_)?dir"), ("dir", "(data_)?dir")],
 )  # fmt: skip
 def test_usual_names_are_answered_with_ours(given: str, meant: str) -> None:
     with pytest.raises(ConfigError, match=f"{given}: unknown setting; did you mean {meant}\\?"):
@@ -305,10 +307,20 @@ def test_a_worker_that_dies_ends_its_run_alone(tmp_path: Path) -> None:
         done = pfedlms.compare((X, Y), dying, methods="local", seeds=2, workers=2, out=tmp_path / "s", **SMALL)
     assert [run.summary["status"] for run in done.runs] == ["failed", "failed"]
     for resume in (pfedlms.load(tmp_path / "s").resume, lambda: pfedlms.resume_study(tmp_path / "s")):
-        with pytest.raises(UsageError, match=r"this study's data was .* pfedlms\.resume_study\('.*/s', data, model\)"):
+        with pytest.raises(UsageError, match=r"this run's data was .* pfedlms\.resume\('.*/s', data, model\)"):
             resume()
     again = pfedlms.resume_study(tmp_path / "s", (X, Y), linear)
     assert [run.summary["status"] for run in again.runs] == ["finished", "finished"]
+    assert [run.summary for run in pfedlms.resume(tmp_path / "s").runs] == [run.summary for run in again.runs]
+
+
+def test_a_full_disk_names_the_call_that_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, content: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    pressing = SimpleNamespace(on_round=lambda run, record: monkeypatch.setattr(store, "write_atomically", full))
+    with pytest.raises(StorageError, match=r"make room, then `pfedlms\.resume\('.*/r', data\)`"):
+        pfedlms.run((X, Y), method="local", out=tmp_path / "r", callbacks=[pressing], **SMALL)
 
 
 def test_no_run_is_begun_after_the_time_is_up(tmp_path: Path) -> None:

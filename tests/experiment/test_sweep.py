@@ -14,7 +14,7 @@ from small import OPTIONS, SMALL, Pressing
 
 import pfedlms
 from pfedlms.cli import main
-from pfedlms.errors import ConfigError, RunDirectoryError
+from pfedlms.errors import ConfigError
 
 
 def test_every_combination_is_run_and_the_best_is_the_best() -> None:
@@ -132,14 +132,12 @@ def test_wrong_commands(arguments: list[str], message: str, capsys: pytest.Captu
 
 def test_a_sweep_goes_on_after_ctrl_c(tmp_path: Path) -> None:
     options = {"method": "local", "learning_rate": [0.01, 0.2, 400.0], "validation": 0.2, **SMALL}
-    with pytest.raises(KeyboardInterrupt, match=r"resume with pfedlms\.resume_study\('.*/s'\)") as caught:
+    with pytest.raises(KeyboardInterrupt, match=r"resume with pfedlms\.resume\('.*/s'\)") as caught:
         pfedlms.sweep(out=tmp_path / "s", callbacks=[Pressing(2, of="learning_rate=0.2 seed 0")], **options)
     stopped = caught.value.result  # type: ignore[attr-defined]
     assert stopped.interrupted
     assert [run["rounds"] for run in stopped.summaries] == [3, 2]
-    with pytest.raises(RunDirectoryError, match=r"it holds several; pfedlms\.resume_study"):
-        pfedlms.resume(tmp_path / "s")
-    resumed = pfedlms.resume_study(tmp_path / "s")
+    resumed = pfedlms.resume(tmp_path / "s")
     whole = pfedlms.sweep(**options)
     assert [cell["score"] for cell in resumed.cells()] == [cell["score"] for cell in whole.cells()]
     ours, theirs = resumed.best(), whole.best()

@@ -24,7 +24,7 @@ from pfedlms.experiment.grids import plan
 
 
 def planned(methods: Any, overrides: dict[str, Any] | None = None, file: Path | None = None) -> dict[str, Any]:
-    return {each.label: each.config for each in plan(file, overrides or {}, methods).cells}
+    return {each.label: each.config for each in plan(file, overrides or {}, methods).planned}
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_a_run_that_cannot_go_on_leaves_no_other_locked(broken: str, tmp_path: P
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         with pytest.raises(RunDirectoryError) as caught:
-            studies.resume_all(out)
+            studies.load_study(out).play()
         held = [file for file in Path("/proc/self/fd").iterdir() if str(file.resolve()).startswith(str(out))]
         del caught  # until then nothing is collected
     assert not held
@@ -245,4 +245,4 @@ def test_a_run_of_a_comparison_keeps_its_own_data(tmp_path: Path) -> None:
     config = folder / "config.toml"
     config.write_text(config.read_text().replace('dataset = "digits"', 'dataset = "mnist"'))
     with pytest.raises(PfedlmsError, match="mnist"):
-        studies.resume_all(tmp_path / "c")
+        studies.load_study(tmp_path / "c").play()

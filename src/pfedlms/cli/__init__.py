@@ -18,8 +18,7 @@ from typing import Any, NoReturn
 
 from pfedlms import __version__
 from pfedlms.cli import data, deploy, lists, stored, train
-from pfedlms.cli.options import as_options, check_config
-from pfedlms.cli.screen import say
+from pfedlms.cli.options import as_options, check_config, say
 from pfedlms.errors import DownloadError, PfedlmsError, did_you_mean
 from pfedlms.experiment.schema import OPTIONS, meant
 

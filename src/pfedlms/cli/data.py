@@ -8,9 +8,8 @@ import json
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
-from pfedlms.cli.options import add, check_config, overrides
-from pfedlms.cli.screen import say, show
-from pfedlms.errors import UsageError, did_you_mean
+from pfedlms.cli.options import add, check_config, dispatch, overrides, say, show
+from pfedlms.errors import UsageError
 from pfedlms.report import figures
 from pfedlms.report.charts import check_file
 
@@ -27,10 +26,7 @@ def add_data(sub: argparse.ArgumentParser) -> None:
 
 
 def data(options: argparse.Namespace) -> int:
-    handlers = {"show": _show, "download": _download}
-    if options.what not in handlers:
-        raise UsageError(f"data: got {options.what!r}; {did_you_mean(options.what, handlers)}")
-    return int(handlers[options.what](options) or 0)
+    return dispatch(options, show=_show, download=_download)
 
 
 def _show(options: argparse.Namespace) -> None:
@@ -51,7 +47,8 @@ def _download(options: argparse.Namespace) -> None:
     from pfedlms.data.download import download
     from pfedlms.data.sources import folder_of
 
-    if not (name := _named(options)):
+    name = options.subject or vars(options)["data.dataset"]
+    if not name:
         raise UsageError("data download: say which data set, for example: pfedlms data download mnist --data-dir DIR")
     folder, files = folder_of(name, vars(options)["data.dir"]), []
     for path in download(name, folder, options.force, _Bar()):
@@ -81,9 +78,3 @@ class _Bar:
 
     def close(self) -> None:
         self._bar.stop()
-
-
-def _named(options: argparse.Namespace) -> str | None:
-    """The data set's name, given by itself or with --dataset."""
-    given: str | None = options.subject or vars(options)["data.dataset"]
-    return given

@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from pfedlms.cli.options import add
-from pfedlms.cli.screen import say, show
-from pfedlms.errors import UsageError, did_you_mean
+from pfedlms.cli.options import add, dispatch, say, show
 from pfedlms.report.tables import table_of
 
 
@@ -29,10 +27,7 @@ def add_deploy(sub: argparse.ArgumentParser) -> None:
 
 
 def deploy(options: argparse.Namespace) -> int:
-    handlers = {"init": _init, "check": _check, "approve": _approve, "upgrade": _upgrade}
-    if options.what not in handlers:
-        raise UsageError(f"deploy: got {options.what!r}; {did_you_mean(options.what, handlers)}")
-    return handlers[options.what](options)
+    return dispatch(options, init=_init, check=_check, approve=_approve, upgrade=_upgrade)
 
 
 def _init(options: argparse.Namespace) -> int:

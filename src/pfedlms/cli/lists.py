@@ -6,8 +6,7 @@ import argparse
 from dataclasses import fields
 from typing import Any
 
-from pfedlms.cli.options import add, overrides
-from pfedlms.cli.screen import show
+from pfedlms.cli.options import add, overrides, show
 from pfedlms.errors import UsageError
 from pfedlms.report.tables import table_of
 

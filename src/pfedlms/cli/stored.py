@@ -6,11 +6,9 @@ import argparse
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
-from pfedlms.cli.options import add
-from pfedlms.cli.screen import say, show_table
-from pfedlms.cli.train import show_run, show_study
+from pfedlms.cli.options import add, say, show_table
+from pfedlms.cli.train import show_found
 from pfedlms.errors import PfedlmsError, RunDirectoryError, UsageError
 from pfedlms.report.runs import RunLike, Section, by_problem
 
@@ -50,39 +48,30 @@ def add_report(sub: argparse.ArgumentParser) -> None:
 
 
 def show_stored(options: argparse.Namespace) -> int:
-    from pfedlms.experiment.runs import load_run, per_client
-    from pfedlms.experiment.studies import load_study, manifest_of, refuse_study
+    from pfedlms.experiment.api import Run, load
+    from pfedlms.experiment.problem import how_to_resume
+    from pfedlms.experiment.runs import per_client
+    from pfedlms.experiment.store import SERVER_AGAIN, RunDirectory
+    from pfedlms.experiment.studies import refuse_study
     from pfedlms.report.tables import table_of
 
     out = options.directory
     if options.clients:
         refuse_study(out, "show --clients of")
-    if manifest_of(out) is not None:
-        study = load_study(out)
-        show_study(options, study)
-        if study.interrupted:
-            shown = f"{len(study.runs)} run{'s are' if len(study.runs) != 1 else ' is'} shown; not all are finished"
-            say(f"{shown}. {_how_to_resume('resume_study', out, study.planned[0].tables())}")
-        return 0
-    run = load_run(out, data_dir=options.data_dir)
-    rows = per_client(run) if options.clients else []
-    show_run(options, run, **({"per_client": rows} if rows else {}))
+    found = load(out, data_dir=options.data_dir)
+    rows = per_client(found) if isinstance(found, Run) and options.clients else []
+    show_found(options, found, **({"per_client": rows} if rows else {}))
     if rows and not options.json:
         show_table(table_of(rows))
-    if run.summary["status"] == "interrupted":
-        say(f"after {run.summary['rounds']} rounds; not finished. {_how_to_resume('resume', out, run.settings)}")
+    if found.interrupted:
+        on_nodes = RunDirectory(out).on_nodes
+        if isinstance(found, Run):
+            so_far = f"after {found.summary['rounds']} rounds; not finished"
+        else:
+            so_far = f"{len(found.runs)} run{'s are' if len(found.runs) != 1 else ' is'} shown; not all are finished"
+        resume = f"To continue: {SERVER_AGAIN}" if on_nodes else f"Resume with: {how_to_resume(out, found.settings)}"
+        say(f"{so_far}. {resume}")
     return 0
-
-
-def _how_to_resume(function: str, out: Path, tables: dict[str, Any]) -> str:
-    """The command, in a sentence; a call, where data, model, loss or metric were given in Python."""
-    from pfedlms.experiment.plugins import resume_command
-    from pfedlms.experiment.problem import call, given_in_python
-    from pfedlms.experiment.store import SERVER_AGAIN, RunDirectory
-
-    if RunDirectory(out).on_nodes:
-        return f"To continue: {SERVER_AGAIN}"
-    return f"Resume with: {call(function, out, tables) if given_in_python(tables) else resume_command(out)}"
 
 
 def export(options: argparse.Namespace) -> None:

@@ -10,13 +10,11 @@ from typing import Any
 
 from rich.console import Console
 
-from pfedlms.cli.options import add, add_study, assignments, out_directory, overrides
-from pfedlms.cli.screen import best_round, say, show, show_table
+from pfedlms.cli.options import add, add_study, assignments, best_round, out_directory, overrides, say, show, show_table
 from pfedlms.errors import UsageError
+from pfedlms.experiment.schema import COMPARED
 from pfedlms.report.progress import screen
 from pfedlms.report.runs import score_text
-
-METHODS = "local,fedavg,pfedlms,sketchvote"
 
 
 def add_run(sub: argparse.ArgumentParser) -> None:
@@ -30,8 +28,8 @@ def add_run(sub: argparse.ArgumentParser) -> None:
 def add_compare(sub: argparse.ArgumentParser) -> None:
     """Train several methods with several seeds and print one table."""
     add(sub, "config", "--import")
-    help = "methods by name, with settings of their own as pfedlms:thresholds=1:ratio=0.2 "
-    sub.add_argument("--methods", metavar="A,B,C", default=METHODS, help=f"{help}(default: {METHODS})")
+    help, default = "methods by name, with settings of their own as pfedlms:thresholds=1:ratio=0.2", ",".join(COMPARED)
+    sub.add_argument("--methods", metavar="A,B,C", default=default, help=f"{help} (default: {default})")
     add_study(sub, seeds=3)
 
 
@@ -71,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     if options.profile:
         # On standard error, so that it goes with --json too.
         show_table(plans.profile(done.summary.get("stages", {}), max(1, done.summary["rounds"])), Console(stderr=True))
-    return _report_run(options, done)
+    return _report(options, done)
 
 
 def compare(options: argparse.Namespace) -> int:
@@ -92,82 +90,70 @@ def sweep(options: argparse.Namespace) -> int:
 
 
 def _study(options: argparse.Namespace, made: Any, label: str) -> int:
-    from pfedlms.experiment.studies import play
     from pfedlms.report.charts import check_file
 
-    first = made.cells[0].config
+    first = made.planned[0].config
     out = out_directory(options, first.run.out, f"{first.data.title}-{label}")
     if options.plot:
         check_file(options.plot)
     with screen(not options.quiet) as callbacks:
-        done = play(made, out=out, callbacks=callbacks, workers=options.workers)
-    code = _report_study(options, done)
+        done = made.begin(out, callbacks, options.workers)
+    code = _report(options, done)
     if options.plot and not done.interrupted:
         done.plot(options.plot)
     return code
 
 
 def resume(options: argparse.Namespace) -> int:
-    from pfedlms.experiment.runs import resume_run
-    from pfedlms.experiment.studies import manifest_of, resume_all
+    from pfedlms.experiment.api import Study, load
 
-    out = options.directory
+    found = load(options.directory, data_dir=options.data_dir)
+    workers = (options.workers,) if isinstance(found, Study) else ()
     with screen(not options.quiet) as callbacks:
-        if manifest_of(out) is not None:
-            found = resume_all(out, callbacks=callbacks, data_dir=options.data_dir, workers=options.workers)
-            return _report_study(options, found)
-        done = resume_run(out, callbacks=callbacks, data_dir=options.data_dir)
-    return _report_run(options, done)
+        return _report(options, found.play(callbacks, *workers))
 
 
-def show_study(options: argparse.Namespace, study: Any) -> None:
-    """The table of a study, or its document for machines."""
-    best = study.best() if study.axes else None
-    shown = best and {key: value for key, value in best.items() if key != "runs"}
-    swept = {"axes": study.axes, "by": study.by, "best": shown} if study.axes else {}
-    document = {"directory": str(study.directory), **swept, "runs": study.summaries}
-    show(options, document, lambda _: study.as_table(), study.runs)
-
-
-def show_run(options: argparse.Namespace, run: Any, **more: Any) -> None:
-    """The table of a run and its best round, or its document for machines."""
+def show_found(options: argparse.Namespace, found: Any, **more: Any) -> None:
+    """The table of a study, or of a run with its best round; or the document for machines."""
+    from pfedlms.experiment.api import Study
     from pfedlms.report.results import comparison
 
-    shown = [run] if run.summary["accuracy"]["max"] is not None else []
-    show(options, {**run.summary, "directory": str(run.directory), **more}, comparison, shown)
-    if run.summary.get("best") and not getattr(options, "quiet", False):
-        say(best_round(run.summary))
+    if isinstance(found, Study):
+        best = found.best() if found.axes else None
+        shown = best and {key: value for key, value in best.items() if key != "runs"}
+        swept = {"axes": found.axes, "by": found.by, "best": shown} if found.axes else {}
+        document = {"directory": str(found.directory), **swept, "runs": found.summaries}
+        show(options, document, lambda _: found.as_table(), found.runs)
+        return
+    rows = [found] if found.summary["accuracy"]["max"] is not None else []
+    show(options, {**found.summary, "directory": str(found.directory), **more}, comparison, rows)
+    if found.summary.get("best") and not getattr(options, "quiet", False):
+        say(best_round(found.summary))
 
 
-def _report_run(options: argparse.Namespace, done: Any) -> int:
-    show_run(options, done)
-    interrupted = f"after {done.summary['rounds']} rounds" if done.summary["status"] == "interrupted" else None
-    return _closing(done.directory, interrupted, done.stopped)
+def _report(options: argparse.Namespace, found: Any) -> int:
+    """Show a run or study, name its folder and how to resume it; the exit code: 128 + the signal that interrupted."""
+    from pfedlms.experiment.api import Study
+    from pfedlms.experiment.problem import how_to_resume
 
-
-def _report_study(options: argparse.Namespace, study: Any) -> int:
-    """Show a comparison or sweep; the exit code."""
-    show_study(options, study)
-    finished = sum(run.summary["status"] == "finished" for run in study.runs)
-    best = study.best() if study.axes else None
-    if best and not study.interrupted:
-        say(f"best by {study.by}: {best['name']} ({score_text(best['score'], best['runs'][0])})")
-    done = f"with {finished} run{'s' * (finished != 1)} finished" if study.interrupted else None
-    code = _closing(study.directory, done, study.signal)
-    if study.broken:
+    show_found(options, found)
+    study = found if isinstance(found, Study) else None
+    finished = sum(run.summary["status"] == "finished" for run in study.runs) if study else 0
+    if found.interrupted:
+        so_far = (
+            f"with {finished} run{'s' * (finished != 1)} finished"
+            if study
+            else f"after {found.summary['rounds']} rounds"
+        )
+        resume = how_to_resume(found.directory, found.settings)
+        say(f"interrupted {so_far}; all of it is saved. Resume with: {resume}")
+    else:
+        if study and study.axes and (best := study.best()):
+            say(f"best by {study.by}: {best['name']} ({score_text(best['score'], best['runs'][0])})")
+        say(f"results: {found.directory}")
+    if study and study.broken:
         say("error: not all runs finished; the warnings above say why and what to change")
-    return code or int(study.broken)
-
-
-def _closing(out: Path, interrupted: str | None, stopped: int) -> int:
-    """Name the folder of the results, and how to resume; the exit code: 128 + the signal that interrupted."""
-    if interrupted:
-        from pfedlms.experiment.plugins import resume_command
-
-        say(f"interrupted {interrupted}; all of it is saved. Resume with: {resume_command(out)}")
-        return 128 + (stopped or signal.SIGINT)
-    say(f"results: {out}")
-    return 0
+    return 128 + (found.stopped or signal.SIGINT) if found.interrupted else int(bool(study and study.broken))
 
 
 def reproduce(options: argparse.Namespace) -> int:

@@ -13,10 +13,12 @@ from pfedlms.experiment.callbacks import watching
 from pfedlms.experiment.config import Tables, from_keywords, load_config, merge, method_in
 from pfedlms.experiment.cost import bits_table, method_of
 from pfedlms.experiment.grids import EXPECTED, check_swept, given_cells, plan, split_grid, variants
+from pfedlms.experiment.loop import or_leave
 from pfedlms.experiment.prepare import prepare
 from pfedlms.experiment.problem import ModelLike, Problem
 from pfedlms.experiment.runs import Run, begin, load_run
-from pfedlms.experiment.studies import Study, load_study, manifest_of, play, refuse_study, resume_all, same_run
+from pfedlms.experiment.schema import COMPARED
+from pfedlms.experiment.studies import Study, load_study, manifest_of, refuse_study, same_run
 from pfedlms.step.own import Metric, PerSample
 
 __all__ = [
@@ -58,7 +60,7 @@ def run(
     more = {"method": {"name": method}, "run": {"out": str(out)} if out else {}}
     checked = load_config(config, merge(from_keywords([method], settings), problem.tables(), more))
     with watching(progress, callbacks) as calls:
-        return begin(checked, problem, calls).or_leave()
+        return or_leave(begin(checked, problem, calls))
 
 
 def study(
@@ -106,18 +108,18 @@ def study(
     names = [own["method"]["name"] for own in variants(methods)[0].values()]
     overrides = merge(from_keywords(names, settings), problem.tables())
     if cells is not None:
-        made = given_cells(cells, config, merge(overrides, {"method": {"name": method}}), seeds)
+        made = given_cells(cells, config, merge(overrides, {"method": {"name": method}}), seeds, problem)
     else:
-        made = plan(config, overrides, methods, axes, seeds, by)
+        made = plan(config, overrides, methods, axes, seeds, by, problem)
     with watching(progress, callbacks) as calls:
-        return play(made, problem, Path(out) if out else None, calls, workers, seconds).or_leave()
+        return or_leave(made.begin(Path(out) if out else None, calls, workers, seconds))
 
 
 def compare(
     data: Any = None,
     model: ModelLike = None,
     *,
-    methods: Any = ("local", "fedavg", "pfedlms", "sketchvote"),
+    methods: Any = COMPARED,
     seeds: int | Sequence[int] = 3,
     **more: Any,
 ) -> Study:
@@ -160,29 +162,18 @@ def resume(
     data_dir: str | None = None,
     loss: PerSample | None = None,
     metric: Metric | None = None,
-) -> Run:
-    """Play the rounds that are left of the run in `directory`. Data, model, loss and metric (or a `Problem`) are needed
-    again if they were given in Python. `data_dir` is the folder of the data set's files, if they were moved. Ctrl-C as
-    in `run`."""
-    found = load_run(directory, Problem.of(data, model, loss, metric), data_dir)
-    return found.resume(progress=progress, callbacks=callbacks)
-
-
-def resume_study(
-    directory: str | Path,
-    data: Any = None,
-    model: ModelLike = None,
-    progress: bool | None = None,
-    callbacks: Iterable[Any] | None = None,
-    data_dir: str | None = None,
-    loss: PerSample | None = None,
-    metric: Metric | None = None,
     workers: int = 1,
-) -> Study:
-    """Play the runs that are left of the study in `directory`; all else as in `resume` and `study`."""
-    with watching(progress, callbacks) as calls:
-        problem = Problem.of(data, model, loss, metric)
-        return resume_all(Path(directory), problem, calls, data_dir, workers).or_leave()
+) -> Any:
+    """Play the rounds that are left of the run in `directory`, or the runs that are left of the study: a `Run` or a
+    `Study`. Data, model, loss and metric (or a `Problem`) are needed again if they were given in Python. `data_dir` is
+    the folder of the data set's files, if they were moved. Ctrl-C as in `run`, `workers` as in `study`."""
+    found = load(directory, data, model, data_dir=data_dir, loss=loss, metric=metric)
+    several = {"workers": workers} if isinstance(found, Study) else {}
+    return found.resume(progress=progress, callbacks=callbacks, **several)
+
+
+resume_study = resume
+"""The same by the name it had for studies."""
 
 
 def load(
@@ -198,7 +189,7 @@ def load(
     models."""
     problem = Problem.of(data, model, loss, metric)
     several = manifest_of(Path(directory)) is not None
-    return load_study(Path(directory), problem) if several else load_run(directory, problem, data_dir)
+    return (load_study if several else load_run)(Path(directory), problem, data_dir)
 
 
 def export(

@@ -152,12 +152,6 @@ def watching(progress: bool | None, callbacks: Iterable[Any] | None) -> Iterator
     False never."""
     from pfedlms.report.progress import screen
 
-    checked = _checked(callbacks)
-    with screen(progress) as shown:
-        yield [*shown, *checked]
-
-
-def _checked(callbacks: Iterable[Any] | None) -> list[Any]:
     expected = f"expected a list of objects with {', '.join(CALLS[:2])} or {CALLS[2]} (see pfedlms.Callback)"
     if isinstance(callbacks, str) or not isinstance(callbacks, Iterable | None):
         raise UsageError(f"callbacks: got {callbacks!r}, {expected}")
@@ -165,4 +159,5 @@ def _checked(callbacks: Iterable[Any] | None) -> list[Any]:
     for each in given:
         if isinstance(each, type) or not any(callable(getattr(each, name, None)) for name in CALLS):
             raise UsageError(f"callbacks: got {each!r}, {expected}")
-    return given
+    with screen(progress) as shown:
+        yield [*shown, *given]

@@ -134,8 +134,14 @@ def of_others(key: str, method: Any) -> str | None:
 def nearest(key: str, known: Iterable[str]) -> str:
     """A closing sentence for an unknown key: what other tools call so, or the nearest spelling."""
     known = list(known)
-    by_meaning = (meant(key) or "").partition(".")[2]
+    by_meaning = keyword(*(meant(key) or ".").split("."))
     return f"did you mean {by_meaning}?" if by_meaning in known else did_you_mean(key, known)
+
+
+def _nearest_place(key: str, known: Iterable[str]) -> str:
+    """Likewise in a file, where a key of another section may be meant."""
+    place = meant(key)
+    return f"did you mean {place}?" if place else did_you_mean(key, known)
 
 
 # --- tables
@@ -206,10 +212,15 @@ def parse_overrides(assignments: Sequence[str]) -> Tables:
     return tables
 
 
+def keyword(section: str, key: str) -> str:
+    """The name of a setting among keywords: its key, but one that says nothing by itself."""
+    return "data_dir" if (section, key) == ("data", "dir") else key
+
+
 def places(methods: Iterable[Any]) -> dict[str, tuple[str, str]]:
     """Section and key by the names that keywords may have: `learning_rate`, `train.learning_rate`, `method`."""
     known = keys(methods)
-    plain = {key: (section, key) for section, key in known if key != "name"}
+    plain = {keyword(section, key): (section, key) for section, key in known if key != "name"}
     return plain | {f"{section}.{key}": (section, key) for section, key in known} | {"method": ("method", "name")}
 
 
@@ -334,7 +345,7 @@ def _problems(tables: Mapping[str, Any], declared: Mapping[str, type[Any]], meth
             misplaced = {key: of_others(key, method) for key in values} if section == "method" else {}
             found += [f"method.{key}: {whose}" for key, whose in misplaced.items() if whose]
             rest = {key: value for key, value in values.items() if not misplaced.get(key)}
-            found += problems(section, declared[section], rest, meant)
+            found += problems(section, declared[section], rest, _nearest_place)
     return found
 
 

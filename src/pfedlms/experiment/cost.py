@@ -16,9 +16,9 @@ from pfedlms.engine.participation import Participation
 from pfedlms.engine.reports import Traffic
 from pfedlms.engine.terms import agreement, task_of
 from pfedlms.errors import ConfigError
-from pfedlms.experiment.config import CUSTOM, Config, Tables, for_method, keys, load_config, merge
+from pfedlms.experiment.config import Config, Tables, for_method, keys, load_config, merge
 from pfedlms.experiment.memory import needed_bytes
-from pfedlms.experiment.prepare import named_pool, partitioned, train_settings
+from pfedlms.experiment.prepare import NAMED, named_pool, partitioned, train_settings
 from pfedlms.methods import METHODS
 from pfedlms.methods.contract import Method
 from pfedlms.models import CohortModel, build
@@ -76,10 +76,7 @@ def bits_table(
 
 def _row(tables: Tables, classes: int | None, as_in_paper: bool) -> dict[str, Any]:
     config = load_config(None, tables)
-    if CUSTOM in (config.data.dataset, config.model.name):
-        raise ConfigError(
-            ["data.dataset, model.name: got 'custom', expected names of `pfedlms datasets` and `pfedlms models`"]
-        )
+    NAMED.check_given(config, "data", "model")
     if classes is not None and classes < 1:
         raise ConfigError([f"classes: got {classes}, expected at least 1"])
     method = method_of(config, classes, (3, 32, 32) if as_in_paper and config.model.name != "dnn" else None)

@@ -31,6 +31,10 @@ from pfedlms.models import CohortModel
 
 StateDict = dict[str, torch.Tensor]
 SUFFIXES = (".pt", ".pth", ".onnx")
+NO_BEST = (
+    "no best round was kept; run with data.validation and train.patience (as many as there are evaluations, to keep it "
+    "without stopping early)"
+)
 
 
 @dataclass(frozen=True)
@@ -145,12 +149,8 @@ def open_models(stored: RunDirectory, config: Config, problem: Problem, best: bo
         )
     checkpoint = stored.load_checkpoint(best)
     if checkpoint is None:
-        raise RunDirectoryError(
-            f"{directory}: no best round was kept; run with data.validation and train.patience (as many as there are "
-            "evaluations never stops)"
-            if best
-            else f"{directory}: no checkpoint yet; `pfedlms resume {directory}` first"
-        )
+        wrong = NO_BEST if best else f"no checkpoint yet; `pfedlms resume {directory}` first"
+        raise RunDirectoryError(f"{directory}: {wrong}")
     everybody = len(checkpoint["federation"]["trained"]) == len(checkpoint["samples"])
     config = config.grouped_as(checkpoint)
     federation = None

@@ -1,4 +1,4 @@
-"""Grids of settings: methods × values of settings × seeds, as cells of a study.
+"""Grids of settings: methods × values of settings × seeds, as the planned runs of a study.
 
 `pfedlms:thresholds=1` and `stc:sparsity=0.05:sparsity_down=0.1` are methods with settings of their own (variants).
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import numpy as np
 
 from pfedlms.errors import ConfigError
 from pfedlms.experiment.config import (
-    Config,
     Tables,
     as_written,
     for_method,
@@ -29,12 +27,14 @@ from pfedlms.experiment.config import (
     read_toml,
 )
 from pfedlms.experiment.plugins import find_method
+from pfedlms.experiment.prepare import NAMED
+from pfedlms.experiment.problem import Problem
+from pfedlms.experiment.runs import Run
+from pfedlms.experiment.studies import Axes, Study
 from pfedlms.methods import METHODS, Method
 from pfedlms.report.runs import MEASURES
 from pfedlms.settings import as_plain, parse, type_name
 
-Axes = dict[str, list[Any]]
-"""Settings, `section.key`, with the values they take."""
 EXPECTED = "expected methods like fedavg, pfedlms:thresholds=1 or stc:sparsity=0.05:sparsity_down=0.1"
 _OF_ALL = ("rounds", "participation", "name")
 """Settings that no variant can have alone."""
@@ -46,29 +46,10 @@ _ELSEWHERE = {
 }
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A run of a study before it is played."""
-
-    label: str
-    """The name of its row: runs that differ in the seed alone share it."""
-    config: Config
-
-
-@dataclass(frozen=True)
-class Plan:
-    """All cells of a study, in their order."""
-
-    cells: list[Cell]
-    axes: Axes
-    by: str
-    """What the best cell is chosen by: v_acc, p_acc or g_acc."""
-
-
 def plan(
     file: str | Path | None, overrides: Mapping[str, Mapping[str, Any]], methods: Any, axes: Axes | None = None,
-    seeds: Any = 1, by: str | None = None,
-) -> Plan:  # fmt: skip
+    seeds: Any = 1, by: str | None = None, problem: Problem = NAMED,
+) -> Study:  # fmt: skip
     """One checked configuration for each variant, combination of values and seed; every problem of all of them is
     reported at once."""
     axes = axes or {}
@@ -81,7 +62,7 @@ def plan(
         found += [
             f"[{name}]: not among the methods compared" for name in given if name in METHODS and name not in names
         ]
-    cells: list[Cell] = []
+    runs: list[Run] = []
     for name, own in () if wrong else chosen.items():
         method = own["method"]["name"]
         for values in _combinations(method, axes):
@@ -91,20 +72,22 @@ def plan(
             tables = merge(for_method(given, method, names), own, *own_values)
             qualified = merge(given, {method: own["method"]}).get(method)
             with _problems_to(found, lambda text, m=method, q=qualified: as_written(text, m, q)):  # type: ignore[misc]
-                cells += _seeded(label, tables, seeds)
-    return _checked(cells, axes, by, found)
+                runs += _seeded(label, tables, seeds, problem)
+    return _checked(runs, axes, by, found)
 
 
-def given_cells(cells: Mapping[str, Mapping[str, Any]], file: str | Path | None, overrides: Tables, seeds: Any) -> Plan:
+def given_cells(
+    cells: Mapping[str, Mapping[str, Any]], file: str | Path | None, overrides: Tables, seeds: Any, problem: Problem
+) -> Study:
     """Cells that are given one by one: settings by the name of the row, as keywords or by section."""
     found = wrong_seeds(seeds)
-    made: list[Cell] = []
+    made: list[Run] = []
     for name, settings in () if found else cells.items():
         default = overrides["method"]["name"]
         method = settings.get("method", default)
         with _problems_to(found, f"{name}: ".__add__):
             own = from_keywords([method.get("name", default) if isinstance(method, Mapping) else method], settings)
-            made += _seeded(name, merge(read_toml(file), overrides, own), seeds)
+            made += _seeded(name, merge(read_toml(file), overrides, own), seeds, problem)
     return _checked(made, {}, None, found)
 
 
@@ -117,27 +100,28 @@ def _problems_to(found: list[str], named: Callable[[str], str]) -> Iterator[None
         found += [problem for problem in map(named, error.problems) if problem not in found]
 
 
-def _seeded(label: str, tables: Tables, seeds: Any) -> list[Cell]:
-    """One cell per seed."""
+def _seeded(label: str, tables: Tables, seeds: Any, problem: Problem) -> list[Run]:
+    """One run per seed."""
     first = load_config(None, tables).run.seed
     numbers = range(first, first + seeds) if isinstance(seeds, int | np.integer) else seeds
-    return [Cell(label, load_config(None, merge(tables, {"run": {"seed": int(seed)}}))) for seed in numbers]
+    configs = [load_config(None, merge(tables, {"run": {"seed": int(seed)}})) for seed in numbers]
+    return [Run(config, None, problem, label) for config in configs]
 
 
-def _checked(cells: list[Cell], axes: Axes, by: str | None, found: list[str]) -> Plan:
-    """The plan, unless something is wrong with it or with what the best is to be chosen by."""
+def _checked(runs: list[Run], axes: Axes, by: str | None, found: list[str]) -> Study:
+    """The study before its first run, unless something is wrong with it or with what the best is to be chosen by."""
     if found:
         raise ConfigError(found)
-    validated = all(each.config.data.validation > 0 for each in cells)
+    validated = all(each.config.data.validation > 0 for each in runs)
     by = by or ("v_acc" if validated else "p_acc")
-    alone = [each.config.method for each in cells if METHODS[each.config.method].global_model is Method.global_model]
+    alone = [each.config.method for each in runs if METHODS[each.config.method].global_model is Method.global_model]
     if by not in MEASURES:
         raise ConfigError([f"by: got {by!r}, expected one of: v_acc, p_acc, g_acc"])
     if by == "v_acc" and not validated:
         raise ConfigError(["by: got v_acc, but data.validation is 0; set samples aside with data.validation=0.1"])
     if by == "g_acc" and alone:
         raise ConfigError([f"by: got g_acc, but {alone[0]} has no shared model; choose by v_acc or p_acc"])
-    return Plan(cells, axes, by)
+    return Study([], None, axes, by, runs)
 
 
 def split_grid(grid: Mapping[str, Any], method: str) -> tuple[Any, Axes]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from pfedlms.backend import COMPILATION
 from pfedlms.data import FederatedData
@@ -20,8 +20,12 @@ from pfedlms.errors import DivergedError, RunDirectoryError, RunError
 from pfedlms.experiment.callbacks import Calls, Checkpoints, EarlyStopping, RunInfo, SharedModelWarning, is_best
 from pfedlms.experiment.config import CUSTOM, Config
 from pfedlms.experiment.prepare import as_configured
+from pfedlms.experiment.problem import resume_call
 from pfedlms.experiment.store import RunDirectory
 from pfedlms.experiment.summary import environment, finite, same_result, summarise
+
+COUNTS = ("rejected", "astray", "unheard")
+"""Messages of a round that did not count: refused, of an absent client, lost."""
 
 
 class Stopped(BaseException):
@@ -42,7 +46,7 @@ class Running(RunInfo):
         self.best_state: dict[str, Any] | None = None
         """The federation after the best round, where it is kept and there is no directory to keep it in."""
         self._stored = directory
-        self._traffic, self._rejected, self._astray, self._unheard = Traffic(), 0, 0, 0
+        self._traffic, self._counts = Traffic(), dict.fromkeys(COUNTS, 0)
         self._before, self._began = 0.0, time.perf_counter() - COMPILATION.seconds
 
     # --- one step; nodes have their own
@@ -73,9 +77,8 @@ class Running(RunInfo):
 
     def totals(self) -> dict[str, Any]:
         """Of all rounds so far: bytes, messages that were refused or lost, and seconds."""
-        refused: dict[str, Any] = {"rejected": self._rejected}
-        refused |= {"astray": self._astray} if self._astray else {}
-        refused |= {"unheard": self._unheard} if self.config.run.lost else {}
+        shown = {"rejected": True, "astray": self._counts["astray"], "unheard": self.config.run.lost}
+        refused = {name: count for name, count in self._counts.items() if shown[name]}
         return {"bytes": asdict(self._traffic), **refused, **self.more("evaluation"), "seconds": self.seconds}
 
     def restore(self, checkpoint: Mapping[str, Any] | None) -> None:
@@ -85,8 +88,7 @@ class Running(RunInfo):
         if checkpoint:
             load_into(self.played, checkpoint, self.config, self._stored)
             self._traffic = Traffic(*checkpoint["traffic"])
-            self._rejected, self._unheard = checkpoint["rejected"], checkpoint["unheard"]
-            self._astray = checkpoint.get("astray", 0)
+            self._counts = {name: checkpoint.get(name, 0) for name in COUNTS}
             self._before = checkpoint["seconds"]
         # Only now, so that a checkpoint that is refused costs no measurement.
         self.metrics = self._stored.rewind_metrics(checkpoint["metrics_bytes"] if checkpoint else 0)
@@ -96,9 +98,7 @@ class Running(RunInfo):
     def count(self, report: RoundReport) -> dict[str, Any]:
         """Add a round to the totals; what callbacks are given of it."""
         self._traffic += report.traffic
-        self._rejected += report.rejected
-        self._astray += report.astray
-        self._unheard += report.unheard
+        self._counts = {name: count + getattr(report, name) for name, count in self._counts.items()}
         return {
             "round": self.round,
             "participants": list(report.participants),
@@ -147,9 +147,7 @@ class Running(RunInfo):
                 "facts": facts_of(self.played),
                 "federation": self.played.state(),
                 "traffic": list(self._traffic.as_tuple()),
-                "rejected": self._rejected,
-                "astray": self._astray,
-                "unheard": self._unheard,
+                **self._counts,
                 "seconds": self.seconds,
             })  # fmt: skip
             if is_best(self):
@@ -313,6 +311,9 @@ def signals(at_once: bool = False) -> Iterator[Callable[[], int]]:
             signal.signal(number, handler)
 
 
+Found = TypeVar("Found", bound=Any)
+
+
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C in a run or study that was started in Python, after its checkpoint."""
 
@@ -322,13 +323,16 @@ class Interrupted(KeyboardInterrupt):
         """What would have been returned, so far."""
 
 
-def leave(signalled: int, result: Any, resume: str) -> None:
-    """What a signal asked for, now that all is saved: Ctrl-C raises `Interrupted`, SIGTERM ends the program with 143.
-    `resume` is the call that resumes; empty if there is nothing to resume."""
-    if signalled == signal.SIGINT:
-        raise Interrupted(f"interrupted; resume with {resume}" if resume else "interrupted", result)
-    if signalled:
-        raise SystemExit(128 + signalled)
+def or_leave(found: Found) -> Found:
+    """A run or study, for callers in Python; or what a signal asked for, now that all is saved: Ctrl-C raises
+    `Interrupted`, SIGTERM ends the program with 143."""
+    if found.stopped == signal.SIGINT:
+        kept = found.directory is not None and found.interrupted
+        how = f"; resume with {resume_call(found.directory, found.settings)}" if kept else ""
+        raise Interrupted(f"interrupted{how}", found)
+    if found.stopped:
+        raise SystemExit(128 + found.stopped)
+    return found
 
 
 def facts_of(played: Any) -> dict[str, Any]:

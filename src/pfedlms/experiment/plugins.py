@@ -35,11 +35,6 @@ def import_modules(names: Iterable[str]) -> None:
             IMPORTED.append(name)
 
 
-def resume_command(directory: Any) -> str:
-    """The command that resumes a run or study, with the modules it takes."""
-    return f"pfedlms resume {directory}" + "".join(f" --import {name}" for name in IMPORTED)
-
-
 @cache
 def installed(group: str, path: tuple[str, ...]) -> tuple[Any, ...]:
     """The entry points of a group on an import path: reading them takes 20 ms, and every configuration asks."""
@@ -59,19 +54,15 @@ def find_method(name: Any) -> type[Method] | None:
     return METHODS.get(name)
 
 
-def find_models() -> None:
-    """Add the models of installed packages to the zoo: functions of (shape, classes, hidden) that return a module."""
+def load_plugins(methods: bool = True) -> None:
+    """Models of installed packages, functions of (shape, classes, hidden) that return a module, are added to the zoo;
+    all methods, too, where they are to be listed."""
+    for point in installed("pfedlms.methods", tuple(sys.path)) if methods else ():
+        find_method(point.name)
     for point in installed("pfedlms.models", tuple(sys.path)):
         if point.name not in MODELS:
             built = _loaded(point)
             MODELS[point.name] = built if isinstance(built, Entry) else Entry(f"of {point.value}", built)
-
-
-def load_plugins() -> None:
-    """All methods and models of installed packages, where they are to be listed."""
-    for point in installed("pfedlms.methods", tuple(sys.path)):
-        find_method(point.name)
-    find_models()
 
 
 def _loaded(point: Any) -> Any:

@@ -89,11 +89,7 @@ def prepare(config: Config, problem: Problem = NAMED, shared: bool = False) -> F
 def ingredients(config: Config, data: Callable[[], FederatedData], problem: Problem = NAMED) -> Ingredients:
     """The model, its data and its criterion, checked together; `data` are read after everything else was checked."""
     device = _device(config.run.device)
-    for key in ("loss", "metric"):
-        if getattr(config.train, key) == CUSTOM and getattr(problem, key) is None:
-            raise UsageError(
-                f"train.{key}: 'custom' stands for a function given in Python; use pfedlms.run(…, {key}=…)"
-            )
+    problem.check_given(config, "loss", "metric")
     if config.run.fast and device.type == "cpu":
         warnings.warn("run.fast: compiles local steps on a GPU; on this CPU it does nothing", stacklevel=3)
     warn(without_effect(config))
@@ -131,16 +127,7 @@ def _device(name: str) -> torch.device:
 
 def federated(config: Config, problem: Problem) -> FederatedData:
     """The data of all clients, partitioned as the configuration says."""
-    chosen, given = config.data, problem.given
-    if given is None:
-        return partitioned(config, named_pool(config))
-    if given.held and chosen.partition not in ("auto", "given"):
-        raise DataError(
-            f"data.partition: got {chosen.partition!r}, but data are given client by client; leave it out, or give one "
-            "pool (x, y)"
-        )
-    warn(without_effect_on(config, "given" if given.held else scheme_of(chosen.partition, None, given.classes)))
-    return partition(given, partitioning(config))
+    return partitioned(config, named_pool(config) if problem.given is None else problem.given)
 
 
 _KEPT: dict[Any, Pool] | None = None
@@ -160,10 +147,7 @@ def keeping_pools() -> Iterator[None]:
 def named_pool(config: Config) -> Pool:
     """The data set that the configuration names, before it is partitioned."""
     chosen = config.data
-    if chosen.dataset == CUSTOM:
-        raise UsageError(
-            "data.dataset: 'custom' stands for data given in Python; name a data set, or use pfedlms.run(data, …)"
-        )
+    NAMED.check_given(config, "data")
     known = DATASETS.get(chosen.dataset)
     own = known is not None and chosen.mean == as_constants(known.mean) and chosen.std == as_constants(known.std)
     windows = Windows(chosen.tokens, chosen.window, chosen.stride, chosen.min_tokens)
@@ -200,23 +184,24 @@ def normalisation(config: Config) -> dict[str, Any] | None:
 
 def partitioned(config: Config, pool: Pool) -> FederatedData:
     """A pool partitioned as the configuration says."""
-    scheme, clients = scheme_of(config.data.partition, pool.owner), len(pool.owners)
-    if scheme == "given" and "data.clients" in config.given and config.data.clients != clients:
+    chosen, clients = config.data, len(pool.owners)
+    if pool.held and chosen.partition not in ("auto", "given"):
         raise DataError(
-            f"data.clients: got {config.data.clients}, but the data say whose each sample is and name {clients} "
+            f"data.partition: got {chosen.partition!r}, but data are given client by client; leave it out, or give one "
+            "pool (x, y)"
+        )
+    scheme = "given" if pool.held else scheme_of(chosen.partition, pool.owner, pool.classes)
+    if scheme == "given" and not pool.held and "data.clients" in config.given and chosen.clients != clients:
+        raise DataError(
+            f"data.clients: got {chosen.clients}, but the data say whose each sample is and name {clients} "
             "clients; leave it out, or choose another data.partition"
         )
     warn(without_effect_on(config, scheme, bool(pool.tokens)))
-    return partition(pool, partitioning(config))
-
-
-def partitioning(config: Config) -> Partitioning:
-    """The settings that say how samples are partitioned."""
-    chosen = config.data
-    return Partitioning(
+    how = Partitioning(
         chosen.clients, chosen.alpha, config.run.seed, chosen.min_samples, chosen.validation, chosen.partition,
         chosen.classes_per_client, chosen.newcomers,
     )  # fmt: skip
+    return partition(pool, how)
 
 
 def rehearse(configs: Sequence[Config], problem: Problem = NAMED) -> None:

@@ -17,6 +17,7 @@ from pfedlms import rng
 from pfedlms.data import FederatedData, Pool, read
 from pfedlms.engine.criterion import Criterion
 from pfedlms.errors import ConfigError, PfedlmsError, UsageError, reason
+from pfedlms.experiment.plugins import IMPORTED
 from pfedlms.experiment.schema import CUSTOM
 from pfedlms.models import CohortModel, build
 from pfedlms.models.intake import check_batch_of_one, copied, outputs_of
@@ -90,18 +91,26 @@ class Problem:
         if clients is not None and settings.get("clients", clients) != clients:
             raise ConfigError([f"clients: got {settings['clients']}, but data has {clients} clients; leave it out"])
 
-    def check_complete(self, config: Config, directory: object, kind: str = "run") -> None:
+    def check_complete(self, config: Config, directory: object) -> None:
         """Refuse to resume a run or study without the objects that it was given in Python, or with others."""
         tables = config.tables()
         for name in given_in_python(tables):
             if getattr(self, name) is None:
                 raise UsageError(
-                    f"{directory}: this {kind}'s {name} was given in Python; "
-                    f"resume it with {call('resume' if kind == 'run' else 'resume_study', directory, tables)}"
+                    f"{directory}: this run's {name} was given in Python; "
+                    f"resume it with {resume_call(directory, tables)}"
                 )
         for name in ("loss", "metric"):
             if getattr(self, name) is not None and getattr(config.train, name) != CUSTOM:
-                raise UsageError(f"{directory}: this {kind} has no {name} of its own; leave {name} out")
+                raise UsageError(f"{directory}: this run has no {name} of its own; leave {name} out")
+
+    def check_given(self, config: Config, *names: str) -> None:
+        """Refuse 'custom' for data, model, loss or metric where none is given in Python."""
+        for name in set(given_in_python(config.tables())).intersection(names):
+            if getattr(self, name) is None:
+                what = {"data": "data", "model": "a model"}.get(name, "a function")
+                place = ".".join(_PLACES[name])
+                raise UsageError(f"{place}: 'custom' stands for {what} given in Python; use pfedlms.run(…, {name}=…)")
 
     def module(self, config: Config, data: FederatedData) -> nn.Module:
         """The model every client trains, as given or by name, with its initial weights."""
@@ -114,8 +123,7 @@ class Problem:
             raise UsageError(
                 f"model: got {model!r}, expected the name of a model, an nn.Module, or a function that makes one"
             )
-        if config.model.name == CUSTOM:
-            raise UsageError("model.name: 'custom' stands for a model given in Python; name one of `pfedlms models`")
+        self.check_given(config, "model")
         return build(config.model.name, data.shape, data.outputs, config.model.hidden, key)
 
     def criterion(self, outputs: torch.Tensor, data: FederatedData) -> Criterion:
@@ -135,12 +143,19 @@ def given_in_python(tables: Mapping[str, Any]) -> list[str]:
     return [name for name, (section, key) in _PLACES.items() if tables.get(section, {}).get(key) == CUSTOM]
 
 
-def call(function: str, directory: object, tables: Mapping[str, Any]) -> str:
+def how_to_resume(directory: object, tables: Mapping[str, Any]) -> str:
+    """The command that resumes the run or study in `directory`, with the modules it takes; the call, where objects were
+    given in Python."""
+    command = f"pfedlms resume {directory}" + "".join(f" --import {name}" for name in IMPORTED)
+    return resume_call(directory, tables) if given_in_python(tables) else command
+
+
+def resume_call(directory: object, tables: Mapping[str, Any]) -> str:
     """The call that resumes the run or study in `directory`, with the objects that were given in Python."""
     needed = given_in_python(tables)
     keyed = ("loss", "metric") if needed[:1] == ["data"] else ("model", "loss", "metric")
     given = [f"{name}={name}" if name in keyed else name for name in needed]
-    return f"pfedlms.{function}({', '.join([repr(str(directory)), *given])})"
+    return f"pfedlms.resume({', '.join([repr(str(directory)), *given])})"
 
 
 def _made(factory: Callable[[], nn.Module], key: int) -> nn.Module:

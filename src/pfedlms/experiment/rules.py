@@ -94,7 +94,7 @@ def without_effect(config: Config) -> Iterator[str]:
             )
 
 
-def without_effect_on(config: Config, scheme: str, text: bool = True) -> Iterator[str]:
+def without_effect_on(config: Config, scheme: str, text: bool) -> Iterator[str]:
     """Likewise of settings of the partition, where samples are partitioned by `scheme`; and of settings of text, where
     the data are none."""
     for key, schemes in _PARTITIONED_BY.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -13,13 +14,13 @@ import torch
 from torch import nn
 
 from pfedlms.engine import Federation, Traffic, processes
-from pfedlms.errors import RunDirectoryError, UsageError
+from pfedlms.errors import RunDirectoryError, StorageError, UsageError
 from pfedlms.experiment.callbacks import watching
-from pfedlms.experiment.config import CUSTOM, Config, Tables, load_config
-from pfedlms.experiment.exporting import Models, StateDict, client_number, open_models, write_models
-from pfedlms.experiment.loop import Running, execute, leave
+from pfedlms.experiment.config import CUSTOM, Config, Tables, load_config, merge
+from pfedlms.experiment.exporting import NO_BEST, Models, StateDict, client_number, open_models, write_models
+from pfedlms.experiment.loop import Running, execute, or_leave
 from pfedlms.experiment.prepare import NAMED, as_configured, prepare, with_constants
-from pfedlms.experiment.problem import Problem, call
+from pfedlms.experiment.problem import Problem, how_to_resume
 from pfedlms.experiment.store import SERVER_AGAIN, RunDirectory
 from pfedlms.experiment.summary import in_short, summarise
 from pfedlms.report.figures import accuracy_curves
@@ -36,13 +37,13 @@ class Run:
 
     def __init__(
         self, config: Config, directory: Path | None = None, problem: Problem = NAMED, label: str = "",
-        metrics: list[dict[str, Any]] | None = None, summary: dict[str, Any] | None = None,
+        metrics: list[dict[str, Any]] | None = None, summary: dict[str, Any] | None = None, stopped: int = 0,
     ) -> None:  # fmt: skip
         self.config, self.directory, self.problem = config, directory, problem
         self.label = label or config.method
         self.settings: Tables = config.tables()
         self._federation: Federation | None = None
-        self.stopped = 0
+        self.stopped = stopped
         """The signal that asked it to stop (Ctrl-C is 2, SIGTERM 15); 0: none."""
         self._best_state: dict[str, Any] | None = None
         self._kept: list[StateDict] | None = None
@@ -160,13 +161,87 @@ class Run:
         if self.directory is None:
             raise UsageError("resume: this run has no folder; run it with out=DIR")
         with watching(progress, callbacks) as calls:
-            return resume_run(self.directory, self.problem, calls, self.config.data.dir or None).or_leave()
+            return or_leave(self.reread().play(calls))
 
-    def or_leave(self) -> Run:
-        """The run, for callers in Python; or what a signal asked for, after everything is saved."""
-        kept = self.directory is not None and self.summary["status"] == "interrupted"
-        leave(self.stopped, self, call("resume", self.directory, self.settings) if kept else "")
-        return self
+    def reread(self) -> Run:
+        """As its folder has it now, or as it is planned."""
+        if self.directory is None:
+            return self
+        return load_run(self.directory, self.problem, self.config.data.dir, self.label, self.config.to_toml())
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether rounds are left to play."""
+        return bool(self.summary["status"] == "interrupted")
+
+    @property
+    def begun(self) -> bool:
+        """Whether its folder is there."""
+        return self.directory is not None and self._stored.config.is_file()
+
+    @property
+    def finished(self) -> bool:
+        """Whether no round is left to play, as its folder says; one without a checkpoint starts over."""
+        summary = self._stored.read_summary() if self.begun and self._stored.has_checkpoint else None
+        if summary is None or summary.get("status") != "finished":
+            return False
+        return bool(summary.get("stopped_early")) or int(summary["rounds"]) >= self.config.train.rounds
+
+    def play(self, callbacks: Sequence[Any] = (), begins: bool = False, profile: bool = False, **how: Any) -> Run:
+        """The run after all rounds that are left, for callers that look at `stopped` themselves. The folder of one that
+        `begins` is made once data and model are known to fit. With `profile` the federation's stopwatch runs; `how` are
+        settings of [run] for this process."""
+        stored = RunDirectory(self.directory) if self.directory else None
+        if stored is not None and not begins:
+            if stored.on_nodes:
+                raise UsageError(f"{stored.path}: this is a run on nodes, which its server resumes; {SERVER_AGAIN}")
+            self.problem.check_complete(self.config, stored.path)
+        if processes.rank():
+            return self._follow(self.config.with_run(**how), None if begins else stored)
+        try:
+            with stored or nullcontext():
+                return self._lead(stored, callbacks, begins, profile, how)
+        except StorageError as error:
+            if self.begun:
+                error.resume_with(f"`{how_to_resume(self.directory, self.settings)}`")
+            raise
+
+    def _lead(
+        self, stored: RunDirectory | None, callbacks: Sequence[Any], begins: bool, profile: bool, how: dict[str, Any]
+    ) -> Run:
+        if stored is not None and not begins:
+            stored.open()
+        checkpoint = stored.load_checkpoint() if stored is not None and not begins else None
+        federation = prepare(self.config.with_run(**how).grouped_as(checkpoint), self.problem, shared=True)
+        federation.watch.device = federation.model.device if profile else None
+        complete = with_constants(self.config, federation.data)
+        if stored is not None and begins:
+            stored.create(complete.to_toml())
+        elif stored is not None and complete != self.config:  # as studies of the last version began
+            stored.write_config(complete.to_toml())
+        if stored is not None and not complete.train.patience:  # a best round is kept for long, complete
+            federation.keep_in(stored.path)
+        config = complete.with_run(**how)
+        playing = Running(config, federation, stored, self.label)
+        with federation.leading() as end:
+            summary, stopped = execute(playing, callbacks, checkpoint)
+            end((config, playing.metrics, summary, stopped))
+        done = Run(config, self.directory, self.problem, self.label, playing.metrics, summary, stopped)
+        # Models of clients in other processes are read from the folder.
+        done._federation = None if isinstance(federation, processes.SharedFederation) else federation
+        done._best_state = playing.best_state
+        return done
+
+    def _follow(self, config: Config, stored: RunDirectory | None) -> Run:
+        """On a rank above 0, which holds some of the clients and writes nothing: what rank 0 measured."""
+        config = config.grouped_as(stored.load_checkpoint() if stored is not None else None)
+        if config.run.device in ("auto", "cuda") and torch.cuda.is_available():
+            config = config.with_run(device=f"cuda:{processes.local_rank() % torch.cuda.device_count()}")
+        federation = prepare(config, self.problem, shared=True)
+        assert isinstance(federation, processes.SharedFederation)
+        with as_configured(config):
+            config, metrics, summary, stopped = federation.serve()
+        return Run(config, self.directory, self.problem, self.label, metrics, summary, stopped)
 
     def release(self, keep_models: bool) -> None:
         """Free the memory of the federation, perhaps keeping its models."""
@@ -185,98 +260,31 @@ class Run:
         """The models of the run: from memory, or from its folder."""
         if best and self.directory is None:
             if self._federation is None or self._best_state is None:
-                raise UsageError(
-                    "best_models: no best round was kept; run with data.validation and train.patience (as many as "
-                    "there are evaluations, to keep it without stopping early)"
-                )
+                raise UsageError(f"best_models: {NO_BEST}")
             return Models(self.config, self._federation, True, self._best_state)
         if self._federation is not None and not best:
             return Models(self.config, self._federation, True)
         return open_models(self._stored, self.config, self.problem, best)
 
 
-def begin(
-    config: Config, problem: Problem = NAMED, callbacks: Sequence[Any] = (), profile: bool = False, label: str = ""
+def begin(config: Config, problem: Problem = NAMED, callbacks: Sequence[Any] = (), profile: bool = False) -> Run:
+    """Train from a checked configuration; without `run.out` nothing is written."""
+    run = Run(config, Path(config.run.out) if config.run.out else None, problem)
+    return run.play(callbacks, begins=True, profile=profile)
+
+
+def load_run(
+    directory: str | Path, problem: Problem = NAMED, data_dir: str | None = None, label: str = "", planned: str = ""
 ) -> Run:
-    """Train from a checked configuration; without `run.out` nothing is written, with `profile` the federation's
-    stopwatch runs."""
-    stored = RunDirectory(Path(config.run.out)) if config.run.out else None
-    return _play(config, problem, callbacks, label, stored, begins=True, profile=profile)
-
-
-def resume_run(
-    directory: str | Path, problem: Problem = NAMED, callbacks: Sequence[Any] = (), data_dir: str | None = None,
-    label: str = "", **how: Any,
-) -> Run:  # fmt: skip
-    """`resume` for callers that look at `Run.stopped` themselves; `how` are settings of [run] for this process."""
-    stored, config = open_run(directory, data_dir)
-    if stored.on_nodes:
-        raise UsageError(f"{directory}: this is a run on nodes, which its server resumes; {SERVER_AGAIN}")
-    problem.check_complete(config, directory)
-    return _play(config, problem, callbacks, label, stored, **how)
-
-
-def _play(
-    config: Config, problem: Problem, callbacks: Sequence[Any], label: str, stored: RunDirectory | None,
-    begins: bool = False, profile: bool = False, **how: Any,
-) -> Run:  # fmt: skip
-    """Play all rounds that are left. A folder is written once data and model are known to fit."""
-    if processes.rank():
-        return _follow(config.with_run(**how), problem, label, stored, begins)
-    with stored or nullcontext():
-        if stored is not None and not begins:
-            stored.open()
-        checkpoint = stored.load_checkpoint() if stored is not None and not begins else None
-        federation = prepare(config.with_run(**how).grouped_as(checkpoint), problem, shared=True)
-        federation.watch.device = federation.model.device if profile else None
-        complete = with_constants(config, federation.data)  # the plan of a study does not know them yet
-        if stored is not None and begins:
-            stored.create(complete.to_toml())
-        elif stored is not None and complete != config:
-            stored.write_config(complete.to_toml())
-        if stored is not None and not config.train.patience:  # a best round is kept for long, complete
-            federation.keep_in(stored.path)
-        config = complete.with_run(**how)
-        playing = Running(config, federation, stored, label)
-        with federation.leading() as end:
-            summary, stopped = execute(playing, callbacks, checkpoint)
-            end((config, playing.metrics, summary, stopped))
-    done = Run(config, playing.directory, problem, label, playing.metrics, summary)
-    # Models of clients in other processes are read from the folder.
-    done._federation = None if isinstance(federation, processes.SharedFederation) else federation
-    done.stopped, done._best_state = stopped, playing.best_state
-    return done
-
-
-def _follow(config: Config, problem: Problem, label: str, stored: RunDirectory | None, begins: bool) -> Run:
-    """A run on a rank above 0, which holds some of the clients and writes nothing; what rank 0 measured."""
-    config = config.grouped_as(stored.load_checkpoint() if stored is not None and not begins else None)
-    if config.run.device in ("auto", "cuda") and torch.cuda.is_available():
-        config = config.with_run(device=f"cuda:{processes.local_rank() % torch.cuda.device_count()}")
-    federation = prepare(config, problem, shared=True)
-    assert isinstance(federation, processes.SharedFederation)
-    with as_configured(config):
-        config, metrics, summary, stopped = federation.serve()
-    done = Run(config, stored.path if stored else None, problem, label, metrics, summary)
-    done.stopped = stopped
-    return done
-
-
-def open_run(directory: str | Path, data_dir: str | None = None) -> tuple[RunDirectory, Config]:
-    """A run's folder and configuration, with the data in `data_dir` if that is given."""
+    """The run in `directory`, finished or not; needs no data. `data_dir` is where these are now, if they were moved,
+    `planned` the configuration of a run that has not begun."""
     stored = RunDirectory(Path(directory))
-    if not stored.config.is_file():
-        several = any((stored.path / name).is_file() for name in ("study.json", "compare.json", "sweep.json"))
-        remedy = f"it holds several; pfedlms.resume_study({str(directory)!r}) resumes them all" if several else ""
+    given = {} if stored.config.is_file() else tomllib.loads(planned)
+    if not stored.config.is_file() and not given:
         missing = "config.toml is missing" if stored.path.is_dir() else "there is no such folder"
-        raise RunDirectoryError(f"{stored.path}: no run here ({remedy or missing})")
+        raise RunDirectoryError(f"{stored.path}: no run here ({missing})")
     moved = {"data": {"dir": str(data_dir)}} if data_dir else {}
-    return stored, load_config(stored.config, moved, stored=True)
-
-
-def load_run(directory: str | Path, problem: Problem = NAMED, data_dir: str | None = None, label: str = "") -> Run:
-    """The run in `directory`, finished or not; needs no data."""
-    stored, config = open_run(directory, data_dir)
+    config = load_config(None if given else stored.config, merge(given, moved), stored=True)
     return Run(config, stored.path, problem, label)
 
 

@@ -15,10 +15,12 @@ from pfedlms.settings import setting
 
 CUSTOM = "custom"
 """Stands in a configuration for data, a model, a loss or a metric that was given in Python."""
+COMPARED = ("local", "fedavg", "pfedlms", "sketchvote")
+"""The methods of a comparison that names none."""
 ALSO = {
     "method.name": "algorithm algo strategy methods",
     "data.dataset": "data",
-    "data.dir": "data_dir data_path directory root",
+    "data.dir": "dir data_dir data_path data_folder directory folder root",
     "data.alpha": "dirichlet beta",
     "data.clients": "num_clients n_clients client users nodes",
     "data.validation": "val val_split",
@@ -48,11 +50,11 @@ def _named(what: str) -> Callable[[], list[str]]:
         from pfedlms.data.partition import SCHEMES
         from pfedlms.data.sources import DATASETS, PATHS
         from pfedlms.data.text import KINDS
-        from pfedlms.experiment.plugins import find_models
+        from pfedlms.experiment.plugins import load_plugins
         from pfedlms.models.zoo import MODELS
         from pfedlms.step.schedule import SHAPES
 
-        find_models()
+        load_plugins(methods=False)
         known = {"tokens": KINDS, "partitions": ["auto", *SCHEMES], "models": [*MODELS, CUSTOM], "schedules": SHAPES}
         return list(known[what] if what in known else [*DATASETS, *(f"{kind}:PATH" for kind in PATHS), CUSTOM])
 

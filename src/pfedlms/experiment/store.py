@@ -11,6 +11,7 @@ nodes.txt        marks a run on nodes
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import filecmp
 import json
@@ -61,6 +62,8 @@ class RunDirectory(ExitStack):
             write_text(self.config, config)
         except (OSError, ValueError) as error:  # ValueError: a null character in the path
             reason = getattr(error, "strerror", None) or error
+            if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+                raise StorageError(self.path, str(reason)) from error
             raise RunDirectoryError(f"{self.path}: cannot be written ({reason}); name another out=DIR") from error
 
     def write_config(self, config: str) -> None:
@@ -73,6 +76,10 @@ class RunDirectory(ExitStack):
             self._acquire()
         except OSError as error:
             raise RunDirectoryError(f"{self.path}: cannot be written ({error.strerror})") from error
+
+    @property
+    def has_checkpoint(self) -> bool:
+        return self._checkpoint.exists()
 
     @property
     def on_nodes(self) -> bool:

@@ -3,34 +3,34 @@ comparison of methods and a sweep of settings are studies."""
 
 from __future__ import annotations
 
-import errno
 import json
 import re
 import signal
 import time
 import tomllib
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pfedlms.errors import RunDirectoryError, RunError, StorageError, UsageError
 from pfedlms.experiment.callbacks import watching
-from pfedlms.experiment.config import Config, keys, load_config
-from pfedlms.experiment.grids import Axes, Cell, Plan
-from pfedlms.experiment.loop import fixed_settings, leave
+from pfedlms.experiment.config import Config, Tables, keys, load_config
+from pfedlms.experiment.loop import fixed_settings, or_leave
 from pfedlms.experiment.prepare import NAMED, keeping_pools, rehearse
-from pfedlms.experiment.problem import Problem, call
-from pfedlms.experiment.runs import Run, begin, data_frame, load_run, open_run, plot_curves, resume_run
-from pfedlms.experiment.store import RunDirectory, write_text
+from pfedlms.experiment.problem import Problem, how_to_resume
+from pfedlms.experiment.runs import Run, data_frame, load_run, plot_curves
+from pfedlms.experiment.store import write_text
 from pfedlms.experiment.workers import in_parallel
 from pfedlms.report import runs as reported
 from pfedlms.report.figures import by_setting
 from pfedlms.report.results import comparison, results, results_json
 from pfedlms.report.tables import Table, to_csv
 
+Axes = dict[str, list[Any]]
+"""Settings, `section.key`, with the values they take."""
 SCHEMA = 1
 MANIFEST = "study.json"
 MANIFESTS = (MANIFEST, "compare.json", "sweep.json")
@@ -43,19 +43,21 @@ _KEPT_BYTES = 1 << 30
 
 @dataclass
 class Study:
-    """Results of a study, in the order of its plan; printing it shows the table."""
+    """A study and its results so far, in the order of its plan; printing it shows the table."""
 
     runs: list[Run]
+    """Those that have results."""
     directory: Path | None
     axes: Axes
     """Settings, `section.key`, with their values; empty for a comparison of methods."""
     by: str
     """What the best is chosen by: v_acc, p_acc or g_acc."""
-    planned: list[Config]
-    signal: int = 0
+    planned: list[Run]
+    """All runs, as they were before this process played them."""
+    stopped: int = 0
     """The signal that interrupted it; 0: none."""
-    problem: Problem = field(default=NAMED, compare=False)
-    """What was given as Python objects; runs that are left need it."""
+    others: list[Run] = field(default_factory=list)
+    """Runs of the same folder that another call has planned."""
 
     def __repr__(self) -> str:
         """`Study(12 runs, in runs/compared)`; printing it shows more."""
@@ -65,6 +67,11 @@ class Study:
 
     def __str__(self) -> str:
         return self.table()
+
+    @property
+    def settings(self) -> Tables:
+        """The configuration of its first run, by section."""
+        return self.planned[0].settings
 
     @property
     def interrupted(self) -> bool:
@@ -139,7 +146,7 @@ class Study:
 
     def to_pandas(self) -> Any:
         """One row per run: what results.csv has (extra `pandas`)."""
-        return data_frame(results(self.runs, [each.tables() for each in self.planned]))
+        return data_frame(results(self.runs, self._as_planned(self.runs)))
 
     def plot(self, file: str | Path) -> None:
         """Draw accuracy against bytes, or against the setting with the most values; PNG, SVG or PDF (extra
@@ -157,18 +164,133 @@ class Study:
 
         write_page([self.section()], Path(file))
 
-    def resume(self, *, progress: bool | None = None, callbacks: Iterable[Any] | None = None) -> Study:
+    def resume(
+        self, *, progress: bool | None = None, callbacks: Iterable[Any] | None = None, workers: int = 1
+    ) -> Study:
         """Play the runs that are left of a study with a folder."""
         if self.directory is None:
             raise UsageError("resume: this study has no folder; run it with out=DIR")
         with watching(progress, callbacks) as calls:
-            return resume_all(self.directory, self.problem, calls).or_leave()
+            return or_leave(self.play(calls, workers))
 
-    def or_leave(self) -> Study:
-        """The study, for callers in Python; or what a signal asked for, after everything is saved."""
-        kept = self.directory is not None and self.interrupted
-        leave(self.signal, self, call("resume_study", self.directory, self.planned[0].tables()) if kept else "")
-        return self
+    @keeping_pools()
+    def begin(
+        self, out: Path | None = None, callbacks: Sequence[Any] = (), workers: int = 1, seconds: float = float("inf")
+    ) -> Study:
+        """Play planned runs; with a directory, every run has its own folder in it, and study.json the whole plan. A
+        folder that has these runs already, with the same settings, is resumed; other rows may be added to it. No run is
+        begun after so many seconds."""
+        deadline = time.monotonic() + seconds
+        if workers < 1 or (workers > 1 and out is None):
+            raise UsageError(f"workers: got {workers}, expected at least 1, and out=DIR where there are several")
+        rehearse([run.config for run in self.planned], self.planned[0].problem)
+        alone = [Run(run.config.silenced().with_run(out=""), None, run.problem, run.label) for run in self.planned]
+        made = replace(self, planned=alone) if out is None else self._stored_in(out)
+        return made.play(callbacks, workers, deadline)
+
+    @keeping_pools()
+    def play(self, callbacks: Sequence[Any] = (), workers: int = 1, deadline: float = float("inf")) -> Study:
+        """Play every run that is not finished yet, for callers that look at `stopped` themselves. One that diverges,
+        loses too many messages, or whose process dies is marked and does not end the others."""
+        planned = [run.reread() for run in self.planned]
+        done = {place: run for place, run in enumerate(planned) if run.finished}
+        left = [run for place, run in enumerate(planned) if place not in done]
+        for run in left:
+            run.problem.check_complete(run.config, self.directory)
+        found = replace(self, runs=list(done.values()), stopped=0)
+        found._write_results()
+        plays = in_parallel(left, callbacks, workers, deadline) if workers > 1 else _in_turn(left, callbacks, deadline)
+        try:
+            for run, play in plays:
+                played = self._played(run, play)
+                size = 4 * played.summary["clients"] * played.summary["parameters"] * len(self.planned)
+                played.release(keep_models=played.directory is None and size <= _KEPT_BYTES)
+                done[planned.index(run)] = played
+                found = replace(found, runs=[done[place] for place in sorted(done)], stopped=played.stopped)
+                found._write_results()
+                if played.stopped:
+                    break
+        except KeyboardInterrupt:  # between two runs, or Ctrl-C pressed twice
+            found = replace(found, stopped=int(signal.SIGINT))
+        except StorageError as error:
+            if self.directory is not None:
+                error.resume_with(f"`{how_to_resume(self.directory, self.settings)}`")
+            raise
+        if found.axes and not found.interrupted:
+            for text in found.at_edge:
+                warnings.warn(text, stacklevel=4)
+            if self.by != "v_acc":
+                flatters = "which flatters the best; data.validation=0.1 sets others aside"
+                warnings.warn(f"chosen by {self.by} on test samples, {flatters}", stacklevel=4)
+        return found
+
+    @staticmethod
+    def _played(run: Run, play: Callable[[], Run]) -> Run:
+        try:
+            return play()
+        except RunError as error:
+            if error.summary is None or isinstance(error, StorageError):
+                raise
+            summary = dict(error.summary)
+            warnings.warn(f"{run.label} seed {summary['seed']} {summary['status']}: {error}", stacklevel=3)
+            return Run(run.config, run.directory, run.problem, run.label, None if run.directory else [], summary)
+
+    def _stored_in(self, out: Path) -> Study:
+        """With a folder: study.json has all runs, beside those that it holds already; runs of the same name must have
+        the same settings."""
+        if (out / "config.toml").exists():
+            raise RunDirectoryError(f"{out}: holds a run already; name another out=DIR")
+        problem, folders = self.planned[0].problem, _folders(self.planned)
+        before = read_manifest(out) if manifest_of(out) else {"runs": {}, "names": {}}
+        for name in folders.keys() & before["runs"].keys():
+            if not same_run(folders[name].config, load_config(None, tomllib.loads(before["runs"][name]), stored=True)):
+                raise RunDirectoryError(
+                    f"{out}: holds runs already, {name} with other settings; resume them with `pfedlms resume {out}`, "
+                    "or name another out=DIR"
+                )
+        names = before["names"] | {name: run.label for name, run in folders.items()}
+        texts = {name: run.config.with_run(out=str(out / name)).to_toml() for name, run in folders.items()}
+        manifest = {"schema": SCHEMA, "axes": self.axes, "by": self.by, "names": names}
+        manifest["runs"] = before["runs"] | texts | before["runs"]  # those that it holds stay as they are
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            write_text(out / MANIFEST, json.dumps(manifest, indent=2) + "\n")
+        except OSError as error:
+            raise RunDirectoryError(f"{out}: cannot be written ({error.strerror}); name another out=DIR") from error
+        places = {run.config.data.dir for run in self.planned}
+        moved = places.pop() if len(places) == 1 else None  # the data may have been moved since a run began
+        whole = load_study(out, problem, moved)
+        runs = {run.directory.name: run for run in whole.planned if run.directory}
+        others = [run for run in whole.runs if run.directory and run.directory.name not in folders]
+        return replace(whole, runs=[], planned=[runs[name] for name in folders], others=others)
+
+    def _as_planned(self, runs: Sequence[Run]) -> list[Tables]:
+        """The settings of these runs, then of those that are left, as they were planned: those that differ stay the
+        same until all are done."""
+        planned = {(run.label, run.config.run.seed): run for run in self.planned}
+        shown = [planned.pop((run.label, run.config.run.seed), run) for run in runs]
+        return [run.settings for run in [*shown, *planned.values()]]
+
+    def _write_results(self) -> None:
+        """results.json and results.csv of all runs in the folder."""
+        if self.directory is None or not self.runs:
+            return
+        runs = [*self.others, *self.runs]
+        settings, swept = self._as_planned(runs), {"axes": self.axes, "by": self.by} if self.axes else {}
+        document = results_json(runs, settings, **swept)
+        try:
+            write_text(self.directory / "results.json", json.dumps(document, indent=2) + "\n")
+            write_text(self.directory / "results.csv", to_csv(results(runs, settings)))
+        except OSError as error:
+            raise StorageError(self.directory, error.strerror or str(error)) from error
+
+
+def _in_turn(runs: Sequence[Run], callbacks: Sequence[Any], deadline: float) -> Iterator[tuple[Run, Callable[[], Run]]]:
+    """Each run with the function that plays it; no run is begun after the deadline."""
+    for run in runs:
+        if time.monotonic() > deadline:
+            return
+        yield run, partial(run.play, callbacks, begins=not run.begun)
 
 
 # --- folders
@@ -204,21 +326,15 @@ def refuse_study(directory: Path, command: str) -> None:
         raise UsageError(f"{directory}: holds {len(runs)} runs; {command} one of them: {shown}")
 
 
-def load_study(directory: Path, problem: Problem = NAMED) -> Study:
-    """A study, finished or not; runs without a finished round are left out."""
+def load_study(directory: Path, problem: Problem = NAMED, data_dir: str | None = None) -> Study:
+    """A study, finished or not; runs without a finished round are planned, but have no results."""
     manifest = read_manifest(directory)
-    found = [
-        load_run(directory / folder, problem, label=manifest["names"].get(folder, ""))
-        for folder in manifest["runs"]
-        if (directory / folder / "config.toml").is_file()
+    planned = [
+        load_run(directory / folder, problem, data_dir, manifest["names"].get(folder, ""), planned)
+        for folder, planned in manifest["runs"].items()
     ]
-    planned = [_read_config(text) for text in manifest["runs"].values()]
-    done = [run for run in found if run.summary["rounds"]]
-    return Study(done, directory, manifest["axes"], manifest["by"], planned, problem=problem)
-
-
-def _read_config(text: str) -> Config:
-    return load_config(None, tomllib.loads(text), stored=True)
+    played = [run for run in planned if run.begun and run.summary["rounds"]]
+    return Study(played, directory, manifest["axes"], manifest["by"], planned)
 
 
 def same_run(planned: Config, stored: Config) -> bool:
@@ -234,158 +350,10 @@ def same_run(planned: Config, stored: Config) -> bool:
     return one == other
 
 
-# --- playing
-
-
-@keeping_pools()
-def play(
-    made: Plan, problem: Problem = NAMED, out: Path | None = None, callbacks: Sequence[Any] = (), workers: int = 1,
-    seconds: float = float("inf"),
-) -> Study:  # fmt: skip
-    """Play planned runs; with a directory, every run has its own folder in it, and study.json the whole plan. A folder
-    that has these runs already, with the same settings, is resumed; other rows may be added to it. No run is begun
-    after so many seconds."""
-    deadline = time.monotonic() + seconds
-    if workers < 1 or (workers > 1 and out is None):
-        raise UsageError(f"workers: got {workers}, expected at least 1, and out=DIR where there are several")
-    rehearse([each.config for each in made.cells], problem)
-    if out is None:
-        fresh = partial(begin, problem=problem, callbacks=callbacks)
-        plays = [
-            (each, partial(fresh, each.config.silenced().with_run(out=""), label=each.label)) for each in made.cells
-        ]
-        return _collect(plays, None, problem, made, (), deadline)
-    folders = _folders(made.cells)
-    _write_manifest(made, folders, out)
-    places = {each.config.data.dir for each in made.cells}
-    moved = places.pop() if len(places) == 1 else None  # the data may have been moved since a run began
-    return resume_all(out, problem, callbacks, moved or None, workers, list(folders), deadline)
-
-
-def _write_manifest(made: Plan, folders: Mapping[str, Cell], out: Path) -> None:
-    """study.json of all runs, beside those that the folder holds already; runs of the same name must have the same
-    settings."""
-    if (out / "config.toml").exists():
-        raise RunDirectoryError(f"{out}: holds a run already; name another out=DIR")
-    before = read_manifest(out) if manifest_of(out) else {"runs": {}, "names": {}}
-    for name, cell in folders.items():
-        if name in before["runs"] and not same_run(cell.config, _read_config(before["runs"][name])):
-            raise RunDirectoryError(
-                f"{out}: holds runs already, {name} with other settings; resume them with `pfedlms resume {out}`, or "
-                "name another out=DIR"
-            )
-    names = {name: each.label for name, each in folders.items()}
-    texts = {name: each.config.with_run(out=str(out / name)).to_toml() for name, each in folders.items()}
-    manifest = {"schema": SCHEMA, "axes": made.axes, "by": made.by, "names": before["names"] | names}
-    runs = before["runs"] | {name: text for name, text in texts.items() if name not in before["runs"]}
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        write_text(out / MANIFEST, json.dumps({**manifest, "runs": runs}, indent=2) + "\n")
-    except OSError as error:
-        raise RunDirectoryError(f"{out}: cannot be written ({error.strerror}); name another out=DIR") from error
-
-
-@keeping_pools()
-def resume_all(
-    directory: Path, problem: Problem = NAMED, callbacks: Sequence[Any] = (), data_dir: str | None = None,
-    workers: int = 1, chosen: Sequence[str] | None = None, deadline: float = float("inf"),
-) -> Study:  # fmt: skip
-    """Play every run of a study that is not finished yet, or those whose folders are `chosen`. Callers look at
-    `Study.signal` themselves, or call `or_leave`."""
-    manifest = read_manifest(directory)
-    chosen = list(manifest["runs"]) if chosen is None else chosen
-    plays: list[tuple[Cell, Callable[[], Run]]] = []
-    for folder in chosen:
-        stored = RunDirectory(directory / folder)
-        if not stored.config.is_file():
-            with stored:
-                _create(stored, manifest["runs"][folder], directory)
-        config = open_run(stored.path, data_dir)[1].with_run(out=str(stored.path))
-        problem.check_complete(config, directory, "study")
-        cell = Cell(manifest["names"].get(folder, config.method), config)
-        plays.append((cell, partial(resume_run, stored.path, problem, callbacks, data_dir, cell.label)))
-    made = Plan([cell for cell, _ in plays], manifest["axes"], manifest["by"])
-    others: list[Run] = []
-    if set(manifest["runs"]) - set(chosen):
-        others = [run for run in load_study(directory).runs if run.directory and run.directory.name not in chosen]
-    if workers > 1:
-        together = in_parallel(made.cells, problem, callbacks, data_dir, workers, deadline)
-        return _collect(together, directory, problem, made, others)
-    return _collect(plays, directory, problem, made, others, deadline)
-
-
-def _create(stored: RunDirectory, config: str, directory: Path) -> None:
-    try:
-        stored.create(config)
-    except RunDirectoryError as error:
-        cause = error.__cause__
-        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageError(stored.path, str(cause.strerror), resume=directory) from error
-        raise
-
-
-def _collect(
-    plays: Iterable[tuple[Cell, Callable[[], Run]]], directory: Path | None, problem: Problem, made: Plan,
-    others: Sequence[Run] = (), deadline: float = float("inf"),
-) -> Study:  # fmt: skip
-    """Play all runs. One that diverges, loses too many messages, or whose process dies is marked and does not end the
-    others. `others` are runs of the same folder that are not played now."""
-    order = {(each.label, each.config.run.seed): place for place, each in enumerate(made.cells)}
-    done: list[Run] = []
-    stopped = 0
-    try:
-        for each, run_it in plays:
-            if time.monotonic() > deadline:
-                break
-            try:
-                run = run_it()
-                stopped = run.stopped
-            except StorageError as error:
-                raise StorageError(error.path, error.reason, resume=directory) from error
-            except RunError as error:
-                if error.summary is None:
-                    raise
-                summary = dict(error.summary)
-                warnings.warn(f"{each.label} seed {summary['seed']} {summary['status']}: {error}", stacklevel=2)
-                run = Run(each.config, directory and Path(each.config.run.out), label=each.label, summary=summary)
-                run.metrics = [] if directory is None else run.metrics
-            size = 4 * run.summary["clients"] * run.summary["parameters"] * len(made.cells)
-            run.release(keep_models=run.directory is None and size <= _KEPT_BYTES)
-            done = sorted([*done, run], key=lambda run: order[run.label, run.config.run.seed])
-            if directory is not None:
-                _write_results(directory, [*others, *done], made)
-            if stopped:
-                break
-    except KeyboardInterrupt:  # between two runs, or Ctrl-C pressed twice
-        stopped = signal.SIGINT
-    planned = [each.config for each in made.cells]
-    found = Study(done, directory, made.axes, made.by, planned, int(stopped), problem)
-    if found.axes and not found.interrupted:
-        flatters = (
-            f"chosen by {found.by} on test samples, which flatters the best; data.validation=0.1 sets others aside"
-        )
-        for text in [*found.at_edge, *([flatters] if found.by != "v_acc" else [])]:
-            warnings.warn(text, stacklevel=4)
-    return found
-
-
-def _write_results(directory: Path, runs: Sequence[Run], made: Plan) -> None:
-    """results.json and results.csv of all runs in the folder; settings in which they differ are those of the plan."""
-    cells = {(each.label, each.config.run.seed): each.config for each in made.cells}
-    planned = [cells.pop((run.label, run.config.run.seed), run.config) for run in runs]
-    tables = [each.tables() for each in [*planned, *cells.values()]]
-    swept = {"axes": made.axes, "by": made.by} if made.axes else {}
-    try:
-        write_text(directory / "results.json", json.dumps(results_json(runs, tables, **swept), indent=2) + "\n")
-        write_text(directory / "results.csv", to_csv(results(runs, tables)))
-    except OSError as error:
-        raise StorageError(directory, error.strerror or str(error), resume=directory) from error
-
-
-def _folders(cells: Sequence[Cell]) -> dict[str, Cell]:
+def _folders(runs: Sequence[Run]) -> dict[str, Run]:
     """A folder's name for every run: of characters that every shell and file system takes as they are."""
-    folders: dict[str, Cell] = {}
-    for number, each in enumerate(cells):
+    folders: dict[str, Run] = {}
+    for number, each in enumerate(runs):
         stem = re.sub(r"[^\w.=+-]+", "-", each.label)
         name = f"{stem}-seed{each.config.run.seed}"
         folders[name if len(name) < 200 and name not in folders else f"run{number}-seed{each.config.run.seed}"] = each
