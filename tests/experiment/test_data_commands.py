@@ -14,36 +14,6 @@ from pfedlms.cli import data as commands
 from pfedlms.cli import main
 from pfedlms.data.download import FILES, MIRRORS
 
-
-@pytest.fixture(autouse=True)
-def no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PFEDLMS_DATA", raising=False)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["download"], "data download: say which data set"),
-        (["download", "mnist"], "name their folder with --data-dir DIR or PFEDLMS_DATA"),
-        (["download", "digits", "--data-dir", "x"], "data download: got 'digits'; expected one of: mnist, fmnist"),
-        (["downlaod"], "data: got 'downlaod'; did you mean download?"),
-    ],
-)
-def test_wrong_use(
-    arguments: list[str],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["data", *arguments]) == 2
-    said = capsys.readouterr()
-    assert message in said.err
-    assert said.out == ""
-    assert list(tmp_path.iterdir()) == []
-
-
 # --- download ---
 
 CONTENT = b"published" * 1000

@@ -168,14 +168,9 @@ def test_a_model_by_name_has_as_many_outputs_as_a_target() -> None:
     ("loss", "message"),
     [
         (lambda outputs, targets: squares(outputs, targets).mean(), r"got shape \(\).*reduction='none'"),
-        (
-            lambda outputs, targets: squares(outputs, targets)[:2],
-            r"got shape \(2,\).*expected one number per sample, \(5,\)",
-        ),
-        (lambda outputs, targets: outputs.unsqueeze(1) - targets, r"got shape \(5, 5, 2\)"),
+        (lambda outputs, targets: squares(outputs, targets)[:2], r"got shape \(2,\).*expected one number per sample"),
         (lambda outputs, targets: 1.0, "got float"),
-        (lambda outputs: outputs, "loss: fails on outputs of shape"),
-        (lambda outputs, targets: 1 / 0, "division by zero"),
+        (lambda outputs, targets: 1 / 0, "loss: fails on outputs of shape .*division by zero"),
         (lambda outputs, targets: squares(outputs, targets).detach(), "numbers without a gradient"),
         (lambda outputs, targets: outputs > targets, "numbers without a gradient"),
         ("mse", "loss: got 'mse', expected a function"),
@@ -190,11 +185,7 @@ def test_a_wrong_loss_is_named(loss: Any, message: str) -> None:
     ("data", "message"),
     [
         ((samples(), np.full((400, 2), np.nan)), "targets hold NaN"),
-        (
-            (samples(), np.zeros((400, 2), dtype=complex)),
-            "got targets of type complex128, expected an array of numbers",
-        ),
-        ((samples(), np.zeros((399, 2))), "got 400 samples and 399 labels"),
+        ((samples(), np.zeros((400, 2), dtype=complex)), "got targets of type complex128, expected an array of"),
         ((samples(20), np.zeros((20, 2))), "use at most 2 clients or a smaller data.min_samples"),
     ],
 )
@@ -204,9 +195,7 @@ def test_wrong_targets_are_named(data: Any, message: str) -> None:
 
 
 def test_fedproto_needs_classes() -> None:
-    with pytest.raises(
-        UsageError, match="fedproto sends a mean feature of each class, but these targets are no classes"
-    ):
+    with pytest.raises(UsageError, match=r"fedproto sends a mean feature of each class, but these targets"):
         pfedlms.run(regression(), linear, method="fedproto", loss=squares, rounds=1, **QUICK)
 
 
