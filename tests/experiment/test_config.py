@@ -70,14 +70,6 @@ def test_methods_on_a_data_set_without_sweeps_have_the_settings_of_its_relative(
     assert preset("mnist", "zsign") == own
 
 
-def test_a_method_brings_its_own_settings() -> None:
-    assert load_config().method == "pfedlms"
-    for name, method in METHODS.items():
-        config = load_config(None, {"data": {"dataset": "custom"}, "method": {"name": name}})  # no preset
-        assert config.settings == method.Settings()
-        assert config.tables()["method"]["name"] == name
-
-
 def test_texts_of_the_command_line_take_the_type_of_their_key() -> None:
     texts = ["train.rounds=5", "train.learning_rate=1e-2", "method.layerwise=False", "data.dir=a=b c", "method.ratio=1"]
     tables = parse_overrides(texts)

@@ -83,6 +83,9 @@ def test_a_metric_needs_no_gradient_but_torch() -> None:
     assert pfedlms.run((X, Y), linear, metric=lambda o, t: (o.argmax(1) == t).float(), **FEW).accuracy >= 0
     with pytest.raises(UsageError, match=r"^metric: got ndarray, expected a tensor.*nothing but torch$"):
         pfedlms.run((X, Y), linear, metric=lambda o, t: o.numpy()[:, 0], **FEW)
+    for given in (("name", 3), 3):
+        with pytest.raises(UsageError, match=r"metric: got 3, expected a function .*, or a pair \(name, function\)"):
+            pfedlms.run((X, Y), linear, metric=given, **FEW)  # type: ignore[arg-type]
 
 
 def test_whole_numbers_for_a_loss_that_takes_floats() -> None:

@@ -1,7 +1,9 @@
-"""Data by path and ways to deal it out, from settings to runs that resume; and `pfedlms data show`."""
+"""Data by path and ways to deal it out, from settings to runs that resume; `pfedlms data show` and `data download`."""
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import re
 import shutil
@@ -11,13 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from rich.console import Console
 
 import pfedlms
+from pfedlms.cli import data as commands
 from pfedlms.cli import main
-from pfedlms.data import Partitioning, from_pool, load_dataset
+from pfedlms.data.download import FILES, MIRRORS
 from pfedlms.errors import PfedlmsError
 from pfedlms.experiment.config import load_config
-from pfedlms.experiment.cost import holdings
 from pfedlms.report import plans
 
 SMALL = {"rounds": 2, "local_steps": 2, "batch_size": 8, "hidden": 8, "threads": 1}
@@ -79,16 +82,6 @@ def test_what_is_no_path_shows_what_is_meant(dataset: str, ending: str) -> None:
         config_of(dataset=dataset)
     assert str(caught.value).startswith(f"data.dataset: got {dataset!r}, expected one of: digits, ")
     assert str(caught.value).endswith(ending)
-
-
-def test_the_default_is_the_dirichlet_partition_as_ever() -> None:
-    x, y = load_dataset("digits")
-    expected = from_pool(x, y, Partitioning(6, 0.3, 5))
-    shown = holdings(load_config(None, {"data": {"clients": 6, "alpha": 0.3}, "run": {"seed": 5}}))
-    assert shown["partition"] == "dirichlet"
-    for client, train, test in zip(shown["clients"], expected.train, expected.test, strict=True):
-        assert (client["train"], client["test"]) == (len(train), len(test))
-        assert client["classes"] == np.bincount(y[np.concatenate([train, test])], minlength=10).tolist()
 
 
 # --- runs ---
@@ -209,3 +202,56 @@ def test_of_many_clients_some_are_shown_from_the_largest_to_the_smallest() -> No
     assert (len(numbers), numbers[0], numbers[-1]) == (40, 99, 0)
     assert "40 of 100 clients, from the largest to the smallest; --json has all." in table.intro
     assert "samples per client: 1 to 100, median 50.5;" in table.intro
+
+
+# --- data download ---
+
+CONTENT = b"published" * 1000
+SUM = hashlib.sha256(CONTENT).hexdigest()
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of SVHN is one small file, at an address where nobody listens."""
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setitem(FILES, "svhn", {"x.mat": SUM})
+    monkeypatch.setitem(MIRRORS, "svhn", ("http://127.0.0.1:9",))
+
+
+def test_files_that_are_there_are_named(offline: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "svhn" / "x.mat"
+    path.parent.mkdir()
+    path.write_bytes(CONTENT)
+    assert main(["data", "download", "svhn", "--data-dir", str(tmp_path), "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out) == {"dataset": "svhn", "files": [str(path)]}
+    assert said.err == f"{path}: is there, with the published checksum\n"
+
+
+def test_offline_the_file_and_its_address_are_named(
+    offline: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["data", "download", "svhn", "--data-dir", str(tmp_path)]) == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"error: {tmp_path / 'svhn' / 'x.mat'}: no mirror gave it; try again later, or put it")
+    assert SUM in first
+    assert second.startswith("  http://127.0.0.1:9/x.mat: ")
+
+
+def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pooch calls it, in two blocks; elsewhere nothing is shown."""
+    screen = io.StringIO()
+    for terminal in (True, False):
+        console = Console(file=screen, width=200, force_terminal=terminal, color_system=None)
+        monkeypatch.setattr(commands, "Console", lambda console=console, **_: console)
+        bar = commands._Bar()
+        bar.total = 9000
+        for step in (bar.update, bar.update):
+            step(4096)
+        bar.reset()
+        bar.update(9000)
+        bar.close()
+        if terminal:
+            assert "9.0/9.0 kB" in screen.getvalue()
+            shown = screen.getvalue()
+    assert screen.getvalue() == shown

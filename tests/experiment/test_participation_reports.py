@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 import pfedlms
 from pfedlms.cli import main
-from pfedlms.engine import Federation
-from pfedlms.errors import QuorumError, UsageError
+from pfedlms.errors import QuorumError
 from pfedlms.report.figures import accuracy_curves, by_setting
 from pfedlms.report.results import comparison
 
@@ -52,27 +51,6 @@ def test_metrics_are_of_those_who_took_part(method: str, tmp_path: Path) -> None
     assert len(everyone["client_acc"]) == 5
     right = sum(size * own / 100 for size, own in zip(tested, everyone["client_acc"], strict=True))
     assert everyone["accuracy"] == pytest.approx(100 * right / sum(tested))
-
-
-def test_bytes_are_those_of_participants_and_of_catching_up_apart() -> None:
-    result = pfedlms.run(method="fedavg", participation=0.4, **SMALL)
-    message = {"payload": 2 * 4 * PARAMETERS, "framing": 2 * FRAME}
-    expected = {f"{way}_{part}": size for way in ("up", "down") for part, size in message.items()}
-    assert result.summary["bytes_per_round"] == {**expected, "catch_up": 0}  # the answer is the model
-    tracked = pfedlms.run(method="obda", participation=0.4, **SMALL).summary
-    assert tracked["bytes_per_round"]["catch_up"] > 0
-    assert tracked["total_bytes"] == pytest.approx(4 * sum(tracked["bytes_per_round"].values()))
-
-
-def test_a_finished_run_is_not_evaluated_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = pfedlms.run(method="fedavg", participation=0.4, out=tmp_path / "run", **SMALL).summary
-
-    def refuse(self: Federation) -> None:
-        raise AssertionError
-
-    monkeypatch.setattr(Federation, "everyone", refuse)
-    assert pfedlms.resume(tmp_path / "run").summary == first
-    pfedlms.run(method="fedavg", **SMALL)  # and with all clients the last evaluation was of everyone
 
 
 def test_answers_that_were_lost_are_counted_where_they_can_be(tmp_path: Path) -> None:
@@ -163,12 +141,6 @@ def test_a_metric_has_its_name_and_four_digits(metric: Any, name: str) -> None:
     reached = both.summaries[1]["accuracy"]["max"]
     assert 0 < reached < 1e-3
     assert f"fedavg {reached:.4g} " in words(both)
-
-
-def test_a_metric_that_is_none() -> None:
-    for given in (("name", 3), 3):
-        with pytest.raises(UsageError, match=r"metric: got 3, expected a function .*, or a pair \(name, function\)"):
-            pfedlms.run((X, Y), linear, metric=given, **QUICK)  # type: ignore[arg-type]
 
 
 def test_reprs_are_short_and_say_what_it_was(tmp_path: Path) -> None:

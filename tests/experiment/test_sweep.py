@@ -18,23 +18,6 @@ from pfedlms.cli import main
 from pfedlms.errors import ConfigError, RunDirectoryError
 
 
-def test_every_combination_is_run_and_the_best_is_the_best() -> None:
-    rates = [0.001, 0.5]
-    done = pfedlms.sweep(method="fedavg", learning_rate=rates, momentum=(0.0, 0.5), seeds=2, validation=0.25, **SMALL)
-    assert [cell["settings"] for cell in done.cells()] == [
-        {"train.learning_rate": rate, "train.momentum": momentum} for rate in rates for momentum in (0.0, 0.5)
-    ]
-    scores = {}
-    for cell in done.cells():
-        chosen = {key.partition(".")[2]: value for key, value in cell["settings"].items()}
-        alone = [
-            pfedlms.run(method="fedavg", validation=0.25, seed=s, **chosen, **SMALL).validation_accuracy for s in (0, 1)
-        ]
-        scores[cell["name"]] = np.mean([value for value in alone if value is not None])
-        assert cell["score"] == pytest.approx(scores[cell["name"]])
-    assert done.best()["name"] == max(scores, key=lambda name: scores[name])
-
-
 def test_an_edge_is_told_for_three_numbers_or_more() -> None:
     """The middle of three rates is best by far; of two, one always lies at an end."""
     with pytest.warns(UserWarning, match=r"the best train\.learning_rate is 0\.2, the largest tried; try larger"):
@@ -139,4 +122,4 @@ def test_a_sweep_goes_on_after_ctrl_c(tmp_path: Path) -> None:
     resumed = pfedlms.resume_study(tmp_path / "s")
     whole = pfedlms.sweep(**options)
     assert [cell["score"] for cell in resumed.cells()] == [cell["score"] for cell in whole.cells()]
-    assert resumed.best() == whole.best()
+    assert resumed.best()["name"] == whole.best()["name"]
