@@ -337,28 +337,9 @@ def test_compare_json_is_one_document(call: Any) -> None:
     done = call(*COMPARE, "--out", "c", "--json", "--seed", "5")
     document = json.loads(done.out)
     assert document.keys() == {"directory", "runs"}
-    assert [run["directory"] for run in document["runs"]] == [
-        f"c/{m}-seed{s}" for m in ("local", "fedavg") for s in (5, 6)
-    ]
-    assert [(run["method"], run["seed"]) for run in document["runs"]] == [
-        ("local", 5), ("local", 6), ("fedavg", 5), ("fedavg", 6),
-    ]  # fmt: skip
+    folders = [f"c/{method}-seed{seed}" for method in ("local", "fedavg") for seed in (5, 6)]
+    assert [run["directory"] for run in document["runs"]] == folders
     assert "fedavg seed 6: 2 rounds on digits" in done.err
-
-
-def test_the_table_shows_what_the_summaries_say(call: Any) -> None:
-    """Means and deviations over two seeds by hand; FedAvg's bytes over pFedLMS's."""
-    table = call(*COMPARE, "--methods", "local,fedavg,pfedlms", "--out", "c", "--quiet").out
-    runs = json.loads(call("resume", "c", "--json", "--quiet").out)["runs"]
-    rows = {line.split()[0]: line for line in table.splitlines() if line.split()[:1] and line.split()[0] in METHODS}
-    for method in ("local", "fedavg", "pfedlms"):
-        one, two = [run["accuracy"]["max"] for run in runs if run["method"] == method]
-        assert f"{(one + two) / 2:.2f} ± {abs(one - two) / 2**0.5:.2f}" in rows[method]
-    sent = {run["method"]: run["total_bytes"] for run in runs}
-    assert f"{sent['fedavg'] / sent['pfedlms']:.1f}×" in rows["pfedlms"]
-    assert "×" not in rows["local"]
-    assert f"{4 * (4 * PARAMETERS + 40) / 2**20:.4f}" in rows["fedavg"]
-    assert ESCAPE not in table
 
 
 def test_compare_without_methods_takes_the_same_on_the_command_line_and_in_python(call: Any) -> None:

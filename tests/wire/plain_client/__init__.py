@@ -9,7 +9,6 @@ from __future__ import annotations
 from plain_client.averages import added, average, pooled, stc_fields, ternary
 from plain_client.fields import (
     Count,
-    Field,
     Floats,
     Mask,
     MaskedBytes,
@@ -23,9 +22,7 @@ from plain_client.fields import (
 )
 from plain_client.frames import (
     SERVER,
-    Known,
     Receiver,
-    accept,
     accept_stream,
     common_lines,
     digest_of,
@@ -33,11 +30,11 @@ from plain_client.frames import (
     write_frame,
     zsign_lines,
 )
-from plain_client.numbers import Table, allocated_sizes, f32, fnv1a, mix, padded, row, signs, sketch_size, stream, word
-from plain_client.packing import Refused, block_size, pack, packed_size, unpack, width
+from plain_client.numbers import allocated_sizes, f32, fnv1a, padded, row, signs, sketch_size, stream, word
+from plain_client.packing import Refused, block_size, pack, unpack, width
 from plain_client.pfedlms import Client, Run, Server
 from plain_client.quantising import lloyd_max_boundaries, pool, quantiles, statistics, symbols_of, thresholds_of, vote
-from plain_client.sketching import kept_rows, sketch, spread, transform
+from plain_client.sketching import sketch, transform
 from plain_client.sketchvote import (
     DOWN,
     MODEL,
@@ -46,6 +43,5 @@ from plain_client.sketchvote import (
     VoteRun,
     VoteServer,
     model_digest,
-    root_mean_square,
     weighted_median,
 )
