@@ -135,27 +135,12 @@ def brute_force(ballots: list[tuple[list[int], int]], levels: int) -> list[int]:
     ]
 
 
-BALLOTS = st.integers(1, 9).flatmap(
-    lambda levels: st.tuples(
-        st.just(levels),
-        st.integers(1, 4).flatmap(
-            lambda size: st.lists(
-                st.tuples(
-                    st.lists(st.integers(0, levels), min_size=size, max_size=size),
-                    st.one_of(st.integers(1, 4), st.integers(1, 2**31)),
-                ),
-                min_size=1,
-                max_size=6,
-            )
-        ),
-    )
-)
-
-
 @settings(max_examples=200, deadline=None, derandomize=True)
-@given(BALLOTS)
-def test_vote_is_the_formula(case: tuple[int, list[tuple[list[int], int]]]) -> None:
-    levels, ballots = case
+@given(st.integers(1, 9), st.integers(1, 4), st.data())
+def test_vote_is_the_formula(levels: int, size: int, data: st.DataObject) -> None:
+    symbols = st.lists(st.integers(0, levels), min_size=size, max_size=size)
+    weight = st.one_of(st.integers(1, 4), st.integers(1, 2**31))
+    ballots = data.draw(st.lists(st.tuples(symbols, weight), min_size=1, max_size=6))
     result = tally(ballots, levels).result()
     assert result.dtype == np.uint8
     assert result.tolist() == brute_force(ballots, levels)

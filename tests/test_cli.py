@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from rich.console import Console
 from studies import section_of
 
@@ -102,6 +101,7 @@ BAD = {
     "setting of training": (["run", "--momentum", "0.9"], "did you mean --set train.momentum=…?"),
     "setting of a method": (["run", "--thresholds", "3"], "did you mean --set method.thresholds=…?"),
     "option of another command": (["resume", "r", "--dry-run"], "it is an option of run"),
+    "no such module": (["run", "--import", "no_such_module"], "--import: 'no_such_module' cannot be imported"),
     "option without a value": (["run", "--rounds"], "--rounds: expected one argument"),
     "no methods": (["compare", "--methods", ","], "--methods: got none"),
     "a list of seeds": (["compare", "--seeds", "1,2"], "--seeds: got 1,2, expected a count of at least 1; compare"),
@@ -151,15 +151,6 @@ def test_a_wrong_call_exits_with_2_and_one_readable_message(arguments: list[str]
     assert "Traceback" not in done.err
     assert done.out == ""
     assert here() == []  # nothing was begun
-
-
-def test_a_cuda_that_is_not_there(call: Any) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is one")
-    for name in ("cuda", "cuda:1"):
-        done = call("run", "--device", name)
-        assert (done.code, done.err.count("\n")) == (2, 1)
-        assert f"got '{name}', but PyTorch finds no GPU here; set run.device to cpu or auto" in done.err
 
 
 def test_all_wrong_settings_at_once(call: Any) -> None:

@@ -152,6 +152,9 @@ def test_the_number_of_a_gpu_is_checked(monkeypatch: pytest.MonkeyPatch) -> None
         with pytest.raises(UsageError, match=f"run.device: got 'cuda:{count}', but PyTorch finds .*{remedy}$"):
             _device(f"cuda:{count}")
     assert _device("auto") == _device("cuda") == torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UsageError, match=r"got 'cuda:1', but PyTorch finds no GPU here; set run\.device"):
+        _device("cuda:1")
     assert _device("cpu") == torch.device("cpu")
 
 

@@ -63,13 +63,6 @@ def config_of(**data: Any) -> Any:
 # --- settings ---
 
 
-@pytest.mark.parametrize("dataset", ["folder:pets", "file:/some/where.csv", "file:a:b.npz"])
-def test_paths_are_data_sets_without_a_preset(dataset: str) -> None:
-    config = config_of(dataset=dataset)
-    assert config.data.dataset == dataset
-    assert config.train == load_config(None, {"data": {"dataset": "custom"}}).train
-
-
 @pytest.mark.parametrize(
     ("dataset", "ending"),
     [

@@ -20,7 +20,6 @@ from small import SMALL, X, Y, linear, stripped
 from torch import nn
 
 import pfedlms
-from pfedlms.cli import main
 from pfedlms.errors import ConfigError, DivergedError, RunDirectoryError, UsageError
 from pfedlms.experiment import plugins
 from pfedlms.experiment.callbacks import Callback
@@ -383,11 +382,6 @@ def test_methods_and_models_of_installed_packages(monkeypatch: pytest.MonkeyPatc
 
 def dnn_of(shape: tuple[int, ...], classes: int, hidden: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), classes))
-
-
-def test_a_module_that_cannot_be_imported(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--import", "no_such_module", "--rounds", "1"]) == 2
-    assert "--import: 'no_such_module' cannot be imported" in capsys.readouterr().err
 
 
 # --- typed code ---

@@ -17,8 +17,7 @@ import numpy as np
 import plain_client as plain
 import pytest
 import torch
-from bit_patterns import bits32, f32, f32s, f64, signs
-from second import CLIENTS, HERE, PAGE, VECTORS, federate, recorded_run, run_of
+from second import CLIENTS, HERE, PAGE, VECTORS, bits32, f32, f32s, f64, federate, recorded_run, run_of, signs
 
 from factories import Frames
 from pfedlms.cohort import Cohort
