@@ -306,11 +306,5 @@ def test_each_kernel_is_compiled_once() -> None:
                 part = memoryview(payload)[at : at + message.max_bytes]
                 message.write({"x": values}, part)
                 message.read(part.toreadonly(), {"x": message.room(2)["x"][1]})
-    for kernel in (
-        kernels.pack_symbols,
-        kernels.unpack_symbols,
-        kernels.pack_signs,
-        kernels.unpack_signs,
-        kernels.copy_finite,
-    ):
-        assert len(kernel.signatures) == 1
+    for name in ("pack_symbols", "unpack_symbols", "pack_signs", "unpack_signs", "copy_finite"):
+        assert len(getattr(kernels, name).signatures) == 1

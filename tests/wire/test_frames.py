@@ -141,29 +141,29 @@ def test_the_order_of_checks() -> None:
     """A frame that fails every check, mended one by one, names them in the order of docs/protocol.md, section 8."""
     wrong = struct.pack("<4sBBHIIIQ8s", b"XXXX", 9, 9, 9, 9, 9, 0, 1 << 40, bytes(8)) + bytes(4)
     wrong += struct.pack("<4f", math.nan, 0, 0, 0)
-    mended, order = bytearray(wrong), []
+    mended, order = bytearray(wrong), list[str]()
     true = good()
     fixes = [(0, 4), (4, 5), (20, 28), None, (6, 8), (28, 36), (5, 6), (8, 12), (12, 16), (16, 20), (40, 56)]
     for fix in fixes:
         with pytest.raises(WireError) as caught:
             intake().accept(bytes(mended))
-        order.append(type(caught.value))
+        order.append(type(caught.value).__name__.removesuffix("Error"))
         if fix is not None:
             mended[fix[0] : fix[1]] = true[fix[0] : fix[1]]
-        if ChecksumError in order:
+        if "Checksum" in order:
             mended[:] = sealed(bytes(mended))
     assert order == [
-        MagicError,
-        VersionError,
-        OversizedError,
-        ChecksumError,
-        DecodeError,
-        DigestError,
-        KindError,
-        RoundError,
-        SenderError,
-        DecodeError,
-        DecodeError,
+        "Magic",
+        "Version",
+        "Oversized",
+        "Checksum",
+        "Decode",
+        "Digest",
+        "Kind",
+        "Round",
+        "Sender",
+        "Decode",
+        "Decode",
     ]
     assert bytes(mended) == true
 
