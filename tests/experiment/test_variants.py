@@ -54,6 +54,7 @@ def test_a_variant_has_a_name_and_settings_of_its_own(methods: Any) -> None:
         ("pfedlms:thresholds", "got 'pfedlms:thresholds', expected pfedlms:key=value"),
         ("pfedlms:treshold=1", "did you mean thresholds"),
         ("pfedlms:rounds=7", "rounds is no setting that pfedlms can have alone"),
+        ("pfedlsm:thresholds=1", "method.name: got 'pfedlsm'; did you mean pfedlms"),
         ("pfedlms:thresholds=x", "pfedlms.thresholds: got 'x', expected a whole number"),
         ("local,pfedlms,local", "expected every method once"),
     ],
