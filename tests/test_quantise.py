@@ -104,16 +104,6 @@ def test_narrowest_interval() -> None:
     assert narrowest_interval(np.float32([0])) == float("inf")
 
 
-def test_symbols_by_hand() -> None:
-    """Bins are half open and equality goes up; each layer has its own thresholds."""
-    tau = torch.tensor([[-1.0, 0.0, 2.0], [10.0, 20.0, 30.0]])
-    below = float(np.nextafter(np.float32(2), np.float32(0)))
-    sketched = torch.tensor([[-5.0, -1.0, -0.5, 0.0, below, 2.0, 9.0, 9.0, 10.0, 30.0]])
-    symbols = symbols_of(sketched, tau, (7, 3))
-    assert symbols.dtype == torch.uint8
-    assert symbols.tolist() == [[0, 1, 1, 2, 2, 3, 3, 0, 1, 3]]
-
-
 # --- symbols ----------------------------------------------------------------------------------------------------------
 
 

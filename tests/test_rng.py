@@ -85,17 +85,10 @@ def test_any_word_of_a_device_equals_the_second_implementation(key: int, index: 
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(KEYS, st.integers(0, 200))
 def test_signs_equal_the_second_implementation(key: int, count: int) -> None:
-    got = rng.signs(key, count)
-    assert got.dtype == np.float32
-    assert got.tolist() == signs(key, count)
-
-
-@settings(max_examples=50, deadline=None, derandomize=True)
-@given(KEYS, st.integers(0, 200))
-def test_signs_of_a_device_equal_the_second_implementation(key: int, count: int) -> None:
-    got = rng.device_signs(torch.from_numpy(np.array(key, dtype=np.uint64).view(np.int64)), count)
-    assert got.dtype == torch.int8
-    assert got.tolist() == signs(key, count)
+    """On the host and on a device."""
+    ours, theirs = rng.signs(key, count), rng.device_signs(torch.from_numpy(np.uint64([key]).view(np.int64))[0], count)
+    assert (ours.dtype, theirs.dtype) == (np.float32, torch.int8)
+    assert ours.tolist() == theirs.tolist() == signs(key, count)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -107,23 +100,15 @@ def rows_of(key: int, bits: int, count: int) -> np.ndarray:
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(KEYS, st.integers(0, 24), st.integers(0, 30))
-def test_rows_equal_the_second_implementation(key: int, bits: int, count: int) -> None:
-    count = min(count, 1 << bits)
-    rows = rows_of(key, bits, count)
-    assert rows.dtype == np.int64
-    assert rows.tolist() == [row(key, bits, x) for x in range(count)]
-
-
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.lists(KEYS, min_size=1, max_size=3), st.integers(0, 24), st.integers(0, 30))
-def test_rows_of_a_device_equal_the_second_implementation(keys: list[int], bits: int, count: int) -> None:
-    """From constants that the host hashes for all streams at once."""
+def test_rows_equal_the_second_implementation(keys: list[int], bits: int, count: int) -> None:
+    """On the host and on a device, from constants that the host hashes for all streams at once."""
+    count = min(count, 1 << bits)
     constants = torch.from_numpy(rng.row_constants(np.array(keys, dtype=np.uint64)))
-    assert constants.shape == (12, len(keys))
     for key, own in zip(keys, constants.unbind(dim=1), strict=True):
-        got = rng.row_images(torch.arange(min(count, 1 << bits)), own, bits)
-        assert got.tolist() == [row(key, bits, x) for x in range(min(count, 1 << bits))]
+        expected, found = [row(key, bits, x) for x in range(count)], rows_of(key, bits, count)
+        assert (found.dtype, found.tolist()) == (np.int64, expected)
+        assert rng.row_images(torch.arange(count), own, bits).tolist() == expected
 
 
 @pytest.mark.parametrize("bits", [0, 1, 2, 3, 7, 8, 13])

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -20,6 +21,22 @@ OPTIONS = [
     "--rounds", "3", "--clients", "4", "--local-steps", "2", "--batch-size", "8", "--set", "model.hidden=12", "--set",
     "run.threads=1",
 ]  # fmt: skip
+
+X = np.random.default_rng(0).normal(size=(80, 4)).astype(np.float32)
+Y = np.arange(80) % 2
+QUICK: dict[str, Any] = {"rounds": 2, "local_steps": 1, "batch_size": 8, "threads": 1, "progress": False}
+"""For X, Y and `linear`, with the number of clients."""
+
+
+def linear() -> nn.Module:
+    return nn.Linear(4, 2)
+
+
+def same_models(ours: Iterable[Mapping[str, Any]], theirs: Iterable[Mapping[str, Any]]) -> bool:
+    """To the bit, client by client."""
+    pairs = list(zip(ours, theirs, strict=True))
+    return all(own.keys() == other.keys() and all(torch.equal(own[key], other[key]) for key in own)
+               for own, other in pairs)  # fmt: skip
 
 
 def stripped(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from small import Crash, Pressing
 
 import pfedlms
 from pfedlms import backend
-from pfedlms.errors import DivergedError, RunDirectoryError, StorageError, UsageError
+from pfedlms.errors import RunDirectoryError, StorageError, UsageError
 from pfedlms.experiment.callbacks import Callback
 from pfedlms.experiment.loop import Running
 from pfedlms.experiment.store import RunDirectory
@@ -61,7 +61,7 @@ def test_callbacks_are_told_every_round_every_evaluation_and_the_end() -> None:
     assert {name for _, name, _ in noting.told} == {"fedavg seed 0"}
 
 
-@pytest.mark.parametrize("callbacks", [[object()], [print], Noting(), "tensorboard", [Noting], 3])
+@pytest.mark.parametrize("callbacks", [[object()], Noting(), "tensorboard", [Noting]])
 def test_what_is_no_callback_is_refused(callbacks: Any) -> None:
     with pytest.raises(UsageError, match="expected a list of objects with on_round, on_evaluation or on_end"):
         pfedlms.run(callbacks=callbacks, **SMALL)
@@ -72,9 +72,7 @@ def test_what_is_no_callback_is_refused(callbacks: Any) -> None:
 SCRIPT = f"import pfedlms; pfedlms.run(method='local', **{SMALL})"
 
 
-def test_python_shows_progress_on_a_terminal_and_not_in_a_pipe() -> None:
-    piped = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120, check=True)
-    assert piped.stdout + piped.stderr == ""
+def test_python_shows_progress_on_a_terminal() -> None:
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "140"}
     process = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=theirs, stderr=theirs, env=environment)
@@ -165,16 +163,9 @@ def test_tensorboard_gets_what_metrics_have(monkeypatch: pytest.MonkeyPatch, tmp
     metrics = comparison.runs[0].metrics
     written = FakeWriter.written["fedavg-seed-0"]
     for name in ("p_acc", "g_acc", "loss"):
-        assert [(value, step) for key, value, step in written if key == name] == [
-            (r[name], r["round"]) for r in metrics
-        ]
+        measured = [(r[name], r["round"]) for r in metrics]
+        assert [(value, step) for key, value, step in written if key == name] == measured
     assert not [key for key, _, _ in written if key == "v_acc"]
-
-
-def test_tensorboard_writes_files(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    pfedlms.run(method="local", callbacks=[pfedlms.tracking.TensorBoard(tmp_path / "tb")], **SMALL)
-    assert list((tmp_path / "tb" / "local-seed-0").glob("events*"))
 
 
 def test_without_the_extra_its_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,17 +195,13 @@ def test_ctrl_c_in_a_run_is_raised_after_the_checkpoint(tmp_path: Path) -> None:
     assert [record["p_acc"] for record in resumed.metrics] == [record["p_acc"] for record in whole.metrics]
 
 
-def test_without_a_folder_the_result_is_not_lost() -> None:
+@pytest.mark.parametrize(("at", "status"), [(2, "interrupted"), (5, "finished")])
+def test_without_a_folder_the_result_is_not_lost(at: int, status: str) -> None:
+    """In the last round it is raised, too, or a loop over runs could not be left."""
     with pytest.raises(KeyboardInterrupt, match=r"^interrupted$") as caught:
-        pfedlms.run(callbacks=[Pressing(2)], **RUN)
-    assert len(caught.value.result.models) == 4  # type: ignore[attr-defined]
-
-
-def test_ctrl_c_in_the_last_round_is_raised_too(tmp_path: Path) -> None:
-    """Or a loop over runs could not be left."""
-    with pytest.raises(KeyboardInterrupt, match=r"^interrupted$") as caught:
-        pfedlms.run(out=tmp_path / "r", callbacks=[Pressing(5)], **RUN)
-    assert caught.value.result.summary["status"] == "finished"  # type: ignore[attr-defined]
+        pfedlms.run(callbacks=[Pressing(at)], **RUN)
+    result = caught.value.result  # type: ignore[attr-defined]
+    assert (len(result.models), result.summary["status"]) == (4, status)
 
 
 def test_a_second_ctrl_c_does_not_wait(tmp_path: Path) -> None:
@@ -291,15 +278,6 @@ def test_the_end_is_told_once_to_everybody(
     assert (RunDirectory(tmp_path / "r").read_summary() is None) == (ended[0] == "failed")  # it can be resumed
     resumed = pfedlms.resume(tmp_path / "r", progress=False)
     assert (resumed.summary["status"], resumed.summary["rounds"]) == ("finished", 5)
-
-
-def test_an_on_end_that_fails_hides_no_divergence() -> None:
-    crashing = Crashing("on_end")
-    with pytest.raises(DivergedError) as caught:
-        pfedlms.run(callbacks=[crashing], learning_rate=1e30, **RUN)
-    assert crashing.ends[0][0] == "diverged"
-    assert len(crashing.ends) == 1
-    assert caught.value.__notes__ == ["on_end failed, too: Crash: on_end"]
 
 
 def test_the_last_write_that_fails_is_an_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

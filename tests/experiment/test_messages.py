@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch.nn.functional as F
+from small import QUICK as SHORT
 from torch import Tensor, nn
 
 import pfedlms
@@ -17,9 +18,7 @@ from pfedlms.experiment.grids import plan
 
 RANDOM = np.random.default_rng(0)
 X, Y = RANDOM.normal(size=(60, 6)).astype(np.float32), np.arange(60) % 3
-QUICK: dict[str, Any] = {
-    "method": "local", "rounds": 1, "local_steps": 1, "batch_size": 8, "threads": 1, "progress": False
-}  # fmt: skip
+QUICK: dict[str, Any] = {**SHORT, "method": "local", "rounds": 1}
 FEW: dict[str, Any] = {**QUICK, "clients": 2}
 
 
@@ -84,6 +83,9 @@ def test_a_metric_needs_no_gradient_but_torch() -> None:
     assert pfedlms.run((X, Y), linear, metric=lambda o, t: (o.argmax(1) == t).float(), **FEW).accuracy >= 0
     with pytest.raises(UsageError, match=r"^metric: got ndarray, expected a tensor.*nothing but torch$"):
         pfedlms.run((X, Y), linear, metric=lambda o, t: o.numpy()[:, 0], **FEW)
+    for given in (("name", 3), 3):
+        with pytest.raises(UsageError, match=r"metric: got 3, expected a function .*, or a pair \(name, function\)"):
+            pfedlms.run((X, Y), linear, metric=given, **FEW)  # type: ignore[arg-type]
 
 
 def test_whole_numbers_for_a_loss_that_takes_floats() -> None:
@@ -100,11 +102,7 @@ def test_whole_numbers_for_a_loss_that_takes_floats() -> None:
 DATA: dict[str, tuple[Any, str]] = {
     "four arrays": ((X, Y, X, Y), r"^data: got a tuple of 4 arrays, .*\(\(x_train, y_train\), \(x_test, y_test\)\)"),
     "a client of three": ([(X, Y, Y)], r"^client 0: got a tuple of 3 arrays, expected samples and labels"),
-    "clients of four": ([(X, Y, X, Y)] * 3, r"^client 0: got a tuple of 4 arrays, expected samples and labels"),
-    "pairs": (
-        list(zip(X, Y, strict=True)),
-        r"^data: got a list of 60 samples, each with its label; .*row\[0\] for row",
-    ),
+    "pairs": (list(zip(X, Y, strict=True)), r"^data: got a list of 60 samples, each with its label; .*row\[0\] for"),
     "triples": ([(x, y, 1.0) for x, y in zip(X, Y, strict=True)], r"each with its label, and 1 more per sample"),
 }
 
@@ -127,9 +125,7 @@ def test_a_path_without_its_kind(tmp_path: Path) -> None:
 def test_numbers_to_be_predicted_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "t.csv"
     file.write_text("a,label\n" + "".join(f"{row},{row / 7}\n" for row in range(30)))
-    with pytest.raises(
-        DataError, match=r"need a loss, which is given in Python: pfedlms\.run\(\(x, y\), model, loss=…\)"
-    ):
+    with pytest.raises(DataError, match=r"need a loss, which is given in Python: pfedlms\.run\("):
         pfedlms.run(f"file:{file}", **QUICK)
 
 
@@ -142,15 +138,8 @@ def test_a_number_of_seeds_that_is_none(seeds: Any) -> None:
         assert caught.value.problems == (f"seeds: got {seeds!r}, expected {expected}",)
 
 
-def test_a_mistyped_setting_of_a_method_is_named_as_it_was_written() -> None:
-    for given in ({"pfedlms": {"strenght": 1}}, parse_overrides(["pfedlms.strenght=0.1"])):
-        for ask in (
-            lambda given=given: load_config(None, given),
-            lambda given=given: plan(None, given, "pfedlms,local"),
-        ):
-            with pytest.raises(ConfigError) as caught:
-                ask()  # type: ignore[no-untyped-call]
-            assert caught.value.problems == ("pfedlms.strenght: unknown key; did you mean strength?",)
+@pytest.mark.parametrize("ask", [load_config, lambda file, given: plan(file, given, "pfedlms,local")])
+def test_a_mistyped_setting_of_a_method_is_named_as_it_was_written(ask: Any) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config(None, {"method": {"strenght": 1}})
-    assert caught.value.problems[0].startswith("method.strenght: ")
+        ask(None, parse_overrides(["pfedlms.strenght=0.1"]))
+    assert caught.value.problems == ("pfedlms.strenght: unknown key; did you mean strength?",)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small import network as module
 from torch import nn
 
 import pfedlms
@@ -20,10 +21,6 @@ SMALL: dict[str, Any] = {
     "rounds": 3, "local_steps": 4, "batch_size": 8, "learning_rate": 0.1, "weight_decay": 0.0, "hidden": 12,
     "clients": 10, "progress": False, "seed": 2,
 }  # fmt: skip
-
-
-def module() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))
 
 
 def steps(weights: dict[str, torch.Tensor], x: Any, y: Any, client: int = 0) -> nn.Module:

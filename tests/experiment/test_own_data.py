@@ -1,7 +1,9 @@
-"""Data by path and ways to deal it out, from settings to runs that resume; and `pfedlms data show`."""
+"""Data by path and ways to deal it out, from settings to runs that resume; `pfedlms data show` and `data download`."""
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import re
 import shutil
@@ -11,13 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from rich.console import Console
 
 import pfedlms
+from pfedlms.cli import data as commands
 from pfedlms.cli import main
-from pfedlms.data import Partitioning, from_pool, load_dataset
+from pfedlms.data.download import FILES, MIRRORS
 from pfedlms.errors import PfedlmsError
 from pfedlms.experiment.config import load_config
-from pfedlms.experiment.cost import holdings
 from pfedlms.report import plans
 
 SMALL = {"rounds": 2, "local_steps": 2, "batch_size": 8, "hidden": 8, "threads": 1}
@@ -60,21 +63,11 @@ def config_of(**data: Any) -> Any:
 # --- settings ---
 
 
-@pytest.mark.parametrize("dataset", ["folder:pets", "file:/some/where.csv", "file:a:b.npz"])
-def test_paths_are_data_sets_without_a_preset(dataset: str) -> None:
-    config = config_of(dataset=dataset)
-    assert config.data.dataset == dataset
-    assert config.train == load_config(None, {"data": {"dataset": "custom"}}).train
-
-
 @pytest.mark.parametrize(
     ("dataset", "ending"),
     [
-        ("fodler:pets", "did you mean folder:PATH or file:PATH?"),
         ("fil:/a/long/path/to/a/file.csv", "did you mean file:PATH or folder:PATH?"),
         ("folder:", "did you mean folder:PATH or file:PATH?"),
-        ("pets.csv", "did you mean file:pets.csv?"),
-        ("pets/small", "did you mean folder:pets/small?"),
     ],
 )
 def test_what_is_no_path_shows_what_is_meant(dataset: str, ending: str) -> None:
@@ -82,16 +75,6 @@ def test_what_is_no_path_shows_what_is_meant(dataset: str, ending: str) -> None:
         config_of(dataset=dataset)
     assert str(caught.value).startswith(f"data.dataset: got {dataset!r}, expected one of: digits, ")
     assert str(caught.value).endswith(ending)
-
-
-def test_the_default_is_the_dirichlet_partition_as_ever() -> None:
-    x, y = load_dataset("digits")
-    expected = from_pool(x, y, Partitioning(6, 0.3, 5))
-    shown = holdings(load_config(None, {"data": {"clients": 6, "alpha": 0.3}, "run": {"seed": 5}}))
-    assert shown["partition"] == "dirichlet"
-    for client, train, test in zip(shown["clients"], expected.train, expected.test, strict=True):
-        assert (client["train"], client["test"]) == (len(train), len(test))
-        assert client["classes"] == np.bincount(y[np.concatenate([train, test])], minlength=10).tolist()
 
 
 # --- runs ---
@@ -103,10 +86,6 @@ def test_a_run_on_a_file_follows_its_clients(tmp_path: Path) -> None:
     assert result.summary["clients"] == 4
     assert result.federation.data.samples == (15, 15, 15, 15)
     assert result.accuracy > 95
-    dealt = pfedlms.run(
-        f"file:{file}", method="fedavg", owner_column="who", partition="iid", clients=3, min_samples=5, **SMALL
-    )
-    assert dealt.summary["clients"] == 3
 
 
 def test_a_run_on_a_folder(tmp_path: Path) -> None:
@@ -196,15 +175,8 @@ def made(clients: int, classes: int) -> dict[str, Any]:
         counts[k % classes] = k + 1
         rows.append({"client": k, "name": str(k), "train": 1, "test": 1, "classes": counts})
     names = [f"class number {label}" for label in range(classes)]
-    return {
-        "dataset": "digits",
-        "samples": 9,
-        "shape": [1],
-        "partition": "iid",
-        "seed": 0,
-        "classes": names,
-        "clients": rows,
-    }
+    about = {"dataset": "digits", "samples": 9, "shape": [1], "partition": "iid", "seed": 0}
+    return {**about, "classes": names, "clients": rows}
 
 
 def test_long_names_stand_below_and_many_classes_are_counted() -> None:
@@ -225,26 +197,54 @@ def test_of_many_clients_some_are_shown_from_the_largest_to_the_smallest() -> No
     assert "samples per client: 1 to 100, median 50.5;" in table.intro
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["shw"], "data: got 'shw'; did you mean show?"),
-        (["show", "--dataset", "custom"], "stands for data given in Python"),
-        (["show", "--partition", "given"], "data.partition: got 'given', but the data name no clients"),
-        (["show", "--partition", "clases"], "data.partition: got 'clases', expected one of: auto, dirichlet, classes"),
-        (
-            ["show", "--partition", "classes", "--clients", "4"],
-            "data.classes_per_client: got 2 for 4 clients, expected 3",
-        ),
-        (["show", "--dataset", "folder:nowhere"], "nowhere is no folder"),
-        (["show", "--plot", "picture.xyz"], "--plot: got 'picture.xyz'"),
-        (["show", "--set", "data.image_size=-1"], "data.image_size: got -1"),
-    ],
-)
-def test_wrong_calls(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["data", *arguments]) == 2
+# --- data download ---
+
+CONTENT = b"published" * 1000
+SUM = hashlib.sha256(CONTENT).hexdigest()
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of SVHN is one small file, at an address where nobody listens."""
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setitem(FILES, "svhn", {"x.mat": SUM})
+    monkeypatch.setitem(MIRRORS, "svhn", ("http://127.0.0.1:9",))
+
+
+def test_files_that_are_there_are_named(offline: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "svhn" / "x.mat"
+    path.parent.mkdir()
+    path.write_bytes(CONTENT)
+    assert main(["data", "download", "svhn", "--data-dir", str(tmp_path), "--json"]) == 0
     said = capsys.readouterr()
-    assert message in said.err
-    assert said.err.startswith("error: ")
-    assert "Traceback" not in said.err
-    assert said.out == ""
+    assert json.loads(said.out) == {"dataset": "svhn", "files": [str(path)]}
+    assert said.err == f"{path}: is there, with the published checksum\n"
+
+
+def test_offline_the_file_and_its_address_are_named(
+    offline: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["data", "download", "svhn", "--data-dir", str(tmp_path)]) == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"error: {tmp_path / 'svhn' / 'x.mat'}: no mirror gave it; try again later, or put it")
+    assert SUM in first
+    assert second.startswith("  http://127.0.0.1:9/x.mat: ")
+
+
+def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pooch calls it, in two blocks; elsewhere nothing is shown."""
+    screen = io.StringIO()
+    for terminal in (True, False):
+        console = Console(file=screen, width=200, force_terminal=terminal, color_system=None)
+        monkeypatch.setattr(commands, "Console", lambda console=console, **_: console)
+        bar = commands._Bar()
+        bar.total = 9000
+        for step in (bar.update, bar.update):
+            step(4096)
+        bar.reset()
+        bar.update(9000)
+        bar.close()
+        if terminal:
+            assert "9.0/9.0 kB" in screen.getvalue()
+            shown = screen.getvalue()
+    assert screen.getvalue() == shown

@@ -164,50 +164,33 @@ def test_a_model_by_name_has_as_many_outputs_as_a_target() -> None:
     assert result.federation.model.layout.dim == FEATURES * 8 + 8 + 8 * WIDTH + WIDTH
 
 
-@pytest.mark.parametrize(
-    ("loss", "message"),
-    [
-        (lambda outputs, targets: squares(outputs, targets).mean(), r"got shape \(\).*reduction='none'"),
-        (
-            lambda outputs, targets: squares(outputs, targets)[:2],
-            r"got shape \(2,\).*expected one number per sample, \(5,\)",
-        ),
-        (lambda outputs, targets: outputs.unsqueeze(1) - targets, r"got shape \(5, 5, 2\)"),
-        (lambda outputs, targets: 1.0, "got float"),
-        (lambda outputs: outputs, "loss: fails on outputs of shape"),
-        (lambda outputs, targets: 1 / 0, "division by zero"),
-        (lambda outputs, targets: squares(outputs, targets).detach(), "numbers without a gradient"),
-        (lambda outputs, targets: outputs > targets, "numbers without a gradient"),
-        ("mse", "loss: got 'mse', expected a function"),
-    ],
-)
-def test_a_wrong_loss_is_named(loss: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        pfedlms.run(regression(), linear, loss=loss, rounds=1, **QUICK)
+NO_NUMBERS = np.full((400, 2), np.nan)
 
 
 @pytest.mark.parametrize(
-    ("data", "message"),
+    ("targets", "given", "message"),
     [
-        ((samples(), np.full((400, 2), np.nan)), "targets hold NaN"),
         (
-            (samples(), np.zeros((400, 2), dtype=complex)),
-            "got targets of type complex128, expected an array of numbers",
+            None,
+            {"loss": lambda outputs, targets: squares(outputs, targets).mean()},
+            r"got shape \(\).*reduction='none'",
         ),
-        ((samples(), np.zeros((399, 2))), "got 400 samples and 399 labels"),
-        ((samples(20), np.zeros((20, 2))), "use at most 2 clients or a smaller data.min_samples"),
+        (None, {"loss": lambda outputs, targets: squares(outputs, targets)[:2]}, "expected one number per sample"),
+        (None, {"loss": lambda outputs, targets: 1.0}, "got float"),
+        (None, {"loss": lambda outputs, targets: 1 / 0}, "loss: fails on outputs of shape .*division by zero"),
+        (None, {"loss": lambda outputs, targets: squares(outputs, targets).detach()}, "numbers without a gradient"),
+        (None, {"loss": lambda outputs, targets: outputs > targets}, "numbers without a gradient"),
+        (None, {"loss": "mse"}, "loss: got 'mse', expected a function"),
+        (NO_NUMBERS, {}, "targets hold NaN"),
+        (NO_NUMBERS.astype(complex), {}, "got targets of type complex128, expected an array of numbers"),
+        (None, {"clients": 200}, r"use at most \d+ clients or a smaller data.min_samples"),
+        (None, {"method": "fedproto"}, "fedproto sends a mean feature of each class, but these targets are no classes"),
     ],
 )
-def test_wrong_targets_are_named(data: Any, message: str) -> None:
+def test_a_wrong_loss_or_target_is_named(targets: Any, given: dict[str, Any], message: str) -> None:
+    data = regression() if targets is None else (samples(), targets)
     with pytest.raises(PfedlmsError, match=message):
-        pfedlms.run(data, linear, loss=squares, rounds=1, **QUICK)
-
-
-def test_fedproto_needs_classes() -> None:
-    with pytest.raises(
-        UsageError, match="fedproto sends a mean feature of each class, but these targets are no classes"
-    ):
-        pfedlms.run(regression(), linear, method="fedproto", loss=squares, rounds=1, **QUICK)
+        pfedlms.run(data, linear, rounds=1, **{**QUICK, "loss": squares, **given})
 
 
 def test_a_loss_named_in_a_file_alone_is_refused() -> None:
@@ -255,6 +238,27 @@ def test_parameters_of_another_type_become_float32(kind: str) -> None:
     assert next(module.parameters()).dtype != torch.float32  # which is the caller's
 
 
+class Casting(Named):
+    def forward(self, x: Tensor) -> Any:
+        return self.layers(x.double())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*torch.jit", "ignore:model. has torch.float64")
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda: torch.jit.script(network()), r"model: is scripted or traced .*give the module it was made from"),
+        (lambda: nn.Sequential(torch.jit.trace(network(), torch.zeros(1, FEATURES))), "model: is scripted or traced"),
+        (lambda: Named(lambda outputs: {"scores": outputs}), "model: returns dict with 'scores', expected a tensor"),
+        (lambda: Named(lambda outputs: (outputs,)), "model: returns tuple, expected a tensor"),
+        (lambda: Casting().double(), "its parameters are float32 here, so leave casts to other types out of it"),
+    ],
+)
+def test_modules_that_are_not_taken_get_a_remedy(model: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        pfedlms.run(classes(), model, rounds=1, **QUICK)
+
+
 def lazy() -> nn.Module:
     return nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(3))
 
@@ -271,31 +275,6 @@ def test_lazy_modules_are_initialised_by_the_runs_seed() -> None:
     assert pfedlms.run(classes(), nn.LazyLinear(3), rounds=1, **QUICK).federation.model.initial.shape == (21,)
     with pytest.raises(UsageError, match=r"model: cannot be copied .*give a function that makes it"):
         pfedlms.run(classes(), lazy(), rounds=1, **QUICK)  # buffers that are not there yet
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*torch.jit")
-@pytest.mark.parametrize(
-    ("module", "message"),
-    [
-        (lambda: torch.jit.script(network()), r"model: is scripted or traced .*give the module it was made from"),
-        (lambda: nn.Sequential(torch.jit.trace(network(), torch.zeros(1, FEATURES))), "model: is scripted or traced"),
-        (lambda: Named(lambda outputs: {"scores": outputs}), "model: returns dict with 'scores', expected a tensor"),
-        (lambda: Named(lambda outputs: (outputs,)), "model: returns tuple, expected a tensor"),
-    ],
-)
-def test_modules_that_are_not_taken_get_a_remedy(module: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        pfedlms.run(classes(), module, rounds=1, **QUICK)
-
-
-@pytest.mark.filterwarnings("ignore:model. has torch.float64")
-def test_a_module_that_casts_its_samples_gets_a_remedy() -> None:
-    class Double(Named):
-        def forward(self, x: Tensor) -> Any:
-            return self.layers(x.double())
-
-    with pytest.raises(UsageError, match="its parameters are float32 here, so leave casts to other types out of it"):
-        pfedlms.run(classes(), Double().double(), rounds=1, **QUICK)
 
 
 def test_batch_norm_with_a_batch_of_one_gets_a_remedy() -> None:

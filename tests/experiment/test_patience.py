@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import Crash, Crashing, accuracy_of
+from small import Crash, Crashing, accuracy_of, same_models, stored_metrics, stripped
 
 import pfedlms
 from pfedlms.cli import main
@@ -87,19 +87,13 @@ def test_it_counts_evaluations_and_not_rounds() -> None:
 def test_rounds_until_it_stops_are_those_without_it() -> None:
     whole = pfedlms.run(method="pfedlms", rounds=8, **SMALL)
     result = pfedlms.run(method="pfedlms", rounds=8, patience=1, **SMALL)
-    strip = [{**record, "seconds": 0} for record in whole.metrics]
-    assert [{**record, "seconds": 0} for record in result.metrics] == strip[: len(result.metrics)]
+    assert stripped(result.metrics) == stripped(whole.metrics)[: len(result.metrics)]
     measured = [record["v_acc"] for record in whole.metrics]
     falls = [at for at in range(1, 8) if measured[at] <= max(measured[:at])]
     assert result.summary["rounds"] == (falls[0] + 1 if falls else 8)
 
 
 # --- what is kept ---
-
-
-def same(ours: Any, theirs: Any) -> bool:
-    return all(torch.equal(own[name], value) for own, other in zip(ours, theirs, strict=True)
-               for name, value in other.items())  # fmt: skip
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
@@ -112,9 +106,9 @@ def test_the_best_rounds_models_are_those_a_run_of_that_length_ends_with(
         result = pfedlms.run(method=method, rounds=5, patience=3, **SMALL, **place)
     shorter = pfedlms.run(method=method, rounds=2, **SMALL)
     longer = pfedlms.run(method=method, rounds=5, **SMALL)
-    assert same(result.best_models, shorter.models)
-    assert same(result.models, longer.models)  # which looking at the best has left alone
-    assert not same(result.best_models, result.models)
+    assert same_models(result.best_models, shorter.models)
+    assert same_models(result.models, longer.models)  # which looking at the best has left alone
+    assert not same_models(result.best_models, result.models)
     data = result.federation.data
     assert accuracy_of(result.best_models, data, data.test, range(5)) == pytest.approx(result.summary["best"]["p_acc"])
 
@@ -122,7 +116,7 @@ def test_the_best_rounds_models_are_those_a_run_of_that_length_ends_with(
 def test_the_best_is_kept_of_everyone_where_only_some_take_part(tmp_path: Path) -> None:
     with v_accs(10, 90, 50, 50):
         result = pfedlms.run(method="pfedlms", rounds=4, patience=9, participation=0.4, out=tmp_path / "r", **SMALL)
-    assert same(result.best_models, pfedlms.run(method="pfedlms", rounds=2, participation=0.4, **SMALL).models)
+    assert same_models(result.best_models, pfedlms.run(method="pfedlms", rounds=2, participation=0.4, **SMALL).models)
 
 
 def test_a_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,10 +158,9 @@ def test_the_models_of_the_best_round_are_exported(tmp_path: Path, capsys: pytes
 
 def files(out: Path) -> tuple[Any, ...]:
     """All a run leaves behind, but for timings."""
-    lines = [{**json.loads(line), "seconds": 0} for line in (out / "metrics.jsonl").read_text().splitlines()]
     summary = {**json.loads((out / "summary.json").read_text()), "seconds": 0}
     kept = torch.load(out / "best.pt", weights_only=True)["federation"]
-    return lines, summary, kept["rounds_played"], kept["params"].tolist()
+    return stored_metrics(out), summary, kept["rounds_played"], kept["params"].tolist()
 
 
 VALUES = (50, 60, 40, 70, 65, 65, 65, 99)
@@ -210,22 +203,14 @@ def test_killed_between_a_checkpoint_and_its_being_kept(tmp_path: Path, monkeypa
 
 
 def test_a_run_that_stopped_early_is_shown_and_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also where its best round is its last, and from a copy, where links are files of their own."""
-    for number, values in enumerate([(50, 60, 40, 30, 20, 10), (50, 60, 70)]):
-        played(*values, patience=2, out=tmp_path / f"{number}")
-        out = tmp_path / f"copy{number}"
-        shutil.copytree(tmp_path / f"{number}", out)
-        before = {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in out.iterdir()}
-        summary = json.loads((out / "summary.json").read_text())
-        assert main(["resume", str(out), "--json"]) == 0
-        shown = capsys.readouterr()
-        assert json.loads(shown.out) == {**summary, "directory": str(out)}
-        early = "stopped early after 4 rounds: V-acc was highest in round 2, 60.00 %; its models: pfedlms export --best"
-        assert (early in shown.err) == (number == 0)
-        after = {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in out.iterdir()}
-        assert {name: value for name, value in after.items() if name != ".lock"} == {
-            name: value for name, value in before.items() if name != ".lock"
-        }
+    """From a copy, where links are files of their own."""
+    played(50, 60, 40, 30, 20, 10, patience=2, out=tmp_path / "r")
+    out = Path(shutil.copytree(tmp_path / "r", tmp_path / "copy"))
+    before = {file.name: file.read_bytes() for file in out.iterdir()}
+    assert main(["resume", str(out)]) == 0
+    early = "stopped early after 4 rounds: V-acc was highest in round 2, 60.00 %; its models: pfedlms export --best"
+    assert early in capsys.readouterr().err
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == before
 
 
 # --- comparisons ---
@@ -236,10 +221,6 @@ def test_a_comparison_says_that_runs_are_of_several_lengths(tmp_path: Path) -> N
         compared = pfedlms.compare(methods=["local", "fedavg"], seeds=1, rounds=4, patience=1, out=tmp_path, **SMALL)
     assert {run["rounds"] for run in compared.summaries} == {3}
     assert "up to 3 rounds" in str(compared)
-    with v_accs(50, 60):
-        compared = pfedlms.compare(methods=["local"], seeds=1, rounds=2, patience=1, **SMALL)
-    assert " 2 rounds" in str(compared)
-    assert "up to" not in str(compared)
 
 
 # --- astray clients, told apart from messages that were refused ---

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small import Crashing, same_models, stored_metrics
 from torch import Tensor, nn
 
 import pfedlms
 from pfedlms.backend import plain
 from pfedlms.cli import main
-from pfedlms.errors import ConfigError, DivergedError, PfedlmsError, RunDirectoryError, UsageError
-from pfedlms.experiment.callbacks import Callback
+from pfedlms.errors import ConfigError, DivergedError, RunDirectoryError, UsageError
 
 QUICK = {"rounds": 3, "clients": 4, "local_steps": 3, "batch_size": 8, "threads": 1}
 FEATURES, CLASSES = 6, 3
@@ -76,20 +76,6 @@ def test_pairs_and_a_factory_give_models_that_reach_what_is_reported(method: str
         right += round(reached / 100 * len(y))
     assert result.metrics[-1]["p_acc"] == pytest.approx(100 * right / sum(len(y) for _, (_, y) in pairs))
     assert result.metrics[-1]["p_acc"] > 50  # of three classes
-
-
-def test_arrays_are_partitioned() -> None:
-    x, y = pool(400)
-    result = pfedlms.run((x, y), linear, alpha=0.3, **QUICK)
-    data = result.federation.data
-    held = np.concatenate([*data.train, *data.test])
-    assert sorted(held) == list(range(400))  # every sample once
-    assert data.clients == 4
-    assert np.allclose(data.x.numpy(), x)
-    for state, test, said in zip(result.models, data.test, result.metrics[-1]["client_acc"], strict=True):
-        module = linear()
-        module.load_state_dict(state)
-        assert accuracy_by_hand(module, x[test], y[test]) == pytest.approx(said)
 
 
 def test_an_instance_is_the_initial_model_and_stays_as_it_is() -> None:
@@ -155,25 +141,17 @@ def test_settings_may_stand_in_a_file_which_may_name_the_method(tmp_path: Path) 
     [
         (
             {"round": 3, "alfa": 1.0},
-            "round: unknown setting; did you mean rounds?\nalfa: unknown setting; did you mean alpha",
+            r"round: unknown setting; did you mean rounds\?\nalfa: unknown setting; did you mean",
         ),
-        ({"stength": 0.1}, "stength: unknown setting; did you mean strength?"),
         ({"method": "fedavg", "strength": 0.1}, "strength: a setting of pfedlms, "),
-        (
-            {"method": "sketchvote", "thresholds": 3},
-            "thresholds: a setting of pfedlms, not of sketchvote, which has ratio, "
-            "gain, allocation, refresh, check_every",
-        ),
-        ({"method": ""}, "method.name: got ''"),
-        ({"patience": 3}, "train.patience: got 3 with data.validation = 0; it follows V-acc"),
-        ({"data": "digtis"}, "data.dataset: got 'digtis'"),
-        ({"model": "vgg9"}, "model.name: got 'vgg9'"),
+        ({"method": "", "patience": 3}, "method.name: got ''"),
+        ({"patience": 3}, r"train\.patience: got 3 with data\.validation = 0; it follows V-acc"),
+        ({"data": "digtis", "model": "vgg9"}, r"data\.dataset: got 'digtis'(.|\n)*model\.name: got 'vgg9'"),
     ],
 )
 def test_wrong_settings_are_named(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=message):
         pfedlms.run(**settings)
-    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -183,38 +161,22 @@ def test_wrong_settings_are_named(settings: dict[str, Any], message: str) -> Non
         ([], linear, "data: got no clients"),
         (pool(60), lambda: nn.Linear(FEATURES + 1, CLASSES), "model: fails on samples of shape"),
         (pool(60), lambda: nn.Linear(FEATURES, CLASSES - 1), "model: got outputs of shape (5, 2)"),
-        (pool(60), lambda: nn.LSTM(FEATURES, CLASSES), "model: returns tuple, expected a tensor"),
         (pool(60), lambda: nn.Flatten(), "no trainable parameters"),
         (pool(60), lambda: "a model", "the factory returned str"),
-        (pool(60), lambda: nn.Linear(FEATURES, 10**14), "model: cannot be built"),
     ],
 )
 def test_wrong_data_and_models_are_named_before_anything_is_written(
     data: Any, model: Any, message: str, tmp_path: Path
 ) -> None:
     settings = {key: value for key, value in QUICK.items() if key != "clients" or isinstance(data, tuple)}
-    with pytest.raises(PfedlmsError) as caught:
-        pfedlms.run(data, model, out=tmp_path / "run", **settings)
-    assert isinstance(caught.value, UsageError)
-    assert message in str(caught.value)
-    with pytest.raises(PfedlmsError):
-        pfedlms.compare(data, model, out=tmp_path / "compare", **settings)
-    assert not (tmp_path / "run").exists()
-    assert not (tmp_path / "compare").exists()
+    for play in (pfedlms.run, pfedlms.compare):
+        with pytest.raises(UsageError) as caught:
+            play(data, model, out=tmp_path / "run", **settings)
+        assert message in str(caught.value)
+        assert not (tmp_path / "run").exists()
 
 
 # --- what comes out ---
-
-
-class Noting(Callback):
-    def __init__(self) -> None:
-        self.seen: list[Any] = []
-
-    def on_start(self, run: Any) -> None:
-        self.seen.append(("started", run.round))
-
-    def on_evaluation(self, run: Any, record: Any) -> None:
-        self.seen.append(("evaluated", record["round"]))
 
 
 @pytest.mark.parametrize("method", ["fedavg", "local", "pfedlms"])
@@ -227,10 +189,6 @@ def test_the_summary_agrees_with_the_metrics(method: str, tmp_path: Path) -> Non
     assert result.summary == summary
     assert result.metrics == records
     assert result.directory == out
-    assert {
-        "method", "dataset", "model", "seed", "clients", "rounds", "accuracy", "bytes_per_round", "total_bytes",
-        "seconds", "parameters",
-    } <= summary.keys()  # fmt: skip
     assert (summary["method"], summary["seed"], summary["clients"], summary["rounds"]) == (method, 7, 4, 13)
     assert summary["parameters"] == FEATURES * 8 + 8 + 2 * 8 + 8 * CLASSES + CLASSES
 
@@ -256,7 +214,7 @@ def test_the_summary_agrees_with_the_metrics(method: str, tmp_path: Path) -> Non
         n * sum(records[0]["bytes"].values()) for n in range(1, 14)
     ]
     for record in records:
-        assert {"round", "p_acc", "client_acc", "loss", "bytes", "seconds"} <= record.keys()
+        assert {"loss", "seconds"} <= record.keys()
         assert len(record["client_acc"]) == 4
         assert not record.keys() & {"clients", "unheard"}  # all took part, and nothing can get lost
         assert ("g_acc" in record) == (method == "fedavg")
@@ -272,8 +230,7 @@ def test_the_last_round_is_always_evaluated(every: int, evaluated: list[int]) ->
 def test_measuring_more_often_changes_nothing() -> None:
     runs = [pfedlms.run(pool(100), normalised, evaluate_every=every, **QUICK) for every in (1, 3)]
     assert runs[0].metrics[-1]["client_acc"] == runs[1].metrics[-1]["client_acc"]
-    for ours, theirs in zip(runs[0].models, runs[1].models, strict=True):
-        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert same_models(runs[0].models, runs[1].models)
 
 
 # --- how it is executed ---
@@ -320,18 +277,11 @@ def test_the_reference_is_plain_and_takes_one_client_after_another(
 
 # --- augmentation ---
 
-IMAGES = {**QUICK, "rounds": 2, "hidden": 16, "method": "fedavg"}
-
-
-def measured(data: Any = "digits", **settings: Any) -> list[dict[str, Any]]:
-    """Metrics of a run, without what depends on the time of day."""
-    records = pfedlms.run(data, **{**IMAGES, **settings}).metrics
-    return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
-
 
 def test_only_training_is_augmented() -> None:
     """With a learning rate of nearly zero all models stay the same, and so does what they reach on test samples."""
-    plain, changed = (measured(augment=augment, learning_rate=1e-30)[-1] for augment in ("none", "crop+flip"))
+    settings = {**QUICK, "hidden": 16, "method": "fedavg", "learning_rate": 1e-30}
+    plain, changed = (pfedlms.run(augment=augment, **settings).metrics[-1] for augment in ("none", "crop+flip"))
     assert changed["loss"] != plain["loss"]
     for key in ("p_acc", "g_acc", "test_loss"):
         assert changed[key] == plain[key]
@@ -357,7 +307,7 @@ def test_a_loss_that_becomes_nan_keeps_what_was_measured(tmp_path: Path) -> None
     with pytest.raises(DivergedError, match=r"round \d+: .* client \d ") as caught:
         pfedlms.run(pairs, linear, method="local", out=out, checkpoint_every=5, **settings)
     failed = int(str(caught.value).split(":")[0].removeprefix("round "))
-    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    records = stored_metrics(out)
     summary = json.loads((out / "summary.json").read_text())
     assert 2 < failed < 50
     assert [record["round"] for record in records] == list(range(1, failed))
@@ -425,11 +375,7 @@ def test_a_full_disk_loses_nothing(full: str, tmp_path: Path) -> None:
     assert summary["accuracy"]["max"] == max(json.loads(line)["p_acc"] for line in lines[:whole])
 
     assert main(["resume", str(out), "--quiet"]) == 0  # there is room again
-    ours, theirs = (
-        [{**json.loads(line), "seconds": 0} for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        for folder in (out, fresh)
-    )
-    assert ours == theirs
+    assert stored_metrics(out) == stored_metrics(fresh)
     assert json.loads((out / "summary.json").read_text())["status"] == "finished"
 
 
@@ -437,8 +383,6 @@ def test_a_directory_that_cannot_be_written_is_found_before_training(tmp_path: P
     """Permission bits do not bind root, so: below a regular file, in /proc, with a name that is too long."""
     (tmp_path / "file").write_text("not a folder")
     for out in (tmp_path / "file", tmp_path / "file" / "run", Path("/proc/pfedlms/run"), tmp_path / ("a" * 300)):
-        noting = Noting()
         with pytest.raises(RunDirectoryError, match="name another out=DIR"):
-            pfedlms.run(pool(100), linear, out=out, callbacks=[noting], **QUICK)
-        assert not noting.seen
+            pfedlms.run(pool(100), linear, out=out, callbacks=[Crashing(1)], **QUICK)
     assert (tmp_path / "file").read_text() == "not a folder"

@@ -215,13 +215,10 @@ def test_show_tells_what_a_killed_process_had_measured(tmp_path: Path, capsys: p
     options = {**SMALL, "callbacks": [Crashing(2, "fedavg")]}
     with pytest.raises(Crash):
         pfedlms.compare(methods="local,fedavg,pfedlms", seeds=1, out=tmp_path / "c", **options)
-    whole = pfedlms.run(method="fedavg", **{**SMALL, "rounds": 2}).summary
     assert main(["show", str(tmp_path / "c" / "fedavg-seed0"), "--json"]) == 0
     shown = capsys.readouterr()
     summary = json.loads(shown.out)
     assert (summary["status"], summary["rounds"], summary["evaluations"]) == ("interrupted", 2, 2)
-    for key in ("accuracy", "global_accuracy", "bytes_per_round", "total_bytes"):
-        assert summary[key] == whole[key]
     assert f"pfedlms resume {tmp_path / 'c' / 'fedavg-seed0'}" in shown.err
     assert main(["show", str(tmp_path / "c")]) == 0
     shown = capsys.readouterr()

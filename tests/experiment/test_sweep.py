@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import warnings
@@ -15,26 +16,6 @@ from small import OPTIONS, SMALL, Pressing
 import pfedlms
 from pfedlms.cli import main
 from pfedlms.errors import ConfigError
-
-
-def test_every_combination_is_run_and_the_best_is_the_best() -> None:
-    rates = [0.001, 0.5]
-    done = pfedlms.sweep(method="fedavg", learning_rate=rates, momentum=(0.0, 0.5), seeds=2, validation=0.25, **SMALL)
-    assert [cell["settings"] for cell in done.cells()] == [
-        {"train.learning_rate": rate, "train.momentum": momentum} for rate in rates for momentum in (0.0, 0.5)
-    ]
-    scores = {}
-    for cell in done.cells():
-        chosen = {key.partition(".")[2]: value for key, value in cell["settings"].items()}
-        alone = [
-            pfedlms.run(method="fedavg", validation=0.25, seed=s, **chosen, **SMALL).validation_accuracy for s in (0, 1)
-        ]
-        scores[cell["name"]] = np.mean([value for value in alone if value is not None])
-        assert cell["score"] == pytest.approx(scores[cell["name"]])
-    best = done.best()
-    assert best is not None
-    assert best["name"] == max(scores, key=lambda name: scores[name])
-    assert "best" in str(done)
 
 
 def test_an_edge_is_told_for_three_numbers_or_more() -> None:
@@ -57,9 +38,7 @@ def test_there_is_no_edge_where_a_setting_ends() -> None:
         settings = {**SMALL, "rounds": 8, "learning_rate": 0.3, "validation": 0.2}
         decays = pfedlms.sweep(method="local", weight_decay=[3.0, 0.0, 2.0], **settings)
         ratios = pfedlms.sweep(method="sketchvote", ratio=[1.0, 0.01, 0.02], **settings)
-    assert decays.best() is not None
     assert decays.best()["settings"] == {"train.weight_decay": 0.0}
-    assert ratios.best() is not None
     assert ratios.best()["settings"] == {"method.ratio": 1.0}
     with pytest.warns(UserWarning, match=r"weight_decay is 0\.001, the smallest tried; try smaller"):
         pfedlms.sweep(method="local", weight_decay=[3.0, 0.001, 2.0], **settings)
@@ -119,9 +98,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ("arguments", "message"),
     [
         (["--set", "train.learning_rate=.1,x"], "train.learning_rate: got 'x', expected a number"),
-        (["--set", "method.ratio=.1"], "got no setting with several values"),
         (["--method", "local,fedavg", "--learning-rate", ".1,.2"], "a sweep is of one method"),
-        (["--set", "train.learnig_rate=.1,.2", "--alpha", "1,2"], "did you mean learning_rate"),
         (["--learning-rate", ".1,.2", "--by", "v_acc"], "--by: got v_acc, but data.validation is 0"),
     ],
 )
@@ -137,10 +114,10 @@ def test_a_sweep_goes_on_after_ctrl_c(tmp_path: Path) -> None:
     stopped = caught.value.result  # type: ignore[attr-defined]
     assert stopped.interrupted
     assert [run["rounds"] for run in stopped.summaries] == [3, 2]
+    with open(tmp_path / "s" / "results.csv") as file:
+        rows = [(row["status"], row["train.learning_rate"]) for row in csv.DictReader(file)]
+    assert rows == [("finished", "0.01"), ("interrupted", "0.2")]
     resumed = pfedlms.resume(tmp_path / "s")
     whole = pfedlms.sweep(**options)
     assert [cell["score"] for cell in resumed.cells()] == [cell["score"] for cell in whole.cells()]
-    ours, theirs = resumed.best(), whole.best()
-    assert ours is not None
-    assert theirs is not None
-    assert ours["name"] == theirs["name"]
+    assert resumed.best()["name"] == whole.best()["name"]

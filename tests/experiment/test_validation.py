@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import accuracy_of, network
+from small import OPTIONS, accuracy_of, network, same_models
+from small import SMALL as FOUR
 
 import pfedlms
 from factories import federation
@@ -23,11 +24,7 @@ from pfedlms.methods import METHODS
 from pfedlms.models import Cohort
 from pfedlms.report.progress import accuracies
 
-SMALL = {"rounds": 4, "clients": 5, "hidden": 12, "local_steps": 2, "batch_size": 8, "threads": 1}
-OPTIONS = [
-    "--set", "data.clients=5", "--set", "model.hidden=12", "--set", "train.local_steps=2", "--set",
-    "train.batch_size=8", "--set", "run.threads=1",
-]  # fmt: skip
+SMALL = {**FOUR, "rounds": 4, "clients": 5}
 
 
 # --- what training sees ---
@@ -46,8 +43,7 @@ def test_no_method_sees_what_is_set_aside(method: str) -> None:
         run.start()
         traffic.append([run.play_round().traffic for _ in range(2)])
     assert traffic[0] == traffic[1]
-    for (_, ours), (_, theirs) in zip(*(run.models() for run in runs), strict=True):
-        assert all(torch.equal(ours[name], value) for name, value in theirs.items())
+    assert same_models(*([model for _, model in run.models()] for run in runs))
     ours, theirs = (run.evaluate() for run in runs)
     assert (ours.correct, ours.loss) == (theirs.correct, theirs.loss)
     assert ours.validation != theirs.validation
@@ -71,37 +67,13 @@ def test_v_acc_is_that_of_the_models(method: str, participation: float) -> None:
     assert everyone["accuracy"] == pytest.approx(accuracy_of(models, data, data.test, range(5)))
 
 
-def test_pairs_have_validation_too() -> None:
-    x, y = load_dataset("digits")
-    pairs = [((x[k : k + 60], y[k : k + 60]), (x[k + 60 : k + 80], y[k + 60 : k + 80])) for k in (0, 100, 200)]
-    settings = {key: value for key, value in SMALL.items() if key not in ("clients", "hidden")}
-    result = pfedlms.run(pairs, network, method="fedavg", validation=0.25, **settings)
-    data = result.federation.data
-    assert data.samples == (45, 45, 45)
-    assert result.metrics[-1]["v_acc"] == pytest.approx(accuracy_of(result.models, data, data.validation, range(3)))
-    assert result.validation_accuracy == pytest.approx(np.mean([record["v_acc"] for record in result.metrics]))
-    # The samples set aside are those of the client's own pair.
-    for client, ((own, _), _) in enumerate(pairs):
-        held = data.x[data.validation[client]].numpy()
-        assert all((own == sample).all(axis=(1, 2, 3)).any() for sample in held)
-
-
 def test_a_round_of_clients_without_any_has_no_v_acc() -> None:
     """One of three clients holds a single training sample; where it takes part alone there is nothing to measure."""
     x, y = load_dataset("digits")
     pairs = [((x[k : k + n], y[k : k + n]), (x[k + 60 : k + 80], y[k + 60 : k + 80])) for k, n in ((0, 60), (100, 1))]
-    settings = {key: value for key, value in SMALL.items() if key not in ("clients", "hidden", "rounds")}
+    settings = {"method": "local", "validation": 0.25, "participation": 0.5, "rounds": 8, "local_steps": 2}
     with pytest.warns(UserWarning, match="data.validation: 1 of 2 clients"):
-        result = pfedlms.run(
-            pairs,
-            network,
-            method="local",
-            validation=0.25,
-            participation=0.5,
-            rounds=8,
-            callbacks=[Noted()],
-            **settings,
-        )
+        result = pfedlms.run(pairs, network, callbacks=[Noted()], **settings)
     taken = {record["clients"][0]: record["v_acc"] for record in result.metrics}
     assert taken.keys() == {0, 1}
     assert all((record["v_acc"] is None) == (record["clients"] == [1]) for record in result.metrics)
@@ -133,7 +105,7 @@ def test_without_it_nothing_is_said_and_nothing_is_evaluated(
 
     monkeypatch.setattr(LocalWorker, "evaluate", counted)
     out = tmp_path / "run"
-    assert main(["run", "--method", "local", "--rounds", "3", *OPTIONS, "--out", str(out)]) == 0
+    assert main(["run", "--method", "local", *OPTIONS, "--out", str(out)]) == 0
     shown = capsys.readouterr()
     files = "".join((out / name).read_text() for name in ("metrics.jsonl", "summary.json"))
     assert not re.search("v_acc|v-acc|validation", (shown.out + shown.err + files).lower())

@@ -9,10 +9,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from small import OPTIONS, SMALL, Pressing
+from small import OPTIONS, SMALL, Pressing, same_models
 from torch import nn
 
 import pfedlms
@@ -31,15 +30,8 @@ def planned(methods: Any, overrides: dict[str, Any] | None = None, file: Path | 
     "methods",
     [
         "pfedlms, pfedlms:thresholds=1 ,fedavg:server_step=2:learning_rate=.05",
-        ["pfedlms", "pfedlms:thresholds=1", "fedavg:server_step=2:learning_rate=.05"],
         ("pfedlms", "pfedlms:thresholds=1,fedavg:server_step=2:train.learning_rate=.05"),
-        iter(
-            [
-                "pfedlms",
-                ("pfedlms", {"thresholds": 1}),
-                ["fedavg", {"server_step": np.int64(2), "learning_rate": 0.05}],
-            ]
-        ),
+        iter(["pfedlms", ("pfedlms", {"thresholds": 1}), ["fedavg", {"server_step": 2, "learning_rate": 0.05}]]),
     ],
 )
 def test_a_variant_has_a_name_and_settings_of_its_own(methods: Any) -> None:
@@ -56,18 +48,14 @@ def test_a_variant_has_a_name_and_settings_of_its_own(methods: Any) -> None:
     ("methods", "message"),
     [
         ([], "methods: got none"),
-        (",", "methods: got none"),
         (3, "methods: got 3, expected methods like"),
         ({"pfedlms": {"ratio": 0.5}}, "expected methods like"),
-        (b"pfedlms", "expected methods like"),
         (["sketchvote", {"ratio": 0.5}], "methods: got {'ratio': 0.5}, expected methods like"),
-        (["sketchvote", None], "methods: got None"),
         ("pfedlms:thresholds", "got 'pfedlms:thresholds', expected pfedlms:key=value"),
         ("pfedlms:treshold=1", "did you mean thresholds"),
         ("pfedlms:rounds=7", "rounds is no setting that pfedlms can have alone"),
-        ("pfedlms:thresholds=0", "pfedlms.thresholds: got 0"),
-        ("pfedlms:thresholds=x", "pfedlms.thresholds: got 'x', expected a whole number"),
         ("pfedlsm:thresholds=1", "method.name: got 'pfedlsm'; did you mean pfedlms"),
+        ("pfedlms:thresholds=x", "pfedlms.thresholds: got 'x', expected a whole number"),
         ("local,pfedlms,local", "expected every method once"),
     ],
 )
@@ -81,14 +69,9 @@ def test_a_setting_of_several_methods_must_say_whose_it_is(tmp_path: Path) -> No
     methods = "local,pfedlms,pfed1bs"
     with pytest.raises(ConfigError, match=r"method\.strength: pfedlms and pfed1bs have it.*pfedlms\.strength=0\.2"):
         planned(methods, {"method": {"strength": 0.2}})
-    with pytest.raises(ConfigError, match="have it"):
-        pfedlms.compare(methods=methods, strength=0.2, **SMALL)
     named = planned(methods, {"pfedlms": {"strength": 0.2}})
     assert named["pfedlms"].settings.strength == 0.2
     assert named["pfed1bs"].settings.strength == planned("pfed1bs")["pfed1bs"].settings.strength != 0.2
-    assert (
-        planned("pfedlms,pfedlms:ratio=.2", {"method": {"strength": 0.2}})["pfedlms:ratio=.2"].settings.strength == 0.2
-    )
     with pytest.raises(ConfigError, match=r"\[stc\]: not among the methods compared"):
         planned(methods, {"stc": {"sparsity": 0.1}})
     file = tmp_path / "one.toml"
@@ -134,11 +117,9 @@ def test_variants_have_rows_folders_and_results_of_their_own(
         rows = list(csv.DictReader(file))
     assert [row["method.server_step"] for row in rows] == ["", "", "", "", "2.0", "2.0"]
     for row, run in zip(rows, runs, strict=True):
-        assert (row["name"], int(row["seed"]), int(row["total_bytes"])) == (
-            run["name"],
-            run["seed"],
-            run["total_bytes"],
-        )
+        assert [row[key] for key in ("name", "seed", "total_bytes")] == [
+            str(run[key]) for key in ("name", "seed", "total_bytes")
+        ]
         assert float(row["p_acc_last10"]) == run["accuracy"]["last10"]
         assert row["v_acc_max"] == ""
 
@@ -152,8 +133,7 @@ def test_results_come_with_metrics_and_models(tmp_path: Path) -> None:
         last = comparison.runs[-1]
         assert (last.label, last.config.run.seed) == ("fedavg", 1)
         assert [r["client_acc"] for r in last.metrics] == [r["client_acc"] for r in alone.metrics]
-        for ours, theirs in zip(last.models, alone.models, strict=True):
-            assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+        assert same_models(last.models, alone.models)
 
 
 def test_models_that_would_fill_the_memory_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

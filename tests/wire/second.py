@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import struct
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import make_vectors
 import plain_client as plain
 import torch
-from bit_patterns import f32s
 from plain_client.sketchmean import MeanRun
 from torch import Tensor, nn
 
@@ -24,6 +25,32 @@ PAGE = (HERE.parents[1] / "docs" / "protocol.md").read_text(encoding="utf-8")
 VECTORS = json.loads((HERE / "vectors.json").read_text(encoding="ascii"))
 CLIENTS, SEED = 4, 99
 RUNS = {"pfedlms": plain.Run, "sketchvote": plain.VoteRun, "sketchmean": MeanRun}
+
+
+# --- numbers as `vectors.json` writes them: the hex digits of their bits, most significant first ---
+
+
+def f32(bits: str) -> float:
+    return struct.unpack(">f", bytes.fromhex(bits))[0]
+
+
+def f32s(values: Iterable[str]) -> list[float]:
+    return [f32(bits) for bits in values]
+
+
+def bits32(values: Iterable[float]) -> list[str]:
+    return [struct.pack(">f", value).hex() for value in values]
+
+
+def f64(bits: str) -> float:
+    return struct.unpack(">d", bytes.fromhex(bits))[0]
+
+
+def signs(text: str) -> list[float]:
+    return [1.0 if sign == "+" else -1.0 for sign in text]
+
+
+# --- runs ---
 
 
 def recorded_run(method: str, known: dict[str, Any], **more: Any) -> Any:

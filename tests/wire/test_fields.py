@@ -85,34 +85,6 @@ def test_masked_bytes_are_there_or_not() -> None:
         decoded(bytes([0, 1, 2, 255]), *fields)
 
 
-def test_symbols_by_hand() -> None:
-    # Levels 3: 1 + 2*3 = 7 in 4 bits; then 2 + 0*3 + 1*9 = 11 in 5 bits. Each segment begins a byte.
-    assert encoded({"x": np.uint8([1, 2, 2, 0, 1])}, Symbols("x", (2, 3), 3)).hex() == "070b"
-
-
-def test_signs_by_hand() -> None:
-    # +1 sets a bit, zero counts as +1: bits 0, 2 and 8.
-    values = np.float32([1, -1, 0.0, -2, -3, -1, -1, -1e-30, 5])
-    assert encoded({"x": values}, Signs("x", 9)).hex() == "0501"
-    signs = decoded(bytes.fromhex("0501"), Signs("x", 9))
-    assert signs.dtype == np.float32
-    assert signs.tolist() == [1, -1, 1, -1, -1, -1, -1, -1, 1]
-
-
-def test_floats_by_hand() -> None:
-    assert encoded({"x": np.float64([1, -2])}, Floats("x", 2)).hex() == "0000803f000000c0"
-    assert encoded({"x": np.float32([0.5])}, Scalar("x")).hex() == "0000003f"
-
-
-def test_masked_rows_by_hand() -> None:
-    # Rows 1 and 2 of three: mask 0b110, then two floats a row.
-    fields = (Mask("mask", 3), MaskedRows("rows", "mask", 3, 2))
-    values = {"mask": np.array([False, True, True]), "rows": np.float32([[9, 9], [1, 2], [3, 4]])}
-    payload = encoded(values, *fields)
-    assert payload.hex() == "06" + "0000803f00000040" + "0000404000008040"
-    assert decoded(payload, *fields)["rows"].tolist() == [[0, 0], [1, 2], [3, 4]]
-
-
 # Round trips.
 
 
@@ -221,11 +193,6 @@ def test_floats_below_the_minimum() -> None:
     with pytest.raises(DecodeError, match="at position 1, expected a finite number of at least 0"):
         decoded(struct.pack("<2f", 0.0, -1e-40), bounded)  # subnormal numbers count, too
     assert decoded(struct.pack("<2f", -0.0, 0.0), bounded).tolist() == [0, 0]
-
-
-def test_masked_rows_that_are_not_finite() -> None:
-    with pytest.raises(DecodeError, match="field 'rows': got nan"):
-        decoded(b"\2" + struct.pack("<f", np.nan), Mask("mask", 2), MaskedRows("rows", "mask", 2, 1))
 
 
 @pytest.mark.parametrize("field", [Symbols("x", (3,), 3), Signs("x", 3), Mask("x", 3), Bits("x", 3)], ids=repr)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import struct
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,7 +67,6 @@ def targets() -> list[Target]:
 
 # Mutations: a frame and another one go in, bytes come out.
 
-Mutation = Callable[[random.Random, bytes, bytes], bytes]
 HEADER_FIELDS = ((0, 4), (4, 1), (5, 1), (6, 2), (8, 4), (12, 4), (16, 4), (20, 8), (28, 8), (36, 4))
 
 
@@ -118,18 +116,7 @@ def random_bytes(draw: random.Random, data: bytes, other: bytes) -> bytes:
     return data[:start] + draw.randbytes(draw.randrange(100))
 
 
-MUTATIONS: tuple[Mutation, ...] = (
-    flip_bits,
-    set_bytes,
-    payload_bytes,
-    truncate,
-    extend,
-    splice,
-    edit_header,
-    random_bytes,
-)
-
-
+MUTATIONS = (flip_bits, set_bytes, payload_bytes, truncate, extend, splice, edit_header, random_bytes)
 # With a good checksum these can be valid messages; the others change the length, which only a varying message survives.
 CAN_PASS = ("flip_bits", "set_bytes", "payload_bytes", "splice", "edit_header")
 

@@ -12,8 +12,7 @@ from typing import Any
 import make_vectors
 import plain_client as plain
 import pytest
-from bit_patterns import bits32, f32, f32s
-from second import VECTORS, recorded_run
+from second import VECTORS, bits32, f32, f32s, recorded_run
 
 
 def test_lloyd_max() -> None:

@@ -17,8 +17,7 @@ import numpy as np
 import plain_client as plain
 import pytest
 import torch
-from bit_patterns import bits32, f32, f32s, f64, signs
-from second import CLIENTS, HERE, PAGE, VECTORS, federate, recorded_run, run_of
+from second import CLIENTS, HERE, PAGE, VECTORS, bits32, f32, f32s, f64, federate, recorded_run, run_of, signs
 
 from factories import Frames
 from pfedlms.cohort import Cohort
@@ -99,19 +98,6 @@ def test_generator() -> None:
     for entry in VECTORS["rows"]:
         count = len(entry["rows"])
         assert [plain.row(int(entry["key"], 16), entry["bits"], i) for i in range(count)] == entry["rows"]
-
-
-def test_words_are_those_published_for_splitmix64() -> None:
-    # First outputs of the public-domain splitmix64.c for the state 1234567 (Rosetta Code, "Pseudo-random
-    # numbers/Splitmix64").
-    expected = [
-        6457827717110365317,
-        3203168211198807973,
-        9817491932198370423,
-        4593380528125082431,
-        16408922859458223821,
-    ]
-    assert [plain.word(1234567, i) for i in range(5)] == expected
 
 
 def test_sizes() -> None:

@@ -9,9 +9,8 @@ import make_vectors
 import plain_client as plain
 import pytest
 import torch
-from bit_patterns import bits32, f32s, f64
 from plain_client.sketchmean import CHANGES, DIFFERENCES, MeanClient, MeanServer
-from second import CLIENTS, VECTORS, federate, present, recorded_run, run_of
+from second import CLIENTS, VECTORS, bits32, f32s, f64, federate, present, recorded_run, run_of
 
 from factories import overheard
 from pfedlms.wire.frames import SERVER

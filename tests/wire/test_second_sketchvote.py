@@ -13,8 +13,7 @@ import make_vectors
 import plain_client as plain
 import pytest
 import torch
-from bit_patterns import bits32, f32, f32s, f64
-from second import CLIENTS, PAGE, VECTORS, federate, present, recorded_run, run_of
+from second import CLIENTS, PAGE, VECTORS, bits32, f32, f32s, f64, federate, present, recorded_run, run_of
 from torch import Tensor
 
 from factories import overheard

@@ -2,13 +2,13 @@
 
 It is slow and short on purpose. A file has a section or a few of the page.
 """
+# ruff: noqa: F401 - all names, in one place
 
 from __future__ import annotations
 
 from plain_client.averages import added, average, pooled, stc_fields, ternary
 from plain_client.fields import (
     Count,
-    Field,
     Floats,
     Mask,
     MaskedBytes,
@@ -22,9 +22,7 @@ from plain_client.fields import (
 )
 from plain_client.frames import (
     SERVER,
-    Known,
     Receiver,
-    accept,
     accept_stream,
     common_lines,
     digest_of,
@@ -32,11 +30,11 @@ from plain_client.frames import (
     write_frame,
     zsign_lines,
 )
-from plain_client.numbers import Table, allocated_sizes, f32, fnv1a, mix, padded, row, signs, sketch_size, stream, word
-from plain_client.packing import Refused, block_size, pack, packed_size, unpack, width
+from plain_client.numbers import allocated_sizes, f32, fnv1a, padded, row, signs, sketch_size, stream, word
+from plain_client.packing import Refused, block_size, pack, unpack, width
 from plain_client.pfedlms import Client, Run, Server
 from plain_client.quantising import lloyd_max_boundaries, pool, quantiles, statistics, symbols_of, thresholds_of, vote
-from plain_client.sketching import kept_rows, sketch, spread, transform
+from plain_client.sketching import sketch, transform
 from plain_client.sketchvote import (
     DOWN,
     MODEL,
@@ -45,76 +43,5 @@ from plain_client.sketchvote import (
     VoteRun,
     VoteServer,
     model_digest,
-    root_mean_square,
     weighted_median,
 )
-
-__all__ = [
-    "DOWN",
-    "MODEL",
-    "SERVER",
-    "UP",
-    "Client",
-    "Count",
-    "Field",
-    "Floats",
-    "Known",
-    "Mask",
-    "MaskedBytes",
-    "MaskedRows",
-    "Places",
-    "Positions",
-    "Receiver",
-    "Refused",
-    "Run",
-    "Server",
-    "Signs",
-    "Symbols",
-    "Table",
-    "VoteClient",
-    "VoteRun",
-    "VoteServer",
-    "accept",
-    "accept_stream",
-    "added",
-    "allocated_sizes",
-    "average",
-    "block_size",
-    "common_lines",
-    "digest_of",
-    "digest_text",
-    "f32",
-    "fnv1a",
-    "kept_rows",
-    "lloyd_max_boundaries",
-    "mix",
-    "model_digest",
-    "pack",
-    "packed_size",
-    "padded",
-    "pool",
-    "pooled",
-    "quantiles",
-    "read_payload",
-    "root_mean_square",
-    "row",
-    "signs",
-    "sketch",
-    "sketch_size",
-    "spread",
-    "statistics",
-    "stc_fields",
-    "stream",
-    "symbols_of",
-    "ternary",
-    "thresholds_of",
-    "transform",
-    "unpack",
-    "vote",
-    "weighted_median",
-    "width",
-    "word",
-    "write_frame",
-    "write_payload",
-    "zsign_lines",
-]

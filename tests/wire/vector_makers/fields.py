@@ -22,70 +22,38 @@ def payload(values: dict[str, np.ndarray], *parts: Field) -> str:
 PLACES = ((9, list(range(9))), (20, [1, 2, 19]), (2, [1]), (1000, [0, 63, 64, 129, 500, 501, 502, 503, 504, 999]))
 
 
+def entry(field: str, given: dict[str, np.ndarray], /, *parts: Field, **about: Any) -> dict[str, Any]:
+    return {"field": field, **about, "payload": payload(given, *parts)}
+
+
 def fields() -> list[dict[str, Any]]:
     mask = np.array([1, 0, 1, 1, 0, 0, 0, 0, 0, 1], dtype=bool)
+    yes_and_no = mask.astype(int).tolist()
     rows = floats(20, 5).reshape(10, 2) * mask[:, None]
     chosen, signs = symbols(12, 3, 6), rng.signs(rng.stream(2024, "vectors", 6), 11)
     vector, scalar = floats(3, 7), np.float32([2.5])
     masked = (Mask("mask", 10), MaskedRows("rows", "mask", 10, 2))
-    return [
-        {
-            "field": "symbols",
-            "segments": [7, 5],
-            "levels": 3,
-            "symbols": chosen.tolist(),
-            "payload": payload({"x": chosen}, Symbols("x", (7, 5), 3)),
-        },
-        {
-            "field": "signs",
-            "signs": sign_text(signs),
-            "payload": payload({"x": signs}, Signs("x", 11)),
-        },
-        {"field": "floats", "values": bits32(vector), "payload": payload({"x": vector}, Floats("x", 3))},
-        {"field": "scalar", "values": bits32(scalar), "payload": payload({"x": scalar}, Scalar("x"))},
-        {"field": "mask", "mask": mask.astype(int).tolist(), "payload": payload({"x": mask}, Mask("x", 10))},
-        {
-            "field": "masked rows",
-            "mask": mask.astype(int).tolist(),
-            "rows": [bits32(row) for row in rows],
-            "payload": payload({"mask": mask, "rows": rows}, *masked),
-        },
-        *(
-            {
-                "field": "positions",
-                "places": places,
-                "positions": chosen,
-                "payload": payload({"x": np.array(chosen)}, Positions("x", len(chosen), places)),
-            }
-            for places, chosen in PLACES
-        ),
-        *(
-            {
-                "field": "places",
-                "places": places,
-                "positions": chosen,
-                "payload": payload({"x": np.isin(np.arange(places), chosen)}, Places("x", places)),
-            }
-            for places, chosen in (*PLACES, (7, []))
-        ),
-        {"field": "count", "count": 16909060, "payload": payload({"x": np.array([16909060])}, Count("x"))},
-        {
-            "field": "bits",
-            "signs": sign_text(signs),
-            "payload": payload({"x": np.packbits(signs > 0, bitorder="little")}, Bits("x", 11)),
-        },
-        *(
-            {
-                "field": "masked bytes",
-                "mask": [yes],
-                "bytes": (said * yes).tobytes().hex(),
-                "payload": payload(
-                    {"mask": np.array([bool(yes)]), "x": said}, Mask("mask", 1), MaskedBytes("x", "mask", 4)
-                ),
-            }
-            for yes, said in ((1, np.uint8([0, 1, 128, 255])), (0, np.uint8([9, 9, 9, 9])))
-        ),
+    made = [
+        entry("symbols", {"x": chosen}, Symbols("x", (7, 5), 3), segments=[7, 5], levels=3, symbols=chosen.tolist()),
+        entry("signs", {"x": signs}, Signs("x", 11), signs=sign_text(signs)),
+        entry("floats", {"x": vector}, Floats("x", 3), values=bits32(vector)),
+        entry("scalar", {"x": scalar}, Scalar("x"), values=bits32(scalar)),
+        entry("mask", {"x": mask}, Mask("x", 10), mask=yes_and_no),
+        entry("masked rows", {"mask": mask, "rows": rows}, *masked, mask=yes_and_no, rows=list(map(bits32, rows))),
     ]
+    for places, own in PLACES:
+        field = Positions("x", len(own), places)
+        made.append(entry("positions", {"x": np.array(own)}, field, places=places, positions=own))
+    for places, own in (*PLACES, (7, [])):
+        is_chosen = np.isin(np.arange(places), own)
+        made.append(entry("places", {"x": is_chosen}, Places("x", places), places=places, positions=own))
+    made.append(entry("count", {"x": np.array([16909060])}, Count("x"), count=16909060))
+    made.append(entry("bits", {"x": np.packbits(signs > 0, bitorder="little")}, Bits("x", 11), signs=sign_text(signs)))
+    for yes, said in ((1, np.uint8([0, 1, 128, 255])), (0, np.uint8([9, 9, 9, 9]))):
+        values, sent = {"mask": np.array([bool(yes)]), "x": said}, (said * yes).tobytes().hex()
+        parts = Mask("mask", 1), MaskedBytes("x", "mask", 4)
+        made.append(entry("masked bytes", values, *parts, mask=[yes], bytes=sent))
+    return made
 
 
 # What is wrong, the field, its count or places, the payload, and the error.

@@ -105,38 +105,21 @@ def pools() -> list[dict[str, Any]]:
     for samples, means, variances in cases:
         given = np.float32(means), np.float32(variances)
         mean, deviation = pool_statistics(samples, given[0][:, None], given[1][:, None])
-        entries.append(
-            {
-                "samples": list(samples),
-                "means": bits32(given[0]),
-                "variances": bits32(given[1]),
-                "mean": bits32(mean)[0],
-                "deviation": bits32(deviation)[0],
-            }
-        )
+        known = {"samples": list(samples), "means": bits32(given[0]), "variances": bits32(given[1])}
+        entries.append({**known, "mean": bits32(mean)[0], "deviation": bits32(deviation)[0]})
     return entries
 
 
 def votes() -> list[dict[str, Any]]:
     entries = []
-    for thresholds, samples in (
-        (1, (1, 1)),
-        (2, (5, 17, 12)),
-        (7, (300, 1, 200, 99)),
-        (255, (2**32 - 1, 2**32 - 1, 1)),
-    ):
+    weights = {1: (1, 1), 2: (5, 17, 12), 7: (300, 1, 200, 99), 255: (2**32 - 1, 2**32 - 1, 1)}
+    for thresholds, samples in weights.items():
         ballots = [symbols(10, thresholds + 1, 3, thresholds, client) for client in range(len(samples))]
         vote = Vote(10, thresholds)
         for weight, ballot in zip(samples, ballots, strict=True):
             vote.add(ballot, weight)
-        entries.append(
-            {
-                "thresholds": thresholds,
-                "samples": list(samples),
-                "symbols": [ballot.tolist() for ballot in ballots],
-                "consensus": vote.result().tolist(),
-            }
-        )
+        known = {"thresholds": thresholds, "samples": list(samples), "symbols": [each.tolist() for each in ballots]}
+        entries.append({**known, "consensus": vote.result().tolist()})
     return entries
 
 
@@ -154,13 +137,10 @@ def medians() -> list[dict[str, Any]]:
         ((4, 2), (0.0, 0.0)),
         ((2**32 - 1, 2**32 - 1, 1), (1.0, 2.0, 3.0)),
     ]
+    found = [bits32(weighted_median(samples, np.float32(values)))[0] for samples, values in cases]
     return [
-        {
-            "samples": list(samples),
-            "values": bits32(values),
-            "median": bits32(weighted_median(samples, np.float32(values)))[0],
-        }
-        for samples, values in cases
+        {"samples": list(samples), "values": bits32(values), "median": median}
+        for (samples, values), median in zip(cases, found, strict=True)
     ]
 
 
@@ -168,14 +148,10 @@ def packed() -> list[dict[str, Any]]:
     entries = []
     for levels in (2, 3, 4, 5, 7, 8, 10, 16, 100, 128, 255, 256):
         size = block_shape(levels)[0]
-        for count in (1, 11) if levels & (levels - 1) == 0 else (1, size, 2 * size + 3):
-            chosen = symbols(count, levels, 4, levels, count)
-            entries.append({"levels": levels, "symbols": chosen.tolist(), "bytes": pack(chosen, levels).hex()})
-        entries.append(
-            {
-                "levels": levels,
-                "symbols": [levels - 1] * 9,
-                "bytes": pack(np.full(9, levels - 1, np.uint8), levels).hex(),
-            }
-        )
+        counts = (1, 11) if levels & (levels - 1) == 0 else (1, size, 2 * size + 3)
+        some = [symbols(count, levels, 4, levels, count) for count in counts]
+        entries += [
+            {"levels": levels, "symbols": chosen.tolist(), "bytes": pack(chosen, levels).hex()}
+            for chosen in (*some, np.full(9, levels - 1, np.uint8))
+        ]
     return entries
