@@ -158,7 +158,7 @@ def test_wrong_settings_are_named(settings: dict[str, Any], message: str) -> Non
     ("data", "model", "message"),
     [
         (pool(3), linear, "got 4 clients with data.min_samples 10 each, but there are only 3 samples"),
-        ([], linear, "data: got no clients"),
+        ([], linear, "data: got a list of 0"),
         (pool(60), lambda: nn.Linear(FEATURES + 1, CLASSES), "model: fails on samples of shape"),
         (pool(60), lambda: nn.Linear(FEATURES, CLASSES - 1), "model: got outputs of shape (5, 2)"),
         (pool(60), lambda: nn.Flatten(), "no trainable parameters"),

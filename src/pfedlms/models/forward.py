@@ -76,6 +76,9 @@ class CohortModel:
         trained = [value.detach().flatten() for value in module.parameters() if value.requires_grad]
         self.initial = torch.cat(trained).to(torch.float32)
         self.initial_buffers = {name: value.detach().clone() for name, value in module.named_buffers()}
+        if device.type == "cuda":  # autograd's own thread gets a context; without one torch warns of its first product
+            one = torch.ones(1, device=device, requires_grad=True)
+            torch.autograd.grad(one.exp(), one)
         self._runner = choose(self._single, device, fast, self._named(self.initial), None)
 
     def parts(self, clients: int) -> list[slice]:
