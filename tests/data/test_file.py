@@ -116,6 +116,11 @@ def test_csv_as_it_comes(text: str, tmp_path: Path) -> None:
     assert pool.names == ("x", "y")
 
 
+def test_tabs_separate_columns_whose_names_have_commas(tmp_path: Path) -> None:
+    (tmp_path / "t.tsv").write_text("a, in m, in all\tb, c\tlabel\n1\t2.5\tx\n-3\t400\ty\n")
+    assert read(tmp_path / "t.tsv").x.tolist() == [[1, 2.5], [-3, 400]]
+
+
 # --- arrays ---
 
 

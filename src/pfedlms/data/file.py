@@ -174,12 +174,14 @@ def _read_npy(path: Path) -> Columns:
 
 
 def _read_csv(path: Path) -> Columns:
-    """Columns of numbers or texts; the separator is the one of comma, semicolon and tab that the header has most of."""
+    """Columns of numbers or texts; the separator is tab in `.tsv`, else the one of comma, semicolon and tab that the
+    header has most of."""
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             header = file.readline()
             file.seek(0)
-            reader = csv.reader(file, delimiter=max(",;\t", key=header.count))
+            delimiter = "\t" if path.suffix == ".tsv" else max(",;\t", key=header.count)
+            reader = csv.reader(file, delimiter=delimiter)
             rows = [(reader.line_num, row) for row in reader if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: cannot be read ({error}); expected text in UTF-8 with a header") from error
