@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from factories import digits, federation, played, same, seeded
+from pfedlms.cohort import Cohort
 from pfedlms.engine import Federation, participation
 
 ROUNDS = 8
@@ -47,6 +50,19 @@ def test_a_file_holds_the_bits_that_memory_holds(method: str, tmp_path: Path, mo
     second = federate(method, tmp_path)
     second.load(saved)
     assert same(everybody(played(second, ROUNDS - 3)), everybody(expected))
+
+
+def test_records_of_clients_on_the_disk_have_one_order() -> None:
+    """Run folders of the last version have it; they hold no names."""
+    assert list(played(federate("sketchvote"), 1).state()["away"]["state"]) == ["model", "checked", "residual"]
+
+
+def test_a_method_may_return_its_state_in_another_order(tmp_path: Path) -> None:
+    three = torch.arange(3.0).reshape(3, 1)
+    kept = Cohort((0, 1, 2), (1, 1, 1), three, three[:, :0], {}, {"a": three + 10, "b": three + 20})
+    file = participation._InFile(kept.take([0]), tmp_path)
+    file.write(np.arange(3), replace(kept, state={"b": kept.state["b"], "a": kept.state["a"]}))
+    assert file.read(np.array([2])).state == {"a": torch.tensor([[12.0]]), "b": torch.tensor([[22.0]])}
 
 
 def test_a_checkpoint_does_not_grow_with_the_clients_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -275,7 +275,8 @@ class _InFile:
         weakref.finalize(self, os.close, self._file)
 
     def write(self, rows: NDArray[np.int64], kept: Cohort) -> None:
-        tensors = (value.cpu().contiguous().numpy() for value in kept.kept)
+        in_order = self._example.each(lambda one, own: own, kept)  # a method may return its state in another order
+        tensors = (value.cpu().contiguous().numpy() for value in in_order.kept)
         records = np.concatenate([value.reshape(len(rows), -1).view(np.uint8) for value in tensors], axis=1)
         try:
             for row, record in zip(rows.tolist(), records, strict=True):
@@ -309,7 +310,7 @@ def _rows_of(kept: Cohort) -> dict[str, Any]:
 
 
 def _kept_in(state: dict[str, Any]) -> Cohort:
-    ids = tuple(int(client) for client in state["ids"])
+    ids = tuple(state["ids"].tolist() if isinstance(state["ids"], Tensor) else state["ids"])
     return Cohort(ids, (0,) * len(ids), **{name: state[name] for name in KEPT})
 
 

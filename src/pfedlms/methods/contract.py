@@ -147,8 +147,9 @@ class Exchange(ABC, Generic[Total]):
     sketched: tuple[Layout, tuple[int, ...]] | None = None
     """As `Method.sketched`."""
 
-    def __init__(self, task: Task, settings: Any) -> None:
-        """What `Method.exchange` is called with; an exchange that a method makes itself may take anything else."""
+    def __init__(self, *given: Any) -> None:
+        """Of an exchange that `Method.exchange` names, task and settings; one that a method makes itself may take
+        anything."""
 
     @abstractmethod
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:

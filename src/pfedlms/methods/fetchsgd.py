@@ -91,7 +91,7 @@ class CountSketch:
         return self._hashed[0][:, positions].flatten()
 
 
-class SketchedUpdates(FieldMeans):
+class CountSketches(FieldMeans):
     """↑ S(θ_k − w), a Count Sketch of floats
     u ← ρ u + Σ p_k S(θ_k − w),  e ← e + η u     both in the space of sketches
     ↓ Δ, the k largest of e's estimates, and w ← w + Δ on both ends;  then e and u are 0 in the cells of Δ"""
@@ -132,7 +132,7 @@ class FetchSGD(Tracked):
     paper = "Rothchild et al., ICML 2020"
     personal = False
     about_last_steps = True
-    Settings, exchange = FetchSGDSettings, SketchedUpdates
+    Settings, exchange = FetchSGDSettings, CountSketches
 
     def server_start(self) -> Tensors:
         nothing = torch.zeros(self.exchanges[0].up.fields[0].shape)

@@ -4,6 +4,7 @@ and from time to time a digest of w that shows whether they do."""
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -106,4 +107,6 @@ class Sketched(Tracked):
     def client_start(self, cohort: Cohort) -> Cohort:
         """Clients count as checked in round 0, because the digest of every frame covers w⁰."""
         checked = torch.zeros(len(cohort.ids), 1, dtype=torch.int64, device=cohort.params.device)
-        return super().client_start(cohort).with_state(checked=checked)
+        started = super().client_start(cohort)
+        # Records of absent clients on the disk have this order, see `engine.participation`.
+        return replace(started, state={"model": started.state["model"], "checked": checked, **started.state})

@@ -86,8 +86,10 @@ class CompressedUpdates(Exchange[tuple[Tensor, int]]):
         self, total: tuple[Tensor, int], ids: list[int], samples: list[int], values: Tensors
     ) -> tuple[Tensor, int]:
         sent = {name: to_device(value, total[0].device) for name, value in values.items()}
-        for weight, positions, update in zip(samples, sent["positions"], self._up.values(sent), strict=True):
-            total[0].index_add_(0, positions, weight * update.double())
+        weights = to_device(torch.tensor(samples, dtype=torch.float64), total[0].device)
+        updates = weights[:, None] * self._up.values(sent).double()
+        for positions, update in zip(sent["positions"], updates, strict=True):
+            total[0].index_add_(0, positions, update)
         return total[0], total[1] + sum(samples)
 
     def server_reply(self, server: Tensors, total: tuple[Tensor, int], round: int) -> tuple[Tensors, Tensors]:

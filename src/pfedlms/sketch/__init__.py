@@ -61,7 +61,7 @@ class Shape:
 
     @cached_property
     def table(self) -> NDArray[np.int64]:
-        """The places as `[layers, 5]`, for CPU kernels."""
+        """The places as `[layers, 5]`, for kernels."""
         return np.array(self.places, dtype=np.int64)
 
     @cached_property

@@ -165,11 +165,11 @@ class Bits(InRows):
 
     def write_rows(self, values: Values, out: Array) -> None:
         out[:] = self._packed(self.given(values, len(out)))
-        if len(wrong := out[self._beyond(out)]):
+        if self.count % 8 and len(wrong := out[self._beyond(out)]):
             raise ValueError(self.refusal(wrong[0]))
 
     def read_rows(self, data: Array, room: Array | None = None) -> Array | None:
-        return None if self._beyond(data).any() else self._unpacked(data, room)
+        return None if self.count % 8 and self._beyond(data).any() else self._unpacked(data, room)
 
     def refusal(self, row: Array) -> str:
         return (
@@ -178,7 +178,7 @@ class Bits(InRows):
 
     def _beyond(self, rows: Array) -> NDArray[np.bool_]:
         """The rows in which bits after the end are set."""
-        return rows[:, -1] >> self.count % 8 != 0 if self.count % 8 else np.zeros(len(rows), np.bool_)
+        return np.asarray(rows[:, -1] >> self.count % 8 != 0)
 
     def _packed(self, values: Array) -> Array:
         return values
