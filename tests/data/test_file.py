@@ -14,6 +14,7 @@ import pytest
 from pyarrow import parquet
 
 from pfedlms.data import Pool, load_pool
+from pfedlms.data.file import read_columns, texts_in
 from pfedlms.errors import DataError
 
 
@@ -114,6 +115,13 @@ def test_csv_as_it_comes(text: str, tmp_path: Path) -> None:
     pool = read(tmp_path / "t.csv")
     assert pool.x.tolist() == [[1, 2.5], [-3, 400]]
     assert pool.names == ("x", "y")
+
+
+def test_names_of_clients_are_taken_as_they_are_spelled(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,client,label\n1,007,0\n2,7,1\n3,1.1,0\n4,1.10,1\n")
+    assert set(read(tmp_path / "t.csv").owners) == {"007", "7", "1.1", "1.10"}
+    (tmp_path / "u.csv").write_text("client,text\n007,some words\n7,other words\n")
+    assert set(texts_in(tmp_path / "u.csv", read_columns(tmp_path / "u.csv"))) == {"007", "7"}
 
 
 def test_tabs_separate_columns_whose_names_have_commas(tmp_path: Path) -> None:
@@ -268,6 +276,7 @@ BROKEN = [
     ("t.jsonl", b'{"x": [1], "y": 0}\nnothing\n', "t.jsonl, line 2: got b'nothing', expected JSON"),
     ("t.jsonl", b'{"x": [1], "y": 0}\n[1]\n', r"line 2: got \[1\], expected .* an object with x, y"),
     ("t.jsonl", b'{"x": [1], "y": 0}\n{"x": [1]}\n', "line 2: got .* an object with x, y"),
+    ("t.jsonl", b'{"x": [1], "y": 0}\n{"x": [1], "y": "cat"}\n', "line 2: got y that is text, unlike in the lines"),
     ("t.jsonl", b"", "expected one called label"),
     ("t.jsonl", b"\xff\xfe", "line 1: got .*, expected JSON in UTF-8"),
     ("t.jsonl.gz", gzip.compress(b"{}", mtime=0)[:-4], "t.jsonl.gz: cannot be read"),

@@ -63,6 +63,8 @@ def test_idx_files_are_found_and_pooled(tmp_path: Path, name: str, folder: str, 
     """Plain or gzipped, in each place, some with a dot in their names; train comes first."""
     for file in list(write(tmp_path / folder, packed=packed).glob("*labels*")):
         file.rename(file.with_name(file.name.replace("-idx", ".idx")))
+    for file in list((tmp_path / folder).glob("train-images-*")):  # a copy under its second name changes nothing
+        file.with_name(file.name.replace("-idx", ".idx")).write_bytes(file.read_bytes())
     mean, std = {"mnist": (0.1307, 0.3081), "fmnist": (0.2860, 0.3530)}[name]
     x, y = load_dataset(name, str(tmp_path))
     assert y.tolist() == [5, 0, 9, 1, 2]

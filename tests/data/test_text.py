@@ -143,7 +143,7 @@ def test_text_beside_labels_is_used_if_it_is_named(tmp_path: Path) -> None:
 LONG = json.dumps({"client": "a", "text": "ab" * 200})
 BROKEN = {
     "no client": ('{"text": "abc"}', {}, "t.jsonl: got text and no column that says whose it is"),
-    "number as text": (f'{LONG}\n{{"client": "b", "text": 3}}', {}, r"t.jsonl, row 1 \(from 0\): got int as text"),
+    "number as text": (f'{LONG}\n{{"client": "b", "text": 3}}', {}, r"t.jsonl, line 2: got text that is no text"),
     "no text": ('{"client": "a", "text": null}', {}, r"t.jsonl, row 0 \(from 0\): got NoneType as text"),
     "no such column": (LONG, {"text": "txt"}, "data.text_column: got 'txt'.*did you mean text"),
     "cut line": (f'{LONG}\n{{"client": "b", "te', {}, "t.jsonl, line 2: got .*, expected JSON"),

@@ -117,6 +117,13 @@ def test_who_has_no_place_is_known() -> None:
     assert made.strangers == {71}
 
 
+def test_who_claims_the_place_of_an_absent_owner_has_none() -> None:
+    post = MadeUp(there={71: (*FOREVER, works(1)), 99: (*FOREVER, works(0))})
+    made, _ = carrier(post, 2, {0: 70, 1: 71})
+    made.survey(5, 100)
+    assert (made.strangers, made.rivals, made.places[0]) == ({99}, {}, 70)
+
+
 def test_two_nodes_that_say_the_same_place() -> None:
     post = MadeUp(there={70: (*FOREVER, works(0)), 71: (*FOREVER, works(0)), 72: (0.0, 1.0, works(1))})
     made, said = gathered(post, 3)

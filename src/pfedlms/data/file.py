@@ -53,9 +53,11 @@ def read_file(
     read = read_columns(path)
     if texts := texts_in(path, read, label, client, text):
         return windows_of(texts, windows or Windows(), path)
-    columns = {name: array_of(values, f"{path}, column {name!r}:") for name, values in read.items()}
+    clients = _chosen(path, read, client, _CLIENTS, "owner_column")
+    # A CSV has texts alone; names of clients stay as they are spelled: 007 is not 7.
+    spelled = {name: _numbers_or_texts(own) for name, own in read.items() if isinstance(own, tuple) and name != clients}
+    columns = {name: array_of(own, f"{path}, column {name!r}:") for name, own in {**read, **spelled}.items()}
     labels = _chosen(path, columns, label, _LABELS, "label_column")
-    clients = _chosen(path, columns, client, _CLIENTS, "owner_column")
     x = _samples(path, columns, labels, clients)
     y, names = _numbered(path, columns, labels, "label")
     owner, owners = _numbered(path, columns, clients, "client") if clients else (None, ())
@@ -174,7 +176,7 @@ def _read_npy(path: Path) -> Columns:
 
 
 def _read_csv(path: Path) -> Columns:
-    """Columns of numbers or texts; the separator is tab in `.tsv`, else the one of comma, semicolon and tab that the
+    """Columns of texts, as tuples; the separator is tab in `.tsv`, else the one of comma, semicolon and tab that the
     header has most of."""
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
@@ -191,7 +193,7 @@ def _read_csv(path: Path) -> Columns:
         if len(row) != len(names):
             raise DataError(f"{path}, line {line}: got {len(row)} values, expected {len(names)} as in the header")
     columns = list(zip(*(row for _, row in rows[1:]), strict=True)) or [()] * len(names)
-    return dict(zip(names, map(_numbers_or_texts, columns), strict=True))
+    return dict(zip(names, columns, strict=True))
 
 
 def _numbers_or_texts(column: Sequence[str]) -> Any:
@@ -267,6 +269,9 @@ def _read_json_lines(path: Path) -> Columns:
                 f"{path}, line {number}: got {str(row)[:60]}, expected JSON in UTF-8, an object with {keys}"
             )
         for name, value in row.items():
+            if columns[name] and isinstance(value, str) != isinstance(columns[name][0], str):
+                kind = "no text" if isinstance(columns[name][0], str) else "text"
+                raise DataError(f"{path}, line {number}: got {name} that is {kind}, unlike in the lines before")
             columns[name].append(value)
     return columns
 

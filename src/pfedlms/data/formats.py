@@ -3,6 +3,7 @@ reads is checked in `sources`, once for all formats."""
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 import tarfile
@@ -50,7 +51,9 @@ def find_files(name: str, formats: Sequence[Format], directory: Path) -> tuple[F
             if not missing:
                 return format, files
             if len(files) > len(best):
-                best, lacking = files, missing[0].replace("?", "-")
+                best, lacking = files, missing[0].replace("[-.]", "-")
+    if directory.is_dir() and not os.access(directory, os.R_OK | os.X_OK):
+        raise DataError(f"{directory}: cannot be read (permission denied); allow it")
     if best:
         raise DataError(f"{best[0].parent}: {lacking} is missing beside {best[0].name}; fetch it, or remove the others")
     nothing = f"nothing of {name} is in {directory} or where it usually is below it"
@@ -62,7 +65,8 @@ def find_files(name: str, formats: Sequence[Format], directory: Path) -> tuple[F
 
 
 def _named(folder: Path, pattern: str) -> list[Path]:
-    return sorted(path for path in folder.glob(pattern) if path.is_file())
+    found = sorted(path for path in folder.glob(pattern) if path.is_file())
+    return found if "*" in pattern else found[:1]
 
 
 # --- IDX: MNIST and Fashion-MNIST ---
@@ -70,7 +74,7 @@ def _named(folder: Path, pattern: str) -> list[Path]:
 
 def idx_format(*folders: str) -> Format:
     # Some copies have a dot in the middle of their names.
-    names = (f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images?idx3", "labels?idx1"))
+    names = (f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images[-.]idx3", "labels[-.]idx1"))
     return Format("IDX files", (*folders, ""), tuple(names), _read_idx_files)
 
 

@@ -152,7 +152,9 @@ def _refusal(name: str, data: Any, expected: str) -> DataError:
     if isinstance(data, str):
         return DataError(f"{name}: got a text, {expected}; text is given by pfedlms.data.texts({{'anna': 'Dear …'}})")
     if _is_array(data):
-        return DataError(f"{name}: got one array of shape {data.shape}, expected samples and labels as a tuple, (x, y)")
+        return DataError(
+            f"{name}: got one array of shape {tuple(data.shape)}, expected samples and labels as a tuple, (x, y)"
+        )
     if _is_row(data) and len(data) > 2 and all(map(_is_array, data)):
         row = "(x, y), or a (train, test) pair of them, ((x_train, y_train), (x_test, y_test))"
         return DataError(f"{name}: got {_what(data)} arrays, expected samples and labels, {row}")

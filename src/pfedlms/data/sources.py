@@ -115,7 +115,7 @@ def meant_by(name: str) -> str:
     return f"did you mean folder:{name}?" if path.is_dir() or "/" in name or os.sep in name else ""
 
 
-def load_dataset(name: str, directory: str | Path | None = None) -> tuple[Samples, NDArray[np.int64]]:
+def load_dataset(name: str, data_dir: str | Path | None = None) -> tuple[Samples, NDArray[np.int64]]:
     """Samples `[n, channels, height, width]` and labels `[n]` of the data set `name`, train and test pooled, normalised
     by its published mean and standard deviation; as `run` and `compare` take them. Or of `folder:PATH`, `file:PATH`."""
     if name in DATASETS and DATASETS[name].is_text:
@@ -123,7 +123,7 @@ def load_dataset(name: str, directory: str | Path | None = None) -> tuple[Sample
             f"load_dataset: got {name!r}, whose texts belong to clients, expected samples and labels; "
             f'use the name itself: pfedlms.Problem("{name}")'
         )
-    pool = load_pool(name, directory)
+    pool = load_pool(name, data_dir)
     return pool.x, pool.y
 
 
@@ -171,7 +171,8 @@ def folder_of(name: str, directory: str | Path | None) -> Path:
     if found := directory or os.environ.get("PFEDLMS_DATA"):
         return Path(found)
     raise DataError(
-        f"data.dir: the data set {name!r} is read from files; name their folder with --data-dir DIR or PFEDLMS_DATA, "
+        f"data.dir: the data set {name!r} is read from files; name their folder with --data-dir DIR (data_dir "
+        "in Python) or PFEDLMS_DATA, "
         f"or fetch them: pfedlms data download {name} --data-dir DIR"
     )
 

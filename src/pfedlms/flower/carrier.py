@@ -165,8 +165,9 @@ class Carrier:
 
     @property
     def strangers(self) -> set[int]:
-        """Nodes that are there and have no place."""
-        return self._online & (self._strangers.keys() - self._claims.keys())
+        """Nodes that are there and have no place; those that rival somebody who is there are in `rivals`."""
+        placed = {*self.places.values(), *(node for nodes in self.rivals.values() for node in nodes)}
+        return (self._online & (self._strangers.keys() | self._claims.keys())) - placed
 
     @property
     def rivals(self) -> dict[int, list[int]]:

@@ -201,7 +201,8 @@ def started(folder: Path, arguments: list[str]) -> None:
     audit.append(folder / AUDIT, "start", **who, app=entry["app"], settings=settings)
 
 
-def main(what: str, folder: Path, *rest: str) -> int:
+def main(what: str = "", folder: str | Path = "", *rest: str) -> int:
+    folder = Path(folder)
     try:
         if what == "register":
             register(folder)
@@ -210,8 +211,13 @@ def main(what: str, folder: Path, *rest: str) -> int:
                 revoke(folder, int(place))
         elif what == "write":
             write_includes(folder, os.environ)
-        else:
+        elif what == "started":
             started(folder, list(rest))
+        else:
+            raise UsageError(
+                f"gate: got {what!r}, expected register, revoke, write or started; scripts of another version are "
+                "mended by pfedlms deploy upgrade"
+            )
     except PfedlmsError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -219,4 +225,4 @@ def main(what: str, folder: Path, *rest: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:]))
+    sys.exit(main(*sys.argv[1:]))

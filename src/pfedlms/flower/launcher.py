@@ -129,13 +129,18 @@ def guard(module: Any, role: str, folder: Path) -> None:
     module.install_from_fab = installed
 
 
-def main(what: str, folder: Path, *rest: str) -> None:
+def main(what: str = "", folder: str = "", *rest: str) -> None:
+    apps = {f"flwr-{app}": role for role, app in APPS.items()}
     if what in APPS:
-        start(what, folder, *rest)
-    else:  # as `Launcher.launch` calls it
-        role = {f"flwr-{app}": role for role, app in APPS.items()}[what]
-        run_app(role, folder, Path(rest[0]), list(rest[1:]))
+        start(what, Path(folder), *rest)
+    elif what in apps:  # as `Launcher.launch` calls it
+        run_app(apps[what], Path(folder), Path(rest[0]), list(rest[1:]))
+    else:
+        sys.exit(
+            f"launcher: got {what!r}, expected one of {', '.join([*APPS, *apps])}; scripts of another version are "
+            "mended by pfedlms deploy upgrade"
+        )
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])
+    main(*sys.argv[1:])
