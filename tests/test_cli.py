@@ -115,7 +115,7 @@ BAD = {
     "missing data folder": (["run", "--dataset", "mnist", "--data-dir", "none"], "data.dir: none is no folder; looked"),
     "no data command": (["data", "downlaod"], "data: got 'downlaod'; did you mean download?"),
     "download of nothing": (["data", "download"], "data download: say which data set"),
-    "download to nowhere": (["data", "download", "mnist"], "name their folder with --data-dir DIR or PFEDLMS_DATA"),
+    "download to nowhere": (["data", "download", "mnist"], "name their folder with --data-dir DIR"),
     "download of what is there": (
         ["data", "download", "digits", "--data-dir", "x"],
         "got 'digits'; expected one of: mn",
