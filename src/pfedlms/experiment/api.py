@@ -18,7 +18,8 @@ from pfedlms.experiment.prepare import prepare
 from pfedlms.experiment.problem import ModelLike, Problem
 from pfedlms.experiment.runs import Run, begin, load_run
 from pfedlms.experiment.schema import COMPARED
-from pfedlms.experiment.studies import Study, load_study, manifest_of, refuse_study, same_run
+from pfedlms.experiment.store import manifest_of
+from pfedlms.experiment.studies import Study, load_study, refuse_study, same_run
 from pfedlms.step.own import Metric, PerSample
 
 __all__ = [

@@ -31,6 +31,9 @@ from pfedlms.errors import RunDirectoryError, StorageError
 SCHEMA = 2
 SERVER_AGAIN = "start the server again (./run.sh)"
 """How a run on nodes is resumed."""
+MANIFEST = "study.json"
+MANIFESTS = (MANIFEST, "compare.json", "sweep.json")
+"""The file that makes a folder a study's; the others are of the last version."""
 _CHECKPOINT = (
     "metrics_bytes", "settings", "federation", "traffic", "rejected", "unheard", "seconds", "shape", "classes",
     "samples",
@@ -50,8 +53,10 @@ class RunDirectory(ExitStack):
         self._nodes = path / "nodes.txt"
 
     def create(self, config: str) -> None:
-        """Make the directory; refuse one that already holds a run."""
+        """Make the directory; refuse one that already holds a run or a study."""
         try:
+            if manifest_of(self.path) is not None:
+                raise RunDirectoryError(f"{self.path}: holds a study already; name another out=DIR")
             if self.config.exists():
                 resume = SERVER_AGAIN if self.on_nodes else f"resume it by `pfedlms resume {self.path}`"
                 raise RunDirectoryError(f"{self.path}: holds a run already; {resume}, or name another out=DIR")
@@ -211,6 +216,11 @@ class _RawFile(FileIO):
         except OSError as error:
             self.refused = error
             raise
+
+
+def manifest_of(directory: Path) -> Path | None:
+    """The file that makes a folder a study's; None where there is none."""
+    return next((directory / name for name in MANIFESTS if (directory / name).is_file()), None)
 
 
 def write_text(path: Path, content: str) -> None:

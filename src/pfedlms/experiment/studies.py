@@ -22,7 +22,7 @@ from pfedlms.experiment.loop import fixed_settings, or_leave
 from pfedlms.experiment.prepare import NAMED, keeping_pools, rehearse
 from pfedlms.experiment.problem import Problem, how_to_resume
 from pfedlms.experiment.runs import Run, data_frame, load_run, plot_curves
-from pfedlms.experiment.store import write_text
+from pfedlms.experiment.store import MANIFEST, MANIFESTS, manifest_of, write_text
 from pfedlms.experiment.workers import in_parallel
 from pfedlms.report import runs as reported
 from pfedlms.report.figures import by_setting
@@ -32,9 +32,6 @@ from pfedlms.report.tables import Table, to_csv
 Axes = dict[str, list[Any]]
 """Settings, `section.key`, with the values they take."""
 SCHEMA = 1
-MANIFEST = "study.json"
-MANIFESTS = (MANIFEST, "compare.json", "sweep.json")
-"""The file that makes a folder a study's; the others are of the last version."""
 OF_THE_RESULT = ("seed", "lost", "quorum", "evaluate_every")
 """What of [run] changes what is measured."""
 _KEPT_BYTES = 1 << 30
@@ -294,11 +291,6 @@ def _in_turn(runs: Sequence[Run], callbacks: Sequence[Any], deadline: float) -> 
 
 
 # --- folders
-
-
-def manifest_of(directory: Path) -> Path | None:
-    """The file that makes a folder a study's; None where there is none."""
-    return next((directory / name for name in MANIFESTS if (directory / name).is_file()), None)
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
