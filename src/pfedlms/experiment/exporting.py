@@ -24,7 +24,7 @@ from pfedlms.errors import DataError, RunDirectoryError, UsageError, did_you_mea
 from pfedlms.experiment.config import CUSTOM, Config
 from pfedlms.experiment.loop import load_into
 from pfedlms.experiment.prepare import as_configured, normalisation, prepare, train_settings
-from pfedlms.experiment.problem import Problem, as_the_model_takes_them, checked_outputs
+from pfedlms.experiment.problem import Problem, as_the_model_takes_them, checked_outputs, how_to_resume
 from pfedlms.experiment.store import RunDirectory, write_atomically, write_text
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel
@@ -149,7 +149,7 @@ def open_models(stored: RunDirectory, config: Config, problem: Problem, best: bo
         )
     checkpoint = stored.load_checkpoint(best)
     if checkpoint is None:
-        wrong = NO_BEST if best else f"no checkpoint yet; `pfedlms resume {directory}` first"
+        wrong = NO_BEST if best else f"no checkpoint yet; `{how_to_resume(directory, config.tables())}` first"
         raise RunDirectoryError(f"{directory}: {wrong}")
     everybody = len(checkpoint["federation"]["trained"]) == len(checkpoint["samples"])
     config = config.grouped_as(checkpoint)

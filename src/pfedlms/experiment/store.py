@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from pfedlms.errors import RunDirectoryError, StorageError
+from pfedlms.errors import RunDirectoryError, StorageError, resume_command
 
 SCHEMA = 2
 SERVER_AGAIN = "start the server again (./run.sh)"
@@ -58,7 +58,7 @@ class RunDirectory(ExitStack):
             if manifest_of(self.path) is not None:
                 raise RunDirectoryError(f"{self.path}: holds a study already; name another out=DIR")
             if self.config.exists():
-                resume = SERVER_AGAIN if self.on_nodes else f"resume it by `pfedlms resume {self.path}`"
+                resume = SERVER_AGAIN if self.on_nodes else f"resume it by `{resume_command(self.path)}`"
                 raise RunDirectoryError(f"{self.path}: holds a run already; {resume}, or name another out=DIR")
             if self.path.exists() and not self.path.is_dir():
                 raise RunDirectoryError(f"{self.path}: is a file, expected a folder; name another out=DIR")
