@@ -240,10 +240,11 @@ class Study:
         problem, folders = self.planned[0].problem, _folders(self.planned)
         before = read_manifest(out) if manifest_of(out) else {"runs": {}, "names": {}}
         for name in folders.keys() & before["runs"].keys():
-            if not same_run(folders[name].config, load_config(None, tomllib.loads(before["runs"][name]), stored=True)):
+            stored = tomllib.loads(before["runs"][name])
+            if not same_run(folders[name].config, load_config(None, stored, stored=True)):
                 raise RunDirectoryError(
-                    f"{out}: holds runs already, {name} with other settings; resume them with `pfedlms resume {out}`, "
-                    "or name another out=DIR"
+                    f"{out}: holds runs already, {name} with other settings; resume them with "
+                    f"`{how_to_resume(out, stored)}`, or name another out=DIR"
                 )
         names = before["names"] | {name: run.label for name, run in folders.items()}
         texts = {name: run.config.with_run(out=str(out / name)).to_toml() for name, run in folders.items()}
