@@ -22,8 +22,9 @@ from pfedlms.experiment.loop import fixed_settings, or_leave
 from pfedlms.experiment.prepare import NAMED, keeping_pools, rehearse
 from pfedlms.experiment.problem import Problem, how_to_resume
 from pfedlms.experiment.runs import Run, data_frame, load_run, plot_curves
-from pfedlms.experiment.store import MANIFEST, MANIFESTS, manifest_of, write_text
+from pfedlms.experiment.store import MANIFEST, MANIFESTS, manifest_of
 from pfedlms.experiment.workers import in_parallel
+from pfedlms.files import write_text
 from pfedlms.report import runs as reported
 from pfedlms.report.figures import by_setting
 from pfedlms.report.results import comparison, results, results_json
