@@ -167,8 +167,8 @@ def resume(
 ) -> Any:
     """Play the rounds that are left of the run in `directory`, or the runs that are left of the study: a `Run` or a
     `Study`. Data, model, loss and metric (or a `Problem`) are needed again if they were given in Python and rounds are
-    left. `data_dir` is
-    the folder of the data set's files, if they were moved. Ctrl-C as in `run`, `workers` as in `study`."""
+    left. `data_dir` is the folder of the data set's files, if they were moved. Ctrl-C as in `run`, `workers` as in
+    `study`."""
     found = load(directory, data, model, data_dir=data_dir, loss=loss, metric=metric)
     several = {"workers": workers} if isinstance(found, Study) else {}
     return found.resume(progress=progress, callbacks=callbacks, **several)

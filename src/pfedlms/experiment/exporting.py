@@ -110,7 +110,8 @@ class Models:
 def _read_for_device(data: Any, summary: Mapping[str, Any], stride: int, like: FederatedData, problem: Problem) -> Pool:
     """The data of a new device; a text is cut as the run's."""
     if not isinstance(data, str):
-        return read(data if isinstance(data, Pool) else [data], problem.loss is not None, all_clients=False)
+        as_it_is = isinstance(data, Pool | np.ndarray | torch.Tensor)  # one array is refused, as in `run`
+        return read(data if as_it_is else [data], problem.loss is not None, all_clients=False)
     kind = summary.get("tokens")
     if kind not in KINDS:
         remedy = (
