@@ -19,6 +19,7 @@ from studies import section_of
 import pfedlms
 from pfedlms.cli import COMMANDS, main
 from pfedlms.data import DATASETS
+from pfedlms.experiment import plugins
 from pfedlms.methods import METHODS
 from pfedlms.models import MODELS
 from pfedlms.report.progress import LiveProgress
@@ -171,7 +172,11 @@ def test_a_wrong_call_exits_with_2_and_one_readable_message(arguments: list[str]
         ("well_made.py", "'well_made.py' cannot be imported"),
     ],
 )
-def test_a_module_of_ones_own_that_cannot_be_used(named: str, message: str, call: Any) -> None:
+def test_a_module_of_ones_own_that_cannot_be_used(
+    named: str, message: str, call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugins, "IMPORTED", [])
+    monkeypatch.setattr(sys, "path", [*sys.path])
     own = "from pfedlms.methods import Method\nclass Mine(Method): ...\n"
     for name, text in {"well_made": own, "badly_made": "1 / 0", "in_need": "import numpie"}.items():
         Path(f"{name}.py").write_text(text)

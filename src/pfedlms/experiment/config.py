@@ -356,7 +356,7 @@ def _meant_method(given: str) -> str:
         return f"; {did_you_mean(given, METHODS)}; {own}"
     known = places([name])
     parts = [text.partition("=") for text in texts]
-    pairs = [(known.get(key, ("method", key)), value) for key, _, value in parts]
+    pairs = [(known.get(key, ("method", key)), value or "…") for key, _, value in parts]
     options = " ".join(f"--set {section}.{key}={value}" for (section, key), value in pairs)
     keywords = ", ".join(f"{keyword(section, key)}={value}" for (section, key), value in pairs)
     return f", expected the name alone; its settings stand apart: --method {name} {options}; in Python {keywords}"
