@@ -19,6 +19,7 @@ from studies import section_of
 import pfedlms
 from pfedlms.cli import COMMANDS, main
 from pfedlms.data import DATASETS
+from pfedlms.experiment import plugins
 from pfedlms.methods import METHODS
 from pfedlms.models import MODELS
 from pfedlms.report.progress import LiveProgress
@@ -102,6 +103,12 @@ BAD = {
     "setting of a method": (["run", "--thresholds", "3"], "did you mean --set method.thresholds=…?"),
     "option of another command": (["resume", "r", "--dry-run"], "it is an option of run"),
     "no such module": (["run", "--import", "no_such_module"], "--import: 'no_such_module' cannot be imported"),
+    "method with a setting": (
+        ["run", "--method", "sketchvote:ratio=0.3:learning_rate=1"],
+        "name alone; its settings stand apart: --method sketchvote --set method.ratio=0.3 --set train.learning_rate=1; "
+        "in Python ratio=0.3, learning_rate=1",
+    ),
+    "a gpu": (["run", "--device", "gpu"], "got 'gpu', expected one of: auto, cpu, cuda, cuda:N; did you mean cuda?"),
     "option without a value": (["run", "--rounds"], "--rounds: expected one argument"),
     "no methods": (["compare", "--methods", ","], "--methods: got none"),
     "a list of seeds": (["compare", "--seeds", "1,2"], "--seeds: got 1,2, expected a count of at least 1; compare"),
@@ -151,6 +158,31 @@ def test_a_wrong_call_exits_with_2_and_one_readable_message(arguments: list[str]
     assert "Traceback" not in done.err
     assert done.out == ""
     assert here() == []  # nothing was begun
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ("well_made:Nope", "module well_made has no class Nope; its methods: Mine\n"),
+        (
+            "badly_made:Mine",
+            "'badly_made' is there, but fails when it is imported (ZeroDivisionError: division by zero)",
+        ),
+        ("in_need:Mine", "'in_need' is there, but fails when it is imported (ModuleNotFoundError: No module named 'nu"),
+        ("well_made.py", "'well_made.py' cannot be imported"),
+    ],
+)
+def test_a_module_of_ones_own_that_cannot_be_used(
+    named: str, message: str, call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugins, "IMPORTED", [])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    own = "from pfedlms.methods import Method\nclass Mine(Method): ...\n"
+    for name, text in {"well_made": own, "badly_made": "1 / 0", "in_need": "import numpie"}.items():
+        Path(f"{name}.py").write_text(text)
+    done = call("methods", "check", named)
+    assert done.code == 2
+    assert message in done.err
 
 
 def test_all_wrong_settings_at_once(call: Any) -> None:
@@ -361,7 +393,11 @@ def test_export_of_what_is_not_there(call: Any) -> None:
         done = call("export", "r", "--client", client, "-o", "model.pt")
         assert done.code == 2
         assert f"--client: got {client}, expected 0 to 3" in done.err
-    for output, why in (("none/model.pt", "cannot be written"), (".", "got the suffix ''"), ("m.h5", "got the suffix")):
+    for output, why in (
+        ("none/model.pt", "cannot be written (No such file or directory); name another file"),
+        (".", "got the suffix ''"),
+        ("m.h5", "got the suffix"),
+    ):
         done = call("export", "r", "--client", "0", "-o", output)
         assert done.code == 2
         assert f"{output}: {why}" in done.err

@@ -20,7 +20,7 @@ TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 
 # From the ground up; a module imports from its own level and those below.
 LEVELS = (
-    {"errors", "rng", "settings", "checks", "backend"},
+    {"errors", "rng", "settings", "checks", "files", "backend"},
     {"cohort", "data", "models", "sketch", "pull", "step", "quantise", "aggregate", "wire"},
     {"methods"},
     {"engine"},

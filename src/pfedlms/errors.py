@@ -27,6 +27,7 @@ PfedlmsError
 from __future__ import annotations
 
 import difflib
+import shlex
 import unicodedata
 from collections.abc import Iterable, Sequence
 
@@ -98,7 +99,7 @@ class StorageError(RunError):
     def __init__(self, path: object, reason: str, resume: object = None) -> None:
         self.path, self.reason = path, reason
         super().__init__()
-        self.resume_with(f"`pfedlms resume {resume}`" if resume else "repeat the same command, which continues")
+        self.resume_with(f"`{resume_command(resume)}`" if resume else "repeat the same command, which continues")
 
     def resume_with(self, remedy: str) -> None:
         """Say how to continue, where that is known better."""
@@ -145,6 +146,11 @@ def reason(error: BaseException) -> str:
     if text and type(error) in (RuntimeError, ValueError, TypeError, IndexError):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def resume_command(directory: object) -> str:
+    """The command that resumes what is in a folder, to be copied to a shell."""
+    return f"pfedlms resume {shlex.quote(str(directory))}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

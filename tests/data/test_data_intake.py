@@ -394,6 +394,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "client 1: got the classes eel, dog, cat, expected cat, dog, eel as for client 0",
     ),
     "labels between classes": (lambda: (X, Y + 0.5), r"labels such as 0\.5, 1\.5, .* need a loss, which is given in"),
+    "missing label": (lambda: (X, [np.nan, *Y[1:]]), "1 label is missing, the first in sample 0"),
     "missing labels": (lambda: (X, np.where(Y == 1, np.nan, Y)), "20 labels are missing, the first in sample 1"),
     "labels that are arrays": (
         lambda: (X, np.array([*map(np.ones, [2] * 59), None], dtype=object)[:59]), "types ndarray, expected a vector",

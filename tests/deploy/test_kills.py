@@ -12,8 +12,8 @@ import pytest
 import torch
 from fleet import Fleet, alone, check_states, configured, plain, served
 
+from pfedlms import files
 from pfedlms.deploy import Node, serve
-from pfedlms.experiment import store
 from pfedlms.experiment.callbacks import Callback
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.store import RunDirectory
@@ -72,8 +72,8 @@ def test_a_node_killed_in_every_request(
 
     config = configured(method, tmp_path / "run")
     fleet = Fleet(config, tmp_path / "nodes", way)
-    monkeypatch.setattr(store.os, "fsync", dying(os.fsync) if at == "fsync" else os.fsync)
-    monkeypatch.setattr(store.os, "replace", dying(os.replace) if at == "replace" else os.replace)
+    monkeypatch.setattr(files.os, "fsync", dying(os.fsync) if at == "fsync" else os.fsync)
+    monkeypatch.setattr(files.os, "replace", dying(os.replace) if at == "replace" else os.replace)
     if at == "write":
         monkeypatch.setattr(torch, "save", dying(torch.save))
     served(config, fleet)
@@ -116,8 +116,8 @@ def _handle_and_die(config: Config, folder: Path, request: bytes, moment: int) -
 
     try:
         for name in ("fsync", "replace", "open", "close"):
-            setattr(store.os, name, counted(getattr(os, name)))
-        store._RawFile.write = counted(store._RawFile.write)  # type: ignore[method-assign]
+            setattr(files.os, name, counted(getattr(os, name)))
+        files._RawFile.write = counted(files._RawFile.write)  # type: ignore[method-assign]
         Node(config, 2, folder).handle(request)
         os._exit(0)
     finally:
@@ -169,7 +169,7 @@ def test_a_server_killed_in_every_trip(
         if at == "checkpointed" or len(saves) % 2 == 1:
             raise Killed
 
-    monkeypatch.setattr(store.os, "replace", replaced)
+    monkeypatch.setattr(files.os, "replace", replaced)
     lives = 1
     while True:
         try:

@@ -452,6 +452,8 @@ def test_check_method_says_what_is_wrong(name: str) -> None:
     method, check, message = FAILING[name]
     report = check_method(method)
     assert not report.ok
+    failed = len(report.failed)
+    assert str(report).startswith(f"{report.method}: {'1 check' if failed == 1 else f'{failed} checks'} failed\n")
     found = {each.name: each.text for each in report.failed}
     assert check in found, str(report)
     assert re.search(message, found[check]), found[check]

@@ -66,8 +66,12 @@ def test_neither_defaults_nor_shipped_files_are_anybodys_wish() -> None:
 def test_a_run_that_is_gone_on_with_is_not_asked_again(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"train\.decay: 0\.5 has no effect"):
         pfedlms.run((X, Y), linear, decay=0.5, clients=2, out=tmp_path / "r", **QUICK)
+    done = pfedlms.load(tmp_path / "r")
+    assert pfedlms.resume(tmp_path / "r").summary == done.summary  # nothing is left to play, so no data are needed
+    config = tmp_path / "r" / "config.toml"
+    config.write_text(config.read_text().replace("rounds = 2", "rounds = 3"))
     pfedlms.resume(tmp_path / "r", (X, Y), linear)  # warnings are errors here
-    assert load_config(tmp_path / "r" / "config.toml").given >= {"train.decay"}  # but one who starts from the file is
+    assert load_config(config).given >= {"train.decay"}  # but one who starts from the file is
 
 
 @pytest.mark.parametrize("folder", [True, False])

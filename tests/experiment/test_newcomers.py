@@ -114,6 +114,8 @@ def test_a_new_device_with_named_classes_and_its_own_number_of_steps() -> None:
         run.personalise((X[:2], ["ten", "one"]))
     with pytest.raises(DataError, match=r"got samples of shape \(64,\), expected \(1, 8, 8\)"):
         run.personalise((X[:4].reshape(4, 64), names[Y[:4]]))
+    with pytest.raises(DataError, match=r"data: got one array of shape .*, expected samples and labels as a tuple"):
+        run.personalise(X)
     with pytest.raises(DataError, match=r"got a text, but the run was not trained on characters or bytes"):
         run.personalise("to be")
 

@@ -73,6 +73,8 @@ def test_resumed_with_a_loss_of_ones_own_is_uninterrupted(tmp_path: Path) -> Non
 
 def test_a_loss_is_not_taken_up_half_way(tmp_path: Path) -> None:
     pfedlms.run(classes(), network, out=tmp_path / "run", rounds=2, **QUICK)
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text().replace("rounds = 2", "rounds = 3"))
     with pytest.raises(UsageError, match="this run has no loss of its own; leave loss out"):
         pfedlms.resume(tmp_path / "run", classes(), network, loss=squares)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import pfedlms
 from pfedlms.cli import main
-from pfedlms.errors import QuorumError
+from pfedlms.errors import QuorumError, RunDirectoryError
 from pfedlms.report.figures import accuracy_curves, by_setting
 from pfedlms.report.results import comparison
 
@@ -197,13 +197,17 @@ def test_alpha_is_told_where_it_was_used(data: Any, settings: dict[str, Any], sc
 def test_an_interrupted_run_names_all_that_goes_on_with_it(
     given: tuple[Any, Any], call: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Also where a shell takes the folder only in quotes."""
+    out = tmp_path / "my run"
     with pytest.raises(KeyboardInterrupt) as caught:
-        pfedlms.run(*given, method="fedavg", out=tmp_path / "r", callbacks=[Pressing(1)], **QUICK)
-    expected = ", ".join([repr(str(tmp_path / "r")), *([call] if call else [])])
+        pfedlms.run(*given, method="fedavg", out=out, callbacks=[Pressing(1)], **QUICK)
+    expected = ", ".join([repr(str(out)), *([call] if call else [])])
     assert str(caught.value) == f"interrupted; resume with pfedlms.resume({expected})"
-    assert main(["show", str(tmp_path / "r")]) == 0
-    told = f"pfedlms.resume({expected})" if call else f"pfedlms resume {tmp_path / 'r'}"
+    assert main(["show", str(out)]) == 0
+    told = f"pfedlms.resume({expected})" if call else f"pfedlms resume '{out}'"
     assert capsys.readouterr().err == f"after 1 rounds; not finished. Resume with: {told}\n"
+    with pytest.raises(RunDirectoryError, match=f"holds a run already; resume it by `pfedlms resume '{out}'`"):
+        pfedlms.run(*given, method="fedavg", out=out, **QUICK)
 
 
 def test_plots_have_a_title(tmp_path: Path) -> None:

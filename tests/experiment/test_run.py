@@ -352,7 +352,7 @@ def test_a_full_disk_loses_nothing(full: str, tmp_path: Path) -> None:
     }  # fmt: skip
     run = ["run", "--method", "fedavg", "--rounds", "8"]
     run += [part for key, value in chosen.items() for part in ("--set", f"{key}={value}")]
-    out, fresh = tmp_path / "run", tmp_path / "fresh"
+    out, fresh = tmp_path / "my run", tmp_path / "fresh"
     assert main([*run, "--out", str(fresh), "--quiet"]) == 0
     lines = (fresh / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     whole = 2 if full == "checkpoint" else 5
@@ -364,7 +364,7 @@ def test_a_full_disk_loses_nothing(full: str, tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr
     (message,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert message.startswith(f"error: {out}: cannot write (")
-    assert message.endswith(f"make room, then `pfedlms resume {out}`")
+    assert message.endswith(f"make room, then `pfedlms resume '{out}'`")
     assert "Traceback" not in done.stderr
     kept = (out / "metrics.jsonl").read_bytes()
     assert kept.count(b"\n") == whole

@@ -244,11 +244,19 @@ def test_cells_are_added_and_resumed_by_their_settings(tmp_path: Path) -> None:
     assert not everything.interrupted
     with pytest.raises(RunDirectoryError, match="holds runs already, narrow-seed0 with other settings"):
         pfedlms.study(cells={"narrow": {"method": "fedavg", "hidden": 5}}, out=tmp_path / "s", **options)
+    manifest = tmp_path / "s" / "study.json"
+    for name in ("study.json", "compare.json"):  # of this version and of the last
+        manifest = manifest.rename(tmp_path / "s" / name)
+        with pytest.raises(RunDirectoryError, match="s: holds a study already; name another out=DIR"):
+            pfedlms.run(method="fedavg", out=tmp_path / "s", **options)
 
 
 def test_a_study_without_a_finished_run_resumes_with_its_problem(tmp_path: Path) -> None:
     options: dict[str, Any] = {"methods": "local,fedavg", "seeds": 1, **SMALL}
     pfedlms.compare((X, Y), linear, out=tmp_path / "s", **options)
+    call = r"resume them with `pfedlms\.resume\('.*s', data, model\)`"
+    with pytest.raises(RunDirectoryError, match=call):
+        pfedlms.compare((X, Y), linear, out=tmp_path / "s", **{**options, "rounds": 9})
     for folder in (tmp_path / "s").glob("*-seed0"):  # as if killed before the first round
         shutil.rmtree(folder)
     cut = pfedlms.load(tmp_path / "s", (X, Y), linear)

@@ -109,8 +109,10 @@ def test_without_it_nothing_is_said_and_nothing_is_evaluated(
     shown = capsys.readouterr()
     files = "".join((out / name).read_text() for name in ("metrics.jsonl", "summary.json"))
     assert not re.search("v_acc|v-acc|validation", (shown.out + shown.err + files).lower())
+    config = out / "config.toml"
+    config.write_text(config.read_text().replace("rounds = 3", "rounds = 4"))
     result = pfedlms.resume(out)
     assert result.validation_accuracy is None
     assert result.federation.data.validation == ()
-    assert len(evaluated) == 3
+    assert len(evaluated) == 4  # once a round
     assert all(len(held[0]) == len(result.federation.data.test[0]) for held in evaluated)

@@ -15,10 +15,10 @@ from small import OPTIONS, SMALL, Pressing, same_models
 from torch import nn
 
 import pfedlms
-from pfedlms import rng
+from pfedlms import files, rng
 from pfedlms.cli import main
 from pfedlms.errors import ConfigError, PfedlmsError, RunDirectoryError, StorageError, UsageError
-from pfedlms.experiment import store, studies
+from pfedlms.experiment import studies
 from pfedlms.experiment.grids import plan
 
 
@@ -163,14 +163,14 @@ def test_a_full_disk_is_told_as_one_and_names_the_comparison(
 ) -> None:
     """Met by PyTorch's own writer, which has other words for it, and by the last file."""
     out = tmp_path / "c"
-    write = store._RawFile.write
+    write = files._RawFile.write
 
     def full(self: Any, data: Any) -> int:
         if file in str(self.name) and "fedavg-seed1" in str(self.name) + "fedavg-seed1" * (file == "results.csv"):
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(self, data)
 
-    monkeypatch.setattr(store._RawFile, "write", full)
+    monkeypatch.setattr(files._RawFile, "write", full)
     with pytest.raises(StorageError, match=rf"cannot write \(No space left on device\); .* resume {out}`"):
         pfedlms.compare(methods="fedavg", seeds=2, out=out, **SMALL)
     monkeypatch.undo()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import errno
 import json
 import re
 import xml.etree.ElementTree as ElementTree
@@ -15,6 +16,7 @@ import pytest
 from studies import a_comparison, a_run, compared, swept
 
 import pfedlms
+from pfedlms import files
 from pfedlms.cli import main
 from pfedlms.cli.stored import sections_of
 from pfedlms.report.page import write_page
@@ -206,3 +208,15 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     ):
         assert main(["report", *arguments]) == 2
         assert message in capsys.readouterr().err
+
+    def full(self: Any, data: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files._RawFile, "write", full)
+    (tmp_path / "report.html").write_bytes(b"as it was")
+    assert main(["report", "c"]) == 2
+    told = "report.html: cannot be written (No space left on device); make room or name another file"
+    assert told in capsys.readouterr().err
+    assert (tmp_path / "report.html").read_bytes() == b"as it was"
+    assert main(["report", "c", "-o", "/dev/null"]) == 0  # which is no file to be put in place
+    assert not list(tmp_path.glob("*.tmp"))

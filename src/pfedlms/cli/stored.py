@@ -102,7 +102,8 @@ def report(options: argparse.Namespace) -> None:
 def sections_of(directories: Iterable[str | Path]) -> tuple[list[Section], list[str]]:
     """The studies in these folders and the single runs, by problem; and what was left out, with the reason. What cannot
     be read is left out, with a warning, as long as anything can."""
-    from pfedlms.experiment.studies import manifest_of, read_manifest
+    from pfedlms.experiment.store import manifest_of
+    from pfedlms.experiment.studies import read_manifest
 
     folders: dict[Path, Path] = {}
     for each in directories:
@@ -134,7 +135,7 @@ def sections_of(directories: Iterable[str | Path]) -> tuple[list[Section], list[
 
 def _holding(directory: Path, depth: int = _DEPTH) -> Iterator[Path]:
     """The folders of runs and studies in `directory`, itself or below; not those of a study's runs."""
-    from pfedlms.experiment.studies import manifest_of
+    from pfedlms.experiment.store import manifest_of
 
     if manifest_of(directory) is not None or (directory / "config.toml").is_file():
         yield directory

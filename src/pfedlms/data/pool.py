@@ -220,8 +220,8 @@ def column_of(value: Any, name: str, what: str = "label") -> tuple[str, NDArray[
     values: list[Any] = [each.decode(errors="replace") if isinstance(each, bytes) else each for each in y.tolist()]
     if missing := [row for row, each in enumerate(values) if _is_missing(each)]:
         raise DataError(
-            f"{name}: {len(missing)} {what}s are missing, the first in sample {missing[0]} (from 0); fill them in, or "
-            "leave those samples out"
+            f"{name}: {len(missing)} {what}{'s are' if len(missing) != 1 else ' is'} missing, the first in sample "
+            f"{missing[0]} (from 0); fill in what is missing, or leave those samples out"
         )
     match sorted({type(each).__name__ for each in values}):
         case ["str"]:

@@ -27,7 +27,7 @@ from pfedlms.errors import DivergedError, RunDirectoryError, WireError
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.prepare import NAMED, as_configured
 from pfedlms.experiment.problem import Problem
-from pfedlms.experiment.store import write_atomically
+from pfedlms.files import write_atomically
 from pfedlms.wire.frames import frame
 
 SCHEMA = 1

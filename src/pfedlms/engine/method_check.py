@@ -61,7 +61,8 @@ class Report:
 
     def __str__(self) -> str:
         width = max(len(check.name) for check in self.checks)
-        lines = [f"{self.method}: {'all checks passed' if self.ok else f'{len(self.failed)} checks failed'}"]
+        failed = f"{len(self.failed)} check{'s' * (len(self.failed) != 1)} failed"
+        lines = [f"{self.method}: {'all checks passed' if self.ok else failed}"]
         for check in self.checks:
             mark = {True: "ok", False: "FAILED", None: "not run"}[check.ok]
             text = textwrap.wrap(check.text, 120 - width - 12) or [""]
@@ -324,7 +325,8 @@ class _Battery:
                         f"{each.name} = {value!r} is within the limits that Settings declares, but raises "
                         f"{reason(error)}; declare narrower limits (minimum, above, maximum, below, choices)"
                     ) from error
-        return f"{tried} settings at the ends of their declared limits" if tried else "no setting has closed limits"
+        several = f"{tried} setting{'s' * (tried != 1)} at the ends of declared limits"
+        return several if tried else "no setting has closed limits"
 
 
 def _extremes(declared: Field[Any]) -> list[Any]:

@@ -18,7 +18,8 @@ from pfedlms.experiment.prepare import prepare
 from pfedlms.experiment.problem import ModelLike, Problem
 from pfedlms.experiment.runs import Run, begin, load_run
 from pfedlms.experiment.schema import COMPARED
-from pfedlms.experiment.studies import Study, load_study, manifest_of, refuse_study, same_run
+from pfedlms.experiment.store import manifest_of
+from pfedlms.experiment.studies import Study, load_study, refuse_study, same_run
 from pfedlms.step.own import Metric, PerSample
 
 __all__ = [
@@ -165,8 +166,9 @@ def resume(
     workers: int = 1,
 ) -> Any:
     """Play the rounds that are left of the run in `directory`, or the runs that are left of the study: a `Run` or a
-    `Study`. Data, model, loss and metric (or a `Problem`) are needed again if they were given in Python. `data_dir` is
-    the folder of the data set's files, if they were moved. Ctrl-C as in `run`, `workers` as in `study`."""
+    `Study`. Data, model, loss and metric (or a `Problem`) are needed again if they were given in Python and rounds are
+    left. `data_dir` is the folder of the data set's files, if they were moved. Ctrl-C as in `run`, `workers` as in
+    `study`."""
     found = load(directory, data, model, data_dir=data_dir, loss=loss, metric=metric)
     several = {"workers": workers} if isinstance(found, Study) else {}
     return found.resume(progress=progress, callbacks=callbacks, **several)

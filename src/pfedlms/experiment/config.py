@@ -291,8 +291,7 @@ def load_config(
                  shipped)  # fmt: skip
     found = _problems(tables, declared, method) + contradictions(merge(base, tables))
     if "method" not in declared:
-        own = "a method of your own takes --import MODULE; in Python, import its module first"
-        found.append(f"method.name: got {method!r}; {did_you_mean(str(method), METHODS)}; {own}")
+        found.append(f"method.name: got {method!r}{_meant_method(str(method))}")
     found = [as_written(problem, method, own_section) for problem in found]
     if found:
         raise ConfigError(found)
@@ -347,6 +346,20 @@ def _problems(tables: Mapping[str, Any], declared: Mapping[str, type[Any]], meth
             rest = {key: value for key, value in values.items() if not misplaced.get(key)}
             found += problems(section, declared[section], rest, _nearest_place)
     return found
+
+
+def _meant_method(given: str) -> str:
+    """What to do about a method that does not exist: one with settings, as comparisons name it, or an unknown name."""
+    name, *texts = given.split(":")
+    if find_method(name) is None or not texts:
+        own = "a method of your own takes --import MODULE; in Python, import its module first"
+        return f"; {did_you_mean(given, METHODS)}; {own}"
+    known = places([name])
+    parts = [text.partition("=") for text in texts]
+    pairs = [(known.get(key, ("method", key)), value or "…") for key, _, value in parts]
+    options = " ".join(f"--set {section}.{key}={value}" for (section, key), value in pairs)
+    keywords = ", ".join(f"{keyword(section, key)}={value}" for (section, key), value in pairs)
+    return f", expected the name alone; its settings stand apart: --method {name} {options}; in Python {keywords}"
 
 
 def _build(declared: type[Any], values: Mapping[str, Any]) -> Any:

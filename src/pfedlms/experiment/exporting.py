@@ -24,8 +24,9 @@ from pfedlms.errors import DataError, RunDirectoryError, UsageError, did_you_mea
 from pfedlms.experiment.config import CUSTOM, Config
 from pfedlms.experiment.loop import load_into
 from pfedlms.experiment.prepare import as_configured, normalisation, prepare, train_settings
-from pfedlms.experiment.problem import Problem, as_the_model_takes_them, checked_outputs
-from pfedlms.experiment.store import RunDirectory, write_atomically, write_text
+from pfedlms.experiment.problem import Problem, as_the_model_takes_them, checked_outputs, how_to_resume
+from pfedlms.experiment.store import RunDirectory
+from pfedlms.files import not_written, write_atomically, write_text
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel
 
@@ -109,7 +110,8 @@ class Models:
 def _read_for_device(data: Any, summary: Mapping[str, Any], stride: int, like: FederatedData, problem: Problem) -> Pool:
     """The data of a new device; a text is cut as the run's."""
     if not isinstance(data, str):
-        return read(data if isinstance(data, Pool) else [data], problem.loss is not None, all_clients=False)
+        as_it_is = isinstance(data, Pool | np.ndarray | torch.Tensor)  # one array is refused, as in `run`
+        return read(data if as_it_is else [data], problem.loss is not None, all_clients=False)
     kind = summary.get("tokens")
     if kind not in KINDS:
         remedy = (
@@ -149,7 +151,7 @@ def open_models(stored: RunDirectory, config: Config, problem: Problem, best: bo
         )
     checkpoint = stored.load_checkpoint(best)
     if checkpoint is None:
-        wrong = NO_BEST if best else f"no checkpoint yet; `pfedlms resume {directory}` first"
+        wrong = NO_BEST if best else f"no checkpoint yet; `{how_to_resume(directory, config.tables())}` first"
         raise RunDirectoryError(f"{directory}: {wrong}")
     everybody = len(checkpoint["federation"]["trained"]) == len(checkpoint["samples"])
     config = config.grouped_as(checkpoint)
@@ -240,7 +242,7 @@ def write_models(
                 write_atomically(target / f"client-{each}.pt", lambda file, state=state: torch.save(state, file))  # type: ignore[misc]
             write_text(target / "models.json", json.dumps(about, indent=2) + "\n")
     except (OSError, RuntimeError, ValueError) as error:
-        raise UsageError(f"{target}: cannot be written ({getattr(error, 'strerror', None) or error})") from error
+        raise UsageError(not_written(target, error)) from error
 
 
 def _write_onnx(models: Models, file: Path, client: int | None, about: Mapping[str, Any]) -> None:

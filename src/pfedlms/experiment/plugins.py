@@ -27,10 +27,13 @@ def import_modules(names: Iterable[str]) -> None:
         try:
             import_module(name)
         except Exception as error:  # it is the user's own code and may raise anything
-            raise UsageError(
-                f"--import: {name!r} cannot be imported ({reason(error)}); expected the name of a module, my_methods "
-                "for my_methods.py"
-            ) from error
+            missing = isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}.")
+            if missing or not all(part.isidentifier() for part in name.split(".")):
+                expected = "expected the name of a module, my_methods for my_methods.py"
+                wrong = f"cannot be imported ({reason(error)}); {expected}"
+            else:
+                wrong = f"is there, but fails when it is imported ({reason(error)})"
+            raise UsageError(f"--import: {name!r} {wrong}") from error
         if name not in IMPORTED:
             IMPORTED.append(name)
 
@@ -48,10 +51,14 @@ def find_method(name: Any) -> type[Method] | None:
     if name not in METHODS:
         for point in (each for each in installed("pfedlms.methods", tuple(sys.path)) if each.name == name):
             found = _loaded(point)
-            if not (isinstance(found, type) and issubclass(found, Method) and found.name == name):
+            if not (_is_method(found) and found.name == name):
                 raise UsageError(f"method.name: {point.value} gave {found!r}, expected a Method whose name is {name!r}")
             register(found)
     return METHODS.get(name)
+
+
+def _is_method(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, Method)
 
 
 def load_plugins(methods: bool = True) -> None:
@@ -77,6 +84,11 @@ def resolve(text: str) -> Any:
     module, colon, name = text.partition(":")
     import_modules([module])
     found = getattr(sys.modules[module], name, None) if colon else None
+    if found is None and name:
+        own = [
+            key for key, value in vars(sys.modules[module]).items() if _is_method(value) and value.__module__ == module
+        ]
+        raise UsageError(f"module {module} has no class {name}; its methods: {', '.join(own) or 'none'}")
     if found is None:
         raise UsageError(f"got {text!r}, expected MODULE:CLASS, my_methods:FedProx for instance")
     return found

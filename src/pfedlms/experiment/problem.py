@@ -16,7 +16,7 @@ from torch import nn
 from pfedlms import rng
 from pfedlms.data import FederatedData, Pool, read
 from pfedlms.engine.criterion import Criterion
-from pfedlms.errors import ConfigError, PfedlmsError, UsageError, reason
+from pfedlms.errors import ConfigError, PfedlmsError, UsageError, reason, resume_command
 from pfedlms.experiment.plugins import IMPORTED
 from pfedlms.experiment.schema import CUSTOM
 from pfedlms.models import CohortModel, build
@@ -146,7 +146,7 @@ def given_in_python(tables: Mapping[str, Any]) -> list[str]:
 def how_to_resume(directory: object, tables: Mapping[str, Any]) -> str:
     """The command that resumes the run or study in `directory`, with the modules it takes; the call, where objects were
     given in Python."""
-    command = f"pfedlms resume {directory}" + "".join(f" --import {name}" for name in IMPORTED)
+    command = resume_command(directory) + "".join(f" --import {name}" for name in IMPORTED)
     return resume_call(directory, tables) if given_in_python(tables) else command
 
 

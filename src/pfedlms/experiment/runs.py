@@ -195,6 +195,8 @@ class Run:
         if stored is not None and not begins:
             if stored.on_nodes:
                 raise UsageError(f"{stored.path}: this is a run on nodes, which its server resumes; {SERVER_AGAIN}")
+            if self.finished:  # nothing to play, so nothing to play it with
+                return self
             self.problem.check_complete(self.config, stored.path)
         if processes.rank():
             return self._follow(self.config.with_run(**how), None if begins else stored)

@@ -67,6 +67,10 @@ def _meant_dataset(name: str) -> str:
     return meant_by(name)
 
 
+def _meant_device(name: str) -> str:
+    return f"did you mean {name.lower().replace('gpu', 'cuda')}?" if name.lower().startswith("gpu") else ""
+
+
 def _one_of(*names: str) -> Callable[[], list[str]]:
     return lambda: list(names)
 
@@ -253,7 +257,7 @@ class RunSection:
     )
     device: str = setting(
         "auto", "auto takes a GPU where there is one; cuda:N the one of that number, from 0",
-        choices=_one_of("auto", "cpu", "cuda", "cuda:N"),
+        choices=_one_of("auto", "cpu", "cuda", "cuda:N"), meant=_meant_device,
     )  # fmt: skip
     threads: int = setting(0, "CPU threads; 0: as many as PyTorch is set to", minimum=0, maximum=1024)
     out: str = setting("", "run directory; empty: a fresh one under runs/")

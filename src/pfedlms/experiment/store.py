@@ -11,26 +11,28 @@ nodes.txt        marks a run on nodes
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import filecmp
 import json
 import os
 import shutil
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from io import BufferedWriter, FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
-from pfedlms.errors import RunDirectoryError, StorageError
+from pfedlms.errors import RunDirectoryError, StorageError, resume_command
+from pfedlms.files import FULL, write_atomically, write_text
 
 SCHEMA = 2
 SERVER_AGAIN = "start the server again (./run.sh)"
 """How a run on nodes is resumed."""
+MANIFEST = "study.json"
+MANIFESTS = (MANIFEST, "compare.json", "sweep.json")
+"""The file that makes a folder a study's; the others are of the last version."""
 _CHECKPOINT = (
     "metrics_bytes", "settings", "federation", "traffic", "rejected", "unheard", "seconds", "shape", "classes",
     "samples",
@@ -50,10 +52,12 @@ class RunDirectory(ExitStack):
         self._nodes = path / "nodes.txt"
 
     def create(self, config: str) -> None:
-        """Make the directory; refuse one that already holds a run."""
+        """Make the directory; refuse one that already holds a run or a study."""
         try:
+            if manifest_of(self.path) is not None:
+                raise RunDirectoryError(f"{self.path}: holds a study already; name another out=DIR")
             if self.config.exists():
-                resume = SERVER_AGAIN if self.on_nodes else f"resume it by `pfedlms resume {self.path}`"
+                resume = SERVER_AGAIN if self.on_nodes else f"resume it by `{resume_command(self.path)}`"
                 raise RunDirectoryError(f"{self.path}: holds a run already; {resume}, or name another out=DIR")
             if self.path.exists() and not self.path.is_dir():
                 raise RunDirectoryError(f"{self.path}: is a file, expected a folder; name another out=DIR")
@@ -62,7 +66,7 @@ class RunDirectory(ExitStack):
             write_text(self.config, config)
         except (OSError, ValueError) as error:  # ValueError: a null character in the path
             reason = getattr(error, "strerror", None) or error
-            if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            if getattr(error, "errno", None) in FULL:
                 raise StorageError(self.path, str(reason)) from error
             raise RunDirectoryError(f"{self.path}: cannot be written ({reason}); name another out=DIR") from error
 
@@ -200,42 +204,6 @@ class RunDirectory(ExitStack):
             raise StorageError(self.path, reason, resume=None if self.on_nodes else self.path) from error
 
 
-class _RawFile(FileIO):
-    """Remembers why it could not be written: torch.save reports a full disk in words of its zip writer."""
-
-    refused: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        try:
-            return super().write(data)
-        except OSError as error:
-            self.refused = error
-            raise
-
-
-def write_text(path: Path, content: str) -> None:
-    write_atomically(path, lambda file: file.write(content.encode()))
-
-
-def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write beside the file, make it durable, then put it in place: readers see the old content or the new, never a
-    part."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        raw = _RawFile(temporary, "wb")
-        try:
-            with BufferedWriter(raw) as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-        except RuntimeError as error:
-            raise raw.refused or error from error
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+def manifest_of(directory: Path) -> Path | None:
+    """The file that makes a folder a study's; None where there is none."""
+    return next((directory / name for name in MANIFESTS if (directory / name).is_file()), None)

@@ -22,8 +22,9 @@ from pfedlms.experiment.loop import fixed_settings, or_leave
 from pfedlms.experiment.prepare import NAMED, keeping_pools, rehearse
 from pfedlms.experiment.problem import Problem, how_to_resume
 from pfedlms.experiment.runs import Run, data_frame, load_run, plot_curves
-from pfedlms.experiment.store import write_text
+from pfedlms.experiment.store import MANIFEST, MANIFESTS, manifest_of
 from pfedlms.experiment.workers import in_parallel
+from pfedlms.files import write_text
 from pfedlms.report import runs as reported
 from pfedlms.report.figures import by_setting
 from pfedlms.report.results import comparison, results, results_json
@@ -32,9 +33,6 @@ from pfedlms.report.tables import Table, to_csv
 Axes = dict[str, list[Any]]
 """Settings, `section.key`, with the values they take."""
 SCHEMA = 1
-MANIFEST = "study.json"
-MANIFESTS = (MANIFEST, "compare.json", "sweep.json")
-"""The file that makes a folder a study's; the others are of the last version."""
 OF_THE_RESULT = ("seed", "lost", "quorum", "evaluate_every")
 """What of [run] changes what is measured."""
 _KEPT_BYTES = 1 << 30
@@ -243,10 +241,11 @@ class Study:
         problem, folders = self.planned[0].problem, _folders(self.planned)
         before = read_manifest(out) if manifest_of(out) else {"runs": {}, "names": {}}
         for name in folders.keys() & before["runs"].keys():
-            if not same_run(folders[name].config, load_config(None, tomllib.loads(before["runs"][name]), stored=True)):
+            stored = tomllib.loads(before["runs"][name])
+            if not same_run(folders[name].config, load_config(None, stored, stored=True)):
                 raise RunDirectoryError(
-                    f"{out}: holds runs already, {name} with other settings; resume them with `pfedlms resume {out}`, "
-                    "or name another out=DIR"
+                    f"{out}: holds runs already, {name} with other settings; resume them with "
+                    f"`{how_to_resume(out, stored)}`, or name another out=DIR"
                 )
         names = before["names"] | {name: run.label for name, run in folders.items()}
         texts = {name: run.config.with_run(out=str(out / name)).to_toml() for name, run in folders.items()}
@@ -294,11 +293,6 @@ def _in_turn(runs: Sequence[Run], callbacks: Sequence[Any], deadline: float) -> 
 
 
 # --- folders
-
-
-def manifest_of(directory: Path) -> Path | None:
-    """The file that makes a folder a study's; None where there is none."""
-    return next((directory / name for name in MANIFESTS if (directory / name).is_file()), None)
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:

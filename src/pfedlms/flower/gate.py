@@ -29,7 +29,7 @@ from pfedlms.deploy.ground import Ground
 from pfedlms.deploy.nodes import message_bytes
 from pfedlms.errors import PfedlmsError, UsageError, shown
 from pfedlms.experiment.config import CUSTOM
-from pfedlms.experiment.store import write_atomically
+from pfedlms.files import write_atomically
 from pfedlms.flower import approval, audit
 from pfedlms.flower.config import own_settings, read_places
 from pfedlms.flower.folder import NAME

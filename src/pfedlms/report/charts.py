@@ -12,6 +12,7 @@ from typing import Any
 from zlib import crc32
 
 from pfedlms.errors import UsageError
+from pfedlms.files import write_atomically
 from pfedlms.report.tables import to_csv
 
 LIGHT = {
@@ -127,7 +128,8 @@ def save(chart: Any, file: str | Path) -> None:
         ".html": lambda: vl_convert.vegalite_to_html(spec, bundle=True).encode(),
         ".json": lambda: json.dumps(spec, indent=1).encode(),
     }
-    path.write_bytes(write[path.suffix]())
+    drawn = write[path.suffix]()
+    write_atomically(path.resolve(), lambda file: file.write(drawn))
 
 
 def styled(chart: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 from pfedlms import __version__
 from pfedlms.errors import UsageError
+from pfedlms.files import not_written, write_text
 from pfedlms.report import figures
 from pfedlms.report.charts import DARK, LIGHT, Figure, Look, altair, looks
 from pfedlms.report.results import comparison, described
@@ -34,11 +35,14 @@ def write_page(
     try:
         for path, text in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            if path.exists() and not path.is_file():  # a pipe, /dev/stdout
+                path.write_text(text, encoding="utf-8")
+            else:
+                write_text(path.resolve(), text)
         for stem, own in made:
             own.save(f"{stem}.svg")
     except OSError as error:
-        raise UsageError(f"{file}: cannot be written ({error.strerror}); name another file") from error
+        raise UsageError(not_written(file, error)) from error
     return [*files, *(Path(f"{stem}.svg") for stem, _ in made)]
 
 
