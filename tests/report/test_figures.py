@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 import xml.etree.ElementTree as ElementTree
 from itertools import product
@@ -154,6 +155,10 @@ def test_what_cannot_be_read_is_left_out_and_named(tmp_path: Path) -> None:
     assert len(sections[0].runs) == 1
     assert len(warned) == len(left_out) == 2
     assert "no evaluation yet" in left_out[0]
+    compared(tmp_path / "begun")
+    shutil.rmtree(tmp_path / "begun" / "l0")
+    with pytest.warns(UserWarning, match="begun/l0: this run of the study has not begun"):
+        sections_of([tmp_path / "begun"])
     (tmp_path / "nothing").mkdir()
     for folder, message in (("nothing", "no run with an evaluation"), ("none", "there is no such folder")):
         with pytest.raises(RunDirectoryError, match=message):

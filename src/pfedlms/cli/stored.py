@@ -151,6 +151,9 @@ def _read(directory: Path, label: str, left_out: list[str]) -> list[RunLike]:
     """The run there, unless it cannot be read or has no evaluation yet."""
     from pfedlms.experiment.runs import load_run
 
+    if not directory.exists():
+        left_out.append(f"{directory}: this run of the study has not begun")
+        return []
     try:
         run = load_run(directory, label=label)
         if run.summary and run.metrics:
