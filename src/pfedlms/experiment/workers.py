@@ -6,6 +6,7 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from multiprocessing import connection, get_context
 from typing import Any
 
@@ -123,7 +124,9 @@ def _work(pipe: Any, problem: Problem, imports: Sequence[str]) -> None:
                 config, directory, label, how = pipe.recv()
             except (EOFError, KeyboardInterrupt):
                 return
-            pipe.send(_played(Run(config, directory, problem, label), how))
+            found = _played(Run(config, directory, problem, label), how)
+            with suppress(BrokenPipeError):  # the study was left meanwhile
+                pipe.send(found)
 
 
 def _played(run: Run, how: dict[str, Any]) -> tuple[str, Any]:
