@@ -452,14 +452,17 @@ def test_whole_numbers_become_floats_for_a_model_that_calculates_with_them() -> 
 
 def test_resumed_with_the_same_data_set_and_not_with_another(tmp_path: Any) -> None:
     tokens, labels = TOKENS, Y
-    data = Items(tokens, labels, list(NAMES))
-    whole = pfedlms.run(data, Reader, out=tmp_path / "whole", **QUICK)
-    again = pfedlms.resume(
-        tmp_path / "whole", (Items(tokens[:20], labels[:20], NAMES), Items(tokens[20:], labels[20:])), Reader
-    )
-    assert again.summary == whole.summary  # in two parts, but the same samples
+    data, one_more = Items(tokens, labels, list(NAMES)), QUICK["rounds"] + 1
+    pfedlms.run(data, Reader, out=tmp_path / "run", **QUICK)
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text().replace(f"rounds = {QUICK['rounds']}", f"rounds = {one_more}"))
     with pytest.raises(PfedlmsError, match="the data given are not those this run began with"):
-        pfedlms.resume(tmp_path / "whole", (tokens, labels), Reader)  # without names
+        pfedlms.resume(tmp_path / "run", (tokens, labels), Reader)  # without names
+    parts = Items(tokens[:20], labels[:20], NAMES), Items(tokens[20:], labels[20:])  # the same samples
+    resumed, whole = (
+        pfedlms.resume(tmp_path / "run", parts, Reader), pfedlms.run(data, Reader, **{**QUICK, "rounds": one_more})
+    )  # fmt: skip
+    assert resumed.metrics[-1] | {"seconds": None} == whole.metrics[-1] | {"seconds": None}
 
 
 @pytest.mark.parametrize(

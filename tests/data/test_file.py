@@ -232,9 +232,9 @@ def test_wrong_columns_are_named(
 def test_missing_values_are_named(tmp_path: Path) -> None:
     for columns, message in (
         ({"a": [1, None], "y": [0, 1]}, r"column 'a', sample 1"),
-        ({"a": [1, 2], "y": [0, None]}, r"column 'y': 1 labels are missing, the first in sample 1 \(from 0\)"),
-        ({"a": [1, 2], "y": ["a", None]}, r"column 'y': 1 labels are missing"),
-        ({"a": [1, 2], "y": [0, 1], "client": [None, "a"]}, r"column 'client': 1 clients are missing"),
+        ({"a": [1, 2], "y": [0, None]}, r"column 'y': 1 label is missing, the first in sample 1 \(from 0\)"),
+        ({"a": [1, 2], "y": ["a", None]}, r"column 'y': 1 label is missing"),
+        ({"a": [1, 2], "y": [0, 1], "client": [None, "a"]}, r"column 'client': 1 client is missing"),
     ):
         with pytest.raises(DataError, match=message):
             read(parquet_file(tmp_path / "t", columns))  # type: ignore[arg-type]
@@ -267,7 +267,7 @@ BROKEN = [
     ("t.csv", b"a,label\n1,2\n1,2,3\n", "line 3: got 3 values, expected 2 as in the header"),
     ("t.csv", b"a,a,label\n1,2,3\n", "two columns called 'a'"),
     ("t.csv", b"a,label\n1,\xff\xfe\n", "cannot be read .* expected text in UTF-8"),
-    ("t.csv", b"a,y\n1,0\n2, \n", "column 'y': 1 labels are missing, the first in sample 1"),
+    ("t.csv", b"a,y\n1,0\n2, \n", "column 'y': 1 label is missing, the first in sample 1"),
     ("t.json", b"{", "not LEAF's JSON .* expected user_data with x and y for each user"),
     ("t.json", b"[1]", "not LEAF's JSON"),
     ("t.json", LEAF_OF % b"[[1]]", "not LEAF's JSON .KeyError: 'y'."),

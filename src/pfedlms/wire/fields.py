@@ -97,10 +97,10 @@ class InRows(Field):
         raise NotImplementedError  # of fields that take all bytes
 
     def write(self, values: Values, out: memoryview) -> None:
-        row = np.frombuffer(out, np.uint8)
+        given, row = self.given(values), np.frombuffer(out, np.uint8)
         if row.size != self.size(values):  # kernels rely on it
             raise ValueError(f"field {self.name!r}: got {row.size} bytes to write to, expected {self.size(values)}")
-        self.write_rows({self.name: np.asarray(values[self.name])[None]}, row[None])
+        self.write_rows({self.name: given[None]}, row[None])
 
     def read(self, data: memoryview, known: Values, out: Array) -> None:
         row = np.frombuffer(data, np.uint8)
