@@ -66,7 +66,8 @@ def gather(cells: Mapping[str, Settings], wanted: Wanted, outcome: Outcome) -> R
         for seed in wanted.seeds
         for name, own in cells.items()
     }
-    data, model = (first := next(iter(configs.values()))).data, first.model.name
+    first = next(iter(configs.values()))
+    data, model = first.data, first.model.name
     shipped = pfedlms.load_config(None, {"data": {"dataset": data.dataset}}).model.name
     folder = wanted.out / f"{data.dataset}{f'-{model}' * (model != shipped)}-a{data.alpha:g}"
     known = _known(configs, wanted.rows)
