@@ -78,9 +78,11 @@ def shared(dataset: str, regime: str) -> Settings:
     return {**alpha, **REGIMES[regime], **model}
 
 
-def on(dataset: str) -> str:
-    """The data set whose own model is taken to compare bytes."""
-    return "cifar10" if dataset == "cifar100" else dataset  # vgg8, with ten classes: shares hold for a hundred as well
+def on(dataset: str, regime: str = "") -> str:
+    """The data set, with its model where a regime has another than the shipped one, on which bytes are compared."""
+    if dataset == "cifar100":
+        return "cifar10"  # vgg8, with ten classes: shares hold for a hundred as well
+    return f"{dataset}/{REGIMES[regime]['model.name']}" if "model.name" in REGIMES.get(regime, {}) else dataset
 
 
 def sketchmean(dataset: str, ratio: float, answer: float) -> Settings:
@@ -105,8 +107,9 @@ def plain(dataset: str, regime: str, method: str) -> Settings:
     }
     if method in fixed:
         key, own = {"stc": "sparsity", "fetchsgd": "columns", "sparseloco": "density"}[method], fixed[method]
-        wanted = taken(on(dataset), "sketchmean", ratio=ratio, answer=answer)
-        own = {**own, key: equal(on(dataset), method, key, wanted, **own)}
+        here = on(dataset, regime)
+        wanted = taken(here, "sketchmean", ratio=ratio, answer=answer)
+        own = {**own, key: equal(here, method, key, wanted, **own)}
         return {"method.name": method, **{f"method.{name}": value for name, value in own.items()}}
     return {"method.name": method}
 

@@ -2,11 +2,12 @@
 
     python benchmarks/rounds.py [--data-dir DIR] [--against CHECKOUT] [--limit 110] [--profile] [--json FILE]
 
-A run has 200 rounds with an evaluation every 10, on MNIST where `--data-dir` has it, else on random samples of the same
-size. `sketchmean:10/1000` is a run in which 10 of 1,000 clients take part. Seconds are those of `summary.json`, without
-preparing data. Every version runs in a process of its own, in which a short run of each cell comes first. Stages are of
-`--stage-rounds` rounds; each waits for the device, so together they take longer than a round. With `--profile` the
-functions of the host with the most time of their own follow. Nothing begins after `--limit` seconds.
+A run has 200 rounds with an evaluation every 10, on MNIST where `--data-dir` has it, else on random samples of the
+same size (with another `--model` than dnn: of CIFAR-10's). `sketchmean:10/1000` is a run in which 10 of 1,000 clients
+take part. Seconds are those of `summary.json`, without preparing data. Every version runs in a process of its own, in
+which a short run of each cell comes first. Stages are of `--stage-rounds` rounds; each waits for the device, so
+together they take longer than a round. With `--profile` the functions of the host with the most time of their own
+follow. Nothing begins after `--limit` seconds.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def work(options: argparse.Namespace) -> None:
     if options.data_dir:
         data = pfedlms.load_dataset("mnist", options.data_dir)
     else:
-        data = draw.standard_normal((70_000, 1, 28, 28), dtype=np.float32), draw.integers(0, 10, 70_000)
+        shape = (70_000, 1, 28, 28) if options.model == "dnn" else (60_000, 3, 32, 32)
+        data = draw.standard_normal(shape, dtype=np.float32), draw.integers(0, 10, shape[0])
     print(torch.cuda.get_device_name() if options.device == "cuda" else f"{torch.get_num_threads()} CPU threads")
     sys.stdout.flush()
     for line in sys.stdin:
@@ -65,7 +67,7 @@ def work(options: argparse.Namespace) -> None:
         if profiler is not None:
             profiler.enable()
         summary = pfedlms.run(
-            data, "dnn", method=method, rounds=asked["rounds"], evaluate_every=10, device=options.device,
+            data, options.model, method=method, rounds=asked["rounds"], evaluate_every=10, device=options.device,
             progress=False, callbacks=[Watched()] if asked["stages"] else [], **chosen,
         ).summary  # fmt: skip
         found = {"seconds": summary["seconds"], "stages": summary.get("stages", {}), "functions": {}}
@@ -155,6 +157,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", default=CELLS, help="methods, with participants/clients if not 20/20")
     parser.add_argument("--against", type=Path, help="a checkout of another version")
+    parser.add_argument("--model", default="dnn", help="a model for images")
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--stage-rounds", type=int, default=30)
     parser.add_argument("--repeats", type=int, default=3)
