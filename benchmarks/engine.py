@@ -30,11 +30,11 @@ from pfedlms.data import batch_positions, from_pairs
 from pfedlms.engine import Federation
 from pfedlms.engine.reports import Stopwatch
 from pfedlms.engine.simulate import hold_exchange
-from pfedlms.engine.training import TrainSettings
 from pfedlms.engine.transport import Code, Record
 from pfedlms.methods import METHODS
 from pfedlms.methods.contract import Objective
 from pfedlms.models import CohortModel, build
+from pfedlms.train_settings import TrainSettings
 
 SHAPES = {"dnn": (1, 28, 28)}
 

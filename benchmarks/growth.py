@@ -35,10 +35,10 @@ from numpy.typing import NDArray
 from engine import SHAPES, median_seconds
 from pfedlms.data import FederatedData, Partitioning, from_pool
 from pfedlms.engine import Federation
-from pfedlms.engine.training import TrainSettings
 from pfedlms.experiment.memory import fitting_cohort, kept_bytes
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel, build
+from pfedlms.train_settings import TrainSettings
 
 SAMPLES = 70_000
 _CHUNK = 100_000  # samples that are made at a time

@@ -29,10 +29,10 @@ import pfedlms
 from pfedlms.data import from_pairs
 from pfedlms.deploy import Coordinator, Node
 from pfedlms.engine import Evaluation, Federation
-from pfedlms.engine.training import TrainSettings
 from pfedlms.experiment.config import load_config
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel, build
+from pfedlms.train_settings import TrainSettings
 
 ROOT = str(Path(pfedlms.__file__).parent) + "/"
 BESIDE = {"backend.py", "rng.py"}
@@ -70,7 +70,10 @@ def simulation() -> Callable[[], Any]:
     draw = np.random.default_rng(0)
     sets = [[(draw.standard_normal((n, 64), dtype=np.float32), np.arange(n) % 10) for n in (40, 20)] for _ in range(4)]
     model = CohortModel(build("dnn", (64,), 10, 16, 0), torch.device("cpu"))
-    method, train = METHODS["pfedlms"], TrainSettings(3, 8, 0.1, 0.0, 1e-4)
+    method, train = (
+        METHODS["pfedlms"],
+        TrainSettings(local_steps=3, batch_size=8, learning_rate=0.1, weight_decay=1e-4),
+    )
     federation = Federation(method, method.Settings(), model, from_pairs([(a, b) for a, b in sets]), train, 0)
     federation.start()
     federation.play_round()

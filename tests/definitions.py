@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from factories import small_module
 from pfedlms.data import FederatedData, batch_positions
-from pfedlms.engine.training import TrainSettings
+from pfedlms.train_settings import TrainSettings
 
 # --- the sketch -------------------------------------------------------------------------------------------------------
 

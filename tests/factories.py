@@ -25,12 +25,13 @@ from pfedlms.data import FederatedData, Partitioning, from_pairs, from_pool, loa
 from pfedlms.engine import Federation
 from pfedlms.engine.client import Client
 from pfedlms.engine.simulate import InProcess, Link, Links, hold_exchange, perfect_link
-from pfedlms.engine.training import LocalWorker, TrainSettings
+from pfedlms.engine.training import LocalWorker
 from pfedlms.engine.transport import Code, Record
 from pfedlms.methods import METHODS, Exchange, Task
 from pfedlms.models import Cohort, CohortModel, Layer, Layout, build
 from pfedlms.pull import Pull
 from pfedlms.sketch import Sketch
+from pfedlms.train_settings import TrainSettings
 from pfedlms.wire import Bits, Floats, Mask, MaskedBytes, Message, Positions, Signs, Symbols
 from pfedlms.wire.frames import HEADER_BYTES
 

@@ -22,12 +22,12 @@ from torch.nn import functional as F
 from pfedlms.data import FederatedData
 from pfedlms.data.batches import batches
 from pfedlms.engine import Federation
-from pfedlms.engine.training import TrainSettings
 from pfedlms.methods import Objective
 from pfedlms.methods.pfedlms import PFedLMS, PFedLMSSettings
 from pfedlms.models import Cohort, CohortModel
 from pfedlms.pull import Pull
 from pfedlms.settings import setting
+from pfedlms.train_settings import TrainSettings
 
 Trajectory = dict[str, list[float]]
 AT_THE_END = ("largest_threshold", "potential", "drift", "largest_drift")

@@ -11,6 +11,8 @@ from typing import Any
 
 from pfedlms.errors import did_you_mean
 
+CUSTOM = "custom"
+"""Stands in a configuration for data, a model, a loss or a metric that was given in Python."""
 _TYPES: dict[str, tuple[type[Any], str]] = {
     "int": (int, "a whole number"),
     "float": (float, "a number"),
@@ -46,6 +48,11 @@ def setting(
     limits = {"minimum": minimum, "above": above, "maximum": maximum, "below": below}
     about = {"help": help, "choices": choices, "meant": meant, "limits": limits}
     return field(default=default, metadata={**about, "server_only": server_only, "optional": optional})
+
+
+def one_of(*names: str) -> Callable[[], list[str]]:
+    """Choices that are known from the start."""
+    return lambda: list(names)
 
 
 def agreed(settings: Any) -> dict[str, Any]:
@@ -94,8 +101,7 @@ def _wrong(declared: Field[Any], value: Any) -> str | None:
     if not (finite and all(fits(value, bound) for bound, fits, _ in bounds)):
         return expected
     if choices is not None and not any(_is_choice(str(value), choice) for choice in choices()):
-        # 'custom' stands for objects given in Python and is not typed by users.
-        shown = [choice for choice in choices() if choice != "custom"]
+        shown = [choice for choice in choices() if choice != CUSTOM]  # which users do not type
         before, colon, _ = str(value).partition(":")
         near = declared.metadata["meant"](str(value)) if declared.metadata["meant"] else ""
         near = near or did_you_mean(f"{before}:PATH" if colon else str(value), shown)

@@ -16,18 +16,17 @@ from factories import DIM, federation
 from pfedlms.data import Partitioning, from_pool, load_dataset
 from pfedlms.engine.participation import Participation
 from pfedlms.engine.terms import task_of
-from pfedlms.engine.training import TrainSettings
 from pfedlms.errors import ConfigError, UsageError
 from pfedlms.experiment import memory
 from pfedlms.experiment.config import from_keywords, load_config, merge
 from pfedlms.experiment.cost import plan_json
 from pfedlms.experiment.prepare import _device, prepare
 from pfedlms.experiment.problem import Problem
-from pfedlms.experiment.schema import TrainSection
 from pfedlms.methods import METHODS
 from pfedlms.methods.contract import Method
 from pfedlms.models import CohortModel, build
 from pfedlms.report import plans
+from pfedlms.train_settings import TrainSettings
 
 
 @pytest.fixture
@@ -41,7 +40,13 @@ def digits(clients: int) -> pfedlms.data.FederatedData:
 
 def made(name: str, model: CohortModel, **settings: object) -> Method:
     """Of five clients two take part."""
-    task = task_of(model, 10, Participation(5, 0.4, 0), TrainSettings(1, 1, 0.1, 0.0, 0.0), seed=0)
+    task = task_of(
+        model,
+        10,
+        Participation(5, 0.4, 0),
+        TrainSettings(local_steps=1, batch_size=1, learning_rate=0.1, weight_decay=0.0),
+        seed=0,
+    )
     return METHODS[name](task, METHODS[name].Settings(**settings))
 
 
@@ -86,7 +91,7 @@ def test_cohorts_are_even_and_fit(model: CohortModel, monkeypatch: pytest.Monkey
 def test_where_the_system_does_not_tell_all_are_stacked(model: CohortModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda device: None)
     assert memory.fitting_cohort(model, digits(5), 16) == 5
-    assert memory.room_for_all(federation("local"), TrainSection())
+    assert memory.room_for_all(federation("local"), TrainSettings())
 
 
 @pytest.mark.parametrize(("missing", "fits"), [(0, True), (10, False)])
@@ -98,7 +103,7 @@ def test_what_is_kept_lies_beside_the_work_or_elsewhere(
     work = 8 * one + 2 * 8 * 4 * (64 + 20 + 20 + 10 + 10)
     free = (5 * one + 2 * work) * 10 // 6 + 1
     monkeypatch.setattr(memory, "free_memory", lambda device: free - missing)
-    made, train = federation("local", participation=0.4), TrainSection(batch_size=8)
+    made, train = federation("local", participation=0.4), TrainSettings(batch_size=8)
     assert memory.needed_bytes(made, train) == (5 * one, 2 * work)
     assert memory.room_for_all(made, train) is fits
     tracked = federation("obda", participation=0.4)  # who takes part keeps θ and w, who is away w

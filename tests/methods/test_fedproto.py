@@ -24,10 +24,10 @@ from factories import (
     task_of,
     worker_of,
 )
-from pfedlms.engine.training import TrainSettings
 from pfedlms.methods import Task
 from pfedlms.methods.contract import Objective
 from pfedlms.methods.fedproto import NearPrototypes
+from pfedlms.train_settings import TrainSettings
 
 
 def task_for(classes: int, width: int) -> Task:
@@ -61,7 +61,12 @@ def test_mean_features_against_a_plain_loop() -> None:
     evaluation batch), each without one class."""
     data = small_data(9, 4, 600)
     params = normal(3, SMALL_DIM, seed=6)
-    worker = worker_of(small_module(), data, TrainSettings(1, 4, 0.1, 0.0, 0.0), seed=0)
+    worker = worker_of(
+        small_module(),
+        data,
+        TrainSettings(local_steps=1, batch_size=4, learning_rate=0.1, weight_decay=0.0),
+        seed=0,
+    )
     for ids in ([0, 1, 2], [1], [2]):
         cohort = cohort_of(params[ids], ids, [data.samples[k] for k in ids])
         means, counts = worker.class_features(cohort)
@@ -86,7 +91,10 @@ def test_mean_features_against_a_plain_loop() -> None:
 def test_local_steps_follow_the_objective(strength: float) -> None:
     """Three steps of CE + λ MSE + μ/2 ‖θ‖² against float64 autograd through the whole model; class 1 has no
     prototype."""
-    data, train = small_data(9, 12, 20), TrainSettings(3, 8, 0.2, 0.0, 0.03)
+    data, train = (
+        small_data(9, 12, 20),
+        TrainSettings(local_steps=3, batch_size=8, learning_rate=0.2, weight_decay=0.03),
+    )
     params, prototypes = 0.5 * normal(3, SMALL_DIM, seed=6), normal(4, 6, seed=7)
     held = torch.tensor([True, False, True, False])
     cohort = cohort_of(params, samples=data.samples).with_heard(prototypes=prototypes, held=held)
@@ -104,7 +112,10 @@ def test_local_steps_follow_the_objective(strength: float) -> None:
 
 def test_the_features_of_one_linear_layer_are_the_samples_and_pull_nothing() -> None:
     """So local steps are those of cross-entropy alone."""
-    train, data = TrainSettings(3, 4, 0.1, 0.0, 0.0), small_data(9, 7)
+    train, data = (
+        TrainSettings(local_steps=3, batch_size=4, learning_rate=0.1, weight_decay=0.0),
+        small_data(9, 7),
+    )
     module = small_module()[:1]
     cohort = cohort_of(normal(2, SMALL_LAYERS[0]), samples=data.samples)
     worker = worker_of(module, data, train, seed=8)

@@ -23,7 +23,7 @@ from factories import (
     worker_of,
 )
 from pfedlms.data import FederatedData
-from pfedlms.engine.training import TrainSettings
+from pfedlms.train_settings import TrainSettings
 
 STEP = 0.25
 
@@ -127,7 +127,10 @@ def exact_gradient(params: Tensor, data: FederatedData, client: int, round: int,
 def test_the_sign_is_that_of_the_gradient_at_the_common_model() -> None:
     """Against float64 autograd, for clients whose own models are elsewhere; coordinates within rounding of zero are
     left out, and there are hardly any."""
-    data, train = small_data(9, 4, 20), TrainSettings(3, 8, 0.1, 0.0, 0.02)
+    data, train = (
+        small_data(9, 4, 20),
+        TrainSettings(local_steps=3, batch_size=8, learning_rate=0.1, weight_decay=0.02),
+    )
     common = normal(SMALL_DIM, seed=8) * 0.5
     task = task_of(SMALL_DIM, weight_decay=train.weight_decay)
     cohort = cohort_of(normal(3, SMALL_DIM, seed=9), samples=data.samples, model=common)

@@ -24,9 +24,9 @@ from factories import (
     task_of,
     worker_of,
 )
-from pfedlms.engine.training import TrainSettings
 from pfedlms.methods.pfedlms import PFedLMS, PFedLMSSettings
 from pfedlms.models import Cohort
+from pfedlms.train_settings import TrainSettings
 
 
 def sketches_of(params: Tensor, sizes: tuple[int, ...]) -> list[np.ndarray]:
@@ -90,7 +90,13 @@ def test_consensus_follows_the_samples(samples: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("absolute", [False, True], ids=["relative", "absolute"])
 def test_local_steps_follow_the_objective(absolute: bool) -> None:
     """Three steps of f + λ R̃_ρ + μ/2 ‖θ‖² against float64 autograd through dense Φ and the definition of R̃_ρ."""
-    data, train, levels, strength, smoothing = small_data(9, 12, 20), TrainSettings(3, 8, 0.2, 0.0, 0.05), 3, 0.02, 0.2
+    data, train, levels, strength, smoothing = (
+        small_data(9, 12, 20),
+        TrainSettings(local_steps=3, batch_size=8, learning_rate=0.2, weight_decay=0.05),
+        3,
+        0.02,
+        0.2,
+    )
     params = 0.5 * normal(3, SMALL_DIM, seed=6)
     method = PFedLMS(
         task_of(*SMALL_LAYERS, learning_rate=0.2),

@@ -25,10 +25,10 @@ from definitions import dense_model, smoothed, votes_of
 from factories import CPU, SMALL_DIM, normal, seeded, small_data, small_module, some_pull
 from pfedlms.data import FederatedData, batch_positions
 from pfedlms.engine import Federation
-from pfedlms.engine.training import TrainSettings
 from pfedlms.errors import UsageError
 from pfedlms.methods import METHODS, Method
 from pfedlms.models import CohortModel
+from pfedlms.train_settings import TrainSettings
 
 SEED, RHO, DECAY = 3, 0.0625, 0.01
 SIZES, RATIO, LEVELS = (4 * 4 + 4,), 0.5, 3  # softmax regression on 4 numbers, 4 classes: N = 32, m = 16
@@ -118,7 +118,7 @@ def test_gradients_of_a_client_equal_autograd() -> None:
 
 # --- along a run ------------------------------------------------------------------------------------------------------
 
-TRAIN = TrainSettings(local_steps=3, batch_size=4, learning_rate=0.05, momentum=0.0, weight_decay=DECAY)
+TRAIN = TrainSettings(local_steps=3, batch_size=4, learning_rate=0.05, weight_decay=DECAY)
 CLIENTS = (9, 6, 7)
 
 

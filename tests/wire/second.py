@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from factories import seeded, small_data
 from pfedlms.engine import Federation
-from pfedlms.engine.training import TrainSettings
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel
+from pfedlms.train_settings import TrainSettings
 
 HERE = Path(__file__).parent
 PAGE = (HERE.parents[1] / "docs" / "protocol.md").read_text(encoding="utf-8")

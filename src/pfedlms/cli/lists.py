@@ -124,8 +124,9 @@ def models() -> Rows:
 
 def settings() -> Rows:
     """Every key; methods may share a name with another default and meaning, so each row says whose it is."""
-    from pfedlms.experiment.config import CUSTOM, owners
+    from pfedlms.experiment.config import owners
     from pfedlms.methods import METHODS
+    from pfedlms.settings import CUSTOM
 
     rows = []
     for section, name, cls in owners(METHODS):

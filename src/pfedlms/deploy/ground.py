@@ -17,11 +17,12 @@ from pfedlms.data.pool import class_numbers
 from pfedlms.data.sources import kind_of
 from pfedlms.engine.terms import Terms
 from pfedlms.errors import ConfigError, DataError
-from pfedlms.experiment.config import CUSTOM, Config
+from pfedlms.experiment.config import Config
 from pfedlms.experiment.loop import fixed_settings
 from pfedlms.experiment.prepare import NAMED, Ingredients, as_configured, ingredients, named_pool, partitioned
 from pfedlms.experiment.problem import Problem
 from pfedlms.methods import METHODS
+from pfedlms.settings import CUSTOM
 from pfedlms.wire.frames import agreement_digest
 
 
@@ -45,7 +46,7 @@ class Ground:
         if config.data.newcomers:
             raise ConfigError(["data.newcomers: is for simulations; on nodes a client that joins late measures itself"])
         self.parts: Ingredients = ingredients(config, lambda: self._held(data, problem), problem)
-        made, held, train = self.parts.model, self.parts.data, self.parts.train
+        made, held, train = self.parts.model, self.parts.data, config.train
         with as_configured(config):
             self.terms = Terms(
                 METHODS[config.method], config.settings, made, held.clients, held.classes, train, config.run.seed

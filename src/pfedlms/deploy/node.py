@@ -91,7 +91,7 @@ class Node:
         """Digest that requests must carry."""
         with as_configured(config):
             worker = LocalWorker(
-                parts.model, parts.data, parts.train, config.run.seed, ground.terms.participation, 1, parts.criterion
+                parts.model, parts.data, config.train, config.run.seed, ground.terms.participation, 1, parts.criterion
             )
         self._client = Client(self._method, ground.terms.digest, ground.terms.catch_up, worker, parts.data)
         self.samples = parts.data.samples[client]

@@ -21,10 +21,11 @@ from pfedlms.engine.reports import Counts, Evaluation, RoundReport, Stopwatch, e
 from pfedlms.engine.server import BEGIN, START, Server, ServerState
 from pfedlms.engine.simulate import InProcess, Link, Links, perfect_link
 from pfedlms.engine.terms import Terms
-from pfedlms.engine.training import LocalWorker, TrainSettings
+from pfedlms.engine.training import LocalWorker
 from pfedlms.engine.transport import Code, Event, Flag, Inbox, Split
 from pfedlms.methods.contract import Method
 from pfedlms.models.forward import CohortModel
+from pfedlms.train_settings import TrainSettings
 
 
 class Federation:

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.data import FederatedData, Partitioning, from_pool, load_dataset
 from pfedlms.engine.federation import Federation
-from pfedlms.engine.training import TrainSettings
 from pfedlms.errors import ConfigError, DivergedError, MethodError, UsageError, reason
 from pfedlms.methods.contract import Exchange, Method, Tracked
 from pfedlms.models import CohortModel, build
 from pfedlms.settings import problems
+from pfedlms.train_settings import TrainSettings
 from pfedlms.wire.frames import HEADER_BYTES
 
 CLIENTS, SEED, ROUNDS = 5, 3, 3

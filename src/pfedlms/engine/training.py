@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,8 +27,8 @@ from pfedlms.engine.participation import Participation
 from pfedlms.errors import DivergedError
 from pfedlms.methods.contract import Method, Objective
 from pfedlms.models.forward import CohortModel
-from pfedlms.step import Rate, adamw_step_, clip_, kept_numbers, sgd_step_
-from pfedlms.step.schedule import Schedule, steps_of
+from pfedlms.step import Rate, adamw_step_, clip_, sgd_step_
+from pfedlms.train_settings import TrainSettings
 
 Wait = Callable[[], Tensor]
 """Waits for local steps to end: each client's mean task loss in them, `[clients]`, on the host. It raises DivergedError
@@ -37,48 +37,6 @@ where a loss or a model is not finite."""
 _BATCH = 256  # samples of a client in a batch of an evaluation
 _TOKENS = 4096  # of windows of tokens, each of which has an output per entry of the vocabulary
 _SHORT, _FEW = 1 << 23, 32  # numbers of a batch of all clients, and batches, that a GPU is soon through with
-
-
-@dataclass(frozen=True)
-class TrainSettings:
-    """How every method trains; the section [train]."""
-
-    local_steps: int
-    batch_size: int
-    learning_rate: float
-    momentum: float
-    weight_decay: float
-    augment: str = "none"
-    participation: float = 1.0
-    optimizer: str = "sgd"
-    clip: float = 0.0
-    schedule: str = "constant"
-    rounds: int = 0
-    warmup: int = 0
-    decay: float = 1.0
-    decay_every: int = 1
-    floor: float = 0.0
-    max_weight: float = 1.0
-    max_scale: float = 0.0
-    local_epochs: float = 0.0
-    weights: str = "samples"
-
-    def steps_of(self, samples: int) -> int:
-        """Local steps of a phase, of a client with so many training samples."""
-        return steps_of(samples, self.batch_size, self.local_steps, self.local_epochs)
-
-    @property
-    def rates(self) -> Schedule:
-        """The schedule, with only the settings that its shape uses."""
-        if self.schedule == "cosine":
-            return Schedule("cosine", self.warmup, rounds=self.rounds, floor=self.floor)
-        if self.schedule == "step":
-            return Schedule("step", self.warmup, decay=self.decay, decay_every=self.decay_every)
-        return Schedule(self.schedule, self.warmup)
-
-    def kept_numbers(self, dim: int) -> int:
-        """Numbers that a client's optimizer keeps from step to step."""
-        return kept_numbers(dim, self.optimizer, self.momentum)
 
 
 class LocalWorker:

@@ -19,10 +19,10 @@ from pfedlms.data.sources import DATASETS
 from pfedlms.errors import ConfigError, did_you_mean
 from pfedlms.experiment.plugins import find_method
 from pfedlms.experiment.rules import contradictions
-from pfedlms.experiment.schema import CUSTOM as CUSTOM
-from pfedlms.experiment.schema import SECTIONS, DataSection, ModelSection, RunSection, TrainSection, meant
+from pfedlms.experiment.schema import SECTIONS, DataSection, ModelSection, RunSection, meant
 from pfedlms.methods import METHODS
 from pfedlms.settings import as_plain, parse, problems, type_name
+from pfedlms.train_settings import TrainSettings
 
 Tables = dict[str, dict[str, Any]]
 """Values by section and key."""
@@ -43,7 +43,7 @@ class Config:
     settings: Any = None
     data: DataSection = field(default=DataSection())
     model: ModelSection = field(default=ModelSection())
-    train: TrainSection = field(default=TrainSection())
+    train: TrainSettings = field(default=TrainSettings())
     run: RunSection = field(default=RunSection())
     given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
     """Which keys, `section.key`, the user has set to something else than their default, shipped ones included; empty

@@ -18,7 +18,7 @@ from pfedlms.engine.terms import agreement, task_of
 from pfedlms.errors import ConfigError
 from pfedlms.experiment.config import Config, Tables, for_method, keys, load_config, merge
 from pfedlms.experiment.memory import needed_bytes
-from pfedlms.experiment.prepare import NAMED, named_pool, partitioned, train_settings
+from pfedlms.experiment.prepare import NAMED, named_pool, partitioned
 from pfedlms.methods import METHODS
 from pfedlms.methods.contract import Method
 from pfedlms.models import CohortModel, build
@@ -104,7 +104,7 @@ def method_of(config: Config, classes: int | None = None, shape: tuple[int, ...]
     classes = classes or known
     module = build(config.model.name, shape or own, classes, config.model.hidden, 0)
     who = Participation(clients, config.train.participation, seed=0)
-    task = task_of(CohortModel(module, torch.device("cpu")), classes, who, train_settings(config), seed=0)
+    task = task_of(CohortModel(module, torch.device("cpu")), classes, who, config.train, seed=0)
     return METHODS[config.method](task, config.settings)
 
 

@@ -21,14 +21,15 @@ from pfedlms.data.pool import class_numbers
 from pfedlms.data.text import KINDS
 from pfedlms.engine import Federation
 from pfedlms.errors import DataError, RunDirectoryError, UsageError, did_you_mean
-from pfedlms.experiment.config import CUSTOM, Config
+from pfedlms.experiment.config import Config
 from pfedlms.experiment.loop import load_into
-from pfedlms.experiment.prepare import as_configured, normalisation, prepare, train_settings
+from pfedlms.experiment.prepare import as_configured, normalisation, prepare
 from pfedlms.experiment.problem import Problem, as_the_model_takes_them, checked_outputs, how_to_resume
 from pfedlms.experiment.store import RunDirectory
 from pfedlms.files import not_written, write_atomically, write_text
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel
+from pfedlms.settings import CUSTOM
 
 StateDict = dict[str, torch.Tensor]
 SUFFIXES = (".pt", ".pth", ".onnx")
@@ -164,7 +165,7 @@ def open_models(stored: RunDirectory, config: Config, problem: Problem, best: bo
         hollow = _hollow_data(checkpoint)
         federation = Federation(
             METHODS[config.method], config.settings, CohortModel(problem.module(config, hollow), torch.device("cpu")),
-            hollow, train_settings(config), config.run.seed, cohort_size=config.run.cohort_size,
+            hollow, config.train, config.run.seed, cohort_size=config.run.cohort_size,
         )  # fmt: skip
     federation.keep_in(directory)
     load_into(federation, checkpoint, config, stored, same_data=has_data)

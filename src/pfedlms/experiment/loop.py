@@ -18,11 +18,12 @@ from pfedlms.data.sources import kind_of
 from pfedlms.engine import Evaluation, RoundReport, Traffic
 from pfedlms.errors import DivergedError, RunDirectoryError, RunError
 from pfedlms.experiment.callbacks import Calls, Checkpoints, EarlyStopping, RunInfo, SharedModelWarning, is_best
-from pfedlms.experiment.config import CUSTOM, Config
+from pfedlms.experiment.config import Config
 from pfedlms.experiment.prepare import as_configured
 from pfedlms.experiment.problem import resume_call
 from pfedlms.experiment.store import RunDirectory
 from pfedlms.experiment.summary import environment, finite, same_result, summarise
+from pfedlms.settings import CUSTOM
 
 COUNTS = ("rejected", "astray", "unheard")
 """Messages of a round that did not count: refused, of an absent client, lost."""

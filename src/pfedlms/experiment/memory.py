@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from pfedlms.data import FederatedData
 from pfedlms.engine import Federation
-from pfedlms.experiment.schema import TrainSection
 from pfedlms.methods.contract import Method
 from pfedlms.models import CohortModel
 from pfedlms.step import kept_numbers
+from pfedlms.train_settings import TrainSettings
 
 _SHARE = 0.6  # of the free memory; the rest is for evaluation, messages and what allocators waste
 _COPIES = 8  # of the parameters of a client at work
@@ -79,7 +79,7 @@ def fitting_cohort(model: CohortModel, data: FederatedData, batch_size: int, par
     return -(-participants // cohorts)
 
 
-def needed_bytes(federation: Federation, train: TrainSection) -> tuple[int, int]:
+def needed_bytes(federation: Federation, train: TrainSettings) -> tuple[int, int]:
     """Bytes that all clients keep once each has taken part, and those that the largest cohort works with."""
     of_optimizer = kept_numbers(federation.model.layout.dim, train.optimizer, train.momentum)
     here, absent = kept_bytes(federation.method, federation.model, of_optimizer)
@@ -89,7 +89,7 @@ def needed_bytes(federation: Federation, train: TrainSection) -> tuple[int, int]
     return kept, federation.largest_cohort * working
 
 
-def room_for_all(federation: Federation, train: TrainSection) -> bool:
+def room_for_all(federation: Federation, train: TrainSettings) -> bool:
     """Whether what all clients keep fits on the device beside the work."""
     free = free_memory(federation.model.device)
     return free is None or sum(needed_bytes(federation, train)) <= int(_SHARE * free)

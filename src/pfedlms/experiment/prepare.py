@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,16 +19,15 @@ from pfedlms.data.partition import scheme_of
 from pfedlms.engine import Federation, processes
 from pfedlms.engine.criterion import Criterion
 from pfedlms.engine.participation import Participation
-from pfedlms.engine.training import TrainSettings
 from pfedlms.errors import DataError, PfedlmsError, UsageError, reason
 from pfedlms.experiment.config import Config, as_constants
 from pfedlms.experiment.memory import fitting_cohort, room_for_all
 from pfedlms.experiment.problem import Problem, as_the_model_takes_them, checked_outputs, some_samples
 from pfedlms.experiment.rules import constants, warn, without_effect, without_effect_on
-from pfedlms.experiment.schema import CUSTOM
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel
 from pfedlms.models.intake import taken
+from pfedlms.settings import CUSTOM
 
 NAMED = Problem()
 """The problem that a configuration names, with nothing given in Python."""
@@ -50,17 +49,12 @@ def as_configured(config: Config) -> Iterator[None]:
         cudnn.benchmark, cudnn.deterministic = before
 
 
-def train_settings(config: Config) -> TrainSettings:
-    return TrainSettings(**{each.name: getattr(config.train, each.name) for each in fields(TrainSettings)})
-
-
 @dataclass(frozen=True)
 class Ingredients:
     """The parts of a run, on the device and checked together."""
 
     model: CohortModel
     data: FederatedData
-    train: TrainSettings
     criterion: Criterion
 
 
@@ -69,15 +63,15 @@ def prepare(config: Config, problem: Problem = NAMED, shared: bool = False) -> F
     are shared out among the processes that torchrun started."""
     found = ingredients(config, lambda: federated(config, problem), problem)
     with as_configured(config):
-        who = Participation(found.data.clients, found.train.participation, config.run.seed)
+        who = Participation(found.data.clients, config.train.participation, config.run.seed)
         size = config.run.cohort_size or int(config.run.reference)
-        size = size or fitting_cohort(found.model, found.data, found.train.batch_size, who.count)
+        size = size or fitting_cohort(found.model, found.data, config.train.batch_size, who.count)
         several = shared and processes.size() > 1
         if several and size < who.count:  # all of them work at the same time
             size = max(1, size // processes.size())
         kind = processes.SharedFederation if several else Federation
         make = partial(
-            kind, METHODS[config.method], config.settings, found.model, found.data, found.train, config.run.seed,
+            kind, METHODS[config.method], config.settings, found.model, found.data, config.train, config.run.seed,
             cohort_size=size, quorum=config.run.quorum, lost=config.run.lost, criterion=found.criterion,
         )  # fmt: skip
         federation = make()
@@ -109,7 +103,7 @@ def ingredients(config: Config, data: Callable[[], FederatedData], problem: Prob
                 f"train.augment: got {config.train.augment!r}, but samples have shape {held.shape} and type "
                 f"{held.x.dtype}, expected images of (channels, height, width), floats"
             )
-        return Ingredients(cohort_model, held.to(device), train_settings(config), criterion)
+        return Ingredients(cohort_model, held.to(device), criterion)
 
 
 def _device(name: str) -> torch.device:

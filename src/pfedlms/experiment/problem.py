@@ -18,10 +18,10 @@ from pfedlms.data import FederatedData, Pool, read
 from pfedlms.engine.criterion import Criterion
 from pfedlms.errors import ConfigError, PfedlmsError, UsageError, reason, resume_command
 from pfedlms.experiment.plugins import IMPORTED
-from pfedlms.experiment.schema import CUSTOM
 from pfedlms.models import CohortModel, build
 from pfedlms.models.intake import check_batch_of_one, copied, outputs_of
 from pfedlms.models.zoo import seeded
+from pfedlms.settings import CUSTOM
 from pfedlms.step.own import Metric, PerSample, over_clients
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pfedlms.data.sources import kind_of
-from pfedlms.step.schedule import Schedule
+from pfedlms.train_settings import Schedule
 
 if TYPE_CHECKING:
     from pfedlms.experiment.config import Config

@@ -16,7 +16,7 @@ from torch import nn
 from pfedlms.engine import Federation, Traffic, processes
 from pfedlms.errors import RunDirectoryError, StorageError, UsageError
 from pfedlms.experiment.callbacks import watching
-from pfedlms.experiment.config import CUSTOM, Config, Tables, load_config, merge
+from pfedlms.experiment.config import Config, Tables, load_config, merge
 from pfedlms.experiment.exporting import NO_BEST, Models, StateDict, client_number, open_models, write_models
 from pfedlms.experiment.loop import Running, execute, or_leave
 from pfedlms.experiment.prepare import NAMED, as_configured, prepare, with_constants
@@ -26,6 +26,7 @@ from pfedlms.experiment.summary import in_short, summarise
 from pfedlms.report.figures import accuracy_curves
 from pfedlms.report.results import described
 from pfedlms.report.runs import RunLike, client_accuracies
+from pfedlms.settings import CUSTOM
 
 
 class Run:

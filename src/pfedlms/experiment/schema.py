@@ -11,10 +11,9 @@ from dataclasses import Field, dataclass, fields
 from typing import Any
 
 from pfedlms.report.runs import dataset_title
-from pfedlms.settings import setting
+from pfedlms.settings import CUSTOM, one_of, setting
+from pfedlms.train_settings import TrainSettings
 
-CUSTOM = "custom"
-"""Stands in a configuration for data, a model, a loss or a metric that was given in Python."""
 COMPARED = ("local", "fedavg", "pfedlms", "sketchvote")
 """The methods of a comparison that names none."""
 ALSO = {
@@ -52,10 +51,9 @@ def _named(what: str) -> Callable[[], list[str]]:
         from pfedlms.data.text import KINDS
         from pfedlms.experiment.plugins import load_plugins
         from pfedlms.models.zoo import MODELS
-        from pfedlms.step.schedule import SHAPES
 
         load_plugins(methods=False)
-        known = {"tokens": KINDS, "partitions": ["auto", *SCHEMES], "models": [*MODELS, CUSTOM], "schedules": SHAPES}
+        known = {"tokens": KINDS, "partitions": ["auto", *SCHEMES], "models": [*MODELS, CUSTOM]}
         return list(known[what] if what in known else [*DATASETS, *(f"{kind}:PATH" for kind in PATHS), CUSTOM])
 
     return names
@@ -69,10 +67,6 @@ def _meant_dataset(name: str) -> str:
 
 def _meant_device(name: str) -> str:
     return f"did you mean {name.lower().replace('gpu', 'cuda')}?" if name.lower().startswith("gpu") else ""
-
-
-def _one_of(*names: str) -> Callable[[], list[str]]:
-    return lambda: list(names)
 
 
 @dataclass(frozen=True)
@@ -161,90 +155,7 @@ class ModelSection:
     precision: str = setting(
         "default",
         "default: PyTorch's, convolutions in TF32 on a GPU; bf16: products and convolutions in bfloat16, for GPUs",
-        choices=_one_of("default", "bf16"),
-    )
-
-
-@dataclass(frozen=True)
-class TrainSection:
-    """How clients train, the same for every method."""
-
-    rounds: int = setting(200, "R, communication rounds; clients also train before the first", minimum=1)
-    participation: float = setting(
-        1.0, "share of the clients that take part in a round: max(1, round(share · K)) of them", above=0, maximum=1
-    )
-    max_weight: float = setting(
-        1.0,
-        "f, largest share one client may have of all weight in an exchange: N_k counts as min(N_k, c), c the largest "
-        "with c ≤ f · Σ min(N_j, c); with fewer than 1/f messages all weigh the same; 1: no limit",
-        above=0,
-        maximum=1,
-    )
-    max_scale: float = setting(
-        0.0,
-        "largest scale of a message, in multiples of the median over all senders; the server refuses a larger one and "
-        "names its sender; needs 3 messages; 0: no limit",
-        minimum=0,
-    )
-    weights: str = setting(
-        "samples",
-        "what a client counts for where the server takes a mean or a vote: its training samples N_k, or all the same",
-        choices=_one_of("samples", "uniform"),
-    )
-    local_steps: int = setting(20, "E, steps of a client in a round", minimum=1)
-    local_epochs: float = setting(
-        0.0,
-        "passes of a client over its own samples in a round instead of E steps: ⌈epochs · N_k / batch⌉ steps; 0: E",
-        minimum=0,
-    )
-    batch_size: int = setting(64, "samples of one step", minimum=1)
-    learning_rate: float = setting(0.1, "η, learning rate of the local steps", above=0)
-    momentum: float = setting(
-        0.0, "momentum of the local steps; 0: none; adamw has moments of its own instead", minimum=0, maximum=1
-    )
-    weight_decay: float = setting(1e-4, "μ, weight decay, for every method", minimum=0)
-    optimizer: str = setting(
-        "sgd",
-        "the local steps; adamw (β 0.9 and 0.999, ε 1e-8, decay decoupled) needs a learning rate of about 0.001",
-        choices=_one_of("sgd", "adamw"),
-    )
-    clip: float = setting(
-        0.0, "largest norm of a client's gradient, the method's pull included, decay not; 0: none", minimum=0
-    )
-    schedule: str = setting(
-        "constant",
-        "η over the rounds: constant; half a cosine down to train.floor at the last round, so train.rounds cannot "
-        "change on resume; or times train.decay every train.decay_every rounds",
-        choices=_named("schedules"),
-    )
-    floor: float = setting(
-        0.1,
-        "of the schedule cosine: the share of η at which it ends; 0 ends at nearly 0, where the last local steps no "
-        "longer personalise the model",
-        minimum=0,
-        maximum=1,
-    )
-    warmup: int = setting(0, "rounds in which η rises in a straight line, before its schedule; 0: none", minimum=0)
-    decay: float = setting(0.1, "of the schedule step: what η is multiplied by", above=0, maximum=1)
-    decay_every: int = setting(50, "of the schedule step: after how many rounds", minimum=1)
-    loss: str = setting(
-        "cross-entropy", "what local steps minimise, unless a loss is given in Python",
-        choices=_one_of("cross-entropy", CUSTOM),
-    )  # fmt: skip
-    metric: str = setting(
-        "auto",
-        "what is measured, unless a metric is given in Python: accuracy, or minus the loss where there are no classes",
-        choices=_one_of("auto", CUSTOM),
-    )
-    augment: str = setting(
-        "none", "how training images are changed at random: moved by up to 4 pixels, mirrored, or both",
-        choices=_one_of("none", "crop", "flip", "crop+flip"),
-    )  # fmt: skip
-    patience: int = setting(
-        0,
-        "stop when V-acc has not risen for so many evaluations; needs data.validation; the best round so far is kept "
-        "(best.pt); 0: never",
-        minimum=0,
+        choices=one_of("default", "bf16"),
     )
 
 
@@ -257,7 +168,7 @@ class RunSection:
     )
     device: str = setting(
         "auto", "auto takes a GPU where there is one; cuda:N the one of that number, from 0",
-        choices=_one_of("auto", "cpu", "cuda", "cuda:N"), meant=_meant_device,
+        choices=one_of("auto", "cpu", "cuda", "cuda:N"), meant=_meant_device,
     )  # fmt: skip
     threads: int = setting(0, "CPU threads; 0: as many as PyTorch is set to", minimum=0, maximum=1024)
     out: str = setting("", "run directory; empty: a fresh one under runs/")
@@ -285,7 +196,7 @@ class RunSection:
 
 
 SECTIONS: dict[str, type[Any]] = {
-    "data": DataSection, "model": ModelSection, "train": TrainSection, "run": RunSection,
+    "data": DataSection, "model": ModelSection, "train": TrainSettings, "run": RunSection,
 }  # fmt: skip
 OPTIONS = {
     "method": ("method.name", "NAME"),

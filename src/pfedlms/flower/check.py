@@ -18,13 +18,13 @@ from pathlib import Path
 from pfedlms import __version__
 from pfedlms.deploy.ground import Ground
 from pfedlms.errors import PfedlmsError, UsageError, shown
-from pfedlms.experiment.config import CUSTOM
 from pfedlms.flower import MISSING
 from pfedlms.flower.approval import SERVER, approve
 from pfedlms.flower.carrier import CHECK_RECORD
 from pfedlms.flower.config import own_settings
 from pfedlms.flower.folder import NAME, environment
 from pfedlms.flower.gate import flwr
+from pfedlms.settings import CUSTOM
 
 FLOWER = (1, 41)
 """The version whose commands the folder's scripts are written for."""

@@ -28,11 +28,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from pfedlms.deploy.ground import Ground
 from pfedlms.deploy.nodes import message_bytes
 from pfedlms.errors import PfedlmsError, UsageError, shown
-from pfedlms.experiment.config import CUSTOM
 from pfedlms.files import write_atomically
 from pfedlms.flower import approval, audit
 from pfedlms.flower.config import own_settings, read_places
 from pfedlms.flower.folder import NAME
+from pfedlms.settings import CUSTOM
 
 FILE, AUDIT = "places.json", "audit/server.jsonl"
 _AROUND = 16 * 1024

@@ -27,7 +27,7 @@ from pfedlms.aggregate import WeightedMean
 from pfedlms.backend import to_device
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.models.layout import Layout
-from pfedlms.step.schedule import Schedule, steps_of
+from pfedlms.train_settings import Schedule, steps_of
 from pfedlms.wire.fields import Field, Message
 
 Total = TypeVar("Total")

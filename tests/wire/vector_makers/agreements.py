@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from pfedlms.engine.terms import agreement
-from pfedlms.engine.training import TrainSettings
 from pfedlms.methods import METHODS, Task
 from pfedlms.models.layout import Layer, Layout
+from pfedlms.train_settings import TrainSettings
 from vector_makers.notation import SAMPLES, bits32, bits64, floats, word
 
 
@@ -97,8 +97,8 @@ def agreements() -> list[dict[str, Any]]:
     entries = [agreed("sketchvote", voting, known)]
     for schedule, warmup in (("constant", 0), ("constant", 4), ("cosine", 0), ("cosine", 2), ("step", 0), ("step", 3)):
         train = TrainSettings(
-            local_steps=1, batch_size=1, learning_rate=0.05, momentum=0.0, weight_decay=0.0, schedule=schedule,
-            warmup=warmup, rounds=30, decay=0.5, decay_every=10,
+            local_steps=1, batch_size=1, learning_rate=0.05, weight_decay=0.0, schedule=schedule,
+            warmup=warmup, rounds=30, floor=0.0, decay=0.5, decay_every=10,
         )  # fmt: skip
         settings = METHODS["zsign"].Settings(downlink="sum" if warmup else "model")
         own = replace(known, participants=2, learning_rate=train.learning_rate, schedule=train.rates)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from math import sqrt
+from typing import Any
 
 import pytest
 
-from pfedlms.engine.training import TrainSettings
-from pfedlms.step.schedule import Schedule
+from pfedlms.train_settings import Schedule, TrainSettings
 
 
 @pytest.mark.parametrize(
@@ -39,10 +39,9 @@ def test_a_cosine_never_reaches_zero(rounds: int) -> None:
 
 def test_settings_that_a_shape_does_not_read_make_no_difference() -> None:
     """So that a run of another length is the same schedule, unless it is a cosine."""
-    given = {"local_steps": 1, "batch_size": 1, "learning_rate": 0.1, "momentum": 0.0, "weight_decay": 0.0}
 
-    def of(**more: object) -> Schedule:
-        return TrainSettings(**given, **more).rates
+    def of(**settings: Any) -> Schedule:
+        return TrainSettings(**settings).rates
 
     assert of(rounds=5, decay=0.3, decay_every=4) == Schedule()
     assert not of(rounds=5).changes

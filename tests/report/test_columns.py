@@ -1,20 +1,9 @@
-"""Settings of [train] reach the training, and columns of tables find their values."""
+"""Columns of tables find their values."""
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import pfedlms
-from pfedlms.engine.training import TrainSettings
-from pfedlms.experiment.schema import TrainSection
 from pfedlms.report.results import COLUMNS
-
-READ_ELSEWHERE = {"loss", "metric", "patience"}
-
-
-def test_a_setting_is_not_accepted_and_ignored() -> None:
-    known = {each.name for each in fields(TrainSettings)}
-    assert {each.name for each in fields(TrainSection)} - known == READ_ELSEWHERE
 
 
 def test_every_column_finds_its_value_in_the_summary_of_some_run() -> None:
