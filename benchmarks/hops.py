@@ -4,8 +4,9 @@ and forms of one accuracy, from the round that measures it to a table and to the
     python benchmarks/hops.py [--list]
 
 A round in a simulation, and on nodes (server and nodes together, without what carries bytes between them). Counted
-twice: every file, and doors only, without what lies behind the door of a room (kernels, packing, how a model is run).
-Left out everywhere: dispatch, random streams and the stopwatch, which touch no model.
+three times: every file; doors only, without what lies behind the door of a room (kernels, packing, how a model is run);
+and θ, the doors that are given clients' models or return them, and not only what was made of them: messages, votes,
+losses. Left out everywhere: dispatch, random streams and the stopwatch, which touch no model.
 
 An accuracy is followed by its value, which occurs nowhere else: in the arguments and results of functions, and in what
 these hold. A form is what holds it: a number, a line of metrics.jsonl, a summary, a row of a table, a mean over seeds,
@@ -26,6 +27,7 @@ import numpy as np
 import torch
 
 import pfedlms
+from pfedlms.cohort import Cohort
 from pfedlms.data import from_pairs
 from pfedlms.deploy import Coordinator, Node
 from pfedlms.engine import Evaluation, Federation
@@ -39,6 +41,8 @@ BESIDE = {"backend.py", "rng.py"}
 BEHIND = {"cpu.py", "gpu.py", "hadamard.py", "codec.py", "kernels.py", "checksum.py", "pieces.py"}
 BEHIND_MODELS = {f"models/{name}.py" for name in ("chain", "stacked", "one_by_one", "runner")}
 
+DIM = 1210
+"""Parameters of the models that both rounds train: 64 inputs, 16 hidden units, 10 classes."""
 Call = tuple[str, str, str, str]
 """File and function that call, file and function that are called."""
 
@@ -65,16 +69,39 @@ def calls_of(play: Callable[[], Any]) -> list[Call]:
     return [call for call in found if not {call[0], call[2]} & BESIDE and "Stopwatch" not in call[3]]
 
 
+def way_of_models(play: Callable[[], Any]) -> set[str]:
+    """The files with a function that is given models of clients, or returns them."""
+    files: set[str] = set()
+
+    def has_models(value: Any, depth: int = 3) -> bool:
+        if isinstance(value, torch.Tensor):
+            return value.shape[-1:] == (DIM,)
+        inside = value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
+        return isinstance(value, Cohort) or (depth > 0 and any(has_models(own, depth - 1) for own in list(inside)[:20]))
+
+    def watch(frame: FrameType, event: str, argument: Any) -> None:
+        file = frame.f_code.co_filename
+        if file.startswith(ROOT) and event in ("call", "return"):
+            given = [value for name, value in frame.f_locals.items() if name != "self"]
+            if any(has_models(value) for value in (given if event == "call" else [argument])):
+                files.add(file[len(ROOT) :])
+
+    sys.setprofile(watch)
+    try:
+        play()
+    finally:
+        sys.setprofile(None)
+    return {file for file in files if file not in BESIDE and not behind(file)}
+
+
 def simulation() -> Callable[[], Any]:
     """A round in one process, after a first one."""
     draw = np.random.default_rng(0)
     sets = [[(draw.standard_normal((n, 64), dtype=np.float32), np.arange(n) % 10) for n in (40, 20)] for _ in range(4)]
     model = CohortModel(build("dnn", (64,), 10, 16, 0), torch.device("cpu"))
-    method, train = (
-        METHODS["pfedlms"],
-        TrainSettings(local_steps=3, batch_size=8, learning_rate=0.1, weight_decay=1e-4),
-    )
+    method, train = METHODS["pfedlms"], TrainSettings(local_steps=3, batch_size=8)
     federation = Federation(method, method.Settings(), model, from_pairs([(a, b) for a, b in sets]), train, 0)
+    assert federation.model.layout.dim == DIM
     federation.start()
     federation.play_round()
     return federation.play_round
@@ -174,9 +201,12 @@ def main() -> None:
             for which, some in (("all files", calls), ("doors only", doors)):
                 files = {file for call in some for file in (call[0], call[2])}
                 print(f"{name:12s} {which:12s} {len(files):3d} files {len(some):4d} calls between them")
+            models = way_of_models(play)
+            print(f"{name:12s} {'θ':12s} {len(models):3d} files")
             if options.list:
                 for call in doors:
                     print("  ".join(call))
+                print("  ".join(sorted(models)))
         for to in ("table", "page"):
             places, forms = way_of_accuracy(Path(folder) / to, to)
             print(f"accuracy     to a {to:5s}   {len(places):3d} files {len(forms):4d} forms")
