@@ -154,9 +154,11 @@ def resume_command(directory: object) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A closing sentence that names the nearest valid names, then all of them if there are few."""
+    """A closing sentence that names the nearest valid name, or several that are hardly further off; all of them if none
+    is near."""
     known = list(known)
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.65)
+    likeness = {each: difflib.SequenceMatcher(None, each, name).ratio() for each in known}
+    near = difflib.get_close_matches(name, known, n=3, cutoff=max(0.65, max(likeness.values(), default=0) - 0.1))
     if near:
         return f"did you mean {' or '.join(near)}?"
     return f"expected one of: {', '.join(known)}"

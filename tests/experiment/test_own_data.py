@@ -66,8 +66,8 @@ def config_of(**data: Any) -> Any:
 @pytest.mark.parametrize(
     ("dataset", "ending"),
     [
-        ("fil:/a/long/path/to/a/file.csv", "did you mean file:PATH or folder:PATH?"),
-        ("folder:", "did you mean folder:PATH or file:PATH?"),
+        ("fil:/a/long/path/to/a/file.csv", "did you mean file:PATH?"),
+        ("folder:", "did you mean folder:PATH?"),
     ],
 )
 def test_what_is_no_path_shows_what_is_meant(dataset: str, ending: str) -> None:

@@ -206,7 +206,7 @@ def test_an_interrupted_run_names_all_that_goes_on_with_it(
     assert main(["show", str(out)]) == 0
     told = f"pfedlms.resume({expected})" if call else f"pfedlms resume '{out}'"
     assert capsys.readouterr().err == f"after 1 rounds; not finished. Resume with: {told}\n"
-    with pytest.raises(RunDirectoryError, match=f"holds a run already; resume it by `pfedlms resume '{out}'`"):
+    with pytest.raises(RunDirectoryError, match=re.escape(f"holds a run already; resume it by `{told}`")):
         pfedlms.run(*given, method="fedavg", out=out, **QUICK)
 
 
