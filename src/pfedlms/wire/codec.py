@@ -164,7 +164,7 @@ class Bits(InRows):
         vars(self).update(shape=(size,) if self.dtype is np.uint8 else (self.count,), max_bytes=size)
 
     def write_rows(self, values: Values, out: Array) -> None:
-        out[:] = self._packed(self.given(values, len(out)))
+        out[:] = self.given(values, len(out))
         if self.count % 8 and len(wrong := out[self._beyond(out)]):
             raise ValueError(self.refusal(wrong[0]))
 
@@ -180,9 +180,6 @@ class Bits(InRows):
         """The rows in which bits after the end are set."""
         return np.asarray(rows[:, -1] >> self.count % 8 != 0)
 
-    def _packed(self, values: Array) -> Array:
-        return values
-
     def _unpacked(self, packed: Array, room: Array | None) -> Array:
         return packed
 
@@ -192,8 +189,12 @@ class Mask(Bits):
 
     dtype: ClassVar[type[np.generic]] = np.bool_
 
-    def _packed(self, values: Array) -> Array:
-        return np.packbits(values, axis=1, bitorder="little")
+    def write_rows(self, values: Values, out: Array) -> None:
+        out[:] = np.packbits(self._set(self.given(values, len(out))), axis=1, bitorder="little")
+
+    def _set(self, values: Array) -> Array:
+        """Which bits are set."""
+        return values
 
     def _unpacked(self, packed: Array, room: Array | None) -> Array:
         return np.unpackbits(packed, axis=1, count=self.count, bitorder="little").view(np.bool_)
@@ -204,13 +205,15 @@ class Signs(Mask):
 
     dtype = np.float32
 
-    def _packed(self, values: Array) -> Array:
-        return super()._packed(values >= 0)
+    def _set(self, values: Array) -> Array:
+        return np.asarray(values >= 0)
 
     def _unpacked(self, packed: Array, room: Array | None) -> Array:
-        found = np.empty((len(packed), self.count), np.float32) if room is None else room
-        np.multiply(super()._unpacked(packed, None), np.float32(2), out=found)
-        return np.subtract(found, np.float32(1), out=found)
+        return _SIGNS_OF_BYTE.take(packed, axis=0).reshape(len(packed), -1)[:, : self.count]
+
+
+_SIGNS_OF_BYTE = np.where(np.arange(256)[:, None] >> np.arange(8) & 1, np.float32(1), np.float32(-1))
+"""The eight signs that each byte stands for, lowest bit first."""
 
 
 @lru_cache(maxsize=256, typed=True)  # 3.0 is not 3
