@@ -96,10 +96,14 @@ def _word_at(keys: Any, index: Any) -> Any:
     return _mixed(keys + (index + 1) * _signed(_GAMMA))
 
 
+SIGNS_OF_BYTE = np.where(np.arange(256)[:, None] >> np.arange(8) & 1, np.float32(1), np.float32(-1))
+"""The eight signs that a byte stands for, lowest bit first: +1 where it is set."""
+
+
 def signs(key: int, count: int) -> NDArray[np.float32]:
     """`count` Rademacher signs: entry i is −1 where bit i % 64 (least significant first) of word i // 64 is set."""
-    bits = np.unpackbits(words(key, -(-count // 64)).astype("<u8").view(np.uint8), bitorder="little")[:count]
-    return np.asarray(1.0 - 2.0 * bits, dtype=np.float32)
+    unset = ~words(key, -(-count // 64)).astype("<u8").view(np.uint8)
+    return SIGNS_OF_BYTE.take(unset, axis=0).reshape(-1)[:count]
 
 
 def device_signs(key: Tensor, count: int) -> Tensor:

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from pfedlms.backend import row_memory, share
 from pfedlms.errors import DecodeError
+from pfedlms.rng import SIGNS_OF_BYTE
 from pfedlms.wire.fields import Array, InRows, Values
 from pfedlms.wire.kernels import (
     Bytes,
@@ -209,11 +210,7 @@ class Signs(Mask):
         return np.asarray(values >= 0)
 
     def _unpacked(self, packed: Array, room: Array | None) -> Array:
-        return _SIGNS_OF_BYTE.take(packed, axis=0).reshape(len(packed), -1)[:, : self.count]
-
-
-_SIGNS_OF_BYTE = np.where(np.arange(256)[:, None] >> np.arange(8) & 1, np.float32(1), np.float32(-1))
-"""The eight signs that each byte stands for, lowest bit first."""
+        return SIGNS_OF_BYTE.take(packed, axis=0).reshape(len(packed), -1)[:, : self.count]
 
 
 @lru_cache(maxsize=256, typed=True)  # 3.0 is not 3
