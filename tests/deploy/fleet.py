@@ -22,6 +22,10 @@ from pfedlms.experiment.store import RunDirectory
 CLIENTS = 4
 
 
+class Killed(BaseException):
+    """Nothing catches it: what is in memory is gone, what is on the disk stays."""
+
+
 def configured(method: str, out: Path | str = "", /, *, clients: int = CLIENTS, **chosen: Any) -> Config:
     """Few steps on digits; keys by section, as `train={"rounds": 3}`."""
     tables = {
@@ -76,6 +80,12 @@ class Fleet:
         if client in self.nodes:
             self.nodes.pop(client).close()
 
+    def lose(self, client: int) -> None:
+        """The disk of a node."""
+        path = self.node(client).path
+        self.close(client)
+        path.unlink()
+
     def send(self, requests: dict[int, bytes], timeout: float) -> dict[int, bytes]:
         self.before(requests)
         came = {
@@ -85,6 +95,16 @@ class Fleet:
         self.trips.append({client: (data, came[client]) for client, data in requests.items()})
         self.after(requests)
         return {client: data for client, data in came.items() if data is not None}
+
+    def carried(self, client: int = -1, away: range = range(0)) -> dict[str, int]:
+        """Bytes of all envelopes, without those of a client in the trips in which it was away."""
+        pairs = [
+            pair
+            for number, trip in enumerate(self.trips)
+            for k, pair in trip.items()
+            if k != client or number not in away
+        ]
+        return {"down": sum(len(down) for down, _ in pairs), "up": sum(len(up or b"") for _, up in pairs)}
 
 
 def served(config: Config, fleet: Fleet) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -135,6 +155,15 @@ def alone_without(
 def plain(record: dict[str, Any]) -> dict[str, Any]:
     """Without the time it took, and what only a run on nodes has."""
     return {key: value for key, value in record.items() if key not in ("seconds", "transport", "left_out", "weakened")}
+
+
+def check_same_run(fleet: Fleet, config: Config | None = None) -> None:
+    """Metrics and summary, and models, optimisers and what the method keeps: those of the run in one process."""
+    config = config or fleet.config
+    directory, expected = RunDirectory(Path(config.run.out)), alone(config)
+    assert [plain(each) for each in directory.read_metrics()] == [plain(each) for each in expected.metrics]
+    assert plain(directory.read_summary() or {}) == plain(expected.summary)
+    check_states(fleet, expected.federation)
 
 
 def check_states(fleet: Fleet, federation: Federation, but: int | None = None) -> None:

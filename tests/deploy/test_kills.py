@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from fleet import Fleet, alone, check_states, configured, plain, served
+from fleet import Fleet, Killed, check_same_run, configured, served
 
 from pfedlms import files
 from pfedlms.deploy import Node, serve
@@ -19,17 +19,6 @@ from pfedlms.experiment.config import Config
 from pfedlms.experiment.store import RunDirectory
 
 METHODS = ("pfedlms", "sketchvote", "fedavg", "obda")
-
-
-class Killed(BaseException):
-    """Nothing catches it: what is in memory is gone, what is on the disk stays."""
-
-
-def check(config: Config, fleet: Fleet) -> None:
-    metrics = RunDirectory(Path(config.run.out)).read_metrics()
-    expected = alone(config)
-    assert [plain(each) for each in metrics] == [plain(each) for each in expected.metrics]
-    check_states(fleet, expected.federation)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -78,7 +67,7 @@ def test_a_node_killed_in_every_request(
         monkeypatch.setattr(torch, "save", dying(torch.save))
     served(config, fleet)
     assert len(kills) == len(fleet.trips)
-    check(config, fleet)
+    check_same_run(fleet)
 
 
 def test_kill_9_in_the_middle_of_a_write(tmp_path: Path) -> None:
@@ -137,7 +126,7 @@ def test_killed_in_the_last_trip_and_prolonged(tmp_path: Path) -> None:
     longer = configured("sketchvote", tmp_path / "run", train={"rounds": 5})
     served(longer, fleet)
     assert fleet.trips[3] == fleet.trips[4]
-    check(longer, fleet)
+    check_same_run(fleet, longer)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -179,7 +168,7 @@ def test_a_server_killed_in_every_trip(
             lives += 1
             assert lives < 100
     assert lives > 4
-    check(config, fleet)
+    check_same_run(fleet)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +203,7 @@ def test_a_server_asked_to_stop(number: int, end: type[BaseException], code: int
         assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
     assert said == ["interrupted"] * 7
     assert serve(config, fleet, [Told()])["status"] == "finished"
-    check(config, fleet)
+    check_same_run(fleet)
 
 
 def test_who_handles_signals_is_still_asked(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fleet import CLIENTS, Fleet, configured, own_data, served
+from fleet import CLIENTS, Fleet, Killed, configured, own_data, served
 
 import pfedlms
 from pfedlms.cli import main
@@ -22,10 +22,6 @@ from pfedlms.experiment.store import RunDirectory
 
 PARAMETERS = 64 * 12 + 12 + 12 * 10 + 10
 AGAIN = "start the server again (./run.sh)"
-
-
-class Killed(BaseException):
-    """Nothing catches it: no summary is written."""
 
 
 def broken_off(config: Config, folder: Path, trips: int, data: dict[int, Any] | None = None) -> Fleet:
@@ -42,12 +38,16 @@ def broken_off(config: Config, folder: Path, trips: int, data: dict[int, Any] | 
     return fleet
 
 
-@pytest.mark.parametrize("method", ["pfedlms", "fedavg"])
-def test_a_run_that_goes_on_is_shown_so_far(
-    method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
+@pytest.fixture(params=[("pfedlms", False), ("fedavg", True)], ids=["dealt", "own"])
+def begun(request: pytest.FixtureRequest, tmp_path: Path) -> Fleet:
+    """Three trips of a run in `run`."""
+    method, own = request.param
+    data, held, _ = own_data() if own else ({}, {}, ())
+    return broken_off(configured(method, tmp_path / "run", data=data), tmp_path / "nodes", 3, held)
+
+
+def test_a_run_that_goes_on_is_shown_so_far(begun: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
-    broken_off(configured(method, out), tmp_path / "nodes", 3)
     assert not (out / "summary.json").exists()
     assert main(["show", str(out)]) == 0
     shown = capsys.readouterr()
@@ -59,7 +59,7 @@ def test_a_run_that_goes_on_is_shown_so_far(
     assert (told["rounds"], told["accuracy"]["final"]) == (last["round"], last["p_acc"])
     assert (told["parameters"], told["transport"]) == (PARAMETERS, last["transport"])
     assert main(["report", str(out), "-o", str(tmp_path / "r.html")]) == 0
-    assert method in (tmp_path / "r.html").read_text()
+    assert begun.config.method in (tmp_path / "r.html").read_text()
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["dealt", "own"])
@@ -78,46 +78,43 @@ def test_before_the_first_trip(own: bool, tmp_path: Path, capsys: pytest.Capture
     assert AGAIN in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("finished", [False, True], ids=["going on", "finished"])
-def test_models_are_not_exported(
-    finished: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
+def test_models_are_not_exported(begun: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither while the run goes on nor after it."""
     out, file = tmp_path / "run", str(tmp_path / "m")
-    config = configured("fedavg", out)
-    if finished:
-        served(config, Fleet(config, tmp_path / "nodes"))
-    else:
-        broken_off(config, tmp_path / "nodes", 3)
-    for which in (["--all", file], ["--client", "0", "-o", file], ["--global", "-o", file]):
-        assert main(["export", str(out), *which]) == 2
-        said = capsys.readouterr().err
-        assert "models are on the nodes" in said
-        assert "Node.model()" in said
-        assert len(said.splitlines()) == 1
-    with pytest.raises(UsageError, match="models are on the nodes"):
-        pfedlms.export(out, file)
+    for _ in range(2):
+        for which in (["--all", file], ["--client", "0", "-o", file], ["--global", "-o", file]):
+            assert main(["export", str(out), *which]) == 2
+            said = capsys.readouterr().err
+            assert "models are on the nodes" in said
+            assert "Node.model()" in said
+            assert len(said.splitlines()) == 1
+        with pytest.raises(UsageError, match="models are on the nodes"):
+            pfedlms.export(out, file)
+        begun.way = lambda client, request, handle: handle(request)
+        assert served(begun.config, begun)[0]["status"] == "finished"
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["dealt", "own"])
 def test_only_its_server_goes_on(
-    own: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
+    begun: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "run"
-    data, held, _ = own_data() if own else ({}, {}, ())
-    config = configured("pfedlms", out, data=data)
-    fleet = broken_off(config, tmp_path / "nodes", 3, held)
     kept = (out / "checkpoint.pt").read_bytes()
     assert main(["resume", str(out)]) == 2
     said = capsys.readouterr().err
     assert "this is a run on nodes" in said
     assert AGAIN in said
     with pytest.raises(UsageError, match="this is a run on nodes"):
-        pfedlms.resume(out, held or None)
+        pfedlms.resume(out, begun.data or None)
     with pytest.raises(RunDirectoryError, match="holds a run already; start the server again"):
         RunDirectory(out).create("")
     assert (out / "checkpoint.pt").read_bytes() == kept
-    fleet.way = lambda client, request, handle: handle(request)
-    assert served(config, fleet)[0]["status"] == "finished"
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pfedlms.experiment.store.write_atomically", full)
+    with pytest.raises(pfedlms.PfedlmsError, match="make room, then repeat the same command"):
+        RunDirectory(out).save_checkpoint({})
 
 
 def test_samples_are_what_nodes_reported_and_none_of_who_was_never_drawn(
@@ -147,18 +144,6 @@ def test_a_finished_run_has_a_page_and_its_best_models_are_not_offered(
     assert "export" not in said
     assert main(["report", str(tmp_path / "run"), "-o", str(tmp_path / "r.html")]) == 0
     assert "Accuracy against bytes" in (tmp_path / "r.html").read_text()
-
-
-def test_a_full_disk_names_no_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = configured("fedavg", tmp_path / "run")
-    broken_off(config, tmp_path / "nodes", 2)
-
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("pfedlms.experiment.store.write_atomically", full)
-    with pytest.raises(pfedlms.PfedlmsError, match="make room, then repeat the same command"):
-        RunDirectory(tmp_path / "run").save_checkpoint({})
 
 
 def test_a_simulation_is_none(tmp_path: Path) -> None:

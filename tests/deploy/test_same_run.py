@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fleet import CLIENTS, Fleet, alone, check_states, configured, own_data, plain, served
+from fleet import CLIENTS, Fleet, alone, check_same_run, check_states, configured, own_data, plain, served
 
 from pfedlms.deploy import Node
 from pfedlms.errors import UsageError
@@ -29,14 +29,10 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 def check(config: Any, tmp_path: Path, fresh: bool = False) -> Fleet:
     fleet = Fleet(config, tmp_path / "nodes", fresh=fresh)
     summary, metrics = served(config, fleet)
-    expected = alone(config)
-    assert [plain(each) for each in metrics] == [plain(each) for each in expected.metrics]
-    assert plain(summary) == plain(expected.summary)
+    check_same_run(fleet)
     assert all(each["left_out"] == {} for each in metrics)
-    check_states(fleet, expected.federation)
-    carried = [sum(len(pair[way] or b"") for trip in fleet.trips for pair in trip.values()) for way in (0, 1)]
     if config.train.participation == 1:
-        assert summary["transport"] == {"down": carried[0], "up": carried[1]}
+        assert summary["transport"] == fleet.carried()
     return fleet
 
 
@@ -90,11 +86,8 @@ def test_a_run_that_is_prolonged(tmp_path: Path) -> None:
         fleet = Fleet(configured(method, folder / "run", train={"rounds": 2}), folder / "nodes")
         served(fleet.config, fleet)
         longer = configured(method, folder / "run", train={"rounds": 5})
-        summary, metrics = served(longer, fleet)
-        expected = alone(longer)
-        assert [plain(each) for each in metrics] == [plain(each) for each in expected.metrics]
-        assert plain(summary) == plain(expected.summary)
-        check_states(fleet, expected.federation)
+        served(longer, fleet)
+        check_same_run(fleet, longer)
         assert len(fleet.trips) == 1 + 5 * len(fleet.node(0)._method.exchanges) + 1
         assert len(fleet.trips[0]) == CLIENTS
 
@@ -110,8 +103,8 @@ def test_data_of_the_nodes_own_are_read_by_name(tmp_path: Path) -> None:
         summary, metrics = served(config, fleet)
         expected = begin(config.with_run(out=""), Problem(list(pairs.values())))
         assert [plain(each) for each in metrics] == [plain(each) for each in expected.metrics]
-        assert summary["classes"] == names
         check_states(fleet, expected.federation)
+        assert summary["classes"] == names
 
 
 def test_ends_that_number_classes_differently_have_another_digest(tmp_path: Path) -> None:
