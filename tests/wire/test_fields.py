@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pfedlms.errors import DecodeError, OversizedError, TruncatedError
-from pfedlms.wire import Bits, Floats, Mask, MaskedBytes, MaskedRows, Message, Scalar, Signs, Symbols
+from pfedlms.wire import Bits, Floats, Mask, MaskedBytes, MaskedRows, Message, Positions, Scalar, Signs, Symbols
 from pfedlms.wire.fields import Field
 
 quick = settings(deadline=None, max_examples=60)  # the first example may compile
@@ -152,7 +152,7 @@ def test_long_vectors_are_cut_over_threads(monkeypatch: pytest.MonkeyPatch, thre
 @pytest.mark.parametrize(
     ("field", "shape"),
     [(Floats("x", 3), (4,)), (Floats("x", 3), (1,)), (Signs("x", 9), (8,)), (Symbols("x", (2, 3), 3), (4,)),
-     (Mask("x", 3), (1, 3))],
+     (Mask("x", 3), (1, 3)), (Positions("x", 2, 20), (3,))],
     ids=repr,
 )  # fmt: skip
 def test_values_of_another_shape(field: Field, shape: tuple[int, ...]) -> None:
@@ -161,16 +161,24 @@ def test_values_of_another_shape(field: Field, shape: tuple[int, ...]) -> None:
         encoded({"x": np.zeros(shape, field.dtype)}, field)
 
 
+@pytest.mark.parametrize("field", [Symbols("x", (5, 3), 8), Positions("x", 2, 20)], ids=repr)
+def test_room_to_write_to_of_another_size(field: Field) -> None:
+    values = Message(0, (field,)).example()
+    size = field.size(values)
+    for room in (size - 1, size + 1):
+        with pytest.raises(ValueError, match=f"field 'x': got {room} bytes to write to, expected {size}"):
+            field.write(values, memoryview(bytearray(room)))
+
+
 @pytest.mark.parametrize(
     "room",
     [
         np.empty(4, np.float32),
-        np.empty((1, 3), np.float32),
         np.empty(3, np.float64),
         np.empty(6, np.float32)[::2],
         np.frombuffer(bytes(12), np.float32),
     ],
-    ids=["longer", "deeper", "wider", "gaps", "read-only"],
+    ids=["longer", "wider", "gaps", "read-only"],
 )
 def test_room_that_does_not_fit(room: np.ndarray) -> None:
     with pytest.raises(ValueError, match=r"room for field 'x': got float.*, expected float32 \[3\], contiguous"):
@@ -193,12 +201,6 @@ def test_floats_below_the_minimum() -> None:
     with pytest.raises(DecodeError, match="at position 1, expected a finite number of at least 0"):
         decoded(struct.pack("<2f", 0.0, -1e-40), bounded)  # subnormal numbers count, too
     assert decoded(struct.pack("<2f", -0.0, 0.0), bounded).tolist() == [0, 0]
-
-
-@pytest.mark.parametrize("field", [Symbols("x", (3,), 3), Signs("x", 3), Mask("x", 3), Bits("x", 3)], ids=repr)
-def test_bits_after_the_end(field: Field) -> None:
-    with pytest.raises(DecodeError, match="last byte 0x80"):
-        decoded(b"\x80", field)
 
 
 def test_a_payload_must_end_with_its_last_field() -> None:

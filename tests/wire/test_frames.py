@@ -69,9 +69,6 @@ def test_a_buffer_is_used_again() -> None:
         received = intake().accept(there, row)
         assert all(received.values[name] is row[name] for name in row)
         assert {name: value.tolist() for name, value in row.items()} == {n: v.tolist() for n, v in values.items()}
-
-
-def test_a_buffer_that_is_too_small() -> None:
     with pytest.raises(ValueError, match="out: got 55 bytes, expected 56 or more"):
         good(out=bytearray(55))
 
@@ -126,15 +123,6 @@ def test_refused(data: bytes, error: type[WireError], text: str) -> None:
     assert type(caught.value) is error
     assert text in str(caught.value)
     assert receiver.accept(good()).sender == 1  # a refused frame leaves no trace
-
-
-def test_every_typed_error_has_a_frame() -> None:
-    def below(error: type[WireError]) -> set[type[WireError]]:
-        return {error}.union(*map(below, error.__subclasses__()))
-
-    # Seals of requests to nodes are refused before there is a frame.
-    of_frames = {error for error in below(WireError) if error.__module__ == "pfedlms.errors"}
-    assert {case.values[1] for case in REFUSED} == of_frames - {WireError}
 
 
 def test_the_order_of_checks() -> None:
@@ -193,12 +181,9 @@ def test_rows_are_framed_as_one_by_one() -> None:
 # Memory.
 
 
-@pytest.mark.parametrize("length", [1 << 20, 1 << 32, 1 << 60, (1 << 64) - 1])
-@pytest.mark.parametrize("version", [1, 2])
-def test_no_memory_is_allocated_by_a_claimed_length(length: int, version: int) -> None:
-    data = edited(good(), 20, u64(length))
-    data = edited(data, 4, bytes([version]))
-    receiver = intake()
+@pytest.mark.parametrize("length", [1 << 20, (1 << 64) - 1])
+def test_no_memory_is_allocated_by_a_claimed_length(length: int) -> None:
+    data, receiver = edited(good(), 20, u64(length)), intake()
     with pytest.raises(WireError):  # what the first call keeps (caches, interned names) is not counted
         receiver.accept(data)
     tracemalloc.start()
@@ -218,7 +203,3 @@ def test_digest_by_hand() -> None:
     text = "a=0\nb=3fb999999999999a\nb.x=1\nc=00ff\nd=text\ne=-7\n"
     values = {"e": -7, "d": "text", "c": b"\x00\xff", "b.x": True, "b": 0.1, "a": False}
     assert agreement_digest(values) == hashlib.sha256(text.encode()).digest()[:8]
-
-
-def test_digest_tells_types_apart() -> None:
-    assert len({agreement_digest({"a": value}) for value in (1, 1.0, "one", b"\1")}) == 4
