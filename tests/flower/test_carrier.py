@@ -108,28 +108,11 @@ def test_a_node_has_time_to_say_which_place_it_has() -> None:
     assert 60 <= silent.now < 70
 
 
-def test_who_has_no_place_is_known() -> None:
-    post = MadeUp(there={70: (*FOREVER, works(0)), 71: (*FOREVER, works(9)), 72: (0.0, 50.0, works(8))})
-    made, _ = gathered(post, 2)
-    assert made.strangers == {71, 72}
-    post.now = 51.0
-    made.gather(5, 100)
-    assert made.strangers == {71}
-
-
 def test_who_claims_the_place_of_an_absent_owner_has_none() -> None:
     post = MadeUp(there={71: (*FOREVER, works(1)), 99: (*FOREVER, works(0))})
     made, _ = carrier(post, 2, {0: 70, 1: 71})
     made.survey(5, 100)
     assert (made.strangers, made.rivals, made.places[0]) == ({99}, {}, 70)
-
-
-def test_two_nodes_that_say_the_same_place() -> None:
-    post = MadeUp(there={70: (*FOREVER, works(0)), 71: (*FOREVER, works(0)), 72: (0.0, 1.0, works(1))})
-    made, said = gathered(post, 3)
-    assert made.rivals == {0: [70, 71]}
-    assert made.places[0] == 70
-    assert "node 71: says it is client 0, whose place node 70 has and keeps while online" in said
 
 
 def test_a_node_that_comes_back_may_have_another_place() -> None:
@@ -194,18 +177,12 @@ def test_a_node_that_comes_back_under_another_id_is_asked_again() -> None:
     assert made.places == {0: 71}
 
 
-def test_a_node_that_comes_back_under_its_own_id_is_asked_again() -> None:
-    post = MadeUp(there={70: (*FOREVER, works(0, silent_until=30))})
-    made, _ = gathered(post, 1)
-    assert made.send({0: request(0)}, 120) == {0: request(0) + b"!"}
-    assert post.requests() == [70, 70]
-
-
 def test_what_nobody_waits_for_any_more_is_taken_from_the_engine() -> None:
-    """Which keeps a message until the reply to it was taken, and a request that is sent twice is replied to twice."""
+    """Which keeps a message until the reply to it was taken. Who is silent is asked again, and replies twice."""
     post = MadeUp(there={70: (*FOREVER, works(0, silent_until=30)), 71: (0, 4, lambda kind, data, now: None)})
     made, _ = gathered(post, 2)
-    made.send({0: request(0)}, 120)
+    assert made.send({0: request(0)}, 120) == {0: request(0) + b"!"}
+    assert post.requests() == [70, 70]
     asked, first = post.waiting
     post.waiting = {asked: (71, Failure("gone", gone=True)), first: (70, b"late")}
     post.now += 10
@@ -217,11 +194,11 @@ def test_a_place_stays_with_its_owner_while_that_is_online() -> None:
     """Whoever else claims it, before or after; it does not go back to who had it before, either."""
     post = MadeUp(there={70: (0, 20, works(0)), 71: (3, 60, works(0)), 72: (45, 1e9, works(0))})
     made, _ = gathered(post, 1)
-    for now, owner in ((10, 70), (30, 71), (50, 71), (70, 72)):
+    for now, owner, rivals in ((10, 70, {0: [70, 71]}), (30, 71, {}), (50, 71, {0: [71, 72]}), (70, 72, {})):
         post.now = now
         made.send({0: request(0)}, 60)
         made.send({0: request(0)}, 60)
-        assert made.places == {0: owner}
+        assert (made.places, made.rivals) == ({0: owner}, rivals)
     assert post.requests() == [70, 70, 71, 71, 71, 71, 72, 72]
     assert [kind for kind, *_ in post.sent].count(WHO) == 3  # two that claim one place do not take turns
 
@@ -320,12 +297,16 @@ def test_what_a_node_left_behind_is_not_the_next_ones_fault() -> None:
 
 @pytest.mark.parametrize("claim", [b"2", b"-1", b"one", b"\xff" * 1000, b""])
 def test_a_node_without_a_place_is_named_and_left_alone(claim: bytes) -> None:
-    post = MadeUp(there={70: (*FOREVER, works(0)), 71: (*FOREVER, lambda kind, data, now: claim)})
+    own, wrong, gone = (*FOREVER, works(0)), (*FOREVER, lambda kind, data, now: claim), (0.0, 50.0, works(8))
+    post = MadeUp(there={70: own, 71: wrong, 72: gone})
     made, said = carrier(post, 2)
     assert made.gather(5, 100) == {0}
+    assert made.strangers == {71, 72}
     assert any(line.startswith("node 71: got ") and "below 2" in line and len(line) < 150 for line in said)
+    post.now = 51.0
     made.send({0: request(0)}, 60)
-    assert 71 not in post.requests()
+    assert post.requests() == [70]
+    assert made.strangers == {71}
 
 
 def test_pinned_places_are_not_given_away() -> None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import socket
 import ssl
+import subprocess
 import threading
 from collections.abc import Iterator
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
 from flotilla import Flotilla, free_port, long, needs_flower, until
 
-from pfedlms.flower.check import _reached
+from pfedlms.errors import UsageError
+from pfedlms.flower.check import _reached, listening
 from pfedlms.flower.folder import write_folder
+from pfedlms.flower.gate import write_includes
 
 ONLINE = "SuperNode ID:"
 
@@ -59,14 +63,11 @@ def test_only_known_keys_by_tls_are_let_in(flotilla: Flotilla) -> None:
         assert reason in said, said
 
 
-# --- reaching a server, without Flower
+# --- reaching a server, without Flower and without nginx
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import subprocess
-
-    folder = tmp_path_factory.mktemp("authority") / "f"
+def authority(folder: Path) -> Path:
+    """The certificates of a folder of its own."""
     write_folder(folder, 1)
     subprocess.run(["./certificates.sh"], cwd=folder, check=True, capture_output=True)
     return folder / "certificates"
@@ -74,10 +75,10 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def serving(context: ssl.SSLContext | None, port: int) -> threading.Thread:
     """Takes one connection, by TLS or as it comes."""
-    listening = socket.create_server(("127.0.0.1", port))
+    open_door = socket.create_server(("127.0.0.1", port))
 
     def serve() -> None:
-        with listening, listening.accept()[0] as taken:
+        with open_door, open_door.accept()[0] as taken:
             try:
                 with context.wrap_socket(taken, server_side=True) if context else taken as one:
                     one.recv(1)
@@ -90,24 +91,36 @@ def serving(context: ssl.SSLContext | None, port: int) -> threading.Thread:
     return thread
 
 
-def test_what_keeps_from_reaching_a_server_is_said(certificates: Path, tmp_path: Path) -> None:
-    import subprocess
-
+def test_what_keeps_from_reaching_a_server_is_said(tmp_path: Path) -> None:
+    own, stranger = authority(tmp_path / "f"), authority(tmp_path / "g") / "ca.crt"
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificates / "server.pem", certificates / "server.key")
-    write_folder(tmp_path / "g", 1)
-    subprocess.run(["./certificates.sh"], cwd=tmp_path / "g", check=True, capture_output=True)
-    stranger = tmp_path / "g" / "certificates" / "ca.crt"
-    for served, authority, said in [
-        (context, certificates / "ca.crt", "is there, TLSv1."),
+    context.load_cert_chain(own / "server.pem", own / "server.key")
+    for served, trusted, said in [
+        (context, own / "ca.crt", "is there, TLSv1."),
         (context, stranger, "its certificate is refused"),
-        (None, certificates / "ca.crt", "no TLS there"),
+        (None, own / "ca.crt", "no TLS there"),
     ]:
         port = free_port()
         thread = serving(served, port)
-        found = _reached(f"127.0.0.1:{port}", authority)
+        found = _reached(f"127.0.0.1:{port}", trusted)
         thread.join()
         assert said in found.said
         assert found.wrong == (said != "is there, TLSv1.")
     assert "cannot be reached (Connection refused)" in _reached(f"127.0.0.1:{free_port()}", stranger).said
     assert "ca.crt: is missing" in _reached("127.0.0.1:1", tmp_path / "ca.crt").said
+
+
+def test_who_listens_where() -> None:
+    for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"), (socket.AF_INET6, "::")):
+        try:
+            made = socket.create_server((address, 0), family=family)
+        except OSError:
+            continue  # no IPv6 here
+        with made:
+            assert listening(made.getsockname()[1]) == {ip_address(address)}
+
+
+def test_ports_must_be_numbers(tmp_path: Path) -> None:
+    write_folder(tmp_path / "f", 1)
+    with pytest.raises(UsageError, match="got PORT='x' and LINK_PORT='8001'"):
+        write_includes(tmp_path / "f", {"PORT": "x", "LINK_PORT": "8001"})

@@ -13,13 +13,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
 from flotilla import free_port, until
 
-from pfedlms.errors import UsageError
 from pfedlms.flower.check import _doors, _link, listening
 from pfedlms.flower.folder import write_folder
 from pfedlms.flower.gate import FLEET_PATHS, header, largest_body, write_includes, write_places
@@ -227,19 +225,3 @@ def test_check_sees_open_doors(gate: Gate) -> None:
     assert found.wrong
     assert f"listens on 0.0.0.0, port {port}, expected 127.0.0.1 alone" in found.said
     assert "nothing listens" in _link(gate.folder, free_port())[-1].said
-
-
-def test_who_listens_where() -> None:
-    for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"), (socket.AF_INET6, "::")):
-        try:
-            made = socket.create_server((address, 0), family=family)
-        except OSError:
-            continue  # no IPv6 here
-        with made:
-            assert listening(made.getsockname()[1]) == {ip_address(address)}
-
-
-def test_ports_must_be_numbers(tmp_path: Path) -> None:
-    write_folder(tmp_path / "f", 1)
-    with pytest.raises(UsageError, match="got PORT='x' and LINK_PORT='8001'"):
-        write_includes(tmp_path / "f", {"PORT": "x", "LINK_PORT": "8001"})

@@ -141,9 +141,7 @@ def test_a_node_that_lost_its_state_comes_back(tmp_path: Path) -> None:
 
     def way(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes:
         if client == 0 and len(fleet.trips) == 3:
-            path = fleet.node(0).path
-            fleet.close(0)
-            path.unlink()
+            fleet.lose(0)
         return handle(request)
 
     fleet = Fleet(config, tmp_path / "nodes", way, handler=sealed)

@@ -1,15 +1,15 @@
-"""Positions as a Golomb code of their gaps: against a coder that writes bits as text, its size, and hostile bytes."""
+"""Positions as a Golomb code of their gaps: against the second implementation, its size, and hostile bytes. That both
+read and refuse the same streams is in `test_second_implementation`."""
 
 from __future__ import annotations
 
 from math import floor, log, log2, sqrt
 
 import numpy as np
+import plain_client as plain
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from pfedlms.errors import DecodeError, OversizedError, TruncatedError
+from pfedlms.errors import DecodeError
 from pfedlms.wire import Message, Positions
 from pfedlms.wire.golomb import remainder_bits
 from pfedlms.wire.places import Places
@@ -21,16 +21,6 @@ def paper_bits(count: int, places: int) -> int:
         return 0
     golden = (1 + sqrt(5)) / 2
     return max(0, 1 + floor(log2(log(golden - 1) / log(1 - count / places))))
-
-
-def text_coded(positions: list[int], places: int) -> str:
-    """The stream as a text of 0 and 1, first bit first."""
-    bits, parts, before = paper_bits(len(positions), places), [], -1
-    for position in positions:
-        quotient, rest = divmod(position - before - 1, 2**bits)
-        parts.append("1" * quotient + "0" + format(rest, f"0{bits}b")[::-1] * (bits > 0))
-        before = position
-    return "".join(parts)
 
 
 def as_bytes(text: str) -> bytes:
@@ -83,18 +73,18 @@ def test_far_apart() -> None:
         ([*range(400), 1999], 2000),
     ):
         data = encoded(positions, places)
-        assert data == as_bytes(text_coded(positions, places))
+        assert data == plain.Positions(len(positions), places).write(positions, [])
         assert decoded(data, len(positions), places) == positions
 
 
 @pytest.mark.parametrize("places", range(1, 11))
 def test_the_largest_size_is_reached_and_never_passed(places: int) -> None:
-    """All choices of up to ten places: the bytes of the text coder, every one comes back, and the longest is
+    """All choices of up to ten places: the bytes of the second implementation, every one comes back, and the longest is
     `max_bytes`."""
     for count in range(1, places + 1):
         subsets = [[i for i in range(places) if chosen >> i & 1] for chosen in range(1 << places)]
         streams = {tuple(s): encoded(s, places) for s in subsets if len(s) == count}
-        assert all(stream == as_bytes(text_coded(list(chosen), places)) for chosen, stream in streams.items())
+        assert streams == {chosen: plain.Positions(count, places).write(chosen, []) for chosen in streams}
         assert max(map(len, streams.values())) == Positions("x", count, places).max_bytes
         assert all(decoded(stream, count, places) == list(chosen) for chosen, stream in streams.items())
 
@@ -154,20 +144,6 @@ def test_places_there_are_not() -> None:
             decoded(as_bytes("010" + "000" + last), 3, 20)
     with pytest.raises(DecodeError, match="got position 0 of 1 beyond"):
         decoded(as_bytes("1" * 70_000 + "0" * 60), 1, 1 << 48)
-
-
-@settings(deadline=None, max_examples=150)  # the first example may compile
-@given(st.binary(max_size=40), st.integers(1, 40), st.integers(0, 400))
-def test_any_bytes_are_refused_or_the_only_encoding(data: bytes, count: int, more: int) -> None:
-    places = count + more
-    try:
-        positions = decoded(data, count, places)
-    except (DecodeError, TruncatedError, OversizedError):
-        return
-    assert sorted(set(positions)) == positions
-    assert positions[0] >= 0
-    assert positions[-1] < places
-    assert data == as_bytes(text_coded(positions, places))
 
 
 # --- as many places as there are --------------------------------------------------------------------------------------
