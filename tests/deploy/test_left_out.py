@@ -41,7 +41,7 @@ def test_a_bad_node_all_along(method: str, lie: str, tmp_path: Path) -> None:
 
 
 def test_a_reply_of_before(tmp_path: Path) -> None:
-    """Replayed byte by byte: an old reply is refused by its trip, an old request by the node."""
+    """Replayed byte by byte: it is refused by its trip. `test_what_a_node_refuses` has old requests."""
     config = configured("fedavg", tmp_path / "run")
     old: list[bytes] = []
 
@@ -53,14 +53,6 @@ def test_a_reply_of_before(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="RoundError: reply: got one to round 1, trip 0, expected |OversizedError"):
         _, metrics = served(config, fleet)
     assert [list(each["left_out"]) for each in metrics] == [[str(LIAR)]] * 3
-    node = fleet.node(0)
-    before, (first, last) = node.state, (fleet.trips[0][0][0], fleet.trips[3][0])
-    (refused, _) = decode(node.handle(first)).records
-    assert refused.code == Code.REFUSED
-    assert refused.flags == Why.STALE
-    assert reason(refused).startswith("stale: round 1: got trip 0, expected one after 3")
-    assert node.handle(last[0]) == last[1]
-    assert node.state is before
 
 
 def test_a_claim_that_changes_between_exchanges_is_refused(tmp_path: Path) -> None:
@@ -141,4 +133,9 @@ def test_what_a_node_refuses(tmp_path: Path) -> None:
         assert (refused.code, heard.code, heard.number) == (Code.REFUSED, Code.ANSWERS_KNOWN, 3)
         assert Why(refused.flags) == why, reason(refused)
         assert node.state is before
+    again, said = fleet.trips[3][1]
+    assert node.handle(again) == said
+    assert reason(decode(node.handle(fleet.trips[0][1][0])).records[0]).startswith(
+        "stale: round 1: got trip 0, expected"
+    )
     assert decode(node.handle(asked(Record(Code.ANSWER, 0, data=answer)))).records == (Record(Code.ANSWERS_KNOWN, 3),)

@@ -102,10 +102,13 @@ def test_changes_that_no_other_report_has_are_warned_of_and_named(tmp_path: Path
     named, own, samples = own_data()
     config = configured("fedavg", tmp_path / "run", data=named)
 
+    def more(each: Record) -> Record:
+        samples, loss = read_trained(each)
+        return trained(each.number, samples, 100 * loss)
+
     def change(said: Envelope, node: Node) -> bytes:
         node.samples = samples[LIAR] // 2  # in all that it sends from the next trip on
-        lied = lies.changed(said, Code.TRAIN, lambda each: _times_loss(each, 100.0))
-        return said.encode() if said.trip < 1 else lied
+        return said.encode() if said.trip < 1 else lies.changed(said, Code.TRAIN, more)
 
     fleet = Fleet(config, tmp_path / "nodes", lying(change, lambda: fleet), data=own)
     text = rf"client {LIAR} reports {samples[LIAR] // 2} training samples, {samples[LIAR]} before and a loss of "
@@ -127,8 +130,3 @@ def test_changes_that_no_other_report_has_are_warned_of_and_named(tmp_path: Path
 def test_what_counts_as_a_jump(now: list[tuple[int, float, float]], named: dict[int, str]) -> None:
     before = dict.fromkeys(range(3), Reported(9, 2.5, 50.0))
     assert unlike_others(before, {client: Reported(*each) for client, each in enumerate(now)}) == named
-
-
-def _times_loss(each: Record, factor: float) -> Record:
-    samples, loss = read_trained(each)
-    return trained(each.number, samples, factor * loss)
