@@ -214,15 +214,6 @@ def test_a_survey_waits_for_all_and_names_rivals_of_pinned_places() -> None:
     assert said == ["node 72: says it is client 0, whose place belongs to node 70"]
 
 
-def test_a_peers_text_is_escaped() -> None:
-    forged = "\x1b[2J\nround 9/9: P-acc 100 %"
-    post = MadeUp(there={70: (*FOREVER, fails(0, Failure(forged))), 71: (*FOREVER, lambda *_: Failure(forged))})
-    made, said = gathered(post, 2)
-    replies = made.send({0: request(0)}, 60)
-    assert refused(replies[0]) == r"\x1b[2J\nround 9/9: P-acc 100 %"
-    assert not [line for line in said if "\x1b" in line or "\n" in line]
-
-
 def test_all_are_asked_each_with_a_query_of_its_own() -> None:
     post = MadeUp(there={70: (*FOREVER, works(0)), 71: (*FOREVER, works(1, silent_until=1e9))})
     asked = list[tuple[str, int]]()
@@ -238,11 +229,15 @@ def test_all_are_asked_each_with_a_query_of_its_own() -> None:
 
 
 def test_failures_are_refusals_in_words() -> None:
-    gone, failed = Failure("gone", gone=True), Failure("MemoryError: no memory")
-    post = MadeUp(there={70: (*FOREVER, fails(0, failed)), 71: (0, 4, fails(1, gone))})
-    made, _ = gathered(post, 2)
+    """Which neither move a cursor nor begin a line."""
+    gone, failed = Failure("gone", gone=True), Failure("MemoryError: \x1b[2J\nround 9/9: P-acc 100 %")
+    nowhere = (*FOREVER, lambda *_: failed)
+    post = MadeUp(there={70: (*FOREVER, fails(0, failed)), 71: (0, 4, fails(1, gone)), 72: nowhere})
+    made, said = gathered(post, 2)
     replies = made.send({k: request(k) for k in (0, 1)}, 60)
-    assert refused(replies[0]) == "MemoryError: no memory"
+    assert refused(replies[0]) == r"MemoryError: \x1b[2J\nround 9/9: P-acc 100 %"
+    assert said[-1].startswith("node 72: got 'MemoryError: ")
+    assert not [line for line in said if "\x1b" in line or "\n" in line]
     assert refused(replies[1]) == "its node is gone"
     assert 30 < post.now < 40  # it might have come back
     assert refused(made.send({1: request(1)}, 60)[1]) == "its node is gone"
