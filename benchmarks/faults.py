@@ -154,7 +154,7 @@ FAULTS = (
           "max(1, int(self.share * self.clients))", "engine/test_participation.py -k how_many"),
     Fault("engine-catch-up", "engine", "A client that was away is not sent the first answer that it missed.",
           "engine/catch_up.py", "numbers = range(since, until)", "numbers = range(since + 1, until)",
-          "engine/test_participation.py -k sampled_clients_track"),
+          "engine/test_catch_up.py -k comes_back"),
     Fault("engine-quorum", "engine", "A round stops where exactly the quorum of messages is valid.",
           "engine/server.py", "if valid < max(1, quorum * expected):", "if valid <= max(1, quorum * expected):",
           "engine/test_intake.py -k quorum"),

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from factories import cohort_of, digits, federation, normal, overheard, played
-from pfedlms.engine.catch_up import CatchUp, _parts, fingerprints_of
+from pfedlms.engine.catch_up import Answers, CatchUp, _parts, fingerprints_of
 from pfedlms.engine.federation import Federation
 from pfedlms.engine.transport import Code, Inbox, Missed, Record, Request, from_server
+from pfedlms.methods import METHODS
 from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake
 
 TRACKED = [
@@ -27,6 +28,7 @@ TRACKED = [
     ("sparseloco", {"density": 0.02}),
     ("decomfl", {"perturbations": 2, "step": 0.01}),
 ]
+ALMOST = ("obcsaa", {"downlink": "sum"})  # whose decoder gives clients the server's w but for the last bits
 tracked = pytest.mark.parametrize(("method", "settings"), TRACKED)
 
 
@@ -45,11 +47,14 @@ def partial_bytes(places: np.ndarray, more: int) -> int:
     return HEADER_BYTES + 8 + (-(-golomb_bits(places, len(places)) // 8) if count else 0) + 4 * count + more
 
 
-@tracked
+@pytest.mark.parametrize("cohort_size", [0, 1])
+@pytest.mark.parametrize(("method", "settings"), [*TRACKED, ALMOST])
 @pytest.mark.filterwarnings("ignore:sketchvote")
-def test_bytes_are_the_fewest_of_all_forms(method: str, settings: dict[str, Any]) -> None:
+def test_who_comes_back_gets_the_servers_model_in_the_fewest_bytes(
+    method: str, settings: dict[str, Any], cohort_size: int
+) -> None:
     """Of 8 clients two take part in a round. What each is sent, from all w and answers of the run."""
-    chosen = federation(method, digits(8), participation=0.25, **settings)
+    chosen = federation(method, digits(8), participation=0.25, cohort_size=cohort_size, **settings)
     chosen.start()
     bits = lambda: chosen.state()["server"]["model"].numpy().view(np.int32).copy()  # noqa: E731 - used twice
     history, answers, heard = [bits()], [], dict.fromkeys(range(8), 0)
@@ -74,7 +79,10 @@ def test_bytes_are_the_fewest_of_all_forms(method: str, settings: dict[str, Any]
         sent = report.traffic.down_payload + report.traffic.down_framing
         answers.append(sent // len(report.participants))
         history.append(bits())
-    sparse = method in ("sketchmean", "fetchsgd", "sparseloco") or settings.get("gain") == 2.0
+        state, off = chosen.state(), 1e-6 if method == "obcsaa" else 0
+        for own in state["state"]["model"]:
+            torch.testing.assert_close(own, state["server"]["model"], rtol=0, atol=off)
+    sparse = method in ("sketchmean", "fetchsgd", "sparseloco", "obcsaa") or settings.get("gain") == 2.0
     dense = settings.get("answer") == 1.0
     assert used == ({"model"} if dense else {"answers", "changes"} if sparse else {"answers"})
 
@@ -139,3 +147,33 @@ def test_fingerprints_tell_models_apart() -> None:
     found = fingerprints_of(torch.cat([model, swapped, negative, zero]))
     assert len(set(found)) == 4
     assert found[0] == fingerprints_of(cohort_of(model).params)[0]
+
+
+def test_answers_are_kept_as_long_as_they_are_fewer_bytes_than_the_model() -> None:
+    w = torch.zeros(3)
+    answers = Answers(w, model_bytes=100)
+    for round in range(10):
+        answers.add(round, bytes(30), w, w)
+    assert sorted(answers.frames) == [7, 8, 9]
+    assert answers.missed(7, 10) == {7: bytes(30), 8: bytes(30), 9: bytes(30)}
+    assert answers.missed(9, 10) == {9: bytes(30)}
+    assert answers.missed(6, 10) is None
+    answers.add(10, bytes(200), w, w)
+    assert answers.missed(9, 11) is None
+
+
+def test_methods_that_need_only_the_current_answer_never_catch_up() -> None:
+    for method in set(METHODS) - {name for name, _ in (*TRACKED, ALMOST)}:
+        chosen = federation(method, digits(8), participation=0.4)
+        assert sum(chosen.play_round().traffic.catch_up for _ in range(6)) == 0
+
+
+@pytest.mark.parametrize("method", ["obda", "stc", "sketchvote", "sketchmean"])
+def test_who_has_missed_much_still_catches_up_over_a_link_that_loses(method: str) -> None:
+    """Three of eight clients a round, a tenth of all that is sent lost. What a client is sent to catch up is lost
+    together, so that nobody takes part with a probability below 0.9 · 0.9, however long it was away."""
+    chosen = federation(method, digits(8), participation=0.4, lost=0.1, quorum=0.1)
+    reports = [chosen.play_round() for _ in range(50)]
+    assert sum(len(report.participants) for report in reports[20:]) > 0.7 * 30 * 3
+    assert sum(report.rejected for report in reports) > 0
+    assert sum(report.unheard for report in reports) > 0
