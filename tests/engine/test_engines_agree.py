@@ -1,5 +1,5 @@
-"""Stacked and reference engine give the same federation, with any optimiser, schedule, clipping and loss; and both the
-one that a plain PyTorch loop gives."""
+"""Stacked and reference engine give the same federation, with any optimiser, schedule, clipping, epochs and loss; and
+both the one that a plain PyTorch loop gives."""
 
 from __future__ import annotations
 
@@ -80,6 +80,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "clip": {"clip": 0.3, "momentum": 0.5},
     "loss": {"criterion": (focal, True)},
     "loss that cannot be stacked": {"criterion": (branching, False)},
+    "epochs": {"local_epochs": 1.3, "batch_size": 32, "momentum": 0.5},
     "all": {"optimizer": "adamw", "schedule": "cosine", "rounds": ROUNDS, "clip": 0.3, "criterion": (focal, True)},
 }
 
@@ -99,9 +100,11 @@ def played(name: str, data: FederatedData, module: nn.Module, **options: Any) ->
 EVERY_WAY = [(name, way, dnn) for name in ("fedavg", "pfedlms", "sketchvote") for way in WAYS]
 # scaffold refuses AdamW.
 EVERY_METHOD = [(name, "clip" if name == "scaffold" else "all", with_batch_norm) for name in METHODS]
+# Clients that have taken all their steps keep their running statistics.
+EPOCHS = [(name, "epochs", with_batch_norm) for name in ("local", "scaffold", "obda", "pfedlms", "finetune")]
 
 
-@pytest.mark.parametrize(("name", "way", "factory"), [*EVERY_WAY, *EVERY_METHOD])
+@pytest.mark.parametrize(("name", "way", "factory"), [*EVERY_WAY, *EVERY_METHOD, *EPOCHS])
 def test_engines_agree(name: str, way: str, factory: Callable[[], nn.Module], digits: FederatedData) -> None:
     """Tolerance: none, every bit is the same, of what is sent, measured and kept. With some of the clients in a round,
     which then have taken different numbers of steps."""

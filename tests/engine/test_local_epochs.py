@@ -1,4 +1,5 @@
-"""Local epochs: clients of one cohort take different numbers of steps. And uniform weights."""
+"""Local epochs: clients of one cohort take different numbers of steps (alone and together: test_engines_agree.py). And
+uniform weights."""
 
 from __future__ import annotations
 
@@ -10,7 +11,6 @@ import torch
 from torch import nn
 
 import factories
-from pfedlms.engine import Federation
 from pfedlms.methods import Objective
 from plain_loops import BATCH, CLIENTS, RATE, ROUNDS, SHARE, Loop, federate, played
 
@@ -21,12 +21,9 @@ def steps_of(client: int) -> int:
     return ceil(EPOCHS * len(factories.digits(CLIENTS).train[client]) / BATCH)
 
 
-def test_clients_have_different_numbers_of_steps() -> None:
-    assert len({steps_of(client) for client in range(CLIENTS)}) > 4
-
-
 def test_fedavg_with_epochs_is_its_plain_loop() -> None:
     """Each client continues in its own row of shuffles where its last phase ended."""
+    assert len({steps_of(client) for client in range(CLIENTS)}) > 4
     loop = Loop(factories.digits(CLIENTS))
     w = loop.initial
     for phase in range(ROUNDS + 1):
@@ -37,32 +34,6 @@ def test_fedavg_with_epochs_is_its_plain_loop() -> None:
         state = played("fedavg", participation=SHARE, cohort_size=size, local_epochs=EPOCHS)
         assert state["trained"] == list(trained)
         np.testing.assert_allclose(state["params"], torch.stack(list(trained.values())), rtol=0, atol=2e-5)
-
-
-def normed() -> nn.Module:
-    """With running statistics, which clients that are done must not change."""
-    return factories.seeded(
-        lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 10))
-    )
-
-
-@pytest.mark.parametrize("name", ["local", "fedavg", "scaffold", "obda", "pfedlms", "finetune"])
-def test_a_client_alone_and_among_others(name: str) -> None:
-    """Alone it takes its own steps and no more. Model, moments, running statistics and loss are the same to the bit."""
-    moments = {"optimizer": "adamw", "learning_rate": 1e-3} if name in ("local", "finetune") else {"momentum": 0.5}
-    seen = []
-    for size in (1, 0):
-        run = factories.federation(
-            name, factories.digits(6), normed(), local_epochs=EPOCHS, batch_size=2 * BATCH, cohort_size=size, **moments
-        )
-        losses = [run.play_round().loss for _ in range(2)]
-        seen.append((run.state(), losses))
-    (alone, one), (together, other) = seen
-    assert one == other
-    for part in ("params", "momentum"):
-        assert torch.equal(alone[part], together[part])
-    for part in ("buffers", "state"):
-        assert all(torch.equal(value, together[part][key]) for key, value in alone[part].items())
 
 
 def test_the_loss_is_the_mean_over_the_steps_a_client_takes() -> None:
@@ -87,19 +58,14 @@ def test_control_variates_are_divided_by_each_clients_own_steps() -> None:
 # --- weights ----------------------------------------------------------------------------------------------------------
 
 
-def averaged(run: Federation) -> torch.Tensor:
-    run.start()
-    trained = run.state()["params"].double()
-    run.play_round()
-    return trained
-
-
 @pytest.mark.parametrize(("weights", "exponent"), [("uniform", 0), ("samples", 1)])
 def test_what_a_client_counts_for(weights: str, exponent: int) -> None:
     """A mean of all models, with the same weight or by samples; taken from the answer of a server with a step of its
     own, which keeps it."""
     run = federate("fedavg", weights=weights, server_step=0.5)
-    trained, initial = averaged(run), torch.as_tensor(run.method.task.initial).double()
+    run.start()
+    trained, initial = run.state()["params"].double(), run.method.task.initial.double()
+    run.play_round()
     own = torch.tensor([float(n) for n in run.data.samples], dtype=torch.float64) ** exponent
     expected = initial + 0.5 * (trained.T @ own / own.sum() - initial)
     np.testing.assert_allclose(run.state()["server"]["model"], expected, rtol=0, atol=1e-6)

@@ -2,118 +2,74 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pytest
 from torch import nn
 
-from factories import federation, played, seeded
-from pfedlms.data import FederatedData, from_pairs
-from pfedlms.engine import Federation, RoundReport
+import factories
+from factories import played, small_data, small_module
 from pfedlms.errors import DivergedError
 from pfedlms.methods import METHODS
 from pfedlms.wire.frames import HEADER_BYTES
 
-FEATURES, CLASSES = 6, 3
+federation = partial(factories.federation, module=small_module(), local_steps=2, batch_size=8)
+
+# Two layers: 30 and 28 parameters, padded to 32, m = floor(3.2) = 3. T = 7 takes 3 bits a symbol: ceil(9 / 8) = 2 bytes
+# for each layer; two float32 a layer: 16 bytes. FedAvg: 58 float32. OBDA: 58 bits.
+BY_HAND = {"pfedlms": (2, 16 + 4, 16 + 4), "fedavg": (1, 232, 232), "obda": (1, 8, 8), "local": (0, 0, 0)}
 
 
-def samples(count: int, key: int, classes: int = CLASSES) -> tuple[np.ndarray, np.ndarray]:
-    """Points around one corner a class."""
-    draw = np.random.default_rng(key)
-    labels = np.arange(count) % classes
-    return (draw.normal(size=(count, FEATURES)) + 3 * np.eye(CLASSES, FEATURES)[labels]).astype(np.float32), labels
-
-
-def clients(sizes: tuple[int, ...]) -> FederatedData:
-    return from_pairs([(samples(size, key), samples(9, 100 + key)) for key, size in enumerate(sizes)])
-
-
-def module() -> nn.Module:
-    return seeded(lambda: nn.Sequential(nn.Linear(FEATURES, 16), nn.ReLU(), nn.Linear(16, CLASSES)))
-
-
-def federate(name: str, data: FederatedData, model: nn.Module | None = None, **options: Any) -> Federation:
-    chosen = {"local_steps": 2, "batch_size": 8, "weight_decay": 1e-3, **options}
-    return federation(name, data, model or module(), **chosen)
-
-
-def play(federation: Federation, rounds: int) -> RoundReport:
-    return played(federation, rounds - 1).play_round()
-
-
-# Two layers: 6 · 16 + 16 = 112 parameters, padded to 128, m = floor(12.8) = 12; 16 · 3 + 3 = 51, padded to 64, m = 6.
-# T = 7 takes 3 bits a symbol: ceil(36 / 8) + ceil(18 / 8) = 5 + 3 bytes; two float32 a layer: 16 bytes.
-# FedAvg: 163 float32. OBDA: 163 bits.
-BY_HAND = {"pfedlms": (2, 16 + 8, 16 + 8), "fedavg": (1, 652, 652), "obda": (1, 21, 21), "local": (0, 0, 0)}
-
-
-@pytest.mark.parametrize("cohort_size", [0, 1, 2])
+@pytest.mark.parametrize(("cohort_size", "participation"), [(0, 1.0), (1, 1.0), (2, 1.0), (0, 0.67)])
 @pytest.mark.parametrize("name", BY_HAND)
-def test_bytes_by_hand_down_once_for_each_client(name: str, cohort_size: int) -> None:
+def test_bytes_by_hand_for_each_client_that_takes_part(name: str, cohort_size: int, participation: float) -> None:
     exchanges, up, down = BY_HAND[name]
-    traffic = play(federate(name, clients((20, 30, 40)), cohort_size=cohort_size), 1).traffic
-    framing = 3 * HEADER_BYTES * exchanges
-    assert traffic.as_tuple() == (3 * up, framing, 3 * down, framing, 0)
-    assert traffic.total == 3 * (up + down) + 2 * framing
-
-
-# --- losses ---
+    data, clients = small_data(20, 30, 40), round(3 * participation)
+    run = federation(name, data, cohort_size=cohort_size, participation=participation)
+    traffic = run.play_round().traffic
+    framing = clients * HEADER_BYTES * exchanges
+    assert traffic.as_tuple() == (clients * up, framing, clients * down, framing, 0)
+    assert traffic.total == clients * (up + down) + 2 * framing
 
 
 def test_the_loss_of_a_round_is_weighted_by_samples() -> None:
     """Steps too small to move a model, and as many as see every sample equally often: the mean over all samples."""
-    data, model = clients((8, 32)), module()
+    data, model = small_data(8, 32), small_module()
     data.x[data.train[1]] *= 5  # so that the two clients' losses differ
-    got = play(federate("local", data, model, local_steps=4, batch_size=8, learning_rate=1e-30), 1).loss
+    got = federation("local", data, local_steps=4, learning_rate=1e-30, weight_decay=0.0).play_round().loss
     seen = np.concatenate(data.train)
     expected = nn.functional.cross_entropy(model.double()(data.x[seen].double()), data.y[seen]).item()
     assert got == pytest.approx(expected, rel=1e-5)
 
 
-# --- a loss that is not finite any more ---
-
-
 @pytest.mark.parametrize("cohort_size", [0, 1, 2])
 def test_divergence_names_round_and_client(cohort_size: int) -> None:
-    """Client 2 alone sees values of 1e30, so its model overflows at once; the others are fine."""
-    pairs = [(samples(20, key), samples(9, 100 + key)) for key in range(4)]
-    (x, y), test = pairs[2]
-    pairs[2] = ((x * np.float32(1e30), y), test)
-    federation = federate("local", from_pairs(pairs), cohort_size=cohort_size)
+    """Client 2 alone sees infinite values; the others are fine."""
+    data = small_data(20, 20, 20, 20)
+    data.x[data.train[2]] = np.inf
     with pytest.raises(DivergedError, match=r"before round 1.* client 2 .*train\.learning_rate"):
-        federation.start()
-
-
-# --- awkward clients ---
+        federation("local", data, cohort_size=cohort_size).start()
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_client_with_one_class(name: str) -> None:
-    x, y = samples(30, 0)
-    single = (x[y == 1], y[y == 1])
-    data = from_pairs([(single, single), (samples(30, 1), samples(9, 2)), (samples(30, 3), samples(9, 4))])
-    federation = federate(name, data)
-    report = play(federation, 3)
-    measured = federation.evaluate()
+def test_awkward_clients(name: str) -> None:
+    """One with a single class; one with a single sample and one with three, where batches are of eight."""
+    data = small_data(30, 1, 3)
+    for own in (data.train[0], data.test[0]):
+        data.y[own] = 1
+    run = played(federation(name, data, local_steps=5), 2)
+    report, measured = run.play_round(), run.evaluate()
     assert np.isfinite([report.loss, measured.loss]).all()
-    assert measured.tested == (10, 9, 9)
+    assert measured.tested == (3, 3, 3)
+    moved = run.state()["params"] - run.model.initial
+    assert (moved.abs().amax(dim=1) > 0).all()
     if METHODS[name].personal:
-        assert measured.correct[0] == 10  # a personal model has nothing else to learn
+        assert measured.correct[0] == 3  # a personal model has nothing else to learn
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_client_with_fewer_samples_than_a_batch(name: str) -> None:
-    """One sample, and three, with batches of eight."""
-    federation = federate(name, clients((1, 3, 30)))
-    report = play(federation, 3)
-    assert np.isfinite([report.loss, federation.evaluate().loss]).all()
-    moved = federation.state()["params"] - federation.model.initial
-    assert (moved.abs().amax(dim=1) > 0).all()
-
-
-def test_a_single_client() -> None:
-    for name in METHODS:
-        federation = federate(name, clients((20,)))
-        assert np.isfinite(play(federation, 2).loss)
-        assert federation.evaluate().tested == (9,)
+def test_a_single_client(name: str) -> None:
+    run = federation(name, small_data(20))
+    assert np.isfinite([run.play_round().loss for _ in range(2)]).all()
+    assert run.evaluate().tested == (3,)
