@@ -29,14 +29,6 @@ def test_factors_by_hand(schedule: Schedule, expected: list[float]) -> None:
     assert [schedule.factor(phase) for phase in range(len(expected))] == pytest.approx(expected, rel=1e-14)
 
 
-@pytest.mark.parametrize("rounds", [1, 7, 200])
-def test_a_cosine_never_reaches_zero(rounds: int) -> None:
-    """z-sign divides by it."""
-    factors = [Schedule("cosine", rounds=rounds).factor(phase) for phase in range(rounds + 1)]
-    assert factors == sorted(factors, reverse=True)
-    assert factors[-1] > 0
-
-
 def test_settings_that_a_shape_does_not_read_make_no_difference() -> None:
     """So that a run of another length is the same schedule, unless it is a cosine."""
 

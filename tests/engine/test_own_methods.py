@@ -19,7 +19,7 @@ from pfedlms.methods.local import Local
 from plain_loops import CLIENTS, Loop, federate, network, played
 
 
-def test_a_second_training_starts_with_the_momentum_it_is_given() -> None:
+def test_a_second_training_starts_with_the_momentum_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two trainings in a row that keep model and momentum are one of both plans; a model taken up anew forgets it."""
 
     class Twice(Local):
@@ -34,11 +34,8 @@ def test_a_second_training_starts_with_the_momentum_it_is_given() -> None:
         name, forgets = "forgetful", True
 
     def models(method: type[Method], momentum: float) -> Tensor:
-        METHODS[method.name] = method
-        try:
-            return played(method.name, 0, momentum=momentum)["params"]
-        finally:
-            del METHODS[method.name]
+        monkeypatch.setitem(METHODS, method.name, method)
+        return played(method.name, 0, momentum=momentum)["params"]
 
     assert torch.equal(models(Twice, 0.0), models(Forgetful, 0.0))
     assert not torch.equal(models(Twice, 0.5), models(Forgetful, 0.5))

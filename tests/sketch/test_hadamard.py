@@ -10,7 +10,7 @@ from numba.core.errors import TypingError
 from definitions import hadamard
 from factories import normal
 from pfedlms import backend
-from pfedlms.backend import plain, torch_threads
+from pfedlms.backend import torch_threads
 from pfedlms.sketch.hadamard import fwht_, fwht_reference, fwht_row
 
 # Blocks change at 2^6, 2^12 and 2^18; threads share a row beyond 2^18.
@@ -119,23 +119,6 @@ def test_values_that_the_kernel_cannot_take(values: torch.Tensor, message: str) 
         fwht_(values)
 
 
-def test_plain_is_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = normal(2, 64)
-    expected = fwht_(values.clone())
-    monkeypatch.setattr("pfedlms.sketch.hadamard._rows", None)  # a kernel that is called now fails
-    with plain():
-        assert torch.equal(fwht_(values), expected)
-
-
 def test_other_devices_take_the_reference() -> None:
     values = torch.zeros(2, 8, device="meta")
     assert fwht_(values) is values
-
-
-@pytest.mark.parametrize("exponent", [10, 13])
-def test_one_nonzero_gives_a_signed_row_of_the_matrix(exponent: int) -> None:
-    """Of sizes whose matrix is too large to write down, where the kernel works in blocks."""
-    size, place = 2**exponent, 2**exponent - 3
-    values = torch.zeros(size)
-    values[place] = 1.0
-    assert fwht_(values).tolist() == [(-1.0) ** (place & j).bit_count() for j in range(size)]

@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 import torch
 
-from definitions import dense_model, rows_kept, signs_of
+from definitions import dense_model
 from factories import RATIO, SEED, SIZES, layout_of, normal, sketch_of
 from pfedlms import backend
 from pfedlms.backend import plain, torch_threads
@@ -79,30 +79,7 @@ def test_the_definition_can_be_differentiated() -> None:
     torch.testing.assert_close(theta.grad, u @ dense_model(SIZES, RATIO, SEED), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("sizes", "ratio"), [(SIZES, RATIO), (LARGE, 0.1), (LARGE, 1.0)])
-def test_signs_and_rows_are_those_of_the_protocol(sizes: tuple[int, ...], ratio: float) -> None:
-    sketch, at, start = sketch_of(*sizes, ratio=ratio, epoch=2), 0, 0
-    for layer, (size, m) in enumerate(zip(sizes, sketch.sizes, strict=True)):
-        assert sketch.signs[at : at + size].tolist() == signs_of(size, SEED, "sketch-signs", 2, layer).tolist()
-        assert sketch.rows[start : start + m].tolist() == rows_kept(size, m, SEED, 2, layer)
-        at, start = at + size, start + m
-    assert (at, start) == (len(sketch.signs), len(sketch.rows))
-
-
 # --- what it is made of -----------------------------------------------------------------------------------------------
-
-
-def test_a_sketch_is_a_shape_that_all_epochs_share_and_two_tensors() -> None:
-    first, second = sketch_of(*SIZES, epoch=0), sketch_of(*SIZES, epoch=1)
-    assert [field.name for field in fields(first)] == ["shape", "keys", "rows"]
-    assert first.shape == second.shape
-    assert hash(first.shape) == hash(second.shape)
-    assert first.shape != sketch_of(*SIZES, ratio=0.25).shape
-    for name, length in (("keys", len(SIZES)), ("rows", 85)):
-        own, other = getattr(first, name), getattr(second, name)
-        assert own.dtype == torch.int64
-        assert own.shape == (length,)
-        assert not torch.equal(own, other)
 
 
 def test_a_sketch_rebuilt_from_its_fields_is_the_same_one() -> None:
