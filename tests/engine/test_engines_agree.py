@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -47,13 +46,9 @@ def with_batch_norm() -> nn.Module:
 
 def convolutional() -> nn.Module:
     return nn.Sequential(
-        nn.Unflatten(1, (1, 8)), nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(),
+        nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(),
         nn.Linear(6 * 64, 10),
     )  # fmt: skip
-
-
-def images(data: FederatedData) -> FederatedData:
-    return replace(data, x=data.x.reshape(len(data.x), 8, 8))
 
 
 def focal(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -123,7 +118,7 @@ def test_engines_agree(name: str, way: str, factory: Callable[[], nn.Module], di
 @pytest.mark.parametrize("way", ["adamw", "all"])
 def test_engines_agree_on_convolutions(way: str) -> None:
     """Where clients are spread over threads and one of them is not."""
-    data, module = images(factories.digits(CLIENTS, SEED)), seeded(convolutional)
+    data, module = factories.digits(CLIENTS, SEED), seeded(convolutional)
     reference = played("fedavg", data, module, cohort_size=1, **WAYS[way])
     seen, state = played("fedavg", data, module, cohort_size=0, **WAYS[way])
     assert seen == reference[0]

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import plain_client as plain
 import pytest
 import second
 import torch
 
-import factories
 from factories import Frames, same, sealed
 from pfedlms.engine import Federation, RoundReport
 from pfedlms.engine import simulate as engine_simulate
-from pfedlms.engine.aggregation import Aggregation
-from pfedlms.engine.transport import Code, Inbox, Record, Request
 from pfedlms.errors import QuorumError
 from pfedlms.wire.frames import SERVER
 
@@ -169,22 +164,20 @@ def test_below_quorum_nothing_is_changed_and_the_round_can_be_played_again(kind:
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), -1.0])
-def test_one_value_that_cannot_be_sent_is_refused_and_the_others_arrive(broken: float) -> None:
-    """Of three clients' means and variances the second has a variance that no receiver takes."""
-    values = {name: np.ones((3, 3), np.float32) for name in ("mean", "variance")}  # of three layers
-    values["variance"][1, 0] = broken
-    method, digest = federation().method, bytes(8)
-    exchange, _ = method.exchanges
-    request, aggregation = Request((2, 5, 7), ()), Aggregation(exchange, {}, digest, 4, {2, 5, 7})
-    inbox = Inbox((request,), aggregation=aggregation)
-    client = SimpleNamespace(digest=digest, method=method, send=lambda cohort, order: (cohort, values))
-    values = {name: torch.from_numpy(value) for name, value in values.items()}
-    cohort = factories.cohort_of(torch.zeros(3, 4), ids=[2, 5, 7], samples=[3, 4, 5])
-    added: list[Any] = []
-    aggregation.add_up = lambda: added.extend(aggregation._arrived)  # type: ignore[method-assign]
-    engine_simulate.InProcess(client, None).send(request, Record(Code.SEND, 4), [cohort], inbox)  # type: ignore[arg-type]
-    assert [(message.sender, message.samples) for message in added] == [(2, 3), (7, 5)]
-    assert (inbox.rejected, inbox.traffic.up_payload) == (1, 3 * 24)
-    assert [message.values["variance"].tolist() for message in added] == [[1] * 3] * 2
-    (event,) = inbox.events
-    assert str(event).startswith("round 5: client 5 is left out of this exchange: DecodeError: field 'variance'")
+def test_one_value_that_cannot_be_sent_is_refused_and_the_others_arrive(frames: Frames, broken: float) -> None:
+    run = federation()
+    exchange, _ = run.method.exchanges
+    send = exchange.client_send
+
+    def client_send(*given: Any) -> Any:
+        after, values = send(*given)
+        values["variance"][1, 0] = broken
+        return after, values
+
+    exchange.client_send = client_send
+    message = "round 1: client 1 is left out of this exchange: DecodeError: field 'variance'"
+    with pytest.warns(UserWarning, match=message) as caught:
+        report = run.play_round()
+    assert report.rejected == 1 == len(caught)
+    assert report.traffic.up_framing == 2 * 40 * CLIENTS
+    check_replies(frames, 0, (0, 2, 3), (0, 1, 2, 3))

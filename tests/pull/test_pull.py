@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from factories import SIZES, normal, sketch_of, some_consensus, some_pull, some_thresholds
-from pfedlms import backend
-from pfedlms.backend import plain, torch_threads
+from pfedlms.backend import plain
 from pfedlms.methods.pfedlms import PulledTowardsConsensus
 from pfedlms.pull import Pull
 
@@ -32,16 +31,6 @@ def test_one_pass_has_the_bits_of_the_definition(dtype: torch.dtype, levels: int
     assert first.any()
     assert not constant.any()
     assert almost.any()
-
-
-def test_results_do_not_depend_on_threads_or_on_the_other_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "_WORTH_WAKING", 1)
-    pull, theta = some_pull(7, 0.05, 0.3).pull, normal(7, sum(SIZES))
-    expected = pull.gradient(theta)
-    for threads in (2, 5):
-        with torch_threads(threads):
-            assert torch.equal(pull.gradient(theta), expected)
-            assert torch.equal(pull.gradient(theta[3:4]), expected[3:4])
 
 
 def test_a_pull_with_another_field_is_another_pull() -> None:

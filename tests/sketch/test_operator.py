@@ -10,11 +10,8 @@ import torch
 
 from definitions import dense_model
 from factories import RATIO, SEED, SIZES, layout_of, normal, sketch_of
-from pfedlms import backend
-from pfedlms.backend import plain, torch_threads
+from pfedlms.backend import plain
 from pfedlms.sketch import Sketch, sketch_of_round
-
-LARGE = (300, 1, 5000)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -48,21 +45,6 @@ def test_what_is_said_and_what_is_not() -> None:
     whole = (signs.double() @ dense) * rows.double().sqrt()
     torch.testing.assert_close(whole, whole.round(), rtol=0, atol=1e-9)
     assert torch.equal(sketch.spread(signs).double(), whole.round())
-
-
-@pytest.mark.parametrize("clients", [1, 2, 7])
-def test_results_do_not_depend_on_threads_or_on_the_other_clients(
-    clients: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(backend, "_WORTH_WAKING", 1)
-    sketch, params = sketch_of(*LARGE, ratio=0.1), normal(clients, sum(LARGE), seed=clients)
-    with plain():
-        expected, back = sketch.forward(params), sketch.adjoint(sketch.forward(params))
-    for threads in (1, 2, 5):
-        with torch_threads(threads):
-            assert torch.equal(sketch.forward(params), expected)
-            assert torch.equal(sketch.adjoint(expected), back)
-            assert torch.equal(sketch.forward(params[-1:]), expected[-1:])
 
 
 def test_models_that_do_not_lie_one_after_another_are_sketched_as_if_they_did() -> None:
